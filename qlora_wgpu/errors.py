@@ -1,0 +1,49 @@
+"""The exception tree: every failure a user can cause or meet is one of these.
+
+Each message is one sentence that says what is wrong, where, and what to do. The command line
+prints it without a traceback and exits with ``exit_code``.
+"""
+
+from __future__ import annotations
+
+
+class QLoRAError(Exception):
+    """Base of all errors this package raises on purpose."""
+
+    exit_code = 2
+
+
+class ConfigError(QLoRAError):
+    """A configuration file, an override or an argument is wrong."""
+
+
+class DataError(QLoRAError):
+    """A data set cannot be read or has nothing to learn from."""
+
+
+class TokenizerError(QLoRAError):
+    """A tokenizer or chat template is missing or broken."""
+
+
+class CheckpointError(QLoRAError):
+    """A model folder, weight file or adapter is missing, damaged or does not fit."""
+
+
+class UnsupportedModelError(CheckpointError):
+    """A model asks for something this package does not compute."""
+
+
+class DeviceError(QLoRAError):
+    """No usable GPU adapter, or the device cannot do what is asked of it."""
+
+
+class OutOfMemoryError(DeviceError):
+    """The device has not enough memory, or a tensor exceeds one of its limits."""
+
+
+class ShapeError(QLoRAError):
+    """Shapes of an operation or of its inputs do not fit together."""
+
+
+class TrainingError(QLoRAError):
+    """Training cannot go on, for instance because the loss is no longer finite."""
