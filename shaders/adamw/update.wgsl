@@ -1,0 +1,45 @@
+// AdamW (Loshchilov & Hutter, 2019) over the flat adapter, with g = stats[3] · gradient:
+//
+// m = β₁m + (1 - β₁)g,  v = β₂v + (1 - β₂)g²
+// p = p - lr·weight_decay·p - lr / bias₁ · m / (√v / √bias₂ + ε)
+//
+// Nothing but the gradient changes where stats[3] is 0. The gradient is zeroed for the next step.
+// step_info: lr, bias₁ = 1 - β₁ᵗ, √bias₂ = √(1 - β₂ᵗ). Launcher: ops/adamw.py.
+
+struct Params {
+    units: u32,
+    beta1: f32,
+    beta2: f32,
+    epsilon: f32,
+    weight_decay: f32,
+    one_minus_beta1: f32,
+    one_minus_beta2: f32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> step_info: array<f32>;
+@group(0) @binding(2) var<storage, read> stats: array<f32>;
+@group(0) @binding(3) var<storage, read_write> p: array<vec4<f32>>;
+@group(0) @binding(4) var<storage, read_write> gradient: array<vec4<f32>>;
+@group(0) @binding(5) var<storage, read_write> m: array<vec4<f32>>;
+@group(0) @binding(6) var<storage, read_write> v: array<vec4<f32>>;
+
+@compute @workgroup_size(64)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
+    let i = (group.y * groups.x + group.x) * 64u + local.x;
+    if (i >= params.units) {
+        return;
+    }
+    let factor = stats[3];
+    if (factor != 0.0) {
+        let g = gradient[i] * factor;
+        let lr = step_info[0];
+        let new_m = params.beta1 * m[i] + params.one_minus_beta1 * g;
+        let new_v = params.beta2 * v[i] + params.one_minus_beta2 * g * g;
+        m[i] = new_m;
+        v[i] = new_v;
+        let denominator = sqrt(new_v) / step_info[2] + params.epsilon;
+        p[i] = p[i] * (1.0 - lr * params.weight_decay) - (lr / step_info[1]) * new_m / denominator;
+    }
+    gradient[i] = vec4<f32>(0.0);
+}

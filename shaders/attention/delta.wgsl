@@ -1,0 +1,29 @@
+// delta = do·o, per query and head: what softmax's gradient subtracts.
+//
+// o, dout (rows, heads · head_dim) operands, delta (rows, heads) float32, overwritten.
+// Launcher: ops/attention.py.
+//#include common/head_unit.wgsl
+
+struct Params {
+    rows: u32,
+    heads: u32,
+    stride: u32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> o: array<HeadUnit>;
+@group(0) @binding(2) var<storage, read> dout: array<HeadUnit>;
+@group(0) @binding(3) var<storage, read_write> delta: array<f32>;
+
+@compute @workgroup_size(64)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
+    let i = (group.y * groups.x + group.x) * 64u + local.x;
+    let row = i / params.heads;
+    if (row >= params.rows) {
+        return;
+    }
+    let base = row * params.stride + (i % params.heads) * UNITS;
+    var sum = 0.0;
+    //#unroll d UNITS: sum += dot(unpack_head(o[base + $du]), unpack_head(dout[base + $du]));
+    delta[i] = sum;
+}

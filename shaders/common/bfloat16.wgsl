@@ -1,0 +1,16 @@
+// float32 to bfloat16, rounded to nearest even; two to a u32, the first in the low half.
+
+fn to_bf16(v: vec4<f32>) -> vec4<u32> {
+    let bits = bitcast<vec4<u32>>(v);
+    let odd = (bits >> vec4<u32>(16u)) & vec4<u32>(1u);
+    return (bits + vec4<u32>(0x7fffu) + odd) >> vec4<u32>(16u);
+}
+
+fn pack_bf16(v: vec4<f32>) -> vec2<u32> {
+    let h = to_bf16(v);
+    return vec2<u32>(h.x | (h.y << 16u), h.z | (h.w << 16u));
+}
+
+fn unpack_bf16(u: vec2<u32>) -> vec4<f32> {
+    return bitcast<vec4<f32>>(vec4<u32>(u.x << 16u, u.x & 0xffff0000u, u.y << 16u, u.y & 0xffff0000u));
+}

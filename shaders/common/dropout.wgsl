@@ -1,0 +1,23 @@
+// Dropout without state: whether element `index` of a module's input is kept depends on the
+// micro-batch's key and the module's key alone, so forward, recomputation and backward agree.
+// Needs `params` with module_key, keep_below, keep_scale, and the binding `batch_info`:
+// [label rows, dropout on, micro-batch key, …].
+
+fn mix_bits(v: u32) -> u32 {
+    var x = v;
+    x = (x ^ (x >> 16u)) * 0x7feb352du;
+    x = (x ^ (x >> 15u)) * 0x846ca68bu;
+    return x ^ (x >> 16u);
+}
+
+fn dropout_mask(index: u32) -> f32 {
+    if (batch_info[1] == 0u) {
+        return 1.0;
+    }
+    let bits = mix_bits(mix_bits(index + batch_info[2]) ^ params.module_key);
+    return select(0.0, params.keep_scale, bits < params.keep_below);
+}
+
+fn dropout_mask4(index: u32) -> vec4<f32> {
+    return vec4<f32>(dropout_mask(index), dropout_mask(index + 1u), dropout_mask(index + 2u), dropout_mask(index + 3u));
+}

@@ -1,0 +1,71 @@
+// losses[first + i] = log Σ_c exp(logits[i, c]) - logits[i, target],  and with GRADIENT
+// dlogits[i, :] = softmax(logits[i, :]) - onehot(target),
+// for the first batch_info[0] - first rows; target = targets[rows[first + i]].
+//
+// logits (count, vocab) float32, dlogits (count, vocab) operand, overwritten with zeros in its
+// padding. LANES invocations share a row. Launcher: ops/cross_entropy.py.
+//#include common/log.wgsl
+//#include common/row_reduce.wgsl
+//#if GRADIENT
+//#include common/unit4.wgsl
+//#endif
+
+struct Params {
+    count: u32,
+    first: u32,
+    columns: u32,
+    stride: u32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> logits: array<vec4<f32>>;
+@group(0) @binding(2) var<storage, read> rows: array<u32>;
+@group(0) @binding(3) var<storage, read> targets: array<i32>;
+@group(0) @binding(4) var<storage, read> batch_info: array<u32>;
+@group(0) @binding(5) var<storage, read_write> losses: array<f32>;
+//#if GRADIENT
+@group(0) @binding(6) var<storage, read_write> dlogits: array<Unit4>;
+//#endif
+
+fn live(unit: u32) -> vec4<bool> {
+    return vec4<u32>(4u * unit) + vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(params.columns);
+}
+
+@compute @workgroup_size(LANES, ROWS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
+    let wanted = (group.y * groups.x + group.x) * ROWS + local.y;
+    // Every invocation reaches the barriers; one past the end repeats the last row, unstored.
+    let row = min(wanted, params.count - 1u);
+    let exists = wanted < params.count && params.first + row < batch_info[0];
+    let lane = local.x;
+    let base = row * params.stride;
+    var units = params.stride;
+    if (params.first + (group.y * groups.x + group.x) * ROWS >= batch_info[0]) {
+        units = 0u;
+    }
+    let lowest = vec4<f32>(-3.0e38);
+    var highest = lowest;
+    for (var i = lane; i < units; i += LANES) {
+        highest = max(highest, select(lowest, logits[base + i], live(i)));
+    }
+    let top = reduce_max(max(max(highest.x, highest.y), max(highest.z, highest.w)), lane);
+    var sums = vec4<f32>(0.0);
+    for (var i = lane; i < units; i += LANES) {
+        sums += select(vec4<f32>(0.0), exp(logits[base + i] - top), live(i));
+    }
+    let sum = reduce_sum(sums.x + sums.y + sums.z + sums.w, lane);
+    if (!exists) {
+        return;
+    }
+    let target_id = u32(targets[rows[params.first + row]]);
+    if (lane == 0u) {
+        losses[params.first + row] = top + accurate_log(sum) - logits[base + target_id / 4u][target_id % 4u];
+    }
+//#if GRADIENT
+    for (var i = lane; i < units; i += LANES) {
+        let p = select(vec4<f32>(0.0), exp(logits[base + i] - top) / sum, live(i));
+        let hit = vec4<u32>(4u * i) + vec4<u32>(0u, 1u, 2u, 3u) == vec4<u32>(target_id);
+        dlogits[base + i] = pack4(p - select(vec4<f32>(0.0), vec4<f32>(1.0), hit));
+    }
+//#endif
+}

@@ -1,0 +1,31 @@
+// y[m, :] = weight[ids[m] - row0, :]  for the ids that lie in this shard of rows.
+//
+// ids (rows), weight (shard_rows, ·) operand, y (rows, ·) float32: overwritten where the id is in
+// the shard, left alone elsewhere, so the shards' dispatches complete each other.
+// Launcher: ops/embedding.py.
+//#include common/unit4.wgsl
+
+struct Params {
+    rows: u32,
+    stride: u32,
+    row0: u32,
+    shard_rows: u32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> ids: array<u32>;
+@group(0) @binding(2) var<storage, read> weight: array<Unit4>;
+@group(0) @binding(3) var<storage, read_write> y: array<vec4<f32>>;
+
+@compute @workgroup_size(64)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
+    let i = (group.y * groups.x + group.x) * 64u + local.x;
+    let m = i / params.stride;
+    if (m >= params.rows) {
+        return;
+    }
+    let id = ids[m];
+    if (id >= params.row0 && id - params.row0 < params.shard_rows) {
+        y[i] = unpack4(weight[(id - params.row0) * params.stride + i % params.stride]);
+    }
+}

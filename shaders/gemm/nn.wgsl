@@ -1,0 +1,107 @@
+// y[m, c] (+)= scale · Σ_k x[m, k] · w[k, c]  + mask[m, c] · Σ_j u[m, j] · a[j, c]
+//
+// x (rows, ·) is read from unit x_unit0 on; w (K, columns): the reduction runs down w's columns,
+// so w may be a shard of a matrix's rows and the shards' products be accumulated.
+// u (rows, r), a (r, columns) float32: the LoRA term (LORA), masked as its forward was (DROPOUT).
+// With ROW_COUNT only the first batch_info[0] - first_row rows exist.
+// Each invocation holds TILE_M × 8 results. Launcher: ops/gemm.py.
+//#include common/weight8.wgsl
+//#include common/gemm_store.wgsl
+
+struct Params {
+    rows: u32,
+    columns: u32,
+    k: u32,
+    x_stride: u32,
+    x_unit0: u32,
+    w_stride: u32,
+    y_stride: u32,
+    y_unit0: u32,
+    first_row: u32,
+    r: u32,
+    r_stride: u32,
+    scale: f32,
+    module_key: u32,
+    keep_below: u32,
+    keep_scale: f32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> x: array<Unit8>;
+@group(0) @binding(2) var<storage, read> w: array<Weight8>;
+//#if OUT_BF16
+@group(0) @binding(3) var<storage, read_write> y: array<vec2<u32>>;
+//#else
+@group(0) @binding(3) var<storage, read_write> y: array<vec4<f32>>;
+//#endif
+//#if LORA
+@group(0) @binding(4) var<storage, read> u: array<f32>;
+@group(0) @binding(5) var<storage, read> a: array<vec4<f32>>;
+//#endif
+//#if NEEDS_BATCH_INFO
+@group(0) @binding(8) var<storage, read> batch_info: array<u32>;
+//#endif
+//#if DROPOUT
+//#include common/dropout.wgsl
+//#endif
+
+@compute @workgroup_size(WG_N, WG_M)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
+    let c0 = (group.x * WG_N + local.x) * 8u;
+    let m0 = (group.y * WG_M + local.y) * TILE_M;
+//#if ROW_COUNT
+    let rows = min(params.rows, max(batch_info[0], params.first_row) - params.first_row);
+//#else
+    let rows = params.rows;
+//#endif
+    if (m0 >= rows || c0 >= params.columns) {
+        return;
+    }
+    let column = c0 / 8u;
+    let last = params.k - 1u;
+    //#unroll i TILE_M: let m_$i = min(m0 + $iu, rows - 1u);
+    //#unroll i TILE_M: var even_$i = vec4<f32>(0.0); var odd_$i = vec4<f32>(0.0);
+    for (var k = 0u; k < params.k; k += 8u) {
+        // Rows of w past the last meet zeros in x's padding.
+        //#unroll i TILE_M: let xu_$i = x[m_$i * params.x_stride + params.x_unit0 + k / 8u]; let xe_$i = even8(xu_$i); let xo_$i = odd8(xu_$i);
+        { let we = w[min(k, last) * params.w_stride + column]; let e = weight_even8(we); let o = weight_odd8(we);
+        //#unroll i TILE_M: even_$i += xe_$i.x * e; odd_$i += xe_$i.x * o;
+        }
+        { let we = w[min(k + 1u, last) * params.w_stride + column]; let e = weight_even8(we); let o = weight_odd8(we);
+        //#unroll i TILE_M: even_$i += xo_$i.x * e; odd_$i += xo_$i.x * o;
+        }
+        { let we = w[min(k + 2u, last) * params.w_stride + column]; let e = weight_even8(we); let o = weight_odd8(we);
+        //#unroll i TILE_M: even_$i += xe_$i.y * e; odd_$i += xe_$i.y * o;
+        }
+        { let we = w[min(k + 3u, last) * params.w_stride + column]; let e = weight_even8(we); let o = weight_odd8(we);
+        //#unroll i TILE_M: even_$i += xo_$i.y * e; odd_$i += xo_$i.y * o;
+        }
+        { let we = w[min(k + 4u, last) * params.w_stride + column]; let e = weight_even8(we); let o = weight_odd8(we);
+        //#unroll i TILE_M: even_$i += xe_$i.z * e; odd_$i += xe_$i.z * o;
+        }
+        { let we = w[min(k + 5u, last) * params.w_stride + column]; let e = weight_even8(we); let o = weight_odd8(we);
+        //#unroll i TILE_M: even_$i += xo_$i.z * e; odd_$i += xo_$i.z * o;
+        }
+        { let we = w[min(k + 6u, last) * params.w_stride + column]; let e = weight_even8(we); let o = weight_odd8(we);
+        //#unroll i TILE_M: even_$i += xe_$i.w * e; odd_$i += xe_$i.w * o;
+        }
+        { let we = w[min(k + 7u, last) * params.w_stride + column]; let e = weight_even8(we); let o = weight_odd8(we);
+        //#unroll i TILE_M: even_$i += xo_$i.w * e; odd_$i += xo_$i.w * o;
+        }
+    }
+    //#unroll i TILE_M: even_$i *= params.scale; odd_$i *= params.scale;
+    //#unroll i TILE_M: var lo_$i = vec4<f32>(even_$i.x, odd_$i.x, even_$i.y, odd_$i.y); var hi_$i = vec4<f32>(even_$i.z, odd_$i.z, even_$i.w, odd_$i.w);
+//#if LORA
+    //#unroll i TILE_M: var lora_lo_$i = vec4<f32>(0.0); var lora_hi_$i = vec4<f32>(0.0);
+    for (var j = 0u; j < params.r; j += 1u) {
+        let a_lo = a[j * params.y_stride + 2u * column];
+        let a_hi = a[j * params.y_stride + 2u * column + 1u];
+        //#unroll i TILE_M: { let v = u[m_$i * params.r_stride + j]; lora_lo_$i += v * a_lo; lora_hi_$i += v * a_hi; }
+    }
+//#if DROPOUT
+    //#unroll i TILE_M: { let at = m_$i * params.y_stride * 4u + c0; lora_lo_$i *= dropout_mask4(at); lora_hi_$i *= dropout_mask4(at + 4u); }
+//#endif
+    //#unroll i TILE_M: lo_$i += lora_lo_$i; hi_$i += lora_hi_$i;
+//#endif
+    //#unroll i TILE_M: if (m0 + $iu < rows) { store4(m0 + $iu, c0, lo_$i); store4(m0 + $iu, c0 + 4u, hi_$i); }
+}

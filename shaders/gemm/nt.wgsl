@@ -1,0 +1,98 @@
+// y[m, c] (+)= scale · Σ_k x[m, k] · w[c, k]  + Σ_j u[m, j] · b[c, j]  + bias[c] + residual[m, c]
+//
+// x (rows, K), w (columns, K): both read along their rows, K padded with zeros to units of eight.
+// u (rows, r), b (·, r) float32: the LoRA term (LORA), r padded with zeros to units of four.
+// y (rows, ·) is written from column 4·y_unit0 on, so that w may be a shard of a matrix's rows;
+// b and bias are those of the whole matrix.
+// With ROW_COUNT only the first batch_info[0] - first_row rows exist. With DROPOUT x is masked.
+// Each invocation holds TILE_M × 8 results. Launcher: ops/gemm.py.
+//#include common/weight8.wgsl
+//#include common/gemm_store.wgsl
+
+struct Params {
+    rows: u32,
+    columns: u32,
+    k_units: u32,
+    x_stride: u32,
+    w_stride: u32,
+    y_stride: u32,
+    y_unit0: u32,
+    first_row: u32,
+    r_units: u32,
+    r_stride: u32,
+    scale: f32,
+    module_key: u32,
+    keep_below: u32,
+    keep_scale: f32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> x: array<Unit8>;
+@group(0) @binding(2) var<storage, read> w: array<Weight8>;
+//#if OUT_BF16
+@group(0) @binding(3) var<storage, read_write> y: array<vec2<u32>>;
+//#else
+@group(0) @binding(3) var<storage, read_write> y: array<vec4<f32>>;
+//#endif
+//#if LORA
+@group(0) @binding(4) var<storage, read> u: array<vec4<f32>>;
+@group(0) @binding(5) var<storage, read> b: array<vec4<f32>>;
+//#endif
+//#if BIAS
+@group(0) @binding(6) var<storage, read> bias: array<vec4<f32>>;
+//#endif
+//#if RESIDUAL
+@group(0) @binding(7) var<storage, read> residual: array<vec4<f32>>;
+//#endif
+//#if NEEDS_BATCH_INFO
+@group(0) @binding(8) var<storage, read> batch_info: array<u32>;
+//#endif
+//#if DROPOUT
+//#include common/dropout.wgsl
+fn mask_even(row: u32, k: u32) -> vec4<f32> {
+    let i = (row * params.k_units + k) * 8u;
+    return vec4<f32>(dropout_mask(i), dropout_mask(i + 2u), dropout_mask(i + 4u), dropout_mask(i + 6u));
+}
+
+fn mask_odd(row: u32, k: u32) -> vec4<f32> {
+    let i = (row * params.k_units + k) * 8u;
+    return vec4<f32>(dropout_mask(i + 1u), dropout_mask(i + 3u), dropout_mask(i + 5u), dropout_mask(i + 7u));
+}
+//#endif
+
+@compute @workgroup_size(WG_N, WG_M)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
+    let c0 = (group.x * WG_N + local.x) * 8u;
+    let m0 = (group.y * WG_M + local.y) * TILE_M;
+//#if ROW_COUNT
+    let rows = min(params.rows, max(batch_info[0], params.first_row) - params.first_row);
+//#else
+    let rows = params.rows;
+//#endif
+    if (m0 >= rows || c0 >= params.columns) {
+        return;
+    }
+    //#unroll i TILE_M: let m_$i = min(m0 + $iu, rows - 1u);
+    //#unroll j 8: let c_$j = min(c0 + $ju, params.columns - 1u);
+    //#unroll i TILE_M, j 8: var acc_$i_$j = 0.0;
+    for (var k = 0u; k < params.k_units; k += 1u) {
+        //#unroll j 8: let wu_$j = w[c_$j * params.w_stride + k]; let we_$j = weight_even8(wu_$j); let wo_$j = weight_odd8(wu_$j);
+        //#unroll i TILE_M: let xu_$i = x[m_$i * params.x_stride + k];
+//#if DROPOUT
+        //#unroll i TILE_M: let xe_$i = even8(xu_$i) * mask_even(m_$i, k); let xo_$i = odd8(xu_$i) * mask_odd(m_$i, k);
+//#else
+        //#unroll i TILE_M: let xe_$i = even8(xu_$i); let xo_$i = odd8(xu_$i);
+//#endif
+        //#unroll i TILE_M, j 8: acc_$i_$j += dot(xe_$i, we_$j) + dot(xo_$i, wo_$j);
+    }
+    //#unroll i TILE_M, j 8: acc_$i_$j *= params.scale;
+//#if LORA
+    let b0 = 4u * params.y_unit0;
+    for (var k = 0u; k < params.r_units; k += 1u) {
+        //#unroll j 8: let bu_$j = b[(b0 + c_$j) * params.r_stride + k];
+        //#unroll i TILE_M: let uu_$i = u[m_$i * params.r_stride + k];
+        //#unroll i TILE_M, j 8: acc_$i_$j += dot(uu_$i, bu_$j);
+    }
+//#endif
+    //#unroll i TILE_M: if (m0 + $iu < rows) { store4(m0 + $iu, c0, vec4<f32>(acc_$i_0, acc_$i_1, acc_$i_2, acc_$i_3)); store4(m0 + $iu, c0 + 4u, vec4<f32>(acc_$i_4, acc_$i_5, acc_$i_6, acc_$i_7)); }
+}

@@ -1,0 +1,23 @@
+// y = act(gate) · up, element by element: SwiGLU with SILU, else GeGLU (tanh form).
+//
+// gate, up, y: operands of one layout; y overwritten, zero padding stays zero.
+// Launcher: ops/glu.py.
+//#include common/unit4.wgsl
+//#include common/activation.wgsl
+
+struct Params {
+    units: u32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> gate: array<Unit4>;
+@group(0) @binding(2) var<storage, read> up: array<Unit4>;
+@group(0) @binding(3) var<storage, read_write> y: array<Unit4>;
+
+@compute @workgroup_size(64)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
+    let i = (group.y * groups.x + group.x) * 64u + local.x;
+    if (i < params.units) {
+        y[i] = pack4(activate(unpack4(gate[i])) * unpack4(up[i]));
+    }
+}

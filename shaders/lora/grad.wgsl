@@ -1,0 +1,80 @@
+// The gradient of A or B: a sum over the batch's rows of outer products.
+//
+// g[c, j] += Σ_m x[m, c] · u[m, j]      dB = dyᵀ·u:  x = dy,  g (columns, r)
+// g[j, c] += Σ_m x[m, c] · u[m, j]      dA = duᵀ·x:  TRANSPOSED, x masked as its forward was
+//                                       (DROPOUT),  g (r, columns)
+// x (rows, columns) operand, u (rows, r) float32; g float32 is added to, once, so that the sum of
+// a micro-batch does not depend on what was there. Each invocation holds four columns by four
+// ranks. Launcher: ops/lora.py.
+//#include common/unit4.wgsl
+
+struct Params {
+    rows: u32,
+    x_columns: u32,
+    x_stride: u32,
+    r: u32,
+    r_stride: u32,
+    g_stride: u32,
+    module_key: u32,
+    keep_below: u32,
+    keep_scale: f32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> x: array<Unit4>;
+@group(0) @binding(2) var<storage, read> u: array<vec4<f32>>;
+@group(0) @binding(3) var<storage, read_write> g: array<vec4<f32>>;
+//#if DROPOUT
+@group(0) @binding(4) var<storage, read> batch_info: array<u32>;
+//#include common/dropout.wgsl
+//#endif
+
+@compute @workgroup_size(WG_N)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
+    let c = group.x * WG_N + local.x;
+    let j = group.y;
+    if (4u * c >= params.x_columns) {
+        return;
+    }
+    // sum_i: column 4c + i against ranks 4j .. 4j+3.
+    var sum_0 = vec4<f32>(0.0);
+    var sum_1 = vec4<f32>(0.0);
+    var sum_2 = vec4<f32>(0.0);
+    var sum_3 = vec4<f32>(0.0);
+    for (var m = 0u; m < params.rows; m += 1u) {
+        var v = unpack4(x[m * params.x_stride + c]);
+//#if DROPOUT
+        v *= dropout_mask4((m * params.x_stride + c) * 4u);
+//#endif
+        let w = u[m * params.r_stride + j];
+        sum_0 += v.x * w;
+        sum_1 += v.y * w;
+        sum_2 += v.z * w;
+        sum_3 += v.w * w;
+    }
+//#if TRANSPOSED
+    let at = 4u * j * params.g_stride + c;
+    g[at] += vec4<f32>(sum_0.x, sum_1.x, sum_2.x, sum_3.x);
+    if (4u * j + 1u < params.r) {
+        g[at + params.g_stride] += vec4<f32>(sum_0.y, sum_1.y, sum_2.y, sum_3.y);
+    }
+    if (4u * j + 2u < params.r) {
+        g[at + 2u * params.g_stride] += vec4<f32>(sum_0.z, sum_1.z, sum_2.z, sum_3.z);
+    }
+    if (4u * j + 3u < params.r) {
+        g[at + 3u * params.g_stride] += vec4<f32>(sum_0.w, sum_1.w, sum_2.w, sum_3.w);
+    }
+//#else
+    let at = 4u * c * params.g_stride + j;
+    g[at] += sum_0;
+    if (4u * c + 1u < params.x_columns) {
+        g[at + params.g_stride] += sum_1;
+    }
+    if (4u * c + 2u < params.x_columns) {
+        g[at + 2u * params.g_stride] += sum_2;
+    }
+    if (4u * c + 3u < params.x_columns) {
+        g[at + 3u * params.g_stride] += sum_3;
+    }
+//#endif
+}

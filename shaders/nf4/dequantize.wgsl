@@ -1,0 +1,67 @@
+// w[n, k] = quant_map[code] · scale(block),  rows row0 .. row0 + rows - 1 of an NF4 matrix.
+//
+// Element e = (row0 + n)·in_features + k of the flat matrix: byte e/2 of codes, the high nibble if
+// e is even; block e / blocksize. scale = absmax[block], or doubly quantized (DOUBLE_QUANT)
+// nested_map[absmax_code] · nested_absmax[block / nested_blocksize] + nested_offset.
+// maps: the 16 values of quant_map, then the 256 of nested_map.
+// w (rows, in_features) is overwritten, padded with zeros to units of eight; ALIGNED where
+// in_features is a multiple of eight, so that eight elements share a word and a block.
+// Launcher: ops/nf4.py.
+//#include common/unit8.wgsl
+
+struct Params {
+    rows: u32,
+    in_features: u32,
+    stride: u32,
+    row0: u32,
+    blocksize: u32,
+    nested_blocksize: u32,
+    nested_offset: f32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> codes: array<u32>;
+@group(0) @binding(3) var<storage, read> maps: array<f32>;
+@group(0) @binding(5) var<storage, read_write> w: array<Unit8>;
+//#if DOUBLE_QUANT
+@group(0) @binding(2) var<storage, read> absmax: array<u32>;
+@group(0) @binding(4) var<storage, read> nested_absmax: array<f32>;
+
+fn block_scale(block: u32) -> f32 {
+    let code = (absmax[block / 4u] >> (8u * (block % 4u))) & 0xffu;
+    return maps[16u + code] * nested_absmax[block / params.nested_blocksize] + params.nested_offset;
+}
+//#else
+@group(0) @binding(2) var<storage, read> absmax: array<f32>;
+
+fn block_scale(block: u32) -> f32 {
+    return absmax[block];
+}
+//#endif
+
+fn value(element: u32) -> f32 {
+    let word = codes[element / 8u];
+    let nibble = (element % 8u) ^ 1u;
+    return maps[(word >> (4u * nibble)) & 15u] * block_scale(element / params.blocksize);
+}
+
+@compute @workgroup_size(64)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
+    let i = (group.y * groups.x + group.x) * 64u + local.x;
+    let n = i / params.stride;
+    let k = 8u * (i % params.stride);
+    if (n >= params.rows) {
+        return;
+    }
+    let first = (params.row0 + n) * params.in_features + k;
+//#if ALIGNED
+    let word = codes[first / 8u];
+    let scale = block_scale(first / params.blocksize);
+    let lo = vec4<f32>(maps[(word >> 4u) & 15u], maps[word & 15u], maps[(word >> 12u) & 15u], maps[(word >> 8u) & 15u]);
+    let hi = vec4<f32>(maps[(word >> 20u) & 15u], maps[(word >> 16u) & 15u], maps[(word >> 28u) & 15u], maps[(word >> 24u) & 15u]);
+    w[i] = pack8(lo * scale, hi * scale);
+//#else
+    //#unroll e 8: var v_$e = 0.0; if (k + $eu < params.in_features) { v_$e = value(first + $eu); }
+    w[i] = pack8(vec4<f32>(v_0, v_1, v_2, v_3), vec4<f32>(v_4, v_5, v_6, v_7));
+//#endif
+}

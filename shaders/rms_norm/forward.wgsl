@@ -1,0 +1,40 @@
+// y = x · rstd · weight,  rstd = 1 / √(mean(x²) + eps), over each row.
+//
+// x (rows, columns) float32, weight (columns) float32, y (rows, columns) operand, rstd (rows)
+// float32; both outputs overwritten. Padding columns of x are zero and stay so.
+// LANES invocations share a row. Launcher: ops/rms_norm.py.
+//#include common/unit4.wgsl
+//#include common/row_reduce.wgsl
+
+struct Params {
+    rows: u32,
+    columns: u32,
+    stride: u32,
+    eps: f32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;
+@group(0) @binding(2) var<storage, read> weight: array<vec4<f32>>;
+@group(0) @binding(3) var<storage, read_write> y: array<Unit4>;
+@group(0) @binding(4) var<storage, read_write> rstd: array<f32>;
+
+@compute @workgroup_size(LANES, ROWS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
+    // Every invocation reaches the barriers: a row past the end repeats the last one.
+    let row = min((group.y * groups.x + group.x) * ROWS + local.y, params.rows - 1u);
+    let lane = local.x;
+    let base = row * params.stride;
+    var sum = 0.0;
+    for (var i = lane; i < params.stride; i += LANES) {
+        let v = x[base + i];
+        sum += dot(v, v);
+    }
+    let r = inverseSqrt(reduce_sum(sum, lane) / f32(params.columns) + params.eps);
+    for (var i = lane; i < params.stride; i += LANES) {
+        y[base + i] = pack4(x[base + i] * r * weight[i]);
+    }
+    if (lane == 0u) {
+        rstd[row] = r;
+    }
+}
