@@ -198,8 +198,8 @@ def _reflect(label: str, code: str) -> Shader:
     bindings: dict[str, Binding] = {}
     for index, space, access, name in _BINDING.findall(bare):
         bindings[name] = Binding(int(index), name, space == "uniform", access == "read_write")
-    if [b.index for b in bindings.values()] != list(range(len(bindings))):
-        raise ShaderSourceError(f"{label}: bindings must be numbered 0, 1, 2, … in order")
+    if len({b.index for b in bindings.values()}) != len(bindings):
+        raise ShaderSourceError(f"{label}: two bindings share a number")
     fields: tuple[tuple[str, str], ...] = ()
     if "params" in bindings:
         match = _PARAMS.search(bare)

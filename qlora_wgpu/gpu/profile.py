@@ -1,0 +1,56 @@
+"""How kernels are cut into tiles and workgroups for a kind of adapter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How kernels are cut for a kind of adapter. A tuner may refine it; these are the defaults.
+
+    Attributes:
+        name: Shown by ``doctor``.
+        row_lanes: Invocations that share a row in row-wise kernels.
+        rows_per_group: Rows of a workgroup in row-wise kernels.
+        gemm_tile: Rows of results an invocation of a GEMM holds (by 8 columns).
+        gemm_group: Invocations of a GEMM's workgroup, along columns and rows.
+        thin_tile: The same for GEMMs with as few columns as a LoRA rank.
+        thin_group: The same for GEMMs with as few columns as a LoRA rank.
+        attention_lanes: Queries or keys of an attention workgroup.
+        attention_keys: Keys a query looks at in one turn, for heads of up to 128 elements.
+    """
+
+    name: str
+    row_lanes: int
+    rows_per_group: int
+    gemm_tile: int
+    gemm_group: tuple[int, int]
+    thin_tile: int
+    thin_group: tuple[int, int]
+    attention_lanes: int
+    attention_keys: int
+
+
+CPU_PROFILE = Profile(
+    name="cpu",
+    row_lanes=1,
+    rows_per_group=8,
+    gemm_tile=16,
+    gemm_group=(8, 1),
+    thin_tile=4,
+    thin_group=(1, 8),
+    attention_lanes=8,
+    attention_keys=4,
+)
+GPU_PROFILE = Profile(
+    name="gpu",
+    row_lanes=128,
+    rows_per_group=1,
+    gemm_tile=8,
+    gemm_group=(8, 8),
+    thin_tile=1,
+    thin_group=(1, 64),
+    attention_lanes=32,
+    attention_keys=4,
+)

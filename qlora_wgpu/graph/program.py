@@ -1,0 +1,118 @@
+"""A plan made ready on a device: buffers, pipelines and bind groups, to be replayed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qlora_wgpu.gpu.device import ALIGNMENT, Device
+from qlora_wgpu.graph.plan import Plan
+from qlora_wgpu.graph.tensor import Storage, Tensor
+
+# A submit is cut after so many dispatches, since desktop systems end work that takes too long.
+_LAUNCHES_PER_SUBMIT = 100
+
+
+class SlotPool:
+    """The buffers behind the slots of all plans of a model; plans run one at a time and share."""
+
+    def __init__(self, device: Device) -> None:
+        """Starts with no buffer."""
+        self._device = device
+        self._buffers: list[Any] = []
+        self._sizes: list[int] = []
+
+    def take(self, sizes: tuple[int, ...]) -> list[Any]:
+        """Finds a buffer for each size, allocating what the pool lacks.
+
+        Args:
+            sizes: In falling order.
+        """
+        free = sorted(range(len(self._sizes)), key=lambda i: self._sizes[i])
+        chosen: list[Any] = []
+        # The largest first: those that fit nowhere are new, the rest take the tightest.
+        for size in sizes:
+            fitting = next((i for i in free if self._sizes[i] >= size), None)
+            if fitting is None:
+                buffer = self._device.buffer(size, "activations", "an activation slot")
+                self._buffers.append(buffer)
+                self._sizes.append(size)
+            else:
+                free.remove(fitting)
+                buffer = self._buffers[fitting]
+            chosen.append(buffer)
+        return chosen
+
+
+def allocate(device: Device, storage: Storage) -> None:
+    """Gives a storage its buffer, filled with its data, unless it has one."""
+    if storage.buffer is None:
+        storage.buffer = device.buffer(storage.nbytes, storage.kind, storage.label)
+        if storage.data is not None:
+            device.write(storage.buffer, storage.data)
+
+
+class Program:
+    """Replays a plan: no allocation, no bind group, no decision in a run."""
+
+    def __init__(self, device: Device, plan: Plan, pool: SlotPool) -> None:
+        """Allocates what is missing, compiles the shaders and binds everything.
+
+        Args:
+            device: Where it will run.
+            plan: What will run.
+            pool: Where the plan's slots are taken from.
+
+        Raises:
+            OutOfMemoryError: If a buffer exceeds the adapter's limits or its memory.
+        """
+        self.plan = plan
+        self._device = device
+        for storage in plan.storages:
+            allocate(device, storage)
+        self._slots = pool.take(plan.slots)
+        self._uniforms = self._upload_params()
+        offset = 0
+        self._dispatches = []
+        for launch in plan.launches:
+            windows = {name: self._window(tensor) for name, tensor in launch.tensors.items()}
+            if launch.params:
+                windows["params"] = (self._uniforms, offset, len(launch.params))
+                offset += ALIGNMENT
+            group = device.bind_group(launch.shader, windows)
+            self._dispatches.append((device.pipeline(launch.shader), group, launch.workgroups))
+
+    def _upload_params(self) -> Any:
+        blocks = [launch.params for launch in self.plan.launches if launch.params]
+        data = b"".join(block + bytes(ALIGNMENT - len(block)) for block in blocks)
+        buffer = self._device.buffer(max(len(data), ALIGNMENT), "uniforms", "parameters")
+        if data:
+            self._device.write(buffer, data)
+        return buffer
+
+    def _window(self, tensor: Tensor) -> tuple[Any, int, int]:
+        if tensor.storage is not None:
+            return tensor.storage.buffer, tensor.offset, tensor.nbytes
+        return self._slots[self.plan.slot_of[tensor]], 0, tensor.nbytes
+
+    def run(self) -> None:
+        """Submits all dispatches, in pieces; does not wait."""
+        raw = self._device.raw
+        for start in range(0, len(self._dispatches), _LAUNCHES_PER_SUBMIT):
+            encoder = raw.create_command_encoder()
+            compute = encoder.begin_compute_pass()
+            current = None
+            for pipeline, group, workgroups in self._dispatches[
+                start : start + _LAUNCHES_PER_SUBMIT
+            ]:
+                if pipeline is not current:
+                    compute.set_pipeline(pipeline)
+                    current = pipeline
+                compute.set_bind_group(0, group)
+                compute.dispatch_workgroups(*workgroups)
+            compute.end()
+            raw.queue.submit([encoder.finish()])
+
+    def read(self, tensor: Tensor) -> memoryview:
+        """Waits, and returns a tensor's bytes, padding included."""
+        buffer, offset, nbytes = self._window(tensor)
+        return self._device.read(buffer, nbytes, offset)
