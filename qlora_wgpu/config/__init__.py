@@ -1,0 +1,33 @@
+"""Configuration: the schema with all defaults, and strict loading from YAML."""
+
+from qlora_wgpu.config.loading import load_config
+from qlora_wgpu.config.schema import (
+    ALL_LINEAR,
+    Config,
+    DataConfig,
+    DeviceConfig,
+    EvalConfig,
+    LogConfig,
+    LoraConfig,
+    ModelConfig,
+    OptimConfig,
+    OutputConfig,
+    QuantConfig,
+    TrainConfig,
+)
+
+__all__ = [
+    "ALL_LINEAR",
+    "Config",
+    "DataConfig",
+    "DeviceConfig",
+    "EvalConfig",
+    "LogConfig",
+    "LoraConfig",
+    "ModelConfig",
+    "OptimConfig",
+    "OutputConfig",
+    "QuantConfig",
+    "TrainConfig",
+    "load_config",
+]

@@ -1,0 +1,161 @@
+"""From a YAML file and command-line overrides to a checked Config."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin
+
+from pydantic import ValidationError
+
+from qlora_wgpu.config.paths import resolve_path
+from qlora_wgpu.config.problems import Problem, config_error, problems_of, shown
+from qlora_wgpu.config.schema import Config
+from qlora_wgpu.config.suggestions import sections, suggest_key
+from qlora_wgpu.config.yaml_file import YamlFile, parse_yaml_value, read_yaml_file
+from qlora_wgpu.errors import ConfigError
+
+_PATH_KEYS = (
+    ("model", "path"),
+    ("data", "train"),
+    ("data", "eval"),
+    ("data", "chat_template"),
+    ("output", "dir"),
+)
+
+
+def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Config:
+    """Reads a configuration file, applies overrides and checks everything.
+
+    Relative paths: ``model.path`` and ``data.*`` are taken from the file's own folder if they
+    exist there, else from the current directory if they exist there; a ``model.path`` found in
+    neither is a name on the Hub. ``output.dir`` is relative to the current directory, or to the
+    file's folder if it begins with ``./`` or ``../``. In an override the current directory comes
+    first in every case.
+
+    Args:
+        path: The YAML file.
+        overrides: Texts such as ``"optim.learning_rate=1e-4"``; they win over the file, the last
+            one over earlier ones. The value is YAML; where the key holds text, it may stand
+            without quotes whatever it looks like.
+
+    Raises:
+        ConfigError: If anything is wrong; one message names all problems with their lines.
+    """
+    path = Path(path)
+    file = read_yaml_file(path)
+    if isinstance(overrides, str):
+        raise ConfigError("overrides must be a list of texts such as 'train.max_steps=10'")
+    values, unplaced = _split_sections(file, path.name)
+    origin: dict[tuple[str, ...], str] = {}
+    for text in overrides:
+        try:
+            loc, value = _parse_override(text)
+        except ConfigError as err:
+            unplaced.append(str(err))
+            continue
+        values.setdefault(loc[0], {})[loc[1]] = value
+        origin[loc] = text
+
+    source = f"{path} with its overrides" if overrides else str(path)
+    _resolve_paths(values, set(origin), path.parent)
+    try:
+        config = Config.__pydantic_validator__.validate_python(values)
+    except ValidationError as err:
+        found = [
+            problem.sentence(_where(problem, file, path.name, origin))
+            for problem in problems_of(err, suggest_key)
+        ]
+        raise config_error(unplaced + found, source) from None
+    if unplaced:
+        raise config_error(unplaced, source)
+    assert isinstance(config, Config)
+    return config
+
+
+def _where(problem: Problem, file: YamlFile, name: str, origin: dict[tuple[str, ...], str]) -> str:
+    if problem.kind == "missing":
+        return f" in {name}"
+    if problem.loc in origin:
+        return f" in the override '{origin[problem.loc]}'"
+    loc = problem.loc
+    while loc and loc not in file.lines:
+        loc = loc[:-1]
+    return f" in {name} (line {file.lines[loc]})" if loc else f" in {name}"
+
+
+def _split_sections(file: YamlFile, name: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """The known sections as dictionaries, and sentences about everything else at the top."""
+    values: dict[str, dict[str, Any]] = {}
+    wrong = []
+    known = sections()
+    for key, value in file.values.items():
+        where = f" in {name} (line {file.lines[(key,)]})"
+        if key not in known:
+            wrong.append(Problem((key,), "unknown", suggest_key((key,))).sentence(where))
+        elif value is None:  # a section whose keys are all commented out
+            values[key] = {}
+        elif isinstance(value, dict):
+            values[key] = value
+        else:
+            wrong.append(
+                f"{key}{where} must be a section with keys such as {', '.join(known[key][:2])}, "
+                f"got {shown(value)}"
+            )
+    if "model" not in values and "model" not in file.values:
+        values["model"] = {}  # so that the message names model.path
+    return values, wrong
+
+
+def _parse_override(text: str) -> tuple[tuple[str, str], Any]:
+    key, equals, raw = text.partition("=")
+    key = key.strip()
+    if not equals or key.startswith("-"):
+        raise ConfigError(f"the override '{text}' must look like section.key=value")
+    section, dot, leaf = key.partition(".")
+    known = sections()
+    if not dot or section not in known or leaf not in known[section]:
+        if section in known and not dot:
+            raise ConfigError(
+                f"the override '{text}' names a whole section: set its keys one by one, such as "
+                f"{section}.{known[section][0]}=..."
+            )
+        loc = (section, leaf) if section in known else (key,)
+        raise ConfigError(f"unknown key '{key}' in the override '{text}'{suggest_key(loc)}")
+    return (section, leaf), _override_value(section, leaf, raw.strip(), text)
+
+
+def _override_value(section: str, leaf: str, raw: str, text: str) -> Any:
+    """YAML, except that text keys keep what was typed: a folder may be called 2024 or a: b."""
+    holds_text = _holds_text(section, leaf)
+    try:
+        value = parse_yaml_value(raw, f"the override '{text}'")
+    except ConfigError:
+        if not holds_text:
+            raise
+        return raw
+    quoted = raw[:1] in ("'", '"')
+    if holds_text and value is not None and not (quoted and isinstance(value, str)):
+        return raw
+    return value
+
+
+def _holds_text(section: str, leaf: str) -> bool:
+    model: Any = Config.model_fields[section].annotation
+    annotation = model.model_fields[leaf].annotation
+    options = [annotation] if annotation is str else get_args(annotation)
+    bare = {get_args(o)[0] if get_origin(o) is Annotated else o for o in options}
+    return str in bare and bare <= {str, type(None)}
+
+
+def _resolve_paths(
+    values: dict[str, dict[str, Any]], overridden: set[tuple[str, ...]], folder: Path
+) -> None:
+    here = Path.cwd()
+    for section, leaf in _PATH_KEYS:
+        value = values.get(section, {}).get(leaf)
+        if not isinstance(value, str) or not value:
+            continue
+        bases = (here, folder) if (section, leaf) in overridden else (folder, here)
+        values[section][leaf] = resolve_path(f"{section}.{leaf}", value, bases)

@@ -1,0 +1,56 @@
+"""Which folder a relative path of a configuration is meant from."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+BUILT_IN_CHAT_TEMPLATES = ("chatml",)
+
+
+def is_inline_template(value: str) -> bool:
+    """Whether ``data.chat_template`` is the template itself, not a path or built-in name."""
+    return "{{" in value or "{%" in value or "\n" in value
+
+
+def resolve_path(key: str, value: str, bases: tuple[Path, Path]) -> str:
+    """Makes a path absolute where that cannot change what is meant.
+
+    Args:
+        key: The dotted key.
+        value: The path as written. ``~`` stands for the home folder.
+        bases: The folders it may be meant from, the likelier one first.
+
+    Returns:
+        ``model.path``: the existing folder, else the text as it is (a name on the Hub) unless it
+        is plainly a path. ``data.*``: the existing file, else where it should have been.
+        ``output.dir``: from the first base if it begins with ``./`` or ``../``, else as it is.
+    """
+    if key == "data.chat_template" and (
+        value in BUILT_IN_CHAT_TEMPLATES or is_inline_template(value)
+    ):
+        return value
+    expanded = os.path.expanduser(value) if value.startswith("~") else value  # noqa: PTH111
+    plainly_path = Path(expanded).is_absolute() or expanded.replace("\\", "/").startswith(
+        ("./", "../")
+    )
+    if key == "output.dir":
+        return _absolute(bases[0], expanded) if plainly_path else expanded
+    for base in bases:
+        if _exists(base / expanded):
+            return _absolute(base, expanded)
+    if key == "model.path" and not plainly_path:
+        return value
+    return _absolute(bases[0], expanded)
+
+
+def _absolute(base: Path, value: str) -> str:
+    # normpath, not resolve: a link to a data set keeps the name that the user gave it.
+    return os.path.normpath(Path.cwd() / base / value)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # too long a name, or a NUL in it
+        return False

@@ -1,0 +1,135 @@
+"""What is wrong with a configuration, in words: pydantic's findings become one sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from qlora_wgpu.errors import ConfigError
+
+_MAX_SHOWN = 60
+
+_TYPE_WORDS = {
+    "int_type": "must be an integer",
+    "int_parsing_size": "must be a smaller integer",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "finite_number": "must be a finite number",
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong.
+
+    Attributes:
+        loc: The key, outermost part first: ``("lora", "r")``.
+        kind: ``"unknown"`` (no such key), ``"missing"`` or ``"value"``.
+        text: The rest of the sentence, such as ``"must be at least 1, got 0"``.
+    """
+
+    loc: tuple[str, ...]
+    kind: str
+    text: str = ""
+
+    @property
+    def key(self) -> str:
+        """The dotted key."""
+        return ".".join(self.loc)
+
+    def sentence(self, where: str) -> str:
+        """Renders the problem; ``where`` is like ``" in run.yaml (line 3)"`` or empty."""
+        if self.kind == "unknown":
+            return f"unknown key '{self.key}'{where}{self.text}"
+        if self.kind == "missing":
+            return f"{self.key} is required but is not set{where}"
+        return f"{self.key}{where} {self.text}"
+
+
+def shown(value: Any) -> str:
+    """A value as a user would recognise it in a message."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, (str, int, float, list, tuple)):
+        try:
+            text = repr(value)
+        except ValueError:  # an integer of more digits than Python prints
+            return "a huge integer"
+        return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 3] + "..."
+    return f"a {type(value).__name__}"
+
+
+def _hint(kind: str, value: Any) -> str:
+    if kind == "int_type" and isinstance(value, float) and value.is_integer():
+        return f" (write {int(value)})"
+    if kind in ("int_type", "float_type") and isinstance(value, str):
+        try:
+            float(value)
+        except ValueError:
+            return ""
+        return " (write it as a plain number, without quotes)"
+    if kind == "string_type" and isinstance(value, (bool, int, float)):
+        return " (put it in quotes)"
+    return ""
+
+
+def _requirement(error: Mapping[str, Any]) -> str:
+    """The "must be ..." part for one of pydantic's errors."""
+    kind, context = error["type"], error.get("ctx", {})
+    if kind in _TYPE_WORDS:
+        return _TYPE_WORDS[kind]
+    if kind == "literal_error":
+        return f"must be one of {str(context['expected']).replace(' or ', ', ')}"
+    if kind == "greater_than":
+        return f"must be greater than {context['gt']:g}"
+    if kind == "greater_than_equal":
+        return f"must be at least {context['ge']:g}"
+    if kind == "less_than":
+        return f"must be less than {context['lt']:g}"
+    if kind == "less_than_equal":
+        return f"must be at most {context['le']:g}"
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "string_too_short":
+        return "must not be empty"
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        return "must be a section of keys"
+    return f"is not valid ({error['msg']})"
+
+
+def problems_of(
+    err: ValidationError, suggest: Callable[[tuple[str, ...]], str] = lambda loc: ""
+) -> list[Problem]:
+    """Turns pydantic's findings into problems, in the order of the fields.
+
+    Args:
+        err: What pydantic raised.
+        suggest: Gives the end of the sentence for an unknown key, like ``": did you mean 'r'?"``.
+    """
+    problems = []
+    for error in err.errors(include_url=False):
+        loc = tuple(str(part) for part in error["loc"])
+        if error["type"] == "extra_forbidden":
+            problems.append(Problem(loc, "unknown", suggest(loc)))
+        elif error["type"] == "missing":
+            problems.append(Problem(loc, "missing"))
+        else:
+            got = f", got {shown(error['input'])}{_hint(error['type'], error['input'])}"
+            problems.append(Problem(loc, "value", _requirement(error) + got))
+    return problems
+
+
+def config_error(sentences: Sequence[str], source: str) -> ConfigError:
+    """One error for all that is wrong with ``source`` (a file's name or a class)."""
+    if len(sentences) == 1:
+        return ConfigError(sentences[0])
+    lines = "".join(f"\n  - {sentence}" for sentence in sentences)
+    return ConfigError(f"{source} has {len(sentences)} problems:{lines}")

@@ -1,0 +1,274 @@
+"""The settings of a run: every key, its type, its range, its meaning and its default.
+
+This is the only place where defaults are written. Leaf names are Hugging Face's, PEFT's and
+bitsandbytes' and mean what they mean there.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, WithJsonSchema
+
+from qlora_wgpu.config.section import Section
+from qlora_wgpu.config.yaml_file import dump_yaml
+from qlora_wgpu.errors import ConfigError
+
+ALL_LINEAR = "all-linear"
+
+PositiveInt = Annotated[int, Field(ge=1)]
+Text = Annotated[str, Field(min_length=1)]
+
+
+def _target_modules(value: Any) -> str | list[str]:
+    if isinstance(value, str) and value == ALL_LINEAR:
+        return value
+    if isinstance(value, (set, frozenset)):
+        value = sorted(value, key=str)
+    if not isinstance(value, (list, tuple)) or not value:
+        raise ValueError(
+            f"must be {ALL_LINEAR!r} or a list of module names such as [q_proj, v_proj]"
+        )
+    if not all(isinstance(name, str) and name for name in value):
+        raise ValueError("must list module names as text")
+    if len(set(value)) != len(value):
+        raise ValueError("must not name a module twice")
+    return list(value)
+
+
+def _max_steps(value: int) -> int:
+    if value != -1 and value < 1:
+        raise ValueError("must be at least 1, or -1 for no limit")
+    return value
+
+
+def _eval_steps(value: Any) -> int | float:
+    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    if whole or (isinstance(value, float) and 0.0 < value < 1.0):
+        return value  # type: ignore[no-any-return]
+    raise ValueError(
+        "must be a whole number of steps, a fraction of the run between 0 and 1, "
+        "or 0 for the end only"
+    )
+
+
+def _adapter(value: Any) -> Any:
+    """Takes an index written as a number, as `doctor` prints it."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return str(value)
+    return value
+
+
+def _not_float(value: Any) -> Any:
+    """Refuses 64.0, which equals one of the choices but is no integer."""
+    if isinstance(value, float):
+        raise ValueError("must be an integer")
+    return value
+
+
+class ModelConfig(Section):
+    """The base model."""
+
+    path: Text = Field(description="Folder of the base model, or its name on the Hugging Face Hub.")
+
+
+class QuantConfig(Section):
+    """How the frozen base weights are stored."""
+
+    scheme: Literal["nf4", "none"] = Field(
+        "nf4",
+        description="Storage of the frozen linear weights: 4-bit NormalFloat, or none to leave "
+        "them unquantized.",
+    )
+    blocksize: Annotated[
+        Literal[32, 64, 128, 256, 512, 1024, 2048, 4096], BeforeValidator(_not_float)
+    ] = Field(64, description="Number of weights that share one absmax scale, as in bitsandbytes.")
+    double_quant: bool = Field(
+        True, description="Whether the absmax scales are quantized to 8 bits themselves."
+    )
+
+
+class LoraConfig(Section):
+    """The trained low-rank adapter, with PEFT's names."""
+
+    r: PositiveInt = Field(16, description="Rank of the adapter matrices.")
+    lora_alpha: PositiveInt = Field(
+        32, description="Numerator of the scaling, which is lora_alpha / r."
+    )
+    lora_dropout: float = Field(
+        0.0, ge=0.0, lt=1.0, description="Probability of dropping an input of the adapter."
+    )
+    target_modules: Annotated[
+        str | list[str],
+        PlainValidator(_target_modules),
+        WithJsonSchema(
+            {
+                "anyOf": [
+                    {"const": ALL_LINEAR, "type": "string"},
+                    {"type": "array", "items": {"type": "string"}, "minItems": 1},
+                ]
+            }
+        ),
+    ] = Field(
+        ALL_LINEAR,
+        description="Names of the linear modules that get an adapter, or all-linear for every "
+        "one but the output head.",
+    )
+    use_rslora: bool = Field(
+        False, description="Whether the scaling is lora_alpha / sqrt(r) (rank-stabilized LoRA)."
+    )
+
+    @property
+    def scaling(self) -> float:
+        """Factor of the adapter's product: alpha / r, or alpha / sqrt(r) (arXiv 2312.03732)."""
+        return self.lora_alpha / (math.sqrt(self.r) if self.use_rslora else self.r)
+
+
+class DataConfig(Section):
+    """The data sets and how rows become tokens."""
+
+    train: Text | None = Field(
+        None, description="Training data: a .jsonl, .json or .txt file (training needs one)."
+    )
+    eval: Text | None = Field(
+        None, description="Held-out data in the same formats, or null for no evaluation."
+    )
+    max_seq_length: int = Field(
+        1024, ge=2, description="Longest row in tokens; what is longer is cut off at the end."
+    )
+    chat_template: Text | None = Field(
+        None,
+        description="Chat template used instead of the tokenizer's: a .jinja file, the template "
+        "itself, or the built-in name chatml.",
+    )
+
+
+class TrainConfig(Section):
+    """The training loop."""
+
+    num_train_epochs: float = Field(
+        1.0, gt=0.0, description="Number of passes over the training data; may be a fraction."
+    )
+    max_steps: Annotated[int, AfterValidator(_max_steps)] = Field(
+        -1, description="Number of optimizer steps, which overrides num_train_epochs; -1 for none."
+    )
+    per_device_train_batch_size: PositiveInt = Field(1, description="Rows in a micro-batch.")
+    gradient_accumulation_steps: PositiveInt = Field(
+        16, description="Micro-batches whose gradients are summed for one optimizer step."
+    )
+    gradient_checkpointing: bool = Field(
+        True, description="Whether layers are recomputed in the backward pass to save memory."
+    )
+    compute_dtype: Literal["bfloat16", "float32"] = Field(
+        "bfloat16", description="Type of matmul operands; sums are float32 in either case."
+    )
+    seed: int = Field(
+        0, ge=0, lt=2**32, description="Seed of data order, dropout and adapter initialization."
+    )
+
+
+class OptimConfig(Section):
+    """AdamW and its schedule."""
+
+    learning_rate: float = Field(2e-4, gt=0.0, description="Peak learning rate.")
+    lr_scheduler_type: Literal["constant", "linear", "cosine", "constant_with_warmup"] = Field(
+        "cosine",
+        description="Shape of the learning rate after warm-up; constant has no warm-up at all.",
+    )
+    warmup_ratio: float = Field(
+        0.03, ge=0.0, le=1.0, description="Share of all steps spent on linear warm-up from zero."
+    )
+    warmup_steps: int = Field(
+        0, ge=0, description="Steps of linear warm-up; 0 means that warmup_ratio decides."
+    )
+    weight_decay: float = Field(0.0, ge=0.0, description="Decoupled weight decay of AdamW.")
+    max_grad_norm: float = Field(
+        1.0, ge=0.0, description="Largest global norm of the gradient; 0 turns clipping off."
+    )
+    adam_beta1: float = Field(0.9, ge=0.0, lt=1.0, description="Decay rate of the first moment.")
+    adam_beta2: float = Field(0.999, ge=0.0, lt=1.0, description="Decay rate of the second moment.")
+    adam_epsilon: float = Field(
+        1e-8, gt=0.0, description="Term added to the denominator of the update."
+    )
+
+
+class EvalConfig(Section):
+    """When the held-out loss is measured."""
+
+    eval_steps: Annotated[
+        int | float,
+        PlainValidator(_eval_steps),
+        WithJsonSchema(
+            {
+                "anyOf": [
+                    {"type": "integer", "minimum": 0},
+                    {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+                ]
+            }
+        ),
+    ] = Field(
+        50,
+        description="Steps between evaluations, or a fraction of the whole run below 1; 0 for "
+        "the end only.",
+    )
+
+
+class LogConfig(Section):
+    """What is reported."""
+
+    logging_steps: PositiveInt = Field(1, description="Steps between rows of metrics.jsonl.")
+
+
+class OutputConfig(Section):
+    """Where the run is written."""
+
+    dir: Text = Field("runs/first", description="Folder of the run.")
+    save_steps: PositiveInt = Field(50, description="Steps between checkpoints.")
+    save_total_limit: PositiveInt | None = Field(
+        2, description="Number of newest checkpoints that are kept, or null for all."
+    )
+
+
+class DeviceConfig(Section):
+    """The GPU."""
+
+    adapter: Annotated[Text, BeforeValidator(_adapter)] = Field(
+        "auto", description="Adapter as doctor lists it: auto, its index or part of its name."
+    )
+
+
+class Config(Section):
+    """All settings of a run."""
+
+    model: ModelConfig = Field(description="The base model.")
+    quant: QuantConfig = Field(
+        default_factory=QuantConfig, description="How the frozen base weights are stored."
+    )
+    lora: LoraConfig = Field(default_factory=LoraConfig, description="The trained adapter.")
+    data: DataConfig = Field(default_factory=DataConfig, description="The data sets.")
+    train: TrainConfig = Field(default_factory=TrainConfig, description="The training loop.")
+    optim: OptimConfig = Field(default_factory=OptimConfig, description="AdamW and its schedule.")
+    eval: EvalConfig = Field(default_factory=EvalConfig, description="When to evaluate.")
+    log: LogConfig = Field(default_factory=LogConfig, description="What is reported.")
+    output: OutputConfig = Field(
+        default_factory=OutputConfig, description="Where the run is written."
+    )
+    device: DeviceConfig = Field(default_factory=DeviceConfig, description="The GPU.")
+
+    def require_train_path(self) -> str:
+        """The training file.
+
+        Raises:
+            ConfigError: If ``data.train`` is not set.
+        """
+        if self.data.train is None:
+            raise ConfigError(
+                "data.train is required for training but is not set: "
+                "name a .jsonl, .json or .txt file there"
+            )
+        return self.data.train
+
+    def to_yaml(self) -> str:
+        """The whole configuration as YAML that ``load_config`` reads back to an equal one."""
+        return dump_yaml(self.model_dump())

@@ -1,0 +1,104 @@
+"""The base of every configuration section: frozen, strict, and with errors in plain words."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from qlora_wgpu.config.problems import config_error, problems_of
+from qlora_wgpu.config.synonyms import KEY_OF
+from qlora_wgpu.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(BaseModel)
+
+
+class _SectionMeta(ModelMetaclass):
+    """Makes a direct call raise ConfigError.
+
+    A call through the metaclass is the only place that sees direct construction alone: with an
+    ``__init__`` of our own, pydantic would stop at the first bad section instead of listing all.
+    """
+
+    def __call__(cls, *args: Any, **values: Any) -> Any:
+        if args:
+            raise ConfigError(f"{cls.__name__} takes keyword arguments only")
+        try:
+            return super().__call__(**values)
+        except ValidationError as err:
+            raise _as_config_error(cls, err) from None
+
+
+def _as_config_error(cls: type[Any], err: ValidationError) -> ConfigError:
+    def suggest(loc: tuple[str, ...]) -> str:
+        if len(loc) != 1:
+            return ""
+        meant = KEY_OF.get(loc[0], ("", ""))[1]
+        near = difflib.get_close_matches(loc[0], cls.model_fields, n=1)
+        likely = [meant] if meant in cls.model_fields else near
+        return f": did you mean '{likely[0]}'?" if likely else ""
+
+    where = f" in {cls.__name__}"
+    return config_error([p.sentence(where) for p in problems_of(err, suggest)], cls.__name__)
+
+
+class Section(BaseModel, metaclass=_SectionMeta):
+    """A frozen group of settings; wrong names, types and ranges raise ConfigError."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=True
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain_values(cls, values: Any) -> Any:
+        """Takes NumPy scalars and paths as the numbers and texts they stand for."""
+        if not isinstance(values, Mapping):
+            return values
+        return {key: _plain(value) for key, value in values.items()}
+
+    @classmethod
+    def model_validate(cls, obj: Any, **options: Any) -> Self:
+        """Builds the section from a mapping.
+
+        Raises:
+            ConfigError: If a key or value is wrong.
+        """
+        try:
+            return super().model_validate(obj, **options)
+        except ValidationError as err:
+            raise _as_config_error(cls, err) from None
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with some values changed; unlike pydantic's own, the changes are checked.
+
+        Raises:
+            ConfigError: If a key or value is wrong.
+        """
+        kept = {name: getattr(self, name) for name in type(self).model_fields}
+        copied = type(self).model_validate({**kept, **(update or {})})
+        return super(Section, copied).model_copy(deep=deep)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise ConfigError(
+            f"{type(self).__name__}.{name} cannot be changed: "
+            f"make a changed copy with model_copy(update={{'{name}': ...}})"
+        )
+
+    def __delattr__(self, name: str) -> None:
+        raise ConfigError(f"{type(self).__name__}.{name} cannot be deleted")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return value

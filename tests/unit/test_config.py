@@ -1,0 +1,270 @@
+"""The settings as Python objects: defaults, types, ranges, and errors in plain words."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qlora_wgpu.config import (
+    Config,
+    DataConfig,
+    DeviceConfig,
+    EvalConfig,
+    LoraConfig,
+    OptimConfig,
+    OutputConfig,
+    QuantConfig,
+    TrainConfig,
+)
+from qlora_wgpu.errors import ConfigError
+
+DEFAULTS = {
+    "model": {"path": "base"},
+    "quant": {"scheme": "nf4", "blocksize": 64, "double_quant": True},
+    "lora": {
+        "r": 16,
+        "lora_alpha": 32,
+        "lora_dropout": 0.0,
+        "target_modules": "all-linear",
+        "use_rslora": False,
+    },
+    "data": {"train": None, "eval": None, "max_seq_length": 1024, "chat_template": None},
+    "train": {
+        "num_train_epochs": 1.0,
+        "max_steps": -1,
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": 16,
+        "gradient_checkpointing": True,
+        "compute_dtype": "bfloat16",
+        "seed": 0,
+    },
+    "optim": {
+        "learning_rate": 2e-4,
+        "lr_scheduler_type": "cosine",
+        "warmup_ratio": 0.03,
+        "warmup_steps": 0,
+        "weight_decay": 0.0,
+        "max_grad_norm": 1.0,
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.999,
+        "adam_epsilon": 1e-8,
+    },
+    "eval": {"eval_steps": 50},
+    "log": {"logging_steps": 1},
+    "output": {"dir": "runs/first", "save_steps": 50, "save_total_limit": 2},
+    "device": {"adapter": "auto"},
+}
+
+
+def message(make) -> str:
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+    return str(caught.value)
+
+
+def test_defaults() -> None:
+    assert Config(model={"path": "base"}).model_dump() == DEFAULTS
+
+
+def test_every_field_is_described_in_one_sentence() -> None:
+    for name, field in Config.model_fields.items():
+        assert field.description, name
+        for leaf, leaf_field in field.annotation.model_fields.items():
+            assert leaf_field.description, f"{name}.{leaf}"
+            assert leaf_field.description.endswith("."), f"{name}.{leaf}"
+            assert "\n" not in leaf_field.description
+
+
+def test_json_schema_covers_every_key() -> None:
+    definitions = Config.model_json_schema()["$defs"]
+    for name, field in Config.model_fields.items():
+        properties = definitions[field.annotation.__name__]["properties"]
+        assert set(properties) == set(DEFAULTS[name])
+
+
+@pytest.mark.parametrize(
+    ("rslora", "expected"), [(False, 16 / 8), (True, 16 / math.sqrt(8))], ids=["lora", "rslora"]
+)
+def test_scaling(rslora: bool, expected: float) -> None:
+    assert LoraConfig(r=8, lora_alpha=16, use_rslora=rslora).scaling == expected
+
+
+@pytest.mark.parametrize("names", [["q_proj", "v_proj"], ("q_proj", "v_proj")])
+def test_target_modules_become_a_list(names) -> None:
+    assert LoraConfig(target_modules=names).target_modules == ["q_proj", "v_proj"]
+
+
+def test_a_set_of_target_modules_has_one_order() -> None:
+    assert LoraConfig(target_modules={"v_proj", "q_proj"}).target_modules == ["q_proj", "v_proj"]
+
+
+@pytest.mark.parametrize(
+    "value", ["q_proj", [], [3], [""], ["q_proj", "q_proj"], None, 3, {"q_proj": 1}, True]
+)
+def test_wrong_target_modules(value) -> None:
+    assert "target_modules in LoraConfig must" in message(lambda: LoraConfig(target_modules=value))
+
+
+@pytest.mark.parametrize(
+    ("section", "values"),
+    [
+        (LoraConfig, {"r": 0}),
+        (LoraConfig, {"r": 8.0}),
+        (LoraConfig, {"r": True}),
+        (LoraConfig, {"r": "8"}),
+        (LoraConfig, {"r": None}),
+        (LoraConfig, {"lora_alpha": 0}),
+        (LoraConfig, {"lora_dropout": 1.0}),
+        (LoraConfig, {"lora_dropout": -0.1}),
+        (LoraConfig, {"lora_dropout": math.nan}),
+        (LoraConfig, {"use_rslora": 1}),
+        (QuantConfig, {"scheme": "fp4"}),
+        (QuantConfig, {"scheme": None}),
+        (QuantConfig, {"blocksize": 65}),
+        (QuantConfig, {"blocksize": 64.0}),
+        (QuantConfig, {"blocksize": True}),
+        (QuantConfig, {"double_quant": "yes"}),
+        (DataConfig, {"max_seq_length": 1}),
+        (DataConfig, {"train": ""}),
+        (DataConfig, {"train": 3}),
+        (TrainConfig, {"num_train_epochs": 0}),
+        (TrainConfig, {"num_train_epochs": math.inf}),
+        (TrainConfig, {"max_steps": 0}),
+        (TrainConfig, {"max_steps": -2}),
+        (TrainConfig, {"per_device_train_batch_size": 0}),
+        (TrainConfig, {"gradient_accumulation_steps": 0}),
+        (TrainConfig, {"compute_dtype": "float16"}),
+        (TrainConfig, {"seed": -1}),
+        (TrainConfig, {"seed": 2**32}),
+        (OptimConfig, {"learning_rate": 0.0}),
+        (OptimConfig, {"learning_rate": math.nan}),
+        (OptimConfig, {"learning_rate": True}),
+        (OptimConfig, {"lr_scheduler_type": "polynomial"}),
+        (OptimConfig, {"warmup_ratio": 1.5}),
+        (OptimConfig, {"warmup_steps": -1}),
+        (OptimConfig, {"weight_decay": -0.1}),
+        (OptimConfig, {"max_grad_norm": -1.0}),
+        (OptimConfig, {"adam_beta1": 1.0}),
+        (OptimConfig, {"adam_beta2": -0.1}),
+        (OptimConfig, {"adam_epsilon": 0.0}),
+        (EvalConfig, {"eval_steps": -1}),
+        (EvalConfig, {"eval_steps": 1.0}),
+        (EvalConfig, {"eval_steps": 0.0}),
+        (EvalConfig, {"eval_steps": 1.5}),
+        (EvalConfig, {"eval_steps": math.nan}),
+        (EvalConfig, {"eval_steps": True}),
+        (OutputConfig, {"dir": ""}),
+        (OutputConfig, {"save_steps": 0}),
+        (OutputConfig, {"save_total_limit": 0}),
+        (DeviceConfig, {"adapter": -1}),
+        (DeviceConfig, {"adapter": True}),
+    ],
+)
+def test_wrong_values_name_key_and_class(section, values) -> None:
+    (key,) = values
+    text = message(lambda: section(**values))
+    assert text.startswith(f"{key} in {section.__name__} must ")
+    assert ", got " in text
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("section", "values"),
+    [
+        (LoraConfig, {"lora_dropout": 0}),
+        (LoraConfig, {"r": 1}),
+        (QuantConfig, {"scheme": "none", "blocksize": 4096}),
+        (TrainConfig, {"num_train_epochs": 3}),
+        (TrainConfig, {"num_train_epochs": 0.5}),
+        (TrainConfig, {"max_steps": 1}),
+        (TrainConfig, {"seed": 2**32 - 1}),
+        (OptimConfig, {"learning_rate": 1}),
+        (OptimConfig, {"max_grad_norm": 0}),
+        (EvalConfig, {"eval_steps": 0}),
+        (EvalConfig, {"eval_steps": 1}),
+        (EvalConfig, {"eval_steps": 0.25}),
+        (OutputConfig, {"save_total_limit": None}),
+    ],
+)
+def test_values_at_the_edges(section, values) -> None:
+    built = section(**values)
+    for key, value in values.items():
+        assert getattr(built, key) == value
+
+
+def test_an_adapter_index_may_be_a_number() -> None:
+    assert DeviceConfig(adapter=1).adapter == "1"
+
+
+def test_numpy_scalars_and_paths_are_taken_for_what_they_hold() -> None:
+    assert LoraConfig(r=np.int64(4), lora_dropout=np.float64(0.5)).r == 4
+    assert OutputConfig(dir=Path("a") / "b").dir == str(Path("a") / "b")
+
+
+def test_several_problems_are_listed_together() -> None:
+    lines = message(lambda: LoraConfig(r=0, lora_alpha="x", nonsense=1)).splitlines()
+    assert lines[0] == "LoraConfig has 3 problems:"
+    assert [line.split()[1] for line in lines[1:]] == ["r", "lora_alpha", "unknown"]
+
+
+def test_problems_of_all_sections_are_listed_together() -> None:
+    text = message(lambda: Config(model={}, lora={"r": 0}, train={"seed": "x"}))
+    assert "has 3 problems" in text
+    assert "model.path is required" in text
+    assert "lora.r in Config must be at least 1, got 0" in text
+    assert "train.seed in Config must be an integer, got 'x'" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("rank", "r"), ("alpha", "lora_alpha"), ("lora_dropuot", "lora_dropout")],
+)
+def test_unknown_keywords_get_a_suggestion(name: str, meant: str) -> None:
+    expected = f"unknown key '{name}' in LoraConfig: did you mean '{meant}'?"
+    assert message(lambda: LoraConfig(**{name: 1})) == expected
+
+
+def test_positional_arguments_are_refused() -> None:
+    assert message(lambda: LoraConfig(8)) == "LoraConfig takes keyword arguments only"
+
+
+def test_a_section_of_the_wrong_kind() -> None:
+    text = message(lambda: Config(model={"path": "x"}, lora=3))
+    assert text == "lora in Config must be a section of keys, got 3"
+    assert "must be a section" in message(lambda: Config(model={"path": "x"}, lora=QuantConfig()))
+
+
+def test_sections_are_frozen() -> None:
+    lora = LoraConfig()
+    assert "model_copy" in message(lambda: setattr(lora, "r", 3))
+    assert "cannot be deleted" in message(lambda: delattr(lora, "r"))
+    assert lora == LoraConfig()
+
+
+def test_a_changed_copy_is_checked() -> None:
+    assert LoraConfig().model_copy(update={"r": 4}) == LoraConfig(r=4)
+    assert "at least 1" in message(lambda: LoraConfig().model_copy(update={"r": 0}))
+    assert "did you mean 'r'" in message(lambda: LoraConfig().model_copy(update={"rank": 4}))
+    config = Config(model={"path": "x"})
+    assert config.model_copy(update={"lora": LoraConfig(r=2)}).lora.r == 2
+    assert config.lora.r == 16
+
+
+def test_model_validate_raises_the_same_error() -> None:
+    assert "at least 1" in message(lambda: LoraConfig.model_validate({"r": 0}))
+
+
+def test_require_train_path() -> None:
+    assert "data.train is required" in message(Config(model={"path": "x"}).require_train_path)
+    config = Config(model={"path": "x"}, data={"train": "a.jsonl"})
+    assert config.require_train_path() == "a.jsonl"
+
+
+def test_long_values_are_cut_in_messages() -> None:
+    assert len(message(lambda: LoraConfig(r="x" * 10_000))) < 200
+    assert "a huge integer" in message(lambda: TrainConfig(seed=10**10_000))
