@@ -148,7 +148,7 @@ class Graph:
         found = self._gradients.get(tensor)
         if found is not None:
             return found, True
-        made = matrix(f"d {tensor.name}", tensor.rows, tensor.columns, tensor.grad_dtype)
+        made = matrix(f"d {tensor.name}", tensor.rows, tensor.columns, "float32")
         self._gradients[tensor] = made
         return made, False
 

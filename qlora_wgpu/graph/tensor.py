@@ -49,7 +49,6 @@ class Tensor:
         storage: Where the bytes live, or None if the plan finds them a slot.
         offset: First byte within ``storage``.
         requires_grad: Whether an adapter's parameter led to it.
-        grad_dtype: The element type its gradient is kept in.
     """
 
     name: str
@@ -60,7 +59,6 @@ class Tensor:
     storage: Storage | None = None
     offset: int = 0
     requires_grad: bool = False
-    grad_dtype: str = "float32"
 
     @property
     def nbytes(self) -> int:

@@ -1,6 +1,7 @@
-// delta = do·o, per query and head: what softmax's gradient subtracts.
+// lse_delta = (lse, delta), delta = do·o, per query and head: what softmax's gradient needs.
 //
-// o, dout (rows, heads · head_dim) operands, delta (rows, heads) float32, overwritten.
+// o, dout (rows, heads · head_dim) operands, lse (rows, heads) float32, lse_delta (rows, heads) of
+// pairs, overwritten; one buffer, since eight are all that every adapter can bind.
 // Launcher: ops/attention.py.
 //#include common/head_unit.wgsl
 
@@ -13,7 +14,8 @@ struct Params {
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> o: array<HeadUnit>;
 @group(0) @binding(2) var<storage, read> dout: array<HeadUnit>;
-@group(0) @binding(3) var<storage, read_write> delta: array<f32>;
+@group(0) @binding(3) var<storage, read> lse: array<f32>;
+@group(0) @binding(4) var<storage, read_write> lse_delta: array<vec2<f32>>;
 
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
@@ -25,5 +27,5 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let base = row * params.stride + (i % params.heads) * UNITS;
     var sum = 0.0;
     //#unroll d UNITS: sum += dot(unpack_head(o[base + $du]), unpack_head(dout[base + $du]));
-    delta[i] = sum;
+    lse_delta[i] = vec2<f32>(lse[i], sum);
 }

@@ -2,7 +2,7 @@
 // p = exp(scale · q·k - lse), over the queries of all heads that share the key's head.
 //
 // q, dout (batch · seq, heads · head_dim), k, v, dk, dv (batch · seq, kv_heads · head_dim)
-// operands, lse (batch, heads, seq), delta (batch · seq, heads) float32, segments (batch · seq).
+// operands, lse_delta (batch · seq, heads) of float32 pairs, segments (batch · seq).
 // dk and dv are overwritten. One invocation holds one key of one head. Launcher: ops/attention.py.
 //#include common/head_unit.wgsl
 //#include common/attention_mask.wgsl
@@ -23,10 +23,9 @@ struct Params {
 @group(0) @binding(3) var<storage, read> v: array<HeadUnit>;
 @group(0) @binding(4) var<storage, read> segments: array<u32>;
 @group(0) @binding(5) var<storage, read> dout: array<HeadUnit>;
-@group(0) @binding(6) var<storage, read> lse: array<f32>;
-@group(0) @binding(7) var<storage, read> delta: array<f32>;
-@group(0) @binding(8) var<storage, read_write> dk: array<HeadUnit>;
-@group(0) @binding(9) var<storage, read_write> dv: array<HeadUnit>;
+@group(0) @binding(6) var<storage, read> lse_delta: array<vec2<f32>>;
+@group(0) @binding(7) var<storage, read_write> dk: array<HeadUnit>;
+@group(0) @binding(8) var<storage, read_write> dv: array<HeadUnit>;
 
 @compute @workgroup_size(LANES)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
@@ -40,15 +39,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     //#unroll d UNITS: let k_$d = unpack_head(k[kv_at + $du]) * params.scale; let v_$d = unpack_head(v[kv_at + $du]); var dk_$d = HeadValue(0.0); var dv_$d = HeadValue(0.0);
     for (var h = 0u; h < params.group; h += 1u) {
         let head = group.y * params.group + h;
-        let lse0 = (group.z * params.heads + head) * params.seq;
         for (var query = group.x * LANES; query < params.seq; query += 1u) {
             let at = (row0 + query) * params.q_stride + head * UNITS;
             var s = 0.0;
             var dp = 0.0;
             //#unroll d UNITS: let q_$d = unpack_head(q[at + $du]); let do_$d = unpack_head(dout[at + $du]); s += dot(k_$d, q_$d); dp += dot(v_$d, do_$d);
             let sees = visible(query, key, segments[row0 + query], segment);
-            let p = select(0.0, exp(min(s - lse[lse0 + query], 0.0)), sees);
-            let ds = p * (dp - delta[(row0 + query) * params.heads + head]);
+            let other = lse_delta[(row0 + query) * params.heads + head];
+            let p = select(0.0, exp(min(s - other.x, 0.0)), sees);
+            let ds = p * (dp - other.y);
             //#unroll d UNITS: dv_$d += p * do_$d; dk_$d += ds * q_$d;
         }
     }

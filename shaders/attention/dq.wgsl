@@ -1,7 +1,7 @@
 // dq = scale · Σ_key ds · k,  ds = p · (do·v - delta),  p = exp(scale · q·k - lse).
 //
 // q, dout, dq (batch · seq, heads · head_dim), k, v (batch · seq, kv_heads · head_dim) operands,
-// lse (batch, heads, seq), delta (batch · seq, heads) float32, segments (batch · seq).
+// lse_delta (batch · seq, heads) of float32 pairs, segments (batch · seq).
 // dq is overwritten. One invocation holds one query of one head. Launcher: ops/attention.py.
 //#include common/head_unit.wgsl
 //#include common/attention_mask.wgsl
@@ -22,9 +22,8 @@ struct Params {
 @group(0) @binding(3) var<storage, read> v: array<HeadUnit>;
 @group(0) @binding(4) var<storage, read> segments: array<u32>;
 @group(0) @binding(5) var<storage, read> dout: array<HeadUnit>;
-@group(0) @binding(6) var<storage, read> lse: array<f32>;
-@group(0) @binding(7) var<storage, read> delta: array<f32>;
-@group(0) @binding(8) var<storage, read_write> dq: array<HeadUnit>;
+@group(0) @binding(6) var<storage, read> lse_delta: array<vec2<f32>>;
+@group(0) @binding(7) var<storage, read_write> dq: array<HeadUnit>;
 
 @compute @workgroup_size(LANES)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
@@ -37,8 +36,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     let q_base = (row0 + query) * params.q_stride + head * UNITS;
     let kv_base = row0 * params.kv_stride + (head / params.group) * UNITS;
     let segment = segments[row0 + query];
-    let own_lse = lse[(group.z * params.heads + head) * params.seq + query];
-    let own_delta = delta[(row0 + query) * params.heads + head];
+    let own = lse_delta[(row0 + query) * params.heads + head];
     let end = min(params.seq, (group.x + 1u) * LANES);
     //#unroll d UNITS: let q_$d = unpack_head(q[q_base + $du]) * params.scale; let do_$d = unpack_head(dout[q_base + $du]); var dq_$d = HeadValue(0.0);
     for (var key = 0u; key < end; key += 1u) {
@@ -47,8 +45,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         var dp = 0.0;
         //#unroll d UNITS: let k_$d = unpack_head(k[at + $du]); s += dot(q_$d, k_$d); dp += dot(do_$d, unpack_head(v[at + $du]));
         let sees = visible(query, key, segment, segments[row0 + key]);
-        let p = select(0.0, exp(min(s - own_lse, 0.0)), sees);
-        let ds = p * (dp - own_delta);
+        let p = select(0.0, exp(min(s - own.x, 0.0)), sees);
+        let ds = p * (dp - own.y);
         //#unroll d UNITS: dq_$d += ds * k_$d;
     }
     //#unroll d UNITS: dq[q_base + $du] = pack_head(dq_$d * params.scale);

@@ -2,7 +2,7 @@
 // grouped keys and values, after FlashAttention (Dao et al., 2022): scores never exist whole.
 //
 // q, o (batch · seq, heads · head_dim), k, v (batch · seq, kv_heads · head_dim) operands,
-// segments (batch · seq), lse (batch, heads, seq) float32. o and lse are overwritten; a query that
+// segments (batch · seq), lse (batch · seq, heads) float32. o and lse are overwritten; a query that
 // sees no key gets o = 0 and a large lse. One invocation holds one query of one head and walks
 // KEYS keys a turn. Launcher: ops/attention.py.
 //#include common/head_unit.wgsl
@@ -55,7 +55,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         //#unroll d UNITS: o_$d *= shrink;
         //#unroll c KEYS, d UNITS: o_$d += p_$c * unpack_head(v[at_$c + $du]);
     }
-    let lse_at = (group.z * params.heads + head) * params.seq + query;
+    let lse_at = (row0 + query) * params.heads + head;
     if (sum > 0.0) {
         lse[lse_at] = top + accurate_log(sum);
     } else {

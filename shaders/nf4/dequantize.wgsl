@@ -3,7 +3,7 @@
 // Element e = (row0 + n)·in_features + k of the flat matrix: byte e/2 of codes, the high nibble if
 // e is even; block e / blocksize. scale = absmax[block], or doubly quantized (DOUBLE_QUANT)
 // nested_map[absmax_code] · nested_absmax[block / nested_blocksize] + nested_offset.
-// maps: the 16 values of quant_map, then the 256 of nested_map.
+// maps: the 16 values of quant_map, then the 256 of nested_map and nested_offset.
 // w (rows, in_features) is overwritten, padded with zeros to units of eight; ALIGNED where
 // in_features is a multiple of eight, so that eight elements share a word and a block.
 // Launcher: ops/nf4.py.
@@ -16,7 +16,6 @@ struct Params {
     row0: u32,
     blocksize: u32,
     nested_blocksize: u32,
-    nested_offset: f32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -29,7 +28,7 @@ struct Params {
 
 fn block_scale(block: u32) -> f32 {
     let code = (absmax[block / 4u] >> (8u * (block % 4u))) & 0xffu;
-    return maps[16u + code] * nested_absmax[block / params.nested_blocksize] + params.nested_offset;
+    return maps[16u + code] * nested_absmax[block / params.nested_blocksize] + maps[272];
 }
 //#else
 @group(0) @binding(2) var<storage, read> absmax: array<f32>;

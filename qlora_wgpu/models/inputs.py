@@ -1,0 +1,122 @@
+"""Checking and packing a micro-batch into the one buffer that a step reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.errors import ShapeError
+from qlora_wgpu.ops.batch import INFO_DROPOUT, INFO_KEY, INFO_LABEL_ROWS, INFO_LENGTH, Batch
+
+IGNORED = -100
+IntArray = npt.NDArray[np.int64]
+
+
+def checked_ids(input_ids: Any, vocab_size: int) -> IntArray:
+    """Token ids as an int64 array (batch, seq).
+
+    Raises:
+        ShapeError: If they are no such array, or an id is outside the vocabulary.
+    """
+    ids = _integers("input_ids", input_ids)
+    if ids.ndim != 2 or not ids.size:
+        raise ShapeError(f"input_ids must have shape (batch, seq), got {ids.shape}")
+    if ids.min() < 0 or ids.max() >= vocab_size:
+        raise ShapeError(
+            f"input_ids must be from 0 to {vocab_size - 1} (vocab_size {vocab_size}), "
+            f"got {ids.min()} to {ids.max()}"
+        )
+    return ids
+
+
+def checked_labels(labels: Any, shape: tuple[int, ...], vocab_size: int) -> IntArray:
+    """Labels as an int64 array of the ids' shape.
+
+    Raises:
+        ShapeError: If they have another, or one is neither -100 nor a token.
+    """
+    array = _integers("labels", labels)
+    if array.shape != shape:
+        raise ShapeError(f"labels must have input_ids' shape {shape}, got {array.shape}")
+    real = array[array != IGNORED]
+    if real.size and (real.min() < 0 or real.max() >= vocab_size):
+        raise ShapeError(
+            f"labels must be {IGNORED} or from 0 to {vocab_size - 1}, "
+            f"got {real.min()} to {real.max()}"
+        )
+    return array
+
+
+def checked_mask(attention_mask: Any, shape: tuple[int, ...]) -> IntArray:
+    """The mask as an int64 array of the ids' shape, all ones where there is none.
+
+    Raises:
+        ShapeError: If it has another shape or holds anything but 0 and 1.
+    """
+    if attention_mask is None:
+        return np.ones(shape, np.int64)
+    mask = np.asarray(attention_mask)
+    mask = _integers("attention_mask", mask.astype(np.int64) if mask.dtype == bool else mask)
+    if mask.shape != shape:
+        raise ShapeError(f"attention_mask must have input_ids' shape {shape}, got {mask.shape}")
+    if mask.min() < 0 or mask.max() > 1:
+        raise ShapeError("attention_mask must hold only 0 and 1")
+    return mask
+
+
+def _integers(name: str, value: Any) -> IntArray:
+    array = np.asarray(value)
+    if array.dtype.kind not in "iu":
+        raise ShapeError(f"{name} must be integers, got {array.dtype}")
+    return array.astype(np.int64)
+
+
+def shifted_targets(labels: IntArray) -> IntArray:
+    """Each row's labels moved one to the left: position t predicts the label of t + 1."""
+    targets = np.full_like(labels, IGNORED)
+    targets[:, :-1] = labels[:, 1:]
+    return targets
+
+
+def pack(
+    batch: Batch,
+    ids: IntArray,
+    mask: IntArray,
+    targets: IntArray | None = None,
+    rows: npt.NDArray[np.integer[Any]] | None = None,
+    dropout_key: int | None = None,
+) -> npt.NDArray[np.uint8]:
+    """The bytes of a batch's storage.
+
+    Args:
+        batch: Its layout.
+        ids: (batch, seq).
+        mask: (batch, seq), 0 for padding.
+        targets: (batch, seq) from ``shifted_targets``.
+        rows: Rows to list as label rows instead of those that have a target.
+        dropout_key: Turns dropout on, with this micro-batch's key.
+    """
+    data = np.zeros(batch.storage.nbytes, np.uint8)
+
+    def put(offset: int, values: npt.NDArray[Any], dtype: type) -> None:
+        raw = np.ascontiguousarray(values.reshape(-1).astype(dtype)).view(np.uint8)
+        data[offset : offset + raw.size] = raw
+
+    if rows is None:
+        rows = np.zeros(0, np.int64)
+        if targets is not None:
+            rows = np.flatnonzero(targets.reshape(-1) != IGNORED)
+    info = np.zeros(INFO_LENGTH, np.uint32)
+    info[INFO_LABEL_ROWS] = len(rows)
+    if dropout_key is not None:
+        info[INFO_DROPOUT], info[INFO_KEY] = 1, dropout_key
+    put(batch.input_ids.offset, ids, np.uint32)
+    put(batch.label_rows.offset, np.asarray(rows), np.uint32)
+    put(batch.positions.offset, np.tile(np.arange(batch.seq), batch.batch), np.uint32)
+    put(batch.segments.offset, mask, np.uint32)
+    put(batch.info.offset, info, np.uint32)
+    if targets is not None:
+        put(batch.targets.offset, targets, np.int32)
+    return data

@@ -1,0 +1,44 @@
+"""What a model computes, traced: its loss with or without gradient, its hidden states, its logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.tensor import Storage, Tensor
+from qlora_wgpu.models.family import Architecture, Family, Modules
+from qlora_wgpu.ops.batch import Batch
+from qlora_wgpu.ops.cross_entropy import chunk_rows, cross_entropy, logits_of_rows
+
+
+@dataclass(frozen=True)
+class Network:
+    """A family's forward with the weights it runs on; needs no device to be traced."""
+
+    family: Family
+    architecture: Architecture
+    modules: Modules
+
+    def trace_loss(
+        self, g: Graph, batch: Batch, stats: Tensor, *, gradient: bool, checkpointing: bool
+    ) -> None:
+        """Adds the batch's summed loss to ``stats`` and, if asked, its gradient to the adapter's."""
+        hidden = self._hidden(g, batch, checkpointing=checkpointing and gradient)
+        cross_entropy(g, hidden, self.modules.head, batch, stats, gradient=gradient)
+        if gradient:
+            g.backward()
+
+    def trace_hidden(self, g: Graph, batch: Batch) -> Tensor:
+        """The normalized hidden states (rows, hidden_size), kept after the run."""
+        hidden = self._hidden(g, batch, checkpointing=False)
+        hidden.storage = Storage("hidden states", "activations", hidden.nbytes)
+        return hidden
+
+    def trace_logits(self, g: Graph, hidden: Tensor, batch: Batch) -> Tensor:
+        """float32 logits of the first rows that the batch lists, a chunk's worth."""
+        count = chunk_rows(g, self.architecture.vocab_size, batch.rows)
+        return logits_of_rows(g, hidden, self.modules.head, batch, 0, count)
+
+    def _hidden(self, g: Graph, batch: Batch, *, checkpointing: bool) -> Tensor:
+        config = self.architecture.config
+        return self.family.forward(g, config, self.modules, batch, checkpointing=checkpointing)

@@ -1,0 +1,80 @@
+"""Rotary frequencies from a config.json, old keys and new."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.errors import UnsupportedModelError
+
+_KNOWN = {
+    "default": set[str](),
+    "linear": {"factor"},
+    "llama3": {
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_max_position_embeddings",
+    },
+}
+_ALWAYS_ALLOWED = {"rope_type", "type", "rope_theta", "original_max_position_embeddings"}
+
+
+def inverse_frequencies(config: Mapping[str, Any], rotary_dim: int) -> npt.NDArray[np.float32]:
+    """Angle per position of each rotated pair, in float32 as Hugging Face computes it.
+
+    Args:
+        config: A config.json, with ``rope_parameters``, or ``rope_theta`` and ``rope_scaling``.
+        rotary_dim: Elements of a head that are rotated.
+
+    Returns:
+        (rotary_dim / 2) float32.
+
+    Raises:
+        UnsupportedModelError: If the kind of scaling or one of its keys is not known.
+    """
+    scaling = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    theta = float(scaling.get("rope_theta", config.get("rope_theta", 10000.0)))
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind not in _KNOWN:
+        raise UnsupportedModelError(
+            f"config.json: rope type {kind!r} is not supported (known: {', '.join(_KNOWN)})"
+        )
+    missing = _KNOWN[kind] - set(scaling)
+    unknown = set(scaling) - _KNOWN[kind] - _ALWAYS_ALLOWED
+    if missing or unknown:
+        raise UnsupportedModelError(
+            f"config.json: RoPE of type {kind!r} has missing or unknown keys: "
+            f"{', '.join(sorted(missing | unknown))}"
+        )
+    exponents = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
+    frequencies = (np.float32(1.0) / np.float32(theta) ** exponents).astype(np.float32)
+    if kind == "linear":
+        return frequencies / np.float32(scaling["factor"])
+    if kind == "llama3":
+        return _llama3(frequencies, scaling)
+    return frequencies
+
+
+def _llama3(
+    frequencies: npt.NDArray[np.float32], scaling: Mapping[str, Any]
+) -> npt.NDArray[np.float32]:
+    """Llama 3.1's: long waves are stretched by factor, short ones kept, those between blended."""
+    factor, context = float(scaling["factor"]), float(scaling["original_max_position_embeddings"])
+    low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
+    waves = 2 * math.pi / frequencies
+    share = np.clip((context / waves - low) / (high - low), 0.0, 1.0).astype(np.float32)
+    blended = (1 - share) * frequencies / np.float32(factor) + share * frequencies
+    return blended.astype(np.float32)
+
+
+def rotation_table(
+    frequencies: npt.NDArray[np.float32], positions: int
+) -> npt.NDArray[np.float32]:
+    """(positions, len(frequencies), 2) of (cos, sin), angles rounded to float32 as in PyTorch."""
+    angles = np.arange(positions, dtype=np.float32)[:, None] * frequencies
+    return np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32)

@@ -1,0 +1,222 @@
+"""Frozen weights on the device: which form each takes, its bytes, and its upload.
+
+The same code lays out a model whose weights are still to be seen (for a memory plan) and one that
+is being loaded; in the latter case each tensor is read, quantized, uploaded and forgotten before
+the next, so host memory stays near one tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.config import QuantConfig
+from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.graph.program import allocate
+from qlora_wgpu.graph.tensor import (
+    ROW_UNIT,
+    Storage,
+    Tensor,
+    matrix,
+    pad_rows,
+    padded,
+    to_bfloat16,
+    vector,
+)
+from qlora_wgpu.models.adapter import Adapter
+from qlora_wgpu.models.family import Architecture, LinearSpec, Modules
+from qlora_wgpu.ops.modules import DenseMatrix, Linear, Matrix
+from qlora_wgpu.ops.nf4 import NF4Matrix
+from qlora_wgpu.quant import NF4Tensor, quantize_nf4
+
+FloatArray = npt.NDArray[np.float32]
+
+
+class WeightLayout:
+    """Builds a model's modules."""
+
+    def __init__(
+        self,
+        quant: QuantConfig,
+        dtype: str,
+        max_binding: int,
+        folder: ModelFolder | None = None,
+        device: Device | None = None,
+    ) -> None:
+        """Without a folder and a device, shapes and bytes only."""
+        self._quant = quant
+        self._dtype = dtype
+        self._max_binding = max_binding
+        self._folder = folder
+        self._device = device
+
+    def modules(
+        self,
+        architecture: Architecture,
+        adapter: Adapter,
+        progress: Callable[[str], None] = lambda name: None,
+    ) -> Modules:
+        """Lays out, and if there is a device uploads, every weight.
+
+        Args:
+            architecture: What the model is made of.
+            adapter: Whose pairs the layers get.
+            progress: Called with each tensor's name before it is read.
+
+        Raises:
+            CheckpointError: If a tensor is missing, damaged or of another shape.
+            OutOfMemoryError: If the device has no room.
+        """
+        vocab, hidden = architecture.vocab_size, architecture.hidden_size
+        embed_name = self._first_present(architecture.embed_name, architecture.head_name)
+        progress(embed_name)
+        embedding = self._dense(embed_name, vocab, hidden)
+        head: Matrix = embedding
+        if not architecture.tied:
+            progress(architecture.head_name)
+            head = self._dense(architecture.head_name, vocab, hidden)
+        linears = {}
+        for spec in architecture.linears:
+            progress(spec.name)
+            linears[spec.name] = self._linear(spec, adapter)
+        norms = {n: self._vector(n, size, "norms") for n, size in architecture.norms.items()}
+        return Modules(embedding, head, linears, norms)
+
+    def _first_present(self, name: str, other: str) -> str:
+        """A tied matrix may be stored under either name."""
+        if self._folder is not None and not self._folder.has(name) and self._folder.has(other):
+            return other
+        return name
+
+    def _linear(self, spec: LinearSpec, adapter: Adapter) -> Linear:
+        name = f"{spec.name}.weight"
+        if self._quant.scheme == "nf4":
+            weight: Matrix = self._nf4(name, spec.out_features, spec.in_features)
+        else:
+            weight = self._dense(name, spec.out_features, spec.in_features)
+        bias = None
+        if spec.bias:
+            bias = self._vector(f"{spec.name}.bias", spec.out_features, "norms")
+        elif self._folder is not None and self._folder.has(f"{spec.name}.bias"):
+            raise CheckpointError(
+                f"{self._folder.path}: the weights hold {spec.name}.bias, but config.json says "
+                "that this layer has no bias"
+            )
+        return Linear(spec.name, weight, bias, adapter.loras.get(spec.name))
+
+    def _keep(self, label: str, kind: str, nbytes: int, data: npt.NDArray[Any] | None) -> Storage:
+        storage = Storage(label, kind, nbytes, data)
+        if self._device is not None:
+            allocate(self._device, storage)
+            storage.data = None
+        return storage
+
+    def _read(self, name: str, shape: tuple[int, ...]) -> FloatArray | None:
+        if self._folder is None:
+            return None
+        stored = self._folder.nf4(name) if len(shape) == 2 else None
+        array = stored.dequantize() if stored is not None else self._folder.float32(name)
+        _check_shape(self._folder, name, array.shape, shape)
+        return array
+
+    def _vector(self, name: str, size: int, kind: str) -> Tensor:
+        array = self._read(name, (size,))
+        data = None if array is None else pad_rows(array)
+        return vector(name, size, "float32", self._keep(name, kind, 4 * padded(size), data), 0)
+
+    def _dense(self, name: str, rows: int, columns: int) -> DenseMatrix:
+        array = self._read(name, (rows, columns))
+        row_bytes = matrix("", 1, columns, self._dtype).nbytes
+        most = max(self._max_binding // row_bytes // ROW_UNIT * ROW_UNIT, ROW_UNIT)
+        pieces = []
+        for row0 in range(0, rows, most):
+            count = min(most, rows - row0)
+            data: npt.NDArray[Any] | None = None
+            if array is not None:
+                data = pad_rows(array[row0 : row0 + count])
+                data = to_bfloat16(data) if self._dtype == "bfloat16" else data
+            storage = self._keep(name, "base", count * row_bytes, data)
+            pieces.append((row0, matrix(name, count, columns, self._dtype, storage)))
+        return DenseMatrix(rows, columns, tuple(pieces))
+
+    def _nf4(self, name: str, rows: int, columns: int) -> NF4Matrix:
+        quantized = self._quantized(name, rows, columns)
+        blocksize, double = self._quant.blocksize, self._quant.double_quant
+        nested_blocksize = 256
+        if quantized is not None:
+            blocksize, nested_blocksize = quantized.blocksize, quantized.nested_blocksize
+            double = quantized.nested_absmax is not None
+        blocks = -(-rows * columns // blocksize)
+
+        def part(leaf: str, length: int, dtype: str, data: npt.NDArray[Any] | None) -> Tensor:
+            nbytes = 4 * length
+            return vector(
+                f"{name}.{leaf}", length, dtype, self._keep(f"{name}.{leaf}", "base", nbytes, data)
+            )
+
+        return NF4Matrix(
+            name=name,
+            rows=rows,
+            columns=columns,
+            blocksize=blocksize,
+            codes=part(
+                "codes", -(-rows * columns // 8), "uint32", quantized and _words(quantized.codes)
+            ),
+            absmax=part(
+                "absmax",
+                -(-blocks // 4) if double else blocks,
+                "uint32" if double else "float32",
+                quantized and _words(quantized.absmax),
+            ),
+            maps=part("maps", 273, "float32", quantized and _maps(quantized)),
+            nested_absmax=part(
+                "nested_absmax",
+                -(-blocks // nested_blocksize),
+                "float32",
+                quantized and quantized.nested_absmax,
+            )
+            if double
+            else None,
+            nested_blocksize=nested_blocksize,
+        )
+
+    def _quantized(self, name: str, rows: int, columns: int) -> NF4Tensor | None:
+        if self._folder is None:
+            return None
+        stored = self._folder.nf4(name)
+        if stored is not None:
+            _check_shape(self._folder, name, stored.shape, (rows, columns))
+            return stored
+        array = self._read(name, (rows, columns))
+        assert array is not None
+        return quantize_nf4(array, self._quant.blocksize, self._quant.double_quant)
+
+
+def _words(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Bytes, padded to whole 32-bit words; float32 as it is."""
+    if array.dtype == np.float32:
+        return array
+    return np.pad(array.reshape(-1), (0, -array.size % 4))
+
+
+def _maps(quantized: NF4Tensor) -> FloatArray:
+    maps = np.zeros(273, np.float32)
+    maps[:16] = quantized.quant_map
+    if quantized.nested_quant_map is not None:
+        maps[16:272] = quantized.nested_quant_map
+        maps[272] = quantized.nested_offset
+    return maps
+
+
+def _check_shape(
+    folder: ModelFolder, name: str, found: tuple[int, ...], wanted: tuple[int, ...]
+) -> None:
+    if tuple(found) != wanted:
+        raise CheckpointError(
+            f"{folder.path}: {name} has shape {tuple(found)}, but config.json asks for {wanted}"
+        )

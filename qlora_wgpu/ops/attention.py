@@ -1,0 +1,105 @@
+"""Causal attention with grouped keys, forward and exact backward, without stored scores."""
+
+from __future__ import annotations
+
+from qlora_wgpu.gpu.device import fold_workgroups
+from qlora_wgpu.graph.graph import Graph, GraphError, ceil_div
+from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.ops.batch import Batch
+from qlora_wgpu.ops.tensor import as_operand
+
+
+def attention(
+    g: Graph, q: Tensor, k: Tensor, v: Tensor, batch: Batch, head_dim: int, scale: float
+) -> Tensor:
+    """softmax(scale · q·kᵀ, causal and masked by ``batch.segments``) · v, per head.
+
+    Args:
+        g: The graph.
+        q: (rows, heads · head_dim) operand.
+        k: (rows, kv_heads · head_dim) operand; kv_heads divides heads.
+        v: Like k.
+        batch: Its shape and segments.
+        head_dim: Elements of a head; even.
+        scale: Of the scores.
+
+    Returns:
+        (rows, heads · head_dim) operand.
+    """
+    heads, kv_heads = q.columns // head_dim, k.columns // head_dim
+    if head_dim % 2 or heads % kv_heads or k.columns != v.columns:
+        raise GraphError(f"attention: {q}, {k}, {v} with head_dim {head_dim} do not fit")
+    unit = 4 if head_dim % 4 == 0 else 2
+    lanes = g.profile.attention_lanes
+    constants = {
+        "BF16": g.bf16,
+        "HEAD_UNIT4": unit == 4,
+        "UNITS": head_dim // unit,
+        "LANES": lanes,
+    }
+    # Straight-line code is kept within what software adapters compile quickly.
+    keys = g.profile.attention_keys if head_dim <= 32 * unit else 2
+    blocks = ceil_div(batch.seq, lanes)
+
+    def params(x: Tensor) -> dict[str, int | float]:
+        return {
+            "seq": batch.seq,
+            "heads": heads,
+            "group": heads // kv_heads,
+            "q_stride": q.units(unit),
+            "kv_stride": k.units(unit),
+            "pad_units": (x.stride - x.columns) // unit,
+            "scale": scale,
+        }
+
+    o = g.operand("attention", q.rows, q.columns)
+    lse = g.float_vector("lse", q.rows * heads)
+    pairs = batch.batch * heads * batch.seq * (batch.seq + 1) // 2
+    shared = {"q": q, "k": k, "v": v, "segments": batch.segments}
+    g.launch(
+        "attention/forward.wgsl",
+        (blocks, heads, batch.batch),
+        {**shared, "o": o, "lse": lse},
+        params(q),
+        {**constants, "KEYS": keys},
+        flops=4 * pairs * head_dim,
+    )
+
+    def vjp(do: Tensor) -> None:
+        do = as_operand(g, do)
+        lse_delta = g.float_vector("lse and delta", 2 * q.rows * heads)
+        g.launch(
+            "attention/delta.wgsl",
+            fold_workgroups(ceil_div(q.rows * heads, 64)),
+            {"o": o, "dout": do, "lse": lse, "lse_delta": lse_delta},
+            {"rows": q.rows, "heads": heads, "stride": q.units(unit)},
+            {name: constants[name] for name in ("BF16", "HEAD_UNIT4", "UNITS")},
+        )
+        known = {**shared, "dout": do, "lse_delta": lse_delta}
+        if q.requires_grad:
+            dq = g.operand("d q", q.rows, q.columns)
+            g.launch(
+                "attention/dq.wgsl",
+                (blocks, heads, batch.batch),
+                {**known, "dq": dq},
+                params(q),
+                constants,
+                flops=6 * pairs * head_dim,
+            )
+            g.hand_over(q, dq)
+        if k.requires_grad or v.requires_grad:
+            dk = g.operand("d k", k.rows, k.columns)
+            dv = g.operand("d v", v.rows, v.columns)
+            g.launch(
+                "attention/dkdv.wgsl",
+                (blocks, kv_heads, batch.batch),
+                {**known, "dk": dk, "dv": dv},
+                params(k),
+                constants,
+                flops=8 * pairs * head_dim,
+            )
+            g.hand_over(k, dk)
+            g.hand_over(v, dv)
+
+    g.record(o, [q, k, v], vjp)
+    return o

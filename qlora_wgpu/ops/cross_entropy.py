@@ -1,0 +1,109 @@
+"""The language model's loss, fused with ``lm_head``: logits exist for a chunk of rows at a time.
+
+Only rows with a label are multiplied (the batch lists them), and the gradient with respect to
+the hidden states is made in the same pass, so that no logits are kept or computed twice.
+"""
+
+from __future__ import annotations
+
+from qlora_wgpu.gpu.wgsl import Constant
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.ops import gemm
+from qlora_wgpu.ops.batch import Batch
+from qlora_wgpu.ops.modules import Matrix
+from qlora_wgpu.ops.rows import gather, row_constants, row_workgroups, scatter
+from qlora_wgpu.ops.tensor import fill_zero
+
+CHUNK_BYTES = 32 << 20  # of a chunk's float32 logits
+
+
+def chunk_rows(g: Graph, vocab: int, rows: int) -> int:
+    """How many rows' logits exist at once."""
+    fitting = min(CHUNK_BYTES, g.max_binding) // (4 * vocab)
+    return min(max(fitting // 16 * 16, 16), rows)
+
+
+def logits_of_rows(
+    g: Graph, hidden: Tensor, head: Matrix, batch: Batch, first: int, count: int
+) -> Tensor:
+    """float32 logits (count, vocab) of the label rows from ``first`` on."""
+    chunk = gather(g, hidden, count, first, batch)
+    logits = g.float32("logits", count, head.rows)
+    for row0, w in head.shards(g):
+        gemm.nt(
+            g, chunk, w, logits, row0=row0, batch=batch, first_row=first, label="lm_head/forward"
+        )
+    return logits
+
+
+def cross_entropy(
+    g: Graph, hidden: Tensor, head: Matrix, batch: Batch, stats: Tensor, *, gradient: bool
+) -> None:
+    """Adds a batch's summed loss and label count to ``stats``; starts the reverse pass.
+
+    Args:
+        g: The graph.
+        hidden: (rows, hidden_size) operand, normalized.
+        head: ``lm_head``, (vocab_size, hidden_size).
+        batch: Its label rows and targets.
+        stats: float32; element 0 gets the sum of losses, element 1 their number.
+        gradient: Whether d loss / d hidden is made and handed over.
+    """
+    losses = g.float_vector("losses", batch.rows)
+    gradient = gradient and hidden.requires_grad
+    dhidden = g.float32(f"d {hidden.name}", hidden.rows, hidden.columns) if gradient else None
+    if dhidden is not None:
+        fill_zero(g, dhidden)
+    step = chunk_rows(g, head.rows, batch.rows)
+    for first in range(0, batch.rows, step):
+        count = min(step, batch.rows - first)
+        logits = logits_of_rows(g, hidden, head, batch, first, count)
+        dlogits = _softmax(g, logits, batch, losses, first, gradient)
+        if dhidden is None or dlogits is None:
+            continue
+        dchunk = g.float32("d hidden rows", count, hidden.columns)
+        for row0, w in head.shards(g):
+            gemm.nn(
+                g, dlogits, w, dchunk, row0=row0, accumulate=row0 > 0, batch=batch,
+                first_row=first, label="lm_head/backward",
+            )  # fmt: skip
+        scatter(g, dchunk, dhidden, first, batch)
+    lanes: dict[str, Constant] = row_constants(g)
+    del lanes["ROWS"]
+    g.launch(
+        "cross_entropy/total.wgsl",
+        (1, 1, 1),
+        {"losses": losses, "batch_info": batch.info, "stats": stats},
+        constants=lanes,
+    )
+    if dhidden is not None:
+        g.hand_over(hidden, dhidden)
+
+
+def _softmax(
+    g: Graph, logits: Tensor, batch: Batch, losses: Tensor, first: int, gradient: bool
+) -> Tensor | None:
+    tensors = {
+        "logits": logits,
+        "rows": batch.label_rows,
+        "targets": batch.targets,
+        "batch_info": batch.info,
+        "losses": losses,
+    }
+    dlogits = None
+    if gradient:
+        dlogits = tensors["dlogits"] = g.operand("d logits", logits.rows, logits.columns)
+    g.launch(
+        "cross_entropy/forward.wgsl",
+        row_workgroups(g, logits.rows),
+        tensors,
+        {
+            "count": logits.rows,
+            "first": first,
+            "columns": logits.columns,
+            "stride": logits.units(4),
+        },
+        {"BF16": g.bf16, "GRADIENT": gradient, **row_constants(g)},
+    )
+    return dlogits

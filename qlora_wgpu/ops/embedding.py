@@ -1,0 +1,37 @@
+"""Token embedding: rows of a frozen matrix, looked up into the residual stream."""
+
+from __future__ import annotations
+
+from qlora_wgpu.gpu.device import fold_workgroups
+from qlora_wgpu.graph.graph import Graph, ceil_div
+from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.ops.batch import Batch
+from qlora_wgpu.ops.modules import Matrix
+
+
+def embedding(g: Graph, weight: Matrix, batch: Batch) -> Tensor:
+    """Looks up a batch's tokens.
+
+    Args:
+        g: The graph.
+        weight: (vocab_size, hidden_size).
+        batch: Whose ``input_ids`` are looked up; each must be below vocab_size.
+
+    Returns:
+        (rows, hidden_size) float32.
+    """
+    y = g.float32("embedding", batch.rows, weight.columns)
+    for row0, shard in weight.shards(g):
+        g.launch(
+            "embedding/forward.wgsl",
+            fold_workgroups(ceil_div(y.rows * y.units(4), 64)),
+            {"ids": batch.input_ids, "weight": shard, "y": y},
+            {
+                "rows": y.rows,
+                "stride": y.units(4),
+                "row0": row0,
+                "shard_rows": shard.rows,
+            },
+            {"BF16": shard.dtype == "bfloat16"},
+        )
+    return y

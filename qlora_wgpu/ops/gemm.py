@@ -1,0 +1,205 @@
+"""Launchers of the two matrix products: rows with rows (``nt``) and rows with columns (``nn``)."""
+
+from __future__ import annotations
+
+from qlora_wgpu.gpu.wgsl import Constant
+from qlora_wgpu.graph.graph import Graph, GraphError, ceil_div
+from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.ops.batch import Batch
+from qlora_wgpu.ops.dropout import dropout_params
+from qlora_wgpu.ops.modules import Lora
+
+THIN = 64  # products of at most so many columns are cut along their rows instead
+
+
+def nt(
+    g: Graph,
+    x: Tensor,
+    w: Tensor,
+    y: Tensor,
+    *,
+    row0: int = 0,
+    scale: float = 1.0,
+    lora: Lora | None = None,
+    u: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    dropout: Lora | None = None,
+    batch: Batch | None = None,
+    first_row: int | None = None,
+    label: str = "",
+) -> None:
+    """y[:, row0 : row0 + w.rows] = scale · x·wᵀ + u·bᵀ + bias + residual.
+
+    Args:
+        g: The graph.
+        x: (rows, K) operand.
+        w: (columns, K) operand, or float32.
+        y: (rows, ·) operand or float32, overwritten in those columns.
+        row0: First row of ``w`` within the whole matrix; a multiple of eight.
+        scale: Of the product alone.
+        lora: Whose ``b`` is multiplied with ``u``.
+        u: (rows, r) float32.
+        bias: Of the whole matrix.
+        residual: (rows, ·) float32, of y's layout.
+        dropout: The adapter whose mask x gets, if any.
+        batch: Needed for dropout and for ``first_row``.
+        first_row: If given, x is a chunk of the compacted label rows, from this one on.
+        label: For timing tables.
+    """
+    if x.columns != w.columns:
+        raise GraphError(f"gemm: {x} and {w} differ in their columns")
+    tensors = {"x": x, "w": w, "y": y}
+    if u is not None and lora is not None:
+        tensors |= {"u": u, "b": lora.b}
+    if bias is not None:
+        tensors["bias"] = bias
+    if residual is not None:
+        tensors["residual"] = residual
+    masked = dropout is not None and dropout.dropout > 0
+    if masked or first_row is not None:
+        tensors["batch_info"] = _batch_info(batch)
+    _launch(
+        g,
+        "gemm/nt.wgsl",
+        tensors,
+        {
+            "rows": x.rows,
+            "columns": w.rows,
+            "k_units": x.units(8),
+            "x_stride": x.units(8),
+            "w_stride": w.units(8),
+            "y_stride": y.units(4),
+            "y_unit0": row0 // 4,
+            "first_row": first_row or 0,
+            "r_units": ceil_div(u.columns, 4) if u is not None else 0,
+            "r_stride": u.units(4) if u is not None else 0,
+            "scale": scale,
+            **dropout_params(dropout),
+        },
+        {
+            "LORA": u is not None,
+            "BIAS": bias is not None,
+            "RESIDUAL": residual is not None,
+            "ACCUMULATE": False,
+            "ROW_COUNT": first_row is not None,
+            "DROPOUT": masked,
+        },
+        x.columns,
+        label,
+    )
+
+
+def nn(
+    g: Graph,
+    x: Tensor,
+    w: Tensor,
+    y: Tensor,
+    *,
+    row0: int = 0,
+    accumulate: bool = False,
+    scale: float = 1.0,
+    lora: Lora | None = None,
+    u: Tensor | None = None,
+    batch: Batch | None = None,
+    first_row: int | None = None,
+    label: str = "",
+) -> None:
+    """y (+)= scale · x[:, row0 : row0 + w.rows]·w + mask · u·a.
+
+    Args:
+        g: The graph.
+        x: (rows, ·) operand.
+        w: (K, columns) operand, or float32.
+        y: (rows, columns) operand or float32.
+        row0: First column of ``x`` that meets ``w``; a multiple of eight.
+        accumulate: Whether to add to y, which is float32 then.
+        scale: Of the product with ``w`` alone.
+        lora: Whose ``a`` is multiplied with ``u``, and whose dropout mask the product gets.
+        u: (rows, r) float32.
+        batch: Needed for dropout and for ``first_row``.
+        first_row: If given, x is a chunk of the compacted label rows, from this one on.
+        label: For timing tables.
+    """
+    if y.columns != w.columns:
+        raise GraphError(f"gemm: {y} and {w} differ in their columns")
+    if accumulate and y.dtype != "float32":
+        raise GraphError(f"gemm: {y} cannot be added to, it is no float32")
+    tensors = {"x": x, "w": w, "y": y}
+    if u is not None and lora is not None:
+        tensors |= {"u": u, "a": lora.a}
+    masked = lora is not None and lora.dropout > 0
+    if masked or first_row is not None:
+        tensors["batch_info"] = _batch_info(batch)
+    _launch(
+        g,
+        "gemm/nn.wgsl",
+        tensors,
+        {
+            "rows": x.rows,
+            "columns": w.columns,
+            "k": w.rows,
+            "x_stride": x.units(8),
+            "x_unit0": row0 // 8,
+            "w_stride": w.units(8),
+            "y_stride": y.units(4),
+            "y_unit0": 0,
+            "first_row": first_row or 0,
+            "r": u.columns if u is not None else 0,
+            "r_stride": u.stride if u is not None else 0,
+            "scale": scale,
+            **dropout_params(lora),
+        },
+        {
+            "LORA": u is not None,
+            "BIAS": False,
+            "RESIDUAL": False,
+            "ACCUMULATE": accumulate,
+            "ROW_COUNT": first_row is not None,
+            "DROPOUT": masked,
+        },
+        w.rows,
+        label,
+    )
+
+
+def _launch(
+    g: Graph,
+    path: str,
+    tensors: dict[str, Tensor],
+    params: dict[str, int | float],
+    flags: dict[str, Constant],
+    depth: int,
+    label: str,
+) -> None:
+    x, w, y = tensors["x"], tensors["w"], tensors["y"]
+    columns = int(params["columns"])
+    thin = columns <= THIN
+    tile = g.profile.thin_tile if thin else g.profile.gemm_tile
+    across, down = g.profile.thin_group if thin else g.profile.gemm_group
+    constants: dict[str, Constant] = {
+        "BF16": x.dtype == "bfloat16",
+        "W_FLOAT": w.dtype == "float32",
+        "OUT_BF16": y.dtype == "bfloat16",
+        "NEEDS_BATCH_INFO": "batch_info" in tensors,
+        "TILE_M": tile,
+        "WG_N": across,
+        "WG_M": down,
+        **flags,
+    }
+    rank = tensors["u"].columns if "u" in tensors else 0
+    g.launch(
+        path,
+        (ceil_div(columns, 8 * across), ceil_div(x.rows, tile * down), 1),
+        tensors,
+        params,
+        constants,
+        flops=2 * x.rows * columns * (depth + rank),
+        label=label,
+    )
+
+
+def _batch_info(batch: Batch | None) -> Tensor:
+    if batch is None:
+        raise GraphError("gemm: dropout and row counts need the batch")
+    return batch.info

@@ -1,0 +1,35 @@
+"""Zeroing, casting and adding whole tensors."""
+
+from __future__ import annotations
+
+from qlora_wgpu.gpu.device import fold_workgroups
+from qlora_wgpu.graph.graph import Graph, GraphError, ceil_div
+from qlora_wgpu.graph.tensor import Tensor
+
+
+def fill_zero(g: Graph, y: Tensor) -> None:
+    """y = 0."""
+    units = ceil_div(y.nbytes, 16)
+    g.launch("tensor/fill.wgsl", fold_workgroups(ceil_div(units, 64)), {"y": y}, {"units": units})
+
+
+def as_operand(g: Graph, x: Tensor) -> Tensor:
+    """x itself, or its bfloat16 copy where the graph's operands are bfloat16."""
+    if x.dtype == g.dtype:
+        return x
+    y = g.operand(f"{x.name} as operand", x.rows, x.columns)
+    units = x.rows * x.units(4)
+    g.launch(
+        "tensor/cast.wgsl", fold_workgroups(ceil_div(units, 64)), {"x": x, "y": y}, {"units": units}
+    )
+    return y
+
+
+def add_into(g: Graph, x: Tensor, y: Tensor) -> None:
+    """y += x, both float32 of one layout."""
+    if (x.rows, x.stride, x.dtype) != (y.rows, y.stride, y.dtype) or x.dtype != "float32":
+        raise GraphError(f"add: {x} and {y} differ")
+    units = x.rows * x.units(4)
+    g.launch(
+        "tensor/add.wgsl", fold_workgroups(ceil_div(units, 64)), {"x": x, "y": y}, {"units": units}
+    )
