@@ -1,0 +1,165 @@
+"""Which characters of a rendered conversation the assistant wrote, and which tokens they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from qlora_wgpu.data.chat import ChatTemplate
+from qlora_wgpu.errors import DataError
+
+Message = Mapping[str, Any]
+Span = tuple[int, int]
+
+_SENTINEL = "Qsentinel{}z"
+
+
+def assistant_spans(
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    eos_token: str | None = None,
+) -> tuple[str, list[Span]]:
+    """Renders a conversation and finds the assistant's turns in it.
+
+    A turn includes what the template writes after it, up to the next turn: the end-of-turn token.
+    If the template marks the assistant's text with ``{% generation %}``, the marks decide. If not,
+    each turn lies between the rendering of what comes before it (with the generation prompt) and
+    the rendering up to and with it, provided that both begin the whole text. Templates that treat
+    earlier turns differently (Qwen3 leaves their thoughts out) break this; then the turn is found
+    by exchanging its content and looking at what changes.
+
+    Args:
+        template: The chat template.
+        messages: The conversation.
+        tools: JSON schemas of functions that the model may call.
+        eos_token: Text that some templates put after the very last turn only.
+
+    Returns:
+        The text, and ascending half-open character ranges.
+
+    Raises:
+        DataError: If the template refuses the conversation, or a turn cannot be found for certain.
+    """
+    rendered = template.render(messages, tools=tools)
+    if rendered.spans is not None:
+        return rendered.text, rendered.spans
+    finder = _TurnFinder(template, messages, tools, rendered.text, eos_token or "")
+    spans: list[Span] = []
+    for index, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        span = finder.by_prefix(index) or finder.by_exchange(index)
+        if span is None or (spans and span[0] < spans[-1][1]):
+            raise DataError(
+                f"the assistant's turn in message {index + 1} cannot be told apart in the rendered "
+                "chat: use a chat template with {% generation %} blocks (data.chat_template)"
+            )
+        spans.append(span)
+    return rendered.text, spans
+
+
+class _TurnFinder:
+    def __init__(
+        self,
+        template: ChatTemplate,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        text: str,
+        eos_token: str,
+    ) -> None:
+        self._template = template
+        self._messages = list(messages)
+        self._tools = tools
+        self._text = text
+        self._eos_token = eos_token
+
+    def _render(self, messages: Sequence[Message], prompt: bool = False) -> str | None:
+        """The text, or None where the template refuses this part of the conversation."""
+        if not messages:
+            return None
+        try:
+            return self._template.render(messages, prompt, self._tools).text
+        except DataError:
+            return None
+
+    def by_prefix(self, index: int) -> Span | None:
+        """The turn between two renderings that both begin the whole text."""
+        before = self._render(self._messages[:index], prompt=True)
+        if index + 1 == len(self._messages):
+            through: str | None = self._text
+        else:
+            through = self._render(self._messages[: index + 1])
+        if before is None or through is None or len(through) <= len(before):
+            return None
+        if not (self._text.startswith(through) and through.startswith(before)):
+            return None
+        return len(before), len(through)
+
+    def by_exchange(self, index: int) -> Span | None:
+        """The turn as what changes in the text when its content does."""
+        sentinel = next(
+            word for word in map(_SENTINEL.format, range(1 << 20)) if word not in self._text
+        )
+        message = self._messages[index]
+        content = message.get("content")
+        exchanged = {**message, "content": _like(content, sentinel)}
+        whole = self._render([*self._messages[:index], exchanged, *self._messages[index + 1 :]])
+        if whole is None or whole.count(sentinel) != 1:
+            return None
+        head, tail = whole.split(sentinel)
+        end = len(self._text) - len(tail)
+        fits = self._text.startswith(head) and self._text.endswith(tail) and end >= len(head)
+        if not fits or not _is_from(self._text[len(head) : end], content):
+            return None
+        start = len(head)
+        before = self._render(self._messages[:index], prompt=True)
+        if before is not None and head.startswith(before):
+            start = len(before)  # what the template writes between its prompt and the content
+
+        cut = self._render([*self._messages[:index], exchanged])
+        if cut is None or cut.count(sentinel) != 1:
+            return None
+        ending = cut.split(sentinel)[1]
+        # Some templates close the whole text once more, or in white space, after the last turn.
+        bare = ending.removesuffix(self._eos_token) if self._eos_token else ending
+        for closing in (ending, bare, ending.rstrip(), bare.rstrip()):
+            if tail.startswith(closing):
+                return start, end + len(closing)
+        return None
+
+
+def _like(content: Any, sentinel: str) -> Any:
+    """The sentinel in the form that the content has: text, or a list of parts."""
+    return [{"type": "text", "text": sentinel}] if isinstance(content, list) else sentinel
+
+
+def _is_from(found: str, content: Any) -> bool:
+    """Whether what was found is the content, or what a template keeps of it."""
+    if isinstance(content, list):
+        content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+    if not isinstance(content, str):
+        return not found
+    return found.strip() in content if found.strip() else not content.strip()
+
+
+def tokens_in_spans(offsets: Sequence[Span], spans: Sequence[Span]) -> list[bool]:
+    """Which tokens stand, at least in part, for characters in one of the spans.
+
+    Args:
+        offsets: For each token its character range; ``(0, 0)`` for added special tokens. Spaces
+            that a tokenizer leaves out of its ranges belong to the token after them.
+        spans: Ascending, disjoint character ranges.
+    """
+    chosen = []
+    covered = current = 0
+    for start, end in offsets:
+        begin = min(start, covered)
+        covered = max(covered, end)
+        while current < len(spans) and spans[current][1] <= begin:
+            current += 1
+        inside = current < len(spans) and max(begin, spans[current][0]) < min(
+            end, spans[current][1]
+        )
+        chosen.append(inside)
+    return chosen

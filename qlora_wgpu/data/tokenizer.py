@@ -1,0 +1,250 @@
+"""A Hugging Face tokenizer folder, read with the ``tokenizers`` library alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from qlora_wgpu.errors import TokenizerError
+
+_TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
+
+
+class Tokenizer:
+    """Text to token ids and back.
+
+    ``tokenizer.json`` is used as it is: what it puts before and after a text is what
+    ``add_special_tokens`` adds. Truncation and padding saved in it are switched off.
+
+    Attributes:
+        chat_template: The Jinja source of the model's chat template, or None.
+        special_tokens: Texts of the special tokens by name, such as ``"bos_token"``.
+        eos_token_ids: Every id that ends a generation (a model may have several).
+    """
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        special_tokens: dict[str, str] | None = None,
+        chat_template: str | None = None,
+        eos_token_ids: Sequence[int] = (),
+    ) -> None:
+        """Wraps a tokenizer of the ``tokenizers`` library.
+
+        Args:
+            backend: The tokenizer; its truncation and padding are switched off.
+            special_tokens: Texts by name; those that the vocabulary lacks are left out.
+            chat_template: Jinja source.
+            eos_token_ids: Further ids that end a generation.
+        """
+        self._backend = backend
+        with _library_errors("the tokenizer cannot be used"):
+            backend.no_truncation()
+            backend.no_padding()
+        self.chat_template = chat_template
+        self.special_tokens = {
+            name: text
+            for name, text in (special_tokens or {}).items()
+            if backend.token_to_id(text) is not None
+        }
+        added = backend.get_added_tokens_decoder()
+        self._special_ids = frozenset(i for i, token in added.items() if token.special)
+        own = [self.eos_token_id] if self.eos_token_id is not None else []
+        self.eos_token_ids = frozenset([*own, *eos_token_ids])
+
+    @classmethod
+    def from_folder(cls, folder: str | os.PathLike[str]) -> Tokenizer:
+        """Reads ``tokenizer.json`` and the files beside it.
+
+        Special tokens come from ``tokenizer_config.json``, else ``special_tokens_map.json``, else
+        by id from ``generation_config.json`` or ``config.json``. ``chat_template.jinja`` wins over
+        the template inside ``tokenizer_config.json``.
+
+        Raises:
+            TokenizerError: If a file is missing, damaged or not understood.
+        """
+        folder = Path(folder)
+        path = folder / "tokenizer.json"
+        if not folder.is_dir():
+            raise TokenizerError(f"the tokenizer folder {folder} does not exist")
+        if not path.is_file():
+            hint = (
+                "it holds tokenizer.model only; load and save it once with transformers to get one"
+                if (folder / "tokenizer.model").is_file()
+                else "copy the tokenizer of the base model there"
+            )
+            raise TokenizerError(f"{folder} has no tokenizer.json: {hint}")
+        with _library_errors(f"{path} is not a tokenizer that can be read"):
+            backend = tokenizers.Tokenizer.from_file(str(path))
+
+        config = _read_json(folder / "tokenizer_config.json")
+        tokens_map = _read_json(folder / "special_tokens_map.json")
+        ids = {
+            **_read_json(folder / "config.json"),
+            **_read_json(folder / "generation_config.json"),
+        }
+        special = {}
+        for name in _TOKEN_NAMES:
+            text = _token_text(config.get(name)) or _token_text(tokens_map.get(name))
+            if text is None or backend.token_to_id(text) is None:
+                text = _first_token(backend, ids.get(f"{name}_id"))
+            if text is not None:
+                special[name] = text
+        return cls(
+            backend,
+            special,
+            _chat_template(folder, config),
+            [i for i in _id_list(ids.get("eos_token_id")) if backend.id_to_token(i) is not None],
+        )
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text.
+
+        Raises:
+            TokenizerError: If the text cannot be encoded.
+        """
+        return self.encode_with_offsets(text, add_special_tokens)[0]
+
+    def encode_with_offsets(
+        self, text: str, add_special_tokens: bool = True
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Token ids, and for each the half-open range of characters of ``text`` it stands for.
+
+        Added special tokens stand for ``(0, 0)``. Some tokenizers leave spaces out of the ranges.
+
+        Raises:
+            TokenizerError: If the text cannot be encoded.
+        """
+        if not isinstance(text, str):
+            raise TokenizerError(f"only text can be encoded, got {type(text).__name__}")
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise TokenizerError("a text with a lone surrogate (half a character) has no tokens")
+        with _library_errors("the text cannot be encoded"):
+            encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
+            return list(encoding.ids), list(encoding.offsets)
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of token ids; ids outside the vocabulary give nothing.
+
+        Raises:
+            TokenizerError: If an id is not a whole number from 0 on.
+        """
+        with _library_errors("the token ids cannot be decoded"):
+            kept = [int(i) for i in ids]
+            if skip_special_tokens:  # the library's own switch misses tokens marked "normalized"
+                kept = [i for i in kept if i not in self._special_ids]
+            return str(self._backend.decode(kept, skip_special_tokens=skip_special_tokens))
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included."""
+        return int(self._backend.get_vocab_size(with_added_tokens=True))
+
+    def token_id(self, text: str) -> int | None:
+        """Id of a token by its exact text, or None."""
+        found = self._backend.token_to_id(text)
+        return None if found is None else int(found)
+
+    def _special_id(self, name: str) -> int | None:
+        text = self.special_tokens.get(name)
+        return None if text is None else self.token_id(text)
+
+    @property
+    def bos_token(self) -> str | None:
+        """Text of the token that begins a sequence, or None."""
+        return self.special_tokens.get("bos_token")
+
+    @property
+    def eos_token(self) -> str | None:
+        """Text of the token that ends a sequence, or None."""
+        return self.special_tokens.get("eos_token")
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """Id of the token that begins a sequence, or None."""
+        return self._special_id("bos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """Id of the token that ends a sequence, or None."""
+        return self._special_id("eos_token")
+
+    @property
+    def pad_token_id(self) -> int | None:
+        """Id that the tokenizer pads with, or None; it may lie beyond the model's vocabulary."""
+        return self._special_id("pad_token")
+
+
+@contextmanager
+def _library_errors(what: str) -> Iterator[None]:
+    """Turns what ``tokenizers`` raises into TokenizerError, its panics included."""
+    try:
+        yield
+    except TokenizerError:
+        raise
+    except BaseException as err:
+        # A Rust panic is raised as a BaseException; an interrupt must stay one.
+        if isinstance(err, Exception) or type(err).__name__ == "PanicException":
+            raise TokenizerError(f"{what}: {err}") from err
+        raise
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, or an empty one where there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError) as err:
+        raise TokenizerError(f"{path} cannot be read as JSON: {err}") from err
+    if not isinstance(value, dict):
+        raise TokenizerError(f"{path} must hold a JSON object")
+    return value
+
+
+def _token_text(value: Any) -> str | None:
+    """A token as both styles write it: plain text, or an object with ``content``."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) and value else None
+
+
+def _id_list(value: Any) -> list[int]:
+    values = value if isinstance(value, list) else [value]
+    return [v for v in values if isinstance(v, int) and not isinstance(v, bool) and v >= 0]
+
+
+def _first_token(backend: tokenizers.Tokenizer, value: Any) -> str | None:
+    to_token: Callable[[int], str | None] = backend.id_to_token
+    return next((t for i in _id_list(value) if (t := to_token(i)) is not None), None)
+
+
+def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8-sig")
+        except (OSError, ValueError) as err:
+            raise TokenizerError(f"{path} cannot be read: {err}") from err
+    template = config.get("chat_template")
+    if template is None or isinstance(template, str):
+        return template
+    named = template
+    if isinstance(template, list):
+        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+    if isinstance(named, dict):
+        if isinstance(named.get("default"), str):
+            return str(named["default"])
+        if named:
+            raise TokenizerError(
+                f"{folder / 'tokenizer_config.json'} has no chat template named 'default': set "
+                "data.chat_template to the one you want"
+            )
+        return None
+    raise TokenizerError(f"chat_template in {folder / 'tokenizer_config.json'} must be text")
