@@ -45,7 +45,7 @@ def quantize_absmax(absmax: npt.NDArray[np.float32]) -> QuantizedAbsmax:
     nonzero = nested_absmax > 0
     # The reciprocal of a denormal overflows, and 0 · inf is NaN: in bitsandbytes as here.
     with np.errstate(over="ignore", invalid="ignore"):
-        inverse = np.float32(1) / np.where(nonzero, nested_absmax, np.float32(1))
+        inverse = np.reciprocal(np.where(nonzero, nested_absmax, np.float32(1)))
         codes = nearest_codes(padded * inverse[:, None])
     codes[~nonzero] = 0
     return QuantizedAbsmax(codes.reshape(-1)[: absmax.size].copy(), nested_absmax, offset)

@@ -195,7 +195,7 @@ def _pack(scaled: Float32Array) -> UInt8Array:
     for bound in _BOUNDS:
         np.greater(scaled, bound, out=above)
         np.add(codes, above.view(np.uint8), out=codes)
-    return codes[0::2] << 4 | codes[1::2]
+    return codes[0::2] << np.uint8(4) | codes[1::2]
 
 
 def _decode(codes: UInt8Array, quant_map: Float32Array, out: Float32Array) -> None:

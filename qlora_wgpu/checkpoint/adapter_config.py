@@ -1,0 +1,168 @@
+"""adapter_config.json: written as PEFT needs it, read as far as it can be computed here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qlora_wgpu.checkpoint.json_file import read_json_object
+from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
+
+_UNUSED: dict[str, Any] = {
+    "alpha_pattern": {},
+    "auto_mapping": None,
+    "bias": "none",
+    "fan_in_fan_out": False,
+    "inference_mode": True,
+    "init_lora_weights": True,
+    "layer_replication": None,
+    "layers_pattern": None,
+    "layers_to_transform": None,
+    "loftq_config": {},
+    "megatron_config": None,
+    "megatron_core": "megatron.core",
+    "modules_to_save": None,
+    "peft_type": "LORA",
+    "rank_pattern": {},
+    "revision": None,
+    "task_type": "CAUSAL_LM",
+    "use_dora": False,
+}
+"""Fields of every PEFT from 0.11 on that say nothing special; newer ones have their defaults."""
+
+_REFUSED = {
+    "use_dora": "DoRA",
+    "use_qalora": "QALoRA",
+    "use_bdlora": "BD-LoRA",
+    "lora_bias": "a bias on lora_B",
+    "fan_in_fan_out": "weights stored as (in, out)",
+    "modules_to_save": "modules trained in full",
+    "trainable_token_indices": "trained token embeddings",
+    "target_parameters": "adapters on bare parameters",
+    "layer_replication": "replicated layers",
+    "rank_pattern": "a rank that differs between layers",
+    "alpha_pattern": "an alpha that differs between layers",
+    "alora_invocation_tokens": "activated LoRA",
+    "arrow_config": "Arrow routing",
+    "kasa_config": "KaSA",
+    "velora_config": "VeLoRA",
+    "monteclora_config": "MonteCLoRA",
+}
+"""Fields that change what an adapter computes, with what they stand for; empty or false is fine."""
+
+_STARTS_THAT_KEEP_THE_BASE = (True, False, "gaussian", "eva", "orthogonal", None)
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """What an adapter was trained with, by PEFT's names.
+
+    Attributes:
+        r: Rank.
+        lora_alpha: Numerator of the scaling.
+        lora_dropout: Probability of dropping an input while training.
+        target_modules: Names, or last parts of names, of the adapted layers.
+        use_rslora: Whether the scaling is lora_alpha / sqrt(r) instead of lora_alpha / r.
+        base_model_name_or_path: The base model as it was named, or None.
+    """
+
+    r: int
+    lora_alpha: int
+    lora_dropout: float
+    target_modules: list[str]
+    use_rslora: bool
+    base_model_name_or_path: str | None
+
+
+def to_json(config: AdapterConfig) -> dict[str, Any]:
+    """All fields PEFT needs, sorted by name."""
+    return dict(sorted((_UNUSED | vars(config)).items()))
+
+
+def read_adapter_config(path: Path, adapted: list[str]) -> AdapterConfig:
+    """Reads adapter_config.json and refuses what would be computed wrongly.
+
+    Args:
+        path: The file.
+        adapted: The layers that have tensors, by their full names, for target_modules that are no
+            list of names.
+
+    Raises:
+        CheckpointError: If it is missing, damaged or no LoRA adapter's.
+        UnsupportedModelError: If the adapter needs what this package does not compute.
+    """
+    fields = read_json_object(path)
+    _refuse_what_is_not_computed(path, fields)
+    alpha = _number(path, fields, "lora_alpha")
+    if alpha != int(alpha):
+        raise UnsupportedModelError(f"{path}: lora_alpha is {alpha}, but must be a whole number")
+    r = _number(path, fields, "r")
+    if r != int(r):
+        raise CheckpointError(f"{path}: r is {r}, but must be a whole number")
+    dropout: Any = fields.get("lora_dropout", 0.0)
+    if type(dropout) not in (int, float) or not 0 <= dropout < 1:
+        raise CheckpointError(f"{path}: lora_dropout is {dropout!r}, not a number from 0 to 1")
+    rslora = fields.get("use_rslora", False)
+    if not isinstance(rslora, bool):
+        raise CheckpointError(f"{path}: use_rslora is {rslora!r}, not true or false")
+    base = fields.get("base_model_name_or_path")
+    if base is not None and not isinstance(base, str):
+        raise CheckpointError(f"{path}: base_model_name_or_path is {base!r}, not a name")
+    return AdapterConfig(
+        r=int(r),
+        lora_alpha=int(alpha),
+        lora_dropout=float(dropout),
+        target_modules=_target_modules(path, fields, adapted),
+        use_rslora=rslora,
+        base_model_name_or_path=base,
+    )
+
+
+def _refuse_what_is_not_computed(path: Path, fields: Mapping[str, Any]) -> None:
+    kind = fields.get("peft_type")
+    if kind != "LORA":
+        raise UnsupportedModelError(f"{path}: peft_type is {kind!r}, but only 'LORA' is read")
+    task = fields.get("task_type")
+    if task not in (None, "CAUSAL_LM"):
+        raise UnsupportedModelError(f"{path}: task_type is {task!r}, but only 'CAUSAL_LM' is read")
+    for field, meaning in _REFUSED.items():
+        if fields.get(field):
+            raise UnsupportedModelError(
+                f"{path}: {field} is {str(fields[field])[:60]}, and {meaning} is not supported"
+            )
+    bias = fields.get("bias", "none")
+    if bias != "none":
+        raise UnsupportedModelError(
+            f"{path}: bias is {bias!r}, and trained biases are not supported"
+        )
+    start = fields.get("init_lora_weights")
+    if start not in _STARTS_THAT_KEEP_THE_BASE:
+        raise UnsupportedModelError(
+            f"{path}: init_lora_weights is {start!r}, which changes the base weights as well; "
+            "convert the adapter with PEFT's save_pretrained(path_initial_model_for_weight_"
+            "conversion=...)"
+        )
+
+
+def _number(path: Path, fields: Mapping[str, Any], key: str) -> float:
+    value: Any = fields.get(key)
+    if type(value) not in (int, float) or not 0 < value < 2**31:
+        raise CheckpointError(f"{path}: {key} is {value!r}, not a number above zero")
+    return float(value)
+
+
+def _target_modules(path: Path, fields: Mapping[str, Any], adapted: list[str]) -> list[str]:
+    """The list of the file, or if that is a pattern or narrowed down, the layers themselves."""
+    targets = fields.get("target_modules")
+    narrowed = any(fields.get(key) for key in ("layers_to_transform", "exclude_modules"))
+    if targets is None or isinstance(targets, str) or narrowed:
+        return adapted
+    if (
+        not isinstance(targets, list)
+        or not targets
+        or not all(isinstance(name, str) and name for name in targets)
+    ):
+        raise CheckpointError(f"{path}: target_modules is {targets!r}, not a list of names")
+    return sorted(set(targets))

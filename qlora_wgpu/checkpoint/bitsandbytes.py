@@ -1,0 +1,178 @@
+"""Weights that bitsandbytes stored in 4 bits, read with all their companions.
+
+A quantized ``X.weight`` is U8 (or any other type of the same bytes) and comes with
+``X.weight.absmax``, ``.quant_map``, ``.quant_state.bitsandbytes__nf4`` (JSON as bytes) and, if
+doubly quantized, ``.nested_absmax`` and ``.nested_quant_map``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
+from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
+from qlora_wgpu.quant import BLOCKSIZES, NF4Tensor
+
+_STATE = ".quant_state.bitsandbytes__"
+_DTYPES = ("float32", "float16", "bfloat16")
+_OTHER_QUANTIZATIONS = {
+    "I8": "8-bit integers (LLM.int8)",
+    "F8_E4M3": "8-bit floats (FP8)",
+    "F8_E5M2": "8-bit floats (FP8)",
+}
+
+
+def read_nf4(files: Mapping[str, SafetensorsFile], name: str) -> NF4Tensor | None:
+    """Reads a weight if it is stored in 4 bits.
+
+    Args:
+        files: Which open file holds which tensor.
+        name: The weight's name, which must be there.
+
+    Returns:
+        The weight as stored, with the maps of the file, or None if it is not quantized.
+
+    Raises:
+        CheckpointError: If a companion is missing, damaged or does not fit.
+        UnsupportedModelError: If it is quantized, but not to NF4.
+    """
+    return _Reader(files, name).read() if is_nf4(files, name) else None
+
+
+def is_nf4(files: Mapping[str, SafetensorsFile], name: str) -> bool:
+    """Whether a tensor is a weight stored in 4 bits; arguments and errors as for ``read_nf4``."""
+    if f"{name}{_STATE}nf4" in files:
+        return True
+    where = f"{files[name].path}: {name!r}"
+    if f"{name}{_STATE}fp4" in files:
+        raise UnsupportedModelError(
+            f"{where} is stored as FP4, but only NF4 is read: take the unquantized model, or one "
+            "saved with bnb_4bit_quant_type nf4"
+        )
+    dtype = files[name].dtype(name)
+    if dtype in _OTHER_QUANTIZATIONS:
+        raise UnsupportedModelError(
+            f"{where} is stored as {_OTHER_QUANTIZATIONS[dtype]}, but only bitsandbytes' NF4 is "
+            "read: take the unquantized model"
+        )
+    if f"{name}.absmax" in files or (dtype == "U8" and name.endswith(".weight")):
+        raise CheckpointError(
+            f"{where} is quantized, but {name}{_STATE}nf4 is missing: the file is incomplete, or "
+            "was not written by bitsandbytes"
+        )
+    return False
+
+
+class _Reader:
+    def __init__(self, files: Mapping[str, SafetensorsFile], name: str) -> None:
+        self._files = files
+        self._name = name
+        self._state_name = f"{name}{_STATE}nf4"
+        self._state = self._read_state()
+
+    def read(self) -> NF4Tensor:
+        shape = self._shape()
+        blocksize = self._integer("blocksize")
+        if blocksize not in BLOCKSIZES:
+            raise self._wrong(f"says blocksize {blocksize}, but bitsandbytes has no such blocks")
+        if self._state.get("dtype") not in _DTYPES:
+            raise self._wrong(f"says dtype {self._state.get('dtype')!r}, not one of {_DTYPES}")
+        n = shape[0] * shape[1]
+        return NF4Tensor(
+            shape=shape,
+            codes=self._bytes("", -(-n // 2)),
+            quant_map=self._floats("quant_map", 16),
+            blocksize=blocksize,
+            dtype=self._state["dtype"],
+            **self._scales(-(-n // blocksize)),
+        )
+
+    def _scales(self, blocks: int) -> dict[str, Any]:
+        if "nested_offset" not in self._state and f"{self._name}.nested_absmax" not in self._files:
+            return {"absmax": self._floats("absmax", blocks)}
+        nested_blocksize = self._integer("nested_blocksize")
+        if self._state.get("nested_dtype", "float32") != "float32":
+            raise self._wrong(f"says nested_dtype {self._state['nested_dtype']!r}, not 'float32'")
+        offset: Any = self._state.get("nested_offset")
+        if type(offset) not in (int, float) or not abs(offset) <= float(np.finfo(np.float32).max):
+            raise self._wrong(f"says nested_offset {offset!r}, which is no float32 number")
+        return {
+            "absmax": self._bytes("absmax", blocks),
+            "nested_absmax": self._floats("nested_absmax", -(-blocks // nested_blocksize)),
+            "nested_quant_map": self._floats("nested_quant_map", 256),
+            "nested_offset": float(np.float32(offset)),
+            "nested_blocksize": nested_blocksize,
+        }
+
+    def _read_state(self) -> dict[str, Any]:
+        raw = self._files[self._state_name].raw(self._state_name)
+        try:
+            state = json.loads(raw.tobytes().decode("utf-8"))
+        except (RecursionError, ValueError) as err:
+            raise self._wrong("is not valid JSON") from err
+        if not isinstance(state, dict):
+            raise self._wrong("holds no JSON object")
+        if state.get("quant_type") != "nf4":
+            raise self._wrong(f"says quant_type {state.get('quant_type')!r}, not 'nf4'")
+        return state
+
+    def _shape(self) -> tuple[int, int]:
+        shape = self._state.get("shape")
+        if (
+            not isinstance(shape, list)
+            or len(shape) != 2
+            or not all(type(size) is int and 0 < size < 2**31 for size in shape)
+        ):
+            raise self._wrong(f"says shape {shape!r}, which is no matrix's")
+        return shape[0], shape[1]
+
+    def _integer(self, key: str) -> int:
+        value = self._state.get(key)
+        if type(value) is not int or not 0 < value < 2**31:
+            raise self._wrong(f"says {key} {value!r}, which is no size")
+        return value
+
+    def _bytes(self, leaf: str, count: int) -> npt.NDArray[np.uint8]:
+        """A tensor's bytes, whatever type they are stored as (``bnb_4bit_quant_storage``)."""
+        name, file = self._locate(leaf)
+        if leaf and file.dtype(name) != "U8":
+            raise CheckpointError(
+                f"{file.path}: {name!r} has dtype {file.dtype(name)}, but doubly quantized scales "
+                "are U8"
+            )
+        found = np.ascontiguousarray(file.raw(name)).reshape(-1).view(np.uint8)
+        self._check_count(name, found.size, count, "bytes")
+        return found.copy()
+
+    def _floats(self, leaf: str, count: int) -> npt.NDArray[np.float32]:
+        name, file = self._locate(leaf)
+        found = file.float32(name).reshape(-1)
+        self._check_count(name, found.size, count, "numbers")
+        if not np.isfinite(found).all():
+            raise CheckpointError(f"{file.path}: {name!r} holds NaN or infinity")
+        return found
+
+    def _locate(self, leaf: str) -> tuple[str, SafetensorsFile]:
+        name = f"{self._name}.{leaf}" if leaf else self._name
+        if name not in self._files:
+            raise CheckpointError(
+                f"{self._files[self._name].path}: {self._name!r} is quantized, but {name!r} is "
+                "missing"
+            )
+        return name, self._files[name]
+
+    def _check_count(self, name: str, found: int, expected: int, what: str) -> None:
+        if found != expected:
+            raise CheckpointError(
+                f"{self._files[name].path}: {name!r} has {found} {what}, but {expected} follow "
+                f"from its quant_state (shape {self._state['shape']}, blocksize "
+                f"{self._state['blocksize']})"
+            )
+
+    def _wrong(self, what: str) -> CheckpointError:
+        return CheckpointError(f"{self._files[self._state_name].path}: {self._state_name!r} {what}")

@@ -1,0 +1,138 @@
+"""A Hugging Face model folder: its configuration, and its weights one at a time."""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.checkpoint import hub
+from qlora_wgpu.checkpoint.bitsandbytes import is_nf4, read_nf4
+from qlora_wgpu.checkpoint.json_file import read_json_object
+from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile, nearest
+from qlora_wgpu.checkpoint.weight_files import open_weights
+from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
+from qlora_wgpu.quant import NF4Tensor
+
+
+class ModelFolder:
+    """An opened model folder. Headers are read and checked; a weight is read when asked for.
+
+    Attributes:
+        path: The folder.
+        config: The contents of config.json.
+    """
+
+    def __init__(
+        self, path: Path, config: dict[str, Any], files: dict[str, SafetensorsFile]
+    ) -> None:
+        """From its parts; ``open`` is the way in."""
+        self.path = path
+        self.config = config
+        self._files = files
+
+    @classmethod
+    def open(cls, path_or_name: str | PathLike[str]) -> ModelFolder:
+        """Opens a folder, or downloads a model of the Hugging Face hub if there is no such folder.
+
+        Args:
+            path_or_name: A path, or a hub name such as "HuggingFaceTB/SmolLM2-135M".
+
+        Raises:
+            CheckpointError: If there is no such model, or a file of it is missing or damaged.
+            UnsupportedModelError: If its weights are quantized in a way that is not read.
+        """
+        path = _find(str(path_or_name))
+        config = _read_config(path)
+        _check_quantization(path, config.get("quantization_config"))
+        return cls(path, config, open_weights(path))
+
+    def names(self) -> list[str]:
+        """All tensors as stored, companions of quantized weights included."""
+        return list(self._files)
+
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of that name."""
+        return name in self._files
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's dimensions as stored, which for 4-bit weights are those of their bytes."""
+        return self._file(name).shape(name)
+
+    def float32(self, name: str) -> npt.NDArray[np.float32]:
+        """A tensor that is not quantized, as float32.
+
+        Raises:
+            CheckpointError: If there is no such tensor, it is no floating-point tensor, or not
+                finite.
+            UnsupportedModelError: If it is quantized in a way that is not read.
+        """
+        file = self._file(name)
+        if is_nf4(self._files, name):
+            raise CheckpointError(f"{file.path}: {name!r} is stored in 4 bits, not as floats")
+        array = file.float32(name)
+        # Both are NaN if any element is, and no temporary array is needed.
+        if array.size and not (np.isfinite(array.min()) and np.isfinite(array.max())):
+            raise CheckpointError(
+                f"{file.path}: tensor {name!r} holds NaN or infinity, so the model is damaged"
+            )
+        return array
+
+    def nf4(self, name: str) -> NF4Tensor | None:
+        """A weight that bitsandbytes stored in 4 bits, or None if it is not quantized.
+
+        Raises:
+            CheckpointError: If there is no such tensor, or a companion is missing or damaged.
+            UnsupportedModelError: If it is quantized in a way that is not read.
+        """
+        self._file(name)
+        return read_nf4(self._files, name)
+
+    def _file(self, name: str) -> SafetensorsFile:
+        try:
+            return self._files[name]
+        except KeyError:
+            raise CheckpointError(
+                f"{self.path}: the checkpoint has no tensor {name!r}{nearest(name, self.names())}"
+            ) from None
+
+
+def _find(text: str) -> Path:
+    path = Path(text).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise CheckpointError(f"{path} is a file: give the folder that holds the model")
+    if hub.is_hub_name(text):
+        return hub.download(text)
+    raise CheckpointError(f"there is no model folder {text!r}")
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    file = path / "config.json"
+    if not file.exists():
+        if (path / "adapter_config.json").exists():
+            raise CheckpointError(
+                f"{path} holds a PEFT adapter, not a model: give the folder of its base model"
+            )
+        raise CheckpointError(f"{path} has no config.json, so it is no Hugging Face model folder")
+    return read_json_object(file)
+
+
+def _check_quantization(path: Path, quantization: Any) -> None:
+    if not isinstance(quantization, dict):
+        return
+    method = quantization.get("quant_method", "bitsandbytes")
+    if method != "bitsandbytes":
+        raise UnsupportedModelError(
+            f"{path} is quantized with {method}, but only bitsandbytes' NF4 is read: take the "
+            "unquantized model"
+        )
+    if quantization.get("load_in_8bit") or quantization.get("_load_in_8bit"):
+        raise UnsupportedModelError(
+            f"{path} is quantized to 8 bits (LLM.int8), but only bitsandbytes' NF4 is read: take "
+            "the unquantized model"
+        )

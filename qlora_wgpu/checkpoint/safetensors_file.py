@@ -1,0 +1,182 @@
+"""Reading safetensors files tensor by tensor, through a memory map."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.checkpoint.not_weights import what_it_is
+from qlora_wgpu.checkpoint.safetensors_header import (
+    MAX_HEADER_BYTES,
+    HeaderError,
+    TensorEntry,
+    parse_header,
+)
+from qlora_wgpu.errors import CheckpointError
+
+_NUMPY_DTYPES = {
+    "BOOL": "?",
+    "U8": "u1",
+    "I8": "i1",
+    "F8_E4M3": "u1",
+    "F8_E5M2": "u1",
+    "F8_E8M0": "u1",
+    "U16": "<u2",
+    "I16": "<i2",
+    "F16": "<f2",
+    "BF16": "<u2",
+    "U32": "<u4",
+    "I32": "<i4",
+    "F32": "<f4",
+    "U64": "<u8",
+    "I64": "<i8",
+    "F64": "<f8",
+    "C64": "<c8",
+}
+_FLOATS = ("F32", "F16", "BF16", "F64")
+_MAX_SUGGESTED_FROM = 20_000  # a search for similar names takes seconds beyond that
+
+
+class SafetensorsFile:
+    """An open safetensors file; nothing but its header is read before it is asked for.
+
+    Attributes:
+        path: The file.
+        metadata: The strings stored beside the tensors.
+    """
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        """Opens a file and checks its header.
+
+        Raises:
+            CheckpointError: If it is missing, truncated, damaged or something else.
+        """
+        self.path = Path(path)
+        try:
+            self._entries, self.metadata, self._data = _open(self.path)
+        except HeaderError as err:
+            raise CheckpointError(f"{self.path} {err}") from err
+        except OSError as err:
+            raise CheckpointError(f"{self.path} cannot be read: {err.strerror}") from err
+
+    def __enter__(self) -> SafetensorsFile:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Forgets the map; arrays that ``raw`` gave out keep it alive as long as they need it."""
+        self._data = None
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def names(self) -> list[str]:
+        """All tensors, in the order of the header."""
+        return list(self._entries)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's dimensions."""
+        return self._entry(name).shape
+
+    def dtype(self, name: str) -> str:
+        """A tensor's element type by the format's name, for example "BF16"."""
+        return self._entry(name).dtype
+
+    def raw(self, name: str) -> npt.NDArray[Any]:
+        """A tensor as a read-only view of the file; bfloat16 as uint16, 8-bit floats as uint8.
+
+        Raises:
+            CheckpointError: If there is no such tensor, or its elements are smaller than a byte.
+        """
+        entry = self._entry(name)
+        if self._data is None:
+            raise ValueError(f"{self.path} is closed")
+        if entry.dtype not in _NUMPY_DTYPES:
+            raise CheckpointError(
+                f"{self.path}: tensor {name!r} has dtype {entry.dtype}, which NumPy has not"
+            )
+        array = self._data[entry.begin : entry.end].view(_NUMPY_DTYPES[entry.dtype])
+        return array.reshape(entry.shape)
+
+    def float32(self, name: str) -> npt.NDArray[np.float32]:
+        """A tensor of floating-point numbers as a float32 array of its own.
+
+        float64 numbers beyond float32's range become infinite.
+
+        Raises:
+            CheckpointError: If there is no such tensor, or its dtype is not F32, F16, BF16 or F64.
+        """
+        dtype = self.dtype(name)
+        if dtype not in _FLOATS:
+            raise CheckpointError(
+                f"{self.path}: tensor {name!r} has dtype {dtype}, but weights must be "
+                f"{', '.join(_FLOATS[:-1])} or {_FLOATS[-1]}"
+            )
+        raw = self.raw(name)
+        if dtype == "BF16":
+            bits = raw.astype(np.uint32)
+            np.left_shift(bits, 16, out=bits)
+            return bits.view(np.float32)
+        with np.errstate(over="ignore"):
+            return raw.astype(np.float32)
+
+    def _entry(self, name: str) -> TensorEntry:
+        try:
+            return self._entries[name]
+        except KeyError:
+            raise CheckpointError(
+                f"{self.path} has no tensor {name!r}{nearest(name, self.names())}"
+            ) from None
+
+
+def nearest(name: str, names: list[str]) -> str:
+    """The end of a sentence about a missing tensor: empty, or "; nearest is 'y'"."""
+    leaf = name.rpartition(".")[2]
+    alike = [n for n in names if n.rpartition(".")[2] == leaf] or names
+    found = difflib.get_close_matches(name, alike[:_MAX_SUGGESTED_FROM], n=1)
+    return f"; nearest is {found[0]!r}" if found else ""
+
+
+def _open(
+    path: Path,
+) -> tuple[dict[str, TensorEntry], Mapping[str, str], npt.NDArray[np.uint8] | None]:
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(0)
+        start = file.read(64)
+        if not start:
+            raise HeaderError("is empty: download or copy it again")
+        if kind := what_it_is(start):
+            raise HeaderError(kind)
+        if size < 8:
+            raise HeaderError(f"is no safetensors file: it has only {size} bytes")
+        length = int.from_bytes(start[:8], "little")
+        if length > MAX_HEADER_BYTES:
+            raise HeaderError(
+                f"is no safetensors file: its header would have {length} bytes, more than the "
+                f"{MAX_HEADER_BYTES} allowed"
+            )
+        if length > size - 8:
+            raise HeaderError(
+                f"is truncated: its header says it has {length} bytes itself, the file has {size}; "
+                "download or copy it again"
+            )
+        file.seek(8)
+        entries, metadata = parse_header(file.read(length), size - 8 - length)
+    if size == 8 + length:  # nothing to map
+        return entries, metadata, np.empty(0, np.uint8)
+    return entries, metadata, np.memmap(path, np.uint8, "r", offset=8 + length).view(np.ndarray)
