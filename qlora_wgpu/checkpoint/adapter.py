@@ -104,7 +104,7 @@ def _check_files(folder: Path) -> None:
     missing = [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]
     if not missing:
         return
-    if (folder / "adapter_model.bin").is_file():
+    if WEIGHTS in missing and (folder / "adapter_model.bin").is_file():
         raise CheckpointError(
             f"{folder} has its weights only as adapter_model.bin, a pickle that is not read: load "
             "the adapter with PEFT and save_pretrained it, which writes safetensors"

@@ -101,7 +101,7 @@ def write_safetensors(
     Raises:
         CheckpointError: If it cannot be written.
     """
-    contiguous = {name: np.ascontiguousarray(array) for name, array in tensors.items()}
+    contiguous = {name: np.asarray(array, order="C") for name, array in tensors.items()}
     content = safetensors.numpy.save(contiguous, dict(metadata or {"format": "pt"}))
     write_file(path, content)
 

@@ -102,9 +102,9 @@ class ModelFolder:
 
 def _find(text: str) -> Path:
     path = Path(text).expanduser()
-    if path.is_dir():
+    if text and path.is_dir():
         return path
-    if path.exists():
+    if text and path.exists():
         raise CheckpointError(f"{path} is a file: give the folder that holds the model")
     if hub.is_hub_name(text):
         return hub.download(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from qlora_wgpu.checkpoint.json_file import read_json_object
@@ -10,6 +11,8 @@ from qlora_wgpu.errors import CheckpointError
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+
+_SHARD = re.compile(r"[^/\\\0]+\.safetensors")
 
 
 def open_weights(folder: Path) -> dict[str, SafetensorsFile]:
@@ -39,7 +42,7 @@ def _open_shards(folder: Path) -> dict[str, SafetensorsFile]:
         raise CheckpointError(f"{index} has no weight_map that says which shard holds what")
     for name, shard in weight_map.items():
         # A shard lies in the folder itself: an index must not point anywhere else.
-        if not isinstance(shard, str) or Path(shard).name != shard or "\\" in shard:
+        if not isinstance(shard, str) or not _SHARD.fullmatch(shard):
             raise CheckpointError(f"{index} gives {shard!r} as the file of tensor {name!r}")
     shards = sorted(set(weight_map.values()))
     missing = [shard for shard in shards if not (folder / shard).is_file()]

@@ -1,0 +1,392 @@
+"""PEFT adapters on disk: written as PEFT reads them, read as PEFT writes them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+
+from qlora_wgpu.checkpoint import AdapterConfig, load_adapter, save_adapter, write_safetensors
+from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
+
+PREFIX = "base_model.model.model.layers."
+A = f"{PREFIX}0.self_attn.q_proj.lora_A.weight"
+B = f"{PREFIX}0.self_attn.q_proj.lora_B.weight"
+R = 4
+
+
+def tensors(*layers: str) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    result = {}
+    for layer in layers or ("0.self_attn.q_proj", "1.mlp.down_proj"):
+        result[f"{PREFIX}{layer}.lora_A.weight"] = rng.standard_normal((R, 6)).astype(np.float32)
+        result[f"{PREFIX}{layer}.lora_B.weight"] = rng.standard_normal((5, R)).astype(np.float32)
+    return result
+
+
+def save(folder: Path, arrays: dict[str, np.ndarray] | None = None, **changes: Any) -> None:
+    options: dict[str, Any] = {
+        "r": R,
+        "lora_alpha": 8,
+        "lora_dropout": 0.05,
+        "target_modules": ["q_proj", "down_proj"],
+        "use_rslora": False,
+        "base_model_name_or_path": "some/base",
+    }
+    save_adapter(folder, tensors() if arrays is None else arrays, **(options | changes))
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    """Fields given as ... are taken out."""
+    path = folder / "adapter_config.json"
+    fields = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({k: v for k, v in fields.items() if v is not ...}))
+
+
+def refused(folder: Path, kind: type[CheckpointError] = CheckpointError) -> str:
+    with pytest.raises(kind) as caught:
+        load_adapter(folder)
+    assert type(caught.value) is kind
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "adapter"
+    save(path)
+    return path
+
+
+def test_a_round_trip(folder: Path) -> None:
+    found, config = load_adapter(folder)
+    assert config == AdapterConfig(
+        r=R,
+        lora_alpha=8,
+        lora_dropout=0.05,
+        target_modules=["down_proj", "q_proj"],
+        use_rslora=False,
+        base_model_name_or_path="some/base",
+    )
+    expected = tensors()
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert found[name].dtype == np.float32
+        assert found[name].shape == array.shape
+        assert found[name].tobytes() == array.tobytes()
+    load_adapter(str(folder))
+
+
+def test_what_is_written_is_what_peft_needs(folder: Path) -> None:
+    """Recorded from PEFT 0.21.2, whose own defaults fill in the fields it has added since."""
+    assert json.loads((folder / "adapter_config.json").read_text()) == {
+        "alpha_pattern": {},
+        "auto_mapping": None,
+        "base_model_name_or_path": "some/base",
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "layer_replication": None,
+        "layers_pattern": None,
+        "layers_to_transform": None,
+        "loftq_config": {},
+        "lora_alpha": 8,
+        "lora_dropout": 0.05,
+        "megatron_config": None,
+        "megatron_core": "megatron.core",
+        "modules_to_save": None,
+        "peft_type": "LORA",
+        "r": R,
+        "rank_pattern": {},
+        "revision": None,
+        "target_modules": ["down_proj", "q_proj"],
+        "task_type": "CAUSAL_LM",
+        "use_dora": False,
+        "use_rslora": False,
+    }
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+    weights = safetensors.numpy.load_file(folder / "adapter_model.safetensors")
+    assert weights.keys() == tensors().keys()
+    with safetensors.safe_open(folder / "adapter_model.safetensors", "np") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+def test_two_writes_have_the_same_bytes(tmp_path: Path) -> None:
+    save(tmp_path / "one")
+    save(
+        tmp_path / "two", dict(reversed(tensors().items())), target_modules=["down_proj", "q_proj"]
+    )
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_rslora_and_a_nameless_base(tmp_path: Path) -> None:
+    save(tmp_path / "a", use_rslora=True, base_model_name_or_path=None)
+    _, config = load_adapter(tmp_path / "a")
+    assert config.use_rslora
+    assert config.base_model_name_or_path is None
+
+
+def test_an_existing_folder_keeps_its_other_files(folder: Path) -> None:
+    (folder / "README.md").write_text("mine")
+    changed = {name: array * 2 for name, array in tensors().items()}
+    save(folder, changed, lora_alpha=32)
+    found, config = load_adapter(folder)
+    assert found[A].tobytes() == changed[A].tobytes()
+    assert config.lora_alpha == 32
+    assert (folder / "README.md").read_text() == "mine"
+    assert len(list(folder.iterdir())) == 3
+
+
+def test_folders_are_made(tmp_path: Path) -> None:
+    save(tmp_path / "runs" / "first" / "adapter")
+    load_adapter(tmp_path / "runs" / "first" / "adapter")
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        save(tmp_path / "file")
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        save(tmp_path / "file" / "below")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda t: t.clear(), "needs at least one pair"),
+        (lambda t: t.pop(A), f"holds '{B}', but not '{A}'"),
+        (lambda t: t.pop(B), f"holds '{A}', but not '{B}'"),
+        (lambda t: t.update({A: t[A].T}), "has shape (6, 4), but r = 4 asks for (4, in_features)"),
+        (lambda t: t.update({B: t[B].T}), "has shape (4, 5), but r = 4 asks for (out_features, 4)"),
+        (lambda t: t.update({A: t[A][0]}), "has shape (6,)"),
+        (lambda t: t.update({A: t[A][:, :0]}), "has shape (4, 0)"),
+        (lambda t: t.update({B: t[B] * np.float32(np.nan)}), "holds NaN or infinity"),
+        (lambda t: t.update({B: t[B] * np.float32(np.inf)}), "holds NaN or infinity"),
+        (lambda t: t.update({"lm_head.weight": t[A]}), "'lm_head.weight' is no LoRA matrix"),
+        (lambda t: t.update({A.replace("lora_A", "lora_C"): t[A]}), "is no LoRA matrix"),
+        (lambda t: t.update({A.replace(".weight", ".bias"): t[A]}), "is no LoRA matrix"),
+        (lambda t: t.update({A.removeprefix("base_model."): t[A]}), "is no LoRA matrix"),
+        (lambda t: t.update({A.replace(".weight", ".default.weight"): t[A]}), "more than once"),
+    ],
+)
+def test_tensors_that_are_no_adapter(tmp_path: Path, change: Any, expected: str) -> None:
+    """Refused on the way out, before anything is written, and on the way in."""
+    arrays = tensors()
+    change(arrays)
+    with pytest.raises(CheckpointError) as caught:
+        save(tmp_path / "out", arrays)
+    assert expected in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+    save(tmp_path / "in")
+    write_safetensors(tmp_path / "in" / "adapter_model.safetensors", arrays)
+    if arrays:
+        with pytest.raises(CheckpointError) as caught:
+            load_adapter(tmp_path / "in")
+        assert expected in str(caught.value)
+    else:
+        assert "holds no tensors" in refused(tmp_path / "in")
+
+
+def test_the_adapters_own_name_inside_names_is_left_out(folder: Path) -> None:
+    named = {name.replace(".weight", ".default.weight"): a for name, a in tensors().items()}
+    write_safetensors(folder / "adapter_model.safetensors", named)
+    found, _ = load_adapter(folder)
+    assert found.keys() == tensors().keys()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_other_float_types(folder: Path, dtype: type[np.floating[Any]]) -> None:
+    arrays = {name: array.astype(dtype) for name, array in tensors().items()}
+    write_safetensors(folder / "adapter_model.safetensors", arrays)
+    found, _ = load_adapter(folder)
+    for name, array in arrays.items():
+        assert found[name].tobytes() == array.astype(np.float32).tobytes()
+
+
+def test_a_rank_that_is_not_that_of_the_tensors(folder: Path) -> None:
+    change_config(folder, r=8)
+    assert "has shape (4, 6), but r = 8 asks for (8, in_features)" in refused(folder)
+
+
+def test_what_peft_writes_today(folder: Path) -> None:
+    """The fields that PEFT 0.21.2 adds, with the values it writes for a plain LoRA."""
+    change_config(
+        folder,
+        **dict.fromkeys(
+            [
+                *("alora_invocation_tokens", "arrow_config", "corda_config", "eva_config"),
+                *("exclude_modules", "kasa_config", "lora_ga_config", "monteclora_config"),
+                *("target_parameters", "trainable_token_indices", "use_bdlora", "velora_config"),
+            ]
+        ),
+        ensure_weight_tying=False,
+        lora_bias=False,
+        peft_version="0.21.2",
+        qalora_group_size=16,
+        use_qalora=False,
+    )
+    _, config = load_adapter(folder)
+    assert config.target_modules == ["down_proj", "q_proj"]
+
+
+def test_what_peft_wrote_long_ago(folder: Path) -> None:
+    fields = {
+        "base_model_name_or_path": "some/base",
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "lora_alpha": 8,
+        "lora_dropout": 0.05,
+        "modules_to_save": None,
+        "peft_type": "LORA",
+        "r": R,
+        "target_modules": ["q_proj", "down_proj"],
+        "task_type": "CAUSAL_LM",
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(fields))
+    _, config = load_adapter(folder)
+    assert not config.use_rslora
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"target_modules": ".*proj"},
+        {"target_modules": "all-linear"},
+        {"target_modules": None},
+        {"layers_to_transform": [0, 1]},
+        {"exclude_modules": ["k_proj"]},
+    ],
+)
+def test_targets_that_are_no_plain_list_become_the_layers(
+    folder: Path, changes: dict[str, Any]
+) -> None:
+    change_config(folder, **changes)
+    _, config = load_adapter(folder)
+    assert config.target_modules == [
+        "model.layers.0.self_attn.q_proj",
+        "model.layers.1.mlp.down_proj",
+    ]
+
+
+@pytest.mark.parametrize("start", [True, False, "gaussian", "eva", "orthogonal", None, ...])
+def test_starts_that_leave_the_base_alone(folder: Path, start: Any) -> None:
+    change_config(folder, init_lora_weights=start)
+    load_adapter(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"use_dora": True}, "use_dora is True, and DoRA is not supported"),
+        ({"bias": "all"}, "bias is 'all', and trained biases are not supported"),
+        ({"bias": "lora_only"}, "bias is 'lora_only'"),
+        ({"lora_bias": True}, "a bias on lora_B is not supported"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save is ['lm_head'], and modules trained"),
+        ({"trainable_token_indices": [1]}, "trained token embeddings"),
+        ({"rank_pattern": {"q_proj": 8}}, "a rank that differs between layers"),
+        ({"alpha_pattern": {"q_proj": 8}}, "an alpha that differs between layers"),
+        ({"fan_in_fan_out": True}, "fan_in_fan_out"),
+        ({"layer_replication": [[0, 1]]}, "replicated layers"),
+        ({"target_parameters": ["x"]}, "bare parameters"),
+        ({"use_qalora": True}, "QALoRA"),
+        ({"alora_invocation_tokens": [1]}, "activated LoRA"),
+        ({"peft_type": "IA3"}, "peft_type is 'IA3', but only 'LORA' is read"),
+        ({"peft_type": ...}, "peft_type is None"),
+        ({"task_type": "SEQ_CLS"}, "task_type is 'SEQ_CLS'"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa', which changes the base"),
+        ({"init_lora_weights": "pissa_niter_4"}, "changes the base"),
+        ({"init_lora_weights": "olora"}, "changes the base"),
+        ({"init_lora_weights": "loftq"}, "changes the base"),
+        ({"lora_alpha": 8.5}, "lora_alpha is 8.5, but must be a whole number"),
+    ],
+)
+def test_adapters_that_would_be_computed_wrongly(
+    folder: Path, changes: dict[str, Any], expected: str
+) -> None:
+    change_config(folder, **changes)
+    message = refused(folder, UnsupportedModelError)
+    assert message.startswith(f"{folder / 'adapter_config.json'}: ")
+    assert expected in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"r": 0}, "r is 0, not a number above zero"),
+        ({"r": -1}, "r is -1"),
+        ({"r": "4"}, "r is '4'"),
+        ({"r": True}, "r is True"),
+        ({"r": None}, "r is None"),
+        ({"r": ...}, "r is None"),
+        ({"r": 4.5}, "r is 4.5, but must be a whole number"),
+        ({"r": float("nan")}, "r is nan"),
+        ({"lora_alpha": ...}, "lora_alpha is None"),
+        ({"lora_alpha": 0}, "lora_alpha is 0"),
+        ({"lora_alpha": float("inf")}, "lora_alpha is inf"),
+        ({"lora_dropout": 1}, "lora_dropout is 1, not a number from 0 to 1"),
+        ({"lora_dropout": -0.1}, "lora_dropout is -0.1"),
+        ({"lora_dropout": float("nan")}, "lora_dropout is nan"),
+        ({"lora_dropout": "0"}, "lora_dropout is '0'"),
+        ({"use_rslora": "yes"}, "use_rslora is 'yes', not true or false"),
+        ({"use_rslora": 1}, "use_rslora is 1"),
+        ({"target_modules": []}, "target_modules is [], not a list of names"),
+        ({"target_modules": [3]}, "target_modules is [3]"),
+        ({"target_modules": {"a": 1}}, "target_modules is {'a': 1}"),
+        ({"base_model_name_or_path": 3}, "base_model_name_or_path is 3"),
+    ],
+)
+def test_configurations_that_are_wrong(
+    folder: Path, changes: dict[str, Any], expected: str
+) -> None:
+    change_config(folder, **changes)
+    message = refused(folder)
+    assert message.startswith(f"{folder / 'adapter_config.json'}: ")
+    assert expected in message
+
+
+def test_whole_numbers_written_as_floats(folder: Path) -> None:
+    change_config(folder, r=4.0, lora_alpha=8.0)
+    _, config = load_adapter(folder)
+    assert (config.r, config.lora_alpha) == (4, 8)
+    assert (type(config.r), type(config.lora_alpha)) == (int, int)
+
+
+def test_folders_that_are_no_adapters(tmp_path: Path, folder: Path) -> None:
+    assert "there is no adapter folder" in refused(tmp_path / "nothing")
+    assert "there is no adapter folder" in refused(folder / "adapter_config.json")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    expected = f"{empty} has no adapter_config.json and no adapter_model.safetensors"
+    assert refused(empty) == expected
+    (empty / "config.json").write_text("{}")
+    assert refused(empty) == f"{expected}: it holds a model, not an adapter"
+    assert refused(tmp_path).endswith(f": did you mean {folder}?")
+
+
+def test_half_an_adapter(folder: Path) -> None:
+    weights = folder / "adapter_model.safetensors"
+    content = weights.read_bytes()
+    weights.unlink()
+    assert refused(folder) == f"{folder} has no adapter_model.safetensors"
+    (folder / "adapter_model.bin").write_bytes(b"x")
+    assert "only as adapter_model.bin, a pickle" in refused(folder)
+    weights.write_bytes(content[:-1])
+    assert f"{weights} is truncated" in refused(folder)
+    weights.write_bytes(content)
+    (folder / "adapter_config.json").write_text("{")
+    assert "adapter_config.json is not valid JSON (line 1" in refused(folder)
+    (folder / "adapter_config.json").unlink()
+    assert refused(folder) == f"{folder} has no adapter_config.json"

@@ -1,0 +1,266 @@
+"""Weights stored by bitsandbytes in 4 bits: read exactly, or refused with the reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qlora_wgpu.checkpoint import ModelFolder, write_safetensors
+from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
+from qlora_wgpu.quant import NF4Tensor, quantize_nf4
+
+NAME = "model.layers.0.self_attn.q_proj.weight"
+STATE = f"{NAME}.quant_state.bitsandbytes__nf4"
+SHAPE = (20, 77)  # blocks cross rows, and the last one is short
+
+Arrays = dict[str, np.ndarray]
+
+
+def quantized(double_quant: bool = True, shape: tuple[int, int] = SHAPE) -> NF4Tensor:
+    weight = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    return quantize_nf4(weight, 32, double_quant, dtype="bfloat16")
+
+
+def stored(tensor: NF4Tensor, **changes: Any) -> Arrays:
+    """As bitsandbytes' ``QuantState.as_dict(packed=True)`` lays it out."""
+    state: dict[str, Any] = {
+        "quant_type": "nf4",
+        "blocksize": tensor.blocksize,
+        "dtype": tensor.dtype,
+        "shape": list(tensor.shape),
+    }
+    arrays: Arrays = {
+        NAME: tensor.codes[:, None],
+        f"{NAME}.absmax": tensor.absmax,
+        f"{NAME}.quant_map": tensor.quant_map,
+    }
+    if tensor.nested_absmax is not None and tensor.nested_quant_map is not None:
+        state["nested_blocksize"] = tensor.nested_blocksize
+        state["nested_dtype"] = "float32"
+        state["nested_offset"] = tensor.nested_offset
+        arrays[f"{NAME}.nested_absmax"] = tensor.nested_absmax
+        arrays[f"{NAME}.nested_quant_map"] = tensor.nested_quant_map
+    state = {key: value for key, value in (state | changes).items() if value is not ...}
+    return arrays | {STATE: as_bytes(json.dumps(state))}
+
+
+def as_bytes(text: str | bytes) -> np.ndarray:
+    return np.frombuffer(text.encode() if isinstance(text, str) else text, np.uint8)
+
+
+def open_with(folder: Path, arrays: Arrays) -> ModelFolder:
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    write_safetensors(folder / "model.safetensors", arrays)
+    return ModelFolder.open(folder)
+
+
+def assert_same(found: NF4Tensor | None, expected: NF4Tensor) -> None:
+    assert found is not None
+    for field in ("codes", "quant_map", "absmax", "nested_absmax", "nested_quant_map"):
+        one, other = getattr(found, field), getattr(expected, field)
+        assert (one is None) == (other is None)
+        if one is not None:
+            assert (one.dtype, one.shape) == (other.dtype, other.shape)
+            assert one.tobytes() == other.tobytes()
+    for field in ("shape", "blocksize", "nested_offset", "nested_blocksize", "dtype"):
+        assert getattr(found, field) == getattr(expected, field)
+
+
+@pytest.mark.parametrize("shape", [SHAPE, (1, 1), (7, 9), (64, 64)])
+@pytest.mark.parametrize("double_quant", [False, True])
+def test_reads_what_bitsandbytes_writes(
+    tmp_path: Path, double_quant: bool, shape: tuple[int, int]
+) -> None:
+    tensor = quantized(double_quant, shape)
+    model = open_with(tmp_path, stored(tensor))
+    assert_same(model.nf4(NAME), tensor)
+    read = model.nf4(NAME)
+    assert read is not None
+    assert read.dequantize().tobytes() == tensor.dequantize().tobytes()
+
+
+@pytest.mark.parametrize("storage", ["<f2", "<f4", "<f8", "<i2"])
+def test_any_quant_storage(tmp_path: Path, storage: str) -> None:
+    """FSDP asks for bytes that look like floats; some of them look like NaN."""
+    tensor = quantized(shape=(16, 128))
+    codes = tensor.codes.copy()
+    codes[:16] = 0xFF
+    arrays = stored(tensor)
+    arrays[NAME] = codes.view(storage)[:, None]
+    found = open_with(tmp_path, arrays).nf4(NAME)
+    assert found is not None
+    assert found.codes.tobytes() == codes.tobytes()
+
+
+def test_the_maps_of_the_file_are_used(tmp_path: Path) -> None:
+    tensor = quantized()
+    arrays = stored(tensor)
+    arrays[f"{NAME}.quant_map"] = np.linspace(-1, 1, 16, dtype=np.float32)
+    arrays[f"{NAME}.nested_quant_map"] = np.linspace(-1, 1, 256, dtype=np.float32)
+    found = open_with(tmp_path, arrays).nf4(NAME)
+    assert found is not None
+    assert found.quant_map.tobytes() == arrays[f"{NAME}.quant_map"].tobytes()
+    assert found.nested_quant_map is not None
+    assert found.nested_quant_map.tobytes() == arrays[f"{NAME}.nested_quant_map"].tobytes()
+
+
+def test_nested_blocks_of_another_size(tmp_path: Path) -> None:
+    tensor = quantized()  # 49 blocks
+    arrays = stored(tensor, nested_blocksize=16)
+    arrays[f"{NAME}.nested_absmax"] = np.arange(1, 5, dtype=np.float32)
+    found = open_with(tmp_path, arrays).nf4(NAME)
+    assert found is not None
+    assert found.nested_blocksize == 16
+    codes = np.asarray(tensor.absmax)
+    assert tensor.nested_quant_map is not None
+    expected = tensor.nested_quant_map[codes[48]] * 4 + np.float32(tensor.nested_offset)
+    assert found.block_scales()[48] == expected
+
+
+def test_the_arrays_are_the_callers_own(tmp_path: Path) -> None:
+    model = open_with(tmp_path, stored(quantized()))
+    first = model.nf4(NAME)
+    assert first is not None
+    first.codes[:] = 0
+    assert_same(model.nf4(NAME), quantized())
+
+
+def test_a_weight_in_4_bits_is_no_float_weight(tmp_path: Path) -> None:
+    model = open_with(tmp_path, stored(quantized()))
+    with pytest.raises(CheckpointError, match="is stored in 4 bits, not as floats"):
+        model.float32(NAME)
+    assert model.has(NAME)
+    assert set(model.names()) == set(stored(quantized()))
+
+
+def test_companions_in_another_shard(tmp_path: Path) -> None:
+    arrays = stored(quantized())
+    (tmp_path / "config.json").write_text("{}")
+    write_safetensors(tmp_path / "a.safetensors", {NAME: arrays.pop(NAME)})
+    write_safetensors(tmp_path / "b.safetensors", arrays)
+    weight_map = dict.fromkeys(arrays, "b.safetensors") | {NAME: "a.safetensors"}
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    assert_same(ModelFolder.open(tmp_path).nf4(NAME), quantized())
+
+
+def refused(folder: Path, arrays: Arrays, kind: type[CheckpointError] = CheckpointError) -> str:
+    model = open_with(folder, arrays)
+    with pytest.raises(kind) as caught:
+        model.nf4(NAME)
+    assert type(caught.value) is kind
+    message = str(caught.value)
+    assert message.startswith(f"{folder / 'model.safetensors'}: ")
+    assert f"'{NAME}" in message
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("leaf", ["absmax", "quant_map", "nested_absmax", "nested_quant_map"])
+def test_a_missing_companion(tmp_path: Path, leaf: str) -> None:
+    arrays = stored(quantized())
+    del arrays[f"{NAME}.{leaf}"]
+    assert f"is quantized, but '{NAME}.{leaf}' is missing" in refused(tmp_path, arrays)
+
+
+def test_a_missing_state(tmp_path: Path) -> None:
+    arrays = stored(quantized())
+    del arrays[STATE]
+    assert f"is quantized, but {STATE} is missing" in refused(tmp_path, arrays)
+    assert "is missing" in refused(tmp_path, {NAME: np.zeros((8, 1), np.uint8)})
+    for ask in (open_with(tmp_path, arrays).float32,):
+        with pytest.raises(CheckpointError, match="is missing"):
+            ask(NAME)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"quant_type": "fp4"}, "says quant_type 'fp4', not 'nf4'"),
+        ({"quant_type": ...}, "says quant_type None"),
+        ({"blocksize": 48}, "says blocksize 48"),
+        ({"blocksize": 32.0}, "says blocksize 32.0"),
+        ({"blocksize": True}, "says blocksize True"),
+        ({"blocksize": ...}, "says blocksize None"),
+        ({"dtype": "int8"}, "says dtype 'int8'"),
+        ({"dtype": ...}, "says dtype None"),
+        ({"shape": [20]}, "says shape [20]"),
+        ({"shape": [20, -77]}, "says shape [20, -77]"),
+        ({"shape": [20, 0]}, "says shape [20, 0]"),
+        ({"shape": [20.0, 77.0]}, "says shape [20.0, 77.0]"),
+        ({"shape": None}, "says shape None"),
+        ({"shape": [20, 78]}, "has 770 bytes, but 780 follow from"),
+        ({"shape": [2**30, 2**30]}, "has 770 bytes, but"),
+        ({"blocksize": 64}, "absmax' has 49 bytes, but 25 follow from"),
+        ({"nested_blocksize": 16}, "nested_absmax' has 1 numbers, but 4 follow from"),
+        ({"nested_blocksize": 0}, "says nested_blocksize 0"),
+        ({"nested_blocksize": ...}, "says nested_blocksize None"),
+        ({"nested_dtype": "float16"}, "says nested_dtype 'float16'"),
+        ({"nested_offset": None}, "says nested_offset None"),
+        ({"nested_offset": "1"}, "says nested_offset '1'"),
+        ({"nested_offset": ...}, "says nested_offset None"),
+        ({"nested_offset": float("nan")}, "says nested_offset nan"),
+        ({"nested_offset": float("inf")}, "says nested_offset inf"),
+        ({"nested_offset": 1e39}, "says nested_offset 1e+39"),
+        ({"nested_offset": 10**400}, "says nested_offset 1000"),
+    ],
+)
+def test_a_state_that_does_not_fit(tmp_path: Path, changes: dict[str, Any], expected: str) -> None:
+    assert expected in refused(tmp_path, stored(quantized(), **changes))
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        (b"", "is not valid JSON"),
+        (b"{", "is not valid JSON"),
+        (b"\xff\xfe", "is not valid JSON"),
+        (b"[1]", "holds no JSON object"),
+        (b"[" * 100_000, "is not valid JSON"),
+    ],
+)
+def test_a_state_that_cannot_be_read(tmp_path: Path, state: bytes, expected: str) -> None:
+    arrays = stored(quantized()) | {STATE: as_bytes(state)}
+    assert expected in refused(tmp_path, arrays)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "array", "expected"),
+    [
+        ("quant_map", np.zeros(15, np.float32), "quant_map' has 15 numbers, but 16 follow"),
+        ("quant_map", np.full(16, np.nan, np.float32), "quant_map' holds NaN or infinity"),
+        ("quant_map", np.zeros(16, np.uint8), "quant_map' has dtype U8"),
+        ("nested_quant_map", np.zeros(16, np.float32), "has 16 numbers, but 256 follow"),
+        ("nested_absmax", np.full(1, np.inf, np.float32), "nested_absmax' holds NaN or infinity"),
+        ("absmax", np.zeros(49, np.float32), "absmax' has dtype F32, but doubly quantized scales"),
+        ("absmax", np.zeros(48, np.uint8), "absmax' has 48 bytes, but 49 follow"),
+    ],
+)
+def test_companions_that_do_not_fit(
+    tmp_path: Path, leaf: str, array: np.ndarray, expected: str
+) -> None:
+    assert expected in refused(tmp_path, stored(quantized()) | {f"{NAME}.{leaf}": array})
+
+
+def test_single_scales_that_do_not_fit(tmp_path: Path) -> None:
+    arrays = stored(quantized(double_quant=False))
+    assert "has 48 numbers, but 49 follow" in refused(
+        tmp_path, arrays | {f"{NAME}.absmax": np.ones(48, np.float32)}
+    )
+    assert "has dtype U8" in refused(tmp_path, arrays | {f"{NAME}.absmax": np.ones(49, np.uint8)})
+
+
+def test_other_quantizations_are_refused(tmp_path: Path) -> None:
+    arrays = stored(quantized())
+    arrays[f"{NAME}.quant_state.bitsandbytes__fp4"] = arrays.pop(STATE)
+    assert "is stored as FP4" in refused(tmp_path, arrays, UnsupportedModelError)
+    with pytest.raises(UnsupportedModelError, match="is stored as FP4"):
+        open_with(tmp_path, arrays).float32(NAME)
+    int8 = {NAME: np.ones((4, 4), np.int8), NAME.replace("weight", "SCB"): np.ones(4, np.float32)}
+    assert "LLM.int8" in refused(tmp_path, int8, UnsupportedModelError)
+    with pytest.raises(UnsupportedModelError, match=r"LLM\.int8"):
+        open_with(tmp_path, int8).float32(NAME)

@@ -1,0 +1,53 @@
+"""NF4 on a real model, against the file bitsandbytes made of it (needs ../shared/data)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.quant import quantize_nf4
+
+NAMED = os.environ.get("QLORA_WGPU_SHARED_DATA")
+DATA = Path(NAMED) if NAMED else Path(__file__).parents[3] / "shared" / "data"
+PLAIN = DATA / "models" / "TinyStories-656K"
+QUANTIZED = DATA / "models" / "TinyStories-656K-bnb-nf4-dq"
+
+pytestmark = pytest.mark.skipif(
+    not NAMED and not QUANTIZED.is_dir(), reason=f"{QUANTIZED} is not there"
+)
+
+
+def test_the_shared_data_is_where_the_environment_says() -> None:
+    assert QUANTIZED.is_dir(), f"QLORA_WGPU_SHARED_DATA is {NAMED}, but {QUANTIZED} is not there"
+
+
+def test_every_byte_is_that_of_bitsandbytes() -> None:
+    plain, quantized = ModelFolder.open(PLAIN), ModelFolder.open(QUANTIZED)
+    compared = 0
+    for name in quantized.names():
+        if not name.endswith("_proj.weight"):
+            continue
+        expected = quantized.nf4(name)
+        assert expected is not None
+        found = quantize_nf4(plain.float32(name))
+        for field in ("codes", "quant_map", "absmax", "nested_absmax", "nested_quant_map"):
+            one, other = getattr(found, field), getattr(expected, field)
+            assert one.dtype == other.dtype, (name, field)
+            assert one.tobytes() == other.tobytes(), (name, field)
+        assert found.nested_offset == expected.nested_offset, name
+        assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+        compared += 1
+    assert compared == 14
+
+
+def test_what_is_not_quantized_is_the_same() -> None:
+    plain, quantized = ModelFolder.open(PLAIN), ModelFolder.open(QUANTIZED)
+    norms = [name for name in plain.names() if "norm" in name]
+    assert len(norms) == 5
+    for name in norms:
+        assert quantized.nf4(name) is None
+        assert np.array_equal(quantized.float32(name), plain.float32(name))
