@@ -187,13 +187,14 @@ WRITER = """
 import sys, itertools, pathlib
 from qlora_wgpu.checkpoint.atomic import atomic_folder, write_file
 path = pathlib.Path(sys.argv[1])
-print("ready", flush=True)
 for i in itertools.count():
     content = str(i).encode() * 20000
     write_file(path / "file", content)
     with atomic_folder(path / f"step-{i % 3}") as unfinished:
         (unfinished / "a").write_bytes(content)
         (unfinished / "b").write_bytes(content)
+    if i == 3:
+        print("ready", flush=True)
 """
 
 
@@ -206,7 +207,7 @@ def test_a_killed_writer_leaves_only_whole_files_and_folders(tmp_path: Path) -> 
         )
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        time.sleep(0.1 + 0.05 * rng.random())
+        time.sleep(0.05 * rng.random())
         process.kill()
         process.wait()
         process.stdout.close()

@@ -46,8 +46,10 @@ def reference_dequantize(tensor: NF4Tensor) -> np.ndarray:
 
 
 def test_the_record_holds_every_kind_of_matrix() -> None:
-    assert len(CASES) == 22
-    assert {"ties", "zeros_short", "odd", "denormals", "two_nested_blocks"} <= set(CASES)
+    assert len(CASES) == 24
+    assert {"ties", "zeros_short", "odd", "denormals", "two_nested_blocks", "edges_short"} <= set(
+        CASES
+    )
 
 
 def test_codebooks_have_the_bits_of_bitsandbytes() -> None:

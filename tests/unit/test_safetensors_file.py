@@ -43,7 +43,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "dtype", ["?", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8", "c8"]
+    "dtype", ["?", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8"]
 )
 def test_reads_what_safetensors_writes(path: Path, dtype: str) -> None:
     rng = np.random.default_rng(0)
@@ -148,8 +148,9 @@ def test_only_the_tensor_asked_for_takes_memory(path: Path) -> None:
 def test_a_file_without_tensors(path: Path) -> None:
     assert SafetensorsFile(write(path, {})).names() == []
     assert SafetensorsFile(write(path, {"__metadata__": {"a": "b"}})).names() == []
-    empty = {"x": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}
-    assert SafetensorsFile(write(path, empty)).float32("x").shape == (0,)
+    empty = json.dumps({"x": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}})
+    for length in (len(empty), 4096 - 8):  # the latter ends with a page, so nothing can be mapped
+        assert SafetensorsFile(write(path, empty.ljust(length))).float32("x").shape == (0,)
 
 
 def test_padding_after_the_header_is_allowed(path: Path) -> None:
@@ -170,7 +171,7 @@ def test_a_missing_tensor_names_the_nearest(path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("dtype", ["?", "u1", "i1", "i8", "c8"])
+@pytest.mark.parametrize("dtype", ["?", "u1", "i1", "i8"])
 def test_float32_of_what_are_no_floats(path: Path, dtype: str) -> None:
     write_safetensors(path, {"x": np.ones(3, dtype)})
     with pytest.raises(CheckpointError, match=r"'x' has dtype .*, but weights must be F32, F16, "):
@@ -301,6 +302,8 @@ def test_damaged_headers(path: Path, header: Any, expected: str) -> None:
 
 def test_names_that_cannot_be_printed_are_escaped(path: Path) -> None:
     write(path, '{"a\\ud800\\n": 3}')
+    refused(path).encode()
+    write(path, '{"a\\ud800\\n": {"dtype": "F33", "shape": [0], "data_offsets": [0, 0]}}')
     refused(path).encode()
 
 
