@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +29,7 @@ from qlora_wgpu.ops.batch import Batch, make_batch
 
 FloatArray = npt.NDArray[np.float32]
 ComputeDtype = Literal["bfloat16", "float32"]
+_QUEUED_BATCHES = 16
 
 
 class QLoRAModel:
@@ -152,19 +153,27 @@ class QLoRAModel:
         count = max(tokens, 1)
         return float(stats[STATS_LOSS]) / count, self.adapter.split(flat / np.float32(count))
 
-    def loss(self, input_ids: Any, labels: Any, attention_mask: Any = None) -> tuple[float, int]:
-        """The summed loss over the labels and their number, without a gradient.
+    def summed_loss(self, batches: Iterable[tuple[Any, Any, Any]]) -> tuple[float, int]:
+        """The loss summed over all labels of some batches, and their number; no gradient.
 
-        Arguments and errors are those of ``loss_and_grads``.
+        Args:
+            batches: ``(input_ids, labels, attention_mask)``, each as for ``loss_and_grads``.
+
+        Raises:
+            ShapeError: If shapes or values do not fit.
         """
         self.zero_stats()
-        ids, targets, mask = self.checked(input_ids, labels, attention_mask)
-        batch, program = self._program("loss", *ids.shape)
-        self._write_batch(batch, inputs.pack(batch, ids, mask, targets))
-        program.run()
+        for index, (input_ids, labels, attention_mask) in enumerate(batches):
+            if index % _QUEUED_BATCHES == _QUEUED_BATCHES - 1:
+                self.read_stats()  # waits, so that the queue stays short
+            ids, targets, mask = self.checked(input_ids, labels, attention_mask)
+            batch, program = self._program("loss", *ids.shape)
+            self._write_batch(batch, inputs.pack(batch, ids, mask, targets))
+            program.run()
         stats = self.read_stats()
+        loss, tokens = float(stats[STATS_LOSS]), int(stats[STATS_TOKENS])
         self.zero_stats()
-        return float(stats[STATS_LOSS]), int(stats[STATS_TOKENS])
+        return loss, tokens
 
     def logits(self, input_ids: Any, attention_mask: Any = None) -> FloatArray:
         """float32 logits (batch, seq, vocab_size), without dropout.
@@ -289,6 +298,12 @@ class QLoRAModel:
     def read_stats(self) -> FloatArray:
         """Loss sum, label tokens, gradient norm, update factor; waits."""
         return self.read_flat(self.stats)
+
+    @property
+    def stats_window(self) -> tuple[Any, int]:
+        """The buffer of the sums and its bytes, for reading them back later."""
+        assert self.stats.storage is not None
+        return self.stats.storage.buffer, self.stats.nbytes
 
     def zero_stats(self) -> None:
         """Clears the sums of loss and tokens."""

@@ -1,0 +1,20 @@
+"""QLoRA fine-tuning of language models on any GPU, through WebGPU."""
+
+from qlora_wgpu.config import Config, LoraConfig, QuantConfig, load_config
+from qlora_wgpu.errors import QLoRAError
+from qlora_wgpu.models.qlora_model import QLoRAModel
+from qlora_wgpu.training import Trainer, TrainResult
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Config",
+    "LoraConfig",
+    "QLoRAError",
+    "QLoRAModel",
+    "QuantConfig",
+    "TrainResult",
+    "Trainer",
+    "__version__",
+    "load_config",
+]

@@ -1,0 +1,39 @@
+"""The command line: one file per verb, each calling public functions."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+from rich.console import Console
+
+from qlora_wgpu import __version__
+from qlora_wgpu.cli.doctor import doctor
+from qlora_wgpu.cli.generate import generate
+from qlora_wgpu.cli.train import train
+from qlora_wgpu.errors import QLoRAError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="qlora-wgpu")
+def commands() -> None:
+    """Fine-tune language models with QLoRA on any GPU, through WebGPU.
+
+    Start with `qlora-wgpu doctor` to see your GPU, then `qlora-wgpu train CONFIG.yaml`.
+    """
+
+
+commands.add_command(train)
+commands.add_command(generate)
+commands.add_command(doctor)
+
+
+def main() -> None:
+    """Runs a command; a user's mistake is one sentence on stderr and exit code 2."""
+    try:
+        commands.main(prog_name="qlora-wgpu", standalone_mode=True)
+    except QLoRAError as err:
+        Console(stderr=True, soft_wrap=True).print(
+            f"error: {err}", style="red", markup=False, highlight=False
+        )
+        sys.exit(err.exit_code)

@@ -1,0 +1,60 @@
+"""``doctor``: what this machine offers, and what to do where it offers nothing."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from importlib.metadata import version
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from qlora_wgpu.errors import DeviceError
+from qlora_wgpu.gpu.backend import INSTALL_HINT, choose_adapter, list_adapters
+from qlora_wgpu.gpu.device import Device
+
+_SHOWN_FEATURES = ("shader-f16", "subgroup", "timestamp-query")
+
+
+@click.command()
+def doctor() -> None:
+    """Show the GPU adapters found, their driver, limits and features.
+
+    Exits with code 2, and says what to install, where there is none.
+    """
+    console = Console()
+    console.print(
+        f"qlora-wgpu {version('qlora-wgpu')}, wgpu {version('wgpu')}, "
+        f"Python {platform.python_version()}, {sys.platform} {platform.machine()}",
+        highlight=False,
+    )
+    adapters = list_adapters()
+    if not adapters:
+        raise DeviceError(f"no GPU adapter was found: {INSTALL_HINT}")
+    chosen = choose_adapter("auto")
+    for index, adapter in enumerate(adapters):
+        console.print(_describe(index, adapter, adapter is chosen or index == 0))
+    device = Device("auto")
+    kind = "software adapter (cpu kernels)" if device.is_cpu else "GPU kernels"
+    console.print(f"device.adapter: auto opens {device.name}: {kind}", highlight=False)
+
+
+def _describe(index: int, adapter: Any, chosen: bool) -> Table:
+    info, limits = adapter.info, adapter.limits
+    table = Table(title=f"{index}: {info['device']}{' (auto)' if chosen else ''}", show_header=False)
+    table.title_justify = "left"
+    table.add_row("type", f"{info['adapter_type']} via {info['backend_type']}")
+    table.add_row("driver", info["description"] or "not told")
+    table.add_row("largest buffer", f"{limits['max-buffer-size'] / 2**20:,.0f} MiB")
+    table.add_row("largest binding", f"{limits['max-storage-buffer-binding-size'] / 2**20:,.0f} MiB")
+    table.add_row(
+        "workgroup",
+        f"{limits['max-compute-invocations-per-workgroup']} invocations, "
+        f"{limits['max-compute-workgroup-storage-size'] // 1024} KiB shared",
+    )
+    table.add_row("storage buffers", f"{limits['max-storage-buffers-per-shader-stage']} per shader")
+    features = [f"{f} {'yes' if f in adapter.features else 'no'}" for f in _SHOWN_FEATURES]
+    table.add_row("features", ", ".join(features))
+    return table

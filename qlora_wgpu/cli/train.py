@@ -1,0 +1,219 @@
+"""``train``: a YAML file in, a PEFT adapter out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.cli.opening import open_model
+from qlora_wgpu.config import Config, load_config
+from qlora_wgpu.data import IGNORE_INDEX, Dataset, Tokenizer, load_dataset
+from qlora_wgpu.generation import generate
+from qlora_wgpu.models.qlora_model import QLoRAModel
+from qlora_wgpu.training import Observer, Trainer, TrainResult
+
+_SAMPLE_TOKENS = 48
+
+
+@click.command()
+@click.argument("config", type=click.Path(dir_okay=False))
+@click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
+@click.option("--overwrite", is_flag=True, help="Replace a run that output.dir already holds.")
+def train(config: str, overrides: tuple[str, ...], overwrite: bool) -> None:
+    """Fine-tune a model as CONFIG, a YAML file, says.
+
+    Values of CONFIG can be replaced: `qlora-wgpu train run.yaml optim.learning_rate=1e-4`.
+    The run's folder (output.dir) gets adapter/, checkpoints/, config.yaml and metrics.jsonl.
+    """
+    console = Console()
+    settings = load_config(config, overrides)
+    run(console, settings, overwrite=overwrite)
+
+
+def run(console: Console, settings: Config, *, overwrite: bool) -> TrainResult:
+    """Loads data and model, trains, and shows what came of it."""
+    train_path = settings.require_train_path()
+    tokenizer = Tokenizer.from_folder(ModelFolder.open(settings.model.path).path)
+    length, template = settings.data.max_seq_length, settings.data.chat_template
+    data = load_dataset(train_path, tokenizer, length, chat_template=template)
+    held_out = None
+    if settings.data.eval is not None:
+        held_out = load_dataset(settings.data.eval, tokenizer, length, chat_template=template)
+    for dataset in (data, held_out):
+        for text in dataset.warnings if dataset is not None else ():
+            console.print(f"warning: {text}", style="yellow", highlight=False)
+    model = open_model(
+        console,
+        settings.model.path,
+        lora=settings.lora,
+        quant=settings.quant,
+        compute_dtype=settings.train.compute_dtype,
+        device=settings.device.adapter,
+        seed=settings.train.seed,
+        gradient_checkpointing=settings.train.gradient_checkpointing,
+    )
+    _show_setup(console, settings, model, data, held_out)
+    sample = _Sample(model, tokenizer, held_out or data)
+    before = sample.text()
+    with _Display(console) as display:
+        trainer = Trainer(model, settings, display, overwrite=overwrite)
+        result = trainer.train(data, held_out)
+    _show_result(console, result, sample, before)
+    return result
+
+
+def _show_setup(
+    console: Console, settings: Config, model: QLoRAModel, data: Dataset, held_out: Dataset | None
+) -> None:
+    adapter, train_settings = model.adapter, settings.train
+    rows = [
+        ("device", model.device.name),
+        ("base", f"{settings.model.path} ({settings.quant.scheme}, {model.compute_dtype})"),
+        (
+            "adapter",
+            f"r {adapter.config.r} on {len(adapter.targets)} layers: "
+            f"{adapter.num_parameters:,} parameters",
+        ),
+        ("training data", f"{len(data):,} rows, {data.num_label_tokens:,} learnt tokens"),
+        (
+            "step",
+            f"{train_settings.per_device_train_batch_size} rows x "
+            f"{train_settings.gradient_accumulation_steps} micro-batches",
+        ),
+    ]
+    if held_out is not None:
+        rows.append(
+            ("held-out data", f"{len(held_out):,} rows, {held_out.num_label_tokens:,} tokens")
+        )
+    table = Table(show_header=False, box=None)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table, highlight=False)
+
+
+def memory_line(memory: Counter[str]) -> str:
+    """Bytes by kind on one line, the largest first."""
+    parts = [f"{kind} {nbytes / 2**20:,.1f}" for kind, nbytes in memory.most_common() if nbytes]
+    return f"device memory {sum(memory.values()) / 2**20:,.1f} MiB: {', '.join(parts)}"
+
+
+class _Display(Observer):
+    """A progress bar with the latest figures, and a line for what should stay on the screen."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._task: TaskID | None = None
+        self._shown_at = 0
+
+    def __enter__(self) -> _Display:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._progress.stop()
+
+    def started(self, total_steps: int, memory: Counter[str]) -> None:
+        self._console.print(memory_line(memory), highlight=False)
+        self._task = self._progress.add_task("training", total=total_steps, figures="")
+        self._every = max(1, total_steps // 10)
+        self._progress.start()
+
+    def step(self, row: dict[str, Any]) -> None:
+        if self._task is None:
+            return
+        loss = "no label" if row["loss"] is None else f"loss {row['loss']:.4f}"
+        speed = f"{row['tokens_per_second']:,.0f} tokens/s"
+        self._progress.update(self._task, completed=row["step"], figures=f"{loss}  {speed}")
+        if row["step"] == 1 or row["step"] - self._shown_at >= self._every:
+            self._shown_at = row["step"]
+            self._progress.console.print(
+                f"step {row['step']:>5}  {loss}  grad norm {row['grad_norm']:.3f}  "
+                f"lr {row['learning_rate']:.2e}  {speed}",
+                highlight=False,
+            )
+
+    def evaluation(self, row: dict[str, Any]) -> None:
+        self._progress.console.print(
+            f"step {row['step']:>5}  held-out loss {row['eval_loss']:.4f}",
+            style="bold",
+            highlight=False,
+        )
+
+    def warning(self, text: str) -> None:
+        self._progress.console.print(f"warning: {text}", style="yellow", highlight=False)
+
+
+class _Sample:
+    """One text that is generated before and after training."""
+
+    def __init__(self, model: QLoRAModel, tokenizer: Tokenizer, data: Dataset) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        example = data[0]
+        learnt = [i for i, label in enumerate(example.labels) if label != IGNORE_INDEX]
+        # Before the first learnt token stands the prompt; where all is learnt, take the beginning.
+        length = learnt[0] if learnt and learnt[0] > 1 else max(1, min(16, len(example) // 2))
+        self._prompt = [int(i) for i in example.input_ids[:length]]
+        answer = [int(i) for i in example.input_ids[length : length + _SAMPLE_TOKENS]]
+        self.prompt = tokenizer.decode(self._prompt)
+        self.expected = tokenizer.decode(answer)
+
+    def text(self) -> str:
+        """What the model now makes of the prompt, greedily."""
+        ids = generate(
+            self._model,
+            self._prompt,
+            max_new_tokens=_SAMPLE_TOKENS,
+            stop_ids=stop_ids(self._tokenizer),
+        )
+        return self._tokenizer.decode(list(ids))
+
+
+def stop_ids(tokenizer: Tokenizer) -> set[int]:
+    """The tokens that end a text."""
+    return {i for i in (tokenizer.eos_token_id,) if i is not None}
+
+
+def _show_result(console: Console, result: TrainResult, sample: _Sample, before: str) -> None:
+    if result.interrupted:
+        console.print(f"stopped after step {result.steps}; its state is saved", style="yellow")
+    table = Table(show_header=False, box=None)
+    if result.eval_loss_before is not None and result.eval_loss is not None:
+        table.add_row(
+            "held-out loss", f"{result.eval_loss_before:.4f} before, {result.eval_loss:.4f} after"
+        )
+    table.add_row("prompt", sample.prompt)
+    table.add_row("expected", sample.expected)
+    table.add_row("before", before)
+    table.add_row("after", sample.text())
+    table.add_row(
+        "trained",
+        f"{result.num_tokens:,} tokens in {result.seconds:,.0f} s, device memory at most "
+        f"{result.peak_bytes / 2**20:,.1f} MiB",
+    )
+    table.add_row("adapter", str(result.adapter_dir))
+    console.print(table, highlight=False, markup=False)

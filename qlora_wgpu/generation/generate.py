@@ -1,0 +1,81 @@
+"""Text from a model, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.data import bucket_length
+from qlora_wgpu.errors import DataError
+from qlora_wgpu.models.qlora_model import QLoRAModel
+
+
+def generate(
+    model: QLoRAModel,
+    prompt_ids: Sequence[int],
+    *,
+    max_new_tokens: int = 100,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    stop_ids: Collection[int] = (),
+    max_length: int | None = None,
+) -> Iterator[int]:
+    """Yields one token id after another.
+
+    Args:
+        model: Base and adapter.
+        prompt_ids: What comes before; at least one token.
+        max_new_tokens: Most tokens to yield.
+        temperature: 0 takes the likeliest token; else logits are divided by it and sampled.
+        top_k: Sample among so many likeliest tokens only; 0 among all.
+        top_p: Sample among the likeliest tokens that together have this probability.
+        seed: Of the sampling.
+        stop_ids: Tokens that end the text; they are not yielded.
+        max_length: Longest text the model was made for; generation ends there.
+
+    Raises:
+        DataError: If the prompt is empty or leaves no room within ``max_length``.
+    """
+    ids = list(prompt_ids)
+    if not ids:
+        raise DataError("the prompt is empty: give at least one token to go on from")
+    limit = max_length or len(ids) + max_new_tokens
+    if len(ids) >= limit:
+        raise DataError(f"the prompt has {len(ids)} tokens, and the model takes at most {limit}")
+    random = np.random.Generator(np.random.Philox(seed))
+    for _ in range(min(max_new_tokens, limit - len(ids))):
+        length = bucket_length(len(ids), max(limit, len(ids)))
+        padded = np.zeros((1, length), np.int64)
+        padded[0, : len(ids)] = ids
+        logits = model.logits_at(padded, np.array([len(ids) - 1]))[0]
+        token = _pick(logits, temperature, top_k, top_p, random)
+        if token in stop_ids:
+            return
+        yield token
+        ids.append(token)
+
+
+def _pick(
+    logits: npt.NDArray[np.float32],
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    random: np.random.Generator,
+) -> int:
+    if temperature <= 0:
+        return int(logits.argmax())
+    order = np.argsort(-logits, kind="stable")
+    if top_k > 0:
+        order = order[:top_k]
+    scaled = logits[order].astype(np.float64) / temperature
+    p = np.exp(scaled - scaled.max())
+    p /= p.sum()
+    if top_p < 1.0:
+        # The token that crosses the threshold is kept, so one always is.
+        kept = int(np.searchsorted(np.cumsum(p), top_p)) + 1
+        order, p = order[:kept], p[:kept] / p[:kept].sum()
+    return int(random.choice(order, p=p))

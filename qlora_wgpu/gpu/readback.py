@@ -1,0 +1,57 @@
+"""Reading a few bytes back without stopping the queue."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from qlora_wgpu.gpu.backend import webgpu
+from qlora_wgpu.gpu.device import Device
+
+
+class Readback:
+    """Copies of one small buffer, asked for now and looked at later, in order.
+
+    A copy is queued behind the work submitted so far; later work can be submitted before its
+    bytes have arrived.
+    """
+
+    def __init__(self, device: Device, buffer: Any, nbytes: int, depth: int = 2) -> None:
+        """Allocates room for ``depth`` copies on their way."""
+        usage = webgpu().BufferUsage
+        flags = usage.COPY_DST | usage.MAP_READ
+        self._device = device
+        self._source = buffer
+        self._nbytes = nbytes
+        self._free = deque(
+            device.raw.create_buffer(size=nbytes, usage=flags, label="readback")
+            for _ in range(depth)
+        )
+        self._pending: deque[tuple[Any, Any]] = deque()
+        device.memory.add("inputs", depth * nbytes)
+
+    def __len__(self) -> int:
+        """How many copies are on their way."""
+        return len(self._pending)
+
+    @property
+    def full(self) -> bool:
+        """Whether ``take`` has to be called before the next ``request``."""
+        return not self._free
+
+    def request(self) -> None:
+        """Queues a copy; does not wait."""
+        staging = self._free.popleft()
+        encoder = self._device.raw.create_command_encoder()
+        encoder.copy_buffer_to_buffer(self._source, 0, staging, 0, self._nbytes)
+        self._device.raw.queue.submit([encoder.finish()])
+        self._pending.append((staging, staging.map_async("READ")))
+
+    def take(self) -> bytes:
+        """The bytes of the oldest copy; waits for it if it has not arrived."""
+        staging, promise = self._pending.popleft()
+        promise.sync_wait()
+        data = bytes(staging.read_mapped())
+        staging.unmap()
+        self._free.append(staging)
+        return data

@@ -1,0 +1,6 @@
+"""Training an adapter."""
+
+from qlora_wgpu.training.observer import Observer
+from qlora_wgpu.training.trainer import Trainer, TrainResult
+
+__all__ = ["Observer", "TrainResult", "Trainer"]

@@ -1,0 +1,58 @@
+"""AdamW for a model's adapter: state on the device, one short program per step."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from qlora_wgpu.config import OptimConfig
+from qlora_wgpu.graph.tensor import Storage, vector
+from qlora_wgpu.models.qlora_model import QLoRAModel
+from qlora_wgpu.ops.adamw import AdamWConfig, AdamWState, adamw
+from qlora_wgpu.training.schedule import step_table
+
+
+class Optimizer:
+    """Clips and applies the gradient that a model has summed up."""
+
+    def __init__(self, model: QLoRAModel, optim: OptimConfig, total_steps: int) -> None:
+        """Allocates the moments, zeroed, and compiles the update.
+
+        Args:
+            model: Whose adapter is updated.
+            optim: AdamW's constants and the schedule.
+            total_steps: Of the run.
+        """
+        self._model = model
+        self._table = step_table(optim, total_steps)
+        info = Storage("step info", "inputs", self._table[0].nbytes)
+        self._info = vector("step_info", self._table.shape[1], "float32", info)
+        adapter = model.adapter
+        state = AdamWState(
+            parameters=adapter.parameters,
+            gradient=adapter.gradient,
+            first_moment=adapter.first_moment,
+            second_moment=adapter.second_moment,
+            step_info=self._info,
+            stats=model.stats,
+        )
+        graph = model.new_graph()
+        adamw(
+            graph,
+            state,
+            AdamWConfig(
+                adam_beta1=optim.adam_beta1,
+                adam_beta2=optim.adam_beta2,
+                adam_epsilon=optim.adam_epsilon,
+                weight_decay=optim.weight_decay,
+                max_grad_norm=optim.max_grad_norm,
+            ),
+        )
+        self._program = model.new_program(graph)
+        zeros = np.zeros(adapter.length, np.float32)
+        model.write_flat(adapter.first_moment, zeros)
+        model.write_flat(adapter.second_moment, zeros)
+
+    def step(self, step: int) -> None:
+        """Queues the update of step 1, 2, …; does not wait. The gradient is zeroed by it."""
+        self._model.write_flat(self._info, self._table[step - 1])
+        self._program.run()

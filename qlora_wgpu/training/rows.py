@@ -1,0 +1,64 @@
+"""Data sets as the trainer takes them: sequences of examples or of plain mappings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from qlora_wgpu.data import Example
+from qlora_wgpu.errors import DataError
+
+
+def as_examples(dataset: Sequence[Any], name: str, vocab_size: int) -> list[Example]:
+    """Checks a data set and gives it one form.
+
+    Args:
+        dataset: Items with ``input_ids`` and ``labels`` (-100 to ignore, not shifted), as
+            attributes or keys; ``labels`` default to the ids, and an ``attention_mask`` removes
+            the positions where it is 0.
+        name: For messages.
+        vocab_size: Every id must be below it.
+
+    Raises:
+        DataError: If it is empty, an item has another form, or an id is outside the vocabulary.
+    """
+    examples = [_as_example(item, f"{name}[{i}]") for i, item in enumerate(dataset)]
+    if not examples:
+        raise DataError(f"{name} is empty: give at least one example")
+    for i, example in enumerate(examples):
+        if len(example) == 0:
+            raise DataError(f"{name}[{i}] has no tokens: leave it out")
+        low, high = int(example.input_ids.min()), int(example.input_ids.max())
+        top = int(example.labels.max())
+        if low < 0 or max(high, top) >= vocab_size:
+            raise DataError(
+                f"{name}[{i}] holds the token id {low if low < 0 else max(high, top)}, but the "
+                f"model's vocab_size is {vocab_size}: use the model's own tokenizer"
+            )
+    return examples
+
+
+def _as_example(item: Any, where: str) -> Example:
+    if isinstance(item, Example):
+        return item
+    if not isinstance(item, Mapping) or "input_ids" not in item:
+        raise DataError(f"{where} must have input_ids and labels, got {type(item).__name__}")
+    ids = _integers(item["input_ids"], f"{where}.input_ids")
+    labels = _integers(item.get("labels", ids), f"{where}.labels")
+    if labels.shape != ids.shape:
+        raise DataError(f"{where} has {ids.size} input_ids but {labels.size} labels")
+    if item.get("attention_mask") is not None:
+        mask = _integers(item["attention_mask"], f"{where}.attention_mask")
+        if mask.shape != ids.shape:
+            raise DataError(f"{where} has {ids.size} input_ids but an attention_mask of {mask.size}")
+        ids, labels = ids[mask != 0], labels[mask != 0]
+    return Example(ids, labels)
+
+
+def _integers(value: Any, where: str) -> Any:
+    array = np.asarray(value)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise DataError(f"{where} must be a list of integers")
+    return array.astype(np.int32)
