@@ -85,7 +85,7 @@ def generate(
         top_k=top_k,
         top_p=top_p,
         seed=seed,
-        stop_ids=tokenizer.stop_ids,
+        stop_ids=tokenizer.eos_token_ids,
         max_length=folder.config.get("max_position_embeddings"),
     ):
         ids.append(token)

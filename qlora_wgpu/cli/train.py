@@ -188,14 +188,9 @@ class _Sample:
             self._model,
             self._prompt,
             max_new_tokens=_SAMPLE_TOKENS,
-            stop_ids=stop_ids(self._tokenizer),
+            stop_ids=self._tokenizer.eos_token_ids,
         )
         return self._tokenizer.decode(list(ids))
-
-
-def stop_ids(tokenizer: Tokenizer) -> set[int]:
-    """The tokens that end a text."""
-    return {i for i in (tokenizer.eos_token_id,) if i is not None}
 
 
 def _show_result(console: Console, result: TrainResult, sample: _Sample, before: str) -> None:

@@ -27,6 +27,7 @@ from qlora_wgpu.training.optimizer import Optimizer
 from qlora_wgpu.training.rows import as_examples
 from qlora_wgpu.training.run_folder import RunFolder
 from qlora_wgpu.training.schedule import learning_rates
+from qlora_wgpu.training.speed import Speedometer
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,8 @@ class Trainer:
         self._observer = observer or Observer()
         self._overwrite = overwrite
         self._tokens_seen = 0
-        self._window: list[tuple[float, float, int]] = []
-        self._clock = 0.0
+        self._window: list[tuple[float, float]] = []
+        self._speed = Speedometer()
         self._last_loss: float | None = None
 
     def train(
@@ -134,7 +135,8 @@ class Trainer:
         submitted: deque[_Submitted] = deque()
         rates = learning_rates(self.config.optim, schedule.total_steps)
         every = self._eval_every(schedule.total_steps)
-        started = self._clock = time.perf_counter()
+        started = time.perf_counter()
+        self._speed.start()
         done, evaluated, interrupted = 0, None, False
         try:
             for step in range(1, schedule.total_steps + 1):
@@ -216,10 +218,10 @@ class Trainer:
                 "or more warm-up"
             )
         self._tokens_seen += submitted.tokens
-        self._window.append((loss, float(labels), submitted.tokens))
+        self._window.append((loss, float(labels)))
+        self._speed.add(submitted.tokens)
         if submitted.step % self.config.log.logging_steps:
             return
-        now = time.perf_counter()
         total, count = sum(w[0] for w in self._window), sum(w[1] for w in self._window)
         self._last_loss = total / count if count else None
         row: Row = {
@@ -228,10 +230,9 @@ class Trainer:
             "learning_rate": submitted.learning_rate,
             "grad_norm": norm,
             "num_tokens": self._tokens_seen,
-            "tokens_per_second": sum(w[2] for w in self._window) / max(now - self._clock, 1e-9),
+            "tokens_per_second": self._speed.tokens_per_second,
         }
         self._window.clear()
-        self._clock = now
         folder.log(row)
         self._observer.step(row)
 
@@ -252,7 +253,7 @@ class Trainer:
         """The mean held-out loss per label token."""
         if not rows:
             return None
-        paused = time.perf_counter()
+        self._speed.pause()
         size = self.config.train.per_device_train_batch_size
         longest = max(self._longest, max(map(len, rows)))
         batches = (padded_batch(chunk, size, longest) for chunk in in_order(rows, size))
@@ -266,14 +267,12 @@ class Trainer:
         row = {"step": step, "eval_loss": total / count}
         folder.log(row)
         self._observer.evaluation(row)
-        self._clock += time.perf_counter() - paused
+        self._speed.resume()
         return total / count
 
     def _save(self, folder: RunFolder, optimizer: Optimizer, step: int) -> None:
-        paused = time.perf_counter()
+        self._speed.pause()
         save_checkpoint(folder.checkpoint_folder(step), self.model, step, self._tokens_seen)
         folder.prune(self.config.output.save_total_limit)
         self._observer.saved(folder.checkpoint_folder(step))
-        self._clock += time.perf_counter() - paused
-
-
+        self._speed.resume()

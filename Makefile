@@ -1,0 +1,30 @@
+# Set-up happens by itself: a virtual environment in .venv, and lavapipe where no adapter is found.
+.PHONY: help setup demo test lint bench clean
+
+help:
+	@echo "make demo    fine-tune the small model that ships with the project"
+	@echo "make test    run all ordinary tests"
+	@echo "make lint    ruff and mypy"
+	@echo "make bench   time a step's parts on this machine"
+
+setup:
+	@tools/setup.sh dev
+
+demo:
+	@tools/setup.sh
+	@.venv/bin/qlora-wgpu train demo/demo.yaml --overwrite
+
+test: setup
+	.venv/bin/python -m pytest tests
+
+lint: setup
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+bench: setup
+	.venv/bin/python benchmarks/step.py
+	.venv/bin/python benchmarks/quantize.py
+
+clean:
+	rm -rf .venv

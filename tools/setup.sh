@@ -1,0 +1,61 @@
+#!/bin/sh
+# Makes .venv with this project in it, and sees to it that a Vulkan adapter is there.
+# usage: tools/setup.sh [pip extras, such as dev]
+set -eu
+cd "$(dirname "$0")/.."
+extras=${1:-}
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then
+        "$@"
+    elif command -v sudo >/dev/null 2>&1; then
+        sudo "$@"
+    else
+        echo "error: '$*' needs root: run it as root, or install sudo" >&2
+        exit 2
+    fi
+}
+
+apt_install() {
+    if ! command -v apt-get >/dev/null 2>&1; then
+        echo "error: please install with your system's package manager: $*" >&2
+        exit 2
+    fi
+    as_root apt-get update -qq
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+}
+
+python=$(command -v python3.11 || command -v python3 || true)
+if [ -z "$python" ]; then
+    apt_install python3 python3-venv
+    python=python3
+fi
+if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+    echo "error: Python 3.11 or newer is needed, found $("$python" --version)" >&2
+    exit 2
+fi
+
+if [ ! -x .venv/bin/python ]; then
+    # Debian's python3 comes without venv's own parts.
+    "$python" -c 'import ensurepip, venv' 2>/dev/null || apt_install python3-venv
+    "$python" -m venv .venv
+fi
+stamp=.venv/.installed-${extras:-plain}
+if [ ! -f "$stamp" ] || [ pyproject.toml -nt "$stamp" ]; then
+    echo "installing qlora-wgpu into .venv"
+    .venv/bin/pip install --quiet --disable-pip-version-check -e ".${extras:+[$extras]}"
+    touch "$stamp"
+fi
+
+# Prints the number of usable adapters; the WebGPU library itself may lack libvulkan.
+adapters() {
+    .venv/bin/python -c 'from qlora_wgpu.gpu.backend import list_adapters; print(len(list_adapters()))' 2>/dev/null || echo 0
+}
+if [ "$(adapters)" = 0 ]; then
+    echo "no Vulkan adapter found: installing lavapipe (mesa-vulkan-drivers)"
+    apt_install mesa-vulkan-drivers libvulkan1
+    if [ "$(adapters)" = 0 ]; then
+        .venv/bin/qlora-wgpu doctor || true
+        exit 2
+    fi
+fi
