@@ -43,12 +43,16 @@ def doctor() -> None:
 
 def _describe(index: int, adapter: Any, chosen: bool) -> Table:
     info, limits = adapter.info, adapter.limits
-    table = Table(title=f"{index}: {info['device']}{' (auto)' if chosen else ''}", show_header=False)
+    table = Table(
+        title=f"{index}: {info['device']}{' (auto)' if chosen else ''}", show_header=False
+    )
     table.title_justify = "left"
     table.add_row("type", f"{info['adapter_type']} via {info['backend_type']}")
     table.add_row("driver", info["description"] or "not told")
     table.add_row("largest buffer", f"{limits['max-buffer-size'] / 2**20:,.0f} MiB")
-    table.add_row("largest binding", f"{limits['max-storage-buffer-binding-size'] / 2**20:,.0f} MiB")
+    table.add_row(
+        "largest binding", f"{limits['max-storage-buffer-binding-size'] / 2**20:,.0f} MiB"
+    )
     table.add_row(
         "workgroup",
         f"{limits['max-compute-invocations-per-workgroup']} invocations, "

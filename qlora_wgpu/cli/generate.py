@@ -19,7 +19,9 @@ from qlora_wgpu.generation import generate as generate_tokens
 @click.option("--model", "model_path", required=True, help="Folder or hub name of the base model.")
 @click.option("--adapter", help="Folder of a PEFT adapter.")
 @click.option("--prompt", required=True, help="What the text goes on from.")
-@click.option("--chat", is_flag=True, help="Put the prompt into the chat template as a user's turn.")
+@click.option(
+    "--chat", is_flag=True, help="Put the prompt into the chat template as a user's turn."
+)
 @click.option("--max-new-tokens", default=100, show_default=True, type=click.IntRange(1))
 @click.option(
     "--temperature", default=0.0, show_default=True, type=click.FloatRange(0), help="0 is greedy."

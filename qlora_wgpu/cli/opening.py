@@ -16,7 +16,12 @@ def open_model(console: Console, path: str, **options: Any) -> QLoRAModel:
     """Loads a model, showing how far its weights are; options as for ``from_pretrained``."""
     architecture = find_family(ModelFolder.open(path).config).read(ModelFolder.open(path).config)
     total = len(architecture.linears) + (1 if architecture.tied else 2)
-    columns = (TextColumn("loading weights"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("loading weights"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("loading", total=total)
         model = QLoRAModel.from_pretrained(

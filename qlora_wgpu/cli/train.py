@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import click
@@ -18,12 +17,16 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.cli.opening import open_model
 from qlora_wgpu.config import Config, load_config
-from qlora_wgpu.data import IGNORE_INDEX, Dataset, Tokenizer, load_dataset
+from qlora_wgpu.data import IGNORE_INDEX, Dataset, Tokenizer, bucket_length, load_dataset
 from qlora_wgpu.generation import generate
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.models.family import find_family
+from qlora_wgpu.models.memory import plan_training_memory
 from qlora_wgpu.models.qlora_model import QLoRAModel
 from qlora_wgpu.training import Observer, Trainer, TrainResult
 
@@ -48,7 +51,9 @@ def train(config: str, overrides: tuple[str, ...], overwrite: bool) -> None:
 def run(console: Console, settings: Config, *, overwrite: bool) -> TrainResult:
     """Loads data and model, trains, and shows what came of it."""
     train_path = settings.require_train_path()
-    tokenizer = Tokenizer.from_folder(ModelFolder.open(settings.model.path).path)
+    folder = ModelFolder.open(settings.model.path)
+    find_family(folder.config).read(folder.config)  # says what is not supported before data is read
+    tokenizer = Tokenizer.from_folder(folder.path)
     length, template = settings.data.max_seq_length, settings.data.chat_template
     data = load_dataset(train_path, tokenizer, length, chat_template=template)
     held_out = None
@@ -57,13 +62,16 @@ def run(console: Console, settings: Config, *, overwrite: bool) -> TrainResult:
     for dataset in (data, held_out):
         for text in dataset.warnings if dataset is not None else ():
             console.print(f"warning: {text}", style="yellow", highlight=False)
+    device = Device(settings.device.adapter)
+    longest = max(data.longest, held_out.longest if held_out is not None else 0)
+    console.print(memory_line("planned", _planned(settings, folder, device, longest)))
     model = open_model(
         console,
         settings.model.path,
         lora=settings.lora,
         quant=settings.quant,
         compute_dtype=settings.train.compute_dtype,
-        device=settings.device.adapter,
+        device=device,
         seed=settings.train.seed,
         gradient_checkpointing=settings.train.gradient_checkpointing,
     )
@@ -106,10 +114,27 @@ def _show_setup(
     console.print(table, highlight=False)
 
 
-def memory_line(memory: Counter[str]) -> str:
+def _planned(settings: Config, folder: ModelFolder, device: Device, longest: int) -> Counter[str]:
+    """What training will take on the device, by kind."""
+    return plan_training_memory(
+        folder.config,
+        settings.lora,
+        settings.quant,
+        settings.train.compute_dtype,
+        batch_size=settings.train.per_device_train_batch_size,
+        seq=bucket_length(longest, settings.data.max_seq_length),
+        gradient_checkpointing=settings.train.gradient_checkpointing,
+        max_binding=device.max_binding,
+        profile=device.profile,
+    )
+
+
+def memory_line(title: str, memory: Counter[str]) -> Text:
     """Bytes by kind on one line, the largest first."""
     parts = [f"{kind} {nbytes / 2**20:,.1f}" for kind, nbytes in memory.most_common() if nbytes]
-    return f"device memory {sum(memory.values()) / 2**20:,.1f} MiB: {', '.join(parts)}"
+    return Text(
+        f"{title} device memory {sum(memory.values()) / 2**20:,.1f} MiB: {', '.join(parts)}"
+    )
 
 
 class _Display(Observer):
@@ -137,7 +162,7 @@ class _Display(Observer):
         self._progress.stop()
 
     def started(self, total_steps: int, memory: Counter[str]) -> None:
-        self._console.print(memory_line(memory), highlight=False)
+        self._console.print(memory_line("taken", memory))
         self._task = self._progress.add_task("training", total=total_steps, figures="")
         self._every = max(1, total_steps // 10)
         self._progress.start()

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from qlora_wgpu.errors import DeviceError, OutOfMemoryError
 from qlora_wgpu.gpu import backend
+from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, Profile
 from qlora_wgpu.gpu.wgsl import Shader
 
 ALIGNMENT = 256  # of buffer windows: the most any adapter asks for
@@ -69,6 +70,11 @@ class Device:
         return bool(self.adapter.info["adapter_type"] == "CPU")
 
     @property
+    def profile(self) -> Profile:
+        """How kernels are cut for this kind of adapter."""
+        return CPU_PROFILE if self.is_cpu else GPU_PROFILE
+
+    @property
     def max_binding(self) -> int:
         """The largest number of bytes that one binding may show to a shader."""
         limits = self.raw.limits
@@ -108,7 +114,8 @@ class Device:
 
     def write(self, buffer: Any, data: npt.NDArray[Any] | bytes, offset: int = 0) -> None:
         """Copies host data into a buffer, in pieces so that host memory stays flat."""
-        view = memoryview(np.ascontiguousarray(data) if isinstance(data, np.ndarray) else data)
+        raw: Any = np.ascontiguousarray(data) if isinstance(data, np.ndarray) else data
+        view = memoryview(raw)
         view = view.cast("B") if view.nbytes else view
         if view.nbytes % 4:
             view = memoryview(view.tobytes() + bytes(-view.nbytes % 4))

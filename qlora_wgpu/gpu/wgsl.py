@@ -19,7 +19,7 @@ import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from importlib import resources
 from pathlib import Path
 
@@ -80,7 +80,7 @@ class Shader:
         return data + bytes(-len(data) % 16)
 
 
-@lru_cache
+@cache
 def shader_folder() -> Path:
     """The folder of the WGSL files: in the installed package, else beside it in a checkout."""
     packaged = Path(str(resources.files("qlora_wgpu"))) / "shaders"
@@ -92,7 +92,7 @@ def shader_folder() -> Path:
     raise ShaderSourceError(f"no shaders in {packaged} or {beside}: reinstall qlora-wgpu")
 
 
-@lru_cache(maxsize=None)
+@cache
 def load_shader(path: str, constants: Constants = ()) -> Shader:
     """Preprocesses one shader file.
 

@@ -7,7 +7,7 @@ backward; nothing is decided while a step runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -100,8 +100,8 @@ class Graph:
         path: str,
         workgroups: tuple[int, int, int],
         tensors: dict[str, Tensor],
-        params: dict[str, int | float] | None = None,
-        constants: dict[str, Constant] | None = None,
+        params: Mapping[str, int | float] | None = None,
+        constants: Mapping[str, Constant] | None = None,
         flops: int = 0,
         label: str = "",
     ) -> None:
@@ -130,7 +130,9 @@ class Graph:
 
     # -- reverse mode ----------------------------------------------------------------------
 
-    def record(self, output: Tensor, inputs: list[Tensor], vjp: VJP, *, trains: bool = False) -> None:
+    def record(
+        self, output: Tensor, inputs: list[Tensor], vjp: VJP, *, trains: bool = False
+    ) -> None:
         """Notes how a gradient passes back from an op's output.
 
         Args:
@@ -144,17 +146,13 @@ class Graph:
             self._tape.append((output, vjp))
 
     def gradient_into(self, tensor: Tensor) -> tuple[Tensor, bool]:
-        """Where to put a contribution to a tensor's gradient, and whether to add to what is there."""
+        """Where a contribution to a tensor's gradient goes, and whether to add to what is there."""
         found = self._gradients.get(tensor)
         if found is not None:
             return found, True
         made = matrix(f"d {tensor.name}", tensor.rows, tensor.columns, "float32")
         self._gradients[tensor] = made
         return made, False
-
-    def has_gradient(self, tensor: Tensor) -> bool:
-        """Whether some contribution to a tensor's gradient has been made."""
-        return tensor in self._gradients
 
     def hand_over(self, tensor: Tensor, gradient: Tensor) -> None:
         """Makes ``gradient`` a tensor's own, without a copy: its giver must be done with it."""

@@ -35,7 +35,9 @@ def targeted(linears: Sequence[LinearSpec], wanted: str | Sequence[str]) -> list
             leaves = sorted({s.name.rpartition(".")[2] for s in linears})
             near = difflib.get_close_matches(target, leaves, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"this model has {', '.join(leaves)}"
-            raise ConfigError(f"lora.target_modules: no adaptable layer is called {target!r}; {hint}")
+            raise ConfigError(
+                f"lora.target_modules: no adaptable layer is called {target!r}; {hint}"
+            )
         chosen |= fitting
     return [s for s in linears if s.name in chosen]
 
@@ -133,7 +135,9 @@ class Adapter:
         flat = np.zeros(self.length, np.float32)
         for name, window in self._windows.items():
             if name.endswith("lora_A.weight"):
-                stream = np.random.Generator(np.random.Philox(key=[seed, zlib.crc32(name.encode())]))
+                stream = np.random.Generator(
+                    np.random.Philox(key=[seed, zlib.crc32(name.encode())])
+                )
                 bound = 1 / np.sqrt(window.columns)
                 window.view(flat)[:] = stream.uniform(-bound, bound, (window.rows, window.columns))
         return flat

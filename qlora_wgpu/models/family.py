@@ -98,7 +98,8 @@ def find_family(config: Mapping[str, Any]) -> Family:
                 raise
     if found is None:
         raise UnsupportedModelError(
-            f"config.json: model_type {name!r} is not supported (supported: {', '.join(known_families())})"
+            f"config.json: model_type {name!r} is not supported "
+            f"(supported: {', '.join(known_families())})"
         )
     family: Family = found
     return family
@@ -124,7 +125,9 @@ class ConfigReader:
         value = self._config.get(key)
         value = default if value is None else value
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise UnsupportedModelError(f"config.json: {key} must be a positive integer, got {value!r}")
+            raise UnsupportedModelError(
+                f"config.json: {key} must be a positive integer, got {value!r}"
+            )
         return value
 
     def number(self, key: str, default: float) -> float:

@@ -1,4 +1,4 @@
-"""What a model computes, traced: its loss with or without gradient, its hidden states, its logits."""
+"""What a model computes, traced: loss with or without gradient, hidden states, logits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Network:
     def trace_loss(
         self, g: Graph, batch: Batch, stats: Tensor, *, gradient: bool, checkpointing: bool
     ) -> None:
-        """Adds the batch's summed loss to ``stats`` and, if asked, its gradient to the adapter's."""
+        """Adds the batch's summed loss to ``stats``, and its gradient to the adapter's if asked."""
         hidden = self._hidden(g, batch, checkpointing=checkpointing and gradient)
         cross_entropy(g, hidden, self.modules.head, batch, stats, gradient=gradient)
         if gradient:

@@ -14,7 +14,6 @@ from qlora_wgpu.checkpoint import AdapterConfig, ModelFolder, load_adapter, save
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.graph.program import Program, SlotPool, allocate
@@ -135,7 +134,7 @@ class QLoRAModel:
 
         Args:
             input_ids: Integers (batch, seq).
-            labels: Integers (batch, seq), -100 to ignore; shifted by one here, as Hugging Face does.
+            labels: Integers (batch, seq), -100 to ignore; shifted by one here, as in Hugging Face.
             attention_mask: 1 for tokens and 0 for padding, (batch, seq); all ones by default.
 
         Returns:
@@ -240,8 +239,7 @@ class QLoRAModel:
 
     def new_graph(self) -> Graph:
         """An empty graph for this model's element type and adapter."""
-        profile = CPU_PROFILE if self.device.is_cpu else GPU_PROFILE
-        return Graph(self.compute_dtype, profile, self.device.max_binding)
+        return Graph(self.compute_dtype, self.device.profile, self.device.max_binding)
 
     def new_program(self, graph: Graph, outputs: tuple[Tensor, ...] = ()) -> Program:
         """Plans a graph and makes it ready; its slots are shared with the model's others."""
@@ -262,9 +260,7 @@ class QLoRAModel:
         found: tuple[Batch, Program] = self._programs[key]
         return found
 
-    def _logits_programs(
-        self, batch_size: int, seq: int
-    ) -> tuple[Batch, Program, Program, Tensor]:
+    def _logits_programs(self, batch_size: int, seq: int) -> tuple[Batch, Program, Program, Tensor]:
         key = ("logits", batch_size, seq)
         if key not in self._programs:
             batch = make_batch(batch_size, seq)
@@ -334,7 +330,7 @@ class QLoRAModel:
         self.write_parameters(self.adapter.join(tensors))
 
     def save_adapter(self, path: str | PathLike[str]) -> None:
-        """Writes adapter_model.safetensors and adapter_config.json, which PEFT loads as they are."""
+        """Writes adapter_model.safetensors and adapter_config.json as PEFT loads them."""
         lora = self.adapter.config
         save_adapter(
             Path(path),
@@ -348,7 +344,7 @@ class QLoRAModel:
         )
 
     def base_state_dict(self) -> dict[str, FloatArray]:
-        """The frozen weights as the device uses them, dequantized there, by Hugging Face's names."""
+        """The frozen weights as the device uses them (dequantized there), Hugging Face's names."""
         state: dict[str, FloatArray] = {}
         modules, names = self.network.modules, self.architecture
         state[names.embed_name] = self._read_matrix(modules.embedding)

@@ -54,7 +54,7 @@ def inverse_frequencies(config: Mapping[str, Any], rotary_dim: int) -> npt.NDArr
     exponents = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
     frequencies = (np.float32(1.0) / np.float32(theta) ** exponents).astype(np.float32)
     if kind == "linear":
-        return frequencies / np.float32(scaling["factor"])
+        frequencies = frequencies / np.float32(scaling["factor"])
     if kind == "llama3":
         return _llama3(frequencies, scaling)
     return frequencies
@@ -72,9 +72,7 @@ def _llama3(
     return blended.astype(np.float32)
 
 
-def rotation_table(
-    frequencies: npt.NDArray[np.float32], positions: int
-) -> npt.NDArray[np.float32]:
+def rotation_table(frequencies: npt.NDArray[np.float32], positions: int) -> npt.NDArray[np.float32]:
     """(positions, len(frequencies), 2) of (cos, sin), angles rounded to float32 as in PyTorch."""
     angles = np.arange(positions, dtype=np.float32)[:, None] * frequencies
     return np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32)

@@ -146,7 +146,8 @@ class WeightLayout:
 
     def _nf4(self, name: str, rows: int, columns: int) -> NF4Matrix:
         quantized = self._quantized(name, rows, columns)
-        blocksize, double = self._quant.blocksize, self._quant.double_quant
+        blocksize: int = self._quant.blocksize
+        double = self._quant.double_quant
         nested_blocksize = 256
         if quantized is not None:
             blocksize, nested_blocksize = quantized.blocksize, quantized.nested_blocksize
@@ -159,29 +160,24 @@ class WeightLayout:
                 f"{name}.{leaf}", length, dtype, self._keep(f"{name}.{leaf}", "base", nbytes, data)
             )
 
+        given = _device_arrays(quantized) if quantized is not None else {}
+        codes = part("codes", -(-rows * columns // 8), "uint32", given.get("codes"))
+        if double:
+            absmax = part("absmax", -(-blocks // 4), "uint32", given.get("absmax"))
+            count = -(-blocks // nested_blocksize)
+            nested = part("nested_absmax", count, "float32", given.get("nested_absmax"))
+        else:
+            absmax = part("absmax", blocks, "float32", given.get("absmax"))
+            nested = None
         return NF4Matrix(
             name=name,
             rows=rows,
             columns=columns,
             blocksize=blocksize,
-            codes=part(
-                "codes", -(-rows * columns // 8), "uint32", quantized and _words(quantized.codes)
-            ),
-            absmax=part(
-                "absmax",
-                -(-blocks // 4) if double else blocks,
-                "uint32" if double else "float32",
-                quantized and _words(quantized.absmax),
-            ),
-            maps=part("maps", 273, "float32", quantized and _maps(quantized)),
-            nested_absmax=part(
-                "nested_absmax",
-                -(-blocks // nested_blocksize),
-                "float32",
-                quantized and quantized.nested_absmax,
-            )
-            if double
-            else None,
+            codes=codes,
+            absmax=absmax,
+            maps=part("maps", 273, "float32", given.get("maps")),
+            nested_absmax=nested,
             nested_blocksize=nested_blocksize,
         )
 
@@ -197,20 +193,20 @@ class WeightLayout:
         return quantize_nf4(array, self._quant.blocksize, self._quant.double_quant)
 
 
-def _words(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Bytes, padded to whole 32-bit words; float32 as it is."""
-    if array.dtype == np.float32:
-        return array
-    return np.pad(array.reshape(-1), (0, -array.size % 4))
+def _device_arrays(quantized: NF4Tensor) -> dict[str, npt.NDArray[Any]]:
+    """What is uploaded of a quantized matrix; bytes are padded to whole 32-bit words."""
 
+    def words(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return np.pad(array.reshape(-1), (0, (-array.nbytes % 4) // array.itemsize))
 
-def _maps(quantized: NF4Tensor) -> FloatArray:
     maps = np.zeros(273, np.float32)
     maps[:16] = quantized.quant_map
-    if quantized.nested_quant_map is not None:
+    arrays = {"codes": words(quantized.codes), "absmax": words(quantized.absmax), "maps": maps}
+    if quantized.nested_absmax is not None and quantized.nested_quant_map is not None:
         maps[16:272] = quantized.nested_quant_map
         maps[272] = quantized.nested_offset
-    return maps
+        arrays["nested_absmax"] = quantized.nested_absmax
+    return arrays
 
 
 def _check_shape(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qlora_wgpu.gpu.device import fold_workgroups
+from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph, GraphError, ceil_div
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.batch import Batch
@@ -31,7 +32,7 @@ def attention(
         raise GraphError(f"attention: {q}, {k}, {v} with head_dim {head_dim} do not fit")
     unit = 4 if head_dim % 4 == 0 else 2
     lanes = g.profile.attention_lanes
-    constants = {
+    constants: dict[str, Constant] = {
         "BF16": g.bf16,
         "HEAD_UNIT4": unit == 4,
         "UNITS": head_dim // unit,

@@ -29,7 +29,7 @@ def nt(
     first_row: int | None = None,
     label: str = "",
 ) -> None:
-    """y[:, row0 : row0 + w.rows] = scale · x·wᵀ + u·bᵀ + bias + residual.
+    """Computes y[:, row0 : row0 + w.rows] = scale · x·wᵀ + u·bᵀ + bias + residual.
 
     Args:
         g: The graph.
@@ -105,7 +105,7 @@ def nn(
     first_row: int | None = None,
     label: str = "",
 ) -> None:
-    """y (+)= scale · x[:, row0 : row0 + w.rows]·w + mask · u·a.
+    """Computes y (+)= scale · x[:, row0 : row0 + w.rows]·w + mask · u·a.
 
     Args:
         g: The graph.

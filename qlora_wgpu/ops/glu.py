@@ -11,7 +11,7 @@ ACTIVATIONS = {"silu": True, "gelu_pytorch_tanh": False}
 
 
 def glu(g: Graph, gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
-    """y = activation(gate) · up.
+    """Computes y = activation(gate) · up.
 
     Args:
         g: The graph.

@@ -36,9 +36,7 @@ def linear(
     u: Tensor | None = None
     if lora is not None:
         u = g.float32(f"{layer.name}.u", x.rows, lora.r)
-        gemm.nt(
-            g, x, lora.a, u, scale=lora.scaling, dropout=lora, batch=batch, label="lora/down"
-        )
+        gemm.nt(g, x, lora.a, u, scale=lora.scaling, dropout=lora, batch=batch, label="lora/down")
     for row0, w in weight.shards(g):
         gemm.nt(
             g, x, w, y, row0=row0, lora=lora, u=u, bias=layer.bias, residual=residual,
@@ -79,7 +77,7 @@ def _add_gradient(
     masked_by: Lora | None = None,
     batch: Batch | None = None,
 ) -> None:
-    """gradient += xᵀ·u (dB), or with ``masked_by`` its transpose with x masked (dA)."""
+    """Adds xᵀ·u (dB), or with ``masked_by`` its transpose with x masked (dA)."""
     transposed = masked_by is not None
     masked = masked_by is not None and masked_by.dropout > 0
     tensors = {"x": x, "u": u, "g": gradient}

@@ -8,7 +8,7 @@ from qlora_wgpu.ops.rows import row_constants, row_workgroups
 
 
 def rms_norm(g: Graph, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """y = x / √(mean(x²) + eps) · weight.
+    """Computes y = x / √(mean(x²) + eps) · weight.
 
     Args:
         g: The graph.

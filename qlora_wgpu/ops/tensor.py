@@ -8,13 +8,13 @@ from qlora_wgpu.graph.tensor import Tensor
 
 
 def fill_zero(g: Graph, y: Tensor) -> None:
-    """y = 0."""
+    """Zeroes y."""
     units = ceil_div(y.nbytes, 16)
     g.launch("tensor/fill.wgsl", fold_workgroups(ceil_div(units, 64)), {"y": y}, {"units": units})
 
 
 def as_operand(g: Graph, x: Tensor) -> Tensor:
-    """x itself, or its bfloat16 copy where the graph's operands are bfloat16."""
+    """Returns x itself, or its bfloat16 copy where the graph's operands are bfloat16."""
     if x.dtype == g.dtype:
         return x
     y = g.operand(f"{x.name} as operand", x.rows, x.columns)
@@ -26,7 +26,7 @@ def as_operand(g: Graph, x: Tensor) -> Tensor:
 
 
 def add_into(g: Graph, x: Tensor, y: Tensor) -> None:
-    """y += x, both float32 of one layout."""
+    """Adds x to y, both float32 of one layout."""
     if (x.rows, x.stride, x.dtype) != (y.rows, y.stride, y.dtype) or x.dtype != "float32":
         raise GraphError(f"add: {x} and {y} differ")
     units = x.rows * x.units(4)

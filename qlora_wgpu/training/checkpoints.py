@@ -28,7 +28,10 @@ def save_checkpoint(folder: Path, model: QLoRAModel, step: int, num_tokens: int)
         model.save_adapter(unfinished)
         moments = {
             f"{label}.{name}": array
-            for label, flat in (("exp_avg", adapter.first_moment), ("exp_avg_sq", adapter.second_moment))
+            for label, flat in (
+                ("exp_avg", adapter.first_moment),
+                ("exp_avg_sq", adapter.second_moment),
+            )
             for name, array in adapter.split(model.read_flat(flat)).items()
         }
         write_safetensors(unfinished / "optimizer.safetensors", moments)

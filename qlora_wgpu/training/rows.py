@@ -52,7 +52,9 @@ def _as_example(item: Any, where: str) -> Example:
     if item.get("attention_mask") is not None:
         mask = _integers(item["attention_mask"], f"{where}.attention_mask")
         if mask.shape != ids.shape:
-            raise DataError(f"{where} has {ids.size} input_ids but an attention_mask of {mask.size}")
+            raise DataError(
+                f"{where} has {ids.size} input_ids but an attention_mask of {mask.size}"
+            )
         ids, labels = ids[mask != 0], labels[mask != 0]
     return Example(ids, labels)
 

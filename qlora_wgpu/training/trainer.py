@@ -1,5 +1,7 @@
-"""The training loop: micro-batches summed on the device, one update per step, nothing read back
-inside it but a few bytes for the log, and those one step late."""
+"""The training loop: micro-batches are summed on the device, and updated from once a step.
+
+Nothing is read back inside a step but a few bytes for the log, and those one step late.
+"""
 
 from __future__ import annotations
 
