@@ -54,17 +54,18 @@ def run(console: Console, settings: Config, *, overwrite: bool) -> TrainResult:
     folder = ModelFolder.open(settings.model.path)
     find_family(folder.config).read(folder.config)  # says what is not supported before data is read
     tokenizer = Tokenizer.from_folder(folder.path)
-    length, template = settings.data.max_seq_length, settings.data.chat_template
-    data = load_dataset(train_path, tokenizer, length, chat_template=template)
+    limit, template = settings.data.max_seq_length, settings.data.chat_template
+    data = load_dataset(train_path, tokenizer, limit, chat_template=template)
     held_out = None
     if settings.data.eval is not None:
-        held_out = load_dataset(settings.data.eval, tokenizer, length, chat_template=template)
+        held_out = load_dataset(settings.data.eval, tokenizer, limit, chat_template=template)
     for dataset in (data, held_out):
         for text in dataset.warnings if dataset is not None else ():
             console.print(f"warning: {text}", style="yellow", highlight=False)
     device = Device(settings.device.adapter)
     longest = max(data.longest, held_out.longest if held_out is not None else 0)
-    console.print(memory_line("planned", _planned(settings, folder, device, longest)))
+    length = bucket_length(longest, settings.data.max_seq_length)
+    console.print(memory_line("planned", _planned(settings, folder, device, length)))
     model = open_model(
         console,
         settings.model.path,
@@ -76,6 +77,8 @@ def run(console: Console, settings: Config, *, overwrite: bool) -> TrainResult:
         gradient_checkpointing=settings.train.gradient_checkpointing,
     )
     _show_setup(console, settings, model, data, held_out)
+    # The largest plan first, so that the smaller ones find room in its slots.
+    model.prepare(settings.train.per_device_train_batch_size, length)
     sample = _Sample(model, tokenizer, held_out or data)
     before = sample.text()
     with _Display(console) as display:
@@ -114,7 +117,7 @@ def _show_setup(
     console.print(table, highlight=False)
 
 
-def _planned(settings: Config, folder: ModelFolder, device: Device, longest: int) -> Counter[str]:
+def _planned(settings: Config, folder: ModelFolder, device: Device, length: int) -> Counter[str]:
     """What training will take on the device, by kind."""
     return plan_training_memory(
         folder.config,
@@ -122,7 +125,7 @@ def _planned(settings: Config, folder: ModelFolder, device: Device, longest: int
         settings.quant,
         settings.train.compute_dtype,
         batch_size=settings.train.per_device_train_batch_size,
-        seq=bucket_length(longest, settings.data.max_seq_length),
+        seq=length,
         gradient_checkpointing=settings.train.gradient_checkpointing,
         max_binding=device.max_binding,
         profile=device.profile,

@@ -52,7 +52,12 @@ def allocate(device: Device, storage: Storage) -> None:
 
 
 class Program:
-    """Replays a plan: no allocation, no bind group, no decision in a run."""
+    """Replays a plan: no allocation, no bind group, no decision in a run.
+
+    Attributes:
+        plan: What runs.
+        dispatches: ``(pipeline, bind group, workgroups)`` of each launch of the plan.
+    """
 
     def __init__(self, device: Device, plan: Plan, pool: SlotPool) -> None:
         """Allocates what is missing, compiles the shaders and binds everything.
@@ -72,14 +77,14 @@ class Program:
         self._slots = pool.take(plan.slots)
         self._uniforms = self._upload_params()
         offset = 0
-        self._dispatches = []
+        self.dispatches = []
         for launch in plan.launches:
             windows = {name: self._window(tensor) for name, tensor in launch.tensors.items()}
             if launch.params:
                 windows["params"] = (self._uniforms, offset, len(launch.params))
                 offset += ALIGNMENT
             group = device.bind_group(launch.shader, windows)
-            self._dispatches.append((device.pipeline(launch.shader), group, launch.workgroups))
+            self.dispatches.append((device.pipeline(launch.shader), group, launch.workgroups))
 
     def _upload_params(self) -> Any:
         blocks = [launch.params for launch in self.plan.launches if launch.params]
@@ -97,11 +102,11 @@ class Program:
     def run(self) -> None:
         """Submits all dispatches, in pieces; does not wait."""
         raw = self._device.raw
-        for start in range(0, len(self._dispatches), _LAUNCHES_PER_SUBMIT):
+        for start in range(0, len(self.dispatches), _LAUNCHES_PER_SUBMIT):
             encoder = raw.create_command_encoder()
             compute = encoder.begin_compute_pass()
             current = None
-            for pipeline, group, workgroups in self._dispatches[
+            for pipeline, group, workgroups in self.dispatches[
                 start : start + _LAUNCHES_PER_SUBMIT
             ]:
                 if pipeline is not current:

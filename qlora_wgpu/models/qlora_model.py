@@ -234,6 +234,10 @@ class QLoRAModel:
         """Compiles and allocates what training on this shape needs."""
         self._program("train", batch, seq)
 
+    def program(self, kind: str, batch: int, seq: int) -> Program:
+        """What a ``"train"`` or ``"loss"`` micro-batch of this shape replays."""
+        return self._program(kind, batch, seq)[1]
+
     def _write_batch(self, batch: Batch, data: npt.NDArray[np.uint8]) -> None:
         self.device.write(batch.storage.buffer, data)
 

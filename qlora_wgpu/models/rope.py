@@ -52,9 +52,10 @@ def inverse_frequencies(config: Mapping[str, Any], rotary_dim: int) -> npt.NDArr
             f"{', '.join(sorted(missing | unknown))}"
         )
     exponents = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
-    frequencies = (np.float32(1.0) / np.float32(theta) ** exponents).astype(np.float32)
+    frequencies: npt.NDArray[np.float32] = np.float32(1.0) / np.float32(theta) ** exponents
     if kind == "linear":
-        frequencies = frequencies / np.float32(scaling["factor"])
+        scaled: npt.NDArray[np.float32] = frequencies / np.float32(scaling["factor"])
+        return scaled
     if kind == "llama3":
         return _llama3(frequencies, scaling)
     return frequencies
