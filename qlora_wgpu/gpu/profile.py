@@ -19,6 +19,9 @@ class Profile:
         thin_group: The same for GEMMs with as few columns as a LoRA rank.
         attention_lanes: Queries or keys of an attention workgroup.
         attention_keys: Keys a query looks at in one turn, for heads of up to 128 elements.
+        head_block: Rows of ``lm_head`` that one backward product covers, a multiple of 256; on
+            CPUs so few that they stay in the cache.
+        logits_bytes: Of the float32 logits that exist at once; GPUs want more rows to work on.
     """
 
     name: str
@@ -30,6 +33,8 @@ class Profile:
     thin_group: tuple[int, int]
     attention_lanes: int
     attention_keys: int
+    head_block: int
+    logits_bytes: int
 
 
 CPU_PROFILE = Profile(
@@ -42,6 +47,8 @@ CPU_PROFILE = Profile(
     thin_group=(1, 8),
     attention_lanes=8,
     attention_keys=4,
+    head_block=1024,
+    logits_bytes=32 << 20,
 )
 GPU_PROFILE = Profile(
     name="gpu",
@@ -53,4 +60,6 @@ GPU_PROFILE = Profile(
     thin_group=(1, 64),
     attention_lanes=32,
     attention_keys=4,
+    head_block=1 << 30,
+    logits_bytes=128 << 20,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +91,22 @@ def vector(
 ) -> Tensor:
     """A vector without padding."""
     return Tensor(name, 1, length, dtype, length, storage, offset)
+
+
+def row_blocks(tensor: Tensor, count: int) -> Iterator[tuple[int, Tensor]]:
+    """Yields ``(first row, view of up to count rows)`` of a matrix that has a storage.
+
+    Args:
+        tensor: The matrix.
+        count: A multiple of 256, so that every view may be bound.
+    """
+    for first in range(0, tensor.rows, count):
+        offset = tensor.offset + first * tensor.stride * ITEM_SIZE[tensor.dtype]
+        rows = min(count, tensor.rows - first)
+        yield (
+            first,
+            matrix(tensor.name, rows, tensor.columns, tensor.dtype, tensor.storage, offset),
+        )
 
 
 def pad_rows(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

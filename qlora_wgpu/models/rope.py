@@ -68,12 +68,16 @@ def _llama3(
     factor, context = float(scaling["factor"]), float(scaling["original_max_position_embeddings"])
     low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
     waves = 2 * math.pi / frequencies
-    share = np.clip((context / waves - low) / (high - low), 0.0, 1.0).astype(np.float32)
-    blended = (1 - share) * frequencies / np.float32(factor) + share * frequencies
-    return blended.astype(np.float32)
+    share: npt.NDArray[np.float32] = np.clip(
+        (context / waves - low) / (high - low), 0.0, 1.0
+    ).astype(np.float32)
+    stretched = frequencies / np.float32(factor)
+    blended: npt.NDArray[np.float32] = (1 - share) * stretched + share * frequencies
+    return blended
 
 
 def rotation_table(frequencies: npt.NDArray[np.float32], positions: int) -> npt.NDArray[np.float32]:
     """(positions, len(frequencies), 2) of (cos, sin), angles rounded to float32 as in PyTorch."""
     angles = np.arange(positions, dtype=np.float32)[:, None] * frequencies
-    return np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32)
+    table: npt.NDArray[np.float32] = np.stack([np.cos(angles), np.sin(angles)], axis=-1)
+    return table

@@ -6,21 +6,21 @@ the hidden states is made in the same pass, so that no logits are kept or comput
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.graph.tensor import Tensor, row_blocks
 from qlora_wgpu.ops import gemm
 from qlora_wgpu.ops.batch import Batch
 from qlora_wgpu.ops.modules import Matrix
 from qlora_wgpu.ops.rows import gather, row_constants, row_workgroups, scatter
 from qlora_wgpu.ops.tensor import fill_zero
 
-CHUNK_BYTES = 32 << 20  # of a chunk's float32 logits
-
 
 def chunk_rows(g: Graph, vocab: int, rows: int) -> int:
     """How many rows' logits exist at once."""
-    fitting = min(CHUNK_BYTES, g.max_binding) // (4 * vocab)
+    fitting = min(g.profile.logits_bytes, g.max_binding) // (4 * vocab)
     return min(max(fitting // 16 * 16, 16), rows)
 
 
@@ -63,7 +63,7 @@ def cross_entropy(
         if dhidden is None or dlogits is None:
             continue
         dchunk = g.float32("d hidden rows", count, hidden.columns)
-        for row0, w in head.shards(g):
+        for row0, w in _head_blocks(g, head):
             gemm.nn(
                 g, dlogits, w, dchunk, row0=row0, accumulate=row0 > 0, batch=batch,
                 first_row=first, label="lm_head/backward",
@@ -79,6 +79,12 @@ def cross_entropy(
     )
     if dhidden is not None:
         g.hand_over(hidden, dhidden)
+
+
+def _head_blocks(g: Graph, head: Matrix) -> Iterator[tuple[int, Tensor]]:
+    for row0, shard in head.shards(g):
+        for first, block in row_blocks(shard, g.profile.head_block):
+            yield row0 + first, block
 
 
 def _softmax(
