@@ -45,7 +45,7 @@ def main() -> None:
 def timings(
     model: QLoRAModel, batch: int, seq: int
 ) -> tuple[Counter[str], Counter[str], Counter[str]]:
-    """Seconds, floating-point operations and launches by label, each launch in a pass of its own."""
+    """Seconds, floating-point operations and launches by label, each in a pass of its own."""
     wgpu, raw = webgpu(), model.device.raw
     program = model.program("train", batch, seq)
     dispatches = program.dispatches

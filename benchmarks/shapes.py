@@ -42,9 +42,7 @@ def write_random_model(folder: Path, shape: str) -> Path:
     def normal(*size: int) -> np.ndarray:
         return (0.02 * random.standard_normal(size, dtype=np.float32)).astype(np.float16)
 
-    tensors = {
-        architecture.embed_name: normal(architecture.vocab_size, architecture.hidden_size)
-    }
+    tensors = {architecture.embed_name: normal(architecture.vocab_size, architecture.hidden_size)}
     for spec in architecture.linears:
         tensors[f"{spec.name}.weight"] = normal(spec.out_features, spec.in_features)
     for name, size in architecture.norms.items():

@@ -33,9 +33,7 @@ def measure(shape: str, seq: int, batch: int, steps: int, checkpointing: bool) -
         path = write_random_model(Path(folder), shape)
         begin = time.perf_counter()
         lora = LoraConfig(r=8, lora_alpha=16)
-        model = QLoRAModel.from_pretrained(
-            path, lora=lora, gradient_checkpointing=checkpointing
-        )
+        model = QLoRAModel.from_pretrained(path, lora=lora, gradient_checkpointing=checkpointing)
         loaded = time.perf_counter() - begin
         planned = plan_training_memory(
             model.folder.config, lora, model.quant, model.compute_dtype, batch_size=batch, seq=seq,
