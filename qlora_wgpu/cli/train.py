@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import click
@@ -28,7 +29,7 @@ from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.models.family import find_family
 from qlora_wgpu.models.memory import plan_training_memory
 from qlora_wgpu.models.qlora_model import QLoRAModel
-from qlora_wgpu.training import Observer, Trainer, TrainResult
+from qlora_wgpu.training import Observer, Trainer, TrainResult, refuse_existing_run
 
 _SAMPLE_TOKENS = 48
 
@@ -51,6 +52,8 @@ def train(config: str, overrides: tuple[str, ...], overwrite: bool) -> None:
 def run(console: Console, settings: Config, *, overwrite: bool) -> TrainResult:
     """Loads data and model, trains, and shows what came of it."""
     train_path = settings.require_train_path()
+    if not overwrite:
+        refuse_existing_run(Path(settings.output.dir))
     folder = ModelFolder.open(settings.model.path)
     find_family(folder.config).read(folder.config)  # says what is not supported before data is read
     tokenizer = Tokenizer.from_folder(folder.path)

@@ -1,6 +1,7 @@
 """Training an adapter."""
 
 from qlora_wgpu.training.observer import Observer
+from qlora_wgpu.training.run_folder import refuse_existing_run
 from qlora_wgpu.training.trainer import Trainer, TrainResult
 
-__all__ = ["Observer", "TrainResult", "Trainer"]
+__all__ = ["Observer", "TrainResult", "Trainer", "refuse_existing_run"]

@@ -10,6 +10,15 @@ from typing import Any
 from qlora_wgpu.errors import ConfigError
 
 
+def refuse_existing_run(path: Path) -> None:
+    """Raises a ConfigError if a folder holds a run already."""
+    if (path / "metrics.jsonl").exists() or (path / "adapter").exists():
+        raise ConfigError(
+            f"output.dir {path} already holds a run: choose another folder, or train with "
+            "--overwrite to replace it"
+        )
+
+
 class RunFolder:
     """Writes what a run leaves behind.
 
@@ -29,14 +38,10 @@ class RunFolder:
         self.adapter = path / "adapter"
         self.checkpoints = path / "checkpoints"
         self._metrics = path / "metrics.jsonl"
+        if not overwrite:
+            refuse_existing_run(path)
         try:
-            if self._metrics.exists() or self.adapter.exists():
-                if not overwrite:
-                    raise ConfigError(
-                        f"output.dir {path} already holds a run: choose another folder, or train "
-                        "with --overwrite to replace it"
-                    )
-                self._remove_old_run()
+            self._remove_old_run()
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             (path / "config.yaml").write_text(config_yaml, encoding="utf-8")
             self._metrics.write_text("", encoding="utf-8")
