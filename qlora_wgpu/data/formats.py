@@ -140,7 +140,7 @@ class RowEncoder:
         )
         self.num_system_dropped += any(
             message["role"] == "system"
-            and isinstance(message["content"], str)
+            and isinstance(message.get("content"), str)
             and message["content"].strip() not in text
             for message in messages
         )

@@ -21,7 +21,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_CHARACTERS = 10_000_000
-MAX_STEPS = 1_000_000
+MAX_STEPS = 250_000
 _LARGEST = {"*": 10**9, "**": 100}  # operands: products and powers of such stay small
 _MAX_WIDTH = 100_000  # of a padded or indented text
 

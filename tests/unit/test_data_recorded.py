@@ -1,0 +1,126 @@
+"""Real tokenizers and templates against renderings, ids and masks recorded from transformers.
+
+They need the shared data folder beside the repository and are skipped without it, unless
+QLORA_WGPU_SHARED_DATA names one that must be there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from qlora_wgpu.data import ChatTemplate, Tokenizer, assistant_spans, load_dataset
+from qlora_wgpu.data.masking import tokens_in_spans
+
+_WANTED = os.environ.get("QLORA_WGPU_SHARED_DATA")
+SHARED = Path(_WANTED) if _WANTED else Path(__file__).parents[2].parent / "shared" / "data"
+if _WANTED and not SHARED.is_dir():
+    pytest.fail(f"QLORA_WGPU_SHARED_DATA={_WANTED} is no folder", pytrace=False)
+pytestmark = pytest.mark.skipif(not SHARED.is_dir(), reason=f"{SHARED} is absent")
+
+
+def _cases():
+    path = SHARED / "oracles" / "chat_template_cases.json"
+    if not path.is_file():
+        return {"convs": {}, "cases": []}
+    return json.loads(path.read_text())
+
+
+CASES = _cases()
+
+
+@lru_cache
+def tokenizer(name: str) -> Tokenizer:
+    return Tokenizer.from_folder(SHARED / name)
+
+
+def template(name: str, **special: str) -> ChatTemplate:
+    return ChatTemplate((SHARED / "chat_templates" / f"{name}.jinja").read_text(), special)
+
+
+@pytest.mark.parametrize(
+    "case",
+    CASES["cases"],
+    ids=lambda c: f"{c['template']}-{c['conv']}-{c['add_generation_prompt']}",
+)
+def test_recorded_chats(case) -> None:
+    tok = tokenizer(f"tokenizers/{case['tokenizer']}")
+    rendered = template(case["template"], **tok.special_tokens).render(
+        CASES["convs"][case["conv"]], case["add_generation_prompt"]
+    )
+    assert rendered.text == case["text"]
+    ids, offsets = tok.encode_with_offsets(rendered.text, add_special_tokens=False)
+    assert ids == case["ids"]
+    if "assistant_mask" in case:
+        assert rendered.spans is not None
+        mask = [int(inside) for inside in tokens_in_spans(offsets, rendered.spans)]
+        assert mask == case["assistant_mask"]
+    else:
+        assert rendered.spans is None
+
+
+@pytest.mark.parametrize("name", ["llama3", "gemma", "gemma3", "phi3", "qwen2_5"])
+@pytest.mark.parametrize("conv", ["ua", "sua", "multi"])
+def test_masks_without_marks_equal_those_of_the_marked_template(name, conv) -> None:
+    if (name, conv) == ("gemma", "sua"):
+        pytest.skip("gemma takes no system message")
+    special = {"bos_token": "<s>", "eos_token": "</s>"}
+    text, spans = assistant_spans(template(name, **special), CASES["convs"][conv], None, "</s>")
+    marked_text, marked = assistant_spans(
+        template(f"{name}_training", **special), CASES["convs"][conv]
+    )
+    assert text == marked_text
+    chosen = {i for a, b in spans for i in range(a, b)}
+    expected = {i for a, b in marked for i in range(a, b)}
+    if name == "qwen2_5":  # its marks begin before the line break of the header
+        expected -= {a for a, _ in marked}
+    assert chosen == expected
+
+
+def test_qwen3_leaves_the_empty_thought_to_the_last_turn() -> None:
+    text, spans = assistant_spans(template("qwen3"), CASES["convs"]["multi"])
+    assert [text[a:b] for a, b in spans] == [
+        "B<|im_end|>\n",
+        "<think>\n\n</think>\n\nE <|x|><|im_end|>\n",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("file", "folder", "chat"),
+    [
+        ("gsm8k_test300.jsonl", "models/stories260K-hf", "chatml"),
+        ("gsm8k_test300.jsonl", "tokenizers/qwen3", None),
+        ("oasst_en_100tree.jsonl", "tokenizers/qwen3", None),
+        ("oasst_en_100tree.jsonl", "tokenizers/tinyllama", None),
+        ("rasbt_instruct_1100.jsonl", "tokenizers/tinyllama", None),
+        ("mlx_wikisql_valid.jsonl", "tokenizers/smollm", None),
+        ("tinystories_sample.txt", "models/TinyStories-656K", None),
+    ],
+)
+def test_real_data_sets(file, folder, chat) -> None:
+    tok = tokenizer(folder)
+    dataset = load_dataset(SHARED / "datasets" / file, tok, 4096, chat)
+    assert dataset.num_truncated == 0
+    assert dataset.num_without_labels == 0
+    assert 0 < dataset.num_label_tokens < dataset.num_tokens
+    assert dataset.max_token_id < tok.vocab_size
+
+
+@pytest.mark.parametrize("folder", ["tokenizers/qwen3", "tokenizers/tinyllama"])
+def test_answers_of_real_chats_are_learnt_whole(folder) -> None:
+    tok = tokenizer(folder)
+    path = SHARED / "datasets" / "oasst_en_100tree.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    dataset = load_dataset(path, tok, 100_000)
+    assert len(dataset) == len(rows)
+    for example, row in zip(dataset, rows, strict=True):
+        kept = [int(i) for i in example.labels if i != -100]
+        said = [m["content"].strip() for m in row["messages"] if m["role"] == "assistant"]
+        heard = [m["content"].strip() for m in row["messages"] if m["role"] != "assistant"]
+        text = tok.decode(kept, skip_special_tokens=False)
+        assert all(tok.decode(tok.encode(part, False)).strip() in text for part in said)
+        assert not any(part in text for part in heard if len(part) > 60 and part not in said)

@@ -1,0 +1,137 @@
+"""Reading data files: what is accepted, and which line an error names."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from qlora_wgpu.data.sources import check_file, read_rows, read_text
+from qlora_wgpu.errors import DataError
+
+
+def rows(tmp_path, content, name="train.jsonl"):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    check_file(path)
+    return list(read_rows(path))
+
+
+def test_lines(tmp_path) -> None:
+    content = '\ufeff{"text": "a"}\r\n\n   \n{"text": "\\ud83d\\ude42\u2028"}\n{"a": [1, {"b": 2}]}'
+    assert rows(tmp_path, content) == [
+        ("train.jsonl line 1", {"text": "a"}),
+        ("train.jsonl line 4", {"text": "🙂\u2028"}),
+        ("train.jsonl line 5", {"a": [1, {"b": 2}]}),
+    ]
+
+
+def test_list(tmp_path) -> None:
+    expected = [("train.json row 1", {"a": 1}), ("train.json row 2", {"a": 2})]
+    assert rows(tmp_path, '[{"a": 1},\n {"a": 2}]', "train.json") == expected
+    assert rows(tmp_path, '[{"a": 1},\n {"a": 2}]', "train.JSON")[0][1] == {"a": 1}
+
+
+GOOD = '{"text": "a"}\n'
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("{", "not valid JSON"),
+        ('{"text": "a",}', "not valid JSON"),
+        ("{'text': 'a'}", "not valid JSON"),
+        ('{"text": "a"} {"text": "b"}', "not valid JSON (Extra data at column 15)"),
+        ('{"text": NaN}', "NaN is not valid JSON"),
+        ('{"text": -Infinity}', "-Infinity is not valid JSON"),
+        ('{"text": "a", "text": "b"}', "the key 'text' stands twice"),
+        ('{"text": {"x": 1, "x": 1}}', "the key 'x' stands twice"),
+        ('{"text": "\\ud83d"}', "lone surrogate"),
+        ('{"text": [{"x": "\\udc00a"}]}', "lone surrogate"),
+        ('{"\\ud83d": "a"}', "lone surrogate"),
+        ('"text"', "must be a JSON object"),
+        ("[1]", "must be a JSON object"),
+        ("null", "must be a JSON object"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"text": ' + "1" * 5000 + "}", "too many digits"),
+        (b'{"text": "\xff"}', "is not UTF-8"),
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_wrong_lines_are_named(tmp_path, line, expected) -> None:
+    raw = line if isinstance(line, bytes) else line.encode()
+    with pytest.raises(DataError) as caught:
+        rows(tmp_path, GOOD.encode() + b"\n" + raw + b"\n")
+    assert str(caught.value).startswith("train.jsonl line 3")
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ('{"data": []}', "must hold a list of rows"),
+        ('{"a": 1}\n{"a": 2}', "not valid JSON (Extra data at line 2 column 1)"),
+        ('[{"a": 1}, 2]', "train.json row 2: a row must be a JSON object"),
+        ('[{"a": 1,\n "a": 2}]', "the key 'a' stands twice"),
+        (b'[{"a":\n"\xff"}]', "train.json line 2 is not UTF-8"),
+    ],
+)
+def test_wrong_lists(tmp_path, content, expected) -> None:
+    with pytest.raises(DataError) as caught:
+        rows(tmp_path, content, "train.json")
+    assert expected in str(caught.value)
+
+
+def test_text(tmp_path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xef\xbb\xbfa\r\nb\n")
+    assert read_text(path) == "a\r\nb\n"
+    path.write_bytes(b" \n")
+    with pytest.raises(DataError, match="holds no text"):
+        read_text(path)
+    path.write_bytes(b"a\n\nb\xff")
+    with pytest.raises(DataError, match=r"a\.txt line 3 is not UTF-8"):
+        read_text(path)
+
+
+def test_missing_files_and_near_names(tmp_path) -> None:
+    (tmp_path / "train.jsonl").write_text(GOOD)
+    (tmp_path / "notes").write_text(GOOD)
+    for wrong, near in (("trian.jsonl", "train.jsonl"), ("train.json", "train.jsonl")):
+        with pytest.raises(DataError, match=rf"does not exist: did you mean {near}\?"):
+            check_file(tmp_path / wrong)
+    with pytest.raises(DataError, match=r"zzz\.txt does not exist$"):
+        check_file(tmp_path / "zzz.txt")
+    with pytest.raises(DataError, match="there is no folder"):
+        check_file(tmp_path / "gone" / "a.txt")
+
+
+def test_unusable_files(tmp_path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "a.csv").write_text("a")
+    (tmp_path / "plain").write_text("a")
+    cases = {"empty.jsonl": "is empty", "a.csv": "must end in", "plain": "must end in"}
+    for name, expected in cases.items():
+        with pytest.raises(DataError, match=expected):
+            check_file(tmp_path / name)
+    with pytest.raises(DataError, match="is a folder"):
+        check_file(tmp_path)
+    with pytest.raises(DataError, match="cannot be read"):
+        check_file(tmp_path / ("x" * 5000))
+
+
+def test_rows_are_read_one_at_a_time(tmp_path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(GOOD + "broken\n")
+    assert next(read_rows(path))[1] == {"text": "a"}
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="needs file permissions")
+def test_files_without_permission(tmp_path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"text": "a"}))
+    path.chmod(0)
+    with pytest.raises(DataError, match="cannot be read"):
+        list(read_rows(path))
