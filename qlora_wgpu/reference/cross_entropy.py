@@ -1,0 +1,30 @@
+"""The summed next-token loss of labelled rows, through ``lm_head``."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+
+
+def forward(hidden: Array, head: Array, targets: npt.NDArray[np.integer]) -> float:
+    """hidden (rows, columns), head (vocab, columns), targets (rows), -100 to ignore."""
+    rows = np.flatnonzero(targets != -100)
+    logits = hidden[rows] @ head.T
+    top = logits.max(axis=1, keepdims=True) if len(rows) else np.zeros((0, 1))
+    lse = top[:, 0] + np.log(np.exp(logits - top).sum(axis=1))
+    return float(np.sum(lse - logits[np.arange(len(rows)), targets[rows]]))
+
+
+def backward(hidden: Array, head: Array, targets: npt.NDArray[np.integer]) -> Array:
+    """Returns d loss / d hidden (rows, columns)."""
+    rows = np.flatnonzero(targets != -100)
+    dhidden = np.zeros_like(hidden)
+    if len(rows):
+        logits = hidden[rows] @ head.T
+        e = np.exp(logits - logits.max(axis=1, keepdims=True))
+        dlogits = e / e.sum(axis=1, keepdims=True)
+        dlogits[np.arange(len(rows)), targets[rows]] -= 1
+        dhidden[rows] = dlogits @ head
+    return dhidden

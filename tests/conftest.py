@@ -1,0 +1,10 @@
+"""One device for the whole session; no adapter is a failure, never a skip."""
+
+import pytest
+
+from qlora_wgpu.gpu.device import Device
+
+
+@pytest.fixture(scope="session")
+def device() -> Device:
+    return Device()

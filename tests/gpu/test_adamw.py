@@ -1,0 +1,63 @@
+import numpy as np
+import pytest
+
+from gpu.harness import PROFILES, Bench, assert_close
+from qlora_wgpu.graph.tensor import Storage, vector
+from qlora_wgpu.ops.adamw import AdamWConfig, AdamWState, adamw
+from qlora_wgpu.reference import adamw as reference
+
+LENGTH = 1216
+
+
+def flat(array):
+    data = np.asarray(array, np.float32)
+    return vector("flat", data.size, "float32", Storage("flat", "test", data.nbytes, data))
+
+
+def one_step(device, p, g, m, v, t, tokens, lr, config):
+    bench = Bench(device, "float32", PROFILES["cpu"])
+    info = [lr, 1 - config.adam_beta1**t, np.sqrt(1 - config.adam_beta2**t), 0]
+    state = AdamWState(flat(p), flat(g), flat(m), flat(v), flat(info), flat([9, tokens, 7, 7]))
+    adamw(bench.graph, state, config)
+    return [
+        row[0]
+        for row in bench.run(
+            state.parameters, state.gradient, state.first_moment, state.second_moment, state.stats
+        )
+    ]
+
+
+@pytest.mark.parametrize("max_norm", [0.0, 0.05, 100.0])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_steps(device, max_norm, weight_decay):
+    rng = np.random.default_rng(12)
+    config = AdamWConfig(weight_decay=weight_decay, max_grad_norm=max_norm)
+    p, m, v = rng.standard_normal(LENGTH), np.zeros(LENGTH), np.zeros(LENGTH)
+    state = reference.State(p.copy(), m.copy(), v.copy())
+    for t in range(1, 5):
+        g = rng.standard_normal(LENGTH) * 3
+        norm = reference.step(
+            state, g, 17, t, lr=1e-2, beta1=0.9, beta2=0.999, epsilon=1e-8,
+            weight_decay=weight_decay, max_norm=max_norm,
+        )  # fmt: skip
+        p, zeroed, m, v, stats = one_step(device, p, g, m, v, t, 17, 1e-2, config)
+        assert not zeroed.any()
+        assert_close(stats[2], np.array(norm), 1e-6, "a float32 sum of squares")
+        assert_close(p, state.p, 2e-6, "float32 arithmetic")
+        assert_close(m, state.m, 2e-6, "float32 arithmetic")
+        assert_close(v, state.v, 2e-6, "float32 arithmetic")
+
+
+@pytest.mark.parametrize("case", ["no tokens", "nan", "inf"])
+def test_nothing_changes_but_the_gradient(device, case):
+    rng = np.random.default_rng(13)
+    p, g, m, v = (np.float32(np.abs(rng.standard_normal(LENGTH))) for _ in range(4))
+    if case != "no tokens":
+        g[5] = np.float32(case)
+    tokens = 0 if case == "no tokens" else 5
+    got = one_step(device, p, g, m, v, 3, tokens, 1e-2, AdamWConfig())
+    for before, after in zip((p, m, v), (got[0], got[2], got[3]), strict=True):
+        assert np.array_equal(before, after)
+    assert not got[1].any()
+    if case != "no tokens":
+        assert not np.isfinite(got[4][2]), "the norm tells that something was wrong"

@@ -1,0 +1,59 @@
+import dataclasses
+
+import numpy as np
+import pytest
+
+from gpu.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
+from qlora_wgpu.ops.cross_entropy import cross_entropy
+from qlora_wgpu.ops.modules import DenseMatrix
+from qlora_wgpu.reference import cross_entropy as reference
+
+LABELS = {"none": 0.0, "few": 0.1, "all": 1.0}
+
+
+def run(device, profile, dtype, rows, vocab, columns, share, *, shard=None, gradient=True):
+    rng = np.random.default_rng(10)
+    hidden, head = rng.standard_normal((rows, columns)), rng.standard_normal((vocab, columns))
+    targets = np.where(rng.random(rows) < share, rng.integers(0, vocab, rows), -100)
+    if share == 0.1:
+        targets[rows // 2] = vocab - 1
+    bench = Bench(device, dtype, profile)
+    step = shard or vocab
+    pieces = tuple((i, bench.operand(head[i : i + step])) for i in range(0, vocab, step))
+    stats = bench.given(np.array([[2.0, 3.0, 0, 0]]))
+    th = bench.operand(hidden, grad=True)
+    batch = bench.batch(1, rows, targets=targets)
+    cross_entropy(
+        bench.graph, th, DenseMatrix(vocab, columns, pieces), batch, stats, gradient=gradient
+    )
+    outputs = [bench.graph.gradient_into(th)[0]] if gradient else []
+    got_stats, *got = bench.run(stats, *outputs)
+    hidden, head = rounded(hidden, dtype), rounded(head, dtype)
+    loss = reference.forward(hidden, head, targets)
+    count = int((targets != -100).sum())
+    assert_close(got_stats[0, :2], np.array([2 + loss, 3 + count]), 4e-6, "float32 sums")
+    if gradient:
+        expected = reference.backward(hidden, head, targets)
+        # d logits are operands: one rounding before the sum over the vocabulary.
+        assert_close(got[0], expected, 4 * tolerance(dtype, vocab), "sums over the vocabulary")
+
+
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+@pytest.mark.parametrize("labels", list(LABELS))
+def test_labels(device, profile, dtype, labels):
+    run(device, PROFILES[profile], dtype, 37, 331, 20, LABELS[labels])
+
+
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+def test_chunks_of_rows_and_shards_of_the_head(device, profile, dtype):
+    few_rows = dataclasses.replace(PROFILES[profile], logits_bytes=16 * 4 * 83)
+    run(device, few_rows, dtype, 50, 83, 12, 0.7, shard=24)
+
+
+def test_blocks_of_the_head(device):
+    blocks = dataclasses.replace(PROFILES["cpu"], head_block=256)
+    run(device, blocks, "float32", 21, 700, 12, 0.7)
+
+
+def test_without_gradient(device):
+    run(device, PROFILES["cpu"], "float32", 21, 83, 12, 0.7, gradient=False)

@@ -1,0 +1,28 @@
+import numpy as np
+import pytest
+
+from gpu.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
+from qlora_wgpu.ops.rope import rope
+from qlora_wgpu.reference import rope as reference
+
+
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "rotary_dim"), [(1, 6, 6), (3, 10, 10), (2, 64, 64), (3, 20, 8)]
+)
+def test_rope(device, profile, dtype, heads, head_dim, rotary_dim):
+    rng = np.random.default_rng(2)
+    rows, columns = 7, heads * head_dim
+    x, dy = rng.standard_normal((rows, columns)), rng.standard_normal((rows, columns))
+    table = rng.standard_normal((rows, rotary_dim // 2, 2)).astype(np.float32)
+    bench = Bench(device, dtype, PROFILES[profile])
+    tx = bench.operand(x, grad=True)
+    constant = bench.graph.constant("table", table)
+    y = rope(bench.graph, tx, constant, bench.batch(1, rows), head_dim, rotary_dim)
+    (dx,) = bench.gradients(y, bench.operand(dy), tx)
+    got_y, got_dx = bench.run(y, dx)
+    x, dy, positions = rounded(x, dtype), rounded(dy, dtype), np.arange(rows)
+    expected = reference.forward(x, positions, table.astype(float), head_dim, rotary_dim)
+    assert_close(got_y, expected, tolerance(dtype), "one rounding")
+    expected = reference.backward(dy, positions, table.astype(float), head_dim, rotary_dim)
+    assert_close(got_dx, expected, tolerance(dtype), "one rounding")

@@ -1,0 +1,58 @@
+"""Imports go one way: cli -> training, generation -> models -> ops -> graph -> gpu."""
+
+import ast
+from pathlib import Path
+
+import qlora_wgpu
+
+ROOT = Path(qlora_wgpu.__file__).parent
+LEAVES = {"config": set(), "data": set(), "quant": set(), "reference": set(), "errors": set()}
+MAY_USE = {
+    **{name: {"errors"} for name in LEAVES},
+    "data": {"errors", "config"},
+    "checkpoint": {"errors", "quant"},
+    "gpu": {"errors"},
+    "graph": {"gpu", "errors"},
+    "ops": {"graph", "gpu", "errors"},
+    "models": {"ops", "graph", "gpu", "config", "checkpoint", "quant", "errors"},
+    "generation": {"models", "data", "errors"},
+    "training": {"models", "ops", "graph", "gpu", "config", "data", "checkpoint", "errors"},
+}
+FOREIGN = {"torch", "transformers", "peft", "bitsandbytes"}
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return found
+
+
+def test_imports_go_one_way() -> None:
+    wrong = []
+    for path in ROOT.rglob("*.py"):
+        room = path.relative_to(ROOT).parts[0].removesuffix(".py")
+        if room not in MAY_USE:  # cli, __init__ and __main__ may use everything
+            continue
+        for name in imports(path):
+            parts = name.split(".")
+            if parts[0] == "qlora_wgpu" and len(parts) > 1 and parts[1] != room:
+                if parts[1] not in MAY_USE[room]:
+                    wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not wrong, wrong
+
+
+def test_webgpu_is_imported_in_one_place_and_torch_nowhere() -> None:
+    for path in ROOT.rglob("*.py"):
+        roots = {name.split(".")[0] for name in imports(path)}
+        assert not roots & FOREIGN, path
+        if path.relative_to(ROOT).as_posix() != "gpu/backend.py":
+            assert "wgpu" not in roots, path
+
+
+def test_shaders_and_configs_hold_no_python() -> None:
+    for folder in ("shaders", "configs"):
+        assert not list((ROOT.parent / folder).rglob("*.py"))

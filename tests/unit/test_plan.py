@@ -1,0 +1,117 @@
+"""Slots of live tensors never overlap, dead launches go, checkpointing frees what it should."""
+
+import numpy as np
+import pytest
+
+from qlora_wgpu.config import LoraConfig, QuantConfig
+from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE
+from qlora_wgpu.graph.graph import Graph, GraphError
+from qlora_wgpu.graph.plan import make_plan
+from qlora_wgpu.graph.tensor import Storage, matrix, vector
+from qlora_wgpu.models.adapter import Adapter
+from qlora_wgpu.models.family import find_family
+from qlora_wgpu.models.memory import plan_training_memory
+from qlora_wgpu.models.network import Network
+from qlora_wgpu.models.weights import WeightLayout
+from qlora_wgpu.ops.batch import make_batch
+from qlora_wgpu.ops.tensor import add_into
+
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 331,
+    "hidden_size": 72,
+    "intermediate_size": 100,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+    "attention_bias": True,
+}
+
+
+def traced(checkpointing, profile=CPU_PROFILE, dtype="bfloat16", dropout=0.1):
+    family = find_family(CONFIG)
+    architecture = family.read(CONFIG)
+    adapter = Adapter(LoraConfig(r=5, lora_alpha=8, lora_dropout=dropout), architecture.linears)
+    modules = WeightLayout(QuantConfig(), dtype, 1 << 27).modules(architecture, adapter)
+    graph = Graph(dtype, profile)
+    stats = vector("stats", 4, "float32", Storage("stats", "inputs", 16))
+    Network(family, architecture, modules).trace_loss(
+        graph, make_batch(2, 40), stats, gradient=True, checkpointing=checkpointing
+    )
+    return graph
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("profile", [CPU_PROFILE, GPU_PROFILE])
+def test_live_tensors_never_share_a_slot(checkpointing, profile):
+    plan = make_plan(traced(checkpointing, profile))
+    lives = {}
+    for index, launch in enumerate(plan.launches):
+        for tensor in launch.tensors.values():
+            if tensor.storage is None:
+                first, _ = lives.get(tensor, (index, index))
+                lives[tensor] = (first, index)
+    assert lives
+    by_slot = {}
+    for tensor, life in lives.items():
+        assert tensor.nbytes <= plan.slots[plan.slot_of[tensor]]
+        by_slot.setdefault(plan.slot_of[tensor], []).append(life)
+    for intervals in by_slot.values():
+        intervals.sort()
+        for (_, end), (start, _) in zip(intervals, intervals[1:], strict=False):
+            assert end < start
+
+
+@pytest.mark.parametrize("profile", [CPU_PROFILE, GPU_PROFILE])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_every_launch_fits_webgpus_defaults(profile, dtype):
+    for launch in traced(True, profile, dtype).launches:
+        assert len(launch.shader.bindings) <= 8, launch.shader.label
+        x, y, z = launch.shader.workgroup_size
+        assert x * y * z <= 256 and max(launch.workgroups) <= 65_535
+        written = {(t.storage, t.offset) if t.storage else t for t in launch.written()}
+        read = [
+            (t.storage, t.offset) if t.storage else t
+            for n, t in launch.tensors.items()
+            if not launch.shader.bindings[n].writable
+        ]
+        assert not written & set(read)
+        written_storages = {t.storage for t in launch.written() if t.storage is not None}
+        read_storages = {
+            t.storage for n, t in launch.tensors.items() if not launch.shader.bindings[n].writable
+        }
+        assert not written_storages & read_storages, launch.shader.label
+
+
+def test_checkpointing_lowers_the_peak():
+    kept, freed = (make_plan(traced(c)).activation_bytes for c in (False, True))
+    assert freed < 0.6 * kept, (freed, kept)
+
+
+def test_dead_launches_go():
+    graph = Graph("float32", CPU_PROFILE)
+    result = matrix("r", 2, 8, "float32", Storage("r", "test", 64))
+    useful, dead = graph.float32("useful", 2, 8), graph.float32("dead", 2, 8)
+    add_into(graph, useful, result)
+    add_into(graph, useful, dead)
+    assert [launch.tensors["y"] for launch in make_plan(graph).launches] == [result]
+    assert len(make_plan(graph, (dead,)).launches) == 2
+
+
+def test_wrong_bindings_are_errors():
+    graph = Graph("float32", CPU_PROFILE)
+    with pytest.raises(GraphError, match="missing or unknown"):
+        graph.launch("tensor/fill.wgsl", (1, 1, 1), {"x": graph.float32("x", 1, 8)}, {"units": 1})
+
+
+def test_memory_plan_counts_every_kind():
+    memory = plan_training_memory(
+        CONFIG, LoraConfig(r=4, lora_alpha=8), QuantConfig(), "bfloat16",
+        batch_size=2, seq=40, gradient_checkpointing=True,
+    )  # fmt: skip
+    expected = {"activations", "base", "adapter", "gradients", "optimizer", "inputs", "uniforms",
+                "tables", "norms"}  # fmt: skip
+    assert set(memory) == expected
+    assert memory["optimizer"] == 2 * memory["adapter"] == 2 * memory["gradients"]
+    assert np.isfinite(sum(memory.values()))

@@ -1,0 +1,88 @@
+"""The references' backward against central differences of their forward, random cotangents."""
+
+import numpy as np
+import pytest
+
+from qlora_wgpu.reference import attention, cross_entropy, glu, linear, rms_norm, rope
+
+RNG = np.random.default_rng(0)
+
+
+def check(f, x, gradient):
+    """f maps x to a number; its slope along a random direction is the gradient's."""
+    d = RNG.standard_normal(x.shape)
+    h = 1e-6
+    slope = (f(x + h * d) - f(x - h * d)) / (2 * h)
+    expected = float(np.sum(gradient * d))
+    # Central differences in float64: rounding 1e-16 / h plus h squared.
+    assert abs(slope - expected) <= 1e-7 * (1 + abs(expected)), (slope, expected)
+
+
+def normal(*shape):
+    return RNG.standard_normal(shape)
+
+
+def test_rms_norm():
+    x, w, dy = normal(3, 7), normal(7), normal(3, 7)
+    dx = rms_norm.backward(dy, x, w, 1e-5)
+    check(lambda v: np.sum(dy * rms_norm.forward(v, w, 1e-5)), x, dx)
+
+
+@pytest.mark.parametrize("rotary_dim", [6, 4])
+def test_rope(rotary_dim):
+    x, dy, positions = normal(4, 12), normal(4, 12), np.array([0, 3, 1, 2])
+    table = normal(4, rotary_dim // 2, 2)
+    dx = rope.backward(dy, positions, table, 6, rotary_dim)
+    check(lambda v: np.sum(dy * rope.forward(v, positions, table, 6, rotary_dim)), x, dx)
+
+
+def test_attention():
+    segments = np.array([[1, 1, 2, 2, 0], [0, 0, 1, 1, 1]])
+    q, k, v, do = normal(10, 24), normal(10, 8), normal(10, 8), normal(10, 24)
+    dq, dk, dv = attention.backward(do, q, k, v, segments, 4, 0.4)
+
+    def value(q=q, k=k, v=v):
+        return float(np.sum(do * attention.forward(q, k, v, segments, 4, 0.4)))
+
+    check(lambda x: value(q=x), q, dq)
+    check(lambda x: value(k=x), k, dk)
+    check(lambda x: value(v=x), v, dv)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
+def test_glu(activation):
+    gate, up, dy = normal(3, 5), normal(3, 5), normal(3, 5)
+    dgate, dup = glu.backward(dy, gate, up, activation)
+    check(lambda v: np.sum(dy * glu.forward(v, up, activation)), gate, dgate)
+    check(lambda v: np.sum(dy * glu.forward(gate, v, activation)), up, dup)
+
+
+def test_linear():
+    x, w, bias, a, b = normal(4, 6), normal(5, 6), normal(5), normal(3, 6), normal(5, 3)
+    mask = linear.dropout_mask(4, 8, 6, 0.3, 11, 22)
+    dy = normal(4, 5)
+    dx, da, db = linear.backward(dy, x, w, a, b, 0.7, mask)
+    args = {"x": x, "a": a, "b": b}
+
+    def value(name, v):
+        given = {**args, name: v}
+        return np.sum(dy * linear.forward(given["x"], w, bias, given["a"], given["b"], 0.7, mask))
+
+    for name, gradient in (("x", dx), ("a", da), ("b", db)):
+        check(lambda v, name=name: value(name, v), args[name], gradient)
+
+
+def test_cross_entropy():
+    hidden, head, targets = normal(5, 4), normal(9, 4), np.array([3, -100, 8, 0, -100])
+    dhidden = cross_entropy.backward(hidden, head, targets)
+    check(lambda v: cross_entropy.forward(v, head, targets), hidden, dhidden)
+    assert not dhidden[[1, 4]].any()
+
+
+def test_dropout_mask_keeps_the_right_share():
+    mask = linear.dropout_mask(300, 304, 300, 0.25, 5, 6)
+    assert set(np.unique(mask)) == {0.0, float(np.float32(1 / 0.75))}
+    assert abs((mask == 0).mean() - 0.25) < 0.01
+    other = linear.dropout_mask(300, 304, 300, 0.25, 6, 6)
+    both = ((mask == 0) & (other == 0)).mean()
+    assert abs(both - 0.25**2) < 0.01  # independent
