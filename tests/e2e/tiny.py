@@ -1,0 +1,92 @@
+"""A tiny random Llama with a tokenizer, written as a Hugging Face folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+CHARACTERS = "abcdefghijklmnopqrstuvwxyz .,:?!'0123456789\n"
+SPECIAL = ["<s>", "</s>", "<|user|>", "<|assistant|>"]
+VOCAB = len(SPECIAL) + len(CHARACTERS)
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": VOCAB,
+    "hidden_size": 36,
+    "intermediate_size": 52,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 10,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "mlp_bias": False,
+}
+
+
+def weights(config: dict, seed: int = 0) -> dict[str, np.ndarray]:
+    from qlora_wgpu.models.family import find_family
+
+    architecture = find_family(config).read(config)
+    rng = np.random.default_rng(seed)
+
+    def normal(*shape: int, scale: float = 0.15) -> np.ndarray:
+        return (scale * rng.standard_normal(shape)).astype(np.float32)
+
+    tensors = {architecture.embed_name: normal(config["vocab_size"], config["hidden_size"])}
+    if not architecture.tied:
+        tensors[architecture.head_name] = normal(config["vocab_size"], config["hidden_size"])
+    for spec in architecture.linears:
+        tensors[f"{spec.name}.weight"] = normal(spec.out_features, spec.in_features)
+        if spec.bias:
+            tensors[f"{spec.name}.bias"] = normal(spec.out_features)
+    for name, size in architecture.norms.items():
+        tensors[name] = 1 + normal(size)
+    return tensors
+
+
+def write_tokenizer(folder: Path) -> None:
+    vocab = {token: i for i, token in enumerate([*SPECIAL, *CHARACTERS])}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(SPECIAL)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def write_model(folder: Path, *, seed: int = 0, store=np.float32, **changes) -> Path:
+    config = {**CONFIG, **changes}
+    config = {key: value for key, value in config.items() if value is not None}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = {name: array.astype(store) for name, array in weights(config, seed).items()}
+    save_file(tensors, folder / "model.safetensors")
+    write_tokenizer(folder)
+    return folder
+
+
+def write_chats(path: Path, rows: int = 24, seed: int = 0) -> Path:
+    rng = np.random.default_rng(seed)
+    lines = []
+    for _ in range(rows):
+        a, b = rng.integers(0, 10, 2)
+        chat = [
+            {"role": "user", "content": f"what is {a} and {b}?"},
+            {"role": "assistant", "content": f"{a}{b}."},
+        ]
+        lines.append(json.dumps({"messages": chat}))
+    path.write_text("\n".join(lines) + "\n")
+    return path
