@@ -125,8 +125,8 @@ class Trainer:
         schedule = Schedule.of(len(rows), settings)
         self.model.gradient_checkpointing = settings.gradient_checkpointing
         self.model.zero_gradient()
+        self._prepare_longest(rows)
         optimizer = Optimizer(self.model, self.config.optim, schedule.total_steps)
-        self._prepare_longest([*rows])
         folder = RunFolder(
             Path(self.config.output.dir), self.config.to_yaml(), overwrite=self._overwrite
         )

@@ -4,9 +4,9 @@ import json
 
 import numpy as np
 import pytest
-from e2e.tiny import VOCAB, weights, write_model
 from safetensors.numpy import load_file, save_file
 
+from e2e.tiny import VOCAB, weights, write_model
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.errors import (
     CheckpointError,
@@ -102,9 +102,7 @@ def test_padding_changes_nothing(model, side):
     loss, gradients = model.loss_and_grads(ids, labels)
     pad = ((0, 0), (0, 7) if side == "right" else (7, 0))
     mask = np.pad(np.ones_like(ids), pad)
-    padded = model.loss_and_grads(
-        np.pad(ids, pad), np.pad(labels, pad, constant_values=-100), mask
-    )
+    padded = model.loss_and_grads(np.pad(ids, pad), np.pad(labels, pad, constant_values=-100), mask)
     assert abs(loss - padded[0]) < 2e-5 * loss
     # Left padding moves the positions, which turns q and k alike: equal up to rounding.
     close(padded[1], gradients, 2e-4 if side == "left" else 3e-6)
@@ -165,7 +163,9 @@ def test_storage_forms_give_one_model(tmp_path, device):
     tensors = {n: a.astype(np.float32) for n, a in load_file(half / "model.safetensors").items()}
     logits = opened(half, device).logits(ids)
     widened = write_model(tmp_path / "f32")
-    tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")  # the tied one's other name
+    tensors["lm_head.weight"] = tensors.pop(
+        "model.embed_tokens.weight"
+    )  # the tied one's other name
     names = sorted(tensors)
     (widened / "model.safetensors").unlink()
     index = {}

@@ -1,0 +1,167 @@
+"""The command line from the outside: what works, and what a mistake looks like."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from e2e.tiny import write_chats, write_model
+
+
+def run(*args, cwd, env=None):
+    return subprocess.run(
+        [sys.executable, "-m", "qlora_wgpu", *map(str, args)],
+        cwd=cwd,
+        env={**os.environ, "COLUMNS": "200", **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+CONFIG = """\
+model: {path: model}
+lora: {r: 4, lora_alpha: 8}
+data: {train: train.jsonl, eval: eval.jsonl, max_seq_length: 64}
+train: {max_steps: 3, per_device_train_batch_size: 2, gradient_accumulation_steps: 1}
+optim: {learning_rate: 1e-2}
+output: {dir: out}
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cli")
+    write_model(folder / "model")
+    write_chats(folder / "train.jsonl")
+    write_chats(folder / "eval.jsonl", 6, seed=1)
+    (folder / "run.yaml").write_text(CONFIG)
+    return folder
+
+
+def test_train_then_generate(place):
+    done = run("train", "run.yaml", "optim.weight_decay=0.01", cwd=place)
+    assert done.returncode == 0, done.stderr
+    for text in ("planned device memory", "held-out loss", "before", "after", "expected", "out"):
+        assert text in done.stdout, text
+    assert "weight_decay: 0.01" in (place / "out" / "config.yaml").read_text()
+    rows = [json.loads(line) for line in (place / "out/metrics.jsonl").read_text().splitlines()]
+    assert sum("loss" in row for row in rows) == 3
+
+    second = run("train", "run.yaml", cwd=place)
+    assert second.returncode == 2 and "already holds a run" in second.stderr
+    assert run("train", "run.yaml", "--overwrite", cwd=place).returncode == 0
+
+    args = ("generate", "--model", "model", "--adapter", "out/adapter", "--max-new-tokens", 5)
+    plain = run(*args, "--prompt", "what is", cwd=place)
+    assert plain.returncode == 0 and plain.stdout.startswith("what is"), plain.stderr
+    chat = run(*args, "--prompt", "what is 1 and 2?", "--chat", cwd=place)
+    assert chat.returncode == 0, chat.stderr
+
+
+def test_text_file(place):
+    (place / "train.txt").write_text("the quick brown fox. " * 60)
+    done = run(
+        "train", "run.yaml", "data.train=train.txt", "data.eval=null", "output.dir=txt",
+        "train.max_steps=1", cwd=place,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (place / "txt" / "adapter" / "adapter_config.json").exists()
+
+
+def test_doctor_and_help(place):
+    doctor = run("doctor", cwd=place)
+    assert doctor.returncode == 0 and "driver" in doctor.stdout and "features" in doctor.stdout
+    for args in (("--help",), ("train", "--help"), ("generate", "--help"), ("doctor", "--help")):
+        shown = run(*args, cwd=place)
+        assert shown.returncode == 0 and "Usage" in shown.stdout
+    assert run("--version", cwd=place).stdout.startswith("qlora-wgpu, version")
+
+
+def truncate(place):
+    file = place / "model" / "model.safetensors"
+    kept = file.read_bytes()
+    file.write_bytes(kept[: len(kept) // 2])
+    return lambda: file.write_bytes(kept)
+
+
+def edit_config(**changes):
+    def break_it(place):
+        file = place / "model" / "config.json"
+        kept = file.read_text()
+        file.write_text(json.dumps({**json.loads(kept), **changes}))
+        return lambda: file.write_text(kept)
+
+    return break_it
+
+
+def remove(name):
+    def break_it(place):
+        file = place / name
+        kept = file.read_bytes()
+        file.unlink()
+        return lambda: file.write_bytes(kept)
+
+    return break_it
+
+
+def replace(name, text):
+    def break_it(place):
+        file = place / name
+        kept = file.read_bytes()
+        file.write_text(text)
+        return lambda: file.write_bytes(kept)
+
+    return break_it
+
+
+NOTHING = {"VK_DRIVER_FILES": "/nonexistent", "VK_ICD_FILENAMES": "/nonexistent"}
+MISTAKES = {
+    "missing config": (("train", "gone.yaml"), None, None, "gone.yaml"),
+    "unknown key": (("train", "run.yaml", "lora.rank=4"), None, None, "did you mean 'lora.r'"),
+    "wrong type": (("train", "run.yaml", "train.max_steps=ten"), None, None, "train.max_steps"),
+    "no model": (("train", "run.yaml", "model.path=gone"), None, None, "gone"),
+    "model type": (("train", "run.yaml"), edit_config(model_type="mamba"), None, "mamba"),
+    "rope type": (
+        ("train", "run.yaml"),
+        edit_config(rope_scaling={"rope_type": "yarn", "factor": 2.0}),
+        None,
+        "yarn",
+    ),
+    "truncated weights": (("train", "run.yaml"), truncate, None, "truncated"),
+    "no weights": (("train", "run.yaml"), remove("model/model.safetensors"), None, "safetensors"),
+    "wrong shape": (("train", "run.yaml"), edit_config(intermediate_size=60), None, "shape"),
+    "missing tensor": (("train", "run.yaml"), edit_config(num_hidden_layers=3), None, "layers.2"),
+    "no tokenizer": (("train", "run.yaml"), remove("model/tokenizer.json"), None, "tokenizer"),
+    "no data": (("train", "run.yaml", "data.train=trian.jsonl"), None, None, "train.jsonl"),
+    "empty data": (("train", "run.yaml"), replace("train.jsonl", ""), None, "train.jsonl"),
+    "broken data": (("train", "run.yaml"), replace("train.jsonl", '{"a"'), None, "line 1"),
+    "small vocabulary": (("train", "run.yaml"), edit_config(vocab_size=20), None, "asks for"),
+    "no such device": (("train", "run.yaml", "device.adapter=radeon9"), None, None, "radeon9"),
+    "no such layer": (("train", "run.yaml", "lora.target_modules=[q]"), None, None, "'q'"),
+    "no adapter folder": (
+        ("generate", "--model", "model", "--adapter", "gone", "--prompt", "x"), None, None, "gone",
+    ),
+    "no driver, doctor": (("doctor",), None, NOTHING, "mesa-vulkan-drivers"),
+    "no driver, train": (("train", "run.yaml"), None, NOTHING, "mesa-vulkan-drivers"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", list(MISTAKES))
+def test_a_mistake_is_one_sentence_and_exit_code_2(place, mistake):
+    args, break_it, env, expected = MISTAKES[mistake]
+    args = [*args, "output.dir=bad"] if args[0] == "train" else args
+    mend = break_it(place) if break_it else lambda: None
+    try:
+        done = run(*args, cwd=place, env=env)
+    finally:
+        mend()
+    assert done.returncode == 2, done.stdout + done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    assert "Traceback" not in done.stdout + done.stderr
+    assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
+    assert expected in lines[0], lines[0]
+    assert not (place / "bad").exists()

@@ -1,0 +1,214 @@
+"""Training runs on a tiny model, and what they leave behind."""
+
+import json
+
+import numpy as np
+import pytest
+
+from e2e.tiny import VOCAB, write_model
+from qlora_wgpu import Config, LoraConfig, QLoRAModel, Trainer, load_config
+from qlora_wgpu.errors import ConfigError, DataError, TrainingError
+from qlora_wgpu.training import Observer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("m") / "tiny")
+
+
+def rows(count=12, seed=0):
+    """Sequences that go up by one: something to learn."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for _ in range(count):
+        ids = (rng.integers(0, VOCAB) + np.arange(rng.integers(8, 30))) % VOCAB
+        made.append({"input_ids": ids.tolist(), "labels": ids.tolist()})
+    return made
+
+
+def config(folder, out, **sections):
+    given = {
+        "model": {"path": str(folder)},
+        "data": {"max_seq_length": 32},
+        "train": {
+            "max_steps": 6,
+            "per_device_train_batch_size": 2,
+            "gradient_accumulation_steps": 2,
+        },
+        "optim": {"learning_rate": 1e-2},
+        "eval": {"eval_steps": 3},
+        "output": {"dir": str(out), "save_steps": 2},
+    }
+    for name, values in sections.items():
+        given[name] = {**given.get(name, {}), **values}
+    return Config(**given)
+
+
+def opened(folder, device, seed=0, **lora):
+    lora = LoraConfig(r=4, lora_alpha=8, **lora)
+    return QLoRAModel.from_pretrained(folder, lora, device=device, seed=seed)
+
+
+def metrics(out):
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_learns_and_leaves_its_files(folder, device, tmp_path):
+    out, settings = tmp_path / "run", config(folder, tmp_path / "run", train={"max_steps": 12})
+    model = opened(folder, device)
+    result = Trainer(model, settings).train(rows(), rows(4, seed=1))
+    assert result.steps == 12 and result.eval_loss < result.eval_loss_before - 0.3
+    logged = [row for row in metrics(out) if "loss" in row]
+    assert [row["step"] for row in logged] == list(range(1, 13))
+    keys = {"step", "loss", "learning_rate", "grad_norm", "num_tokens", "tokens_per_second"}
+    assert all(set(row) == keys for row in logged)
+    assert logged[-1]["num_tokens"] == result.num_tokens
+    evaluated = [row for row in metrics(out) if "eval_loss" in row]
+    assert [row["step"] for row in evaluated] == [0, 3, 6, 9, 12]
+    assert load_config(out / "config.yaml") == settings
+    assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["step-10", "step-12"]
+
+    again = opened(folder, device)
+    again.load_adapter(result.adapter_dir)
+    held_out = rows(4, seed=1)
+    total = count = 0
+    for row in held_out:
+        loss, n = again.summed_loss([([row["input_ids"]], [row["labels"]], None)])
+        total, count = total + loss, count + n
+    # The same sums in batches of another shape.
+    assert abs(total / count - result.eval_loss) < 1e-4
+
+
+def test_one_seed_gives_one_adapter(folder, device, tmp_path):
+    adapters = []
+    for name, seed in (("a", 7), ("b", 7), ("c", 8)):
+        model = opened(folder, device, seed=seed, lora_dropout=0.2)
+        settings = config(folder, tmp_path / name, train={"seed": seed})
+        Trainer(model, settings).train(rows())
+        adapters.append((tmp_path / name / "adapter" / "adapter_model.safetensors").read_bytes())
+    assert adapters[0] == adapters[1]
+    assert adapters[0] != adapters[2]
+
+
+def test_dropout_acts_in_training_and_not_in_gradients(folder, device):
+    model = opened(folder, device, lora_dropout=0.5)
+    state = {n: np.full_like(a, 0.05) for n, a in model.adapter_state_dict().items()}
+    model.load_adapter(state)
+    ids = np.arange(20)[None] % VOCAB
+    checked = model.checked(ids, ids)
+
+    def loss(key):
+        model.zero_gradient()
+        model.accumulate(*checked, dropout_key=key)
+        return float(model.read_stats()[0])
+
+    assert loss(1) == loss(1) != loss(2)
+    assert loss(None) == pytest.approx(19 * model.loss_and_grads(ids, ids)[0], rel=1e-6)
+
+
+class Warnings(Observer):
+    def __init__(self):
+        self.texts = []
+
+    def warning(self, text):
+        self.texts.append(text)
+
+
+def test_a_step_without_labels_is_skipped_with_a_warning(folder, device, tmp_path):
+    data = rows(8)
+    for row in data[:-1]:
+        row["labels"] = [-100] * len(row["labels"])
+    watcher = Warnings()
+    train = {"max_steps": 4, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
+    model = opened(folder, device)
+    Trainer(model, config(folder, tmp_path / "r", train=train), watcher).train(data)
+    assert len(watcher.texts) == 3 and "label" in watcher.texts[0]
+    losses = [row["loss"] for row in metrics(tmp_path / "r")]
+    assert losses.count(None) == 3
+    assert all(np.isfinite(a).all() for a in model.adapter_state_dict().values())
+
+
+def test_nothing_is_made_or_read_inside_a_step(folder, device, tmp_path, monkeypatch):
+    calls, step = [], [0]
+    for owner, name in (
+        (type(device.raw), "create_buffer"),
+        (type(device.raw), "create_bind_group"),
+        (type(device.raw), "create_compute_pipeline"),
+        (type(device.raw.queue), "read_buffer"),
+    ):
+        original = getattr(owner, name)
+
+        def counted(self, *args, _original=original, _name=name, **kwargs):
+            calls.append((step[0], _name))
+            return _original(self, *args, **kwargs)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    class Steps(Observer):
+        def step(self, row):
+            step[0] = row["step"]
+
+    data = [row for row in rows(24) if len(row["input_ids"]) <= 32]
+    settings = config(folder, tmp_path / "r", output={"save_steps": 100})
+    Trainer(opened(folder, device), settings, Steps()).train(data)
+    assert any(name == "create_bind_group" for s, name in calls if s == 0)
+    assert [c for c in calls if 1 <= c[0] < 6] == []
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run(folder, device, tmp_path):
+    class Spoil(Observer):
+        def saved(self, path):
+            if path.name == "step-2":
+                flat = model.read_flat(model.adapter.parameters).copy()
+                flat[:] = np.nan
+                model.write_parameters(flat)
+
+    model = opened(folder, device)
+    with pytest.raises(TrainingError, match=r"no longer finite at step 3.*checkpoints"):
+        Trainer(model, config(folder, tmp_path / "r"), Spoil()).train(rows())
+    assert (tmp_path / "r" / "checkpoints" / "step-2" / "adapter_model.safetensors").exists()
+
+
+def test_a_run_is_not_overwritten(folder, device, tmp_path):
+    model, settings = opened(folder, device), config(folder, tmp_path / "r")
+    Trainer(model, settings).train(rows())
+    before = (tmp_path / "r" / "metrics.jsonl").read_text()
+    with pytest.raises(ConfigError, match="already holds a run"):
+        Trainer(model, settings).train(rows())
+    assert (tmp_path / "r" / "metrics.jsonl").read_text() == before
+    Trainer(model, settings, overwrite=True).train(rows())
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([], "empty"),
+        ([{"input_ids": [1, VOCAB], "labels": [1, 2]}], "vocab_size"),
+        ([{"input_ids": [1, 2], "labels": [1]}], "labels"),
+        ([{"input_ids": [1, 2], "labels": [-100, -100]}], "no label"),
+        ([{"text": "x"}], "input_ids"),
+    ],
+)
+def test_data_that_does_not_fit(folder, device, tmp_path, data, message):
+    with pytest.raises(DataError, match=message):
+        Trainer(opened(folder, device), config(folder, tmp_path / "r")).train(data)
+    assert not (tmp_path / "r").exists()
+
+
+def test_the_memory_plan_is_what_is_taken(tmp_path):
+    from qlora_wgpu.config import QuantConfig
+    from qlora_wgpu.gpu.device import Device
+    from qlora_wgpu.models.memory import plan_training_memory
+
+    folder, fresh = write_model(tmp_path / "m"), Device()
+    model = opened(folder, fresh)
+    planned = plan_training_memory(
+        model.folder.config, model.adapter.config, QuantConfig(), "bfloat16", batch_size=2,
+        seq=32, gradient_checkpointing=True, max_binding=fresh.max_binding, profile=fresh.profile,
+    )  # fmt: skip
+    Trainer(model, config(folder, tmp_path / "r")).train(
+        [{"input_ids": list(range(32)), "labels": list(range(32))}] * 4
+    )
+    taken = fresh.memory.by_kind
+    for kind in ("activations", "base", "adapter", "gradients", "optimizer", "norms"):
+        assert taken[kind] == planned[kind], kind

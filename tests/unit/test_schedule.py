@@ -1,0 +1,68 @@
+"""Learning rates as Hugging Face's schedules give them, counted by hand."""
+
+import numpy as np
+import pytest
+
+from qlora_wgpu.config import OptimConfig, TrainConfig
+from qlora_wgpu.training.blocks import Schedule
+from qlora_wgpu.training.schedule import learning_rates, step_table
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("constant", [1, 1, 1, 1, 1, 1]),
+        ("constant_with_warmup", [0, 0.5, 1, 1, 1, 1]),
+        ("linear", [0, 0.5, 1, 0.75, 0.5, 0.25]),
+        ("cosine", [0, 0.5, 1, 0.5 * (1 + 2**-0.5), 0.5, 0.5 * (1 - 2**-0.5)]),
+    ],
+)
+def test_learning_rates(kind, expected):
+    optim = OptimConfig(learning_rate=0.1, lr_scheduler_type=kind, warmup_steps=2)
+    assert np.allclose(learning_rates(optim, 6), 0.1 * np.array(expected), atol=1e-12)
+
+
+def test_warmup_ratio_rounds_up():
+    rates = learning_rates(OptimConfig(lr_scheduler_type="linear", warmup_ratio=0.21), 10)
+    assert rates[0] == 0 and rates[3] == rates.max()
+
+
+def test_bias_corrections():
+    table = step_table(OptimConfig(), 1000)
+    assert table.dtype == np.float32
+    assert np.allclose(table[0, 1:3], [0.1, np.sqrt(0.001)], rtol=1e-6)
+    assert np.allclose(table[999, 1:3], [1.0, np.sqrt(1 - 0.999**1000)], rtol=1e-6)
+
+
+def settings(**changes):
+    return TrainConfig(
+        **{"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3, **changes}
+    )
+
+
+def test_every_row_once_an_epoch():
+    schedule = Schedule.of(11, settings(num_train_epochs=2))
+    assert (schedule.steps_per_epoch, schedule.total_steps) == (2, 4)
+    for epoch in range(2):
+        steps = [schedule.blocks(2 * epoch + i) for i in range(2)]
+        assert [len(blocks) for blocks in steps] == [3, 3]
+        seen = np.concatenate([b for blocks in steps for b in blocks])
+        assert sorted(seen) == list(range(11))
+    assert not np.array_equal(schedule.blocks(0)[0], schedule.blocks(2)[0])
+
+
+def test_steps():
+    assert Schedule.of(11, settings(num_train_epochs=0.5)).total_steps == 1
+    assert Schedule.of(11, settings(max_steps=7)).total_steps == 7
+    assert Schedule.of(1, settings()).total_steps == 1
+
+
+def test_order_and_keys_depend_on_seed_and_step_alone():
+    one, two = Schedule.of(50, settings(seed=1)), Schedule.of(50, settings(seed=2))
+    assert all(
+        np.array_equal(a, b)
+        for a, b in zip(one.blocks(3), Schedule.of(50, settings(seed=1)).blocks(3), strict=True)
+    )
+    assert not np.array_equal(one.blocks(3)[0], two.blocks(3)[0])
+    keys = {s.dropout_key(step, b) for s in (one, two) for step in range(4) for b in range(4)}
+    assert len(keys) == 32
