@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import tokenizers
 
 from qlora_wgpu.errors import TokenizerError
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
 
 
@@ -123,7 +125,7 @@ class Tokenizer:
         """
         if not isinstance(text, str):
             raise TokenizerError(f"only text can be encoded, got {type(text).__name__}")
-        if any("\ud800" <= character <= "\udfff" for character in text):
+        if _SURROGATE.search(text):
             raise TokenizerError("a text with a lone surrogate (half a character) has no tokens")
         with _library_errors("the text cannot be encoded"):
             encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)

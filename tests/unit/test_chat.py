@@ -112,6 +112,15 @@ def test_a_template_with_blocks_but_no_answer_has_no_spans() -> None:
     assert render_chat("x", [USER]).spans is None
 
 
+def test_nested_generation_blocks_count_once() -> None:
+    source = (
+        "x{% generation %}a{% generation %}b{% endgeneration %}{% generation %}c"
+        "{% endgeneration %}d{% endgeneration %}"
+    )
+    rendered = render_chat(source, [USER])
+    assert (rendered.text, rendered.spans) == ("xabcd", [(1, 5)])
+
+
 def test_messages_cannot_forge_marks() -> None:
     source = "{{ messages[0].content }}{% generation %}A{% endgeneration %}"
     rendered = render_chat(source, [{"role": "user", "content": "\ufdd0x\ufdd1"}])
@@ -259,6 +268,13 @@ def test_thoughts_of_earlier_turns() -> None:
     assert spans_text(THINKING, messages) == ["A<end>\n", "<think>u</think>B<end>\n"]
 
 
+def test_what_the_template_writes_before_an_answer_is_learnt() -> None:
+    answer = "{% if m.role == 'assistant' %}<think></think>{% endif %}{{ m.content }}"
+    source = CLOSING.replace("{{ m.content }}", answer)
+    expected = ["<think></think>A<end>\n", "<think></think>A<end>\n</s>"]
+    assert spans_text(source, [USER, ANSWER, USER, ANSWER]) == expected
+
+
 def test_trimmed_contents() -> None:
     source = CLOSING.replace("m.content", "m.content | trim")
     messages = [USER, {"role": "assistant", "content": "  A b \n"}, USER, ANSWER]
@@ -289,6 +305,7 @@ def test_content_in_parts() -> None:
         # an earlier answer is printed twice, or in other words
         CLOSING.replace("{{ m.content }}", "{{ m.content }}{{ m.content }}"),
         CLOSING.replace("{{ m.content }}", "{{ m.content | upper }}{{ m.content | length }}"),
+        CLOSING.replace("{{ m.content }}", "{{ m.content | replace('words', 'swords') }}"),
         # an earlier answer is left out
         "{% for m in messages %}{% if m.role == 'user' or loop.last %}{{ m.content }}{% endif %}"
         "{% endfor %}{{ eos_token }}",

@@ -101,7 +101,9 @@ def test_every_end_of_a_generation_counts(tmp_path) -> None:
 
 def test_a_token_outside_the_vocabulary_is_none(tmp_path) -> None:
     write_folder(tmp_path, {"pad_token": "[PAD]", "eos_token": "</s>"})
-    assert Tokenizer.from_folder(tmp_path).pad_token_id is None
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.pad_token_id is None
+    assert "pad_token" not in tokenizer.special_tokens
 
 
 def test_chat_template_sources(tmp_path) -> None:
@@ -148,7 +150,8 @@ def test_missing_files(tmp_path) -> None:
 
 @pytest.mark.parametrize("text", ["\ud83d", "ok \udc00", 3, None, b"x"])
 def test_what_cannot_be_encoded(text) -> None:
-    with pytest.raises(TokenizerError):
+    match = "lone surrogate" if isinstance(text, str) else "only text"
+    with pytest.raises(TokenizerError, match=match):
         tiny_tokenizer().encode(text)
 
 
@@ -169,3 +172,8 @@ def test_panics_become_errors_and_interrupts_stay() -> None:
         raise panic("index out of bounds")
     with pytest.raises(KeyboardInterrupt), _library_errors("it broke"):
         raise KeyboardInterrupt
+
+
+def test_unknown_special_tokens_are_not_kept() -> None:
+    tokenizer = Tokenizer(tiny_backend(), {"bos_token": "<s>", "pad_token": "[PAD]"})
+    assert tokenizer.special_tokens == {"bos_token": "<s>"}
