@@ -91,7 +91,7 @@ class Device:
         Raises:
             OutOfMemoryError: If it exceeds a limit of the adapter or the memory that is left.
         """
-        nbytes = max(nbytes + -nbytes % 4, 16)
+        nbytes = buffer_bytes(nbytes)
         if nbytes > self.max_binding:
             raise OutOfMemoryError(
                 f"{label or kind} needs {nbytes:,} bytes in one buffer, and {self.name} allows "
@@ -156,6 +156,11 @@ class Device:
         ]
         layout = self.pipeline(shader).get_bind_group_layout(0)
         return self.raw.create_bind_group(layout=layout, entries=entries, label=shader.label)
+
+
+def buffer_bytes(nbytes: int) -> int:
+    """What a buffer for so many bytes takes."""
+    return max(nbytes + -nbytes % 4, 16)
 
 
 def fold_workgroups(count: int) -> tuple[int, int, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from qlora_wgpu.gpu.device import buffer_bytes
 from qlora_wgpu.graph.graph import Graph, Launch
 from qlora_wgpu.graph.tensor import Storage, Tensor
 
@@ -43,7 +44,7 @@ class Plan:
         """Bytes on the device by kind; slots are ``activations``."""
         total: Counter[str] = Counter({"activations": self.activation_bytes})
         for storage in self.storages:
-            total[storage.kind] += storage.nbytes
+            total[storage.kind] += buffer_bytes(storage.nbytes)
         return total
 
 

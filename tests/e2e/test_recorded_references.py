@@ -1,4 +1,4 @@
-"""Against gradients, losses and adapters that PEFT and bitsandbytes gave, where they are at hand."""
+"""Against gradients, losses and adapters that PEFT and bitsandbytes gave, where at hand."""
 
 import json
 from pathlib import Path

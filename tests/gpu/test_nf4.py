@@ -25,8 +25,9 @@ def on_device(bench, quantized):
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
 @pytest.mark.parametrize("double_quant", [False, True])
 @pytest.mark.parametrize(
-    ("shape", "blocksize"), [((3, 5), 64), ((37, 20), 32), ((50, 130), 64), ((300, 64), 64), ((16, 72), 128)]
-)  # fmt: skip
+    ("shape", "blocksize"),
+    [((3, 5), 64), ((37, 20), 32), ((50, 130), 64), ((300, 64), 64), ((16, 72), 128)],
+)
 def test_dequantize(device, profile, dtype, double_quant, shape, blocksize):
     w = np.random.default_rng(8).standard_normal(shape).astype(np.float32)
     w[0, :2] = 0

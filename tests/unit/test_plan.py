@@ -1,5 +1,7 @@
 """Slots of live tensors never overlap, dead launches go, checkpointing frees what it should."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -59,7 +61,7 @@ def test_live_tensors_never_share_a_slot(checkpointing, profile):
         by_slot.setdefault(plan.slot_of[tensor], []).append(life)
     for intervals in by_slot.values():
         intervals.sort()
-        for (_, end), (start, _) in zip(intervals, intervals[1:], strict=False):
+        for (_, end), (start, _) in itertools.pairwise(intervals):
             assert end < start
 
 
