@@ -10,12 +10,16 @@ from typing import Any
 from qlora_wgpu.errors import ConfigError
 
 
+_WRITTEN = ("adapter", "checkpoints", "metrics.jsonl", "config.yaml")
+
+
 def refuse_existing_run(path: Path) -> None:
-    """Raises a ConfigError if a folder holds a run already."""
-    if (path / "metrics.jsonl").exists() or (path / "adapter").exists():
+    """Raises a ConfigError if a folder holds anything that a run would replace."""
+    found = next((name for name in _WRITTEN if (path / name).exists()), None)
+    if found is not None:
         raise ConfigError(
-            f"output.dir {path} already holds a run: choose another folder, or train with "
-            "--overwrite to replace it"
+            f"output.dir {path} already holds a run ({found}): choose another folder, or train "
+            "with --overwrite to replace it"
         )
 
 
