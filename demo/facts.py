@@ -3,10 +3,6 @@
 ``tell`` states the fact for the first time; ``recall`` uses it again later in the story, which is
 what teaches the base model to look back at what it has read. ``questions`` pairs a question with
 its one right answer: only the fine-tuning data uses it, the base model never sees any of them.
-
-Every fact binds one word to another (the kite to the spot where it lies, Ben to the food he
-likes), and that word is told first and at most a few words before the other. A model of four
-layers learns such bindings within minutes; with longer ways between the two it took far more.
 """
 
 from __future__ import annotations
@@ -21,105 +17,104 @@ from world import Person, a
 class Fact(Protocol):
     """One thing that is true in a story."""
 
-    def tell(self, dice: Dice, teller: Person) -> str:
-        """Returns a sentence that states the fact; the teller may take part in it."""
+    def tell(self, dice: Dice) -> str:
+        """Returns a sentence that states the fact."""
 
     def recall(self, dice: Dice, speaker: Person) -> str:
         """Returns a sentence that only somebody who knows the fact can complete."""
 
-    def question(self) -> tuple[str, str]:
-        """Returns a question about the fact and its answer."""
+    def questions(self) -> list[tuple[str, str]]:
+        """Returns every (question, answer) about the fact."""
+
+
+def _colour_recalls(thing: str, colour: str, speaker: Person) -> list[str]:
+    return [
+        f"{speaker.name} said: The {thing} is {colour}.",
+        f"{speaker.name} drew the {thing} and made it {colour}.",
+        f"The {thing} looked very {colour} in the sun.",
+        f"{speaker.name} said: I like the {thing} because it is {colour}.",
+    ]
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A thing lies somewhere."""
+    """A coloured thing lies somewhere."""
 
+    person: Person
+    colour: str
     thing: str
     spot: str
 
-    def tell(self, dice: Dice, teller: Person) -> str:
+    def tell(self, dice: Dice) -> str:
+        name, item = self.person.name, f"{self.colour} {self.thing}"
         return dice.pick(
             [
-                f"{teller.name} put the {self.thing} {self.spot}.",
-                f"{teller.name} left the {self.thing} {self.spot}.",
-                f"{teller.name} hid the {self.thing} {self.spot}.",
-                f"{teller.name} saw {a(self.thing)} {self.spot}.",
-                f"There was {a(self.thing)} {self.spot}.",
+                f"{name} put the {item} {self.spot}.",
+                f"{name} left the {item} {self.spot}.",
+                f"{name} hid the {item} {self.spot}.",
+                f"{name} saw {a(item)} {self.spot}.",
+                f"{name} took {a(item)} and put it {self.spot}.",
+                f"There was {a(item)} {self.spot}.",
+                f"The {item} was {self.spot}.",
             ]
         )
 
     def recall(self, dice: Dice, speaker: Person) -> str:
-        return dice.pick(
-            [
-                f"{speaker.name} said: The {self.thing} is {self.spot}.",
-                f"{speaker.name} looked for the {self.thing} and found it {self.spot}.",
-                f"The {self.thing} was still {self.spot}.",
-            ]
-        )
+        where = [
+            f"{speaker.name} said: The {self.thing} is {self.spot}.",
+            f"{speaker.name} looked for the {self.thing} and found it {self.spot}.",
+            f"{speaker.name} remembered that the {self.thing} was {self.spot}.",
+            f"The {self.thing} was still {self.spot}.",
+            f"{speaker.name} looked {self.spot} and saw the {self.colour} {self.thing}.",
+        ]
+        colour = _colour_recalls(self.thing, self.colour, speaker)
+        return dice.pick(colour if dice.chance(0.35) else where)
 
-    def question(self) -> tuple[str, str]:
-        return f"Where is the {self.thing}?", f"The {self.thing} is {self.spot}."
-
-
-@dataclass(frozen=True)
-class Coloured:
-    """A thing has a colour."""
-
-    thing: str
-    colour: str
-
-    def tell(self, dice: Dice, teller: Person) -> str:
-        return dice.pick(
-            [
-                f"{teller.name} painted the {self.thing} {self.colour}.",
-                f"{teller.name} coloured the {self.thing} {self.colour}.",
-                f"The {self.thing} was {self.colour}.",
-                f"The {self.thing} looked {self.colour} in the sun.",
-            ]
-        )
-
-    def recall(self, dice: Dice, speaker: Person) -> str:
-        return dice.pick(
-            [
-                f"{speaker.name} said: The {self.thing} is {self.colour}.",
-                f"{speaker.name} drew the {self.thing} and made it {self.colour}.",
-                f"{speaker.name} liked the {self.thing} because it was {self.colour}.",
-            ]
-        )
-
-    def question(self) -> tuple[str, str]:
-        return f"What colour is the {self.thing}?", f"The {self.thing} is {self.colour}."
+    def questions(self) -> list[tuple[str, str]]:
+        return [
+            (f"Where is the {self.thing}?", f"The {self.thing} is {self.spot}."),
+            (f"What colour is the {self.thing}?", f"The {self.thing} is {self.colour}."),
+        ]
 
 
 @dataclass(frozen=True)
 class Owned:
-    """A thing belongs to a person."""
+    """A person has a coloured thing."""
 
-    thing: str
     person: Person
+    colour: str
+    thing: str
 
-    def tell(self, dice: Dice, teller: Person) -> str:
+    def tell(self, dice: Dice) -> str:
+        name, item = self.person.name, f"{self.colour} {self.thing}"
         return dice.pick(
             [
-                f"{teller.name} gave the {self.thing} to {self.person.name}.",
-                f"{teller.name} sold the {self.thing} to {self.person.name}.",
-                f"{teller.name} brought {a(self.thing)} to {self.person.name}.",
-                f"{teller.name} lent the {self.thing} to {self.person.name}.",
+                f"{name} had {a(item)}.",
+                f"{name} got {a(item)}.",
+                f"{name} made {a(item)}.",
+                f"{name} bought {a(item)}.",
+                f"{name} carried {a(item)}.",
+                f"{name} owned {a(item)}.",
             ]
         )
 
     def recall(self, dice: Dice, speaker: Person) -> str:
-        return dice.pick(
-            [
-                f"{speaker.name} said: The {self.thing} belongs to {self.person.name}.",
-                f"{speaker.name} wanted the {self.thing} and went to {self.person.name}.",
-                f"The {self.thing} belonged to {self.person.name}.",
-            ]
-        )
+        name = self.person.name
+        owner = [
+            f"{speaker.name} said: {name} has the {self.thing}.",
+            f"{speaker.name} said: The {self.thing} belongs to {name}.",
+            f"The {self.thing} belonged to {name}.",
+            f"{speaker.name} wanted to see the {self.thing}, so {speaker.he} ran to {name}.",
+            f"{name} still had the {self.colour} {self.thing}.",
+        ]
+        colour = _colour_recalls(self.thing, self.colour, speaker)
+        return dice.pick(colour if dice.chance(0.35) else owner)
 
-    def question(self) -> tuple[str, str]:
-        return f"Who owns the {self.thing}?", f"The {self.thing} belongs to {self.person.name}."
+    def questions(self) -> list[tuple[str, str]]:
+        return [
+            (f"Who owns the {self.thing}?", f"The {self.thing} belongs to {self.person.name}."),
+            (f"What colour is the {self.thing}?", f"The {self.thing} is {self.colour}."),
+        ]
 
 
 @dataclass(frozen=True)
@@ -129,15 +124,16 @@ class Went:
     person: Person
     destination: str
 
-    def tell(self, dice: Dice, teller: Person) -> str:
+    def tell(self, dice: Dice) -> str:
         name, there = self.person.name, f"to {self.destination}"
         return dice.pick(
             [
                 f"{name} went {there}.",
                 f"{name} walked {there}.",
                 f"{name} ran {there}.",
+                f"{name} hurried {there}.",
                 f"In the morning {name} went {there}.",
-                f"{teller.name} drove {name} {there}.",
+                f"After lunch {name} drove {there}.",
             ]
         )
 
@@ -147,16 +143,15 @@ class Went:
             [
                 f"{speaker.name} said: {name} went to {self.destination}.",
                 f"{speaker.name} looked for {name} at {self.destination}.",
-                f"{name} sang at {self.destination}.",
+                f"{name} was at {self.destination}.",
                 f"In the evening {name} came back from {self.destination}.",
+                f"{name} sang at {self.destination}.",
             ]
         )
 
-    def question(self) -> tuple[str, str]:
-        return (
-            f"Where did {self.person.name} go?",
-            f"{self.person.name} went to {self.destination}.",
-        )
+    def questions(self) -> list[tuple[str, str]]:
+        name = self.person.name
+        return [(f"Where did {name} go?", f"{name} went to {self.destination}.")]
 
 
 @dataclass(frozen=True)
@@ -166,14 +161,15 @@ class Likes:
     person: Person
     food: str
 
-    def tell(self, dice: Dice, teller: Person) -> str:
+    def tell(self, dice: Dice) -> str:
         name = self.person.name
         return dice.pick(
             [
                 f"{name} loved {self.food}.",
+                f"{name} liked {self.food}.",
+                f"{name} enjoyed {self.food} every day.",
                 f"{name} liked {self.food} best of all.",
-                f"{name} wanted {self.food} every day.",
-                f"{teller.name} gave {name} {self.food}.",
+                f"{name} loved {self.food} more than anything.",
             ]
         )
 
@@ -182,30 +178,33 @@ class Likes:
         return dice.pick(
             [
                 f"{speaker.name} said: {name} likes {self.food}.",
-                f"{speaker.name} bought {name} some {self.food}.",
-                f"{name} ate {self.food} for dinner.",
+                f"{speaker.name} gave {name} some {self.food}.",
+                f"{name} had {self.food} for dinner.",
+                f"So {name} ate {self.food}.",
             ]
         )
 
-    def question(self) -> tuple[str, str]:
-        return f"What does {self.person.name} like?", f"{self.person.name} likes {self.food}."
+    def questions(self) -> list[tuple[str, str]]:
+        name = self.person.name
+        return [(f"What does {name} like?", f"{name} likes {self.food}.")]
 
 
 @dataclass(frozen=True)
-class Named:
-    """An animal has a name."""
+class Pet:
+    """A person has an animal with a name."""
 
+    person: Person
     animal: str
     animal_name: str
 
-    def tell(self, dice: Dice, teller: Person) -> str:
-        called = f"{a(self.animal)} called {self.animal_name}"
+    def tell(self, dice: Dice) -> str:
+        name, called = self.person.name, f"called {self.animal_name}"
         return dice.pick(
             [
-                f"{teller.name} had {called}.",
-                f"{teller.name} met {called}.",
-                f"{teller.name} fed {called}.",
-                f"There was {called}.",
+                f"{name} had {a(self.animal)} {called}.",
+                f"{name} met {a(self.animal)} {called}.",
+                f"{name} fed {a(self.animal)} {called}.",
+                f"{name} saw {a(self.animal)} {called}.",
             ]
         )
 
@@ -215,11 +214,14 @@ class Named:
                 f"{speaker.name} said: The {self.animal} is called {self.animal_name}.",
                 f"{speaker.name} looked at the {self.animal} and called it {self.animal_name}.",
                 f"The {self.animal} named {self.animal_name} slept in the sun.",
+                f"The {self.animal} came when {speaker.name} called for {self.animal_name}.",
             ]
         )
 
-    def question(self) -> tuple[str, str]:
-        return (
-            f"What is the name of the {self.animal}?",
-            f"The {self.animal} is called {self.animal_name}.",
-        )
+    def questions(self) -> list[tuple[str, str]]:
+        return [
+            (
+                f"What is the name of the {self.animal}?",
+                f"The {self.animal} is called {self.animal_name}.",
+            )
+        ]

@@ -33,7 +33,7 @@ def make_rows(count: int, seed: int, taken: frozenset[str] = frozenset()) -> lis
     while len(rows) < count:
         facts = make_facts(dice, 3)
         story = tell_beginning(dice, facts)
-        question, answer = dice.pick(facts).question()
+        question, answer = dice.pick(dice.pick(facts).questions())
         message = f"{story} {question}"
         if story in seen or len(message.split()) > LONGEST_MESSAGE_WORDS:
             continue

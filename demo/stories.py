@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dice import Dice
-from facts import Coloured, Fact, Likes, Named, Owned, Placed, Went
+from facts import Fact, Likes, Owned, Pet, Placed, Went
 from world import (
     ANIMAL_NAMES,
     ANIMALS,
@@ -18,12 +18,11 @@ from world import (
     FOODS,
     PEOPLE,
     SPOTS,
-    TELLERS,
     THINGS,
     Person,
 )
 
-KINDS: tuple[type[Fact], ...] = (Placed, Coloured, Owned, Went, Likes, Named)
+KINDS: tuple[type[Fact], ...] = (Placed, Owned, Went, Likes, Pet)
 OPENINGS = (
     "It was a warm day.",
     "It was a cold morning.",
@@ -97,33 +96,33 @@ def _facts_of_kinds(dice: Dice, kinds: list[type[Fact]]) -> tuple[Fact, ...]:
     facts: list[Fact] = []
     for i, kind in enumerate(kinds):
         if kind is Placed:
-            facts.append(Placed(things[i], spots[i]))
-        elif kind is Coloured:
-            facts.append(Coloured(things[i], colours[i]))
+            facts.append(Placed(people[i], colours[i], things[i], spots[i]))
         elif kind is Owned:
-            facts.append(Owned(things[i], people[i]))
+            facts.append(Owned(people[i], colours[i], things[i]))
         elif kind is Went:
             facts.append(Went(people[i], destinations[i]))
         elif kind is Likes:
             facts.append(Likes(people[i], foods[i]))
         else:
-            facts.append(Named(animals[i], animal_names[i]))
+            facts.append(Pet(people[i], animals[i], animal_names[i]))
     return tuple(facts)
 
 
 def tell_beginning(dice: Dice, facts: tuple[Fact, ...]) -> str:
     """Returns the sentences that tell the facts, after an opening in one story of three."""
     opening = [dice.pick(OPENINGS)] if dice.chance(1 / 3) else []
-    return " ".join([*opening, *(fact.tell(dice, dice.pick(TELLERS)) for fact in facts)])
+    return " ".join([*opening, *(fact.tell(dice) for fact in facts)])
 
 
 def _tell_rest(dice: Dice, facts: tuple[Fact, ...], small_talk: float = 0.3) -> str:
+    speakers = dice.sample(PEOPLE, 2) if dice.chance(0.3) else [f.person for f in facts]
     recalled = dice.shuffled(facts) + dice.sample(facts, dice.between(0, len(facts)))
     sentences = []
     for fact in recalled:
-        sentences.append(fact.recall(dice, dice.pick(TELLERS)))
+        others = [p for p in speakers if p != fact.person]
+        sentences.append(fact.recall(dice, dice.pick(others)))
         if dice.chance(small_talk):
-            sentences.append(_small_talk(dice, *dice.sample(TELLERS, 2)))
+            sentences.append(_small_talk(dice, *dice.sample(speakers, 2)))
     return " ".join([*sentences, dice.pick(ENDINGS)])
 
 

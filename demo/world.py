@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Person:
-    """Somebody in a story."""
+    """Somebody in a story, with the pronouns that go with the name."""
 
     name: str
     he: str
+    him: str
+    his: str
 
 
 def _words(text: str) -> list[str]:
@@ -19,12 +21,8 @@ def _words(text: str) -> list[str]:
 
 GIRLS = _words("Anna Clara Ella Grace Hanna Iris Julia Lily Mia Nora Rosa Zoe")
 BOYS = _words("Adam Ben Carl David Emil Felix Hugo Jack Leo Max Oscar Tom")
-PEOPLE = [*(Person(name, "she") for name in GIRLS), *(Person(name, "he") for name in BOYS)]
-
-# Those who tell and talk. Nothing is told about them, so that a name stands for a single fact.
-TELLERS = [
-    *(Person(name, "she") for name in _words("Mother Grandma Auntie")),
-    *(Person(name, "he") for name in _words("Father Grandpa Uncle")),
+PEOPLE = [Person(name, "she", "her", "her") for name in GIRLS] + [
+    Person(name, "he", "him", "his") for name in BOYS
 ]
 
 THINGS = _words(
