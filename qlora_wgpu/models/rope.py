@@ -35,12 +35,17 @@ def inverse_frequencies(config: Mapping[str, Any], rotary_dim: int) -> npt.NDArr
         (rotary_dim / 2) float32.
 
     Raises:
-        UnsupportedModelError: If the kind of scaling or one of its keys is not known.
+        UnsupportedModelError: If the kind of scaling or one of its keys is not known, or a value
+            is no number that it can be.
     """
-    scaling = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    theta = float(scaling.get("rope_theta", config.get("rope_theta", 10000.0)))
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(given, Mapping):
+        raise UnsupportedModelError(f"config.json: RoPE's parameters must be keys, got {given!r}")
+    scaling = dict(given)
+    theta = config.get("rope_theta")
+    scaling.setdefault("rope_theta", 10000.0 if theta is None else theta)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind not in _KNOWN:
+    if not isinstance(kind, str) or kind not in _KNOWN:
         raise UnsupportedModelError(
             f"config.json: rope type {kind!r} is not supported (known: {', '.join(_KNOWN)})"
         )
@@ -51,6 +56,17 @@ def inverse_frequencies(config: Mapping[str, Any], rotary_dim: int) -> npt.NDArr
             f"config.json: RoPE of type {kind!r} has missing or unknown keys: "
             f"{', '.join(sorted(missing | unknown))}"
         )
+    for key in ("rope_theta", *sorted(_KNOWN[kind])):
+        value = scaling[key]
+        if type(value) not in (int, float) or not 0 < value < math.inf:
+            raise UnsupportedModelError(
+                f"config.json: RoPE's {key} must be a number above zero, got {value!r}"
+            )
+    if kind == "llama3" and scaling["low_freq_factor"] >= scaling["high_freq_factor"]:
+        raise UnsupportedModelError(
+            "config.json: RoPE's low_freq_factor must be below its high_freq_factor"
+        )
+    theta = float(scaling["rope_theta"])
     exponents = np.arange(0, rotary_dim, 2, dtype=np.float32) / np.float32(rotary_dim)
     frequencies: npt.NDArray[np.float32] = np.float32(1.0) / np.float32(theta) ** exponents
     if kind == "linear":
