@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.data import bucket_length
-from qlora_wgpu.errors import DataError
+from qlora_wgpu.errors import CheckpointError, ConfigError, DataError
 from qlora_wgpu.models.qlora_model import QLoRAModel
 
 
@@ -38,11 +39,15 @@ def generate(
         max_length: Longest text the model was made for; generation ends there.
 
     Raises:
+        ConfigError: If the temperature is no number from 0 on.
         DataError: If the prompt is empty or leaves no room within ``max_length``.
+        CheckpointError: If the logits are not finite.
     """
     ids = list(prompt_ids)
     if not ids:
         raise DataError("the prompt is empty: give at least one token to go on from")
+    if not 0 <= temperature < math.inf:
+        raise ConfigError(f"temperature must be a number from 0 on, got {temperature}")
     limit = max_length or len(ids) + max_new_tokens
     if len(ids) >= limit:
         raise DataError(f"the prompt has {len(ids)} tokens, and the model takes at most {limit}")
@@ -52,6 +57,10 @@ def generate(
         padded = np.zeros((1, length), np.int64)
         padded[0, : len(ids)] = ids
         logits = model.logits_at(padded, np.array([len(ids) - 1]))[0]
+        if not np.isfinite(logits).all():
+            raise CheckpointError(
+                "the model's logits are not finite: its adapter, or the base model, is damaged"
+            )
         token = _pick(logits, temperature, top_k, top_p, random)
         if token in stop_ids:
             return
@@ -71,8 +80,8 @@ def _pick(
     order = np.argsort(-logits, kind="stable")
     if top_k > 0:
         order = order[:top_k]
-    scaled = logits[order].astype(np.float64) / temperature
-    p = np.exp(scaled - scaled.max())
+    # The largest is taken off first: however small the temperature, nothing overflows.
+    p = np.exp((logits[order].astype(np.float64) - logits.max()) / temperature)
     p /= p.sum()
     if top_p < 1.0:
         # The token that crosses the threshold is kept, so one always is.
