@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from qlora_wgpu.data import Example
+from qlora_wgpu.data import IGNORE_INDEX, Example
 from qlora_wgpu.errors import DataError
 
 
@@ -30,11 +30,12 @@ def as_examples(dataset: Sequence[Any], name: str, vocab_size: int) -> list[Exam
     for i, example in enumerate(examples):
         if len(example) == 0:
             raise DataError(f"{name}[{i}] has no tokens: leave it out")
-        low, high = int(example.input_ids.min()), int(example.input_ids.max())
-        top = int(example.labels.max())
-        if low < 0 or max(high, top) >= vocab_size:
+        labels = example.labels[example.labels != IGNORE_INDEX]
+        ids = np.concatenate([example.input_ids, labels])
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= vocab_size:
             raise DataError(
-                f"{name}[{i}] holds the token id {low if low < 0 else max(high, top)}, but the "
+                f"{name}[{i}] holds the token id {low if low < 0 else high}, but the "
                 f"model's vocab_size is {vocab_size}: use the model's own tokenizer"
             )
     return examples

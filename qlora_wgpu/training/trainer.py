@@ -113,7 +113,7 @@ class Trainer:
         Raises:
             DataError: If a data set has nothing to learn or does not fit the model.
             ConfigError: If ``output.dir`` holds a run or cannot be written.
-            TrainingError: If a gradient is not finite; the adapter before it is kept.
+            TrainingError: If a gradient or a loss is not finite; checkpoints before it are kept.
             OutOfMemoryError: If the device has no room.
         """
         vocab = self.model.architecture.vocab_size
@@ -121,6 +121,8 @@ class Trainer:
         held_out = as_examples(eval_dataset, "eval_dataset", vocab) if eval_dataset else []
         if not any(row.num_label_tokens for row in rows):
             raise DataError("train_dataset has no label at all: nothing would be learnt")
+        if held_out and not any(row.num_label_tokens for row in held_out):
+            raise DataError("eval_dataset has no label at all: there is no loss to measure")
         settings = self.config.train
         schedule = Schedule.of(len(rows), settings)
         self.model.gradient_checkpointing = settings.gradient_checkpointing
@@ -264,8 +266,11 @@ class Trainer:
             for b in batches
             if (b.labels[:, 1:] != IGNORED).any()
         )
-        if not count:
-            raise DataError("eval_dataset has no label at all: there is no loss to measure")
+        if not math.isfinite(total):
+            raise TrainingError(
+                f"the held-out loss is not finite after step {step}; the checkpoints in "
+                f"{folder.checkpoints} are kept: try a lower optim.learning_rate or more warm-up"
+            )
         row = {"step": step, "eval_loss": total / count}
         folder.log(row)
         self._observer.evaluation(row)
