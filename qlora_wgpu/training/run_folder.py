@@ -9,7 +9,6 @@ from typing import Any
 
 from qlora_wgpu.errors import ConfigError
 
-
 _WRITTEN = ("adapter", "checkpoints", "metrics.jsonl", "config.yaml")
 
 

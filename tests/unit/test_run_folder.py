@@ -55,7 +55,7 @@ def test_overwrite_leaves_nothing_of_the_old_run(tmp_path):
 def test_a_file_in_its_place(tmp_path, overwrite):
     (tmp_path / "file").write_text("mine")
     for path in (tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(ConfigError, match="output.dir .*file.* cannot be written"):
+        with pytest.raises(ConfigError, match=r"output\.dir .*file.* cannot be written"):
             RunFolder(path, "x", overwrite=overwrite)
     assert (tmp_path / "file").read_text() == "mine"
 
