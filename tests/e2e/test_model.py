@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from e2e.tiny import VOCAB, weights, write_model
+from e2e.numpy_llama import llama_logits, mean_loss
+from e2e.tiny import VOCAB, weights, write_model, write_weights
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.errors import (
     CheckpointError,
@@ -138,43 +139,120 @@ def _unlimited(original):
     return buffer
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"tie_word_embeddings": False},
-        {"head_dim": None},
-        {"num_key_value_heads": None},
-        {"rope_scaling": {"type": "linear", "factor": 2.0}},
-        {"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 5e4}},
-        {"hidden_size": 60, "head_dim": 6, "num_key_value_heads": 1, "intermediate_size": 7},
-    ],
-)  # fmt: skip
-def test_variants_train(tmp_path, device, changes):
-    small = opened(write_model(tmp_path / "m", **changes), device)
+ODD = {"hidden_size": 60, "head_dim": 6, "num_key_value_heads": 1, "intermediate_size": 7}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+VARIANTS = {
+    "plain": {},
+    "untied": {"tie_word_embeddings": False},
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "head_dim from hidden": {"head_dim": None},
+    "no GQA": {"num_key_value_heads": None},
+    "one kv head": {"num_key_value_heads": 1},
+    "linear rope": {"rope_scaling": {"type": "linear", "factor": 2.5}},
+    "llama3 rope": {"rope_scaling": LLAMA3},
+    "new rope keys": {"rope_theta": None, "rope_parameters": {**LLAMA3, "rope_theta": 5e4}},
+    "rope theta null": {"rope_theta": None},
+    "odd sizes": ODD,
+    "one layer": {"num_hidden_layers": 1, "vocab_size": 7, "rms_norm_eps": 1e-3},
+}
+
+
+@pytest.mark.parametrize("variant", list(VARIANTS))
+def test_logits_and_loss_are_those_of_float64(tmp_path, device, variant):
+    folder = write_model(tmp_path / "m", **VARIANTS[variant])
+    config = json.loads((folder / "config.json").read_text())
+    rslora = LoraConfig(r=5, lora_alpha=10, use_rslora=variant == "untied")
+    small = opened(folder, device, rslora)
     ids, labels = sample()
-    loss, gradients = small.loss_and_grads(ids, labels)
-    assert 2 < loss < 10
+    ids, labels = ids % config["vocab_size"], np.where(labels < 0, -100, ids % config["vocab_size"])
+    mask = np.ones_like(ids)
+    mask[1, 13:], labels[1, 13:] = 0, -100
+    expected = llama_logits(
+        config, load_file(folder / "model.safetensors"), ids, mask, small.adapter_state_dict(),
+        10 / 5**0.5 if variant == "untied" else 2.0,
+    )  # fmt: skip
+    found = small.logits(ids, mask)
+    assert found.shape == expected.shape and found.dtype == np.float32
+    real = mask != 0
+    assert np.abs(found[real] - expected[real]).max() < 2e-5 * np.abs(expected).max()
+    loss, gradients = small.loss_and_grads(ids, labels, mask)
+    assert loss == pytest.approx(mean_loss(expected, labels), rel=2e-6)
     assert all(np.isfinite(a).all() and a.any() for a in gradients.values())
 
 
-def test_storage_forms_give_one_model(tmp_path, device):
+@pytest.mark.parametrize("quant", [{}, {"blocksize": 32}, {"double_quant": False}])
+def test_nf4_computes_with_the_weights_it_shows(folder, device, quant):
+    """Together with the recorded codes: what the device holds is what it multiplies by."""
+    model = opened(folder, device, quant=QuantConfig(**quant))
+    config = json.loads((folder / "config.json").read_text())
+    ids, labels = sample()
+    state = model.base_state_dict()
+    stored = load_file(folder / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    error = np.linalg.norm(state[name] - stored[name]) / np.linalg.norm(stored[name])
+    assert 0.05 < error < 0.12
+    flat = {n: array.reshape(stored[n].shape) for n, array in state.items()}
+    expected = llama_logits(config, flat, ids, None, model.adapter_state_dict(), 2.0)
+    assert np.abs(model.logits(ids) - expected).max() < 2e-5 * np.abs(expected).max()
+    assert model.loss_and_grads(ids, labels)[0] == pytest.approx(mean_loss(expected, labels), 2e-6)
+
+
+def test_rows_do_not_see_each_other(model):
+    ids, labels = sample(3)
+    logits, (loss, _) = model.logits(ids), model.loss_and_grads(ids, labels)
+    other = ids.copy()
+    other[1] = (other[1] + 1) % VOCAB
+    changed = model.logits(other)
+    assert np.array_equal(changed[[0, 2]], logits[[0, 2]])
+    assert np.abs(changed[1] - logits[1]).max() > 0.01
+    one_by_one = [model.summed_loss([(ids[i : i + 1], labels[i : i + 1], None)]) for i in range(3)]
+    total, count = (sum(part) for part in zip(*one_by_one, strict=True))
+    assert total / count == pytest.approx(loss, rel=1e-6)
+
+
+def test_the_future_is_not_seen(model):
+    ids, _ = sample(1)
+    other = ids.copy()
+    other[0, 11:] = (other[0, 11:] + 1) % VOCAB
+    before, after = model.logits(ids)[0], model.logits(other)[0]
+    assert np.array_equal(before[:11], after[:11])
+    assert np.abs(before[11:] - after[11:]).max() > 0.01
+
+
+STORED = {
+    "float32": {},
+    "bfloat16": {"store": "bfloat16"},
+    "shards": {"shards": 3},
+    "bfloat16 shards": {"store": "bfloat16", "shards": 2},
+    "float16": {"store": "float16"},
+    "head's name": {},
+    "both names": {},
+}
+
+
+@pytest.mark.parametrize("form", list(STORED))
+def test_storage_forms_give_one_model(tmp_path, device, form):
     ids, _ = sample()
-    half = write_model(tmp_path / "f16", store=np.float16)
-    tensors = {n: a.astype(np.float32) for n, a in load_file(half / "model.safetensors").items()}
-    logits = opened(half, device).logits(ids)
-    widened = write_model(tmp_path / "f32")
-    tensors["lm_head.weight"] = tensors.pop(
-        "model.embed_tokens.weight"
-    )  # the tied one's other name
-    names = sorted(tensors)
-    (widened / "model.safetensors").unlink()
-    index = {}
-    for i in range(2):
-        file = f"model-{i + 1:05}-of-00002.safetensors"
-        save_file({n: tensors[n] for n in names[i::2]}, widened / file)
-        index |= dict.fromkeys(names[i::2], file)
-    (widened / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-    assert np.array_equal(opened(widened, device).logits(ids), logits)
+    folder = write_model(tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    # Of few bits, so that every form holds the same numbers.
+    tensors = {n: np.round(a * 128) / np.float32(128) for n, a in weights(config).items()}
+    write_weights(folder, tensors)
+    expected = opened(folder, device).logits(ids)
+    (folder / "model.safetensors").unlink()
+    embedding = tensors["model.embed_tokens.weight"]
+    if form == "head's name":
+        del tensors["model.embed_tokens.weight"]
+    if "name" in form:
+        tensors["lm_head.weight"] = embedding
+    write_weights(folder, tensors, **STORED[form])
+    assert np.array_equal(opened(folder, device).logits(ids), expected)
 
 
 def test_base_state_dict_is_what_was_stored(folder, model):

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 CHARACTERS = "abcdefghijklmnopqrstuvwxyz .,:?!'0123456789\n"
 SPECIAL = ["<s>", "</s>", "<|user|>", "<|assistant|>"]
-VOCAB = len(SPECIAL) + len(CHARACTERS)
+VOCAB = 83  # odd, and more than the tokenizer knows, as many models pad theirs
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -67,13 +67,52 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-def write_model(folder: Path, *, seed: int = 0, store=np.float32, **changes) -> Path:
+def to_bfloat16(array: np.ndarray) -> np.ndarray:
+    """The float32 values cut to bfloat16's 16 bits, as those bits."""
+    return (np.ascontiguousarray(array, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def _write_bfloat16(path: Path, tensors: dict[str, np.ndarray]) -> None:
+    """A safetensors file by hand: NumPy has no bfloat16."""
+    header, body = {}, b""
+    for name, array in tensors.items():
+        raw = to_bfloat16(array).tobytes()
+        offsets = [len(body), len(body) + len(raw)]
+        header[name] = {"dtype": "BF16", "shape": list(array.shape), "data_offsets": offsets}
+        body += raw
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + body)
+
+
+def write_weights(
+    folder: Path, tensors: dict[str, np.ndarray], *, store: str = "float32", shards: int = 1
+) -> None:
+    """Writes model.safetensors, or several shards with their index."""
+    names = sorted(tensors)
+    index = {}
+    for i in range(shards):
+        part = {name: tensors[name] for name in names[i::shards]}
+        file = "model.safetensors"
+        if shards > 1:
+            file = f"model-{i + 1:05}-of-{shards:05}.safetensors"
+        if store == "bfloat16":
+            _write_bfloat16(folder / file, part)
+        else:
+            save_file({name: array.astype(store) for name, array in part.items()}, folder / file)
+        index |= dict.fromkeys(part, file)
+    if shards > 1:
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+
+
+def write_model(
+    folder: Path, *, seed: int = 0, store: str = "float32", shards: int = 1, **changes: object
+) -> Path:
+    """Writes the folder; ``changes`` are keys of config.json, None leaves one out."""
     config = {**CONFIG, **changes}
     config = {key: value for key, value in config.items() if value is not None}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    tensors = {name: array.astype(store) for name, array in weights(config, seed).items()}
-    save_file(tensors, folder / "model.safetensors")
+    write_weights(folder, weights(config, seed), store=store, shards=shards)
     write_tokenizer(folder)
     return folder
 
