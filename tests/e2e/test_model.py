@@ -56,7 +56,9 @@ def close(a, b, tolerance=2e-5):
         assert error <= tolerance * (np.linalg.norm(b[name]) + 1e-6), name
 
 
-def test_gradient_is_the_slope_of_the_loss(model):
+@pytest.mark.parametrize("scheme", ["none", "nf4"])
+def test_gradient_is_the_slope_of_the_loss(folder, device, scheme):
+    model = opened(folder, device, quant=QuantConfig(scheme=scheme))
     ids, labels = sample()
     _, gradients = model.loss_and_grads(ids, labels)
     state = model.adapter_state_dict()
@@ -74,7 +76,9 @@ def test_gradient_is_the_slope_of_the_loss(model):
     assert abs(slope - expected) <= 1e-3 * (1 + abs(expected))
 
 
-def test_micro_batches_equal_one_batch(model):
+@pytest.mark.parametrize("scheme", ["none", "nf4"])
+def test_micro_batches_equal_one_batch(folder, device, scheme):
+    model = opened(folder, device, quant=QuantConfig(scheme=scheme))
     ids, labels = sample(4)
     labels[1] = -100
     labels[2, 5:] = -100
@@ -109,15 +113,42 @@ def test_padding_changes_nothing(model, side):
     close(padded[1], gradients, 2e-4 if side == "left" else 3e-6)
 
 
-def test_checkpointing_gives_the_same_bits(folder, device):
+@pytest.mark.parametrize("options", [EXACT, {"quant": QuantConfig(), "compute_dtype": "bfloat16"}])
+def test_checkpointing_gives_the_same_bits(folder, device, options):
     ids, labels = sample(2, 33)
-    kept, freed = (opened(folder, device, gradient_checkpointing=c) for c in (False, True))
+    kept, freed = (
+        opened(folder, device, gradient_checkpointing=c, **options) for c in (False, True)
+    )
     results = [m.loss_and_grads(ids, labels) for m in (kept, freed)]
     assert results[0][0] == results[1][0]
     for name, array in results[0][1].items():
         assert np.array_equal(array, results[1][1][name]), name
     bytes_of = [m.program("train", 2, 33).plan.activation_bytes for m in (kept, freed)]
     assert bytes_of[1] < bytes_of[0]
+
+
+def test_checkpointing_lowers_what_the_device_holds(tmp_path):
+    folder = write_model(tmp_path / "m", num_hidden_layers=6)
+    taken = []
+    for checkpointing in (False, True):
+        fresh = Device()
+        model = opened(folder, fresh, gradient_checkpointing=checkpointing)
+        model.loss_and_grads(*sample(2, 64))
+        taken.append(fresh.memory.by_kind["activations"])
+        assert taken[-1] == model.program("train", 2, 64).plan.activation_bytes
+    assert taken[1] < 0.5 * taken[0], taken
+
+
+def test_dropout_is_the_same_when_recomputed(folder, device):
+    lora = LoraConfig(r=5, lora_alpha=10, lora_dropout=0.3)
+    flats = []
+    for checkpointing in (False, True):
+        model = opened(folder, device, lora, gradient_checkpointing=checkpointing)
+        model.zero_gradient()
+        model.accumulate(*model.checked(*sample(2, 33)), dropout_key=12345)
+        flats.append(model.read_flat(model.adapter.gradient).copy())
+        model.zero_gradient()
+    assert np.array_equal(flats[0], flats[1]) and flats[0].any()
 
 
 def test_row_shards_change_nothing(folder, model, device, monkeypatch):
@@ -274,11 +305,51 @@ def test_adapter_round_trip_and_names(tmp_path, model, folder, device):
     again.load_adapter(tmp_path / "a")
     for name, array in again.adapter_state_dict().items():
         assert np.array_equal(array, state[name])
-    other = QLoRAModel.from_pretrained(
-        folder, LoraConfig(r=5, lora_alpha=11), device=device, **EXACT
+    for key, value in (("lora_alpha", 11), ("r", 4), ("use_rslora", True)):
+        lora = LoraConfig(**{"r": 5, "lora_alpha": 10, key: value})
+        other = QLoRAModel.from_pretrained(folder, lora, device=device, **EXACT)
+        before = other.adapter_state_dict()
+        with pytest.raises(CheckpointError, match=key):
+            other.load_adapter(tmp_path / "a")
+        assert all(np.array_equal(a, before[n]) for n, a in other.adapter_state_dict().items())
+
+
+def test_an_adapter_given_as_a_dictionary_is_checked(model):
+    state = model.adapter_state_dict()
+    name = next(iter(state))
+    unknown = name.replace("layers.0", "layers.9")
+    for change, message in (
+        ({name: state[name][:, :-1]}, "has shape"),
+        ({name: np.full_like(state[name], np.nan)}, "not finite"),
+        ({unknown: state[name]}, "has not"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            model.load_adapter({**state, **change})
+    with pytest.raises(CheckpointError, match="lacks"):
+        model.load_adapter({n: a for n, a in state.items() if n != name})
+    assert all(np.array_equal(a, state[n]) for n, a in model.adapter_state_dict().items())
+
+
+def test_a_fresh_adapter_changes_nothing(folder, device):
+    ids, labels = sample()
+    config = json.loads((folder / "config.json").read_text())
+    fresh = QLoRAModel.from_pretrained(folder, LORA, device=device, seed=3, **EXACT)
+    expected = llama_logits(config, load_file(folder / "model.safetensors"), ids)
+    assert np.abs(fresh.logits(ids) - expected).max() < 2e-5 * np.abs(expected).max()
+    state = fresh.adapter_state_dict()
+    for name, array in state.items():
+        if "lora_B" in name:
+            assert not array.any()
+        else:
+            bound = 1 / np.sqrt(array.shape[1])  # Kaiming's with a = sqrt(5)
+            assert 0.7 * bound < np.abs(array).max() <= bound
+            assert abs(array.mean()) < 0.2 * bound
+    _, gradients = fresh.loss_and_grads(ids, labels)
+    assert all(gradients[n].any() == ("lora_B" in n) for n in state)
+    again = QLoRAModel.from_pretrained(folder, LORA, device=device, seed=4, **EXACT)
+    assert not np.array_equal(
+        again.adapter_state_dict()[next(iter(state))], next(iter(state.values()))
     )
-    with pytest.raises(CheckpointError, match="lora_alpha"):
-        other.load_adapter(tmp_path / "a")
 
 
 def test_target_modules(folder, device):
@@ -322,6 +393,14 @@ def test_wrong_inputs(model, ids, labels, mask, message):
         ({"num_key_value_heads": 4}, "multiple"),
         ({"attention_dropout": 0.1}, "attention_dropout"),
         ({"hidden_size": "36"}, "hidden_size"),
+        ({"rope_theta": "x"}, "rope_theta"),
+        ({"rope_theta": -1.0}, "rope_theta"),
+        ({"rope_scaling": "linear"}, "linear"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor"),
+        ({"rope_scaling": {"type": "linear"}}, "factor"),
+        ({"rope_scaling": {"type": ["linear"], "factor": 2}}, "rope type"),
+        ({"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}}, "low_freq_factor"),
+        ({"rope_scaling": {**LLAMA3, "beta_fast": 32}}, "beta_fast"),
     ],
 )
 def test_what_is_not_computed_is_refused(tmp_path, device, changes, message):
