@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from e2e.tiny import VOCAB, write_model
 from qlora_wgpu import Config, LoraConfig, QLoRAModel, Trainer, load_config
@@ -187,12 +188,122 @@ def test_a_run_is_not_overwritten(folder, device, tmp_path):
         ([{"input_ids": [1, 2], "labels": [1]}], "labels"),
         ([{"input_ids": [1, 2], "labels": [-100, -100]}], "no label"),
         ([{"text": "x"}], "input_ids"),
+        ([{"input_ids": [1, 2], "labels": [1, -1]}], "token id -1"),
+        ([{"input_ids": [1, 2], "labels": [1, -100]}], "no label"),  # the first is never predicted
     ],
 )
 def test_data_that_does_not_fit(folder, device, tmp_path, data, message):
     with pytest.raises(DataError, match=message):
         Trainer(opened(folder, device), config(folder, tmp_path / "r")).train(data)
     assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    ("held_out", "message"),
+    [
+        ([{"input_ids": [1, 2], "labels": [1, -100]}], "eval_dataset has no label"),
+        ([{"input_ids": [1, 2], "labels": [1, 999]}], r"eval_dataset\[0\].*999"),
+    ],
+)
+def test_held_out_data_that_does_not_fit(folder, device, tmp_path, held_out, message):
+    with pytest.raises(DataError, match=message):
+        Trainer(opened(folder, device), config(folder, tmp_path / "r")).train(rows(), held_out)
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_held_out_loss_that_is_not_finite_ends_the_run(folder, device, tmp_path):
+    class Spoil(Observer):
+        def saved(self, path):
+            if path.name == "step-2":
+                model.write_parameters(np.full(model.adapter.length, np.nan, np.float32))
+
+    model = opened(folder, device)
+    settings = config(folder, tmp_path / "r", train={"max_steps": 2})
+    with pytest.raises(TrainingError, match=r"held-out loss is not finite after step 2"):
+        Trainer(model, settings, Spoil()).train(rows(), rows(4, seed=1))
+    assert (tmp_path / "r" / "checkpoints" / "step-2" / "adapter_model.safetensors").exists()
+    assert not (tmp_path / "r" / "adapter").exists()
+    assert [row["step"] for row in metrics(tmp_path / "r")] == [0, 1, 2]
+
+
+def test_how_a_step_is_cut_does_not_matter(folder, device, tmp_path):
+    """4 rows at once, 2 and 2, or one by one: with labels of unlike number in each row."""
+    adapters, logged = [], []
+    for batch, accumulation in ((4, 1), (2, 2), (1, 4)):
+        out = tmp_path / str(batch)
+        train = {
+            "per_device_train_batch_size": batch,
+            "gradient_accumulation_steps": accumulation,
+            "compute_dtype": "float32",
+        }
+        lora = LoraConfig(r=4, lora_alpha=8)
+        model = QLoRAModel.from_pretrained(folder, lora, None, "float32", device)
+        Trainer(model, config(folder, out, train=train)).train(rows())
+        adapters.append(model.adapter_state_dict())
+        logged.append([(row["loss"], row["grad_norm"], row["num_tokens"]) for row in metrics(out)])
+    for state, log in zip(adapters[1:], logged[1:], strict=True):
+        assert np.allclose(log, logged[0], rtol=2e-4, atol=0)
+        for name, array in state.items():
+            # AdamW turns rounding of a gradient near zero into steps of the whole rate.
+            error = np.linalg.norm(array - adapters[0][name]) / np.linalg.norm(array)
+            assert error < 1e-2, (name, error)
+
+
+def test_logged_rows_are_means_over_their_steps(folder, device, tmp_path):
+    logs = []
+    for every in (1, 3):
+        settings = config(folder, tmp_path / str(every), log={"logging_steps": every})
+        Trainer(opened(folder, device), settings).train(rows())
+        logs.append(metrics(tmp_path / str(every)))
+    each, rare = logs
+    assert [row["step"] for row in rare] == [3, 6]
+    for i, row in enumerate(rare):
+        window = each[3 * i : 3 * i + 3]
+        low, high = min(r["loss"] for r in window), max(r["loss"] for r in window)
+        assert low < row["loss"] < high
+        for key in ("grad_norm", "num_tokens", "learning_rate"):
+            assert row[key] == window[-1][key], key
+    weights = np.diff([0, *(row["num_tokens"] for row in each[:3])]) - 4  # first tokens: no label
+    assert rare[0]["loss"] == pytest.approx(
+        np.average([row["loss"] for row in each[:3]], weights=weights), rel=1e-5
+    )
+
+
+def test_rates_in_the_log_are_the_schedule(folder, device, tmp_path):
+    optim = {"learning_rate": 1e-2, "lr_scheduler_type": "linear", "warmup_steps": 2}
+    Trainer(opened(folder, device), config(folder, tmp_path / "r", optim=optim)).train(rows())
+    rates = [row["learning_rate"] for row in metrics(tmp_path / "r")]
+    assert rates == pytest.approx([0, 5e-3, 1e-2, 7.5e-3, 5e-3, 2.5e-3])
+
+
+def test_ctrl_c_saves_what_there_is(folder, device, tmp_path):
+    class Stop(Observer):
+        def step(self, row):
+            if row["step"] == 3:
+                raise KeyboardInterrupt
+
+    model = opened(folder, device)
+    result = Trainer(model, config(folder, tmp_path / "r"), Stop()).train(rows())
+    assert result.interrupted and 3 <= result.steps < 6
+    assert (result.adapter_dir / "adapter_model.safetensors").exists()
+    state = tmp_path / "r" / "checkpoints" / f"step-{result.steps}" / "trainer_state.json"
+    assert json.loads(state.read_text())["step"] == result.steps
+
+
+def test_a_checkpoint_is_an_adapter_with_its_state(folder, device, tmp_path):
+    model = opened(folder, device)
+    Trainer(model, config(folder, tmp_path / "r")).train(rows())
+    last = tmp_path / "r" / "checkpoints" / "step-6"
+    final = tmp_path / "r" / "adapter"
+    name = "adapter_model.safetensors"
+    assert (last / name).read_bytes() == (final / name).read_bytes()
+    moments = load_file(last / "optimizer.safetensors")
+    state = model.adapter_state_dict()
+    kinds = ("exp_avg", "exp_avg_sq")
+    assert set(moments) == {f"{kind}.{n}" for kind in kinds for n in state}
+    for n, array in state.items():
+        assert all(moments[f"{kind}.{n}"].shape == array.shape for kind in kinds)
+        assert (moments[f"exp_avg_sq.{n}"] >= 0).all() and moments[f"exp_avg_sq.{n}"].any()
 
 
 def test_the_memory_plan_is_what_is_taken(tmp_path):
