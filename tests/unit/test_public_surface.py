@@ -2,8 +2,11 @@
 
 import inspect
 
+import pytest
+from pydantic import ValidationError
+
 import qlora_wgpu
-from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig, Trainer
+from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig, Trainer, load_config
 
 
 def test_names() -> None:
@@ -22,25 +25,95 @@ def test_names() -> None:
         assert hasattr(qlora_wgpu, name)
 
 
-def parameters(function) -> list[str]:
-    return list(inspect.signature(function).parameters)
+NEEDED = inspect.Parameter.empty
+SIGNATURES = {
+    QLoRAModel.from_pretrained: {
+        "path": NEEDED,
+        "lora": None,
+        "quant": None,
+        "compute_dtype": "bfloat16",
+        "device": None,
+    },
+    QLoRAModel.loss_and_grads: {
+        "self": NEEDED,
+        "input_ids": NEEDED,
+        "labels": NEEDED,
+        "attention_mask": None,
+    },
+    QLoRAModel.logits: {"self": NEEDED, "input_ids": NEEDED, "attention_mask": None},
+    QLoRAModel.adapter_state_dict: {"self": NEEDED},
+    QLoRAModel.base_state_dict: {"self": NEEDED},
+    QLoRAModel.load_adapter: {"self": NEEDED, "adapter": NEEDED},
+    QLoRAModel.save_adapter: {"self": NEEDED, "path": NEEDED},
+    Trainer.train: {"self": NEEDED, "train_dataset": NEEDED, "eval_dataset": None},
+}
 
 
-def test_signatures() -> None:
-    loading = parameters(QLoRAModel.from_pretrained)
-    assert loading[:5] == ["path", "lora", "quant", "compute_dtype", "device"]
-    arguments = ["self", "input_ids", "labels", "attention_mask"]
-    assert parameters(QLoRAModel.loss_and_grads) == arguments
-    assert parameters(QLoRAModel.logits) == ["self", "input_ids", "attention_mask"]
-    assert parameters(QLoRAModel.adapter_state_dict) == ["self"]
-    assert parameters(QLoRAModel.base_state_dict) == ["self"]
-    assert len(parameters(QLoRAModel.load_adapter)) == 2
-    assert parameters(QLoRAModel.save_adapter) == ["self", "path"]
-    assert parameters(Trainer)[:2] == ["model", "config"]
-    assert parameters(Trainer.train) == ["self", "train_dataset", "eval_dataset"]
+@pytest.mark.parametrize("function", SIGNATURES, ids=lambda f: f.__qualname__)
+def test_signatures(function) -> None:
+    """What may be given by place; more may be added, but only by name and with a default."""
+    parameters = inspect.signature(function).parameters.values()
+    by_place = {p.name: p.default for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD}
+    assert by_place == SIGNATURES[function]
+    assert list(by_place) == list(SIGNATURES[function])
+    assert all(p.default is not NEEDED for p in parameters if p.kind is p.KEYWORD_ONLY)
+    kinds = {p.kind for p in parameters}
+    assert kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
+
+
+def test_trainer_and_load_config() -> None:
+    assert list(inspect.signature(Trainer).parameters)[:2] == ["model", "config"]
+    assert next(iter(inspect.signature(load_config).parameters)) == "path"
 
 
 def test_public_configs() -> None:
-    assert LoraConfig(r=8, lora_alpha=16).scaling == 2.0
+    lora = LoraConfig(r=8, lora_alpha=16)
+    assert lora.scaling == 2.0
+    assert LoraConfig(r=4, lora_alpha=16, use_rslora=True).scaling == 8.0
+    assert (lora.lora_dropout, lora.target_modules, lora.use_rslora) == (0.0, "all-linear", False)
     quant = QuantConfig(scheme="nf4", blocksize=64, double_quant=True)
-    assert (quant.scheme, quant.blocksize, quant.double_quant) == ("nf4", 64, True)
+    assert quant == QuantConfig()
+    assert QuantConfig(scheme="none").scheme == "none"
+    for wrong in ("int8", "NF4", ""):
+        with pytest.raises((qlora_wgpu.QLoRAError, ValidationError)):
+            QuantConfig(scheme=wrong)
+
+
+def test_defaults_are_those_of_the_readme(tmp_path) -> None:
+    (tmp_path / "c.yaml").write_text("model: {path: somewhere}\n")
+    config = load_config(tmp_path / "c.yaml")
+    wanted = {
+        "quant": {"scheme": "nf4", "blocksize": 64, "double_quant": True},
+        "lora": {
+            "r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "target_modules": "all-linear",
+            "use_rslora": False,
+        },
+        "data": {"max_seq_length": 1024},
+        "train": {
+            "num_train_epochs": 1, "max_steps": -1, "per_device_train_batch_size": 1,
+            "gradient_accumulation_steps": 16, "gradient_checkpointing": True,
+            "compute_dtype": "bfloat16", "seed": 0,
+        },
+        "optim": {
+            "learning_rate": 2e-4, "lr_scheduler_type": "cosine", "warmup_ratio": 0.03,
+            "weight_decay": 0.0, "max_grad_norm": 1.0, "adam_beta1": 0.9, "adam_beta2": 0.999,
+            "adam_epsilon": 1e-8,
+        },
+        "eval": {"eval_steps": 50},
+        "log": {"logging_steps": 1},
+        "output": {"dir": "runs/first", "save_steps": 50, "save_total_limit": 2},
+        "device": {"adapter": "auto"},
+    }  # fmt: skip
+    for section, keys in wanted.items():
+        found = getattr(config, section).model_dump()
+        assert {key: found[key] for key in keys} == keys, section
+
+
+def test_importing_asks_for_no_device() -> None:
+    """So that --help and the data tools work where there is no driver."""
+    import subprocess
+    import sys
+
+    code = "import sys, qlora_wgpu; print('wgpu' in sys.modules, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
