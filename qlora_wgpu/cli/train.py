@@ -35,7 +35,7 @@ _SAMPLE_TOKENS = 48
 
 
 @click.command()
-@click.argument("config", type=click.Path(dir_okay=False))
+@click.argument("config", type=click.Path())
 @click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
 @click.option("--overwrite", is_flag=True, help="Replace a run that output.dir already holds.")
 def train(config: str, overrides: tuple[str, ...], overwrite: bool) -> None:
