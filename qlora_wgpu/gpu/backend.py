@@ -6,8 +6,11 @@ module with the same API can be put in its place.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import MutableMapping
+from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.errors import DeviceError
@@ -33,11 +36,39 @@ def webgpu() -> Any:
     """
     # Vulkan's loader prints a warning to stderr where this is unset, as in containers.
     os.environ.setdefault("XDG_RUNTIME_DIR", os.environ.get("TMPDIR", "/tmp"))
+    widen_software_vectors(os.environ)
     try:
         import wgpu
     except Exception as err:
         raise DeviceError(f"the package wgpu cannot be loaded ({err}): pip install wgpu") from err
     return wgpu
+
+
+def widen_software_vectors(environ: MutableMapping[str, str]) -> None:
+    """Lets Mesa's software adapter use 512-bit vectors where the processor has them.
+
+    It doubles what lavapipe computes, which keeps to 256 bits by itself. Its shader cache does
+    not tell the widths apart, so this one gets a folder of its own. What the user has set stays.
+    Mesa reads both when its driver is loaded: it must be called before that.
+    """
+    if "LP_NATIVE_VECTOR_WIDTH" in environ or not _has_avx512():
+        return
+    environ["LP_NATIVE_VECTOR_WIDTH"] = "512"
+    if not {"MESA_SHADER_CACHE_DIR", "MESA_SHADER_CACHE_DISABLE"} & environ.keys():
+        home = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+        folder = Path(home) / "qlora-wgpu" / "mesa-512"
+        with contextlib.suppress(OSError):  # Mesa makes the last folder only
+            folder.mkdir(parents=True, exist_ok=True)
+        environ["MESA_SHADER_CACHE_DIR"] = str(folder)
+
+
+def _has_avx512() -> bool:
+    try:
+        flags = set(Path("/proc/cpuinfo").read_text(encoding="ascii", errors="ignore").split())
+    except OSError:
+        return False
+    # Mesa's code for 512 bits needs these parts of AVX-512.
+    return {"avx512f", "avx512dq", "avx512bw", "avx512vl"} <= flags
 
 
 def list_adapters() -> list[Any]:

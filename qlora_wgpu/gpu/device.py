@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,10 +12,13 @@ import numpy.typing as npt
 
 from qlora_wgpu.errors import DeviceError, OutOfMemoryError
 from qlora_wgpu.gpu import backend
-from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, Profile
+from qlora_wgpu.gpu.probe import subgroup_lanes
+from qlora_wgpu.gpu.profile import GPU_PROFILE, Profile, cpu_profile
 from qlora_wgpu.gpu.wgsl import Shader
 
 ALIGNMENT = 256  # of buffer windows: the most any adapter asks for
+IMAGE_WIDTH = 1024  # texels; shaders/common/image8.wgsl has it too
+_IMAGE_ROW = 16 * IMAGE_WIDTH  # bytes
 _UPLOAD_CHUNK = 16 << 20  # unsubmitted writes pile up in host memory
 _MAX_WORKGROUPS = 65_535
 
@@ -31,6 +35,12 @@ class MemoryCounter:
         self.by_kind[kind] += nbytes
         self.peak = max(self.peak, self.total)
 
+    def forget(self, kind: str) -> None:
+        """Takes back what was counted of a kind that was there for a moment only."""
+        passing = self.by_kind.pop(kind, 0)
+        if self.peak == self.total + passing:
+            self.peak -= passing
+
     @property
     def total(self) -> int:
         """Bytes of all kinds."""
@@ -42,6 +52,7 @@ class Device:
 
     Attributes:
         memory: What has been allocated here, by kind.
+        profile: How kernels are cut for this kind of adapter.
     """
 
     def __init__(self, adapter: str = "auto") -> None:
@@ -58,6 +69,7 @@ class Device:
         self.raw = backend.request_device(self.adapter)
         self.memory = MemoryCounter()
         self._pipelines: dict[str, Any] = {}
+        self.profile = self._choose_profile()
 
     @property
     def name(self) -> str:
@@ -69,10 +81,8 @@ class Device:
         """Whether this is a software adapter, which wants kernels without workgroup memory."""
         return bool(self.adapter.info["adapter_type"] == "CPU")
 
-    @property
-    def profile(self) -> Profile:
-        """How kernels are cut for this kind of adapter."""
-        return CPU_PROFILE if self.is_cpu else GPU_PROFILE
+    def _choose_profile(self) -> Profile:
+        return cpu_profile(subgroup_lanes(self)) if self.is_cpu else GPU_PROFILE
 
     @property
     def max_binding(self) -> int:
@@ -92,15 +102,53 @@ class Device:
             OutOfMemoryError: If it exceeds a limit of the adapter or the memory that is left.
         """
         nbytes = buffer_bytes(nbytes)
-        if nbytes > self.max_binding:
-            raise OutOfMemoryError(
-                f"{label or kind} needs {nbytes:,} bytes in one buffer, and {self.name} allows "
-                f"{self.max_binding:,}: lower the batch size or data.max_seq_length"
-            )
         usage = self._wgpu.BufferUsage
         flags = usage.STORAGE | usage.COPY_DST | usage.COPY_SRC | usage.UNIFORM
+        return self._allocate(
+            lambda: self.raw.create_buffer(size=nbytes, usage=flags, label=label),
+            nbytes,
+            self.max_binding,
+            kind,
+            label,
+        )
+
+    def image(self, nbytes: int, kind: str, label: str = "") -> Any:
+        """Allocates a storage image of 16-byte texels, ``IMAGE_WIDTH`` to a row.
+
+        Args:
+            nbytes: Its size; rounded up to whole rows.
+            kind: What it is counted as in ``memory``.
+            label: For the driver's messages.
+
+        Raises:
+            OutOfMemoryError: If it exceeds a limit of the adapter or the memory that is left.
+        """
+        nbytes = image_bytes(nbytes)
+        usage = self._wgpu.TextureUsage
+        flags = usage.STORAGE_BINDING | usage.COPY_DST | usage.COPY_SRC
+        return self._allocate(
+            lambda: self.raw.create_texture(
+                size=(IMAGE_WIDTH, nbytes // _IMAGE_ROW, 1),
+                format="rgba32uint",
+                usage=flags,
+                label=label,
+            ),
+            nbytes,
+            _IMAGE_ROW * int(self.raw.limits["max-texture-dimension-2d"]),
+            kind,
+            label,
+        )
+
+    def _allocate(
+        self, make: Callable[[], Any], nbytes: int, most: int, kind: str, label: str
+    ) -> Any:
+        if nbytes > most:
+            raise OutOfMemoryError(
+                f"{label or kind} needs {nbytes:,} bytes in one piece, and {self.name} allows "
+                f"{most:,}: lower the batch size or data.max_seq_length"
+            )
         try:
-            buffer = self.raw.create_buffer(size=nbytes, usage=flags, label=label)
+            made = make()
         except Exception as err:
             if backend.is_out_of_memory(err):
                 raise OutOfMemoryError(
@@ -110,7 +158,7 @@ class Device:
                 ) from err
             raise DeviceError(f"{self.name} refused {label or kind}: {err}") from err
         self.memory.add(kind, nbytes)
-        return buffer
+        return made
 
     def write(self, buffer: Any, data: npt.NDArray[Any] | bytes, offset: int = 0) -> None:
         """Copies host data into a buffer, in pieces so that host memory stays flat."""
@@ -131,6 +179,32 @@ class Device:
         data: memoryview = self.raw.queue.read_buffer(buffer, offset, padded)
         return data[:nbytes]
 
+    def write_image(self, image: Any, data: npt.NDArray[Any]) -> None:
+        """Fills an image from its first texel on, in pieces so that host memory stays flat."""
+        flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        rows = _UPLOAD_CHUNK // _IMAGE_ROW
+        for row in range(0, -(-flat.size // _IMAGE_ROW), rows):
+            piece = flat[row * _IMAGE_ROW : (row + rows) * _IMAGE_ROW]
+            height = -(-piece.size // _IMAGE_ROW)
+            self.raw.queue.write_texture(
+                {"texture": image, "origin": (0, row, 0)},
+                np.pad(piece, (0, height * _IMAGE_ROW - piece.size)),
+                {"bytes_per_row": _IMAGE_ROW, "rows_per_image": height},
+                (IMAGE_WIDTH, height, 1),
+            )
+            self.raw.queue.submit([])
+
+    def read_image(self, image: Any, nbytes: int, offset: int = 0) -> memoryview:
+        """Waits for all submitted work and copies an image's bytes back."""
+        first, last = offset // _IMAGE_ROW, -(-(offset + nbytes) // _IMAGE_ROW)
+        data: memoryview = self.raw.queue.read_texture(
+            {"texture": image, "origin": (0, first, 0)},
+            {"bytes_per_row": _IMAGE_ROW, "rows_per_image": last - first},
+            (IMAGE_WIDTH, last - first, 1),
+        )
+        start = offset - first * _IMAGE_ROW
+        return data.cast("B")[start : start + nbytes]
+
     def pipeline(self, shader: Shader) -> Any:
         """Compiles a shader, once."""
         found = self._pipelines.get(shader.label)
@@ -145,15 +219,30 @@ class Device:
             self._pipelines[shader.label] = found
         return found
 
+    def dispatch(self, pipeline: Any, group: Any, workgroups: tuple[int, int, int]) -> None:
+        """Runs one kernel, in a submit of its own."""
+        encoder = self.raw.create_command_encoder()
+        compute = encoder.begin_compute_pass()
+        compute.set_pipeline(pipeline)
+        compute.set_bind_group(0, group)
+        compute.dispatch_workgroups(*workgroups)
+        compute.end()
+        self.raw.queue.submit([encoder.finish()])
+
     def bind_group(self, shader: Shader, windows: dict[str, tuple[Any, int, int]]) -> Any:
-        """Binds buffer windows ``(buffer, offset, nbytes)`` to a shader's names."""
+        """Binds windows ``(buffer, offset, nbytes)``, or whole images, to a shader's names."""
         indices = {name: binding.index for name, binding in shader.bindings.items()}
         if shader.params:
             indices["params"] = 0
-        entries = [
-            {"binding": indices[name], "resource": {"buffer": b, "offset": offset, "size": size}}
-            for name, (b, offset, size) in windows.items()
-        ]
+        entries: list[dict[str, Any]] = []
+        for name, (memory, offset, size) in windows.items():
+            image = name in shader.bindings and shader.bindings[name].image
+            resource = (
+                memory.create_view()
+                if image
+                else {"buffer": memory, "offset": offset, "size": size}
+            )
+            entries.append({"binding": indices[name], "resource": resource})
         layout = self.pipeline(shader).get_bind_group_layout(0)
         return self.raw.create_bind_group(layout=layout, entries=entries, label=shader.label)
 
@@ -161,6 +250,11 @@ class Device:
 def buffer_bytes(nbytes: int) -> int:
     """What a buffer for so many bytes takes."""
     return max(nbytes + -nbytes % 4, 16)
+
+
+def image_bytes(nbytes: int) -> int:
+    """What an image for so many bytes takes: whole rows of texels."""
+    return max(-(-nbytes // _IMAGE_ROW), 1) * _IMAGE_ROW
 
 
 def fold_workgroups(count: int) -> tuple[int, int, int]:

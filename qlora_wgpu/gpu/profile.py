@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,8 @@ class Profile:
         attention_keys: Keys a query looks at in one turn, for heads of up to 128 elements.
         head_block: Rows of ``lm_head`` that one backward product covers, a multiple of 256; on
             CPUs so few that they stay in the cache.
+        image_lanes: Invocations of a subgroup, for kernels that read their operands from images
+            and broadcast them; 0 where those are not used.
         logits_bytes: Of the float32 logits that exist at once; GPUs want more rows to work on.
     """
 
@@ -35,6 +37,7 @@ class Profile:
     attention_keys: int
     head_block: int
     logits_bytes: int
+    image_lanes: int = 0
 
 
 CPU_PROFILE = Profile(
@@ -63,3 +66,16 @@ GPU_PROFILE = Profile(
     head_block=1 << 30,
     logits_bytes=128 << 20,
 )
+
+
+def cpu_profile(image_lanes: int) -> Profile:
+    """The profile of a software adapter whose subgroups have so many invocations, 0 if unknown."""
+    if not image_lanes:
+        return CPU_PROFILE
+    return replace(
+        CPU_PROFILE,
+        image_lanes=image_lanes,
+        rows_per_group=image_lanes,
+        attention_lanes=image_lanes,
+        thin_group=(1, image_lanes),
+    )

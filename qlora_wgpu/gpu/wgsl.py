@@ -30,6 +30,10 @@ _BINDING = re.compile(
     r"@group\(0\)\s*@binding\((\d+)\)\s*var<\s*(uniform|storage)\s*(?:,\s*(read|read_write)\s*)?>"
     r"\s*(\w+)\s*:"
 )
+_IMAGE = re.compile(
+    r"@group\(0\)\s*@binding\((\d+)\)\s*var\s+(\w+)\s*:"
+    r"\s*texture_storage_2d<\s*rgba32uint\s*,\s*(read|write)\s*>"
+)
 _PARAMS = re.compile(r"struct\s+Params\s*\{([^}]*)\}")
 _FIELD = re.compile(r"(\w+)\s*:\s*(\w+)\s*,?")
 _WORKGROUP = re.compile(r"@workgroup_size\(([^)]*)\)")
@@ -43,12 +47,13 @@ class ShaderSourceError(Exception):
 
 @dataclass(frozen=True)
 class Binding:
-    """One resource of a shader: its index and whether the shader may write it."""
+    """One resource of a shader: its index, whether it is written and whether it is an image."""
 
     index: int
     name: str
     uniform: bool
     writable: bool
+    image: bool = False
 
 
 @dataclass(frozen=True)
@@ -198,6 +203,8 @@ def _reflect(label: str, code: str) -> Shader:
     bindings: dict[str, Binding] = {}
     for index, space, access, name in _BINDING.findall(bare):
         bindings[name] = Binding(int(index), name, space == "uniform", access == "read_write")
+    for index, name, access in _IMAGE.findall(bare):
+        bindings[name] = Binding(int(index), name, False, access == "write", image=True)
     if len({b.index for b in bindings.values()}) != len(bindings):
         raise ShaderSourceError(f"{label}: two bindings share a number")
     fields: tuple[tuple[str, str], ...] = ()

@@ -58,6 +58,7 @@ class Graph:
         profile: How kernels are cut for the adapter.
         max_binding: Largest number of bytes that one binding may show.
         launches: What has been traced.
+        images: The image made of a tensor (or of a whole storage), so that it is made once.
     """
 
     def __init__(self, dtype: str, profile: Profile, max_binding: int = 128 << 20) -> None:
@@ -66,6 +67,7 @@ class Graph:
         self.profile = profile
         self.max_binding = max_binding
         self.launches: list[Launch] = []
+        self.images: dict[Tensor | Storage, Tensor] = {}
         self._tape: list[tuple[Tensor, VJP]] | None = []
         self._gradients: dict[Tensor, Tensor] = {}
 
@@ -117,12 +119,17 @@ class Graph:
             label: Shown in timing tables; the file's name by default.
 
         Raises:
-            GraphError: If a binding is missing or unknown.
+            GraphError: If a binding is missing or unknown, or a buffer where an image is wanted.
         """
         shader = load_shader(path, tuple(sorted((constants or {}).items())))
         if set(tensors) != set(shader.bindings):
             wrong = sorted(set(tensors) ^ set(shader.bindings))
             raise GraphError(f"{shader.label}: bindings {wrong} are missing or unknown")
+        for name, tensor in tensors.items():
+            if tensor.image != shader.bindings[name].image:
+                raise GraphError(
+                    f"{shader.label}: {name} = {tensor} is of the other kind of memory"
+                )
         packed = shader.pack_params(params or {}) if shader.params else b""
         self.launches.append(
             Launch(shader, tensors, packed, workgroups, label or path.removesuffix(".wgsl"), flops)

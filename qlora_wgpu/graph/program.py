@@ -13,29 +13,29 @@ _LAUNCHES_PER_SUBMIT = 100
 
 
 class SlotPool:
-    """The buffers behind the slots of all plans of a model; plans run one at a time and share."""
+    """The memory behind the slots of all plans of a model; plans run one at a time and share it."""
 
     def __init__(self, device: Device) -> None:
         """Starts with no buffer."""
         self._device = device
         self._buffers: list[Any] = []
         self._sizes: list[int] = []
+        self._images: list[bool] = []
 
-    def take(self, sizes: tuple[int, ...]) -> list[Any]:
-        """Finds a buffer for each size, allocating what the pool lacks.
-
-        Args:
-            sizes: In falling order.
-        """
+    def take(self, plan: Plan) -> list[Any]:
+        """Finds a buffer or image for each of a plan's slots, allocating what the pool lacks."""
         free = sorted(range(len(self._sizes)), key=lambda i: self._sizes[i])
         chosen: list[Any] = []
         # The largest first: those that fit nowhere are new, the rest take the tightest.
-        for size in sizes:
-            fitting = next((i for i in free if self._sizes[i] >= size), None)
+        for size, image in zip(plan.slots, plan.images, strict=True):
+            fits = (i for i in free if self._sizes[i] >= size and self._images[i] == image)
+            fitting = next(fits, None)
             if fitting is None:
-                buffer = self._device.buffer(size, "activations", "an activation slot")
+                make = self._device.image if image else self._device.buffer
+                buffer = make(size, "activations", "an activation slot")
                 self._buffers.append(buffer)
                 self._sizes.append(size)
+                self._images.append(image)
             else:
                 free.remove(fitting)
                 buffer = self._buffers[fitting]
@@ -46,9 +46,11 @@ class SlotPool:
 def allocate(device: Device, storage: Storage) -> None:
     """Gives a storage its buffer, filled with its data, unless it has one."""
     if storage.buffer is None:
-        storage.buffer = device.buffer(storage.nbytes, storage.kind, storage.label)
+        make = device.image if storage.image else device.buffer
+        storage.buffer = make(storage.nbytes, storage.kind, storage.label)
         if storage.data is not None:
-            device.write(storage.buffer, storage.data)
+            write = device.write_image if storage.image else device.write
+            write(storage.buffer, storage.data)
 
 
 class Program:
@@ -74,7 +76,7 @@ class Program:
         self._device = device
         for storage in plan.storages:
             allocate(device, storage)
-        self._slots = pool.take(plan.slots)
+        self._slots = pool.take(plan)
         self._uniforms = self._upload_params()
         offset = 0
         self.dispatches = []
@@ -120,4 +122,5 @@ class Program:
     def read(self, tensor: Tensor) -> memoryview:
         """Waits, and returns a tensor's bytes, padding included."""
         buffer, offset, nbytes = self._window(tensor)
-        return self._device.read(buffer, nbytes, offset)
+        read = self._device.read_image if tensor.image else self._device.read
+        return read(buffer, nbytes, offset)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 ITEM_SIZE = {"float32": 4, "bfloat16": 2, "uint32": 4, "int32": 4, "uint8": 1}
 ROW_UNIT = 8  # rows of matrices are padded with zeros to a multiple of this many elements
+TEXEL = 16  # bytes
 
 
 def padded(columns: int) -> int:
@@ -27,13 +28,15 @@ class Storage:
         kind: What they are counted as in the memory plan.
         nbytes: Their number.
         data: What they are filled with at allocation, if anything.
-        buffer: The device's buffer, once allocated.
+        image: Whether they are kept as an image of texels, which software adapters read faster.
+        buffer: The device's buffer or image, once allocated.
     """
 
     label: str
     kind: str
     nbytes: int
     data: npt.NDArray[Any] | None = None
+    image: bool = False
     buffer: Any = None
 
 
@@ -50,6 +53,7 @@ class Tensor:
         storage: Where the bytes live, or None if the plan finds them a slot.
         offset: First byte within ``storage``.
         requires_grad: Whether an adapter's parameter led to it.
+        image: Whether it lies in an image; its rows follow each other there as in a buffer.
     """
 
     name: str
@@ -60,6 +64,7 @@ class Tensor:
     storage: Storage | None = None
     offset: int = 0
     requires_grad: bool = False
+    image: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -69,6 +74,11 @@ class Tensor:
     def units(self, elements: int) -> int:
         """The stride, counted in units of so many elements."""
         return self.stride // elements
+
+    @property
+    def texel0(self) -> int:
+        """The first texel within an image."""
+        return self.offset // TEXEL
 
     def __repr__(self) -> str:
         return f"{self.name}({self.rows}x{self.columns} {self.dtype})"
@@ -83,7 +93,8 @@ def matrix(
     offset: int = 0,
 ) -> Tensor:
     """A matrix whose rows are padded to ``ROW_UNIT`` elements."""
-    return Tensor(name, rows, columns, dtype, padded(columns), storage, offset)
+    image = storage is not None and storage.image
+    return Tensor(name, rows, columns, dtype, padded(columns), storage, offset, image=image)
 
 
 def vector(

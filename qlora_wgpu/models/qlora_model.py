@@ -68,7 +68,14 @@ class QLoRAModel:
         family = find_family(folder.config)
         self.architecture = family.read(folder.config)
         self.adapter = Adapter(lora, self.architecture.linears)
-        layout = WeightLayout(quant, compute_dtype, device.max_binding, folder, device)
+        layout = WeightLayout(
+            quant,
+            compute_dtype,
+            device.max_binding,
+            folder,
+            device,
+            images=device.profile.image_lanes > 0,
+        )
         modules = layout.modules(self.architecture, self.adapter, progress)
         self.network = Network(family, self.architecture, modules)
         self.stats = vector(

@@ -47,13 +47,25 @@ class WeightLayout:
         max_binding: int,
         folder: ModelFolder | None = None,
         device: Device | None = None,
+        *,
+        images: bool = False,
     ) -> None:
-        """Without a folder and a device, shapes and bytes only."""
+        """Without a folder and a device, shapes and bytes only.
+
+        Args:
+            quant: How linear layers are stored.
+            dtype: Element type of matmul operands.
+            max_binding: Largest number of bytes that one binding may show.
+            folder: The weights.
+            device: Where they go.
+            images: Whether matrices that are not quantized are kept as images.
+        """
         self._quant = quant
         self._dtype = dtype
         self._max_binding = max_binding
         self._folder = folder
         self._device = device
+        self._images = images
 
     def modules(
         self,
@@ -109,8 +121,16 @@ class WeightLayout:
             )
         return Linear(spec.name, weight, bias, adapter.loras.get(spec.name))
 
-    def _keep(self, label: str, kind: str, nbytes: int, data: npt.NDArray[Any] | None) -> Storage:
-        storage = Storage(label, kind, nbytes, data)
+    def _keep(
+        self,
+        label: str,
+        kind: str,
+        nbytes: int,
+        data: npt.NDArray[Any] | None,
+        *,
+        image: bool = False,
+    ) -> Storage:
+        storage = Storage(label, kind, nbytes, data, image)
         if self._device is not None:
             allocate(self._device, storage)
             storage.data = None
@@ -140,7 +160,7 @@ class WeightLayout:
             if array is not None:
                 data = pad_rows(array[row0 : row0 + count])
                 data = to_bfloat16(data) if self._dtype == "bfloat16" else data
-            storage = self._keep(name, "base", count * row_bytes, data)
+            storage = self._keep(name, "base", count * row_bytes, data, image=self._images)
             pieces.append((row0, matrix(name, count, columns, self._dtype, storage)))
         return DenseMatrix(rows, columns, tuple(pieces))
 

@@ -31,7 +31,8 @@ def embedding(g: Graph, weight: Matrix, batch: Batch) -> Tensor:
                 "stride": y.units(4),
                 "row0": row0,
                 "shard_rows": shard.rows,
+                "texel0": shard.texel0,
             },
-            {"BF16": shard.dtype == "bfloat16"},
+            {"BF16": shard.dtype == "bfloat16", "IMAGE": shard.image},
         )
     return y

@@ -5,6 +5,7 @@ from __future__ import annotations
 from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph, GraphError, ceil_div
 from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.ops import gemm_image
 from qlora_wgpu.ops.batch import Batch
 from qlora_wgpu.ops.dropout import dropout_params
 from qlora_wgpu.ops.modules import Lora
@@ -49,6 +50,12 @@ def nt(
     """
     if x.columns != w.columns:
         raise GraphError(f"gemm: {x} and {w} differ in their columns")
+    if gemm_image.usable(g):
+        gemm_image.nt(
+            g, x, w, y, row0=row0, scale=scale, lora=lora, u=u, bias=bias, residual=residual,
+            batch=batch, first_row=first_row, label=label,
+        )  # fmt: skip
+        return
     tensors = {"x": x, "w": w, "y": y}
     if u is not None and lora is not None:
         tensors |= {"u": u, "b": lora.b}
@@ -125,6 +132,12 @@ def nn(
         raise GraphError(f"gemm: {y} and {w} differ in their columns")
     if accumulate and y.dtype != "float32":
         raise GraphError(f"gemm: {y} cannot be added to, it is no float32")
+    if gemm_image.usable(g):
+        gemm_image.nn(
+            g, x, w, y, row0=row0, accumulate=accumulate, scale=scale, lora=lora, u=u,
+            batch=batch, first_row=first_row, label=label,
+        )  # fmt: skip
+        return
     tensors = {"x": x, "w": w, "y": y}
     if u is not None and lora is not None:
         tensors |= {"u": u, "a": lora.a}

@@ -6,12 +6,12 @@ dx = dy·W + mask·(du·A): the adapter costs two thin products and an epilogue 
 
 from __future__ import annotations
 
-from qlora_wgpu.graph.graph import Graph, ceil_div
+from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops import gemm
+from qlora_wgpu.ops import lora as lora_ops
 from qlora_wgpu.ops.batch import Batch
-from qlora_wgpu.ops.dropout import dropout_params
-from qlora_wgpu.ops.modules import Linear, Lora
+from qlora_wgpu.ops.modules import Linear
 from qlora_wgpu.ops.tensor import as_operand
 
 
@@ -36,7 +36,7 @@ def linear(
     u: Tensor | None = None
     if lora is not None:
         u = g.float32(f"{layer.name}.u", x.rows, lora.r)
-        gemm.nt(g, x, lora.a, u, scale=lora.scaling, dropout=lora, batch=batch, label="lora/down")
+        lora_ops.down(g, x, lora, u, batch)
     for row0, w in weight.shards(g):
         gemm.nt(
             g, x, w, y, row0=row0, lora=lora, u=u, bias=layer.bias, residual=residual,
@@ -48,9 +48,9 @@ def linear(
         operand = as_operand(g, dy)
         if lora is not None and u is not None:
             du = g.float32(f"d {u.name}", x.rows, lora.r)
-            gemm.nn(g, operand, lora.b, du, scale=lora.scaling, label="lora/up_grad")
-            _add_gradient(g, operand, u, lora.grad_b)
-            _add_gradient(g, x, du, lora.grad_a, masked_by=lora, batch=batch)
+            lora_ops.up_grad(g, operand, lora, du)
+            lora_ops.add_gradient(g, operand, u, lora.grad_b)
+            lora_ops.add_gradient(g, x, du, lora.grad_a, masked_by=lora, batch=batch)
         if x.requires_grad:
             dx, accumulate = g.gradient_into(x)
             for row0, w in weight.shards(g):
@@ -67,42 +67,3 @@ def linear(
     inputs = [x] if residual is None else [x, residual]
     g.record(y, inputs, vjp, trains=lora is not None)
     return y
-
-
-def _add_gradient(
-    g: Graph,
-    x: Tensor,
-    u: Tensor,
-    gradient: Tensor,
-    masked_by: Lora | None = None,
-    batch: Batch | None = None,
-) -> None:
-    """Adds xᵀ·u (dB), or with ``masked_by`` its transpose with x masked (dA)."""
-    transposed = masked_by is not None
-    masked = masked_by is not None and masked_by.dropout > 0
-    tensors = {"x": x, "u": u, "g": gradient}
-    if masked and batch is not None:
-        tensors["batch_info"] = batch.info
-    lanes = g.profile.thin_group[1]
-    g.launch(
-        "lora/grad.wgsl",
-        (ceil_div(x.columns, 4 * lanes), ceil_div(u.columns, 4), 1),
-        tensors,
-        {
-            "rows": x.rows,
-            "x_columns": x.columns,
-            "x_stride": x.units(4),
-            "r": u.columns,
-            "r_stride": u.units(4),
-            "g_stride": gradient.units(4),
-            **dropout_params(masked_by),
-        },
-        {
-            "BF16": x.dtype == "bfloat16",
-            "TRANSPOSED": transposed,
-            "DROPOUT": masked,
-            "WG_N": lanes,
-        },
-        flops=2 * x.rows * x.columns * u.columns,
-        label="lora/grad_a" if transposed else "lora/grad_b",
-    )

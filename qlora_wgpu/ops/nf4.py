@@ -40,6 +40,7 @@ class NF4Matrix:
 
     def _dequantize(self, g: Graph, row0: int, rows: int) -> Tensor:
         w = g.operand(self.name, rows, self.columns)
+        w.image = g.profile.image_lanes > 0
         tensors = {"codes": self.codes, "absmax": self.absmax, "maps": self.maps, "w": w}
         if self.nested_absmax is not None:
             tensors["nested_absmax"] = self.nested_absmax
@@ -57,6 +58,7 @@ class NF4Matrix:
             },
             {
                 "BF16": g.bf16,
+                "IMAGE": w.image,
                 "DOUBLE_QUANT": self.nested_absmax is not None,
                 "ALIGNED": self.columns % 8 == 0,
             },

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, Profile
+from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, Profile, cpu_profile
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.graph.program import Program, SlotPool
@@ -23,7 +23,7 @@ from qlora_wgpu.graph.tensor import (
 )
 from qlora_wgpu.ops.batch import Batch, make_batch
 
-PROFILES = {"cpu": CPU_PROFILE, "gpu": GPU_PROFILE}
+PROFILES = {"cpu": CPU_PROFILE, "image": cpu_profile(16), "gpu": GPU_PROFILE}
 DTYPES = ("float32", "bfloat16")
 VARIANTS = [(p, d) for p in PROFILES for d in DTYPES]
 
@@ -44,6 +44,9 @@ class Bench:
     graph: Graph = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.profile.image_lanes:  # as wide as this driver's subgroups
+            lanes = self.device.profile.image_lanes
+            self.profile = replace(self.profile, image_lanes=lanes)
         self.graph = Graph(self.dtype, self.profile, self.device.max_binding)
 
     def given(self, array: np.ndarray, dtype: str = "float32", *, grad: bool = False) -> Tensor:
@@ -117,8 +120,9 @@ class Bench:
         """Runs the graph with all slots full of NaN; checks that padding came out zero."""
         plan = make_plan(self.graph, tuple(t for t in outputs if t.storage is None))
         program = Program(self.device, plan, SlotPool(self.device))
-        for buffer, size in zip(program._slots, plan.slots, strict=True):
-            self.device.write(buffer, np.full(-(-size // 4), 0xFFFFFFFF, np.uint32))
+        for slot, size, image in zip(program._slots, plan.slots, plan.images, strict=True):
+            write = self.device.write_image if image else self.device.write
+            write(slot, np.full(-(-size // 4), 0xFFFFFFFF, np.uint32))
         program.run()
         return [self._array(program, tensor) for tensor in outputs]
 

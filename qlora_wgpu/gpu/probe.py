@@ -1,0 +1,59 @@
+"""A self-test of what the kernels for software adapters rest on: subgroup broadcasts and images."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from qlora_wgpu.errors import DeviceError
+from qlora_wgpu.gpu.wgsl import load_shader
+
+if TYPE_CHECKING:
+    from qlora_wgpu.gpu.device import Device
+
+_INVOCATIONS = 64
+_LANES = (4, 8, 16)  # sizes that the kernels are written for
+
+
+def subgroup_lanes(device: Device) -> int:
+    """Finds an adapter's subgroup size by running a kernel.
+
+    Adapters' own figures are wrong on some drivers, and a broadcast or an image that does not work
+    would spoil every product.
+
+    Returns:
+        The size, or 0 where it is not one the kernels know or anything came out wrong.
+    """
+    if "subgroup" not in device.raw.features:
+        return 0
+    texels = np.arange(4 * _INVOCATIONS, dtype=np.uint32).reshape(_INVOCATIONS, 4) + 1000
+    try:
+        shader = load_shader("probe/subgroup.wgsl")
+        image = device.image(texels.nbytes, "probe")
+        seen = device.buffer(texels.nbytes, "probe")
+        params = device.buffer(16, "probe")
+        device.write_image(image, texels)
+        device.write(params, shader.pack_params({"width": 1024}))
+        group = device.bind_group(
+            shader,
+            {
+                "params": (params, 0, 16),
+                "image": (image, 0, texels.nbytes),
+                "seen": (seen, 0, texels.nbytes),
+            },
+        )
+        device.dispatch(device.pipeline(shader), group, (1, 1, 1))
+        found = np.frombuffer(device.read(seen, texels.nbytes), np.uint32).reshape(-1, 4)
+    except DeviceError:
+        return 0
+    finally:
+        device.memory.forget("probe")
+    size = int(found[0, 0])
+    if size not in _LANES:
+        return 0
+    own = np.arange(_INVOCATIONS)
+    expected = np.stack(
+        [np.full_like(own, size), own % size, texels[own // size * size + 3, 0], texels[own, 3]], 1
+    )
+    return size if np.array_equal(found, expected) else 0

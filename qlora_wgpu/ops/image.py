@@ -1,0 +1,37 @@
+"""Operands as images, for the kernels of software adapters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from qlora_wgpu.gpu.device import fold_workgroups
+from qlora_wgpu.graph.graph import Graph, ceil_div
+from qlora_wgpu.graph.tensor import TEXEL, Tensor, vector
+
+
+def as_image(g: Graph, x: Tensor) -> tuple[Tensor, int]:
+    """Finds a tensor in an image, copying it into one at most once in a graph.
+
+    A window of a storage (the adapter's flat vector) shares the image of the whole. What is
+    copied must not be written later in the graph.
+
+    Returns:
+        The image, and the texel of it that x begins at.
+    """
+    if x.image:
+        return x, x.texel0
+    key = x.storage or x
+    if key not in g.images:
+        whole = x
+        if x.storage is not None:
+            whole = vector(x.storage.label, x.storage.nbytes // 4, "float32", x.storage)
+        image = replace(whole, name=f"{whole.name} as image", storage=None, image=True)
+        units = ceil_div(whole.nbytes, TEXEL)
+        g.launch(
+            "tensor/to_image.wgsl",
+            fold_workgroups(ceil_div(units, 64)),
+            {"x": whole, "image": image},
+            {"units": units},
+        )
+        g.images[key] = image
+    return g.images[key], x.texel0

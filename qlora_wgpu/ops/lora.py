@@ -1,0 +1,68 @@
+"""The thin products of a LoRA adapter and the gradients of its two matrices."""
+
+from __future__ import annotations
+
+from qlora_wgpu.graph.graph import Graph, ceil_div
+from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.ops import gemm, gemm_image
+from qlora_wgpu.ops.batch import Batch
+from qlora_wgpu.ops.dropout import dropout_params
+from qlora_wgpu.ops.modules import Lora
+
+
+def down(g: Graph, x: Tensor, lora: Lora, u: Tensor, batch: Batch) -> None:
+    """u = scaling · dropout(x)·Aᵀ, with x an operand (rows, in_features), u float32 (rows, r)."""
+    if gemm_image.usable(g):
+        gemm_image.lora_down(g, x, lora, u, batch)
+    else:
+        gemm.nt(g, x, lora.a, u, scale=lora.scaling, dropout=lora, batch=batch, label="lora/down")
+
+
+def up_grad(g: Graph, dy: Tensor, lora: Lora, du: Tensor) -> None:
+    """du = scaling · dy·B, with dy an operand (rows, out_features), du float32 (rows, r)."""
+    if gemm_image.usable(g):
+        gemm_image.lora_up_grad(g, dy, lora, du)
+    else:
+        gemm.nn(g, dy, lora.b, du, scale=lora.scaling, label="lora/up_grad")
+
+
+def add_gradient(
+    g: Graph,
+    x: Tensor,
+    u: Tensor,
+    gradient: Tensor,
+    masked_by: Lora | None = None,
+    batch: Batch | None = None,
+) -> None:
+    """Adds xᵀ·u (dB), or with ``masked_by`` its transpose with x masked (dA)."""
+    if gemm_image.usable(g):
+        gemm_image.lora_grad(g, x, u, gradient, masked_by, batch)
+        return
+    transposed = masked_by is not None
+    masked = masked_by is not None and masked_by.dropout > 0
+    tensors = {"x": x, "u": u, "g": gradient}
+    if masked and batch is not None:
+        tensors["batch_info"] = batch.info
+    lanes = g.profile.thin_group[1]
+    g.launch(
+        "lora/grad.wgsl",
+        (ceil_div(x.columns, 4 * lanes), ceil_div(u.columns, 4), 1),
+        tensors,
+        {
+            "rows": x.rows,
+            "x_columns": x.columns,
+            "x_stride": x.units(4),
+            "r": u.columns,
+            "r_stride": u.units(4),
+            "g_stride": gradient.units(4),
+            **dropout_params(masked_by),
+        },
+        {
+            "BF16": x.dtype == "bfloat16",
+            "TRANSPOSED": transposed,
+            "DROPOUT": masked,
+            "WG_N": lanes,
+        },
+        flops=2 * x.rows * x.columns * u.columns,
+        label="lora/grad_a" if transposed else "lora/grad_b",
+    )
