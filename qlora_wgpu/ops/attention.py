@@ -6,6 +6,7 @@ from qlora_wgpu.gpu.device import fold_workgroups
 from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph, GraphError, ceil_div
 from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.ops import attention_image
 from qlora_wgpu.ops.batch import Batch
 from qlora_wgpu.ops.tensor import as_operand
 
@@ -30,6 +31,8 @@ def attention(
     heads, kv_heads = q.columns // head_dim, k.columns // head_dim
     if head_dim % 2 or heads % kv_heads or k.columns != v.columns:
         raise GraphError(f"attention: {q}, {k}, {v} with head_dim {head_dim} do not fit")
+    if attention_image.usable(g, head_dim):
+        return attention_image.attention(g, q, k, v, batch, head_dim, scale)
     unit = 4 if head_dim % 4 == 0 else 2
     lanes = g.profile.attention_lanes
     constants: dict[str, Constant] = {

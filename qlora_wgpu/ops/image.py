@@ -35,3 +35,18 @@ def as_image(g: Graph, x: Tensor) -> tuple[Tensor, int]:
         )
         g.images[key] = image
     return g.images[key], x.texel0
+
+
+def as_buffer(g: Graph, x: Tensor) -> Tensor:
+    """Returns x itself if it lies in a buffer, else a copy there."""
+    if not x.image:
+        return x
+    y = replace(x, name=f"{x.name} as buffer", storage=None, offset=0, image=False)
+    units = ceil_div(x.nbytes, TEXEL)
+    g.launch(
+        "tensor/from_image.wgsl",
+        fold_workgroups(ceil_div(units, 64)),
+        {"image": x, "y": y},
+        {"units": units},
+    )
+    return y

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from qlora_wgpu.gpu.device import fold_workgroups
 from qlora_wgpu.graph.graph import Graph, ceil_div
-from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.graph.tensor import ITEM_SIZE, TEXEL, Tensor
 from qlora_wgpu.ops.batch import Batch
+from qlora_wgpu.ops.image import as_buffer, as_image
 
 
 def rope(
@@ -25,12 +26,22 @@ def rope(
         (rows, heads · head_dim) operand.
     """
     y = g.operand(f"rope({x.name})", x.rows, x.columns)
+    # Heads and their rotated halves must be whole texels.
+    y.image = g.profile.image_lanes > 0 and head_dim % 8 == 0 and rotary_dim % 16 == 0
 
     def rotate(source: Tensor, target: Tensor, sign: float) -> None:
+        if target.image:
+            rotate_image(source, target, sign)
+            return
         g.launch(
             "rope/rotate.wgsl",
             fold_workgroups(ceil_div(x.rows * x.units(2), 64)),
-            {"positions": batch.positions, "table": table, "x": source, "y": target},
+            {
+                "positions": batch.positions,
+                "table": table,
+                "x": as_buffer(g, source),
+                "y": target,
+            },
             {
                 "rows": x.rows,
                 "columns": x.columns,
@@ -42,10 +53,29 @@ def rope(
             {"BF16": g.bf16},
         )
 
+    def rotate_image(source: Tensor, target: Tensor, sign: float) -> None:
+        elements = TEXEL // ITEM_SIZE[x.dtype]
+        heads = x.columns // head_dim
+        head, half = head_dim // elements, rotary_dim // 2 // elements
+        g.launch(
+            "rope/rotate_image.wgsl",
+            fold_workgroups(ceil_div(x.rows * heads * (head - half), 64)),
+            {
+                "positions": batch.positions,
+                "table": as_image(g, table)[0],
+                "x": source,
+                "y": target,
+            },
+            {"rows": x.rows, "heads": heads, "stride": x.units(elements), "sign": sign},
+            {"BF16": g.bf16, "X_IMAGE": source.image, "HEAD": head, "HALF": half},
+            label="rope/rotate",
+        )
+
     rotate(x, y, 1.0)
 
     def vjp(dy: Tensor) -> None:
         dx = g.operand(f"d {x.name}", x.rows, x.columns)
+        dx.image = y.image
         rotate(dy, dx, -1.0)
         g.hand_over(x, dx)
 

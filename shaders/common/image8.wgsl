@@ -8,8 +8,12 @@ struct Eight {
     odd: vec4<f32>,
 }
 
+fn place(i: u32) -> vec2<u32> {
+    return vec2<u32>(i & 1023u, i >> 10u);
+}
+
 fn texel(image: texture_storage_2d<rgba32uint, read>, i: u32) -> vec4<u32> {
-    return textureLoad(image, vec2<u32>(i & 1023u, i >> 10u));
+    return textureLoad(image, place(i));
 }
 
 fn eight_bf16(t: vec4<u32>) -> Eight {

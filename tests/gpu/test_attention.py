@@ -34,7 +34,7 @@ def check(device, profile, dtype, heads, kv_heads, head_dim, segments):
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim"), [(6, 2, 20), (3, 1, 10), (2, 2, 6), (4, 2, 64)]
+    ("heads", "kv_heads", "head_dim"), [(6, 2, 20), (3, 1, 10), (2, 2, 6), (4, 2, 64), (3, 1, 24)]
 )
 def test_padding_and_segments(device, profile, dtype, heads, kv_heads, head_dim):
     check(device, profile, dtype, heads, kv_heads, head_dim, PADDED)
@@ -44,15 +44,19 @@ def test_padding_and_segments(device, profile, dtype, heads, kv_heads, head_dim)
 @pytest.mark.parametrize("seq", [1, 33, 70])
 def test_lengths(device, dtype, seq):
     check(device, "cpu", dtype, 6, 2, 20, np.ones((1, seq), int))
+    check(device, "image", dtype, 6, 2, 40, np.ones((1, seq), int))
 
 
-def test_wide_heads(device):
-    check(device, "cpu", "float32", 2, 1, 256, np.ones((1, 11), int))
+@pytest.mark.parametrize("head_dim", [8, 128, 256])
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+def test_narrow_and_wide_heads(device, profile, dtype, head_dim):
+    check(device, profile, dtype, 2, 1, head_dim, np.ones((1, 19), int))
 
 
-def test_large_scores_do_not_overflow(device):
+@pytest.mark.parametrize("profile", PROFILES)
+def test_large_scores_do_not_overflow(device, profile):
     rng = np.random.default_rng(5)
-    bench = Bench(device, "float32", PROFILES["cpu"])
+    bench = Bench(device, "float32", PROFILES[profile])
     q, k = (100 * rng.standard_normal((9, 8)) for _ in range(2))
     v = rng.standard_normal((9, 8))
     o = attention(bench.graph, *(bench.operand(a) for a in (q, k, v)), bench.batch(1, 9), 8, 1.0)
