@@ -39,6 +39,11 @@ class Profile:
     logits_bytes: int
     image_lanes: int = 0
 
+    @property
+    def images(self) -> bool:
+        """Whether kernels read their operands from images."""
+        return self.image_lanes > 0
+
 
 CPU_PROFILE = Profile(
     name="cpu",
@@ -75,7 +80,8 @@ def cpu_profile(image_lanes: int) -> Profile:
     return replace(
         CPU_PROFILE,
         image_lanes=image_lanes,
-        rows_per_group=image_lanes,
+        row_lanes=image_lanes,
+        rows_per_group=1,
         attention_lanes=image_lanes,
         thin_group=(1, image_lanes),
     )

@@ -4,6 +4,7 @@ A shader is a real ``.wgsl`` file. The preprocessor's directives are comments, s
 parsers accept the file as it is:
 
     //#include common/unit4.wgsl        the file's text, once per shader
+    //#include common/x.wgsl NAME=y     the same, with y put for NAME
     //#if NAME  //#else  //#endif       NAME or !NAME, a known boolean; dead lines are blanked
     //#unroll i N: acc_$i = 0.0;        the text after the colon for i = 0 .. N-1, on one line;
                                         several counters are separated by commas
@@ -113,7 +114,6 @@ def load_shader(path: str, constants: Constants = ()) -> Shader:
 
 
 def _preprocess(path: str, constants: Mapping[str, Constant], included: set[str]) -> str:
-    included.add(path)
     try:
         source = (shader_folder() / path).read_text(encoding="utf-8")
     except OSError as err:
@@ -138,9 +138,9 @@ def _preprocess(path: str, constants: Mapping[str, Constant], included: set[str]
         elif not all(live):
             lines.append("")
         elif text.startswith("//#include "):
-            name = text[11:].strip()
-            if name not in included:
-                tail.append(_preprocess(name, constants, included))
+            if text not in included:
+                included.add(text)
+                tail.append(_include(text[11:], constants, included, where))
             lines.append("")
         elif text.startswith("//#unroll "):
             lines.append(_unroll(line, constants, where))
@@ -151,6 +151,19 @@ def _preprocess(path: str, constants: Mapping[str, Constant], included: set[str]
     if len(live) != 1:
         raise ShaderSourceError(f"{path}: //#if without //#endif")
     return "\n".join(lines + tail)
+
+
+def _include(
+    text: str, constants: Mapping[str, Constant], included: set[str], where: str
+) -> str:
+    path, *renames = text.split()
+    code = _preprocess(path, constants, included)
+    for rename in sorted(renames, key=len, reverse=True):
+        old, equals, new = rename.partition("=")
+        if not equals or old not in code:
+            raise ShaderSourceError(f"{where}: {rename} renames nothing in {path}")
+        code = code.replace(old, new)
+    return code
 
 
 def _inside_if(live: list[bool], where: str) -> None:

@@ -78,9 +78,18 @@ class Graph:
 
     # -- tensors ---------------------------------------------------------------------------
 
-    def operand(self, name: str, rows: int, columns: int) -> Tensor:
-        """An intermediate matrix that matmuls read, in the graph's element type."""
-        return matrix(name, rows, columns, self.dtype)
+    def operand(self, name: str, rows: int, columns: int, *, image: bool = False) -> Tensor:
+        """An intermediate matrix that matmuls read, in the graph's element type.
+
+        Args:
+            name: For messages and plans.
+            rows: Number of rows.
+            columns: Elements of a row.
+            image: Whether it may lie in an image, where the adapter's kernels read those.
+        """
+        made = matrix(name, rows, columns, self.dtype)
+        made.image = image and self.profile.images
+        return made
 
     def float32(self, name: str, rows: int, columns: int) -> Tensor:
         """An intermediate float32 matrix."""

@@ -55,7 +55,7 @@ def plan_training_memory(
     architecture = family.read(config)
     adapter = Adapter(lora, architecture.linears)
     modules = WeightLayout(
-        quant, compute_dtype, max_binding, images=profile.image_lanes > 0
+        quant, compute_dtype, max_binding, images=profile.images
     ).modules(architecture, adapter)
     stats = Storage("stats", "inputs", 4 * STATS_LENGTH)
     graph = Graph(compute_dtype, profile, max_binding)

@@ -74,7 +74,7 @@ class QLoRAModel:
             device.max_binding,
             folder,
             device,
-            images=device.profile.image_lanes > 0,
+            images=device.profile.images,
         )
         modules = layout.modules(self.architecture, self.adapter, progress)
         self.network = Network(family, self.architecture, modules)

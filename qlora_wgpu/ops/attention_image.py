@@ -17,7 +17,7 @@ _BACKWARD_BODY = 768
 
 def usable(g: Graph, head_dim: int) -> bool:
     """Whether the adapter has these kernels and heads are whole texels."""
-    return g.profile.image_lanes > 0 and head_dim % 8 == 0
+    return g.profile.images and head_dim % 8 == 0
 
 
 def attention(
@@ -42,8 +42,7 @@ def attention(
         "kv_stride": k.units(elements),
         "scale": scale,
     }
-    o = g.operand("attention", q.rows, q.columns)
-    o.image = True
+    o = g.operand("attention", q.rows, q.columns, image=True)
     lse = g.float_vector("lse", q.rows * heads)
     pairs = batch.batch * heads * batch.seq * (batch.seq + 1) // 2
     g.launch(
@@ -68,8 +67,7 @@ def attention(
             label="attention/delta",
         )
         if q.requires_grad:
-            dq = g.operand("d q", q.rows, q.columns)
-            dq.image = True
+            dq = g.operand("d q", q.rows, q.columns, image=True)
             g.launch(
                 "attention/dq_image.wgsl",
                 (blocks, heads, batch.batch),
@@ -81,9 +79,8 @@ def attention(
             )
             g.hand_over(q, dq)
         if k.requires_grad or v.requires_grad:
-            dk = g.operand("d k", k.rows, k.columns)
-            dv = g.operand("d v", v.rows, v.columns)
-            dk.image = dv.image = True
+            dk = g.operand("d k", k.rows, k.columns, image=True)
+            dv = g.operand("d v", v.rows, v.columns, image=True)
             g.launch(
                 "attention/dkdv_image.wgsl",
                 (blocks, kv_heads, batch.batch),

@@ -99,7 +99,9 @@ def _softmax(
     }
     dlogits = None
     if gradient:
-        dlogits = tensors["dlogits"] = g.operand("d logits", logits.rows, logits.columns)
+        dlogits = tensors["dlogits"] = g.operand(
+            "d logits", logits.rows, logits.columns, image=True
+        )
     g.launch(
         "cross_entropy/forward.wgsl",
         row_workgroups(g, logits.rows),
@@ -110,6 +112,6 @@ def _softmax(
             "columns": logits.columns,
             "stride": logits.units(4),
         },
-        {"BF16": g.bf16, "GRADIENT": gradient, **row_constants(g)},
+        {"BF16": g.bf16, "GRADIENT": gradient, "IMAGE": g.profile.images, **row_constants(g)},
     )
     return dlogits

@@ -19,7 +19,7 @@ _RANKS = 8  # ranks that a thin product makes at a time
 
 def usable(g: Graph) -> bool:
     """Whether the adapter has these kernels."""
-    return g.profile.image_lanes > 0
+    return g.profile.images
 
 
 def nt(

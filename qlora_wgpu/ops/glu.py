@@ -6,6 +6,7 @@ from qlora_wgpu.gpu.device import fold_workgroups
 from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph, ceil_div
 from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.ops.image import as_buffer
 
 ACTIVATIONS = {"silu": True, "gelu_pytorch_tanh": False}
 
@@ -22,21 +23,26 @@ def glu(g: Graph, gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
     Returns:
         (rows, columns) operand.
     """
-    y = g.operand("glu", gate.rows, gate.columns)
-    units = gate.rows * gate.units(4)
+    y = g.operand("glu", gate.rows, gate.columns, image=True)
+    units = gate.rows * gate.units(8)
     groups = fold_workgroups(ceil_div(units, 64))
-    constants: dict[str, Constant] = {"BF16": g.bf16, "SILU": ACTIVATIONS[activation]}
+    constants: dict[str, Constant] = {
+        "BF16": g.bf16,
+        "SILU": ACTIVATIONS[activation],
+        "IMAGE": y.image,
+    }
+    gate_buffer, up_buffer = as_buffer(g, gate), as_buffer(g, up)
     g.launch(
-        "glu/forward.wgsl", groups, {"gate": gate, "up": up, "y": y}, {"units": units}, constants
+        "glu/forward.wgsl", groups, {"gate": gate_buffer, "up": up_buffer, "y": y}, {"units": units}, constants
     )
 
     def vjp(dy: Tensor) -> None:
-        dgate = g.operand(f"d {gate.name}", gate.rows, gate.columns)
-        dup = g.operand(f"d {up.name}", up.rows, up.columns)
+        dgate = g.operand(f"d {gate.name}", gate.rows, gate.columns, image=True)
+        dup = g.operand(f"d {up.name}", up.rows, up.columns, image=True)
         g.launch(
             "glu/backward.wgsl",
             groups,
-            {"dy": dy, "gate": gate, "up": up, "dgate": dgate, "dup": dup},
+            {"dy": dy, "gate": gate_buffer, "up": up_buffer, "dgate": dgate, "dup": dup},
             {"units": units},
             constants,
         )

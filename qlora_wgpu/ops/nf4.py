@@ -39,8 +39,7 @@ class NF4Matrix:
             yield row0, self._dequantize(g, row0, min(most, self.rows - row0))
 
     def _dequantize(self, g: Graph, row0: int, rows: int) -> Tensor:
-        w = g.operand(self.name, rows, self.columns)
-        w.image = g.profile.image_lanes > 0
+        w = g.operand(self.name, rows, self.columns, image=True)
         tensors = {"codes": self.codes, "absmax": self.absmax, "maps": self.maps, "w": w}
         if self.nested_absmax is not None:
             tensors["nested_absmax"] = self.nested_absmax

@@ -19,7 +19,7 @@ def rms_norm(g: Graph, x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Returns:
         (rows, columns) operand.
     """
-    y = g.operand(f"norm({x.name})", x.rows, x.columns)
+    y = g.operand(f"norm({x.name})", x.rows, x.columns, image=True)
     rstd = g.float_vector("rstd", x.rows)
     shape: dict[str, int | float] = {"rows": x.rows, "columns": x.columns, "stride": x.units(4)}
     g.launch(
@@ -27,7 +27,7 @@ def rms_norm(g: Graph, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         row_workgroups(g, x.rows),
         {"x": x, "weight": weight, "y": y, "rstd": rstd},
         {**shape, "eps": eps},
-        {"BF16": g.bf16, **row_constants(g)},
+        {"BF16": g.bf16, "IMAGE": y.image, **row_constants(g)},
     )
 
     def vjp(dy: Tensor) -> None:

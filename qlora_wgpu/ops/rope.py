@@ -27,7 +27,7 @@ def rope(
     """
     y = g.operand(f"rope({x.name})", x.rows, x.columns)
     # Heads and their rotated halves must be whole texels.
-    y.image = g.profile.image_lanes > 0 and head_dim % 8 == 0 and rotary_dim % 16 == 0
+    y.image = g.profile.images and head_dim % 8 == 0 and rotary_dim % 16 == 0
 
     def rotate(source: Tensor, target: Tensor, sign: float) -> None:
         if target.image:

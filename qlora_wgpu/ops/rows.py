@@ -12,7 +12,12 @@ from qlora_wgpu.ops.batch import Batch
 def row_constants(g: Graph) -> dict[str, Constant]:
     """The constants that ``common/row_reduce.wgsl`` and its users need."""
     lanes = g.profile.row_lanes
-    return {"LANES": lanes, "ROWS": g.profile.rows_per_group, "ONE_LANE": lanes == 1}
+    return {
+        "LANES": lanes,
+        "ROWS": g.profile.rows_per_group,
+        "ONE_LANE": lanes == 1,
+        "SUBGROUP": g.profile.images,
+    }
 
 
 def row_workgroups(g: Graph, rows: int) -> tuple[int, int, int]:
@@ -22,13 +27,14 @@ def row_workgroups(g: Graph, rows: int) -> tuple[int, int, int]:
 
 def gather(g: Graph, x: Tensor, count: int, first: int, batch: Batch) -> Tensor:
     """The label rows ``first`` to ``first + count`` of x, in front; zeros where there are none."""
-    y = Tensor(f"{x.name} rows", count, x.columns, x.dtype, x.stride)
+    y = Tensor(f"{x.name} rows", count, x.columns, x.dtype, x.stride, image=x.image)
     stride = x.stride * ITEM_SIZE[x.dtype] // 16
     g.launch(
         "rows/gather.wgsl",
         fold_workgroups(ceil_div(count * stride, 64)),
         {"x": x, "rows": batch.label_rows, "batch_info": batch.info, "y": y},
         {"count": count, "first": first, "stride": stride},
+        {"IMAGE": x.image},
     )
     return y
 

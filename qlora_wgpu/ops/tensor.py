@@ -17,10 +17,14 @@ def as_operand(g: Graph, x: Tensor) -> Tensor:
     """Returns x itself, or its bfloat16 copy where the graph's operands are bfloat16."""
     if x.dtype == g.dtype:
         return x
-    y = g.operand(f"{x.name} as operand", x.rows, x.columns)
-    units = x.rows * x.units(4)
+    y = g.operand(f"{x.name} as operand", x.rows, x.columns, image=True)
+    units = x.rows * x.units(8)
     g.launch(
-        "tensor/cast.wgsl", fold_workgroups(ceil_div(units, 64)), {"x": x, "y": y}, {"units": units}
+        "tensor/cast.wgsl",
+        fold_workgroups(ceil_div(units, 64)),
+        {"x": x, "y": y},
+        {"units": units},
+        {"BF16": True, "IMAGE": y.image},
     )
     return y
 

@@ -1,5 +1,14 @@
-// Sum and maximum over the LANES invocations that share a row. With one lane a row nothing is
-// exchanged, which is what software adapters want.
+// Sum and maximum over the LANES invocations that share a row: a subgroup's on software adapters
+// (SUBGROUP), none are exchanged with one lane a row.
+//#if SUBGROUP
+fn reduce_sum(value: f32, lane: u32) -> f32 {
+    return subgroupAdd(value);
+}
+
+fn reduce_max(value: f32, lane: u32) -> f32 {
+    return subgroupMax(value);
+}
+//#else
 //#if ONE_LANE
 fn reduce_sum(value: f32, lane: u32) -> f32 {
     return value;
@@ -38,4 +47,5 @@ fn reduce_max(value: f32, lane: u32) -> f32 {
     workgroupBarrier();
     return largest;
 }
+//#endif
 //#endif

@@ -12,6 +12,14 @@ fn odd8(u: Unit8) -> vec4<f32> {
     return bitcast<vec4<f32>>(u & vec4<u32>(0xffff0000u));
 }
 
+fn lo8(u: Unit8) -> vec4<f32> {
+    return unpack_bf16(u.xy);
+}
+
+fn hi8(u: Unit8) -> vec4<f32> {
+    return unpack_bf16(u.zw);
+}
+
 fn pack8(lo: vec4<f32>, hi: vec4<f32>) -> Unit8 {
     return vec4<u32>(pack_bf16(lo), pack_bf16(hi));
 }
@@ -27,6 +35,14 @@ fn even8(u: Unit8) -> vec4<f32> {
 
 fn odd8(u: Unit8) -> vec4<f32> {
     return vec4<f32>(u.lo.yw, u.hi.yw);
+}
+
+fn lo8(u: Unit8) -> vec4<f32> {
+    return u.lo;
+}
+
+fn hi8(u: Unit8) -> vec4<f32> {
+    return u.hi;
 }
 
 fn pack8(lo: vec4<f32>, hi: vec4<f32>) -> Unit8 {

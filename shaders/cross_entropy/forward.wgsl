@@ -7,7 +7,7 @@
 //#include common/log.wgsl
 //#include common/row_reduce.wgsl
 //#if GRADIENT
-//#include common/unit4.wgsl
+//#include common/operand_out.wgsl OPERAND=dlogits OPERAND_BINDING=6
 //#endif
 
 struct Params {
@@ -23,9 +23,6 @@ struct Params {
 @group(0) @binding(3) var<storage, read> targets: array<i32>;
 @group(0) @binding(4) var<storage, read> batch_info: array<u32>;
 @group(0) @binding(5) var<storage, read_write> losses: array<f32>;
-//#if GRADIENT
-@group(0) @binding(6) var<storage, read_write> dlogits: array<Unit4>;
-//#endif
 
 fn live(unit: u32) -> vec4<bool> {
     return vec4<u32>(4u * unit) + vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(params.columns);
@@ -62,10 +59,16 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         losses[params.first + row] = top + accurate_log(sum) - logits[base + target_id / 4u][target_id % 4u];
     }
 //#if GRADIENT
-    for (var i = lane; i < units; i += LANES) {
-        let p = select(vec4<f32>(0.0), exp(logits[base + i] - top) / sum, live(i));
-        let hit = vec4<u32>(4u * i) + vec4<u32>(0u, 1u, 2u, 3u) == vec4<u32>(target_id);
-        dlogits[base + i] = pack4(p - select(vec4<f32>(0.0), vec4<f32>(1.0), hit));
+    for (var i = 2u * lane; i < units; i += 2u * LANES) {
+        store_dlogits((base + i) / 2u, dlogit(base, i, top, sum, target_id), dlogit(base, i + 1u, top, sum, target_id));
     }
 //#endif
 }
+
+//#if GRADIENT
+fn dlogit(base: u32, unit: u32, top: f32, sum: f32, target_id: u32) -> vec4<f32> {
+    let p = select(vec4<f32>(0.0), exp(logits[base + unit] - top) / sum, live(unit));
+    let hit = vec4<u32>(4u * unit) + vec4<u32>(0u, 1u, 2u, 3u) == vec4<u32>(target_id);
+    return p - select(vec4<f32>(0.0), vec4<f32>(1.0), hit);
+}
+//#endif

@@ -2,7 +2,8 @@
 //
 // dy float32; gate, up, dgate, dup: operands of one layout; both outputs overwritten.
 // Launcher: ops/glu.py.
-//#include common/unit4.wgsl
+//#include common/operand_out.wgsl OPERAND=dgate OPERAND_BINDING=4
+//#include common/operand_out.wgsl OPERAND=dup OPERAND_BINDING=5
 //#include common/activation.wgsl
 
 struct Params {
@@ -11,18 +12,18 @@ struct Params {
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> dy: array<vec4<f32>>;
-@group(0) @binding(2) var<storage, read> gate: array<Unit4>;
-@group(0) @binding(3) var<storage, read> up: array<Unit4>;
-@group(0) @binding(4) var<storage, read_write> dgate: array<Unit4>;
-@group(0) @binding(5) var<storage, read_write> dup: array<Unit4>;
+@group(0) @binding(2) var<storage, read> gate: array<Unit8>;
+@group(0) @binding(3) var<storage, read> up: array<Unit8>;
 
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
     let i = (group.y * groups.x + group.x) * 64u + local.x;
     if (i < params.units) {
-        let g = unpack4(gate[i]);
-        let d = dy[i];
-        dup[i] = pack4(d * activate(g));
-        dgate[i] = pack4(d * unpack4(up[i]) * activate_gradient(g));
+        let g = gate[i];
+        let u = up[i];
+        let lo = dy[2u * i];
+        let hi = dy[2u * i + 1u];
+        store_dup(i, lo * activate(lo8(g)), hi * activate(hi8(g)));
+        store_dgate(i, lo * lo8(u) * activate_gradient(lo8(g)), hi * hi8(u) * activate_gradient(hi8(g)));
     }
 }

@@ -2,7 +2,7 @@
 //
 // gate, up, y: operands of one layout; y overwritten, zero padding stays zero.
 // Launcher: ops/glu.py.
-//#include common/unit4.wgsl
+//#include common/operand_out.wgsl OPERAND=y OPERAND_BINDING=3
 //#include common/activation.wgsl
 
 struct Params {
@@ -10,14 +10,15 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> gate: array<Unit4>;
-@group(0) @binding(2) var<storage, read> up: array<Unit4>;
-@group(0) @binding(3) var<storage, read_write> y: array<Unit4>;
+@group(0) @binding(1) var<storage, read> gate: array<Unit8>;
+@group(0) @binding(2) var<storage, read> up: array<Unit8>;
 
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
     let i = (group.y * groups.x + group.x) * 64u + local.x;
     if (i < params.units) {
-        y[i] = pack4(activate(unpack4(gate[i])) * unpack4(up[i]));
+        let g = gate[i];
+        let u = up[i];
+        store_y(i, activate(lo8(g)) * lo8(u), activate(hi8(g)) * hi8(u));
     }
 }

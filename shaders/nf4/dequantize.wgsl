@@ -7,7 +7,7 @@
 // w (rows, in_features) is overwritten, padded with zeros to units of eight; ALIGNED where
 // in_features is a multiple of eight, so that eight elements share a word and a block.
 // With IMAGE w is an image of texels instead of a buffer. Launcher: ops/nf4.py.
-//#include common/unit8.wgsl
+//#include common/operand_out.wgsl OPERAND=w OPERAND_BINDING=5
 
 struct Params {
     rows: u32,
@@ -21,24 +21,6 @@ struct Params {
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> codes: array<u32>;
 @group(0) @binding(3) var<storage, read> maps: array<f32>;
-//#if IMAGE
-@group(0) @binding(5) var w: texture_storage_2d<rgba32uint, write>;
-
-fn store(i: u32, lo: vec4<f32>, hi: vec4<f32>) {
-//#if BF16
-    textureStore(w, vec2<u32>(i & 1023u, i >> 10u), pack8(lo, hi));
-//#else
-    textureStore(w, vec2<u32>((2u * i) & 1023u, i >> 9u), bitcast<vec4<u32>>(lo));
-    textureStore(w, vec2<u32>((2u * i + 1u) & 1023u, i >> 9u), bitcast<vec4<u32>>(hi));
-//#endif
-}
-//#else
-@group(0) @binding(5) var<storage, read_write> w: array<Unit8>;
-
-fn store(i: u32, lo: vec4<f32>, hi: vec4<f32>) {
-    w[i] = pack8(lo, hi);
-}
-//#endif
 //#if DOUBLE_QUANT
 @group(0) @binding(2) var<storage, read> absmax: array<u32>;
 @group(0) @binding(4) var<storage, read> nested_absmax: array<f32>;
@@ -75,9 +57,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let scale = block_scale(first / params.blocksize);
     let lo = vec4<f32>(maps[(word >> 4u) & 15u], maps[word & 15u], maps[(word >> 12u) & 15u], maps[(word >> 8u) & 15u]);
     let hi = vec4<f32>(maps[(word >> 20u) & 15u], maps[(word >> 16u) & 15u], maps[(word >> 28u) & 15u], maps[(word >> 24u) & 15u]);
-    store(i, lo * scale, hi * scale);
+    store_w(i, lo * scale, hi * scale);
 //#else
     //#unroll e 8: var v_$e = 0.0; if (k + $eu < params.in_features) { v_$e = value(first + $eu); }
-    store(i, vec4<f32>(v_0, v_1, v_2, v_3), vec4<f32>(v_4, v_5, v_6, v_7));
+    store_w(i, vec4<f32>(v_0, v_1, v_2, v_3), vec4<f32>(v_4, v_5, v_6, v_7));
 //#endif
 }

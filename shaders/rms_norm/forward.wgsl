@@ -3,7 +3,7 @@
 // x (rows, columns) float32, weight (columns) float32, y (rows, columns) operand, rstd (rows)
 // float32; both outputs overwritten. Padding columns of x are zero and stay so.
 // LANES invocations share a row. Launcher: ops/rms_norm.py.
-//#include common/unit4.wgsl
+//#include common/operand_out.wgsl OPERAND=y OPERAND_BINDING=3
 //#include common/row_reduce.wgsl
 
 struct Params {
@@ -16,7 +16,6 @@ struct Params {
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;
 @group(0) @binding(2) var<storage, read> weight: array<vec4<f32>>;
-@group(0) @binding(3) var<storage, read_write> y: array<Unit4>;
 @group(0) @binding(4) var<storage, read_write> rstd: array<f32>;
 
 @compute @workgroup_size(LANES, ROWS)
@@ -31,8 +30,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         sum += dot(v, v);
     }
     let r = inverseSqrt(reduce_sum(sum, lane) / f32(params.columns) + params.eps);
-    for (var i = lane; i < params.stride; i += LANES) {
-        y[base + i] = pack4(x[base + i] * r * weight[i]);
+    for (var i = 2u * lane; i < params.stride; i += 2u * LANES) {
+        let lo = x[base + i] * r * weight[i];
+        let hi = x[base + i + 1u] * r * weight[i + 1u];
+        store_y((base + i) / 2u, lo, hi);
     }
     if (lane == 0u) {
         rstd[row] = r;
