@@ -101,7 +101,8 @@ def vector(
     name: str, length: int, dtype: str, storage: Storage | None = None, offset: int = 0
 ) -> Tensor:
     """A vector without padding."""
-    return Tensor(name, 1, length, dtype, length, storage, offset)
+    image = storage is not None and storage.image
+    return Tensor(name, 1, length, dtype, length, storage, offset, image=image)
 
 
 def row_blocks(tensor: Tensor, count: int) -> Iterator[tuple[int, Tensor]]:

@@ -20,6 +20,7 @@ from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.graph.program import allocate
 from qlora_wgpu.graph.tensor import (
     ROW_UNIT,
+    TEXEL,
     Storage,
     Tensor,
     matrix,
@@ -31,7 +32,7 @@ from qlora_wgpu.graph.tensor import (
 from qlora_wgpu.models.adapter import Adapter
 from qlora_wgpu.models.family import Architecture, LinearSpec, Modules
 from qlora_wgpu.ops.modules import DenseMatrix, Linear, Matrix
-from qlora_wgpu.ops.nf4 import NF4Matrix
+from qlora_wgpu.ops.nf4 import NF4Matrix, pair_values
 from qlora_wgpu.quant import NF4Tensor, quantize_nf4
 
 FloatArray = npt.NDArray[np.float32]
@@ -66,6 +67,7 @@ class WeightLayout:
         self._folder = folder
         self._device = device
         self._images = images
+        self._codebooks: dict[bytes, Tensor] = {}
 
     def modules(
         self,
@@ -199,7 +201,17 @@ class WeightLayout:
             maps=part("maps", 273, "float32", given.get("maps")),
             nested_absmax=nested,
             nested_blocksize=nested_blocksize,
+            codebook=self._codebook(quantized) if self._images else None,
         )
+
+    def _codebook(self, quantized: NF4Tensor | None) -> Tensor:
+        """The values of pairs of codes, shared by all matrices with the same map."""
+        key = b"" if quantized is None else quantized.quant_map.tobytes()
+        if key not in self._codebooks:
+            data = None if quantized is None else pair_values(quantized.quant_map)
+            storage = self._keep("codebook", "base", 256 * TEXEL, data, image=True)
+            self._codebooks[key] = vector("codebook", 1024, "float32", storage)
+        return self._codebooks[key]
 
     def _quantized(self, name: str, rows: int, columns: int) -> NF4Tensor | None:
         if self._folder is None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from qlora_wgpu.gpu.device import fold_workgroups
 from qlora_wgpu.graph.graph import Graph, ceil_div
 from qlora_wgpu.graph.tensor import ROW_UNIT, Tensor
@@ -19,6 +22,8 @@ class NF4Matrix:
         absmax: float32 scales of the blocks, or their 8-bit codes if doubly quantized.
         maps: The 16 values of the codes, then the 256 of the scales' codes and their offset.
         nested_absmax: Scales of the scales, if doubly quantized.
+        nested_blocksize: Scales that share one of those.
+        codebook: ``pair_values`` of the codes as an image, for software adapters.
     """
 
     name: str
@@ -30,6 +35,7 @@ class NF4Matrix:
     maps: Tensor
     nested_absmax: Tensor | None
     nested_blocksize: int
+    codebook: Tensor | None = None
 
     def shards(self, g: Graph) -> Iterator[tuple[int, Tensor]]:
         """Dequantizes piece by piece; each piece's bytes are free once it has been used."""
@@ -40,6 +46,9 @@ class NF4Matrix:
 
     def _dequantize(self, g: Graph, row0: int, rows: int) -> Tensor:
         w = g.operand(self.name, rows, self.columns, image=True)
+        if w.image and self.codebook is not None and self._in_wholes_of(32):
+            self._dequantize_image(g, w, row0, self.codebook)
+            return w
         tensors = {"codes": self.codes, "absmax": self.absmax, "maps": self.maps, "w": w}
         if self.nested_absmax is not None:
             tensors["nested_absmax"] = self.nested_absmax
@@ -63,3 +72,33 @@ class NF4Matrix:
             },
         )
         return w
+
+    def _in_wholes_of(self, count: int) -> bool:
+        return self.columns % count == 0 and self.blocksize % count == 0
+
+    def _dequantize_image(self, g: Graph, w: Tensor, row0: int, codebook: Tensor) -> None:
+        tensors = {"codes": self.codes, "absmax": self.absmax, "codebook": codebook, "w": w}
+        if self.nested_absmax is not None:
+            tensors |= {"nested_absmax": self.nested_absmax, "maps": self.maps}
+        count = w.rows * self.columns // 32
+        g.launch(
+            "nf4/dequantize_image.wgsl",
+            fold_workgroups(ceil_div(count, 64)),
+            tensors,
+            {
+                "count": count,
+                "first": row0 * self.columns // 32,
+                "blocksize": self.blocksize,
+                "nested_blocksize": self.nested_blocksize,
+            },
+            {"BF16": g.bf16, "DOUBLE_QUANT": self.nested_absmax is not None},
+            label="nf4/dequantize",
+        )
+
+
+def pair_values(quant_map: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """The two values of each byte of codes, the high nibble's first: (256, 4), the rest zero."""
+    pairs = np.zeros((256, 4), np.float32)
+    code = np.arange(256)
+    pairs[:, 0], pairs[:, 1] = quant_map[code >> 4], quant_map[code & 15]
+    return pairs

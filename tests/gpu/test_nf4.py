@@ -4,7 +4,7 @@ import pytest
 from gpu.harness import PROFILES, VARIANTS, Bench, assert_close, rounded
 from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.models.weights import _device_arrays
-from qlora_wgpu.ops.nf4 import NF4Matrix
+from qlora_wgpu.ops.nf4 import NF4Matrix, pair_values
 from qlora_wgpu.quant import quantize_nf4
 
 
@@ -16,9 +16,14 @@ def on_device(bench, quantized):
         tensors[name] = vector(
             name, data.size, str(data.dtype), Storage(name, "test", data.nbytes, data)
         )
+    codebook = None
+    if bench.profile.images:
+        pairs = pair_values(quantized.quant_map)
+        codebook = vector("pairs", 1024, "float32", Storage("", "test", 4096, pairs, image=True))
     return NF4Matrix(
         "w", *quantized.shape, quantized.blocksize, tensors["codes"], tensors["absmax"],
         tensors["maps"], tensors.get("nested_absmax"), quantized.nested_blocksize,
+        codebook,
     )  # fmt: skip
 
 
@@ -26,7 +31,7 @@ def on_device(bench, quantized):
 @pytest.mark.parametrize("double_quant", [False, True])
 @pytest.mark.parametrize(
     ("shape", "blocksize"),
-    [((3, 5), 64), ((37, 20), 32), ((50, 130), 64), ((300, 64), 64), ((16, 72), 128)],
+    [((3, 5), 64), ((37, 20), 32), ((50, 130), 64), ((300, 64), 64), ((16, 72), 128), ((21, 96), 64)],
 )
 def test_dequantize(device, profile, dtype, double_quant, shape, blocksize):
     w = np.random.default_rng(8).standard_normal(shape).astype(np.float32)

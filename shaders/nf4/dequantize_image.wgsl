@@ -1,0 +1,62 @@
+// w[n, k] = quant_map[code] · scale(block): nf4/dequantize.wgsl for software adapters, where
+// in_features and the block are multiples of 32.
+//
+// Each invocation makes 32 neighbouring elements, which share a block. codes in words of 32 codes;
+// codebook: an image with the two values of each byte of codes. w is an image.
+// Launcher: ops/nf4.py.
+//#include common/texel_values.wgsl
+
+struct Params {
+    count: u32,
+    first: u32,
+    blocksize: u32,
+    nested_blocksize: u32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> codes: array<vec4<u32>>;
+@group(0) @binding(3) var codebook: texture_storage_2d<rgba32uint, read>;
+@group(0) @binding(5) var w: texture_storage_2d<rgba32uint, write>;
+//#if DOUBLE_QUANT
+@group(0) @binding(2) var<storage, read> absmax: array<u32>;
+@group(0) @binding(4) var<storage, read> nested_absmax: array<f32>;
+@group(0) @binding(6) var<storage, read> maps: array<f32>;
+
+fn block_scale(block: u32) -> f32 {
+    let code = (absmax[block / 4u] >> (8u * (block % 4u))) & 0xffu;
+    return maps[16u + code] * nested_absmax[block / params.nested_blocksize] + maps[272];
+}
+//#else
+@group(0) @binding(2) var<storage, read> absmax: array<f32>;
+
+fn block_scale(block: u32) -> f32 {
+    return absmax[block];
+}
+//#endif
+
+// The eight elements of a word: the high nibble of each byte comes first.
+fn eight(word: u32, scale: f32) -> Eight {
+    let a = textureLoad(codebook, vec2<u32>(word & 255u, 0u));
+    let b = textureLoad(codebook, vec2<u32>((word >> 8u) & 255u, 0u));
+    let c = textureLoad(codebook, vec2<u32>((word >> 16u) & 255u, 0u));
+    let d = textureLoad(codebook, vec2<u32>(word >> 24u, 0u));
+    return Eight(
+        scale * bitcast<vec4<f32>>(vec4<u32>(a.x, b.x, c.x, d.x)),
+        scale * bitcast<vec4<f32>>(vec4<u32>(a.y, b.y, c.y, d.y)),
+    );
+}
+
+@compute @workgroup_size(64)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
+    let i = (group.y * groups.x + group.x) * 64u + local.x;
+    if (i >= params.count) {
+        return;
+    }
+    let words = codes[params.first + i];
+    let scale = block_scale((params.first + i) * 32u / params.blocksize);
+//#if BF16
+    //#unroll j 4: textureStore(w, place(4u * i + $ju), to_texel(eight(words[$j], scale)));
+//#else
+    //#unroll j 4: let v_$j = eight(words[$j], scale); textureStore(w, place(8u * i + 2u * $ju), bitcast<vec4<u32>>(vec4<f32>(v_$j.even.x, v_$j.odd.x, v_$j.even.y, v_$j.odd.y))); textureStore(w, place(8u * i + 2u * $ju + 1u), bitcast<vec4<u32>>(vec4<f32>(v_$j.even.z, v_$j.odd.z, v_$j.even.w, v_$j.odd.w)));
+//#endif
+}
