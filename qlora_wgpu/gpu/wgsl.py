@@ -153,9 +153,7 @@ def _preprocess(path: str, constants: Mapping[str, Constant], included: set[str]
     return "\n".join(lines + tail)
 
 
-def _include(
-    text: str, constants: Mapping[str, Constant], included: set[str], where: str
-) -> str:
+def _include(text: str, constants: Mapping[str, Constant], included: set[str], where: str) -> str:
     path, *renames = text.split()
     code = _preprocess(path, constants, included)
     for rename in sorted(renames, key=len, reverse=True):

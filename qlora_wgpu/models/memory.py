@@ -54,9 +54,9 @@ def plan_training_memory(
     family = find_family(config)
     architecture = family.read(config)
     adapter = Adapter(lora, architecture.linears)
-    modules = WeightLayout(
-        quant, compute_dtype, max_binding, images=profile.images
-    ).modules(architecture, adapter)
+    modules = WeightLayout(quant, compute_dtype, max_binding, images=profile.images).modules(
+        architecture, adapter
+    )
     stats = Storage("stats", "inputs", 4 * STATS_LENGTH)
     graph = Graph(compute_dtype, profile, max_binding)
     Network(family, architecture, modules).trace_loss(

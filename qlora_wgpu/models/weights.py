@@ -191,6 +191,8 @@ class WeightLayout:
         else:
             absmax = part("absmax", blocks, "float32", given.get("absmax"))
             nested = None
+        # Where 32 codes share a row and a block.
+        in_words = self._images and columns % 32 == 0 and blocksize % 32 == 0
         return NF4Matrix(
             name=name,
             rows=rows,
@@ -201,7 +203,7 @@ class WeightLayout:
             maps=part("maps", 273, "float32", given.get("maps")),
             nested_absmax=nested,
             nested_blocksize=nested_blocksize,
-            codebook=self._codebook(quantized) if self._images else None,
+            codebook=self._codebook(quantized) if in_words else None,
         )
 
     def _codebook(self, quantized: NF4Tensor | None) -> Tensor:

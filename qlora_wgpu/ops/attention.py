@@ -8,6 +8,7 @@ from qlora_wgpu.graph.graph import Graph, GraphError, ceil_div
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops import attention_image
 from qlora_wgpu.ops.batch import Batch
+from qlora_wgpu.ops.image import as_buffer
 from qlora_wgpu.ops.tensor import as_operand
 
 
@@ -70,7 +71,7 @@ def attention(
     )
 
     def vjp(do: Tensor) -> None:
-        do = as_operand(g, do)
+        do = as_buffer(g, as_operand(g, do, image=False))
         lse_delta = g.float_vector("lse and delta", 2 * q.rows * heads)
         g.launch(
             "attention/delta.wgsl",

@@ -33,7 +33,11 @@ def glu(g: Graph, gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
     }
     gate_buffer, up_buffer = as_buffer(g, gate), as_buffer(g, up)
     g.launch(
-        "glu/forward.wgsl", groups, {"gate": gate_buffer, "up": up_buffer, "y": y}, {"units": units}, constants
+        "glu/forward.wgsl",
+        groups,
+        {"gate": gate_buffer, "up": up_buffer, "y": y},
+        {"units": units},
+        constants,
     )
 
     def vjp(dy: Tensor) -> None:

@@ -13,7 +13,7 @@ def as_image(g: Graph, x: Tensor) -> tuple[Tensor, int]:
     """Finds a tensor in an image, copying it into one at most once in a graph.
 
     A window of a storage (the adapter's flat vector) shares the image of the whole. What is
-    copied must not be written later in the graph.
+    copied must not be written later in the graph, as sums of gradients are.
 
     Returns:
         The image, and the texel of it that x begins at.
@@ -25,16 +25,21 @@ def as_image(g: Graph, x: Tensor) -> tuple[Tensor, int]:
         whole = x
         if x.storage is not None:
             whole = vector(x.storage.label, x.storage.nbytes // 4, "float32", x.storage)
-        image = replace(whole, name=f"{whole.name} as image", storage=None, image=True)
-        units = ceil_div(whole.nbytes, TEXEL)
-        g.launch(
-            "tensor/to_image.wgsl",
-            fold_workgroups(ceil_div(units, 64)),
-            {"x": whole, "image": image},
-            {"units": units},
-        )
-        g.images[key] = image
+        g.images[key] = image_copy(g, whole)
     return g.images[key], x.texel0
+
+
+def image_copy(g: Graph, x: Tensor) -> Tensor:
+    """Copies a tensor as it is now into an image."""
+    image = replace(x, name=f"{x.name} as image", storage=None, offset=0, image=True)
+    units = ceil_div(x.nbytes, TEXEL)
+    g.launch(
+        "tensor/to_image.wgsl",
+        fold_workgroups(ceil_div(units, 64)),
+        {"x": x, "image": image},
+        {"units": units},
+    )
+    return image
 
 
 def as_buffer(g: Graph, x: Tensor) -> Tensor:

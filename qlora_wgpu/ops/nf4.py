@@ -23,7 +23,8 @@ class NF4Matrix:
         maps: The 16 values of the codes, then the 256 of the scales' codes and their offset.
         nested_absmax: Scales of the scales, if doubly quantized.
         nested_blocksize: Scales that share one of those.
-        codebook: ``pair_values`` of the codes as an image, for software adapters.
+        codebook: ``pair_values`` of the codes as an image, for software adapters and where
+            columns and blocksize are multiples of 32.
     """
 
     name: str
@@ -46,7 +47,7 @@ class NF4Matrix:
 
     def _dequantize(self, g: Graph, row0: int, rows: int) -> Tensor:
         w = g.operand(self.name, rows, self.columns, image=True)
-        if w.image and self.codebook is not None and self._in_wholes_of(32):
+        if w.image and self.codebook is not None:
             self._dequantize_image(g, w, row0, self.codebook)
             return w
         tensors = {"codes": self.codes, "absmax": self.absmax, "maps": self.maps, "w": w}
@@ -72,9 +73,6 @@ class NF4Matrix:
             },
         )
         return w
-
-    def _in_wholes_of(self, count: int) -> bool:
-        return self.columns % count == 0 and self.blocksize % count == 0
 
     def _dequantize_image(self, g: Graph, w: Tensor, row0: int, codebook: Tensor) -> None:
         tensors = {"codes": self.codes, "absmax": self.absmax, "codebook": codebook, "w": w}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from qlora_wgpu.gpu.device import fold_workgroups
 from qlora_wgpu.graph.graph import Graph, GraphError, ceil_div
 from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.ops.image import image_copy
 
 
 def fill_zero(g: Graph, y: Tensor) -> None:
@@ -13,11 +14,17 @@ def fill_zero(g: Graph, y: Tensor) -> None:
     g.launch("tensor/fill.wgsl", fold_workgroups(ceil_div(units, 64)), {"y": y}, {"units": units})
 
 
-def as_operand(g: Graph, x: Tensor) -> Tensor:
-    """Returns x itself, or its bfloat16 copy where the graph's operands are bfloat16."""
+def as_operand(g: Graph, x: Tensor, *, image: bool = True) -> Tensor:
+    """Returns x as matmuls read it now: itself, or a copy of the graph's element type.
+
+    Args:
+        g: The graph.
+        x: (rows, columns) float32 or operand.
+        image: Whether it is to lie in an image, where the adapter's kernels read those.
+    """
     if x.dtype == g.dtype:
-        return x
-    y = g.operand(f"{x.name} as operand", x.rows, x.columns, image=True)
+        return image_copy(g, x) if image and g.profile.images and not x.image else x
+    y = g.operand(f"{x.name} as operand", x.rows, x.columns, image=image)
     units = x.rows * x.units(8)
     g.launch(
         "tensor/cast.wgsl",
