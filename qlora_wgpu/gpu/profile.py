@@ -11,6 +11,8 @@ class Profile:
 
     Attributes:
         name: Shown by ``doctor``.
+        flat_group: Invocations of a workgroup in element-wise kernels.
+        flat_turns: Elements that each of them takes.
         row_lanes: Invocations that share a row in row-wise kernels.
         rows_per_group: Rows of a workgroup in row-wise kernels.
         gemm_tile: Rows of results an invocation of a GEMM holds (by 8 columns).
@@ -27,6 +29,8 @@ class Profile:
     """
 
     name: str
+    flat_group: int
+    flat_turns: int
     row_lanes: int
     rows_per_group: int
     gemm_tile: int
@@ -47,6 +51,8 @@ class Profile:
 
 CPU_PROFILE = Profile(
     name="cpu",
+    flat_group=8,
+    flat_turns=8,
     row_lanes=1,
     rows_per_group=8,
     gemm_tile=16,
@@ -60,6 +66,8 @@ CPU_PROFILE = Profile(
 )
 GPU_PROFILE = Profile(
     name="gpu",
+    flat_group=64,
+    flat_turns=1,
     row_lanes=128,
     rows_per_group=1,
     gemm_tile=8,
@@ -80,6 +88,7 @@ def cpu_profile(image_lanes: int) -> Profile:
     return replace(
         CPU_PROFILE,
         image_lanes=image_lanes,
+        flat_group=image_lanes,
         row_lanes=image_lanes,
         rows_per_group=1,
         attention_lanes=image_lanes,

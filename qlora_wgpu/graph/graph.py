@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from qlora_wgpu.gpu.device import fold_workgroups
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.gpu.wgsl import Constant, Shader, load_shader
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
@@ -109,7 +110,7 @@ class Graph:
     def launch(
         self,
         path: str,
-        workgroups: tuple[int, int, int],
+        workgroups: tuple[int, int, int] | int,
         tensors: dict[str, Tensor],
         params: Mapping[str, int | float] | None = None,
         constants: Mapping[str, Constant] | None = None,
@@ -120,7 +121,8 @@ class Graph:
 
         Args:
             path: The shader's file.
-            workgroups: How many, along x, y, z.
+            workgroups: How many, along x, y, z; or for an element-wise kernel
+                (``common/flat.wgsl``) how many elements.
             tensors: One per binding of the shader, by name.
             params: The fields of its uniform ``Params``.
             constants: What is appended to its source; booleans choose its lines.
@@ -130,7 +132,12 @@ class Graph:
         Raises:
             GraphError: If a binding is missing or unknown, or a buffer where an image is wanted.
         """
-        shader = load_shader(path, tuple(sorted((constants or {}).items())))
+        chosen = dict(constants or {})
+        if isinstance(workgroups, int):
+            flat, turns = self.profile.flat_group, self.profile.flat_turns
+            chosen |= {"FLAT": flat, "TURNS": turns}
+            workgroups = fold_workgroups(ceil_div(workgroups, flat * turns))
+        shader = load_shader(path, tuple(sorted(chosen.items())))
         if set(tensors) != set(shader.bindings):
             wrong = sorted(set(tensors) ^ set(shader.bindings))
             raise GraphError(f"{shader.label}: bindings {wrong} are missing or unknown")

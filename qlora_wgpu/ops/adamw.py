@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qlora_wgpu.gpu.device import fold_workgroups
-from qlora_wgpu.graph.graph import Graph, ceil_div
+from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 
 PARTIALS = 256
@@ -49,7 +48,7 @@ def gradient_norm(g: Graph, gradient: Tensor, stats: Tensor, max_grad_norm: floa
     partial = g.float_vector("partial sums", PARTIALS)
     g.launch(
         "adamw/norm_partial.wgsl",
-        (ceil_div(PARTIALS, 64), 1, 1),
+        PARTIALS,
         {"g": gradient, "partial": partial},
         {"units": gradient.units(4)},
         {"PARTIALS": PARTIALS},
@@ -69,7 +68,7 @@ def adamw(g: Graph, state: AdamWState, config: AdamWConfig) -> None:
     units = state.parameters.units(4)
     g.launch(
         "adamw/update.wgsl",
-        fold_workgroups(ceil_div(units, 64)),
+        units,
         {
             "step_info": state.step_info,
             "stats": state.stats,

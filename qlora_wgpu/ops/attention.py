@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from qlora_wgpu.gpu.device import fold_workgroups
 from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph, GraphError, ceil_div
 from qlora_wgpu.graph.tensor import Tensor
@@ -75,7 +74,7 @@ def attention(
         lse_delta = g.float_vector("lse and delta", 2 * q.rows * heads)
         g.launch(
             "attention/delta.wgsl",
-            fold_workgroups(ceil_div(q.rows * heads, 64)),
+            q.rows * heads,
             {"o": o, "dout": do, "lse": lse, "lse_delta": lse_delta},
             {"rows": q.rows, "heads": heads, "stride": q.units(unit)},
             {name: constants[name] for name in ("BF16", "HEAD_UNIT4", "UNITS")},

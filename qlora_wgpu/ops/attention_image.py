@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from qlora_wgpu.gpu.device import fold_workgroups
 from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph, ceil_div
 from qlora_wgpu.graph.tensor import ITEM_SIZE, TEXEL, Tensor
@@ -60,7 +59,7 @@ def attention(
         known = {**shared, "dout": as_image(g, as_operand(g, do))[0], "lse_delta": lse_delta}
         g.launch(
             "attention/delta_image.wgsl",
-            fold_workgroups(ceil_div(q.rows * heads, 64)),
+            q.rows * heads,
             {"o": o, "dout": known["dout"], "lse": lse, "lse_delta": lse_delta},
             {"rows": q.rows, "heads": heads, "stride": q.units(elements)},
             {"BF16": g.bf16, "TEXELS": head_dim // elements},

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from qlora_wgpu.gpu.device import fold_workgroups
-from qlora_wgpu.graph.graph import Graph, ceil_div
+from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.batch import Batch
 from qlora_wgpu.ops.modules import Matrix
@@ -24,7 +23,7 @@ def embedding(g: Graph, weight: Matrix, batch: Batch) -> Tensor:
     for row0, shard in weight.shards(g):
         g.launch(
             "embedding/forward.wgsl",
-            fold_workgroups(ceil_div(y.rows * y.units(4), 64)),
+            y.rows * y.units(4),
             {"ids": batch.input_ids, "weight": shard, "y": y},
             {
                 "rows": y.rows,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from qlora_wgpu.gpu.device import fold_workgroups
 from qlora_wgpu.gpu.wgsl import Constant
-from qlora_wgpu.graph.graph import Graph, ceil_div
+from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.image import as_buffer
 
@@ -25,7 +24,6 @@ def glu(g: Graph, gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
     """
     y = g.operand("glu", gate.rows, gate.columns, image=True)
     units = gate.rows * gate.units(8)
-    groups = fold_workgroups(ceil_div(units, 64))
     constants: dict[str, Constant] = {
         "BF16": g.bf16,
         "SILU": ACTIVATIONS[activation],
@@ -34,7 +32,7 @@ def glu(g: Graph, gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
     gate_buffer, up_buffer = as_buffer(g, gate), as_buffer(g, up)
     g.launch(
         "glu/forward.wgsl",
-        groups,
+        units,
         {"gate": gate_buffer, "up": up_buffer, "y": y},
         {"units": units},
         constants,
@@ -45,7 +43,7 @@ def glu(g: Graph, gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
         dup = g.operand(f"d {up.name}", up.rows, up.columns, image=True)
         g.launch(
             "glu/backward.wgsl",
-            groups,
+            units,
             {"dy": dy, "gate": gate_buffer, "up": up_buffer, "dgate": dgate, "dup": dup},
             {"units": units},
             constants,

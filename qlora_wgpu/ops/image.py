@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qlora_wgpu.gpu.device import fold_workgroups
 from qlora_wgpu.graph.graph import Graph, ceil_div
 from qlora_wgpu.graph.tensor import TEXEL, Tensor, vector
 
@@ -35,7 +34,7 @@ def image_copy(g: Graph, x: Tensor) -> Tensor:
     units = ceil_div(x.nbytes, TEXEL)
     g.launch(
         "tensor/to_image.wgsl",
-        fold_workgroups(ceil_div(units, 64)),
+        units,
         {"x": x, "image": image},
         {"units": units},
     )
@@ -50,7 +49,7 @@ def as_buffer(g: Graph, x: Tensor) -> Tensor:
     units = ceil_div(x.nbytes, TEXEL)
     g.launch(
         "tensor/from_image.wgsl",
-        fold_workgroups(ceil_div(units, 64)),
+        units,
         {"image": x, "y": y},
         {"units": units},
     )

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.gpu.device import fold_workgroups
-from qlora_wgpu.graph.graph import Graph, ceil_div
+from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import ROW_UNIT, Tensor
 
 
@@ -55,7 +54,7 @@ class NF4Matrix:
             tensors["nested_absmax"] = self.nested_absmax
         g.launch(
             "nf4/dequantize.wgsl",
-            fold_workgroups(ceil_div(rows * w.units(8), 64)),
+            rows * w.units(8),
             tensors,
             {
                 "rows": rows,
@@ -81,7 +80,7 @@ class NF4Matrix:
         count = w.rows * self.columns // 32
         g.launch(
             "nf4/dequantize_image.wgsl",
-            fold_workgroups(ceil_div(count, 64)),
+            count,
             tensors,
             {
                 "count": count,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from qlora_wgpu.gpu.device import fold_workgroups
-from qlora_wgpu.graph.graph import Graph, ceil_div
+from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import ITEM_SIZE, TEXEL, Tensor
 from qlora_wgpu.ops.batch import Batch
 from qlora_wgpu.ops.image import as_buffer, as_image
@@ -35,7 +34,7 @@ def rope(
             return
         g.launch(
             "rope/rotate.wgsl",
-            fold_workgroups(ceil_div(x.rows * x.units(2), 64)),
+            x.rows * x.units(2),
             {
                 "positions": batch.positions,
                 "table": table,
@@ -59,7 +58,7 @@ def rope(
         head, half = head_dim // elements, rotary_dim // 2 // elements
         g.launch(
             "rope/rotate_image.wgsl",
-            fold_workgroups(ceil_div(x.rows * heads * (head - half), 64)),
+            x.rows * heads * (head - half),
             {
                 "positions": batch.positions,
                 "table": as_image(g, table)[0],

@@ -31,7 +31,7 @@ def gather(g: Graph, x: Tensor, count: int, first: int, batch: Batch) -> Tensor:
     stride = x.stride * ITEM_SIZE[x.dtype] // 16
     g.launch(
         "rows/gather.wgsl",
-        fold_workgroups(ceil_div(count * stride, 64)),
+        count * stride,
         {"x": x, "rows": batch.label_rows, "batch_info": batch.info, "y": y},
         {"count": count, "first": first, "stride": stride},
         {"IMAGE": x.image},
@@ -43,7 +43,7 @@ def scatter(g: Graph, x: Tensor, y: Tensor, first: int, batch: Batch) -> None:
     """Puts rows where ``gather`` took them from; x and y float32."""
     g.launch(
         "rows/scatter.wgsl",
-        fold_workgroups(ceil_div(x.rows * x.units(4), 64)),
+        x.rows * x.units(4),
         {"x": x, "rows": batch.label_rows, "batch_info": batch.info, "y": y},
         {"count": x.rows, "first": first, "stride": x.units(4)},
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from qlora_wgpu.gpu.device import fold_workgroups
 from qlora_wgpu.graph.graph import Graph, GraphError, ceil_div
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.image import image_copy
@@ -11,7 +10,7 @@ from qlora_wgpu.ops.image import image_copy
 def fill_zero(g: Graph, y: Tensor) -> None:
     """Zeroes y."""
     units = ceil_div(y.nbytes, 16)
-    g.launch("tensor/fill.wgsl", fold_workgroups(ceil_div(units, 64)), {"y": y}, {"units": units})
+    g.launch("tensor/fill.wgsl", units, {"y": y}, {"units": units})
 
 
 def as_operand(g: Graph, x: Tensor, *, image: bool = True) -> Tensor:
@@ -28,7 +27,7 @@ def as_operand(g: Graph, x: Tensor, *, image: bool = True) -> Tensor:
     units = x.rows * x.units(8)
     g.launch(
         "tensor/cast.wgsl",
-        fold_workgroups(ceil_div(units, 64)),
+        units,
         {"x": x, "y": y},
         {"units": units},
         {"BF16": True, "IMAGE": y.image},
@@ -41,6 +40,4 @@ def add_into(g: Graph, x: Tensor, y: Tensor) -> None:
     if (x.rows, x.stride, x.dtype) != (y.rows, y.stride, y.dtype) or x.dtype != "float32":
         raise GraphError(f"add: {x} and {y} differ")
     units = x.rows * x.units(4)
-    g.launch(
-        "tensor/add.wgsl", fold_workgroups(ceil_div(units, 64)), {"x": x, "y": y}, {"units": units}
-    )
+    g.launch("tensor/add.wgsl", units, {"x": x, "y": y}, {"units": units})

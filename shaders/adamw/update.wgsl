@@ -5,6 +5,7 @@
 //
 // Nothing but the gradient changes where stats[3] is 0. The gradient is zeroed for the next step.
 // step_info: lr, bias₁ = 1 - β₁ᵗ, √bias₂ = √(1 - β₂ᵗ). Launcher: ops/adamw.py.
+//#include common/flat.wgsl
 
 struct Params {
     units: u32,
@@ -24,9 +25,7 @@ struct Params {
 @group(0) @binding(5) var<storage, read_write> m: array<vec4<f32>>;
 @group(0) @binding(6) var<storage, read_write> v: array<vec4<f32>>;
 
-@compute @workgroup_size(64)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
-    let i = (group.y * groups.x + group.x) * 64u + local.x;
+fn each(i: u32) {
     if (i >= params.units) {
         return;
     }

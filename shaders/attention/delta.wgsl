@@ -3,6 +3,7 @@
 // o, dout (rows, heads · head_dim) operands, lse (rows, heads) float32, lse_delta (rows, heads) of
 // pairs, overwritten; one buffer, since eight are all that every adapter can bind.
 // Launcher: ops/attention.py.
+//#include common/flat.wgsl
 //#include common/head_unit.wgsl
 
 struct Params {
@@ -17,9 +18,7 @@ struct Params {
 @group(0) @binding(3) var<storage, read> lse: array<f32>;
 @group(0) @binding(4) var<storage, read_write> lse_delta: array<vec2<f32>>;
 
-@compute @workgroup_size(64)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
-    let i = (group.y * groups.x + group.x) * 64u + local.x;
+fn each(i: u32) {
     let row = i / params.heads;
     if (row >= params.rows) {
         return;

@@ -1,5 +1,6 @@
 // lse_delta = (lse, delta), delta = do·o, per query and head: attention/delta.wgsl with o and dout
 // in images, heads of TEXELS texels. Launcher: ops/attention_image.py.
+//#include common/flat.wgsl
 //#include common/texel_values.wgsl
 
 struct Params {
@@ -14,9 +15,7 @@ struct Params {
 @group(0) @binding(3) var<storage, read> lse: array<f32>;
 @group(0) @binding(4) var<storage, read_write> lse_delta: array<vec2<f32>>;
 
-@compute @workgroup_size(64)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
-    let i = (group.y * groups.x + group.x) * 64u + local.x;
+fn each(i: u32) {
     let row = i / params.heads;
     if (row >= params.rows) {
         return;

@@ -3,6 +3,7 @@
 // ids (rows), weight (shard_rows, ·) operand, y (rows, ·) float32: overwritten where the id is in
 // the shard, left alone elsewhere, so the shards' dispatches complete each other.
 // With IMAGE weight is an image, from texel0 on. Launcher: ops/embedding.py.
+//#include common/flat.wgsl
 //#include common/unit4.wgsl
 
 struct Params {
@@ -37,9 +38,7 @@ fn four(i: u32) -> vec4<f32> {
 //#endif
 @group(0) @binding(3) var<storage, read_write> y: array<vec4<f32>>;
 
-@compute @workgroup_size(64)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
-    let i = (group.y * groups.x + group.x) * 64u + local.x;
+fn each(i: u32) {
     let m = i / params.stride;
     if (m >= params.rows) {
         return;

@@ -2,6 +2,7 @@
 //
 // dy float32; gate, up, dgate, dup: operands of one layout; both outputs overwritten.
 // Launcher: ops/glu.py.
+//#include common/flat.wgsl
 //#include common/operand_out.wgsl OPERAND=dgate OPERAND_BINDING=4
 //#include common/operand_out.wgsl OPERAND=dup OPERAND_BINDING=5
 //#include common/activation.wgsl
@@ -15,9 +16,7 @@ struct Params {
 @group(0) @binding(2) var<storage, read> gate: array<Unit8>;
 @group(0) @binding(3) var<storage, read> up: array<Unit8>;
 
-@compute @workgroup_size(64)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
-    let i = (group.y * groups.x + group.x) * 64u + local.x;
+fn each(i: u32) {
     if (i < params.units) {
         let g = gate[i];
         let u = up[i];

@@ -7,6 +7,7 @@
 // w (rows, in_features) is overwritten, padded with zeros to units of eight; ALIGNED where
 // in_features is a multiple of eight, so that eight elements share a word and a block.
 // With IMAGE w is an image of texels instead of a buffer. Launcher: ops/nf4.py.
+//#include common/flat.wgsl
 //#include common/operand_out.wgsl OPERAND=w OPERAND_BINDING=5
 
 struct Params {
@@ -43,9 +44,7 @@ fn value(element: u32) -> f32 {
     return maps[(word >> (4u * nibble)) & 15u] * block_scale(element / params.blocksize);
 }
 
-@compute @workgroup_size(64)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
-    let i = (group.y * groups.x + group.x) * 64u + local.x;
+fn each(i: u32) {
     let n = i / params.stride;
     let k = 8u * (i % params.stride);
     if (n >= params.rows) {

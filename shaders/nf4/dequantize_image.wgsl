@@ -4,6 +4,7 @@
 // Each invocation makes 32 neighbouring elements, which share a block. codes in words of 32 codes;
 // codebook: an image with the two values of each byte of codes. w is an image.
 // Launcher: ops/nf4.py.
+//#include common/flat.wgsl
 //#include common/texel_values.wgsl
 
 struct Params {
@@ -46,9 +47,7 @@ fn eight(word: u32, scale: f32) -> Eight {
     );
 }
 
-@compute @workgroup_size(64)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
-    let i = (group.y * groups.x + group.x) * 64u + local.x;
+fn each(i: u32) {
     if (i >= params.count) {
         return;
     }

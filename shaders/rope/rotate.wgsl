@@ -6,6 +6,7 @@
 // x, y (rows, heads · head_dim) operand, y overwritten, padding with zeros; positions (rows);
 // table (positions, half) of (cos, sin). sign +1 rotates, -1 is the inverse and the gradient.
 // Each invocation writes two neighbouring elements. Launcher: ops/rope.py.
+//#include common/flat.wgsl
 
 struct Params {
     rows: u32,
@@ -63,9 +64,7 @@ fn rotated(base: u32, column: u32, position: u32) -> f32 {
     return here * t.x + params.sign * load(base + column - half) * t.y;
 }
 
-@compute @workgroup_size(64)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
-    let i = (group.y * groups.x + group.x) * 64u + local.x;
+fn each(i: u32) {
     let pairs = params.stride / 2u;
     let row = i / pairs;
     if (row >= params.rows) {

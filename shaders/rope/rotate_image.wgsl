@@ -5,6 +5,7 @@
 // an image of (cos, sin) float32 pairs, half a head's to a position. sign +1 rotates, -1 is the
 // inverse and the gradient. Each invocation writes one texel of each half, or one beyond them.
 // Launcher: ops/rope.py.
+//#include common/flat.wgsl
 //#include common/texel_values.wgsl
 
 struct Params {
@@ -63,9 +64,7 @@ fn times(a: Values, b: Values) -> Values {
 //#endif
 }
 
-@compute @workgroup_size(64)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
-    let i = (group.y * groups.x + group.x) * 64u + local.x;
+fn each(i: u32) {
     let each = HEAD - HALF;
     let row = i / (params.heads * each);
     if (row >= params.rows) {

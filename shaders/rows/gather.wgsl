@@ -1,6 +1,7 @@
 // y[i, :] = x[rows[first + i], :]  for the first batch_info[0] - first rows; zero after them.
 //
 // x, y: rows of one layout, in words of 16 bytes, images (IMAGE) or buffers; y (count, ·) overwritten. Launcher: ops/rows.py.
+//#include common/flat.wgsl
 
 struct Params {
     count: u32,
@@ -35,9 +36,7 @@ fn store(i: u32, word: vec4<u32>) {
 }
 //#endif
 
-@compute @workgroup_size(64)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
-    let i = (group.y * groups.x + group.x) * 64u + local.x;
+fn each(i: u32) {
     let row = i / params.stride;
     if (row >= params.count) {
         return;

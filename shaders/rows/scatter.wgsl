@@ -1,6 +1,7 @@
 // y[rows[first + i], :] = x[i, :]  for the first batch_info[0] - first rows.
 //
 // x (count, ·), y float32; other rows of y are left alone. Launcher: ops/rows.py.
+//#include common/flat.wgsl
 
 struct Params {
     count: u32,
@@ -14,9 +15,7 @@ struct Params {
 @group(0) @binding(3) var<storage, read> batch_info: array<u32>;
 @group(0) @binding(4) var<storage, read_write> y: array<vec4<f32>>;
 
-@compute @workgroup_size(64)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
-    let i = (group.y * groups.x + group.x) * 64u + local.x;
+fn each(i: u32) {
     let row = i / params.stride;
     if (row < params.count && params.first + row < batch_info[0]) {
         y[rows[params.first + row] * params.stride + i % params.stride] = x[i];

@@ -1,4 +1,5 @@
 // y = bfloat16(x), element by element, of one layout, in units of eight. Launcher: ops/tensor.py.
+//#include common/flat.wgsl
 //#include common/operand_out.wgsl OPERAND=y OPERAND_BINDING=2
 
 struct Params {
@@ -8,9 +9,7 @@ struct Params {
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;
 
-@compute @workgroup_size(64)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
-    let i = (group.y * groups.x + group.x) * 64u + local.x;
+fn each(i: u32) {
     if (i < params.units) {
         store_y(i, x[2u * i], x[2u * i + 1u]);
     }

@@ -1,4 +1,5 @@
 // y = image, both in words of 16 bytes. Launcher: ops/image.py.
+//#include common/flat.wgsl
 
 struct Params {
     units: u32,
@@ -8,9 +9,7 @@ struct Params {
 @group(0) @binding(1) var image: texture_storage_2d<rgba32uint, read>;
 @group(0) @binding(2) var<storage, read_write> y: array<vec4<u32>>;
 
-@compute @workgroup_size(64)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
-    let i = (group.y * groups.x + group.x) * 64u + local.x;
+fn each(i: u32) {
     if (i < params.units) {
         y[i] = textureLoad(image, vec2<u32>(i & 1023u, i >> 10u));
     }

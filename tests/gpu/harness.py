@@ -46,8 +46,9 @@ class Bench:
     def __post_init__(self) -> None:
         if self.profile.image_lanes:  # as wide as this driver's subgroups
             own = cpu_profile(self.device.profile.image_lanes)
-            names = ("image_lanes", "row_lanes", "rows_per_group", "attention_lanes", "thin_group")
-            self.profile = replace(self.profile, **{name: getattr(own, name) for name in names})
+            self.profile = replace(
+                own, logits_bytes=self.profile.logits_bytes, head_block=self.profile.head_block
+            )
         self.graph = Graph(self.dtype, self.profile, self.device.max_binding)
 
     def given(self, array: np.ndarray, dtype: str = "float32", *, grad: bool = False) -> Tensor:

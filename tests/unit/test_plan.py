@@ -104,7 +104,7 @@ def test_dead_launches_go():
 def test_wrong_bindings_are_errors():
     graph = Graph("float32", CPU_PROFILE)
     with pytest.raises(GraphError, match="missing or unknown"):
-        graph.launch("tensor/fill.wgsl", (1, 1, 1), {"x": graph.float32("x", 1, 8)}, {"units": 1})
+        graph.launch("tensor/fill.wgsl", 1, {"x": graph.float32("x", 1, 8)}, {"units": 1})
 
 
 def test_memory_plan_counts_every_kind():
