@@ -1,0 +1,98 @@
+"""What an adapter gives at most: multiply-adds in registers, and bytes moved by a plain copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from qlora_wgpu.bench.timing import Dispatch, clock_of
+from qlora_wgpu.gpu.device import Device, fold_workgroups
+from qlora_wgpu.gpu.wgsl import Constants, load_shader
+
+_KIND = "ceilings"  # what their buffers are counted as
+_FMA_GROUPS, _FMA_GROUP = 8192, 32
+_FMA_PER_TURN = 8 * 24  # of an invocation, as shaders/bench/fma.wgsl is unrolled
+_MOST_TURNS = 32_768  # software adapters end loops after twice as many
+_COPY_BYTES = {True: 64 << 20, False: 256 << 20}  # past the caches; by Device.is_cpu
+_ENOUGH_SECONDS = 0.02
+_ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """The measured ceilings of one adapter.
+
+    Attributes:
+        flops_per_second: Of a loop of float32 multiply-adds, two operations each.
+        bytes_per_second: Read plus written by a copy kernel, the faster of the kinds of memory.
+    """
+
+    flops_per_second: float
+    bytes_per_second: float
+
+
+def measure_ceilings(device: Device) -> Ceilings:
+    """Measures both, in about a second.
+
+    Raises:
+        OutOfMemoryError: If the device has no room for the copy's buffers.
+    """
+    try:
+        copies = [_copy_rate(device, image=False)]
+        if device.profile.images:
+            copies.append(_copy_rate(device, image=True))
+        return Ceilings(_fma_rate(device), max(copies))
+    finally:
+        device.memory.forget(_KIND)
+
+
+def _fma_rate(device: Device) -> float:
+    shader = load_shader("bench/fma.wgsl")
+    invocations = _FMA_GROUPS * _FMA_GROUP
+    sums, params = device.buffer(4 * invocations, _KIND), device.buffer(16, _KIND)
+    windows = {"params": (params, 0, 16), "sums": (sums, 0, 4 * invocations)}
+    group = device.bind_group(shader, windows)
+    dispatch = device.pipeline(shader), group, (_FMA_GROUPS, 1, 1)
+    clock = clock_of(device, sums)
+    turns, seconds = 4, 0.0
+    while True:
+        # x becomes x / 2 + 1, so that it stays a normal number for ever.
+        values = {"turns": turns, "factor": 0.5, "summand": 1.0}
+        device.write(params, shader.pack_params(values))
+        seconds = clock(dispatch)
+        if seconds >= _ENOUGH_SECONDS or turns == _MOST_TURNS:
+            break
+        turns = min(4 * turns, _MOST_TURNS)
+    seconds = min(seconds, _best(clock, dispatch))
+    _destroy(sums, params)
+    return 2.0 * _FMA_PER_TURN * turns * invocations / seconds
+
+
+def _copy_rate(device: Device, *, image: bool) -> float:
+    nbytes = min(_COPY_BYTES[device.is_cpu], device.max_binding)
+    path = "bench/copy_image.wgsl" if image else "bench/copy.wgsl"
+    flat, turns = device.profile.flat_group, device.profile.flat_turns
+    constants: Constants = (("FLAT", flat), ("TURNS", turns))
+    shader = load_shader(path, constants)
+    make = device.image if image else device.buffer
+    x, y = make(nbytes, _KIND, "a copy's source"), make(nbytes, _KIND, "a copy's target")
+    params = device.buffer(16, _KIND)
+    device.write(params, shader.pack_params({"units": nbytes // 16}))
+    windows = {"params": (params, 0, 16), "x": (x, 0, nbytes), "y": (y, 0, nbytes)}
+    groups = fold_workgroups(-(-(nbytes // 16) // (flat * turns)))
+    dispatch = device.pipeline(shader), device.bind_group(shader, windows), groups
+    clock = clock_of(device, params)
+    clock(dispatch)  # the first touches the pages
+    seconds = _best(clock, dispatch)
+    _destroy(x, y, params)
+    return 2.0 * nbytes / seconds
+
+
+def _best(clock: Callable[[Dispatch], float], dispatch: Dispatch) -> float:
+    return max(1e-9, min(clock(dispatch) for _ in range(_ROUNDS)))
+
+
+def _destroy(*resources: Any) -> None:
+    for resource in resources:
+        resource.destroy()

@@ -1,0 +1,148 @@
+"""The whole measurement of one workload on one device."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from qlora_wgpu.bench.ceilings import Ceilings, measure_ceilings
+from qlora_wgpu.bench.kernels import KernelTime, sum_up
+from qlora_wgpu.bench.step import StepTimes, time_steps, total_steps
+from qlora_wgpu.bench.timing import DispatchTimer, best_of, has_timestamps
+from qlora_wgpu.bench.workload import Workload
+from qlora_wgpu.config import OptimConfig, QuantConfig
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.models.qlora_model import QLoRAModel
+from qlora_wgpu.training.optimizer import Optimizer
+
+_ROUNDS = 3  # the best of so many counts, of each launch
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """All that was found.
+
+    Attributes:
+        workload: What ran.
+        device: Where.
+        ceilings: The adapter's own.
+        load_seconds: From an open device to a model with all weights on it.
+        prepare_seconds: Tracing, planning, compiling and binding the step.
+        steps: Times of the steps.
+        flops_per_step: Operations of a step's products.
+        kernels: The step's launches by label, the slowest first; None without timestamps.
+        planned: Bytes on the device by kind, as planned from config.json.
+        peak_bytes: The most that was taken.
+        adapter_parameters: Trained numbers.
+    """
+
+    workload: Workload
+    device: Device
+    ceilings: Ceilings
+    load_seconds: float
+    prepare_seconds: float
+    steps: StepTimes
+    flops_per_step: int
+    kernels: list[KernelTime] | None
+    planned: Counter[str]
+    peak_bytes: int
+    adapter_parameters: int
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Positions of a micro-batch."""
+        return self.workload.batch * self.workload.seq
+
+    @property
+    def seconds_to_first_step(self) -> float:
+        """From an open device to the first loss."""
+        return self.load_seconds + self.prepare_seconds + self.steps.first_step_seconds
+
+
+def measure(
+    workload: Workload, device: Device, progress: Callable[[str], None] = lambda text: None
+) -> Measurement:
+    """Loads, compiles, trains, and then times every launch alone.
+
+    Args:
+        workload: What to run.
+        device: Where to run it.
+        progress: Told what is going on.
+
+    Raises:
+        OutOfMemoryError: If the device has no room.
+        DeviceError: If it refuses something else.
+        TrainingError: If the loss is not finite.
+    """
+    planned = workload.planned_memory(device)
+    progress("measuring the adapter's ceilings")
+    ceilings = measure_ceilings(device)
+    progress("loading weights")
+    begin = time.perf_counter()
+    model = _load(workload, device, progress)
+    loaded = time.perf_counter()
+    progress("compiling kernels")
+    model.prepare(workload.batch, workload.seq)
+    optimizer = Optimizer(model, OptimConfig(), total_steps(workload.steps))
+    prepared = time.perf_counter()
+    done = 0
+
+    def stepped() -> None:
+        nonlocal done
+        done += 1
+        progress(f"training: step {done} of {total_steps(workload.steps)}")
+
+    steps = time_steps(model, optimizer, workload.batch, workload.seq, workload.steps, stepped)
+    kernels = None
+    if has_timestamps(device):
+        progress("timing every kernel")
+        kernels = time_kernels(model, optimizer, workload.batch, workload.seq, _ROUNDS)
+    return Measurement(
+        workload=workload,
+        device=device,
+        ceilings=ceilings,
+        load_seconds=loaded - begin,
+        prepare_seconds=prepared - loaded,
+        steps=steps,
+        flops_per_step=model.program("train", workload.batch, workload.seq).plan.flops,
+        kernels=kernels,
+        planned=planned,
+        peak_bytes=device.memory.peak,
+        adapter_parameters=model.adapter.num_parameters,
+    )
+
+
+def time_kernels(
+    model: QLoRAModel, optimizer: Optimizer, batch: int, seq: int, rounds: int
+) -> list[KernelTime]:
+    """Times each launch of a micro-batch and of its update alone; the adapter is trained by it.
+
+    Args:
+        model: It must have run a micro-batch of this shape.
+        optimizer: It must have made a step.
+        batch: Rows of the micro-batch.
+        seq: Tokens of a row.
+        rounds: The best of so many counts.
+
+    Raises:
+        DeviceError: If the device has no timestamps.
+    """
+    programs = model.program("train", batch, seq), optimizer._program
+    launches = [launch for program in programs for launch in program.plan.launches]
+    dispatches = [dispatch for program in programs for dispatch in program.dispatches]
+    return sum_up(launches, best_of(dispatches, DispatchTimer(model.device), rounds))
+
+
+def _load(workload: Workload, device: Device, progress: Callable[[str], None]) -> QLoRAModel:
+    return QLoRAModel(
+        workload.shape.folder,
+        workload.lora,
+        QuantConfig(),
+        workload.compute_dtype,
+        device,
+        name_or_path=workload.shape.name,
+        gradient_checkpointing=workload.gradient_checkpointing,
+        progress=lambda name: progress(f"loading {name}"),
+    )

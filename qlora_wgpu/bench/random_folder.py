@@ -1,0 +1,76 @@
+"""A model folder that is not there: random weights in the shapes that a config.json asks for."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.models.family import find_family
+from qlora_wgpu.quant import NF4Tensor
+
+_SCALE = 0.02  # Hugging Face's initializer_range
+_PERIOD = 1_000_003  # values before they repeat; prime, so that no two rows are alike
+
+
+class RandomFolder(ModelFolder):
+    """Weights made when they are asked for, the same for the same config.json.
+
+    Norms are ones, all else is normal with a standard deviation of 0.02.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        """From a config.json.
+
+        Raises:
+            UnsupportedModelError: If it asks for something that is not computed here.
+        """
+        super().__init__(Path("random weights"), config, {})
+        architecture = find_family(config).read(config)
+        size = (architecture.vocab_size, architecture.hidden_size)
+        self._norms = set(architecture.norms)
+        self._shapes: dict[str, tuple[int, ...]] = {architecture.embed_name: size}
+        if not architecture.tied:
+            self._shapes[architecture.head_name] = size
+        for spec in architecture.linears:
+            self._shapes[f"{spec.name}.weight"] = (spec.out_features, spec.in_features)
+            if spec.bias:
+                self._shapes[f"{spec.name}.bias"] = (spec.out_features,)
+        for name, length in architecture.norms.items():
+            self._shapes[name] = (length,)
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of all weights."""
+        return sum(int(np.prod(shape)) for shape in self._shapes.values())
+
+    def names(self) -> list[str]:
+        """All tensors."""
+        return list(self._shapes)
+
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of that name."""
+        return name in self._shapes
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's dimensions."""
+        return self._shapes[name]
+
+    def float32(self, name: str) -> npt.NDArray[np.float32]:
+        """A tensor, made anew."""
+        shape = self._shapes[name]
+        if name in self._norms:
+            return np.ones(shape, np.float32)
+        # Billions of random numbers would take minutes; repeated ones compute as fast.
+        random = np.random.default_rng(zlib.crc32(name.encode()))
+        count = min(int(np.prod(shape)), _PERIOD)
+        block = random.standard_normal(count, dtype=np.float32) * np.float32(_SCALE)
+        return np.resize(block, shape)
+
+    def nf4(self, name: str) -> NF4Tensor | None:
+        """None: nothing is quantized yet."""
+        return None

@@ -1,0 +1,182 @@
+"""A measurement as JSON, and as text for a terminal."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from qlora_wgpu.bench.kernels import KernelTime
+from qlora_wgpu.bench.measure import Measurement
+from qlora_wgpu.bench.timing import Spread
+
+NO_TIMESTAMPS = "the adapter has no timestamp queries, so kernels cannot be timed one by one"
+
+
+def to_json(found: Measurement) -> dict[str, Any]:
+    """All figures in seconds, bytes and operations (not in thousands of them)."""
+    workload, device, steps = found.workload, found.device, found.steps
+    median = steps.step_seconds.median
+    kernels, total = None, None
+    if found.kernels is not None:
+        kernels = [row.to_json() for row in found.kernels]
+        total = sum(row.seconds for row in found.kernels)
+    return {
+        "versions": {
+            "qlora-wgpu": _version("qlora-wgpu"),
+            "wgpu": _version("wgpu"),
+            "python": platform.python_version(),
+            "platform": f"{sys.platform} {platform.machine()}",
+        },
+        "device": {
+            "name": device.name,
+            "type": str(device.adapter.info["adapter_type"]),
+            "backend": str(device.adapter.info["backend_type"]),
+            "driver": str(device.adapter.info["description"]),
+            "profile": device.profile.name,
+        },
+        "workload": {
+            "shape": workload.shape.name,
+            "weights": workload.shape.weights,
+            "batch": workload.batch,
+            "seq": workload.seq,
+            "rank": workload.rank,
+            "compute_dtype": workload.compute_dtype,
+            "gradient_checkpointing": workload.gradient_checkpointing,
+            "steps": workload.steps,
+            "adapter_parameters": found.adapter_parameters,
+        },
+        "tokens_per_second": _spread(tokens_per_second(found)),
+        "step_seconds": _spread(steps.step_seconds),
+        "flops_per_step": found.flops_per_step,
+        "flops_per_second": found.flops_per_step / median,
+        "host_share": steps.host_share,
+        "loss": steps.loss,
+        "seconds": {
+            "load": found.load_seconds,
+            "prepare": found.prepare_seconds,
+            "first_step": steps.first_step_seconds,
+            "to_first_step": found.seconds_to_first_step,
+        },
+        "ceilings": {
+            "flops_per_second": found.ceilings.flops_per_second,
+            "bytes_per_second": found.ceilings.bytes_per_second,
+        },
+        "memory": {
+            "planned": dict(found.planned),
+            "planned_total": sum(found.planned.values()),
+            "peak": found.peak_bytes,
+        },
+        "timestamps": found.kernels is not None,
+        "kernels": kernels,
+        "kernels_seconds": total,
+    }
+
+
+def tokens_per_second(found: Measurement) -> Spread:
+    """Positions a second, of the step in the middle, the slowest and the fastest."""
+    seconds, tokens = found.steps.step_seconds, found.tokens_per_step
+    return Spread(tokens / seconds.median, tokens / seconds.most, tokens / seconds.least)
+
+
+def show(console: Console, found: Measurement) -> None:
+    """Prints the figures and the kernels."""
+    workload, steps = found.workload, found.steps
+    rate, flops = tokens_per_second(found), found.flops_per_step / steps.step_seconds.median
+    summary = Table(show_header=False, box=None)
+    checkpointed = ", gradient checkpointing" if workload.gradient_checkpointing else ""
+    rows = [
+        ("device", f"{found.device.name} ({found.device.adapter.info['description']})"),
+        (
+            "workload",
+            f"{workload.shape.name}, batch {workload.batch}, sequence {workload.seq}, "
+            f"rank {workload.rank}, {workload.compute_dtype}{checkpointed}",
+        ),
+        ("weights", workload.shape.weights),
+        (
+            "tokens/s",
+            f"{rate.median:,.1f} ({rate.least:,.1f} to {rate.most:,.1f}, {workload.steps} steps)",
+        ),
+        (
+            "operations",
+            f"{flops / 1e9:,.1f} GFLOP/s of the whole step, "
+            f"{_percent(flops, found.ceilings.flops_per_second)} of the adapter's ceiling",
+        ),
+        (
+            "ceilings",
+            f"{found.ceilings.flops_per_second / 1e9:,.1f} GFLOP/s multiply-adds, "
+            f"{found.ceilings.bytes_per_second / 1e9:,.1f} GB/s copy",
+        ),
+        ("host", f"{steps.host_share:.1%} of a step"),
+        (
+            "first step",
+            f"after {found.seconds_to_first_step:,.2f} s: {found.load_seconds:,.2f} loading, "
+            f"{found.prepare_seconds:,.2f} compiling, {steps.first_step_seconds:,.2f} computing",
+        ),
+        (
+            "memory",
+            f"{_mib(found.peak_bytes)} taken, {_mib(sum(found.planned.values()))} planned: "
+            + ", ".join(f"{kind} {_mib(n)}" for kind, n in found.planned.most_common() if n),
+        ),
+    ]
+    for row in rows:
+        summary.add_row(*row)
+    console.print(summary, highlight=False, markup=False)
+    if found.kernels is None:
+        console.print(f"note: {NO_TIMESTAMPS}", style="yellow", highlight=False)
+    else:
+        console.print(_table(found, found.kernels), highlight=False)
+
+
+def _table(found: Measurement, kernels: list[KernelTime]) -> Table:
+    total = sum(row.seconds for row in kernels)
+    table = Table(title="kernels of a step, each launch timed alone", title_justify="left")
+    table.caption = (
+        "bytes are the bound tensors', once a launch; caches can be faster than the copy"
+    )
+    table.caption_justify = "left"
+    table.add_column("kernel")
+    for name in ("launches", "ms", "share", "GFLOP/s", "of ceiling", "GB/s", "of copy"):
+        table.add_column(name, justify="right")
+    for row in kernels:
+        table.add_row(
+            row.label,
+            str(row.launches),
+            f"{1e3 * row.seconds:,.2f}",
+            f"{row.share:.1%}",
+            f"{row.flops_per_second / 1e9:,.1f}" if row.flops else "",
+            _percent(row.flops_per_second, found.ceilings.flops_per_second) if row.flops else "",
+            f"{row.bytes_per_second / 1e9:,.1f}",
+            _percent(row.bytes_per_second, found.ceilings.bytes_per_second),
+        )
+    table.add_section()
+    table.add_row(
+        "all",
+        str(sum(row.launches for row in kernels)),
+        f"{1e3 * total:,.2f}",
+        f"{sum(row.share for row in kernels):.1%}",
+    )
+    return table
+
+
+def _percent(value: float, ceiling: float) -> str:
+    return f"{value / ceiling:.1%}"
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / 2**20:,.1f} MiB"
+
+
+def _spread(spread: Spread) -> dict[str, float]:
+    return {"median": spread.median, "min": spread.least, "max": spread.most}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

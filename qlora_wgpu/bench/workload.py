@@ -1,0 +1,98 @@
+"""What is to be measured, and whether it can be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from qlora_wgpu.bench.shapes import Shape
+from qlora_wgpu.config import LoraConfig, QuantConfig
+from qlora_wgpu.errors import ConfigError, OutOfMemoryError
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.models.memory import plan_training_memory
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Training steps of one shape: NF4 base, LoRA on every linear layer, AdamW.
+
+    Attributes:
+        shape: The model.
+        batch: Rows of a micro-batch, which is a whole step.
+        seq: Tokens of a row.
+        rank: Of the adapter.
+        compute_dtype: Of matmul operands.
+        gradient_checkpointing: Whether layers are recomputed in the backward.
+        steps: Those that count.
+    """
+
+    shape: Shape
+    batch: int = 1
+    seq: int = 256
+    rank: int = 8
+    compute_dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    gradient_checkpointing: bool = False
+    steps: int = 5
+
+    def __post_init__(self) -> None:
+        """Checks the numbers.
+
+        Raises:
+            ConfigError: If one is too small, or the sequence longer than the model's.
+        """
+        for name, least in (("batch", 1), ("seq", 2), ("rank", 1), ("steps", 1)):
+            value = getattr(self, name)
+            if value < least:
+                raise ConfigError(f"--{name} must be at least {least}, got {value}")
+        longest = self.shape.config.get("max_position_embeddings")
+        if isinstance(longest, int) and self.seq > longest:
+            raise ConfigError(
+                f"--seq {self.seq} is longer than the model's {longest} positions "
+                f"(max_position_embeddings of {self.shape.name}): give at most {longest}"
+            )
+
+    @property
+    def lora(self) -> LoraConfig:
+        """The adapter, scaled by two."""
+        return LoraConfig(r=self.rank, lora_alpha=2 * self.rank)
+
+    def planned_memory(self, device: Device) -> Counter[str]:
+        """Bytes on the device by kind, from config.json alone.
+
+        Raises:
+            OutOfMemoryError: If a software adapter, which takes the host's memory, would need more
+                than there is; its driver gives it away without asking.
+        """
+        planned = plan_training_memory(
+            self.shape.config,
+            self.lora,
+            QuantConfig(),
+            self.compute_dtype,
+            batch_size=self.batch,
+            seq=self.seq,
+            gradient_checkpointing=self.gradient_checkpointing,
+            max_binding=device.max_binding,
+            profile=device.profile,
+        )
+        needed, left = sum(planned.values()), _available_bytes()
+        if device.is_cpu and left is not None and needed > left:
+            advice = "" if self.gradient_checkpointing else ", or turn on --checkpointing"
+            raise OutOfMemoryError(
+                f"{self.shape.name} with --batch {self.batch} --seq {self.seq} needs "
+                f"{needed / 2**20:,.0f} MiB and this machine has {left / 2**20:,.0f} MiB left: "
+                f"lower --batch or --seq{advice}"
+            )
+        return planned
+
+
+def _available_bytes() -> int | None:
+    """Host memory that can be taken without swapping; None where the system does not tell."""
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024 * int(line.split()[1])
+    except (OSError, ValueError, IndexError):
+        pass
+    return None
