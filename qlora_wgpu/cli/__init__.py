@@ -8,6 +8,7 @@ import click
 from rich.console import Console
 
 from qlora_wgpu import __version__
+from qlora_wgpu.cli.bench import bench
 from qlora_wgpu.cli.doctor import doctor
 from qlora_wgpu.cli.generate import generate
 from qlora_wgpu.cli.train import train
@@ -26,6 +27,7 @@ def commands() -> None:
 commands.add_command(train)
 commands.add_command(generate)
 commands.add_command(doctor)
+commands.add_command(bench)
 
 
 def main() -> None:

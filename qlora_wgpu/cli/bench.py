@@ -1,0 +1,124 @@
+"""``bench``: how fast this machine trains a shape, and which kernels take the time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+from rich.console import Console
+
+from qlora_wgpu.bench.measure import measure
+from qlora_wgpu.bench.report import show, to_json
+from qlora_wgpu.bench.shapes import SHAPES, find_shape
+from qlora_wgpu.bench.workload import Workload
+from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.gpu.device import Device
+
+_DTYPES = ("bfloat16", "float32")
+
+
+def _whole(context: click.Context, parameter: click.Parameter, value: str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise ConfigError(f"--{parameter.name} must be a whole number, got {value!r}") from None
+
+
+def _dtype(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    if value not in _DTYPES:
+        raise ConfigError(f"--dtype must be {' or '.join(_DTYPES)}, got {value!r}")
+    return value
+
+
+def _number(name: str, default: int, text: str) -> Callable[[Any], Any]:
+    # Text at first, so that a wrong one is a sentence and not a usage text.
+    return click.option(
+        f"--{name}",
+        default=str(default),
+        show_default=True,
+        metavar="N",
+        callback=_whole,
+        help=text,
+    )
+
+
+@click.command(epilog=f"Shapes with a name: {', '.join(SHAPES)}.")
+@click.argument("shape", default="S")
+@_number("batch", 1, "Rows of a step.")
+@_number("seq", 256, "Tokens of a row.")
+@_number("rank", 8, "Rank of the adapter.")
+@_number("steps", 5, "Steps that count, after two that do not.")
+@click.option(
+    "--dtype",
+    default=_DTYPES[0],
+    show_default=True,
+    metavar="|".join(_DTYPES),
+    callback=_dtype,
+    help="Type of matmul operands.",
+)
+@click.option("--checkpointing", is_flag=True, help="Recompute layers in the backward pass.")
+@click.option(
+    "--adapter",
+    "--device",
+    "adapter",
+    default="auto",
+    show_default=True,
+    help="GPU adapter, as doctor lists them.",
+)
+@click.option("--json", "json_file", metavar="FILE", help="Where to write all figures.")
+def bench(
+    shape: str,
+    batch: int,
+    seq: int,
+    rank: int,
+    steps: int,
+    dtype: Literal["bfloat16", "float32"],
+    checkpointing: bool,
+    adapter: str,
+    json_file: str | None,
+) -> None:
+    """Time training steps of SHAPE on this machine, and every kernel of them.
+
+    SHAPE is a name (below), a config.json or a model folder. Weights are random unless the folder
+    has some; nothing is downloaded. Kernels are shown against what the adapter gives at most.
+    """
+    console = Console()
+    target = _writable(json_file)
+    workload = Workload(
+        find_shape(shape),
+        batch=batch,
+        seq=seq,
+        rank=rank,
+        compute_dtype=dtype,
+        gradient_checkpointing=checkpointing,
+        steps=steps,
+    )
+    device = Device(adapter)
+    with console.status("") as status:
+        found = measure(workload, device, status.update)
+    show(console, found)
+    if target is not None:
+        _write(target, to_json(found))
+        console.print(f"written to {target}", highlight=False, markup=False)
+
+
+def _writable(name: str | None) -> Path | None:
+    """Checks where the figures will go, before minutes are spent on them."""
+    if name is None:
+        return None
+    path = Path(name).expanduser()
+    if not name or path.is_dir():
+        raise ConfigError(f"--json {name!r} is no file name: give one such as bench.json")
+    if not path.parent.is_dir():
+        raise ConfigError(f"--json {name}: there is no folder {path.parent}")
+    return path
+
+
+def _write(path: Path, figures: dict[str, Any]) -> None:
+    try:
+        path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    except OSError as err:
+        raise ConfigError(f"--json {path} cannot be written: {err.strerror}") from err
