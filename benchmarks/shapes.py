@@ -1,4 +1,4 @@
-"""Model shapes that are measured, and folders of random weights in them."""
+"""Folders of random weights in the shapes that are measured."""
 
 from __future__ import annotations
 
@@ -8,33 +8,14 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-SHAPES: dict[str, dict[str, int | bool]] = {
-    "S": {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4,
-          "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 2048},
-    "M": {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 8,
-          "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152},
-    "llama-3.2-1b": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
-                     "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256},
-}  # fmt: skip
+from qlora_wgpu.bench.shapes import SHAPES, config_of
+from qlora_wgpu.models.family import find_family
 
-
-def config_of(shape: str) -> dict[str, object]:
-    return {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_act": "silu",
-        "max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": True,
-        **SHAPES[shape],
-    }
+__all__ = ["SHAPES", "config_of", "write_random_model"]
 
 
 def write_random_model(folder: Path, shape: str) -> Path:
     """Writes a Hugging Face folder of random float16 weights."""
-    from qlora_wgpu.models.family import find_family
-
     config = config_of(shape)
     architecture = find_family(config).read(config)
     random = np.random.default_rng(0)
@@ -42,7 +23,10 @@ def write_random_model(folder: Path, shape: str) -> Path:
     def normal(*size: int) -> np.ndarray:
         return (0.02 * random.standard_normal(size, dtype=np.float32)).astype(np.float16)
 
-    tensors = {architecture.embed_name: normal(architecture.vocab_size, architecture.hidden_size)}
+    size = architecture.vocab_size, architecture.hidden_size
+    tensors = {architecture.embed_name: normal(*size)}
+    if not architecture.tied:
+        tensors[architecture.head_name] = normal(*size)
     for spec in architecture.linears:
         tensors[f"{spec.name}.weight"] = normal(spec.out_features, spec.in_features)
     for name, size in architecture.norms.items():

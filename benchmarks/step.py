@@ -13,16 +13,15 @@ from __future__ import annotations
 import argparse
 import json
 import resource
-import statistics
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from shapes import SHAPES, write_random_model
 
 from qlora_wgpu import LoraConfig, QLoRAModel
+from qlora_wgpu.bench.step import time_steps, total_steps
 from qlora_wgpu.config import OptimConfig
 from qlora_wgpu.models.memory import plan_training_memory
 from qlora_wgpu.training.optimizer import Optimizer
@@ -40,29 +39,14 @@ def measure(shape: str, seq: int, batch: int, steps: int, checkpointing: bool) -
             gradient_checkpointing=checkpointing, max_binding=model.device.max_binding,
             profile=model.device.profile,
         )  # fmt: skip
-        ids = np.random.default_rng(1).integers(0, SHAPES[shape]["vocab_size"], (batch, seq))
-        checked = model.checked(ids, ids)
-        optimizer = Optimizer(model, OptimConfig(), steps + 2)
-        model.zero_gradient()
-        submitting = clock_submits(model)
+        optimizer = Optimizer(model, OptimConfig(), total_steps(steps))
         begin = time.perf_counter()
-        whole, host = [], []
-        for step in range(1, steps + 3):
-            submitting[0] = 0.0
-            t0 = time.perf_counter()
-            model.accumulate(*checked)
-            optimizer.step(step)
-            t1 = time.perf_counter() - submitting[0]
-            loss = float(model.read_stats()[0]) / (batch * (seq - 1))
-            t2 = time.perf_counter()
-            model.zero_stats()
-            if step == 1:
-                first = t2 - begin
-            if step > 2:
-                whole.append(t2 - t0)
-                host.append(t1 - t0)
+        model.prepare(batch, seq)
+        prepared = time.perf_counter() - begin
+        times = time_steps(model, optimizer, batch, seq, steps)
+        spread = times.step_seconds
         flops = model.program("train", batch, seq).plan.flops
-        median = statistics.median(whole)
+        median = spread.median
         return {
             "shape": shape,
             "device": model.device.name,
@@ -71,31 +55,17 @@ def measure(shape: str, seq: int, batch: int, steps: int, checkpointing: bool) -
             "batch": batch,
             "gradient_checkpointing": checkpointing,
             "tokens_per_second": round(batch * seq / median, 1),
-            "spread": [round(batch * seq / max(whole), 1), round(batch * seq / min(whole), 1)],
+            "spread": [round(batch * seq / spread.most, 1), round(batch * seq / spread.least, 1)],
             "gflops": round(flops / median / 1e9, 1),
-            "host_share": round(statistics.median(host) / median, 4),
+            "host_share": round(times.host_share, 4),
             "load_seconds": round(loaded, 2),
-            "first_step_seconds": round(first, 2),
+            "first_step_seconds": round(prepared + times.first_step_seconds, 2),
             "planned_mib": round(sum(planned.values()) / 2**20, 2),
             "observed_mib": round(model.device.memory.peak / 2**20, 2),
             "activations_mib": round(model.device.memory.by_kind["activations"] / 2**20, 2),
             "process_rss_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10),
-            "loss": round(loss, 4),
+            "loss": round(times.loss, 4),
         }
-
-
-def clock_submits(model: QLoRAModel) -> list[float]:
-    """Seconds spent in submits since the one element was last set to zero."""
-    queue, spent = model.device.raw.queue, [0.0]
-    original = queue.submit
-
-    def submit(buffers: Any) -> None:
-        begin = time.perf_counter()
-        original(buffers)
-        spent[0] += time.perf_counter() - begin
-
-    queue.submit = submit
-    return spent
 
 
 def main() -> None:
