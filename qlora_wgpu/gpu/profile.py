@@ -61,7 +61,7 @@ CPU_PROFILE = Profile(
     thin_group=(1, 8),
     attention_lanes=8,
     attention_keys=4,
-    head_block=1024,
+    head_block=2048,
     logits_bytes=32 << 20,
 )
 GPU_PROFILE = Profile(

@@ -61,8 +61,8 @@ def attention(
             "attention/delta_image.wgsl",
             q.rows * heads,
             {"o": o, "dout": known["dout"], "lse": lse, "lse_delta": lse_delta},
-            {"rows": q.rows, "heads": heads, "stride": q.units(elements)},
-            {"BF16": g.bf16, "TEXELS": head_dim // elements},
+            {"rows": q.rows, "stride": q.units(elements)},
+            {"BF16": g.bf16, "HEADS": heads, "TEXELS": head_dim // elements},
             label="attention/delta",
         )
         if q.requires_grad:

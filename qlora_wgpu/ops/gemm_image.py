@@ -13,7 +13,7 @@ from qlora_wgpu.ops.dropout import dropout_params
 from qlora_wgpu.ops.image import as_image
 from qlora_wgpu.ops.modules import Lora
 
-_ROWS = 16  # rows of results that an invocation holds
+_ROWS = 16
 _RANKS = 8  # ranks that a thin product makes at a time
 
 
@@ -40,6 +40,7 @@ def nt(
 ) -> None:
     """y[:, row0 : row0 + w.rows] = scale · x·wᵀ + u·bᵀ + bias + residual."""
     lanes = g.profile.image_lanes
+    rows = _NT_ROWS if x.rows > _NT_ROWS // 2 else _NT_ROWS // 2
     x_image, x_unit0 = _units(g, x)
     w_image, w_unit0 = _units(g, w)
     tensors = {"x": x_image, "w": w_image, "y": y}
@@ -55,7 +56,7 @@ def nt(
         tensors["batch_info"] = batch.info
     g.launch(
         "gemm/nt_image.wgsl",
-        (ceil_div(w.rows, 4 * lanes), ceil_div(x.rows, _ROWS), 1),
+        (ceil_div(x.rows, rows), ceil_div(w.rows, 4 * lanes), 1),
         tensors,
         {
             "rows": x.rows,
@@ -81,7 +82,7 @@ def nt(
             "RESIDUAL": residual is not None,
             "ACCUMULATE": False,
             "ROW_COUNT": first_row is not None,
-            **_casts(g, _ROWS),
+            **_casts(g, rows),
         },
         flops=2 * x.rows * w.rows * (x.columns + (u.columns if u is not None else 0)),
         label=label,
@@ -119,7 +120,7 @@ def nn(
         tensors["batch_info"] = batch.info
     g.launch(
         "gemm/nn_image.wgsl",
-        (ceil_div(w.columns, 8 * lanes), ceil_div(x.rows, _ROWS), 1),
+        (ceil_div(x.rows, _NN_ROWS), ceil_div(w.columns, 8 * lanes), 1),
         tensors,
         {
             "rows": x.rows,
@@ -148,7 +149,7 @@ def nn(
             "ROW_COUNT": first_row is not None,
             "DROPOUT": masked,
             "NEEDS_BATCH_INFO": "batch_info" in tensors,
-            **_casts(g, _ROWS),
+            **_casts(g, _NN_ROWS),
         },
         flops=2 * x.rows * w.columns * (w.rows + (u.columns if u is not None else 0)),
         label=label,

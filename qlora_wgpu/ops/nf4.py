@@ -85,10 +85,13 @@ class NF4Matrix:
             {
                 "count": count,
                 "first": row0 * self.columns // 32,
-                "blocksize": self.blocksize,
-                "nested_blocksize": self.nested_blocksize,
             },
-            {"BF16": g.bf16, "DOUBLE_QUANT": self.nested_absmax is not None},
+            {
+                "BF16": g.bf16,
+                "DOUBLE_QUANT": self.nested_absmax is not None,
+                "BLOCKSIZE": self.blocksize,
+                "NESTED_BLOCKSIZE": self.nested_blocksize,
+            },
             label="nf4/dequantize",
         )
 

@@ -65,8 +65,14 @@ def rope(
                 "x": source,
                 "y": target,
             },
-            {"rows": x.rows, "heads": heads, "stride": x.units(elements), "sign": sign},
-            {"BF16": g.bf16, "X_IMAGE": source.image, "HEAD": head, "HALF": half},
+            {"rows": x.rows, "stride": x.units(elements), "sign": sign},
+            {
+                "BF16": g.bf16,
+                "X_IMAGE": source.image,
+                "HEADS": heads,
+                "HEAD": head,
+                "HALF": half,
+            },
             label="rope/rotate",
         )
 

@@ -5,7 +5,6 @@
 
 struct Params {
     rows: u32,
-    heads: u32,
     stride: u32,
 }
 
@@ -16,11 +15,11 @@ struct Params {
 @group(0) @binding(4) var<storage, read_write> lse_delta: array<vec2<f32>>;
 
 fn each(i: u32) {
-    let row = i / params.heads;
+    let row = i / HEADS;
     if (row >= params.rows) {
         return;
     }
-    let base = row * params.stride + (i % params.heads) * TEXELS;
+    let base = row * params.stride + (i % HEADS) * TEXELS;
     var sum = 0.0;
     //#unroll t TEXELS: sum += dot_values(values(texel(o, base + $tu)), values(texel(dout, base + $tu)));
     lse_delta[i] = vec2<f32>(lse[i], sum);

@@ -57,8 +57,8 @@ fn product_odd(v: Eight, w0: Eight, w1: Eight, w2: Eight, w3: Eight, w4: Eight, 
 
 @compute @workgroup_size(LANES)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
-    let c0 = (group.x * LANES + local.x) * 8u;
-    let m0 = group.y * (BLOCKS * SPAN);
+    let c0 = (group.y * LANES + local.x) * 8u;
+    let m0 = group.x * (BLOCKS * SPAN);
 //#if ROW_COUNT
     let rows = min(params.rows, max(batch_info[0], params.first_row) - params.first_row);
 //#else

@@ -49,8 +49,8 @@ struct Params {
 
 @compute @workgroup_size(LANES)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
-    let c0 = (group.x * LANES + local.x) * 4u;
-    let m0 = group.y * (BLOCKS * SPAN);
+    let c0 = (group.y * LANES + local.x) * 4u;
+    let m0 = group.x * (BLOCKS * SPAN);
 //#if ROW_COUNT
     let rows = min(params.rows, max(batch_info[0], params.first_row) - params.first_row);
 //#else

@@ -1,6 +1,7 @@
 // w[n, k] = quant_map[code] · scale(block): nf4/dequantize.wgsl for software adapters, where
 // in_features and the block are multiples of 32.
 //
+// The block sizes are constants, since software adapters divide by others one lane after the other.
 // Each invocation makes 32 neighbouring elements, which share a block. codes in words of 32 codes;
 // codebook: an image with the two values of each byte of codes. w is an image.
 // Launcher: ops/nf4.py.
@@ -10,8 +11,6 @@
 struct Params {
     count: u32,
     first: u32,
-    blocksize: u32,
-    nested_blocksize: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -25,7 +24,7 @@ struct Params {
 
 fn block_scale(block: u32) -> f32 {
     let code = (absmax[block / 4u] >> (8u * (block % 4u))) & 0xffu;
-    return maps[16u + code] * nested_absmax[block / params.nested_blocksize] + maps[272];
+    return maps[16u + code] * nested_absmax[block / NESTED_BLOCKSIZE] + maps[272];
 }
 //#else
 @group(0) @binding(2) var<storage, read> absmax: array<f32>;
@@ -52,7 +51,7 @@ fn each(i: u32) {
         return;
     }
     let words = codes[params.first + i];
-    let scale = block_scale((params.first + i) * 32u / params.blocksize);
+    let scale = block_scale((params.first + i) * 32u / BLOCKSIZE);
 //#if BF16
     //#unroll j 4: textureStore(w, place(4u * i + $ju), to_texel(eight(words[$j], scale)));
 //#else

@@ -10,7 +10,6 @@
 
 struct Params {
     rows: u32,
-    heads: u32,
     stride: u32,
     sign: f32,
 }
@@ -66,11 +65,11 @@ fn times(a: Values, b: Values) -> Values {
 
 fn each(i: u32) {
     let each = HEAD - HALF;
-    let row = i / (params.heads * each);
+    let row = i / (HEADS * each);
     if (row >= params.rows) {
         return;
     }
-    let head = i / each % params.heads;
+    let head = i / each % HEADS;
     let t = i % each;
     let base = row * params.stride + head * HEAD;
     if (t < HALF) {
