@@ -13,7 +13,9 @@ from qlora_wgpu.ops.dropout import dropout_params
 from qlora_wgpu.ops.image import as_image
 from qlora_wgpu.ops.modules import Lora
 
-_ROWS = 16
+# Rows of results that an invocation holds, by four and by eight columns: measured on lavapipe.
+_NT_ROWS = 32
+_NN_ROWS = 16
 _RANKS = 8  # ranks that a thin product makes at a time
 
 
