@@ -31,6 +31,13 @@ class Ceilings:
     flops_per_second: float
     bytes_per_second: float
 
+    def higher(self, other: Ceilings) -> Ceilings:
+        """The higher of two measurements in each."""
+        return Ceilings(
+            max(self.flops_per_second, other.flops_per_second),
+            max(self.bytes_per_second, other.bytes_per_second),
+        )
+
 
 def measure_ceilings(device: Device) -> Ceilings:
     """Measures both, in about a second.

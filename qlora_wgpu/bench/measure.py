@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from qlora_wgpu.bench.step import StepTimes, time_steps, total_steps
 from qlora_wgpu.bench.timing import DispatchTimer, best_of, has_timestamps
 from qlora_wgpu.bench.workload import Workload
 from qlora_wgpu.config import OptimConfig, QuantConfig
+from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.models.qlora_model import QLoRAModel
 from qlora_wgpu.training.optimizer import Optimizer
@@ -99,6 +101,11 @@ def measure(
     if has_timestamps(device):
         progress("timing every kernel")
         kernels = time_kernels(model, optimizer, workload.batch, workload.seq, _ROUNDS)
+    peak = device.memory.peak
+    progress("measuring the adapter's ceilings again")
+    # Another program may have taken its part of the machine the first time.
+    with contextlib.suppress(OutOfMemoryError):
+        ceilings = ceilings.higher(measure_ceilings(device))
     return Measurement(
         workload=workload,
         device=device,
@@ -109,7 +116,7 @@ def measure(
         flops_per_step=model.program("train", workload.batch, workload.seq).plan.flops,
         kernels=kernels,
         planned=planned,
-        peak_bytes=device.memory.peak,
+        peak_bytes=peak,
         adapter_parameters=model.adapter.num_parameters,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from qlora_wgpu.bench.shapes import Shape
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import ConfigError, OutOfMemoryError
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.models.family import find_family
 from qlora_wgpu.models.memory import plan_training_memory
 
 
@@ -63,28 +65,48 @@ class Workload:
 
         Raises:
             OutOfMemoryError: If a software adapter, which takes the host's memory, would need more
-                than there is; its driver gives it away without asking.
+                than there is (its driver gives it away without asking), or if there is more than
+                kernels can count.
         """
-        planned = plan_training_memory(
-            self.shape.config,
-            self.lora,
-            QuantConfig(),
-            self.compute_dtype,
-            batch_size=self.batch,
-            seq=self.seq,
-            gradient_checkpointing=self.gradient_checkpointing,
-            max_binding=device.max_binding,
-            profile=device.profile,
-        )
-        needed, left = sum(planned.values()), _available_bytes()
-        if device.is_cpu and left is not None and needed > left:
-            advice = "" if self.gradient_checkpointing else ", or turn on --checkpointing"
-            raise OutOfMemoryError(
-                f"{self.shape.name} with --batch {self.batch} --seq {self.seq} needs "
-                f"{needed / 2**20:,.0f} MiB and this machine has {left / 2**20:,.0f} MiB left: "
-                f"lower --batch or --seq{advice}"
+        architecture = find_family(self.shape.config).read(self.shape.config)
+        # Two bytes of each: tracing an absurd shape only to refuse it would take minutes.
+        rows = architecture.vocab_size + self.batch * self.seq
+        self._refuse_too_much(device, 2 * rows * architecture.hidden_size)
+        try:
+            planned = plan_training_memory(
+                self.shape.config,
+                self.lora,
+                QuantConfig(),
+                self.compute_dtype,
+                batch_size=self.batch,
+                seq=self.seq,
+                gradient_checkpointing=self.gradient_checkpointing,
+                max_binding=device.max_binding,
+                profile=device.profile,
             )
+        except struct.error:  # a size of more than 32 bits
+            raise OutOfMemoryError(
+                f"{self._told} has tensors of more elements than kernels can count: {self._advice}"
+            ) from None
+        self._refuse_too_much(device, sum(planned.values()))
         return planned
+
+    def _refuse_too_much(self, device: Device, needed: int) -> None:
+        left = _available_bytes()
+        if device.is_cpu and left is not None and needed > left:
+            raise OutOfMemoryError(
+                f"{self._told} needs at least {needed / 2**20:,.0f} MiB and this machine has "
+                f"{left / 2**20:,.0f} MiB left: {self._advice}"
+            )
+
+    @property
+    def _told(self) -> str:
+        return f"{self.shape.name} with --batch {self.batch} --seq {self.seq} --rank {self.rank}"
+
+    @property
+    def _advice(self) -> str:
+        checkpointing = "" if self.gradient_checkpointing else ", or turn on --checkpointing"
+        return f"lower --batch, --seq or --rank{checkpointing}"
 
 
 def _available_bytes() -> int | None:
