@@ -3,9 +3,9 @@
 usage: python benchmarks/compare.py SHAPE [--seq N] [--batch N] [--rank N] [--rounds N]
            [--peft PYTHON] [--tinygrad PYTHON] [--only NAME ...] [--json FILE]
 
-PYTHON is an interpreter that has the peer's packages. Each contender is started anew in every
-round; its first two steps are left out. A ratio is the median over rounds of ours to the peer's
-tokens per second in that round.
+PYTHON is an interpreter that has the peer's packages; tinygrad finds Dawn's library by
+WEBGPU_PATH. Each contender is started anew in every round; its first two steps are left out. A
+ratio is the median over rounds of ours to the peer's tokens per second in that round.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def contenders(args: argparse.Namespace) -> dict[str, tuple[list[str], dict[str,
         found["peft-dense-float32"] = ([*peft, "--compute", "float32", "--quant", "none"], {})
     if args.tinygrad:
         tiny = [args.tinygrad, str(PEERS / "tinygrad_step.py")]
-        found["tinygrad-webgpu"] = (tiny, {"DEV": "WEBGPU", "WEBGPU": "1"})
-        found["tinygrad-cpu"] = (tiny, {"DEV": "CPU", "CPU": "1"})
+        found["tinygrad-webgpu"] = (tiny, {"DEV": "WEBGPU"})
+        found["tinygrad-cpu"] = (tiny, {"DEV": "CPU"})
     if args.only:
         found = {name: found[name] for name in args.only}
     return found

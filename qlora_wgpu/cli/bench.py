@@ -14,8 +14,12 @@ from qlora_wgpu.bench.measure import measure
 from qlora_wgpu.bench.report import show, to_json
 from qlora_wgpu.bench.shapes import SHAPES, find_shape
 from qlora_wgpu.bench.workload import Workload
+from qlora_wgpu.cli.tuning import tune_device
+from qlora_wgpu.config import QuantConfig
+from qlora_wgpu.config.schema import DeviceConfig
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.tuning.tuner import Task
 
 _DTYPES = ("bfloat16", "float32")
 
@@ -68,6 +72,7 @@ def _number(name: str, default: int, text: str) -> Callable[[Any], Any]:
     show_default=True,
     help="GPU adapter, as doctor lists them.",
 )
+@click.option("--tune", is_flag=True, help="Time ways of cutting kernels first, and keep the best.")
 @click.option("--json", "json_file", metavar="FILE", help="Where to write all figures.")
 def bench(
     shape: str,
@@ -78,6 +83,7 @@ def bench(
     dtype: Literal["bfloat16", "float32"],
     checkpointing: bool,
     adapter: str,
+    tune: bool,
     json_file: str | None,
 ) -> None:
     """Time training steps of SHAPE on this machine, and every kernel of them.
@@ -97,6 +103,12 @@ def bench(
         steps=steps,
     )
     device = Device(adapter)
+    task = Task(
+        workload.shape.config, workload.lora, QuantConfig(), workload.compute_dtype, batch, seq
+    )
+    # Without --tune, what is known already is used.
+    settings = DeviceConfig(adapter=adapter, tune="always" if tune else "auto")
+    tune_device(console, settings, device, task, tokens=0)
     with console.status("") as status:
         found = measure(workload, device, status.update)
     show(console, found)

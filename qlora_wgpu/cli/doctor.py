@@ -14,6 +14,7 @@ from rich.table import Table
 from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.gpu.backend import INSTALL_HINT, choose_adapter, list_adapters
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.tuning.cache import choices_for
 
 _SHOWN_FEATURES = ("shader-f16", "subgroup", "timestamp-query")
 
@@ -39,6 +40,19 @@ def doctor() -> None:
     device = Device("auto")
     kind = "software adapter (cpu kernels)" if device.is_cpu else "GPU kernels"
     console.print(f"device.adapter: auto opens {device.name}: {kind}", highlight=False)
+    if device.profile.images:
+        console.print(
+            f"operands are read from images, by subgroups of {device.profile.image_lanes}: both "
+            "gave the right values here",
+            highlight=False,
+        )
+    for entry in choices_for(device):
+        shape = entry["shape"]
+        console.print(
+            f"timed for hidden {shape['hidden_size']}, batch {entry['batch']} x {entry['seq']}: "
+            f"{'; '.join(entry['notes'])}",
+            highlight=False,
+        )
 
 
 def _describe(index: int, adapter: Any, chosen: bool) -> Table:

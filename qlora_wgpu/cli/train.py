@@ -22,6 +22,7 @@ from rich.text import Text
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.cli.opening import open_model
+from qlora_wgpu.cli.tuning import tune_device
 from qlora_wgpu.config import Config, load_config
 from qlora_wgpu.data import IGNORE_INDEX, Dataset, Tokenizer, bucket_length, load_dataset
 from qlora_wgpu.generation import generate
@@ -30,6 +31,7 @@ from qlora_wgpu.models.family import find_family
 from qlora_wgpu.models.memory import plan_training_memory
 from qlora_wgpu.models.qlora_model import QLoRAModel
 from qlora_wgpu.training import Observer, Trainer, TrainResult, refuse_existing_run
+from qlora_wgpu.tuning.tuner import Task
 
 _SAMPLE_TOKENS = 48
 
@@ -68,6 +70,20 @@ def run(console: Console, settings: Config, *, overwrite: bool) -> TrainResult:
     device = Device(settings.device.adapter)
     longest = max(data.longest, held_out.longest if held_out is not None else 0)
     length = bucket_length(longest, settings.data.max_seq_length)
+    tune_device(
+        console,
+        settings.device,
+        device,
+        Task(
+            folder.config,
+            settings.lora,
+            settings.quant,
+            settings.train.compute_dtype,
+            settings.train.per_device_train_batch_size,
+            length,
+        ),
+        _tokens(settings, data, length),
+    )
     console.print(memory_line("planned", _planned(settings, folder, device, length)))
     model = open_model(
         console,
@@ -118,6 +134,14 @@ def _show_setup(
     for row in rows:
         table.add_row(*row)
     console.print(table, highlight=False)
+
+
+def _tokens(settings: Config, data: Dataset, length: int) -> int:
+    """About how many tokens will be computed, padding included."""
+    train = settings.train
+    step = train.per_device_train_batch_size * train.gradient_accumulation_steps
+    rows = train.max_steps * step if train.max_steps > 0 else train.num_train_epochs * len(data)
+    return round(rows * length)
 
 
 def _planned(settings: Config, folder: ModelFolder, device: Device, length: int) -> Counter[str]:

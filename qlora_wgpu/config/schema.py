@@ -236,6 +236,11 @@ class DeviceConfig(Section):
     adapter: Annotated[Text, BeforeValidator(_adapter)] = Field(
         "auto", description="Adapter as doctor lists it: auto, its index or part of its name."
     )
+    tune: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description="Whether ways of cutting kernels are timed before training, once per adapter "
+        "and model shape; auto does so where the run is long enough to gain by it.",
+    )
 
 
 class Config(Section):

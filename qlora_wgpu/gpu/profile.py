@@ -25,6 +25,8 @@ class Profile:
             CPUs so few that they stay in the cache.
         image_lanes: Invocations of a subgroup, for kernels that read their operands from images
             and broadcast them; 0 where those are not used.
+        image_nt_rows: Rows of results that an invocation of theirs holds, in products with rows.
+        image_nn_rows: The same in products with columns.
         logits_bytes: Of the float32 logits that exist at once; GPUs want more rows to work on.
     """
 
@@ -42,6 +44,8 @@ class Profile:
     head_block: int
     logits_bytes: int
     image_lanes: int = 0
+    image_nt_rows: int = 32
+    image_nn_rows: int = 16
 
     @property
     def images(self) -> bool:

@@ -13,9 +13,6 @@ from qlora_wgpu.ops.dropout import dropout_params
 from qlora_wgpu.ops.image import as_image
 from qlora_wgpu.ops.modules import Lora
 
-# Rows of results that an invocation holds, by four and by eight columns: measured on lavapipe.
-_NT_ROWS = 32
-_NN_ROWS = 16
 _RANKS = 8  # ranks that a thin product makes at a time
 
 
@@ -42,7 +39,7 @@ def nt(
 ) -> None:
     """y[:, row0 : row0 + w.rows] = scale · x·wᵀ + u·bᵀ + bias + residual."""
     lanes = g.profile.image_lanes
-    rows = _NT_ROWS if x.rows > _NT_ROWS // 2 else _NT_ROWS // 2
+    rows = _tile(g.profile.image_nt_rows, x.rows)
     x_image, x_unit0 = _units(g, x)
     w_image, w_unit0 = _units(g, w)
     tensors = {"x": x_image, "w": w_image, "y": y}
@@ -108,6 +105,7 @@ def nn(
 ) -> None:
     """y (+)= scale · x[:, row0 : row0 + w.rows]·w + mask · u·a."""
     lanes = g.profile.image_lanes
+    rows = _tile(g.profile.image_nn_rows, x.rows)
     x_image, x_unit0 = _units(g, x)
     w_image, w_unit0 = _units(g, w)
     tensors = {"x": x_image, "w": w_image, "y": y}
@@ -122,7 +120,7 @@ def nn(
         tensors["batch_info"] = batch.info
     g.launch(
         "gemm/nn_image.wgsl",
-        (ceil_div(x.rows, _NN_ROWS), ceil_div(w.columns, 8 * lanes), 1),
+        (ceil_div(x.rows, rows), ceil_div(w.columns, 8 * lanes), 1),
         tensors,
         {
             "rows": x.rows,
@@ -151,7 +149,7 @@ def nn(
             "ROW_COUNT": first_row is not None,
             "DROPOUT": masked,
             "NEEDS_BATCH_INFO": "batch_info" in tensors,
-            **_casts(g, _NN_ROWS),
+            **_casts(g, rows),
         },
         flops=2 * x.rows * w.columns * (w.rows + (u.columns if u is not None else 0)),
         label=label,
@@ -252,6 +250,13 @@ def lora_grad(
         flops=2 * x.rows * x.columns * u.columns,
         label="lora/grad_a" if transposed else "lora/grad_b",
     )
+
+
+def _tile(wanted: int, rows: int) -> int:
+    """Rows of a tile: fewer than wanted where there are few."""
+    while wanted > 8 and rows <= wanted // 2:
+        wanted //= 2
+    return wanted
 
 
 def _units(g: Graph, x: Tensor) -> tuple[Tensor, int]:

@@ -165,3 +165,23 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(place, mistake):
     assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
     assert expected in lines[0], lines[0]
     assert not (place / "bad").exists()
+
+
+def test_tuning_is_done_once_and_shown(place):
+    # Mesa's shader cache stays where it is, only the choices are kept apart.
+    env = {"XDG_CACHE_HOME": str(place / "cache")}
+    losses = []
+    for folder in ("tuned", "again"):
+        done = run(
+            "train", "run.yaml", "device.tune=always", f"output.dir={folder}", cwd=place, env=env
+        )
+        assert done.returncode == 0, done.stderr
+        assert "kernels as timed on this adapter: " in done.stdout
+        rows = (place / folder / "metrics.jsonl").read_text().splitlines()
+        losses.append([json.loads(row).get("loss") for row in rows])
+        known = json.loads((place / "cache" / "qlora-wgpu" / "tuning.json").read_text())
+        assert len(known) == 1
+        when = (place / "cache" / "qlora-wgpu" / "tuning.json").stat().st_mtime_ns
+    assert losses[0] == losses[1]
+    assert run("doctor", cwd=place, env=env).stdout.count("timed for hidden") == 1
+    assert (place / "cache" / "qlora-wgpu" / "tuning.json").stat().st_mtime_ns == when

@@ -46,9 +46,8 @@ class Bench:
     def __post_init__(self) -> None:
         if self.profile.image_lanes:  # as wide as this driver's subgroups
             own = cpu_profile(self.device.profile.image_lanes)
-            self.profile = replace(
-                own, logits_bytes=self.profile.logits_bytes, head_block=self.profile.head_block
-            )
+            names = ("logits_bytes", "head_block", "image_nt_rows", "image_nn_rows")
+            self.profile = replace(own, **{name: getattr(self.profile, name) for name in names})
         self.graph = Graph(self.dtype, self.profile, self.device.max_binding)
 
     def given(self, array: np.ndarray, dtype: str = "float32", *, grad: bool = False) -> Tensor:

@@ -1,0 +1,136 @@
+"""What tuners found, kept in one JSON file, so that each adapter and shape is timed once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, fields, replace
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.profile import Profile
+from qlora_wgpu.gpu.wgsl import shader_folder
+from qlora_wgpu.tuning.tuner import Choice, Task, tune
+
+_SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
+          "head_dim", "vocab_size")  # fmt: skip
+
+
+def cache_file() -> Path:
+    """Where choices are kept: ``qlora-wgpu/tuning.json`` in the user's cache folder."""
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(home) / "qlora-wgpu" / "tuning.json"
+
+
+def tuned(
+    device: Device,
+    task: Task,
+    open_device: Callable[[], Device],
+    progress: Callable[[str], None] = lambda text: None,
+) -> Choice:
+    """Gives a device the profile that was, or now is, found to be the fastest for a task.
+
+    Args:
+        device: Whose profile is set.
+        task: What is to be trained.
+        open_device: Opens the same adapter once more, to try things on.
+        progress: Told what is going on.
+
+    Raises:
+        OutOfMemoryError: If the device has no room for one layer.
+        DeviceError: If it refuses something else.
+    """
+    key = key_of(device, task)
+    known = _read()
+    if key not in known:
+        choice = tune(open_device(), task, progress)
+        known[key] = {
+            "device": device.name,
+            "driver": device.adapter.info["description"],
+            "shape": {name: task.config.get(name) for name in _SIZES},
+            "batch": task.batch,
+            "seq": task.seq,
+            "profile": asdict(choice.profile),
+            "notes": list(choice.notes),
+        }
+        _write(known)
+    entry = known[key]
+    profile = _profile(entry.get("profile"), device.profile)
+    device.profile = profile
+    return Choice(profile, tuple(str(note) for note in entry.get("notes", ())))
+
+
+def choices_for(device: Device) -> list[dict[str, Any]]:
+    """All that is known of an adapter and its driver."""
+    driver = device.adapter.info["description"]
+    return [
+        entry
+        for entry in _read().values()
+        if entry.get("device") == device.name and entry.get("driver") == driver
+    ]
+
+
+def known_keys() -> set[str]:
+    """The tasks that have been timed."""
+    return set(_read())
+
+
+def key_of(device: Device, task: Task) -> str:
+    """Names an adapter, its driver, this version and its shaders, and a task."""
+    info = device.adapter.info
+    parts = {
+        "adapter": [device.name, info["description"], info["backend_type"]],
+        "version": version("qlora-wgpu"),
+        "shaders": _shader_hash(),
+        "model": [task.config.get("model_type"), *(task.config.get(name) for name in _SIZES)],
+        "task": [task.batch, task.seq, task.lora.r, task.quant.scheme, task.compute_dtype],
+        "lanes": device.profile.image_lanes,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@cache
+def _shader_hash() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(shader_folder().rglob("*.wgsl")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _profile(stored: Any, default: Profile) -> Profile:
+    """A stored profile; what it lacks or does not fit is taken from the default."""
+    if not isinstance(stored, dict):
+        return default
+    names = {field.name for field in fields(Profile)}
+    changes: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in stored.items()
+        if name in names
+    }
+    return replace(default, **changes)
+
+
+def _read() -> dict[str, dict[str, Any]]:
+    try:
+        found = json.loads(cache_file().read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}  # nothing, or nothing usable: it is made anew
+    return (
+        {k: v for k, v in found.items() if isinstance(v, dict)} if isinstance(found, dict) else {}
+    )
+
+
+def _write(known: dict[str, dict[str, Any]]) -> None:
+    path = cache_file()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}")
+        part.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+        part.replace(path)
+    except OSError:
+        pass  # a cache that cannot be written costs time only

@@ -1,0 +1,170 @@
+"""Times the kernels of one layer of the user's model, for several ways of cutting them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from qlora_wgpu.bench.kernels import KernelTime, sum_up
+from qlora_wgpu.bench.random_folder import RandomFolder
+from qlora_wgpu.bench.timing import DispatchTimer, best_of, has_timestamps
+from qlora_wgpu.config import LoraConfig, QuantConfig
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.profile import Profile
+from qlora_wgpu.models.family import find_family
+from qlora_wgpu.models.qlora_model import ComputeDtype, QLoRAModel
+from qlora_wgpu.quant import NF4Tensor, quantize_nf4
+from qlora_wgpu.tuning.candidates import Group, bases, candidates, fields_of, groups_of
+
+# Each launch is timed so often, and its best counts.
+_LEAST_ROUNDS, _MOST_ROUNDS, _ENOUGH_SECONDS = 3, 20, 0.5
+_MOST_VOCABULARY = 16_384  # rows of the head that are timed
+_MOST_TOKENS = 2_048  # of the micro-batch that is timed
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be trained.
+
+    Attributes:
+        config: The model's config.json.
+        lora: The adapter.
+        quant: How the frozen layers are stored.
+        compute_dtype: Of matmul operands.
+        batch: Rows of a micro-batch.
+        seq: Tokens of a row.
+    """
+
+    config: Mapping[str, Any]
+    lora: LoraConfig
+    quant: QuantConfig
+    compute_dtype: ComputeDtype
+    batch: int
+    seq: int
+
+    def one_layer(self) -> dict[str, Any]:
+        """The same model with one layer and no more vocabulary than needed."""
+        vocabulary = min(int(self.config["vocab_size"]), _MOST_VOCABULARY)
+        layers = self.config.get("num_hidden_layers")
+        # Lists with an entry a layer shrink with it.
+        first = {
+            name: value[:1]
+            for name, value in self.config.items()
+            if isinstance(value, list) and len(value) == layers
+        }
+        return {**self.config, **first, "num_hidden_layers": 1, "vocab_size": vocabulary}
+
+    @property
+    def timed_batch(self) -> int:
+        """Rows that are timed."""
+        return max(1, min(self.batch, _MOST_TOKENS // self.seq))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the tuner found.
+
+    Attributes:
+        profile: The fastest.
+        notes: For each group of kernels, what was chosen and what it saves.
+    """
+
+    profile: Profile
+    notes: tuple[str, ...]
+
+
+def tune(device: Device, task: Task, progress: Callable[[str], None] = lambda text: None) -> Choice:
+    """Times the candidates.
+
+    Args:
+        device: One that is used for nothing else, since what is tried stays allocated on it.
+        task: What is to be trained.
+        progress: Told what is going on.
+
+    Raises:
+        OutOfMemoryError: If the device has no room for one layer.
+        DeviceError: If it refuses something else.
+    """
+    default = device.profile
+    if not has_timestamps(device):
+        return Choice(default, ("the adapter has no timestamps: defaults",))
+    folder = _OneLayer(task)
+    taken = 0
+
+    def timed(profile: Profile) -> list[KernelTime]:
+        nonlocal taken
+        taken += 1
+        progress(f"timing kernels: variant {taken}")
+        return _time(device, task, folder, profile)
+
+    whole = [(base, timed(base)) for base in bases(default)]
+    base, reference = min(whole, key=lambda found: sum(row.seconds for row in found[1]))
+    notes = [_base_note(found, base) for found in whole if len(whole) > 1]
+    tried = [(base, reference), *((p, timed(p)) for p in candidates(base))]
+    chosen: dict[str, Any] = {}
+    for group in groups_of(base):
+        best, seconds = min(
+            ((profile, _seconds(rows, group)) for profile, rows in tried), key=lambda pair: pair[1]
+        )
+        before = _seconds(reference, group)
+        if before > 0 and seconds < 0.98 * before:  # less is the clock's own scatter
+            chosen |= fields_of(group, best)
+            shown = ", ".join(f"{k} {v}" for k, v in fields_of(group, best).items())
+            notes.append(f"{group.name}: {shown} ({seconds / before:.0%} of the default's time)")
+        else:
+            notes.append(f"{group.name}: default")
+    return Choice(replace(base, **chosen), tuple(notes))
+
+
+def _base_note(found: tuple[Profile, list[KernelTime]], chosen: Profile) -> str:
+    profile, rows = found
+    kind = "images" if profile.images else "buffers"
+    mark = ", chosen" if profile is chosen else ""
+    return f"operands in {kind}: {1e3 * sum(row.seconds for row in rows):.1f} ms a layer{mark}"
+
+
+def _seconds(rows: list[KernelTime], group: Group) -> float:
+    return sum(row.seconds for row in rows if row.label.startswith(group.labels))
+
+
+class _OneLayer(RandomFolder):
+    """Random weights, quantized once for all candidates."""
+
+    def __init__(self, task: Task) -> None:
+        config = task.one_layer()
+        super().__init__(config)
+        linears = find_family(config).read(config).linears
+        self._linears = {f"{spec.name}.weight" for spec in linears}
+        self._quant = task.quant
+        self._quantized: dict[str, NF4Tensor] = {}
+
+    def nf4(self, name: str) -> NF4Tensor | None:
+        if self._quant.scheme != "nf4" or name not in self._linears:
+            return None
+        if name not in self._quantized:
+            self._quantized[name] = quantize_nf4(
+                self.float32(name), self._quant.blocksize, self._quant.double_quant
+            )
+        return self._quantized[name]
+
+
+def _time(device: Device, task: Task, folder: RandomFolder, profile: Profile) -> list[KernelTime]:
+    device.profile = profile
+    model = QLoRAModel(
+        folder, task.lora, task.quant, task.compute_dtype, device, name_or_path="tuning"
+    )
+    batch = task.timed_batch
+    ids = np.random.default_rng(0).integers(0, model.architecture.vocab_size, (batch, task.seq))
+    model.zero_gradient()
+    model.accumulate(*model.checked(ids, ids))
+    model.read_stats()
+    program, timer = model.program("train", batch, task.seq), DispatchTimer(device)
+    best = best_of(program.dispatches, timer, _LEAST_ROUNDS)
+    rounds = min(_MOST_ROUNDS, int(_ENOUGH_SECONDS / max(sum(best), 1e-6)))
+    if rounds > _LEAST_ROUNDS:
+        again = best_of(program.dispatches, timer, rounds - _LEAST_ROUNDS)
+        best = [min(pair) for pair in zip(best, again, strict=True)]
+    return sum_up(program.plan.launches, best)

@@ -1,0 +1,20 @@
+"""Whatever a tuner may choose computes the same."""
+
+import pytest
+
+from gpu import test_attention, test_cross_entropy, test_linear
+from gpu.harness import DTYPES, PROFILES
+from qlora_wgpu.tuning.candidates import candidates
+
+TRIED = [(name, i, p) for name, base in PROFILES.items() for i, p in enumerate(candidates(base))]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("base", "index", "profile"), TRIED, ids=[f"{n}-{i}" for n, i, _ in TRIED])
+def test_candidates_compute_the_same(device, monkeypatch, base, index, profile, dtype):
+    monkeypatch.setitem(PROFILES, "tried", profile)
+    test_linear.check(
+        device, "tried", dtype, 37, 72, 100, 5, bias=True, residual=True, p=0.0, shard=None
+    )
+    test_attention.check(device, "tried", dtype, 4, 2, 24, test_attention.PADDED)
+    test_cross_entropy.run(device, profile, dtype, 37, 331, 20, 0.7)

@@ -1,0 +1,105 @@
+import dataclasses
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from qlora_wgpu.bench.kernels import KernelTime
+from qlora_wgpu.bench.shapes import config_of
+from qlora_wgpu.config import LoraConfig, QuantConfig
+from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, Profile, cpu_profile
+from qlora_wgpu.tuning import cache, tuner
+from qlora_wgpu.tuning.candidates import candidates, groups_of
+from qlora_wgpu.tuning.tuner import Choice, Task
+
+PROFILES = (CPU_PROFILE, GPU_PROFILE, cpu_profile(8), cpu_profile(16))
+
+
+class FakeDevice:
+    def __init__(self, profile=GPU_PROFILE, driver="driver 1"):
+        self.profile = profile
+        self.name = "card"
+        info = {"device": "card", "description": driver, "backend_type": "Vulkan"}
+        self.adapter = SimpleNamespace(info=info)
+
+
+def task(**changes):
+    given = Task(config_of("S"), LoraConfig(), QuantConfig(), "bfloat16", 1, 256)
+    return dataclasses.replace(given, **changes)
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_candidates_change_what_their_group_says(profile):
+    fields = {field.name for field in dataclasses.fields(Profile)}
+    names = [n for g in groups_of(profile) for n in {k for c in g.changes for k in c}]
+    assert set(names) <= fields
+    assert len(names) == len(set(names)), "two groups change one field"
+    assert all(found != profile for found in candidates(profile))
+
+
+def rows(**seconds):
+    return [KernelTime(f"{label}/x", 1, s, 0.0, 0, 0) for label, s in seconds.items()]
+
+
+def test_each_group_gets_its_own_fastest(monkeypatch):
+    times = iter(
+        [rows(gemm=10, lora=10, attention=10, rms_norm=10)]
+        + [rows(gemm=9 - i, lora=9 + i, attention=9.9, rms_norm=20) for i in range(5)]
+    )
+    monkeypatch.setattr(tuner, "has_timestamps", lambda device: True)
+    monkeypatch.setattr(tuner, "_OneLayer", lambda task: None)
+    monkeypatch.setattr(tuner, "_time", lambda *args: next(times))
+    found = tuner.tune(FakeDevice(), task()).profile
+    tried = candidates(GPU_PROFILE)
+    assert (found.gemm_tile, found.gemm_group) == (tried[4].gemm_tile, tried[4].gemm_group)
+    assert (found.thin_tile, found.thin_group) == (tried[0].thin_tile, tried[0].thin_group)
+    # One per cent is scatter, and what is slower is not chosen.
+    assert found.attention_lanes == GPU_PROFILE.attention_lanes
+    assert found.row_lanes == GPU_PROFILE.row_lanes
+
+
+def test_no_timestamps_no_change(monkeypatch):
+    monkeypatch.setattr(tuner, "has_timestamps", lambda device: False)
+    assert tuner.tune(FakeDevice(), task()).profile == GPU_PROFILE
+
+
+def test_a_choice_is_made_once_and_kept(monkeypatch):
+    calls = []
+    chosen = dataclasses.replace(GPU_PROFILE, gemm_tile=4, gemm_group=(16, 8))
+
+    def tune(device, task, progress):
+        calls.append(task)
+        return Choice(chosen, ("products: faster",))
+
+    monkeypatch.setattr(cache, "tune", tune)
+    for _ in range(2):
+        device = FakeDevice()
+        assert cache.tuned(device, task(), FakeDevice).notes == ("products: faster",)
+        assert device.profile == chosen
+    assert len(calls) == 1
+    assert [entry["notes"] for entry in cache.choices_for(device)] == [["products: faster"]]
+    assert not cache.choices_for(FakeDevice(driver="driver 2"))
+    cache.tuned(FakeDevice(driver="driver 2"), task(), FakeDevice)
+    cache.tuned(FakeDevice(), task(seq=512), FakeDevice)
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"a": 1}', "{"])
+def test_a_spoilt_cache_is_made_anew(monkeypatch, text):
+    cache.cache_file().parent.mkdir(parents=True)
+    cache.cache_file().write_text(text)
+    monkeypatch.setattr(cache, "tune", lambda *args: Choice(GPU_PROFILE, ()))
+    assert cache.tuned(FakeDevice(), task(), FakeDevice).profile == GPU_PROFILE
+    assert len(json.loads(cache.cache_file().read_text())) == 1
+
+
+def test_one_layer_keeps_all_but_depth():
+    config = {**config_of("M"), "layer_types": ["full_attention"] * 8}
+    small = task(config=config).one_layer()
+    assert small["num_hidden_layers"] == 1 and small["layer_types"] == ["full_attention"]
+    assert small["vocab_size"] == 16_384 and small["hidden_size"] == 576
