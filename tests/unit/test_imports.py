@@ -1,4 +1,4 @@
-"""Imports go one way: cli -> training, generation -> models -> ops -> graph -> gpu."""
+"""Imports go one way: cli -> tuning -> bench -> training -> models -> ops -> graph -> gpu."""
 
 import ast
 from pathlib import Path
@@ -16,6 +16,18 @@ MAY_USE = {
     "ops": {"graph", "gpu", "errors"},
     "models": {"ops", "graph", "gpu", "config", "checkpoint", "quant", "errors"},
     "generation": {"models", "data", "errors"},
+    "bench": {
+        "training",
+        "models",
+        "ops",
+        "graph",
+        "gpu",
+        "config",
+        "checkpoint",
+        "quant",
+        "errors",
+    },
+    "tuning": {"bench", "models", "gpu", "config", "quant", "errors"},
     "training": {"models", "ops", "graph", "gpu", "config", "data", "checkpoint", "errors"},
 }
 FOREIGN = {"torch", "transformers", "peft", "bitsandbytes"}
