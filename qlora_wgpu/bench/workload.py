@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,10 +83,10 @@ class Workload:
                 max_binding=device.max_binding,
                 profile=device.profile,
             )
-        except struct.error:  # a size of more than 32 bits
+        except OutOfMemoryError as err:  # a size of more than 32 bits
             raise OutOfMemoryError(
                 f"{self._told} has tensors of more elements than kernels can count: {self._advice}"
-            ) from None
+            ) from err
         self._refuse_too_much(device, sum(planned.values()))
         return planned
 

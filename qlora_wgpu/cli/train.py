@@ -25,6 +25,7 @@ from qlora_wgpu.cli.opening import open_model
 from qlora_wgpu.cli.tuning import tune_device
 from qlora_wgpu.config import Config, load_config
 from qlora_wgpu.data import IGNORE_INDEX, Dataset, Tokenizer, bucket_length, load_dataset
+from qlora_wgpu.errors import DataError
 from qlora_wgpu.generation import generate
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.models.family import find_family
@@ -57,13 +58,17 @@ def run(console: Console, settings: Config, *, overwrite: bool) -> TrainResult:
     if not overwrite:
         refuse_existing_run(Path(settings.output.dir))
     folder = ModelFolder.open(settings.model.path)
-    find_family(folder.config).read(folder.config)  # says what is not supported before data is read
+    vocabulary = (
+        find_family(folder.config).read(folder.config).vocab_size
+    )  # says what is not supported before data is read
     tokenizer = Tokenizer.from_folder(folder.path)
     limit, template = settings.data.max_seq_length, settings.data.chat_template
     data = load_dataset(train_path, tokenizer, limit, chat_template=template)
+    _check_ids(train_path, data, vocabulary)
     held_out = None
     if settings.data.eval is not None:
         held_out = load_dataset(settings.data.eval, tokenizer, limit, chat_template=template)
+        _check_ids(settings.data.eval, held_out, vocabulary)
     for dataset in (data, held_out):
         for text in dataset.warnings if dataset is not None else ():
             console.print(f"warning: {text}", style="yellow", highlight=False)
@@ -134,6 +139,20 @@ def _show_setup(
     for row in rows:
         table.add_row(*row)
     console.print(table, highlight=False)
+
+
+def _check_ids(path: str | Path, data: Dataset, vocabulary: int) -> None:
+    """Refuses a tokenizer that makes ids which the model does not have."""
+    if data.max_token_id < vocabulary:
+        return
+    for number, example in enumerate(data, 1):
+        largest = int(example.input_ids.max())
+        if largest >= vocabulary:
+            raise DataError(
+                f"{path}: example {number} has the token id {largest}, but the model knows only "
+                f"{vocabulary} (vocab_size in config.json): put the model's own tokenizer.json "
+                "into its folder"
+            )
 
 
 def _tokens(settings: Config, data: Dataset, length: int) -> int:

@@ -7,6 +7,7 @@ backward; nothing is decided while a step runs.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.device import fold_workgroups
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.gpu.wgsl import Constant, Shader, load_shader
@@ -146,7 +148,13 @@ class Graph:
                 raise GraphError(
                     f"{shader.label}: {name} = {tensor} is of the other kind of memory"
                 )
-        packed = shader.pack_params(params or {}) if shader.params else b""
+        try:
+            packed = shader.pack_params(params or {}) if shader.params else b""
+        except struct.error:
+            raise OutOfMemoryError(
+                f"{label or path} would need tensors of more elements than kernels count (2³²): "
+                "lower the batch size or data.max_seq_length"
+            ) from None
         self.launches.append(
             Launch(shader, tensors, packed, workgroups, label or path.removesuffix(".wgsl"), flops)
         )

@@ -6,6 +6,7 @@ A family is one module here, named after Hugging Face's ``model_type``, with a `
 from __future__ import annotations
 
 import importlib
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -131,10 +132,14 @@ class ConfigReader:
         return value
 
     def number(self, key: str, default: float) -> float:
-        """A number."""
+        """A finite number that is not negative."""
         value = self._config.get(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise UnsupportedModelError(f"config.json: {key} must be a number, got {value!r}")
+        if not 0 <= value < math.inf:
+            raise UnsupportedModelError(
+                f"config.json: {key} must be finite and not negative, got {value!r}"
+            )
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:

@@ -87,7 +87,7 @@ class WeightLayout:
             OutOfMemoryError: If the device has no room.
         """
         vocab, hidden = architecture.vocab_size, architecture.hidden_size
-        embed_name = self._first_present(architecture.embed_name, architecture.head_name)
+        embed_name = self._embed_name(architecture)
         progress(embed_name)
         embedding = self._dense(embed_name, vocab, hidden)
         head: Matrix = embedding
@@ -101,11 +101,17 @@ class WeightLayout:
         norms = {n: self._vector(n, size, "norms") for n, size in architecture.norms.items()}
         return Modules(embedding, head, linears, norms)
 
-    def _first_present(self, name: str, other: str) -> str:
-        """A tied matrix may be stored under either name."""
-        if self._folder is not None and not self._folder.has(name) and self._folder.has(other):
-            return other
-        return name
+    def _embed_name(self, architecture: Architecture) -> str:
+        """A tied matrix may be stored under either name, another only under its own."""
+        name, head_name = architecture.embed_name, architecture.head_name
+        if self._folder is None or self._folder.has(name) or not self._folder.has(head_name):
+            return name
+        if not architecture.tied:
+            raise CheckpointError(
+                f"{self._folder.path}: the weights lack {name}, and {head_name} is not taken for "
+                "it, because config.json does not say tie_word_embeddings = true"
+            )
+        return head_name
 
     def _linear(self, spec: LinearSpec, adapter: Adapter) -> Linear:
         name = f"{spec.name}.weight"

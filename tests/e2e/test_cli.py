@@ -111,6 +111,9 @@ def remove(name):
 def replace(name, text):
     def break_it(place):
         file = place / name
+        if not file.exists():
+            file.write_text(text)
+            return file.unlink
         kept = file.read_bytes()
         file.write_text(text)
         return lambda: file.write_bytes(kept)
@@ -135,11 +138,38 @@ MISTAKES = {
     "no weights": (("train", "run.yaml"), remove("model/model.safetensors"), None, "safetensors"),
     "wrong shape": (("train", "run.yaml"), edit_config(intermediate_size=60), None, "shape"),
     "missing tensor": (("train", "run.yaml"), edit_config(num_hidden_layers=3), None, "layers.2"),
+    "negative eps": (("train", "run.yaml"), edit_config(rms_norm_eps=-1.0), None, "rms_norm_eps"),
+    "eps": (("train", "run.yaml"), edit_config(rms_norm_eps=float("inf")), None, "rms_norm_eps"),
+    "no heads": (("train", "run.yaml"), edit_config(num_attention_heads=0), None, "num_attention"),
+    "kv heads": (("train", "run.yaml"), edit_config(num_key_value_heads=4), None, "no multiple"),
+    "ids": (("train", "run.yaml"), edit_config(vocab_size=9), None, "example 1 has the token id"),
+    "untied without a head": (
+        ("train", "run.yaml"), edit_config(tie_word_embeddings=False), None, "lm_head",
+    ),
+    "rank 0": (("train", "run.yaml", "lora.r=0"), None, None, "lora.r"),
+    "no such module": (
+        ("train", "run.yaml", "lora.target_modules=[q_porj]"), None, None, "did you mean 'q_proj'",
+    ),
+    "learning rate": (("train", "run.yaml", "optim.learning_rate=-1"), None, None, "learning_rate"),
+    "a list": (("train", "list.yaml"), replace("list.yaml", "- 1\n"), None, "list.yaml"),
+    "a tab": (("train", "tab.yaml"), replace("tab.yaml", "model:\n\tpath: x\n"), None, "tab.yaml"),
+    "broken row": (
+        ("train", "run.yaml"), replace("train.jsonl", '{"text": "a b c"}\n{"text'), None, "2",
+    ),
+    "no column": (
+        ("train", "run.yaml"), replace("train.jsonl", '{"words": "a b c"}\n'), None, "train.jsonl",
+    ),
+    "broken config": (("train", "run.yaml"), replace("model/config.json", "{"), None, "config"),
+    "out is a file": (("train", "run.yaml", "output.dir=run.yaml"), None, None, "run.yaml"),
+    "enormous": (
+        ("train", "run.yaml", "train.per_device_train_batch_size=100000000"), None, None, "lower",
+    ),
+    "tune": (("train", "run.yaml", "device.tune=often"), None, None, "device.tune"),
     "no tokenizer": (("train", "run.yaml"), remove("model/tokenizer.json"), None, "tokenizer"),
     "no data": (("train", "run.yaml", "data.train=trian.jsonl"), None, None, "train.jsonl"),
     "empty data": (("train", "run.yaml"), replace("train.jsonl", ""), None, "train.jsonl"),
     "broken data": (("train", "run.yaml"), replace("train.jsonl", '{"a"'), None, "line 1"),
-    "small vocabulary": (("train", "run.yaml"), edit_config(vocab_size=20), None, "asks for"),
+    "small vocabulary": (("train", "run.yaml"), edit_config(vocab_size=70), None, "asks for"),
     "no such device": (("train", "run.yaml", "device.adapter=radeon9"), None, None, "radeon9"),
     "no such layer": (("train", "run.yaml", "lora.target_modules=[q]"), None, None, "'q'"),
     "no adapter folder": (
@@ -153,7 +183,8 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", list(MISTAKES))
 def test_a_mistake_is_one_sentence_and_exit_code_2(place, mistake):
     args, break_it, env, expected = MISTAKES[mistake]
-    args = [*args, "output.dir=bad"] if args[0] == "train" else args
+    if args[0] == "train":
+        args = [*args[:2], "output.dir=bad", *args[2:]]
     mend = break_it(place) if break_it else lambda: None
     try:
         done = run(*args, cwd=place, env=env)
