@@ -28,14 +28,15 @@ def to_json(found: Measurement) -> dict[str, Any]:
     return {
         "versions": {
             "qlora-wgpu": _version("qlora-wgpu"),
-            "wgpu": _version("wgpu"),
+            device.backend.package: _version(device.backend.package),
             "python": platform.python_version(),
             "platform": f"{sys.platform} {platform.machine()}",
         },
         "device": {
             "name": device.name,
             "type": str(device.adapter.info["adapter_type"]),
-            "backend": str(device.adapter.info["backend_type"]),
+            "backend": device.backend.name,
+            "api": str(device.adapter.info["backend_type"]),
             "driver": str(device.adapter.info["description"]),
             "profile": device.profile.name,
         },

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from qlora_wgpu.gpu.backend import webgpu
 from qlora_wgpu.gpu.device import Device
 
 Dispatch = tuple[Any, Any, tuple[int, int, int]]  # pipeline, bind group, workgroups
@@ -35,13 +34,13 @@ class DispatchTimer:
 
     def __init__(self, device: Device) -> None:
         """Makes the queries; the device must have timestamps (``has_timestamps``)."""
-        usage = webgpu().BufferUsage
+        usage = device.backend.module.BufferUsage
         self._raw = device.raw
         self._queries = self._raw.create_query_set(type="timestamp", count=2)
         self._resolved = self._raw.create_buffer(
             size=256, usage=usage.QUERY_RESOLVE | usage.COPY_SRC
         )
-        self._tick = 1e-9 * _timestamp_period(self._raw)
+        self._tick = 1e-9 * device.backend.timestamp_period(self._raw)
 
     def seconds(self, dispatch: Dispatch) -> float:
         """Runs a dispatch alone and returns how long the device worked on it."""
@@ -67,7 +66,7 @@ class DispatchTimer:
 
 def has_timestamps(device: Device) -> bool:
     """Whether the adapter can tell when a kernel began and ended."""
-    return "timestamp-query" in device.raw.features
+    return "timestamp-query" in device.features
 
 
 def clock_of(device: Device, waits_for: Any) -> Callable[[Dispatch], float]:
@@ -123,12 +122,3 @@ def clocked_submits(device: Device) -> Iterator[SubmitClock]:
         yield clock
     finally:
         del queue.submit  # the class's own is found again
-
-
-def _timestamp_period(raw: Any) -> float:
-    """Nanoseconds of a timestamp's tick; 1 where the library does not tell."""
-    try:
-        library = webgpu().backends.wgpu_native.lib
-        return float(library.wgpuQueueGetTimestampPeriod(raw.queue._internal))
-    except AttributeError:
-        return 1.0

@@ -72,6 +72,9 @@ def _number(name: str, default: int, text: str) -> Callable[[Any], Any]:
     show_default=True,
     help="GPU adapter, as doctor lists them.",
 )
+@click.option(
+    "--backend", default="auto", show_default=True, help="WebGPU implementation: wgpu or dawn."
+)
 @click.option("--tune", is_flag=True, help="Time ways of cutting kernels first, and keep the best.")
 @click.option("--json", "json_file", metavar="FILE", help="Where to write all figures.")
 def bench(
@@ -83,6 +86,7 @@ def bench(
     dtype: Literal["bfloat16", "float32"],
     checkpointing: bool,
     adapter: str,
+    backend: str,
     tune: bool,
     json_file: str | None,
 ) -> None:
@@ -102,12 +106,14 @@ def bench(
         gradient_checkpointing=checkpointing,
         steps=steps,
     )
-    device = Device(adapter)
+    device = Device(adapter, backend)
     task = Task(
         workload.shape.config, workload.lora, QuantConfig(), workload.compute_dtype, batch, seq
     )
     # Without --tune, what is known already is used.
-    settings = DeviceConfig(adapter=adapter, tune="always" if tune else "auto")
+    settings = DeviceConfig.model_validate(
+        {"adapter": adapter, "backend": backend, "tune": "always" if tune else "auto"}
+    )
     tune_device(console, settings, device, task, tokens=0)
     with console.status("") as status:
         found = measure(workload, device, status.update)

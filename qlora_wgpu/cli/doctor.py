@@ -5,18 +5,22 @@ from __future__ import annotations
 import platform
 import sys
 from importlib.metadata import version
-from typing import Any
 
 import click
 from rich.console import Console
 from rich.table import Table
 
 from qlora_wgpu.errors import DeviceError
-from qlora_wgpu.gpu.backend import INSTALL_HINT, choose_adapter, list_adapters
+from qlora_wgpu.gpu.adapters import (
+    INSTALL_HINT,
+    FoundAdapter,
+    installed_backends,
+    list_adapters,
+)
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.tuning.cache import choices_for
 
-_SHOWN_FEATURES = ("shader-f16", "subgroup", "timestamp-query")
+_SHOWN_FEATURES = ("shader-f16", "subgroups", "timestamp-query")
 
 
 @click.command()
@@ -26,20 +30,28 @@ def doctor() -> None:
     Exits with code 2, and says what to install, where there is none.
     """
     console = Console()
+    backends = installed_backends()
+    packages = ", ".join(f"{b.package} {version(b.package)}" for b in backends)
     console.print(
-        f"qlora-wgpu {version('qlora-wgpu')}, wgpu {version('wgpu')}, "
+        f"qlora-wgpu {version('qlora-wgpu')}, {packages}, "
         f"Python {platform.python_version()}, {sys.platform} {platform.machine()}",
         highlight=False,
     )
-    adapters = list_adapters()
-    if not adapters:
+    found = [list_adapters(backend.name) for backend in backends]
+    if not any(found):
         raise DeviceError(f"no GPU adapter was found: {INSTALL_HINT}")
-    chosen = choose_adapter("auto")
-    for index, adapter in enumerate(adapters):
-        console.print(_describe(index, adapter, adapter is chosen or index == 0))
-    device = Device("auto")
+    device = Device()
+    for backend, adapters in zip(backends, found, strict=True):
+        if not adapters:
+            console.print(f"{backend.package} finds no adapter that it can use", highlight=False)
+        for index, adapter in enumerate(adapters):
+            chosen = index == 0 and backend is device.backend
+            console.print(_describe(index, adapter, chosen))
     kind = "software adapter (cpu kernels)" if device.is_cpu else "GPU kernels"
-    console.print(f"device.adapter: auto opens {device.name}: {kind}", highlight=False)
+    console.print(
+        f"device.adapter: auto opens {device.name} through {device.backend.package}: {kind}",
+        highlight=False,
+    )
     if device.profile.images:
         console.print(
             f"operands are read from images, by subgroups of {device.profile.image_lanes}: both "
@@ -55,10 +67,12 @@ def doctor() -> None:
         )
 
 
-def _describe(index: int, adapter: Any, chosen: bool) -> Table:
-    info, limits = adapter.info, adapter.limits
+def _describe(index: int, found: FoundAdapter, chosen: bool) -> Table:
+    info, limits = found.raw.info, found.raw.limits
     table = Table(
-        title=f"{index}: {info['device']}{' (auto)' if chosen else ''}", show_header=False
+        title=f"{index}: {found.name}, device.backend: {found.backend.name}"
+        f"{' (auto)' if chosen else ''}",
+        show_header=False,
     )
     table.title_justify = "left"
     table.add_row("type", f"{info['adapter_type']} via {info['backend_type']}")
@@ -73,6 +87,11 @@ def _describe(index: int, adapter: Any, chosen: bool) -> Table:
         f"{limits['max-compute-workgroup-storage-size'] // 1024} KiB shared",
     )
     table.add_row("storage buffers", f"{limits['max-storage-buffers-per-shader-stage']} per shader")
-    features = [f"{f} {'yes' if f in adapter.features else 'no'}" for f in _SHOWN_FEATURES]
+    offered = found.backend.features_of(found.raw)
+    features = [f"{f} {'yes' if f in offered else 'no'}" for f in _SHOWN_FEATURES]
     table.add_row("features", ", ".join(features))
+    shapes = found.backend.matrix_shapes(found.raw)
+    if shapes:
+        told = [f"{s.m}x{s.n}x{s.k} by {s.lanes} invocations" for s in shapes]
+        table.add_row("matrix units", f"f16 to f32: {', '.join(told)}")
     return table

@@ -72,9 +72,10 @@ def run(console: Console, settings: Config, *, overwrite: bool) -> TrainResult:
     for dataset in (data, held_out):
         for text in dataset.warnings if dataset is not None else ():
             console.print(f"warning: {text}", style="yellow", highlight=False)
-    device = Device(settings.device.adapter)
+    device = Device(settings.device.adapter, settings.device.backend)
     longest = max(data.longest, held_out.longest if held_out is not None else 0)
     length = bucket_length(longest, settings.data.max_seq_length)
+    _planned(settings, folder, device, length)  # what is too large is said before kernels are timed
     tune_device(
         console,
         settings.device,

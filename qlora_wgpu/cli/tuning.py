@@ -31,8 +31,12 @@ def tune_device(
     known = key_of(device, task) in known_keys()
     if settings.tune == "auto" and not known and _work(task, tokens) < _WORTH[device.is_cpu]:
         return
+
+    def another() -> Device:
+        return Device(settings.adapter, settings.backend)
+
     with console.status("timing kernels") as status:
-        choice = tuned(device, task, lambda: Device(settings.adapter), status.update)
+        choice = tuned(device, task, another, status.update)
     console.print(f"kernels as timed on this adapter: {'; '.join(choice.notes)}", highlight=False)
 
 

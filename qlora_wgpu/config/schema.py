@@ -236,6 +236,11 @@ class DeviceConfig(Section):
     adapter: Annotated[Text, BeforeValidator(_adapter)] = Field(
         "auto", description="Adapter as doctor lists it: auto, its index or part of its name."
     )
+    backend: Literal["auto", "wgpu", "dawn"] = Field(
+        "auto",
+        description="WebGPU implementation: wgpu, or dawn (pip install 'qlora-wgpu[dawn]'), which "
+        "reaches GPUs' matrix units; auto takes dawn where it is installed and finds some.",
+    )
     tune: Literal["auto", "always", "never"] = Field(
         "auto",
         description="Whether ways of cutting kernels are timed before training, once per adapter "

@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.errors import DeviceError, OutOfMemoryError
-from qlora_wgpu.gpu import backend
-from qlora_wgpu.gpu.probe import subgroup_lanes
-from qlora_wgpu.gpu.profile import GPU_PROFILE, Profile, cpu_profile
+from qlora_wgpu.gpu.adapters import choose_adapter
+from qlora_wgpu.gpu.backend import is_out_of_memory
+from qlora_wgpu.gpu.probe import matrix_shape, subgroup_lanes
+from qlora_wgpu.gpu.profile import Profile, cpu_profile, gpu_profile
 from qlora_wgpu.gpu.wgsl import Shader
 
 ALIGNMENT = 256  # of buffer windows: the most any adapter asks for
@@ -51,22 +52,29 @@ class Device:
     """A GPU device and its queue.
 
     Attributes:
+        backend: The WebGPU implementation.
+        adapter: Its adapter.
+        raw: Its device.
+        features: Those of the device that are used, by WebGPU's names.
         memory: What has been allocated here, by kind.
         profile: How kernels are cut for this kind of adapter.
     """
 
-    def __init__(self, adapter: str = "auto") -> None:
+    def __init__(self, adapter: str = "auto", backend: str = "auto") -> None:
         """Opens a device.
 
         Args:
             adapter: ``"auto"``, an index, or part of a name, as ``qlora-wgpu doctor`` lists them.
+            backend: ``"auto"``, ``"wgpu"`` or ``"dawn"``.
 
         Raises:
             DeviceError: If no such adapter can be opened.
         """
-        self._wgpu = backend.webgpu()
-        self.adapter = backend.choose_adapter(adapter)
-        self.raw = backend.request_device(self.adapter)
+        found = choose_adapter(adapter, backend)
+        self.backend = found.backend
+        self.adapter = found.raw
+        self.features = frozenset(self.backend.features_of(self.adapter))
+        self.raw = self.backend.request_device(self.adapter)
         self.memory = MemoryCounter()
         self._pipelines: dict[str, Any] = {}
         self.profile = self._choose_profile()
@@ -82,7 +90,9 @@ class Device:
         return bool(self.adapter.info["adapter_type"] == "CPU")
 
     def _choose_profile(self) -> Profile:
-        return cpu_profile(subgroup_lanes(self)) if self.is_cpu else GPU_PROFILE
+        if self.is_cpu:
+            return cpu_profile(subgroup_lanes(self))
+        return gpu_profile(matrix_shape(self))
 
     @property
     def max_binding(self) -> int:
@@ -102,7 +112,7 @@ class Device:
             OutOfMemoryError: If it exceeds a limit of the adapter or the memory that is left.
         """
         nbytes = buffer_bytes(nbytes)
-        usage = self._wgpu.BufferUsage
+        usage = self.backend.module.BufferUsage
         flags = usage.STORAGE | usage.COPY_DST | usage.COPY_SRC | usage.UNIFORM
         return self._allocate(
             lambda: self.raw.create_buffer(size=nbytes, usage=flags, label=label),
@@ -124,7 +134,7 @@ class Device:
             OutOfMemoryError: If it exceeds a limit of the adapter or the memory that is left.
         """
         nbytes = image_bytes(nbytes)
-        usage = self._wgpu.TextureUsage
+        usage = self.backend.module.TextureUsage
         flags = usage.STORAGE_BINDING | usage.COPY_DST | usage.COPY_SRC
         return self._allocate(
             lambda: self.raw.create_texture(
@@ -150,7 +160,7 @@ class Device:
         try:
             made = make()
         except Exception as err:
-            if backend.is_out_of_memory(err):
+            if is_out_of_memory(err):
                 raise OutOfMemoryError(
                     f"{self.name} has no memory for {label or kind} ({nbytes:,} bytes, after "
                     f"{self.memory.total:,}): lower the batch size or data.max_seq_length, or "
@@ -210,7 +220,9 @@ class Device:
         found = self._pipelines.get(shader.label)
         if found is None:
             try:
-                module = self.raw.create_shader_module(code=shader.code, label=shader.label)
+                module = self.raw.create_shader_module(
+                    code=self.backend.dialect(shader.code), label=shader.label
+                )
                 found = self.raw.create_compute_pipeline(
                     layout="auto", compute={"module": module, "entry_point": "main"}
                 )

@@ -1,4 +1,4 @@
-"""A self-test of what the kernels for software adapters rest on: subgroup broadcasts and images."""
+"""Self-tests of what some kernels rest on: subgroup broadcasts, images and matrix units."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from qlora_wgpu.errors import DeviceError
+from qlora_wgpu.gpu.backend import MatrixShape
 from qlora_wgpu.gpu.wgsl import load_shader
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def subgroup_lanes(device: Device) -> int:
     Returns:
         The size, or 0 where it is not one the kernels know or anything came out wrong.
     """
-    if "subgroup" not in device.raw.features:
+    if "subgroups" not in device.features:
         return 0
     texels = np.arange(4 * _INVOCATIONS, dtype=np.uint32).reshape(_INVOCATIONS, 4) + 1000
     try:
@@ -57,3 +58,38 @@ def subgroup_lanes(device: Device) -> int:
         [np.full_like(own, size), own % size, texels[own // size * size + 3, 0], texels[own, 3]], 1
     )
     return size if np.array_equal(found, expected) else 0
+
+
+def matrix_shape(device: Device) -> MatrixShape | None:
+    """Finds a product that an adapter's matrix units make rightly, the largest first.
+
+    Which dimension is which, and what is a row, has been confused upstream: the product tried
+    does not commute and its factors are no squares where the units' are none.
+    """
+    if "subgroup-matrix" not in device.features:
+        return None
+    shapes = device.backend.matrix_shapes(device.adapter)
+    return next((shape for shape in shapes if _multiplies(device, shape)), None)
+
+
+def _multiplies(device: Device, shape: MatrixShape) -> bool:
+    m, n, k = shape.m, shape.n, shape.k
+    # Small whole numbers, so that every sum is exact.
+    left = (np.arange(m * k, dtype=np.float32) * 7 % 11 - 5).reshape(m, k)
+    right = (np.arange(k * n, dtype=np.float32) * 5 % 13 - 6).reshape(k, n)
+    constants = {"M": m, "N": n, "K": k, "LANES": shape.lanes}
+    try:
+        shader = load_shader("probe/matrix.wgsl", tuple(sorted(constants.items())))
+        sizes = {"left": left.nbytes, "right": right.nbytes, "result": 4 * m * n}
+        buffers = {name: device.buffer(size, "probe") for name, size in sizes.items()}
+        device.write(buffers["left"], left)
+        device.write(buffers["right"], right)
+        windows = {name: (buffers[name], 0, size) for name, size in sizes.items()}
+        group = device.bind_group(shader, windows)
+        device.dispatch(device.pipeline(shader), group, (1, 1, 1))
+        found = np.frombuffer(device.read(buffers["result"], 4 * m * n), np.float32)
+    except DeviceError:
+        return False
+    finally:
+        device.memory.forget("probe")
+    return np.array_equal(found.reshape(m, n), 2 * left @ right)

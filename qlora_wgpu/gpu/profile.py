@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from qlora_wgpu.gpu.backend import MatrixShape
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -17,8 +19,19 @@ class Profile:
         rows_per_group: Rows of a workgroup in row-wise kernels.
         gemm_tile: Rows of results an invocation of a GEMM holds (by 8 columns).
         gemm_group: Invocations of a GEMM's workgroup, along columns and rows.
-        thin_tile: The same for GEMMs with as few columns as a LoRA rank.
-        thin_group: The same for GEMMs with as few columns as a LoRA rank.
+        gemm_kind: ``"register"``, without workgroup memory; ``"tiled"``, with it; or ``"matrix"``,
+            on matrix units.
+        tile_group: Invocations of a tiled GEMM's workgroup, along columns and rows, 8 × 8 results
+            each.
+        matrix: What the matrix units multiply: m, n, k, and the invocations that do it.
+        matrix_tile: Subgroups of a workgroup along rows and columns, then the products of matrix
+            units that each makes along rows and columns.
+        least_workgroups: Products of fewer are cut along their reduction, if that is long.
+        thin_tile: As ``gemm_tile``, for GEMMs with as few columns as a LoRA rank.
+        thin_group: As ``gemm_group``, for those.
+        lora_lanes: Invocations that share a row of LoRA's thin products; 0 for thin GEMMs.
+        lora_grad_group: Invocations of a workgroup of LoRA's gradients: along columns, and those
+            that share the rows.
         attention_lanes: Queries or keys of an attention workgroup.
         attention_keys: Keys a query looks at in one turn, for heads of up to 128 elements.
         head_block: Rows of ``lm_head`` that one backward product covers, a multiple of 256; on
@@ -43,6 +56,13 @@ class Profile:
     attention_keys: int
     head_block: int
     logits_bytes: int
+    gemm_kind: str = "register"
+    tile_group: tuple[int, int] = (16, 16)
+    matrix: tuple[int, ...] = ()
+    matrix_tile: tuple[int, int, int, int] = (2, 4, 4, 2)
+    least_workgroups: int = 0
+    lora_lanes: int = 0
+    lora_grad_group: tuple[int, int] = (8, 1)
     image_lanes: int = 0
     image_nt_rows: int = 32
     image_nn_rows: int = 16
@@ -82,6 +102,9 @@ GPU_PROFILE = Profile(
     attention_keys=4,
     head_block=1 << 30,
     logits_bytes=128 << 20,
+    least_workgroups=1024,
+    lora_lanes=64,
+    lora_grad_group=(16, 16),
 )
 
 
@@ -98,3 +121,10 @@ def cpu_profile(image_lanes: int) -> Profile:
         attention_lanes=image_lanes,
         thin_group=(1, image_lanes),
     )
+
+
+def gpu_profile(shape: MatrixShape | None) -> Profile:
+    """The profile of a GPU, and of its matrix units if there are any."""
+    if shape is None:
+        return GPU_PROFILE
+    return replace(GPU_PROFILE, gemm_kind="matrix", matrix=(shape.m, shape.n, shape.k, shape.lanes))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from qlora_wgpu.gpu.backend import webgpu
 from qlora_wgpu.gpu.device import Device
 
 
@@ -18,7 +17,7 @@ class Readback:
 
     def __init__(self, device: Device, buffer: Any, nbytes: int, depth: int = 2) -> None:
         """Allocates room for ``depth`` copies on their way."""
-        usage = webgpu().BufferUsage
+        usage = device.backend.module.BufferUsage
         flags = usage.COPY_DST | usage.MAP_READ
         self._device = device
         self._source = buffer

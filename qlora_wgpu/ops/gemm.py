@@ -8,7 +8,9 @@ from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops import gemm_image
 from qlora_wgpu.ops.batch import Batch
 from qlora_wgpu.ops.dropout import dropout_params
+from qlora_wgpu.ops.gemm_tiled import Tiling, parts_of, register_tiling, tiling
 from qlora_wgpu.ops.modules import Lora
+from qlora_wgpu.ops.tensor import sum_parts
 
 THIN = 64  # products of at most so many columns are cut along their rows instead
 
@@ -68,7 +70,7 @@ def nt(
         tensors["batch_info"] = _batch_info(batch)
     _launch(
         g,
-        "gemm/nt.wgsl",
+        _tiling(g, "nt", x, w.rows, masked=masked),
         tensors,
         {
             "rows": x.rows,
@@ -144,14 +146,21 @@ def nn(
     masked = lora is not None and lora.dropout > 0
     if masked or first_row is not None:
         tensors["batch_info"] = _batch_info(batch)
+    tiled = _tiling(g, "nn", x, w.columns)
+    parts, part = 1, w.rows + -w.rows % 64
+    if y.dtype == "float32" and u is None:
+        parts, part = parts_of(g, tiled, x.rows, w.columns, w.rows)
+    if parts > 1:
+        tensors["y"] = g.float32(f"parts of {y.name}", parts * y.rows, y.columns)
     _launch(
         g,
-        "gemm/nn.wgsl",
+        tiled,
         tensors,
         {
             "rows": x.rows,
             "columns": w.columns,
             "k": w.rows,
+            "k_part": part,
             "x_stride": x.units(8),
             "x_unit0": row0 // 8,
             "w_stride": w.units(8),
@@ -167,49 +176,54 @@ def nn(
             "LORA": u is not None,
             "BIAS": False,
             "RESIDUAL": False,
-            "ACCUMULATE": accumulate,
+            "ACCUMULATE": accumulate and parts == 1,
             "ROW_COUNT": first_row is not None,
             "DROPOUT": masked,
         },
         w.rows,
         label,
+        parts,
     )
+    if parts > 1:
+        sum_parts(g, tensors["y"], y, parts, accumulate=accumulate)
 
 
 def _launch(
     g: Graph,
-    path: str,
+    tiling: Tiling,
     tensors: dict[str, Tensor],
     params: dict[str, int | float],
     flags: dict[str, Constant],
     depth: int,
     label: str,
+    parts: int = 1,
 ) -> None:
     x, w, y = tensors["x"], tensors["w"], tensors["y"]
     columns = int(params["columns"])
-    thin = columns <= THIN
-    tile = g.profile.thin_tile if thin else g.profile.gemm_tile
-    across, down = g.profile.thin_group if thin else g.profile.gemm_group
     constants: dict[str, Constant] = {
         "BF16": x.dtype == "bfloat16",
         "W_FLOAT": w.dtype == "float32",
         "OUT_BF16": y.dtype == "bfloat16",
         "NEEDS_BATCH_INFO": "batch_info" in tensors,
-        "TILE_M": tile,
-        "WG_N": across,
-        "WG_M": down,
+        **tiling.constants,
         **flags,
     }
     rank = tensors["u"].columns if "u" in tensors else 0
     g.launch(
-        path,
-        (ceil_div(columns, 8 * across), ceil_div(x.rows, tile * down), 1),
+        tiling.path,
+        (ceil_div(columns, tiling.columns), ceil_div(x.rows, tiling.rows), parts),
         tensors,
         params,
         constants,
         flops=2 * x.rows * columns * (depth + rank),
         label=label,
     )
+
+
+def _tiling(g: Graph, name: str, x: Tensor, columns: int, *, masked: bool = False) -> Tiling:
+    if columns <= THIN or masked:
+        return register_tiling(name, g.profile.thin_tile, *g.profile.thin_group)
+    return tiling(g, name, x)
 
 
 def _batch_info(batch: Batch | None) -> Tensor:

@@ -9,11 +9,15 @@ from qlora_wgpu.ops.batch import Batch
 from qlora_wgpu.ops.dropout import dropout_params
 from qlora_wgpu.ops.modules import Lora
 
+_ROWS, _RANKS = 4, 8  # of results that a workgroup of the GPUs' kernels makes
+
 
 def down(g: Graph, x: Tensor, lora: Lora, u: Tensor, batch: Batch) -> None:
     """u = scaling · dropout(x)·Aᵀ, with x an operand (rows, in_features), u float32 (rows, r)."""
     if gemm_image.usable(g):
         gemm_image.lora_down(g, x, lora, u, batch)
+    elif g.profile.lora_lanes:
+        _down(g, x, lora, u, batch)
     else:
         gemm.nt(g, x, lora.a, u, scale=lora.scaling, dropout=lora, batch=batch, label="lora/down")
 
@@ -22,6 +26,8 @@ def up_grad(g: Graph, dy: Tensor, lora: Lora, du: Tensor) -> None:
     """du = scaling · dy·B, with dy an operand (rows, out_features), du float32 (rows, r)."""
     if gemm_image.usable(g):
         gemm_image.lora_up_grad(g, dy, lora, du)
+    elif g.profile.lora_lanes:
+        _up_grad(g, dy, lora, du)
     else:
         gemm.nn(g, dy, lora.b, du, scale=lora.scaling, label="lora/up_grad")
 
@@ -43,7 +49,7 @@ def add_gradient(
     tensors = {"x": x, "u": u, "g": gradient}
     if masked and batch is not None:
         tensors["batch_info"] = batch.info
-    lanes = g.profile.thin_group[1]
+    lanes, row_lanes = g.profile.lora_grad_group
     g.launch(
         "lora/grad.wgsl",
         (ceil_div(x.columns, 4 * lanes), ceil_div(u.columns, 4), 1),
@@ -62,7 +68,55 @@ def add_gradient(
             "TRANSPOSED": transposed,
             "DROPOUT": masked,
             "WG_N": lanes,
+            "ROW_LANES": row_lanes,
+            "SPREAD": row_lanes > 1,
         },
         flops=2 * x.rows * x.columns * u.columns,
         label="lora/grad_a" if transposed else "lora/grad_b",
+    )
+
+
+def _down(g: Graph, x: Tensor, lora: Lora, u: Tensor, batch: Batch) -> None:
+    tensors = {"x": x, "a": lora.a, "u": u}
+    if lora.dropout > 0:
+        tensors["batch_info"] = batch.info
+    g.launch(
+        "lora/down.wgsl",
+        (ceil_div(x.rows, _ROWS), ceil_div(lora.r, _RANKS), 1),
+        tensors,
+        {
+            "rows": x.rows,
+            "r": lora.r,
+            "k_units": x.units(8),
+            "u_stride": u.stride,
+            "scale": lora.scaling,
+            **dropout_params(lora),
+        },
+        {
+            "BF16": x.dtype == "bfloat16",
+            "DROPOUT": lora.dropout > 0,
+            "LANES": g.profile.lora_lanes,
+        },
+        flops=2 * x.rows * x.columns * lora.r,
+        label="lora/down",
+    )
+
+
+def _up_grad(g: Graph, dy: Tensor, lora: Lora, du: Tensor) -> None:
+    g.launch(
+        "lora/up_grad.wgsl",
+        (ceil_div(dy.rows, _ROWS), ceil_div(lora.r, _RANKS), 1),
+        {"dy": dy, "b": lora.b, "du": du},
+        {
+            "rows": dy.rows,
+            "r": lora.r,
+            "n": dy.columns,
+            "dy_stride": dy.units(8),
+            "b_stride": lora.b.units(4),
+            "du_stride": du.stride,
+            "scale": lora.scaling,
+        },
+        {"BF16": dy.dtype == "bfloat16", "LANES": g.profile.lora_lanes},
+        flops=2 * dy.rows * dy.columns * lora.r,
+        label="lora/up_grad",
     )

@@ -35,6 +35,20 @@ def as_operand(g: Graph, x: Tensor, *, image: bool = True) -> Tensor:
     return y
 
 
+def sum_parts(g: Graph, x: Tensor, y: Tensor, parts: int, *, accumulate: bool = False) -> None:
+    """Adds up the parts of x, which lie one below the other, into y; all float32."""
+    if (x.rows, x.stride, x.dtype) != (parts * y.rows, y.stride, y.dtype):
+        raise GraphError(f"sum: {x} is not {parts} times {y}")
+    units = y.rows * y.units(4)
+    g.launch(
+        "tensor/sum_parts.wgsl",
+        units,
+        {"x": x, "y": y},
+        {"units": units, "parts": parts},
+        {"ACCUMULATE": accumulate},
+    )
+
+
 def add_into(g: Graph, x: Tensor, y: Tensor) -> None:
     """Adds x to y, both float32 of one layout."""
     if (x.rows, x.stride, x.dtype) != (y.rows, y.stride, y.dtype) or x.dtype != "float32":

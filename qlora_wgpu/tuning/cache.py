@@ -84,7 +84,7 @@ def key_of(device: Device, task: Task) -> str:
     """Names an adapter, its driver, this version and its shaders, and a task."""
     info = device.adapter.info
     parts = {
-        "adapter": [device.name, info["description"], info["backend_type"]],
+        "adapter": [device.name, info["description"], info["backend_type"], device.backend.name],
         "version": version("qlora-wgpu"),
         "shaders": _shader_hash(),
         "model": [task.config.get("model_type"), *(task.config.get(name) for name in _SIZES)],

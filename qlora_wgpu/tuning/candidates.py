@@ -44,26 +44,28 @@ _CPU_GROUPS = (
         ({"gemm_tile": 8}, {"gemm_tile": 16, "gemm_group": (16, 1)}),
     ),
 )
-_GPU_GROUPS = (
-    Group(
-        "products",
-        ("gemm/", "lm_head/"),
-        (
-            {"gemm_tile": 4, "gemm_group": (8, 8)},
-            {"gemm_tile": 4, "gemm_group": (16, 8)},
-            {"gemm_tile": 8, "gemm_group": (16, 4)},
-            {"gemm_tile": 8, "gemm_group": (8, 16)},
-            {"gemm_tile": 16, "gemm_group": (8, 8)},
-        ),
-    ),
+_GPU_PRODUCTS: tuple[Change, ...] = (
+    {"gemm_kind": "tiled", "tile_group": (16, 16)},
+    {"gemm_kind": "tiled", "tile_group": (8, 8)},
+    {"gemm_kind": "tiled", "tile_group": (16, 8)},
+    {"gemm_kind": "register", "gemm_tile": 4, "gemm_group": (16, 8)},
+    {"gemm_kind": "register", "gemm_tile": 8, "gemm_group": (16, 4)},
+    {"gemm_kind": "register", "gemm_tile": 16, "gemm_group": (8, 8)},
+)
+_MATRIX_PRODUCTS: tuple[Change, ...] = (
+    {"matrix_tile": (2, 2, 4, 4)},
+    {"matrix_tile": (2, 2, 2, 2)},
+    {"matrix_tile": (2, 4, 2, 2)},
+    {"matrix_tile": (4, 2, 2, 4)},
+)
+_GPU_OTHERS = (
     Group(
         "adapter",
         ("lora/",),
         (
-            {"thin_tile": 1, "thin_group": (1, 32)},
-            {"thin_tile": 1, "thin_group": (1, 128)},
-            {"thin_tile": 2, "thin_group": (1, 64)},
-            {"thin_tile": 4, "thin_group": (1, 32)},
+            {"lora_lanes": 32, "lora_grad_group": (8, 32)},
+            {"lora_lanes": 128, "lora_grad_group": (32, 8)},
+            {"lora_lanes": 64, "lora_grad_group": (64, 4)},
         ),
     ),
     Group(
@@ -92,7 +94,12 @@ def groups_of(profile: Profile) -> tuple[Group, ...]:
     """What may be changed about a profile."""
     if profile.images:
         return _IMAGE_GROUPS
-    return _CPU_GROUPS if profile.name == "cpu" else _GPU_GROUPS
+    if profile.name == "cpu":
+        return _CPU_GROUPS
+    products = _GPU_PRODUCTS
+    if profile.matrix:
+        products = (*_MATRIX_PRODUCTS, {"gemm_kind": "register"}, *_GPU_PRODUCTS[:2])
+    return (Group("products", ("gemm/", "lm_head/"), products), *_GPU_OTHERS)
 
 
 def candidates(profile: Profile) -> list[Profile]:

@@ -4,56 +4,17 @@
 // so w may be a shard of a matrix's rows and the shards' products be accumulated.
 // u (rows, r), a (r, columns) float32: the LoRA term (LORA), masked as its forward was (DROPOUT).
 // With ROW_COUNT only the first batch_info[0] - first_row rows exist.
+// Workgroups along z have k_part rows of w each; their results lie one below the other in y.
 // Each invocation holds TILE_M × 8 results. Launcher: ops/gemm.py.
+//#include common/nn_interface.wgsl
 //#include common/weight8.wgsl
 //#include common/gemm_store.wgsl
-
-struct Params {
-    rows: u32,
-    columns: u32,
-    k: u32,
-    x_stride: u32,
-    x_unit0: u32,
-    w_stride: u32,
-    y_stride: u32,
-    y_unit0: u32,
-    first_row: u32,
-    r: u32,
-    r_stride: u32,
-    scale: f32,
-    module_key: u32,
-    keep_below: u32,
-    keep_scale: f32,
-}
-
-@group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> x: array<Unit8>;
-@group(0) @binding(2) var<storage, read> w: array<Weight8>;
-//#if OUT_BF16
-@group(0) @binding(3) var<storage, read_write> y: array<vec2<u32>>;
-//#else
-@group(0) @binding(3) var<storage, read_write> y: array<vec4<f32>>;
-//#endif
-//#if LORA
-@group(0) @binding(4) var<storage, read> u: array<f32>;
-@group(0) @binding(5) var<storage, read> a: array<vec4<f32>>;
-//#endif
-//#if NEEDS_BATCH_INFO
-@group(0) @binding(8) var<storage, read> batch_info: array<u32>;
-//#endif
-//#if DROPOUT
-//#include common/dropout.wgsl
-//#endif
 
 @compute @workgroup_size(WG_N, WG_M)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
     let c0 = (group.x * WG_N + local.x) * 8u;
     let m0 = (group.y * WG_M + local.y) * TILE_M;
-//#if ROW_COUNT
-    let rows = min(params.rows, max(batch_info[0], params.first_row) - params.first_row);
-//#else
-    let rows = params.rows;
-//#endif
+    let rows = row_count();
     if (m0 >= rows || c0 >= params.columns) {
         return;
     }
@@ -61,7 +22,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     let last = params.k - 1u;
     //#unroll i TILE_M: let m_$i = min(m0 + $iu, rows - 1u);
     //#unroll i TILE_M: var even_$i = vec4<f32>(0.0); var odd_$i = vec4<f32>(0.0);
-    for (var k = 0u; k < params.k; k += 8u) {
+    let k_last = min(params.k, (group.z + 1u) * params.k_part);
+    for (var k = group.z * params.k_part; k < k_last; k += 8u) {
         // Rows of w past the last meet zeros in x's padding.
         //#unroll i TILE_M: let xu_$i = x[m_$i * params.x_stride + params.x_unit0 + k / 8u]; let xe_$i = even8(xu_$i); let xo_$i = odd8(xu_$i);
         { let we = w[min(k, last) * params.w_stride + column]; let e = weight_even8(we); let o = weight_odd8(we);
@@ -103,5 +65,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
 //#endif
     //#unroll i TILE_M: lo_$i += lora_lo_$i; hi_$i += lora_hi_$i;
 //#endif
-    //#unroll i TILE_M: if (m0 + $iu < rows) { store4(m0 + $iu, c0, lo_$i); store4(m0 + $iu, c0 + 4u, hi_$i); }
+    let below = group.z * params.rows;
+    //#unroll i TILE_M: if (m0 + $iu < rows) { store4(below + m0 + $iu, c0, lo_$i); store4(below + m0 + $iu, c0 + 4u, hi_$i); }
 }

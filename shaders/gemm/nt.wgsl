@@ -6,47 +6,9 @@
 // b and bias are those of the whole matrix.
 // With ROW_COUNT only the first batch_info[0] - first_row rows exist. With DROPOUT x is masked.
 // Each invocation holds TILE_M × 8 results. Launcher: ops/gemm.py.
+//#include common/nt_interface.wgsl
 //#include common/weight8.wgsl
 //#include common/gemm_store.wgsl
-
-struct Params {
-    rows: u32,
-    columns: u32,
-    k_units: u32,
-    x_stride: u32,
-    w_stride: u32,
-    y_stride: u32,
-    y_unit0: u32,
-    first_row: u32,
-    r_units: u32,
-    r_stride: u32,
-    scale: f32,
-    module_key: u32,
-    keep_below: u32,
-    keep_scale: f32,
-}
-
-@group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> x: array<Unit8>;
-@group(0) @binding(2) var<storage, read> w: array<Weight8>;
-//#if OUT_BF16
-@group(0) @binding(3) var<storage, read_write> y: array<vec2<u32>>;
-//#else
-@group(0) @binding(3) var<storage, read_write> y: array<vec4<f32>>;
-//#endif
-//#if LORA
-@group(0) @binding(4) var<storage, read> u: array<vec4<f32>>;
-@group(0) @binding(5) var<storage, read> b: array<vec4<f32>>;
-//#endif
-//#if BIAS
-@group(0) @binding(6) var<storage, read> bias: array<vec4<f32>>;
-//#endif
-//#if RESIDUAL
-@group(0) @binding(7) var<storage, read> residual: array<vec4<f32>>;
-//#endif
-//#if NEEDS_BATCH_INFO
-@group(0) @binding(8) var<storage, read> batch_info: array<u32>;
-//#endif
 //#if DROPOUT
 //#include common/dropout.wgsl
 fn mask_even(row: u32, k: u32) -> vec4<f32> {
@@ -64,11 +26,7 @@ fn mask_odd(row: u32, k: u32) -> vec4<f32> {
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
     let c0 = (group.x * WG_N + local.x) * 8u;
     let m0 = (group.y * WG_M + local.y) * TILE_M;
-//#if ROW_COUNT
-    let rows = min(params.rows, max(batch_info[0], params.first_row) - params.first_row);
-//#else
-    let rows = params.rows;
-//#endif
+    let rows = row_count();
     if (m0 >= rows || c0 >= params.columns) {
         return;
     }

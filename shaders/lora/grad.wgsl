@@ -5,7 +5,7 @@
 //                                       (DROPOUT),  g (r, columns)
 // x (rows, columns) operand, u (rows, r) float32; g float32 is added to, once, so that the sum of
 // a micro-batch does not depend on what was there. Each invocation holds four columns by four
-// ranks. Launcher: ops/lora.py.
+// ranks; ROW_LANES of a workgroup share the rows (SPREAD) on GPUs. Launcher: ops/lora.py.
 //#include common/unit4.wgsl
 
 struct Params {
@@ -29,19 +29,22 @@ struct Params {
 //#include common/dropout.wgsl
 //#endif
 
-@compute @workgroup_size(WG_N)
+//#if SPREAD
+// Sums of the workgroup's invocations: 16 each, those that share columns ROW_LANES apart.
+var<workgroup> partial: array<vec4<f32>, 4u * WG_N * ROW_LANES>;
+//#endif
+
+@compute @workgroup_size(WG_N, ROW_LANES)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
     let c = group.x * WG_N + local.x;
     let j = group.y;
-    if (4u * c >= params.x_columns) {
-        return;
-    }
+    let here = 4u * c < params.x_columns;
     // sum_i: column 4c + i against ranks 4j .. 4j+3.
     var sum_0 = vec4<f32>(0.0);
     var sum_1 = vec4<f32>(0.0);
     var sum_2 = vec4<f32>(0.0);
     var sum_3 = vec4<f32>(0.0);
-    for (var m = 0u; m < params.rows; m += 1u) {
+    for (var m = local.y; m < select(0u, params.rows, here); m += ROW_LANES) {
         var v = unpack4(x[m * params.x_stride + c]);
 //#if DROPOUT
         v *= dropout_mask4((m * params.x_stride + c) * 4u);
@@ -51,6 +54,27 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         sum_1 += v.y * w;
         sum_2 += v.z * w;
         sum_3 += v.w * w;
+    }
+//#if SPREAD
+    let own = 4u * (local.y * WG_N + local.x);
+    partial[own] = sum_0;
+    partial[own + 1u] = sum_1;
+    partial[own + 2u] = sum_2;
+    partial[own + 3u] = sum_3;
+    workgroupBarrier();
+    for (var lane = 1u; lane < ROW_LANES; lane += 1u) {
+        let other = 4u * (lane * WG_N + local.x);
+        sum_0 += partial[other];
+        sum_1 += partial[other + 1u];
+        sum_2 += partial[other + 2u];
+        sum_3 += partial[other + 3u];
+    }
+    if (local.y > 0u) {
+        return;
+    }
+//#endif
+    if (!here) {
+        return;
     }
 //#if TRANSPOSED
     let at = 4u * j * params.g_stride + c;

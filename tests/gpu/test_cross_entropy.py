@@ -55,5 +55,12 @@ def test_blocks_of_the_head(device):
     run(device, blocks, "float32", 21, 700, 12, 0.7)
 
 
+@pytest.mark.parametrize("kind", ["register", "tiled"])
+def test_a_long_vocabulary_is_cut_into_parts(device, kind):
+    profile = dataclasses.replace(PROFILES["gpu"], gemm_kind=kind)
+    run(device, profile, "float32", 9, 4099, 68, 0.7)
+    run(device, profile, "bfloat16", 9, 4099, 68, 0.7, shard=2056)
+
+
 def test_without_gradient(device):
     run(device, PROFILES["cpu"], "float32", 21, 83, 12, 0.7, gradient=False)

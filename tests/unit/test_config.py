@@ -55,7 +55,7 @@ DEFAULTS = {
     "eval": {"eval_steps": 50},
     "log": {"logging_steps": 1},
     "output": {"dir": "runs/first", "save_steps": 50, "save_total_limit": 2},
-    "device": {"adapter": "auto", "tune": "auto"},
+    "device": {"adapter": "auto", "backend": "auto", "tune": "auto"},
 }
 
 

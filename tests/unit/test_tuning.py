@@ -7,12 +7,14 @@ import pytest
 from qlora_wgpu.bench.kernels import KernelTime
 from qlora_wgpu.bench.shapes import config_of
 from qlora_wgpu.config import LoraConfig, QuantConfig
-from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, Profile, cpu_profile
+from qlora_wgpu.gpu.backend import MatrixShape
+from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, Profile, cpu_profile, gpu_profile
 from qlora_wgpu.tuning import cache, tuner
 from qlora_wgpu.tuning.candidates import candidates, groups_of
 from qlora_wgpu.tuning.tuner import Choice, Task
 
-PROFILES = (CPU_PROFILE, GPU_PROFILE, cpu_profile(8), cpu_profile(16))
+MATRIX_PROFILE = gpu_profile(MatrixShape(16, 16, 16, 32))
+PROFILES = (CPU_PROFILE, GPU_PROFILE, MATRIX_PROFILE, cpu_profile(8), cpu_profile(16))
 
 
 class FakeDevice:
@@ -21,6 +23,7 @@ class FakeDevice:
         self.name = "card"
         info = {"device": "card", "description": driver, "backend_type": "Vulkan"}
         self.adapter = SimpleNamespace(info=info)
+        self.backend = SimpleNamespace(name="wgpu")
 
 
 def task(**changes):
@@ -49,15 +52,18 @@ def rows(**seconds):
 def test_each_group_gets_its_own_fastest(monkeypatch):
     times = iter(
         [rows(gemm=10, lora=10, attention=10, rms_norm=10)]
-        + [rows(gemm=9 - i, lora=9 + i, attention=9.9, rms_norm=20) for i in range(5)]
+        + [rows(gemm=9 - i, lora=9 + i, attention=9.9, rms_norm=20) for i in range(6)]
     )
     monkeypatch.setattr(tuner, "has_timestamps", lambda device: True)
     monkeypatch.setattr(tuner, "_OneLayer", lambda task: None)
     monkeypatch.setattr(tuner, "_time", lambda *args: next(times))
     found = tuner.tune(FakeDevice(), task()).profile
     tried = candidates(GPU_PROFILE)
-    assert (found.gemm_tile, found.gemm_group) == (tried[4].gemm_tile, tried[4].gemm_group)
-    assert (found.thin_tile, found.thin_group) == (tried[0].thin_tile, tried[0].thin_group)
+    assert (found.gemm_tile, found.gemm_group) == (tried[5].gemm_tile, tried[5].gemm_group)
+    assert (found.lora_lanes, found.lora_grad_group) == (
+        tried[0].lora_lanes,
+        tried[0].lora_grad_group,
+    )
     # One per cent is scatter, and what is slower is not chosen.
     assert found.attention_lanes == GPU_PROFILE.attention_lanes
     assert found.row_lanes == GPU_PROFILE.row_lanes

@@ -1,0 +1,133 @@
+"""Finding an adapter, and the WebGPU implementation through which it is opened."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from qlora_wgpu.errors import DeviceError
+from qlora_wgpu.gpu.backend import Backend
+from qlora_wgpu.gpu.dawn import Dawn
+from qlora_wgpu.gpu.mesa import widen_software_vectors
+from qlora_wgpu.gpu.wgpu_native import WgpuNative
+
+BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (WgpuNative(), Dawn())}
+BACKEND_VARIABLE = "QLORA_WGPU_BACKEND"
+
+# Windows, macOS, Linux: one native API per card, so that no card is listed twice.
+_PREFERRED_APIS = {"darwin": ("Metal",), "win32": ("Vulkan", "D3D12")}.get(
+    sys.platform, ("Vulkan",)
+)
+_TYPE_ORDER = {"DiscreteGPU": 0, "IntegratedGPU": 1, "Unknown": 2, "CPU": 3}
+
+INSTALL_HINT = (
+    "install your graphics card's Vulkan driver, or on Debian and Ubuntu the software adapter "
+    "with: apt-get install mesa-vulkan-drivers"
+)
+_DAWN_HINT = (
+    "Dawn lists no adapter: it needs a newer driver than wgpu does (of Mesa's, 25 or later); "
+    "use device.backend: wgpu, or "
+)
+
+
+@dataclass(frozen=True)
+class FoundAdapter:
+    """An adapter, and the implementation that listed it."""
+
+    raw: Any
+    backend: Backend
+
+    @property
+    def name(self) -> str:
+        """As the driver calls it."""
+        return str(self.raw.info["device"])
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it is a software adapter."""
+        return bool(self.raw.info["adapter_type"] == "CPU")
+
+
+def installed_backends() -> list[Backend]:
+    """The implementations whose package is there, the default one first."""
+    return [backend for backend in BACKENDS.values() if find_spec(backend.package) is not None]
+
+
+def list_adapters(backend: str = "auto") -> list[FoundAdapter]:
+    """Lists the usable adapters, the fastest kind first.
+
+    Args:
+        backend: ``"wgpu"``, ``"dawn"``, or ``"auto"``: wgpu, unless wgpudawn is installed and
+            offers a GPU's matrix units. The environment's QLORA_WGPU_BACKEND says what ``"auto"``
+            is.
+
+    Raises:
+        DeviceError: If the implementation cannot be loaded or fails.
+    """
+    if backend == "auto":
+        backend = os.environ.get(BACKEND_VARIABLE) or "auto"
+    if backend == "auto":
+        return _automatic()
+    if backend not in BACKENDS:
+        raise DeviceError(f"there is no backend {backend!r}: {', '.join(BACKENDS)} (or auto)")
+    return _listed(BACKENDS[backend])
+
+
+def choose_adapter(wanted: str = "auto", backend: str = "auto") -> FoundAdapter:
+    """Picks an adapter.
+
+    Args:
+        wanted: ``"auto"``, an index into ``list_adapters()``, or part of an adapter's name.
+        backend: As for ``list_adapters``.
+
+    Raises:
+        DeviceError: If there is no adapter, or none that fits.
+    """
+    adapters = list_adapters(backend)
+    if not adapters:
+        asked = os.environ.get(BACKEND_VARIABLE) if backend == "auto" else backend
+        raise DeviceError(
+            f"no GPU adapter was found: {_DAWN_HINT if asked == 'dawn' else ''}{INSTALL_HINT}"
+        )
+    if wanted == "auto":
+        return adapters[0]
+    if wanted.isdigit() and int(wanted) < len(adapters):
+        return adapters[int(wanted)]
+    for adapter in adapters:
+        if wanted.lower() in adapter.name.lower():
+            return adapter
+    names = ", ".join(f"{i}: {a.name}" for i, a in enumerate(adapters))
+    raise DeviceError(f"no adapter is called {wanted!r}; found {names} (device.adapter)")
+
+
+def _automatic() -> list[FoundAdapter]:
+    dawn = BACKENDS["dawn"]
+    if find_spec(dawn.package) is not None:
+        try:
+            found = _listed(dawn)
+        except DeviceError:
+            found = []
+        if any(dawn.matrix_shapes(a.raw) and not a.is_cpu for a in found):
+            return found
+    return _listed(BACKENDS["wgpu"])
+
+
+def _listed(backend: Backend) -> list[FoundAdapter]:
+    # Vulkan's loader prints a warning to stderr where this is unset, as in containers.
+    os.environ.setdefault("XDG_RUNTIME_DIR", os.environ.get("TMPDIR", "/tmp"))
+    widen_software_vectors(os.environ)
+    try:
+        adapters = backend.adapters()
+    except DeviceError:
+        raise
+    except Exception as err:
+        raise DeviceError(f"no GPU adapter can be listed ({err}): {INSTALL_HINT}") from err
+    usable = [
+        FoundAdapter(adapter, backend)
+        for adapter in adapters
+        if adapter.info["backend_type"] in _PREFERRED_APIS
+    ]
+    return sorted(usable, key=lambda found: _TYPE_ORDER.get(found.raw.info["adapter_type"], 2))

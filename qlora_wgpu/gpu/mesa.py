@@ -1,0 +1,34 @@
+"""Settings of Mesa's software adapter, lavapipe, which it reads when its driver is loaded."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import MutableMapping
+from pathlib import Path
+
+
+def widen_software_vectors(environ: MutableMapping[str, str]) -> None:
+    """Lets Mesa's software adapter use 512-bit vectors where the processor has them.
+
+    It doubles what lavapipe computes, which keeps to 256 bits by itself. Its shader cache does
+    not tell the widths apart, so this one gets a folder of its own. What the user has set stays.
+    It must be called before the driver is loaded.
+    """
+    if "LP_NATIVE_VECTOR_WIDTH" in environ or not _has_avx512():
+        return
+    environ["LP_NATIVE_VECTOR_WIDTH"] = "512"
+    if not {"MESA_SHADER_CACHE_DIR", "MESA_SHADER_CACHE_DISABLE"} & environ.keys():
+        home = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+        folder = Path(home) / "qlora-wgpu" / "mesa-512"
+        with contextlib.suppress(OSError):  # Mesa makes the last folder only
+            folder.mkdir(parents=True, exist_ok=True)
+        environ["MESA_SHADER_CACHE_DIR"] = str(folder)
+
+
+def _has_avx512() -> bool:
+    try:
+        flags = set(Path("/proc/cpuinfo").read_text(encoding="ascii", errors="ignore").split())
+    except OSError:
+        return False
+    # Mesa's code for 512 bits needs these parts of AVX-512.
+    return {"avx512f", "avx512dq", "avx512bw", "avx512vl"} <= flags
