@@ -1,6 +1,7 @@
 """Times QLoRA steps of PEFT + bitsandbytes on torch; run by benchmarks/compare.py.
 
-Needs a Python with torch, transformers, peft and bitsandbytes. Prints one JSON object.
+Needs a Python with torch, transformers and peft; NF4 needs bitsandbytes too. MODEL is a folder, or
+a config.json whose weights are then random. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -9,18 +10,47 @@ import argparse
 import json
 import resource
 import time
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 import numpy as np
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 
 MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
+def random_base(args: argparse.Namespace, dtype: torch.dtype) -> torch.nn.Module:
+    """A model of random weights, its linear layers quantized in place if asked for."""
+    config = AutoConfig.from_pretrained(args.model)
+    torch.set_default_dtype(dtype)
+    with torch.device(args.device):
+        base = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    torch.set_default_dtype(torch.float32)
+    if args.quant == "nf4":
+        import bitsandbytes
+
+        for parent in list(base.model.modules()):
+            for name, layer in list(parent.named_children()):
+                if isinstance(layer, torch.nn.Linear):
+                    quantized = bitsandbytes.nn.Linear4bit(
+                        layer.in_features, layer.out_features, layer.bias is not None,
+                        compute_dtype=dtype, quant_type="nf4", device="meta",
+                    )  # fmt: skip
+                    quantized.weight = bitsandbytes.nn.Params4bit(
+                        layer.weight.data, requires_grad=False, quant_type="nf4"
+                    ).to(args.device)
+                    quantized.bias = layer.bias
+                    setattr(parent, name, quantized)
+    for parameter in base.parameters():
+        parameter.requires_grad = False
+    return base
+
+
 def load(args: argparse.Namespace) -> torch.nn.Module:
     dtype = getattr(torch, args.compute)
+    if args.model.endswith(".json"):
+        return adapted(args, random_base(args, dtype))
     quantization = None
     if args.quant == "nf4":
         quantization = BitsAndBytesConfig(
@@ -33,6 +63,10 @@ def load(args: argparse.Namespace) -> torch.nn.Module:
     )  # fmt: skip
     if not quantization:
         base = base.to(args.device)
+    return adapted(args, base)
+
+
+def adapted(args: argparse.Namespace, base: torch.nn.Module) -> torch.nn.Module:
     if args.checkpointing:
         base.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         base.enable_input_require_grads()
@@ -46,6 +80,16 @@ def load(args: argparse.Namespace) -> torch.nn.Module:
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
     return model.train()
+
+
+def versions() -> dict[str, str]:
+    found = {}
+    for name in ("torch", "transformers", "peft", "bitsandbytes"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "none"
+    return found
 
 
 def main() -> None:
@@ -79,13 +123,15 @@ def main() -> None:
         optimizer.zero_grad()
         losses.append(loss.item())
         seconds.append(time.perf_counter() - begin)
-    names = ("torch", "transformers", "peft", "bitsandbytes")
     result = {
         "seconds": seconds,
         "losses": losses,
         "rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10,
-        "versions": {name: version(name) for name in names},
+        "versions": versions(),
     }
+    if args.device == "cuda":
+        result["device"] = torch.cuda.get_device_name()
+        result["device_mib"] = torch.cuda.max_memory_allocated() / 2**20
     print(json.dumps(result))
 
 
