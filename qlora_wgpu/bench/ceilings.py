@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from qlora_wgpu.bench.timing import Dispatch, clock_of
+from qlora_wgpu.bench.timing import clock_of
+from qlora_wgpu.gpu.backend import Dispatch
 from qlora_wgpu.gpu.device import Device, fold_workgroups
 from qlora_wgpu.gpu.wgsl import Constants, load_shader
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import platform
 import sys
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -38,7 +40,7 @@ def to_json(found: Measurement) -> dict[str, Any]:
             "backend": device.backend.name,
             "api": str(device.adapter.info["backend_type"]),
             "driver": str(device.adapter.info["description"]),
-            "profile": device.profile.name,
+            "profile": asdict(device.profile),
         },
         "workload": {
             "shape": workload.shape.name,
@@ -135,13 +137,17 @@ def show(console: Console, found: Measurement) -> None:
 
 def _table(found: Measurement, kernels: list[KernelTime]) -> Table:
     total = sum(row.seconds for row in kernels)
-    table = Table(title="kernels of a step, each launch timed alone", title_justify="left")
+    table = Table(
+        title="kernels of a step, each launch timed alone", title_justify="left", box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )  # fmt: skip
     table.caption = (
-        "bytes are the bound tensors', once a launch; caches can be faster than the copy"
+        "of most, of copy: of the ceilings above; bytes are the bound tensors', once a launch, and "
+        "caches can be faster than the copy"
     )
     table.caption_justify = "left"
-    table.add_column("kernel")
-    for name in ("launches", "ms", "share", "GFLOP/s", "of ceiling", "GB/s", "of copy"):
+    table.add_column("kernel", no_wrap=True)
+    for name in ("runs", "ms", "share", "GFLOP/s", "of most", "GB/s", "of copy"):
         table.add_column(name, justify="right")
     for row in kernels:
         table.add_row(

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from qlora_wgpu.gpu.backend import Dispatch
 from qlora_wgpu.gpu.device import Device
-
-Dispatch = tuple[Any, Any, tuple[int, int, int]]  # pipeline, bind group, workgroups
 
 
 @dataclass(frozen=True)

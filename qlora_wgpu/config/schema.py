@@ -239,7 +239,8 @@ class DeviceConfig(Section):
     backend: Literal["auto", "wgpu", "dawn"] = Field(
         "auto",
         description="WebGPU implementation: wgpu, or dawn (pip install 'qlora-wgpu[dawn]'), which "
-        "reaches GPUs' matrix units; auto takes dawn where it is installed and finds some.",
+        "reaches GPUs' matrix units and is faster on software adapters of Mesa 25 or later; auto "
+        "takes dawn where it is installed and can do either.",
     )
     tune: Literal["auto", "always", "never"] = Field(
         "auto",

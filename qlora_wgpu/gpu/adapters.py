@@ -61,8 +61,8 @@ def list_adapters(backend: str = "auto") -> list[FoundAdapter]:
 
     Args:
         backend: ``"wgpu"``, ``"dawn"``, or ``"auto"``: wgpu, unless wgpudawn is installed and
-            offers a GPU's matrix units. The environment's QLORA_WGPU_BACKEND says what ``"auto"``
-            is.
+            offers a GPU's matrix units, or finds a software adapter only. The environment's
+            QLORA_WGPU_BACKEND says what ``"auto"`` is.
 
     Raises:
         DeviceError: If the implementation cannot be loaded or fails.
@@ -110,7 +110,8 @@ def _automatic() -> list[FoundAdapter]:
             found = _listed(dawn)
         except DeviceError:
             found = []
-        if any(dawn.matrix_shapes(a.raw) and not a.is_cpu for a in found):
+        # Its matrix units on GPUs, and on lavapipe its compiler's code, are the faster ones.
+        if found and (found[0].is_cpu or any(dawn.matrix_shapes(a.raw) for a in found)):
             return found
     return _listed(BACKENDS["wgpu"])
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
 from qlora_wgpu.errors import DeviceError
+
+Dispatch = tuple[Any, Any, tuple[int, int, int]]  # pipeline, bind group, workgroups
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,16 @@ class Backend(ABC):
     def dialect(self, code: str) -> str:
         """WGSL as this implementation's compiler wants it."""
         return code
+
+    def record(self, compute_pass: Any, dispatches: Iterable[Dispatch]) -> None:
+        """Encodes dispatches in their order."""
+        current = None
+        for pipeline, group, workgroups in dispatches:
+            if pipeline is not current:
+                compute_pass.set_pipeline(pipeline)
+                current = pipeline
+            compute_pass.set_bind_group(0, group)
+            compute_pass.dispatch_workgroups(*workgroups)
 
     def timestamp_period(self, device: Any) -> float:
         """Nanoseconds of a tick of a device's timestamps."""

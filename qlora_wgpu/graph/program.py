@@ -107,15 +107,8 @@ class Program:
         for start in range(0, len(self.dispatches), _LAUNCHES_PER_SUBMIT):
             encoder = raw.create_command_encoder()
             compute = encoder.begin_compute_pass()
-            current = None
-            for pipeline, group, workgroups in self.dispatches[
-                start : start + _LAUNCHES_PER_SUBMIT
-            ]:
-                if pipeline is not current:
-                    compute.set_pipeline(pipeline)
-                    current = pipeline
-                compute.set_bind_group(0, group)
-                compute.dispatch_workgroups(*workgroups)
+            part = self.dispatches[start : start + _LAUNCHES_PER_SUBMIT]
+            self._device.backend.record(compute, part)
             compute.end()
             raw.queue.submit([encoder.finish()])
 

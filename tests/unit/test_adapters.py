@@ -1,0 +1,136 @@
+"""Which adapter and which WebGPU implementation are taken; no driver is asked."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from qlora_wgpu.errors import DeviceError
+from qlora_wgpu.gpu import adapters
+from qlora_wgpu.gpu.backend import Backend, MatrixShape
+from qlora_wgpu.gpu.dawn import Dawn
+from qlora_wgpu.gpu.wgpu_native import WgpuNative
+
+
+def card(name, kind="DiscreteGPU", api="Vulkan", matrix=False):
+    info = {"device": name, "adapter_type": kind, "backend_type": api}
+    return SimpleNamespace(info=info, features={"shader-f16"}, matrix=matrix)
+
+
+class Fake(Backend):
+    features = {"shader-f16": ("shader-f16",), "subgroups": ("a", "b")}  # noqa: RUF012
+
+    def __init__(self, name, cards=(), error=None):
+        self.name, self.package, self._cards, self._error = name, "numpy", cards, error
+
+    def load(self):
+        if self._error:
+            raise self._error
+        gpu = SimpleNamespace(enumerate_adapters_sync=lambda: self._cards)
+        return SimpleNamespace(gpu=gpu)
+
+    def matrix_shapes(self, adapter):
+        return (MatrixShape(16, 16, 16, 32),) if adapter.matrix else ()
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch):
+    monkeypatch.setattr(adapters.sys, "platform", "linux")
+    monkeypatch.delenv(adapters.BACKEND_VARIABLE, raising=False)
+
+
+def use(monkeypatch, wgpu=(), dawn=(), **errors):
+    backends = {
+        "wgpu": Fake("wgpu", wgpu, errors.get("wgpu_error")),
+        "dawn": Fake("dawn", dawn, errors.get("dawn_error")),
+    }
+    monkeypatch.setattr(adapters, "BACKENDS", backends)
+
+
+def chosen(*args):
+    found = adapters.choose_adapter(*args)
+    return found.name, found.backend.name
+
+
+def test_the_fastest_kind_comes_first(monkeypatch):
+    kinds = [("soft", "CPU"), ("small", "IntegratedGPU"), ("card", "DiscreteGPU")]
+    cards = [card("twice", api="OpenGL"), *(card(*pair) for pair in kinds)]
+    use(monkeypatch, wgpu=cards)
+    assert [a.name for a in adapters.list_adapters()] == ["card", "small", "soft"]
+    assert chosen() == ("card", "wgpu") and chosen("1") == ("small", "wgpu")
+    assert chosen("SOF") == ("soft", "wgpu")
+    with pytest.raises(DeviceError, match="'radeon'; found 0: card, 1: small, 2: soft"):
+        adapters.choose_adapter("radeon")
+
+
+@pytest.mark.parametrize(
+    ("dawn", "taken"),
+    [
+        ([card("card", matrix=True)], "dawn"),  # matrix units
+        ([card("card")], "wgpu"),
+        ([card("soft", "CPU")], "dawn"),
+        ([], "wgpu"),
+    ],
+)
+def test_dawn_is_taken_where_it_is_the_faster(monkeypatch, dawn, taken):
+    use(monkeypatch, wgpu=[card("card")], dawn=dawn)
+    assert chosen()[1] == taken
+    assert chosen("auto", "wgpu")[1] == "wgpu"
+    monkeypatch.setenv(adapters.BACKEND_VARIABLE, "wgpu")
+    assert chosen()[1] == "wgpu"
+    if dawn:
+        monkeypatch.setenv(adapters.BACKEND_VARIABLE, "dawn")
+        assert chosen()[1] == "dawn" and chosen("auto", "wgpu")[1] == "wgpu"
+
+
+def test_what_is_not_there_is_told(monkeypatch):
+    use(monkeypatch, wgpu=[card("card")], dawn_error=ImportError("no such file"))
+    assert chosen()[1] == "wgpu"  # a broken extra does not stand in the way
+    with pytest.raises(DeviceError, match=r"numpy cannot be loaded \(no such file\): pip install"):
+        adapters.choose_adapter("auto", "dawn")
+    with pytest.raises(DeviceError, match="no backend 'cuda': wgpu, dawn"):
+        adapters.choose_adapter("auto", "cuda")
+    use(monkeypatch)
+    with pytest.raises(DeviceError, match=r"^no GPU adapter was found: install your"):
+        adapters.choose_adapter()
+    with pytest.raises(DeviceError, match=r"Dawn lists no adapter.*device.backend: wgpu"):
+        adapters.choose_adapter("auto", "dawn")
+
+
+def test_features_need_all_their_parts():
+    adapter = SimpleNamespace(features={"shader-f16", "a"})
+    assert Fake("x").features_of(adapter) == {"shader-f16": ("shader-f16",)}
+    adapter.features.add("b")
+    assert set(Fake("x").features_of(adapter)) == {"shader-f16", "subgroups"}
+
+
+def test_dialects():
+    assert Dawn().dialect("// a\nsubgroupAdd(x)").splitlines() == [
+        "enable subgroups; // a",
+        "subgroupAdd(x)",
+    ]
+    assert Dawn().dialect("x") == "x" and WgpuNative().dialect("subgroupAdd") == "subgroupAdd"
+
+
+class Pass:
+    def __init__(self):
+        self.calls = []
+
+    def set_pipeline(self, pipeline):
+        self.calls.append(("pipeline", pipeline))
+
+    def set_bind_group(self, index, group):
+        self.calls.append(("group", index, group))
+
+    def dispatch_workgroups(self, *counts):
+        self.calls.append(("dispatch", *counts))
+
+
+def test_without_private_names_the_public_ones_record(monkeypatch):
+    recorder, backend = Pass(), WgpuNative()
+    monkeypatch.setattr(backend, "module", SimpleNamespace(backends=SimpleNamespace()))
+    backend.record(recorder, [("p", "g", (1, 2, 3)), ("p", "h", (4, 1, 1)), ("q", "g", (5, 1, 1))])
+    assert recorder.calls == [
+        ("pipeline", "p"), ("group", 0, "g"), ("dispatch", 1, 2, 3),
+        ("group", 0, "h"), ("dispatch", 4, 1, 1),
+        ("pipeline", "q"), ("group", 0, "g"), ("dispatch", 5, 1, 1),
+    ]  # fmt: skip
