@@ -47,15 +47,9 @@ if [ ! -f "$stamp" ] || [ pyproject.toml -nt "$stamp" ]; then
     touch "$stamp"
 fi
 
-# Prints the number of usable adapters; the WebGPU library itself may lack libvulkan.
-adapters() {
-    .venv/bin/python -c 'from qlora_wgpu.gpu.backend import list_adapters; print(len(list_adapters()))' 2>/dev/null || echo 0
-}
-if [ "$(adapters)" = 0 ]; then
+# doctor fails where there is no usable adapter; the WebGPU library itself may lack libvulkan.
+if ! .venv/bin/qlora-wgpu doctor >/dev/null 2>&1; then
     echo "no Vulkan adapter found: installing lavapipe (mesa-vulkan-drivers)"
     apt_install mesa-vulkan-drivers libvulkan1
-    if [ "$(adapters)" = 0 ]; then
-        .venv/bin/qlora-wgpu doctor || true
-        exit 2
-    fi
+    .venv/bin/qlora-wgpu doctor >/dev/null  # says on stderr what is missing
 fi
