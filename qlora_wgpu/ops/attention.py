@@ -12,7 +12,15 @@ from qlora_wgpu.ops.tensor import as_operand
 
 
 def attention(
-    g: Graph, q: Tensor, k: Tensor, v: Tensor, batch: Batch, head_dim: int, scale: float
+    g: Graph,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    batch: Batch,
+    head_dim: int,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """softmax(scale · q·kᵀ, causal and masked by ``batch.segments``) · v, per head.
 
@@ -24,6 +32,8 @@ def attention(
         batch: Its shape and segments.
         head_dim: Elements of a head; even.
         scale: Of the scores.
+        window: A query sees so many keys, itself among them; None for all earlier ones.
+        softcap: Scores s become softcap · tanh(s / softcap), if given.
 
     Returns:
         (rows, heads · head_dim) operand.
@@ -32,7 +42,7 @@ def attention(
     if head_dim % 2 or heads % kv_heads or k.columns != v.columns:
         raise GraphError(f"attention: {q}, {k}, {v} with head_dim {head_dim} do not fit")
     if attention_image.usable(g, head_dim):
-        return attention_image.attention(g, q, k, v, batch, head_dim, scale)
+        return attention_image.attention(g, q, k, v, batch, head_dim, scale, window, softcap)
     unit = 4 if head_dim % 4 == 0 else 2
     lanes = g.profile.attention_lanes
     constants: dict[str, Constant] = {
@@ -40,6 +50,7 @@ def attention(
         "HEAD_UNIT4": unit == 4,
         "UNITS": head_dim // unit,
         "LANES": lanes,
+        "SOFTCAP": softcap is not None,
     }
     # Straight-line code is kept within what software adapters compile quickly.
     keys = g.profile.attention_keys if head_dim <= 32 * unit else 2
@@ -53,7 +64,9 @@ def attention(
             "q_stride": q.units(unit),
             "kv_stride": k.units(unit),
             "pad_units": (x.stride - x.columns) // unit,
+            "window": min(window or batch.seq, batch.seq),
             "scale": scale,
+            "softcap": softcap or 1.0,
         }
 
     o = g.operand("attention", q.rows, q.columns)

@@ -20,7 +20,15 @@ def usable(g: Graph, head_dim: int) -> bool:
 
 
 def attention(
-    g: Graph, q: Tensor, k: Tensor, v: Tensor, batch: Batch, head_dim: int, scale: float
+    g: Graph,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    batch: Batch,
+    head_dim: int,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """As ``ops.attention.attention``, which calls it."""
     heads, kv_heads = q.columns // head_dim, k.columns // head_dim
@@ -39,7 +47,9 @@ def attention(
         "group": heads // kv_heads,
         "q_stride": q.units(elements),
         "kv_stride": k.units(elements),
+        "window": min(window or batch.seq, batch.seq),
         "scale": scale,
+        "softcap": softcap or 1.0,
     }
     o = g.operand("attention", q.rows, q.columns, image=True)
     lse = g.float_vector("lse", q.rows * heads)
@@ -49,7 +59,7 @@ def attention(
         (blocks, heads, batch.batch),
         {**shared, "o": o, "lse": lse},
         params,
-        _cut(g, head_dim, elements, _FORWARD_BODY // (2 * head_dim)),
+        _cut(g, head_dim, elements, _FORWARD_BODY // (2 * head_dim), softcap),
         flops=4 * pairs * head_dim,
         label="attention/forward",
     )
@@ -72,7 +82,7 @@ def attention(
                 (blocks, heads, batch.batch),
                 {**known, "dq": dq},
                 params,
-                _cut(g, head_dim, elements, _BACKWARD_BODY // (3 * head_dim)),
+                _cut(g, head_dim, elements, _BACKWARD_BODY // (3 * head_dim), softcap),
                 flops=6 * pairs * head_dim,
                 label="attention/dq",
             )
@@ -85,7 +95,7 @@ def attention(
                 (blocks, kv_heads, batch.batch),
                 {**known, "dk": dk, "dv": dv},
                 params,
-                _cut(g, head_dim, elements, _BACKWARD_BODY // (4 * head_dim)),
+                _cut(g, head_dim, elements, _BACKWARD_BODY // (4 * head_dim), softcap),
                 flops=8 * pairs * head_dim,
                 label="attention/dkdv",
             )
@@ -96,7 +106,9 @@ def attention(
     return o
 
 
-def _cut(g: Graph, head_dim: int, elements: int, keys: int) -> dict[str, Constant]:
+def _cut(
+    g: Graph, head_dim: int, elements: int, keys: int, softcap: float | None
+) -> dict[str, Constant]:
     """How many keys are loaded a turn, and how the invocations of a subgroup share them."""
     lanes = g.profile.image_lanes
     keys = next(n for n in (8, 4, 2, 1) if n <= max(keys, 1) and n <= lanes)
@@ -104,6 +116,7 @@ def _cut(g: Graph, head_dim: int, elements: int, keys: int) -> dict[str, Constan
     pieces = next(n for n in range(lanes // keys, 0, -1) if texels % n == 0)
     return {
         "BF16": g.bf16,
+        "SOFTCAP": softcap is not None,
         "LANES": lanes,
         "KEYS": keys,
         "PIECES": pieces,

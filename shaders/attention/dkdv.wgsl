@@ -14,7 +14,9 @@ struct Params {
     q_stride: u32,
     kv_stride: u32,
     pad_units: u32,
+    window: u32,
     scale: f32,
+    softcap: f32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -37,17 +39,25 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     let kv_at = (row0 + key) * params.kv_stride + group.y * UNITS;
     let segment = segments[row0 + key];
     //#unroll d UNITS: let k_$d = unpack_head(k[kv_at + $du]) * params.scale; let v_$d = unpack_head(v[kv_at + $du]); var dk_$d = HeadValue(0.0); var dv_$d = HeadValue(0.0);
+    let end = last_query((group.x + 1u) * LANES - 1u);
     for (var h = 0u; h < params.group; h += 1u) {
         let head = group.y * params.group + h;
-        for (var query = group.x * LANES; query < params.seq; query += 1u) {
+        for (var query = group.x * LANES; query < end; query += 1u) {
             let at = (row0 + query) * params.q_stride + head * UNITS;
             var s = 0.0;
             var dp = 0.0;
             //#unroll d UNITS: let q_$d = unpack_head(q[at + $du]); let do_$d = unpack_head(dout[at + $du]); s += dot(k_$d, q_$d); dp += dot(v_$d, do_$d);
+//#if SOFTCAP
+            let t = tanh_of(s / params.softcap);
+            s = params.softcap * t;
+//#endif
             let sees = visible(query, key, segments[row0 + query], segment);
             let other = lse_delta[(row0 + query) * params.heads + head];
             let p = select(0.0, exp(min(s - other.x, 0.0)), sees);
-            let ds = p * (dp - other.y);
+            var ds = p * (dp - other.y);
+//#if SOFTCAP
+            ds *= 1.0 - t * t;
+//#endif
             //#unroll d UNITS: dv_$d += p * do_$d; dk_$d += ds * q_$d;
         }
     }

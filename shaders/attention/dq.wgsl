@@ -13,7 +13,9 @@ struct Params {
     q_stride: u32,
     kv_stride: u32,
     pad_units: u32,
+    window: u32,
     scale: f32,
+    softcap: f32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -38,15 +40,23 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     let segment = segments[row0 + query];
     let own = lse_delta[(row0 + query) * params.heads + head];
     let end = min(params.seq, (group.x + 1u) * LANES);
+    let begin = first_key(group.x * LANES);
     //#unroll d UNITS: let q_$d = unpack_head(q[q_base + $du]) * params.scale; let do_$d = unpack_head(dout[q_base + $du]); var dq_$d = HeadValue(0.0);
-    for (var key = 0u; key < end; key += 1u) {
+    for (var key = begin; key < end; key += 1u) {
         let at = kv_base + key * params.kv_stride;
         var s = 0.0;
         var dp = 0.0;
         //#unroll d UNITS: let k_$d = unpack_head(k[at + $du]); s += dot(q_$d, k_$d); dp += dot(do_$d, unpack_head(v[at + $du]));
+//#if SOFTCAP
+        let t = tanh_of(s / params.softcap);
+        s = params.softcap * t;
+//#endif
         let sees = visible(query, key, segment, segments[row0 + key]);
         let p = select(0.0, exp(min(s - own.x, 0.0)), sees);
-        let ds = p * (dp - own.y);
+        var ds = p * (dp - own.y);
+//#if SOFTCAP
+        ds *= 1.0 - t * t;
+//#endif
         //#unroll d UNITS: dq_$d += ds * k_$d;
     }
     //#unroll d UNITS: dq[q_base + $du] = pack_head(dq_$d * params.scale);

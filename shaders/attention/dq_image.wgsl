@@ -12,7 +12,9 @@ struct Params {
     group: u32,
     q_stride: u32,
     kv_stride: u32,
+    window: u32,
     scale: f32,
+    softcap: f32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -37,15 +39,21 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     let segment = segments[row0 + query];
     let known = lse_delta[(row0 + query) * params.heads + head];
     let end = min(params.seq, (group.x + 1u) * LANES);
+    let begin = first_key(group.x * LANES);
     //#unroll p PIECES, t TEXELS: let q_$p_$t = scaled(values(texel(q, q_base + $pu * TEXELS + $tu)), params.scale); let do_$p_$t = values(texel(dout, q_base + $pu * TEXELS + $tu)); var dq_$p_$t = no_values();
-    for (var key = 0u; key < end; key += KEYS) {
+    for (var key = begin; key < end; key += KEYS) {
         let own = min(key + local.x % KEYS, params.seq - 1u);
         let at = kv_base + own * params.kv_stride;
         let own_segment = segments[row0 + own];
         //#unroll t TEXELS: let k_$t = texel(k, at + $tu); let v_$t = texel(v, at + $tu);
         //#unroll c KEYS: var s_$c = 0.0; var dp_$c = 0.0;
         //#unroll p PIECES, t TEXELS, c KEYS: s_$c += dot_values(q_$p_$t, values(subgroupBroadcast(k_$t, $pu * KEYS + $cu))); dp_$c += dot_values(do_$p_$t, values(subgroupBroadcast(v_$t, $pu * KEYS + $cu)));
-        //#unroll c KEYS: let sees_$c = key + $cu < params.seq && visible(query, key + $cu, segment, subgroupBroadcast(own_segment, $cu)); let ds_$c = select(0.0, exp(min(s_$c - known.x, 0.0)), sees_$c) * (dp_$c - known.y);
+//#if SOFTCAP
+        //#unroll c KEYS: let t_$c = tanh_of(s_$c / params.softcap); s_$c = params.softcap * t_$c; let slope_$c = 1.0 - t_$c * t_$c;
+//#else
+        //#unroll c KEYS: const slope_$c = 1.0;
+//#endif
+        //#unroll c KEYS: let sees_$c = key + $cu < params.seq && visible(query, key + $cu, segment, subgroupBroadcast(own_segment, $cu)); let ds_$c = select(0.0, exp(min(s_$c - known.x, 0.0)), sees_$c) * (dp_$c - known.y) * slope_$c;
         //#unroll p PIECES, t TEXELS, c KEYS: dq_$p_$t = add_scaled(dq_$p_$t, ds_$c, values(subgroupBroadcast(k_$t, $pu * KEYS + $cu)));
     }
     if (wanted < params.seq) {

@@ -16,7 +16,9 @@ struct Params {
     q_stride: u32,
     kv_stride: u32,
     pad_units: u32,
+    window: u32,
     scale: f32,
+    softcap: f32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -39,12 +41,16 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     let kv_base = row0 * params.kv_stride + (head / params.group) * UNITS;
     let segment = segments[row0 + query];
     let end = min(params.seq, (group.x + 1u) * LANES);
+    let begin = first_key(group.x * LANES);
     //#unroll d UNITS: let q_$d = unpack_head(q[q_base + $du]) * params.scale; var o_$d = HeadValue(0.0);
     var top = -3.0e38;
     var sum = 0.0;
-    for (var key = 0u; key < end; key += KEYS) {
+    for (var key = begin; key < end; key += KEYS) {
         //#unroll c KEYS: let key_$c = min(key + $cu, params.seq - 1u); let at_$c = kv_base + key_$c * params.kv_stride; let sees_$c = key + $cu < params.seq && visible(query, key + $cu, segment, segments[row0 + key_$c]); var s_$c = 0.0;
         //#unroll c KEYS, d UNITS: s_$c += dot(q_$d, unpack_head(k[at_$c + $du]));
+//#if SOFTCAP
+        //#unroll c KEYS: s_$c = params.softcap * tanh_of(s_$c / params.softcap);
+//#endif
         var next = top;
         //#unroll c KEYS: next = max(next, select(-3.0e38, s_$c, sees_$c));
         let shrink = exp(top - next);

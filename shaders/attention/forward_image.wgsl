@@ -15,7 +15,9 @@ struct Params {
     group: u32,
     q_stride: u32,
     kv_stride: u32,
+    window: u32,
     scale: f32,
+    softcap: f32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -38,16 +40,20 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     let kv_base = row0 * params.kv_stride + ((head / params.group) * PIECES + piece) * TEXELS;
     let segment = segments[row0 + query];
     let end = min(params.seq, (group.x + 1u) * LANES);
+    let begin = first_key(group.x * LANES);
     //#unroll p PIECES, t TEXELS: let q_$p_$t = scaled(values(texel(q, q_base + $pu * TEXELS + $tu)), params.scale); var o_$p_$t = no_values();
     var top = -3.0e38;
     var sum = 0.0;
-    for (var key = 0u; key < end; key += KEYS) {
+    for (var key = begin; key < end; key += KEYS) {
         let own = min(key + local.x % KEYS, params.seq - 1u);
         let at = kv_base + own * params.kv_stride;
         let own_segment = segments[row0 + own];
         //#unroll t TEXELS: let k_$t = texel(k, at + $tu); let v_$t = texel(v, at + $tu);
         //#unroll c KEYS: var s_$c = 0.0;
         //#unroll p PIECES, t TEXELS, c KEYS: s_$c += dot_values(q_$p_$t, values(subgroupBroadcast(k_$t, $pu * KEYS + $cu)));
+//#if SOFTCAP
+        //#unroll c KEYS: s_$c = params.softcap * tanh_of(s_$c / params.softcap);
+//#endif
         //#unroll c KEYS: let sees_$c = key + $cu < params.seq && visible(query, key + $cu, segment, subgroupBroadcast(own_segment, $cu));
         var next = top;
         //#unroll c KEYS: next = max(next, select(-3.0e38, s_$c, sees_$c));

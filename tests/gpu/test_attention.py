@@ -8,7 +8,7 @@ from qlora_wgpu.reference import attention as reference
 PADDED = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 1, 1], [1, 1, 2, 2, 2, 3, 0]])
 
 
-def check(device, profile, dtype, heads, kv_heads, head_dim, segments):
+def check(device, profile, dtype, heads, kv_heads, head_dim, segments, **options):
     rng = np.random.default_rng(4)
     size, seq = segments.shape
     rows = size * seq
@@ -18,14 +18,14 @@ def check(device, profile, dtype, heads, kv_heads, head_dim, segments):
     bench = Bench(device, dtype, PROFILES[profile])
     tensors = [bench.operand(a, grad=True) for a in (q, k, v)]
     batch = bench.batch(size, seq, segments=segments)
-    o = attention(bench.graph, *tensors, batch, head_dim, scale)
+    o = attention(bench.graph, *tensors, batch, head_dim, scale, **options)
     # In a model the gradient arrives in float32.
     gradients = bench.gradients(o, bench.given(do), *tensors)
     got = bench.run(o, *gradients)
     q, k, v, do = (rounded(a, dtype) for a in (q, k, v, do))
     expected = [
-        reference.forward(q, k, v, segments, head_dim, scale),
-        *reference.backward(do, q, k, v, segments, head_dim, scale, o=got[0]),
+        reference.forward(q, k, v, segments, head_dim, scale, **options),
+        *reference.backward(do, q, k, v, segments, head_dim, scale, o=got[0], **options),
     ]
     bound = tolerance(dtype, seq * head_dim)
     for name, actual, wanted in zip(("o", "dq", "dk", "dv"), got, expected, strict=True):
@@ -39,6 +39,16 @@ def check(device, profile, dtype, heads, kv_heads, head_dim, segments):
 )
 def test_padding_and_segments(device, profile, dtype, heads, kv_heads, head_dim):
     check(device, profile, dtype, heads, kv_heads, head_dim, PADDED)
+
+
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+@pytest.mark.parametrize("head_dim", [20, 24])
+@pytest.mark.parametrize(
+    ("seq", "window", "softcap"), [(7, 3, None), (7, None, 1.5), (70, 33, 4.0), (70, 1, None)]
+)
+def test_windows_and_softcaps(device, profile, dtype, head_dim, seq, window, softcap):
+    segments = PADDED if seq == 7 else np.ones((1, seq), int)
+    check(device, profile, dtype, 6, 2, head_dim, segments, window=window, softcap=softcap)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
