@@ -43,6 +43,9 @@ class Architecture:
         tied: Whether the head is the embedding.
         embed_name: The embedding's tensor.
         head_name: The head's tensor.
+        norm_offset: Added to the stored weights of the norms: 1 where they mean 1 + weight.
+        logit_scale: Of the head's product.
+        logit_softcap: Of the logits, if any.
     """
 
     config: Any
@@ -54,6 +57,9 @@ class Architecture:
     tied: bool
     embed_name: str = "model.embed_tokens.weight"
     head_name: str = "lm_head.weight"
+    norm_offset: float = 0.0
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,11 @@ from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.models.family import Architecture, ConfigReader, LinearSpec, Modules
 from qlora_wgpu.models.rope import inverse_frequencies, rotation_table
+from qlora_wgpu.ops.activation import ACTIVATIONS
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.batch import Batch
 from qlora_wgpu.ops.embedding import embedding
-from qlora_wgpu.ops.glu import ACTIVATIONS, glu
+from qlora_wgpu.ops.glu import glu
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.ops.rope import rope

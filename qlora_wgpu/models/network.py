@@ -9,6 +9,7 @@ from qlora_wgpu.graph.tensor import Storage, Tensor
 from qlora_wgpu.models.family import Architecture, Family, Modules
 from qlora_wgpu.ops.batch import Batch
 from qlora_wgpu.ops.cross_entropy import chunk_rows, cross_entropy, logits_of_rows
+from qlora_wgpu.ops.modules import Head
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Network:
     ) -> None:
         """Adds the batch's summed loss to ``stats``, and its gradient to the adapter's if asked."""
         hidden = self._hidden(g, batch, checkpointing=checkpointing and gradient)
-        cross_entropy(g, hidden, self.modules.head, batch, stats, gradient=gradient)
+        cross_entropy(g, hidden, self._head, batch, stats, gradient=gradient)
         if gradient:
             g.backward()
 
@@ -37,7 +38,12 @@ class Network:
     def trace_logits(self, g: Graph, hidden: Tensor, batch: Batch) -> Tensor:
         """float32 logits of the first rows that the batch lists, a chunk's worth."""
         count = chunk_rows(g, self.architecture.vocab_size, batch.rows)
-        return logits_of_rows(g, hidden, self.modules.head, batch, 0, count)
+        return logits_of_rows(g, hidden, self._head, batch, 0, count)
+
+    @property
+    def _head(self) -> Head:
+        found = self.architecture
+        return Head(self.modules.head, found.logit_scale, found.logit_softcap)
 
     def _hidden(self, g: Graph, batch: Batch, *, checkpointing: bool) -> Tensor:
         config = self.architecture.config

@@ -36,6 +36,7 @@ from qlora_wgpu.ops.nf4 import NF4Matrix, pair_values
 from qlora_wgpu.quant import NF4Tensor, quantize_nf4
 
 FloatArray = npt.NDArray[np.float32]
+_NO_OFFSET = np.float32(0)
 
 
 class WeightLayout:
@@ -98,7 +99,10 @@ class WeightLayout:
         for spec in architecture.linears:
             progress(spec.name)
             linears[spec.name] = self._linear(spec, adapter)
-        norms = {n: self._vector(n, size, "norms") for n, size in architecture.norms.items()}
+        offset = np.float32(architecture.norm_offset)
+        norms = {
+            n: self._vector(n, size, "norms", offset) for n, size in architecture.norms.items()
+        }
         return Modules(embedding, head, linears, norms)
 
     def _embed_name(self, architecture: Architecture) -> str:
@@ -152,9 +156,9 @@ class WeightLayout:
         _check_shape(self._folder, name, array.shape, shape)
         return array
 
-    def _vector(self, name: str, size: int, kind: str) -> Tensor:
+    def _vector(self, name: str, size: int, kind: str, offset: np.float32 = _NO_OFFSET) -> Tensor:
         array = self._read(name, (size,))
-        data = None if array is None else pad_rows(array)
+        data = None if array is None else pad_rows(array + offset)
         return vector(name, size, "float32", self._keep(name, kind, 4 * padded(size), data), 0)
 
     def _dense(self, name: str, rows: int, columns: int) -> DenseMatrix:

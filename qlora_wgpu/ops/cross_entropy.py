@@ -13,9 +13,9 @@ from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor, row_blocks
 from qlora_wgpu.ops import gemm
 from qlora_wgpu.ops.batch import Batch
-from qlora_wgpu.ops.modules import Matrix
+from qlora_wgpu.ops.modules import Head, Matrix
 from qlora_wgpu.ops.rows import gather, row_constants, row_workgroups, scatter
-from qlora_wgpu.ops.tensor import fill_zero
+from qlora_wgpu.ops.tensor import fill_zero, softcap_in_place
 
 
 def chunk_rows(g: Graph, vocab: int, rows: int) -> int:
@@ -25,27 +25,30 @@ def chunk_rows(g: Graph, vocab: int, rows: int) -> int:
 
 
 def logits_of_rows(
-    g: Graph, hidden: Tensor, head: Matrix, batch: Batch, first: int, count: int
+    g: Graph, hidden: Tensor, head: Head, batch: Batch, first: int, count: int
 ) -> Tensor:
     """float32 logits (count, vocab) of the label rows from ``first`` on."""
     chunk = gather(g, hidden, count, first, batch)
-    logits = g.float32("logits", count, head.rows)
-    for row0, w in head.shards(g):
+    logits = g.float32("logits", count, head.matrix.rows)
+    for row0, w in head.matrix.shards(g):
         gemm.nt(
-            g, chunk, w, logits, row0=row0, batch=batch, first_row=first, label="lm_head/forward"
-        )
+            g, chunk, w, logits, row0=row0, scale=head.scale, batch=batch, first_row=first,
+            label="lm_head/forward",
+        )  # fmt: skip
+    if head.softcap is not None:
+        softcap_in_place(g, logits, head.softcap)
     return logits
 
 
 def cross_entropy(
-    g: Graph, hidden: Tensor, head: Matrix, batch: Batch, stats: Tensor, *, gradient: bool
+    g: Graph, hidden: Tensor, head: Head, batch: Batch, stats: Tensor, *, gradient: bool
 ) -> None:
     """Adds a batch's summed loss and label count to ``stats``; starts the reverse pass.
 
     Args:
         g: The graph.
         hidden: (rows, hidden_size) operand, normalized.
-        head: ``lm_head``, (vocab_size, hidden_size).
+        head: ``lm_head``, (vocab_size, hidden_size), and what its logits go through.
         batch: Its label rows and targets.
         stats: float32; element 0 gets the sum of losses, element 1 their number.
         gradient: Whether d loss / d hidden is made and handed over.
@@ -55,17 +58,17 @@ def cross_entropy(
     dhidden = g.float32(f"d {hidden.name}", hidden.rows, hidden.columns) if gradient else None
     if dhidden is not None:
         fill_zero(g, dhidden)
-    step = chunk_rows(g, head.rows, batch.rows)
+    step = chunk_rows(g, head.matrix.rows, batch.rows)
     for first in range(0, batch.rows, step):
         count = min(step, batch.rows - first)
         logits = logits_of_rows(g, hidden, head, batch, first, count)
-        dlogits = _softmax(g, logits, batch, losses, first, gradient)
+        dlogits = _softmax(g, logits, head.softcap, batch, losses, first, gradient)
         if dhidden is None or dlogits is None:
             continue
         dchunk = g.float32("d hidden rows", count, hidden.columns)
-        for row0, w in _head_blocks(g, head):
+        for row0, w in _head_blocks(g, head.matrix):
             gemm.nn(
-                g, dlogits, w, dchunk, row0=row0, accumulate=row0 > 0, batch=batch,
+                g, dlogits, w, dchunk, row0=row0, accumulate=row0 > 0, scale=head.scale, batch=batch,
                 first_row=first, label="lm_head/backward",
             )  # fmt: skip
         scatter(g, dchunk, dhidden, first, batch)
@@ -88,7 +91,13 @@ def _head_blocks(g: Graph, head: Matrix) -> Iterator[tuple[int, Tensor]]:
 
 
 def _softmax(
-    g: Graph, logits: Tensor, batch: Batch, losses: Tensor, first: int, gradient: bool
+    g: Graph,
+    logits: Tensor,
+    softcap: float | None,
+    batch: Batch,
+    losses: Tensor,
+    first: int,
+    gradient: bool,
 ) -> Tensor | None:
     tensors = {
         "logits": logits,
@@ -111,7 +120,14 @@ def _softmax(
             "first": first,
             "columns": logits.columns,
             "stride": logits.units(4),
+            "softcap": softcap or 1.0,
         },
-        {"BF16": g.bf16, "GRADIENT": gradient, "IMAGE": g.profile.images, **row_constants(g)},
+        {
+            "BF16": g.bf16,
+            "GRADIENT": gradient,
+            "IMAGE": g.profile.images,
+            "SOFTCAP": softcap is not None,
+            **row_constants(g),
+        },
     )
     return dlogits

@@ -8,13 +8,14 @@ from qlora_wgpu.ops.batch import Batch
 from qlora_wgpu.ops.modules import Matrix
 
 
-def embedding(g: Graph, weight: Matrix, batch: Batch) -> Tensor:
+def embedding(g: Graph, weight: Matrix, batch: Batch, scale: float = 1.0) -> Tensor:
     """Looks up a batch's tokens.
 
     Args:
         g: The graph.
         weight: (vocab_size, hidden_size).
         batch: Whose ``input_ids`` are looked up; each must be below vocab_size.
+        scale: What the rows are multiplied by.
 
     Returns:
         (rows, hidden_size) float32.
@@ -31,6 +32,7 @@ def embedding(g: Graph, weight: Matrix, batch: Batch) -> Tensor:
                 "row0": row0,
                 "shard_rows": shard.rows,
                 "texel0": shard.texel0,
+                "scale": scale,
             },
             {"BF16": shard.dtype == "bfloat16", "IMAGE": shard.image},
         )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.ops.activation import ACTIVATIONS
 from qlora_wgpu.ops.image import as_buffer
-
-ACTIVATIONS = {"silu": True, "gelu_pytorch_tanh": False}
 
 
 def glu(g: Graph, gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
@@ -24,11 +22,7 @@ def glu(g: Graph, gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
     """
     y = g.operand("glu", gate.rows, gate.columns, image=True)
     units = gate.rows * gate.units(8)
-    constants: dict[str, Constant] = {
-        "BF16": g.bf16,
-        "SILU": ACTIVATIONS[activation],
-        "IMAGE": y.image,
-    }
+    constants = {"BF16": g.bf16, "IMAGE": y.image, **ACTIVATIONS[activation]}
     gate_buffer, up_buffer = as_buffer(g, gate), as_buffer(g, up)
     g.launch(
         "glu/forward.wgsl",

@@ -6,7 +6,9 @@ dx = dy·W + mask·(du·A): the adapter costs two thin products and an epilogue 
 
 from __future__ import annotations
 
-from qlora_wgpu.graph.graph import Graph
+from dataclasses import replace
+
+from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops import gemm
 from qlora_wgpu.ops import lora as lora_ops
@@ -16,7 +18,14 @@ from qlora_wgpu.ops.tensor import as_operand
 
 
 def linear(
-    g: Graph, x: Tensor, layer: Linear, batch: Batch, residual: Tensor | None = None
+    g: Graph,
+    x: Tensor,
+    layer: Linear,
+    batch: Batch,
+    residual: Tensor | None = None,
+    *,
+    multiplier: float = 1.0,
+    float32: bool = False,
 ) -> Tensor:
     """Applies a layer.
 
@@ -26,12 +35,18 @@ def linear(
         layer: What is applied.
         batch: The micro-batch, for dropout.
         residual: (rows, out_features) float32 to add.
+        multiplier: Of all but the residual; the layer has no bias where it is not 1.
+        float32: Whether the result is float32 without a residual, too.
 
     Returns:
         (rows, out_features): float32 with a residual, else an operand.
     """
     weight, lora = layer.weight, layer.lora
-    make = g.operand if residual is None else g.float32
+    if multiplier != 1.0 and layer.bias is not None:
+        raise GraphError(f"linear: {layer.name} has a bias, which would miss the multiplier")
+    if lora is not None and multiplier != 1.0:
+        lora = replace(lora, scaling=multiplier * lora.scaling)
+    make = g.float32 if float32 or residual is not None else g.operand
     y = make(layer.name, x.rows, weight.rows)
     u: Tensor | None = None
     if lora is not None:
@@ -39,7 +54,8 @@ def linear(
         lora_ops.down(g, x, lora, u, batch)
     for row0, w in weight.shards(g):
         gemm.nt(
-            g, x, w, y, row0=row0, lora=lora, u=u, bias=layer.bias, residual=residual,
+            g, x, w, y, row0=row0, scale=multiplier, lora=lora, u=u, bias=layer.bias,
+            residual=residual,
             label="gemm/forward",
         )  # fmt: skip
 
@@ -58,6 +74,7 @@ def linear(
                 first = row0 == 0
                 gemm.nn(
                     g, operand, w, dx, row0=row0, accumulate=accumulate or not first,
+                    scale=multiplier,
                     lora=lora if first else None, u=du if first else None, batch=batch,
                     label="gemm/backward",
                 )  # fmt: skip

@@ -74,3 +74,18 @@ class Linear:
     weight: Matrix
     bias: Tensor | None
     lora: Lora | None
+
+
+@dataclass(frozen=True)
+class Head:
+    """``lm_head`` and what its logits go through.
+
+    Attributes:
+        matrix: (vocab_size, hidden_size).
+        scale: Of the product.
+        softcap: Logits z become softcap · tanh(z / softcap), if given.
+    """
+
+    matrix: Matrix
+    scale: float = 1.0
+    softcap: float | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qlora_wgpu.graph.graph import Graph, GraphError, ceil_div
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.ops.image import image_copy
+from qlora_wgpu.ops.image import as_buffer, image_copy
 
 
 def fill_zero(g: Graph, y: Tensor) -> None:
@@ -55,3 +55,21 @@ def add_into(g: Graph, x: Tensor, y: Tensor) -> None:
         raise GraphError(f"add: {x} and {y} differ")
     units = x.rows * x.units(4)
     g.launch("tensor/add.wgsl", units, {"x": x, "y": y}, {"units": units})
+
+
+def as_float32(g: Graph, x: Tensor) -> Tensor:
+    """An operand as float32, differentiable."""
+    y = g.float32(f"{x.name} as float32", x.rows, x.columns)
+    units = x.rows * x.units(4)
+    tensors = {"x": as_buffer(g, x), "y": y}
+    g.launch(
+        "tensor/to_float32.wgsl", units, tensors, {"units": units}, {"BF16": x.dtype == "bfloat16"}
+    )
+    g.record(y, [x], lambda dy: g.hand_over(x, dy))
+    return y
+
+
+def softcap_in_place(g: Graph, y: Tensor, cap: float) -> None:
+    """y = cap · tanh(y / cap), float32."""
+    units = y.rows * y.units(4)
+    g.launch("tensor/softcap.wgsl", units, {"y": y}, {"units": units, "cap": cap})

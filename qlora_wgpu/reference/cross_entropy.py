@@ -8,23 +8,43 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 
 
-def forward(hidden: Array, head: Array, targets: npt.NDArray[np.integer]) -> float:
+def forward(
+    hidden: Array,
+    head: Array,
+    targets: npt.NDArray[np.integer],
+    scale: float = 1.0,
+    softcap: float | None = None,
+) -> float:
     """hidden (rows, columns), head (vocab, columns), targets (rows), -100 to ignore."""
     rows = np.flatnonzero(targets != -100)
-    logits = hidden[rows] @ head.T
+    logits, _ = _logits(hidden[rows], head, scale, softcap)
     top = logits.max(axis=1, keepdims=True) if len(rows) else np.zeros((0, 1))
     lse = top[:, 0] + np.log(np.exp(logits - top).sum(axis=1))
     return float(np.sum(lse - logits[np.arange(len(rows)), targets[rows]]))
 
 
-def backward(hidden: Array, head: Array, targets: npt.NDArray[np.integer]) -> Array:
+def backward(
+    hidden: Array,
+    head: Array,
+    targets: npt.NDArray[np.integer],
+    scale: float = 1.0,
+    softcap: float | None = None,
+) -> Array:
     """Returns d loss / d hidden (rows, columns)."""
     rows = np.flatnonzero(targets != -100)
     dhidden = np.zeros_like(hidden)
     if len(rows):
-        logits = hidden[rows] @ head.T
+        logits, slope = _logits(hidden[rows], head, scale, softcap)
         e = np.exp(logits - logits.max(axis=1, keepdims=True))
         dlogits = e / e.sum(axis=1, keepdims=True)
         dlogits[np.arange(len(rows)), targets[rows]] -= 1
-        dhidden[rows] = dlogits @ head
+        dhidden[rows] = (dlogits * slope) @ head * scale
     return dhidden
+
+
+def _logits(hidden: Array, head: Array, scale: float, softcap: float | None) -> tuple[Array, Array]:
+    logits = scale * (hidden @ head.T)
+    if softcap is None:
+        return logits, np.ones_like(logits)
+    bent = np.tanh(logits / softcap)
+    return softcap * bent, 1 - bent**2

@@ -1,5 +1,6 @@
 // losses[first + i] = log Σ_c exp(logits[i, c]) - logits[i, target],  and with GRADIENT
-// dlogits[i, :] = softmax(logits[i, :]) - onehot(target),
+// dlogits[i, :] = softmax(logits[i, :]) - onehot(target), with SOFTCAP (the logits are capped
+// already) times the slope 1 - (logits / softcap)²,
 // for the first batch_info[0] - first rows; target = targets[rows[first + i]].
 //
 // logits (count, vocab) float32, dlogits (count, vocab) operand, overwritten with zeros in its
@@ -15,6 +16,7 @@ struct Params {
     first: u32,
     columns: u32,
     stride: u32,
+    softcap: f32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -69,6 +71,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
 fn dlogit(base: u32, unit: u32, top: f32, sum: f32, target_id: u32) -> vec4<f32> {
     let p = select(vec4<f32>(0.0), exp(logits[base + unit] - top) / sum, live(unit));
     let hit = vec4<u32>(4u * unit) + vec4<u32>(0u, 1u, 2u, 3u) == vec4<u32>(target_id);
-    return p - select(vec4<f32>(0.0), vec4<f32>(1.0), hit);
+    let d = p - select(vec4<f32>(0.0), vec4<f32>(1.0), hit);
+//#if SOFTCAP
+    let t = logits[base + unit] / params.softcap;
+    return d * (1.0 - t * t);
+//#else
+    return d;
+//#endif
 }
 //#endif

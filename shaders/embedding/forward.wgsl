@@ -1,4 +1,4 @@
-// y[m, :] = weight[ids[m] - row0, :]  for the ids that lie in this shard of rows.
+// y[m, :] = scale · weight[ids[m] - row0, :]  for the ids that lie in this shard of rows.
 //
 // ids (rows), weight (shard_rows, ·) operand, y (rows, ·) float32: overwritten where the id is in
 // the shard, left alone elsewhere, so the shards' dispatches complete each other.
@@ -12,6 +12,7 @@ struct Params {
     row0: u32,
     shard_rows: u32,
     texel0: u32,
+    scale: f32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -45,6 +46,6 @@ fn each(i: u32) {
     }
     let id = ids[m];
     if (id >= params.row0 && id - params.row0 < params.shard_rows) {
-        y[i] = four((id - params.row0) * params.stride + i % params.stride);
+        y[i] = params.scale * four((id - params.row0) * params.stride + i % params.stride);
     }
 }

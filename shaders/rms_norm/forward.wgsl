@@ -1,4 +1,5 @@
-// y = x · rstd · weight,  rstd = 1 / √(mean(x²) + eps), over each row.
+// y = x · rstd · weight (+ residual, with RESIDUAL, y and residual float32 then),
+//  rstd = 1 / √(mean(x²) + eps), over each row.
 //
 // x (rows, columns) float32, weight (columns) float32, y (rows, columns) operand, rstd (rows)
 // float32; both outputs overwritten. Padding columns of x are zero and stay so.
@@ -17,6 +18,9 @@ struct Params {
 @group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;
 @group(0) @binding(2) var<storage, read> weight: array<vec4<f32>>;
 @group(0) @binding(4) var<storage, read_write> rstd: array<f32>;
+//#if RESIDUAL
+@group(0) @binding(5) var<storage, read> residual: array<vec4<f32>>;
+//#endif
 
 @compute @workgroup_size(LANES, ROWS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
@@ -33,7 +37,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     for (var i = 2u * lane; i < params.stride; i += 2u * LANES) {
         let lo = x[base + i] * r * weight[i];
         let hi = x[base + i + 1u] * r * weight[i + 1u];
+//#if RESIDUAL
+        store_y((base + i) / 2u, lo + residual[base + i], hi + residual[base + i + 1u]);
+//#else
         store_y((base + i) / 2u, lo, hi);
+//#endif
     }
     if (lane == 0u) {
         rstd[row] = r;

@@ -5,13 +5,25 @@ import pytest
 
 from gpu.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 from qlora_wgpu.ops.cross_entropy import cross_entropy
-from qlora_wgpu.ops.modules import DenseMatrix
+from qlora_wgpu.ops.modules import DenseMatrix, Head
 from qlora_wgpu.reference import cross_entropy as reference
 
 LABELS = {"none": 0.0, "few": 0.1, "all": 1.0}
 
 
-def run(device, profile, dtype, rows, vocab, columns, share, *, shard=None, gradient=True):
+def run(
+    device,
+    profile,
+    dtype,
+    rows,
+    vocab,
+    columns,
+    share,
+    *,
+    shard=None,
+    gradient=True,
+    **head_options,
+):
     rng = np.random.default_rng(10)
     hidden, head = rng.standard_normal((rows, columns)), rng.standard_normal((vocab, columns))
     targets = np.where(rng.random(rows) < share, rng.integers(0, vocab, rows), -100)
@@ -24,16 +36,21 @@ def run(device, profile, dtype, rows, vocab, columns, share, *, shard=None, grad
     th = bench.operand(hidden, grad=True)
     batch = bench.batch(1, rows, targets=targets)
     cross_entropy(
-        bench.graph, th, DenseMatrix(vocab, columns, pieces), batch, stats, gradient=gradient
+        bench.graph,
+        th,
+        Head(DenseMatrix(vocab, columns, pieces), **head_options),
+        batch,
+        stats,
+        gradient=gradient,
     )
     outputs = [bench.graph.gradient_into(th)[0]] if gradient else []
     got_stats, *got = bench.run(stats, *outputs)
     hidden, head = rounded(hidden, dtype), rounded(head, dtype)
-    loss = reference.forward(hidden, head, targets)
+    loss = reference.forward(hidden, head, targets, **head_options)
     count = int((targets != -100).sum())
     assert_close(got_stats[0, :2], np.array([2 + loss, 3 + count]), 4e-6, "float32 sums")
     if gradient:
-        expected = reference.backward(hidden, head, targets)
+        expected = reference.backward(hidden, head, targets, **head_options)
         # d logits are operands: one rounding before the sum over the vocabulary.
         assert_close(got[0], expected, 4 * tolerance(dtype, vocab), "sums over the vocabulary")
 
@@ -48,6 +65,11 @@ def test_labels(device, profile, dtype, labels):
 def test_chunks_of_rows_and_shards_of_the_head(device, profile, dtype):
     few_rows = dataclasses.replace(PROFILES[profile], logits_bytes=16 * 4 * 83)
     run(device, few_rows, dtype, 50, 83, 12, 0.7, shard=24)
+
+
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+def test_scaled_and_capped_logits(device, profile, dtype):
+    run(device, PROFILES[profile], dtype, 37, 331, 20, 0.7, scale=0.4, softcap=3.0)
 
 
 def test_blocks_of_the_head(device):

@@ -2,12 +2,14 @@ import numpy as np
 import pytest
 
 from gpu.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
+from qlora_wgpu.ops.activation import activation as activate
 from qlora_wgpu.ops.glu import glu
+from qlora_wgpu.reference import activation as activations
 from qlora_wgpu.reference import glu as reference
 
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
-@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh", "gelu"])
 @pytest.mark.parametrize("shape", [(1, 5), (37, 52)])
 def test_glu(device, profile, dtype, activation, shape):
     rng = np.random.default_rng(3)
@@ -24,3 +26,20 @@ def test_glu(device, profile, dtype, activation, shape):
     assert_close(got_y, reference.forward(gate, up, activation), tolerance(dtype), why)
     assert_close(got_dgate, expected[0], tolerance(dtype), why)
     assert_close(got_dup, expected[1], tolerance(dtype), why)
+
+
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh", "gelu"])
+def test_activation(device, profile, dtype, activation):
+    rng = np.random.default_rng(4)
+    x, dy = 2 * rng.standard_normal((37, 52)), rng.standard_normal((37, 52))
+    x.flat[:6] = [-90.0, 90.0, 0.0, -0.0, 2.83, -2.82]  # also where two forms of erf meet
+    bench = Bench(device, dtype, PROFILES[profile])
+    tx = bench.operand(x, grad=True)
+    y = activate(bench.graph, tx, activation)
+    (dx,) = bench.gradients(y, bench.given(dy), tx)
+    got_y, got_dx = bench.run(y, dx)
+    x, dy = rounded(x, dtype), rounded(dy, "float32")
+    why = "exp is good to 1e-6, one rounding"
+    assert_close(got_y, activations.forward(x, activation), tolerance(dtype), why)
+    assert_close(got_dx, dy * activations.slope(x, activation), tolerance(dtype), why)

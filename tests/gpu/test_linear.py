@@ -9,7 +9,22 @@ from qlora_wgpu.reference import linear as reference
 KEY, MODULE = 123456, 987654
 
 
-def check(device, profile, dtype, rows, inner, outer, r, *, bias, residual, p, shard, grad=True):
+def check(
+    device,
+    profile,
+    dtype,
+    rows,
+    inner,
+    outer,
+    r,
+    *,
+    bias,
+    residual,
+    p,
+    shard,
+    grad=True,
+    multiplier=1.0,
+):
     rng = np.random.default_rng(6)
     x, dy = rng.standard_normal((rows, inner)), rng.standard_normal((rows, outer))
     w, a, b = (rng.standard_normal(s) for s in ((outer, inner), (r, inner), (outer, r)))
@@ -33,7 +48,7 @@ def check(device, profile, dtype, rows, inner, outer, r, *, bias, residual, p, s
     batch = bench.batch(1, rows, dropout_key=KEY if p else None)
     tx = bench.operand(x, grad=grad)
     tskip = bench.given(skip) if residual else None
-    y = linear(bench.graph, tx, layer, batch, tskip)
+    y = linear(bench.graph, tx, layer, batch, tskip, multiplier=multiplier)
     wanted = [tx] if grad else []
     gradients = bench.gradients(y, bench.given(dy), *wanted)
     got_y, got_a, got_b, *got_x = bench.run(y, lora.grad_a, lora.grad_b, *gradients)
@@ -44,13 +59,15 @@ def check(device, profile, dtype, rows, inner, outer, r, *, bias, residual, p, s
         mask = reference.dropout_mask(rows, stride, inner, p, KEY, MODULE)
     x, w, rounded_dy = rounded(x, dtype), rounded(w, dtype), rounded(dy, dtype)
     exact = [rounded(v, "float32") for v in (added, a, b)]
+    w = multiplier * w
+    exact[2] = multiplier * exact[2]  # the adapter's product is multiplied as well
     expected_y = reference.forward(x, w, *exact, 0.5, mask) + skip
     dx, da, db = reference.backward(rounded_dy, x, w, *exact[1:], 0.5, mask)
     y_type = "float32" if residual else dtype
     assert_close(got_y, expected_y, tolerance(y_type, inner), "sums over K")
     sums = tolerance("float32", max(rows, outer, inner))
     assert_close(got_a, before_a + da, sums, "sums over rows, added to what was there")
-    assert_close(got_b, before_b + db, sums, "sums over rows, added to what was there")
+    assert_close(got_b, before_b + multiplier * db, sums, "sums over rows, added to what was there")
     if grad:
         assert_close(got_x[0], dx, sums, "sums over N, shards added")
 
@@ -73,6 +90,14 @@ def test_bias_residual_and_dropout(device, profile, dtype):
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
 def test_shards_of_rows(device, profile, dtype):
     check(device, profile, dtype, 18, 36, 83, 4, bias=True, residual=False, p=0.2, shard=24)
+
+
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+def test_multiplier(device, profile, dtype):
+    check(
+        device, profile, dtype, 21, 44, 83, 3, bias=False, residual=True, p=0.2, shard=24,
+        multiplier=0.3,
+    )  # fmt: skip
 
 
 def test_first_layer_needs_no_dx(device):

@@ -2,7 +2,10 @@ import numpy as np
 import pytest
 
 from gpu.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
+from qlora_wgpu.ops.head_norm import head_norm
+from qlora_wgpu.ops.layer_norm import layer_norm
 from qlora_wgpu.ops.rms_norm import rms_norm
+from qlora_wgpu.reference import layer_norm as layer_reference
 from qlora_wgpu.reference import rms_norm as reference
 
 
@@ -23,4 +26,63 @@ def test_rms_norm(device, profile, dtype, shape, accumulate):
     x, dy, weight = (rounded(a, "float32") for a in (x, dy, weight))
     assert_close(got_y, reference.forward(x, weight, 1e-5), tolerance(dtype), "one rounding of y")
     expected = reference.backward(dy, x, weight, 1e-5) + (before if accumulate else 0)
+    assert_close(got_dx, expected, tolerance("float32", shape[1]), "sums over a row")
+
+
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+def test_a_residual_is_added_in_float32(device, profile, dtype):
+    rng = np.random.default_rng(2)
+    x, dy, skip = (rng.standard_normal((37, 20)) for _ in range(3))
+    weight = rng.standard_normal(20)
+    bench = Bench(device, dtype, PROFILES[profile])
+    tx, tskip = bench.given(x, grad=True), bench.given(skip, grad=True)
+    y = rms_norm(bench.graph, tx, bench.given(weight), 1e-5, tskip)
+    assert y.dtype == "float32"
+    got = bench.run(y, *bench.gradients(y, bench.given(dy), tx, tskip))
+    x, dy, skip, weight = (rounded(a, "float32") for a in (x, dy, skip, weight))
+    expected = reference.forward(x, weight, 1e-5) + skip
+    assert_close(got[0], expected, tolerance("float32", 20), "sums over a row")
+    assert_close(got[1], reference.backward(dy, x, weight, 1e-5), 4e-6, "sums over a row")
+    assert_close(got[2], dy, 0.0, "handed on")
+
+
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+@pytest.mark.parametrize(("rows", "heads", "head_dim"), [(1, 3, 6), (37, 6, 20), (5, 2, 64)])
+def test_head_norm(device, profile, dtype, rows, heads, head_dim):
+    rng = np.random.default_rng(3)
+    shape = (rows, heads * head_dim)
+    x, dy, weight = rng.standard_normal(shape), rng.standard_normal(shape), rng.random(head_dim)
+    bench = Bench(device, dtype, PROFILES[profile])
+    tx = bench.operand(x, grad=True)
+    y = head_norm(bench.graph, tx, bench.given(weight), 1e-5)
+    got_y, got_dx = bench.run(y, *bench.gradients(y, bench.operand(dy), tx))
+    x, dy = (rounded(a, dtype).reshape(-1, head_dim) for a in (x, dy))
+    weight = rounded(weight, "float32")
+    expected = reference.forward(x, weight, 1e-5).reshape(shape)
+    assert_close(got_y, expected, tolerance(dtype, head_dim), "sums over a head, one rounding")
+    expected = reference.backward(dy, x, weight, 1e-5).reshape(shape)
+    assert_close(got_dx, expected, tolerance(dtype, head_dim), "sums over a head, one rounding")
+
+
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+@pytest.mark.parametrize("shape", [(1, 5), (3, 12), (37, 130), (9, 72)])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_layer_norm(device, profile, dtype, shape, with_bias, accumulate):
+    rng = np.random.default_rng(1)
+    x, dy = 3 * rng.standard_normal(shape) + 1, rng.standard_normal(shape)
+    weight, before = rng.standard_normal(shape[1]), rng.standard_normal(shape)
+    bias = rng.standard_normal(shape[1]) * with_bias
+    bench = Bench(device, dtype, PROFILES[profile])
+    tx = bench.given(x, grad=True)
+    tbias = bench.given(bias) if with_bias else None
+    y = layer_norm(bench.graph, tx, bench.given(weight), tbias, 1e-5)
+    if accumulate:
+        bench.graph.hand_over(tx, bench.given(before))
+    (dx,) = bench.gradients(y, bench.given(dy), tx)
+    got_y, got_dx = bench.run(y, dx)
+    x, dy, weight, bias = (rounded(a, "float32") for a in (x, dy, weight, bias))
+    expected = layer_reference.forward(x, weight, bias, 1e-5)
+    assert_close(got_y, expected, tolerance(dtype, shape[1]), "one rounding of y")
+    expected = layer_reference.backward(dy, x, weight, 1e-5) + (before if accumulate else 0)
     assert_close(got_dx, expected, tolerance("float32", shape[1]), "sums over a row")

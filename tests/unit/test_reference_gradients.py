@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from qlora_wgpu.reference import attention, cross_entropy, glu, linear, rms_norm, rope
+from qlora_wgpu.reference import attention, cross_entropy, glu, layer_norm, linear, rms_norm, rope
 
 RNG = np.random.default_rng(0)
 
@@ -36,20 +36,28 @@ def test_rope(rotary_dim):
     check(lambda v: np.sum(dy * rope.forward(v, positions, table, 6, rotary_dim)), x, dx)
 
 
-def test_attention():
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (2, None), (None, 1.5)])
+def test_attention(window, softcap):
     segments = np.array([[1, 1, 2, 2, 0], [0, 0, 1, 1, 1]])
     q, k, v, do = normal(10, 24), normal(10, 8), normal(10, 8), normal(10, 24)
-    dq, dk, dv = attention.backward(do, q, k, v, segments, 4, 0.4)
+    options = {"window": window, "softcap": softcap}
+    dq, dk, dv = attention.backward(do, q, k, v, segments, 4, 0.4, **options)
 
     def value(q=q, k=k, v=v):
-        return float(np.sum(do * attention.forward(q, k, v, segments, 4, 0.4)))
+        return float(np.sum(do * attention.forward(q, k, v, segments, 4, 0.4, **options)))
 
     check(lambda x: value(q=x), q, dq)
     check(lambda x: value(k=x), k, dk)
     check(lambda x: value(v=x), v, dv)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
+def test_layer_norm():
+    x, w, dy = normal(3, 7), normal(7), normal(3, 7)
+    dx = layer_norm.backward(dy, x, w, 1e-5)
+    check(lambda v: np.sum(dy * layer_norm.forward(v, w, normal(7) * 0, 1e-5)), x, dx)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh", "gelu"])
 def test_glu(activation):
     gate, up, dy = normal(3, 5), normal(3, 5), normal(3, 5)
     dgate, dup = glu.backward(dy, gate, up, activation)

@@ -1,0 +1,40 @@
+"""Activation functions and their slopes, by Hugging Face's names."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+_C = math.sqrt(2 / math.pi)
+
+
+def forward(x: Array, activation: str) -> Array:
+    """SiLU, GELU (``gelu``) or GELU in its tanh form, of each element."""
+    if activation == "silu":
+        y: Array = x / (1 + np.exp(-x))
+    elif activation == "gelu":
+        y = x * _normal_below(x)
+    else:
+        y = 0.5 * x * (1 + np.tanh(_C * (x + 0.044715 * x**3)))
+    return y
+
+
+def slope(x: Array, activation: str) -> Array:
+    """The derivative of ``forward``."""
+    if activation == "silu":
+        s = 1 / (1 + np.exp(-x))
+        found: Array = s * (1 + x * (1 - s))
+    elif activation == "gelu":
+        found = _normal_below(x) + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+    else:
+        t = np.tanh(_C * (x + 0.044715 * x**3))
+        found = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * _C * (1 + 3 * 0.044715 * x * x)
+    return found
+
+
+def _normal_below(x: Array) -> Array:
+    halves = [0.5 * math.erfc(-v / math.sqrt(2)) for v in x.reshape(-1)]
+    return np.array(halves).reshape(x.shape)
