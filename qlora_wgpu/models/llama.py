@@ -1,4 +1,7 @@
-"""Llama (Touvron et al., 2023; Grattafiori et al., 2024): Llama 1 to 3, TinyLlama, SmolLM."""
+"""Llama (Touvron et al., 2023; Grattafiori et al., 2024): Llama 1 to 3, TinyLlama, SmolLM.
+
+Several later families differ from it by a detail or two, and say so in a file of their own.
+"""
 
 from __future__ import annotations
 
@@ -7,123 +10,148 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.models.family import Architecture, ConfigReader, LinearSpec, Modules
-from qlora_wgpu.models.rope import inverse_frequencies, rotation_table
+from qlora_wgpu.models.blocks import NO_DROPOUT, Sizes, Tracer
+from qlora_wgpu.models.family import Architecture, ConfigReader, Modules
+from qlora_wgpu.models.rope import Rope, read_rope
 from qlora_wgpu.ops.activation import ACTIVATIONS
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.batch import Batch
-from qlora_wgpu.ops.embedding import embedding
 from qlora_wgpu.ops.glu import glu
-from qlora_wgpu.ops.linear import linear
-from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.ops.rope import rope
+
+
+@dataclass(frozen=True)
+class LlamaDetails:
+    """What families of Llama's kind differ in.
+
+    Attributes:
+        qkv_bias: Whether q, k and v have biases.
+        o_bias: Whether o has one.
+        mlp_bias: Whether gate, up and down have.
+        head_norm: Whether each head of q and k is normalized before it is rotated.
+        windows: How far back each layer sees; None for everything.
+        rotated: Which layers rotate their heads; None for all.
+        activation: Of the gate.
+        norm_offset: Added to the norms' weights.
+        embedding_scale: Of the embedding.
+        residual_scale: Of what each half of a layer adds.
+        attention_scale: Of the scores; None for 1 / √head_dim.
+        logit_scale: Of the logits.
+        tied: Whether the head is the embedding where no key says it.
+    """
+
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    head_norm: bool = False
+    windows: tuple[int | None, ...] | None = None
+    rotated: tuple[bool, ...] | None = None
+    activation: str = "silu"
+    norm_offset: float = 0.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    attention_scale: float | None = None
+    logit_scale: float = 1.0
+    tied: bool = False
 
 
 @dataclass(frozen=True)
 class LlamaConfig:
     """What the forward needs of a config.json."""
 
-    num_layers: int
-    head_dim: int
+    sizes: Sizes
+    details: LlamaDetails
     rms_norm_eps: float
-    hidden_act: str
-    frequencies: npt.NDArray[np.float32]
+    rope: Rope
 
 
 class Llama:
-    """The family."""
+    """The family, and what others are made from."""
+
+    def details(self, config: Mapping[str, Any], read: ConfigReader, sizes: Sizes) -> LlamaDetails:
+        """What the config.json of this very family says."""
+        bias = read.flag("attention_bias")
+        return LlamaDetails(
+            qkv_bias=bias,
+            o_bias=bias,
+            mlp_bias=read.flag("mlp_bias"),
+            activation=read.choice("hidden_act", tuple(ACTIVATIONS), "silu"),
+        )
+
+    def sizes(self, read: ConfigReader) -> Sizes:
+        """Its dimensions."""
+        return Sizes.read(read)
 
     def read(self, config: Mapping[str, Any]) -> Architecture:
-        """Reads a Llama config.json."""
+        """Reads a config.json."""
         read = ConfigReader(config)
-        hidden, inter = read.integer("hidden_size"), read.integer("intermediate_size")
-        layers, heads = read.integer("num_hidden_layers"), read.integer("num_attention_heads")
-        kv_heads = read.integer("num_key_value_heads", heads)
-        head_dim = read.integer("head_dim", hidden // heads)
-        if heads % kv_heads:
+        sizes = self.sizes(read)
+        details = self.details(config, read, sizes)
+        read.choice("attention_dropout", NO_DROPOUT)
+        if details.residual_scale != 1.0 and (details.o_bias or details.mlp_bias):
             raise UnsupportedModelError(
-                f"config.json: num_attention_heads {heads} is no multiple of "
-                f"num_key_value_heads {kv_heads}"
+                "config.json: residual_multiplier together with biases is not supported"
             )
-        if head_dim % 2:
-            raise UnsupportedModelError(f"config.json: head_dim {head_dim} is odd")
-        read.choice("attention_dropout", (0, 0.0, None))
-        read.choice("partial_rotary_factor", (1, 1.0, None))
-        attention_bias, mlp_bias = read.flag("attention_bias"), read.flag("mlp_bias")
-
-        linears: list[LinearSpec] = []
-        norms: dict[str, int] = {}
-        for i in range(layers):
-            at = f"model.layers.{i}."
-            linears += [
-                LinearSpec(at + "self_attn.q_proj", heads * head_dim, hidden, attention_bias),
-                LinearSpec(at + "self_attn.k_proj", kv_heads * head_dim, hidden, attention_bias),
-                LinearSpec(at + "self_attn.v_proj", kv_heads * head_dim, hidden, attention_bias),
-                LinearSpec(at + "self_attn.o_proj", hidden, heads * head_dim, attention_bias),
-                LinearSpec(at + "mlp.gate_proj", inter, hidden, mlp_bias),
-                LinearSpec(at + "mlp.up_proj", inter, hidden, mlp_bias),
-                LinearSpec(at + "mlp.down_proj", hidden, inter, mlp_bias),
-            ]
-            norms[at + "input_layernorm.weight"] = hidden
-            norms[at + "post_attention_layernorm.weight"] = hidden
-        norms["model.norm.weight"] = hidden
+        linears, norms = [], {}
+        for at in sizes.layers():
+            linears += sizes.attention(at, details.qkv_bias, details.o_bias)
+            linears += sizes.gated_mlp(at, details.mlp_bias)
+            norms[at + "input_layernorm.weight"] = sizes.hidden_size
+            norms[at + "post_attention_layernorm.weight"] = sizes.hidden_size
+            if details.head_norm:
+                norms[at + "self_attn.q_norm.weight"] = sizes.head_dim
+                norms[at + "self_attn.k_norm.weight"] = sizes.head_dim
+        norms["model.norm.weight"] = sizes.hidden_size
+        eps = read.number("rms_norm_eps", 1e-6)
         return Architecture(
-            config=LlamaConfig(
-                num_layers=layers,
-                head_dim=head_dim,
-                rms_norm_eps=read.number("rms_norm_eps", 1e-6),
-                hidden_act=read.choice("hidden_act", tuple(ACTIVATIONS), "silu"),
-                frequencies=inverse_frequencies(config, head_dim),
-            ),
-            vocab_size=read.integer("vocab_size"),
-            hidden_size=hidden,
-            num_layers=layers,
+            config=LlamaConfig(sizes, details, eps, read_rope(config, sizes.head_dim)),
+            vocab_size=sizes.vocab_size,
+            hidden_size=sizes.hidden_size,
+            num_layers=sizes.num_layers,
             linears=tuple(linears),
             norms=norms,
-            tied=read.flag("tie_word_embeddings"),
+            tied=read.flag("tie_word_embeddings", details.tied),
+            norm_offset=details.norm_offset,
+            logit_scale=details.logit_scale,
         )
 
     def forward(
         self, g: Graph, config: LlamaConfig, modules: Modules, batch: Batch, *, checkpointing: bool
     ) -> Tensor:
         """Traces the model up to the final norm."""
-        table = g.constant("rope table", rotation_table(config.frequencies, batch.seq))
+        trace, sizes, details = Tracer(g, modules, batch), config.sizes, config.details
+        head_dim, eps, scale = sizes.head_dim, config.rms_norm_eps, details.residual_scale
+        score_scale = details.attention_scale or 1 / math.sqrt(head_dim)
+        table = g.constant("rope table", config.rope.table(batch.seq))
 
-        def norm(h: Tensor, name: str) -> Tensor:
-            return rms_norm(g, h, modules.norms[name + ".weight"], config.rms_norm_eps)
+        def heads(x: Tensor, at: str, name: str, i: int) -> Tensor:
+            y = trace.linear(x, f"{at}self_attn.{name}_proj")
+            if details.head_norm:
+                y = trace.head_norm(y, f"{at}self_attn.{name}_norm", eps)
+            if details.rotated is not None and not details.rotated[i]:
+                return y
+            return rope(g, y, table, batch, head_dim, config.rope.rotary_dim)
 
-        def project(x: Tensor, name: str, residual: Tensor | None = None) -> Tensor:
-            return linear(g, x, modules.linears[name], batch, residual)
-
-        def rotate(x: Tensor) -> Tensor:
-            return rope(g, x, table, batch, config.head_dim, config.head_dim)
-
-        def layer(h: Tensor, at: str) -> Tensor:
-            x = norm(h, at + "input_layernorm")
-            q = rotate(project(x, at + "self_attn.q_proj"))
-            k = rotate(project(x, at + "self_attn.k_proj"))
-            v = project(x, at + "self_attn.v_proj")
-            o = attention(g, q, k, v, batch, config.head_dim, 1 / math.sqrt(config.head_dim))
-            h = project(o, at + "self_attn.o_proj", residual=h)
-            x = norm(h, at + "post_attention_layernorm")
-            gate = project(x, at + "mlp.gate_proj")
-            up = project(x, at + "mlp.up_proj")
-            return project(glu(g, gate, up, config.hidden_act), at + "mlp.down_proj", residual=h)
-
-        h = embedding(g, modules.embedding, batch)
-        for i in range(config.num_layers):
+        def layer(h: Tensor, i: int) -> Tensor:
             at = f"model.layers.{i}."
-            if checkpointing:
-                h = g.checkpoint(lambda x, at=at: layer(x, at), h)  # type: ignore[misc]
-            else:
-                h = layer(h, at)
-        return norm(h, "model.norm")
+            x = trace.rms_norm(h, at + "input_layernorm", eps)
+            q, k = heads(x, at, "q", i), heads(x, at, "k", i)
+            v = trace.linear(x, at + "self_attn.v_proj")
+            window = details.windows[i] if details.windows is not None else None
+            o = attention(g, q, k, v, batch, head_dim, score_scale, window)
+            h = trace.linear(o, at + "self_attn.o_proj", h, multiplier=scale)
+            x = trace.rms_norm(h, at + "post_attention_layernorm", eps)
+            gate = trace.linear(x, at + "mlp.gate_proj")
+            up = trace.linear(x, at + "mlp.up_proj")
+            x = glu(g, gate, up, details.activation)
+            return trace.linear(x, at + "mlp.down_proj", h, multiplier=scale)
+
+        h = trace.embedding(details.embedding_scale)
+        h = trace.layers(h, layer, sizes.num_layers, checkpointing=checkpointing)
+        return trace.rms_norm(h, "model.norm", eps)
 
 
 FAMILY = Llama()

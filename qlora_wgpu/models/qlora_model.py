@@ -366,7 +366,7 @@ class QLoRAModel:
             if layer.bias is not None:
                 state[f"{name}.bias"] = self.read_flat(layer.bias)
         for name, norm in modules.norms.items():
-            state[name] = self.read_flat(norm)
+            state[name] = self.read_flat(norm) - np.float32(self.architecture.norm_offset)
         return state
 
     def _read_matrix(self, weight: Any) -> FloatArray:

@@ -68,8 +68,8 @@ def cross_entropy(
         dchunk = g.float32("d hidden rows", count, hidden.columns)
         for row0, w in _head_blocks(g, head.matrix):
             gemm.nn(
-                g, dlogits, w, dchunk, row0=row0, accumulate=row0 > 0, scale=head.scale, batch=batch,
-                first_row=first, label="lm_head/backward",
+                g, dlogits, w, dchunk, row0=row0, accumulate=row0 > 0, scale=head.scale,
+                batch=batch, first_row=first, label="lm_head/backward",
             )  # fmt: skip
         scatter(g, dchunk, dhidden, first, batch)
     lanes: dict[str, Constant] = row_constants(g)

@@ -73,3 +73,17 @@ def softcap_in_place(g: Graph, y: Tensor, cap: float) -> None:
     """y = cap · tanh(y / cap), float32."""
     units = y.rows * y.units(4)
     g.launch("tensor/softcap.wgsl", units, {"y": y}, {"units": units, "cap": cap})
+
+
+def cast(g: Graph, x: Tensor) -> Tensor:
+    """A float32 matrix as an operand, differentiable."""
+    y = as_operand(g, x)
+    if y is x:
+        return x
+
+    def vjp(dy: Tensor) -> None:
+        dx, accumulate = g.gradient_into(x)
+        sum_parts(g, dy, dx, 1, accumulate=accumulate)
+
+    g.record(y, [x], vjp)
+    return y

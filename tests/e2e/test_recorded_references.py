@@ -19,8 +19,20 @@ BASE = DATA / "models" / "TinyStories-656K"
 CASES = {
     "qlora-ts656k-nf4-dq": ("nf4", BASE, 8, 16, 30, 2e-3),
     "qlora-ts656k-fp32": ("none", BASE, 8, 16, 30, 2e-3),
-    "families/llama": ("none", None, 4, 8, 10, 5e-3),
-    "families/llama3-rope-tied": ("none", None, 4, 8, 10, 5e-3),
+    **{
+        f"families/{name}": ("none", None, 4, 8, 10, 5e-3)
+        for name in (
+            "llama",
+            "llama3-rope-tied",
+            "mistral-window16",
+            "qwen2",
+            "qwen3",
+            "gemma",
+            "gemma2",
+            "gemma3",
+            "phi3",
+        )
+    },
 }
 pytestmark = pytest.mark.skipif(
     not NAMED and not (DATA / "oracles").is_dir(),

@@ -84,6 +84,8 @@ def test_cross_entropy():
     hidden, head, targets = normal(5, 4), normal(9, 4), np.array([3, -100, 8, 0, -100])
     dhidden = cross_entropy.backward(hidden, head, targets)
     check(lambda v: cross_entropy.forward(v, head, targets), hidden, dhidden)
+    bent = cross_entropy.backward(hidden, head, targets, 0.4, 2.0)
+    check(lambda v: cross_entropy.forward(v, head, targets, 0.4, 2.0), hidden, bent)
     assert not dhidden[[1, 4]].any()
 
 
