@@ -1,0 +1,186 @@
+"""Records what PyTorch computes for small models of every family.
+
+usage: python tests/references/record.py [case ...]
+
+Needs torch, transformers and peft, none of which the project itself needs; tests/references/README
+has the versions. Writes CASE.npz beside this file: the config.json, tensor shapes, logits, every
+LoRA gradient, and ten losses of AdamW.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
+from seeded import VOCAB, adapter, batch, weights
+from transformers import AutoConfig, AutoModelForCausalLM
+
+HERE = Path(__file__).parent
+STEPS, RATE, R, ALPHA, SHOWN = 10, 5e-3, 5, 10, 40
+ODD = {
+    "vocab_size": VOCAB, "hidden_size": 72, "intermediate_size": 100, "num_hidden_layers": 2,
+    "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 64,
+    "pad_token_id": None, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+WIDE = {"head_dim": 20}  # heads that do not divide the hidden size
+LONG = {
+    "short_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 3.5],
+    "long_factor": [1.0, 2.0, 4.0, 6.0, 8.0, 9.0],
+}
+
+
+def rope(kind, **keys):
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **keys}}
+
+
+CASES = {
+    "llama": ("llama", WIDE),
+    "llama-linear": ("llama", rope("linear", factor=3.0)),
+    "llama-dynamic": ("llama", {**rope("dynamic", factor=2.5), "max_position_embeddings": 16}),
+    "llama-yarn": ("llama", rope("yarn", factor=4.0, original_max_position_embeddings=16)),
+    "llama-yarn-mscale": (
+        "llama",
+        rope(
+            "yarn", factor=4.0, original_max_position_embeddings=16, mscale=0.7,
+            mscale_all_dim=0.3, beta_fast=8.0, beta_slow=2.0, truncate=False,
+        ),
+    ),
+    "llama-llama3": (
+        "llama",
+        rope(
+            "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+            original_max_position_embeddings=16,
+        ),
+    ),
+    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 3}),
+    "mistral": ("mistral", {**WIDE, "sliding_window": 7, "num_key_value_heads": 3}),
+    "qwen2": ("qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
+    "qwen3": ("qwen3", WIDE),
+    "smollm3": ("smollm3", {"num_hidden_layers": 3, "no_rope_layers": [1, 0, 1]}),
+    "granite": (
+        "granite",
+        {
+            "embedding_multiplier": 3.0, "residual_multiplier": 0.6, "attention_multiplier": 0.11,
+            "logits_scaling": 2.5,
+        },
+    ),
+    "gemma": ("gemma", {**WIDE, "num_key_value_heads": 1}),
+    "gemma2": (
+        "gemma2",
+        {
+            **WIDE, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 6.0,
+            "sliding_window": 7, "query_pre_attn_scalar": 17,
+        },
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {
+            **WIDE, "num_hidden_layers": 3, "sliding_window": 7, "query_pre_attn_scalar": 17,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        },
+    ),
+    "phi3": ("phi3", {"sliding_window": 7, "num_key_value_heads": 3}),
+    "phi3-partial": ("phi3", rope("default", partial_rotary_factor=0.5)),
+    "phi3-longrope": (
+        "phi3", {**rope("longrope", **LONG), "original_max_position_embeddings": 16},
+    ),
+    "phi3-shortrope": (
+        "phi3", {**rope("longrope", **LONG), "original_max_position_embeddings": 32},
+    ),
+    "olmo2": ("olmo2", {}),
+    "starcoder2": (
+        "starcoder2",
+        {
+            "sliding_window": 7, "use_bias": True, "hidden_act": "gelu_pytorch_tanh",
+            "residual_dropout": 0.0, "embedding_dropout": 0.0,
+        },
+    ),
+    "starcoder2-gelu": (
+        "starcoder2",
+        {"sliding_window": None, "use_bias": False, "hidden_act": "gelu", "residual_dropout": 0.0},
+    ),
+    "stablelm": ("stablelm", {"use_qkv_bias": True, **rope("default", partial_rotary_factor=0.5)}),
+    "stablelm-parallel": (
+        "stablelm",
+        {"use_parallel_residual": True, **rope("default", partial_rotary_factor=0.5)},
+    ),
+}  # fmt: skip
+
+
+def make(case):
+    model_type, changes = CASES[case]
+    config = AutoConfig.for_model(model_type, **{**ODD, **changes})
+    model = AutoModelForCausalLM.from_config(
+        config, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    with tempfile.TemporaryDirectory() as folder:  # what the files of such a model hold
+        model.save_pretrained(folder)
+        shapes = {n: list(t.shape) for n, t in load_file(f"{folder}/model.safetensors").items()}
+        saved = json.loads(Path(folder, "config.json").read_text())
+    offset = 1.0 if model_type.startswith("gemma") else 0.0
+    given = {name: torch.from_numpy(a) for name, a in weights(shapes, offset).items()}
+    missing, unexpected = model.load_state_dict(given, strict=False)
+    assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
+    model.tie_weights()
+    # Gradients of float32 differ from those of float64 by up to 1.5e-5 here.
+    return model.double(), saved, shapes, offset
+
+
+def targets(model):
+    names = {n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
+    return sorted({n.rsplit(".", 1)[-1] for n in names} - {"lm_head", "gate", "router"})
+
+
+def peft_name(name):
+    return name.replace(".default", "")
+
+
+def record(case):
+    torch.manual_seed(0)
+    model, config, shapes, offset = make(case)
+    ids, mask, labels = (torch.from_numpy(a) for a in batch())
+    with torch.no_grad():
+        logits = model(input_ids=ids, attention_mask=mask).logits
+    found = {
+        "config": json.dumps(config), "shapes": json.dumps(shapes), "norm_offset": offset,
+        "logits": logits[..., :SHOWN].float().numpy(), "lse": torch.logsumexp(logits, -1).numpy(),
+    }  # fmt: skip
+    model = (
+        get_peft_model(
+            model,
+            LoraConfig(r=R, lora_alpha=ALPHA, lora_dropout=0.0, target_modules=targets(model)),
+        )
+        .double()
+        .eval()
+    )
+    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    start = adapter({peft_name(n): list(p.shape) for n, p in trained.items()})
+    with torch.no_grad():
+        for name, parameter in trained.items():
+            parameter.copy_(torch.from_numpy(start[peft_name(name)]))
+    optimizer = torch.optim.AdamW(trained.values(), lr=RATE, weight_decay=0.01)
+    losses = []
+    for step in range(STEPS):
+        loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+        loss.backward()
+        if step == 0:
+            found |= {
+                f"grad:{peft_name(n)}": p.grad.float().numpy().copy() for n, p in trained.items()
+            }
+        torch.nn.utils.clip_grad_norm_(trained.values(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    found["losses"] = np.array(losses)
+    file = HERE / f"{case}.npz"
+    np.savez_compressed(file, **found)
+    print(f"{case}: {len(trained)} gradients, {file.stat().st_size // 1024} KiB, {losses[:2]}")
+
+
+if __name__ == "__main__":
+    for wanted in sys.argv[1:] or CASES:
+        record(wanted)
