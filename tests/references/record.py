@@ -139,46 +139,52 @@ def peft_name(name):
     return name.replace(".default", "")
 
 
-def record(case):
-    torch.manual_seed(0)
-    model, config, shapes, offset = make(case)
-    ids, mask, labels = (torch.from_numpy(a) for a in batch())
-    with torch.no_grad():
-        logits = model(input_ids=ids, attention_mask=mask).logits
-    found = {
-        "config": json.dumps(config), "shapes": json.dumps(shapes), "norm_offset": offset,
-        "logits": logits[..., :SHOWN].float().numpy(), "lse": torch.logsumexp(logits, -1).numpy(),
-    }  # fmt: skip
-    model = (
-        get_peft_model(
-            model,
-            LoraConfig(r=R, lora_alpha=ALPHA, lora_dropout=0.0, target_modules=targets(model)),
-        )
-        .double()
-        .eval()
-    )
+def adapted(case, dtype):
+    """The model with its seeded adapter, and what of it is trained."""
+    model = make(case)[0].to(dtype)
+    lora = LoraConfig(r=R, lora_alpha=ALPHA, lora_dropout=0.0, target_modules=targets(model))
+    model = get_peft_model(model, lora).to(dtype).eval()
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     start = adapter({peft_name(n): list(p.shape) for n, p in trained.items()})
     with torch.no_grad():
         for name, parameter in trained.items():
             parameter.copy_(torch.from_numpy(start[peft_name(name)]))
+    return model, trained
+
+
+def train(case, dtype):
+    """Ten losses, and the gradients of the first step."""
+    ids, mask, labels = (torch.from_numpy(a) for a in batch())
+    model, trained = adapted(case, dtype)
     optimizer = torch.optim.AdamW(trained.values(), lr=RATE, weight_decay=0.01)
-    losses = []
+    losses, gradients = [], {}
     for step in range(STEPS):
         loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
         loss.backward()
         if step == 0:
-            found |= {
-                f"grad:{peft_name(n)}": p.grad.float().numpy().copy() for n, p in trained.items()
-            }
+            for name, parameter in trained.items():
+                gradients[f"grad:{peft_name(name)}"] = parameter.grad.float().numpy().copy()
         torch.nn.utils.clip_grad_norm_(trained.values(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    found["losses"] = np.array(losses)
+    return np.array(losses), gradients
+
+
+def record(case):
+    model, config, shapes, offset = make(case)
+    ids, mask, _ = (torch.from_numpy(a) for a in batch())
+    with torch.no_grad():
+        logits = model(input_ids=ids, attention_mask=mask).logits
+    losses, gradients = train(case, torch.float64)
+    found = {
+        "config": json.dumps(config), "shapes": json.dumps(shapes), "norm_offset": offset,
+        "logits": logits[..., :SHOWN].float().numpy(), "lse": torch.logsumexp(logits, -1).numpy(),
+        "losses": losses, "losses_float32": train(case, torch.float32)[0], **gradients,
+    }  # fmt: skip
     file = HERE / f"{case}.npz"
     np.savez_compressed(file, **found)
-    print(f"{case}: {len(trained)} gradients, {file.stat().st_size // 1024} KiB, {losses[:2]}")
+    print(f"{case}: {len(gradients)} gradients, {file.stat().st_size // 1024} KiB, {losses[:2]}")
 
 
 if __name__ == "__main__":
