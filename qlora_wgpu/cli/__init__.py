@@ -10,6 +10,7 @@ from rich.console import Console
 from qlora_wgpu import __version__
 from qlora_wgpu.cli.bench import bench
 from qlora_wgpu.cli.doctor import doctor
+from qlora_wgpu.cli.estimate import estimate
 from qlora_wgpu.cli.generate import generate
 from qlora_wgpu.cli.train import train
 from qlora_wgpu.errors import QLoRAError
@@ -28,6 +29,7 @@ commands.add_command(train)
 commands.add_command(generate)
 commands.add_command(doctor)
 commands.add_command(bench)
+commands.add_command(estimate)
 
 
 def main() -> None:

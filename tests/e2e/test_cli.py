@@ -130,9 +130,9 @@ MISTAKES = {
     "model type": (("train", "run.yaml"), edit_config(model_type="mamba"), None, "mamba"),
     "rope type": (
         ("train", "run.yaml"),
-        edit_config(rope_scaling={"rope_type": "yarn", "factor": 2.0}),
+        edit_config(rope_scaling={"rope_type": "mrope", "factor": 2.0}),
         None,
-        "yarn",
+        "mrope",
     ),
     "truncated weights": (("train", "run.yaml"), truncate, None, "truncated"),
     "no weights": (("train", "run.yaml"), remove("model/model.safetensors"), None, "safetensors"),

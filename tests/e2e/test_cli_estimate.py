@@ -1,0 +1,125 @@
+"""``qlora-wgpu estimate`` from the outside."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from e2e.tiny import CONFIG, write_model
+from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
+from qlora_wgpu.cli.estimate import _most
+from qlora_wgpu.config import OptimConfig
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.training.optimizer import Optimizer
+
+NO_DRIVER = {"VK_DRIVER_FILES": "/nonexistent", "VK_ICD_FILENAMES": "/nonexistent"}
+
+
+def run(*args, cwd, env=None):
+    return subprocess.run(
+        [sys.executable, "-m", "qlora_wgpu", "estimate", *map(str, args)],
+        cwd=cwd, env={**os.environ, **(env or {})}, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    place = tmp_path_factory.mktemp("estimate")
+    write_model(place / "model")
+    (place / "config.json").write_text(json.dumps(CONFIG))
+    (place / "run.yaml").write_text(
+        "model: {path: model}\ndata: {train: none.jsonl, max_seq_length: 32}\n"
+        "train: {per_device_train_batch_size: 3}\nlora: {r: 4}\n"
+    )
+    return place
+
+
+def figures(place, *args, env=None):
+    done = run(*args, "--json", "out.json", cwd=place, env=env)
+    assert done.returncode == 0, done.stderr
+    return json.loads((place / "out.json").read_text()), done.stdout
+
+
+@pytest.mark.parametrize("scheme", ["nf4", "none"])
+@pytest.mark.parametrize(("batch", "checkpointing"), [(1, False), (3, True)])
+def test_it_is_what_training_takes(place, scheme, batch, checkpointing):
+    flag = "--checkpointing" if checkpointing else "--no-checkpointing"
+    found, _ = figures(
+        place, "config.json", "--batch", batch, "--seq", 32, "--rank", 4, "--scheme", scheme, flag
+    )
+    device = Device()
+    lora = LoraConfig(r=4, lora_alpha=8)
+    model = QLoRAModel.from_pretrained(
+        place / "model", lora, QuantConfig(scheme=scheme), device=device,
+        gradient_checkpointing=checkpointing,
+    )  # fmt: skip
+    Optimizer(model, OptimConfig(), 1)
+    model.prepare(batch, 32)
+    for kind in ("base", "adapter", "gradients", "optimizer", "norms"):
+        assert device.memory.by_kind[kind] == found["bytes"][kind], kind
+    # The optimizer's own small plan adds slots, and a uniform block for each of its launches.
+    taken = device.memory.by_kind["activations"]
+    assert 0 <= taken - found["bytes"]["activations"] <= 0.01 * taken
+    assert abs(device.memory.total - found["total"]) <= 0.03 * found["total"] + 30_000
+
+
+def test_a_run_and_its_overrides(place):
+    found, shown = figures(place, "run.yaml")
+    assert (found["batch"], found["seq"], found["rank"]) == (3, 32, 4)
+    assert f"{found['total'] / 2**20:,.1f}" in shown
+    less, _ = figures(place, "run.yaml", "train.per_device_train_batch_size=1")
+    assert less["bytes"]["activations"] < found["bytes"]["activations"]
+    (place / "model" / "model.safetensors").rename(place / "away")
+    try:  # weights are not needed
+        assert figures(place, "run.yaml")[0]["total"] == found["total"]
+    finally:
+        (place / "away").rename(place / "model" / "model.safetensors")
+
+
+def test_what_fits(place):
+    found, shown = figures(place, "config.json", "--seq", 32, "--budget", "2MiB")
+    rows = found["fits"]["batch"]
+    assert "fits" in shown and rows > 1
+    assert figures(place, "config.json", "--seq", 32, "--batch", rows)[0]["total"] <= 2 << 20
+    assert figures(place, "config.json", "--seq", 32, "--batch", rows + 1)[0]["total"] > 2 << 20
+    found, shown = figures(place, "config.json", "--budget", "1KiB")
+    assert found["fits"] == {"batch": 0, "seq": 0} and "does not fit" in shown
+
+
+def test_no_adapter_is_needed(place):
+    found, _ = figures(place, "config.json", env=NO_DRIVER)
+    assert found["device"] == "a GPU"
+
+
+@pytest.mark.parametrize("slope", [1, 7, 1000])
+@pytest.mark.parametrize("budget", [0, 5, 999, 1000, 123456])
+def test_the_most_is_the_most(slope, budget):
+    best = _most(lambda n: 10 + slope * n + (n * n) // 50, budget, 300)
+    exact = max(n for n in range(301) if n == 0 or 10 + slope * n + n * n // 50 <= budget)
+    assert best == exact
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (("nope.json",), "nope.json"),
+        (("config.json", "--batch", "0"), "--batch"),
+        (("config.json", "--rank", "x"), "--rank"),
+        (("config.json", "--budget", "3x"), "8GiB"),
+        (("config.json", "--scheme", "int8"), "nf4 or none"),
+        (("config.json", "--dtype", "f16"), "bfloat16 or float32"),
+        (("config.json", "lora.r=3"), "belong to a YAML"),
+        (("run.yaml", "lora.r=0"), "lora.r"),
+        (("run.yaml", "model.path=gone/model"), "gone/model"),
+        (("config.json", "--seq", "4000000000"), "lower"),
+        (("config.json", "--json", "gone/out.json"), "gone/out.json"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(place, args, expected):
+    done = run(*args, cwd=place)
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    assert done.returncode == 2 and "Traceback" not in done.stdout + done.stderr
+    assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
+    assert expected in lines[0], lines[0]
