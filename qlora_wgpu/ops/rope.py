@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al., 2021), in Hugging Face's half-split form."""
+"""Rotary position embedding (Su et al., 2021), half-split as in Llama or interleaved."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ from qlora_wgpu.ops.image import as_buffer, as_image
 
 
 def rope(
-    g: Graph, x: Tensor, table: Tensor, batch: Batch, head_dim: int, rotary_dim: int
+    g: Graph,
+    x: Tensor,
+    table: Tensor,
+    batch: Batch,
+    head_dim: int,
+    rotary_dim: int,
+    *,
+    interleaved: bool = False,
 ) -> Tensor:
     """Rotates every head of x by its token's position.
 
@@ -20,13 +27,15 @@ def rope(
         batch: Whose ``positions`` are used.
         head_dim: Elements of a head; even.
         rotary_dim: How many of them are rotated.
+        interleaved: Whether pairs are neighbours, instead of half of rotary_dim apart.
 
     Returns:
         (rows, heads · head_dim) operand.
     """
     y = g.operand(f"rope({x.name})", x.rows, x.columns)
     # Heads and their rotated halves must be whole texels.
-    y.image = g.profile.images and head_dim % 8 == 0 and rotary_dim % 16 == 0
+    whole = head_dim % 8 == 0 and rotary_dim % 16 == 0 and not interleaved
+    y.image = g.profile.images and whole
 
     def rotate(source: Tensor, target: Tensor, sign: float) -> None:
         if target.image:
@@ -49,7 +58,7 @@ def rope(
                 "rotary_dim": rotary_dim,
                 "sign": sign,
             },
-            {"BF16": g.bf16},
+            {"BF16": g.bf16, "INTERLEAVED": interleaved},
         )
 
     def rotate_image(source: Tensor, target: Tensor, sign: float) -> None:

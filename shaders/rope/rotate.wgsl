@@ -1,7 +1,8 @@
-// Rotary position embedding, in Hugging Face's half-split form, of every head of x:
+// Rotary position embedding of every head of x, in Hugging Face's half-split form:
 //
 // y[d] = x[d] · cos - sign · x[d + half] · sin        d < half
 // y[d] = x[d] · cos + sign · x[d - half] · sin        half ≤ d < rotary_dim;  y[d] = x[d] beyond
+// or with INTERLEAVED on the pairs (2i, 2i + 1) instead of (i, i + half).
 //
 // x, y (rows, heads · head_dim) operand, y overwritten, padding with zeros; positions (rows);
 // table (positions, half) of (cos, sin). sign +1 rotates, -1 is the inverse and the gradient.
@@ -56,12 +57,18 @@ fn rotated(base: u32, column: u32, position: u32) -> f32 {
         return here;
     }
     let half = params.rotary_dim / 2u;
+//#if INTERLEAVED
+    let pair = table[position * half + d / 2u];
+    let other = load(base + column + 1u - 2u * (d % 2u));
+    return here * pair.x + select(-params.sign, params.sign, d % 2u == 1u) * other * pair.y;
+//#else
     if (d < half) {
         let t = table[position * half + d];
         return here * t.x - params.sign * load(base + column + half) * t.y;
     }
     let t = table[position * half + d - half];
     return here * t.x + params.sign * load(base + column - half) * t.y;
+//#endif
 }
 
 fn each(i: u32) {

@@ -10,7 +10,8 @@ from qlora_wgpu.reference import rope as reference
 @pytest.mark.parametrize(
     ("heads", "head_dim", "rotary_dim"), [(1, 6, 6), (3, 10, 10), (2, 64, 64), (3, 20, 8)]
 )
-def test_rope(device, profile, dtype, heads, head_dim, rotary_dim):
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rope(device, profile, dtype, heads, head_dim, rotary_dim, interleaved):
     rng = np.random.default_rng(2)
     rows, columns = 7, heads * head_dim
     x, dy = rng.standard_normal((rows, columns)), rng.standard_normal((rows, columns))
@@ -18,11 +19,15 @@ def test_rope(device, profile, dtype, heads, head_dim, rotary_dim):
     bench = Bench(device, dtype, PROFILES[profile])
     tx = bench.operand(x, grad=True)
     constant = bench.graph.constant("table", table)
-    y = rope(bench.graph, tx, constant, bench.batch(1, rows), head_dim, rotary_dim)
+    y = rope(
+        bench.graph, tx, constant, bench.batch(1, rows), head_dim, rotary_dim,
+        interleaved=interleaved,
+    )  # fmt: skip
     (dx,) = bench.gradients(y, bench.operand(dy), tx)
     got_y, got_dx = bench.run(y, dx)
     x, dy, positions = rounded(x, dtype), rounded(dy, dtype), np.arange(rows)
-    expected = reference.forward(x, positions, table.astype(float), head_dim, rotary_dim)
+    exact = (positions, table.astype(float), head_dim, rotary_dim)
+    expected = reference.forward(x, *exact, interleaved=interleaved)
     assert_close(got_y, expected, tolerance(dtype), "one rounding")
-    expected = reference.backward(dy, positions, table.astype(float), head_dim, rotary_dim)
+    expected = reference.backward(dy, *exact, interleaved=interleaved)
     assert_close(got_dx, expected, tolerance(dtype), "one rounding")

@@ -108,6 +108,11 @@ CASES = {
         "stablelm",
         {"use_parallel_residual": True, **rope("default", partial_rotary_factor=0.5)},
     ),
+    "glm4": (
+        "glm4",
+        {**WIDE, "attention_bias": True, **rope("default", partial_rotary_factor=0.5)},
+    ),
+    "cohere": ("cohere", {"logit_scale": 0.3, "use_qk_norm": False, "attention_bias": False}),
 }  # fmt: skip
 
 
