@@ -2,6 +2,7 @@
 
 from qlora_wgpu.config import Config, LoraConfig, QuantConfig, load_config
 from qlora_wgpu.errors import QLoRAError
+from qlora_wgpu.models.family import register_family
 from qlora_wgpu.models.qlora_model import QLoRAModel
 from qlora_wgpu.training import Trainer, TrainResult
 
@@ -17,4 +18,5 @@ __all__ = [
     "Trainer",
     "__version__",
     "load_config",
+    "register_family",
 ]

@@ -43,6 +43,7 @@ class Architecture:
         tied: Whether the head is the embedding.
         embed_name: The embedding's tensor.
         head_name: The head's tensor.
+        stored_prefixes: Pairs of how a module's name begins and how files may begin it instead.
         norm_offset: Added to the stored weights of the norms: 1 where they mean 1 + weight.
         logit_scale: Of the head's product.
         logit_softcap: Of the logits, if any.
@@ -57,6 +58,7 @@ class Architecture:
     tied: bool
     embed_name: str = "model.embed_tokens.weight"
     head_name: str = "lm_head.weight"
+    stored_prefixes: tuple[tuple[str, str], ...] = ()
     norm_offset: float = 0.0
     logit_scale: float = 1.0
     logit_softcap: float | None = None
@@ -88,6 +90,19 @@ class Family(Protocol):
         """Traces the model up to the final norm: (rows, hidden_size) operand."""
 
 
+_REGISTERED: dict[str, Family] = {}
+
+
+def register_family(model_type: str, family: Family) -> None:
+    """Makes a family of your own known, or replaces one, for the rest of the process.
+
+    Args:
+        model_type: As config.json has it.
+        family: An object with ``read`` and ``forward``; see ``Family``.
+    """
+    _REGISTERED[model_type] = family
+
+
 def find_family(config: Mapping[str, Any]) -> Family:
     """Finds the family of a config.json by its ``model_type``.
 
@@ -95,8 +110,8 @@ def find_family(config: Mapping[str, Any]) -> Family:
         UnsupportedModelError: If there is none.
     """
     name = config.get("model_type")
-    found = None
-    if isinstance(name, str) and re.fullmatch(r"[a-z][a-z0-9_]*", name):
+    found = _REGISTERED.get(name) if isinstance(name, str) else None
+    if found is None and isinstance(name, str) and re.fullmatch(r"[a-z][a-z0-9_]*", name):
         path = f"{__package__}.{name}"
         try:
             found = getattr(importlib.import_module(path), "FAMILY", None)
@@ -117,7 +132,8 @@ def known_families() -> list[str]:
     import pkgutil
 
     names = [m.name for m in pkgutil.iter_modules(importlib.import_module(__package__).__path__)]
-    return [n for n in names if hasattr(importlib.import_module(f"{__package__}.{n}"), "FAMILY")]
+    own = [n for n in names if hasattr(importlib.import_module(f"{__package__}.{n}"), "FAMILY")]
+    return sorted({*own, *_REGISTERED})
 
 
 class ConfigReader:

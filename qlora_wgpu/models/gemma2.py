@@ -52,7 +52,8 @@ class Gemma2Config:
 class Gemma2:
     """The family, and what Gemma 3 is made from."""
 
-    prefix = ""  # of the weights' names, where text is a part of a model
+    prefix = ""  # of the modules' names, where text is a part of a model
+    stored_prefixes: tuple[tuple[str, str], ...] = ()
     head_norm = False
 
     def text(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -111,6 +112,7 @@ class Gemma2:
             norms=norms,
             tied=read.flag("tie_word_embeddings", True),
             embed_name=f"model.{self.prefix}embed_tokens.weight",
+            stored_prefixes=self.stored_prefixes,
             norm_offset=1.0,
             logit_softcap=self._softcap(config, "final_logit_softcapping"),
         )

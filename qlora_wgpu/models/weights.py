@@ -69,6 +69,7 @@ class WeightLayout:
         self._device = device
         self._images = images
         self._codebooks: dict[bytes, Tensor] = {}
+        self._prefixes: tuple[tuple[str, str], ...] = ()
 
     def modules(
         self,
@@ -88,6 +89,7 @@ class WeightLayout:
             OutOfMemoryError: If the device has no room.
         """
         vocab, hidden = architecture.vocab_size, architecture.hidden_size
+        self._prefixes = architecture.stored_prefixes
         embed_name = self._embed_name(architecture)
         progress(embed_name)
         embedding = self._dense(embed_name, vocab, hidden)
@@ -108,7 +110,11 @@ class WeightLayout:
     def _embed_name(self, architecture: Architecture) -> str:
         """A tied matrix may be stored under either name, another only under its own."""
         name, head_name = architecture.embed_name, architecture.head_name
-        if self._folder is None or self._folder.has(name) or not self._folder.has(head_name):
+        if (
+            self._folder is None
+            or self._folder.has(self._stored(name))
+            or not self._folder.has(self._stored(head_name))
+        ):
             return name
         if not architecture.tied:
             raise CheckpointError(
@@ -116,6 +122,17 @@ class WeightLayout:
                 "it, because config.json does not say tie_word_embeddings = true"
             )
         return head_name
+
+    def _stored(self, name: str) -> str:
+        """What a tensor is called in the files."""
+        if self._folder is not None and not self._folder.has(name):
+            for own, other in self._prefixes:
+                if name.startswith(own) and self._folder.has(other + name.removeprefix(own)):
+                    return other + name.removeprefix(own)
+        return name
+
+    def _has(self, name: str) -> bool:
+        return self._folder is not None and self._folder.has(self._stored(name))
 
     def _linear(self, spec: LinearSpec, adapter: Adapter) -> Linear:
         name = f"{spec.name}.weight"
@@ -126,7 +143,7 @@ class WeightLayout:
         bias = None
         if spec.bias:
             bias = self._vector(f"{spec.name}.bias", spec.out_features, "norms")
-        elif self._folder is not None and self._folder.has(f"{spec.name}.bias"):
+        elif self._folder is not None and self._has(f"{spec.name}.bias"):
             raise CheckpointError(
                 f"{self._folder.path}: the weights hold {spec.name}.bias, but config.json says "
                 "that this layer has no bias"
@@ -151,6 +168,7 @@ class WeightLayout:
     def _read(self, name: str, shape: tuple[int, ...]) -> FloatArray | None:
         if self._folder is None:
             return None
+        name = self._stored(name)
         stored = self._folder.nf4(name) if len(shape) == 2 else None
         array = stored.dequantize() if stored is not None else self._folder.float32(name)
         _check_shape(self._folder, name, array.shape, shape)
@@ -228,6 +246,7 @@ class WeightLayout:
     def _quantized(self, name: str, rows: int, columns: int) -> NF4Tensor | None:
         if self._folder is None:
             return None
+        name = self._stored(name)
         stored = self._folder.nf4(name)
         if stored is not None:
             _check_shape(self._folder, name, stored.shape, (rows, columns))

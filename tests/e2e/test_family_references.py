@@ -8,8 +8,11 @@ import pytest
 from references.seeded import adapter, batch, weights
 from safetensors.numpy import save_file
 
-from qlora_wgpu import Config, LoraConfig, QLoRAModel, QuantConfig, Trainer
+from qlora_wgpu import Config, LoraConfig, QLoRAModel, QuantConfig, Trainer, register_family
+from qlora_wgpu.errors import UnsupportedModelError
+from qlora_wgpu.models import family
 from qlora_wgpu.models.family import known_families
+from qlora_wgpu.models.llama import Llama
 
 FOLDER = Path(__file__).parents[1] / "references"
 CASES = sorted(path.stem for path in FOLDER.glob("*.npz"))
@@ -76,3 +79,45 @@ def test_against_pytorch(device, tmp_path, case):
     apart = np.abs(losses / recorded["losses"] - 1)
     bound = 2e-5 + 4 * np.abs(recorded["losses_float32"] / recorded["losses"] - 1).max()
     assert bound <= 1e-3 and apart.max() <= bound, apart
+
+
+def test_the_text_part_of_a_model_with_images(device, tmp_path):
+    recorded = np.load(FOLDER / "gemma3.npz")
+    shapes = json.loads(str(recorded["shapes"]))
+    tensors = weights(shapes, float(recorded["norm_offset"]))
+    text = json.loads(str(recorded["config"]))
+    ids, mask, _ = batch()
+    for prefix in ("language_model.model.", "model.language_model."):
+        folder = tmp_path / prefix
+        folder.mkdir()
+        whole = {"model_type": "gemma3", "text_config": text}
+        (folder / "config.json").write_text(json.dumps(whole))
+        renamed = {prefix + name.removeprefix("model."): array for name, array in tensors.items()}
+        save_file({**renamed, "vision_tower.x": np.zeros(3)}, folder / "model.safetensors")
+        model = QLoRAModel.from_pretrained(
+            folder, LoraConfig(r=5, lora_alpha=10), QuantConfig(scheme="none"), "float32", device
+        )
+        logits = model.logits(ids, mask)
+        worst = np.abs(logits[..., :40] - recorded["logits"])[mask == 1].max()
+        assert worst <= 1e-5 * np.abs(recorded["logits"][mask == 1]).max()
+        name = "base_model.model.model.language_model.layers.0.self_attn.q_proj.lora_A.weight"
+        assert name in model.adapter_state_dict()
+
+
+def test_a_family_of_ones_own(device, tmp_path, monkeypatch):
+    recorded = np.load(FOLDER / "llama.npz")
+    monkeypatch.setattr(family, "_REGISTERED", {})
+    (tmp_path / "config.json").write_text(
+        json.dumps({**json.loads(str(recorded["config"])), "model_type": "my-llama"})
+    )
+    save_file(weights(json.loads(str(recorded["shapes"])), 0.0), tmp_path / "model.safetensors")
+    with pytest.raises(UnsupportedModelError, match="my-llama"):
+        QLoRAModel.from_pretrained(tmp_path, device=device)
+    register_family("my-llama", Llama())
+    assert "my-llama" in known_families()
+    model = QLoRAModel.from_pretrained(
+        tmp_path, LoraConfig(r=5, lora_alpha=10), QuantConfig(scheme="none"), "float32", device
+    )
+    ids, mask, _ = batch()
+    logits = model.logits(ids, mask)
+    assert np.abs(logits[..., :40] - recorded["logits"])[mask == 1].max() <= 1e-4

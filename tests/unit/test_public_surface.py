@@ -20,6 +20,7 @@ def test_names() -> None:
         "Trainer",
         "__version__",
         "load_config",
+        "register_family",
     ]
     for name in qlora_wgpu.__all__:
         assert hasattr(qlora_wgpu, name)
