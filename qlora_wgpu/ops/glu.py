@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.activation import ACTIVATIONS
 from qlora_wgpu.ops.image import as_buffer
@@ -20,6 +20,8 @@ def glu(g: Graph, gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
     Returns:
         (rows, columns) operand.
     """
+    if (gate.rows, gate.columns) != (up.rows, up.columns):
+        raise GraphError(f"glu: {gate} and {up} differ")
     y = g.operand("glu", gate.rows, gate.columns, image=True)
     units = gate.rows * gate.units(8)
     constants = {"BF16": g.bf16, "IMAGE": y.image, **ACTIVATIONS[activation]}

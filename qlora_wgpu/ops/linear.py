@@ -46,6 +46,10 @@ def linear(
         raise GraphError(f"linear: {layer.name} has a bias, which would miss the multiplier")
     if lora is not None and multiplier != 1.0:
         lora = replace(lora, scaling=multiplier * lora.scaling)
+    if residual is not None and (residual.rows, residual.columns) != (x.rows, weight.rows):
+        raise GraphError(
+            f"linear: {residual} cannot be added to {layer.name}'s {x.rows}x{weight.rows}"
+        )
     make = g.float32 if float32 or residual is not None else g.operand
     y = make(layer.name, x.rows, weight.rows)
     u: Tensor | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import ITEM_SIZE, TEXEL, Tensor
 from qlora_wgpu.ops.batch import Batch
 from qlora_wgpu.ops.image import as_buffer, as_image
@@ -32,6 +32,10 @@ def rope(
     Returns:
         (rows, heads · head_dim) operand.
     """
+    if x.columns % head_dim or rotary_dim > head_dim or rotary_dim % 2:
+        raise GraphError(
+            f"rope: {x} has no heads of {head_dim} elements, {rotary_dim} of them rotated in pairs"
+        )
     y = g.operand(f"rope({x.name})", x.rows, x.columns)
     # Heads and their rotated halves must be whole texels.
     whole = head_dim % 8 == 0 and rotary_dim % 16 == 0 and not interleaved

@@ -1,0 +1,80 @@
+"""Shapes that do not fit are told when the graph is traced, with the op and both shapes."""
+
+import pytest
+
+from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, cpu_profile
+from qlora_wgpu.graph.graph import Graph, GraphError
+from qlora_wgpu.graph.tensor import matrix, vector
+from qlora_wgpu.ops.attention import attention
+from qlora_wgpu.ops.batch import make_batch
+from qlora_wgpu.ops.columns import columns
+from qlora_wgpu.ops.cross_entropy import logits_of_rows
+from qlora_wgpu.ops.glu import glu
+from qlora_wgpu.ops.head_norm import head_norm
+from qlora_wgpu.ops.layer_norm import layer_norm
+from qlora_wgpu.ops.linear import linear
+from qlora_wgpu.ops.modules import DenseMatrix, Head, Linear
+from qlora_wgpu.ops.rms_norm import rms_norm
+from qlora_wgpu.ops.rope import rope
+
+BATCH = make_batch(1, 6)
+
+
+def operand(rows, size, dtype="bfloat16"):
+    return matrix(f"x{rows}x{size}", rows, size, dtype)
+
+
+def weight(rows, size):
+    return DenseMatrix(rows, size, ((0, matrix("w", rows, size, "bfloat16")),))
+
+
+def norm(size):
+    return vector("weight", size, "float32")
+
+
+WRONG = {
+    "glu": (lambda g: glu(g, operand(6, 20), operand(6, 24)), r"glu.*6x20.*6x24"),
+    "glu rows": (lambda g: glu(g, operand(6, 20), operand(5, 20)), r"glu.*6x20.*5x20"),
+    "linear": (
+        lambda g: linear(g, operand(6, 20), Linear("l", weight(8, 24), None, None), BATCH),
+        r"gemm.*6x20.*8x24",
+    ),
+    "residual": (
+        lambda g: linear(
+            g, operand(6, 24), Linear("l", weight(8, 24), None, None), BATCH,
+            operand(6, 16, "float32"),
+        ),
+        r"linear.*6x16.*6x8",
+    ),
+    "rms_norm": (
+        lambda g: rms_norm(g, operand(6, 20, "float32"), norm(24), 1e-5), r"rms_norm.*6x20.*24",
+    ),
+    "layer_norm": (
+        lambda g: layer_norm(g, operand(6, 20, "float32"), norm(24), None, 1e-5),
+        r"layer_norm.*6x20.*24",
+    ),
+    "head_norm": (lambda g: head_norm(g, operand(6, 20), norm(6), 1e-5), r"head_norm.*6x20.*6"),
+    "rope": (
+        lambda g: rope(g, operand(6, 20), norm(24), BATCH, 6, 6), r"rope.*6x20.*6",
+    ),
+    "rotary": (lambda g: rope(g, operand(6, 20), norm(24), BATCH, 10, 12), r"rope.*6x20.*10.*12"),
+    "columns": (lambda g: columns(g, operand(6, 20), 8, 16), r"columns.*6x20.*8 to 24"),
+    "attention": (
+        lambda g: attention(
+            g, operand(6, 24), operand(6, 16), operand(6, 8), BATCH, 8, 1.0
+        ),
+        r"attention.*6x24.*6x16.*6x8",
+    ),
+    "lm_head": (
+        lambda g: logits_of_rows(g, operand(6, 20), Head(weight(40, 24)), BATCH, 0, 6),
+        r"gemm.*6x20.*40x24",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("profile", [CPU_PROFILE, GPU_PROFILE, cpu_profile(8)])
+@pytest.mark.parametrize("name", list(WRONG))
+def test_shapes_that_do_not_fit(name, profile):
+    make, message = WRONG[name]
+    with pytest.raises(GraphError, match=message):
+        make(Graph("bfloat16", profile))
