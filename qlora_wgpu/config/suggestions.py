@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 
 from qlora_wgpu.config.schema import Config
-from qlora_wgpu.config.synonyms import KEY_OF
+from qlora_wgpu.config.synonyms import KEY_OF, REFUSED
 
 
 def sections() -> dict[str, list[str]]:
@@ -33,6 +33,8 @@ def suggest_key(loc: tuple[str, ...]) -> str:
             return f": write '{rest}' under the section '{section}'"
     if len(loc) == 1:
         return _suggest_at_top(leaf, known)
+    if leaf in REFUSED:
+        return f": {REFUSED[leaf]}"
     section = loc[0]
     if leaf in known[section]:  # only its spelling differs
         return _did_you_mean(section, leaf)

@@ -47,3 +47,15 @@ _SYNONYMS = {
     "device.backend": "webgpu implementation library",
 }
 KEY_OF = {word: tuple(key.split(".")) for key, words in _SYNONYMS.items() for word in words.split()}
+
+# Keys of other trainers for what is not done here, and why a run would not be what they say.
+REFUSED = {
+    "modules_to_save": "embeddings, norms and lm_head stay frozen here: LoRA pairs alone train",
+    "trainable_token_indices": "embeddings stay frozen here, only LoRA pairs are trained",
+    "use_dora": "DoRA is not trained here",
+    "bias": "biases stay frozen here, only LoRA pairs are trained",
+    "rank_pattern": "all modules have one rank here (lora.r)",
+    "alpha_pattern": "all modules have one lora_alpha here",
+    "layers_to_transform": "name layers in lora.target_modules, such as layers.0.self_attn.q_proj",
+    "init_lora_weights": "A starts as PEFT's default has it, B as zeros",
+}

@@ -146,6 +146,9 @@ MISTAKES = {
     "untied without a head": (
         ("train", "run.yaml"), edit_config(tie_word_embeddings=False), None, "lm_head",
     ),
+    "modules to save": (
+        ("train", "run.yaml", "lora.modules_to_save=[lm_head]"), None, None, "stay frozen here",
+    ),
     "rank 0": (("train", "run.yaml", "lora.r=0"), None, None, "lora.r"),
     "no such module": (
         ("train", "run.yaml", "lora.target_modules=[q_porj]"), None, None, "did you mean 'q_proj'",
