@@ -49,7 +49,7 @@ class Cohere:
                 sizes=sizes,
                 layer_norm_eps=read.number("layer_norm_eps", 1e-5),
                 hidden_act=read.choice("hidden_act", tuple(ACTIVATIONS), "silu"),
-                rope=read_rope(config, sizes.head_dim),
+                rope=read_rope(config, sizes.head_dim, default_theta=500_000.0),
             ),
             vocab_size=sizes.vocab_size,
             hidden_size=sizes.hidden_size,

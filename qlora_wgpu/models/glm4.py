@@ -45,7 +45,7 @@ class Glm4:
         read = ConfigReader(config)
         sizes = Sizes.read(read, head_dim=128)
         read.choice("attention_dropout", NO_DROPOUT)
-        bias = read.flag("attention_bias")
+        bias = read.flag("attention_bias", True)
         hidden, inter = sizes.hidden_size, sizes.intermediate_size
         linears: list[LinearSpec] = []
         norms: dict[str, int] = {}

@@ -71,6 +71,8 @@ class LlamaConfig:
 class Llama:
     """The family, and what others are made from."""
 
+    default_theta = 10_000.0
+
     def details(self, config: Mapping[str, Any], read: ConfigReader, sizes: Sizes) -> LlamaDetails:
         """What the config.json of this very family says."""
         bias = read.flag("attention_bias")
@@ -106,8 +108,9 @@ class Llama:
                 norms[at + "self_attn.k_norm.weight"] = sizes.head_dim
         norms["model.norm.weight"] = sizes.hidden_size
         eps = read.number("rms_norm_eps", 1e-6)
+        turn = read_rope(config, sizes.head_dim, default_theta=self.default_theta)
         return Architecture(
-            config=LlamaConfig(sizes, details, eps, read_rope(config, sizes.head_dim)),
+            config=LlamaConfig(sizes, details, eps, turn),
             vocab_size=sizes.vocab_size,
             hidden_size=sizes.hidden_size,
             num_layers=sizes.num_layers,

@@ -16,6 +16,8 @@ from qlora_wgpu.ops.activation import ACTIVATIONS
 class SmolLM3(Llama):
     """The family."""
 
+    default_theta = 2_000_000.0
+
     def details(self, config: Mapping[str, Any], read: ConfigReader, sizes: Sizes) -> LlamaDetails:
         """``no_rope_layers`` has 1 for the layers that do rotate."""
         bias = read.flag("attention_bias")

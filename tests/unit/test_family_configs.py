@@ -1,0 +1,125 @@
+"""How config.json files are read: defaults, old keys, and what is refused by name."""
+
+import math
+
+import numpy as np
+import pytest
+
+from qlora_wgpu.errors import UnsupportedModelError
+from qlora_wgpu.models.family import find_family, known_families
+from qlora_wgpu.models.rope import read_rope
+
+SIZES = {
+    "vocab_size": 331, "hidden_size": 72, "intermediate_size": 100, "num_hidden_layers": 4,
+    "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def read(model_type, **changes):
+    config = {"model_type": model_type, **SIZES, **changes}
+    return find_family(config).read(config)
+
+
+def windows(model_type, **changes):
+    found = read(model_type, **changes).config
+    return found.details.windows if hasattr(found, "details") else found.windows
+
+
+def test_windows():
+    assert windows("mistral") == (4096,) * 4
+    assert windows("mistral", sliding_window=None) == (None,) * 4
+    assert windows("qwen2", sliding_window=9) == (None,) * 4
+    used = {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 3}
+    assert windows("qwen2", **used) == (None, None, None, 9)
+    kinds = ["sliding_attention", "full_attention"] * 2
+    assert windows("qwen3", **used, layer_types=kinds) == (9, None, 9, None)
+    assert windows("gemma2") == (4096, None, 4096, None)
+    assert windows("gemma3_text", sliding_window=5, sliding_window_pattern=2) == (5, None) * 2
+    assert windows("gemma3_text", sliding_window=5, num_hidden_layers=7)[4:] == (5, None, 5)
+
+
+def test_layers_without_rotation():
+    assert read("smollm3").config.details.rotated == (True, True, True, False)
+    given = read("smollm3", no_rope_layers=[0, 1, 1, 0])
+    assert given.config.details.rotated == (False, True, True, False)
+
+
+def test_old_and_new_keys_of_rope_mean_the_same():
+    new = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}}
+    old = {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}}
+    assert np.array_equal(read_rope(new, 12).table(9), read_rope(old, 12).table(9))
+    lists = {"short_factor": [1.0] * 6, "long_factor": [2.0] * 6}
+    lengths = {"max_position_embeddings": 64, "original_max_position_embeddings": 16}
+    su = read_rope({"rope_scaling": {"type": "su", **lists}, **lengths}, 12)
+    named = read_rope({"rope_parameters": {"rope_type": "longrope", **lists}, **lengths}, 12)
+    assert np.array_equal(su.table(20), named.table(20))
+    assert su.factor == pytest.approx(math.sqrt(1 + math.log(4) / math.log(16)))
+    # Within the first length the short factors count, past it the long ones.
+    assert su.frequencies(16)[1] == 2 * su.frequencies(17)[1]
+
+
+def test_gemma_3_rotates_by_two_bases():
+    old = read("gemma3_text", rope_theta=1e6, rope_local_base_freq=1e4, head_dim=12)
+    both = {
+        "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    new = read("gemma3_text", rope_parameters=both, head_dim=12, num_hidden_layers=6)
+    near, far = new.config.ropes[0], new.config.ropes[5]
+    assert np.array_equal(near.table(9), old.config.ropes[0].table(9))
+    assert not np.array_equal(near.table(9), far.table(9))
+
+
+def test_multipliers_and_defaults():
+    granite = read("granite", logits_scaling=4.0, embedding_multiplier=2.0)
+    assert granite.logit_scale == 0.25 and granite.config.details.embedding_scale == 2.0
+    assert read("gemma").norm_offset == 1.0 and read("gemma").tied
+    assert read("gemma2").logit_softcap == 30.0 and read("gemma2").config.softcap == 50.0
+    assert read("gemma3_text").logit_softcap is None
+    assert not read("llama").tied and read("cohere").tied
+    assert (
+        read("glm4", head_dim=12).linears[0].bias and not read("glm4", head_dim=12).linears[3].bias
+    )
+    names = {spec.name.rsplit(".", 1)[1] for spec in read("phi3").linears}
+    assert names == {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}
+
+
+REFUSED = {
+    "rope type": ("llama", {"rope_scaling": {"rope_type": "mrope"}}, "mrope"),
+    "rope key": ("llama", {"rope_scaling": {"type": "linear", "factor": 2, "x": 1}}, "x"),
+    "activation": ("qwen3", {"hidden_act": "relu"}, "hidden_act"),
+    "dropout": ("phi3", {"resid_pdrop": 0.1}, "resid_pdrop"),
+    "qk norm": ("stablelm", {"qk_layernorm": True}, "qk_layernorm"),
+    "cohere qk norm": ("cohere", {"use_qk_norm": True}, "use_qk_norm"),
+    "both ways": ("gemma3_text", {"use_bidirectional_attention": True}, "bidirectional"),
+    "layer types": ("qwen2", {"use_sliding_window": True, "layer_types": ["x"] * 4}, "layer_types"),
+    "few layer types": ("gemma2", {"layer_types": ["full_attention"]}, "layer_types"),
+    "window": ("mistral", {"sliding_window": 0}, "sliding_window"),
+    "rotated layers": ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers"),
+    "softcap": ("gemma2", {"attn_logit_softcapping": -1.0}, "attn_logit_softcapping"),
+    "divisor": ("granite", {"logits_scaling": 0}, "logits_scaling"),
+    "factors": (
+        "phi3",
+        {"rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": [1]}},
+        "short_factor has 1",
+    ),
+    "partial": ("stablelm", {"partial_rotary_factor": 2.0}, "partial_rotary_factor"),
+    "images": ("gemma3", {}, "text_config"),
+    "experts": ("qwen3_moe", {}, "qwen3_moe"),
+}
+
+
+@pytest.mark.parametrize("case", list(REFUSED))
+def test_what_is_not_computed_is_refused_by_name(case):
+    model_type, changes, message = REFUSED[case]
+    with pytest.raises(UnsupportedModelError, match=message):
+        read(model_type, **changes)
+
+
+@pytest.mark.parametrize("model_type", known_families())
+def test_every_family_names_its_layers_once(model_type):
+    text = {"text_config": {**SIZES, "head_dim": 12}} if model_type == "gemma3" else {}
+    found = read(model_type, head_dim=12, partial_rotary_factor=0.5, **text)
+    names = [spec.name for spec in found.linears]
+    assert len(names) == len(set(names)) and len(names) % 4 == 0
+    assert not set(names) & {name.rsplit(".", 1)[0] for name in found.norms}
