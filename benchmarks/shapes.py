@@ -27,7 +27,7 @@ def write_random_model(folder: Path, shape: str) -> Path:
     tensors = {architecture.embed_name: normal(*size)}
     if not architecture.tied:
         tensors[architecture.head_name] = normal(*size)
-    for spec in architecture.linears:
+    for spec in architecture.every_linear:
         tensors[f"{spec.name}.weight"] = normal(spec.out_features, spec.in_features)
     for name, size in architecture.norms.items():
         tensors[name] = np.ones(size, np.float16)

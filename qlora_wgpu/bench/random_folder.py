@@ -36,10 +36,11 @@ class RandomFolder(ModelFolder):
         self._shapes: dict[str, tuple[int, ...]] = {architecture.embed_name: size}
         if not architecture.tied:
             self._shapes[architecture.head_name] = size
-        for spec in architecture.linears:
+        for spec in architecture.every_linear:
             self._shapes[f"{spec.name}.weight"] = (spec.out_features, spec.in_features)
             if spec.bias:
                 self._shapes[f"{spec.name}.bias"] = (spec.out_features,)
+        self._shapes |= architecture.routers
         for name, length in architecture.norms.items():
             self._shapes[name] = (length,)
 

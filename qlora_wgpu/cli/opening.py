@@ -15,7 +15,7 @@ from qlora_wgpu.models.qlora_model import QLoRAModel
 def open_model(console: Console, path: str, **options: Any) -> QLoRAModel:
     """Loads a model, showing how far its weights are; options as for ``from_pretrained``."""
     architecture = find_family(ModelFolder.open(path).config).read(ModelFolder.open(path).config)
-    total = len(architecture.linears) + (1 if architecture.tied else 2)
+    total = len(architecture.every_linear) + (1 if architecture.tied else 2)
     columns = (
         TextColumn("loading weights"),
         BarColumn(),

@@ -58,9 +58,11 @@ def run(console: Console, settings: Config, *, overwrite: bool) -> TrainResult:
     if not overwrite:
         refuse_existing_run(Path(settings.output.dir))
     folder = ModelFolder.open(settings.model.path)
-    vocabulary = (
-        find_family(folder.config).read(folder.config).vocab_size
-    )  # says what is not supported before data is read
+    # Says what is not supported before data is read.
+    architecture = find_family(folder.config).read(folder.config)
+    vocabulary = architecture.vocab_size
+    for text in architecture.notes:
+        console.print(f"note: {text}", style="yellow", highlight=False)
     tokenizer = Tokenizer.from_folder(folder.path)
     limit, template = settings.data.max_seq_length, settings.data.chat_template
     data = load_dataset(train_path, tokenizer, limit, chat_template=template)

@@ -43,5 +43,5 @@ def tune_device(
 def _work(task: Task, tokens: int) -> float:
     """Operations of the products: two each for the forward and the gradient of their inputs."""
     architecture = find_family(task.config).read(task.config)
-    weights = sum(spec.out_features * spec.in_features for spec in architecture.linears)
+    weights = sum(spec.out_features * spec.in_features for spec in architecture.every_linear)
     return 4.0 * tokens * (weights + architecture.vocab_size * architecture.hidden_size)

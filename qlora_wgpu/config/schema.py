@@ -163,6 +163,19 @@ class TrainConfig(Section):
     compute_dtype: Literal["bfloat16", "float32"] = Field(
         "bfloat16", description="Type of matmul operands; sums are float32 in either case."
     )
+    label_smoothing_factor: float = Field(
+        0.0,
+        ge=0.0,
+        lt=1.0,
+        description="Share of each label that is spread over the whole vocabulary; the held-out "
+        "loss stays without.",
+    )
+    z_loss_weight: float = Field(
+        0.0,
+        ge=0.0,
+        description="Weight of the squared logarithm of the softmax's normalizer, added to the "
+        "loss in training; 1e-4 is usual, 0 turns it off.",
+    )
     seed: int = Field(
         0, ge=0, lt=2**32, description="Seed of data order, dropout and adapter initialization."
     )

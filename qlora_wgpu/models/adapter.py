@@ -13,21 +13,28 @@ import numpy.typing as npt
 from qlora_wgpu.config import ALL_LINEAR, LoraConfig
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, padded, vector
-from qlora_wgpu.models.family import LinearSpec
+from qlora_wgpu.models.family import ExpertSpec, LinearSpec
 from qlora_wgpu.ops.modules import Lora
 
 _WINDOW = 64  # floats: every matrix starts at a multiple of 256 bytes, as bindings must
 _PREFIX = "base_model.model."
 
 
-def targeted(linears: Sequence[LinearSpec], wanted: str | Sequence[str]) -> list[LinearSpec]:
+def targeted(
+    linears: Sequence[LinearSpec],
+    wanted: str | Sequence[str],
+    experts: Sequence[ExpertSpec] = (),
+) -> list[LinearSpec]:
     """The layers that get an adapter, matched as PEFT does: a whole name or its last parts.
+
+    Experts get one where they are named, all of a layer's or none.
 
     Raises:
         ConfigError: If a name fits no layer.
     """
     if wanted == ALL_LINEAR:
         return list(linears)
+    linears = [*linears, *(spec for stack in experts for spec in stack.linears)]
     chosen: set[str] = set()
     for target in [wanted] if isinstance(wanted, str) else wanted:
         fitting = {s.name for s in linears if s.name == target or s.name.endswith("." + target)}
@@ -39,7 +46,19 @@ def targeted(linears: Sequence[LinearSpec], wanted: str | Sequence[str]) -> list
                 f"lora.target_modules: no adaptable layer is called {target!r}; {hint}"
             )
         chosen |= fitting
+    for stack in experts:
+        missing = [s.name for s in stack.linears if s.name not in chosen]
+        if missing and len(missing) < stack.experts:
+            raise ConfigError(
+                f"lora.target_modules: {missing[0]!r} is left out, but either all or none of a "
+                f"layer's experts can be adapted: name {stack.leaf!r}"
+            )
     return [s for s in linears if s.name in chosen]
+
+
+def _module(name: str) -> str:
+    """The module of a PEFT tensor name."""
+    return name.removeprefix(_PREFIX).rpartition(".lora_")[0]
 
 
 @dataclass(frozen=True)
@@ -63,16 +82,22 @@ class Adapter:
     Attributes:
         config: Its rank, scaling, dropout and targets.
         loras: By module name, as layers use them.
+        expert_loras: The first expert's, by the names of ``ExpertSpec``.
         parameters: The flat vector of all A and B.
         gradient: Their gradients, summed.
         first_moment: AdamW's m.
         second_moment: AdamW's v.
     """
 
-    def __init__(self, config: LoraConfig, linears: Sequence[LinearSpec]) -> None:
+    def __init__(
+        self,
+        config: LoraConfig,
+        linears: Sequence[LinearSpec],
+        experts: Sequence[ExpertSpec] = (),
+    ) -> None:
         """Lays out an adapter for the targeted layers."""
         self.config = config
-        self.targets = targeted(linears, config.target_modules)
+        self.targets = targeted(linears, config.target_modules, experts)
         self._windows: dict[str, _Window] = {}
         end = 0
         for spec in self.targets:
@@ -83,21 +108,38 @@ class Adapter:
                 window = _Window(end, rows, columns)
                 self._windows[f"{_PREFIX}{spec.name}.{leaf}.weight"] = window
                 end += -(-window.size // _WINDOW) * _WINDOW
-        self.length = end
+        stacked = {s.name for stack in experts for s in stack.linears}
+        # A binding of experts' matrices is counted in rows, so it may end past the last one.
+        longest = [padded(w.columns) for n, w in self._windows.items() if _module(n) in stacked]
+        self.length = end + -(-max(longest, default=0) // _WINDOW) * _WINDOW
         self.parameters = self._flat("adapter", "adapter")
         self.gradient = self._flat("gradient", "gradients")
         self.first_moment = self._flat("first moment", "optimizer")
         self.second_moment = self._flat("second moment", "optimizer")
-        self.loras = {spec.name: self._lora(spec) for spec in self.targets}
+        self.loras = {s.name: self._lora(s) for s in self.targets if s.name not in stacked}
+        adapted = {spec.name for spec in self.targets}
+        self.expert_loras = {
+            stack.name: self._lora(stack.linears[0], stack)
+            for stack in experts
+            if stack.linears[0].name in adapted
+        }
 
     def _flat(self, label: str, kind: str) -> Tensor:
         return vector(label, self.length, "float32", Storage(label, kind, 4 * self.length))
 
-    def _lora(self, spec: LinearSpec) -> Lora:
+    def _lora(self, spec: LinearSpec, stack: ExpertSpec | None = None) -> Lora:
+        stride = 0
+        if stack is not None and stack.experts > 1:
+            first, second = (self._window(s, "lora_A").offset for s in stack.linears[:2])
+            stride = second - first
+
         def window(leaf: str, flat: Tensor) -> Tensor:
-            at = self._windows[f"{_PREFIX}{spec.name}.{leaf}.weight"]
+            at = self._window(spec, leaf)
             name = f"{spec.name}.{leaf}"
-            return matrix(name, at.rows, at.columns, "float32", flat.storage, 4 * at.offset)
+            rows = at.rows
+            if stack is not None:
+                rows += -(-(stack.experts - 1) * stride // padded(at.columns))
+            return matrix(name, rows, at.columns, "float32", flat.storage, 4 * at.offset)
 
         return Lora(
             r=self.config.r,
@@ -108,7 +150,11 @@ class Adapter:
             b=window("lora_B", self.parameters),
             grad_a=window("lora_A", self.gradient),
             grad_b=window("lora_B", self.gradient),
+            stride=stride,
         )
+
+    def _window(self, spec: LinearSpec, leaf: str) -> _Window:
+        return self._windows[f"{_PREFIX}{spec.name}.{leaf}.weight"]
 
     @property
     def names(self) -> list[str]:

@@ -12,10 +12,13 @@ from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.models.family import ConfigReader, LinearSpec, Modules
 from qlora_wgpu.ops.batch import Batch
 from qlora_wgpu.ops.embedding import embedding
+from qlora_wgpu.ops.experts import expert_linear
 from qlora_wgpu.ops.head_norm import head_norm
 from qlora_wgpu.ops.layer_norm import layer_norm
 from qlora_wgpu.ops.linear import linear
+from qlora_wgpu.ops.modules import Linear
 from qlora_wgpu.ops.rms_norm import rms_norm
+from qlora_wgpu.ops.routing import Routing
 
 NO_DROPOUT = (0, 0.0, None)
 
@@ -124,6 +127,16 @@ class Tracer:
     ) -> Tensor:
         """The layer of that name; see ``ops.linear``."""
         return linear(self.g, x, self._modules.linears[name], self.batch, residual, **options)
+
+    def expert_linear(self, x: Tensor, name: str, routing: Routing) -> Tensor:
+        """The layer of that name of every expert."""
+        layer = self._modules.experts[name]
+        return expert_linear(self.g, x, layer, routing, self.batch)
+
+    def router(self, x: Tensor, name: str) -> Tensor:
+        """float32 logits by the matrix of that module."""
+        matrix = self._modules.routers[name + ".weight"]
+        return linear(self.g, x, Linear(name, matrix, None, None), self.batch, float32=True)
 
     def rms_norm(self, x: Tensor, name: str, eps: float, residual: Tensor | None = None) -> Tensor:
         """RMSNorm by the weight of that module."""

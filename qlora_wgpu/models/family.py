@@ -9,14 +9,14 @@ import importlib
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.batch import Batch
-from qlora_wgpu.ops.modules import Linear, Matrix
+from qlora_wgpu.ops.modules import DenseMatrix, ExpertLinear, Linear, Matrix
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,33 @@ class LinearSpec:
 
 
 @dataclass(frozen=True)
+class ExpertSpec:
+    """A linear layer that every expert has: ``{at}.0.{leaf}``, ``{at}.1.{leaf}`` and so on.
+
+    PEFT's ``all-linear`` leaves them out; they are adapted where they are named.
+    """
+
+    at: str
+    leaf: str
+    experts: int
+    out_features: int
+    in_features: int
+
+    @property
+    def name(self) -> str:
+        """Of all of them together."""
+        return f"{self.at}.{self.leaf}"
+
+    @property
+    def linears(self) -> list[LinearSpec]:
+        """Each expert's layer."""
+        return [
+            LinearSpec(f"{self.at}.{i}.{self.leaf}", self.out_features, self.in_features)
+            for i in range(self.experts)
+        ]
+
+
+@dataclass(frozen=True)
 class Architecture:
     """Everything a config.json says that loading needs.
 
@@ -38,7 +65,10 @@ class Architecture:
         vocab_size: Rows of the embedding and of the head.
         hidden_size: Their columns.
         num_layers: Layers.
-        linears: All that can carry an adapter, in the order of the forward.
+        linears: All that can carry an adapter but experts, in the order of the forward.
+        experts: Linear layers of experts.
+        notes: What of the config.json is not done in training, for the user to know.
+        routers: Shapes of frozen matrices that are neither quantized nor adapted, by tensor name.
         norms: Sizes of the normalization weights, by tensor name.
         tied: Whether the head is the embedding.
         embed_name: The embedding's tensor.
@@ -62,6 +92,14 @@ class Architecture:
     norm_offset: float = 0.0
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+    experts: tuple[ExpertSpec, ...] = ()
+    routers: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def every_linear(self) -> list[LinearSpec]:
+        """All linear layers, experts' too."""
+        return [*self.linears, *(spec for stack in self.experts for spec in stack.linears)]
 
 
 @dataclass(frozen=True)
@@ -72,6 +110,8 @@ class Modules:
     head: Matrix
     linears: Mapping[str, Linear]
     norms: Mapping[str, Tensor]
+    experts: Mapping[str, ExpertLinear] = field(default_factory=dict)
+    routers: Mapping[str, DenseMatrix] = field(default_factory=dict)
 
 
 class Family(Protocol):

@@ -14,7 +14,8 @@ from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.models.blocks import NO_DROPOUT, Sizes, Tracer
-from qlora_wgpu.models.family import Architecture, ConfigReader, Modules
+from qlora_wgpu.models.experts import Experts
+from qlora_wgpu.models.family import Architecture, ConfigReader, ExpertSpec, Modules
 from qlora_wgpu.models.rope import Rope, read_rope
 from qlora_wgpu.ops.activation import ACTIVATIONS
 from qlora_wgpu.ops.attention import attention
@@ -41,6 +42,7 @@ class LlamaDetails:
         attention_scale: Of the scores; None for 1 / √head_dim.
         logit_scale: Of the logits.
         tied: Whether the head is the embedding where no key says it.
+        experts: What some layers have instead of an MLP.
     """
 
     qkv_bias: bool = False
@@ -56,6 +58,11 @@ class LlamaDetails:
     attention_scale: float | None = None
     logit_scale: float = 1.0
     tied: bool = False
+    experts: Experts | None = None
+
+    def experts_of(self, layer: int) -> Experts | None:
+        """The mixture that a layer has instead of an MLP, if any."""
+        return self.experts if self.experts is not None and self.experts.layers[layer] else None
 
 
 @dataclass(frozen=True)
@@ -98,9 +105,16 @@ class Llama:
                 "config.json: residual_multiplier together with biases is not supported"
             )
         linears, norms = [], {}
-        for at in sizes.layers():
+        experts: list[ExpertSpec] = []
+        routers: dict[str, tuple[int, int]] = {}
+        for i, at in enumerate(sizes.layers()):
             linears += sizes.attention(at, details.qkv_bias, details.o_bias)
-            linears += sizes.gated_mlp(at, details.mlp_bias)
+            mixture = details.experts_of(i)
+            if mixture is None:
+                linears += sizes.gated_mlp(at, details.mlp_bias)
+            else:
+                experts += mixture.specs(at, sizes.hidden_size)
+                routers |= mixture.router(at, sizes.hidden_size)
             norms[at + "input_layernorm.weight"] = sizes.hidden_size
             norms[at + "post_attention_layernorm.weight"] = sizes.hidden_size
             if details.head_norm:
@@ -119,6 +133,8 @@ class Llama:
             tied=read.flag("tie_word_embeddings", details.tied),
             norm_offset=details.norm_offset,
             logit_scale=details.logit_scale,
+            experts=tuple(experts),
+            routers=routers,
         )
 
     def forward(
@@ -147,6 +163,9 @@ class Llama:
             o = attention(g, q, k, v, batch, head_dim, score_scale, window)
             h = trace.linear(o, at + "self_attn.o_proj", h, multiplier=scale)
             x = trace.rms_norm(h, at + "post_attention_layernorm", eps)
+            mixture = details.experts_of(i)
+            if mixture is not None:
+                return mixture.forward(trace, x, h, at, details.activation)
             gate = trace.linear(x, at + "mlp.gate_proj")
             up = trace.linear(x, at + "mlp.up_proj")
             x = glu(g, gate, up, details.activation)

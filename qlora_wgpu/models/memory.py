@@ -53,7 +53,7 @@ def plan_training_memory(
     """
     family = find_family(config)
     architecture = family.read(config)
-    adapter = Adapter(lora, architecture.linears)
+    adapter = Adapter(lora, architecture.linears, architecture.experts)
     modules = WeightLayout(quant, compute_dtype, max_binding, images=profile.images).modules(
         architecture, adapter
     )

@@ -8,7 +8,13 @@ from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Storage, Tensor
 from qlora_wgpu.models.family import Architecture, Family, Modules
 from qlora_wgpu.ops.batch import Batch
-from qlora_wgpu.ops.cross_entropy import chunk_rows, cross_entropy, logits_of_rows
+from qlora_wgpu.ops.cross_entropy import (
+    PLAIN,
+    Objective,
+    chunk_rows,
+    cross_entropy,
+    logits_of_rows,
+)
 from qlora_wgpu.ops.modules import Head
 
 
@@ -21,11 +27,18 @@ class Network:
     modules: Modules
 
     def trace_loss(
-        self, g: Graph, batch: Batch, stats: Tensor, *, gradient: bool, checkpointing: bool
+        self,
+        g: Graph,
+        batch: Batch,
+        stats: Tensor,
+        *,
+        gradient: bool,
+        checkpointing: bool,
+        objective: Objective = PLAIN,
     ) -> None:
         """Adds the batch's summed loss to ``stats``, and its gradient to the adapter's if asked."""
         hidden = self._hidden(g, batch, checkpointing=checkpointing and gradient)
-        cross_entropy(g, hidden, self._head, batch, stats, gradient=gradient)
+        cross_entropy(g, hidden, self._head, batch, stats, gradient=gradient, objective=objective)
         if gradient:
             g.backward()
 

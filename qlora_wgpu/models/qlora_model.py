@@ -25,6 +25,8 @@ from qlora_wgpu.models.network import Network
 from qlora_wgpu.models.weights import WeightLayout
 from qlora_wgpu.ops.adamw import STATS_LENGTH, STATS_LOSS, STATS_TOKENS
 from qlora_wgpu.ops.batch import Batch, make_batch
+from qlora_wgpu.ops.cross_entropy import PLAIN
+from qlora_wgpu.ops.modules import ExpertMatrix, Matrix
 
 FloatArray = npt.NDArray[np.float32]
 ComputeDtype = Literal["bfloat16", "float32"]
@@ -64,10 +66,11 @@ class QLoRAModel:
         self.quant = quant
         self.compute_dtype = compute_dtype
         self.gradient_checkpointing = gradient_checkpointing
+        self.objective = PLAIN
         self.name_or_path = name_or_path
         family = find_family(folder.config)
         self.architecture = family.read(folder.config)
-        self.adapter = Adapter(lora, self.architecture.linears)
+        self.adapter = Adapter(lora, self.architecture.linears, self.architecture.experts)
         layout = WeightLayout(
             quant,
             compute_dtype,
@@ -257,7 +260,8 @@ class QLoRAModel:
         return Program(self.device, make_plan(graph, outputs), self._pool)
 
     def _program(self, kind: str, batch_size: int, seq: int) -> tuple[Batch, Program]:
-        key = (kind, batch_size, seq, self.gradient_checkpointing)
+        objective = self.objective if kind == "train" else PLAIN
+        key = (kind, batch_size, seq, self.gradient_checkpointing, objective)
         if key not in self._programs:
             graph, batch = self.new_graph(), make_batch(batch_size, seq)
             self.network.trace_loss(
@@ -266,6 +270,7 @@ class QLoRAModel:
                 self.stats,
                 gradient=kind == "train",
                 checkpointing=self.gradient_checkpointing,
+                objective=objective,
             )
             self._programs[key] = batch, self.new_program(graph)
         found: tuple[Batch, Program] = self._programs[key]
@@ -365,14 +370,28 @@ class QLoRAModel:
             state[f"{name}.weight"] = self._read_matrix(layer.weight)
             if layer.bias is not None:
                 state[f"{name}.bias"] = self.read_flat(layer.bias)
+        for stack in names.experts:
+            whole = self._read_experts(modules.experts[stack.name].weight)
+            for spec, array in zip(stack.linears, whole, strict=True):
+                state[f"{spec.name}.weight"] = array
+        for name, router in modules.routers.items():
+            state[name] = self._read_matrix(router)
         for name, norm in modules.norms.items():
             state[name] = self.read_flat(norm) - np.float32(self.architecture.norm_offset)
         return state
 
-    def _read_matrix(self, weight: Any) -> FloatArray:
-        pieces = []
+    def _read_matrix(self, weight: Matrix) -> FloatArray:
         graph = self.new_graph()
-        shards = [shard for _, shard in weight.shards(graph)]
+        return self._read_shards(graph, [shard for _, shard in weight.shards(graph)])
+
+    def _read_experts(self, weight: ExpertMatrix) -> FloatArray:
+        graph = self.new_graph()
+        shards = [shard for _, _, shard in weight.expert_shards(graph)]
+        whole = self._read_shards(graph, shards)
+        return whole.reshape(weight.experts, weight.rows, weight.columns)
+
+    def _read_shards(self, graph: Graph, shards: list[Tensor]) -> FloatArray:
+        pieces = []
         program = self.new_program(graph, tuple(shards))
         program.run()
         for shard in shards:

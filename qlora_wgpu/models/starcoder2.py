@@ -30,7 +30,7 @@ class Starcoder2Config:
 
 
 class Starcoder2:
-    """The family. Its dropouts, which are for training from scratch, are not applied."""
+    """The family. Its dropouts are not applied, and a note says so where they are not zero."""
 
     def read(self, config: Mapping[str, Any]) -> Architecture:
         """Reads a config.json."""
@@ -50,6 +50,10 @@ class Starcoder2:
                 norms |= {f"{at}{name}.weight": hidden, f"{at}{name}.bias": hidden}
         norms |= {"model.norm.weight": hidden, "model.norm.bias": hidden}
         window = config.get("sliding_window")
+        dropouts = {
+            key: read.number(key, 0.0)
+            for key in ("attention_dropout", "residual_dropout", "embedding_dropout")
+        }
         return Architecture(
             config=Starcoder2Config(
                 sizes=sizes,
@@ -64,6 +68,11 @@ class Starcoder2:
             linears=tuple(linears),
             norms=norms,
             tied=read.flag("tie_word_embeddings", True),
+            notes=tuple(
+                f"{key} = {value} of config.json is not applied in training"
+                for key, value in dropouts.items()
+                if value
+            ),
         )
 
     def forward(

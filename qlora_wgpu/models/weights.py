@@ -7,7 +7,7 @@ the next, so host memory stays near one tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,9 +30,16 @@ from qlora_wgpu.graph.tensor import (
     vector,
 )
 from qlora_wgpu.models.adapter import Adapter
-from qlora_wgpu.models.family import Architecture, LinearSpec, Modules
-from qlora_wgpu.ops.modules import DenseMatrix, Linear, Matrix
-from qlora_wgpu.ops.nf4 import NF4Matrix, pair_values
+from qlora_wgpu.models.family import Architecture, ExpertSpec, LinearSpec, Modules
+from qlora_wgpu.ops.modules import (
+    DenseExperts,
+    DenseMatrix,
+    ExpertLinear,
+    ExpertMatrix,
+    Linear,
+    Matrix,
+)
+from qlora_wgpu.ops.nf4 import EXPERT_WORDS, NF4Matrix, pair_values
 from qlora_wgpu.quant import NF4Tensor, quantize_nf4
 
 FloatArray = npt.NDArray[np.float32]
@@ -105,7 +112,12 @@ class WeightLayout:
         norms = {
             n: self._vector(n, size, "norms", offset) for n, size in architecture.norms.items()
         }
-        return Modules(embedding, head, linears, norms)
+        experts = {}
+        for stack in architecture.experts:
+            progress(stack.name)
+            experts[stack.name] = self._experts(stack, adapter)
+        routers = {n: self._dense(n, *shape) for n, shape in architecture.routers.items()}
+        return Modules(embedding, head, linears, norms, experts, routers)
 
     def _embed_name(self, architecture: Architecture) -> str:
         """A tied matrix may be stored under either name, another only under its own."""
@@ -194,8 +206,38 @@ class WeightLayout:
             pieces.append((row0, matrix(name, count, columns, self._dtype, storage)))
         return DenseMatrix(rows, columns, tuple(pieces))
 
-    def _nf4(self, name: str, rows: int, columns: int) -> NF4Matrix:
-        quantized = self._quantized(name, rows, columns)
+    def _experts(self, stack: ExpertSpec, adapter: Adapter) -> ExpertLinear:
+        names = [f"{spec.name}.weight" for spec in stack.linears]
+        shape = stack.out_features, stack.in_features
+        weight: ExpertMatrix
+        if self._quant.scheme == "nf4":
+            weight = self._nf4(f"{stack.name}.weight", *shape, names)
+        else:
+            weight = self._dense_experts(stack.name, *shape, names)
+        return ExpertLinear(stack.name, weight, adapter.expert_loras.get(stack.name))
+
+    def _dense_experts(self, name: str, rows: int, columns: int, names: list[str]) -> DenseExperts:
+        one = matrix("", rows, columns, self._dtype).nbytes
+        most = max(self._max_binding // one, 1)
+        pieces = []
+        for first in range(0, len(names), most):
+            some = names[first : first + most]
+            data: npt.NDArray[Any] | None = None
+            if self._folder is not None:
+                arrays = [self._read(each, (rows, columns)) for each in some]
+                data = pad_rows(np.concatenate([a for a in arrays if a is not None]))
+                data = to_bfloat16(data) if self._dtype == "bfloat16" else data
+            storage = self._keep(name, "base", len(some) * one, data, image=self._images)
+            whole = matrix(name, len(some) * rows, columns, self._dtype, storage)
+            pieces.append((first, len(some), whole))
+        return DenseExperts(len(names), rows, columns, tuple(pieces))
+
+    def _nf4(
+        self, name: str, rows: int, columns: int, names: Sequence[str] | None = None
+    ) -> NF4Matrix:
+        """One matrix, or those of that many ``names`` one below the other."""
+        stored = [self._quantized(each, rows, columns) for each in names or [name]]
+        quantized = stored[0]
         blocksize: int = self._quant.blocksize
         double = self._quant.double_quant
         nested_blocksize = 256
@@ -203,21 +245,23 @@ class WeightLayout:
             blocksize, nested_blocksize = quantized.blocksize, quantized.nested_blocksize
             double = quantized.nested_absmax is not None
         blocks = -(-rows * columns // blocksize)
+        given = self._stacked([q for q in stored if q is not None], name)
 
-        def part(leaf: str, length: int, dtype: str, data: npt.NDArray[Any] | None) -> Tensor:
-            nbytes = 4 * length
+        def part(leaf: str, length: int, dtype: str) -> Tensor:
+            if len(stored) > 1:
+                length = len(stored) * -(-length // EXPERT_WORDS) * EXPERT_WORDS
+            nbytes, data = 4 * length, given.get(leaf)
             return vector(
                 f"{name}.{leaf}", length, dtype, self._keep(f"{name}.{leaf}", "base", nbytes, data)
             )
 
-        given = _device_arrays(quantized) if quantized is not None else {}
-        codes = part("codes", -(-rows * columns // 8), "uint32", given.get("codes"))
+        codes = part("codes", -(-rows * columns // 8), "uint32")
         if double:
-            absmax = part("absmax", -(-blocks // 4), "uint32", given.get("absmax"))
+            absmax = part("absmax", -(-blocks // 4), "uint32")
             count = -(-blocks // nested_blocksize)
-            nested = part("nested_absmax", count, "float32", given.get("nested_absmax"))
+            nested = part("nested_absmax", count, "float32")
         else:
-            absmax = part("absmax", blocks, "float32", given.get("absmax"))
+            absmax = part("absmax", blocks, "float32")
             nested = None
         # Where 32 codes share a row and a block.
         in_words = self._images and columns % 32 == 0 and blocksize % 32 == 0
@@ -228,11 +272,28 @@ class WeightLayout:
             blocksize=blocksize,
             codes=codes,
             absmax=absmax,
-            maps=part("maps", 273, "float32", given.get("maps")),
+            maps=part("maps", 273, "float32"),
             nested_absmax=nested,
             nested_blocksize=nested_blocksize,
             codebook=self._codebook(quantized) if in_words else None,
+            experts=len(stored),
         )
+
+    def _stacked(self, stored: list[NF4Tensor], name: str) -> dict[str, npt.NDArray[Any]]:
+        """What is uploaded of one matrix, or of several that lie one below the other."""
+        if len(stored) < 2:
+            return _device_arrays(stored[0]) if stored else {}
+        kinds = {(q.blocksize, q.nested_blocksize, q.nested_absmax is None) for q in stored}
+        maps = {q.quant_map.tobytes() for q in stored}
+        if self._folder is not None and (len(kinds) > 1 or len(maps) > 1):
+            raise CheckpointError(
+                f"{self._folder.path}: the experts of {name} differ in how they are quantized"
+            )
+        arrays = [_device_arrays(q) for q in stored]
+        return {
+            leaf: np.concatenate([_whole_words(each[leaf]) for each in arrays])
+            for leaf in arrays[0]
+        }
 
     def _codebook(self, quantized: NF4Tensor | None) -> Tensor:
         """The values of pairs of codes, shared by all matrices with the same map."""
@@ -270,6 +331,12 @@ def _device_arrays(quantized: NF4Tensor) -> dict[str, npt.NDArray[Any]]:
         maps[272] = quantized.nested_offset
         arrays["nested_absmax"] = quantized.nested_absmax
     return arrays
+
+
+def _whole_words(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Padded so that what follows may be bound by itself."""
+    flat = array.reshape(-1)
+    return np.pad(flat, (0, -flat.nbytes % (4 * EXPERT_WORDS) // flat.itemsize))
 
 
 def _check_shape(

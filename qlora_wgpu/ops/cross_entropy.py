@@ -7,6 +7,7 @@ the hidden states is made in the same pass, so that no logits are kept or comput
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph
@@ -16,6 +17,22 @@ from qlora_wgpu.ops.batch import Batch
 from qlora_wgpu.ops.modules import Head, Matrix
 from qlora_wgpu.ops.rows import gather, row_constants, row_workgroups, scatter
 from qlora_wgpu.ops.tensor import fill_zero, softcap_in_place
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What is minimized: (1 - ε)·nll(target) + ε·mean over the vocabulary of nll + ζ·lse².
+
+    Attributes:
+        label_smoothing: ε, as in Hugging Face's trainer (Szegedy et al., 2016).
+        z_loss: ζ, which keeps the softmax's normalizer near one (Chowdhery et al., 2022).
+    """
+
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+
+
+PLAIN = Objective()
 
 
 def chunk_rows(g: Graph, vocab: int, rows: int) -> int:
@@ -41,7 +58,14 @@ def logits_of_rows(
 
 
 def cross_entropy(
-    g: Graph, hidden: Tensor, head: Head, batch: Batch, stats: Tensor, *, gradient: bool
+    g: Graph,
+    hidden: Tensor,
+    head: Head,
+    batch: Batch,
+    stats: Tensor,
+    *,
+    gradient: bool,
+    objective: Objective = PLAIN,
 ) -> None:
     """Adds a batch's summed loss and label count to ``stats``; starts the reverse pass.
 
@@ -52,6 +76,7 @@ def cross_entropy(
         batch: Its label rows and targets.
         stats: float32; element 0 gets the sum of losses, element 1 their number.
         gradient: Whether d loss / d hidden is made and handed over.
+        objective: What is summed up as the loss.
     """
     losses = g.float_vector("losses", batch.rows)
     gradient = gradient and hidden.requires_grad
@@ -62,7 +87,7 @@ def cross_entropy(
     for first in range(0, batch.rows, step):
         count = min(step, batch.rows - first)
         logits = logits_of_rows(g, hidden, head, batch, first, count)
-        dlogits = _softmax(g, logits, head.softcap, batch, losses, first, gradient)
+        dlogits = _softmax(g, logits, head.softcap, batch, losses, first, gradient, objective)
         if dhidden is None or dlogits is None:
             continue
         dchunk = g.float32("d hidden rows", count, hidden.columns)
@@ -98,6 +123,7 @@ def _softmax(
     losses: Tensor,
     first: int,
     gradient: bool,
+    objective: Objective,
 ) -> Tensor | None:
     tensors = {
         "logits": logits,
@@ -121,12 +147,15 @@ def _softmax(
             "columns": logits.columns,
             "stride": logits.units(4),
             "softcap": softcap or 1.0,
+            "smoothing": objective.label_smoothing,
+            "z_loss": objective.z_loss,
         },
         {
             "BF16": g.bf16,
             "GRADIENT": gradient,
             "IMAGE": g.profile.images,
             "SOFTCAP": softcap is not None,
+            "OBJECTIVE": objective != PLAIN,
             **row_constants(g),
         },
     )

@@ -8,8 +8,9 @@ from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops import gemm_image
 from qlora_wgpu.ops.batch import Batch
 from qlora_wgpu.ops.dropout import dropout_params
+from qlora_wgpu.ops.expert_kernels import expert_constants, expert_params
 from qlora_wgpu.ops.gemm_tiled import Tiling, parts_of, register_tiling, tiling
-from qlora_wgpu.ops.modules import Lora
+from qlora_wgpu.ops.modules import EXPERT_TILE, ExpertTiles, Lora
 from qlora_wgpu.ops.tensor import sum_parts
 
 THIN = 64  # products of at most so many columns are cut along their rows instead
@@ -30,6 +31,7 @@ def nt(
     dropout: Lora | None = None,
     batch: Batch | None = None,
     first_row: int | None = None,
+    experts: ExpertTiles | None = None,
     label: str = "",
 ) -> None:
     """Computes y[:, row0 : row0 + w.rows] = scale · x·wᵀ + u·bᵀ + bias + residual.
@@ -48,6 +50,8 @@ def nt(
         dropout: The adapter whose mask x gets, if any.
         batch: Needed for dropout and for ``first_row``.
         first_row: If given, x is a chunk of the compacted label rows, from this one on.
+        experts: If given, ``w`` holds the matrices of some experts, one below the other, and each
+            tile of rows meets its own; tiles of others are left alone.
         label: For timing tables.
     """
     if x.columns != w.columns:
@@ -55,7 +59,7 @@ def nt(
     if gemm_image.usable(g):
         gemm_image.nt(
             g, x, w, y, row0=row0, scale=scale, lora=lora, u=u, bias=bias, residual=residual,
-            batch=batch, first_row=first_row, label=label,
+            batch=batch, first_row=first_row, experts=experts, label=label,
         )  # fmt: skip
         return
     tensors = {"x": x, "w": w, "y": y}
@@ -68,13 +72,14 @@ def nt(
     masked = dropout is not None and dropout.dropout > 0
     if masked or first_row is not None:
         tensors["batch_info"] = _batch_info(batch)
+    columns = w.rows // (experts.count if experts is not None else 1)
     _launch(
         g,
-        _tiling(g, "nt", x, w.rows, masked=masked),
+        _tiling(g, "nt", x, columns, masked=masked, experts=experts is not None),
         tensors,
         {
             "rows": x.rows,
-            "columns": w.rows,
+            "columns": columns,
             "k_units": x.units(8),
             "x_stride": x.units(8),
             "w_stride": w.units(8),
@@ -85,6 +90,8 @@ def nt(
             "r_stride": u.units(4) if u is not None else 0,
             "scale": scale,
             **dropout_params(dropout),
+            "w_expert": columns * w.units(8),
+            **expert_params(experts, lora, 4),
         },
         {
             "LORA": u is not None,
@@ -96,6 +103,7 @@ def nt(
         },
         x.columns,
         label,
+        experts=experts,
     )
 
 
@@ -112,6 +120,7 @@ def nn(
     u: Tensor | None = None,
     batch: Batch | None = None,
     first_row: int | None = None,
+    experts: ExpertTiles | None = None,
     label: str = "",
 ) -> None:
     """Computes y (+)= scale · x[:, row0 : row0 + w.rows]·w + mask · u·a.
@@ -128,6 +137,8 @@ def nn(
         u: (rows, r) float32.
         batch: Needed for dropout and for ``first_row``.
         first_row: If given, x is a chunk of the compacted label rows, from this one on.
+        experts: If given, ``w`` holds the matrices of some experts, one below the other, and each
+            tile of rows meets its own; tiles of others are left alone.
         label: For timing tables.
     """
     if y.columns != w.columns:
@@ -137,7 +148,7 @@ def nn(
     if gemm_image.usable(g):
         gemm_image.nn(
             g, x, w, y, row0=row0, accumulate=accumulate, scale=scale, lora=lora, u=u,
-            batch=batch, first_row=first_row, label=label,
+            batch=batch, first_row=first_row, experts=experts, label=label,
         )  # fmt: skip
         return
     tensors = {"x": x, "w": w, "y": y}
@@ -146,10 +157,11 @@ def nn(
     masked = lora is not None and lora.dropout > 0
     if masked or first_row is not None:
         tensors["batch_info"] = _batch_info(batch)
-    tiled = _tiling(g, "nn", x, w.columns)
-    parts, part = 1, w.rows + -w.rows % 64
-    if y.dtype == "float32" and u is None:
-        parts, part = parts_of(g, tiled, x.rows, w.columns, w.rows)
+    depth = w.rows // (experts.count if experts is not None else 1)
+    tiled = _tiling(g, "nn", x, w.columns, experts=experts is not None)
+    parts, part = 1, depth + -depth % 64
+    if y.dtype == "float32" and u is None and experts is None:
+        parts, part = parts_of(g, tiled, x.rows, w.columns, depth)
     if parts > 1:
         tensors["y"] = g.float32(f"parts of {y.name}", parts * y.rows, y.columns)
     _launch(
@@ -159,7 +171,7 @@ def nn(
         {
             "rows": x.rows,
             "columns": w.columns,
-            "k": w.rows,
+            "k": depth,
             "k_part": part,
             "x_stride": x.units(8),
             "x_unit0": row0 // 8,
@@ -171,6 +183,8 @@ def nn(
             "r_stride": u.stride if u is not None else 0,
             "scale": scale,
             **dropout_params(lora),
+            "w_expert": depth * w.units(8),
+            **expert_params(experts, lora, 4),
         },
         {
             "LORA": u is not None,
@@ -180,9 +194,10 @@ def nn(
             "ROW_COUNT": first_row is not None,
             "DROPOUT": masked,
         },
-        w.rows,
+        depth,
         label,
         parts,
+        experts,
     )
     if parts > 1:
         sum_parts(g, tensors["y"], y, parts, accumulate=accumulate)
@@ -197,6 +212,7 @@ def _launch(
     depth: int,
     label: str,
     parts: int = 1,
+    experts: ExpertTiles | None = None,
 ) -> None:
     x, w, y = tensors["x"], tensors["w"], tensors["y"]
     columns = int(params["columns"])
@@ -205,6 +221,7 @@ def _launch(
         "W_FLOAT": w.dtype == "float32",
         "OUT_BF16": y.dtype == "bfloat16",
         "NEEDS_BATCH_INFO": "batch_info" in tensors,
+        **expert_constants(experts, tensors),
         **tiling.constants,
         **flags,
     }
@@ -220,10 +237,12 @@ def _launch(
     )
 
 
-def _tiling(g: Graph, name: str, x: Tensor, columns: int, *, masked: bool = False) -> Tiling:
+def _tiling(
+    g: Graph, name: str, x: Tensor, columns: int, *, masked: bool = False, experts: bool = False
+) -> Tiling:
     if columns <= THIN or masked:
         return register_tiling(name, g.profile.thin_tile, *g.profile.thin_group)
-    return tiling(g, name, x)
+    return tiling(g, name, x, EXPERT_TILE if experts else None)
 
 
 def _batch_info(batch: Batch | None) -> Tensor:

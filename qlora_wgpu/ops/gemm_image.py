@@ -10,8 +10,9 @@ from qlora_wgpu.graph.graph import Graph, GraphError, ceil_div
 from qlora_wgpu.graph.tensor import ITEM_SIZE, TEXEL, Tensor
 from qlora_wgpu.ops.batch import Batch
 from qlora_wgpu.ops.dropout import dropout_params
+from qlora_wgpu.ops.expert_kernels import expert_constants, expert_count, expert_params
 from qlora_wgpu.ops.image import as_image
-from qlora_wgpu.ops.modules import Lora
+from qlora_wgpu.ops.modules import ExpertTiles, Lora
 
 _RANKS = 8  # ranks that a thin product makes at a time
 
@@ -35,11 +36,13 @@ def nt(
     residual: Tensor | None,
     batch: Batch | None,
     first_row: int | None,
+    experts: ExpertTiles | None,
     label: str,
 ) -> None:
     """y[:, row0 : row0 + w.rows] = scale · x·wᵀ + u·bᵀ + bias + residual."""
     lanes = g.profile.image_lanes
     rows = _tile(g.profile.image_nt_rows, x.rows)
+    columns = w.rows // (experts.count if experts is not None else 1)
     x_image, x_unit0 = _units(g, x)
     w_image, w_unit0 = _units(g, w)
     tensors = {"x": x_image, "w": w_image, "y": y}
@@ -55,11 +58,11 @@ def nt(
         tensors["batch_info"] = batch.info
     g.launch(
         "gemm/nt_image.wgsl",
-        (ceil_div(x.rows, rows), ceil_div(w.rows, 4 * lanes), 1),
+        (ceil_div(x.rows, rows), ceil_div(columns, 4 * lanes), 1),
         tensors,
         {
             "rows": x.rows,
-            "columns": w.rows,
+            "columns": columns,
             "k_units": x.units(8),
             "x_unit0": x_unit0,
             "x_stride": x.units(8),
@@ -72,6 +75,8 @@ def nt(
             "r_stride": u.units(4) if u is not None else 0,
             "b_texel0": b_texel0,
             "scale": scale,
+            "w_expert": columns * w.units(8),
+            **expert_params(experts, lora, 4),
         },
         {
             "BF16": x.dtype == "bfloat16",
@@ -81,9 +86,10 @@ def nt(
             "RESIDUAL": residual is not None,
             "ACCUMULATE": False,
             "ROW_COUNT": first_row is not None,
+            **expert_constants(experts, tensors),
             **_casts(g, rows),
         },
-        flops=2 * x.rows * w.rows * (x.columns + (u.columns if u is not None else 0)),
+        flops=2 * x.rows * columns * (x.columns + (u.columns if u is not None else 0)),
         label=label,
     )
 
@@ -101,11 +107,13 @@ def nn(
     u: Tensor | None,
     batch: Batch | None,
     first_row: int | None,
+    experts: ExpertTiles | None,
     label: str,
 ) -> None:
     """y (+)= scale · x[:, row0 : row0 + w.rows]·w + mask · u·a."""
     lanes = g.profile.image_lanes
     rows = _tile(g.profile.image_nn_rows, x.rows)
+    depth = w.rows // (experts.count if experts is not None else 1)
     x_image, x_unit0 = _units(g, x)
     w_image, w_unit0 = _units(g, w)
     tensors = {"x": x_image, "w": w_image, "y": y}
@@ -125,7 +133,7 @@ def nn(
         {
             "rows": x.rows,
             "columns": w.columns,
-            "k": w.rows,
+            "k": depth,
             "x_unit0": x_unit0 + row0 // 8,
             "x_stride": x.units(8),
             "w_unit0": w_unit0,
@@ -138,6 +146,8 @@ def nn(
             "a_texel0": a_texel0,
             "scale": scale,
             **dropout_params(lora if masked else None),
+            "w_expert": depth * w.units(8),
+            **expert_params(experts, lora, 4),
         },
         {
             "BF16": x.dtype == "bfloat16",
@@ -149,14 +159,17 @@ def nn(
             "ROW_COUNT": first_row is not None,
             "DROPOUT": masked,
             "NEEDS_BATCH_INFO": "batch_info" in tensors,
+            **expert_constants(experts, tensors),
             **_casts(g, rows),
         },
-        flops=2 * x.rows * w.columns * (w.rows + (u.columns if u is not None else 0)),
+        flops=2 * x.rows * w.columns * (depth + (u.columns if u is not None else 0)),
         label=label,
     )
 
 
-def lora_down(g: Graph, x: Tensor, lora: Lora, u: Tensor, batch: Batch) -> None:
+def lora_down(
+    g: Graph, x: Tensor, lora: Lora, u: Tensor, batch: Batch, experts: ExpertTiles | None
+) -> None:
     """u = scaling · dropout(x)·Aᵀ."""
     x_image, x_unit0 = _units(g, x)
     a_image, a_unit0 = _units(g, lora.a)
@@ -179,21 +192,28 @@ def lora_down(g: Graph, x: Tensor, lora: Lora, u: Tensor, batch: Batch) -> None:
             "u_stride": u.stride,
             "scale": lora.scaling,
             **dropout_params(lora),
+            **expert_params(experts, lora, 8),
         },
-        {"BF16": x.dtype == "bfloat16", "DROPOUT": lora.dropout > 0, **_casts(g, ranks)},
+        {
+            "BF16": x.dtype == "bfloat16",
+            "DROPOUT": lora.dropout > 0,
+            **expert_constants(experts, tensors),
+            **_casts(g, ranks),
+        },
         flops=2 * x.rows * x.columns * lora.r,
         label="lora/down",
     )
 
 
-def lora_up_grad(g: Graph, dy: Tensor, lora: Lora, du: Tensor) -> None:
+def lora_up_grad(g: Graph, dy: Tensor, lora: Lora, du: Tensor, experts: ExpertTiles | None) -> None:
     """du = scaling · dy·B."""
     dy_image, dy_unit0 = _units(g, dy)
     b_image, b_unit0 = _units(g, lora.b)
+    tensors = {"dy": dy_image, "b": b_image, "du": du}
     g.launch(
         "lora/up_grad_image.wgsl",
         (ceil_div(dy.rows, 2 * g.profile.image_lanes), ceil_div(lora.r, _RANKS), 1),
-        {"dy": dy_image, "b": b_image, "du": du},
+        tensors,
         {
             "rows": dy.rows,
             "r": lora.r,
@@ -204,8 +224,13 @@ def lora_up_grad(g: Graph, dy: Tensor, lora: Lora, du: Tensor) -> None:
             "b_stride": lora.b.units(8),
             "du_stride": du.units(4),
             "scale": lora.scaling,
+            **expert_params(experts, lora, 8),
         },
-        {"BF16": dy.dtype == "bfloat16", **_casts(g, _RANKS)},
+        {
+            "BF16": dy.dtype == "bfloat16",
+            **expert_constants(experts, tensors),
+            **_casts(g, _RANKS),
+        },
         flops=2 * dy.rows * dy.columns * lora.r,
         label="lora/up_grad",
     )
@@ -218,6 +243,8 @@ def lora_grad(
     gradient: Tensor,
     masked_by: Lora | None,
     batch: Batch | None,
+    expert_rows: Tensor | None,
+    expert_stride: int,
 ) -> None:
     """gradient += xᵀ·u (dB), or with ``masked_by`` its transpose with x masked (dA)."""
     transposed = masked_by is not None
@@ -226,10 +253,12 @@ def lora_grad(
     tensors = {"x": x_image, "u": u, "g": gradient}
     if masked and batch is not None:
         tensors["batch_info"] = batch.info
+    if expert_rows is not None:
+        tensors["expert_rows"] = expert_rows
     lanes = g.profile.image_lanes
     g.launch(
         "lora/grad_image.wgsl",
-        (ceil_div(x.columns, 8 * lanes), ceil_div(u.columns, _RANKS), 1),
+        (ceil_div(x.columns, 8 * lanes), ceil_div(u.columns, _RANKS), expert_count(expert_rows)),
         tensors,
         {
             "rows": x.rows,
@@ -240,12 +269,14 @@ def lora_grad(
             "r_stride": u.units(4),
             "g_stride": gradient.units(4),
             **dropout_params(masked_by),
+            "lora_expert": expert_stride // 4,
         },
         {
             "BF16": x.dtype == "bfloat16",
             "TRANSPOSED": transposed,
             "DROPOUT": masked,
             "LANES": lanes,
+            "EXPERTS": expert_rows is not None,
         },
         flops=2 * x.rows * x.columns * u.columns,
         label="lora/grad_a" if transposed else "lora/grad_b",

@@ -29,18 +29,23 @@ class Tiling:
     constants: dict[str, Constant]
 
 
-def tiling(g: Graph, name: str, x: Tensor) -> Tiling:
+def tiling(g: Graph, name: str, x: Tensor, most_rows: int | None = None) -> Tiling:
     """Chooses the kernel of a product.
 
     Args:
         g: The graph, whose profile says what the adapter likes.
         name: ``"nt"`` or ``"nn"``.
         x: The operand; matrix units are for bfloat16 only, float32 stays exact.
+        most_rows: That a workgroup may make, a power of two, if there is a limit.
     """
     profile = g.profile
     if profile.gemm_kind == "matrix" and x.dtype == "bfloat16":
         m, n, k, lanes = profile.matrix
         groups_m, groups_n, fragments_m, fragments_n = profile.matrix_tile
+        while most_rows and groups_m * fragments_m * m > most_rows and groups_m > 1:
+            groups_m, groups_n = groups_m // 2, groups_n * 2
+        while most_rows and groups_m * fragments_m * m > most_rows:
+            fragments_m //= 2
         return Tiling(
             f"gemm/{name}_tiled.wgsl",
             groups_m * fragments_m * m,
@@ -64,6 +69,8 @@ def tiling(g: Graph, name: str, x: Tensor) -> Tiling:
         across, down = profile.gemm_group
         return register_tiling(name, profile.gemm_tile, across, down)
     across, down = profile.tile_group
+    if most_rows:
+        down = min(down, most_rows // 8)
     return Tiling(
         f"gemm/{name}_tiled.wgsl",
         8 * down,

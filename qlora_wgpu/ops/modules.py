@@ -54,6 +54,7 @@ class Lora:
         b: (out_features, r).
         grad_a: Gradient of ``a``, summed up.
         grad_b: Gradient of ``b``, summed up.
+        stride: Floats from one expert's ``a`` (and ``b``) to the next one's.
     """
 
     r: int
@@ -64,6 +65,7 @@ class Lora:
     b: Tensor
     grad_a: Tensor
     grad_b: Tensor
+    stride: int = 0
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,71 @@ class Linear:
     name: str
     weight: Matrix
     bias: Tensor | None
+    lora: Lora | None
+
+
+EXPERT_TILE = 64  # rows of one expert; a multiple of what any product's workgroup makes
+
+
+@dataclass(frozen=True)
+class ExpertTiles:
+    """Which expert each tile of ``EXPERT_TILE`` rows belongs to, and whose weights are at hand.
+
+    Attributes:
+        experts: uint32 (tiles).
+        rows: uint32 (2 · experts), the first row of each expert and the one past its last.
+        first: The first expert at hand.
+        count: How many are.
+    """
+
+    experts: Tensor
+    rows: Tensor
+    first: int
+    count: int
+
+
+class ExpertMatrix(Protocol):
+    """Frozen matrices (out_features, in_features) of many experts."""
+
+    @property
+    def experts(self) -> int:
+        """How many."""
+
+    @property
+    def rows(self) -> int:
+        """out_features of one."""
+
+    @property
+    def columns(self) -> int:
+        """in_features."""
+
+    def expert_shards(self, g: Graph) -> Iterator[tuple[int, int, Tensor]]:
+        """Yields ``(first expert, count, operand tensor)``, the experts one below the other.
+
+        Adds the launches that a piece needs just before it is yielded.
+        """
+
+
+@dataclass(frozen=True)
+class DenseExperts:
+    """Experts' matrices kept as matmul operands on the device."""
+
+    experts: int
+    rows: int
+    columns: int
+    pieces: tuple[tuple[int, int, Tensor], ...]
+
+    def expert_shards(self, g: Graph) -> Iterator[tuple[int, int, Tensor]]:
+        """Yields the resident pieces."""
+        yield from self.pieces
+
+
+@dataclass(frozen=True)
+class ExpertLinear:
+    """A frozen linear layer of each expert; ``lora`` is the first expert's."""
+
+    name: str
+    weight: ExpertMatrix
     lora: Lora | None
 
 

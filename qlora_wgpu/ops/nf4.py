@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import ROW_UNIT, Tensor
+
+EXPERT_WORDS = 64  # so that a binding may begin at any expert
+_EXPERT_BYTES = 64 << 20  # of operands that are dequantized at once
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,8 @@ class NF4Matrix:
         nested_blocksize: Scales that share one of those.
         codebook: ``pair_values`` of the codes as an image, for software adapters and where
             columns and blocksize are multiples of 32.
+        experts: If more than one, so many matrices of ``rows`` rows, whose parts follow each other
+            in the tensors above, each beginning at a multiple of ``EXPERT_WORDS`` words.
     """
 
     name: str
@@ -36,6 +41,7 @@ class NF4Matrix:
     nested_absmax: Tensor | None
     nested_blocksize: int
     codebook: Tensor | None = None
+    experts: int = 1
 
     def shards(self, g: Graph) -> Iterator[tuple[int, Tensor]]:
         """Dequantizes piece by piece; each piece's bytes are free once it has been used."""
@@ -46,37 +52,89 @@ class NF4Matrix:
 
     def _dequantize(self, g: Graph, row0: int, rows: int) -> Tensor:
         w = g.operand(self.name, rows, self.columns, image=True)
-        if w.image and self.codebook is not None:
-            self._dequantize_image(g, w, row0, self.codebook)
-            return w
-        tensors = {"codes": self.codes, "absmax": self.absmax, "maps": self.maps, "w": w}
+        self._launch(g, w, self._parts(0), row0)
+        return w
+
+    def expert_shards(self, g: Graph) -> Iterator[tuple[int, int, Tensor]]:
+        """Dequantizes some experts at a time, one below the other."""
+        one = g.operand("", self.rows, self.columns).nbytes
+        most = max(min(g.max_binding, _EXPERT_BYTES) // one, 1)
+        for first in range(0, self.experts, most):
+            count = min(most, self.experts - first)
+            w = g.operand(self.name, count * self.rows, self.columns, image=True)
+            self._launch(g, w, self._parts(first), 0)
+            yield first, count, w
+
+    def _parts(self, first: int) -> dict[str, Tensor]:
+        """What is stored of the experts from ``first`` on."""
+        parts = {"codes": self.codes, "absmax": self.absmax, "maps": self.maps}
         if self.nested_absmax is not None:
-            tensors["nested_absmax"] = self.nested_absmax
+            parts["nested_absmax"] = self.nested_absmax
+        if not first:
+            return parts
+        return {
+            name: replace(
+                part,
+                columns=part.columns - first * self._stride(part),
+                stride=part.columns - first * self._stride(part),
+                offset=4 * first * self._stride(part),
+            )
+            for name, part in parts.items()
+        }
+
+    def _stride(self, part: Tensor) -> int:
+        return part.columns // self.experts
+
+    def _launch(self, g: Graph, w: Tensor, parts: dict[str, Tensor], row0: int) -> None:
+        apart = {
+            "codes_expert": self._stride(self.codes),
+            "absmax_expert": self._stride(self.absmax),
+            "nested_expert": self._stride(self.nested_absmax) if self.nested_absmax else 0,
+            "maps_expert": self._stride(self.maps),
+        }
+        if w.image and self.codebook is not None:
+            self._dequantize_image(g, w, parts, row0, apart, self.codebook)
+        else:
+            self._dequantize_buffer(g, w, parts, row0, apart)
+
+    def _dequantize_buffer(
+        self, g: Graph, w: Tensor, parts: dict[str, Tensor], row0: int, apart: dict[str, int]
+    ) -> None:
         g.launch(
             "nf4/dequantize.wgsl",
-            rows * w.units(8),
-            tensors,
+            w.rows * w.units(8),
+            {**parts, "w": w},
             {
-                "rows": rows,
+                "rows": w.rows,
                 "in_features": self.columns,
                 "stride": w.units(8),
                 "row0": row0,
                 "blocksize": self.blocksize,
                 "nested_blocksize": self.nested_blocksize,
+                "expert_rows": self.rows,
+                **apart,
             },
             {
                 "BF16": g.bf16,
                 "IMAGE": w.image,
                 "DOUBLE_QUANT": self.nested_absmax is not None,
                 "ALIGNED": self.columns % 8 == 0,
+                "EXPERTS": self.experts > 1,
             },
         )
-        return w
 
-    def _dequantize_image(self, g: Graph, w: Tensor, row0: int, codebook: Tensor) -> None:
-        tensors = {"codes": self.codes, "absmax": self.absmax, "codebook": codebook, "w": w}
-        if self.nested_absmax is not None:
-            tensors |= {"nested_absmax": self.nested_absmax, "maps": self.maps}
+    def _dequantize_image(
+        self,
+        g: Graph,
+        w: Tensor,
+        parts: dict[str, Tensor],
+        row0: int,
+        apart: dict[str, int],
+        codebook: Tensor,
+    ) -> None:
+        tensors = {**parts, "codebook": codebook, "w": w}
+        if self.nested_absmax is None:
+            del tensors["maps"]
         count = w.rows * self.columns // 32
         g.launch(
             "nf4/dequantize_image.wgsl",
@@ -85,12 +143,15 @@ class NF4Matrix:
             {
                 "count": count,
                 "first": row0 * self.columns // 32,
+                "expert_units": self.rows * self.columns // 32,
+                **apart,
             },
             {
                 "BF16": g.bf16,
                 "DOUBLE_QUANT": self.nested_absmax is not None,
                 "BLOCKSIZE": self.blocksize,
                 "NESTED_BLOCKSIZE": self.nested_blocksize,
+                "EXPERTS": self.experts > 1,
             },
             label="nf4/dequantize",
         )

@@ -14,13 +14,17 @@ def forward(
     targets: npt.NDArray[np.integer],
     scale: float = 1.0,
     softcap: float | None = None,
+    smoothing: float = 0.0,
+    z_loss: float = 0.0,
 ) -> float:
     """hidden (rows, columns), head (vocab, columns), targets (rows), -100 to ignore."""
     rows = np.flatnonzero(targets != -100)
     logits, _ = _logits(hidden[rows], head, scale, softcap)
     top = logits.max(axis=1, keepdims=True) if len(rows) else np.zeros((0, 1))
     lse = top[:, 0] + np.log(np.exp(logits - top).sum(axis=1))
-    return float(np.sum(lse - logits[np.arange(len(rows)), targets[rows]]))
+    hit = logits[np.arange(len(rows)), targets[rows]]
+    wanted = (1 - smoothing) * hit + smoothing * logits.mean(axis=1)
+    return float(np.sum(lse - wanted + z_loss * lse**2))
 
 
 def backward(
@@ -29,15 +33,20 @@ def backward(
     targets: npt.NDArray[np.integer],
     scale: float = 1.0,
     softcap: float | None = None,
+    smoothing: float = 0.0,
+    z_loss: float = 0.0,
 ) -> Array:
     """Returns d loss / d hidden (rows, columns)."""
     rows = np.flatnonzero(targets != -100)
     dhidden = np.zeros_like(hidden)
     if len(rows):
         logits, slope = _logits(hidden[rows], head, scale, softcap)
-        e = np.exp(logits - logits.max(axis=1, keepdims=True))
-        dlogits = e / e.sum(axis=1, keepdims=True)
-        dlogits[np.arange(len(rows)), targets[rows]] -= 1
+        top = logits.max(axis=1, keepdims=True)
+        e = np.exp(logits - top)
+        total = e.sum(axis=1, keepdims=True)
+        dlogits = e / total * (1 + 2 * z_loss * (top + np.log(total)))
+        dlogits -= smoothing / logits.shape[1]
+        dlogits[np.arange(len(rows)), targets[rows]] -= 1 - smoothing
         dhidden[rows] = (dlogits * slope) @ head * scale
     return dhidden
 

@@ -22,6 +22,7 @@ from qlora_wgpu.gpu.readback import Readback
 from qlora_wgpu.models.inputs import IGNORED
 from qlora_wgpu.models.qlora_model import QLoRAModel
 from qlora_wgpu.ops.adamw import STATS_LOSS, STATS_NORM, STATS_TOKENS
+from qlora_wgpu.ops.cross_entropy import Objective
 from qlora_wgpu.training.blocks import Schedule, in_order, padded_batch
 from qlora_wgpu.training.checkpoints import save_checkpoint
 from qlora_wgpu.training.observer import Observer, Row
@@ -126,6 +127,7 @@ class Trainer:
         settings = self.config.train
         schedule = Schedule.of(len(rows), settings)
         self.model.gradient_checkpointing = settings.gradient_checkpointing
+        self.model.objective = Objective(settings.label_smoothing_factor, settings.z_loss_weight)
         self.model.zero_gradient()
         self._prepare_longest(rows)
         optimizer = Optimizer(self.model, self.config.optim, schedule.total_steps)

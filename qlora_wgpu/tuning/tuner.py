@@ -136,7 +136,7 @@ class _OneLayer(RandomFolder):
     def __init__(self, task: Task) -> None:
         config = task.one_layer()
         super().__init__(config)
-        linears = find_family(config).read(config).linears
+        linears = find_family(config).read(config).every_linear
         self._linears = {f"{spec.name}.weight" for spec in linears}
         self._quant = task.quant
         self._quantized: dict[str, NF4Tensor] = {}

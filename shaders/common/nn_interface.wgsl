@@ -16,6 +16,10 @@ struct Params {
     module_key: u32,
     keep_below: u32,
     keep_scale: f32,
+    expert0: u32,
+    experts: u32,
+    w_expert: u32,
+    lora_expert: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -36,6 +40,8 @@ struct Params {
 //#if DROPOUT
 //#include common/dropout.wgsl
 //#endif
+
+//#include common/experts.wgsl
 
 // Rows of x that exist.
 fn row_count() -> u32 {

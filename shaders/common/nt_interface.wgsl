@@ -14,6 +14,10 @@ struct Params {
     module_key: u32,
     keep_below: u32,
     keep_scale: f32,
+    expert0: u32,
+    experts: u32,
+    w_expert: u32,
+    lora_expert: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -37,6 +41,8 @@ struct Params {
 //#if NEEDS_BATCH_INFO
 @group(0) @binding(8) var<storage, read> batch_info: array<u32>;
 //#endif
+
+//#include common/experts.wgsl
 
 // Rows of x that exist.
 fn row_count() -> u32 {

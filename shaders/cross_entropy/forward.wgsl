@@ -1,6 +1,8 @@
 // losses[first + i] = log Σ_c exp(logits[i, c]) - logits[i, target],  and with GRADIENT
 // dlogits[i, :] = softmax(logits[i, :]) - onehot(target), with SOFTCAP (the logits are capped
-// already) times the slope 1 - (logits / softcap)²,
+// already) times the slope 1 - (logits / softcap)².
+// With OBJECTIVE the target has the share 1 - smoothing and all tokens share the rest, and
+// z_loss · (log Σ exp)² is added,
 // for the first batch_info[0] - first rows; target = targets[rows[first + i]].
 //
 // logits (count, vocab) float32, dlogits (count, vocab) operand, overwritten with zeros in its
@@ -17,6 +19,8 @@ struct Params {
     columns: u32,
     stride: u32,
     softcap: f32,
+    smoothing: f32,
+    z_loss: f32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -53,25 +57,45 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         sums += select(vec4<f32>(0.0), exp(logits[base + i] - top), live(i));
     }
     let sum = reduce_sum(sums.x + sums.y + sums.z + sums.w, lane);
+    let lse = top + accurate_log(sum);
+//#if OBJECTIVE
+    var all = vec4<f32>(0.0);
+    for (var i = lane; i < units; i += LANES) {
+        all += select(vec4<f32>(0.0), logits[base + i], live(i));
+    }
+    let mean = reduce_sum(all.x + all.y + all.z + all.w, lane) / f32(params.columns);
+    let slope = 1.0 + 2.0 * params.z_loss * lse;
+    let share = params.smoothing / f32(params.columns);
+    let hit_share = 1.0 - params.smoothing;
+//#else
+    let slope = 1.0;
+    let share = 0.0;
+    let hit_share = 1.0;
+//#endif
     if (!exists) {
         return;
     }
     let target_id = u32(targets[rows[params.first + row]]);
     if (lane == 0u) {
-        losses[params.first + row] = top + accurate_log(sum) - logits[base + target_id / 4u][target_id % 4u];
+        let hit = logits[base + target_id / 4u][target_id % 4u];
+//#if OBJECTIVE
+        losses[params.first + row] = lse - mix(hit, mean, params.smoothing) + params.z_loss * lse * lse;
+//#else
+        losses[params.first + row] = lse - hit;
+//#endif
     }
 //#if GRADIENT
     for (var i = 2u * lane; i < units; i += 2u * LANES) {
-        store_dlogits((base + i) / 2u, dlogit(base, i, top, sum, target_id), dlogit(base, i + 1u, top, sum, target_id));
+        store_dlogits((base + i) / 2u, dlogit(base, i, top, sum / slope, target_id, share, hit_share), dlogit(base, i + 1u, top, sum / slope, target_id, share, hit_share));
     }
 //#endif
 }
 
 //#if GRADIENT
-fn dlogit(base: u32, unit: u32, top: f32, sum: f32, target_id: u32) -> vec4<f32> {
+fn dlogit(base: u32, unit: u32, top: f32, sum: f32, target_id: u32, share: f32, hit_share: f32) -> vec4<f32> {
     let p = select(vec4<f32>(0.0), exp(logits[base + unit] - top) / sum, live(unit));
     let hit = vec4<u32>(4u * unit) + vec4<u32>(0u, 1u, 2u, 3u) == vec4<u32>(target_id);
-    let d = p - select(vec4<f32>(0.0), vec4<f32>(1.0), hit);
+    let d = p - select(vec4<f32>(0.0), vec4<f32>(hit_share), hit) - select(vec4<f32>(0.0), vec4<f32>(share), live(unit));
 //#if SOFTCAP
     let t = logits[base + unit] / params.softcap;
     return d * (1.0 - t * t);

@@ -18,6 +18,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     if (m0 >= rows || c0 >= params.columns) {
         return;
     }
+    let expert = expert_of(m0);
+    if (!is_here(expert)) {
+        return;
+    }
+    let w0 = expert * params.w_expert + c0 / 8u;
     let column = c0 / 8u;
     let last = params.k - 1u;
     //#unroll i TILE_M: let m_$i = min(m0 + $iu, rows - 1u);
@@ -26,28 +31,28 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     for (var k = group.z * params.k_part; k < k_last; k += 8u) {
         // Rows of w past the last meet zeros in x's padding.
         //#unroll i TILE_M: let xu_$i = x[m_$i * params.x_stride + params.x_unit0 + k / 8u]; let xe_$i = even8(xu_$i); let xo_$i = odd8(xu_$i);
-        { let we = w[min(k, last) * params.w_stride + column]; let e = weight_even8(we); let o = weight_odd8(we);
+        { let we = w[min(k, last) * params.w_stride + w0]; let e = weight_even8(we); let o = weight_odd8(we);
         //#unroll i TILE_M: even_$i += xe_$i.x * e; odd_$i += xe_$i.x * o;
         }
-        { let we = w[min(k + 1u, last) * params.w_stride + column]; let e = weight_even8(we); let o = weight_odd8(we);
+        { let we = w[min(k + 1u, last) * params.w_stride + w0]; let e = weight_even8(we); let o = weight_odd8(we);
         //#unroll i TILE_M: even_$i += xo_$i.x * e; odd_$i += xo_$i.x * o;
         }
-        { let we = w[min(k + 2u, last) * params.w_stride + column]; let e = weight_even8(we); let o = weight_odd8(we);
+        { let we = w[min(k + 2u, last) * params.w_stride + w0]; let e = weight_even8(we); let o = weight_odd8(we);
         //#unroll i TILE_M: even_$i += xe_$i.y * e; odd_$i += xe_$i.y * o;
         }
-        { let we = w[min(k + 3u, last) * params.w_stride + column]; let e = weight_even8(we); let o = weight_odd8(we);
+        { let we = w[min(k + 3u, last) * params.w_stride + w0]; let e = weight_even8(we); let o = weight_odd8(we);
         //#unroll i TILE_M: even_$i += xo_$i.y * e; odd_$i += xo_$i.y * o;
         }
-        { let we = w[min(k + 4u, last) * params.w_stride + column]; let e = weight_even8(we); let o = weight_odd8(we);
+        { let we = w[min(k + 4u, last) * params.w_stride + w0]; let e = weight_even8(we); let o = weight_odd8(we);
         //#unroll i TILE_M: even_$i += xe_$i.z * e; odd_$i += xe_$i.z * o;
         }
-        { let we = w[min(k + 5u, last) * params.w_stride + column]; let e = weight_even8(we); let o = weight_odd8(we);
+        { let we = w[min(k + 5u, last) * params.w_stride + w0]; let e = weight_even8(we); let o = weight_odd8(we);
         //#unroll i TILE_M: even_$i += xo_$i.z * e; odd_$i += xo_$i.z * o;
         }
-        { let we = w[min(k + 6u, last) * params.w_stride + column]; let e = weight_even8(we); let o = weight_odd8(we);
+        { let we = w[min(k + 6u, last) * params.w_stride + w0]; let e = weight_even8(we); let o = weight_odd8(we);
         //#unroll i TILE_M: even_$i += xe_$i.w * e; odd_$i += xe_$i.w * o;
         }
-        { let we = w[min(k + 7u, last) * params.w_stride + column]; let e = weight_even8(we); let o = weight_odd8(we);
+        { let we = w[min(k + 7u, last) * params.w_stride + w0]; let e = weight_even8(we); let o = weight_odd8(we);
         //#unroll i TILE_M: even_$i += xo_$i.w * e; odd_$i += xo_$i.w * o;
         }
     }
@@ -55,9 +60,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     //#unroll i TILE_M: var lo_$i = vec4<f32>(even_$i.x, odd_$i.x, even_$i.y, odd_$i.y); var hi_$i = vec4<f32>(even_$i.z, odd_$i.z, even_$i.w, odd_$i.w);
 //#if LORA
     //#unroll i TILE_M: var lora_lo_$i = vec4<f32>(0.0); var lora_hi_$i = vec4<f32>(0.0);
+    let a0 = adapter_at(expert) + 2u * column;
     for (var j = 0u; j < params.r; j += 1u) {
-        let a_lo = a[j * params.y_stride + 2u * column];
-        let a_hi = a[j * params.y_stride + 2u * column + 1u];
+        let a_lo = a[a0 + j * params.y_stride];
+        let a_hi = a[a0 + j * params.y_stride + 1u];
         //#unroll i TILE_M: { let v = u[m_$i * params.r_stride + j]; lora_lo_$i += v * a_lo; lora_hi_$i += v * a_hi; }
     }
 //#if DROPOUT

@@ -7,6 +7,7 @@
 // Launcher: ops/gemm_image.py.
 //#include common/image8.wgsl
 //#include common/gemm_store.wgsl
+//#include common/experts.wgsl
 
 struct Params {
     rows: u32,
@@ -26,6 +27,10 @@ struct Params {
     module_key: u32,
     keep_below: u32,
     keep_scale: f32,
+    expert0: u32,
+    experts: u32,
+    w_expert: u32,
+    lora_expert: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -67,6 +72,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     if (m0 >= rows) {
         return;
     }
+    let expert = expert_of(m0);
+    if (!is_here(expert)) {
+        return;
+    }
+    let w0 = params.w_unit0 + expert * params.w_expert;
     // No invocation leaves alone: a broadcast needs all of them. Those past the end repeat the last.
     let column = min(c0, params.columns - 1u) / 8u;
     let last = params.k - 1u;
@@ -75,11 +85,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     for (var k = 0u; k < params.k; k += 8u) {
         // Rows of w past the last meet zeros in x's padding.
 //#if BF16
-        //#unroll j 8: let w_$j = load_bf16(w, params.w_unit0 + min(k + $ju, last) * params.w_stride + column);
+        //#unroll j 8: let w_$j = load_bf16(w, w0 + min(k + $ju, last) * params.w_stride + column);
         //#unroll p BLOCKS: let x_$p = texel(x, x_at_$p + k / 8u);
         //#unroll p BLOCKS, s SPAN: let v_$p_$s = eight_bf16(subgroupBroadcast(x_$p, $su)); even_$p_$s += product_even(v_$p_$s, w_0, w_1, w_2, w_3, w_4, w_5, w_6, w_7); odd_$p_$s += product_odd(v_$p_$s, w_0, w_1, w_2, w_3, w_4, w_5, w_6, w_7);
 //#else
-        //#unroll j 8: let w_$j = load_f32(w, params.w_unit0 + min(k + $ju, last) * params.w_stride + column);
+        //#unroll j 8: let w_$j = load_f32(w, w0 + min(k + $ju, last) * params.w_stride + column);
         //#unroll p BLOCKS: let lo_$p = texel(x, 2u * (x_at_$p + k / 8u)); let hi_$p = texel(x, 2u * (x_at_$p + k / 8u) + 1u);
         //#unroll p BLOCKS, s SPAN: let v_$p_$s = eight_f32(subgroupBroadcast(lo_$p, $su), subgroupBroadcast(hi_$p, $su)); even_$p_$s += product_even(v_$p_$s, w_0, w_1, w_2, w_3, w_4, w_5, w_6, w_7); odd_$p_$s += product_odd(v_$p_$s, w_0, w_1, w_2, w_3, w_4, w_5, w_6, w_7);
 //#endif
@@ -89,9 +99,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
 //#if DROPOUT
     //#unroll p BLOCKS, s SPAN: var mask_even_$p_$s: vec4<f32>; var mask_odd_$p_$s: vec4<f32>; { let at = (m0 + $pu * SPAN + $su) * params.y_stride * 4u + c0; let lo = dropout_mask4(at); let hi = dropout_mask4(at + 4u); mask_even_$p_$s = vec4<f32>(lo.xz, hi.xz); mask_odd_$p_$s = vec4<f32>(lo.yw, hi.yw); }
 //#endif
+    let a0 = (params.a_texel0 + adapter_at(expert)) / 2u;
     for (var j = 0u; j < params.r; j += 4u) {
         // Ranks past the last meet zeros in u's padding.
-        //#unroll t 4: let a_$t = load_f32(a, params.a_texel0 / 2u + min(j + $tu, params.r - 1u) * (params.y_stride / 2u) + column);
+        //#unroll t 4: let a_$t = load_f32(a, a0 + min(j + $tu, params.r - 1u) * (params.y_stride / 2u) + column);
         //#unroll p BLOCKS: let u_$p = u[(m_$p * params.r_stride + j) / 4u];
 //#if DROPOUT
         //#unroll p BLOCKS, s SPAN: let t_$p_$s = subgroupBroadcast(u_$p, $su); even_$p_$s += mask_even_$p_$s * (t_$p_$s.x * a_0.even + t_$p_$s.y * a_1.even + t_$p_$s.z * a_2.even + t_$p_$s.w * a_3.even); odd_$p_$s += mask_odd_$p_$s * (t_$p_$s.x * a_0.odd + t_$p_$s.y * a_1.odd + t_$p_$s.z * a_2.odd + t_$p_$s.w * a_3.odd);

@@ -18,6 +18,9 @@ enable chromium_experimental_subgroup_matrix;
 // First row of y that this workgroup's part of k has.
 var<private> below: u32;
 
+// Whose rows this workgroup has.
+var<private> expert: u32;
+
 fn load_tiles(index: u32, m0: u32, c0: u32, k0: u32) {
     for (var i = index; i < TILE_M * TILE_K / 8u; i += THREADS) {
         let m = i / (TILE_K / 8u);
@@ -33,7 +36,7 @@ fn load_tiles(index: u32, m0: u32, c0: u32, k0: u32) {
     for (var i = index; i < TILE_K * TILE_N / 8u; i += THREADS) {
         let k = i / (TILE_N / 8u);
         let unit = i % (TILE_N / 8u);
-        let value = w[min(k0 + k, params.k - 1u) * params.w_stride + min(c0 / 8u + unit, units - 1u)];
+        let value = w[expert * params.w_expert + min(k0 + k, params.k - 1u) * params.w_stride + min(c0 / 8u + unit, units - 1u)];
         put_w_column(k, 8u * unit, weight_even8(value), weight_odd8(value));
     }
 }
@@ -47,7 +50,7 @@ fn finish4(row: u32, column: u32, value: vec4<f32>) {
 //#if LORA
     var added = vec4<f32>(0.0);
     for (var j = 0u; j < params.r; j += 1u) {
-        added += u[row * params.r_stride + j] * a[j * params.y_stride + column / 4u];
+        added += u[row * params.r_stride + j] * a[adapter_at(expert) + j * params.y_stride + column / 4u];
     }
 //#if DROPOUT
     added *= dropout_mask4(row * params.y_stride * 4u + column);
@@ -65,6 +68,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 //#endif
     let m0 = group.y * TILE_M;
     if (m0 >= row_count()) {
+        return;
+    }
+    expert = expert_of(m0);
+    if (!is_here(expert)) {
         return;
     }
     below = group.z * params.rows;

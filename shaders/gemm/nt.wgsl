@@ -30,11 +30,16 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     if (m0 >= rows || c0 >= params.columns) {
         return;
     }
+    let expert = expert_of(m0);
+    if (!is_here(expert)) {
+        return;
+    }
     //#unroll i TILE_M: let m_$i = min(m0 + $iu, rows - 1u);
     //#unroll j 8: let c_$j = min(c0 + $ju, params.columns - 1u);
+    //#unroll j 8: let w_$j = expert * params.w_expert + c_$j * params.w_stride;
     //#unroll i TILE_M, j 8: var acc_$i_$j = 0.0;
     for (var k = 0u; k < params.k_units; k += 1u) {
-        //#unroll j 8: let wu_$j = w[c_$j * params.w_stride + k]; let we_$j = weight_even8(wu_$j); let wo_$j = weight_odd8(wu_$j);
+        //#unroll j 8: let wu_$j = w[w_$j + k]; let we_$j = weight_even8(wu_$j); let wo_$j = weight_odd8(wu_$j);
         //#unroll i TILE_M: let xu_$i = x[m_$i * params.x_stride + k];
 //#if DROPOUT
         //#unroll i TILE_M: let xe_$i = even8(xu_$i) * mask_even(m_$i, k); let xo_$i = odd8(xu_$i) * mask_odd(m_$i, k);
@@ -45,9 +50,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     }
     //#unroll i TILE_M, j 8: acc_$i_$j *= params.scale;
 //#if LORA
-    let b0 = 4u * params.y_unit0;
+    let b0 = adapter_at(expert) + 4u * params.y_unit0 * params.r_stride;
     for (var k = 0u; k < params.r_units; k += 1u) {
-        //#unroll j 8: let bu_$j = b[(b0 + c_$j) * params.r_stride + k];
+        //#unroll j 8: let bu_$j = b[b0 + c_$j * params.r_stride + k];
         //#unroll i TILE_M: let uu_$i = u[m_$i * params.r_stride + k];
         //#unroll i TILE_M, j 8: acc_$i_$j += dot(uu_$i, bu_$j);
     }

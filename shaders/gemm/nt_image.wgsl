@@ -7,6 +7,7 @@
 // Launcher: ops/gemm_image.py.
 //#include common/image8.wgsl
 //#include common/gemm_store.wgsl
+//#include common/experts.wgsl
 
 struct Params {
     rows: u32,
@@ -23,6 +24,10 @@ struct Params {
     r_stride: u32,
     b_texel0: u32,
     scale: f32,
+    expert0: u32,
+    experts: u32,
+    w_expert: u32,
+    lora_expert: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -59,8 +64,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     if (m0 >= rows) {
         return;
     }
+    let expert = expert_of(m0);
+    if (!is_here(expert)) {
+        return;
+    }
     // No invocation leaves alone: a broadcast needs all of them. Those past the end repeat the last.
-    //#unroll j 4: let c_$j = min(c0 + $ju, params.columns - 1u); let w_at_$j = params.w_unit0 + c_$j * params.w_stride;
+    //#unroll j 4: let c_$j = min(c0 + $ju, params.columns - 1u); let w_at_$j = params.w_unit0 + expert * params.w_expert + c_$j * params.w_stride;
     //#unroll p BLOCKS: let m_$p = min(m0 + $pu * SPAN + local.x % SPAN, rows - 1u); let x_at_$p = params.x_unit0 + m_$p * params.x_stride;
     //#unroll p BLOCKS, s SPAN: var acc_$p_$s = vec4<f32>(0.0);
     for (var k = 0u; k < params.k_units; k += 1u) {
@@ -76,7 +85,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     }
     //#unroll p BLOCKS, s SPAN: acc_$p_$s *= params.scale;
 //#if LORA
-    //#unroll j 4: let b_at_$j = params.b_texel0 + (4u * params.y_unit0 + c_$j) * params.r_stride;
+    //#unroll j 4: let b_at_$j = params.b_texel0 + adapter_at(expert) + (4u * params.y_unit0 + c_$j) * params.r_stride;
     for (var k = 0u; k < params.r_units; k += 1u) {
         //#unroll j 4: let b_$j = bitcast<vec4<f32>>(texel(b, b_at_$j + k));
         //#unroll p BLOCKS: let u_$p = u[m_$p * params.r_stride + k];

@@ -15,6 +15,9 @@ enable chromium_experimental_subgroup_matrix;
 //#include common/tile_f32.wgsl
 //#endif
 
+// Whose rows this workgroup has.
+var<private> expert: u32;
+
 fn load_tiles(index: u32, m0: u32, c0: u32, k0: u32) {
     for (var i = index; i < TILE_M * TILE_K / 8u; i += THREADS) {
         let m = i / (TILE_K / 8u);
@@ -29,7 +32,7 @@ fn load_tiles(index: u32, m0: u32, c0: u32, k0: u32) {
         let n = i / (TILE_K / 8u);
         let unit = i % (TILE_K / 8u);
         let k = min(k0 / 8u + unit, params.k_units - 1u);
-        let value = w[min(c0 + n, params.columns - 1u) * params.w_stride + k];
+        let value = w[expert * params.w_expert + min(c0 + n, params.columns - 1u) * params.w_stride + k];
         put_w_row(n, 8u * unit, weight_even8(value), weight_odd8(value));
     }
 }
@@ -41,9 +44,8 @@ fn finish4(row: u32, column: u32, value: vec4<f32>) {
     }
     var v = value * params.scale;
 //#if LORA
-    let b0 = 4u * params.y_unit0;
     let last = params.columns - 1u;
-    //#unroll j 4: let b_$j = (b0 + min(column + $ju, last)) * params.r_stride;
+    //#unroll j 4: let b_$j = adapter_at(expert) + (4u * params.y_unit0 + min(column + $ju, last)) * params.r_stride;
     for (var k = 0u; k < params.r_units; k += 1u) {
         let uu = u[row * params.r_stride + k];
         v += vec4<f32>(dot(uu, b[b_0 + k]), dot(uu, b[b_1 + k]), dot(uu, b[b_2 + k]), dot(uu, b[b_3 + k]));
@@ -60,6 +62,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 //#endif
     let m0 = group.y * TILE_M;
     if (m0 >= row_count()) {
+        return;
+    }
+    expert = expert_of(m0);
+    if (!is_here(expert)) {
         return;
     }
 //#if MATRIX

@@ -17,6 +17,9 @@ struct Params {
     module_key: u32,
     keep_below: u32,
     keep_scale: f32,
+    expert0: u32,
+    experts: u32,
+    lora_expert: u32,
 }
 
 struct Float8 {
@@ -33,12 +36,18 @@ struct Float8 {
 //#include common/dropout.wgsl
 //#endif
 
+//#include common/experts.wgsl
+
 @compute @workgroup_size(LANES)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
     let m0 = group.x * 4u;
     let j0 = group.y * 8u;
+    let expert = expert_of(m0);
+    if (!is_here(expert)) {
+        return;
+    }
     //#unroll i 4: let x_$i = min(m0 + $iu, params.rows - 1u) * params.k_units;
-    //#unroll j 8: let a_$j = min(j0 + $ju, params.r - 1u) * params.k_units;
+    //#unroll j 8: let a_$j = min(j0 + $ju, params.r - 1u) * params.k_units + adapter_at(expert);
     //#unroll i 4, j 8: var sum_$i_$j = 0.0;
     for (var k = lane; k < params.k_units; k += LANES) {
         //#unroll i 4: var lo_$i = lo8(x[x_$i + k]); var hi_$i = hi8(x[x_$i + k]);

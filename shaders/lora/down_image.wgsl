@@ -19,6 +19,9 @@ struct Params {
     module_key: u32,
     keep_below: u32,
     keep_scale: f32,
+    expert0: u32,
+    experts: u32,
+    lora_expert: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -36,12 +39,18 @@ fn masked(v: Eight, row: u32, k: u32) -> Eight {
 }
 //#endif
 
+//#include common/experts.wgsl
+
 @compute @workgroup_size(LANES)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
     let m0 = (group.x * LANES + local.x) * 4u;
     let j0 = group.y * (BLOCKS * SPAN);
+    let expert = expert_of(m0);
+    if (!is_here(expert)) {
+        return;
+    }
     //#unroll i 4: let m_$i = min(m0 + $iu, params.rows - 1u); let x_at_$i = params.x_unit0 + m_$i * params.x_stride;
-    //#unroll p BLOCKS: let a_at_$p = params.a_unit0 + min(j0 + $pu * SPAN + local.x % SPAN, params.r - 1u) * params.a_stride;
+    //#unroll p BLOCKS: let a_at_$p = params.a_unit0 + min(j0 + $pu * SPAN + local.x % SPAN, params.r - 1u) * params.a_stride + adapter_at(expert);
     //#unroll p BLOCKS, s SPAN: var acc_$p_$s = vec4<f32>(0.0);
     for (var k = 0u; k < params.k_units; k += 1u) {
 //#if BF16

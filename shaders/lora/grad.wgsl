@@ -18,6 +18,7 @@ struct Params {
     module_key: u32,
     keep_below: u32,
     keep_scale: f32,
+    lora_expert: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -28,6 +29,8 @@ struct Params {
 @group(0) @binding(4) var<storage, read> batch_info: array<u32>;
 //#include common/dropout.wgsl
 //#endif
+
+//#include common/expert_rows.wgsl
 
 //#if SPREAD
 // Sums of the workgroup's invocations: 16 each, those that share columns ROW_LANES apart.
@@ -44,7 +47,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     var sum_1 = vec4<f32>(0.0);
     var sum_2 = vec4<f32>(0.0);
     var sum_3 = vec4<f32>(0.0);
-    for (var m = local.y; m < select(0u, params.rows, here); m += ROW_LANES) {
+    for (var m = first_row(group.z) + local.y; m < select(0u, rows_end(group.z), here); m += ROW_LANES) {
         var v = unpack4(x[m * params.x_stride + c]);
 //#if DROPOUT
         v *= dropout_mask4((m * params.x_stride + c) * 4u);
@@ -77,7 +80,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         return;
     }
 //#if TRANSPOSED
-    let at = 4u * j * params.g_stride + c;
+    let at = group.z * params.lora_expert + 4u * j * params.g_stride + c;
     g[at] += vec4<f32>(sum_0.x, sum_1.x, sum_2.x, sum_3.x);
     if (4u * j + 1u < params.r) {
         g[at + params.g_stride] += vec4<f32>(sum_0.y, sum_1.y, sum_2.y, sum_3.y);
@@ -89,7 +92,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         g[at + 3u * params.g_stride] += vec4<f32>(sum_0.w, sum_1.w, sum_2.w, sum_3.w);
     }
 //#else
-    let at = 4u * c * params.g_stride + j;
+    let at = group.z * params.lora_expert + 4u * c * params.g_stride + j;
     g[at] += sum_0;
     if (4u * c + 1u < params.x_columns) {
         g[at + params.g_stride] += sum_1;

@@ -15,6 +15,9 @@ struct Params {
     b_stride: u32,
     du_stride: u32,
     scale: f32,
+    expert0: u32,
+    experts: u32,
+    lora_expert: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -22,9 +25,15 @@ struct Params {
 @group(0) @binding(2) var b: texture_storage_2d<rgba32uint, read>;
 @group(0) @binding(3) var<storage, read_write> du: array<vec4<f32>>;
 
+//#include common/experts.wgsl
+
 @compute @workgroup_size(LANES)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
     let m0 = (group.x * LANES + local.x) * 2u;
+    let expert = expert_of(m0);
+    if (!is_here(expert)) {
+        return;
+    }
     let last = params.n - 1u;
     //#unroll i 2: let at_$i = params.dy_unit0 + min(m0 + $iu, params.rows - 1u) * params.dy_stride;
     //#unroll i 2: var lo_$i = vec4<f32>(0.0); var hi_$i = vec4<f32>(0.0);
@@ -35,7 +44,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         //#unroll i 2: let d_$i = load_f32(dy, at_$i + n / 8u);
 //#endif
         // Rows of b past the last meet zeros in dy's padding.
-        //#unroll p BLOCKS: let b_at_$p = 2u * (params.b_unit0 + min(n + $pu * SPAN + local.x % SPAN, last) * params.b_stride + group.y); let b_lo_$p = bitcast<vec4<f32>>(texel(b, b_at_$p)); let b_hi_$p = bitcast<vec4<f32>>(texel(b, b_at_$p + 1u));
+        //#unroll p BLOCKS: let b_at_$p = 2u * (params.b_unit0 + adapter_at(expert) + min(n + $pu * SPAN + local.x % SPAN, last) * params.b_stride + group.y); let b_lo_$p = bitcast<vec4<f32>>(texel(b, b_at_$p)); let b_hi_$p = bitcast<vec4<f32>>(texel(b, b_at_$p + 1u));
         //#unroll p BLOCKS, s SPAN: { let v_lo = subgroupBroadcast(b_lo_$p, $su); let v_hi = subgroupBroadcast(b_hi_$p, $su); let t = $pu * SPAN + $su; let d0 = pick(d_0, t); let d1 = pick(d_1, t); lo_0 += d0 * v_lo; hi_0 += d0 * v_hi; lo_1 += d1 * v_lo; hi_1 += d1 * v_hi; }
     }
     //#unroll i 2: if (m0 + $iu < params.rows) { let at = (m0 + $iu) * params.du_stride + 2u * group.y; du[at] = live(lo_$i, 8u * group.y); du[at + 1u] = live(hi_$i, 8u * group.y + 4u); }

@@ -3,7 +3,7 @@
 //
 // The block sizes are constants, since software adapters divide by others one lane after the other.
 // Each invocation makes 32 neighbouring elements, which share a block. codes in words of 32 codes;
-// codebook: an image with the two values of each byte of codes. w is an image.
+// With EXPERTS several matrices lie one below the other, as there. codebook: an image with the two values of each byte of codes. w is an image.
 // Launcher: ops/nf4.py.
 //#include common/flat.wgsl
 //#include common/texel_values.wgsl
@@ -11,6 +11,11 @@
 struct Params {
     count: u32,
     first: u32,
+    expert_units: u32,
+    codes_expert: u32,
+    absmax_expert: u32,
+    nested_expert: u32,
+    maps_expert: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -22,15 +27,16 @@ struct Params {
 @group(0) @binding(4) var<storage, read> nested_absmax: array<f32>;
 @group(0) @binding(6) var<storage, read> maps: array<f32>;
 
-fn block_scale(block: u32) -> f32 {
-    let code = (absmax[block / 4u] >> (8u * (block % 4u))) & 0xffu;
-    return maps[16u + code] * nested_absmax[block / NESTED_BLOCKSIZE] + maps[272];
+fn block_scale(expert: u32, block: u32) -> f32 {
+    let code = (absmax[expert * params.absmax_expert + block / 4u] >> (8u * (block % 4u))) & 0xffu;
+    let map = expert * params.maps_expert;
+    return maps[map + 16u + code] * nested_absmax[expert * params.nested_expert + block / NESTED_BLOCKSIZE] + maps[map + 272u];
 }
 //#else
 @group(0) @binding(2) var<storage, read> absmax: array<f32>;
 
-fn block_scale(block: u32) -> f32 {
-    return absmax[block];
+fn block_scale(expert: u32, block: u32) -> f32 {
+    return absmax[expert * params.absmax_expert + block];
 }
 //#endif
 
@@ -50,8 +56,15 @@ fn each(i: u32) {
     if (i >= params.count) {
         return;
     }
-    let words = codes[params.first + i];
-    let scale = block_scale((params.first + i) * 32u / BLOCKSIZE);
+//#if EXPERTS
+    let expert = i / params.expert_units;
+    let unit = i % params.expert_units;
+//#else
+    let expert = 0u;
+    let unit = params.first + i;
+//#endif
+    let words = codes[expert * params.codes_expert / 4u + unit];
+    let scale = block_scale(expert, unit * 32u / BLOCKSIZE);
 //#if BF16
     //#unroll j 4: textureStore(w, place(4u * i + $ju), to_texel(eight(words[$j], scale)));
 //#else

@@ -22,6 +22,11 @@ def difference(ours, theirs):
     return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
 
 
+def lora(recorded):
+    names = [n.split(".") for n in recorded.files if n.startswith("grad:")]
+    return LoraConfig(r=5, lora_alpha=10, target_modules=sorted({n[-3] for n in names}))
+
+
 def test_every_family_is_recorded():
     types = {json.loads(str(np.load(FOLDER / f"{c}.npz")["config"]))["model_type"] for c in CASES}
     # Gemma 3's text under the name of a model with images is the same forward.
@@ -37,7 +42,7 @@ def test_against_pytorch(device, tmp_path, case):
     shapes = json.loads(str(recorded["shapes"]))
     save_file(weights(shapes, float(recorded["norm_offset"])), folder / "model.safetensors")
     model = QLoRAModel.from_pretrained(
-        folder, LoraConfig(r=5, lora_alpha=10), QuantConfig(scheme="none"), "float32", device
+        folder, lora(recorded), QuantConfig(scheme="none"), "float32", device
     )
     ids, mask, labels = batch()
     logits = model.logits(ids, mask)
@@ -133,7 +138,7 @@ def test_quantized_and_recomputed(device, tmp_path, case):
     found = []
     for again in (False, True):
         model = QLoRAModel.from_pretrained(
-            tmp_path, LoraConfig(r=5, lora_alpha=10), device=device, gradient_checkpointing=again
+            tmp_path, lora(recorded), device=device, gradient_checkpointing=again
         )
         names = {n: a.shape for n, a in model.adapter_state_dict().items()}
         model.load_adapter(adapter(names))

@@ -47,7 +47,7 @@ def weights(config: dict, seed: int = 0) -> dict[str, np.ndarray]:
     tensors = {architecture.embed_name: normal(config["vocab_size"], config["hidden_size"])}
     if not architecture.tied:
         tensors[architecture.head_name] = normal(config["vocab_size"], config["hidden_size"])
-    for spec in architecture.linears:
+    for spec in architecture.every_linear:
         tensors[f"{spec.name}.weight"] = normal(spec.out_features, spec.in_features)
         if spec.bias:
             tensors[f"{spec.name}.bias"] = normal(spec.out_features)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gpu.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
-from qlora_wgpu.ops.cross_entropy import cross_entropy
+from qlora_wgpu.ops.cross_entropy import Objective, cross_entropy
 from qlora_wgpu.ops.modules import DenseMatrix, Head
 from qlora_wgpu.reference import cross_entropy as reference
 
@@ -22,6 +22,8 @@ def run(
     *,
     shard=None,
     gradient=True,
+    smoothing=0.0,
+    z_loss=0.0,
     **head_options,
 ):
     rng = np.random.default_rng(10)
@@ -42,7 +44,9 @@ def run(
         batch,
         stats,
         gradient=gradient,
+        objective=Objective(smoothing, z_loss),
     )
+    head_options |= {"smoothing": smoothing, "z_loss": z_loss}
     outputs = [bench.graph.gradient_into(th)[0]] if gradient else []
     got_stats, *got = bench.run(stats, *outputs)
     hidden, head = rounded(hidden, dtype), rounded(head, dtype)
@@ -70,6 +74,14 @@ def test_chunks_of_rows_and_shards_of_the_head(device, profile, dtype):
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
 def test_scaled_and_capped_logits(device, profile, dtype):
     run(device, PROFILES[profile], dtype, 37, 331, 20, 0.7, scale=0.4, softcap=3.0)
+
+
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+@pytest.mark.parametrize("softcap", [None, 3.0])
+@pytest.mark.parametrize(("smoothing", "z_loss"), [(0.1, 0.0), (0.0, 0.02), (0.3, 0.1)])
+def test_smoothed_labels_and_z_loss(device, profile, dtype, softcap, smoothing, z_loss):
+    objective = {"smoothing": smoothing, "z_loss": z_loss}
+    run(device, PROFILES[profile], dtype, 37, 331, 20, 0.7, softcap=softcap, **objective)
 
 
 def test_blocks_of_the_head(device):

@@ -15,8 +15,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from peft import LoraConfig, get_peft_model
+from safetensors.numpy import save_file
 from safetensors.torch import load_file
 from seeded import VOCAB, adapter, batch, weights
+from torch.nn.utils.parametrize import register_parametrization
 from transformers import AutoConfig, AutoModelForCausalLM
 
 HERE = Path(__file__).parent
@@ -30,6 +32,13 @@ WIDE = {"head_dim": 20}  # heads that do not divide the hidden size
 LONG = {
     "short_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 3.5],
     "long_factor": [1.0, 2.0, 4.0, 6.0, 8.0, 9.0],
+}
+
+MIXED = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 44}
+# How experts' files call what PyTorch keeps as two stacks: gate and up, and down.
+EXPERTS = {
+    "qwen3_moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
+    "mixtral": ("block_sparse_moe", "w1", "w3", "w2"),
 }
 
 
@@ -112,6 +121,15 @@ CASES = {
         "glm4",
         {**WIDE, "attention_bias": True, **rope("default", partial_rotary_factor=0.5)},
     ),
+    "qwen3_moe": ("qwen3_moe", {**WIDE, **MIXED, "norm_topk_prob": False}),
+    "qwen3_moe-experts": (
+        "qwen3_moe",
+        {
+            **WIDE, **MIXED, "num_hidden_layers": 3, "norm_topk_prob": True, "mlp_only_layers": [1],
+            "use_sliding_window": True, "sliding_window": 7,
+        },
+    ),
+    "mixtral-experts": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "cohere": ("cohere", {"logit_scale": 0.3, "use_qk_norm": False, "attention_bias": False}),
 }  # fmt: skip
 
@@ -127,29 +145,79 @@ def make(case):
         shapes = {n: list(t.shape) for n, t in load_file(f"{folder}/model.safetensors").items()}
         saved = json.loads(Path(folder, "config.json").read_text())
     offset = 1.0 if model_type.startswith("gemma") else 0.0
-    given = {name: torch.from_numpy(a) for name, a in weights(shapes, offset).items()}
-    missing, unexpected = model.load_state_dict(given, strict=False)
-    assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
-    model.tie_weights()
+    with tempfile.TemporaryDirectory() as folder:
+        model.config.save_pretrained(folder)
+        save_file(weights(shapes, offset), f"{folder}/model.safetensors", {"format": "pt"})
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            experts_implementation="eager",
+            output_loading_info=True,
+        )
+    assert not report["unexpected_keys"] and not report["missing_keys"], report
     # Gradients of float32 differ from those of float64 by up to 1.5e-5 here.
-    return model.double(), saved, shapes, offset
+    return model.eval().double(), saved, shapes, offset
 
 
 def targets(model):
     names = {n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
-    return sorted({n.rsplit(".", 1)[-1] for n in names} - {"lm_head", "gate", "router"})
+    return sorted({n.rsplit(".", 1)[-1] for n in names} - {"lm_head"})
 
 
 def peft_name(name):
     return name.replace(".default", "")
 
 
+class Adapted(torch.nn.Module):
+    """A stack of experts' weights, each with an adapter for each of its parts."""
+
+    def __init__(self, pairs):
+        super().__init__()
+        self.pairs = [pair for expert in pairs for pair in expert]
+        self.parts = len(pairs[0])
+
+    def forward(self, stack):
+        products = [ALPHA / R * b @ a for a, b in self.pairs]
+        experts = [
+            torch.cat(products[i : i + self.parts]) for i in range(0, len(products), self.parts)
+        ]
+        return stack + torch.stack(experts)
+
+
+def adapted_experts(model, model_type, dtype):
+    """Gives every expert's layers adapters of their own, which PEFT cannot; by PEFT's names."""
+    at, gate, up, down = EXPERTS[model_type]
+    trained = {}
+    for name, module in list(model.named_modules()):
+        if not name.endswith(".experts"):
+            continue
+        layer = name.removesuffix(".mlp.experts")
+        for stack, leaves in (("gate_up_proj", (gate, up)), ("down_proj", (down,))):
+            count, out, inner = getattr(module, stack).shape
+            pairs = []
+            for expert in range(count):
+                pairs.append([])
+                for leaf in leaves:
+                    a = torch.nn.Parameter(torch.zeros(R, inner, dtype=dtype))
+                    b = torch.nn.Parameter(torch.zeros(out // len(leaves), R, dtype=dtype))
+                    full = f"{layer}.{at}.experts.{expert}.{leaf}"
+                    trained[f"{full}.lora_A.weight"] = a
+                    trained[f"{full}.lora_B.weight"] = b
+                    pairs[-1].append((a, b))
+            register_parametrization(module, stack, Adapted(pairs))
+    return trained
+
+
 def adapted(case, dtype):
     """The model with its seeded adapter, and what of it is trained."""
     model = make(case)[0].to(dtype)
     lora = LoraConfig(r=R, lora_alpha=ALPHA, lora_dropout=0.0, target_modules=targets(model))
+    model.config.model_type = "any"  # PEFT would take "gate_proj" for the stacks of experts, too
     model = get_peft_model(model, lora).to(dtype).eval()
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    if case.endswith("-experts"):
+        trained |= adapted_experts(model, CASES[case][0], dtype)
     start = adapter({peft_name(n): list(p.shape) for n, p in trained.items()})
     with torch.no_grad():
         for name, parameter in trained.items():

@@ -39,6 +39,8 @@ DEFAULTS = {
         "gradient_accumulation_steps": 16,
         "gradient_checkpointing": True,
         "compute_dtype": "bfloat16",
+        "label_smoothing_factor": 0.0,
+        "z_loss_weight": 0.0,
         "seed": 0,
     },
     "optim": {
@@ -140,6 +142,8 @@ def test_wrong_target_modules(value) -> None:
         (TrainConfig, {"gradient_accumulation_steps": 0}),
         (TrainConfig, {"compute_dtype": "float16"}),
         (TrainConfig, {"seed": -1}),
+        (TrainConfig, {"label_smoothing_factor": 1.0}),
+        (TrainConfig, {"z_loss_weight": -1e-4}),
         (TrainConfig, {"seed": 2**32}),
         (OptimConfig, {"learning_rate": 0.0}),
         (OptimConfig, {"learning_rate": math.nan}),

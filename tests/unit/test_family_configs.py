@@ -44,6 +44,22 @@ def test_layers_without_rotation():
     assert given.config.details.rotated == (False, True, True, False)
 
 
+def test_layers_with_experts():
+    found = read(
+        "qwen3_moe",
+        mlp_only_layers=[0],
+        decoder_sparse_step=2,
+        num_experts=5,
+        num_experts_per_tok=2,
+    )
+    assert found.config.details.experts.layers == (False, True, False, True)
+    assert {s.at for s in found.experts} == {f"model.layers.{i}.mlp.experts" for i in (1, 3)}
+    assert set(found.routers.values()) == {(5, SIZES["hidden_size"])}
+    assert not any("experts" in s.name for s in found.linears)
+    new = read("mixtral", num_local_experts=3)
+    assert new.experts[0].linears[2].name == "model.layers.0.block_sparse_moe.experts.2.w1"
+
+
 def test_old_and_new_keys_of_rope_mean_the_same():
     new = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}}
     old = {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}}
@@ -105,7 +121,10 @@ REFUSED = {
     ),
     "partial": ("stablelm", {"partial_rotary_factor": 2.0}, "partial_rotary_factor"),
     "images": ("gemma3", {}, "text_config"),
-    "experts": ("qwen3_moe", {}, "qwen3_moe"),
+    "model type": ("deepseek_v3", {}, "deepseek_v3"),
+    "experts": ("qwen3_moe", {"num_experts": 2, "num_experts_per_tok": 3}, "num_experts_per_tok 3"),
+    "balance": ("mixtral", {"output_router_logits": True}, "output_router_logits"),
+    "dense layers": ("qwen3_moe", {"mlp_only_layers": "0"}, "mlp_only_layers"),
 }
 
 
@@ -120,6 +139,6 @@ def test_what_is_not_computed_is_refused_by_name(case):
 def test_every_family_names_its_layers_once(model_type):
     text = {"text_config": {**SIZES, "head_dim": 12}} if model_type == "gemma3" else {}
     found = read(model_type, head_dim=12, partial_rotary_factor=0.5, **text)
-    names = [spec.name for spec in found.linears]
+    names = [spec.name for spec in found.every_linear]
     assert len(names) == len(set(names)) and len(names) % 4 == 0
     assert not set(names) & {name.rsplit(".", 1)[0] for name in found.norms}

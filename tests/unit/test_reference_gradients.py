@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 
-from qlora_wgpu.reference import attention, cross_entropy, glu, layer_norm, linear, rms_norm, rope
+from qlora_wgpu.reference import (
+    attention,
+    cross_entropy,
+    experts,
+    glu,
+    layer_norm,
+    linear,
+    rms_norm,
+    rope,
+)
 
 RNG = np.random.default_rng(0)
 
@@ -87,6 +96,9 @@ def test_cross_entropy():
     bent = cross_entropy.backward(hidden, head, targets, 0.4, 2.0)
     check(lambda v: cross_entropy.forward(v, head, targets, 0.4, 2.0), hidden, bent)
     assert not dhidden[[1, 4]].any()
+    given = {"smoothing": 0.2, "z_loss": 0.1}
+    smooth = cross_entropy.backward(hidden, head, targets, 0.4, 2.0, **given)
+    check(lambda v: cross_entropy.forward(v, head, targets, 0.4, 2.0, **given), hidden, smooth)
 
 
 def test_dropout_mask_keeps_the_right_share():
@@ -96,3 +108,20 @@ def test_dropout_mask_keeps_the_right_share():
     other = linear.dropout_mask(300, 304, 300, 0.25, 6, 6)
     both = ((mask == 0) & (other == 0)).mean()
     assert abs(both - 0.25**2) < 0.01  # independent
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_experts(normalized):
+    x, logits, w, dy = normal(6, 4), normal(6, 5), normal(5, 3, 4), normal(6, 3)
+    ids, weights = experts.route(logits, 2, normalized=normalized)
+
+    def value(x=x, logits=logits, w=w):
+        again, weights = experts.route(logits, 2, normalized=normalized)
+        assert (again == ids).all()
+        return float(np.sum(dy * experts.mix(x, again, weights, w)))
+
+    dx, dweights, dw = experts.mix_backward(dy, x, ids, weights, w)
+    dlogits = experts.route_backward(dweights, logits, ids, normalized=normalized)
+    check(lambda v: value(x=v), x, dx)
+    check(lambda v: value(logits=v), logits, dlogits)
+    check(lambda v: value(w=v), w, dw)

@@ -9,13 +9,15 @@ from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.batch import make_batch
 from qlora_wgpu.ops.columns import columns
 from qlora_wgpu.ops.cross_entropy import logits_of_rows
+from qlora_wgpu.ops.experts import expert_linear
 from qlora_wgpu.ops.glu import glu
 from qlora_wgpu.ops.head_norm import head_norm
 from qlora_wgpu.ops.layer_norm import layer_norm
 from qlora_wgpu.ops.linear import linear
-from qlora_wgpu.ops.modules import DenseMatrix, Head, Linear
+from qlora_wgpu.ops.modules import DenseExperts, DenseMatrix, ExpertLinear, Head, Linear
 from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.ops.rope import rope
+from qlora_wgpu.ops.routing import combine, route, spread
 
 BATCH = make_batch(1, 6)
 
@@ -32,7 +34,25 @@ def norm(size):
     return vector("weight", size, "float32")
 
 
+def routing(g):
+    return route(g, operand(6, 4, "float32"), 2, normalized=True)
+
+
+def experts(g, x):
+    where = routing(g)
+    layer = ExpertLinear("up", DenseExperts(4, 8, 24, ()), None)
+    return expert_linear(g, spread(g, x, where), layer, where, BATCH)
+
+
 WRONG = {
+    "route": (
+        lambda g: route(g, operand(6, 4, "float32"), 5, normalized=True), r"route: 5.*6x4",
+    ),
+    "experts": (lambda g: experts(g, operand(6, 20)), r"expert_linear.*x20.*4x8x24"),
+    "combine": (
+        lambda g: combine(g, operand(6, 20), routing(g), operand(6, 24, "float32")),
+        r"combine.*6x24.*6x20",
+    ),
     "glu": (lambda g: glu(g, operand(6, 20), operand(6, 24)), r"glu.*6x20.*6x24"),
     "glu rows": (lambda g: glu(g, operand(6, 20), operand(5, 20)), r"glu.*6x20.*5x20"),
     "linear": (

@@ -1,0 +1,39 @@
+"""What kernels are told whose rows belong to experts (``common/experts.wgsl``)."""
+
+from __future__ import annotations
+
+from qlora_wgpu.gpu.wgsl import Constant
+from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.ops.modules import EXPERT_TILE, ExpertTiles, Lora
+
+
+def expert_params(experts: ExpertTiles | None, lora: Lora | None, unit: int) -> dict[str, int]:
+    """Parameters of a kernel whose rows may belong to experts.
+
+    Args:
+        experts: Whose weights are at hand, if rows belong to any.
+        lora: The first expert's adapter.
+        unit: Elements that the kernel counts an adapter's matrices in.
+    """
+    if experts is None:
+        return {"expert0": 0, "experts": 1, "lora_expert": 0}
+    return {
+        "expert0": experts.first,
+        "experts": experts.count,
+        "lora_expert": lora.stride // unit if lora is not None else 0,
+    }
+
+
+def expert_constants(
+    experts: ExpertTiles | None, tensors: dict[str, Tensor]
+) -> dict[str, Constant]:
+    """Constants of such a kernel; binds what it looks up."""
+    if experts is None:
+        return {"EXPERTS": False}
+    tensors["tile_experts"] = experts.experts
+    return {"EXPERTS": True, "EXPERT_TILE": EXPERT_TILE}
+
+
+def expert_count(expert_rows: Tensor | None) -> int:
+    """How many experts a reduction over rows is made for."""
+    return 1 if expert_rows is None else expert_rows.columns // 2

@@ -1,0 +1,48 @@
+"""A mixture of experts: y[t] = Σ_j w[t, j] · W[e(t, j)]·x[t] over the top experts of each row."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+Ids = npt.NDArray[np.int64]
+
+
+def route(logits: Array, top: int, *, normalized: bool) -> tuple[Ids, Array]:
+    """Ids (rows, top) of the largest logits, and their softmax over all or over the chosen."""
+    ids = np.argsort(-logits, axis=1, kind="stable")[:, :top]
+    e = np.exp(logits - logits.max(1, keepdims=True))
+    chosen = np.take_along_axis(e, ids, 1)
+    return ids, chosen / (chosen if normalized else e).sum(1, keepdims=True)
+
+
+def route_backward(dw: Array, logits: Array, ids: Ids, *, normalized: bool) -> Array:
+    """d logits (rows, experts) from the gradient (rows, top) of the weights."""
+    dlogits = np.zeros_like(logits)
+    for t, chosen in enumerate(ids):
+        among = chosen if normalized else np.arange(logits.shape[1])
+        p = np.exp(logits[t, among] - logits[t].max())
+        p /= p.sum()
+        d = np.zeros(logits.shape[1])
+        d[chosen] = dw[t]
+        dlogits[t, among] = p * (d[among] - p @ d[among])
+    return dlogits
+
+
+def mix(x: Array, ids: Ids, weights: Array, w: Array) -> Array:
+    """y (rows, out); w (experts, out, in)."""
+    y: Array = np.einsum("tj,tjoi,ti->to", weights, w[ids], x)
+    return y
+
+
+def mix_backward(
+    dy: Array, x: Array, ids: Ids, weights: Array, w: Array
+) -> tuple[Array, Array, Array]:
+    """Returns dx (rows, in), dweights (rows, top), dw (experts, out, in)."""
+    dx = np.einsum("tj,tjoi,to->ti", weights, w[ids], dy)
+    dweights = np.einsum("to,tjoi,ti->tj", dy, w[ids], x)
+    dw = np.zeros_like(w)
+    for t, j in np.ndindex(ids.shape):
+        dw[ids[t, j]] += weights[t, j] * np.outer(dy[t], x[t])
+    return dx, dweights, dw

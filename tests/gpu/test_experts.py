@@ -1,0 +1,129 @@
+import numpy as np
+import pytest
+
+from gpu.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
+from qlora_wgpu.config import LoraConfig, QuantConfig
+from qlora_wgpu.graph.tensor import matrix
+from qlora_wgpu.models.adapter import Adapter
+from qlora_wgpu.models.family import ExpertSpec
+from qlora_wgpu.models.weights import WeightLayout
+from qlora_wgpu.ops.experts import expert_linear
+from qlora_wgpu.ops.modules import DenseExperts, ExpertLinear
+from qlora_wgpu.ops.routing import combine, most_rows, route, spread
+from qlora_wgpu.quant import quantize_nf4
+from qlora_wgpu.reference import experts as reference
+
+
+def lora_of(bench, adapter, stack, values):
+    """The stack's adapter with those values in its flat vector, and the gradient's tensor."""
+    adapter.parameters.storage.data = values
+    zeros = np.zeros(adapter.length, np.float32)
+    adapter.gradient.storage.data = zeros
+    return adapter.expert_loras[stack.name]
+
+
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+@pytest.mark.parametrize("normalized", [True, False])
+@pytest.mark.parametrize(
+    ("rows", "experts", "top", "inner", "outer", "r", "pieces"),
+    [(70, 3, 2, 20, 44, 5, 1), (9, 7, 3, 36, 20, 12, 3), (40, 1, 1, 16, 24, 3, 1)],
+)
+def test_a_mixture(device, profile, dtype, normalized, rows, experts, top, inner, outer, r, pieces):
+    rng = np.random.default_rng(3)
+    x, dy = rng.standard_normal((rows, inner)), rng.standard_normal((rows, outer))
+    w = rng.standard_normal((experts, outer, inner))
+    logits = rng.standard_normal((rows, experts))
+    skip = rng.standard_normal((rows, outer))
+    if experts > 3:
+        logits[:, 1] = -9  # an expert that nobody meets
+    bench = Bench(device, dtype, PROFILES[profile])
+    g = bench.graph
+    stack = ExpertSpec("mlp.experts", "up_proj", experts, outer, inner)
+    adapter = Adapter(LoraConfig(r=r, lora_alpha=r, target_modules=["up_proj"]), [], [stack])
+    flat = adapter.initial(0)
+    arrays = {n: rng.standard_normal(a.shape) for n, a in adapter.split(flat).items()}
+    lora = lora_of(bench, adapter, stack, adapter.join(arrays))
+    count = -(-experts // pieces)
+    shards = [
+        (i, len(w[i : i + count]), bench.operand(w[i : i + count].reshape(-1, inner)))
+        for i in range(0, experts, count)
+    ]
+    layer = ExpertLinear("up", DenseExperts(experts, outer, inner, tuple(shards)), lora)
+    tx, tlogits = bench.operand(x, grad=True), bench.given(logits, grad=True)
+    tskip = bench.given(skip, grad=True)
+    routing = route(g, tlogits, top, normalized=normalized)
+    y = expert_linear(g, spread(g, tx, routing), layer, routing, bench.batch(1, rows))
+    y = combine(g, y, routing, tskip)
+    g.hand_over(y, bench.given(dy))
+    g.backward()
+    dx, dlogits = g.gradient_into(tx)[0], g.gradient_into(tlogits)[0]
+    whole = matrix("flat", 1, adapter.length, "float32", adapter.gradient.storage)
+    got_y, got_x, got_logits, got_flat = bench.run(y, dx, dlogits, whole)
+
+    name = "base_model.model.mlp.experts.{}.up_proj.lora_{}.weight"
+    a = np.stack([arrays[name.format(e, "A")] for e in range(experts)])
+    b = np.stack([arrays[name.format(e, "B")] for e in range(experts)])
+    a, b = rounded(a, "float32"), rounded(b, "float32")
+    full = rounded(w, dtype) + b @ a
+    x, logits, dy = rounded(x, dtype), rounded(logits, "float32"), rounded(dy, "float32")
+    ids, weights = reference.route(logits, top, normalized=normalized)
+    expected = reference.mix(x, ids, weights, full) + skip
+    ex, eweights, ew = reference.mix_backward(dy, x, ids, weights, full)
+    elogits = reference.route_backward(eweights, logits, ids, normalized=normalized)
+    # Results pass through an operand on their way, and so do gradients.
+    near = tolerance(dtype, max(inner, outer, rows))
+    assert_close(got_y, expected, near, "sums over K")
+    assert_close(got_x, ex, near, "sums over N")
+    assert_close(got_logits, elogits, near, "sums over N", terms=np.abs(eweights).max())
+    gradients = adapter.split(got_flat[0].astype(np.float32))
+    for e in range(experts):
+        da, db = b[e].T @ ew[e], ew[e] @ a[e].T
+        scale = max(np.abs(ew[e]).max(), 1e-9) * 5 * max(inner, outer)
+        assert_close(gradients[name.format(e, "A")], da, near, "sums over rows", terms=scale)
+        assert_close(gradients[name.format(e, "B")], db, near, "sums over rows", terms=scale)
+
+
+def test_every_division_has_room():
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        experts, rows, top = rng.integers(1, 9), rng.integers(1, 200), rng.integers(1, 4)
+        top = min(top, experts)
+        ids = np.argsort(rng.random((rows, experts)) * rng.random(experts) ** 4, axis=1)[:, :top]
+        counts = np.bincount(ids.reshape(-1), minlength=experts)
+        assert (-(-counts // 64) * 64).sum() <= most_rows(rows * top, experts)
+
+
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+@pytest.mark.parametrize("double_quant", [False, True])
+@pytest.mark.parametrize("shape", [(44, 20), (20, 96)])
+def test_quantized_experts(device, monkeypatch, profile, dtype, double_quant, shape):
+    experts, rng = 5, np.random.default_rng(4)
+    w = rng.standard_normal((experts, *shape)).astype(np.float32)
+    w *= np.arange(1, experts + 1)[:, None, None]  # so that scales and offsets differ
+
+    class Folder:
+        path = "folder"
+
+        def has(self, name):
+            return True
+
+        def nf4(self, name):
+            return None
+
+        def float32(self, name):
+            return w[int(name.split(".")[2])]
+
+    bench = Bench(device, dtype, PROFILES[profile])
+    stack = ExpertSpec("mlp.experts", "up_proj", experts, *shape)
+    quant = QuantConfig(double_quant=double_quant)
+    layout = WeightLayout(
+        quant, dtype, device.max_binding, Folder(), device, images=bench.profile.images
+    )
+    layer = layout._experts(stack, Adapter(LoraConfig(target_modules=["up_proj"]), [], [stack]))
+    monkeypatch.setattr("qlora_wgpu.ops.nf4._EXPERT_BYTES", 2 * w[0].nbytes)  # about two at a time
+    shards = list(layer.weight.expert_shards(bench.graph))
+    assert len(shards) > 1 and sum(count for _, count, _ in shards) == experts
+    got = np.concatenate(bench.run(*(w for _, _, w in shards)))
+    exact = [quantize_nf4(each, 64, double_quant).dequantize() for each in w]
+    bound = 2e-7 if dtype == "float32" else 2**-8
+    assert_close(got, rounded(np.concatenate(exact), dtype), bound, "one fused rounding")
