@@ -22,16 +22,26 @@ from rich.text import Text
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.cli.opening import open_model
+from qlora_wgpu.cli.preparing import check_ids, prepare_data
 from qlora_wgpu.cli.tuning import tune_device
 from qlora_wgpu.config import Config, load_config
-from qlora_wgpu.data import IGNORE_INDEX, Dataset, Tokenizer, bucket_length, load_dataset
-from qlora_wgpu.errors import DataError
+from qlora_wgpu.data import IGNORE_INDEX, Dataset, Tokenizer, bucket_length
+from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.generation import generate
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.models.family import find_family
 from qlora_wgpu.models.memory import plan_training_memory
 from qlora_wgpu.models.qlora_model import QLoRAModel
-from qlora_wgpu.training import Observer, Trainer, TrainResult, refuse_existing_run
+from qlora_wgpu.ops.cross_entropy import Objective
+from qlora_wgpu.training import (
+    Observer,
+    Trainer,
+    TrainResult,
+    check_same_run,
+    holds_run,
+    refuse_existing_run,
+)
+from qlora_wgpu.training.blocks import Schedule
 from qlora_wgpu.tuning.tuner import Task
 
 _SAMPLE_TOKENS = 48
@@ -41,22 +51,36 @@ _SAMPLE_TOKENS = 48
 @click.argument("config", type=click.Path())
 @click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
 @click.option("--overwrite", is_flag=True, help="Replace a run that output.dir already holds.")
-def train(config: str, overrides: tuple[str, ...], overwrite: bool) -> None:
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Go on with the run in output.dir from its newest whole checkpoint, bit by bit as if it "
+    "had not stopped; begins one where there is none.",
+)
+def train(config: str, overrides: tuple[str, ...], overwrite: bool, resume: bool) -> None:
     """Fine-tune a model as CONFIG, a YAML file, says.
 
     Values of CONFIG can be replaced: `qlora-wgpu train run.yaml optim.learning_rate=1e-4`.
-    The run's folder (output.dir) gets adapter/, checkpoints/, config.yaml and metrics.jsonl.
+    The run's folder (output.dir) gets adapter/, checkpoints/, config.yaml, metrics.jsonl and
+    report.html. Ctrl-C stops it with its state saved.
     """
     console = Console()
     settings = load_config(config, overrides)
-    run(console, settings, overwrite=overwrite)
+    if overwrite and resume:
+        raise ConfigError("--overwrite and --resume exclude each other: choose one")
+    run(console, settings, overwrite=overwrite, resume=resume)
 
 
-def run(console: Console, settings: Config, *, overwrite: bool) -> TrainResult:
+def run(
+    console: Console, settings: Config, *, overwrite: bool = False, resume: bool = False
+) -> TrainResult:
     """Loads data and model, trains, and shows what came of it."""
     train_path = settings.require_train_path()
-    if not overwrite:
-        refuse_existing_run(Path(settings.output.dir))
+    output = Path(settings.output.dir)
+    if resume and holds_run(output):
+        check_same_run(output, settings)
+    elif not overwrite and not resume:
+        refuse_existing_run(output)
     folder = ModelFolder.open(settings.model.path)
     # Says what is not supported before data is read.
     architecture = find_family(folder.config).read(folder.config)
@@ -64,18 +88,16 @@ def run(console: Console, settings: Config, *, overwrite: bool) -> TrainResult:
     for text in architecture.notes:
         console.print(f"note: {text}", style="yellow", highlight=False)
     tokenizer = Tokenizer.from_folder(folder.path)
-    limit, template = settings.data.max_seq_length, settings.data.chat_template
-    data = load_dataset(train_path, tokenizer, limit, chat_template=template)
-    _check_ids(train_path, data, vocabulary)
+    data = prepare_data(console, settings.data, train_path, tokenizer)
+    check_ids(train_path, data, vocabulary)
     held_out = None
     if settings.data.eval is not None:
-        held_out = load_dataset(settings.data.eval, tokenizer, limit, chat_template=template)
-        _check_ids(settings.data.eval, held_out, vocabulary)
-    for dataset in (data, held_out):
-        for text in dataset.warnings if dataset is not None else ():
-            console.print(f"warning: {text}", style="yellow", highlight=False)
+        held_out = prepare_data(console, settings.data, settings.data.eval, tokenizer)
+        check_ids(settings.data.eval, held_out, vocabulary)
     device = Device(settings.device.adapter, settings.device.backend)
     longest = max(data.longest, held_out.longest if held_out is not None else 0)
+    if settings.data.packing:
+        longest = max(longest, Schedule.of(data.lengths, settings).longest)
     length = bucket_length(longest, settings.data.max_seq_length)
     _planned(settings, folder, device, length)  # what is too large is said before kernels are timed
     tune_device(
@@ -104,12 +126,13 @@ def run(console: Console, settings: Config, *, overwrite: bool) -> TrainResult:
         gradient_checkpointing=settings.train.gradient_checkpointing,
     )
     _show_setup(console, settings, model, data, held_out)
+    model.objective = Objective(settings.train.label_smoothing_factor, settings.train.z_loss_weight)
     # The largest plan first, so that the smaller ones find room in its slots.
     model.prepare(settings.train.per_device_train_batch_size, length)
     sample = _Sample(model, tokenizer, held_out or data)
     before = sample.text()
     with _Display(console) as display:
-        trainer = Trainer(model, settings, display, overwrite=overwrite)
+        trainer = Trainer(model, settings, display, overwrite=overwrite, resume=resume)
         result = trainer.train(data, held_out)
     _show_result(console, result, sample, before)
     return result
@@ -144,26 +167,11 @@ def _show_setup(
     console.print(table, highlight=False)
 
 
-def _check_ids(path: str | Path, data: Dataset, vocabulary: int) -> None:
-    """Refuses a tokenizer that makes ids which the model does not have."""
-    if data.max_token_id < vocabulary:
-        return
-    for number, example in enumerate(data, 1):
-        largest = int(example.input_ids.max())
-        if largest >= vocabulary:
-            raise DataError(
-                f"{path}: example {number} has the token id {largest}, but the model knows only "
-                f"{vocabulary} (vocab_size in config.json): put the model's own tokenizer.json "
-                "into its folder"
-            )
-
-
 def _tokens(settings: Config, data: Dataset, length: int) -> int:
     """About how many tokens will be computed, padding included."""
     train = settings.train
     step = train.per_device_train_batch_size * train.gradient_accumulation_steps
-    rows = train.max_steps * step if train.max_steps > 0 else train.num_train_epochs * len(data)
-    return round(rows * length)
+    return Schedule.of(data.lengths, settings).total_steps * step * length
 
 
 def _planned(settings: Config, folder: ModelFolder, device: Device, length: int) -> Counter[str]:
@@ -213,11 +221,17 @@ class _Display(Observer):
     def __exit__(self, *exception: object) -> None:
         self._progress.stop()
 
-    def started(self, total_steps: int, memory: Counter[str]) -> None:
+    def started(self, total_steps: int, done: int, memory: Counter[str]) -> None:
         self._console.print(memory_line("taken", memory))
-        self._task = self._progress.add_task("training", total=total_steps, figures="")
+        self._task = self._progress.add_task(
+            "training", total=total_steps, completed=done, figures=""
+        )
+        self._shown_at = done
         self._every = max(1, total_steps // 10)
         self._progress.start()
+
+    def resumed(self, checkpoint: Path, step: int) -> None:
+        self._console.print(f"goes on from {checkpoint.name}", highlight=False)
 
     def step(self, row: dict[str, Any]) -> None:
         if self._task is None:

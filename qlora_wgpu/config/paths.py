@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 BUILT_IN_CHAT_TEMPLATES = ("chatml",)
+# Two parts, the second without a file's ending, and maybe a split.
+_NAME_ON_HUB = re.compile(r"[\w.-]+/(?!.*\.(?:jsonl|json|csv|parquet|txt)$)[\w.-]+(?::[\w./-]+)?")
 
 
 def is_inline_template(value: str) -> bool:
@@ -23,7 +26,8 @@ def resolve_path(key: str, value: str, bases: tuple[Path, Path]) -> str:
 
     Returns:
         ``model.path``: the existing folder, else the text as it is (a name on the Hub) unless it
-        is plainly a path. ``data.*``: the existing file, else where it should have been.
+        is plainly a path. ``data.*``: the existing file, else as it is where it may be a name on
+        the Hub, else where it should have been.
         ``output.dir``: from the first base if it begins with ``./`` or ``../``, else as it is.
     """
     if key == "data.chat_template" and (
@@ -40,6 +44,8 @@ def resolve_path(key: str, value: str, bases: tuple[Path, Path]) -> str:
         if _exists(base / expanded):
             return _absolute(base, expanded)
     if key == "model.path" and not plainly_path:
+        return value
+    if key in ("data.train", "data.eval") and not plainly_path and _NAME_ON_HUB.fullmatch(value):
         return value
     return _absolute(bases[0], expanded)
 

@@ -129,14 +129,49 @@ class DataConfig(Section):
     """The data sets and how rows become tokens."""
 
     train: Text | None = Field(
-        None, description="Training data: a .jsonl, .json or .txt file (training needs one)."
+        None,
+        description="Training data: a .jsonl, .json, .csv, .parquet or .txt file, a folder of "
+        "them, or a data set of the Hugging Face Hub as owner/name:split (training needs one).",
     )
     eval: Text | None = Field(
         None, description="Held-out data in the same formats, or null for no evaluation."
     )
-    max_seq_length: int = Field(
-        1024, ge=2, description="Longest row in tokens; what is longer is cut off at the end."
+    max_seq_length: int = Field(1024, ge=2, description="Longest row in tokens.")
+    format: Literal[
+        "auto",
+        "messages",
+        "conversations",
+        "prompt/completion",
+        "instruction/output",
+        "text",
+    ] = Field("auto", description="Format of the rows; auto goes by the keys of the first one.")
+    columns: dict[Text, Text] = Field(
+        {},
+        description="Where rows name their columns otherwise, the row's own name by the format's, "
+        "such as {prompt: question, completion: answer}.",
     )
+    train_on: Literal["auto", "assistant", "last_turn", "completion", "all"] = Field(
+        "auto",
+        description="What is learnt: the assistant's turns of a chat or a row's answer (auto, "
+        "assistant), the last turn alone (last_turn, completion), or everything (all; rows of "
+        "text always).",
+    )
+    truncation: Literal["keep_start", "keep_end", "drop", "error"] = Field(
+        "keep_start",
+        description="What becomes of rows longer than max_seq_length: cut at the end, cut at the "
+        "beginning, left out, or an error.",
+    )
+    packing: bool = Field(
+        False,
+        description="Whether several examples share a row of max_seq_length tokens; they do not "
+        "see each other, and positions restart.",
+    )
+    group_by_length: bool = Field(
+        True,
+        description="Whether the rows of a step are cut into micro-batches by their length, which "
+        "saves padding and changes nothing else.",
+    )
+    cache: bool = Field(True, description="Whether prepared data is kept on disk for the next run.")
     chat_template: Text | None = Field(
         None,
         description="Chat template used instead of the tokenizer's: a .jinja file, the template "
@@ -225,6 +260,18 @@ class EvalConfig(Section):
         description="Steps between evaluations, or a fraction of the whole run below 1; 0 for "
         "the end only.",
     )
+    load_best_model_at_end: bool = Field(
+        False,
+        description="Whether the adapter with the lowest held-out loss becomes the final one.",
+    )
+    early_stopping_patience: PositiveInt | None = Field(
+        None,
+        description="Evaluations in a row without a lower held-out loss after which the run ends, "
+        "or null for never.",
+    )
+    early_stopping_threshold: float = Field(
+        0.0, ge=0.0, description="By how much the held-out loss must fall to count as lower."
+    )
 
 
 class LogConfig(Section):
@@ -289,7 +336,7 @@ class Config(Section):
         if self.data.train is None:
             raise ConfigError(
                 "data.train is required for training but is not set: "
-                "name a .jsonl, .json or .txt file there"
+                "name a file, a folder or a data set of the Hugging Face Hub there"
             )
         return self.data.train
 

@@ -8,18 +8,23 @@ from qlora_wgpu.data.chat import (
     find_chat_template,
     render_chat,
 )
-from qlora_wgpu.data.dataset import Dataset, Example, load_dataset
-from qlora_wgpu.data.formats import IGNORE_INDEX, RowEncoder, alpaca_prompt
+from qlora_wgpu.data.dataset import Preparation, load_dataset
+from qlora_wgpu.data.examples import IGNORE_INDEX, Counts, Dataset, Example
+from qlora_wgpu.data.formats import FORMATS, RowEncoder, alpaca_prompt
+from qlora_wgpu.data.hub_datasets import is_dataset_name
 from qlora_wgpu.data.masking import assistant_spans
 from qlora_wgpu.data.tokenizer import Tokenizer
 
 __all__ = [
     "BUILT_IN_TEMPLATES",
+    "FORMATS",
     "IGNORE_INDEX",
     "Batch",
     "ChatTemplate",
+    "Counts",
     "Dataset",
     "Example",
+    "Preparation",
     "RenderedChat",
     "RowEncoder",
     "Tokenizer",
@@ -29,6 +34,7 @@ __all__ = [
     "collate",
     "epoch_order",
     "find_chat_template",
+    "is_dataset_name",
     "load_dataset",
     "render_chat",
 ]

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.data.dataset import Example
-from qlora_wgpu.data.formats import IGNORE_INDEX
+from qlora_wgpu.data.examples import IGNORE_INDEX, Example
 from qlora_wgpu.errors import ShapeError
 
 SMALLEST_BUCKET = 32
@@ -22,7 +21,7 @@ class Batch:
     Attributes:
         input_ids: Token ids, padded on the right.
         labels: Ids where the model learns, -100 elsewhere and in the padding; not shifted.
-        attention_mask: 1 for tokens, 0 for padding.
+        attention_mask: 0 for padding, else the number, from 1 on, of the example within its row.
     """
 
     input_ids: npt.NDArray[np.int32]
@@ -45,31 +44,40 @@ def epoch_order(n: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
     return np.argsort(bits, kind="stable").astype(np.int64)
 
 
-def collate(examples: Sequence[Example], pad_token_id: int, length: int) -> Batch:
-    """Pads examples on the right into one batch.
+def collate(rows: Sequence[Sequence[Example]], pad_token_id: int, length: int) -> Batch:
+    """Pads rows on the right into one batch.
 
     Args:
-        examples: One per row.
+        rows: The examples of each row, which do not see each other; none for a row of padding.
         pad_token_id: Id in the padding. It is masked, but must lie within the vocabulary.
-        length: Number of columns, at least that of the longest example.
+        length: Number of columns, at least that of the longest row.
 
     Raises:
-        ShapeError: If there is no example, or one is longer than ``length``.
+        ShapeError: If there is no row, or one is longer than ``length``.
     """
-    if not examples:
-        raise ShapeError("a batch needs at least one example")
-    longest = max(map(len, examples))
+    if not rows:
+        raise ShapeError("a batch needs at least one row")
+    longest = max(row_length(row) for row in rows)
     if longest > length:
-        raise ShapeError(f"an example of {longest} tokens does not fit a batch of length {length}")
-    shape = (len(examples), length)
+        raise ShapeError(f"a row of {longest} tokens does not fit a batch of length {length}")
+    shape = (len(rows), length)
     input_ids = np.full(shape, pad_token_id, dtype=np.int32)
     labels = np.full(shape, IGNORE_INDEX, dtype=np.int32)
     attention_mask = np.zeros(shape, dtype=np.int32)
-    for row, example in enumerate(examples):
-        input_ids[row, : len(example)] = example.input_ids
-        labels[row, : len(example)] = example.labels
-        attention_mask[row, : len(example)] = 1
+    for number, row in enumerate(rows):
+        first = 0
+        for segment, example in enumerate(row, start=1):
+            end = first + len(example)
+            input_ids[number, first:end] = example.input_ids
+            labels[number, first:end] = example.labels
+            attention_mask[number, first:end] = segment
+            first = end
     return Batch(input_ids, labels, attention_mask)
+
+
+def row_length(row: Sequence[Example]) -> int:
+    """Tokens of the examples that share a row."""
+    return sum(map(len, row))
 
 
 def bucket_length(longest: int, max_seq_length: int) -> int:

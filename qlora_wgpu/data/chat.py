@@ -62,7 +62,12 @@ class RenderedChat:
 
 
 class ChatTemplate:
-    """A compiled chat template with the special tokens it may print."""
+    """A compiled chat template with the special tokens it may print.
+
+    Attributes:
+        source: Its Jinja source.
+        marks_assistant: Whether it has ``{% generation %}`` blocks.
+    """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
         """Compiles a template.
@@ -74,6 +79,7 @@ class ChatTemplate:
         Raises:
             TokenizerError: If the template is no valid Jinja.
         """
+        self.source = source
         self._template, self.marks_assistant = _compile(source)
         self._special_tokens = dict(special_tokens or {})
 

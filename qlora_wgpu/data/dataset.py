@@ -1,93 +1,50 @@
-"""A data set in memory: every example as token ids and labels."""
+"""From a data file, folder or hub name to a data set of token ids and labels."""
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
-from typing import overload
+from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
-
-from qlora_wgpu.data.chat import find_chat_template
-from qlora_wgpu.data.formats import IGNORE_INDEX, RowEncoder, detect_format
-from qlora_wgpu.data.sources import check_file, read_rows, read_text
+from qlora_wgpu.data.chat import ChatTemplate, find_chat_template
+from qlora_wgpu.data.examples import Counts, Dataset, Example
+from qlora_wgpu.data.formats import RowEncoder, TrainOn, detect_format, with_columns
+from qlora_wgpu.data.hub_datasets import download, is_dataset_name
+from qlora_wgpu.data.prepared import Writer, cache_folder, key_of, learns, prepare
+from qlora_wgpu.data.sources import data_files, read_rows, read_text
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import DataError, TokenizerError
 
+__all__ = ["Dataset", "Example", "Preparation", "load_dataset"]
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Example:
-    """One sequence.
-
-    Attributes:
-        input_ids: Token ids, int32, shape (length,).
-        labels: The same ids where the model learns and -100 elsewhere, int32, shape (length,). Not
-            shifted: position i is predicted from the positions before it, so label 0 has no effect.
-    """
-
-    input_ids: npt.NDArray[np.int32]
-    labels: npt.NDArray[np.int32]
-
-    def __len__(self) -> int:
-        return len(self.input_ids)
-
-    @property
-    def num_label_tokens(self) -> int:
-        """Number of positions that the loss is taken over."""
-        return int(np.count_nonzero(self.labels[1:] != IGNORE_INDEX))
+Truncation = Literal["keep_start", "keep_end", "drop", "error"]
+_TOLD_EVERY = 256  # rows between two reports of progress
 
 
-class Dataset(Sequence[Example]):
-    """Examples in the order of their file.
+@dataclass(frozen=True)
+class Preparation:
+    """How rows become examples.
 
     Attributes:
-        num_label_tokens: Positions that the loss is taken over, in all examples together.
-        num_truncated: Examples that were cut to the maximum length.
-        num_without_labels: Rows that were left out because nothing in them is learnt.
-        warnings: Sentences for the user about what was cut or left out.
+        max_seq_length: Longest example in tokens, at least 2.
+        chat_template: ``data.chat_template``: see ``find_chat_template``.
+        row_format: A key of ``FORMATS``, or "auto" to go by the first row.
+        columns: The row's own name of each key of its format, where it has another.
+        train_on: What is learnt; see ``RowEncoder``.
+        truncation: What becomes of longer rows: cut at the end (keep_start) or at the beginning
+            (keep_end), left out (drop), or an error.
     """
 
-    def __init__(
-        self,
-        examples: Sequence[Example],
-        num_truncated: int = 0,
-        num_without_labels: int = 0,
-        warnings: Sequence[str] = (),
-    ) -> None:
-        """Holds examples and what is known of their origin."""
-        self._examples = list(examples)
-        self.num_truncated = num_truncated
-        self.num_without_labels = num_without_labels
-        self.warnings = tuple(warnings)
-        self.num_label_tokens = sum(example.num_label_tokens for example in self._examples)
-
-    def __len__(self) -> int:
-        return len(self._examples)
-
-    @overload
-    def __getitem__(self, index: int) -> Example: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Example]: ...
-    def __getitem__(self, index: int | slice) -> Example | list[Example]:
-        return self._examples[index]
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all examples together."""
-        return sum(map(len, self._examples))
-
-    @property
-    def longest(self) -> int:
-        """Length of the longest example, in tokens."""
-        return max(map(len, self._examples), default=0)
-
-    @property
-    def max_token_id(self) -> int:
-        """Largest token id, to be compared with the model's vocabulary; -1 if there is none."""
-        return max((int(e.input_ids.max()) for e in self._examples if len(e)), default=-1)
+    max_seq_length: int
+    chat_template: str | None = None
+    row_format: str = "auto"
+    columns: Mapping[str, str] = field(default_factory=dict)
+    train_on: TrainOn = "auto"
+    truncation: Truncation = "keep_start"
 
 
 def load_dataset(
@@ -95,111 +52,205 @@ def load_dataset(
     tokenizer: Tokenizer,
     max_seq_length: int,
     chat_template: str | None = None,
+    *,
+    how: Preparation | None = None,
+    cache: bool = False,
+    progress: Callable[[int], None] = lambda rows: None,
 ) -> Dataset:
-    """Reads a data file and encodes it.
+    """Reads data and encodes it.
 
-    A ``.jsonl`` file has one JSON object per line and a ``.json`` file a list of them; all rows
-    have one of the formats in ``qlora_wgpu.data.formats``. Rows longer than ``max_seq_length`` are
-    cut at the end. A ``.txt`` file is one document, cut into full windows that are learnt whole; a
-    last short window is left out unless it is the only one.
+    A ``.jsonl`` file has one JSON object per line, a ``.json`` file a list of them, a ``.csv`` file
+    the names of its columns in the first line; all rows have one of the formats in
+    ``qlora_wgpu.data.formats``. A ``.txt`` file is one document, cut into full windows that are
+    learnt whole; a last short window is left out unless it is the only one. A folder stands for all
+    files in it, a name of the form owner/name[:split] for a data set of the Hugging Face hub.
 
     Args:
-        path: The file.
+        path: The file, folder or name.
         tokenizer: The model's tokenizer.
         max_seq_length: Longest example in tokens, at least 2.
         chat_template: ``data.chat_template``: see ``find_chat_template``.
+        how: Everything else about the preparation, instead of the two before.
+        cache: Whether what is prepared is kept on disk for the next time.
+        progress: Told, now and then, how many rows are done.
 
     Raises:
-        DataError: If the file cannot be read, a row is wrong, or there is nothing to learn.
+        DataError: If a file cannot be read, a row is wrong, or there is nothing to learn.
         TokenizerError: If the chat template is broken.
     """
-    path = Path(path)
-    if max_seq_length < 2:
-        raise DataError(f"max_seq_length must be at least 2, got {max_seq_length}")
-    if check_file(path) == ".txt":
-        return _load_text(path, tokenizer, max_seq_length)
-    return _load_rows(path, tokenizer, max_seq_length, chat_template)
+    how = how or Preparation(max_seq_length, chat_template)
+    if how.max_seq_length < 2:
+        raise DataError(f"max_seq_length must be at least 2, got {how.max_seq_length}")
+    text = str(path)
+    if not Path(path).exists() and is_dataset_name(text):
+        files, name = download(text), text
+    else:
+        files, name = data_files(Path(path)), Path(path).name
+    template = find_chat_template(how.chat_template, tokenizer)
+    folder = None
+    if cache:
+        folder = cache_folder() / key_of(files, _settings(how, tokenizer, template))
+    source = _Source(name, files, tokenizer, template, how, progress)
+    return prepare(folder, source.fill)
 
 
-def _load_text(path: Path, tokenizer: Tokenizer, max_seq_length: int) -> Dataset:
-    ids = np.array(tokenizer.encode(read_text(path)), dtype=np.int32)
-    if len(ids) < 2:
-        raise DataError(f"{path.name} holds fewer than two tokens: there is nothing to learn")
-    num_windows = max(len(ids) // max_seq_length, 1)
-    windows = [
-        ids[i * max_seq_length : (i + 1) * max_seq_length].copy() for i in range(num_windows)
-    ]
-    return Dataset([Example(window, window.copy()) for window in windows])
+def _settings(
+    how: Preparation, tokenizer: Tokenizer, template: ChatTemplate | None
+) -> dict[str, Any]:
+    """What decides, besides the files, how they become tokens."""
+    source = template.source if template is not None else ""
+    return {
+        "max_seq_length": how.max_seq_length,
+        "row_format": how.row_format,
+        "columns": dict(how.columns),
+        "train_on": how.train_on,
+        "truncation": how.truncation,
+        "template": source,
+        # Some templates write the date.
+        "date": date.today().isoformat() if "strftime_now" in source else "",
+        "tokenizer": hashlib.sha256(tokenizer.to_json().encode()).hexdigest(),
+        "special_tokens": tokenizer.special_tokens,
+        "ends": sorted(tokenizer.eos_token_ids),
+    }
 
 
-def _load_rows(
-    path: Path, tokenizer: Tokenizer, max_seq_length: int, chat_template: str | None
-) -> Dataset:
-    encoder = RowEncoder(tokenizer, find_chat_template(chat_template, tokenizer))
-    examples: list[Example] = []
-    truncated = without_labels = 0
-    row_format: str | None = None
-    first = ""
-    for where, row in read_rows(path):
-        try:
-            found = detect_format(row)
-            if row_format is None:
-                row_format, first = found, where
-            elif found != row_format:
+class _Source:
+    """The files of a data set, and how their rows become examples."""
+
+    def __init__(
+        self,
+        name: str,
+        files: list[Path],
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        how: Preparation,
+        progress: Callable[[int], None],
+    ) -> None:
+        self._name = name
+        self._files = files
+        self._tokenizer = tokenizer
+        self._template = template
+        self._how = how
+        self._progress = progress
+
+    def fill(self, writer: Writer) -> tuple[Counts, list[str]]:
+        """Adds all examples; returns what became of the rows, and what to tell of it."""
+        if self._files[0].suffix.lower() == ".txt":
+            return self._fill_windows(writer)
+        return self._fill_rows(writer)
+
+    def _fill_windows(self, writer: Writer) -> tuple[Counts, list[str]]:
+        length, count = self._how.max_seq_length, 0
+        for path in self._files:
+            ids = self._tokenizer.encode(read_text(path))
+            if len(ids) < 2:
                 raise DataError(
-                    f"a row of the format '{found}' stands among rows of '{row_format}' "
-                    f"({first}): give each format its own file"
+                    f"{path.name} holds fewer than two tokens: there is nothing to learn"
                 )
-            ids, labels = encoder.encode(row, row_format)
-        except DataError as err:
-            raise DataError(f"{where}: {err}") from err
-        except TokenizerError as err:
-            raise TokenizerError(f"{where}: {err}") from err
-        example = Example(
-            np.array(ids[:max_seq_length], dtype=np.int32),
-            np.array(labels[:max_seq_length], dtype=np.int32),
-        )
-        if example.num_label_tokens == 0:
-            without_labels += 1
-            continue
-        truncated += len(ids) > max_seq_length
-        examples.append(example)
-    dataset = _finish(path, tokenizer, examples, truncated, without_labels, max_seq_length)
-    if encoder.num_system_dropped:
-        dataset.warnings += (
-            f"{path.name}: the chat template leaves the system message out of "
-            f"{encoder.num_system_dropped} rows",
-        )
-    return dataset
+            for i in range(max(len(ids) // length, 1)):
+                window = ids[i * length : (i + 1) * length]
+                writer.add(window, window)
+                count += 1
+            self._progress(count)
+        return Counts(rows=count), []
 
+    def _fill_rows(self, writer: Writer) -> tuple[Counts, list[str]]:
+        encoder = RowEncoder(self._tokenizer, self._template, self._how.train_on)
+        limit, truncation = self._how.max_seq_length, self._how.truncation
+        added = rows = truncated = dropped = without_labels = 0
+        ends = self._tokenizer.eos_token_ids
+        end_learnt = not ends
+        for where, row, row_format in self._rows():
+            rows += 1
+            if rows % _TOLD_EVERY == 0:
+                self._progress(rows)
+            try:
+                ids, labels = encoder.encode(row, row_format)
+            except DataError as err:
+                raise DataError(f"{where}: {err}") from err
+            except TokenizerError as err:
+                raise TokenizerError(f"{where}: {err}") from err
+            end_learnt = end_learnt or not ends.isdisjoint(labels)
+            if len(ids) > limit:
+                if truncation == "error":
+                    raise DataError(
+                        f"{where}: it has {len(ids)} tokens, more than max_seq_length={limit}, and "
+                        "data.truncation is error"
+                    )
+                if truncation == "drop":
+                    dropped += 1
+                    continue
+                kept = slice(limit) if truncation == "keep_start" else slice(-limit, None)
+                ids, labels = ids[kept], labels[kept]
+                truncated += learns(labels)
+            if not learns(labels):
+                without_labels += 1
+                continue
+            writer.add(ids, labels)
+            added += 1
+        self._progress(rows)
+        counts = Counts(rows, truncated, dropped, without_labels)
+        if not added:
+            raise DataError(self._nothing(counts))
+        return counts, self._warnings(counts, encoder, end_learnt=end_learnt)
 
-def _finish(
-    path: Path,
-    tokenizer: Tokenizer,
-    examples: list[Example],
-    truncated: int,
-    without_labels: int,
-    max_seq_length: int,
-) -> Dataset:
-    if not examples:
-        raise DataError(
-            f"{path.name} has nothing to learn within max_seq_length={max_seq_length}: "
-            f"all of its {without_labels} rows were left out"
-            if without_labels
-            else f"{path.name} holds no row at all"
+    def _rows(self) -> Iterator[tuple[str, dict[str, Any], str]]:
+        """Rows, where each stands, and their format, which all share."""
+        row_format: str | None = None if self._how.row_format == "auto" else self._how.row_format
+        first = ""
+        for path in self._files:
+            for where, given in read_rows(path):
+                try:
+                    row = with_columns(given, self._how.columns)
+                    found = detect_format(row, self._how.row_format)
+                    if row_format is None:
+                        row_format, first = found, where
+                    elif found != row_format:
+                        raise DataError(
+                            f"a row of the format '{found}' stands among rows of '{row_format}' "
+                            f"({first}): give each format its own file"
+                        )
+                except DataError as err:
+                    raise DataError(f"{where}: {err}") from err
+                yield where, row, row_format
+
+    def _nothing(self, counts: Counts) -> str:
+        if not counts.rows:
+            return f"{self._name} holds no row at all"
+        left_out = counts.dropped + counts.without_labels
+        return (
+            f"{self._name} has nothing to learn within "
+            f"max_seq_length={self._how.max_seq_length}: all of its {left_out} rows were left out"
         )
-    total = len(examples) + without_labels
-    notes: list[str | None] = [
-        f"{path.name}: {truncated} of {total} rows are longer than max_seq_length="
-        f"{max_seq_length} and were cut at the end"
-        if truncated
-        else None,
-        f"{path.name}: {without_labels} of {total} rows have nothing to learn within "
-        f"max_seq_length={max_seq_length} and were left out"
-        if without_labels
-        else None,
-        f"{path.name}: the tokenizer has no end-of-sequence token, so none is learnt"
-        if tokenizer.eos_token_id is None
-        else None,
-    ]
-    return Dataset(examples, truncated, without_labels, [note for note in notes if note])
+
+    def _warnings(self, counts: Counts, encoder: RowEncoder, *, end_learnt: bool) -> list[str]:
+        within = f"max_seq_length={self._how.max_seq_length}"
+        where = "end" if self._how.truncation == "keep_start" else "beginning"
+        notes = []
+        if counts.truncated:
+            notes.append(
+                f"{counts.truncated} of {counts.rows} rows are longer than {within} and were cut "
+                f"at the {where}"
+            )
+        if counts.dropped:
+            notes.append(
+                f"{counts.dropped} of {counts.rows} rows are longer than {within} and were left out"
+            )
+        if counts.without_labels:
+            notes.append(
+                f"{counts.without_labels} of {counts.rows} rows have nothing to learn within "
+                f"{within} and were left out"
+            )
+        if self._tokenizer.eos_token_id is None:
+            notes.append("the tokenizer has no end-of-sequence token, so none is learnt")
+        elif not end_learnt:
+            notes.append(
+                "no end-of-turn token is learnt anywhere, so the model will not learn when to "
+                "stop: check that data.chat_template is the one its tokenizer was made for"
+            )
+        if encoder.num_system_dropped:
+            notes.append(
+                f"the chat template leaves the system message out of {encoder.num_system_dropped} "
+                "rows"
+            )
+        return [f"{self._name}: {note}" for note in notes]

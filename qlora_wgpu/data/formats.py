@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from qlora_wgpu.data.chat import ChatTemplate
+from qlora_wgpu.data.examples import IGNORE_INDEX
 from qlora_wgpu.data.masking import Span, assistant_spans, tokens_in_spans
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import DataError
 
-IGNORE_INDEX = -100
+TrainOn = Literal["auto", "assistant", "last_turn", "completion", "all"]
 
 # The keys that make a format, in order of precedence: a row of a conversation may carry more.
 FORMATS: dict[str, tuple[str, ...]] = {
@@ -43,14 +45,39 @@ _TASK = "Below is an instruction that describes a task"
 _REQUEST = "Write a response that appropriately completes the request."
 
 
-def detect_format(row: Mapping[str, Any]) -> str:
+def with_columns(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """A row under its format's keys.
+
+    Args:
+        row: As it was read.
+        columns: The row's own names by the format's.
+
+    Raises:
+        DataError: If the row lacks a column.
+    """
+    renamed = dict(row)
+    for key, column in columns.items():
+        if column not in row:
+            found = ", ".join(f"'{name}'" for name in list(row)[:8]) or "none"
+            raise DataError(
+                f"data.columns names the column '{column}' for '{key}', but the row's are {found}"
+            )
+        renamed[key] = row[column]
+    return renamed
+
+
+def detect_format(row: Mapping[str, Any], wanted: str = "auto") -> str:
     """Names the format of a row by its keys.
+
+    Args:
+        row: The row.
+        wanted: The format it must have, if any.
 
     Raises:
         DataError: If the keys fit no format.
     """
     for name, keys in FORMATS.items():
-        if all(key in row for key in keys):
+        if wanted in ("auto", name) and all(key in row for key in keys):
             return name
     found = ", ".join(f"'{key}'" for key in list(row)[:8]) or "none"
     near = [
@@ -58,17 +85,19 @@ def detect_format(row: Mapping[str, Any]) -> str:
         for key in row
         if key not in _KNOWN_KEYS and (close := difflib.get_close_matches(key, _KNOWN_KEYS, n=1))
     ]
-    wanted = "; or ".join(" and ".join(f"'{key}'" for key in keys) for keys in FORMATS.values())
+    formats = FORMATS.values() if wanted == "auto" else [FORMATS[wanted]]
+    needed = "; or ".join(" and ".join(f"'{key}'" for key in keys) for keys in formats)
     hint = f" ({near[0]})" if near else ""
-    raise DataError(f"a row needs the key {wanted}; its keys are {found}{hint}")
+    raise DataError(f"a row needs the key {needed}; its keys are {found}{hint}")
 
 
 class RowEncoder:
     """Turns rows into token ids and labels.
 
     Labels are the ids themselves where the model learns and -100 elsewhere; they are not shifted.
-    The model learns the assistant's turns of ``messages`` and ``conversations``, the
-    ``completion``, the ``output``, or all of a ``text``. Except in chats, where the template
+    What is learnt is ``train_on``: in chats the assistant's turns (auto, assistant) or the last of
+    them (last_turn, completion), in rows with an answer the answer, and of a ``text`` all; or (all)
+    everything. Except in chats, where the template
     decides, the tokenizer's special tokens are added in front (never a second beginning-of-sequence
     token) and the end-of-sequence token behind, which is learnt.
 
@@ -77,13 +106,17 @@ class RowEncoder:
             without a word.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate | None, train_on: TrainOn = "auto"
+    ) -> None:
         """Builds an encoder.
 
         Args:
             tokenizer: The model's tokenizer.
             template: The chat template, or None if there is none.
+            train_on: What is learnt.
         """
+        self._train_on = train_on
         self._tokenizer = tokenizer
         self._template = template
         self.num_system_dropped = 0
@@ -108,10 +141,10 @@ class RowEncoder:
         return self._encoders[row_format](row)
 
     def _messages(self, row: Mapping[str, Any]) -> tuple[list[int], list[int]]:
-        return self._chat(_checked_messages(row["messages"], "messages"), row)
+        return self._chat(_checked_messages(_from_json(row["messages"]), "messages"), row)
 
     def _conversations(self, row: Mapping[str, Any]) -> tuple[list[int], list[int]]:
-        turns = row["conversations"]
+        turns = _from_json(row["conversations"])
         if isinstance(turns, list) and turns and isinstance(turns[0], dict) and "role" in turns[0]:
             return self._chat(_checked_messages(turns, "conversations"), row)
         messages = _from_sharegpt(turns)
@@ -130,7 +163,7 @@ class RowEncoder:
             )
         if all(message["role"] != "assistant" for message in messages):
             raise DataError("a conversation needs a message with the role 'assistant' to learn")
-        tools = row.get("tools")
+        tools = _from_json(row.get("tools"))
         if tools is not None and not (
             isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
         ):
@@ -144,8 +177,21 @@ class RowEncoder:
             and message["content"].strip() not in text
             for message in messages
         )
+        if self._train_on == "all":
+            spans = [(0, len(text))]
+        elif self._train_on in ("last_turn", "completion"):
+            spans = self._last_turn(messages, spans)
         # The template writes the special tokens itself, the beginning-of-sequence token included.
         return self._masked(text, spans, add_special_tokens=False)
+
+    @staticmethod
+    def _last_turn(messages: list[dict[str, Any]], spans: list[Span]) -> list[Span]:
+        if messages[-1]["role"] != "assistant":
+            raise DataError(
+                "data.train_on is the last turn, but the conversation does not end with one of the "
+                "assistant"
+            )
+        return spans[-1:]
 
     def _prompt_completion(self, row: Mapping[str, Any]) -> tuple[list[int], list[int]]:
         return self._answer(_text_of(row, "prompt"), _text_of(row, "completion"))
@@ -156,6 +202,10 @@ class RowEncoder:
         return self._answer(prompt, _text_of(row, "output"))
 
     def _text(self, row: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+        if self._train_on not in ("auto", "all"):
+            raise DataError(
+                f"data.train_on is {self._train_on}, but a 'text' has no turns: set it to all"
+            )
         return self._answer("", _text_of(row, "text"), learn_all=True)
 
     def _answer(
@@ -173,7 +223,7 @@ class RowEncoder:
                 ids.append(eos)
                 labels.append(eos)
             labels[-1] = eos
-        return ids, (list(ids) if learn_all else labels)
+        return ids, (list(ids) if learn_all or self._train_on == "all" else labels)
 
     def _masked(
         self, text: str, spans: list[Span], add_special_tokens: bool
@@ -246,6 +296,16 @@ def _from_sharegpt(turns: Any) -> list[dict[str, Any]]:
             raise DataError(f"turn {number} needs 'value' as text, got {_kind(turn['value'])}")
         messages.append({"role": role, "content": turn["value"]})
     return messages
+
+
+def _from_json(value: Any) -> Any:
+    """A list that a table keeps as text."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            return json.loads(value)
+        except ValueError as err:
+            raise DataError(f"a list kept as text is not valid JSON: {err}") from err
+    return value
 
 
 def _kind(value: Any) -> str:

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+from qlora_wgpu.data.tables import csv_rows, parquet_rows
 from qlora_wgpu.errors import DataError
 
-SUFFIXES = (".jsonl", ".json", ".txt")
+SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt")
+KINDS = "a .jsonl, .json, .csv, .parquet or .txt file"
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -27,7 +29,7 @@ def check_file(path: Path) -> str:
     """
     try:
         if path.is_dir():
-            raise DataError(f"{path} is a folder: name a .jsonl, .json or .txt file in it")
+            raise DataError(f"{path} is a folder, not a data file")
         if not path.exists():
             raise DataError(f"the data file {path} does not exist{_near_name(path)}")
         size = path.stat().st_size
@@ -35,14 +37,14 @@ def check_file(path: Path) -> str:
         raise DataError(f"the data file {str(path)[:200]!r} cannot be read: {err}") from err
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
-        raise DataError(f"the data file {path} must end in .jsonl, .json or .txt")
+        raise DataError(f"the data file {path} must end in {', '.join(SUFFIXES[:-1])} or .txt")
     if size == 0:
         raise DataError(f"the data file {path} is empty")
     return suffix
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the rows of a ``.jsonl`` or ``.json`` file.
+    """Yields the rows of a ``.jsonl``, ``.json``, ``.csv`` or ``.parquet`` file.
 
     Yields:
         Where the row stands, such as ``"train.jsonl line 17"``, and the row.
@@ -51,7 +53,32 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         DataError: If a row is no JSON object, is not UTF-8, or holds NaN, a key twice or a lone
             surrogate.
     """
-    return _json_lines(path) if path.suffix.lower() == ".jsonl" else _json_list(path)
+    readers = {".jsonl": _json_lines, ".csv": csv_rows, ".parquet": parquet_rows}
+    return readers.get(path.suffix.lower(), _json_list)(path)
+
+
+def data_files(path: Path) -> list[Path]:
+    """The data files that a path names: itself, or all of a folder, by name.
+
+    Raises:
+        DataError: If one cannot be read, or the folder holds none.
+    """
+    if not path.is_dir():
+        check_file(path)
+        return [path]
+    found = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+    found = [p for p in found if not any(q.startswith(".") for q in p.relative_to(path).parts)]
+    if not found:
+        raise DataError(f"the folder {path} holds no data file: put {KINDS} there")
+    texts = [p for p in found if p.suffix.lower() == ".txt"]
+    if texts and len(texts) < len(found):
+        raise DataError(
+            f"the folder {path} holds both text files and files of rows ({texts[0].name}, "
+            f"{next(p for p in found if p not in texts).name}): give each a folder of its own"
+        )
+    for file in found:
+        check_file(file)
+    return found
 
 
 def read_text(path: Path) -> str:

@@ -143,6 +143,10 @@ class Tokenizer:
                 kept = [i for i in kept if i not in self._special_ids]
             return str(self._backend.decode(kept, skip_special_tokens=skip_special_tokens))
 
+    def to_json(self) -> str:
+        """The whole of tokenizer.json as it is used."""
+        return str(self._backend.to_str())
+
     @property
     def vocab_size(self) -> int:
         """Number of tokens, added ones included."""

@@ -52,8 +52,11 @@ def checked_labels(labels: Any, shape: tuple[int, ...], vocab_size: int) -> IntA
 def checked_mask(attention_mask: Any, shape: tuple[int, ...]) -> IntArray:
     """The mask as an int64 array of the ids' shape, all ones where there is none.
 
+    Samples that are packed into one row are numbered in it from 1 on.
+
     Raises:
-        ShapeError: If it has another shape or holds anything but 0 and 1.
+        ShapeError: If it has another shape, a negative number, or a sample that is not in one
+            piece.
     """
     if attention_mask is None:
         return np.ones(shape, np.int64)
@@ -61,8 +64,12 @@ def checked_mask(attention_mask: Any, shape: tuple[int, ...]) -> IntArray:
     mask = _integers("attention_mask", mask.astype(np.int64) if mask.dtype == bool else mask)
     if mask.shape != shape:
         raise ShapeError(f"attention_mask must have input_ids' shape {shape}, got {mask.shape}")
-    if mask.min() < 0 or mask.max() > 1:
-        raise ShapeError("attention_mask must hold only 0 and 1")
+    if mask.min() < 0:
+        raise ShapeError("attention_mask must hold 0 for padding and numbers of samples from 1 on")
+    if mask.max() > 1:
+        later = mask[:, 1:] < np.maximum.accumulate(mask, axis=1)[:, :-1]
+        if (later & (mask[:, 1:] > 0)).any():
+            raise ShapeError("attention_mask must number the samples of a row in rising order")
     return mask
 
 
@@ -73,11 +80,28 @@ def _integers(name: str, value: Any) -> IntArray:
     return array.astype(np.int64)
 
 
-def shifted_targets(labels: IntArray) -> IntArray:
-    """Each row's labels moved one to the left: position t predicts the label of t + 1."""
+def shifted_targets(labels: IntArray, mask: IntArray | None = None) -> IntArray:
+    """Each row's labels moved one to the left: position t predicts the label of t + 1.
+
+    Where ``mask`` numbers several samples in a row, none predicts another's first token.
+    """
     targets = np.full_like(labels, IGNORED)
     targets[:, :-1] = labels[:, 1:]
+    if mask is not None:
+        begins = (mask[:, 1:] > 1) & (mask[:, 1:] != mask[:, :-1])
+        targets[:, :-1][begins] = IGNORED
     return targets
+
+
+def positions(mask: IntArray) -> IntArray:
+    """Positions (batch, seq): from 0 in each row, and again in each packed sample after its first.
+
+    Padding counts, as in Hugging Face's models.
+    """
+    count = np.arange(mask.shape[1])
+    begins = np.zeros_like(mask)
+    begins[:, 1:] = (mask[:, 1:] > 1) & (mask[:, 1:] != mask[:, :-1])
+    return count - np.maximum.accumulate(begins * count, axis=1)
 
 
 def pack(
@@ -93,7 +117,7 @@ def pack(
     Args:
         batch: Its layout.
         ids: (batch, seq).
-        mask: (batch, seq), 0 for padding.
+        mask: (batch, seq), 0 for padding, else the number of the sample.
         targets: (batch, seq) from ``shifted_targets``.
         rows: Rows to list as label rows instead of those that have a target.
         dropout_key: Turns dropout on, with this micro-batch's key.
@@ -114,7 +138,7 @@ def pack(
         info[INFO_DROPOUT], info[INFO_KEY] = 1, dropout_key
     put(batch.input_ids.offset, ids, np.uint32)
     put(batch.label_rows.offset, np.asarray(rows), np.uint32)
-    put(batch.positions.offset, np.tile(np.arange(batch.seq), batch.batch), np.uint32)
+    put(batch.positions.offset, positions(mask), np.uint32)
     put(batch.segments.offset, mask, np.uint32)
     put(batch.info.offset, info, np.uint32)
     if targets is not None:

@@ -145,7 +145,8 @@ class QLoRAModel:
         Args:
             input_ids: Integers (batch, seq).
             labels: Integers (batch, seq), -100 to ignore; shifted by one here, as in Hugging Face.
-            attention_mask: 1 for tokens and 0 for padding, (batch, seq); all ones by default.
+            attention_mask: 1 for tokens and 0 for padding, (batch, seq); all ones by default. Rows
+                may pack several samples, numbered 1, 2, … here: they do not see each other.
 
         Returns:
             The loss (0 where nothing has a label), and by PEFT's names the gradient of every A
@@ -220,8 +221,9 @@ class QLoRAModel:
         """Token ids, shifted targets and mask of a micro-batch, checked."""
         vocab = self.architecture.vocab_size
         ids = inputs.checked_ids(input_ids, vocab)
-        targets = inputs.shifted_targets(inputs.checked_labels(labels, ids.shape, vocab))
-        return ids, targets, inputs.checked_mask(attention_mask, ids.shape)
+        mask = inputs.checked_mask(attention_mask, ids.shape)
+        targets = inputs.shifted_targets(inputs.checked_labels(labels, ids.shape, vocab), mask)
+        return ids, targets, mask
 
     def accumulate(
         self,

@@ -2,6 +2,14 @@
 
 from qlora_wgpu.training.observer import Observer
 from qlora_wgpu.training.run_folder import refuse_existing_run
+from qlora_wgpu.training.same_run import check_same_run, holds_run
 from qlora_wgpu.training.trainer import Trainer, TrainResult
 
-__all__ = ["Observer", "TrainResult", "Trainer", "refuse_existing_run"]
+__all__ = [
+    "Observer",
+    "TrainResult",
+    "Trainer",
+    "check_same_run",
+    "holds_run",
+    "refuse_existing_run",
+]

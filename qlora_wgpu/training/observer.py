@@ -12,8 +12,11 @@ Row = dict[str, Any]
 class Observer:
     """Does nothing; a progress bar or a logger overrides what it wants to know."""
 
-    def started(self, total_steps: int, memory: Counter[str]) -> None:
-        """The run is about to begin; ``memory`` is the plan, bytes by kind."""
+    def started(self, total_steps: int, done: int, memory: Counter[str]) -> None:
+        """The run is about to begin or go on; ``memory`` is the plan, bytes by kind."""
+
+    def resumed(self, checkpoint: Path, step: int) -> None:
+        """A run goes on after ``step`` steps."""
 
     def step(self, row: Row) -> None:
         """A step's row of metrics.jsonl."""

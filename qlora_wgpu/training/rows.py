@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from qlora_wgpu.data import IGNORE_INDEX, Example
+from qlora_wgpu.data import IGNORE_INDEX, Dataset, Example
 from qlora_wgpu.errors import DataError
 
 
-def as_examples(dataset: Sequence[Any], name: str, vocab_size: int) -> list[Example]:
+def as_dataset(dataset: Sequence[Any], name: str, vocab_size: int) -> Dataset:
     """Checks a data set and gives it one form.
 
     Args:
@@ -24,6 +24,11 @@ def as_examples(dataset: Sequence[Any], name: str, vocab_size: int) -> list[Exam
     Raises:
         DataError: If it is empty, an item has another form, or an id is outside the vocabulary.
     """
+    if isinstance(dataset, Dataset):
+        if not len(dataset):
+            raise DataError(f"{name} is empty: give at least one example")
+        if dataset.max_token_id < vocab_size:
+            return dataset
     examples = [_as_example(item, f"{name}[{i}]") for i, item in enumerate(dataset)]
     if not examples:
         raise DataError(f"{name} is empty: give at least one example")
@@ -38,7 +43,7 @@ def as_examples(dataset: Sequence[Any], name: str, vocab_size: int) -> list[Exam
                 f"{name}[{i}] holds the token id {low if low < 0 else high}, but the "
                 f"model's vocab_size is {vocab_size}: use the model's own tokenizer"
             )
-    return examples
+    return Dataset(examples)
 
 
 def _as_example(item: Any, where: str) -> Example:

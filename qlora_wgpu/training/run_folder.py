@@ -1,4 +1,4 @@
-"""A run's folder: config.yaml, metrics.jsonl, checkpoints/ and adapter/."""
+"""A run's folder: config.yaml, metrics.jsonl, checkpoints/, best/ and adapter/."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from qlora_wgpu.errors import ConfigError
 
-_WRITTEN = ("adapter", "checkpoints", "metrics.jsonl", "config.yaml")
+_WRITTEN = ("adapter", "best", "checkpoints", "metrics.jsonl", "config.yaml")
 
 
 def refuse_existing_run(path: Path) -> None:
@@ -18,7 +18,7 @@ def refuse_existing_run(path: Path) -> None:
     if found is not None:
         raise ConfigError(
             f"output.dir {path} already holds a run ({found}): choose another folder, or train "
-            "with --overwrite to replace it"
+            "with --resume to go on with it or with --overwrite to replace it"
         )
 
 
@@ -28,19 +28,31 @@ class RunFolder:
     Attributes:
         path: The folder.
         adapter: Where the final adapter goes.
+        best: Where the adapter with the lowest held-out loss goes.
         checkpoints: Where checkpoints go.
     """
 
-    def __init__(self, path: Path, config_yaml: str, *, overwrite: bool = False) -> None:
+    def __init__(
+        self, path: Path, config_yaml: str, *, overwrite: bool = False, resume: bool = False
+    ) -> None:
         """Creates the folder and saves the resolved configuration in it.
+
+        Args:
+            path: The folder.
+            config_yaml: The configuration.
+            overwrite: Whether a run that is there may be replaced.
+            resume: Whether a run that is there goes on; its files stay as they are.
 
         Raises:
             ConfigError: If it holds a run already, or cannot be created.
         """
         self.path = path
         self.adapter = path / "adapter"
+        self.best = path / "best"
         self.checkpoints = path / "checkpoints"
         self._metrics = path / "metrics.jsonl"
+        if resume:
+            return
         if not overwrite:
             refuse_existing_run(path)
         try:
@@ -53,7 +65,7 @@ class RunFolder:
 
     def _remove_old_run(self) -> None:
         self._metrics.unlink(missing_ok=True)
-        for folder in (self.adapter, self.checkpoints):
+        for folder in (self.adapter, self.best, self.checkpoints):
             if folder.exists():
                 shutil.rmtree(folder)
 
@@ -62,16 +74,45 @@ class RunFolder:
         with self._metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row, allow_nan=False) + "\n")
 
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl; a last one that was cut off is left out."""
+        found = []
+        text = self._metrics.read_text(encoding="utf-8") if self._metrics.exists() else ""
+        for line in text.splitlines():
+            try:
+                found.append(json.loads(line))
+            except ValueError:
+                break
+        return found
+
+    def forget_after(self, step: int) -> None:
+        """Removes the rows and checkpoints of later steps, which will be done again."""
+        kept = [row for row in self.rows() if row.get("step", 0) <= step]
+        text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in kept)
+        unfinished = self._metrics.with_suffix(".unfinished")
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.replace(self._metrics)
+        for folder in self.checkpoint_folders():
+            if _step_of(folder) > step:
+                shutil.rmtree(folder)
+
     def checkpoint_folder(self, step: int) -> Path:
         """Where a step's checkpoint goes."""
         return self.checkpoints / f"step-{step}"
+
+    def checkpoint_folders(self) -> list[Path]:
+        """The checkpoints that are there, oldest first."""
+        found = [p for p in self.checkpoints.glob("step-*") if _step_of(p) >= 0]
+        return sorted(found, key=_step_of)
 
     def prune(self, keep: int | None) -> None:
         """Removes all but the newest ``keep`` checkpoints."""
         if keep is None:
             return
-        found = sorted(
-            self.checkpoints.glob("step-*"), key=lambda p: int(p.name.removeprefix("step-"))
-        )
-        for old in found[:-keep]:
+        for old in self.checkpoint_folders()[:-keep]:
             shutil.rmtree(old)
+
+
+def _step_of(folder: Path) -> int:
+    digits = folder.name.removeprefix("step-")
+    return int(digits) if digits.isdigit() else -1

@@ -45,7 +45,7 @@ def example(ids, labels) -> Example:
 
 
 def test_collate() -> None:
-    batch = collate([example([5, 6, 7], [-100, 6, 7]), example([8], [8])], 9, 4)
+    batch = collate([[example([5, 6, 7], [-100, 6, 7])], [example([8], [8])]], 9, 4)
     assert batch.input_ids.tolist() == [[5, 6, 7, 9], [8, 9, 9, 9]]
     assert batch.labels.tolist() == [[-100, 6, 7, -100], [8, -100, -100, -100]]
     assert batch.attention_mask.tolist() == [[1, 1, 1, 0], [1, 0, 0, 0]]
@@ -54,10 +54,18 @@ def test_collate() -> None:
         assert array.flags.c_contiguous
 
 
+def test_collate_packs() -> None:
+    one, two = example([5, 6, 7], [-100, 6, 7]), example([8, 9], [8, 9])
+    batch = collate([[one, two], []], 0, 6)
+    assert batch.input_ids.tolist() == [[5, 6, 7, 8, 9, 0], [0] * 6]
+    assert batch.labels.tolist() == [[-100, 6, 7, 8, 9, -100], [-100] * 6]
+    assert batch.attention_mask.tolist() == [[1, 1, 1, 2, 2, 0], [0] * 6]
+
+
 def test_collate_takes_what_fits() -> None:
-    assert collate([example([5, 6], [5, 6])], 0, 2).attention_mask.tolist() == [[1, 1]]
+    assert collate([[example([5, 6], [5, 6])]], 0, 2).attention_mask.tolist() == [[1, 1]]
     with pytest.raises(ShapeError, match="2 tokens does not fit a batch of length 1"):
-        collate([example([5, 6], [5, 6])], 0, 1)
+        collate([[example([5, 6], [5, 6])]], 0, 1)
     with pytest.raises(ShapeError, match="at least one"):
         collate([], 0, 1)
 

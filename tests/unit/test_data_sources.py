@@ -110,9 +110,9 @@ def test_missing_files_and_near_names(tmp_path) -> None:
 
 def test_unusable_files(tmp_path) -> None:
     (tmp_path / "empty.jsonl").touch()
-    (tmp_path / "a.csv").write_text("a")
+    (tmp_path / "a.xlsx").write_text("a")
     (tmp_path / "plain").write_text("a")
-    cases = {"empty.jsonl": "is empty", "a.csv": "must end in", "plain": "must end in"}
+    cases = {"empty.jsonl": "is empty", "a.xlsx": "must end in", "plain": "must end in"}
     for name, expected in cases.items():
         with pytest.raises(DataError, match=expected):
             check_file(tmp_path / name)

@@ -11,10 +11,11 @@ from qlora_wgpu.models.inputs import (
     checked_labels,
     checked_mask,
     pack,
+    positions,
     shifted_targets,
 )
 from qlora_wgpu.ops.batch import INFO_DROPOUT, INFO_KEY, INFO_LABEL_ROWS, make_batch
-from qlora_wgpu.training.rows import as_examples
+from qlora_wgpu.training.rows import as_dataset
 
 VOCAB = 83
 
@@ -74,7 +75,17 @@ def test_masks():
     assert checked_mask([[0, 0]], (1, 2)).tolist() == [[0, 0]]
 
 
-@pytest.mark.parametrize("given", [[[2, 0]], [[-1, 0]], [[1]], [1, 0], [[1.0, 0.0]], [["1", "0"]]])
+def test_packed_samples():
+    mask = np.array([[1, 1, 1, 2, 2, 3, 0, 0], [0, 0, 1, 1, 1, 1, 1, 1]])
+    assert checked_mask(mask, mask.shape).tolist() == mask.tolist()
+    assert positions(mask).tolist() == [[0, 1, 2, 0, 1, 0, 1, 2], list(range(8))]
+    labels = np.arange(16).reshape(2, 8)
+    targets = shifted_targets(labels, mask)
+    # Nothing predicts the first token of another sample.
+    assert targets.tolist() == [[1, 2, -100, 4, -100, 6, 7, -100], [*range(9, 16), -100]]
+
+
+@pytest.mark.parametrize("given", [[[2, 1]], [[-1, 0]], [[1]], [1, 0], [[1.0, 0.0]], [["1", "0"]]])
 def test_wrong_masks(given):
     with pytest.raises(ShapeError, match="attention_mask"):
         checked_mask(given, (1, 2))
@@ -139,8 +150,8 @@ def test_fields_of_a_batch_can_be_bound_and_do_not_overlap():
 def test_rows_of_a_data_set():
     example = Example(np.array([1, 2], np.int32), np.array([-100, 2], np.int32))
     mapped = {"input_ids": [1, 2, 3], "labels": [-100, 2, 3], "attention_mask": [1, 1, 0]}
-    one, two, three = as_examples([example, mapped, {"input_ids": np.array([4, 5])}], "d", VOCAB)
-    assert one is example
+    one, two, three = as_dataset([example, mapped, {"input_ids": np.array([4, 5])}], "d", VOCAB)
+    assert one.input_ids.tolist() == [1, 2] and one.labels.tolist() == [-100, 2]
     assert two.input_ids.tolist() == [1, 2] and two.labels.tolist() == [-100, 2]
     assert three.labels.tolist() == [4, 5]
 
@@ -165,4 +176,4 @@ def test_rows_of_a_data_set():
 )
 def test_wrong_rows(rows, message):
     with pytest.raises(DataError, match=message):
-        as_examples(rows, "d", VOCAB)
+        as_dataset(rows, "d", VOCAB)

@@ -1,0 +1,166 @@
+"""Examples as token ids and labels, and data sets of them in flat arrays."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import overload
+
+import numpy as np
+import numpy.typing as npt
+
+IGNORE_INDEX = -100
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Example:
+    """One sequence.
+
+    Attributes:
+        input_ids: Token ids, int32, shape (length,).
+        labels: The same ids where the model learns and -100 elsewhere, int32, shape (length,). Not
+            shifted: position i is predicted from the positions before it, so label 0 has no effect.
+    """
+
+    input_ids: npt.NDArray[np.int32]
+    labels: npt.NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    @property
+    def num_label_tokens(self) -> int:
+        """Number of positions that the loss is taken over."""
+        return int(np.count_nonzero(self.labels[1:] != IGNORE_INDEX))
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What became of the rows of a source.
+
+    Attributes:
+        rows: All of them.
+        truncated: Examples that were cut to the maximum length.
+        dropped: Rows that were left out because they are too long.
+        without_labels: Rows that were left out because nothing in them is learnt.
+    """
+
+    rows: int = 0
+    truncated: int = 0
+    dropped: int = 0
+    without_labels: int = 0
+
+
+class Dataset(Sequence[Example]):
+    """Examples in the order of their source, in arrays that may be mapped from a file.
+
+    Attributes:
+        counts: What became of the source's rows.
+        warnings: Sentences for the user about what was cut or left out.
+    """
+
+    def __init__(
+        self,
+        examples: Sequence[Example] = (),
+        counts: Counts | None = None,
+        warnings: Sequence[str] = (),
+    ) -> None:
+        """Copies examples into arrays.
+
+        Args:
+            examples: What it will hold.
+            counts: Of their origin; so many rows by default.
+            warnings: About it.
+        """
+        lengths = np.array([len(e) for e in examples], np.int64)
+        none = np.zeros(0, np.int32)
+        self._ids = np.concatenate([none, *(e.input_ids for e in examples)])
+        self._labels = np.concatenate([none, *(e.labels for e in examples)])
+        self._ends = np.cumsum(lengths)
+        self.counts = counts or Counts(rows=len(examples))
+        self.warnings = tuple(warnings)
+
+    @classmethod
+    def of_arrays(
+        cls,
+        ids: npt.NDArray[np.int32],
+        labels: npt.NDArray[np.int32],
+        ends: npt.NDArray[np.int64],
+        counts: Counts,
+        warnings: Sequence[str],
+    ) -> Dataset:
+        """Takes all ids and labels, one example after the other, and where each ends."""
+        dataset = cls((), counts, warnings)
+        dataset._ids, dataset._labels, dataset._ends = ids, labels, ends
+        return dataset
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, index: int) -> Example: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Example]: ...
+    def __getitem__(self, index: int | slice) -> Example | list[Example]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        number = index + len(self) if index < 0 else index
+        if not 0 <= number < len(self):
+            raise IndexError(index)
+        first = int(self._ends[number - 1]) if number else 0
+        end = int(self._ends[number])
+        return Example(np.asarray(self._ids[first:end]), np.asarray(self._labels[first:end]))
+
+    @cached_property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Tokens of each example."""
+        return np.diff(self._ends, prepend=0)
+
+    @cached_property
+    def label_counts(self) -> npt.NDArray[np.int64]:
+        """Positions of each example that the loss is taken over."""
+        learnt = np.asarray(self._labels) != IGNORE_INDEX
+        learnt[(self._ends - self.lengths)[self.lengths > 0]] = False
+        before = np.concatenate([[0], np.cumsum(learnt)])
+        counts: npt.NDArray[np.int64] = before[self._ends] - before[self._ends - self.lengths]
+        return counts
+
+    @property
+    def num_label_tokens(self) -> int:
+        """Positions that the loss is taken over, in all examples together."""
+        return int(self.label_counts.sum())
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all examples together."""
+        return len(self._ids)
+
+    @property
+    def longest(self) -> int:
+        """Length of the longest example, in tokens."""
+        return int(self.lengths.max(initial=0))
+
+    @cached_property
+    def max_token_id(self) -> int:
+        """Largest token id, to be compared with the model's vocabulary; -1 if there is none."""
+        return int(self._ids.max(initial=-1))
+
+    @property
+    def num_truncated(self) -> int:
+        """Examples that were cut to the maximum length."""
+        return self.counts.truncated
+
+    @property
+    def num_without_labels(self) -> int:
+        """Rows that were left out because nothing in them is learnt."""
+        return self.counts.without_labels
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of all ids, labels and lengths: equal for equal data."""
+        digest = hashlib.sha256()
+        for array in (self._ends, self._ids, self._labels):
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()[:16]

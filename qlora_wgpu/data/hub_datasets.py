@@ -1,0 +1,105 @@
+"""Data sets by their name on the Hugging Face hub: ``owner/name`` or ``owner/name:split``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePosixPath
+
+from qlora_wgpu.errors import DataError
+
+_NAME = re.compile(
+    r"(?P<name>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?::(?P<split>[\w./-]+))?", re.ASCII
+)
+_SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
+_ABOUT = ("dataset_infos.json", "dataset_info.json", "state.json")
+
+
+def is_dataset_name(text: str) -> bool:
+    """Whether it has the form owner/name or owner/name:split, and is not plainly a file."""
+    match = _NAME.fullmatch(text)
+    return match is not None and not match["name"].lower().endswith((*_SUFFIXES, ".txt"))
+
+
+def download(text: str) -> list[Path]:
+    """The files of a split in the local cache, downloaded if they are not there yet.
+
+    Args:
+        text: ``owner/name``, whose split is ``train``; ``owner/name:validation``; or with a folder
+            of the data set, ``owner/name:main/test``.
+
+    Raises:
+        DataError: If there is no such data set or split, or the hub cannot be reached.
+    """
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    match = _NAME.fullmatch(text)
+    assert match is not None
+    name, split = match["name"], match["split"] or "train"
+    try:
+        if huggingface_hub.constants.is_offline_mode():
+            folder = huggingface_hub.snapshot_download(name, repo_type="dataset")
+            names = [p.relative_to(folder).as_posix() for p in Path(folder).rglob("*")]
+            return [Path(folder, file) for file in choose(name, names, split)]
+        names = huggingface_hub.HfApi().list_repo_files(name, repo_type="dataset")
+        chosen = choose(name, names, split)
+        folder = huggingface_hub.snapshot_download(name, repo_type="dataset", allow_patterns=chosen)
+        return [Path(folder, file) for file in chosen]
+    except DataError:
+        raise
+    except errors.GatedRepoError as err:
+        raise DataError(
+            f"the data set {name} is gated: accept its terms on its page and log in with "
+            "`hf auth login`"
+        ) from err
+    except errors.RepositoryNotFoundError as err:
+        raise DataError(
+            f"{text} is neither a file or folder nor a data set on the Hugging Face hub "
+            "(a private one needs `hf auth login`)"
+        ) from err
+    except Exception as err:  # every other failure of the client or of the network
+        reason = next(iter(str(err).splitlines()), "") or type(err).__name__
+        raise DataError(
+            f"{text} is no file or folder, and as a data set of the Hugging Face hub it cannot be "
+            f"had: {reason}"
+        ) from err
+
+
+def choose(name: str, files: list[str], split: str) -> list[str]:
+    """The files of a split among all of a data set, by their names.
+
+    Raises:
+        DataError: If there is none, or they are in several folders.
+    """
+    rows = [
+        f
+        for f in files
+        if f.lower().endswith(_SUFFIXES)
+        and PurePosixPath(f).name not in _ABOUT
+        and not any(part.startswith(".") for part in PurePosixPath(f).parts)
+    ]
+    *folders, stem = split.split("/")
+    found = [
+        f
+        for f in rows
+        if _begins(PurePosixPath(f).name, stem) or PurePosixPath(f).parent.name == stem
+        if not folders or "/".join(folders) in PurePosixPath(f).parent.as_posix()
+    ]
+    if not found and len(rows) == 1 and split == "train":
+        return rows
+    places = sorted({PurePosixPath(f).parent.as_posix() for f in found})
+    if len(places) > 1:
+        raise DataError(
+            f"the data set {name} has {split} in several folders ({', '.join(places[:6])}): name "
+            f"one, such as {name}:{places[0]}/{stem}"
+        )
+    if not found:
+        known = sorted({re.split(r"[-._]", PurePosixPath(f).name)[0] for f in rows})
+        told = f"its files begin with {', '.join(known[:8])}" if known else "it has no data file"
+        raise DataError(f"the data set {name} has no split {split!r}: {told}")
+    best = min(_SUFFIXES.index(PurePosixPath(f).suffix.lower()) for f in found)
+    return sorted(f for f in found if f.lower().endswith(_SUFFIXES[best]))
+
+
+def _begins(file: str, stem: str) -> bool:
+    return re.match(rf"{re.escape(stem)}(?![A-Za-z0-9])", file) is not None

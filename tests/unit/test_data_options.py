@@ -1,0 +1,214 @@
+"""What can be said of data in a configuration: sources, columns, what is learnt, what is cut."""
+
+import json
+
+import numpy as np
+import pytest
+from tiny_tokenizer import learnt, tiny_tokenizer
+
+from qlora_wgpu.data import Preparation, load_dataset, prepared
+from qlora_wgpu.errors import DataError
+
+CHAT = [
+    {"role": "user", "content": "a"},
+    {"role": "assistant", "content": "b"},
+    {"role": "user", "content": "c"},
+    {"role": "assistant", "content": "d"},
+]
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def load(path, tokenizer=None, **how):
+    how = Preparation(**{"max_seq_length": 64, "chat_template": "chatml", **how})
+    return load_dataset(path, tokenizer or tiny_tokenizer(), 64, how=how)
+
+
+def texts(dataset, tokenizer=None):
+    return [learnt(tokenizer or tiny_tokenizer(), e.input_ids, e.labels) for e in dataset]
+
+
+ANSWERS = "b<|im_end|>\nd<|im_end|>\n"
+
+
+@pytest.mark.parametrize(
+    ("train_on", "chat", "answer"),
+    [
+        ("auto", ANSWERS, "y</s>"),
+        ("assistant", ANSWERS, "y</s>"),
+        ("last_turn", "d<|im_end|>\n", "y</s>"),
+        ("completion", "d<|im_end|>\n", "y</s>"),
+        ("all", None, "<s>xy</s>"),
+    ],
+)
+def test_what_is_learnt(tmp_path, train_on, chat, answer):
+    rows = write(tmp_path / "a.jsonl", [{"messages": CHAT}])
+    [found] = texts(load(rows, train_on=train_on))
+    assert found == (chat or tiny_tokenizer().decode(load(rows)[0].input_ids, False))
+    rows = write(tmp_path / "b.jsonl", [{"prompt": "x", "completion": "y"}])
+    assert texts(load(rows, train_on=train_on)) == [answer]
+
+
+def test_a_text_is_learnt_whole(tmp_path):
+    rows = write(tmp_path / "a.jsonl", [{"text": "x"}])
+    assert texts(load(rows, train_on="all")) == ["<s>x</s>"]
+    with pytest.raises(DataError, match=r"a.jsonl line 1: data.train_on is assistant.*no turns"):
+        load(rows, train_on="assistant")
+
+
+def test_a_chat_without_a_last_answer(tmp_path):
+    rows = write(tmp_path / "a.jsonl", [{"messages": CHAT[:3]}])
+    assert texts(load(rows)) == ["b<|im_end|>\n"]
+    with pytest.raises(DataError, match="does not end with one of the assistant"):
+        load(rows, train_on="last_turn")
+
+
+LONG = [{"prompt": "ab", "completion": "cdef"}, {"prompt": "", "completion": "x"}]
+
+
+@pytest.mark.parametrize(
+    ("truncation", "expected", "dropped"),
+    [("keep_start", ["cd", "x</s>"], 0), ("keep_end", ["cdef</s>", "x</s>"], 0),
+     ("drop", ["x</s>"], 1)],
+)  # fmt: skip
+def test_rows_that_are_too_long(tmp_path, truncation, expected, dropped):
+    dataset = load(write(tmp_path / "a.jsonl", LONG), max_seq_length=5, truncation=truncation)
+    assert texts(dataset) == expected
+    assert dataset.counts.dropped == dropped and len(dataset.warnings) == 1
+
+
+def test_a_row_that_may_not_be_too_long(tmp_path):
+    with pytest.raises(DataError, match=r"a.jsonl line 1: it has 8 tokens, more than .*=5"):
+        load(write(tmp_path / "a.jsonl", LONG), max_seq_length=5, truncation="error")
+
+
+def test_columns_of_other_names(tmp_path):
+    rows = write(tmp_path / "a.jsonl", [{"question": "x", "answer": "y", "text": "no"}])
+    columns = {"prompt": "question", "completion": "answer"}
+    assert texts(load(rows, columns=columns)) == ["y</s>"]
+    assert texts(load(rows, columns={"text": "answer"})) == ["<s>y</s>"]
+    with pytest.raises(DataError, match=r"line 1: data.columns names the column 'reply'"):
+        load(rows, columns={"prompt": "question", "completion": "reply"})
+
+
+def test_a_format_that_is_named(tmp_path):
+    both = write(tmp_path / "a.jsonl", [{"prompt": "x", "completion": "y", "text": "z"}])
+    assert texts(load(both)) == ["y</s>"]
+    assert texts(load(both, row_format="text")) == ["<s>z</s>"]
+    with pytest.raises(DataError, match="line 1: a row needs the key 'messages'; its keys"):
+        load(both, row_format="messages")
+
+
+def test_csv(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text('\ufeffprompt,completion\n"x, ""1""\nz",y\n\n,w\n', encoding="utf-8")
+    dataset = load(path)
+    assert texts(dataset) == ["y</s>", "w</s>"]
+    assert tiny_tokenizer().decode(dataset[0].input_ids) == 'x, "1"\nzy'
+    path.write_text('messages\n"' + json.dumps(CHAT).replace('"', '""') + '"\n')
+    assert texts(load(path)) == [ANSWERS]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("prompt,prompt\nx,y\n", "name every column once"),
+        ("prompt,completion\nx\n", r"a.csv line 2: it has 1 cells, .* 2 columns"),
+        ('prompt,completion\nx,"y\n', r"a.csv line 2: not valid CSV"),
+        ("text\n\xff\n", "is not UTF-8"),
+        ("prompt,completion\n", "holds no row at all"),
+    ],
+)
+def test_csv_that_is_wrong(tmp_path, content, message):
+    (tmp_path / "a.csv").write_bytes(content.encode("latin-1"))
+    with pytest.raises(DataError, match=message):
+        load(tmp_path / "a.csv")
+
+
+def test_parquet(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")  # an extra
+    from pyarrow import parquet
+
+    calls = [{**CHAT[0]}, {**CHAT[1], "tool_calls": None}]
+    table = pyarrow.Table.from_pylist([{"messages": CHAT}, {"messages": calls}] * 200)
+    parquet.write_table(table, tmp_path / "a.parquet")
+    found = texts(load(tmp_path / "a.parquet"))
+    assert found == [ANSWERS, "b<|im_end|>\n"] * 200
+    (tmp_path / "a.parquet").write_bytes(b"no")
+    with pytest.raises(DataError, match="is no Parquet file"):
+        load(tmp_path / "a.parquet")
+
+
+def test_parquet_without_the_extra(tmp_path, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DataError, match=r"pip install 'qlora-wgpu\[parquet\]'"):
+        load(tmp_path / "a.parquet")
+
+
+def test_a_folder_of_files(tmp_path):
+    for number in (2, 1):
+        write(tmp_path / f"part-{number}.jsonl", [{"text": f"{number}"}])
+    (tmp_path / "README.md").write_text("not data")
+    (tmp_path / ".hidden").mkdir()
+    write(tmp_path / ".hidden" / "x.jsonl", [{"text": "no"}])
+    assert texts(load(tmp_path)) == ["<s>1</s>", "<s>2</s>"]
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "a.txt").write_text("hello")
+    with pytest.raises(DataError, match="both text files and files of rows"):
+        load(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="holds no data file"):
+        load(tmp_path / "empty")
+
+
+def cached(path, tokenizer=None, **how):
+    how = Preparation(**{"max_seq_length": 64, "chat_template": "chatml", **how})
+    return load_dataset(path, tokenizer or tiny_tokenizer(), 64, how=how, cache=True)
+
+
+def test_prepared_data_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    rows = write(tmp_path / "a.jsonl", [{"messages": CHAT}, {"messages": CHAT[:2]}])
+    first = cached(rows, max_seq_length=30)
+    folders = list(prepared.cache_folder().iterdir())
+    assert len(folders) == 1 and first.warnings
+    monkeypatch.setattr("qlora_wgpu.data.dataset.read_rows", None)  # not read again
+    again = cached(rows, max_seq_length=30)
+    assert texts(again) == texts(first) and again.warnings == first.warnings
+    assert again.counts == first.counts and again.fingerprint == first.fingerprint
+    assert isinstance(again._ids, np.memmap)
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    # Whatever decides how rows become tokens makes another one.
+    cached(rows)
+    cached(rows, train_on="all")
+    cached(rows, tokenizer=tiny_tokenizer(merges=(("a", "b"),)))
+    cached(rows, chat_template="{% for m in messages %}{{ m.role }}: {{ m.content }} {% endfor %}")
+    write(rows, [{"messages": CHAT}])
+    assert len(cached(rows)) == 1
+    assert len(list(prepared.cache_folder().iterdir())) == 6
+
+
+def test_prepared_data_that_is_damaged_is_made_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    rows = write(tmp_path / "a.jsonl", [{"messages": CHAT}])
+    before = texts(cached(rows))
+    [folder] = prepared.cache_folder().iterdir()
+    (folder / "ids.bin").write_bytes(b"")
+    assert texts(cached(rows)) == before
+    with pytest.raises(DataError):
+        cached(write(tmp_path / "b.jsonl", [{"messages": CHAT}, {"text": "x"}]))
+    assert [p.name for p in prepared.cache_folder().iterdir()] == [folder.name]  # nothing half done
+
+
+def test_an_end_that_is_never_learnt_is_told(tmp_path):
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    rows = write(tmp_path / "a.jsonl", [{"messages": CHAT}])
+    dataset = load(rows, chat_template=template)
+    assert "no end-of-turn token is learnt anywhere" in dataset.warnings[0]
