@@ -9,6 +9,7 @@ from qlora_wgpu.errors import CheckpointError
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "merges.txt", "vocab.txt"]
+_WEIGHTS = ["*.safetensors"]
 _UNWANTED = ["*/*", "consolidated*"]  # other exports of the same weights, as large again
 
 
@@ -17,8 +18,12 @@ def is_hub_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None and ".." not in text and "--" not in text
 
 
-def download(name: str) -> Path:
+def download(name: str, *, weights: bool = True) -> Path:
     """The folder of a hub's model in the local cache, downloaded if it is not there yet.
+
+    Args:
+        name: owner/name.
+        weights: Whether its weights are wanted, too.
 
     Raises:
         CheckpointError: If there is no such model, it is not open to the user, or the hub cannot be
@@ -30,7 +35,9 @@ def download(name: str) -> Path:
     try:
         return Path(
             huggingface_hub.snapshot_download(
-                name, allow_patterns=_WANTED, ignore_patterns=_UNWANTED
+                name,
+                allow_patterns=_WANTED,
+                ignore_patterns=_UNWANTED if weights else [*_UNWANTED, *_WEIGHTS],
             )
         )
     except errors.GatedRepoError as err:

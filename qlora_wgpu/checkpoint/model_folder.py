@@ -45,10 +45,20 @@ class ModelFolder:
             CheckpointError: If there is no such model, or a file of it is missing or damaged.
             UnsupportedModelError: If its weights are quantized in a way that is not read.
         """
-        path = _find(str(path_or_name))
+        path = _find(str(path_or_name), weights=True)
         config = _read_config(path)
         _check_quantization(path, config.get("quantization_config"))
         return cls(path, config, open_weights(path))
+
+    @classmethod
+    def without_weights(cls, path_or_name: str | PathLike[str]) -> ModelFolder:
+        """Opens a folder for its config.json and its tokenizer; weights are not even downloaded.
+
+        Raises:
+            CheckpointError: If there is no such model or it has no config.json.
+        """
+        path = _find(str(path_or_name), weights=False)
+        return cls(path, _read_config(path), {})
 
     def names(self) -> list[str]:
         """All tensors as stored, companions of quantized weights included."""
@@ -100,14 +110,14 @@ class ModelFolder:
             ) from None
 
 
-def _find(text: str) -> Path:
+def _find(text: str, *, weights: bool) -> Path:
     path = Path(text).expanduser()
     if text and path.is_dir():
         return path
     if text and path.exists():
         raise CheckpointError(f"{path} is a file: give the folder that holds the model")
     if hub.is_hub_name(text):
-        return hub.download(text)
+        return hub.download(text, weights=weights)
     raise CheckpointError(f"there is no model folder {text!r}")
 
 

@@ -155,7 +155,11 @@ def _asked(target: str, overrides: tuple[str, ...]) -> tuple[_Asked, str]:
 def _config_of(path: str) -> dict[str, Any]:
     """A model's config.json; the weights beside it need not be there."""
     inside = Path(path).expanduser() / "config.json"
-    return read_json_object(inside) if inside.is_file() else dict(ModelFolder.open(path).config)
+    return (
+        read_json_object(inside)
+        if inside.is_file()
+        else dict(ModelFolder.without_weights(path).config)
+    )
 
 
 def _what_fits(asked: _Asked, budget: int) -> dict[str, int]:

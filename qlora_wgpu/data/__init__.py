@@ -8,7 +8,7 @@ from qlora_wgpu.data.chat import (
     find_chat_template,
     render_chat,
 )
-from qlora_wgpu.data.dataset import Preparation, load_dataset
+from qlora_wgpu.data.dataset import Preparation, encoded_examples, load_dataset
 from qlora_wgpu.data.examples import IGNORE_INDEX, Counts, Dataset, Example
 from qlora_wgpu.data.formats import FORMATS, RowEncoder, alpaca_prompt
 from qlora_wgpu.data.hub_datasets import is_dataset_name
@@ -32,6 +32,7 @@ __all__ = [
     "assistant_spans",
     "bucket_length",
     "collate",
+    "encoded_examples",
     "epoch_order",
     "find_chat_template",
     "is_dataset_name",

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
 from qlora_wgpu.data.chat import ChatTemplate, find_chat_template
 from qlora_wgpu.data.examples import Counts, Dataset, Example
-from qlora_wgpu.data.formats import RowEncoder, TrainOn, detect_format, with_columns
+from qlora_wgpu.data.formats import Encoded, RowEncoder, TrainOn, detect_format, with_columns
 from qlora_wgpu.data.hub_datasets import download, is_dataset_name
 from qlora_wgpu.data.prepared import Writer, cache_folder, key_of, learns, prepare
 from qlora_wgpu.data.sources import data_files, read_rows, read_text
@@ -79,6 +79,31 @@ def load_dataset(
         TokenizerError: If the chat template is broken.
     """
     how = how or Preparation(max_seq_length, chat_template)
+    source = _open(path, tokenizer, how, progress)
+    folder = cache_folder() / source.key if cache else None
+    return prepare(folder, source.fill)
+
+
+def encoded_examples(
+    path: str | os.PathLike[str], tokenizer: Tokenizer, how: Preparation
+) -> Iterator[Encoded]:
+    """Yields what ``load_dataset`` would read, with the text of each example.
+
+    Rows with nothing to learn are yielded, too, which it leaves out.
+
+    Raises:
+        DataError: If a file cannot be read or a row is wrong.
+        TokenizerError: If the chat template is broken.
+    """
+    return _open(path, tokenizer, how, lambda rows: None).examples(empty=True)
+
+
+def _open(
+    path: str | os.PathLike[str],
+    tokenizer: Tokenizer,
+    how: Preparation,
+    progress: Callable[[int], None],
+) -> _Source:
     if how.max_seq_length < 2:
         raise DataError(f"max_seq_length must be at least 2, got {how.max_seq_length}")
     text = str(path)
@@ -87,11 +112,7 @@ def load_dataset(
     else:
         files, name = data_files(Path(path)), Path(path).name
     template = find_chat_template(how.chat_template, tokenizer)
-    folder = None
-    if cache:
-        folder = cache_folder() / key_of(files, _settings(how, tokenizer, template))
-    source = _Source(name, files, tokenizer, template, how, progress)
-    return prepare(folder, source.fill)
+    return _Source(name, files, tokenizer, template, how, progress)
 
 
 def _settings(
@@ -133,14 +154,39 @@ class _Source:
         self._how = how
         self._progress = progress
 
+    @property
+    def key(self) -> str:
+        """A hash of everything that decides what the examples are."""
+        return key_of(self._files, _settings(self._how, self._tokenizer, self._template))
+
     def fill(self, writer: Writer) -> tuple[Counts, list[str]]:
         """Adds all examples; returns what became of the rows, and what to tell of it."""
-        if self._files[0].suffix.lower() == ".txt":
-            return self._fill_windows(writer)
-        return self._fill_rows(writer)
+        added = 0
+        for ids, labels, _ in self.examples():
+            writer.add(ids, labels)
+            added += 1
+        if not added:
+            raise DataError(self._nothing())
+        return self._counts, self._warnings()
 
-    def _fill_windows(self, writer: Writer) -> tuple[Counts, list[str]]:
-        length, count = self._how.max_seq_length, 0
+    def examples(self, *, empty: bool = False) -> Iterator[Encoded]:
+        """Yields one example after another, and keeps count of what is left out.
+
+        Args:
+            empty: Whether those with nothing to learn are yielded, too.
+        """
+        self._encoder = RowEncoder(self._tokenizer, self._template, self._how.train_on)
+        self._counts = Counts()
+        self._end_learnt = not self._tokenizer.eos_token_ids
+        if self._files[0].suffix.lower() == ".txt":
+            yield from self._windows()
+        else:
+            yield from self._encoded_rows(empty=empty)
+        self._progress(self._counts.rows)
+
+    def _windows(self) -> Iterator[Encoded]:
+        length = self._how.max_seq_length
+        self._end_learnt = True  # there are no turns
         for path in self._files:
             ids = self._tokenizer.encode(read_text(path))
             if len(ids) < 2:
@@ -149,50 +195,52 @@ class _Source:
                 )
             for i in range(max(len(ids) // length, 1)):
                 window = ids[i * length : (i + 1) * length]
-                writer.add(window, window)
-                count += 1
-            self._progress(count)
-        return Counts(rows=count), []
+                self._count(rows=1)
+                yield Encoded(window, list(window), self._tokenizer.decode(window, False))
 
-    def _fill_rows(self, writer: Writer) -> tuple[Counts, list[str]]:
-        encoder = RowEncoder(self._tokenizer, self._template, self._how.train_on)
-        limit, truncation = self._how.max_seq_length, self._how.truncation
-        added = rows = truncated = dropped = without_labels = 0
+    def _encoded_rows(self, *, empty: bool) -> Iterator[Encoded]:
         ends = self._tokenizer.eos_token_ids
-        end_learnt = not ends
         for where, row, row_format in self._rows():
-            rows += 1
-            if rows % _TOLD_EVERY == 0:
-                self._progress(rows)
+            self._count(rows=1)
+            if self._counts.rows % _TOLD_EVERY == 0:
+                self._progress(self._counts.rows)
             try:
-                ids, labels = encoder.encode(row, row_format)
+                found = self._encoder.encode(row, row_format)
             except DataError as err:
                 raise DataError(f"{where}: {err}") from err
             except TokenizerError as err:
                 raise TokenizerError(f"{where}: {err}") from err
-            end_learnt = end_learnt or not ends.isdisjoint(labels)
-            if len(ids) > limit:
-                if truncation == "error":
-                    raise DataError(
-                        f"{where}: it has {len(ids)} tokens, more than max_seq_length={limit}, and "
-                        "data.truncation is error"
-                    )
-                if truncation == "drop":
-                    dropped += 1
-                    continue
-                kept = slice(limit) if truncation == "keep_start" else slice(-limit, None)
-                ids, labels = ids[kept], labels[kept]
-                truncated += learns(labels)
-            if not learns(labels):
-                without_labels += 1
-                continue
-            writer.add(ids, labels)
-            added += 1
-        self._progress(rows)
-        counts = Counts(rows, truncated, dropped, without_labels)
-        if not added:
-            raise DataError(self._nothing(counts))
-        return counts, self._warnings(counts, encoder, end_learnt=end_learnt)
+            self._end_learnt = self._end_learnt or not ends.isdisjoint(found.labels)
+            cut = self._cut(found, where)
+            if cut is None:
+                self._count(dropped=1)
+            elif not learns(cut.labels):
+                self._count(without_labels=1)
+                if empty:
+                    yield cut
+            else:
+                self._count(truncated=int(cut is not found))
+                yield cut
+
+    def _cut(self, found: Encoded, where: str) -> Encoded | None:
+        """What is kept of a row, or None if nothing is."""
+        limit, truncation = self._how.max_seq_length, self._how.truncation
+        if len(found.ids) <= limit:
+            return found
+        if truncation == "error":
+            raise DataError(
+                f"{where}: it has {len(found.ids)} tokens, more than max_seq_length={limit}, and "
+                "data.truncation is error"
+            )
+        if truncation == "drop":
+            return None
+        kept = slice(limit) if truncation == "keep_start" else slice(-limit, None)
+        ids = found.ids[kept]
+        return Encoded(ids, found.labels[kept], self._tokenizer.decode(ids, False))
+
+    def _count(self, **more: int) -> None:
+        now = asdict(self._counts)
+        self._counts = Counts(**{name: count + more.get(name, 0) for name, count in now.items()})
 
     def _rows(self) -> Iterator[tuple[str, dict[str, Any], str]]:
         """Rows, where each stands, and their format, which all share."""
@@ -214,7 +262,8 @@ class _Source:
                     raise DataError(f"{where}: {err}") from err
                 yield where, row, row_format
 
-    def _nothing(self, counts: Counts) -> str:
+    def _nothing(self) -> str:
+        counts = self._counts
         if not counts.rows:
             return f"{self._name} holds no row at all"
         left_out = counts.dropped + counts.without_labels
@@ -223,7 +272,8 @@ class _Source:
             f"max_seq_length={self._how.max_seq_length}: all of its {left_out} rows were left out"
         )
 
-    def _warnings(self, counts: Counts, encoder: RowEncoder, *, end_learnt: bool) -> list[str]:
+    def _warnings(self) -> list[str]:
+        counts = self._counts
         within = f"max_seq_length={self._how.max_seq_length}"
         where = "end" if self._how.truncation == "keep_start" else "beginning"
         notes = []
@@ -243,14 +293,15 @@ class _Source:
             )
         if self._tokenizer.eos_token_id is None:
             notes.append("the tokenizer has no end-of-sequence token, so none is learnt")
-        elif not end_learnt:
+        elif not self._end_learnt:
             notes.append(
                 "no end-of-turn token is learnt anywhere, so the model will not learn when to "
                 "stop: check that data.chat_template is the one its tokenizer was made for"
             )
-        if encoder.num_system_dropped:
+        if self._encoder.num_system_dropped:
             notes.append(
-                f"the chat template leaves the system message out of {encoder.num_system_dropped} "
+                f"the chat template leaves the system message out of "
+                f"{self._encoder.num_system_dropped} "
                 "rows"
             )
         return [f"{self._name}: {note}" for note in notes]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from qlora_wgpu.data.chat import ChatTemplate
 from qlora_wgpu.data.examples import IGNORE_INDEX
@@ -91,6 +91,14 @@ def detect_format(row: Mapping[str, Any], wanted: str = "auto") -> str:
     raise DataError(f"a row needs the key {needed}; its keys are {found}{hint}")
 
 
+class Encoded(NamedTuple):
+    """A row as tokens: equally many ids and labels, and the text that they stand for."""
+
+    ids: list[int]
+    labels: list[int]
+    text: str
+
+
 class RowEncoder:
     """Turns rows into token ids and labels.
 
@@ -120,7 +128,7 @@ class RowEncoder:
         self._tokenizer = tokenizer
         self._template = template
         self.num_system_dropped = 0
-        self._encoders: dict[str, Callable[[Mapping[str, Any]], tuple[list[int], list[int]]]] = {
+        self._encoders: dict[str, Callable[[Mapping[str, Any]], Encoded]] = {
             "messages": self._messages,
             "conversations": self._conversations,
             "prompt/completion": self._prompt_completion,
@@ -128,11 +136,11 @@ class RowEncoder:
             "text": self._text,
         }
 
-    def encode(self, row: Mapping[str, Any], row_format: str) -> tuple[list[int], list[int]]:
+    def encode(self, row: Mapping[str, Any], row_format: str) -> Encoded:
         """Encodes a row of a known format.
 
         Returns:
-            ``input_ids`` and ``labels``, of equal length.
+            Ids and labels of equal length, and the text.
 
         Raises:
             DataError: If a value of the row is missing or of the wrong type, or the chat template
@@ -140,10 +148,10 @@ class RowEncoder:
         """
         return self._encoders[row_format](row)
 
-    def _messages(self, row: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+    def _messages(self, row: Mapping[str, Any]) -> Encoded:
         return self._chat(_checked_messages(_from_json(row["messages"]), "messages"), row)
 
-    def _conversations(self, row: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+    def _conversations(self, row: Mapping[str, Any]) -> Encoded:
         turns = _from_json(row["conversations"])
         if isinstance(turns, list) and turns and isinstance(turns[0], dict) and "role" in turns[0]:
             return self._chat(_checked_messages(turns, "conversations"), row)
@@ -153,16 +161,12 @@ class RowEncoder:
             messages.insert(0, {"role": "system", "content": system})
         return self._chat(messages, row)
 
-    def _chat(
-        self, messages: list[dict[str, Any]], row: Mapping[str, Any]
-    ) -> tuple[list[int], list[int]]:
+    def _chat(self, messages: list[dict[str, Any]], row: Mapping[str, Any]) -> Encoded:
         if self._template is None:
             raise DataError(
                 "the rows are conversations but the tokenizer has no chat template: set "
                 "data.chat_template to a .jinja file or to chatml"
             )
-        if all(message["role"] != "assistant" for message in messages):
-            raise DataError("a conversation needs a message with the role 'assistant' to learn")
         tools = _from_json(row.get("tools"))
         if tools is not None and not (
             isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
@@ -186,51 +190,44 @@ class RowEncoder:
 
     @staticmethod
     def _last_turn(messages: list[dict[str, Any]], spans: list[Span]) -> list[Span]:
-        if messages[-1]["role"] != "assistant":
-            raise DataError(
-                "data.train_on is the last turn, but the conversation does not end with one of the "
-                "assistant"
-            )
-        return spans[-1:]
+        return spans[-1:] if messages[-1]["role"] == "assistant" else []
 
-    def _prompt_completion(self, row: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+    def _prompt_completion(self, row: Mapping[str, Any]) -> Encoded:
         return self._answer(_text_of(row, "prompt"), _text_of(row, "completion"))
 
-    def _instruction(self, row: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+    def _instruction(self, row: Mapping[str, Any]) -> Encoded:
         extra = "" if row.get("input") is None else _text_of(row, "input")
         prompt = alpaca_prompt(_text_of(row, "instruction"), extra)
         return self._answer(prompt, _text_of(row, "output"))
 
-    def _text(self, row: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+    def _text(self, row: Mapping[str, Any]) -> Encoded:
         if self._train_on not in ("auto", "all"):
             raise DataError(
                 f"data.train_on is {self._train_on}, but a 'text' has no turns: set it to all"
             )
         return self._answer("", _text_of(row, "text"), learn_all=True)
 
-    def _answer(
-        self, prompt: str, answer: str, learn_all: bool = False
-    ) -> tuple[list[int], list[int]]:
+    def _answer(self, prompt: str, answer: str, learn_all: bool = False) -> Encoded:
         text = prompt + answer
         if not text:
             raise DataError("the row has no text at all")
         bos = self._tokenizer.bos_token
         add_special_tokens = not (bos and text.startswith(bos))
-        ids, labels = self._masked(text, [(len(prompt), len(text))], add_special_tokens)
+        ids, labels, _ = self._masked(text, [(len(prompt), len(text))], add_special_tokens)
         eos = self._tokenizer.eos_token_id
         if eos is not None:
             if not ids or ids[-1] != eos:
                 ids.append(eos)
                 labels.append(eos)
             labels[-1] = eos
-        return ids, (list(ids) if learn_all or self._train_on == "all" else labels)
+        learn_all = learn_all or self._train_on == "all"
+        return Encoded(ids, list(ids) if learn_all else labels, text)
 
-    def _masked(
-        self, text: str, spans: list[Span], add_special_tokens: bool
-    ) -> tuple[list[int], list[int]]:
+    def _masked(self, text: str, spans: list[Span], add_special_tokens: bool) -> Encoded:
         ids, offsets = self._tokenizer.encode_with_offsets(text, add_special_tokens)
         learnt = tokens_in_spans(offsets, spans)
-        return ids, [i if yes else IGNORE_INDEX for i, yes in zip(ids, learnt, strict=True)]
+        labels = [i if yes else IGNORE_INDEX for i, yes in zip(ids, learnt, strict=True)]
+        return Encoded(ids, labels, text)
 
 
 def alpaca_prompt(instruction: str, extra: str = "") -> str:

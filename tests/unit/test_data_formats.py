@@ -18,7 +18,7 @@ TEMPLATE = (
 def encode(row, tokenizer=None, template=TEMPLATE):
     tokenizer = tokenizer or tiny_tokenizer()
     chat = ChatTemplate(template, tokenizer.special_tokens) if template else None
-    ids, labels = RowEncoder(tokenizer, chat).encode(row, detect_format(row))
+    ids, labels, _ = RowEncoder(tokenizer, chat).encode(row, detect_format(row))
     return tokenizer.decode(ids, skip_special_tokens=False), learnt(tokenizer, ids, labels)
 
 
@@ -161,7 +161,6 @@ USER = {"role": "user", "content": "Q"}
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
             "holds a part of type 'image'",
         ),
-        ({"messages": [USER]}, "needs a message with the role 'assistant'"),
         ({"messages": MESSAGES, "tools": "x"}, "'tools' must be a list"),
         ({"conversations": []}, "must be a list of turns"),
         ({"conversations": [{"from": "human"}]}, "turn 1 needs 'from' and 'value'"),

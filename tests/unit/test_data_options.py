@@ -60,10 +60,19 @@ def test_a_text_is_learnt_whole(tmp_path):
 
 
 def test_a_chat_without_a_last_answer(tmp_path):
-    rows = write(tmp_path / "a.jsonl", [{"messages": CHAT[:3]}])
-    assert texts(load(rows)) == ["b<|im_end|>\n"]
-    with pytest.raises(DataError, match="does not end with one of the assistant"):
-        load(rows, train_on="last_turn")
+    rows = write(tmp_path / "a.jsonl", [{"messages": CHAT[:3]}, {"messages": CHAT}])
+    assert texts(load(rows)) == ["b<|im_end|>\n", ANSWERS]
+    last = load(rows, train_on="last_turn")
+    assert texts(last) == ["d<|im_end|>\n"] and "1 of 2 rows have nothing" in last.warnings[0]
+
+
+def test_a_chat_without_any_answer_is_left_out(tmp_path):
+    rows = write(tmp_path / "a.jsonl", [{"messages": CHAT[:1]}, {"messages": CHAT}])
+    dataset = load(rows)
+    assert texts(dataset) == [ANSWERS] and "1 of 2 rows have nothing" in dataset.warnings[0]
+    assert len(texts(load(rows, train_on="all"))) == 2
+    with pytest.raises(DataError, match="all of its 1 rows were left out"):
+        load(write(tmp_path / "b.jsonl", [{"messages": CHAT[:1]}]))
 
 
 LONG = [{"prompt": "ab", "completion": "cdef"}, {"prompt": "", "completion": "x"}]

@@ -1,0 +1,123 @@
+"""``data``: what a run will learn from, before it runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import click
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.cli.preparing import preparation, prepare_data
+from qlora_wgpu.config import Config, load_config
+from qlora_wgpu.data import IGNORE_INDEX, Dataset, Example, Tokenizer, encoded_examples
+from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.training.blocks import Schedule
+
+_BARS, _BAR_WIDTH = 10, 40
+_SHOWN_TOKENS = 400
+
+
+@click.command()
+@click.argument("config", type=click.Path())
+@click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
+@click.option("--samples", default=3, show_default=True, type=click.IntRange(0), help="To show.")
+@click.option("--eval", "held_out", is_flag=True, help="The held-out data instead.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print an object per sample (text, input_ids, labels) instead, one a line.",
+)
+def data(
+    config: str, overrides: tuple[str, ...], samples: int, held_out: bool, as_json: bool
+) -> None:
+    """Show what the run of CONFIG, a YAML file, learns from.
+
+    Samples with their learnt tokens in colour, how long rows are, and how much is cut, masked and
+    packed. Nothing is trained, and no weights are read; the model's folder needs its tokenizer.
+    """
+    settings = load_config(config, overrides)
+    path = settings.data.eval if held_out else settings.require_train_path()
+    if path is None:
+        raise ConfigError("data.eval is not set: there is no held-out data to show")
+    tokenizer = Tokenizer.from_folder(ModelFolder.without_weights(settings.model.path).path)
+    if as_json:
+        for ids, labels, text in encoded_examples(path, tokenizer, preparation(settings.data)):
+            row = {"text": text, "input_ids": ids, "labels": labels}
+            sys.stdout.write(json.dumps(row, ensure_ascii=False) + "\n")
+        return
+    console = Console()
+    dataset = prepare_data(console, settings.data, path, tokenizer)
+    for number in range(min(samples, len(dataset))):
+        title = f"{number + 1} of {len(dataset):,}: {len(dataset[number])} tokens"
+        console.print(Panel(colored(dataset[number], tokenizer), title=title, title_align="left"))
+    if samples:
+        console.print("learnt tokens are green; a space stands before each", style="dim")
+    console.print(_histogram(dataset.lengths, settings.data.max_seq_length))
+    console.print(_figures(settings, dataset), highlight=False)
+
+
+def colored(example: Example, tokenizer: Tokenizer) -> Text:
+    """An example's text, what is learnt in green and the rest dim."""
+    text = Text()
+    ids = [int(i) for i in example.input_ids]
+    learnt = [bool(label != IGNORE_INDEX) for label in example.labels]
+    shown = min(len(ids), _SHOWN_TOKENS)
+    first = 0
+    while first < shown:
+        end = first
+        while end < shown and learnt[end] == learnt[first]:
+            end += 1
+        style = "bold green" if learnt[first] else "dim"
+        text.append(tokenizer.decode(ids[first:end], skip_special_tokens=False), style=style)
+        first = end
+    if shown < len(ids):
+        text.append(f" … and {len(ids) - shown} more tokens", style="italic")
+    return text
+
+
+def _histogram(lengths: npt.NDArray[np.int64], limit: int) -> Table:
+    """How many rows are how long."""
+    longest = int(lengths.max())
+    width = max(-(-longest // _BARS), 1)
+    counts = np.bincount((lengths - 1) // width, minlength=-(-longest // width))
+    table = Table(title="tokens of a row", title_justify="left", show_header=False, box=None)
+    for i, count in enumerate(counts):
+        bar = "█" * round(_BAR_WIDTH * count / counts.max()) or ("▏" if count else "")
+        table.add_row(f"{i * width + 1:,}–{(i + 1) * width:,}", f"{count:,}", bar)
+    table.caption = f"longest {longest:,}, max_seq_length {limit:,}"
+    table.caption_justify = "left"
+    return table
+
+
+def _figures(settings: Config, dataset: Dataset) -> Table:
+    counts, schedule = dataset.counts, Schedule.of(dataset.lengths, settings)
+    total, learnt = dataset.num_tokens, dataset.num_label_tokens
+    table = Table(show_header=False, box=None)
+    table.add_row("rows", f"{counts.rows:,} read, {len(dataset):,} used")
+    table.add_row(
+        "cut",
+        f"{counts.truncated:,} truncated, {counts.dropped:,} too long, "
+        f"{counts.without_labels:,} with nothing to learn",
+    )
+    table.add_row(
+        "tokens",
+        f"{total:,} an epoch, {learnt:,} learnt ({100 * learnt / total:.1f} %), the rest masked",
+    )
+    if settings.data.packing:
+        row = max(settings.data.max_seq_length, schedule.longest)
+        full = 100 * total / (len(schedule.rows) * row)
+        table.add_row("packed", f"into {len(schedule.rows):,} rows of {row:,}, {full:.1f} % full")
+    table.add_row(
+        "steps",
+        f"{schedule.steps_per_epoch:,} an epoch, {schedule.total_steps:,} in all, of "
+        f"{schedule.batch_size} x {schedule.accumulation} rows",
+    )
+    return table
