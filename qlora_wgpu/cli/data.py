@@ -59,7 +59,7 @@ def data(
         title = f"{number + 1} of {len(dataset):,}: {len(dataset[number])} tokens"
         console.print(Panel(colored(dataset[number], tokenizer), title=title, title_align="left"))
     if samples:
-        console.print("learnt tokens are green; a space stands before each", style="dim")
+        console.print("learnt tokens are green", style="dim")
     console.print(_histogram(dataset.lengths, settings.data.max_seq_length))
     console.print(_figures(settings, dataset), highlight=False)
 

@@ -12,7 +12,7 @@ from qlora_wgpu.data.dataset import Preparation, encoded_examples, load_dataset
 from qlora_wgpu.data.examples import IGNORE_INDEX, Counts, Dataset, Example
 from qlora_wgpu.data.formats import FORMATS, RowEncoder, alpaca_prompt
 from qlora_wgpu.data.hub_datasets import is_dataset_name
-from qlora_wgpu.data.masking import assistant_spans
+from qlora_wgpu.data.masking import assistant_spans, end_of_turn
 from qlora_wgpu.data.tokenizer import Tokenizer
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "bucket_length",
     "collate",
     "encoded_examples",
+    "end_of_turn",
     "epoch_order",
     "find_chat_template",
     "is_dataset_name",

@@ -178,6 +178,7 @@ class _Source:
         self._encoder = RowEncoder(self._tokenizer, self._template, self._how.train_on)
         self._counts = Counts()
         self._end_learnt = not self._tokenizer.eos_token_ids
+        self._other_end: str | None = None
         if self._files[0].suffix.lower() == ".txt":
             yield from self._windows()
         else:
@@ -211,6 +212,8 @@ class _Source:
             except TokenizerError as err:
                 raise TokenizerError(f"{where}: {err}") from err
             self._end_learnt = self._end_learnt or not ends.isdisjoint(found.labels)
+            if not self._end_learnt and self._other_end is None:
+                self._other_end = self._tokenizer.first_special(found.labels)
             cut = self._cut(found, where)
             if cut is None:
                 self._count(dropped=1)
@@ -293,6 +296,12 @@ class _Source:
             )
         if self._tokenizer.eos_token_id is None:
             notes.append("the tokenizer has no end-of-sequence token, so none is learnt")
+        elif not self._end_learnt and self._other_end is not None:
+            notes.append(
+                f"turns end with {self._other_end}, which is learnt, but it is not the tokenizer's "
+                f"end-of-sequence token {self._tokenizer.eos_token}: other programs have to be "
+                "told to stop there"
+            )
         elif not self._end_learnt:
             notes.append(
                 "no end-of-turn token is learnt anywhere, so the model will not learn when to "

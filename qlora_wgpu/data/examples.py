@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 IGNORE_INDEX = -100
+_AT_ONCE = 4096  # examples that are counted together
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,10 +122,14 @@ class Dataset(Sequence[Example]):
     @cached_property
     def label_counts(self) -> npt.NDArray[np.int64]:
         """Positions of each example that the loss is taken over."""
-        learnt = np.asarray(self._labels) != IGNORE_INDEX
-        learnt[(self._ends - self.lengths)[self.lengths > 0]] = False
-        before = np.concatenate([[0], np.cumsum(learnt)])
-        counts: npt.NDArray[np.int64] = before[self._ends] - before[self._ends - self.lengths]
+        counts = np.zeros(len(self), np.int64)
+        for first in range(0, len(self), _AT_ONCE):
+            ends = self._ends[first : first + _AT_ONCE]
+            begins = ends - self.lengths[first : first + _AT_ONCE]
+            learnt = np.asarray(self._labels[begins[0] : ends[-1]]) != IGNORE_INDEX
+            learnt[(begins - begins[0])[ends > begins]] = False
+            before = np.concatenate([[0], np.cumsum(learnt)])
+            counts[first : first + _AT_ONCE] = before[ends - begins[0]] - before[begins - begins[0]]
         return counts
 
     @property

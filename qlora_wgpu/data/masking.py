@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qlora_wgpu.data.chat import ChatTemplate
+from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import DataError
 
 Message = Mapping[str, Any]
@@ -163,3 +164,16 @@ def tokens_in_spans(offsets: Sequence[Span], spans: Sequence[Span]) -> list[bool
         )
         chosen.append(inside)
     return chosen
+
+
+def end_of_turn(template: ChatTemplate, tokenizer: Tokenizer) -> int | None:
+    """Id of the special token that the template writes after an assistant's turn, or None."""
+    answer = _SENTINEL.format(0)
+    try:
+        text = template.render(
+            [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]
+        ).text
+    except DataError:
+        return None
+    name = tokenizer.first_special(tokenizer.encode(text.rpartition(answer)[2], False))
+    return None if name is None else tokenizer.token_id(name)

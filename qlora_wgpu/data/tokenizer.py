@@ -143,6 +143,11 @@ class Tokenizer:
                 kept = [i for i in kept if i not in self._special_ids]
             return str(self._backend.decode(kept, skip_special_tokens=skip_special_tokens))
 
+    def first_special(self, ids: Sequence[int]) -> str | None:
+        """Text of the first special token among ids, or None; negative ones are passed over."""
+        found = next((i for i in ids if i in self._special_ids), None)
+        return None if found is None else str(self._backend.id_to_token(found))
+
     def to_json(self) -> str:
         """The whole of tokenizer.json as it is used."""
         return str(self._backend.to_str())
