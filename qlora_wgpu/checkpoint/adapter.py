@@ -28,13 +28,7 @@ Float32Array = npt.NDArray[np.float32]
 def save_adapter(
     folder: str | PathLike[str],
     tensors: Mapping[str, Float32Array],
-    *,
-    r: int,
-    lora_alpha: int,
-    lora_dropout: float,
-    target_modules: list[str],
-    use_rslora: bool,
-    base_model_name_or_path: str | None,
+    config: AdapterConfig,
 ) -> None:
     """Writes an adapter that ``PeftModel.from_pretrained`` loads as it is.
 
@@ -43,12 +37,7 @@ def save_adapter(
         tensors: float32 matrices by PEFT's names, such as
             "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight" (r, in_features) and
             "….lora_B.weight" (out_features, r).
-        r: Rank.
-        lora_alpha: Numerator of the scaling.
-        lora_dropout: Noted for whoever trains on.
-        target_modules: Names, or last parts of names, of the adapted layers.
-        use_rslora: Whether the scaling is lora_alpha / sqrt(r).
-        base_model_name_or_path: What PEFT loads as the base model.
+        config: What it was trained with, and what PEFT loads as the base model.
 
     Raises:
         CheckpointError: If tensors are misnamed, of the wrong shape or not finite (nothing is
@@ -56,15 +45,7 @@ def save_adapter(
     """
     folder = Path(folder)
     pairs = _standard_names(folder, tensors)
-    _check_pairs(folder, pairs, r)
-    config = AdapterConfig(
-        r=r,
-        lora_alpha=lora_alpha,
-        lora_dropout=lora_dropout,
-        target_modules=sorted(target_modules),
-        use_rslora=use_rslora,
-        base_model_name_or_path=base_model_name_or_path,
-    )
+    _check_pairs(folder, pairs, config)
     text = json.dumps(to_json(config), indent=2, allow_nan=False) + "\n"
     if folder.is_dir():
         _write(folder, pairs, text)
@@ -89,7 +70,7 @@ def load_adapter(folder: str | PathLike[str]) -> tuple[dict[str, Float32Array], 
         config = read_adapter_config(folder / CONFIG, _adapted(folder, file.names()))
         stored = {name: file.float32(name) for name in file.names()}
     tensors = _standard_names(folder / WEIGHTS, stored)
-    _check_pairs(folder / WEIGHTS, tensors, config.r)
+    _check_pairs(folder / WEIGHTS, tensors, config)
     return tensors, config
 
 
@@ -142,12 +123,13 @@ def _standard_names(where: Path, tensors: Mapping[str, Float32Array]) -> dict[st
     return result
 
 
-def _check_pairs(where: Path, tensors: Mapping[str, Float32Array], r: int) -> None:
+def _check_pairs(where: Path, tensors: Mapping[str, Float32Array], config: AdapterConfig) -> None:
     if not tensors:
         raise CheckpointError(f"{where}: an adapter needs at least one pair of matrices")
     for name, array in tensors.items():
         is_a = name.endswith(".lora_A.weight")
         stem = name.removesuffix(".lora_A.weight").removesuffix(".lora_B.weight")
+        r = config.rank_of(stem.removeprefix("base_model.model."))
         other = f"{stem}.lora_{'B' if is_a else 'A'}.weight"
         if other not in tensors:
             raise CheckpointError(f"{where}: it holds {name!r}, but not {other!r}")

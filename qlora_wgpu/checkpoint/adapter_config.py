@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.checkpoint.json_file import read_json_object
+from qlora_wgpu.checkpoint.patterns import value_for
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 
 _UNUSED: dict[str, Any] = {
-    "alpha_pattern": {},
     "auto_mapping": None,
     "bias": "none",
     "fan_in_fan_out": False,
@@ -19,13 +21,11 @@ _UNUSED: dict[str, Any] = {
     "init_lora_weights": True,
     "layer_replication": None,
     "layers_pattern": None,
-    "layers_to_transform": None,
     "loftq_config": {},
     "megatron_config": None,
     "megatron_core": "megatron.core",
     "modules_to_save": None,
     "peft_type": "LORA",
-    "rank_pattern": {},
     "revision": None,
     "task_type": "CAUSAL_LM",
     "use_dora": False,
@@ -42,8 +42,6 @@ _REFUSED = {
     "trainable_token_indices": "trained token embeddings",
     "target_parameters": "adapters on bare parameters",
     "layer_replication": "replicated layers",
-    "rank_pattern": "a rank that differs between layers",
-    "alpha_pattern": "an alpha that differs between layers",
     "alora_invocation_tokens": "activated LoRA",
     "arrow_config": "Arrow routing",
     "kasa_config": "KaSA",
@@ -63,22 +61,44 @@ class AdapterConfig:
         r: Rank.
         lora_alpha: Numerator of the scaling.
         lora_dropout: Probability of dropping an input while training.
-        target_modules: Names, or last parts of names, of the adapted layers.
+        target_modules: Names, or last parts of names, of the adapted layers, or a pattern of names.
         use_rslora: Whether the scaling is lora_alpha / sqrt(r) instead of lora_alpha / r.
         base_model_name_or_path: The base model as it was named, or None.
+        rank_pattern: Ranks of modules that have another one.
+        alpha_pattern: Alphas of modules that have another one.
+        layers_to_transform: The layers that are adapted, if not all.
     """
 
     r: int
     lora_alpha: int
     lora_dropout: float
-    target_modules: list[str]
+    target_modules: list[str] | str
     use_rslora: bool
     base_model_name_or_path: str | None
+    rank_pattern: Mapping[str, int] = field(default_factory=dict)
+    alpha_pattern: Mapping[str, int] = field(default_factory=dict)
+    layers_to_transform: list[int] | None = None
+
+    def rank_of(self, module: str) -> int:
+        """A layer's rank."""
+        return value_for(self.rank_pattern, module, self.r)
+
+    def alpha_of(self, module: str) -> int:
+        """Numerator of a layer's scaling."""
+        return value_for(self.alpha_pattern, module, self.lora_alpha)
+
+    def scaling_of(self, module: str) -> float:
+        """Factor of a layer's product: alpha / r, or alpha / sqrt(r) (arXiv 2312.03732)."""
+        rank = self.rank_of(module)
+        return self.alpha_of(module) / (math.sqrt(rank) if self.use_rslora else rank)
 
 
 def to_json(config: AdapterConfig) -> dict[str, Any]:
     """All fields PEFT needs, sorted by name."""
-    return dict(sorted((_UNUSED | vars(config)).items()))
+    fields = _UNUSED | vars(config)
+    if isinstance(config.target_modules, list):
+        fields["target_modules"] = sorted(config.target_modules)
+    return dict(sorted(fields.items()))
 
 
 def read_adapter_config(path: Path, adapted: list[str]) -> AdapterConfig:
@@ -117,6 +137,8 @@ def read_adapter_config(path: Path, adapted: list[str]) -> AdapterConfig:
         target_modules=_target_modules(path, fields, adapted),
         use_rslora=rslora,
         base_model_name_or_path=base,
+        rank_pattern=_pattern(path, fields, "rank_pattern"),
+        alpha_pattern=_pattern(path, fields, "alpha_pattern"),
     )
 
 
@@ -127,10 +149,10 @@ def _refuse_what_is_not_computed(path: Path, fields: Mapping[str, Any]) -> None:
     task = fields.get("task_type")
     if task not in (None, "CAUSAL_LM"):
         raise UnsupportedModelError(f"{path}: task_type is {task!r}, but only 'CAUSAL_LM' is read")
-    for field, meaning in _REFUSED.items():
-        if fields.get(field):
+    for key, meaning in _REFUSED.items():
+        if fields.get(key):
             raise UnsupportedModelError(
-                f"{path}: {field} is {str(fields[field])[:60]}, and {meaning} is not supported"
+                f"{path}: {key} is {str(fields[key])[:60]}, and {meaning} is not supported"
             )
     bias = fields.get("bias", "none")
     if bias != "none":
@@ -151,6 +173,20 @@ def _number(path: Path, fields: Mapping[str, Any], key: str) -> float:
     if type(value) not in (int, float) or not 0 < value < 2**31:
         raise CheckpointError(f"{path}: {key} is {value!r}, not a number above zero")
     return float(value)
+
+
+def _pattern(path: Path, fields: Mapping[str, Any], key: str) -> dict[str, int]:
+    found = fields.get(key) or {}
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path}: {key} is {found!r}, not numbers by names")
+    for name, value in found.items():
+        if type(value) is not int or value < 1:
+            raise CheckpointError(f"{path}: {key} of {name!r} is {value!r}, not a whole number")
+        try:
+            re.compile(name)
+        except re.error as err:
+            raise CheckpointError(f"{path}: {key} has the broken pattern {name!r}: {err}") from err
+    return dict(found)
 
 
 def _target_modules(path: Path, fields: Mapping[str, Any], adapted: list[str]) -> list[str]:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from qlora_wgpu import __version__
 from qlora_wgpu.cli.bench import bench
+from qlora_wgpu.cli.chat import chat
 from qlora_wgpu.cli.data import data
 from qlora_wgpu.cli.doctor import doctor
 from qlora_wgpu.cli.estimate import estimate
@@ -29,6 +30,7 @@ def commands() -> None:
 commands.add_command(train)
 commands.add_command(data)
 commands.add_command(generate)
+commands.add_command(chat)
 commands.add_command(doctor)
 commands.add_command(bench)
 commands.add_command(estimate)

@@ -1,13 +1,17 @@
-"""What several verbs share: opening a model with a bar for its tensors."""
+"""What several verbs share: opening a model with a bar for its tensors, and its adapter."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.checkpoint import ModelFolder, load_adapter
+from qlora_wgpu.config import LoraConfig, QuantConfig
+from qlora_wgpu.models.adapter import lora_config
 from qlora_wgpu.models.family import find_family
 from qlora_wgpu.models.qlora_model import QLoRAModel
 
@@ -15,7 +19,7 @@ from qlora_wgpu.models.qlora_model import QLoRAModel
 def open_model(console: Console, path: str, **options: Any) -> QLoRAModel:
     """Loads a model, showing how far its weights are; options as for ``from_pretrained``."""
     architecture = find_family(ModelFolder.open(path).config).read(ModelFolder.open(path).config)
-    total = len(architecture.every_linear) + (1 if architecture.tied else 2)
+    total = len(architecture.linears) + len(architecture.experts) + (1 if architecture.tied else 2)
     columns = (
         TextColumn("loading weights"),
         BarColumn(),
@@ -28,3 +32,71 @@ def open_model(console: Console, path: str, **options: Any) -> QLoRAModel:
             path, progress=lambda name: progress.advance(task), **options
         )
     return model
+
+
+def open_adapted(
+    console: Console, path: str, adapter: str | None, scheme: str, compute_dtype: str, device: str
+) -> QLoRAModel:
+    """Loads a model with an adapter, or with one that does nothing.
+
+    Args:
+        console: Where the bar is shown.
+        path: Folder or hub name of the base model.
+        adapter: Folder of a PEFT adapter.
+        scheme: ``quant.scheme``.
+        compute_dtype: ``train.compute_dtype``.
+        device: ``device.adapter``.
+    """
+    lora = LoraConfig(r=1, lora_alpha=1)
+    if adapter is not None:
+        lora = lora_config(load_adapter(adapter)[1])
+    model = open_model(
+        console,
+        path,
+        lora=lora,
+        quant=QuantConfig(scheme=scheme),
+        compute_dtype=compute_dtype,
+        device=device,
+    )
+    if adapter is not None:
+        model.load_adapter(adapter)
+    return model
+
+
+_BASE = (
+    click.option("--model", "model_path", required=True, help="Folder or hub name of the base."),
+    click.option("--adapter", help="Folder of a PEFT adapter."),
+    click.option("--scheme", default="nf4", show_default=True, type=click.Choice(["nf4", "none"])),
+    click.option(
+        "--compute-dtype",
+        default="bfloat16",
+        show_default=True,
+        type=click.Choice(["bfloat16", "float32"]),
+    ),
+    click.option("--device", default="auto", show_default=True, help="As doctor lists them."),
+)
+_SAMPLING = (
+    click.option("--max-new-tokens", default=256, show_default=True, type=click.IntRange(1)),
+    click.option(
+        "--temperature", default=0.0, show_default=True, type=click.FloatRange(0), help="0: greedy."
+    ),
+    click.option("--top-k", default=0, show_default=True, type=click.IntRange(0), help="0: all."),
+    click.option(
+        "--top-p", default=1.0, show_default=True, type=click.FloatRange(0, 1, min_open=True)
+    ),
+    click.option("--seed", default=0, show_default=True, type=click.IntRange(0)),
+)
+
+
+def base_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say which model and adapter."""
+    for option in reversed(_BASE):
+        command = option(command)
+    return command
+
+
+def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say how tokens are chosen."""
+    for option in reversed(_SAMPLING):
+        command = option(command)
+    return command

@@ -127,6 +127,9 @@ def run(
     )
     _show_setup(console, settings, model, data, held_out)
     model.objective = Objective(settings.train.label_smoothing_factor, settings.train.z_loss_weight)
+    model.neftune_noise_alpha = settings.train.neftune_noise_alpha
+    if settings.lora.init_from is not None:
+        model.load_adapter(settings.lora.init_from)
     # The largest plan first, so that the smaller ones find room in its slots.
     model.prepare(settings.train.per_device_train_batch_size, length)
     sample = _Sample(model, tokenizer, held_out or data)

@@ -21,6 +21,7 @@ _PATH_KEYS = (
     ("data", "train"),
     ("data", "eval"),
     ("data", "chat_template"),
+    ("lora", "init_from"),
     ("output", "dir"),
 )
 

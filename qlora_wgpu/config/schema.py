@@ -7,6 +7,7 @@ bitsandbytes' and mean what they mean there.
 from __future__ import annotations
 
 import math
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, WithJsonSchema
@@ -16,19 +17,32 @@ from qlora_wgpu.config.yaml_file import dump_yaml
 from qlora_wgpu.errors import ConfigError
 
 ALL_LINEAR = "all-linear"
+_WORD = re.compile(r"\w*")  # as a regular expression it would fit no whole name
 
 PositiveInt = Annotated[int, Field(ge=1)]
 Text = Annotated[str, Field(min_length=1)]
 
 
+def _regular_expression(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as err:
+        raise ValueError(f"is no regular expression: {err}") from err
+    return value
+
+
+Pattern = Annotated[str, Field(min_length=1), AfterValidator(_regular_expression)]
+
+
 def _target_modules(value: Any) -> str | list[str]:
-    if isinstance(value, str) and value == ALL_LINEAR:
-        return value
+    if isinstance(value, str) and (value == ALL_LINEAR or not _WORD.fullmatch(value)):
+        return _regular_expression(value)
     if isinstance(value, (set, frozenset)):
         value = sorted(value, key=str)
     if not isinstance(value, (list, tuple)) or not value:
         raise ValueError(
-            f"must be {ALL_LINEAR!r} or a list of module names such as [q_proj, v_proj]"
+            f"must be {ALL_LINEAR!r}, a list of module names such as [q_proj, v_proj], or a "
+            "regular expression of whole names"
         )
     if not all(isinstance(name, str) and name for name in value):
         raise ValueError("must list module names as text")
@@ -105,18 +119,37 @@ class LoraConfig(Section):
         WithJsonSchema(
             {
                 "anyOf": [
-                    {"const": ALL_LINEAR, "type": "string"},
+                    {"type": "string", "minLength": 1},
                     {"type": "array", "items": {"type": "string"}, "minItems": 1},
                 ]
             }
         ),
     ] = Field(
         ALL_LINEAR,
-        description="Names of the linear modules that get an adapter, or all-linear for every "
-        "one but the output head.",
+        description="Names of the linear modules that get an adapter, a regular expression of "
+        "whole names, or all-linear for every one but the output head and experts.",
     )
     use_rslora: bool = Field(
         False, description="Whether the scaling is lora_alpha / sqrt(r) (rank-stabilized LoRA)."
+    )
+    rank_pattern: dict[Pattern, PositiveInt] = Field(
+        {}, description="Ranks of modules that have another one, by patterns of their names."
+    )
+    alpha_pattern: dict[Pattern, PositiveInt] = Field(
+        {}, description="lora_alpha of modules that have another one, by patterns of their names."
+    )
+    layers_to_transform: list[Annotated[int, Field(ge=0)]] | None = Field(
+        None,
+        min_length=1,
+        description="Numbers of the layers that get an adapter, or null for all.",
+    )
+    init_lora_weights: Literal["default", "gaussian"] = Field(
+        "default",
+        description="How A begins: uniform as PEFT's default, or normal with a standard deviation "
+        "of 1 / r; B begins with zeros.",
+    )
+    init_from: Text | None = Field(
+        None, description="Folder of an adapter of the same shape to go on training, or null."
     )
 
     @property
@@ -211,6 +244,12 @@ class TrainConfig(Section):
         description="Weight of the squared logarithm of the softmax's normalizer, added to the "
         "loss in training; 1e-4 is usual, 0 turns it off.",
     )
+    neftune_noise_alpha: float = Field(
+        0.0,
+        ge=0.0,
+        description="Strength of the noise that is added to embeddings in training (NEFTune); 5 is "
+        "usual, 0 turns it off.",
+    )
     seed: int = Field(
         0, ge=0, lt=2**32, description="Seed of data order, dropout and adapter initialization."
     )
@@ -229,6 +268,9 @@ class OptimConfig(Section):
     )
     warmup_steps: int = Field(
         0, ge=0, description="Steps of linear warm-up; 0 means that warmup_ratio decides."
+    )
+    loraplus_lr_ratio: float = Field(
+        1.0, gt=0.0, description="Learning rate of B over that of A (LoRA+); 16 is usual there."
     )
     weight_decay: float = Field(0.0, ge=0.0, description="Decoupled weight decay of AdamW.")
     max_grad_norm: float = Field(

@@ -1,5 +1,6 @@
 """Generating text."""
 
+from qlora_wgpu.generation.decoder import Decoder
 from qlora_wgpu.generation.generate import generate
 
-__all__ = ["generate"]
+__all__ = ["Decoder", "generate"]

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.data import bucket_length
 from qlora_wgpu.errors import CheckpointError, ConfigError, DataError
+from qlora_wgpu.generation.decoder import Decoder
 from qlora_wgpu.models.qlora_model import QLoRAModel
 
 
@@ -24,6 +24,7 @@ def generate(
     seed: int = 0,
     stop_ids: Collection[int] = (),
     max_length: int | None = None,
+    decoder: Decoder | None = None,
 ) -> Iterator[int]:
     """Yields one token id after another.
 
@@ -37,6 +38,7 @@ def generate(
         seed: Of the sampling.
         stop_ids: Tokens that end the text; they are not yielded.
         max_length: Longest text the model was made for; generation ends there.
+        decoder: One with room for the whole text, to be used again; a new one by default.
 
     Raises:
         ConfigError: If the temperature is no number from 0 on.
@@ -52,11 +54,13 @@ def generate(
     if len(ids) >= limit:
         raise DataError(f"the prompt has {len(ids)} tokens, and the model takes at most {limit}")
     random = np.random.Generator(np.random.Philox(seed))
-    for _ in range(min(max_new_tokens, limit - len(ids))):
-        length = bucket_length(len(ids), max(limit, len(ids)))
-        padded = np.zeros((1, length), np.int64)
-        padded[0, : len(ids)] = ids
-        logits = model.logits_at(padded, np.array([len(ids) - 1]))[0]
+    wanted = min(max_new_tokens, limit - len(ids))
+    decoder = decoder or Decoder(model, len(ids) + wanted)
+    logits = decoder.start(ids)
+    token = ids[-1]
+    for index in range(wanted):
+        if index:
+            logits = decoder.step(token)
         if not np.isfinite(logits).all():
             raise CheckpointError(
                 "the model's logits are not finite: its adapter, or the base model, is damaged"
@@ -65,7 +69,6 @@ def generate(
         if token in stop_ids:
             return
         yield token
-        ids.append(token)
 
 
 def _pick(

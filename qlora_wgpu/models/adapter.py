@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from qlora_wgpu.checkpoint import AdapterConfig
 from qlora_wgpu.config import ALL_LINEAR, LoraConfig
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, padded, vector
@@ -18,6 +20,7 @@ from qlora_wgpu.ops.modules import Lora
 
 _WINDOW = 64  # floats: every matrix starts at a multiple of 256 bytes, as bindings must
 _PREFIX = "base_model.model."
+_LAYER = re.compile(r".*?\.[^.]*\.(\d+)\.")
 
 
 def targeted(
@@ -34,9 +37,18 @@ def targeted(
     """
     if wanted == ALL_LINEAR:
         return list(linears)
+    if isinstance(wanted, str):
+        every = [*linears, *(spec for stack in experts for spec in stack.linears)]
+        found = [s for s in every if re.fullmatch(wanted, s.name)]
+        if not found:
+            raise ConfigError(
+                f"lora.target_modules: no adaptable layer's whole name fits {wanted!r}; one is "
+                f"{linears[0].name}"
+            )
+        return found
     linears = [*linears, *(spec for stack in experts for spec in stack.linears)]
     chosen: set[str] = set()
-    for target in [wanted] if isinstance(wanted, str) else wanted:
+    for target in wanted:
         fitting = {s.name for s in linears if s.name == target or s.name.endswith("." + target)}
         if not fitting:
             leaves = sorted({s.name.rpartition(".")[2] for s in linears})
@@ -46,6 +58,28 @@ def targeted(
                 f"lora.target_modules: no adaptable layer is called {target!r}; {hint}"
             )
         chosen |= fitting
+    _check_stacks(chosen, experts)
+    return [s for s in linears if s.name in chosen]
+
+
+def in_layers(linears: Sequence[LinearSpec], layers: Sequence[int] | None) -> list[LinearSpec]:
+    """Those of some layers, numbered in their names as PEFT reads them.
+
+    Raises:
+        ConfigError: If none is left.
+    """
+    if layers is None:
+        return list(linears)
+    found = [s for s in linears if (m := _LAYER.match(s.name)) and int(m[1]) in layers]
+    if not found:
+        raise ConfigError(
+            f"lora.layers_to_transform {list(layers)} leaves no layer to adapt: they are numbered "
+            "from 0 on"
+        )
+    return found
+
+
+def _check_stacks(chosen: set[str], experts: Sequence[ExpertSpec]) -> None:
     for stack in experts:
         missing = [s.name for s in stack.linears if s.name not in chosen]
         if missing and len(missing) < stack.experts:
@@ -53,7 +87,26 @@ def targeted(
                 f"lora.target_modules: {missing[0]!r} is left out, but either all or none of a "
                 f"layer's experts can be adapted: name {stack.leaf!r}"
             )
-    return [s for s in linears if s.name in chosen]
+
+
+def _peft_targets(wanted: str | Sequence[str], targets: Sequence[LinearSpec]) -> list[str] | str:
+    """What adapter_config.json names: the user's list or pattern, or the layers' last names."""
+    if wanted == ALL_LINEAR:
+        return sorted({s.name.rpartition(".")[2] for s in targets})
+    return wanted if isinstance(wanted, str) else sorted(wanted)
+
+
+def lora_config(found: AdapterConfig) -> LoraConfig:
+    """What a model is opened with to take an adapter."""
+    return LoraConfig(
+        r=found.r,
+        lora_alpha=found.lora_alpha,
+        lora_dropout=found.lora_dropout,
+        target_modules=found.target_modules,
+        use_rslora=found.use_rslora,
+        rank_pattern=dict(found.rank_pattern),
+        alpha_pattern=dict(found.alpha_pattern),
+    )
 
 
 def _module(name: str) -> str:
@@ -81,6 +134,8 @@ class Adapter:
 
     Attributes:
         config: Its rank, scaling, dropout and targets.
+        peft: The same as PEFT writes it, without the base model's name.
+        b_begin: Where in the flat vectors, in floats, A's end and B's begin.
         loras: By module name, as layers use them.
         expert_loras: The first expert's, by the names of ``ExpertSpec``.
         parameters: The flat vector of all A and B.
@@ -97,17 +152,25 @@ class Adapter:
     ) -> None:
         """Lays out an adapter for the targeted layers."""
         self.config = config
-        self.targets = targeted(linears, config.target_modules, experts)
+        found = targeted(linears, config.target_modules, experts)
+        self.targets = in_layers(found, config.layers_to_transform)
+        _check_stacks({s.name for s in self.targets}, experts)
+        self.peft = AdapterConfig(
+            r=config.r,
+            lora_alpha=config.lora_alpha,
+            lora_dropout=config.lora_dropout,
+            target_modules=_peft_targets(config.target_modules, self.targets),
+            use_rslora=config.use_rslora,
+            base_model_name_or_path=None,
+            rank_pattern=config.rank_pattern,
+            alpha_pattern=config.alpha_pattern,
+            layers_to_transform=config.layers_to_transform,
+        )
         self._windows: dict[str, _Window] = {}
-        end = 0
-        for spec in self.targets:
-            for leaf, rows, columns in (
-                ("lora_A", config.r, spec.in_features),
-                ("lora_B", spec.out_features, config.r),
-            ):
-                window = _Window(end, rows, columns)
-                self._windows[f"{_PREFIX}{spec.name}.{leaf}.weight"] = window
-                end += -(-window.size // _WINDOW) * _WINDOW
+        end = self._place("lora_A", 0)
+        self.b_begin = end
+        end = self._place("lora_B", end)
+        self._check_ranks(experts)
         stacked = {s.name for stack in experts for s in stack.linears}
         # A binding of experts' matrices is counted in rows, so it may end past the last one.
         longest = [padded(w.columns) for n, w in self._windows.items() if _module(n) in stacked]
@@ -124,33 +187,55 @@ class Adapter:
             if stack.linears[0].name in adapted
         }
 
+    def _place(self, leaf: str, end: int) -> int:
+        """Lays out all A or all B from ``end`` on; where they end."""
+        for spec in self.targets:
+            r = self.peft.rank_of(spec.name)
+            shape = (r, spec.in_features) if leaf == "lora_A" else (spec.out_features, r)
+            window = _Window(end, *shape)
+            self._windows[f"{_PREFIX}{spec.name}.{leaf}.weight"] = window
+            end += -(-window.size // _WINDOW) * _WINDOW
+        return end
+
+    def _check_ranks(self, experts: Sequence[ExpertSpec]) -> None:
+        for stack in experts:
+            names = [s.name for s in stack.linears]
+            kinds = {(self.peft.rank_of(n), self.peft.alpha_of(n)) for n in names}
+            if len(kinds) > 1:
+                raise ConfigError(
+                    "lora.rank_pattern or alpha_pattern gives the experts of "
+                    f"{stack.name} unlike values: they must have the same"
+                )
+
     def _flat(self, label: str, kind: str) -> Tensor:
         return vector(label, self.length, "float32", Storage(label, kind, 4 * self.length))
 
     def _lora(self, spec: LinearSpec, stack: ExpertSpec | None = None) -> Lora:
-        stride = 0
-        if stack is not None and stack.experts > 1:
-            first, second = (self._window(s, "lora_A").offset for s in stack.linears[:2])
-            stride = second - first
+        def stride(leaf: str) -> int:
+            if stack is None or stack.experts == 1:
+                return 0
+            first, second = (self._window(each, leaf).offset for each in stack.linears[:2])
+            return second - first
 
         def window(leaf: str, flat: Tensor) -> Tensor:
             at = self._window(spec, leaf)
             name = f"{spec.name}.{leaf}"
             rows = at.rows
             if stack is not None:
-                rows += -(-(stack.experts - 1) * stride // padded(at.columns))
+                rows += -(-(stack.experts - 1) * stride(leaf) // padded(at.columns))
             return matrix(name, rows, at.columns, "float32", flat.storage, 4 * at.offset)
 
         return Lora(
-            r=self.config.r,
-            scaling=self.config.scaling,
+            r=self.peft.rank_of(spec.name),
+            scaling=self.peft.scaling_of(spec.name),
             dropout=self.config.lora_dropout,
             key=zlib.crc32(spec.name.encode()),
             a=window("lora_A", self.parameters),
             b=window("lora_B", self.parameters),
             grad_a=window("lora_A", self.gradient),
             grad_b=window("lora_B", self.gradient),
-            stride=stride,
+            a_stride=stride("lora_A"),
+            b_stride=stride("lora_B"),
         )
 
     def _window(self, spec: LinearSpec, leaf: str) -> _Window:
@@ -166,15 +251,8 @@ class Adapter:
         """Trained numbers, padding not counted."""
         return sum(w.rows * w.columns for w in self._windows.values())
 
-    @property
-    def peft_target_modules(self) -> list[str]:
-        """What adapter_config.json names: the user's list, or the layers' last names."""
-        if self.config.target_modules == ALL_LINEAR:
-            return sorted({s.name.rpartition(".")[2] for s in self.targets})
-        return list(self.config.target_modules)
-
     def initial(self, seed: int) -> npt.NDArray[np.float32]:
-        """PEFT's default start: A uniform in ±1/√in_features (Kaiming, a = √5), B zero.
+        """PEFT's starts: A uniform in ±1/√in_features (Kaiming, a = √5) or normal, B zero.
 
         Each matrix has its own stream, so the start does not depend on what else is adapted.
         """
@@ -184,8 +262,12 @@ class Adapter:
                 stream = np.random.Generator(
                     np.random.Philox(key=[seed, zlib.crc32(name.encode())])
                 )
-                bound = 1 / np.sqrt(window.columns)
-                window.view(flat)[:] = stream.uniform(-bound, bound, (window.rows, window.columns))
+                shape = (window.rows, window.columns)
+                if self.config.init_lora_weights == "gaussian":
+                    window.view(flat)[:] = stream.normal(0.0, 1 / window.rows, shape)
+                else:
+                    bound = 1 / np.sqrt(window.columns)
+                    window.view(flat)[:] = stream.uniform(-bound, bound, shape)
         return flat
 
     def split(self, flat: npt.NDArray[np.float32]) -> dict[str, npt.NDArray[np.float32]]:

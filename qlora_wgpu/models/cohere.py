@@ -66,7 +66,7 @@ class Cohere:
         """Traces the model up to the final norm."""
         trace, sizes, eps = Tracer(g, modules, batch), config.sizes, config.layer_norm_eps
         head_dim = sizes.head_dim
-        table = g.constant("rope table", config.rope.table(batch.seq))
+        table = g.constant("rope table", config.rope.table(batch.span))
 
         def rotate(x: Tensor) -> Tensor:
             turned = config.rope.rotary_dim

@@ -140,7 +140,7 @@ class Gemma2:
     ) -> Tensor:
         """Traces the model up to the final norm."""
         trace, sizes, eps = Tracer(g, modules, batch), config.sizes, config.eps
-        tables = {id(r): g.constant("rope table", r.table(batch.seq)) for r in config.ropes}
+        tables = {id(r): g.constant("rope table", r.table(batch.span)) for r in config.ropes}
 
         def heads(x: Tensor, at: str, name: str, i: int) -> Tensor:
             y = trace.linear(x, f"{at}self_attn.{name}_proj")

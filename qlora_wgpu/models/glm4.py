@@ -78,7 +78,7 @@ class Glm4:
         """Traces the model up to the final norm."""
         trace, sizes, eps = Tracer(g, modules, batch), config.sizes, config.rms_norm_eps
         head_dim, inter = sizes.head_dim, sizes.intermediate_size
-        table = g.constant("rope table", config.rope.table(batch.seq))
+        table = g.constant("rope table", config.rope.table(batch.span))
 
         def rotate(x: Tensor) -> Tensor:
             turned = config.rope.rotary_dim

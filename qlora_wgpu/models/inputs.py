@@ -8,7 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.errors import ShapeError
-from qlora_wgpu.ops.batch import INFO_DROPOUT, INFO_KEY, INFO_LABEL_ROWS, INFO_LENGTH, Batch
+from qlora_wgpu.ops.batch import (
+    INFO_DROPOUT,
+    INFO_KEY,
+    INFO_LABEL_ROWS,
+    INFO_LENGTH,
+    INFO_PAST,
+    Batch,
+)
 
 IGNORED = -100
 IntArray = npt.NDArray[np.int64]
@@ -111,6 +118,7 @@ def pack(
     targets: IntArray | None = None,
     rows: npt.NDArray[np.integer[Any]] | None = None,
     dropout_key: int | None = None,
+    past: int = 0,
 ) -> npt.NDArray[np.uint8]:
     """The bytes of a batch's storage.
 
@@ -121,6 +129,7 @@ def pack(
         targets: (batch, seq) from ``shifted_targets``.
         rows: Rows to list as label rows instead of those that have a target.
         dropout_key: Turns dropout on, with this micro-batch's key.
+        past: Tokens that came before, kept in the batch's cache.
     """
     data = np.zeros(batch.storage.nbytes, np.uint8)
 
@@ -133,12 +142,12 @@ def pack(
         if targets is not None:
             rows = np.flatnonzero(targets.reshape(-1) != IGNORED)
     info = np.zeros(INFO_LENGTH, np.uint32)
-    info[INFO_LABEL_ROWS] = len(rows)
+    info[INFO_LABEL_ROWS], info[INFO_PAST] = len(rows), past
     if dropout_key is not None:
         info[INFO_DROPOUT], info[INFO_KEY] = 1, dropout_key
     put(batch.input_ids.offset, ids, np.uint32)
     put(batch.label_rows.offset, np.asarray(rows), np.uint32)
-    put(batch.positions.offset, positions(mask), np.uint32)
+    put(batch.positions.offset, positions(mask) + past, np.uint32)
     put(batch.segments.offset, mask, np.uint32)
     put(batch.info.offset, info, np.uint32)
     if targets is not None:

@@ -144,7 +144,7 @@ class Llama:
         trace, sizes, details = Tracer(g, modules, batch), config.sizes, config.details
         head_dim, eps, scale = sizes.head_dim, config.rms_norm_eps, details.residual_scale
         score_scale = details.attention_scale or 1 / math.sqrt(head_dim)
-        table = g.constant("rope table", config.rope.table(batch.seq))
+        table = g.constant("rope table", config.rope.table(batch.span))
 
         def heads(x: Tensor, at: str, name: str, i: int) -> Tensor:
             y = trace.linear(x, f"{at}self_attn.{name}_proj")

@@ -67,7 +67,7 @@ class Olmo2:
     ) -> Tensor:
         """Traces the model up to the final norm."""
         trace, sizes, eps = Tracer(g, modules, batch), config.sizes, config.rms_norm_eps
-        table = g.constant("rope table", config.rope.table(batch.seq))
+        table = g.constant("rope table", config.rope.table(batch.span))
 
         def heads(x: Tensor, at: str, name: str) -> Tensor:
             y = trace.linear(x, f"{at}self_attn.{name}_proj", float32=True)

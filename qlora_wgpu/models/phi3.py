@@ -77,7 +77,7 @@ class Phi3:
     ) -> Tensor:
         """Traces the model up to the final norm."""
         trace, sizes, eps = Tracer(g, modules, batch), config.sizes, config.rms_norm_eps
-        table = g.constant("rope table", config.rope.table(batch.seq))
+        table = g.constant("rope table", config.rope.table(batch.span))
         wide, narrow = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
         inter = sizes.intermediate_size
 

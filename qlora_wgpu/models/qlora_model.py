@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -67,6 +69,7 @@ class QLoRAModel:
         self.compute_dtype = compute_dtype
         self.gradient_checkpointing = gradient_checkpointing
         self.objective = PLAIN
+        self.neftune_noise_alpha = 0.0
         self.name_or_path = name_or_path
         family = find_family(folder.config)
         self.architecture = family.read(folder.config)
@@ -263,9 +266,10 @@ class QLoRAModel:
 
     def _program(self, kind: str, batch_size: int, seq: int) -> tuple[Batch, Program]:
         objective = self.objective if kind == "train" else PLAIN
-        key = (kind, batch_size, seq, self.gradient_checkpointing, objective)
+        noise = self.neftune_noise_alpha if kind == "train" else 0.0
+        key = (kind, batch_size, seq, self.gradient_checkpointing, objective, noise)
         if key not in self._programs:
-            graph, batch = self.new_graph(), make_batch(batch_size, seq)
+            graph, batch = self.new_graph(), make_batch(batch_size, seq, noise=noise)
             self.network.trace_loss(
                 graph,
                 batch,
@@ -309,6 +313,16 @@ class QLoRAModel:
         """Overwrites the adapter on the device."""
         self.write_flat(self.adapter.parameters, flat)
 
+    @contextmanager
+    def adapter_off(self) -> Iterator[None]:
+        """While it is entered, the model is the base alone."""
+        kept = self.read_flat(self.adapter.parameters).copy()
+        self.write_parameters(np.zeros_like(kept))
+        try:
+            yield
+        finally:
+            self.write_parameters(kept)
+
     def read_stats(self) -> FloatArray:
         """Loss sum, label tokens, gradient norm, update factor; waits."""
         return self.read_flat(self.stats)
@@ -344,22 +358,13 @@ class QLoRAModel:
             tensors: Mapping[str, FloatArray] = adapter
         else:
             tensors, config = load_adapter(Path(adapter))
-            _check_scaling(config, self.adapter.config, adapter)
+            _check_scaling(config, self.adapter, adapter)
         self.write_parameters(self.adapter.join(tensors))
 
     def save_adapter(self, path: str | PathLike[str]) -> None:
         """Writes adapter_model.safetensors and adapter_config.json as PEFT loads them."""
-        lora = self.adapter.config
-        save_adapter(
-            Path(path),
-            self.adapter_state_dict(),
-            r=lora.r,
-            lora_alpha=lora.lora_alpha,
-            lora_dropout=lora.lora_dropout,
-            target_modules=self.adapter.peft_target_modules,
-            use_rslora=lora.use_rslora,
-            base_model_name_or_path=self.name_or_path,
-        )
+        config = replace(self.adapter.peft, base_model_name_or_path=self.name_or_path)
+        save_adapter(Path(path), self.adapter_state_dict(), config)
 
     def base_state_dict(self) -> dict[str, FloatArray]:
         """The frozen weights as the device uses them (dequantized there), Hugging Face's names."""
@@ -406,11 +411,19 @@ class QLoRAModel:
         return np.concatenate(pieces)
 
 
-def _check_scaling(found: AdapterConfig, wanted: LoraConfig, path: Any) -> None:
+def _check_scaling(found: AdapterConfig, adapter: Adapter, path: Any) -> None:
     """Refuses an adapter that would be scaled otherwise than it was trained."""
+    wanted = adapter.peft
     for key in ("r", "lora_alpha", "use_rslora"):
         if getattr(found, key) != getattr(wanted, key):
             raise CheckpointError(
                 f"{path}: the adapter was made with {key} = {getattr(found, key)}, but this model "
                 f"was opened with {getattr(wanted, key)}: open it with the adapter's LoraConfig"
+            )
+    for spec in adapter.targets:
+        if found.scaling_of(spec.name) != wanted.scaling_of(spec.name):
+            raise CheckpointError(
+                f"{path}: the adapter scales {spec.name} by {found.scaling_of(spec.name):g}, but "
+                f"this model was opened to scale it by {wanted.scaling_of(spec.name):g}: open it "
+                "with the adapter's LoraConfig"
             )

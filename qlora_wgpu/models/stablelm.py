@@ -77,7 +77,7 @@ class StableLm:
     ) -> Tensor:
         """Traces the model up to the final norm."""
         trace, sizes, eps = Tracer(g, modules, batch), config.sizes, config.layer_norm_eps
-        table = g.constant("rope table", config.rope.table(batch.seq))
+        table = g.constant("rope table", config.rope.table(batch.span))
 
         def rotate(x: Tensor) -> Tensor:
             return rope(g, x, table, batch, sizes.head_dim, config.rope.rotary_dim)

@@ -86,7 +86,7 @@ class Starcoder2:
     ) -> Tensor:
         """Traces the model up to the final norm."""
         trace, sizes, eps = Tracer(g, modules, batch), config.sizes, config.norm_epsilon
-        table = g.constant("rope table", config.rope.table(batch.seq))
+        table = g.constant("rope table", config.rope.table(batch.span))
 
         def rotate(x: Tensor) -> Tensor:
             return rope(g, x, table, batch, sizes.head_dim, config.rope.rotary_dim)

@@ -31,8 +31,9 @@ class AdamWState:
         gradient: Summed over the step's label tokens.
         first_moment: m.
         second_moment: v.
-        step_info: Learning rate, 1 - β₁ᵗ, √(1 - β₂ᵗ).
+        step_info: Learning rate of A, 1 - β₁ᵗ, √(1 - β₂ᵗ), learning rate of B.
         stats: Loss sum, label tokens, gradient norm, update factor.
+        split: Where B begins, in floats, a multiple of four; None where all have A's rate.
     """
 
     parameters: Tensor
@@ -41,6 +42,7 @@ class AdamWState:
     second_moment: Tensor
     step_info: Tensor
     stats: Tensor
+    split: int | None = None
 
 
 def gradient_norm(g: Graph, gradient: Tensor, stats: Tensor, max_grad_norm: float) -> None:
@@ -85,5 +87,6 @@ def adamw(g: Graph, state: AdamWState, config: AdamWConfig) -> None:
             "weight_decay": config.weight_decay,
             "one_minus_beta1": 1 - config.adam_beta1,
             "one_minus_beta2": 1 - config.adam_beta2,
+            "split": units if state.split is None else state.split // 4,
         },
     )

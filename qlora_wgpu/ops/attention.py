@@ -7,6 +7,7 @@ from qlora_wgpu.graph.graph import Graph, GraphError, ceil_div
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops import attention_image
 from qlora_wgpu.ops.batch import Batch
+from qlora_wgpu.ops.cached_attention import append, attend
 from qlora_wgpu.ops.image import as_buffer
 from qlora_wgpu.ops.tensor import as_operand
 
@@ -41,6 +42,12 @@ def attention(
     heads, kv_heads = q.columns // head_dim, k.columns // head_dim
     if head_dim % 2 or heads % kv_heads or k.columns != v.columns:
         raise GraphError(f"attention: {q}, {k}, {v} with head_dim {head_dim} do not fit")
+    if batch.cache is not None:
+        known_k, known_v = batch.cache.next_layer(g.dtype, k.columns)
+        append(g, k, known_k, batch.info)
+        append(g, v, known_v, batch.info)
+        if batch.rows == 1:
+            return attend(g, q, known_k, known_v, batch.info, head_dim, scale, window, softcap)
     if attention_image.usable(g, head_dim):
         return attention_image.attention(g, q, k, v, batch, head_dim, scale, window, softcap)
     unit = 4 if head_dim % 4 == 0 else 2

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qlora_wgpu.graph.tensor import Storage, Tensor, vector
+from qlora_wgpu.ops.kv_cache import CacheView
 
-INFO_LABEL_ROWS, INFO_DROPOUT, INFO_KEY, INFO_LENGTH = 0, 1, 2, 4
+INFO_LABEL_ROWS, INFO_DROPOUT, INFO_KEY, INFO_PAST, INFO_LENGTH = 0, 1, 2, 3, 4
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,10 @@ class Batch:
         label_rows: uint32 (batch · seq), the rows that have a target, in front.
         positions: uint32 (batch · seq).
         segments: uint32 (batch · seq), 0 for padding, else the number of the sample in its row.
-        info: uint32: label rows, whether dropout is on, the micro-batch's random key.
+        info: uint32: label rows, whether dropout is on, the micro-batch's random key, tokens in the
+            cache.
+        cache: Where keys and values are kept while text is generated.
+        noise: NEFTune's α: how much noise the embedding of training batches gets.
     """
 
     batch: int
@@ -33,14 +37,23 @@ class Batch:
     positions: Tensor
     segments: Tensor
     info: Tensor
+    cache: CacheView | None = None
+    noise: float = 0.0
 
     @property
     def rows(self) -> int:
         """Tokens of the micro-batch, padding included."""
         return self.batch * self.seq
 
+    @property
+    def span(self) -> int:
+        """Positions that its tokens may have."""
+        return self.seq if self.cache is None else self.cache.capacity
 
-def make_batch(batch: int, seq: int) -> Batch:
+
+def make_batch(
+    batch: int, seq: int, cache: CacheView | None = None, *, noise: float = 0.0
+) -> Batch:
     """Lays out the inputs of micro-batches of ``batch`` sequences of ``seq`` tokens."""
     rows = batch * seq
     window = -(-rows * 4 // 256) * 256
@@ -59,4 +72,6 @@ def make_batch(batch: int, seq: int) -> Batch:
         field("positions", 3),
         field("segments", 4),
         vector("batch_info", INFO_LENGTH, "uint32", storage, 5 * window),
+        cache,
+        noise,
     )

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import zlib
+
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.batch import Batch
+from qlora_wgpu.ops.dropout import dropout_params
 from qlora_wgpu.ops.modules import Matrix
+
+_NOISE_KEY = zlib.crc32(b"neftune")
 
 
 def embedding(g: Graph, weight: Matrix, batch: Batch, scale: float = 1.0) -> Tensor:
@@ -14,18 +20,24 @@ def embedding(g: Graph, weight: Matrix, batch: Batch, scale: float = 1.0) -> Ten
     Args:
         g: The graph.
         weight: (vocab_size, hidden_size).
-        batch: Whose ``input_ids`` are looked up; each must be below vocab_size.
+        batch: Whose ``input_ids`` are looked up; each must be below vocab_size. Its ``noise`` α
+            adds noise in ±α / √(seq · hidden_size) to training batches (NEFTune, Jain et al.,
+            2023).
         scale: What the rows are multiplied by.
 
     Returns:
         (rows, hidden_size) float32.
     """
     y = g.float32("embedding", batch.rows, weight.columns)
+    noisy = batch.noise > 0
     for row0, shard in weight.shards(g):
+        tensors = {"ids": batch.input_ids, "weight": shard, "y": y}
+        if noisy:
+            tensors["batch_info"] = batch.info
         g.launch(
             "embedding/forward.wgsl",
             y.rows * y.units(4),
-            {"ids": batch.input_ids, "weight": shard, "y": y},
+            tensors,
             {
                 "rows": y.rows,
                 "stride": y.units(4),
@@ -33,7 +45,11 @@ def embedding(g: Graph, weight: Matrix, batch: Batch, scale: float = 1.0) -> Ten
                 "shard_rows": shard.rows,
                 "texel0": shard.texel0,
                 "scale": scale,
+                "columns": y.columns,
+                "noise": batch.noise / math.sqrt(batch.seq * y.columns),
+                **dropout_params(None),
+                "module_key": _NOISE_KEY,
             },
-            {"BF16": shard.dtype == "bfloat16", "IMAGE": shard.image},
+            {"BF16": shard.dtype == "bfloat16", "IMAGE": shard.image, "NOISE": noisy},
         )
     return y

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.ops.modules import EXPERT_TILE, ExpertTiles, Lora
+from qlora_wgpu.ops.modules import EXPERT_TILE, ExpertTiles
 
 
-def expert_params(experts: ExpertTiles | None, lora: Lora | None, unit: int) -> dict[str, int]:
+def expert_params(experts: ExpertTiles | None, lora_stride: int) -> dict[str, int]:
     """Parameters of a kernel whose rows may belong to experts.
 
     Args:
         experts: Whose weights are at hand, if rows belong to any.
-        lora: The first expert's adapter.
-        unit: Elements that the kernel counts an adapter's matrices in.
+        lora_stride: From one expert's A or B to the next one's, in the units that the kernel counts
+            in.
     """
     if experts is None:
         return {"expert0": 0, "experts": 1, "lora_expert": 0}
     return {
         "expert0": experts.first,
         "experts": experts.count,
-        "lora_expert": lora.stride // unit if lora is not None else 0,
+        "lora_expert": lora_stride,
     }
 
 

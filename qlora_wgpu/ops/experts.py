@@ -55,11 +55,11 @@ def expert_linear(
             du = g.float32(f"d {u.name}", x.rows, lora.r)
             lora_ops.up_grad(g, operand, lora, du, tiles)
             lora_ops.add_gradient(
-                g, operand, u, lora.grad_b, expert_rows=tiles.rows, expert_stride=lora.stride
+                g, operand, u, lora.grad_b, expert_rows=tiles.rows, expert_stride=lora.b_stride
             )
             lora_ops.add_gradient(
                 g, x, du, lora.grad_a, masked_by=lora, batch=batch,
-                expert_rows=tiles.rows, expert_stride=lora.stride,
+                expert_rows=tiles.rows, expert_stride=lora.a_stride,
             )  # fmt: skip
         if x.requires_grad:
             dx, accumulate = g.gradient_into(x)

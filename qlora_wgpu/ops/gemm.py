@@ -91,7 +91,7 @@ def nt(
             "scale": scale,
             **dropout_params(dropout),
             "w_expert": columns * w.units(8),
-            **expert_params(experts, lora, 4),
+            **expert_params(experts, lora.b_stride // 4 if lora is not None else 0),
         },
         {
             "LORA": u is not None,
@@ -184,7 +184,7 @@ def nn(
             "scale": scale,
             **dropout_params(lora),
             "w_expert": depth * w.units(8),
-            **expert_params(experts, lora, 4),
+            **expert_params(experts, lora.a_stride // 4 if lora is not None else 0),
         },
         {
             "LORA": u is not None,

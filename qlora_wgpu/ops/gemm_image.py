@@ -76,7 +76,7 @@ def nt(
             "b_texel0": b_texel0,
             "scale": scale,
             "w_expert": columns * w.units(8),
-            **expert_params(experts, lora, 4),
+            **expert_params(experts, lora.b_stride // 4 if lora is not None else 0),
         },
         {
             "BF16": x.dtype == "bfloat16",
@@ -147,7 +147,7 @@ def nn(
             "scale": scale,
             **dropout_params(lora if masked else None),
             "w_expert": depth * w.units(8),
-            **expert_params(experts, lora, 4),
+            **expert_params(experts, lora.a_stride // 4 if lora is not None else 0),
         },
         {
             "BF16": x.dtype == "bfloat16",
@@ -192,7 +192,7 @@ def lora_down(
             "u_stride": u.stride,
             "scale": lora.scaling,
             **dropout_params(lora),
-            **expert_params(experts, lora, 8),
+            **expert_params(experts, lora.a_stride // 8),
         },
         {
             "BF16": x.dtype == "bfloat16",
@@ -224,7 +224,7 @@ def lora_up_grad(g: Graph, dy: Tensor, lora: Lora, du: Tensor, experts: ExpertTi
             "b_stride": lora.b.units(8),
             "du_stride": du.units(4),
             "scale": lora.scaling,
-            **expert_params(experts, lora, 8),
+            **expert_params(experts, lora.b_stride // 8),
         },
         {
             "BF16": dy.dtype == "bfloat16",

@@ -113,7 +113,7 @@ def _down(
             "u_stride": u.stride,
             "scale": lora.scaling,
             **dropout_params(lora),
-            **expert_params(experts, lora, 8),
+            **expert_params(experts, lora.a_stride // 8),
         },
         {
             "BF16": x.dtype == "bfloat16",
@@ -140,7 +140,7 @@ def _up_grad(g: Graph, dy: Tensor, lora: Lora, du: Tensor, experts: ExpertTiles 
             "b_stride": lora.b.units(4),
             "du_stride": du.stride,
             "scale": lora.scaling,
-            **expert_params(experts, lora, 4),
+            **expert_params(experts, lora.b_stride // 4),
         },
         {
             "BF16": dy.dtype == "bfloat16",

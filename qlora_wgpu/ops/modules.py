@@ -54,7 +54,8 @@ class Lora:
         b: (out_features, r).
         grad_a: Gradient of ``a``, summed up.
         grad_b: Gradient of ``b``, summed up.
-        stride: Floats from one expert's ``a`` (and ``b``) to the next one's.
+        a_stride: Floats from one expert's ``a`` to the next one's.
+        b_stride: The same of ``b``.
     """
 
     r: int
@@ -65,7 +66,8 @@ class Lora:
     b: Tensor
     grad_a: Tensor
     grad_b: Tensor
-    stride: int = 0
+    a_stride: int = 0
+    b_stride: int = 0
 
 
 @dataclass(frozen=True)

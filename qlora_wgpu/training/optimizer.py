@@ -34,6 +34,7 @@ class Optimizer:
             second_moment=adapter.second_moment,
             step_info=self._info,
             stats=model.stats,
+            split=adapter.b_begin,
         )
         graph = model.new_graph()
         adamw(

@@ -41,7 +41,7 @@ def learning_rates(optim: OptimConfig, total: int) -> npt.NDArray[np.float64]:
 
 
 def step_table(optim: OptimConfig, total: int) -> npt.NDArray[np.float32]:
-    """What AdamW's kernel reads of each step: rate, 1 - β₁ᵗ, √(1 - β₂ᵗ), and a spare.
+    """What AdamW's kernel reads of each step: rate of A, 1 - β₁ᵗ, √(1 - β₂ᵗ), rate of B.
 
     Returns:
         (total, 4) float32; bias corrections are of t = 1, 2, …
@@ -51,4 +51,5 @@ def step_table(optim: OptimConfig, total: int) -> npt.NDArray[np.float32]:
     table[:, 0] = learning_rates(optim, total)
     table[:, 1] = 1.0 - optim.adam_beta1**t
     table[:, 2] = np.sqrt(1.0 - optim.adam_beta2**t)
+    table[:, 3] = optim.loraplus_lr_ratio * table[:, 0]
     return table.astype(np.float32)

@@ -148,6 +148,7 @@ class Trainer:
         schedule = Schedule.of(rows.lengths, self.config)
         self.model.gradient_checkpointing = settings.gradient_checkpointing
         self.model.objective = Objective(settings.label_smoothing_factor, settings.z_loss_weight)
+        self.model.neftune_noise_alpha = settings.neftune_noise_alpha
         self.model.zero_gradient()
         self._prepare_longest(schedule)
         optimizer = Optimizer(self.model, self.config.optim, schedule.total_steps)
@@ -246,7 +247,7 @@ class Trainer:
             if not any(e.num_label_tokens for row in examples for e in row):
                 continue
             batch = padded_batch(examples, schedule.batch_size, self._longest)
-            key = schedule.dropout_key(step, index) if self._has_dropout else None
+            key = schedule.dropout_key(step, index) if self._is_random else None
             checked = self.model.checked(batch.input_ids, batch.labels, batch.attention_mask)
             labels += self.model.accumulate(*checked, dropout_key=key)
         if not labels:
@@ -256,8 +257,8 @@ class Trainer:
         return tokens
 
     @property
-    def _has_dropout(self) -> bool:
-        return self.model.adapter.config.lora_dropout > 0
+    def _is_random(self) -> bool:
+        return self.model.adapter.config.lora_dropout > 0 or self.model.neftune_noise_alpha > 0
 
     def _finish(self, submitted: _Submitted, data: bytes, folder: RunFolder) -> None:
         """Logs a step whose figures have arrived."""

@@ -4,7 +4,8 @@
 // p = p - lr·weight_decay·p - lr / bias₁ · m / (√v / √bias₂ + ε)
 //
 // Nothing but the gradient changes where stats[3] is 0. The gradient is zeroed for the next step.
-// step_info: lr, bias₁ = 1 - β₁ᵗ, √bias₂ = √(1 - β₂ᵗ). Launcher: ops/adamw.py.
+// step_info: lr of A, bias₁ = 1 - β₁ᵗ, √bias₂ = √(1 - β₂ᵗ), lr of B, whose elements begin with unit
+// split (LoRA+, Hayou et al., 2024). Launcher: ops/adamw.py.
 //#include common/flat.wgsl
 
 struct Params {
@@ -15,6 +16,7 @@ struct Params {
     weight_decay: f32,
     one_minus_beta1: f32,
     one_minus_beta2: f32,
+    split: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -32,7 +34,7 @@ fn each(i: u32) {
     let factor = stats[3];
     if (factor != 0.0) {
         let g = gradient[i] * factor;
-        let lr = step_info[0];
+        let lr = select(step_info[3], step_info[0], i < params.split);
         let new_m = params.beta1 * m[i] + params.one_minus_beta1 * g;
         let new_v = params.beta2 * v[i] + params.one_minus_beta2 * g * g;
         m[i] = new_m;

@@ -48,6 +48,26 @@ def test_steps(device, max_norm, weight_decay):
         assert_close(v, state.v, 2e-6, "float32 arithmetic")
 
 
+def test_two_rates(device):
+    """LoRA+: from `split` on, B has a rate of its own."""
+    rng = np.random.default_rng(14)
+    p, g, m, v = (rng.standard_normal(LENGTH) for _ in range(4))
+    v = np.abs(v)
+    bench = Bench(device, "float32", PROFILES["cpu"])
+    info = flat([1e-2, 1 - 0.9**3, np.sqrt(1 - 0.999**3), 0.16])
+    stats = flat([9, 5, 0, 0])
+    state = AdamWState(flat(p), flat(g), flat(m), flat(v), info, stats, split=128)
+    adamw(bench.graph, state, AdamWConfig(weight_decay=0.1))
+    (got,) = bench.run(state.parameters)
+    for rate, part in ((1e-2, slice(128)), (0.16, slice(128, None))):
+        wanted = reference.State(p.copy(), m.copy(), v.copy())
+        reference.step(
+            wanted, g, 5, 3, lr=rate, beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=0.1,
+            max_norm=1.0,
+        )  # fmt: skip
+        assert_close(got[0][part], wanted.p[part], 2e-6, "float32 arithmetic")
+
+
 @pytest.mark.parametrize("case", ["no tokens", "nan", "inf"])
 def test_nothing_changes_but_the_gradient(device, case):
     rng = np.random.default_rng(13)

@@ -30,6 +30,11 @@ DEFAULTS = {
         "lora_dropout": 0.0,
         "target_modules": "all-linear",
         "use_rslora": False,
+        "rank_pattern": {},
+        "alpha_pattern": {},
+        "layers_to_transform": None,
+        "init_lora_weights": "default",
+        "init_from": None,
     },
     "data": {
         "train": None,
@@ -53,6 +58,7 @@ DEFAULTS = {
         "compute_dtype": "bfloat16",
         "label_smoothing_factor": 0.0,
         "z_loss_weight": 0.0,
+        "neftune_noise_alpha": 0.0,
         "seed": 0,
     },
     "optim": {
@@ -60,6 +66,7 @@ DEFAULTS = {
         "lr_scheduler_type": "cosine",
         "warmup_ratio": 0.03,
         "warmup_steps": 0,
+        "loraplus_lr_ratio": 1.0,
         "weight_decay": 0.0,
         "max_grad_norm": 1.0,
         "adam_beta1": 0.9,

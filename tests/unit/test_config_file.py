@@ -307,7 +307,7 @@ def test_an_override_replaces_a_wrong_value(load) -> None:
         ("lora.target_modules=[q_proj", "the override 'lora.target_modules=[q_proj' (line 1"),
         ("train.seed=*x", "anchor or alias"),
         ("train.seed=!!int 3", "uses the tag"),
-        ("lora.target_modules=q_proj", "must be 'all-linear' or a list"),
+        ("lora.target_modules=q_proj", "must be 'all-linear', a list"),
     ],
 )
 def test_wrong_overrides(load, text, expected) -> None:

@@ -15,7 +15,7 @@ MAY_USE = {
     "graph": {"gpu", "errors"},
     "ops": {"graph", "gpu", "errors"},
     "models": {"ops", "graph", "gpu", "config", "checkpoint", "quant", "errors"},
-    "generation": {"models", "data", "errors"},
+    "generation": {"models", "ops", "data", "errors"},
     "bench": {
         "training",
         "models",

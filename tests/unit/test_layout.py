@@ -223,4 +223,4 @@ def test_names_are_those_of_peft():
     assert set(adapter.names) == {
         f"base_model.model.model.layers.0.{leaf}.lora_{ab}.weight" for leaf in leaves for ab in "AB"
     }
-    assert adapter.peft_target_modules == sorted(leaf.split(".")[1] for leaf in leaves)
+    assert adapter.peft.target_modules == sorted(leaf.split(".")[1] for leaf in leaves)

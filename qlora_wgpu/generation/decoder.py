@@ -1,0 +1,97 @@
+"""A text that grows: the prompt is computed once, then every token by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.data import bucket_length
+from qlora_wgpu.errors import ShapeError
+from qlora_wgpu.models import inputs
+from qlora_wgpu.models.qlora_model import QLoRAModel
+from qlora_wgpu.ops.batch import make_batch
+from qlora_wgpu.ops.kv_cache import CacheView, KVCache
+
+FloatArray = npt.NDArray[np.float32]
+
+
+class Decoder:
+    """Next-token logits for one text of bounded length, with keys and values kept on the device."""
+
+    def __init__(self, model: QLoRAModel, capacity: int) -> None:
+        """Allocates nothing yet.
+
+        Args:
+            model: Base and adapter, as they are at each call.
+            capacity: Most tokens of the text, prompt included.
+        """
+        self._model = model
+        self._cache = KVCache(capacity)
+        self._stages: dict[int, _Stage] = {}
+        self.length = 0
+
+    @property
+    def capacity(self) -> int:
+        """Most tokens of the text."""
+        return self._cache.capacity
+
+    def start(self, prompt_ids: Sequence[int]) -> FloatArray:
+        """Begins a new text; float32 logits (vocab_size) of the token after it.
+
+        Raises:
+            ShapeError: If it is empty or does not fit, or an id is outside the vocabulary.
+        """
+        ids = np.asarray(prompt_ids, np.int64)
+        if not 0 < len(ids) <= self.capacity:
+            raise ShapeError(f"a prompt of {len(ids)} tokens does not fit {self.capacity}")
+        length = max(bucket_length(len(ids), self.capacity), 2)
+        row = np.zeros((1, length), np.int64)
+        row[0, : len(ids)] = ids
+        logits = self._stage(length).run(row, len(ids) - 1, past=0)
+        self.length = len(ids)
+        return logits
+
+    def step(self, token: int) -> FloatArray:
+        """Appends a token; float32 logits (vocab_size) of the one after it.
+
+        Raises:
+            ShapeError: If the text is full.
+        """
+        if self.length >= self.capacity:
+            raise ShapeError(f"the text is full: it holds {self.capacity} tokens")
+        logits = self._stage(1).run(np.array([[token]]), 0, past=self.length)
+        self.length += 1
+        return logits
+
+    def _stage(self, length: int) -> _Stage:
+        if length not in self._stages:
+            self._stages[length] = _Stage(self._model, self._cache, length)
+        return self._stages[length]
+
+
+class _Stage:
+    """The programs of a batch of one row and so many columns."""
+
+    def __init__(self, model: QLoRAModel, cache: KVCache, length: int) -> None:
+        self._model = model
+        self._batch = make_batch(1, length, CacheView(cache))
+        graph = model.new_graph()
+        hidden = model.network.trace_hidden(graph, self._batch)
+        self._hidden = model.new_program(graph)
+        graph = model.new_graph()
+        self._logits = model.network.trace_logits(graph, hidden, self._batch)
+        self._head = model.new_program(graph, (self._logits,))
+
+    def run(self, row: npt.NDArray[np.int64], wanted: int, past: int) -> FloatArray:
+        """Logits of one column."""
+        model, batch = self._model, self._batch
+        ids = inputs.checked_ids(row, model.architecture.vocab_size)
+        rows = np.array([wanted])
+        data = inputs.pack(batch, ids, np.ones_like(ids), rows=rows, past=past)
+        model.device.write(batch.storage.buffer, data)
+        self._hidden.run()
+        self._head.run()
+        raw = np.frombuffer(self._head.read(self._logits), np.float32)
+        return raw[: model.architecture.vocab_size].copy()

@@ -1,0 +1,52 @@
+"""Keys and values of earlier tokens, kept on the device while text is generated.
+
+A batch with a cache is either a prompt, whose attention is the ordinary one and whose keys and
+values are stored, or one new token, which attends to what is stored. No gradient passes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from qlora_wgpu.graph.graph import GraphError
+from qlora_wgpu.graph.tensor import Storage, Tensor, matrix
+
+
+@dataclass
+class KVCache:
+    """Room for one text; its tensors are made by the first batch that is traced with it.
+
+    Attributes:
+        capacity: Most tokens of the text.
+        layers: Keys and values of each layer's tokens.
+    """
+
+    capacity: int
+    layers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+
+class CacheView:
+    """A cache as one batch is traced with it, layer after layer."""
+
+    def __init__(self, cache: KVCache) -> None:
+        """Begins at the first layer."""
+        self.capacity = cache.capacity
+        self._cache = cache
+        self._next = 0
+
+    def next_layer(self, dtype: str, columns: int) -> tuple[Tensor, Tensor]:
+        """The keys and values of the layer that comes next."""
+        if self._next == len(self._cache.layers):
+            pair = tuple(_kept(name, self.capacity, columns, dtype) for name in ("keys", "values"))
+            self._cache.layers.append((pair[0], pair[1]))
+        found = self._cache.layers[self._next]
+        self._next += 1
+        if found[0].columns != columns:
+            raise GraphError(f"kv_cache: {found[0]} is of another layer, not {columns} wide")
+        return found
+
+
+def _kept(name: str, capacity: int, columns: int, dtype: str) -> Tensor:
+    made = matrix(name, capacity, columns, dtype)
+    made.storage = Storage(name, "kv cache", made.nbytes)
+    return made

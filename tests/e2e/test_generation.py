@@ -1,0 +1,101 @@
+"""Text by a cache of keys and values is the text that the whole context gives."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from references.seeded import VOCAB, adapter, weights
+from safetensors.numpy import save_file
+
+from e2e.test_family_references import lora
+from qlora_wgpu import QLoRAModel, QuantConfig
+from qlora_wgpu.errors import CheckpointError, ConfigError, DataError, ShapeError
+from qlora_wgpu.generation import Decoder, generate
+
+FOLDER = Path(__file__).parents[1] / "references"
+CASES = sorted(p.stem for p in FOLDER.glob("*.npz"))
+# Of these the rotation depends on how long the text is, which a cache cannot follow.
+BY_LENGTH = {"llama-dynamic", "phi3-longrope", "phi3-shortrope"}
+
+
+def opened(case, path, device, dtype="float32", scheme="none"):
+    recorded = np.load(FOLDER / f"{case}.npz")
+    (path / "config.json").write_text(str(recorded["config"]))
+    shapes = json.loads(str(recorded["shapes"]))
+    save_file(weights(shapes, float(recorded["norm_offset"])), path / "model.safetensors")
+    model = QLoRAModel.from_pretrained(
+        path, lora(recorded), QuantConfig(scheme=scheme), dtype, device
+    )
+    model.load_adapter(adapter({n: a.shape for n, a in model.adapter_state_dict().items()}))
+    return model
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_family(device, tmp_path, case):
+    model = opened(case, tmp_path, device)
+    ids = np.random.default_rng(0).integers(0, VOCAB, 21)
+    # Both see tables of the same length where the rotation depends on it.
+    capacity = 21 if case in BY_LENGTH else 40
+    decoder = Decoder(model, capacity)
+    found = [decoder.start(ids[:9]), *(decoder.step(int(token)) for token in ids[9:])]
+    whole = model.logits(ids[None])[0]
+    expected = whole[8:]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert np.abs(ours - theirs).max() <= 1e-5 * np.abs(expected).max()
+    again = decoder.start(ids[:9])
+    assert np.array_equal(again, found[0])
+
+
+@pytest.mark.parametrize("scheme", ["none", "nf4"])
+def test_bfloat16(device, tmp_path, scheme):
+    model = opened("llama", tmp_path, device, "bfloat16", scheme)
+    ids = np.random.default_rng(0).integers(0, VOCAB, 21)
+    decoder = Decoder(model, 64)
+    found = [decoder.start(ids[:1]), *(decoder.step(int(token)) for token in ids[1:])]
+    expected = model.logits(ids[None])[0]
+    apart = np.abs(np.array(found) - expected).max() / np.abs(expected).max()
+    assert apart <= 0.05  # roundings of another order
+
+
+def test_texts(device, tmp_path):
+    model = opened("qwen3", tmp_path, device)
+    prompt = [5, 6, 7]
+
+    def text(**options):
+        return list(generate(model, prompt, max_new_tokens=8, **options))
+
+    greedy, ids = text(), list(prompt)
+    for token in greedy:
+        assert int(model.logits([ids])[0, -1].argmax()) == token
+        ids.append(token)
+    assert text(temperature=1e-6) == greedy and text(temperature=5, top_k=1) == greedy
+    assert text(temperature=5, top_p=1e-9) == greedy
+    one, two = text(temperature=2.0, seed=1), text(temperature=2.0, seed=2)
+    assert one == text(temperature=2.0, seed=1) != two
+    assert text(stop_ids=[greedy[3]]) == greedy[: greedy.index(greedy[3])]
+    assert text(max_length=5) == greedy[:2]
+    with model.adapter_off():
+        plain = text()
+    assert plain != greedy and text() == greedy
+
+
+def test_what_cannot_be_generated(device, tmp_path):
+    model = opened("llama", tmp_path, device)
+    for arguments, error in (
+        ({"prompt_ids": []}, DataError),
+        ({"prompt_ids": [1], "temperature": float("nan")}, ConfigError),
+        ({"prompt_ids": [1, 2], "max_length": 2}, DataError),
+        ({"prompt_ids": [VOCAB]}, ShapeError),
+    ):
+        with pytest.raises(error):
+            list(generate(model, **arguments))
+    decoder = Decoder(model, 2)
+    decoder.start([1])
+    decoder.step(2)
+    with pytest.raises(ShapeError, match="full"):
+        decoder.step(3)
+    flat = model.read_flat(model.adapter.parameters).copy()
+    model.write_parameters(np.full_like(flat, np.nan))
+    with pytest.raises(CheckpointError, match="not finite"):
+        list(generate(model, [1]))
