@@ -64,6 +64,21 @@ class ModelFolder:
         """All tensors as stored, companions of quantized weights included."""
         return list(self._files)
 
+    def files(self) -> dict[str, list[str]]:
+        """The names of the weight files, and the tensors that each of them holds."""
+        found: dict[str, list[str]] = {}
+        for name, file in self._files.items():
+            found.setdefault(file.path.name, []).append(name)
+        return found
+
+    def dtype(self, name: str) -> str:
+        """A tensor's element type as stored, by safetensors' name, for example "BF16"."""
+        return self._file(name).dtype(name)
+
+    def raw(self, name: str) -> npt.NDArray[Any]:
+        """A tensor's elements as stored; bfloat16 as uint16."""
+        return self._file(name).raw(name)
+
     def has(self, name: str) -> bool:
         """Whether there is a tensor of that name."""
         return name in self._files

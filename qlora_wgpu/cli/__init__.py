@@ -13,7 +13,10 @@ from qlora_wgpu.cli.chat import chat
 from qlora_wgpu.cli.data import data
 from qlora_wgpu.cli.doctor import doctor
 from qlora_wgpu.cli.estimate import estimate
+from qlora_wgpu.cli.eval import evaluate
+from qlora_wgpu.cli.exporting import export, merge, quantize
 from qlora_wgpu.cli.generate import generate
+from qlora_wgpu.cli.init import init
 from qlora_wgpu.cli.train import train
 from qlora_wgpu.errors import QLoRAError
 
@@ -23,11 +26,16 @@ from qlora_wgpu.errors import QLoRAError
 def commands() -> None:
     """Fine-tune language models with QLoRA on any GPU, through WebGPU.
 
-    Start with `qlora-wgpu doctor` to see your GPU, then `qlora-wgpu train CONFIG.yaml`.
+    Start with `qlora-wgpu doctor` to see your GPU, then `init`, `data` and `train`.
     """
 
 
+commands.add_command(init)
 commands.add_command(train)
+commands.add_command(evaluate)
+commands.add_command(merge)
+commands.add_command(quantize)
+commands.add_command(export)
 commands.add_command(data)
 commands.add_command(generate)
 commands.add_command(chat)

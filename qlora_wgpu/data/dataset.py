@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 from qlora_wgpu.data.chat import ChatTemplate, find_chat_template
 from qlora_wgpu.data.examples import Counts, Dataset, Example
-from qlora_wgpu.data.formats import Encoded, RowEncoder, TrainOn, detect_format, with_columns
+from qlora_wgpu.data.formats import CHATS, Encoded, RowEncoder, TrainOn, detect_format, with_columns
 from qlora_wgpu.data.hub_datasets import download, is_dataset_name
+from qlora_wgpu.data.masking import end_of_turn
 from qlora_wgpu.data.prepared import Writer, cache_folder, key_of, learns, prepare
 from qlora_wgpu.data.sources import data_files, read_rows, read_text
 from qlora_wgpu.data.tokenizer import Tokenizer
@@ -178,7 +179,8 @@ class _Source:
         self._encoder = RowEncoder(self._tokenizer, self._template, self._how.train_on)
         self._counts = Counts()
         self._end_learnt = not self._tokenizer.eos_token_ids
-        self._other_end: str | None = None
+        self._other_end: int | None = None
+        self._other_end_learnt = False
         if self._files[0].suffix.lower() == ".txt":
             yield from self._windows()
         else:
@@ -202,6 +204,8 @@ class _Source:
     def _encoded_rows(self, *, empty: bool) -> Iterator[Encoded]:
         ends = self._tokenizer.eos_token_ids
         for where, row, row_format in self._rows():
+            if self._counts.rows == 0 and self._template is not None and row_format in CHATS:
+                self._other_end = end_of_turn(self._template, self._tokenizer)
             self._count(rows=1)
             if self._counts.rows % _TOLD_EVERY == 0:
                 self._progress(self._counts.rows)
@@ -212,8 +216,8 @@ class _Source:
             except TokenizerError as err:
                 raise TokenizerError(f"{where}: {err}") from err
             self._end_learnt = self._end_learnt or not ends.isdisjoint(found.labels)
-            if not self._end_learnt and self._other_end is None:
-                self._other_end = self._tokenizer.first_special(found.labels)
+            if self._other_end is not None and self._other_end in found.labels:
+                self._other_end_learnt = True
             cut = self._cut(found, where)
             if cut is None:
                 self._count(dropped=1)
@@ -296,9 +300,10 @@ class _Source:
             )
         if self._tokenizer.eos_token_id is None:
             notes.append("the tokenizer has no end-of-sequence token, so none is learnt")
-        elif not self._end_learnt and self._other_end is not None:
+        elif not self._end_learnt and self._other_end_learnt and self._other_end is not None:
+            name = self._tokenizer.decode([self._other_end], skip_special_tokens=False)
             notes.append(
-                f"turns end with {self._other_end}, which is learnt, but it is not the tokenizer's "
+                f"turns end with {name}, which is learnt, but it is not the tokenizer's "
                 f"end-of-sequence token {self._tokenizer.eos_token}: other programs have to be "
                 "told to stop there"
             )

@@ -23,6 +23,7 @@ FORMATS: dict[str, tuple[str, ...]] = {
     "instruction/output": ("instruction", "output"),
     "text": ("text",),
 }
+CHATS = ("messages", "conversations")  # formats that a chat template writes
 _KNOWN_KEYS = sorted({key for keys in FORMATS.values() for key in keys})
 
 _SHAREGPT_ROLES = {

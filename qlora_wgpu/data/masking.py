@@ -7,7 +7,7 @@ from typing import Any
 
 from qlora_wgpu.data.chat import ChatTemplate
 from qlora_wgpu.data.tokenizer import Tokenizer
-from qlora_wgpu.errors import DataError
+from qlora_wgpu.errors import DataError, TokenizerError
 
 Message = Mapping[str, Any]
 Span = tuple[int, int]
@@ -173,7 +173,7 @@ def end_of_turn(template: ChatTemplate, tokenizer: Tokenizer) -> int | None:
         text = template.render(
             [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]
         ).text
-    except DataError:
+    except (DataError, TokenizerError):  # told where a row is rendered
         return None
     name = tokenizer.first_special(tokenizer.encode(text.rpartition(answer)[2], False))
     return None if name is None else tokenizer.token_id(name)

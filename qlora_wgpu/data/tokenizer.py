@@ -144,8 +144,9 @@ class Tokenizer:
             return str(self._backend.decode(kept, skip_special_tokens=skip_special_tokens))
 
     def first_special(self, ids: Sequence[int]) -> str | None:
-        """Text of the first special token among ids, or None; negative ones are passed over."""
-        found = next((i for i in ids if i in self._special_ids), None)
+        """Text of the first special token among ids but the unknown one, or None."""
+        unknown = self._special_id("unk_token")
+        found = next((i for i in ids if i in self._special_ids and i != unknown), None)
         return None if found is None else str(self._backend.id_to_token(found))
 
     def to_json(self) -> str:

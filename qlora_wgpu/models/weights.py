@@ -137,11 +137,7 @@ class WeightLayout:
 
     def _stored(self, name: str) -> str:
         """What a tensor is called in the files."""
-        if self._folder is not None and not self._folder.has(name):
-            for own, other in self._prefixes:
-                if name.startswith(own) and self._folder.has(other + name.removeprefix(own)):
-                    return other + name.removeprefix(own)
-        return name
+        return name if self._folder is None else _stored(self._folder, self._prefixes, name)
 
     def _has(self, name: str) -> bool:
         return self._folder is not None and self._folder.has(self._stored(name))
@@ -315,6 +311,19 @@ class WeightLayout:
         array = self._read(name, (rows, columns))
         assert array is not None
         return quantize_nf4(array, self._quant.blocksize, self._quant.double_quant)
+
+
+def stored_name(folder: ModelFolder, architecture: Architecture, name: str) -> str:
+    """What a tensor of a model is called in its files."""
+    return _stored(folder, architecture.stored_prefixes, name)
+
+
+def _stored(folder: ModelFolder, prefixes: Sequence[tuple[str, str]], name: str) -> str:
+    if not folder.has(name):
+        for own, other in prefixes:
+            if name.startswith(own) and folder.has(other + name.removeprefix(own)):
+                return other + name.removeprefix(own)
+    return name
 
 
 def _device_arrays(quantized: NF4Tensor) -> dict[str, npt.NDArray[Any]]:

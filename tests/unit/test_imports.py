@@ -15,6 +15,7 @@ MAY_USE = {
     "graph": {"gpu", "errors"},
     "ops": {"graph", "gpu", "errors"},
     "models": {"ops", "graph", "gpu", "config", "checkpoint", "quant", "errors"},
+    "export": {"models", "checkpoint", "quant", "config", "errors"},
     "generation": {"models", "ops", "data", "errors"},
     "bench": {
         "training",

@@ -1,0 +1,132 @@
+"""``merge``, ``quantize`` and ``export``: what was trained, for other programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import click
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+
+from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.cli.opening import open_adapted
+from qlora_wgpu.config import QuantConfig
+from qlora_wgpu.data import Tokenizer
+from qlora_wgpu.errors import ConfigError, TokenizerError
+from qlora_wgpu.export import export_gguf, quantize_folder
+from qlora_wgpu.export import merge as merge_adapter
+from qlora_wgpu.models.qlora_model import QLoRAModel
+
+_SAMPLE = (
+    "The quick brown fox jumps over the lazy dog. Two plus three makes five, and water boils at "
+    "one hundred degrees. Once upon a time there was a little house by the sea."
+)
+_SAMPLE_TOKENS = 64
+_BLOCKSIZES = ["32", "64", "128", "256", "512", "1024", "2048", "4096"]
+
+
+@click.command()
+@click.option("--model", "model_path", required=True, help="Folder or hub name of the base.")
+@click.option("--adapter", required=True, help="Folder of the PEFT adapter.")
+@click.option("--out", required=True, help="The new model's folder.")
+@click.option(
+    "--base",
+    default="original",
+    show_default=True,
+    type=click.Choice(["original", "dequantized"]),
+    help="Add the adapter to the stored weights, or to what they are after NF4, as in training.",
+)
+@click.option("--check/--no-check", default=True, help="Measure how far logits drift.")
+@click.option("--device", default="auto", show_default=True, help="As doctor lists them.")
+def merge(model_path: str, adapter: str, out: str, base: str, check: bool, device: str) -> None:
+    """Merge an adapter into its base model.
+
+    The result is a model folder in the base's own 16-bit type, which transformers, vLLM and
+    llama.cpp's converter load.
+    """
+    console = Console()
+    with _progress(console, "merging") as progress:
+        merge_adapter(
+            model_path,
+            adapter,
+            out,
+            base="dequantized" if base == "dequantized" else "original",
+            progress=progress,
+        )
+    console.print(f"merged into {out}", highlight=False)
+    if check:
+        console.print(_drift(console, model_path, adapter, out, device), highlight=False)
+
+
+@click.command()
+@click.option("--model", "model_path", required=True, help="Folder or hub name of the model.")
+@click.option("--out", required=True, help="The new folder.")
+@click.option("--blocksize", default="64", show_default=True, type=click.Choice(_BLOCKSIZES))
+@click.option("--double-quant/--no-double-quant", default=True, show_default=True)
+def quantize(model_path: str, out: str, blocksize: str, double_quant: bool) -> None:
+    """Write a model with its linear layers in 4 bits (NF4), as bitsandbytes does.
+
+    Training from the new folder gives the same result and starts sooner; transformers with
+    bitsandbytes opens it, too.
+    """
+    console = Console()
+    settings = QuantConfig.model_validate(
+        {"blocksize": int(blocksize), "double_quant": double_quant}
+    )
+    with _progress(console, "quantizing") as progress:
+        quantize_folder(model_path, out, settings, progress=progress)
+    console.print(f"quantized into {out}", highlight=False)
+
+
+@click.command()
+@click.option("--model", "model_path", required=True, help="Folder or hub name of the base.")
+@click.option("--adapter", required=True, help="Folder of the PEFT adapter.")
+@click.option("--gguf", "gguf_file", required=True, metavar="FILE", help="The file to write.")
+def export(model_path: str, adapter: str, gguf_file: str) -> None:
+    """Write an adapter as a GGUF file, for llama.cpp's --lora."""
+    if not gguf_file.endswith(".gguf"):
+        raise ConfigError(f"--gguf {gguf_file!r} must end in .gguf")
+    count = export_gguf(model_path, adapter, gguf_file)
+    Console().print(f"{count} layers written to {gguf_file}", highlight=False)
+
+
+@contextmanager
+def _progress(console: Console, verb: str) -> Iterator[Callable[[str], None]]:
+    with console.status(verb) as status:
+        yield lambda name: status.update(f"{verb} {name}")
+
+
+def _drift(console: Console, model_path: str, adapter: str, out: str, device: str) -> str:
+    """How the merged model's next tokens differ from those of base and adapter as trained."""
+    trained = open_adapted(console, model_path, adapter, "nf4", "float32", device)
+    ids = _sample_ids(trained)
+    before = trained.logits(ids)[0].astype(np.float64)
+    merged = open_adapted(console, out, None, "none", "float32", device)
+    after = merged.logits(ids)[0].astype(np.float64)
+    p, q = _log_softmax(before), _log_softmax(after)
+    divergence = float((np.exp(p) * (p - q)).sum(-1).mean())
+    same = float((before.argmax(-1) == after.argmax(-1)).mean())
+    return (
+        f"drift from base in NF4 and adapter, as trained, over {ids.size} tokens: logits by "
+        f"{np.abs(after - before).mean():.3g} in the mean and {np.abs(after - before).max():.3g} "
+        f"at most, KL divergence {divergence:.3g} nats a token, {100 * same:.0f} % of the "
+        "likeliest tokens the same"
+    )
+
+
+def _sample_ids(model: QLoRAModel) -> npt.NDArray[np.int64]:
+    vocab = model.architecture.vocab_size
+    try:
+        tokenizer = Tokenizer.from_folder(ModelFolder.open(model.name_or_path or "").path)
+        ids = [i for i in tokenizer.encode(_SAMPLE) if i < vocab][:_SAMPLE_TOKENS]
+    except TokenizerError:
+        ids = np.random.default_rng(0).integers(0, vocab, _SAMPLE_TOKENS).tolist()
+    return np.array([ids])
+
+
+def _log_softmax(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    shifted = logits - logits.max(-1, keepdims=True)
+    found: npt.NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return found

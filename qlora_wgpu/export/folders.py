@@ -1,0 +1,97 @@
+"""Making a model folder out of another one, file by file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.checkpoint import ModelFolder, atomic_folder
+from qlora_wgpu.checkpoint.stream import Entry, write_stream
+from qlora_wgpu.errors import CheckpointError, ConfigError
+
+INDEX = "model.safetensors.index.json"
+_NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".ckpt")
+Tensors = dict[str, tuple[Entry, Callable[[], npt.NDArray[Any]]]]
+
+
+def refuse_existing(path: Path) -> None:
+    """Raises a ConfigError if a folder is there and holds anything."""
+    if path.is_file() or (path.is_dir() and any(path.iterdir())):
+        raise ConfigError(f"{path} is there already: choose another folder, or remove it")
+
+
+def write_folder(
+    source: ModelFolder,
+    target: Path,
+    config: dict[str, Any],
+    tensors_of: Callable[[str], Tensors],
+    progress: Callable[[str], None],
+) -> None:
+    """Writes a model folder whose files hold what the source's files become.
+
+    Args:
+        source: The model.
+        target: The new folder; it appears whole or not at all.
+        config: Its config.json.
+        tensors_of: What a tensor of the source becomes: none, itself or several, with their bytes
+            made when they are written.
+        progress: Called with each tensor's name before it is written.
+
+    Raises:
+        CheckpointError: If the folder cannot be written.
+        ConfigError: If it is there already.
+    """
+    refuse_existing(target)
+    try:
+        with atomic_folder(target) as unfinished:
+            weight_map: dict[str, str] = {}
+            total = 0
+            for name, stored in source.files().items():
+                made: Tensors = {}
+                for tensor in stored:
+                    made |= tensors_of(tensor)
+                entries = {n: entry for n, (entry, _) in made.items()}
+
+                def data(tensor: str, made: Tensors = made) -> npt.NDArray[Any]:
+                    progress(tensor)
+                    return made[tensor][1]()
+
+                write_stream(unfinished / name, entries, data)
+                weight_map |= dict.fromkeys(entries, name)
+                total += sum(entry.nbytes for entry in entries.values())
+            if len(set(weight_map.values())) > 1 or "model.safetensors" not in source.files():
+                index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+                (unfinished / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+            (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+            copy_rest(source.path, unfinished)
+    except OSError as err:
+        raise CheckpointError(f"{target} cannot be written: {err.strerror or err}") from err
+
+
+def copy_rest(source: Path, target: Path) -> None:
+    """Copies tokenizer, templates and whatever else is no weight."""
+    for path in sorted(source.iterdir()):
+        new = target / path.name
+        left_out = path.name == INDEX or path.name.startswith(".")
+        if path.is_file() and not (left_out or new.exists() or path.name.endswith(_NOT_COPIED)):
+            shutil.copyfile(path, new)
+
+
+def as_dtype(array: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[Any]:
+    """float32 numbers as a file's F32, F16, BF16 or F64, rounded to nearest, ties to even."""
+    if dtype == "BF16":
+        bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+        rounded = (bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))) >> 16
+        return rounded.astype(np.uint16)
+    return array.astype({"F32": np.float32, "F16": np.float16, "F64": np.float64}[dtype])
+
+
+def without(config: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """A config.json without some keys."""
+    return {key: value for key, value in config.items() if key not in set(keys)}

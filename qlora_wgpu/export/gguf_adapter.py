@@ -1,0 +1,119 @@
+"""A PEFT adapter as a LoRA adapter of llama.cpp, in GGUF."""
+
+from __future__ import annotations
+
+import importlib
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.checkpoint import ModelFolder, load_adapter
+from qlora_wgpu.errors import CheckpointError, ConfigError, UnsupportedModelError
+from qlora_wgpu.models.family import find_family
+
+# llama.cpp's architectures by model type, and whether q and k are stored for neighbouring pairs
+# of a rotation instead of halves.
+_ARCHITECTURES = {
+    "llama": ("LLAMA", True),
+    "mistral": ("LLAMA", True),
+    "granite": ("GRANITE", True),
+    "smollm3": ("SMOLLM3", True),
+    "qwen2": ("QWEN2", False),
+    "qwen3": ("QWEN3", False),
+    "gemma": ("GEMMA", False),
+    "gemma2": ("GEMMA2", False),
+    "gemma3_text": ("GEMMA3", False),
+    "phi3": ("PHI3", False),
+    "olmo2": ("OLMO2", False),
+    "starcoder2": ("STARCODER2", False),
+    "stablelm": ("STABLELM", False),
+    "cohere": ("COMMAND_R", False),
+}
+FloatArray = npt.NDArray[np.float32]
+
+
+def export_gguf(
+    model: str | PathLike[str], adapter: str | PathLike[str], out: str | PathLike[str]
+) -> int:
+    """Writes an adapter that llama.cpp loads with ``--lora`` beside the base model's GGUF.
+
+    Args:
+        model: Folder or hub name of the base; its config.json alone is read.
+        adapter: Folder of the PEFT adapter.
+        out: The .gguf file.
+
+    Returns:
+        How many layers it adapts.
+
+    Raises:
+        ConfigError: If the extra ``gguf`` is not installed.
+        CheckpointError: If a file is missing, damaged or cannot be written.
+        UnsupportedModelError: If llama.cpp's names for this model are not known here.
+    """
+    try:
+        gguf = importlib.import_module("gguf")
+    except ImportError:
+        raise ConfigError("GGUF files need the extra: pip install 'qlora-wgpu[gguf]'") from None
+    config = ModelFolder.without_weights(model).config
+    model_type = str(config.get("model_type"))
+    if model_type not in _ARCHITECTURES:
+        raise UnsupportedModelError(
+            f"adapters of model type {model_type!r} are not exported to GGUF (known: "
+            f"{', '.join(sorted(_ARCHITECTURES))})"
+        )
+    label, permuted = _ARCHITECTURES[model_type]
+    arch = gguf.MODEL_ARCH[label]
+    architecture = find_family(config).read(config)
+    names = gguf.get_tensor_name_map(arch, architecture.num_layers)
+    heads = {
+        "q_proj": int(config["num_attention_heads"]),
+        "k_proj": int(config.get("num_key_value_heads") or config["num_attention_heads"]),
+    }
+    tensors, peft = load_adapter(adapter)
+    path = Path(out)
+    writer = gguf.GGUFWriter(None, gguf.MODEL_ARCH_NAMES[arch])
+    writer.add_type(gguf.GGUFType.ADAPTER)
+    writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
+    writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, float(peft.lora_alpha))
+    count = 0
+    for name in tensors:
+        if not name.endswith(".lora_A.weight"):
+            continue
+        stem = name.removesuffix(".lora_A.weight")
+        module = stem.removeprefix("base_model.model.")
+        found = names.get_name(f"{module}.weight", try_suffixes=(".weight",))
+        if found is None:
+            raise UnsupportedModelError(f"llama.cpp has no name for {module}")
+        a, b = tensors[name], tensors[f"{stem}.lora_B.weight"]
+        # llama.cpp multiplies by alpha / rank; whatever else the scaling is goes into B.
+        ratio = peft.scaling_of(module) * len(a) / peft.lora_alpha
+        b = b if ratio == 1.0 else (b * np.float32(ratio)).astype(np.float32)
+        leaf = module.rpartition(".")[2]
+        if permuted and leaf in heads:
+            b = _to_pairs(b, heads[leaf])
+        writer.add_tensor(f"{found}.weight.lora_a", np.ascontiguousarray(a))
+        writer.add_tensor(f"{found}.weight.lora_b", np.ascontiguousarray(b))
+        count += 1
+    _write(writer, path)
+    return count
+
+
+def _to_pairs(b: FloatArray, heads: int) -> FloatArray:
+    """Rows of each head from halves that rotate together to neighbours."""
+    rows, r = b.shape
+    halves = b.reshape(heads, 2, rows // heads // 2, r)
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows, r)
+
+
+def _write(writer: Any, path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        writer.write_header_to_file(path=path)
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    except OSError as err:
+        raise CheckpointError(f"{path} cannot be written: {err.strerror or err}") from err

@@ -1,0 +1,115 @@
+"""An adapter merged into its base model: W + scaling · B·A, in the base's own element type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.checkpoint import ModelFolder, load_adapter
+from qlora_wgpu.checkpoint.stream import Entry
+from qlora_wgpu.config import QuantConfig
+from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
+from qlora_wgpu.export.folders import Tensors, as_dtype, without, write_folder
+from qlora_wgpu.models.family import find_family
+from qlora_wgpu.models.weights import stored_name
+from qlora_wgpu.quant import quantize_nf4
+
+Base = Literal["original", "dequantized"]
+_FLOATS = ("F32", "F16", "BF16", "F64")
+_NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+FloatArray = npt.NDArray[np.float32]
+
+
+def merge(
+    model: str | PathLike[str],
+    adapter: str | PathLike[str],
+    out: str | PathLike[str],
+    *,
+    base: Base = "original",
+    quant: QuantConfig | None = None,
+    progress: Callable[[str], None] = lambda name: None,
+) -> None:
+    """Writes a merged model that transformers loads, one tensor in memory at a time.
+
+    Args:
+        model: Folder or hub name of the base.
+        adapter: Folder of the PEFT adapter.
+        out: The new folder.
+        base: What the adapter is added to: the stored 16-bit weights, or what they are after
+            quantization, which the adapter was trained with.
+        quant: How they were quantized, for "dequantized".
+        progress: Called with each tensor's name before it is written.
+
+    Raises:
+        CheckpointError: If a file is missing or damaged, or the adapter does not fit.
+        UnsupportedModelError: If the base is stored in 4 bits and its original weights are wanted.
+        ConfigError: If ``out`` is there already.
+    """
+    folder = ModelFolder.open(model)
+    architecture = find_family(folder.config).read(folder.config)
+    tensors, config = load_adapter(adapter)
+    linears = {
+        stored_name(folder, architecture, f"{s.name}.weight"): s for s in architecture.every_linear
+    }
+    modules = {spec.name: name for name, spec in linears.items()}
+    pairs: dict[str, tuple[FloatArray, FloatArray, float]] = {}
+    for name in tensors:
+        if not name.endswith(".lora_A.weight"):
+            continue
+        stem = name.removesuffix(".lora_A.weight")
+        module = stem.removeprefix("base_model.model.")
+        if module not in modules:
+            raise CheckpointError(f"{adapter} adapts {module}, which {model} has not")
+        pairs[modules[module]] = (
+            tensors[name], tensors[f"{stem}.lora_B.weight"], config.scaling_of(module),
+        )  # fmt: skip
+    settings = quant or QuantConfig()
+
+    def tensors_of(name: str) -> Tensors:
+        if _is_companion(folder, name):
+            return {}
+        stored = folder.nf4(name) if name.endswith(".weight") else None
+        dtype = _NAMES[stored.dtype] if stored is not None else folder.dtype(name)
+        shape = stored.shape if stored is not None else folder.shape(name)
+        if stored is not None and base == "original":
+            raise UnsupportedModelError(
+                f"{model} is stored in 4 bits, so its original weights are not known: merge into "
+                "the dequantized ones (--base dequantized), or into the 16-bit model"
+            )
+        entry = Entry(dtype, shape)
+        changed = name in pairs or (base == "dequantized" and name in linears)
+        if not changed and stored is None:
+            return {name: (entry, lambda: folder.raw(name))}
+        if dtype not in _FLOATS:
+            raise UnsupportedModelError(f"{model}: {name} is stored as {dtype}, not as floats")
+        return {name: (entry, lambda: as_dtype(merged(name), dtype))}
+
+    def merged(name: str) -> FloatArray:
+        stored = folder.nf4(name)
+        weight = stored.dequantize() if stored is not None else folder.float32(name)
+        if stored is None and base == "dequantized" and settings.scheme == "nf4":
+            weight = quantize_nf4(weight, settings.blocksize, settings.double_quant).dequantize()
+        if name not in pairs:
+            return weight
+        a, b, scaling = pairs[name]
+        if weight.shape != (b.shape[0], a.shape[1]):
+            raise CheckpointError(
+                f"{adapter} holds {b.shape[0]}x{a.shape[1]} for {name}, which is "
+                f"{'x'.join(map(str, weight.shape))}"
+            )
+        weight += np.float32(scaling) * (b @ a)
+        return weight
+
+    config_json: dict[str, Any] = without(folder.config, ["quantization_config"])
+    write_folder(folder, Path(out), config_json, tensors_of, progress)
+
+
+def _is_companion(folder: ModelFolder, name: str) -> bool:
+    """Whether a tensor belongs to a 4-bit weight."""
+    weight, dot, _ = name.partition(".weight.")
+    return bool(dot) and folder.has(f"{weight}.weight")
