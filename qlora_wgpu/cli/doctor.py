@@ -18,18 +18,34 @@ from qlora_wgpu.gpu.adapters import (
     list_adapters,
 )
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.selfcheck import CHECKS, Result, check_device
 from qlora_wgpu.tuning.cache import choices_for
 
 _SHOWN_FEATURES = ("shader-f16", "subgroups", "timestamp-query")
 
 
 @click.command()
-def doctor() -> None:
+@click.option(
+    "--check", is_flag=True, help="Run every kernel variant against its reference on this driver."
+)
+@click.option("--device", "wanted", default="auto", show_default=True, help="To be checked.")
+@click.option(
+    "--backend",
+    default="auto",
+    show_default=True,
+    type=click.Choice(["auto", "wgpu", "dawn"]),
+    help="To be checked.",
+)
+def doctor(check: bool, wanted: str, backend: str) -> None:
     """Show the GPU adapters found, their driver, limits and features.
 
-    Exits with code 2, and says what to install, where there is none.
+    Exits with code 2, and says what to install, where there is none; with --check also where the
+    driver computes wrongly.
     """
     console = Console()
+    if check:
+        _check(console, Device(wanted, backend))
+        return
     backends = installed_backends()
     packages = ", ".join(f"{b.package} {version(b.package)}" for b in backends)
     console.print(
@@ -41,11 +57,11 @@ def doctor() -> None:
     if not any(found):
         raise DeviceError(f"no GPU adapter was found: {INSTALL_HINT}")
     device = Device()
-    for backend, adapters in zip(backends, found, strict=True):
+    for each, adapters in zip(backends, found, strict=True):
         if not adapters:
-            console.print(f"{backend.package} finds no adapter that it can use", highlight=False)
+            console.print(f"{each.package} finds no adapter that it can use", highlight=False)
         for index, adapter in enumerate(adapters):
-            chosen = index == 0 and backend is device.backend
+            chosen = index == 0 and each is device.backend
             console.print(_describe(index, adapter, chosen))
     kind = "software adapter (cpu kernels)" if device.is_cpu else "GPU kernels"
     console.print(
@@ -65,6 +81,55 @@ def doctor() -> None:
             f"{'; '.join(entry['notes'])}",
             highlight=False,
         )
+
+
+def _check(console: Console, device: Device) -> None:
+    """Shows every check's error, and fails if one is too large."""
+    console.print(
+        f"{device.name}, {device.adapter.info['description'] or 'driver not told'}, through "
+        f"{device.backend.package}",
+        highlight=False,
+    )
+    found: dict[tuple[str, str], dict[str, Result]] = {}
+    with console.status("checking") as status:
+        for result in check_device(device):
+            status.update(f"checking {result.check}, {result.variant}, {result.dtype}")
+            found.setdefault((result.check, result.variant), {})[result.dtype] = result
+    shown = list(dict.fromkeys(variant for _, variant in found))
+    table = Table(box=None)
+    table.add_column("error in\nfloat32\nbfloat16")
+    for variant in shown:
+        table.add_column(variant, justify="right")
+    for name in CHECKS:
+        cells = (found[name, variant].values() for variant in shown)
+        table.add_row(name, *("\n".join(map(_cell, results)) for results in cells))
+    console.print(table, highlight=False)
+    console.print("errors are the largest, relative to the largest value", style="dim")
+    wrong = [r for results in found.values() for r in results.values() if not r.good]
+    for result in wrong:
+        told = f": {result.refusal}" if result.refusal else ""
+        console.print(
+            f"wrong: {result.check}, {result.variant}, {result.dtype}{told}",
+            style="red",
+            highlight=False,
+            markup=False,
+        )
+    own = [r for r in wrong if r.variant == "own"]
+    if own:
+        raise DeviceError(
+            f"{device.name} does not compute rightly: update its driver, or choose another adapter "
+            "(device.adapter) or backend (device.backend)"
+        )
+    console.print(
+        f"all {sum(map(len, found.values()))} checks are good"
+        if not wrong
+        else "the kernels this device would use are good",
+        style="green",
+    )
+
+
+def _cell(result: Result) -> str:
+    return "refused" if result.refusal else f"{result.error:.1e}"
 
 
 def _describe(index: int, found: FoundAdapter, chosen: bool) -> Table:

@@ -33,6 +33,7 @@ from qlora_wgpu.models.family import find_family
 from qlora_wgpu.models.memory import plan_training_memory
 from qlora_wgpu.models.qlora_model import QLoRAModel
 from qlora_wgpu.ops.cross_entropy import Objective
+from qlora_wgpu.selfcheck import ensure_sound
 from qlora_wgpu.training import (
     Observer,
     Trainer,
@@ -95,6 +96,8 @@ def run(
         held_out = prepare_data(console, settings.data, settings.data.eval, tokenizer)
         check_ids(settings.data.eval, held_out, vocabulary)
     device = Device(settings.device.adapter, settings.device.backend)
+    with console.status("opening the device") as status:
+        ensure_sound(device, status.update)
     longest = max(data.longest, held_out.longest if held_out is not None else 0)
     if settings.data.packing:
         longest = max(longest, Schedule.of(data.lengths, settings).longest)
@@ -289,7 +292,10 @@ class _Sample:
 
 def _show_result(console: Console, result: TrainResult, sample: _Sample, before: str) -> None:
     if result.interrupted:
-        console.print(f"stopped after step {result.steps}; its state is saved", style="yellow")
+        console.print(
+            f"stopped after step {result.steps}; its state is saved: `--resume` goes on",
+            style="yellow",
+        )
     table = Table(show_header=False, box=None)
     if result.eval_loss_before is not None and result.eval_loss is not None:
         table.add_row(

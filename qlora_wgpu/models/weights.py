@@ -326,6 +326,32 @@ def _stored(folder: ModelFolder, prefixes: Sequence[tuple[str, str]], name: str)
     return name
 
 
+def nf4_matrix(name: str, quantized: NF4Tensor, *, images: bool) -> NF4Matrix:
+    """A quantized matrix with its bytes, to be allocated with the plan that uses it."""
+    parts = {}
+    for leaf, array in _device_arrays(quantized).items():
+        data = array if array.dtype == np.float32 else array.view(np.uint32)
+        storage = Storage(f"{name}.{leaf}", "base", data.nbytes, data)
+        parts[leaf] = vector(f"{name}.{leaf}", data.size, str(data.dtype), storage)
+    codebook = None
+    if images and quantized.shape[1] % 32 == 0 and quantized.blocksize % 32 == 0:
+        pairs = pair_values(quantized.quant_map)
+        storage = Storage("codebook", "base", pairs.nbytes, pairs, image=True)
+        codebook = vector("codebook", pairs.size, "float32", storage)
+    return NF4Matrix(
+        name=name,
+        rows=quantized.shape[0],
+        columns=quantized.shape[1],
+        blocksize=quantized.blocksize,
+        codes=parts["codes"],
+        absmax=parts["absmax"],
+        maps=parts["maps"],
+        nested_absmax=parts.get("nested_absmax"),
+        nested_blocksize=quantized.nested_blocksize,
+        codebook=codebook,
+    )
+
+
 def _device_arrays(quantized: NF4Tensor) -> dict[str, npt.NDArray[Any]]:
     """What is uploaded of a quantized matrix; bytes are padded to whole 32-bit words."""
 

@@ -7,14 +7,12 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import asdict, fields, replace
-from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.identity import identity
 from qlora_wgpu.gpu.profile import Profile
-from qlora_wgpu.gpu.wgsl import shader_folder
 from qlora_wgpu.tuning.tuner import Choice, Task, tune
 
 _SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
@@ -82,24 +80,13 @@ def known_keys() -> set[str]:
 
 def key_of(device: Device, task: Task) -> str:
     """Names an adapter, its driver, this version and its shaders, and a task."""
-    info = device.adapter.info
     parts = {
-        "adapter": [device.name, info["description"], info["backend_type"], device.backend.name],
-        "version": version("qlora-wgpu"),
-        "shaders": _shader_hash(),
+        "device": identity(device),
         "model": [task.config.get("model_type"), *(task.config.get(name) for name in _SIZES)],
         "task": [task.batch, task.seq, task.lora.r, task.quant.scheme, task.compute_dtype],
         "lanes": device.profile.image_lanes,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
-
-
-@cache
-def _shader_hash() -> str:
-    digest = hashlib.sha256()
-    for path in sorted(shader_folder().rglob("*.wgsl")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 def _profile(stored: Any, default: Profile) -> Profile:

@@ -15,6 +15,16 @@ MAY_USE = {
     "graph": {"gpu", "errors"},
     "ops": {"graph", "gpu", "errors"},
     "models": {"ops", "graph", "gpu", "config", "checkpoint", "quant", "errors"},
+    "selfcheck": {
+        "models",
+        "ops",
+        "graph",
+        "gpu",
+        "config",
+        "quant",
+        "reference",
+        "errors",
+    },
     "export": {"models", "checkpoint", "quant", "config", "errors"},
     "generation": {"models", "ops", "data", "errors"},
     "bench": {

@@ -1,0 +1,31 @@
+"""What a finding about a device holds for: its adapter, driver, this version and its shaders."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import cache
+from importlib.metadata import version
+
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.wgsl import shader_folder
+
+
+def identity(device: Device) -> str:
+    """A name of all that."""
+    info = device.adapter.info
+    parts = [
+        [device.name, info["description"], info["backend_type"], device.backend.name],
+        version("qlora-wgpu"),
+        shader_hash(),
+    ]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+@cache
+def shader_hash() -> str:
+    """A hash of all shaders."""
+    digest = hashlib.sha256()
+    for path in sorted(shader_folder().rglob("*.wgsl")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,136 @@
+"""All checks of a device, remembered by adapter, driver, version and shaders."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from qlora_wgpu.errors import DeviceError, OutOfMemoryError
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.identity import identity
+from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, Profile
+from qlora_wgpu.selfcheck.checks import CHECKS
+from qlora_wgpu.selfcheck.runner import Runner
+
+# Sums of float32 in any order, and one rounding of operands to bfloat16 on the way.
+BOUNDS = {"float32": 2e-5, "bfloat16": 1.2e-2}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One check of one variant.
+
+    Attributes:
+        check: A key of ``CHECKS``.
+        variant: How its kernels were cut.
+        dtype: Element type of operands.
+        error: The largest, relative to the largest value; infinite where something is no number.
+        refusal: What the driver said instead of computing, if it did.
+    """
+
+    check: str
+    variant: str
+    dtype: str
+    error: float
+    refusal: str = ""
+
+    @property
+    def good(self) -> bool:
+        """Whether the driver computed it, and near enough."""
+        return not self.refusal and self.error <= BOUNDS[self.dtype]
+
+
+def variants(device: Device) -> dict[str, Profile]:
+    """Every way of cutting kernels that a device may run, its own first."""
+    found = {"own": device.profile}
+    if device.profile.images:
+        found["buffers"] = CPU_PROFILE
+    else:
+        found["registers"] = replace(device.profile, gemm_kind="register")
+        found["workgroup memory"] = replace(device.profile, gemm_kind="tiled")
+    if device.is_cpu:
+        found["as on GPUs"] = GPU_PROFILE
+        found["as on GPUs, workgroup memory"] = replace(GPU_PROFILE, gemm_kind="tiled")
+    return found
+
+
+def check_device(device: Device, *, short: bool = False) -> Iterator[Result]:
+    """Runs all checks; with ``short`` those of the device's own kernels in bfloat16 alone."""
+    for variant, profile in variants(device).items():
+        for dtype in BOUNDS:
+            if short and (variant, dtype) != ("own", "bfloat16"):
+                continue
+            for name, check in CHECKS.items():
+                yield _result(device, name, check, variant, profile, dtype)
+
+
+def ensure_sound(device: Device, progress: Callable[[str], None] = lambda text: None) -> None:
+    """Runs the short form once per adapter, driver, version and shaders.
+
+    Raises:
+        DeviceError: If the driver computes wrongly; it is not remembered then.
+    """
+    key = identity(device)
+    known = _read()
+    if key in known:
+        return
+    progress("checking that the driver computes rightly, once")
+    wrong = [result for result in check_device(device, short=True) if not result.good]
+    if wrong:
+        first = wrong[0]
+        what = first.refusal or f"{first.error:.1e} away from what it should be"
+        raise DeviceError(
+            f"{device.name} ({device.adapter.info['description'] or 'driver not told'}) does not "
+            f"compute rightly: {first.check} is {what} ({len(wrong)} of {len(CHECKS)} checks "
+            "fail); "
+            "update the driver, choose another adapter (device.adapter) or backend "
+            "(device.backend), and see `qlora-wgpu doctor --check`"
+        )
+    _write([*known, key])
+
+
+def _result(
+    device: Device,
+    name: str,
+    check: Callable[[Runner], None],
+    variant: str,
+    profile: Profile,
+    dtype: str,
+) -> Result:
+    run = Runner(device, profile, dtype)
+    try:
+        check(run)
+    except OutOfMemoryError:
+        raise
+    except Exception as err:  # whatever a driver's compiler or its validation raises
+        lines = [line.strip() for line in str(err).splitlines() if line.strip()]
+        return Result(name, variant, dtype, float("inf"), (lines or [type(err).__name__])[-1])
+    return Result(name, variant, dtype, run.worst)
+
+
+def cache_file() -> Path:
+    """Where devices that are sound are kept: ``qlora-wgpu/checked.json`` in the cache folder."""
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(home) / "qlora-wgpu" / "checked.json"
+
+
+def _read() -> list[str]:
+    try:
+        found = json.loads(cache_file().read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return [key for key in found if isinstance(key, str)] if isinstance(found, list) else []
+
+
+def _write(keys: list[str]) -> None:
+    path = cache_file()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}")
+        part.write_text(json.dumps(keys) + "\n", encoding="utf-8")
+        part.replace(path)
+    except OSError:
+        pass  # it is checked again next time

@@ -1,0 +1,113 @@
+"""Runs ops on arrays from the host, for checks of a driver."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.profile import Profile
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.plan import make_plan
+from qlora_wgpu.graph.program import Program, SlotPool
+from qlora_wgpu.graph.tensor import (
+    Storage,
+    Tensor,
+    from_bfloat16,
+    matrix,
+    pad_rows,
+    to_bfloat16,
+    vector,
+)
+from qlora_wgpu.models import inputs
+from qlora_wgpu.ops.batch import Batch, make_batch
+
+Array = npt.NDArray[np.float64]
+
+
+class Runner:
+    """A graph whose inputs come from NumPy and whose outputs go back to it.
+
+    Attributes:
+        graph: What ops are traced into.
+        worst: The largest error of what was compared so far, relative to the largest value.
+    """
+
+    def __init__(self, device: Device, profile: Profile, dtype: str) -> None:
+        """Starts an empty graph of an element type, with kernels cut as the profile says."""
+        self._device = device
+        self.dtype = dtype
+        self.graph = Graph(dtype, profile, device.max_binding)
+        self.worst = 0.0
+
+    def rounded(self, array: Array) -> Array:
+        """What an operand holds of an array."""
+        exact = np.asarray(array, np.float32)
+        held = from_bfloat16(to_bfloat16(exact)) if self.dtype == "bfloat16" else exact
+        return held.astype(np.float64)
+
+    def float32(self, array: Array, *, grad: bool = False) -> Tensor:
+        """A float32 tensor with these values."""
+        return self._given(np.asarray(array, np.float32), "float32", grad)
+
+    def operand(self, array: Array, *, grad: bool = False) -> Tensor:
+        """A matmul operand with these values."""
+        return self._given(np.asarray(array, np.float32), self.dtype, grad)
+
+    def _given(self, array: npt.NDArray[np.float32], dtype: str, grad: bool) -> Tensor:
+        data: npt.NDArray[Any] = pad_rows(array)
+        data = to_bfloat16(data) if dtype == "bfloat16" else data
+        storage = Storage("given", "check", data.nbytes, data)
+        if array.ndim == 1:
+            made = vector("given", array.size, dtype, storage)
+        else:
+            made = matrix("given", array.shape[0], array.shape[1], dtype, storage)
+        made.requires_grad = grad
+        return made
+
+    def batch(
+        self,
+        mask: npt.NDArray[np.int64],
+        ids: npt.NDArray[np.int64] | None = None,
+        targets: npt.NDArray[np.int64] | None = None,
+        dropout_key: int | None = None,
+    ) -> Batch:
+        """A batch of these inputs."""
+        made = make_batch(*mask.shape)
+        ids = np.zeros_like(mask) if ids is None else ids
+        made.storage.data = inputs.pack(made, ids, mask, targets, dropout_key=dropout_key)
+        return made
+
+    def gradients(self, output: Tensor, cotangent: Tensor, *of: Tensor) -> list[Tensor]:
+        """Those of some inputs."""
+        self.graph.hand_over(output, cotangent)
+        self.graph.backward()
+        return [self.graph.gradient_into(x)[0] for x in of]
+
+    def run(self, *outputs: Tensor) -> list[Array]:
+        """Runs everything, slots full of NaN before, and returns some results."""
+        plan = make_plan(self.graph, tuple(t for t in outputs if t.storage is None))
+        program = Program(self._device, plan, SlotPool(self._device))
+        for slot, size, image in zip(program._slots, plan.slots, plan.images, strict=True):
+            write = self._device.write_image if image else self._device.write
+            write(slot, np.full(-(-size // 4), 0xFFFFFFFF, np.uint32))
+        program.run()
+        return [self._array(program, tensor) for tensor in outputs]
+
+    @staticmethod
+    def _array(program: Program, tensor: Tensor) -> Array:
+        raw = program.read(tensor)
+        if tensor.dtype == "bfloat16":
+            flat = from_bfloat16(np.frombuffer(raw, np.uint16))
+        else:
+            flat = np.frombuffer(raw, np.float32)
+        return flat.reshape(tensor.rows, tensor.stride)[:, : tensor.columns].astype(np.float64)
+
+    def compare(self, got: Array, expected: Array) -> None:
+        """Notes how far a result is from its reference; NaN counts as infinitely far."""
+        scale = max(float(np.abs(expected).max(initial=0.0)), 1e-30)
+        apart = np.abs(np.asarray(got) - expected) / scale
+        error = float(np.where(np.isfinite(apart), apart, np.inf).max(initial=0.0))
+        self.worst = max(self.worst, error)

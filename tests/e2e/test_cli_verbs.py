@@ -1,0 +1,217 @@
+"""The verbs around training, from the outside: init, data, eval, chat, merge, quantize, export."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from e2e.test_cli import CONFIG, run
+from e2e.tiny import write_chats, write_model
+from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("verbs")
+    write_model(folder / "model", store="bfloat16", shards=2)
+    write_chats(folder / "train.jsonl")
+    write_chats(folder / "eval.jsonl", 6, seed=1)
+    (folder / "run.yaml").write_text(CONFIG)
+    done = run("train", "run.yaml", "train.max_steps=12", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def refused(place, *args):
+    done = run(*args, cwd=place)
+    assert done.returncode == 2 and done.stderr.startswith("error: "), done.stderr
+    assert "Traceback" not in done.stderr and done.stderr.count("\n") == 1
+    return done.stderr
+
+
+def test_init_data_train(place):
+    done = run("init", "--model", "model", "--data", "train.jsonl", "--eval", "eval.jsonl",
+               "--out", "new.yaml", cwd=place)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    shown = run("data", "new.yaml", "--samples", 1, cwd=place)
+    assert shown.returncode == 0, shown.stderr
+    for text in ("what is", "tokens of a row", "24 read, 24 used", "learnt", "an epoch"):
+        assert text in shown.stdout, text
+    planned = run("estimate", "new.yaml", cwd=place)
+    assert planned.returncode == 0, planned.stderr
+    trained = run("train", "new.yaml", "train.max_steps=1", cwd=place)
+    assert trained.returncode == 0, trained.stderr
+    assert (place / "runs/model/adapter/adapter_model.safetensors").exists()
+    assert "is there already" in refused(
+        place, "init", "--model", "model", "--data", "train.jsonl", "--out", "new.yaml"
+    )
+    assert "does not exist" in refused(
+        place, "init", "--model", "model", "--data", "gone.jsonl", "--out", "x.yaml"
+    )
+
+
+def test_data_as_json(place):
+    shown = run("data", "run.yaml", "--json", "data.packing=true", cwd=place)
+    assert shown.returncode == 0, shown.stderr
+    rows = [json.loads(line) for line in shown.stdout.splitlines()]
+    assert len(rows) == 24
+    for row in rows:
+        assert set(row) == {"text", "input_ids", "labels"}
+        assert len(row["input_ids"]) == len(row["labels"])
+        learnt = [i for i in row["labels"] if i != -100]
+        assert 0 < len(learnt) < len(row["labels"])
+        assert "what is" in row["text"]
+    assert "data.eval is not set" in refused(place, "data", "run.yaml", "--eval", "data.eval=null")
+
+
+def test_eval(place):
+    found = run("eval", "run.yaml", "--json", cwd=place)
+    assert found.returncode == 0, found.stderr
+    figures = json.loads(found.stdout)
+    logged = [json.loads(x) for x in (place / "out/metrics.jsonl").read_text().splitlines()]
+    held_out = [row["eval_loss"] for row in logged if "eval_loss" in row]
+    assert figures["base"]["loss"] == pytest.approx(held_out[0], abs=1e-5)
+    assert figures["adapter"]["loss"] == pytest.approx(held_out[-1], abs=1e-5)
+    assert figures["adapter"]["perplexity"] == pytest.approx(np.exp(held_out[-1]), rel=1e-4)
+    table = run("eval", "run.yaml", "--data", "train.jsonl", cwd=place)
+    assert table.returncode == 0 and "perplexity" in table.stdout
+
+
+def test_chat(place):
+    turns = "what is 1 and 2?\n/adapter off\nwhat is 1 and 2?\n/nonsense\n/reset\n/exit\nunread\n"
+    done = subprocess.run(
+        [sys.executable, "-m", "qlora_wgpu", "chat", "--model", "model", "--adapter",
+         "out/adapter", "--max-new-tokens", "8"],
+        input=turns, cwd=place, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answers = done.stdout.splitlines()
+    assert len(answers) >= 2 and answers[0] != answers[-1]
+    assert "the adapter is off" in done.stderr and "/reset" in done.stderr
+
+
+def logits(path, adapter=None, scheme="none"):
+    lora = LoraConfig(r=4, lora_alpha=8)
+    model = QLoRAModel.from_pretrained(path, lora, QuantConfig(scheme=scheme), "float32")
+    if adapter is not None:
+        model.load_adapter(adapter)
+    return model.logits(np.arange(20)[None])
+
+
+def test_merge(place):
+    done = run("merge", "--model", "model", "--adapter", "out/adapter", "--out", "merged",
+               cwd=place)  # fmt: skip
+    assert done.returncode == 0 and "drift" in done.stdout, done.stderr
+    files = {p.name for p in (place / "merged").iterdir()}
+    assert files == {p.name for p in (place / "model").iterdir()}
+    apart = np.abs(logits(place / "merged") - logits(place / "model", place / "out/adapter"))
+    moved = np.abs(logits(place / "model") - logits(place / "model", place / "out/adapter"))
+    assert apart.max() < 0.1 * moved.max()  # the merged weights are rounded to bfloat16
+    done = run("merge", "--model", "model", "--adapter", "out/adapter", "--out", "merged-dq",
+               "--base", "dequantized", "--no-check", cwd=place)  # fmt: skip
+    assert done.returncode == 0 and "drift" not in done.stdout, done.stderr
+    trained = logits(place / "model", place / "out/adapter", "nf4")
+    apart = np.abs(logits(place / "merged-dq") - trained)
+    assert apart.max() < 0.1 * moved.max()
+    assert "is there already" in refused(
+        place, "merge", "--model", "model", "--adapter", "out/adapter", "--out", "merged"
+    )
+    write_model(place / "other", hidden_size=64)
+    assert "error" in refused(
+        place, "merge", "--model", "other", "--adapter", "out/adapter", "--out", "no"
+    )
+    assert not (place / "no").exists()
+
+
+@pytest.mark.parametrize("double", [True, False])
+def test_quantize(place, double):
+    out = f"q4-{double}"
+    flag = "--double-quant" if double else "--no-double-quant"
+    done = run("quantize", "--model", "model", "--out", out, flag, cwd=place)
+    assert done.returncode == 0, done.stderr
+    config = json.loads((place / out / "config.json").read_text())["quantization_config"]
+    assert config["bnb_4bit_use_double_quant"] is double
+    quant = QuantConfig(double_quant=double)
+    lora = LoraConfig(r=4)
+    own = QLoRAModel.from_pretrained(place / "model", lora, quant, "float32").base_state_dict()
+    stored = QLoRAModel.from_pretrained(place / out, lora, None, "float32").base_state_dict()
+    assert all(np.array_equal(array, stored[name]) for name, array in own.items())
+    assert "is quantized already" in refused(place, "quantize", "--model", out, "--out", "twice")
+    assert "original weights are not known" in refused(
+        place, "merge", "--model", out, "--adapter", "out/adapter", "--out", "from-q4"
+    )
+    merged = run("merge", "--model", out, "--adapter", "out/adapter", "--base", "dequantized",
+                 "--out", f"from-{out}", "--no-check", cwd=place)  # fmt: skip
+    assert merged.returncode == 0, merged.stderr
+    assert "quantization_config" not in (place / f"from-{out}/config.json").read_text()
+    assert set(load_any(place / f"from-{out}")) == set(load_any(place / "model"))
+
+
+def load_any(folder):
+    from qlora_wgpu.checkpoint import ModelFolder
+
+    return ModelFolder.open(folder).names()
+
+
+def test_export_to_gguf(place):
+    gguf = pytest.importorskip("gguf")  # an extra
+    done = run("export", "--model", "model", "--adapter", "out/adapter", "--gguf", "a.gguf",
+               cwd=place)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    reader = gguf.GGUFReader(place / "a.gguf")
+    assert reader.get_field("general.type").contents() == "adapter"
+    assert reader.get_field("adapter.lora.alpha").contents() == 8.0
+    tensors = {t.name: np.asarray(t.data) for t in reader.tensors}
+    stored = load_file(place / "out/adapter/adapter_model.safetensors")
+    assert len(tensors) == len(stored)
+    at = "base_model.model.model.layers.0.mlp.down_proj.lora_"
+    for leaf in "ab":
+        found = tensors[f"blk.0.ffn_down.weight.lora_{leaf}"]
+        assert np.array_equal(found, stored[f"{at}{leaf.upper()}.weight"])
+    heads = json.loads((place / "model/config.json").read_text())["num_attention_heads"]
+    b = stored["base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight"]
+    half = len(b) // heads // 2
+    found = tensors["blk.0.attn_q.weight.lora_b"]
+    # Elements i and i + half of a head, which rotate together, are neighbours there.
+    assert np.array_equal(found[:4], b[[0, half, 1, half + 1]])
+    assert "must end in .gguf" in refused(
+        place, "export", "--model", "model", "--adapter", "out/adapter", "--gguf", "a.bin"
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_cleanly_and_resume_goes_on(place, number):
+    out = f"stopped-{number.name}"
+    args = ("train", "run.yaml", f"output.dir={out}", "train.max_steps=400", "eval.eval_steps=0",
+            "output.save_steps=1000")  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-m", "qlora_wgpu", *args], cwd=place, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    metrics = place / out / "metrics.jsonl"
+    for _ in range(600):
+        if metrics.exists() and metrics.read_text().count("\n") > 5:
+            break
+        time.sleep(0.1)
+    process.send_signal(number)
+    told, errors = process.communicate(timeout=120)
+    assert process.returncode == 0 and "Traceback" not in errors, errors
+    assert "stopped after step" in told and "--resume" in told
+    [kept] = (place / out / "checkpoints").iterdir()
+    step = int(kept.name.removeprefix("step-"))
+    assert 0 < step < 400
+    again = run(*args[:-3], "train.max_steps=400", "eval.eval_steps=0", "--resume",
+                "output.save_steps=1000", cwd=place)  # fmt: skip
+    assert again.returncode == 0, again.stderr
+    assert f"goes on from step-{step}" in again.stdout
+    rows = [json.loads(x) for x in metrics.read_text().splitlines()]
+    assert [r["step"] for r in rows if "loss" in r] == list(range(1, 401))
+    assert "exclude each other" in refused(place, "train", "run.yaml", "--resume", "--overwrite")
+    assert "train.seed" in refused(
+        place, *args[:3], "train.max_steps=400", "eval.eval_steps=0", "--resume", "train.seed=9"
+    )

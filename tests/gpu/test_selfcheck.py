@@ -1,0 +1,63 @@
+"""The check of a driver finds what is wrong, and says so once."""
+
+import json
+
+import pytest
+
+from qlora_wgpu.errors import DeviceError
+from qlora_wgpu.gpu import wgsl
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.selfcheck import CHECKS, check_device, ensure_sound, results
+
+
+def test_this_driver_is_sound(device):
+    found = list(check_device(device))
+    assert {r.check for r in found} == set(CHECKS) and len({r.variant for r in found}) == 4
+    assert all(r.good for r in found), [r for r in found if not r.good]
+
+
+@pytest.fixture
+def broken(monkeypatch):
+    """Breaks one shader's text; undone afterwards."""
+
+    def breaking(path, before, after):
+        original = wgsl._preprocess
+
+        def preprocess(file, *args, **kwargs):
+            code = original(file, *args, **kwargs)
+            assert file != path or before in code
+            return code.replace(before, after) if file == path else code
+
+        monkeypatch.setattr(wgsl, "_preprocess", preprocess)
+        wgsl.load_shader.cache_clear()
+
+    yield breaking
+    monkeypatch.undo()
+    wgsl.load_shader.cache_clear()
+
+
+def test_wrong_results_are_refused_and_not_remembered(broken, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    broken("adamw/update.wgsl", "sqrt(new_v)", "new_v")
+    for _ in range(2):
+        with pytest.raises(DeviceError, match=r"does not compute rightly: optimizer is .*1 of 9"):
+            ensure_sound(Device())
+    assert not results.cache_file().exists()
+
+
+def test_a_driver_that_refuses_a_shader(broken, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    broken("rope/rotate.wgsl", "fn each", "fn other")
+    broken("rope/rotate_image.wgsl", "fn each", "fn other")
+    with pytest.raises(DeviceError, match="rope is "):
+        ensure_sound(Device())
+
+
+def test_a_sound_driver_is_remembered(device, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    told = []
+    ensure_sound(device, told.append)
+    assert len(told) == 1 and len(json.loads(results.cache_file().read_text())) == 1
+    monkeypatch.setattr("qlora_wgpu.selfcheck.results.check_device", None)  # not run again
+    ensure_sound(device, told.append)
+    assert len(told) == 1
