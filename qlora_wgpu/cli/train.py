@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
-from rich.text import Text
 
 from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.cli.display import Display, memory_line
 from qlora_wgpu.cli.opening import open_model
 from qlora_wgpu.cli.preparing import check_ids, prepare_data
+from qlora_wgpu.cli.sample import Sample
 from qlora_wgpu.cli.tuning import tune_device
 from qlora_wgpu.config import Config, load_config
-from qlora_wgpu.data import IGNORE_INDEX, Dataset, Tokenizer, bucket_length
+from qlora_wgpu.data import Dataset, Tokenizer, bucket_length
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.generation import generate
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.models.family import find_family
 from qlora_wgpu.models.memory import plan_training_memory
 from qlora_wgpu.models.qlora_model import QLoRAModel
 from qlora_wgpu.ops.cross_entropy import Objective
+from qlora_wgpu.report import Facts, write_png, write_report
 from qlora_wgpu.selfcheck import ensure_sound
 from qlora_wgpu.training import (
-    Observer,
     Trainer,
     TrainResult,
     check_same_run,
@@ -43,9 +35,8 @@ from qlora_wgpu.training import (
     refuse_existing_run,
 )
 from qlora_wgpu.training.blocks import Schedule
+from qlora_wgpu.training.reporters import Several, reporters
 from qlora_wgpu.tuning.tuner import Task
-
-_SAMPLE_TOKENS = 48
 
 
 @click.command()
@@ -135,12 +126,20 @@ def run(
         model.load_adapter(settings.lora.init_from)
     # The largest plan first, so that the smaller ones find room in its slots.
     model.prepare(settings.train.per_device_train_batch_size, length)
-    sample = _Sample(model, tokenizer, held_out or data)
+    sample = Sample(model, tokenizer, held_out or data)
     before = sample.text()
-    with _Display(console) as display:
-        trainer = Trainer(model, settings, display, overwrite=overwrite, resume=resume)
+    others = reporters(settings.log.report_to, output, settings.model_dump())
+    with Display(console) as display:
+        trainer = Trainer(
+            model, settings, Several([display, *others]), overwrite=overwrite, resume=resume
+        )
         result = trainer.train(data, held_out)
-    _show_result(console, result, sample, before)
+    after = "" if result.interrupted else sample.text()
+    texts = {
+        "prompt": sample.prompt, "expected": sample.expected, "before": before, "after": after,
+    }  # fmt: skip
+    _show_result(console, result, texts)
+    _write_report(console, settings, model, result, texts)
     return result
 
 
@@ -195,102 +194,7 @@ def _planned(settings: Config, folder: ModelFolder, device: Device, length: int)
     )
 
 
-def memory_line(title: str, memory: Counter[str]) -> Text:
-    """Bytes by kind on one line, the largest first."""
-    parts = [f"{kind} {nbytes / 2**20:,.1f}" for kind, nbytes in memory.most_common() if nbytes]
-    return Text(
-        f"{title} device memory {sum(memory.values()) / 2**20:,.1f} MiB: {', '.join(parts)}"
-    )
-
-
-class _Display(Observer):
-    """A progress bar with the latest figures, and a line for what should stay on the screen."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._progress = Progress(
-            TextColumn("training"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[figures]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-        )
-        self._task: TaskID | None = None
-        self._shown_at = 0
-
-    def __enter__(self) -> _Display:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._progress.stop()
-
-    def started(self, total_steps: int, done: int, memory: Counter[str]) -> None:
-        self._console.print(memory_line("taken", memory))
-        self._task = self._progress.add_task(
-            "training", total=total_steps, completed=done, figures=""
-        )
-        self._shown_at = done
-        self._every = max(1, total_steps // 10)
-        self._progress.start()
-
-    def resumed(self, checkpoint: Path, step: int) -> None:
-        self._console.print(f"goes on from {checkpoint.name}", highlight=False)
-
-    def step(self, row: dict[str, Any]) -> None:
-        if self._task is None:
-            return
-        loss = "no label" if row["loss"] is None else f"loss {row['loss']:.4f}"
-        speed = f"{row['tokens_per_second']:,.0f} tokens/s"
-        self._progress.update(self._task, completed=row["step"], figures=f"{loss}  {speed}")
-        if row["step"] == 1 or row["step"] - self._shown_at >= self._every:
-            self._shown_at = row["step"]
-            self._progress.console.print(
-                f"step {row['step']:>5}  {loss}  grad norm {row['grad_norm']:.3f}  "
-                f"lr {row['learning_rate']:.2e}  {speed}",
-                highlight=False,
-            )
-
-    def evaluation(self, row: dict[str, Any]) -> None:
-        self._progress.console.print(
-            f"step {row['step']:>5}  held-out loss {row['eval_loss']:.4f}",
-            style="bold",
-            highlight=False,
-        )
-
-    def warning(self, text: str) -> None:
-        self._progress.console.print(f"warning: {text}", style="yellow", highlight=False)
-
-
-class _Sample:
-    """One text that is generated before and after training."""
-
-    def __init__(self, model: QLoRAModel, tokenizer: Tokenizer, data: Dataset) -> None:
-        self._model = model
-        self._tokenizer = tokenizer
-        example = data[0]
-        learnt = [i for i, label in enumerate(example.labels) if label != IGNORE_INDEX]
-        # Before the first learnt token stands the prompt; where all is learnt, take the beginning.
-        length = learnt[0] if learnt and learnt[0] > 1 else max(1, min(16, len(example) // 2))
-        self._prompt = [int(i) for i in example.input_ids[:length]]
-        answer = [int(i) for i in example.input_ids[length : length + _SAMPLE_TOKENS]]
-        self.prompt = tokenizer.decode(self._prompt)
-        self.expected = tokenizer.decode(answer)
-
-    def text(self) -> str:
-        """What the model now makes of the prompt, greedily."""
-        ids = generate(
-            self._model,
-            self._prompt,
-            max_new_tokens=_SAMPLE_TOKENS,
-            stop_ids=self._tokenizer.eos_token_ids,
-        )
-        return self._tokenizer.decode(list(ids))
-
-
-def _show_result(console: Console, result: TrainResult, sample: _Sample, before: str) -> None:
+def _show_result(console: Console, result: TrainResult, texts: dict[str, str]) -> None:
     if result.interrupted:
         console.print(
             f"stopped after step {result.steps}; its state is saved: `--resume` goes on",
@@ -301,10 +205,10 @@ def _show_result(console: Console, result: TrainResult, sample: _Sample, before:
         table.add_row(
             "held-out loss", f"{result.eval_loss_before:.4f} before, {result.eval_loss:.4f} after"
         )
-    table.add_row("prompt", sample.prompt)
-    table.add_row("expected", sample.expected)
-    table.add_row("before", before)
-    table.add_row("after", sample.text())
+    if result.stopped_early and result.best_step is not None:
+        table.add_row("best", f"{result.best_eval_loss:.4f} after step {result.best_step}")
+    for name, text in texts.items():
+        table.add_row(name, text)
     table.add_row(
         "trained",
         f"{result.num_tokens:,} tokens in {result.seconds:,.0f} s, device memory at most "
@@ -312,3 +216,42 @@ def _show_result(console: Console, result: TrainResult, sample: _Sample, before:
     )
     table.add_row("adapter", str(result.adapter_dir))
     console.print(table, highlight=False, markup=False)
+
+
+def _write_report(
+    console: Console,
+    settings: Config,
+    model: QLoRAModel,
+    result: TrainResult,
+    texts: dict[str, str],
+) -> None:
+    """Writes report.html, and with matplotlib loss.png, into the run's folder."""
+    path = result.run_dir / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    figures = {
+        "steps": f"{result.steps:,}",
+        "loss": _number(result.train_loss),
+        "held-out before": _number(result.eval_loss_before),
+        "held-out after": _number(result.eval_loss),
+        "tokens": f"{result.num_tokens:,}",
+        "seconds": f"{result.seconds:,.0f}",
+        "adapter parameters": f"{model.adapter.num_parameters:,}",
+        "device memory": f"{result.peak_bytes / 2**20:,.0f} MiB",
+    }
+    facts = Facts(
+        title=f"{Path(settings.model.path).name} on {Path(settings.data.train or '').name}",
+        subtitle=f"{model.device.name}; qlora-wgpu {version('qlora-wgpu')}; "
+        f"{settings.quant.scheme}, {settings.train.compute_dtype}, rank {settings.lora.r}",
+        figures={name: value for name, value in figures.items() if value},
+        texts=texts,
+        memory=model.device.memory.by_kind,
+        config=settings.to_yaml(),
+    )
+    write_report(result.run_dir / "report.html", facts, rows)
+    with_png = write_png(result.run_dir / "loss.png", rows)
+    told = " and loss.png" if with_png else ""
+    console.print(f"{result.run_dir / 'report.html'}{told} written", highlight=False)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"

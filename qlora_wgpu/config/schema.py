@@ -320,6 +320,9 @@ class LogConfig(Section):
     """What is reported."""
 
     logging_steps: PositiveInt = Field(1, description="Steps between rows of metrics.jsonl.")
+    report_to: list[Literal["tensorboard", "wandb"]] = Field(
+        [], description="Where rows go besides metrics.jsonl; each needs the extra of its name."
+    )
 
 
 class OutputConfig(Section):

@@ -94,8 +94,8 @@ def export_gguf(
         leaf = module.rpartition(".")[2]
         if permuted and leaf in heads:
             b = _to_pairs(b, heads[leaf])
-        writer.add_tensor(f"{found}.weight.lora_a", np.ascontiguousarray(a))
-        writer.add_tensor(f"{found}.weight.lora_b", np.ascontiguousarray(b))
+        writer.add_tensor(f"{found}.lora_a", np.ascontiguousarray(a))
+        writer.add_tensor(f"{found}.lora_b", np.ascontiguousarray(b))
         count += 1
     _write(writer, path)
     return count

@@ -145,7 +145,7 @@ def check_gguf(folder):
         b = stored[name.replace("lora_A", "lora_B")]
         product = config["lora_alpha"] / np.sqrt(config["r"]) * (b @ stored[name])
         at = names.get_name(f"{module}.weight", try_suffixes=(".weight",))
-        a, b = tensors[f"{at}.weight.lora_a"], tensors[f"{at}.weight.lora_b"]
+        a, b = tensors[f"{at}.lora_a"], tensors[f"{at}.lora_b"]
         found = fields["adapter.lora.alpha"] / len(a) * (b @ a)
         key = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
         if (leaf := module.rpartition(".")[2]) in key:

@@ -79,7 +79,7 @@ DEFAULTS = {
         "early_stopping_patience": None,
         "early_stopping_threshold": 0.0,
     },
-    "log": {"logging_steps": 1},
+    "log": {"logging_steps": 1, "report_to": []},
     "output": {"dir": "runs/first", "save_steps": 50, "save_total_limit": 2},
     "device": {"adapter": "auto", "backend": "auto", "tune": "auto"},
 }

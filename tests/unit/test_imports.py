@@ -6,7 +6,14 @@ from pathlib import Path
 import qlora_wgpu
 
 ROOT = Path(qlora_wgpu.__file__).parent
-LEAVES = {"config": set(), "data": set(), "quant": set(), "reference": set(), "errors": set()}
+LEAVES = {
+    "config": set(),
+    "data": set(),
+    "quant": set(),
+    "reference": set(),
+    "errors": set(),
+    "report": set(),
+}
 MAY_USE = {
     **{name: {"errors"} for name in LEAVES},
     "data": {"errors", "config"},

@@ -1,0 +1,6 @@
+"""What a run was, on one page that needs nothing else."""
+
+from qlora_wgpu.report.page import Facts, write_report
+from qlora_wgpu.report.png import write_png
+
+__all__ = ["Facts", "write_png", "write_report"]

@@ -1,0 +1,137 @@
+"""Observers that pass a run's rows on to other programs, and several observers as one."""
+
+from __future__ import annotations
+
+import importlib
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.training.observer import Observer, Row
+
+_HINT = "log.report_to names {0}, which is not installed: pip install 'qlora-wgpu[{0}]'"
+
+
+class TensorBoard(Observer):
+    """Writes event files that ``tensorboard --logdir`` shows."""
+
+    def __init__(self, folder: Path) -> None:
+        """Opens a writer.
+
+        Raises:
+            ConfigError: If TensorBoard is not installed.
+        """
+        try:
+            # TensorBoard's own writer: PyTorch's would need PyTorch.
+            self._event = importlib.import_module("tensorboard.compat.proto.event_pb2").Event
+            self._summary = importlib.import_module("tensorboard.compat.proto.summary_pb2").Summary
+            writer = importlib.import_module("tensorboard.summary.writer.event_file_writer")
+        except ImportError:
+            raise ConfigError(_HINT.format("tensorboard")) from None
+        folder.mkdir(parents=True, exist_ok=True)
+        self._writer = writer.EventFileWriter(str(folder))
+
+    def step(self, row: Row) -> None:
+        """Passes the row on."""
+        self._add("train", row)
+
+    def evaluation(self, row: Row) -> None:
+        """Passes the row on."""
+        self._add("eval", row)
+
+    def _add(self, section: str, row: Row) -> None:
+        values = [
+            self._summary.Value(tag=f"{section}/{key}", simple_value=float(value))
+            for key, value in row.items()
+            if key != "step" and value is not None
+        ]
+        event = self._event(step=row["step"], summary=self._summary(value=values))
+        self._writer.add_event(event)
+        self._writer.flush()
+
+
+class WeightsAndBiases(Observer):
+    """Logs to Weights & Biases, as its own settings and environment say."""
+
+    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
+        """Begins a run there.
+
+        Raises:
+            ConfigError: If wandb is not installed or cannot begin.
+        """
+        try:
+            wandb = importlib.import_module("wandb")
+        except ImportError:
+            raise ConfigError(_HINT.format("wandb")) from None
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self._run = wandb.init(dir=str(folder), name=folder.name, config=config)
+        except Exception as err:  # wandb's errors have no common base
+            raise ConfigError(f"Weights & Biases cannot begin a run: {err}") from err
+
+    def step(self, row: Row) -> None:
+        """Passes the row on."""
+        self._log("train", row)
+
+    def evaluation(self, row: Row) -> None:
+        """Passes the row on."""
+        self._log("eval", row)
+
+    def _log(self, section: str, row: Row) -> None:
+        values = {f"{section}/{k}": v for k, v in row.items() if k != "step" and v is not None}
+        self._run.log(values, step=row["step"])
+
+
+class Several(Observer):
+    """Tells each of several observers."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        """In this order."""
+        self._all = tuple(observers)
+
+    def started(self, total_steps: int, done: int, memory: Counter[str]) -> None:
+        """Tells them."""
+        for each in self._all:
+            each.started(total_steps, done, memory)
+
+    def resumed(self, checkpoint: Path, step: int) -> None:
+        """Tells them."""
+        for each in self._all:
+            each.resumed(checkpoint, step)
+
+    def step(self, row: Row) -> None:
+        """Tells them."""
+        for each in self._all:
+            each.step(row)
+
+    def evaluation(self, row: Row) -> None:
+        """Tells them."""
+        for each in self._all:
+            each.evaluation(row)
+
+    def saved(self, folder: Path) -> None:
+        """Tells them."""
+        for each in self._all:
+            each.saved(folder)
+
+    def warning(self, text: str) -> None:
+        """Tells them."""
+        for each in self._all:
+            each.warning(text)
+
+
+def reporters(names: Sequence[str], folder: Path, config: dict[str, Any]) -> list[Observer]:
+    """The observers that ``log.report_to`` names.
+
+    Raises:
+        ConfigError: If what one needs is not installed.
+    """
+    made: list[Observer] = []
+    for name in names:
+        if name == "tensorboard":
+            made.append(TensorBoard(folder / "tensorboard"))
+        else:
+            made.append(WeightsAndBiases(folder, config))
+    return made

@@ -1,0 +1,100 @@
+"""The page that a run leaves: whole without a network, and safe whatever its texts hold."""
+
+import re
+import sys
+from xml.etree import ElementTree
+
+import pytest
+
+from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.report import Facts, write_png, write_report
+from qlora_wgpu.report.charts import Line, chart, smoothed, ticks
+from qlora_wgpu.training import Observer
+from qlora_wgpu.training.reporters import Several, TensorBoard, reporters
+
+ROWS = [
+    {"step": 0, "eval_loss": 3.0},
+    *(
+        {"step": i, "loss": 3 - i / 10, "learning_rate": 1e-4 * i, "grad_norm": 1.0,
+         "tokens_per_second": 1000.0 + i}
+        for i in range(1, 11)
+    ),
+    {"step": 10, "eval_loss": 2.1},
+]  # fmt: skip
+
+
+def test_a_page(tmp_path):
+    facts = Facts(
+        title="<model> & data", subtitle="a device", figures={"loss": "2.0"},
+        texts={"after": "<script>alert(1)</script>"}, memory={"base": 3 << 20, "none": 0},
+        config="model: {path: <x>}",
+    )  # fmt: skip
+    write_report(tmp_path / "r.html", facts, ROWS)
+    text = (tmp_path / "r.html").read_text()
+    assert "<script>" not in text and "&lt;script&gt;" in text and "&lt;model&gt; &amp;" in text
+    assert not re.search(r"(src|href)=|https?://", text)  # nothing is fetched
+    assert text.count("<svg") == 4 and "3.0 MiB" in text and "held-out 2.1 at step 10" in text
+    for svg in re.findall(r"<svg.*?</svg>", text):
+        ElementTree.fromstring(svg)
+
+
+def test_a_run_without_figures(tmp_path):
+    write_report(tmp_path / "r.html", Facts("t", "s", {}), [{"step": 1, "loss": None}])
+    assert "<svg" not in (tmp_path / "r.html").read_text()
+    assert chart("x", [Line("", "main", [(1, 2.0)])]).count("<circle") == 1
+
+
+def test_axes():
+    assert ticks(0, 10) == [0, 2, 4, 6, 8, 10]
+    assert ticks(2.9, 3.1) == pytest.approx([2.9, 2.95, 3.0, 3.05, 3.1])
+    assert len(ticks(0, 60)) <= 7 and len(ticks(1e-9, 3e-9)) >= 2
+
+
+def test_smoothing_has_no_bias():
+    assert [y for _, y in smoothed([(i, 3.0) for i in range(50)])] == pytest.approx([3.0] * 50)
+    assert smoothed([(1, 5.0)]) == [(1, 5.0)]
+
+
+def test_a_picture(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")  # an extra
+    assert write_png(tmp_path / "loss.png", ROWS)
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert not write_png(tmp_path / "other.png", ROWS)
+
+
+def test_reporters_that_are_not_installed(tmp_path, monkeypatch):
+    for name, module in (("tensorboard", "tensorboard.compat.proto.event_pb2"), ("wandb", "wandb")):
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(ConfigError, match=rf"pip install .qlora-wgpu\[{name}\]"):
+            reporters([name], tmp_path, {})
+    assert reporters([], tmp_path, {}) == []
+
+
+def test_tensorboard(tmp_path):
+    pytest.importorskip("tensorboard")  # an extra
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = TensorBoard(tmp_path)
+    for row in ROWS:
+        (board.evaluation if "eval_loss" in row else board.step)(row)
+    found = EventAccumulator(str(tmp_path))
+    found.Reload()
+    assert [e.step for e in found.Scalars("train/loss")] == list(range(1, 11))
+    assert [round(e.value, 3) for e in found.Scalars("eval/eval_loss")] == [3.0, 2.1]
+
+
+def test_several_observers_are_told_everything():
+    calls = []
+
+    class Told(Observer):
+        def __getattribute__(self, name):
+            return lambda *args: calls.append(name)
+
+    several = Several([Told(), Told()])
+    names = ["started", "resumed", "step", "evaluation", "saved", "warning"]
+    arguments = {"started": (1, 0, None), "resumed": (None, 1)}
+    for name in names:
+        getattr(several, name)(*arguments.get(name, (None,)))
+    assert calls == [name for name in names for _ in range(2)]
+    assert {n for n in vars(Observer) if not n.startswith("_")} == set(names)
