@@ -38,9 +38,9 @@ def download(text: str) -> list[Path]:
     name, split = match["name"], match["split"] or "train"
     try:
         if huggingface_hub.constants.is_offline_mode():
-            folder = huggingface_hub.snapshot_download(name, repo_type="dataset")
-            names = [p.relative_to(folder).as_posix() for p in Path(folder).rglob("*")]
-            return [Path(folder, file) for file in choose(name, names, split)]
+            cached = _cached(name)
+            names = [p.relative_to(cached).as_posix() for p in cached.rglob("*") if p.is_file()]
+            return [cached / file for file in choose(name, names, split)]
         names = huggingface_hub.HfApi().list_repo_files(name, repo_type="dataset")
         chosen = choose(name, names, split)
         folder = huggingface_hub.snapshot_download(name, repo_type="dataset", allow_patterns=chosen)
@@ -63,6 +63,21 @@ def download(text: str) -> list[Path]:
             f"{text} is no file or folder, and as a data set of the Hugging Face hub it cannot be "
             f"had: {reason}"
         ) from err
+
+
+def _cached(name: str) -> Path:
+    """The newest snapshot in the local cache, of which perhaps some files only are there."""
+    import huggingface_hub
+
+    place = Path(huggingface_hub.constants.HF_HUB_CACHE) / f"datasets--{name.replace('/', '--')}"
+    try:
+        commit = (place / "refs" / "main").read_text(encoding="utf-8").strip()
+    except OSError:
+        raise DataError(
+            f"the data set {name} is not in the local cache, and the hub is offline "
+            "(HF_HUB_OFFLINE)"
+        ) from None
+    return place / "snapshots" / commit
 
 
 def choose(name: str, files: list[str], split: str) -> list[str]:

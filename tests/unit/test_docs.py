@@ -1,0 +1,46 @@
+"""The reference pages say what the schema and the commands say, and links lead somewhere."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def generator():
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "tools" / "reference.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["configuration.md", "cli.md"])
+def test_the_reference_is_up_to_date(name):
+    written = (ROOT / "docs" / name).read_text()
+    # Versions of click break lines at other places.
+    assert generator().PAGES[name]().split() == written.split(), "run python tools/reference.py"
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))],
+    ids=lambda p: p.name,
+)  # fmt: skip
+def test_links_and_files_that_are_named_exist(page):
+    text = page.read_text()
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+        assert (page.parent / target).exists(), target
+    for target in re.findall(r"`((?:docs|configs|benchmarks|tests|tools)/[\w./-]+)`", text):
+        assert "NAME" in target or (ROOT / target).exists(), target
+
+
+def test_commands_in_the_documentation_exist():
+    from qlora_wgpu.cli import commands
+
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    named = {
+        word for page in pages
+        for word in re.findall(r"qlora-wgpu ([a-z]+)(?= |`|\n)", page.read_text())
+    }  # fmt: skip
+    assert named <= {*commands.commands, "in", "is", "and"}, named

@@ -1,0 +1,77 @@
+"""Writes docs/configuration.md and docs/cli.md from the schema and the commands themselves.
+
+usage: python tools/reference.py           writes both
+       python tools/reference.py --check   fails where one is not what it would write
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+import yaml
+
+from qlora_wgpu.cli import commands
+from qlora_wgpu.config import Config
+
+DOCS = Path(__file__).parents[1] / "docs"
+_NOTE = "<!-- Written by tools/reference.py: change the {} and run it again. -->\n"
+
+
+def configuration() -> str:
+    """Every key of a run's YAML, with its default and its meaning."""
+    lines = [_NOTE.format("schema, qlora_wgpu/config/schema.py,"), "# Configuration\n"]
+    lines.append(
+        "A run is one YAML file. Every key has a default but `model.path`; `data.train` is needed\n"
+        "for training. Values can be given on the command line, too: `train.max_steps=100`.\n"
+        "`configs/example.yaml` is a file with all of them.\n"
+    )
+    for section, field in Config.model_fields.items():
+        model = field.annotation
+        lines.append(f"## {section}\n\n{field.description}\n")
+        lines.append("| key | default | meaning |\n|---|---|---|")
+        for key, leaf in model.model_fields.items():
+            default = "required" if leaf.is_required() else f"`{_shown(leaf.get_default())}`"
+            meaning = (leaf.description or "").replace("|", "\\|")
+            lines.append(f"| `{section}.{key}` | {default} | {meaning} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def command_line() -> str:
+    """Every command's help, as it prints it."""
+    lines = [_NOTE.format("commands, qlora_wgpu/cli,"), "# Commands\n"]
+    lines.append(
+        "Each command ends with exit code 0, or with 2 and one sentence on what is wrong, where,\n"
+        "and what to do.\n"
+    )
+    parent = click.Context(commands, info_name="qlora-wgpu")
+    for name in commands.list_commands(parent):
+        command = commands.get_command(parent, name)
+        context = click.Context(command, info_name=name, parent=parent, terminal_width=90)
+        lines.append(f"## {name}\n\n```\n{command.get_help(context)}\n```\n")
+    return "\n".join(lines)
+
+
+def _shown(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return yaml.safe_dump(value).split("\n")[0]
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+PAGES = {"configuration.md": configuration, "cli.md": command_line}
+
+
+def main() -> None:
+    """Writes or checks both."""
+    for name, make in PAGES.items():
+        path, text = DOCS / name, make()
+        if "--check" not in sys.argv:
+            path.write_text(text, encoding="utf-8")
+        elif not path.is_file() or path.read_text(encoding="utf-8") != text:
+            sys.exit(f"docs/{name} is out of date: run python tools/reference.py")
+
+
+if __name__ == "__main__":
+    main()
