@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,6 +22,7 @@ import numpy.typing as npt
 
 from qlora_wgpu.data.examples import IGNORE_INDEX, Counts, Dataset
 
+_KEPT = 32  # data sets in the cache
 VERSION = 1  # of how rows become tokens; a new one makes old folders unused
 _ARRAYS = {"ids": np.int32, "labels": np.int32, "ends": np.int64}
 
@@ -130,15 +132,26 @@ def prepare(folder: Path | None, fill: Callable[[Writer], tuple[Counts, list[str
         fill: Adds all examples to a writer, and returns what became of the rows and what to tell.
     """
     found = read(folder) if folder is not None else None
-    if found is not None:
+    if found is not None and folder is not None:
+        with suppress(OSError):
+            (folder / "about.json").touch()  # used just now: see _forget_oldest
         return found
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
+        _forget_oldest(folder.parent)
     writer = Writer(folder)
     try:
         return writer.finish(*fill(writer))
     finally:
         writer.discard()
+
+
+def _forget_oldest(cache: Path) -> None:
+    """Makes room: of all prepared data, those used last are kept."""
+    kept = list(cache.glob("*/about.json"))
+    with suppress(OSError):
+        for about in sorted(kept, key=lambda p: p.stat().st_mtime)[: -_KEPT + 1]:
+            shutil.rmtree(about.parent, ignore_errors=True)
 
 
 def learns(labels: list[int]) -> bool:

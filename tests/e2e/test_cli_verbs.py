@@ -103,6 +103,32 @@ def logits(path, adapter=None, scheme="none"):
     return model.logits(np.arange(20)[None])
 
 
+def test_training_goes_on_from_an_adapter(place):
+    args = ("lora.init_from=out/adapter", "train.max_steps=1", "optim.learning_rate=1e-9")
+    done = run("train", "run.yaml", *args, "output.dir=on", cwd=place)
+    assert done.returncode == 0, done.stderr
+    before, after = (
+        load_file(place / name / "adapter/adapter_model.safetensors") for name in ("out", "on")
+    )
+    assert all(np.allclose(array, after[name], atol=1e-6) for name, array in before.items())
+    assert "made with r = 4" in refused(
+        place, "train", "run.yaml", *args, "lora.r=5", "output.dir=other"
+    )
+
+
+def test_packed_and_reported(place):
+    done = run(
+        "train", "run.yaml", "data.packing=true", "data.max_seq_length=128", "output.dir=packed",
+        "train.max_steps=2", "log.report_to=[tensorboard]", "optim.loraplus_lr_ratio=4",
+        "train.neftune_noise_alpha=5", "train.label_smoothing_factor=0.1", cwd=place,
+    )  # fmt: skip
+    if "pip install" in done.stderr:
+        pytest.skip("the extra tensorboard is not installed")
+    assert done.returncode == 0, done.stderr
+    assert (place / "packed/report.html").read_text().startswith("<!doctype html>")
+    assert list((place / "packed/tensorboard").iterdir())
+
+
 def test_merge(place):
     done = run("merge", "--model", "model", "--adapter", "out/adapter", "--out", "merged",
                cwd=place)  # fmt: skip

@@ -204,6 +204,17 @@ def test_prepared_data_is_kept(tmp_path, monkeypatch):
     assert len(list(prepared.cache_folder().iterdir())) == 6
 
 
+def test_only_the_newest_prepared_data_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(prepared, "_KEPT", 3)
+    for number in range(6):
+        rows = write(tmp_path / f"{number}.jsonl", [{"text": str(number)}])
+        cached(rows)
+        for age, folder in enumerate(prepared.cache_folder().iterdir()):
+            assert age < 3 and (folder / "about.json").exists()
+    assert texts(cached(rows)) == ["<s>5</s>"]
+
+
 def test_prepared_data_that_is_damaged_is_made_again(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     rows = write(tmp_path / "a.jsonl", [{"messages": CHAT}])

@@ -84,6 +84,28 @@ def test_tensorboard(tmp_path):
     assert [round(e.value, 3) for e in found.Scalars("eval/eval_loss")] == [3.0, 2.1]
 
 
+def test_weights_and_biases(tmp_path, monkeypatch):
+    """Against a stand-in: the service needs an account."""
+    logged = []
+
+    class Run:
+        def log(self, values, step):
+            logged.append((step, values))
+
+    class Module:
+        @staticmethod
+        def init(**options):
+            logged.append(options)
+            return Run()
+
+    monkeypatch.setitem(sys.modules, "wandb", Module)
+    [reporter] = reporters(["wandb"], tmp_path / "run", {"lora": {"r": 4}})
+    reporter.step({"step": 3, "loss": 2.0, "grad_norm": None})
+    reporter.evaluation({"step": 3, "eval_loss": 1.5})
+    assert logged[0]["config"] == {"lora": {"r": 4}} and logged[0]["name"] == "run"
+    assert logged[1:] == [(3, {"train/loss": 2.0}), (3, {"eval/eval_loss": 1.5})]
+
+
 def test_several_observers_are_told_everything():
     calls = []
 
