@@ -11,7 +11,7 @@ from rich.console import Console
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.cli.opening import base_options, open_adapted, sampling_options
-from qlora_wgpu.cli.speaking import chat_ids, chat_template, longest, stop_ids, stream
+from qlora_wgpu.cli.speaking import chat_ids, chat_template, longest, stop_ids, stop_text, stream
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.generation import generate
@@ -47,7 +47,8 @@ def chat(
     tokenizer = Tokenizer.from_folder(ModelFolder.open(model_path).path)
     template = chat_template(tokenizer, wanted)
     model = open_adapted(console, model_path, adapter, scheme, compute_dtype, device)
-    stops, limit = stop_ids(tokenizer, template), longest(model)
+    stops, until = stop_ids(tokenizer, template), stop_text(tokenizer, template)
+    limit = longest(model)
     console.print(f"{model.name_or_path} on {model.device.name}: {_HELP}", highlight=False)
     talk = _Conversation(system)
     use_adapter = adapter is not None
@@ -84,6 +85,7 @@ def chat(
                             stop_ids=stops,
                             max_length=limit,
                         ),
+                        until,
                     )
             except DataError as err:
                 console.print(f"{err}: /reset begins anew", style="yellow", highlight=False)

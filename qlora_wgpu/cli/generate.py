@@ -9,7 +9,7 @@ from rich.console import Console
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.cli.opening import base_options, open_adapted, sampling_options
-from qlora_wgpu.cli.speaking import chat_ids, chat_template, longest, stop_ids, stream
+from qlora_wgpu.cli.speaking import chat_ids, chat_template, longest, stop_ids, stop_text, stream
 from qlora_wgpu.data import ChatTemplate, Tokenizer, find_chat_template
 from qlora_wgpu.generation import generate as generate_tokens
 
@@ -60,4 +60,4 @@ def generate(
         stop_ids=stop_ids(tokenizer, template),
         max_length=longest(model),
     )
-    stream(tokenizer, tokens)
+    stream(tokenizer, tokens, stop_text(tokenizer, template))

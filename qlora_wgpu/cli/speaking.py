@@ -6,27 +6,45 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from qlora_wgpu.data import ChatTemplate, Tokenizer, end_of_turn, find_chat_template
+from qlora_wgpu.data import ChatTemplate, Tokenizer, closing_text, end_of_turn, find_chat_template
 from qlora_wgpu.errors import TokenizerError
 from qlora_wgpu.models.qlora_model import QLoRAModel
 
 
-def stream(tokenizer: Tokenizer, tokens: Iterable[int]) -> str:
-    """Writes tokens to stdout as they come; returns their text."""
+def stream(tokenizer: Tokenizer, tokens: Iterable[int], stop_text: str = "") -> str:
+    """Writes tokens to stdout as they come, up to ``stop_text``; returns their text."""
     ids: list[int] = []
     shown = ""
     for token in tokens:
         ids.append(token)
         text = tokenizer.decode(ids)
-        # Half a character decodes to the replacement sign: wait for its other half.
-        if not text.endswith("\ufffd"):
-            sys.stdout.write(text[len(shown) :])
+        if stop_text and stop_text in text:
+            break
+        # Half a character decodes to the replacement sign: wait for its other half. What may be
+        # the beginning of the end is held back, too.
+        held = _beginning(text, stop_text)
+        if not text.endswith("\ufffd") and len(text) - held > len(shown):
+            sys.stdout.write(text[len(shown) : len(text) - held])
             sys.stdout.flush()
-            shown = text
+            shown = text[: len(text) - held]
     text = tokenizer.decode(ids)
+    text = text.partition(stop_text)[0] if stop_text else text
     sys.stdout.write(text[len(shown) :] + "\n")
     sys.stdout.flush()
     return text
+
+
+def _beginning(text: str, stop_text: str) -> int:
+    """How many characters at the end of a text begin another one."""
+    sizes = range(min(len(stop_text), len(text)), 0, -1)
+    return next((n for n in sizes if text.endswith(stop_text[:n])), 0)
+
+
+def stop_text(tokenizer: Tokenizer, template: ChatTemplate | None) -> str:
+    """Where a turn ends if that is no single token; empty where a token says it."""
+    if template is None or end_of_turn(template, tokenizer) is not None:
+        return ""
+    return closing_text(template)
 
 
 def chat_template(tokenizer: Tokenizer, wanted: str | None) -> ChatTemplate:

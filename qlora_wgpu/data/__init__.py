@@ -12,7 +12,7 @@ from qlora_wgpu.data.dataset import Preparation, encoded_examples, load_dataset
 from qlora_wgpu.data.examples import IGNORE_INDEX, Counts, Dataset, Example
 from qlora_wgpu.data.formats import FORMATS, RowEncoder, alpaca_prompt
 from qlora_wgpu.data.hub_datasets import is_dataset_name
-from qlora_wgpu.data.masking import assistant_spans, end_of_turn
+from qlora_wgpu.data.masking import assistant_spans, closing_text, end_of_turn
 from qlora_wgpu.data.tokenizer import Tokenizer
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "alpaca_prompt",
     "assistant_spans",
     "bucket_length",
+    "closing_text",
     "collate",
     "encoded_examples",
     "end_of_turn",

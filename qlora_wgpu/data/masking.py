@@ -168,12 +168,17 @@ def tokens_in_spans(offsets: Sequence[Span], spans: Sequence[Span]) -> list[bool
 
 def end_of_turn(template: ChatTemplate, tokenizer: Tokenizer) -> int | None:
     """Id of the special token that the template writes after an assistant's turn, or None."""
+    name = tokenizer.first_special(tokenizer.encode(closing_text(template), False))
+    return None if name is None else tokenizer.token_id(name)
+
+
+def closing_text(template: ChatTemplate) -> str:
+    """What the template writes after an assistant's last turn, without white space around it."""
     answer = _SENTINEL.format(0)
     try:
         text = template.render(
             [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]
         ).text
     except (DataError, TokenizerError):  # told where a row is rendered
-        return None
-    name = tokenizer.first_special(tokenizer.encode(text.rpartition(answer)[2], False))
-    return None if name is None else tokenizer.token_id(name)
+        return ""
+    return text.rpartition(answer)[2].strip()
