@@ -20,6 +20,8 @@ WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
 
 # PEFT leaves the adapter's own name out of files; some tools keep it: lora_A.default.weight.
+MAGNITUDE = ".lora_magnitude_vector"  # of DoRA
+_MAGNITUDE = re.compile(r"(base_model\.model\.(.+)\.lora_magnitude_vector)(?:\..+)?")
 _NAME = re.compile(r"(base_model\.model\.(.+)\.lora_[AB])(?:\.[^.]+)?\.weight")
 
 Float32Array = npt.NDArray[np.float32]
@@ -111,6 +113,10 @@ def _standard_names(where: Path, tensors: Mapping[str, Float32Array]) -> dict[st
     result: dict[str, Float32Array] = {}
     for name, array in tensors.items():
         match = _NAME.fullmatch(name)
+        magnitude = _MAGNITUDE.fullmatch(name)
+        if magnitude is not None:
+            result[magnitude[1]] = array.reshape(-1)
+            continue
         if match is None:
             raise UnsupportedModelError(
                 f"{where}: tensor {name!r} is no LoRA matrix of a linear layer, which would be "
@@ -126,7 +132,11 @@ def _standard_names(where: Path, tensors: Mapping[str, Float32Array]) -> dict[st
 def _check_pairs(where: Path, tensors: Mapping[str, Float32Array], config: AdapterConfig) -> None:
     if not tensors:
         raise CheckpointError(f"{where}: an adapter needs at least one pair of matrices")
+    magnitudes = {n: a for n, a in tensors.items() if n.endswith(MAGNITUDE)}
+    _check_magnitudes(where, magnitudes, tensors, config)
     for name, array in tensors.items():
+        if name in magnitudes:
+            continue
         is_a = name.endswith(".lora_A.weight")
         stem = name.removesuffix(".lora_A.weight").removesuffix(".lora_B.weight")
         r = config.rank_of(stem.removeprefix("base_model.model."))
@@ -139,4 +149,26 @@ def _check_pairs(where: Path, tensors: Mapping[str, Float32Array], config: Adapt
                 f"{where}: {name!r} has shape {array.shape}, but r = {r} asks for {expected}"
             )
         if not (np.isfinite(array.min()) and np.isfinite(array.max())):
+            raise CheckpointError(f"{where}: {name!r} holds NaN or infinity")
+
+
+def _check_magnitudes(
+    where: Path,
+    found: Mapping[str, Float32Array],
+    tensors: Mapping[str, Float32Array],
+    config: AdapterConfig,
+) -> None:
+    """DoRA has one vector for each pair, and LoRA none."""
+    pairs = {n.removesuffix(".lora_A.weight") for n in tensors if n.endswith(".lora_A.weight")}
+    wanted = {f"{stem}{MAGNITUDE}" for stem in pairs} if config.use_dora else set()
+    if wrong := sorted(wanted ^ set(found)):
+        has = "lacks" if wrong[0] in wanted else "holds"
+        raise CheckpointError(
+            f"{where}: use_dora is {str(config.use_dora).lower()}, but it {has} {wrong[0]!r}"
+        )
+    for name, array in found.items():
+        outputs = tensors[f"{name.removesuffix(MAGNITUDE)}.lora_B.weight"].shape[0]
+        if array.shape != (outputs,):
+            raise CheckpointError(f"{where}: {name!r} has shape {array.shape}, not ({outputs},)")
+        if not np.isfinite(array).all():
             raise CheckpointError(f"{where}: {name!r} holds NaN or infinity")

@@ -28,12 +28,10 @@ _UNUSED: dict[str, Any] = {
     "peft_type": "LORA",
     "revision": None,
     "task_type": "CAUSAL_LM",
-    "use_dora": False,
 }
 """Fields of every PEFT from 0.11 on that say nothing special; newer ones have their defaults."""
 
 _REFUSED = {
-    "use_dora": "DoRA",
     "use_qalora": "QALoRA",
     "use_bdlora": "BD-LoRA",
     "lora_bias": "a bias on lora_B",
@@ -67,6 +65,7 @@ class AdapterConfig:
         rank_pattern: Ranks of modules that have another one.
         alpha_pattern: Alphas of modules that have another one.
         layers_to_transform: The layers that are adapted, if not all.
+        use_dora: Whether each output has a magnitude of its own.
     """
 
     r: int
@@ -78,6 +77,7 @@ class AdapterConfig:
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
     alpha_pattern: Mapping[str, int] = field(default_factory=dict)
     layers_to_transform: list[int] | None = None
+    use_dora: bool = False
 
     def rank_of(self, module: str) -> int:
         """A layer's rank."""
@@ -139,6 +139,7 @@ def read_adapter_config(path: Path, adapted: list[str]) -> AdapterConfig:
         base_model_name_or_path=base,
         rank_pattern=_pattern(path, fields, "rank_pattern"),
         alpha_pattern=_pattern(path, fields, "alpha_pattern"),
+        use_dora=bool(fields.get("use_dora")),
     )
 
 

@@ -132,6 +132,11 @@ class LoraConfig(Section):
     use_rslora: bool = Field(
         False, description="Whether the scaling is lora_alpha / sqrt(r) (rank-stabilized LoRA)."
     )
+    use_dora: bool = Field(
+        False,
+        description="Whether each output's magnitude is trained by itself (DoRA); needs "
+        "lora_dropout 0.",
+    )
     rank_pattern: dict[Pattern, PositiveInt] = Field(
         {}, description="Ranks of modules that have another one, by patterns of their names."
     )

@@ -62,6 +62,5 @@ KEY_OF = {word: tuple(key.split(".")) for key, words in _SYNONYMS.items() for wo
 REFUSED = {
     "modules_to_save": "embeddings, norms and lm_head stay frozen here: LoRA pairs alone train",
     "trainable_token_indices": "embeddings stay frozen here, only LoRA pairs are trained",
-    "use_dora": "DoRA is not trained here",
     "bias": "biases stay frozen here, only LoRA pairs are trained",
 }

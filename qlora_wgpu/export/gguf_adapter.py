@@ -73,6 +73,10 @@ def export_gguf(
         "k_proj": int(config.get("num_key_value_heads") or config["num_attention_heads"]),
     }
     tensors, peft = load_adapter(adapter)
+    if peft.use_dora:
+        raise UnsupportedModelError(
+            f"{adapter} is a DoRA adapter, which llama.cpp cannot apply: merge it instead"
+        )
     path = Path(out)
     writer = gguf.GGUFWriter(None, gguf.MODEL_ARCH_NAMES[arch])
     writer.add_type(gguf.GGUFType.ADAPTER)

@@ -57,7 +57,7 @@ def merge(
         stored_name(folder, architecture, f"{s.name}.weight"): s for s in architecture.every_linear
     }
     modules = {spec.name: name for name, spec in linears.items()}
-    pairs: dict[str, tuple[FloatArray, FloatArray, float]] = {}
+    pairs: dict[str, tuple[FloatArray, FloatArray, float, FloatArray | None]] = {}
     for name in tensors:
         if not name.endswith(".lora_A.weight"):
             continue
@@ -67,6 +67,7 @@ def merge(
             raise CheckpointError(f"{adapter} adapts {module}, which {model} has not")
         pairs[modules[module]] = (
             tensors[name], tensors[f"{stem}.lora_B.weight"], config.scaling_of(module),
+            tensors.get(f"{stem}.lora_magnitude_vector"),
         )  # fmt: skip
     settings = quant or QuantConfig()
 
@@ -96,13 +97,15 @@ def merge(
             weight = quantize_nf4(weight, settings.blocksize, settings.double_quant).dequantize()
         if name not in pairs:
             return weight
-        a, b, scaling = pairs[name]
+        a, b, scaling, magnitude = pairs[name]
         if weight.shape != (b.shape[0], a.shape[1]):
             raise CheckpointError(
                 f"{adapter} holds {b.shape[0]}x{a.shape[1]} for {name}, which is "
                 f"{'x'.join(map(str, weight.shape))}"
             )
         weight += np.float32(scaling) * (b @ a)
+        if magnitude is not None:
+            weight *= (magnitude / np.linalg.norm(weight, axis=1))[:, None]
         return weight
 
     config_json: dict[str, Any] = without(folder.config, ["quantization_config"])

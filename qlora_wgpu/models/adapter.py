@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import zlib
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from qlora_wgpu.ops.modules import Lora
 
 _WINDOW = 64  # floats: every matrix starts at a multiple of 256 bytes, as bindings must
 _PREFIX = "base_model.model."
+_MAGNITUDE = "lora_magnitude_vector"  # of DoRA
 _LAYER = re.compile(r".*?\.[^.]*\.(\d+)\.")
 
 
@@ -104,9 +106,15 @@ def lora_config(found: AdapterConfig) -> LoraConfig:
         lora_dropout=found.lora_dropout,
         target_modules=found.target_modules,
         use_rslora=found.use_rslora,
+        use_dora=found.use_dora,
         rank_pattern=dict(found.rank_pattern),
         alpha_pattern=dict(found.alpha_pattern),
     )
+
+
+def _name(spec: LinearSpec, leaf: str) -> str:
+    """PEFT's name of a tensor."""
+    return f"{_PREFIX}{spec.name}.{leaf}" + ("" if leaf == _MAGNITUDE else ".weight")
 
 
 def _module(name: str) -> str:
@@ -117,16 +125,22 @@ def _module(name: str) -> str:
 @dataclass(frozen=True)
 class _Window:
     offset: int  # in floats
-    rows: int
+    rows: int  # 0 for a vector
     columns: int
 
     @property
     def size(self) -> int:
-        return self.rows * padded(self.columns)
+        return max(self.rows, 1) * padded(self.columns)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.rows, self.columns) if self.rows else (self.columns,)
 
     def view(self, flat: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        rows = flat[self.offset : self.offset + self.size].reshape(self.rows, -1)
-        return rows[:, : self.columns]
+        values = flat[self.offset : self.offset + self.size]
+        if not self.rows:
+            return values[: self.columns]
+        return values.reshape(self.rows, -1)[:, : self.columns]
 
 
 class Adapter:
@@ -165,6 +179,7 @@ class Adapter:
             rank_pattern=config.rank_pattern,
             alpha_pattern=config.alpha_pattern,
             layers_to_transform=config.layers_to_transform,
+            use_dora=config.use_dora,
         )
         self._windows: dict[str, _Window] = {}
         end = self._place("lora_A", 0)
@@ -172,6 +187,16 @@ class Adapter:
         end = self._place("lora_B", end)
         self._check_ranks(experts)
         stacked = {s.name for stack in experts for s in stack.linears}
+        if config.use_dora:
+            if config.lora_dropout > 0:
+                raise ConfigError(
+                    "lora.use_dora needs lora.lora_dropout = 0: its dropout is not computed here"
+                )
+            if not stacked.isdisjoint(s.name for s in self.targets):
+                raise ConfigError(
+                    "lora.use_dora cannot adapt experts: leave them out of lora.target_modules"
+                )
+            end = self._place(_MAGNITUDE, end)
         # A binding of experts' matrices is counted in rows, so it may end past the last one.
         longest = [padded(w.columns) for n, w in self._windows.items() if _module(n) in stacked]
         self.length = end + -(-max(longest, default=0) // _WINDOW) * _WINDOW
@@ -191,9 +216,13 @@ class Adapter:
         """Lays out all A or all B from ``end`` on; where they end."""
         for spec in self.targets:
             r = self.peft.rank_of(spec.name)
-            shape = (r, spec.in_features) if leaf == "lora_A" else (spec.out_features, r)
-            window = _Window(end, *shape)
-            self._windows[f"{_PREFIX}{spec.name}.{leaf}.weight"] = window
+            shapes = {
+                "lora_A": (r, spec.in_features),
+                "lora_B": (spec.out_features, r),
+                _MAGNITUDE: (0, spec.out_features),
+            }
+            window = _Window(end, *shapes[leaf])
+            self._windows[_name(spec, leaf)] = window
             end += -(-window.size // _WINDOW) * _WINDOW
         return end
 
@@ -236,10 +265,19 @@ class Adapter:
             grad_b=window("lora_B", self.gradient),
             a_stride=stride("lora_A"),
             b_stride=stride("lora_B"),
+            magnitude=self._magnitude(spec, self.parameters),
+            grad_magnitude=self._magnitude(spec, self.gradient),
         )
 
+    def _magnitude(self, spec: LinearSpec, flat: Tensor) -> Tensor | None:
+        if not self.config.use_dora:
+            return None
+        at = self._window(spec, _MAGNITUDE)
+        name = f"{spec.name}.{_MAGNITUDE}"
+        return vector(name, at.columns, "float32", flat.storage, 4 * at.offset)
+
     def _window(self, spec: LinearSpec, leaf: str) -> _Window:
-        return self._windows[f"{_PREFIX}{spec.name}.{leaf}.weight"]
+        return self._windows[_name(spec, leaf)]
 
     @property
     def names(self) -> list[str]:
@@ -249,7 +287,7 @@ class Adapter:
     @property
     def num_parameters(self) -> int:
         """Trained numbers, padding not counted."""
-        return sum(w.rows * w.columns for w in self._windows.values())
+        return sum(math.prod(w.shape) for w in self._windows.values())
 
     def initial(self, seed: int) -> npt.NDArray[np.float32]:
         """PEFT's starts: A uniform in ±1/√in_features (Kaiming, a = √5) or normal, B zero.
@@ -287,10 +325,10 @@ class Adapter:
         flat = np.zeros(self.length, np.float32)
         for name, window in self._windows.items():
             array = np.asarray(tensors[name])
-            if array.shape != (window.rows, window.columns):
+            if array.shape != window.shape:
                 raise CheckpointError(
                     f"the adapter's {name!r} has shape {array.shape}, "
-                    f"this model needs {(window.rows, window.columns)}"
+                    f"this model needs {window.shape}"
                 )
             if not np.isfinite(array).all():
                 raise CheckpointError(f"the adapter's {name!r} is not finite")

@@ -25,6 +25,7 @@ from qlora_wgpu.models.adapter import Adapter
 from qlora_wgpu.models.family import find_family
 from qlora_wgpu.models.network import Network
 from qlora_wgpu.models.weights import WeightLayout
+from qlora_wgpu.ops import dora
 from qlora_wgpu.ops.adamw import STATS_LENGTH, STATS_LOSS, STATS_TOKENS
 from qlora_wgpu.ops.batch import Batch, make_batch
 from qlora_wgpu.ops.cross_entropy import PLAIN
@@ -89,7 +90,8 @@ class QLoRAModel:
         )
         self._pool = SlotPool(device)
         self._programs: dict[tuple[Any, ...], Any] = {}
-        self.write_parameters(self.adapter.initial(seed))
+        self._neutral = self._base_magnitudes()
+        self.write_parameters(self.adapter.initial(seed) + self._neutral)
 
     @classmethod
     def from_pretrained(
@@ -317,7 +319,7 @@ class QLoRAModel:
     def adapter_off(self) -> Iterator[None]:
         """While it is entered, the model is the base alone."""
         kept = self.read_flat(self.adapter.parameters).copy()
-        self.write_parameters(np.zeros_like(kept))
+        self.write_parameters(self._neutral)
         try:
             yield
         finally:
@@ -341,6 +343,24 @@ class QLoRAModel:
         """Clears the summed gradient, loss and tokens."""
         self.write_flat(self.adapter.gradient, np.zeros(self.adapter.length, np.float32))
         self.zero_stats()
+
+    def _base_magnitudes(self) -> FloatArray:
+        """A flat adapter that does nothing: zeros, and with DoRA the norms of the base's rows."""
+        zeros = np.zeros(self.adapter.length, np.float32)
+        if not self.adapter.config.use_dora:
+            return zeros
+        self.write_parameters(zeros)
+        for name, lora in self.adapter.loras.items():
+            assert lora.magnitude is not None
+            weight, graph = self.network.modules.linears[name].weight, self.new_graph()
+            norms = graph.float_vector("norms", weight.rows)
+            for row0, w in weight.shards(graph):
+                dora.norm(graph, w, lora, norms, row0, 0.0, plain=True)
+            program = self.new_program(graph, (norms,))
+            program.run()
+            first = lora.magnitude.offset // 4
+            zeros[first : first + weight.rows] = np.frombuffer(program.read(norms), np.float32)
+        return zeros
 
     # -- files -----------------------------------------------------------------------------
 
@@ -414,7 +434,7 @@ class QLoRAModel:
 def _check_scaling(found: AdapterConfig, adapter: Adapter, path: Any) -> None:
     """Refuses an adapter that would be scaled otherwise than it was trained."""
     wanted = adapter.peft
-    for key in ("r", "lora_alpha", "use_rslora"):
+    for key in ("r", "lora_alpha", "use_rslora", "use_dora"):
         if getattr(found, key) != getattr(wanted, key):
             raise CheckpointError(
                 f"{path}: the adapter was made with {key} = {getattr(found, key)}, but this model "

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.ops import gemm
+from qlora_wgpu.ops import dora, gemm
 from qlora_wgpu.ops import lora as lora_ops
 from qlora_wgpu.ops.batch import Batch
 from qlora_wgpu.ops.modules import Linear
@@ -50,7 +50,14 @@ def linear(
         raise GraphError(
             f"linear: {residual} cannot be added to {layer.name}'s {x.rows}x{weight.rows}"
         )
-    make = g.float32 if float32 or residual is not None else g.operand
+    # DoRA scales what the layer makes before bias and residual are added.
+    inverse = None
+    added: tuple[Tensor | None, Tensor | None] = layer.bias, residual
+    if lora is not None and lora.magnitude is not None:
+        inverse = g.float_vector(f"{layer.name}.norm", weight.rows)
+        added = None, None
+    bias, skip = added
+    make = g.float32 if (float32 or skip is not None) and inverse is None else g.operand
     y = make(layer.name, x.rows, weight.rows)
     u: Tensor | None = None
     if lora is not None:
@@ -58,10 +65,11 @@ def linear(
         lora_ops.down(g, x, lora, u, batch)
     for row0, w in weight.shards(g):
         gemm.nt(
-            g, x, w, y, row0=row0, scale=multiplier, lora=lora, u=u, bias=layer.bias,
-            residual=residual,
+            g, x, w, y, row0=row0, scale=multiplier, lora=lora, u=u, bias=bias, residual=skip,
             label="gemm/forward",
         )  # fmt: skip
+        if inverse is not None and layer.lora is not None:
+            dora.norm(g, w, layer.lora, inverse, row0, layer.lora.scaling)
 
     def vjp(dy: Tensor) -> None:
         du: Tensor | None = None
@@ -82,9 +90,11 @@ def linear(
                     lora=lora if first else None, u=du if first else None, batch=batch,
                     label="gemm/backward",
                 )  # fmt: skip
-        if residual is not None and residual.requires_grad:
-            g.hand_over(residual, dy)
+        if skip is not None and skip.requires_grad:
+            g.hand_over(skip, dy)
 
-    inputs = [x] if residual is None else [x, residual]
+    inputs = [x] if skip is None else [x, skip]
     g.record(y, inputs, vjp, trains=lora is not None)
-    return y
+    if inverse is None or lora is None:
+        return y
+    return dora.apply(g, y, lora, inverse, layer.bias, residual, float32=float32)

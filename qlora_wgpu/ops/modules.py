@@ -56,6 +56,8 @@ class Lora:
         grad_b: Gradient of ``b``, summed up.
         a_stride: Floats from one expert's ``a`` to the next one's.
         b_stride: The same of ``b``.
+        magnitude: DoRA's, (out_features) float32, if it is one.
+        grad_magnitude: Its gradient, summed up.
     """
 
     r: int
@@ -68,6 +70,8 @@ class Lora:
     grad_b: Tensor
     a_stride: int = 0
     b_stride: int = 0
+    magnitude: Tensor | None = None
+    grad_magnitude: Tensor | None = None
 
 
 @dataclass(frozen=True)

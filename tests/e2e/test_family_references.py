@@ -23,8 +23,10 @@ def difference(ours, theirs):
 
 
 def lora(recorded):
-    names = [n.split(".") for n in recorded.files if n.startswith("grad:")]
-    return LoraConfig(r=5, lora_alpha=10, target_modules=sorted({n[-3] for n in names}))
+    names = [n for n in recorded.files if n.startswith("grad:")]
+    modules = {n.split(".")[-3] for n in names if n.endswith(".weight")}
+    dora = any(n.endswith("magnitude_vector") for n in names)
+    return LoraConfig(r=5, lora_alpha=10, target_modules=sorted(modules), use_dora=dora)
 
 
 def test_every_family_is_recorded():

@@ -35,7 +35,11 @@ def make(folder, case="llama"):
     write_stream(base / "model.safetensors", entries, lambda n: as_dtype(arrays[n], "BF16"))
     names = [n.split(".") for n in recorded.files if n.startswith("grad:")]
     lora = LoraConfig(
-        r=5, lora_alpha=10, use_rslora=True, target_modules=sorted({n[-3] for n in names})
+        r=5,
+        lora_alpha=10,
+        use_rslora=True,
+        use_dora=case.endswith("-dora"),
+        target_modules=sorted({n[-3] for n in names if n[-1] == "weight"}),
     )
     ids, mask, _ = batch()
 
@@ -57,7 +61,8 @@ def make(folder, case="llama"):
     found["merged"] = logits(folder / "merged", "none", False)
     found["merged-dq"] = logits(folder / "merged-dq", "none", False)
     found["q4"] = logits(folder / "q4", "nf4", False)
-    export_gguf(base, folder / "adapter", folder / "adapter.gguf")
+    if not lora.use_dora:
+        export_gguf(base, folder / "adapter", folder / "adapter.gguf")
     np.savez(folder / "logits.npz", **found)
 
 
@@ -86,7 +91,8 @@ def check(folder):
         f"merged-dq is {moved:.2e} from NF4 base and adapter: its weights are rounded to bfloat16"
     )
     compare_4bit(folder)
-    check_gguf(folder)
+    if (folder / "adapter.gguf").exists():
+        check_gguf(folder)
 
 
 def load_plain(path):

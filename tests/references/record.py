@@ -66,6 +66,7 @@ CASES = {
         ),
     ),
     "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 3}),
+    "llama-dora": ("llama", {**WIDE, "attention_bias": True}),
     "mistral": ("mistral", {**WIDE, "sliding_window": 7, "num_key_value_heads": 3}),
     "qwen2": ("qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
     "qwen3": ("qwen3", WIDE),
@@ -166,7 +167,7 @@ def targets(model):
 
 
 def peft_name(name):
-    return name.replace(".default", "")
+    return name.replace(".default", "").replace("magnitude_vector.weight", "magnitude_vector")
 
 
 class Adapted(torch.nn.Module):
@@ -212,7 +213,10 @@ def adapted_experts(model, model_type, dtype):
 def adapted(case, dtype):
     """The model with its seeded adapter, and what of it is trained."""
     model = make(case)[0].to(dtype)
-    lora = LoraConfig(r=R, lora_alpha=ALPHA, lora_dropout=0.0, target_modules=targets(model))
+    lora = LoraConfig(
+        r=R, lora_alpha=ALPHA, lora_dropout=0.0, target_modules=targets(model),
+        use_dora=case.endswith("-dora"),
+    )  # fmt: skip
     model.config.model_type = "any"  # PEFT would take "gate_proj" for the stacks of experts, too
     model = get_peft_model(model, lora).to(dtype).eval()
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}

@@ -26,8 +26,11 @@ def weights(shapes, norm_offset):
 
 
 def adapter(shapes):
-    """A and B by PEFT's names; B is not zero."""
-    return {name: np.float32(0.2) * _normal(name, shape) for name, shape in shapes.items()}
+    """A and B by PEFT's names; B is not zero, and DoRA's magnitudes are about one."""
+    return {
+        name: np.float32(name.endswith("magnitude_vector")) + np.float32(0.2) * _normal(name, shape)
+        for name, shape in shapes.items()
+    }
 
 
 def batch(seq=24):

@@ -215,6 +215,24 @@ def test_other_float_types(folder: Path, dtype: type[np.floating[Any]]) -> None:
         assert found[name].tobytes() == array.astype(np.float32).tobytes()
 
 
+def test_magnitudes_of_dora(tmp_path: Path) -> None:
+    arrays = tensors()
+    stems = {n.removesuffix(".lora_A.weight") for n in arrays if n.endswith(".lora_A.weight")}
+    outputs = {s: arrays[f"{s}.lora_B.weight"].shape[0] for s in stems}
+    added = {f"{s}.lora_magnitude_vector": np.ones(n, np.float32) for s, n in outputs.items()}
+    save(tmp_path / "dora", {**arrays, **added}, use_dora=True)
+    found, config = load_adapter(tmp_path / "dora")
+    assert config.use_dora and set(found) == {*arrays, *added}
+    for changes, given, told in (
+        ({"use_dora": True}, arrays, "use_dora is true, but it lacks"),
+        ({"use_dora": False}, {**arrays, **added}, "use_dora is false, but it holds"),
+        ({"use_dora": True}, {**arrays, **{n: a[:1] for n, a in added.items()}}, "has shape (1,)"),
+    ):
+        with pytest.raises(CheckpointError) as caught:
+            save(tmp_path / "wrong", given, **changes)
+        assert told in str(caught.value)
+
+
 def test_a_rank_that_is_not_that_of_the_tensors(folder: Path) -> None:
     change_config(folder, r=8)
     assert "has shape (4, 6), but r = 8 asks for (8, in_features)" in refused(folder)
@@ -291,7 +309,6 @@ def test_starts_that_leave_the_base_alone(folder: Path, start: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"use_dora": True}, "use_dora is True, and DoRA is not supported"),
         ({"bias": "all"}, "bias is 'all', and trained biases are not supported"),
         ({"bias": "lora_only"}, "bias is 'lora_only'"),
         ({"lora_bias": True}, "a bias on lora_B is not supported"),

@@ -30,6 +30,7 @@ DEFAULTS = {
         "lora_dropout": 0.0,
         "target_modules": "all-linear",
         "use_rslora": False,
+        "use_dora": False,
         "rank_pattern": {},
         "alpha_pattern": {},
         "layers_to_transform": None,

@@ -102,3 +102,16 @@ def test_experts_have_one_rank():
     assert Adapter(LoraConfig(), LINEARS, [stack]).expert_loras == {}
     both = Adapter(LoraConfig(target_modules=["up_proj"]), LINEARS, [stack])
     assert both.expert_loras[stack.name].a_stride > 0
+
+
+def test_dora():
+    adapter = Adapter(LoraConfig(r=2, use_dora=True), LINEARS[:2])
+    shapes = {n: a.shape for n, a in adapter.split(adapter.initial(0)).items()}
+    at = "base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector"
+    assert shapes[at] == (24,) and len(shapes) == 6 and adapter.num_parameters == 2 * (88 + 24)
+    assert lora_config(adapter.peft).use_dora
+    with pytest.raises(ConfigError, match="lora_dropout = 0"):
+        Adapter(LoraConfig(use_dora=True, lora_dropout=0.1), LINEARS)
+    stack = ExpertSpec("model.layers.0.mlp.experts", "up_proj", 3, 8, 4)
+    with pytest.raises(ConfigError, match="cannot adapt experts"):
+        Adapter(LoraConfig(use_dora=True, target_modules=["up_proj"]), LINEARS, [stack])

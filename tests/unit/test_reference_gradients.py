@@ -6,6 +6,7 @@ import pytest
 from qlora_wgpu.reference import (
     attention,
     cross_entropy,
+    dora,
     experts,
     glu,
     layer_norm,
@@ -125,3 +126,12 @@ def test_experts(normalized):
     check(lambda v: value(x=v), x, dx)
     check(lambda v: value(logits=v), logits, dlogits)
     check(lambda v: value(w=v), w, dw)
+
+
+def test_dora():
+    z, m, norms, dy = normal(4, 5), normal(5), np.abs(normal(5)), normal(4, 5)
+    dz, dm = dora.backward(dy, z, m, norms)
+    check(lambda v: np.sum(dy * dora.forward(v, m, norms)), z, dz)
+    check(lambda v: np.sum(dy * dora.forward(z, v, norms)), m, dm)
+    w, a, b = normal(5, 6), normal(2, 6), normal(5, 2)
+    assert np.allclose(dora.norm(w, a, b, 0.5), np.linalg.norm(w + 0.5 * b @ a, axis=1))

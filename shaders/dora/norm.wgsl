@@ -1,0 +1,66 @@
+// inverse[row0 + n] = 1 / ‖w[n, :] + scale · Σ_j b[row0 + n, j] · a[j, :]‖, or (PLAIN) the norm.
+//
+// w (rows, columns) operand, a shard of a matrix's rows, an image (IMAGE) from texel0 on or a
+// buffer; a (r, columns), b (·, r) float32; inverse float32, overwritten for these rows.
+// LANES invocations share a row. Launcher: ops/dora.py.
+//#include common/row_reduce.wgsl
+//#include common/unit4.wgsl
+
+struct Params {
+    rows: u32,
+    row0: u32,
+    stride: u32,
+    r: u32,
+    r_stride: u32,
+    texel0: u32,
+    scale: f32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+//#if IMAGE
+@group(0) @binding(1) var w: texture_storage_2d<rgba32uint, read>;
+
+fn four(i: u32) -> vec4<f32> {
+//#if BF16
+    let at = params.texel0 + i / 2u;
+    let texel = textureLoad(w, vec2<u32>(at & 1023u, at >> 10u));
+    return unpack4(select(texel.xy, texel.zw, i % 2u == 1u));
+//#else
+    let at = params.texel0 + i;
+    return bitcast<vec4<f32>>(textureLoad(w, vec2<u32>(at & 1023u, at >> 10u)));
+//#endif
+}
+//#else
+@group(0) @binding(1) var<storage, read> w: array<Unit4>;
+
+fn four(i: u32) -> vec4<f32> {
+    return unpack4(w[i]);
+}
+//#endif
+@group(0) @binding(2) var<storage, read> a: array<vec4<f32>>;
+@group(0) @binding(3) var<storage, read> b: array<f32>;
+@group(0) @binding(4) var<storage, read_write> inverse: array<f32>;
+
+@compute @workgroup_size(LANES, ROWS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
+    // Every invocation reaches the barriers: a row past the end repeats the last one.
+    let row = min((group.y * groups.x + group.x) * ROWS + local.y, params.rows - 1u);
+    let b_at = (params.row0 + row) * params.r_stride;
+    var sum = 0.0;
+    for (var i = local.x; i < params.stride; i += LANES) {
+        var v = vec4<f32>(0.0);
+        for (var j = 0u; j < params.r; j += 1u) {
+            v += b[b_at + j] * a[j * params.stride + i];
+        }
+        v = four(row * params.stride + i) + params.scale * v;
+        sum += dot(v, v);
+    }
+    let total = reduce_sum(sum, local.x);
+    if (local.x == 0u) {
+//#if PLAIN
+        inverse[params.row0 + row] = sqrt(total);
+//#else
+        inverse[params.row0 + row] = select(0.0, inverseSqrt(total), total > 0.0);
+//#endif
+    }
+}

@@ -1,0 +1,76 @@
+import numpy as np
+import pytest
+
+from gpu.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
+from qlora_wgpu.config import LoraConfig
+from qlora_wgpu.graph.tensor import vector
+from qlora_wgpu.models.adapter import Adapter
+from qlora_wgpu.models.family import LinearSpec
+from qlora_wgpu.ops.linear import linear
+from qlora_wgpu.ops.modules import DenseMatrix, Linear
+from qlora_wgpu.reference import dora as reference
+from qlora_wgpu.reference import linear as linear_reference
+
+
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "inner", "outer", "r", "shard"), [(21, 44, 83, 3, 24), (1, 5, 12, 1, 12)]
+)
+def test_a_layer(device, profile, dtype, residual, rows, inner, outer, r, shard):
+    rng = np.random.default_rng(6)
+    x, dy, skip = (rng.standard_normal(s) for s in ((rows, inner), (rows, outer), (rows, outer)))
+    w, bias = rng.standard_normal((outer, inner)), rng.standard_normal(outer)
+    spec = LinearSpec("model.layers.0.up_proj", outer, inner)
+    adapter = Adapter(LoraConfig(r=r, lora_alpha=2 * r, use_dora=True), [spec])
+    values = {n: rng.standard_normal(a.shape) for n, a in adapter.split(adapter.initial(0)).items()}
+    before = rng.standard_normal(adapter.length).astype(np.float32)
+    adapter.parameters.storage.data = adapter.join(values)
+    adapter.gradient.storage.data = before
+    bench = Bench(device, dtype, PROFILES[profile])
+    g = bench.graph
+    pieces = tuple((i, bench.operand(w[i : i + shard])) for i in range(0, outer, shard))
+    layer = Linear(
+        "l", DenseMatrix(outer, inner, pieces), bench.given(bias), adapter.loras[spec.name]
+    )
+    tx = bench.operand(x, grad=True)
+    tskip = bench.given(skip, grad=True) if residual else None
+    y = linear(g, tx, layer, bench.batch(1, rows), tskip, multiplier=1.0)
+    (dx,) = bench.gradients(y, bench.given(dy), tx)
+    whole = vector("flat", adapter.length, "float32", adapter.gradient.storage)
+    got_y, got_dx, got_flat = bench.run(y, dx, whole)
+
+    a, b, m = (rounded(v, "float32") for v in values.values())
+    x, w, dy = rounded(x, dtype), rounded(w, dtype), rounded(dy, "float32")
+    norms = reference.norm(w, a, b, 2.0)
+    mask = np.ones_like(x)
+    z = linear_reference.forward(x, w, np.zeros(outer), a, b, 2.0, mask)
+    expected = reference.forward(z, m, norms) + bias + (skip if residual else 0)
+    dz, dm = reference.backward(dy, z, m, norms)
+    edx, da, db = linear_reference.backward(dz, x, w, a, b, 2.0, mask)
+    # z and dz are operands: each is rounded once on its way.
+    near = 2 * tolerance(dtype, max(inner, outer))
+    assert_close(got_y, expected, near, "sums over K", terms=np.abs(z).max())
+    assert_close(got_dx, edx, near, "sums over N", terms=np.abs(edx).max() + 1)
+    found = adapter.split((got_flat[0] - before).astype(np.float32))
+    for array, wanted in zip(found.values(), (da, db, dm), strict=True):
+        assert_close(array, wanted, near, "sums over rows", terms=5.0)
+
+
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+def test_norms(device, profile, dtype):
+    from qlora_wgpu.ops import dora
+
+    rng = np.random.default_rng(7)
+    w = rng.standard_normal((37, 130))
+    w[5] = 0
+    adapter = Adapter(LoraConfig(r=3, use_dora=True), [LinearSpec("layers.0.x", 37, 130)])
+    adapter.parameters.storage.data = np.zeros(adapter.length, np.float32)
+    bench = Bench(device, dtype, PROFILES[profile])
+    out = bench.graph.float_vector("norms", 37)
+    lora = adapter.loras["layers.0.x"]
+    for row0 in (0, 24):
+        part = bench.operand(w[row0 : row0 + 24])
+        dora.norm(bench.graph, part, lora, out, row0, 2.0, plain=True)
+    (got,) = bench.run(out)
+    assert_close(got[0], np.linalg.norm(rounded(w, dtype), axis=1), 4e-6, "float32 sums")
