@@ -3,7 +3,7 @@
 // dy (rows, columns) float32 or (DY_BF16) bfloat16, dz operand, an image (IMAGE) or a buffer,
 // overwritten, padding with zeros. Launcher: ops/dora.py.
 //#include common/flat.wgsl
-//#include common/bfloat16.wgsl
+//#include common/gradient_in.wgsl
 //#include common/operand_out.wgsl OPERAND=dz OPERAND_BINDING=4
 
 struct Params {
@@ -13,19 +13,6 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-//#if DY_BF16
-@group(0) @binding(1) var<storage, read> dy: array<vec2<u32>>;
-
-fn gradient(i: u32) -> vec4<f32> {
-    return unpack_bf16(dy[i]);
-}
-//#else
-@group(0) @binding(1) var<storage, read> dy: array<vec4<f32>>;
-
-fn gradient(i: u32) -> vec4<f32> {
-    return dy[i];
-}
-//#endif
 @group(0) @binding(2) var<storage, read> magnitude: array<f32>;
 @group(0) @binding(3) var<storage, read> inverse: array<f32>;
 

@@ -4,7 +4,7 @@
 // An invocation per column. Launcher: ops/dora.py.
 //#include common/flat.wgsl
 //#include common/unit4.wgsl
-//#include common/bfloat16.wgsl
+//#include common/gradient_in.wgsl
 
 struct Params {
     rows: u32,
@@ -13,19 +13,6 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-//#if DY_BF16
-@group(0) @binding(1) var<storage, read> dy: array<vec2<u32>>;
-
-fn gradient(i: u32) -> vec4<f32> {
-    return unpack_bf16(dy[i]);
-}
-//#else
-@group(0) @binding(1) var<storage, read> dy: array<vec4<f32>>;
-
-fn gradient(i: u32) -> vec4<f32> {
-    return dy[i];
-}
-//#endif
 @group(0) @binding(2) var<storage, read> z: array<Unit4>;
 @group(0) @binding(3) var<storage, read> inverse: array<f32>;
 @group(0) @binding(4) var<storage, read_write> g: array<f32>;

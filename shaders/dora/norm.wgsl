@@ -4,7 +4,7 @@
 // buffer; a (r, columns), b (·, r) float32; inverse float32, overwritten for these rows.
 // LANES invocations share a row. Launcher: ops/dora.py.
 //#include common/row_reduce.wgsl
-//#include common/unit4.wgsl
+//#include common/matrix_in.wgsl OPERAND=w OPERAND_BINDING=1
 
 struct Params {
     rows: u32,
@@ -17,26 +17,6 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-//#if IMAGE
-@group(0) @binding(1) var w: texture_storage_2d<rgba32uint, read>;
-
-fn four(i: u32) -> vec4<f32> {
-//#if BF16
-    let at = params.texel0 + i / 2u;
-    let texel = textureLoad(w, vec2<u32>(at & 1023u, at >> 10u));
-    return unpack4(select(texel.xy, texel.zw, i % 2u == 1u));
-//#else
-    let at = params.texel0 + i;
-    return bitcast<vec4<f32>>(textureLoad(w, vec2<u32>(at & 1023u, at >> 10u)));
-//#endif
-}
-//#else
-@group(0) @binding(1) var<storage, read> w: array<Unit4>;
-
-fn four(i: u32) -> vec4<f32> {
-    return unpack4(w[i]);
-}
-//#endif
 @group(0) @binding(2) var<storage, read> a: array<vec4<f32>>;
 @group(0) @binding(3) var<storage, read> b: array<f32>;
 @group(0) @binding(4) var<storage, read_write> inverse: array<f32>;

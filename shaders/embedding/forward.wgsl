@@ -6,7 +6,7 @@
 // 2023), a hash of the micro-batch's key and the element.
 // With IMAGE weight is an image, from texel0 on. Launcher: ops/embedding.py.
 //#include common/flat.wgsl
-//#include common/unit4.wgsl
+//#include common/matrix_in.wgsl OPERAND=weight OPERAND_BINDING=2
 
 struct Params {
     rows: u32,
@@ -24,26 +24,6 @@ struct Params {
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> ids: array<u32>;
-//#if IMAGE
-@group(0) @binding(2) var weight: texture_storage_2d<rgba32uint, read>;
-
-fn four(i: u32) -> vec4<f32> {
-//#if BF16
-    let at = params.texel0 + i / 2u;
-    let texel = textureLoad(weight, vec2<u32>(at & 1023u, at >> 10u));
-    return unpack4(select(texel.xy, texel.zw, i % 2u == 1u));
-//#else
-    let at = params.texel0 + i;
-    return bitcast<vec4<f32>>(textureLoad(weight, vec2<u32>(at & 1023u, at >> 10u)));
-//#endif
-}
-//#else
-@group(0) @binding(2) var<storage, read> weight: array<Unit4>;
-
-fn four(i: u32) -> vec4<f32> {
-    return unpack4(weight[i]);
-}
-//#endif
 @group(0) @binding(3) var<storage, read_write> y: array<vec4<f32>>;
 
 //#if NOISE
