@@ -70,10 +70,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if (m0 >= row_count()) {
         return;
     }
-    expert = expert_of(m0);
-    if (!is_here(expert)) {
+    let found = expert_of(m0);
+    if (!is_here(found)) {
         return;
     }
+    expert = found;
     below = group.z * params.rows;
     let k_first = group.z * params.k_part;
 //#if MATRIX

@@ -64,10 +64,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if (m0 >= row_count()) {
         return;
     }
-    expert = expert_of(m0);
-    if (!is_here(expert)) {
+    let found = expert_of(m0);
+    if (!is_here(found)) {
         return;
     }
+    expert = found;
 //#if MATRIX
     product(index, subgroup, lane, m0, group.x * TILE_N, 0u, 8u * params.k_units);
 //#else

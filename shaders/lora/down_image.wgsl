@@ -45,7 +45,8 @@ fn masked(v: Eight, row: u32, k: u32) -> Eight {
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
     let m0 = (group.x * LANES + local.x) * 4u;
     let j0 = group.y * (BLOCKS * SPAN);
-    let expert = expert_of(m0);
+    // The workgroup's rows are in one tile; the first one's number is the same for all of them.
+    let expert = expert_of(group.x * LANES * 4u);
     if (!is_here(expert)) {
         return;
     }

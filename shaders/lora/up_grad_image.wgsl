@@ -30,7 +30,8 @@ struct Params {
 @compute @workgroup_size(LANES)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
     let m0 = (group.x * LANES + local.x) * 2u;
-    let expert = expert_of(m0);
+    // The workgroup's rows are in one tile; the first one's number is the same for all of them.
+    let expert = expert_of(group.x * LANES * 2u);
     if (!is_here(expert)) {
         return;
     }

@@ -213,7 +213,7 @@ def test_export_to_gguf(place):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_cleanly_and_resume_goes_on(place, number):
     out = f"stopped-{number.name}"
-    args = ("train", "run.yaml", f"output.dir={out}", "train.max_steps=400", "eval.eval_steps=0",
+    args = ("train", "run.yaml", f"output.dir={out}", "train.max_steps=160", "eval.eval_steps=0",
             "output.save_steps=1000")  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, "-m", "qlora_wgpu", *args], cwd=place, text=True,
@@ -230,14 +230,14 @@ def test_a_signal_ends_cleanly_and_resume_goes_on(place, number):
     assert "stopped after step" in told and "--resume" in told
     [kept] = (place / out / "checkpoints").iterdir()
     step = int(kept.name.removeprefix("step-"))
-    assert 0 < step < 400
-    again = run(*args[:-3], "train.max_steps=400", "eval.eval_steps=0", "--resume",
+    assert 0 < step < 160
+    again = run(*args[:-3], "train.max_steps=160", "eval.eval_steps=0", "--resume",
                 "output.save_steps=1000", cwd=place)  # fmt: skip
     assert again.returncode == 0, again.stderr
     assert f"goes on from step-{step}" in again.stdout
     rows = [json.loads(x) for x in metrics.read_text().splitlines()]
-    assert [r["step"] for r in rows if "loss" in r] == list(range(1, 401))
+    assert [r["step"] for r in rows if "loss" in r] == list(range(1, 161))
     assert "exclude each other" in refused(place, "train", "run.yaml", "--resume", "--overwrite")
     assert "train.seed" in refused(
-        place, *args[:3], "train.max_steps=400", "eval.eval_steps=0", "--resume", "train.seed=9"
+        place, *args[:3], "train.max_steps=160", "eval.eval_steps=0", "--resume", "train.seed=9"
     )

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from gpu import test_cross_entropy, test_linear
+from gpu import test_cross_entropy, test_experts, test_linear
 from gpu.harness import PROFILES
 from qlora_wgpu.gpu import probe
 from qlora_wgpu.gpu.backend import MatrixShape
@@ -51,3 +51,6 @@ def test_products(device, shape, monkeypatch, index, dtype):
     )
     test_cross_entropy.run(device, tried, dtype, 37, 331, 68, 0.7)
     test_cross_entropy.run(device, tried, dtype, 9, 4099, 68, 0.7)
+    # Tiles of experts are no higher than their rows.
+    for sizes in ((70, 3, 2, 136, 100, 5, 1), (40, 5, 2, 72, 136, 8, 2)):
+        test_experts.test_a_mixture(device, "tried", dtype, True, *sizes)
