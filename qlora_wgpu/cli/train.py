@@ -86,9 +86,13 @@ def run(
     if settings.data.eval is not None:
         held_out = prepare_data(console, settings.data, settings.data.eval, tokenizer)
         check_ids(settings.data.eval, held_out, vocabulary)
-    device = Device(settings.device.adapter, settings.device.backend)
+
+    def open_device() -> Device:
+        return Device(settings.device.adapter, settings.device.backend)
+
+    device = open_device()
     with console.status("opening the device") as status:
-        ensure_sound(device, status.update)
+        ensure_sound(device, open_device, status.update)
     longest = max(data.longest, held_out.longest if held_out is not None else 0)
     if settings.data.packing:
         longest = max(longest, Schedule.of(data.lengths, settings).longest)

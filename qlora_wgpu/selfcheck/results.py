@@ -67,8 +67,17 @@ def check_device(device: Device, *, short: bool = False) -> Iterator[Result]:
                 yield _result(device, name, check, variant, profile, dtype)
 
 
-def ensure_sound(device: Device, progress: Callable[[str], None] = lambda text: None) -> None:
+def ensure_sound(
+    device: Device,
+    open_device: Callable[[], Device],
+    progress: Callable[[str], None] = lambda text: None,
+) -> None:
     """Runs the short form once per adapter, driver, version and shaders.
+
+    Args:
+        device: What is to be used.
+        open_device: Opens the same adapter once more, so that nothing of the check stays on it.
+        progress: Told what is going on.
 
     Raises:
         DeviceError: If the driver computes wrongly; it is not remembered then.
@@ -78,7 +87,7 @@ def ensure_sound(device: Device, progress: Callable[[str], None] = lambda text: 
     if key in known:
         return
     progress("checking that the driver computes rightly, once")
-    wrong = [result for result in check_device(device, short=True) if not result.good]
+    wrong = [result for result in check_device(open_device(), short=True) if not result.good]
     if wrong:
         first = wrong[0]
         what = first.refusal or f"{first.error:.1e} away from what it should be"

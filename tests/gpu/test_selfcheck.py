@@ -36,28 +36,30 @@ def broken(monkeypatch):
     wgsl.load_shader.cache_clear()
 
 
-def test_wrong_results_are_refused_and_not_remembered(broken, monkeypatch, tmp_path):
+def test_wrong_results_are_refused_and_not_remembered(device, broken, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     broken("adamw/update.wgsl", "sqrt(new_v)", "new_v")
     for _ in range(2):
         with pytest.raises(DeviceError, match=r"does not compute rightly: optimizer is .*1 of 9"):
-            ensure_sound(Device())
+            ensure_sound(device, Device)
     assert not results.cache_file().exists()
 
 
-def test_a_driver_that_refuses_a_shader(broken, monkeypatch, tmp_path):
+def test_a_driver_that_refuses_a_shader(device, broken, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     broken("rope/rotate.wgsl", "fn each", "fn other")
     broken("rope/rotate_image.wgsl", "fn each", "fn other")
     with pytest.raises(DeviceError, match="rope is "):
-        ensure_sound(Device())
+        ensure_sound(device, Device)
 
 
 def test_a_sound_driver_is_remembered(device, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     told = []
-    ensure_sound(device, told.append)
+    before = device.memory.total
+    ensure_sound(device, Device, told.append)
+    assert device.memory.total == before  # nothing of it stays
     assert len(told) == 1 and len(json.loads(results.cache_file().read_text())) == 1
     monkeypatch.setattr("qlora_wgpu.selfcheck.results.check_device", None)  # not run again
-    ensure_sound(device, told.append)
+    ensure_sound(device, Device, told.append)
     assert len(told) == 1
