@@ -14,6 +14,7 @@ from qlora_wgpu.models.family import find_family
 
 _STEPS = 16  # rows of a step that is neither noisy nor slow to begin with
 _BUCKETS = (128, 256, 512, 1024, 2048, 4096)
+_WINDOW = 1024  # of documents
 
 
 @click.command()
@@ -45,13 +46,17 @@ def init(model_path: str, data_path: str, eval_path: str | None, out: str, overw
     lengths = sorted(found.lengths.tolist())
     common = lengths[min(int(0.98 * len(lengths)), len(lengths) - 1)]
     length = min(next((b for b in _BUCKETS if b >= common), _BUCKETS[-1]), limit)
+    rows = len(found)
+    if common > _BUCKETS[-1]:  # documents: they are cut into windows
+        length = min(_WINDOW, limit)
+        rows = sum(max(n // length, 1) for n in lengths)
     text = _yaml(
         model=model_path,
         train=data_path,
         held_out=eval_path,
         template=template,
         length=length,
-        rows=len(found),
+        rows=rows,
         longest=lengths[-1],
         packing=2 * (sum(lengths) / len(lengths)) < length,
         layers=architecture.num_layers,

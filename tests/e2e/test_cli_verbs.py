@@ -47,6 +47,10 @@ def test_init_data_train(place):
     trained = run("train", "new.yaml", "train.max_steps=1", cwd=place)
     assert trained.returncode == 0, trained.stderr
     assert (place / "runs/model/adapter/adapter_model.safetensors").exists()
+    (place / "long.txt").write_text("the quick brown fox. " * 2000)
+    text = run("init", "--model", "model", "--data", "long.txt", "--out", "text.yaml", cwd=place)
+    assert text.returncode == 0, text.stderr
+    assert run("data", "text.yaml", cwd=place).returncode == 0
     assert "is there already" in refused(
         place, "init", "--model", "model", "--data", "train.jsonl", "--out", "new.yaml"
     )
