@@ -16,6 +16,10 @@ from qlora_wgpu.models.llama import Llama
 
 FOLDER = Path(__file__).parents[1] / "references"
 CASES = sorted(path.stem for path in FOLDER.glob("*.npz"))
+# Kinds of rotation differ by a table alone.
+FORWARDS = [
+    c for c in CASES if ("rope" not in c and not c.startswith("llama-")) or c == "llama-dora"
+]
 
 
 def difference(ours, theirs):
@@ -130,7 +134,7 @@ def test_a_family_of_ones_own(device, tmp_path, monkeypatch):
     assert np.abs(logits[..., :40] - recorded["logits"])[mask == 1].max() <= 1e-4
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", FORWARDS)
 def test_quantized_and_recomputed(device, tmp_path, case):
     """NF4 and bfloat16 stay near the recorded loss; recomputing layers changes no bit."""
     recorded = np.load(FOLDER / f"{case}.npz")

@@ -8,13 +8,12 @@ import pytest
 from references.seeded import VOCAB, adapter, weights
 from safetensors.numpy import save_file
 
-from e2e.test_family_references import lora
+from e2e.test_family_references import FORWARDS, lora
 from qlora_wgpu import QLoRAModel, QuantConfig
 from qlora_wgpu.errors import CheckpointError, ConfigError, DataError, ShapeError
 from qlora_wgpu.generation import Decoder, generate
 
 FOLDER = Path(__file__).parents[1] / "references"
-CASES = sorted(p.stem for p in FOLDER.glob("*.npz"))
 # Of these the rotation depends on how long the text is, which a cache cannot follow.
 BY_LENGTH = {"llama-dynamic", "phi3-longrope", "phi3-shortrope"}
 
@@ -31,7 +30,7 @@ def opened(case, path, device, dtype="float32", scheme="none"):
     return model
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*FORWARDS, "llama-yarn", *sorted(BY_LENGTH)])
 def test_every_family(device, tmp_path, case):
     model = opened(case, tmp_path, device)
     ids = np.random.default_rng(0).integers(0, VOCAB, 21)
