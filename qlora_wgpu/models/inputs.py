@@ -95,9 +95,22 @@ def shifted_targets(labels: IntArray, mask: IntArray | None = None) -> IntArray:
     targets = np.full_like(labels, IGNORED)
     targets[:, :-1] = labels[:, 1:]
     if mask is not None:
-        begins = (mask[:, 1:] > 1) & (mask[:, 1:] != mask[:, :-1])
-        targets[:, :-1][begins] = IGNORED
+        targets[:, :-1][(_begins(mask) & (mask > 1))[:, 1:]] = IGNORED
     return targets
+
+
+def segments(mask: IntArray) -> IntArray:
+    """(batch, seq): 0 for padding, else one more than where the token's sample begins."""
+    first = np.maximum.accumulate(_begins(mask) * np.arange(mask.shape[1]), axis=1)
+    return np.where(mask > 0, first + 1, 0)
+
+
+def _begins(mask: IntArray) -> npt.NDArray[np.bool_]:
+    """Where a sample begins: numbers rise within a row, and padding may stand within a sample."""
+    before = np.zeros_like(mask)
+    before[:, 1:] = np.maximum.accumulate(mask, axis=1)[:, :-1]
+    found: npt.NDArray[np.bool_] = mask > before
+    return found
 
 
 def positions(mask: IntArray) -> IntArray:
@@ -106,9 +119,7 @@ def positions(mask: IntArray) -> IntArray:
     Padding counts, as in Hugging Face's models.
     """
     count = np.arange(mask.shape[1])
-    begins = np.zeros_like(mask)
-    begins[:, 1:] = (mask[:, 1:] > 1) & (mask[:, 1:] != mask[:, :-1])
-    return count - np.maximum.accumulate(begins * count, axis=1)
+    return count - np.maximum.accumulate((_begins(mask) & (mask > 1)) * count, axis=1)
 
 
 def pack(
@@ -148,7 +159,7 @@ def pack(
     put(batch.input_ids.offset, ids, np.uint32)
     put(batch.label_rows.offset, np.asarray(rows), np.uint32)
     put(batch.positions.offset, positions(mask) + past, np.uint32)
-    put(batch.segments.offset, mask, np.uint32)
+    put(batch.segments.offset, segments(mask), np.uint32)
     put(batch.info.offset, info, np.uint32)
     if targets is not None:
         put(batch.targets.offset, targets, np.int32)

@@ -21,7 +21,8 @@ class Batch:
         targets: int32 (batch · seq), the label of the token that follows.
         label_rows: uint32 (batch · seq), the rows that have a target, in front.
         positions: uint32 (batch · seq).
-        segments: uint32 (batch · seq), 0 for padding, else the number of the sample in its row.
+        segments: uint32 (batch · seq), 0 for padding, else one more than where the token's sample
+            begins in its row.
         info: uint32: label rows, whether dropout is on, the micro-batch's random key, tokens in the
             cache.
         cache: Where keys and values are kept while text is generated.

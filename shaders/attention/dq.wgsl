@@ -40,7 +40,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     let segment = segments[row0 + query];
     let own = lse_delta[(row0 + query) * params.heads + head];
     let end = min(params.seq, (group.x + 1u) * LANES);
-    let begin = first_key(group.x * LANES);
+    let begin = max(first_key(group.x * LANES), sample_begin(row0, group.x * LANES, end - 1u));
     //#unroll d UNITS: let q_$d = unpack_head(q[q_base + $du]) * params.scale; let do_$d = unpack_head(dout[q_base + $du]); var dq_$d = HeadValue(0.0);
     for (var key = begin; key < end; key += 1u) {
         let at = kv_base + key * params.kv_stride;

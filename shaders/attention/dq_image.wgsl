@@ -39,7 +39,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     let segment = segments[row0 + query];
     let known = lse_delta[(row0 + query) * params.heads + head];
     let end = min(params.seq, (group.x + 1u) * LANES);
-    let begin = first_key(group.x * LANES);
+    let begin = max(first_key(group.x * LANES), sample_begin(row0, group.x * LANES, end - 1u));
     //#unroll p PIECES, t TEXELS: let q_$p_$t = scaled(values(texel(q, q_base + $pu * TEXELS + $tu)), params.scale); let do_$p_$t = values(texel(dout, q_base + $pu * TEXELS + $tu)); var dq_$p_$t = no_values();
     for (var key = begin; key < end; key += KEYS) {
         let own = min(key + local.x % KEYS, params.seq - 1u);

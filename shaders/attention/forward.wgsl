@@ -41,7 +41,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     let kv_base = row0 * params.kv_stride + (head / params.group) * UNITS;
     let segment = segments[row0 + query];
     let end = min(params.seq, (group.x + 1u) * LANES);
-    let begin = first_key(group.x * LANES);
+    let begin = max(first_key(group.x * LANES), sample_begin(row0, group.x * LANES, end - 1u));
     //#unroll d UNITS: let q_$d = unpack_head(q[q_base + $du]) * params.scale; var o_$d = HeadValue(0.0);
     var top = -3.0e38;
     var sum = 0.0;

@@ -40,7 +40,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     let kv_base = row0 * params.kv_stride + ((head / params.group) * PIECES + piece) * TEXELS;
     let segment = segments[row0 + query];
     let end = min(params.seq, (group.x + 1u) * LANES);
-    let begin = first_key(group.x * LANES);
+    let begin = max(first_key(group.x * LANES), sample_begin(row0, group.x * LANES, end - 1u));
     //#unroll p PIECES, t TEXELS: let q_$p_$t = scaled(values(texel(q, q_base + $pu * TEXELS + $tu)), params.scale); var o_$p_$t = no_values();
     var top = -3.0e38;
     var sum = 0.0;

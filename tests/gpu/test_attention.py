@@ -64,6 +64,18 @@ def test_narrow_and_wide_heads(device, profile, dtype, head_dim):
     check(device, profile, dtype, 2, 1, head_dim, np.ones((1, 19), int))
 
 
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+@pytest.mark.parametrize(("head_dim", "window"), [(20, None), (64, None), (24, 9)])
+@pytest.mark.parametrize("lengths", [(37, 1, 50, 40), (5, 90, 33), (128,)])
+def test_packed_samples(device, profile, dtype, head_dim, window, lengths):
+    """Keys of earlier samples are not even looked at; segments say where a sample begins."""
+    begins = np.cumsum([0, *lengths[:-1]])
+    row = np.repeat(begins + 1, lengths)
+    padded = np.concatenate([row[: 128 - 12], np.zeros(12, int)])
+    segments = np.stack([np.concatenate([row, np.zeros(128 - len(row), int)])[:128], padded[:128]])
+    check(device, profile, dtype, 4, 2, head_dim, segments, window=window)
+
+
 @pytest.mark.parametrize("profile", PROFILES)
 def test_large_scores_do_not_overflow(device, profile):
     rng = np.random.default_rng(5)

@@ -12,6 +12,7 @@ from qlora_wgpu.models.inputs import (
     checked_mask,
     pack,
     positions,
+    segments,
     shifted_targets,
 )
 from qlora_wgpu.ops.batch import INFO_DROPOUT, INFO_KEY, INFO_LABEL_ROWS, make_batch
@@ -79,6 +80,12 @@ def test_packed_samples():
     mask = np.array([[1, 1, 1, 2, 2, 3, 0, 0], [0, 0, 1, 1, 1, 1, 1, 1]])
     assert checked_mask(mask, mask.shape).tolist() == mask.tolist()
     assert positions(mask).tolist() == [[0, 1, 2, 0, 1, 0, 1, 2], list(range(8))]
+    assert segments(mask).tolist() == [[1, 1, 1, 4, 4, 6, 0, 0], [0, 0, *[3] * 6]]
+    # Padding within a sample does not end it.
+    holes = np.array([[1, 0, 1, 2, 0, 2]])
+    assert segments(holes).tolist() == [[1, 0, 1, 4, 0, 4]]
+    assert positions(holes).tolist() == [[0, 1, 2, 0, 1, 2]]
+    assert shifted_targets(np.arange(6)[None], holes).tolist() == [[1, 2, -100, 4, 5, -100]]
     labels = np.arange(16).reshape(2, 8)
     targets = shifted_targets(labels, mask)
     # Nothing predicts the first token of another sample.
@@ -121,7 +128,8 @@ def test_packing(shape):
     rows = [i for i, t in enumerate(targets.reshape(-1)) if t != IGNORED]
     assert found["input_ids"] == ids.reshape(-1).tolist()
     assert found["targets"] == targets.reshape(-1).tolist()
-    assert found["segments"] == mask.reshape(-1).tolist()
+    first = [(row > 0).argmax() + 1 for row in mask]
+    assert found["segments"] == (mask * np.array(first)[:, None]).reshape(-1).tolist()
     assert found["positions"] == list(range(shape[1])) * shape[0]
     assert found["label_rows"][: len(rows)] == rows
     info = found["info"]
