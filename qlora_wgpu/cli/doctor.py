@@ -28,13 +28,13 @@ _SHOWN_FEATURES = ("shader-f16", "subgroups", "timestamp-query")
 @click.option(
     "--check", is_flag=True, help="Run every kernel variant against its reference on this driver."
 )
-@click.option("--device", "wanted", default="auto", show_default=True, help="To be checked.")
+@click.option("--device", "wanted", default="auto", show_default=True, help="Adapter to check.")
 @click.option(
     "--backend",
     default="auto",
     show_default=True,
     type=click.Choice(["auto", "wgpu", "dawn"]),
-    help="To be checked.",
+    help="WebGPU implementation to check.",
 )
 def doctor(check: bool, wanted: str, backend: str) -> None:
     """Show the GPU adapters found, their driver, limits and features.

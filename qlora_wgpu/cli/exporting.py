@@ -39,7 +39,7 @@ _BLOCKSIZES = ["32", "64", "128", "256", "512", "1024", "2048", "4096"]
     help="Add the adapter to the stored weights, or to what they are after NF4, as in training.",
 )
 @click.option("--check/--no-check", default=True, help="Measure how far logits drift.")
-@click.option("--device", default="auto", show_default=True, help="As doctor lists them.")
+@click.option("--device", default="auto", show_default=True, help="GPU adapter for the check.")
 def merge(model_path: str, adapter: str, out: str, base: str, check: bool, device: str) -> None:
     """Merge an adapter into its base model.
 
@@ -63,8 +63,19 @@ def merge(model_path: str, adapter: str, out: str, base: str, check: bool, devic
 @click.command()
 @click.option("--model", "model_path", required=True, help="Folder or hub name of the model.")
 @click.option("--out", required=True, help="The new folder.")
-@click.option("--blocksize", default="64", show_default=True, type=click.Choice(_BLOCKSIZES))
-@click.option("--double-quant/--no-double-quant", default=True, show_default=True)
+@click.option(
+    "--blocksize",
+    default="64",
+    show_default=True,
+    type=click.Choice(_BLOCKSIZES),
+    help="Weights that share a scale.",
+)
+@click.option(
+    "--double-quant/--no-double-quant",
+    default=True,
+    show_default=True,
+    help="Store the scales in 8 bits, too.",
+)
 def quantize(model_path: str, out: str, blocksize: str, double_quant: bool) -> None:
     """Write a model with its linear layers in 4 bits (NF4), as bitsandbytes does.
 

@@ -64,27 +64,60 @@ def open_adapted(
 
 
 _BASE = (
-    click.option("--model", "model_path", required=True, help="Folder or hub name of the base."),
+    click.option(
+        "--model", "model_path", required=True, help="Folder or hub name of the base model."
+    ),
     click.option("--adapter", help="Folder of a PEFT adapter."),
-    click.option("--scheme", default="nf4", show_default=True, type=click.Choice(["nf4", "none"])),
+    click.option(
+        "--scheme",
+        default="nf4",
+        show_default=True,
+        type=click.Choice(["nf4", "none"]),
+        help="How linear layers are stored: 4 bits a weight, or as they are.",
+    ),
     click.option(
         "--compute-dtype",
         default="bfloat16",
         show_default=True,
         type=click.Choice(["bfloat16", "float32"]),
+        help="Of matmul operands.",
     ),
-    click.option("--device", default="auto", show_default=True, help="As doctor lists them."),
+    click.option(
+        "--device", default="auto", show_default=True, help="GPU adapter, as doctor lists them."
+    ),
 )
 _SAMPLING = (
-    click.option("--max-new-tokens", default=256, show_default=True, type=click.IntRange(1)),
     click.option(
-        "--temperature", default=0.0, show_default=True, type=click.FloatRange(0), help="0: greedy."
+        "--max-new-tokens",
+        default=256,
+        show_default=True,
+        type=click.IntRange(1),
+        help="Most tokens of an answer.",
     ),
-    click.option("--top-k", default=0, show_default=True, type=click.IntRange(0), help="0: all."),
     click.option(
-        "--top-p", default=1.0, show_default=True, type=click.FloatRange(0, 1, min_open=True)
+        "--temperature",
+        default=0.0,
+        show_default=True,
+        type=click.FloatRange(0),
+        help="How freely tokens are chosen; 0 takes the likeliest.",
     ),
-    click.option("--seed", default=0, show_default=True, type=click.IntRange(0)),
+    click.option(
+        "--top-k",
+        default=0,
+        show_default=True,
+        type=click.IntRange(0),
+        help="Choose among so many likeliest tokens; 0 among all.",
+    ),
+    click.option(
+        "--top-p",
+        default=1.0,
+        show_default=True,
+        type=click.FloatRange(0, 1, min_open=True),
+        help="Choose among the likeliest tokens that have this probability together.",
+    ),
+    click.option(
+        "--seed", default=0, show_default=True, type=click.IntRange(0), help="Of the choices."
+    ),
 )
 
 
