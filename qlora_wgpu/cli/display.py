@@ -35,12 +35,11 @@ class Display(Observer):
     def __init__(self, console: Console) -> None:
         self._console = console
         self._progress = Progress(
-            TextColumn("training"),
-            BarColumn(),
+            BarColumn(bar_width=12),
             MofNCompleteColumn(),
             TextColumn("{task.fields[figures]}"),
             TimeElapsedColumn(),
-            TextColumn("left"),
+            TextColumn("<"),
             TimeRemainingColumn(),
             console=console,
         )
@@ -72,7 +71,7 @@ class Display(Observer):
         if self._task is None:
             return
         loss = "no label" if row["loss"] is None else f"loss {row['loss']:.4f}"
-        speed = f"{row['tokens_per_second']:,.0f} tokens/s"
+        speed = f"{row['tokens_per_second']:,.0f} tok/s"
         self._progress.update(
             self._task,
             completed=row["step"],
