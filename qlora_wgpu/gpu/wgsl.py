@@ -29,7 +29,7 @@ Constants = tuple[tuple[str, Constant], ...]
 
 _BINDING = re.compile(
     r"@group\(0\)\s*@binding\((\d+)\)\s*var<\s*(uniform|storage)\s*(?:,\s*(read|read_write)\s*)?>"
-    r"\s*(\w+)\s*:"
+    r"\s*(\w+)\s*:\s*(?:array<(\w+(?:<\w+>)?)>)?"
 )
 _IMAGE = re.compile(
     r"@group\(0\)\s*@binding\((\d+)\)\s*var\s+(\w+)\s*:"
@@ -48,13 +48,23 @@ class ShaderSourceError(Exception):
 
 @dataclass(frozen=True)
 class Binding:
-    """One resource of a shader: its index, whether it is written and whether it is an image."""
+    """One resource of a shader.
+
+    Attributes:
+        index: Its number.
+        name: Its name.
+        uniform: Whether it is the uniform.
+        writable: Whether it is written.
+        image: Whether it is an image.
+        dtypes: Element types that may be bound.
+    """
 
     index: int
     name: str
     uniform: bool
     writable: bool
     image: bool = False
+    dtypes: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -212,10 +222,13 @@ def _literal(value: Constant) -> str:
 def _reflect(label: str, code: str) -> Shader:
     bare = re.sub(r"//[^\n]*", "", code)
     bindings: dict[str, Binding] = {}
-    for index, space, access, name in _BINDING.findall(bare):
-        bindings[name] = Binding(int(index), name, space == "uniform", access == "read_write")
+    for index, space, access, name, element in _BINDING.findall(bare):
+        dtypes = _dtypes(element, bare)
+        uniform, writable = space == "uniform", access == "read_write"
+        bindings[name] = Binding(int(index), name, uniform, writable, dtypes=dtypes)
     for index, name, access in _IMAGE.findall(bare):
-        bindings[name] = Binding(int(index), name, False, access == "write", image=True)
+        dtypes = frozenset({"float32", "bfloat16"})
+        bindings[name] = Binding(int(index), name, False, access == "write", True, dtypes)
     if len({b.index for b in bindings.values()}) != len(bindings):
         raise ShaderSourceError(f"{label}: two bindings share a number")
     fields: tuple[tuple[str, str], ...] = ()
@@ -230,6 +243,22 @@ def _reflect(label: str, code: str) -> Shader:
     numbers = [_workgroup_number(part.strip(), bare, label) for part in sizes.group(1).split(",")]
     numbers += [1] * (3 - len(numbers))
     return Shader(label, code, bindings, fields, (numbers[0], numbers[1], numbers[2]))
+
+
+def _dtypes(element: str, code: str) -> frozenset[str]:
+    """Which element types an array of WGSL's may hold."""
+    if element == "vec4<u32>":  # words, copied as they are
+        return frozenset({"float32", "bfloat16", "uint8", "uint32", "int32"})
+    alias = re.search(rf"alias\s+{element}\s*=\s*([^;]+);", code)
+    if alias is not None and alias.group(1) in ("vec4<u32>", "vec2<u32>", "u32"):
+        return frozenset({"bfloat16"})
+    if alias is not None:
+        return _dtypes(alias.group(1), code)
+    if element.endswith("i32"):
+        return frozenset({"int32"})
+    if "u32" in element:
+        return frozenset({"uint32", "uint8", "bfloat16"})
+    return frozenset({"float32"})
 
 
 def _workgroup_number(text: str, code: str, label: str) -> int:

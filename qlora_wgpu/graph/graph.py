@@ -132,7 +132,7 @@ class Graph:
             label: Shown in timing tables; the file's name by default.
 
         Raises:
-            GraphError: If a binding is missing or unknown, or a buffer where an image is wanted.
+            GraphError: If a binding is missing, unknown, or of another type or kind of memory.
         """
         chosen = dict(constants or {})
         if isinstance(workgroups, int):
@@ -144,7 +144,11 @@ class Graph:
             wrong = sorted(set(tensors) ^ set(shader.bindings))
             raise GraphError(f"{shader.label}: bindings {wrong} are missing or unknown")
         for name, tensor in tensors.items():
-            if tensor.image != shader.bindings[name].image:
+            binding = shader.bindings[name]
+            if tensor.dtype not in binding.dtypes:
+                allowed = " or ".join(sorted(binding.dtypes))
+                raise GraphError(f"{shader.label}: {name} = {tensor} is not {allowed}")
+            if tensor.image != binding.image:
                 raise GraphError(
                     f"{shader.label}: {name} = {tensor} is of the other kind of memory"
                 )
@@ -180,10 +184,16 @@ class Graph:
         """Where a contribution to a tensor's gradient goes, and whether to add to what is there."""
         found = self._gradients.get(tensor)
         if found is not None:
+            if found.dtype != "float32" or found.image:
+                raise GraphError(f"{found} cannot be added to")
             return found, True
         made = matrix(f"d {tensor.name}", tensor.rows, tensor.columns, "float32")
         self._gradients[tensor] = made
         return made, False
+
+    def gradient_of(self, tensor: Tensor) -> Tensor:
+        """What has been gathered of a tensor's gradient."""
+        return self._gradients[tensor]
 
     def hand_over(self, tensor: Tensor, gradient: Tensor) -> None:
         """Makes ``gradient`` a tensor's own, without a copy: its giver must be done with it."""

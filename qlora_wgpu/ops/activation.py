@@ -36,8 +36,10 @@ def activation(g: Graph, x: Tensor, name: str) -> Tensor:
 
     def vjp(dy: Tensor) -> None:
         dx = g.operand(f"d {x.name}", x.rows, x.columns, image=True)
-        tensors = {"dy": dy, "x": x_buffer, "dx": dx}
-        g.launch("activation/backward.wgsl", units, tensors, {"units": units}, constants)
+        given = as_buffer(g, dy)
+        tensors = {"dy": given, "x": x_buffer, "dx": dx}
+        flags = {**constants, "DY_BF16": given.dtype == "bfloat16"}
+        g.launch("activation/backward.wgsl", units, tensors, {"units": units}, flags)
         g.hand_over(x, dx)
 
     g.record(y, [x], vjp)

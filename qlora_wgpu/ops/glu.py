@@ -35,14 +35,15 @@ def glu(g: Graph, gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
     )
 
     def vjp(dy: Tensor) -> None:
+        given = as_buffer(g, dy)
         dgate = g.operand(f"d {gate.name}", gate.rows, gate.columns, image=True)
         dup = g.operand(f"d {up.name}", up.rows, up.columns, image=True)
         g.launch(
             "glu/backward.wgsl",
             units,
-            {"dy": dy, "gate": gate_buffer, "up": up_buffer, "dgate": dgate, "dup": dup},
+            {"dy": given, "gate": gate_buffer, "up": up_buffer, "dgate": dgate, "dup": dup},
             {"units": units},
-            constants,
+            {**constants, "DY_BF16": given.dtype == "bfloat16"},
         )
         g.hand_over(gate, dgate)
         g.hand_over(up, dup)

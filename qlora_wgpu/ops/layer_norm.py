@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.ops.image import as_buffer
 from qlora_wgpu.ops.rows import row_constants, row_workgroups
 
 
@@ -37,13 +38,14 @@ def layer_norm(g: Graph, x: Tensor, weight: Tensor, bias: Tensor | None, eps: fl
     )
 
     def vjp(dy: Tensor) -> None:
+        given = as_buffer(g, dy)
         dx, accumulate = g.gradient_into(x)
         g.launch(
             "layer_norm/backward.wgsl",
             row_workgroups(g, x.rows),
-            {"dy": dy, "x": x, "weight": weight, "stats": stats, "dx": dx},
+            {"dy": given, "x": x, "weight": weight, "stats": stats, "dx": dx},
             shape,
-            {"ACCUMULATE": accumulate, **row_constants(g)},
+            {"DY_BF16": given.dtype == "bfloat16", "ACCUMULATE": accumulate, **row_constants(g)},
         )
 
     g.record(y, [x], vjp)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.ops.image import as_buffer
 from qlora_wgpu.ops.rows import row_constants, row_workgroups
 
 
@@ -45,13 +46,14 @@ def rms_norm(
     )
 
     def vjp(dy: Tensor) -> None:
+        given = as_buffer(g, dy)
         dx, accumulate = g.gradient_into(x)
         g.launch(
             "rms_norm/backward.wgsl",
             row_workgroups(g, x.rows),
-            {"dy": dy, "x": x, "weight": weight, "rstd": rstd, "dx": dx},
+            {"dy": given, "x": x, "weight": weight, "rstd": rstd, "dx": dx},
             shape,
-            {"ACCUMULATE": accumulate, **row_constants(g)},
+            {"DY_BF16": given.dtype == "bfloat16", "ACCUMULATE": accumulate, **row_constants(g)},
         )
         if residual is not None and residual.requires_grad:
             g.hand_over(residual, dy)

@@ -143,7 +143,7 @@ def cross_entropy(run: Runner) -> None:
     th, stats = run.operand(hidden, grad=True), run.float32(np.zeros((1, 4)))
     matrix = DenseMatrix(vocab, columns, ((0, run.operand(head)),))
     lose(run.graph, th, Head(matrix), run.batch(_ONES, targets=targets), stats, gradient=True)
-    got_stats, got = run.run(stats, run.graph.gradient_into(th)[0])
+    got_stats, got = run.run(stats, run.graph.gradient_of(th))
     hidden, head = run.rounded(hidden), run.rounded(head)
     loss = cross_entropy_reference.forward(hidden, head, targets[0])
     run.compare(got_stats[0, :1], np.array([loss]))

@@ -84,7 +84,7 @@ class Runner:
         """Those of some inputs."""
         self.graph.hand_over(output, cotangent)
         self.graph.backward()
-        return [self.graph.gradient_into(x)[0] for x in of]
+        return [self.graph.gradient_of(x) for x in of]
 
     def run(self, *outputs: Tensor) -> list[Array]:
         """Runs everything, slots full of NaN before, and returns some results."""

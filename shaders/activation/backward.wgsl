@@ -1,6 +1,7 @@
-// dx = dy · act'(x), element by element. dy float32; x, dx operands of one layout; dx overwritten.
+// dx = dy · act'(x), element by element. dy float32 or (DY_BF16) bfloat16; x, dx operands of one layout; dx overwritten.
 // Launcher: ops/activation.py.
 //#include common/flat.wgsl
+//#include common/gradient_in.wgsl
 //#include common/operand_out.wgsl OPERAND=dx OPERAND_BINDING=3
 //#include common/activation.wgsl
 
@@ -9,12 +10,11 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> dy: array<vec4<f32>>;
 @group(0) @binding(2) var<storage, read> x: array<Unit8>;
 
 fn each(i: u32) {
     if (i < params.units) {
         let v = x[i];
-        store_dx(i, dy[2u * i] * activate_gradient(lo8(v)), dy[2u * i + 1u] * activate_gradient(hi8(v)));
+        store_dx(i, gradient(2u * i) * activate_gradient(lo8(v)), gradient(2u * i + 1u) * activate_gradient(hi8(v)));
     }
 }

@@ -1,9 +1,10 @@
 // dx (+)= rstd · (g - mean(g) - x̂ · mean(g · x̂)),  g = dy · weight,  x̂ = (x - mean) · rstd.
 //
-// dy, x, dx (rows, columns) float32, weight (columns), stats (rows) of (mean, rstd). dx is
+// dy (rows, columns) float32 or (DY_BF16) bfloat16, x, dx (rows, columns) float32, weight (columns), stats (rows) of (mean, rstd). dx is
 // overwritten or (ACCUMULATE) added to; its padding stays zero. LANES invocations share a row.
 // Launcher: ops/layer_norm.py.
 //#include common/row_reduce.wgsl
+//#include common/gradient_in.wgsl
 
 struct Params {
     rows: u32,
@@ -12,7 +13,6 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> dy: array<vec4<f32>>;
 @group(0) @binding(2) var<storage, read> x: array<vec4<f32>>;
 @group(0) @binding(3) var<storage, read> weight: array<vec4<f32>>;
 @group(0) @binding(4) var<storage, read> stats: array<vec2<f32>>;
@@ -35,7 +35,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     var product = 0.0;
     for (var i = lane; i < params.stride; i += LANES) {
         // The weight's padding is zero.
-        let g = dy[base + i] * weight[i];
+        let g = gradient(base + i) * weight[i];
         sum += dot(g, vec4<f32>(1.0));
         product += dot(g, x[base + i] - mean);
     }
@@ -43,7 +43,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let gx_mean = r * r * reduce_sum(product, lane) / f32(params.columns);
     if (wanted < params.rows) {
         for (var i = lane; i < params.stride; i += LANES) {
-            let d = r * (dy[base + i] * weight[i] - g_mean - (x[base + i] - mean) * gx_mean);
+            let d = r * (gradient(base + i) * weight[i] - g_mean - (x[base + i] - mean) * gx_mean);
             let kept = select(vec4<f32>(0.0), d, live(i));
 //#if ACCUMULATE
             dx[base + i] += kept;

@@ -1,8 +1,9 @@
 // dx (+)= rstd · (g - x̂ · mean(g · x̂)),  g = dy · weight,  x̂ = x · rstd, over each row.
 //
-// dy, x, dx (rows, columns) float32, weight (columns), rstd (rows). dx is overwritten or
+// dy (rows, columns) float32 or (DY_BF16) bfloat16, x, dx (rows, columns) float32, weight (columns), rstd (rows). dx is overwritten or
 // (ACCUMULATE) added to. LANES invocations share a row. Launcher: ops/rms_norm.py.
 //#include common/row_reduce.wgsl
+//#include common/gradient_in.wgsl
 
 struct Params {
     rows: u32,
@@ -11,7 +12,6 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> dy: array<vec4<f32>>;
 @group(0) @binding(2) var<storage, read> x: array<vec4<f32>>;
 @group(0) @binding(3) var<storage, read> weight: array<vec4<f32>>;
 @group(0) @binding(4) var<storage, read> rstd: array<f32>;
@@ -27,12 +27,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let r = rstd[row];
     var sum = 0.0;
     for (var i = lane; i < params.stride; i += LANES) {
-        sum += dot(dy[base + i] * weight[i], x[base + i]);
+        sum += dot(gradient(base + i) * weight[i], x[base + i]);
     }
     let mean = r * reduce_sum(sum, lane) / f32(params.columns);
     if (wanted < params.rows) {
         for (var i = lane; i < params.stride; i += LANES) {
-            let d = r * (dy[base + i] * weight[i] - x[base + i] * (r * mean));
+            let d = r * (gradient(base + i) * weight[i] - x[base + i] * (r * mean));
 //#if ACCUMULATE
             dx[base + i] += d;
 //#else

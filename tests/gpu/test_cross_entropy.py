@@ -47,7 +47,7 @@ def run(
         objective=Objective(smoothing, z_loss),
     )
     head_options |= {"smoothing": smoothing, "z_loss": z_loss}
-    outputs = [bench.graph.gradient_into(th)[0]] if gradient else []
+    outputs = [bench.graph.gradient_of(th)] if gradient else []
     got_stats, *got = bench.run(stats, *outputs)
     hidden, head = rounded(hidden, dtype), rounded(head, dtype)
     loss = reference.forward(hidden, head, targets, **head_options)

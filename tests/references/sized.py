@@ -1,0 +1,30 @@
+"""A small config.json of every family, with heads of a given size, from the recorded ones."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+FOLDER = Path(__file__).parent
+HEAD_DIMS = (24, 64, 128)
+
+
+def family_configs():
+    """One recorded config.json of each model_type, of its plainest rotation."""
+    configs = {}
+    for path in sorted(FOLDER.glob("*.npz"), key=lambda p: ("rope" in p.stem, p.stem)):
+        config = json.loads(str(np.load(path)["config"]))
+        if "factor" not in config["rope_parameters"]:
+            configs.setdefault(config["model_type"], config)
+    return configs
+
+
+def with_head_dim(config, head_dim):
+    """The same with 4 heads of head_dim, 2 of keys, and a hidden size that they make up."""
+    return {
+        **config,
+        "head_dim": head_dim,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1 if config["num_key_value_heads"] == 1 else 2,
+        "hidden_size": 4 * head_dim,
+    }

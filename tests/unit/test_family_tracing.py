@@ -1,0 +1,42 @@
+"""Every family traced without a device: each kernel is given what it can read."""
+
+from dataclasses import replace
+
+import pytest
+from references.sized import HEAD_DIMS, family_configs, with_head_dim
+
+from qlora_wgpu.config import LoraConfig, QuantConfig
+from qlora_wgpu.gpu.backend import MatrixShape
+from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, cpu_profile, gpu_profile
+from qlora_wgpu.models.memory import plan_training_memory
+
+CONFIGS = family_configs()
+PROFILES = {
+    "buffers": CPU_PROFILE,
+    "images": cpu_profile(8),
+    "images of 4": cpu_profile(4),
+    "registers": GPU_PROFILE,
+    "workgroup memory": replace(GPU_PROFILE, gemm_kind="tiled"),
+    "matrix units": gpu_profile(MatrixShape(8, 8, 8, 32)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("family", CONFIGS)
+def test_every_family_is_traced(family, profile, dtype):
+    for head_dim in HEAD_DIMS:
+        config = with_head_dim(CONFIGS[family], head_dim)
+        for scheme, checkpointing, dora in (("nf4", True, False), ("none", False, True)):
+            lora = LoraConfig(r=5, lora_dropout=0.0 if dora else 0.1, use_dora=dora)
+            memory = plan_training_memory(
+                config,
+                lora,
+                QuantConfig(scheme=scheme),
+                dtype,
+                batch_size=2,
+                seq=24,
+                gradient_checkpointing=checkpointing,
+                profile=PROFILES[profile],
+            )
+            assert memory["activations"] > 0
