@@ -24,9 +24,9 @@ from typing import Any
 from shapes import config_of, write_random_model
 
 from qlora_wgpu import LoraConfig
-from qlora_wgpu.checkpoint import save_adapter
-from qlora_wgpu.models.adapter import Adapter
-from qlora_wgpu.models.family import find_family
+from qlora_wgpu.families.family import find_family
+from qlora_wgpu.lora import save_adapter
+from qlora_wgpu.lora.layout import Adapter
 
 PEERS = Path(__file__).parent / "peers"
 WARM_UP = 2

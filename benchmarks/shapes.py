@@ -9,7 +9,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from qlora_wgpu.bench.shapes import SHAPES, config_of
-from qlora_wgpu.models.family import find_family
+from qlora_wgpu.families.family import find_family
 
 __all__ = ["SHAPES", "config_of", "write_random_model"]
 

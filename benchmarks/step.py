@@ -23,7 +23,7 @@ from shapes import SHAPES, write_random_model
 from qlora_wgpu import LoraConfig, QLoRAModel
 from qlora_wgpu.bench.step import time_steps, total_steps
 from qlora_wgpu.config import OptimConfig
-from qlora_wgpu.models.memory import plan_training_memory
+from qlora_wgpu.model.memory import plan_training_memory
 from qlora_wgpu.training.optimizer import Optimizer
 
 

@@ -21,7 +21,7 @@ from qlora_wgpu.bench.step import time_steps, total_steps
 from qlora_wgpu.bench.workload import Workload
 from qlora_wgpu.config import OptimConfig, QuantConfig
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.models.qlora_model import QLoRAModel
+from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.training.optimizer import Optimizer
 
 MIDDLE = {"seq": 512, "batch": 1, "rank": 8, "layers": 4}

@@ -2,8 +2,8 @@
 
 from qlora_wgpu.config import Config, LoraConfig, QuantConfig, load_config
 from qlora_wgpu.errors import QLoRAError
-from qlora_wgpu.models.family import register_family
-from qlora_wgpu.models.qlora_model import QLoRAModel
+from qlora_wgpu.families.family import register_family
+from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.training import Trainer, TrainResult
 
 __version__ = "0.1.0"

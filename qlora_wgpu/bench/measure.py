@@ -16,7 +16,7 @@ from qlora_wgpu.bench.workload import Workload
 from qlora_wgpu.config import OptimConfig, QuantConfig
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.models.qlora_model import QLoRAModel
+from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.training.optimizer import Optimizer
 
 _ROUNDS = 3  # the best of so many counts, of each launch

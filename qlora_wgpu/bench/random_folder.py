@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.models.family import find_family
+from qlora_wgpu.families.family import find_family
 from qlora_wgpu.quant import NF4Tensor
 
 _SCALE = 0.02  # Hugging Face's initializer_range

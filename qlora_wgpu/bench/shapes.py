@@ -12,7 +12,7 @@ from qlora_wgpu.bench.random_folder import RandomFolder
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.json_file import read_json_object
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.models.family import find_family
+from qlora_wgpu.families.family import find_family
 
 _LLAMA: dict[str, Any] = {
     "model_type": "llama",

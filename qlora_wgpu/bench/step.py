@@ -11,7 +11,7 @@ import numpy as np
 
 from qlora_wgpu.bench.timing import Spread, clocked_submits
 from qlora_wgpu.errors import TrainingError
-from qlora_wgpu.models.qlora_model import QLoRAModel
+from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.ops.adamw import STATS_LOSS
 from qlora_wgpu.training.optimizer import Optimizer
 

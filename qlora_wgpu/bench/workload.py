@@ -10,9 +10,9 @@ from typing import Literal
 from qlora_wgpu.bench.shapes import Shape
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import ConfigError, OutOfMemoryError
+from qlora_wgpu.families.family import find_family
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.models.family import find_family
-from qlora_wgpu.models.memory import plan_training_memory
+from qlora_wgpu.model.memory import plan_training_memory
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.checkpoint.not_weights import LFS_PREFIX
+from qlora_wgpu.checkpoint.file_signatures import LFS_PREFIX
 from qlora_wgpu.errors import CheckpointError
 
 _MAX_BYTES = 64 * 2**20  # the index of the largest models takes a few MiB

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.checkpoint.not_weights import what_it_is
+from qlora_wgpu.checkpoint.file_signatures import what_it_is
 from qlora_wgpu.checkpoint.safetensors_header import (
     MAX_HEADER_BYTES,
     HeaderError,

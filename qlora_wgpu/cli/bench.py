@@ -14,7 +14,7 @@ from qlora_wgpu.bench.measure import measure
 from qlora_wgpu.bench.report import show, to_json
 from qlora_wgpu.bench.shapes import SHAPES, find_shape
 from qlora_wgpu.bench.workload import Workload
-from qlora_wgpu.cli.tuning import tune_device
+from qlora_wgpu.cli._tuning import tune_device
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.config.schema import DeviceConfig
 from qlora_wgpu.errors import ConfigError

@@ -10,8 +10,8 @@ import click
 from rich.console import Console
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.cli.opening import base_options, open_adapted, sampling_options
-from qlora_wgpu.cli.speaking import chat_ids, chat_template, longest, stop_ids, stop_text, stream
+from qlora_wgpu.cli._model import base_options, open_adapted, sampling_options
+from qlora_wgpu.cli._text import chat_ids, chat_template, longest, stop_ids, stop_text, stream
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.generation import generate

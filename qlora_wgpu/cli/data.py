@@ -14,11 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.cli.preparing import preparation, prepare_data
+from qlora_wgpu.cli._preparing import preparation, prepare_data
 from qlora_wgpu.config import Config, load_config
 from qlora_wgpu.data import IGNORE_INDEX, Dataset, Example, Tokenizer, encoded_examples
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.training.blocks import Schedule
+from qlora_wgpu.training.batching import BatchPlan
 
 _BARS, _BAR_WIDTH = 10, 40
 _SHOWN_TOKENS = 400
@@ -98,7 +98,7 @@ def _histogram(lengths: npt.NDArray[np.int64], limit: int) -> Table:
 
 
 def _figures(settings: Config, dataset: Dataset) -> Table:
-    counts, schedule = dataset.counts, Schedule.of(dataset.lengths, settings)
+    counts, plan = dataset.counts, BatchPlan.of(dataset.lengths, settings)
     total, learnt = dataset.num_tokens, dataset.num_label_tokens
     table = Table(show_header=False, box=None)
     table.add_row("rows", f"{counts.rows:,} read, {len(dataset):,} used")
@@ -112,12 +112,12 @@ def _figures(settings: Config, dataset: Dataset) -> Table:
         f"{total:,} an epoch, {learnt:,} learnt ({100 * learnt / total:.1f} %), the rest masked",
     )
     if settings.data.packing:
-        row = max(settings.data.max_seq_length, schedule.longest)
-        full = 100 * total / (len(schedule.rows) * row)
-        table.add_row("packed", f"into {len(schedule.rows):,} rows of {row:,}, {full:.1f} % full")
+        row = max(settings.data.max_seq_length, plan.longest)
+        full = 100 * total / (len(plan.rows) * row)
+        table.add_row("packed", f"into {len(plan.rows):,} rows of {row:,}, {full:.1f} % full")
     table.add_row(
         "steps",
-        f"{schedule.steps_per_epoch:,} an epoch, {schedule.total_steps:,} in all, of "
-        f"{schedule.batch_size} x {schedule.accumulation} rows",
+        f"{plan.steps_per_epoch:,} an epoch, {plan.total_steps:,} in all, of "
+        f"{plan.batch_size} x {plan.accumulation} rows",
     )
     return table

@@ -16,12 +16,12 @@ from rich.table import Table
 from qlora_wgpu.bench.shapes import find_shape
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.json_file import read_json_object
-from qlora_wgpu.cli.sizes import read_bytes, whole_number
+from qlora_wgpu.cli._sizes import read_bytes, whole_number
 from qlora_wgpu.config import LoraConfig, QuantConfig, load_config
 from qlora_wgpu.errors import ConfigError, OutOfMemoryError, QLoRAError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.profile import GPU_PROFILE, Profile
-from qlora_wgpu.models.memory import plan_training_memory
+from qlora_wgpu.model.memory import plan_training_memory
 
 _LARGEST_BINDING = (1 << 31) - 1  # what most cards allow
 _MOST_TOKENS = 65_536  # of a micro-batch; more are not looked for
@@ -31,7 +31,7 @@ _SEQ_STEP = 64  # in which sequences are tried
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _EstimateRequest:
     """What is to be planned."""
 
     config: dict[str, Any]
@@ -95,34 +95,37 @@ def estimate(
     """
     console = Console()
     limit = None if budget is None else read_bytes("--budget", budget)
-    asked, device = _asked(target, overrides)
+    request, device = _request(target, overrides)
     if batch is not None:
-        asked = replace(asked, batch=whole_number("--batch", batch))
+        request = replace(request, batch=whole_number("--batch", batch))
     if seq is not None:
-        asked = replace(asked, seq=whole_number("--seq", seq))
+        request = replace(request, seq=whole_number("--seq", seq))
     if rank is not None:
         r = whole_number("--rank", rank)
-        asked = replace(asked, lora=asked.lora.model_copy(update={"r": r}))
+        request = replace(request, lora=request.lora.model_copy(update={"r": r}))
     if checkpointing is not None:
-        asked = replace(asked, checkpointing=checkpointing)
+        request = replace(request, checkpointing=checkpointing)
     if scheme is not None:
-        quant = {**asked.quant.model_dump(), "scheme": _one_of("--scheme", scheme, ("nf4", "none"))}
-        asked = replace(asked, quant=QuantConfig.model_validate(quant))
+        quant = {
+            **request.quant.model_dump(),
+            "scheme": _one_of("--scheme", scheme, ("nf4", "none")),
+        }
+        request = replace(request, quant=QuantConfig.model_validate(quant))
     if dtype is not None:
-        asked = replace(asked, compute_dtype=_one_of("--dtype", dtype, _DTYPES))
-    if asked.batch * asked.seq > _MOST_PLANNED:
+        request = replace(request, compute_dtype=_one_of("--dtype", dtype, _DTYPES))
+    if request.batch * request.seq > _MOST_PLANNED:
         raise ConfigError(
-            f"{asked.batch} rows of {asked.seq} tokens are more than {_MOST_PLANNED:,} tokens at "
-            "once, which is not planned: lower --batch or --seq"
+            f"{request.batch} rows of {request.seq} tokens are more than {_MOST_PLANNED:,} tokens "
+            "at once, which is not planned: lower --batch or --seq"
         )
-    memory = asked.plan()
-    fits = None if limit is None else _what_fits(asked, limit)
-    _show(console, target, asked, device, memory, limit, fits)
+    memory = request.plan()
+    fits = None if limit is None else _what_fits(request, limit)
+    _show(console, target, request, device, memory, limit, fits)
     if json_file is not None:
-        _write(json_file, asked, device, memory, limit, fits)
+        _write(json_file, request, device, memory, limit, fits)
 
 
-def _asked(target: str, overrides: tuple[str, ...]) -> tuple[_Asked, str]:
+def _request(target: str, overrides: tuple[str, ...]) -> tuple[_EstimateRequest, str]:
     max_binding, profile, name = _LARGEST_BINDING, GPU_PROFILE, "a GPU"
     try:
         device = Device()
@@ -134,22 +137,22 @@ def _asked(target: str, overrides: tuple[str, ...]) -> tuple[_Asked, str]:
         settings = load_config(target, list(overrides))
         train = settings.train
         config = _config_of(settings.model.path)
-        asked = _Asked(
+        request = _EstimateRequest(
             config, settings.lora, settings.quant, train.compute_dtype,
             train.per_device_train_batch_size, settings.data.max_seq_length,
             train.gradient_checkpointing, max_binding, profile,
         )  # fmt: skip
-        return asked, name
+        return request, name
     if overrides:
         raise ConfigError(
             f"overrides such as {overrides[0]} belong to a YAML; for {target} there are options, "
             "see qlora-wgpu estimate --help"
         )
     config = dict(find_shape(target).config)
-    asked = _Asked(
+    request = _EstimateRequest(
         config, LoraConfig(), QuantConfig(), "bfloat16", 1, 1024, False, max_binding, profile
     )
-    return asked, name
+    return request, name
 
 
 def _config_of(path: str) -> dict[str, Any]:
@@ -162,12 +165,12 @@ def _config_of(path: str) -> dict[str, Any]:
     )
 
 
-def _what_fits(asked: _Asked, budget: int) -> dict[str, int]:
+def _what_fits(request: _EstimateRequest, budget: int) -> dict[str, int]:
     """The most rows at the asked length, and the most tokens of one row; 0 for none."""
-    most = max(_MOST_TOKENS // asked.seq, 1)
-    rows = _most(lambda n: replace(asked, batch=n).total(), budget, most)
+    most = max(_MOST_TOKENS // request.seq, 1)
+    rows = _most(lambda n: replace(request, batch=n).total(), budget, most)
     most = _MOST_TOKENS // _SEQ_STEP
-    steps = _most(lambda n: replace(asked, batch=1, seq=n * _SEQ_STEP).total(), budget, most)
+    steps = _most(lambda n: replace(request, batch=1, seq=n * _SEQ_STEP).total(), budget, most)
     return {"batch": rows, "seq": steps * _SEQ_STEP}
 
 
@@ -193,16 +196,16 @@ def _most(total: Callable[[int], int | None], budget: int, most: int) -> int:
 def _show(
     console: Console,
     target: str,
-    asked: _Asked,
+    request: _EstimateRequest,
     device: str,
     memory: Counter[str],
     budget: int | None,
     fits: dict[str, int] | None,
 ) -> None:
-    checkpointed = ", gradient checkpointing" if asked.checkpointing else ""
+    checkpointed = ", gradient checkpointing" if request.checkpointing else ""
     console.print(
-        f"{target}: batch {asked.batch}, sequence {asked.seq}, rank {asked.lora.r}, "
-        f"{asked.quant.scheme}, {asked.compute_dtype}{checkpointed}; planned for {device}",
+        f"{target}: batch {request.batch}, sequence {request.seq}, rank {request.lora.r}, "
+        f"{request.quant.scheme}, {request.compute_dtype}{checkpointed}; planned for {device}",
         highlight=False,
         markup=False,
     )
@@ -216,9 +219,9 @@ def _show(
     if budget is not None and fits is not None:
         verdict = "fits" if sum(memory.values()) <= budget else "does not fit"
         most = (
-            f"at most batch {fits['batch']} at sequence {asked.seq}"
+            f"at most batch {fits['batch']} at sequence {request.seq}"
             if fits["batch"]
-            else f"nothing fits at sequence {asked.seq}"
+            else f"nothing fits at sequence {request.seq}"
         )
         row = f", or sequence {fits['seq']} at batch 1" if fits["seq"] else ""
         console.print(f"{budget / 2**30:,.1f} GiB: {verdict}; {most}{row}", highlight=False)
@@ -226,19 +229,19 @@ def _show(
 
 def _write(
     name: str,
-    asked: _Asked,
+    request: _EstimateRequest,
     device: str,
     memory: Counter[str],
     budget: int | None,
     fits: dict[str, int] | None,
 ) -> None:
     figures = {
-        "batch": asked.batch,
-        "seq": asked.seq,
-        "rank": asked.lora.r,
-        "scheme": asked.quant.scheme,
-        "compute_dtype": asked.compute_dtype,
-        "gradient_checkpointing": asked.checkpointing,
+        "batch": request.batch,
+        "seq": request.seq,
+        "rank": request.lora.r,
+        "scheme": request.quant.scheme,
+        "compute_dtype": request.compute_dtype,
+        "gradient_checkpointing": request.checkpointing,
         "device": device,
         "bytes": dict(memory),
         "total": sum(memory.values()),

@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.table import Table
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.cli.opening import open_adapted
-from qlora_wgpu.cli.preparing import check_ids, prepare_data
+from qlora_wgpu.cli._model import open_adapted
+from qlora_wgpu.cli._preparing import check_ids, prepare_data
 from qlora_wgpu.config import Config, load_config
 from qlora_wgpu.data import Dataset, Tokenizer
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.models.qlora_model import QLoRAModel
-from qlora_wgpu.training.blocks import in_order, padded_batch
+from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.training.batching import in_order, padded_batch
 
 
 @click.command("eval")

@@ -11,13 +11,13 @@ import numpy.typing as npt
 from rich.console import Console
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.cli.opening import open_adapted
+from qlora_wgpu.cli._model import open_adapted
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.errors import ConfigError, TokenizerError
 from qlora_wgpu.export import export_gguf, quantize_folder
 from qlora_wgpu.export import merge as merge_adapter
-from qlora_wgpu.models.qlora_model import QLoRAModel
+from qlora_wgpu.model.qlora_model import QLoRAModel
 
 _SAMPLE = (
     "The quick brown fox jumps over the lazy dog. Two plus three makes five, and water boils at "

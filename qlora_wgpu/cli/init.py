@@ -10,7 +10,7 @@ from rich.console import Console
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.data import Preparation, Tokenizer, load_dataset
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.models.family import find_family
+from qlora_wgpu.families.family import find_family
 
 _STEPS = 16  # rows of a step that is neither noisy nor slow to begin with
 _BUCKETS = (128, 256, 512, 1024, 2048, 4096)

@@ -12,18 +12,18 @@ from rich.console import Console
 from rich.table import Table
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.cli.display import Display, memory_line
-from qlora_wgpu.cli.opening import open_model
-from qlora_wgpu.cli.preparing import check_ids, prepare_data
-from qlora_wgpu.cli.sample import Sample
-from qlora_wgpu.cli.tuning import tune_device
+from qlora_wgpu.cli._display import Display, memory_line
+from qlora_wgpu.cli._model import open_model
+from qlora_wgpu.cli._preparing import check_ids, prepare_data
+from qlora_wgpu.cli._sample import Sample
+from qlora_wgpu.cli._tuning import tune_device
 from qlora_wgpu.config import Config, load_config
 from qlora_wgpu.data import Dataset, Tokenizer, bucket_length
 from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.families.family import find_family
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.models.family import find_family
-from qlora_wgpu.models.memory import plan_training_memory
-from qlora_wgpu.models.qlora_model import QLoRAModel
+from qlora_wgpu.model.memory import plan_training_memory
+from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.ops.cross_entropy import Objective
 from qlora_wgpu.report import Facts, write_png, write_report
 from qlora_wgpu.selfcheck import ensure_sound
@@ -34,8 +34,8 @@ from qlora_wgpu.training import (
     holds_run,
     refuse_existing_run,
 )
-from qlora_wgpu.training.blocks import Schedule
-from qlora_wgpu.training.reporters import Several, reporters
+from qlora_wgpu.training.batching import BatchPlan
+from qlora_wgpu.training.reporters import ObserverList, reporters
 from qlora_wgpu.tuning.tuner import Task
 
 
@@ -95,7 +95,7 @@ def run(
         ensure_sound(device, open_device, status.update)
     longest = max(data.longest, held_out.longest if held_out is not None else 0)
     if settings.data.packing:
-        longest = max(longest, Schedule.of(data.lengths, settings).longest)
+        longest = max(longest, BatchPlan.of(data.lengths, settings).longest)
     length = bucket_length(longest, settings.data.max_seq_length)
     _planned(settings, folder, device, length)  # what is too large is said before kernels are timed
     tune_device(
@@ -135,7 +135,7 @@ def run(
     others = reporters(settings.log.report_to, output, settings.model_dump())
     with Display(console) as display:
         trainer = Trainer(
-            model, settings, Several([display, *others]), overwrite=overwrite, resume=resume
+            model, settings, ObserverList([display, *others]), overwrite=overwrite, resume=resume
         )
         result = trainer.train(data, held_out)
     after = "" if result.interrupted else sample.text()
@@ -180,7 +180,7 @@ def _tokens(settings: Config, data: Dataset, length: int) -> int:
     """About how many tokens will be computed, padding included."""
     train = settings.train
     step = train.per_device_train_batch_size * train.gradient_accumulation_steps
-    return Schedule.of(data.lengths, settings).total_steps * step * length
+    return BatchPlan.of(data.lengths, settings).total_steps * step * length
 
 
 def _planned(settings: Config, folder: ModelFolder, device: Device, length: int) -> Counter[str]:

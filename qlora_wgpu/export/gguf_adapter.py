@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.checkpoint import ModelFolder, load_adapter
+from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.errors import CheckpointError, ConfigError, UnsupportedModelError
-from qlora_wgpu.models.family import find_family
+from qlora_wgpu.families.family import find_family
+from qlora_wgpu.lora import load_adapter
 
 # llama.cpp's architectures by model type, and whether q and k are stored for neighbouring pairs
 # of a rotation instead of halves.

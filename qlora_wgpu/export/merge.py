@@ -10,13 +10,14 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.checkpoint import ModelFolder, load_adapter
+from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.stream import Entry
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 from qlora_wgpu.export.folders import Tensors, as_dtype, without, write_folder
-from qlora_wgpu.models.family import find_family
-from qlora_wgpu.models.weights import stored_name
+from qlora_wgpu.families.family import find_family
+from qlora_wgpu.lora import load_adapter
+from qlora_wgpu.model.weights import stored_name
 from qlora_wgpu.quant import quantize_nf4
 
 Base = Literal["original", "dequantized"]

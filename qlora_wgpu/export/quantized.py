@@ -16,8 +16,8 @@ from qlora_wgpu.checkpoint.stream import Entry
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.export.folders import Tensors, write_folder
-from qlora_wgpu.models.family import find_family
-from qlora_wgpu.models.weights import stored_name
+from qlora_wgpu.families.family import find_family
+from qlora_wgpu.model.weights import stored_name
 from qlora_wgpu.quant import NF4Tensor, quantize_nf4
 from qlora_wgpu.quant.double_quant import NESTED_BLOCKSIZE
 

@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from qlora_wgpu.data import bucket_length
 from qlora_wgpu.errors import ShapeError
-from qlora_wgpu.models import inputs
-from qlora_wgpu.models.qlora_model import QLoRAModel
-from qlora_wgpu.ops.batch import make_batch
+from qlora_wgpu.model import batch_encoding
+from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 
 FloatArray = npt.NDArray[np.float32]
@@ -76,7 +76,7 @@ class _Stage:
 
     def __init__(self, model: QLoRAModel, cache: KVCache, length: int) -> None:
         self._model = model
-        self._batch = make_batch(1, length, CacheView(cache))
+        self._batch = make_batch_buffers(1, length, CacheView(cache))
         graph = model.new_graph()
         hidden = model.network.trace_hidden(graph, self._batch)
         self._hidden = model.new_program(graph)
@@ -87,9 +87,9 @@ class _Stage:
     def run(self, row: npt.NDArray[np.int64], wanted: int, past: int) -> FloatArray:
         """Logits of one column."""
         model, batch = self._model, self._batch
-        ids = inputs.checked_ids(row, model.architecture.vocab_size)
+        ids = batch_encoding.checked_ids(row, model.architecture.vocab_size)
         rows = np.array([wanted])
-        data = inputs.pack(batch, ids, np.ones_like(ids), rows=rows, past=past)
+        data = batch_encoding.encode_batch(batch, ids, np.ones_like(ids), rows=rows, past=past)
         model.device.write(batch.storage.buffer, data)
         self._hidden.run()
         self._head.run()

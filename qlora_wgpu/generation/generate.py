@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from qlora_wgpu.errors import CheckpointError, ConfigError, DataError
 from qlora_wgpu.generation.decoder import Decoder
-from qlora_wgpu.models.qlora_model import QLoRAModel
+from qlora_wgpu.model.qlora_model import QLoRAModel
 
 
 def generate(

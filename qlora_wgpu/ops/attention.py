@@ -6,7 +6,7 @@ from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph, GraphError, ceil_div
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops import attention_image
-from qlora_wgpu.ops.batch import Batch
+from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.cached_attention import append, attend
 from qlora_wgpu.ops.image import as_buffer
 from qlora_wgpu.ops.tensor import as_operand
@@ -17,7 +17,7 @@ def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    batch: Batch,
+    batch: BatchBuffers,
     head_dim: int,
     scale: float,
     window: int | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph, ceil_div
 from qlora_wgpu.graph.tensor import ITEM_SIZE, TEXEL, Tensor
-from qlora_wgpu.ops.batch import Batch
+from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.image import as_image
 from qlora_wgpu.ops.tensor import as_operand
 
@@ -24,7 +24,7 @@ def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    batch: Batch,
+    batch: BatchBuffers,
     head_dim: int,
     scale: float,
     window: int | None = None,

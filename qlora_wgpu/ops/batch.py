@@ -11,7 +11,7 @@ INFO_LABEL_ROWS, INFO_DROPOUT, INFO_KEY, INFO_PAST, INFO_LENGTH = 0, 1, 2, 3, 4
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchBuffers:
     """What the host writes before a micro-batch; all of it is one buffer, written at once.
 
     Attributes:
@@ -52,9 +52,9 @@ class Batch:
         return self.seq if self.cache is None else self.cache.capacity
 
 
-def make_batch(
+def make_batch_buffers(
     batch: int, seq: int, cache: CacheView | None = None, *, noise: float = 0.0
-) -> Batch:
+) -> BatchBuffers:
     """Lays out the inputs of micro-batches of ``batch`` sequences of ``seq`` tokens."""
     rows = batch * seq
     window = -(-rows * 4 // 256) * 256
@@ -63,7 +63,7 @@ def make_batch(
     def field(name: str, index: int, dtype: str = "uint32") -> Tensor:
         return vector(name, rows, dtype, storage, index * window)
 
-    return Batch(
+    return BatchBuffers(
         batch,
         seq,
         storage,

@@ -13,7 +13,7 @@ from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor, row_blocks
 from qlora_wgpu.ops import gemm
-from qlora_wgpu.ops.batch import Batch
+from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.modules import Head, Matrix
 from qlora_wgpu.ops.rows import gather, row_constants, row_workgroups, scatter
 from qlora_wgpu.ops.tensor import fill_zero, softcap_in_place
@@ -42,7 +42,7 @@ def chunk_rows(g: Graph, vocab: int, rows: int) -> int:
 
 
 def logits_of_rows(
-    g: Graph, hidden: Tensor, head: Head, batch: Batch, first: int, count: int
+    g: Graph, hidden: Tensor, head: Head, batch: BatchBuffers, first: int, count: int
 ) -> Tensor:
     """float32 logits (count, vocab) of the label rows from ``first`` on."""
     chunk = gather(g, hidden, count, first, batch)
@@ -61,7 +61,7 @@ def cross_entropy(
     g: Graph,
     hidden: Tensor,
     head: Head,
-    batch: Batch,
+    batch: BatchBuffers,
     stats: Tensor,
     *,
     gradient: bool,
@@ -119,7 +119,7 @@ def _softmax(
     g: Graph,
     logits: Tensor,
     softcap: float | None,
-    batch: Batch,
+    batch: BatchBuffers,
     losses: Tensor,
     first: int,
     gradient: bool,

@@ -7,14 +7,14 @@ import zlib
 
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.ops.batch import Batch
+from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.dropout import dropout_params
 from qlora_wgpu.ops.modules import Matrix
 
 _NOISE_KEY = zlib.crc32(b"neftune")
 
 
-def embedding(g: Graph, weight: Matrix, batch: Batch, scale: float = 1.0) -> Tensor:
+def embedding(g: Graph, weight: Matrix, batch: BatchBuffers, scale: float = 1.0) -> Tensor:
     """Looks up a batch's tokens.
 
     Args:

@@ -12,14 +12,14 @@ from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops import gemm
 from qlora_wgpu.ops import lora as lora_ops
-from qlora_wgpu.ops.batch import Batch
+from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.modules import ExpertLinear
 from qlora_wgpu.ops.routing import Routing
 from qlora_wgpu.ops.tensor import as_operand
 
 
 def expert_linear(
-    g: Graph, x: Tensor, layer: ExpertLinear, routing: Routing, batch: Batch
+    g: Graph, x: Tensor, layer: ExpertLinear, routing: Routing, batch: BatchBuffers
 ) -> Tensor:
     """Applies each expert's layer to its rows.
 

@@ -6,7 +6,7 @@ from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph, GraphError, ceil_div
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops import gemm_image
-from qlora_wgpu.ops.batch import Batch
+from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.dropout import dropout_params
 from qlora_wgpu.ops.expert_kernels import expert_constants, expert_params
 from qlora_wgpu.ops.gemm_tiled import Tiling, parts_of, register_tiling, tiling
@@ -29,7 +29,7 @@ def nt(
     bias: Tensor | None = None,
     residual: Tensor | None = None,
     dropout: Lora | None = None,
-    batch: Batch | None = None,
+    batch: BatchBuffers | None = None,
     first_row: int | None = None,
     experts: ExpertTiles | None = None,
     label: str = "",
@@ -118,7 +118,7 @@ def nn(
     scale: float = 1.0,
     lora: Lora | None = None,
     u: Tensor | None = None,
-    batch: Batch | None = None,
+    batch: BatchBuffers | None = None,
     first_row: int | None = None,
     experts: ExpertTiles | None = None,
     label: str = "",
@@ -245,7 +245,7 @@ def _tiling(
     return tiling(g, name, x, EXPERT_TILE if experts else None)
 
 
-def _batch_info(batch: Batch | None) -> Tensor:
+def _batch_info(batch: BatchBuffers | None) -> Tensor:
     if batch is None:
         raise GraphError("gemm: dropout and row counts need the batch")
     return batch.info

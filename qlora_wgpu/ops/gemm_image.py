@@ -8,7 +8,7 @@ from __future__ import annotations
 from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph, GraphError, ceil_div
 from qlora_wgpu.graph.tensor import ITEM_SIZE, TEXEL, Tensor
-from qlora_wgpu.ops.batch import Batch
+from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.dropout import dropout_params
 from qlora_wgpu.ops.expert_kernels import expert_constants, expert_count, expert_params
 from qlora_wgpu.ops.image import as_image
@@ -34,7 +34,7 @@ def nt(
     u: Tensor | None,
     bias: Tensor | None,
     residual: Tensor | None,
-    batch: Batch | None,
+    batch: BatchBuffers | None,
     first_row: int | None,
     experts: ExpertTiles | None,
     label: str,
@@ -105,7 +105,7 @@ def nn(
     scale: float,
     lora: Lora | None,
     u: Tensor | None,
-    batch: Batch | None,
+    batch: BatchBuffers | None,
     first_row: int | None,
     experts: ExpertTiles | None,
     label: str,
@@ -168,7 +168,7 @@ def nn(
 
 
 def lora_down(
-    g: Graph, x: Tensor, lora: Lora, u: Tensor, batch: Batch, experts: ExpertTiles | None
+    g: Graph, x: Tensor, lora: Lora, u: Tensor, batch: BatchBuffers, experts: ExpertTiles | None
 ) -> None:
     """u = scaling · dropout(x)·Aᵀ."""
     x_image, x_unit0 = _units(g, x)
@@ -242,7 +242,7 @@ def lora_grad(
     u: Tensor,
     gradient: Tensor,
     masked_by: Lora | None,
-    batch: Batch | None,
+    batch: BatchBuffers | None,
     expert_rows: Tensor | None,
     expert_stride: int,
 ) -> None:

@@ -12,7 +12,7 @@ from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops import dora, gemm
 from qlora_wgpu.ops import lora as lora_ops
-from qlora_wgpu.ops.batch import Batch
+from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.modules import Linear
 from qlora_wgpu.ops.tensor import as_operand
 
@@ -21,7 +21,7 @@ def linear(
     g: Graph,
     x: Tensor,
     layer: Linear,
-    batch: Batch,
+    batch: BatchBuffers,
     residual: Tensor | None = None,
     *,
     multiplier: float = 1.0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from qlora_wgpu.graph.graph import Graph, ceil_div
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops import gemm, gemm_image
-from qlora_wgpu.ops.batch import Batch
+from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.dropout import dropout_params
 from qlora_wgpu.ops.expert_kernels import expert_constants, expert_count, expert_params
 from qlora_wgpu.ops.modules import ExpertTiles, Lora
@@ -19,7 +19,7 @@ def down(
     x: Tensor,
     lora: Lora,
     u: Tensor,
-    batch: Batch,
+    batch: BatchBuffers,
     experts: ExpertTiles | None = None,
 ) -> None:
     """u = scaling · dropout(x)·Aᵀ, with x an operand (rows, in_features), u float32 (rows, r)."""
@@ -49,7 +49,7 @@ def add_gradient(
     u: Tensor,
     gradient: Tensor,
     masked_by: Lora | None = None,
-    batch: Batch | None = None,
+    batch: BatchBuffers | None = None,
     expert_rows: Tensor | None = None,
     expert_stride: int = 0,
 ) -> None:
@@ -97,7 +97,7 @@ def add_gradient(
 
 
 def _down(
-    g: Graph, x: Tensor, lora: Lora, u: Tensor, batch: Batch, experts: ExpertTiles | None
+    g: Graph, x: Tensor, lora: Lora, u: Tensor, batch: BatchBuffers, experts: ExpertTiles | None
 ) -> None:
     tensors = {"x": x, "a": lora.a, "u": u}
     if lora.dropout > 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import ITEM_SIZE, TEXEL, Tensor
-from qlora_wgpu.ops.batch import Batch
+from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.image import as_buffer, as_image
 
 
@@ -12,7 +12,7 @@ def rope(
     g: Graph,
     x: Tensor,
     table: Tensor,
-    batch: Batch,
+    batch: BatchBuffers,
     head_dim: int,
     rotary_dim: int,
     *,

@@ -6,7 +6,7 @@ from qlora_wgpu.gpu.device import fold_workgroups
 from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph, ceil_div
 from qlora_wgpu.graph.tensor import ITEM_SIZE, Tensor
-from qlora_wgpu.ops.batch import Batch
+from qlora_wgpu.ops.batch import BatchBuffers
 
 
 def row_constants(g: Graph) -> dict[str, Constant]:
@@ -25,7 +25,7 @@ def row_workgroups(g: Graph, rows: int) -> tuple[int, int, int]:
     return fold_workgroups(ceil_div(rows, g.profile.rows_per_group))
 
 
-def gather(g: Graph, x: Tensor, count: int, first: int, batch: Batch) -> Tensor:
+def gather(g: Graph, x: Tensor, count: int, first: int, batch: BatchBuffers) -> Tensor:
     """The label rows ``first`` to ``first + count`` of x, in front; zeros where there are none."""
     y = Tensor(f"{x.name} rows", count, x.columns, x.dtype, x.stride, image=x.image)
     stride = x.stride * ITEM_SIZE[x.dtype] // 16
@@ -39,7 +39,7 @@ def gather(g: Graph, x: Tensor, count: int, first: int, batch: Batch) -> Tensor:
     return y
 
 
-def scatter(g: Graph, x: Tensor, y: Tensor, first: int, batch: Batch) -> None:
+def scatter(g: Graph, x: Tensor, y: Tensor, first: int, batch: BatchBuffers) -> None:
     """Puts rows where ``gather`` took them from; x and y float32."""
     g.launch(
         "rows/scatter.wgsl",

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 
 from qlora_wgpu.config import LoraConfig
+from qlora_wgpu.families.family import LinearSpec
 from qlora_wgpu.graph.tensor import Storage, Tensor, vector
-from qlora_wgpu.models.adapter import Adapter
-from qlora_wgpu.models.family import LinearSpec
-from qlora_wgpu.models.weights import nf4_matrix
+from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.model.weights import nf4_matrix
 from qlora_wgpu.ops.adamw import AdamWConfig, AdamWState, adamw
 from qlora_wgpu.ops.attention import attention as attend
 from qlora_wgpu.ops.cross_entropy import cross_entropy as lose

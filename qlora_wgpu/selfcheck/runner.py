@@ -21,8 +21,8 @@ from qlora_wgpu.graph.tensor import (
     to_bfloat16,
     vector,
 )
-from qlora_wgpu.models import inputs
-from qlora_wgpu.ops.batch import Batch, make_batch
+from qlora_wgpu.model import batch_encoding
+from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
 
 Array = npt.NDArray[np.float64]
 
@@ -73,11 +73,13 @@ class Runner:
         ids: npt.NDArray[np.int64] | None = None,
         targets: npt.NDArray[np.int64] | None = None,
         dropout_key: int | None = None,
-    ) -> Batch:
+    ) -> BatchBuffers:
         """A batch of these inputs."""
-        made = make_batch(*mask.shape)
+        made = make_batch_buffers(*mask.shape)
         ids = np.zeros_like(mask) if ids is None else ids
-        made.storage.data = inputs.pack(made, ids, mask, targets, dropout_key=dropout_key)
+        made.storage.data = batch_encoding.encode_batch(
+            made, ids, mask, targets, dropout_key=dropout_key
+        )
         return made
 
     def gradients(self, output: Tensor, cotangent: Tensor, *of: Tensor) -> list[Tensor]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qlora_wgpu.checkpoint import SafetensorsFile, atomic_folder, load_adapter, write_safetensors
+from qlora_wgpu.checkpoint import SafetensorsFile, atomic_folder, write_safetensors
 from qlora_wgpu.errors import CheckpointError
-from qlora_wgpu.models.qlora_model import QLoRAModel
+from qlora_wgpu.lora import load_adapter
+from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.training.state import RunState
 
 _MOMENTS, _STATE = "optimizer.safetensors", "trainer_state.json"

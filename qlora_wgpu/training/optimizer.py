@@ -6,7 +6,7 @@ import numpy as np
 
 from qlora_wgpu.config import OptimConfig
 from qlora_wgpu.graph.tensor import Storage, vector
-from qlora_wgpu.models.qlora_model import QLoRAModel
+from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.ops.adamw import AdamWConfig, AdamWState, adamw
 from qlora_wgpu.training.schedule import step_table
 

@@ -84,7 +84,7 @@ class WeightsAndBiases(Observer):
         self._run.log(values, step=row["step"])
 
 
-class Several(Observer):
+class ObserverList(Observer):
     """Tells each of several observers."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:

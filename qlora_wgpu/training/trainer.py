@@ -20,22 +20,22 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.data import Dataset, bucket_length
 from qlora_wgpu.errors import ConfigError, DataError, TrainingError
 from qlora_wgpu.gpu.readback import Readback
-from qlora_wgpu.models.inputs import IGNORED
-from qlora_wgpu.models.qlora_model import QLoRAModel
+from qlora_wgpu.model.batch_encoding import IGNORED
+from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.ops.adamw import STATS_LOSS, STATS_NORM, STATS_TOKENS
 from qlora_wgpu.ops.cross_entropy import Objective
-from qlora_wgpu.training.blocks import Schedule, in_order, padded_batch
+from qlora_wgpu.training.batching import BatchPlan, in_order, padded_batch
 from qlora_wgpu.training.checkpoints import load_newest, save_checkpoint
 from qlora_wgpu.training.divergence import Divergence
 from qlora_wgpu.training.observer import Observer, Row
 from qlora_wgpu.training.optimizer import Optimizer
+from qlora_wgpu.training.resume_check import check_same_run, holds_run
 from qlora_wgpu.training.rows import as_dataset
 from qlora_wgpu.training.run_folder import RunFolder
-from qlora_wgpu.training.same_run import check_same_run, holds_run
 from qlora_wgpu.training.schedule import learning_rates
-from qlora_wgpu.training.speed import Speedometer
 from qlora_wgpu.training.state import RunState
 from qlora_wgpu.training.stopping import StopRequest
+from qlora_wgpu.training.throughput import ThroughputMeter
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Trainer:
         self._overwrite = overwrite or resume
         self._state = RunState()
         self._saved_at = 0
-        self._speed = Speedometer()
+        self._throughput = ThroughputMeter()
         self._divergence = Divergence()
 
     def train(
@@ -145,22 +145,20 @@ class Trainer:
         if held_out is not None and not held_out.num_label_tokens:
             raise DataError("eval_dataset has no label at all: there is no loss to measure")
         settings = self.config.train
-        schedule = Schedule.of(rows.lengths, self.config)
+        plan = BatchPlan.of(rows.lengths, self.config)
         self.model.gradient_checkpointing = settings.gradient_checkpointing
         self.model.objective = Objective(settings.label_smoothing_factor, settings.z_loss_weight)
         self.model.neftune_noise_alpha = settings.neftune_noise_alpha
         self.model.zero_gradient()
-        self._prepare_longest(schedule)
-        optimizer = Optimizer(self.model, self.config.optim, schedule.total_steps)
+        self._prepare_longest(plan)
+        optimizer = Optimizer(self.model, self.config.optim, plan.total_steps)
         folder = self._open_folder(rows)
-        self._observer.started(
-            schedule.total_steps, self._state.step, self.model.device.memory.by_kind
-        )
+        self._observer.started(plan.total_steps, self._state.step, self.model.device.memory.by_kind)
         state = self._state
         if not self._resume:
             state.eval_loss_before = self._evaluate(held_out, 0, folder)
         started = time.perf_counter()
-        interrupted = self._run(rows, held_out, schedule, optimizer, folder)
+        interrupted = self._run(rows, held_out, plan, optimizer, folder)
         seconds = time.perf_counter() - started
         if state.eval_step != state.step and not interrupted:
             self._evaluate(held_out, state.step, folder)
@@ -181,7 +179,7 @@ class Trainer:
             num_tokens=state.num_tokens,
             seconds=seconds,
             interrupted=interrupted,
-            stopped_early=not interrupted and state.step < schedule.total_steps,
+            stopped_early=not interrupted and state.step < plan.total_steps,
             run_dir=folder.path,
             adapter_dir=folder.adapter,
             peak_bytes=self.model.device.memory.peak,
@@ -191,20 +189,20 @@ class Trainer:
         self,
         rows: Dataset,
         held_out: Dataset | None,
-        schedule: Schedule,
+        plan: BatchPlan,
         optimizer: Optimizer,
         folder: RunFolder,
     ) -> bool:
         """All steps that are left; whether somebody stopped it."""
         readback = Readback(self.model.device, *self.model.stats_window)
         submitted: deque[_Submitted] = deque()
-        rates = learning_rates(self.config.optim, schedule.total_steps)
-        every = self._eval_every(schedule.total_steps)
-        self._speed.start()
+        rates = learning_rates(self.config.optim, plan.total_steps)
+        every = self._eval_every(plan.total_steps)
+        self._throughput.start()
         with StopRequest() as stop:
             try:
-                for step in range(self._state.step + 1, schedule.total_steps + 1):
-                    tokens = self._submit_blocks(rows, schedule, step, stop)
+                for step in range(self._state.step + 1, plan.total_steps + 1):
+                    tokens = self._submit_blocks(rows, plan, step, stop)
                     if tokens is None:
                         break
                     optimizer.step(step)
@@ -235,19 +233,19 @@ class Trainer:
     # -- a step ----------------------------------------------------------------------------
 
     def _submit_blocks(
-        self, rows: Dataset, schedule: Schedule, step: int, stop: StopRequest
+        self, rows: Dataset, plan: BatchPlan, step: int, stop: StopRequest
     ) -> int | None:
         """Queues a step's micro-batches; the number of its tokens, or None if it was stopped."""
         tokens, labels = 0, 0
-        for index, chosen in enumerate(schedule.blocks(step - 1)):
+        for index, chosen in enumerate(plan.blocks(step - 1)):
             if stop.requested:
                 return None
             examples = [[rows[i] for i in row] for row in chosen]
             tokens += sum(len(e) for row in examples for e in row)
             if not any(e.num_label_tokens for row in examples for e in row):
                 continue
-            batch = padded_batch(examples, schedule.batch_size, self._longest)
-            key = schedule.dropout_key(step, index) if self._is_random else None
+            batch = padded_batch(examples, plan.batch_size, self._longest)
+            key = plan.dropout_key(step, index) if self._is_random else None
             checked = self.model.checked(batch.input_ids, batch.labels, batch.attention_mask)
             labels += self.model.accumulate(*checked, dropout_key=key)
         if not labels:
@@ -281,7 +279,7 @@ class Trainer:
         state.step = submitted.step
         state.num_tokens += submitted.tokens
         state.window.append((loss, float(labels)))
-        self._speed.add(submitted.tokens)
+        self._throughput.add(submitted.tokens)
         if submitted.step % self.config.log.logging_steps:
             return
         total, count = sum(w[0] for w in state.window), sum(w[1] for w in state.window)
@@ -292,7 +290,7 @@ class Trainer:
             "learning_rate": submitted.learning_rate,
             "grad_norm": norm,
             "num_tokens": state.num_tokens,
-            "tokens_per_second": self._speed.tokens_per_second,
+            "tokens_per_second": self._throughput.tokens_per_second,
         }
         state.window.clear()
         folder.log(row)
@@ -321,10 +319,10 @@ class Trainer:
         self._observer.resumed(found, self._state.step)
         return folder
 
-    def _prepare_longest(self, schedule: Schedule) -> None:
+    def _prepare_longest(self, plan: BatchPlan) -> None:
         """Compiles for the longest batch first, so that all memory is taken before training."""
-        self._longest = max(self.config.data.max_seq_length, schedule.longest)
-        self.model.prepare(schedule.batch_size, bucket_length(schedule.longest, self._longest))
+        self._longest = max(self.config.data.max_seq_length, plan.longest)
+        self.model.prepare(plan.batch_size, bucket_length(plan.longest, self._longest))
 
     def _eval_every(self, total: int) -> int:
         wanted = self.config.eval.eval_steps
@@ -339,7 +337,7 @@ class Trainer:
         """The mean held-out loss per label token; keeps the adapter if it is the best so far."""
         if rows is None:
             return None
-        self._speed.pause()
+        self._throughput.pause()
         size = self.config.train.per_device_train_batch_size
         longest = max(self._longest, rows.longest)
         batches = (padded_batch(chunk, size, longest) for chunk in in_order(rows, size))
@@ -366,13 +364,13 @@ class Trainer:
         ):
             with atomic_folder(folder.best) as unfinished:
                 self.model.save_adapter(unfinished)
-        self._speed.resume()
+        self._throughput.resume()
         return loss
 
     def _save(self, folder: RunFolder) -> None:
-        self._speed.pause()
+        self._throughput.pause()
         step = self._saved_at = self._state.step
         save_checkpoint(folder.checkpoint_folder(step), self.model, self._state)
         folder.prune(self.config.output.save_total_limit)
         self._observer.saved(folder.checkpoint_folder(step))
-        self._speed.resume()
+        self._throughput.resume()

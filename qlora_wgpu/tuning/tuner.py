@@ -12,10 +12,10 @@ from qlora_wgpu.bench.kernels import KernelTime, sum_up
 from qlora_wgpu.bench.random_folder import RandomFolder
 from qlora_wgpu.bench.timing import DispatchTimer, best_of, has_timestamps
 from qlora_wgpu.config import LoraConfig, QuantConfig
+from qlora_wgpu.families.family import find_family
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.profile import Profile
-from qlora_wgpu.models.family import find_family
-from qlora_wgpu.models.qlora_model import ComputeDtype, QLoRAModel
+from qlora_wgpu.model.qlora_model import ComputeDtype, QLoRAModel
 from qlora_wgpu.quant import NF4Tensor, quantize_nf4
 from qlora_wgpu.tuning.candidates import Group, bases, candidates, fields_of, groups_of
 

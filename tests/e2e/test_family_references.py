@@ -10,9 +10,9 @@ from safetensors.numpy import save_file
 
 from qlora_wgpu import Config, LoraConfig, QLoRAModel, QuantConfig, Trainer, register_family
 from qlora_wgpu.errors import UnsupportedModelError
-from qlora_wgpu.models import family
-from qlora_wgpu.models.family import known_families
-from qlora_wgpu.models.llama import Llama
+from qlora_wgpu.families import family
+from qlora_wgpu.families.family import known_families
+from qlora_wgpu.families.llama import Llama
 
 FOLDER = Path(__file__).parents[1] / "references"
 CASES = sorted(path.stem for path in FOLDER.glob("*.npz"))

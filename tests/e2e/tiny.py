@@ -36,7 +36,7 @@ CONFIG = {
 
 
 def weights(config: dict, seed: int = 0) -> dict[str, np.ndarray]:
-    from qlora_wgpu.models.family import find_family
+    from qlora_wgpu.families.family import find_family
 
     architecture = find_family(config).read(config)
     rng = np.random.default_rng(seed)

@@ -21,7 +21,7 @@ from qlora_wgpu.graph.tensor import (
     to_bfloat16,
     vector,
 )
-from qlora_wgpu.ops.batch import Batch, make_batch
+from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
 
 PROFILES = {"cpu": CPU_PROFILE, "image": cpu_profile(16), "gpu": GPU_PROFILE}
 DTYPES = ("float32", "bfloat16")
@@ -86,8 +86,8 @@ class Bench:
         targets: np.ndarray | None = None,
         ids: np.ndarray | None = None,
         dropout_key: int | None = None,
-    ) -> Batch:
-        batch = make_batch(size, seq)
+    ) -> BatchBuffers:
+        batch = make_batch_buffers(size, seq)
         data = np.zeros(batch.storage.nbytes, np.uint8)
 
         def put(offset: int, values: np.ndarray) -> None:

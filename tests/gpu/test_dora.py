@@ -3,9 +3,9 @@ import pytest
 
 from gpu.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 from qlora_wgpu.config import LoraConfig
+from qlora_wgpu.families.family import LinearSpec
 from qlora_wgpu.graph.tensor import vector
-from qlora_wgpu.models.adapter import Adapter
-from qlora_wgpu.models.family import LinearSpec
+from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
 from qlora_wgpu.reference import dora as reference

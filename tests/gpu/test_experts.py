@@ -3,10 +3,10 @@ import pytest
 
 from gpu.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 from qlora_wgpu.config import LoraConfig, QuantConfig
+from qlora_wgpu.families.family import ExpertSpec
 from qlora_wgpu.graph.tensor import matrix
-from qlora_wgpu.models.adapter import Adapter
-from qlora_wgpu.models.family import ExpertSpec
-from qlora_wgpu.models.weights import WeightLayout
+from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.model.weights import WeightLayout
 from qlora_wgpu.ops.experts import expert_linear
 from qlora_wgpu.ops.modules import DenseExperts, ExpertLinear
 from qlora_wgpu.ops.routing import combine, most_rows, route, spread

@@ -3,7 +3,7 @@ import pytest
 
 from gpu.harness import PROFILES, VARIANTS, Bench, assert_close, rounded
 from qlora_wgpu.graph.tensor import Storage, vector
-from qlora_wgpu.models.weights import _device_arrays
+from qlora_wgpu.model.weights import _device_arrays
 from qlora_wgpu.ops.nf4 import NF4Matrix, pair_values
 from qlora_wgpu.quant import quantize_nf4
 

@@ -11,8 +11,9 @@ import pytest
 import safetensors
 import safetensors.numpy
 
-from qlora_wgpu.checkpoint import AdapterConfig, load_adapter, save_adapter, write_safetensors
+from qlora_wgpu.checkpoint import write_safetensors
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
+from qlora_wgpu.lora import AdapterConfig, load_adapter, save_adapter
 
 PREFIX = "base_model.model.model.layers."
 A = f"{PREFIX}0.self_attn.q_proj.lora_A.weight"

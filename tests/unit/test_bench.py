@@ -23,11 +23,11 @@ from qlora_wgpu.bench.timing import Spread, best_of, clocked_submits
 from qlora_wgpu.bench.workload import Workload
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.errors import CheckpointError, ConfigError, OutOfMemoryError, UnsupportedModelError
+from qlora_wgpu.families.family import find_family
 from qlora_wgpu.gpu.profile import CPU_PROFILE
 from qlora_wgpu.gpu.wgsl import load_shader
 from qlora_wgpu.graph.graph import Launch
 from qlora_wgpu.graph.tensor import matrix
-from qlora_wgpu.models.family import find_family
 
 CONFIG = {
     "model_type": "llama",

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from qlora_wgpu.errors import UnsupportedModelError
-from qlora_wgpu.models.family import find_family, known_families
-from qlora_wgpu.models.rope import read_rope
+from qlora_wgpu.families.family import find_family, known_families
+from qlora_wgpu.families.rope import read_rope
 
 SIZES = {
     "vocab_size": 331, "hidden_size": 72, "intermediate_size": 100, "num_hidden_layers": 4,

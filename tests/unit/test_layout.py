@@ -7,11 +7,12 @@ from e2e.tiny import CONFIG, weights, write_model, write_weights
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import CheckpointError, ConfigError
+from qlora_wgpu.families.family import find_family
 from qlora_wgpu.gpu.device import ALIGNMENT
 from qlora_wgpu.graph.tensor import ROW_UNIT, from_bfloat16, padded
-from qlora_wgpu.models.adapter import Adapter, targeted
-from qlora_wgpu.models.family import find_family
-from qlora_wgpu.models.weights import WeightLayout
+from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.targets import targeted
+from qlora_wgpu.model.weights import WeightLayout
 from qlora_wgpu.quant import quantize_nf4
 
 LARGE = 1 << 27

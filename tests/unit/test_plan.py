@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 from qlora_wgpu.config import LoraConfig, QuantConfig
+from qlora_wgpu.families.family import find_family
 from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.graph.tensor import Storage, matrix, vector
-from qlora_wgpu.models.adapter import Adapter
-from qlora_wgpu.models.family import find_family
-from qlora_wgpu.models.memory import plan_training_memory
-from qlora_wgpu.models.network import Network
-from qlora_wgpu.models.weights import WeightLayout
-from qlora_wgpu.ops.batch import make_batch
+from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.model.memory import plan_training_memory
+from qlora_wgpu.model.network import Network
+from qlora_wgpu.model.weights import WeightLayout
+from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.tensor import add_into
 
 CONFIG = {
@@ -39,7 +39,7 @@ def traced(checkpointing, profile=CPU_PROFILE, dtype="bfloat16", dropout=0.1):
     graph = Graph(dtype, profile)
     stats = vector("stats", 4, "float32", Storage("stats", "inputs", 16))
     Network(family, architecture, modules).trace_loss(
-        graph, make_batch(2, 40), stats, gradient=True, checkpointing=checkpointing
+        graph, make_batch_buffers(2, 40), stats, gradient=True, checkpointing=checkpointing
     )
     return graph
 

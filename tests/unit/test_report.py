@@ -10,7 +10,7 @@ from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.report import Facts, write_png, write_report
 from qlora_wgpu.report.charts import Line, chart, smoothed, ticks
 from qlora_wgpu.training import Observer
-from qlora_wgpu.training.reporters import Several, TensorBoard, reporters
+from qlora_wgpu.training.reporters import ObserverList, TensorBoard, reporters
 
 ROWS = [
     {"step": 0, "eval_loss": 3.0},
@@ -113,7 +113,7 @@ def test_several_observers_are_told_everything():
         def __getattribute__(self, name):
             return lambda *args: calls.append(name)
 
-    several = Several([Told(), Told()])
+    several = ObserverList([Told(), Told()])
     names = ["started", "resumed", "step", "evaluation", "saved", "warning"]
     arguments = {"started": (1, 0, None), "resumed": (None, 1)}
     for name in names:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from qlora_wgpu.config import Config, OptimConfig
-from qlora_wgpu.training.blocks import Schedule
+from qlora_wgpu.training.batching import BatchPlan
 from qlora_wgpu.training.schedule import learning_rates, step_table
 
 
@@ -40,7 +40,7 @@ def settings(**changes):
 
 
 def of(rows, config):
-    return Schedule.of(np.full(rows, 3), config)
+    return BatchPlan.of(np.full(rows, 3), config)
 
 
 def flat(blocks):
@@ -48,13 +48,13 @@ def flat(blocks):
 
 
 def test_every_row_once_an_epoch():
-    schedule = of(11, settings(num_train_epochs=2))
-    assert (schedule.steps_per_epoch, schedule.total_steps) == (2, 4)
+    plan = of(11, settings(num_train_epochs=2))
+    assert (plan.steps_per_epoch, plan.total_steps) == (2, 4)
     for epoch in range(2):
-        steps = [schedule.blocks(2 * epoch + i) for i in range(2)]
+        steps = [plan.blocks(2 * epoch + i) for i in range(2)]
         assert [len(blocks) for blocks in steps] == [3, 3]
         assert sorted(flat([b for blocks in steps for b in blocks])) == list(range(11))
-    assert schedule.blocks(0)[0] != schedule.blocks(2)[0]
+    assert plan.blocks(0)[0] != plan.blocks(2)[0]
 
 
 def test_steps():

@@ -6,7 +6,7 @@ from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, cpu_profile
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import matrix, vector
 from qlora_wgpu.ops.attention import attention
-from qlora_wgpu.ops.batch import make_batch
+from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.columns import columns
 from qlora_wgpu.ops.cross_entropy import logits_of_rows
 from qlora_wgpu.ops.experts import expert_linear
@@ -19,7 +19,7 @@ from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.ops.routing import combine, route, spread
 
-BATCH = make_batch(1, 6)
+BATCH = make_batch_buffers(1, 6)
 
 
 def operand(rows, size, dtype="bfloat16"):

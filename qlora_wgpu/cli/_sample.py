@@ -1,0 +1,35 @@
+"""One text that is generated before and after training."""
+
+from __future__ import annotations
+
+from qlora_wgpu.data import IGNORE_INDEX, Dataset, Tokenizer
+from qlora_wgpu.generation import generate
+from qlora_wgpu.model.qlora_model import QLoRAModel
+
+_TOKENS = 48
+
+
+class Sample:
+    """One text that is generated before and after training."""
+
+    def __init__(self, model: QLoRAModel, tokenizer: Tokenizer, data: Dataset) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        example = data[0]
+        learnt = [i for i, label in enumerate(example.labels) if label != IGNORE_INDEX]
+        # Before the first learnt token stands the prompt; where all is learnt, take the beginning.
+        length = learnt[0] if learnt and learnt[0] > 1 else max(1, min(16, len(example) // 2))
+        self._prompt = [int(i) for i in example.input_ids[:length]]
+        answer = [int(i) for i in example.input_ids[length : length + _TOKENS]]
+        self.prompt = tokenizer.decode(self._prompt)
+        self.expected = tokenizer.decode(answer)
+
+    def text(self) -> str:
+        """What the model now makes of the prompt, greedily."""
+        ids = generate(
+            self._model,
+            self._prompt,
+            max_new_tokens=_TOKENS,
+            stop_ids=self._tokenizer.eos_token_ids,
+        )
+        return self._tokenizer.decode(list(ids))

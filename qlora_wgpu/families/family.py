@@ -1,0 +1,223 @@
+"""What a model family tells the rest: its layers' names and shapes, and its forward.
+
+A family is one module here, named after Hugging Face's ``model_type``, with a ``FAMILY``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from qlora_wgpu.errors import UnsupportedModelError
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.ops.batch import BatchBuffers
+from qlora_wgpu.ops.modules import DenseMatrix, ExpertLinear, Linear, Matrix
+
+
+@dataclass(frozen=True)
+class LinearSpec:
+    """A linear layer by its module name: weight (out_features, in_features), maybe a bias."""
+
+    name: str
+    out_features: int
+    in_features: int
+    bias: bool = False
+
+
+@dataclass(frozen=True)
+class ExpertSpec:
+    """A linear layer that every expert has: ``{at}.0.{leaf}``, ``{at}.1.{leaf}`` and so on.
+
+    PEFT's ``all-linear`` leaves them out; they are adapted where they are named.
+    """
+
+    at: str
+    leaf: str
+    experts: int
+    out_features: int
+    in_features: int
+
+    @property
+    def name(self) -> str:
+        """Of all of them together."""
+        return f"{self.at}.{self.leaf}"
+
+    @property
+    def linears(self) -> list[LinearSpec]:
+        """Each expert's layer."""
+        return [
+            LinearSpec(f"{self.at}.{i}.{self.leaf}", self.out_features, self.in_features)
+            for i in range(self.experts)
+        ]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Everything a config.json says that loading needs.
+
+    Attributes:
+        config: The family's own reading of it, for its forward.
+        vocab_size: Rows of the embedding and of the head.
+        hidden_size: Their columns.
+        num_layers: Layers.
+        linears: All that can carry an adapter but experts, in the order of the forward.
+        experts: Linear layers of experts.
+        notes: What of the config.json is not done in training, for the user to know.
+        routers: Shapes of frozen matrices that are neither quantized nor adapted, by tensor name.
+        norms: Dimensions of the normalization weights, by tensor name.
+        tied: Whether the head is the embedding.
+        embed_name: The embedding's tensor.
+        head_name: The head's tensor.
+        stored_prefixes: Pairs of how a module's name begins and how files may begin it instead.
+        norm_offset: Added to the stored weights of the norms: 1 where they mean 1 + weight.
+        logit_scale: Of the head's product.
+        logit_softcap: Of the logits, if any.
+    """
+
+    config: Any
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    linears: tuple[LinearSpec, ...]
+    norms: Mapping[str, int]
+    tied: bool
+    embed_name: str = "model.embed_tokens.weight"
+    head_name: str = "lm_head.weight"
+    stored_prefixes: tuple[tuple[str, str], ...] = ()
+    norm_offset: float = 0.0
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
+    experts: tuple[ExpertSpec, ...] = ()
+    routers: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def every_linear(self) -> list[LinearSpec]:
+        """All linear layers, experts' too."""
+        return [*self.linears, *(spec for stack in self.experts for spec in stack.linears)]
+
+
+@dataclass(frozen=True)
+class Modules:
+    """A model's weights as a forward uses them."""
+
+    embedding: Matrix
+    head: Matrix
+    linears: Mapping[str, Linear]
+    norms: Mapping[str, Tensor]
+    experts: Mapping[str, ExpertLinear] = field(default_factory=dict)
+    routers: Mapping[str, DenseMatrix] = field(default_factory=dict)
+
+
+class Family(Protocol):
+    """One model family."""
+
+    def read(self, config: Mapping[str, Any]) -> Architecture:
+        """Reads a config.json.
+
+        Raises:
+            UnsupportedModelError: If it asks for something the forward does not compute.
+        """
+
+    def forward(
+        self, g: Graph, config: Any, modules: Modules, batch: BatchBuffers, *, checkpointing: bool
+    ) -> Tensor:
+        """Traces the model up to the final norm: (rows, hidden_size) operand."""
+
+
+_REGISTERED: dict[str, Family] = {}
+
+
+def register_family(model_type: str, family: Family) -> None:
+    """Makes a family of your own known, or replaces one, for the rest of the process.
+
+    Args:
+        model_type: As config.json has it.
+        family: An object with ``read`` and ``forward``; see ``Family``.
+    """
+    _REGISTERED[model_type] = family
+
+
+def find_family(config: Mapping[str, Any]) -> Family:
+    """Finds the family of a config.json by its ``model_type``.
+
+    Raises:
+        UnsupportedModelError: If there is none.
+    """
+    name = config.get("model_type")
+    found = _REGISTERED.get(name) if isinstance(name, str) else None
+    if found is None and isinstance(name, str) and re.fullmatch(r"[a-z][a-z0-9_]*", name):
+        path = f"{__package__}.{name}"
+        try:
+            found = getattr(importlib.import_module(path), "FAMILY", None)
+        except ModuleNotFoundError as err:
+            if err.name != path:
+                raise
+    if found is None:
+        raise UnsupportedModelError(
+            f"config.json: model_type {name!r} is not supported "
+            f"(supported: {', '.join(known_families())})"
+        )
+    family: Family = found
+    return family
+
+
+def known_families() -> list[str]:
+    """The model types that can be trained."""
+    import pkgutil
+
+    names = [m.name for m in pkgutil.iter_modules(importlib.import_module(__package__).__path__)]
+    own = [n for n in names if hasattr(importlib.import_module(f"{__package__}.{n}"), "FAMILY")]
+    return sorted({*own, *_REGISTERED})
+
+
+class ConfigReader:
+    """Typed access to a config.json, with errors that name the key."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        """Wraps the parsed file."""
+        self._config = config
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A positive integer; ``default`` where the key is absent or null."""
+        value = self._config.get(key)
+        value = default if value is None else value
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise UnsupportedModelError(
+                f"config.json: {key} must be a positive integer, got {value!r}"
+            )
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        """A finite number that is not negative."""
+        value = self._config.get(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise UnsupportedModelError(f"config.json: {key} must be a number, got {value!r}")
+        if not 0 <= value < math.inf:
+            raise UnsupportedModelError(
+                f"config.json: {key} must be finite and not negative, got {value!r}"
+            )
+        return float(value)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """True or false; ``default`` where the key is absent or null."""
+        value = self._config.get(key)
+        value = default if value is None else value
+        if not isinstance(value, bool):
+            raise UnsupportedModelError(f"config.json: {key} must be true or false, got {value!r}")
+        return value
+
+    def choice(self, key: str, allowed: tuple[Any, ...], default: Any = None) -> Any:
+        """One of a few values; anything else would train a wrong model."""
+        value = self._config.get(key, default)
+        if value not in allowed:
+            known = ", ".join(map(repr, allowed))
+            raise UnsupportedModelError(
+                f"config.json: {key} = {value!r} is not supported (supported: {known})"
+            )
+        return value

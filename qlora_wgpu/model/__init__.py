@@ -1,0 +1,1 @@
+"""A loaded model: its weights, its inputs, its memory, and what it computes."""

@@ -1,0 +1,166 @@
+"""Checking and packing a micro-batch into the one buffer that a step reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.errors import ShapeError
+from qlora_wgpu.ops.batch import (
+    INFO_DROPOUT,
+    INFO_KEY,
+    INFO_LABEL_ROWS,
+    INFO_LENGTH,
+    INFO_PAST,
+    BatchBuffers,
+)
+
+IGNORED = -100
+IntArray = npt.NDArray[np.int64]
+
+
+def checked_ids(input_ids: Any, vocab_size: int) -> IntArray:
+    """Token ids as an int64 array (batch, seq).
+
+    Raises:
+        ShapeError: If they are no such array, or an id is outside the vocabulary.
+    """
+    ids = _integers("input_ids", input_ids)
+    if ids.ndim != 2 or not ids.size:
+        raise ShapeError(f"input_ids must have shape (batch, seq), got {ids.shape}")
+    if ids.min() < 0 or ids.max() >= vocab_size:
+        raise ShapeError(
+            f"input_ids must be from 0 to {vocab_size - 1} (vocab_size {vocab_size}), "
+            f"got {ids.min()} to {ids.max()}"
+        )
+    return ids
+
+
+def checked_labels(labels: Any, shape: tuple[int, ...], vocab_size: int) -> IntArray:
+    """Labels as an int64 array of the ids' shape.
+
+    Raises:
+        ShapeError: If they have another, or one is neither -100 nor a token.
+    """
+    array = _integers("labels", labels)
+    if array.shape != shape:
+        raise ShapeError(f"labels must have input_ids' shape {shape}, got {array.shape}")
+    real = array[array != IGNORED]
+    if real.size and (real.min() < 0 or real.max() >= vocab_size):
+        raise ShapeError(
+            f"labels must be {IGNORED} or from 0 to {vocab_size - 1}, "
+            f"got {real.min()} to {real.max()}"
+        )
+    return array
+
+
+def checked_mask(attention_mask: Any, shape: tuple[int, ...]) -> IntArray:
+    """The mask as an int64 array of the ids' shape, all ones where there is none.
+
+    Samples that are packed into one row are numbered in it from 1 on.
+
+    Raises:
+        ShapeError: If it has another shape, a negative number, or a sample that is not in one
+            piece.
+    """
+    if attention_mask is None:
+        return np.ones(shape, np.int64)
+    mask = np.asarray(attention_mask)
+    mask = _integers("attention_mask", mask.astype(np.int64) if mask.dtype == bool else mask)
+    if mask.shape != shape:
+        raise ShapeError(f"attention_mask must have input_ids' shape {shape}, got {mask.shape}")
+    if mask.min() < 0:
+        raise ShapeError("attention_mask must hold 0 for padding and numbers of samples from 1 on")
+    if mask.max() > 1:
+        later = mask[:, 1:] < np.maximum.accumulate(mask, axis=1)[:, :-1]
+        if (later & (mask[:, 1:] > 0)).any():
+            raise ShapeError("attention_mask must number the samples of a row in rising order")
+    return mask
+
+
+def _integers(name: str, value: Any) -> IntArray:
+    array = np.asarray(value)
+    if array.dtype.kind not in "iu":
+        raise ShapeError(f"{name} must be integers, got {array.dtype}")
+    return array.astype(np.int64)
+
+
+def shifted_targets(labels: IntArray, mask: IntArray | None = None) -> IntArray:
+    """Each row's labels moved one to the left: position t predicts the label of t + 1.
+
+    Where ``mask`` numbers several samples in a row, none predicts another's first token.
+    """
+    targets = np.full_like(labels, IGNORED)
+    targets[:, :-1] = labels[:, 1:]
+    if mask is not None:
+        targets[:, :-1][(_begins(mask) & (mask > 1))[:, 1:]] = IGNORED
+    return targets
+
+
+def segments(mask: IntArray) -> IntArray:
+    """(batch, seq): 0 for padding, else one more than where the token's sample begins."""
+    first = np.maximum.accumulate(_begins(mask) * np.arange(mask.shape[1]), axis=1)
+    return np.where(mask > 0, first + 1, 0)
+
+
+def _begins(mask: IntArray) -> npt.NDArray[np.bool_]:
+    """Where a sample begins: numbers rise within a row, and padding may stand within a sample."""
+    before = np.zeros_like(mask)
+    before[:, 1:] = np.maximum.accumulate(mask, axis=1)[:, :-1]
+    found: npt.NDArray[np.bool_] = mask > before
+    return found
+
+
+def positions(mask: IntArray) -> IntArray:
+    """Positions (batch, seq): from 0 in each row, and again in each packed sample after its first.
+
+    Padding counts, as in Hugging Face's models.
+    """
+    count = np.arange(mask.shape[1])
+    return count - np.maximum.accumulate((_begins(mask) & (mask > 1)) * count, axis=1)
+
+
+def encode_batch(
+    batch: BatchBuffers,
+    ids: IntArray,
+    mask: IntArray,
+    targets: IntArray | None = None,
+    rows: npt.NDArray[np.integer[Any]] | None = None,
+    dropout_key: int | None = None,
+    past: int = 0,
+) -> npt.NDArray[np.uint8]:
+    """The bytes of a batch's storage.
+
+    Args:
+        batch: Its layout.
+        ids: (batch, seq).
+        mask: (batch, seq), 0 for padding, else the number of the sample.
+        targets: (batch, seq) from ``shifted_targets``.
+        rows: Rows to list as label rows instead of those that have a target.
+        dropout_key: Turns dropout on, with this micro-batch's key.
+        past: Tokens that came before, kept in the batch's cache.
+    """
+    data = np.zeros(batch.storage.nbytes, np.uint8)
+
+    def put(offset: int, values: npt.NDArray[Any], dtype: type) -> None:
+        raw = np.ascontiguousarray(values.reshape(-1).astype(dtype)).view(np.uint8)
+        data[offset : offset + raw.size] = raw
+
+    if rows is None:
+        rows = np.zeros(0, np.int64)
+        if targets is not None:
+            rows = np.flatnonzero(targets.reshape(-1) != IGNORED)
+    info = np.zeros(INFO_LENGTH, np.uint32)
+    info[INFO_LABEL_ROWS], info[INFO_PAST] = len(rows), past
+    if dropout_key is not None:
+        info[INFO_DROPOUT], info[INFO_KEY] = 1, dropout_key
+    put(batch.input_ids.offset, ids, np.uint32)
+    put(batch.label_rows.offset, np.asarray(rows), np.uint32)
+    put(batch.positions.offset, positions(mask) + past, np.uint32)
+    put(batch.segments.offset, segments(mask), np.uint32)
+    put(batch.info.offset, info, np.uint32)
+    if targets is not None:
+        put(batch.targets.offset, targets, np.int32)
+    return data

@@ -1,0 +1,63 @@
+"""What a model computes, traced: loss with or without gradient, hidden states, logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qlora_wgpu.families.family import Architecture, Family, Modules
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.tensor import Storage, Tensor
+from qlora_wgpu.ops.batch import BatchBuffers
+from qlora_wgpu.ops.cross_entropy import (
+    PLAIN,
+    Objective,
+    chunk_rows,
+    cross_entropy,
+    logits_of_rows,
+)
+from qlora_wgpu.ops.modules import Head
+
+
+@dataclass(frozen=True)
+class Network:
+    """A family's forward with the weights it runs on; needs no device to be traced."""
+
+    family: Family
+    architecture: Architecture
+    modules: Modules
+
+    def trace_loss(
+        self,
+        g: Graph,
+        batch: BatchBuffers,
+        stats: Tensor,
+        *,
+        gradient: bool,
+        checkpointing: bool,
+        objective: Objective = PLAIN,
+    ) -> None:
+        """Adds the batch's summed loss to ``stats``, and its gradient to the adapter's if asked."""
+        hidden = self._hidden(g, batch, checkpointing=checkpointing and gradient)
+        cross_entropy(g, hidden, self._head, batch, stats, gradient=gradient, objective=objective)
+        if gradient:
+            g.backward()
+
+    def trace_hidden(self, g: Graph, batch: BatchBuffers) -> Tensor:
+        """The normalized hidden states (rows, hidden_size), kept after the run."""
+        hidden = self._hidden(g, batch, checkpointing=False)
+        hidden.storage = Storage("hidden states", "activations", hidden.nbytes, image=hidden.image)
+        return hidden
+
+    def trace_logits(self, g: Graph, hidden: Tensor, batch: BatchBuffers) -> Tensor:
+        """float32 logits of the first rows that the batch lists, a chunk's worth."""
+        count = chunk_rows(g, self.architecture.vocab_size, batch.rows)
+        return logits_of_rows(g, hidden, self._head, batch, 0, count)
+
+    @property
+    def _head(self) -> Head:
+        found = self.architecture
+        return Head(self.modules.head, found.logit_scale, found.logit_softcap)
+
+    def _hidden(self, g: Graph, batch: BatchBuffers, *, checkpointing: bool) -> Tensor:
+        config = self.architecture.config
+        return self.family.forward(g, config, self.modules, batch, checkpointing=checkpointing)

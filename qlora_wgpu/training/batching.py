@@ -1,0 +1,108 @@
+"""Which rows make which micro-batch: a function of (seed, step) alone, with no state to resume."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.config import Config
+from qlora_wgpu.data import Batch, Example, bucket_length, collate, epoch_order
+from qlora_wgpu.data.packing import pack
+
+Rows = list[tuple[int, ...]]
+
+
+@dataclass(frozen=True, eq=False)
+class BatchPlan:
+    """How a data set is cut into optimizer steps.
+
+    Attributes:
+        rows: The examples of each row of a batch: one, or with packing several.
+        lengths: Tokens of each row.
+        batch_size: Rows of a micro-batch.
+        accumulation: Micro-batches of a step.
+        seed: Of the order.
+        grouped: Whether the micro-batches of a step get rows of about one length each.
+        steps_per_epoch: Optimizer steps of a pass over the data; the last may be short.
+        total_steps: Optimizer steps of the run.
+    """
+
+    rows: Rows
+    lengths: npt.NDArray[np.int64]
+    batch_size: int
+    accumulation: int
+    seed: int
+    grouped: bool
+    steps_per_epoch: int
+    total_steps: int
+
+    @classmethod
+    def of(cls, lengths: npt.NDArray[np.int64], config: Config) -> BatchPlan:
+        """Counts steps as Hugging Face's Trainer does; ``max_steps`` overrides the epochs.
+
+        Args:
+            lengths: Tokens of each example.
+            config: How they are packed, batched and repeated.
+        """
+        train, data = config.train, config.data
+        rows: Rows = [(i,) for i in range(len(lengths))]
+        if data.packing:
+            rows = pack(lengths, max(data.max_seq_length, int(lengths.max())))
+        batches = math.ceil(len(rows) / train.per_device_train_batch_size)
+        per_epoch = math.ceil(batches / train.gradient_accumulation_steps)
+        total = math.ceil(train.num_train_epochs * per_epoch)
+        return cls(
+            rows=rows,
+            lengths=np.array([lengths[list(row)].sum() for row in rows], np.int64),
+            batch_size=train.per_device_train_batch_size,
+            accumulation=train.gradient_accumulation_steps,
+            seed=train.seed,
+            grouped=data.group_by_length and not data.packing,
+            steps_per_epoch=per_epoch,
+            total_steps=train.max_steps if train.max_steps > 0 else total,
+        )
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row."""
+        return int(self.lengths.max())
+
+    def blocks(self, step: int) -> list[list[tuple[int, ...]]]:
+        """The rows of each micro-batch of a step, counted from 0, as numbers of examples."""
+        epoch, within = divmod(step, self.steps_per_epoch)
+        order = epoch_order(len(self.rows), self.seed, epoch)
+        first = within * self.accumulation * self.batch_size
+        chosen = order[first : first + self.accumulation * self.batch_size]
+        if self.grouped:
+            # Within a step, so that how a step is cut does not decide what it learns.
+            chosen = chosen[np.argsort(-self.lengths[chosen], kind="stable")]
+        return [
+            [self.rows[i] for i in chosen[first : first + self.batch_size]]
+            for first in range(0, len(chosen), self.batch_size)
+        ]
+
+    def dropout_key(self, step: int, block: int) -> int:
+        """The key of a micro-batch's dropout masks, 32 bits."""
+        return zlib.crc32(np.array([self.seed, step, block], np.uint64).tobytes())
+
+
+def padded_batch(rows: Sequence[Sequence[Example]], batch_size: int, max_length: int) -> Batch:
+    """Collates rows into a batch of fixed size and of one of few lengths.
+
+    Rows that are missing from the last batch of an epoch become padding, which has no label and
+    no weight, so that no shape of its own has to be compiled.
+    """
+    length = bucket_length(max(sum(map(len, row)) for row in rows), max_length)
+    return collate([*rows, *[[]] * (batch_size - len(rows))], 0, length)
+
+
+def in_order(rows: Sequence[Example], batch_size: int) -> Iterator[list[list[Example]]]:
+    """All examples, a row each, the longest first, so that those of a batch are about as long."""
+    order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
+    for first in range(0, len(order), batch_size):
+        yield [[rows[i]] for i in order[first : first + batch_size]]

@@ -1,0 +1,118 @@
+"""Which layers get which adapter, and how it begins: as PEFT has it."""
+
+import numpy as np
+import pytest
+
+from qlora_wgpu.checkpoint.patterns import value_for
+from qlora_wgpu.config import LoraConfig
+from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.families.family import ExpertSpec, LinearSpec
+from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.targets import lora_config
+
+LINEARS = [
+    LinearSpec(f"model.layers.{i}.{leaf}", 24, 20)
+    for i in range(12)
+    for leaf in ("self_attn.q_proj", "self_attn.v_proj", "mlp.up_proj")
+]
+
+
+def names(**lora):
+    return [s.name for s in Adapter(LoraConfig(**lora), LINEARS).targets]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "module", "expected"),
+    [
+        ("q_proj", "model.layers.0.self_attn.q_proj", True),
+        ("self_attn.q_proj", "model.layers.0.self_attn.q_proj", True),
+        ("proj", "model.layers.0.self_attn.q_proj", False),
+        ("[qv]_proj", "model.layers.0.self_attn.v_proj", True),
+        ("layers.1.self_attn.q_proj", "model.layers.11.self_attn.q_proj", False),
+        ("^model.layers.0.self_attn.q_proj$", "model.layers.0.self_attn.q_proj", True),
+        ("^layers.0.self_attn.q_proj", "model.layers.0.self_attn.q_proj", False),
+    ],
+)
+def test_patterns(pattern, module, expected):
+    assert value_for({"never": 1, pattern: 9}, module, 4) == (9 if expected else 4)
+
+
+def test_the_first_pattern_that_fits_counts():
+    assert value_for({"q_proj": 1, "self_attn.q_proj": 2}, "a.self_attn.q_proj", 3) == 1
+
+
+def test_ranks_and_alphas_of_their_own():
+    config = LoraConfig(
+        r=4, lora_alpha=8, rank_pattern={"q_proj": 6, "layers.3.mlp.up_proj": 1},
+        alpha_pattern={"[qv]_proj": 3},
+    )  # fmt: skip
+    adapter = Adapter(config, LINEARS)
+    q, v, up, other = (
+        adapter.loras[f"model.layers.{leaf}"]
+        for leaf in ("3.self_attn.q_proj", "3.self_attn.v_proj", "3.mlp.up_proj", "4.mlp.up_proj")
+    )
+    assert [x.r for x in (q, v, up, other)] == [6, 4, 1, 4]
+    assert [x.scaling for x in (q, v, up, other)] == [0.5, 0.75, 8.0, 2.0]
+    shapes = {n: a.shape for n, a in adapter.split(adapter.initial(0)).items()}
+    at = "base_model.model.model.layers.3.self_attn.q_proj.lora_"
+    assert shapes[f"{at}A.weight"] == (6, 20) and shapes[f"{at}B.weight"] == (24, 6)
+    assert lora_config(adapter.peft) == config.model_copy(
+        update={"target_modules": ["q_proj", "up_proj", "v_proj"]}
+    )
+
+
+def test_layers():
+    assert len(names()) == 36
+    chosen = names(layers_to_transform=[1, 11], target_modules=["q_proj"])
+    assert chosen == ["model.layers.1.self_attn.q_proj", "model.layers.11.self_attn.q_proj"]
+    with pytest.raises(ConfigError, match=r"layers_to_transform \[12\] leaves no layer"):
+        names(layers_to_transform=[12])
+
+
+def test_a_regular_expression():
+    assert names(target_modules=r".*\.(3|4)\.mlp\..*") == [
+        "model.layers.3.mlp.up_proj",
+        "model.layers.4.mlp.up_proj",
+    ]
+    with pytest.raises(ConfigError, match="no adaptable layer's whole name fits"):
+        names(target_modules="self_attn.q_proj")
+    for wrong in ("q_proj", "(", ""):
+        with pytest.raises(ConfigError):
+            LoraConfig(target_modules=wrong)
+
+
+def test_how_it_begins():
+    spec = [LinearSpec("model.layers.0.q_proj", 300, 500)]
+    for init, low, high in (("default", 0.0256, 0.026), ("gaussian", 0.0615, 0.0635)):
+        adapter = Adapter(LoraConfig(r=16, init_lora_weights=init), spec)
+        flat = adapter.initial(3)
+        a, b = adapter.split(flat).values()
+        assert a.shape == (16, 500) and not b.any() and low < a.std() < high  # 1/√(3·500), 1/16
+        assert not np.array_equal(flat, adapter.initial(4))
+    assert np.abs(Adapter(LoraConfig(r=16), spec).initial(3)).max() <= 1 / np.sqrt(500)
+
+
+def test_experts_have_one_rank():
+    stack = ExpertSpec("model.layers.0.mlp.experts", "up_proj", 3, 8, 4)
+    with pytest.raises(ConfigError, match="gives the experts"):
+        Adapter(
+            LoraConfig(target_modules=["up_proj"], rank_pattern={"1.up_proj": 2}), LINEARS, [stack]
+        )
+    with pytest.raises(ConfigError, match="all or none"):
+        Adapter(LoraConfig(target_modules=["experts.1.up_proj"]), LINEARS, [stack])
+    assert Adapter(LoraConfig(), LINEARS, [stack]).expert_loras == {}
+    both = Adapter(LoraConfig(target_modules=["up_proj"]), LINEARS, [stack])
+    assert both.expert_loras[stack.name].a_stride > 0
+
+
+def test_dora():
+    adapter = Adapter(LoraConfig(r=2, use_dora=True), LINEARS[:2])
+    shapes = {n: a.shape for n, a in adapter.split(adapter.initial(0)).items()}
+    at = "base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector"
+    assert shapes[at] == (24,) and len(shapes) == 6 and adapter.num_parameters == 2 * (88 + 24)
+    assert lora_config(adapter.peft).use_dora
+    with pytest.raises(ConfigError, match="lora_dropout = 0"):
+        Adapter(LoraConfig(use_dora=True, lora_dropout=0.1), LINEARS)
+    stack = ExpertSpec("model.layers.0.mlp.experts", "up_proj", 3, 8, 4)
+    with pytest.raises(ConfigError, match="cannot adapt experts"):
+        Adapter(LoraConfig(use_dora=True, target_modules=["up_proj"]), LINEARS, [stack])
