@@ -9,7 +9,7 @@ from references.sized import HEAD_DIMS, family_configs, with_head_dim
 from safetensors.numpy import save_file
 
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
-from qlora_wgpu.models.family import find_family
+from qlora_wgpu.families.family import find_family
 
 CONFIGS = family_configs()
 
