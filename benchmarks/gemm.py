@@ -25,7 +25,8 @@ from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.graph.program import Program, SlotPool
-from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, pad_rows, to_bfloat16
+from qlora_wgpu.graph.dtype import pad_rows, to_bfloat16
+from qlora_wgpu.graph.tensor import Storage, Tensor, matrix
 from qlora_wgpu.ops import gemm
 from qlora_wgpu.tuning.candidates import bases, candidates, groups_of
 

@@ -13,13 +13,13 @@ import numpy.typing as npt
 from qlora_wgpu.errors import DeviceError, OutOfMemoryError
 from qlora_wgpu.gpu.adapters import choose_adapter
 from qlora_wgpu.gpu.backend import is_out_of_memory
-from qlora_wgpu.gpu.probe import matrix_shape, subgroup_lanes
+from qlora_wgpu.gpu.probe import matrix_shape, subgroup_size
 from qlora_wgpu.gpu.profile import Profile, cpu_profile, gpu_profile
 from qlora_wgpu.gpu.wgsl import Shader
 
 ALIGNMENT = 256  # of buffer windows: the most any adapter asks for
-IMAGE_WIDTH = 1024  # texels; shaders/common/image8.wgsl has it too
-_IMAGE_ROW = 16 * IMAGE_WIDTH  # bytes
+TEXTURE_WIDTH = 1024  # texels; shaders/common/texel.wgsl has it too
+_TEXTURE_ROW = 16 * TEXTURE_WIDTH  # bytes
 _UPLOAD_CHUNK = 16 << 20  # unsubmitted writes pile up in host memory
 _MAX_WORKGROUPS = 65_535
 
@@ -91,7 +91,7 @@ class Device:
 
     def _choose_profile(self) -> Profile:
         if self.is_cpu:
-            return cpu_profile(subgroup_lanes(self))
+            return cpu_profile(subgroup_size(self))
         return gpu_profile(matrix_shape(self))
 
     @property
@@ -122,8 +122,8 @@ class Device:
             label,
         )
 
-    def image(self, nbytes: int, kind: str, label: str = "") -> Any:
-        """Allocates a storage image of 16-byte texels, ``IMAGE_WIDTH`` to a row.
+    def texture(self, nbytes: int, kind: str, label: str = "") -> Any:
+        """Allocates a storage texture of 16-byte texels, ``TEXTURE_WIDTH`` to a row.
 
         Args:
             nbytes: Its size; rounded up to whole rows.
@@ -133,18 +133,18 @@ class Device:
         Raises:
             OutOfMemoryError: If it exceeds a limit of the adapter or the memory that is left.
         """
-        nbytes = image_bytes(nbytes)
+        nbytes = texture_bytes(nbytes)
         usage = self.backend.module.TextureUsage
         flags = usage.STORAGE_BINDING | usage.COPY_DST | usage.COPY_SRC
         return self._allocate(
             lambda: self.raw.create_texture(
-                size=(IMAGE_WIDTH, nbytes // _IMAGE_ROW, 1),
+                size=(TEXTURE_WIDTH, nbytes // _TEXTURE_ROW, 1),
                 format="rgba32uint",
                 usage=flags,
                 label=label,
             ),
             nbytes,
-            _IMAGE_ROW * int(self.raw.limits["max-texture-dimension-2d"]),
+            _TEXTURE_ROW * int(self.raw.limits["max-texture-dimension-2d"]),
             kind,
             label,
         )
@@ -189,30 +189,30 @@ class Device:
         data: memoryview = self.raw.queue.read_buffer(buffer, offset, padded)
         return data[:nbytes]
 
-    def write_image(self, image: Any, data: npt.NDArray[Any]) -> None:
-        """Fills an image from its first texel on, in pieces so that host memory stays flat."""
+    def write_texture(self, texture: Any, data: npt.NDArray[Any]) -> None:
+        """Fills a texture from its first texel on, in pieces so that host memory stays flat."""
         flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-        rows = _UPLOAD_CHUNK // _IMAGE_ROW
-        for row in range(0, -(-flat.size // _IMAGE_ROW), rows):
-            piece = flat[row * _IMAGE_ROW : (row + rows) * _IMAGE_ROW]
-            height = -(-piece.size // _IMAGE_ROW)
+        rows = _UPLOAD_CHUNK // _TEXTURE_ROW
+        for row in range(0, -(-flat.size // _TEXTURE_ROW), rows):
+            piece = flat[row * _TEXTURE_ROW : (row + rows) * _TEXTURE_ROW]
+            height = -(-piece.size // _TEXTURE_ROW)
             self.raw.queue.write_texture(
-                {"texture": image, "origin": (0, row, 0)},
-                np.pad(piece, (0, height * _IMAGE_ROW - piece.size)),
-                {"bytes_per_row": _IMAGE_ROW, "rows_per_image": height},
-                (IMAGE_WIDTH, height, 1),
+                {"texture": texture, "origin": (0, row, 0)},
+                np.pad(piece, (0, height * _TEXTURE_ROW - piece.size)),
+                {"bytes_per_row": _TEXTURE_ROW, "rows_per_image": height},
+                (TEXTURE_WIDTH, height, 1),
             )
             self.raw.queue.submit([])
 
-    def read_image(self, image: Any, nbytes: int, offset: int = 0) -> memoryview:
-        """Waits for all submitted work and copies an image's bytes back."""
-        first, last = offset // _IMAGE_ROW, -(-(offset + nbytes) // _IMAGE_ROW)
+    def read_texture(self, texture: Any, nbytes: int, offset: int = 0) -> memoryview:
+        """Waits for all submitted work and copies a texture's bytes back."""
+        first, last = offset // _TEXTURE_ROW, -(-(offset + nbytes) // _TEXTURE_ROW)
         data: memoryview = self.raw.queue.read_texture(
-            {"texture": image, "origin": (0, first, 0)},
-            {"bytes_per_row": _IMAGE_ROW, "rows_per_image": last - first},
-            (IMAGE_WIDTH, last - first, 1),
+            {"texture": texture, "origin": (0, first, 0)},
+            {"bytes_per_row": _TEXTURE_ROW, "rows_per_image": last - first},
+            (TEXTURE_WIDTH, last - first, 1),
         )
-        start = offset - first * _IMAGE_ROW
+        start = offset - first * _TEXTURE_ROW
         return data.cast("B")[start : start + nbytes]
 
     def pipeline(self, shader: Shader) -> Any:
@@ -242,16 +242,16 @@ class Device:
         self.raw.queue.submit([encoder.finish()])
 
     def bind_group(self, shader: Shader, windows: dict[str, tuple[Any, int, int]]) -> Any:
-        """Binds windows ``(buffer, offset, nbytes)``, or whole images, to a shader's names."""
+        """Binds windows ``(buffer, offset, nbytes)``, or whole textures, to a shader's names."""
         indices = {name: binding.index for name, binding in shader.bindings.items()}
         if shader.params:
             indices["params"] = 0
         entries: list[dict[str, Any]] = []
         for name, (memory, offset, size) in windows.items():
-            image = name in shader.bindings and shader.bindings[name].image
+            texture = name in shader.bindings and shader.bindings[name].texture
             resource = (
                 memory.create_view()
-                if image
+                if texture
                 else {"buffer": memory, "offset": offset, "size": size}
             )
             entries.append({"binding": indices[name], "resource": resource})
@@ -264,9 +264,9 @@ def buffer_bytes(nbytes: int) -> int:
     return max(nbytes + -nbytes % 4, 16)
 
 
-def image_bytes(nbytes: int) -> int:
-    """What an image for so many bytes takes: whole rows of texels."""
-    return max(-(-nbytes // _IMAGE_ROW), 1) * _IMAGE_ROW
+def texture_bytes(nbytes: int) -> int:
+    """What a texture for so many bytes takes: whole rows of texels."""
+    return max(-(-nbytes // _TEXTURE_ROW), 1) * _TEXTURE_ROW
 
 
 def fold_workgroups(count: int) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""Self-tests of what some kernels rest on: subgroup broadcasts, images and matrix units."""
+"""Self-tests of what some kernels rest on: subgroup broadcasts, textures and matrix units."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from qlora_wgpu.gpu.device import Device
 
 _INVOCATIONS = 64
-_LANES = (4, 8, 16)  # sizes that the kernels are written for
+_SIZES = (4, 8, 16)  # sizes that the kernels are written for
 
 
-def subgroup_lanes(device: Device) -> int:
+def subgroup_size(device: Device) -> int:
     """Finds an adapter's subgroup size by running a kernel.
 
-    Adapters' own figures are wrong on some drivers, and a broadcast or an image that does not work
+    Adapters' own figures are wrong on some drivers, and a broadcast or a texture that does not work
     would spoil every product.
 
     Returns:
@@ -31,16 +31,16 @@ def subgroup_lanes(device: Device) -> int:
     texels = np.arange(4 * _INVOCATIONS, dtype=np.uint32).reshape(_INVOCATIONS, 4) + 1000
     try:
         shader = load_shader("probe/subgroup.wgsl")
-        image = device.image(texels.nbytes, "probe")
+        texture = device.texture(texels.nbytes, "probe")
         seen = device.buffer(texels.nbytes, "probe")
         params = device.buffer(16, "probe")
-        device.write_image(image, texels)
+        device.write_texture(texture, texels)
         device.write(params, shader.pack_params({"width": 1024}))
         group = device.bind_group(
             shader,
             {
                 "params": (params, 0, 16),
-                "image": (image, 0, texels.nbytes),
+                "texture": (texture, 0, texels.nbytes),
                 "seen": (seen, 0, texels.nbytes),
             },
         )
@@ -51,7 +51,7 @@ def subgroup_lanes(device: Device) -> int:
     finally:
         device.memory.forget("probe")
     size = int(found[0, 0])
-    if size not in _LANES:
+    if size not in _SIZES:
         return 0
     own = np.arange(_INVOCATIONS)
     expected = np.stack(

@@ -14,8 +14,8 @@ class Profile:
     Attributes:
         name: Shown by ``doctor``.
         flat_group: Invocations of a workgroup in element-wise kernels.
-        flat_turns: Elements that each of them takes.
-        row_lanes: Invocations that share a row in row-wise kernels.
+        elements_per_thread: Elements that each of them takes.
+        threads_per_row: Invocations that share a row in row-wise kernels.
         rows_per_group: Rows of a workgroup in row-wise kernels.
         gemm_tile: Rows of results an invocation of a GEMM holds (by 8 columns).
         gemm_group: Invocations of a GEMM's workgroup, along columns and rows.
@@ -27,32 +27,32 @@ class Profile:
         matrix_tile: Subgroups of a workgroup along rows and columns, then the products of matrix
             units that each makes along rows and columns.
         least_workgroups: Products of fewer are cut along their reduction, if that is long.
-        thin_tile: As ``gemm_tile``, for GEMMs with as few columns as a LoRA rank.
-        thin_group: As ``gemm_group``, for those.
-        lora_lanes: Invocations that share a row of LoRA's thin products; 0 for thin GEMMs.
+        skinny_tile: As ``gemm_tile``, for GEMMs with as few columns as a LoRA rank.
+        skinny_group: As ``gemm_group``, for those.
+        lora_threads: Invocations that share a row of LoRA's thin products; 0 for thin GEMMs.
         lora_grad_group: Invocations of a workgroup of LoRA's gradients: along columns, and those
             that share the rows.
-        attention_lanes: Queries or keys of an attention workgroup.
+        attention_threads: Queries or keys of an attention workgroup.
         attention_keys: Keys a query looks at in one turn, for heads of up to 128 elements.
         head_block: Rows of ``lm_head`` that one backward product covers, a multiple of 256; on
             CPUs so few that they stay in the cache.
-        image_lanes: Invocations of a subgroup, for kernels that read their operands from images
+        subgroup_size: Invocations of a subgroup, for kernels that read their operands from textures
             and broadcast them; 0 where those are not used.
-        image_nt_rows: Rows of results that an invocation of theirs holds, in products with rows.
-        image_nn_rows: The same in products with columns.
+        texture_nt_rows: Rows of results that an invocation of theirs holds, in products with rows.
+        texture_nn_rows: The same in products with columns.
         logits_bytes: Of the float32 logits that exist at once; GPUs want more rows to work on.
     """
 
     name: str
     flat_group: int
-    flat_turns: int
-    row_lanes: int
+    elements_per_thread: int
+    threads_per_row: int
     rows_per_group: int
     gemm_tile: int
     gemm_group: tuple[int, int]
-    thin_tile: int
-    thin_group: tuple[int, int]
-    attention_lanes: int
+    skinny_tile: int
+    skinny_group: tuple[int, int]
+    attention_threads: int
     attention_keys: int
     head_block: int
     logits_bytes: int
@@ -61,29 +61,29 @@ class Profile:
     matrix: tuple[int, ...] = ()
     matrix_tile: tuple[int, int, int, int] = (2, 4, 4, 2)
     least_workgroups: int = 0
-    lora_lanes: int = 0
+    lora_threads: int = 0
     lora_grad_group: tuple[int, int] = (8, 1)
-    image_lanes: int = 0
-    image_nt_rows: int = 32
-    image_nn_rows: int = 16
+    subgroup_size: int = 0
+    texture_nt_rows: int = 32
+    texture_nn_rows: int = 16
 
     @property
-    def images(self) -> bool:
-        """Whether kernels read their operands from images."""
-        return self.image_lanes > 0
+    def textures(self) -> bool:
+        """Whether kernels read their operands from textures."""
+        return self.subgroup_size > 0
 
 
 CPU_PROFILE = Profile(
     name="cpu",
     flat_group=8,
-    flat_turns=8,
-    row_lanes=1,
+    elements_per_thread=8,
+    threads_per_row=1,
     rows_per_group=8,
     gemm_tile=16,
     gemm_group=(8, 1),
-    thin_tile=4,
-    thin_group=(1, 8),
-    attention_lanes=8,
+    skinny_tile=4,
+    skinny_group=(1, 8),
+    attention_threads=8,
     attention_keys=4,
     head_block=2048,
     logits_bytes=32 << 20,
@@ -91,35 +91,35 @@ CPU_PROFILE = Profile(
 GPU_PROFILE = Profile(
     name="gpu",
     flat_group=64,
-    flat_turns=1,
-    row_lanes=128,
+    elements_per_thread=1,
+    threads_per_row=128,
     rows_per_group=1,
     gemm_tile=8,
     gemm_group=(8, 8),
-    thin_tile=1,
-    thin_group=(1, 64),
-    attention_lanes=32,
+    skinny_tile=1,
+    skinny_group=(1, 64),
+    attention_threads=32,
     attention_keys=4,
     head_block=1 << 30,
     logits_bytes=128 << 20,
     least_workgroups=1024,
-    lora_lanes=64,
+    lora_threads=64,
     lora_grad_group=(16, 16),
 )
 
 
-def cpu_profile(image_lanes: int) -> Profile:
+def cpu_profile(subgroup_size: int) -> Profile:
     """The profile of a software adapter whose subgroups have so many invocations, 0 if unknown."""
-    if not image_lanes:
+    if not subgroup_size:
         return CPU_PROFILE
     return replace(
         CPU_PROFILE,
-        image_lanes=image_lanes,
-        flat_group=image_lanes,
-        row_lanes=image_lanes,
+        subgroup_size=subgroup_size,
+        flat_group=subgroup_size,
+        threads_per_row=subgroup_size,
         rows_per_group=1,
-        attention_lanes=image_lanes,
-        thin_group=(1, image_lanes),
+        attention_threads=subgroup_size,
+        skinny_group=(1, subgroup_size),
     )
 
 

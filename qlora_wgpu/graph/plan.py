@@ -1,6 +1,6 @@
 """The memory plan: which launches are needed, and which slot each intermediate lives in.
 
-A slot is a whole buffer or image, since WebGPU refuses a buffer that is bound for reading and for
+A slot is a whole buffer or texture, since WebGPU refuses a buffer that is bound for reading and for
 writing in one dispatch even where the ranges are disjoint.
 """
 
@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from qlora_wgpu.gpu.device import buffer_bytes, image_bytes
-from qlora_wgpu.graph.graph import Graph, Launch
+from qlora_wgpu.gpu.device import buffer_bytes, texture_bytes
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.launch import Launch
+from qlora_wgpu.graph.layout import lay_out
 from qlora_wgpu.graph.tensor import Storage, Tensor
 
 
@@ -21,14 +23,14 @@ class Plan:
     Attributes:
         launches: Those that lead to a result.
         slots: Bytes of each slot, largest first.
-        images: Whether each slot is an image.
+        textures: Whether each slot is a texture.
         slot_of: The slot of each intermediate.
         storages: What lives outside the slots, in the order of first use.
     """
 
     launches: tuple[Launch, ...]
     slots: tuple[int, ...]
-    images: tuple[bool, ...]
+    textures: tuple[bool, ...]
     slot_of: dict[Tensor, int]
     storages: tuple[Storage, ...]
 
@@ -36,8 +38,8 @@ class Plan:
     def activation_bytes(self) -> int:
         """Bytes of all slots."""
         return sum(
-            (image_bytes if image else buffer_bytes)(nbytes)
-            for nbytes, image in zip(self.slots, self.images, strict=True)
+            (texture_bytes if texture else buffer_bytes)(nbytes)
+            for nbytes, texture in zip(self.slots, self.textures, strict=True)
         )
 
     @property
@@ -49,7 +51,7 @@ class Plan:
         """Bytes on the device by kind; slots are ``activations``."""
         total: Counter[str] = Counter({"activations": self.activation_bytes})
         for storage in self.storages:
-            size = image_bytes if storage.image else buffer_bytes
+            size = texture_bytes if storage.texture else buffer_bytes
             total[storage.kind] += size(storage.nbytes)
         return total
 
@@ -64,12 +66,12 @@ def make_plan(graph: Graph, outputs: tuple[Tensor, ...] = ()) -> Plan:
     Returns:
         A plan with only the launches that lead to an output or to bytes that outlive the run.
     """
-    launches = _needed(graph.launches, outputs)
-    slots, images, slot_of = _assign_slots(_lifetimes(launches, outputs))
+    launches = lay_out(_needed(graph.launches, outputs), graph.profile)
+    slots, textures, slot_of = _assign_slots(_lifetimes(launches, outputs))
     storages = dict.fromkeys(
         t.storage for launch in launches for t in launch.tensors.values() if t.storage is not None
     )
-    return Plan(tuple(launches), tuple(slots), tuple(images), slot_of, tuple(storages))
+    return Plan(tuple(launches), tuple(slots), tuple(textures), slot_of, tuple(storages))
 
 
 def _needed(launches: list[Launch], outputs: tuple[Tensor, ...]) -> list[Launch]:
@@ -102,7 +104,7 @@ def _assign_slots(
 ) -> tuple[list[int], list[bool], dict[Tensor, int]]:
     """Greedy by size: the largest tensors first, each into the tightest slot that is free."""
     sizes: list[int] = []
-    images: list[bool] = []
+    textures: list[bool] = []
     taken: list[list[tuple[int, int]]] = []
     slot_of: dict[Tensor, int] = {}
     for tensor in sorted(lives, key=lambda t: -t.nbytes):
@@ -110,13 +112,13 @@ def _assign_slots(
         # Slots come in falling size, so the last one that is free is the tightest.
         for slot in range(len(sizes) - 1, -1, -1):
             free = all(last < a or first > b for a, b in taken[slot])
-            if free and images[slot] == tensor.image:
+            if free and textures[slot] == tensor.texture:
                 break
         else:
             slot = len(sizes)
             sizes.append(tensor.nbytes)
-            images.append(tensor.image)
+            textures.append(tensor.texture)
             taken.append([])
         taken[slot].append((first, last))
         slot_of[tensor] = slot
-    return sizes, images, slot_of
+    return sizes, textures, slot_of

@@ -20,22 +20,22 @@ class SlotPool:
         self._device = device
         self._buffers: list[Any] = []
         self._sizes: list[int] = []
-        self._images: list[bool] = []
+        self._textures: list[bool] = []
 
     def take(self, plan: Plan) -> list[Any]:
-        """Finds a buffer or image for each of a plan's slots, allocating what the pool lacks."""
+        """Finds a buffer or texture for each of a plan's slots, allocating what the pool lacks."""
         free = sorted(range(len(self._sizes)), key=lambda i: self._sizes[i])
         chosen: list[Any] = []
         # The largest first: those that fit nowhere are new, the rest take the tightest.
-        for size, image in zip(plan.slots, plan.images, strict=True):
-            fits = (i for i in free if self._sizes[i] >= size and self._images[i] == image)
+        for size, texture in zip(plan.slots, plan.textures, strict=True):
+            fits = (i for i in free if self._sizes[i] >= size and self._textures[i] == texture)
             fitting = next(fits, None)
             if fitting is None:
-                make = self._device.image if image else self._device.buffer
+                make = self._device.texture if texture else self._device.buffer
                 buffer = make(size, "activations", "an activation slot")
                 self._buffers.append(buffer)
                 self._sizes.append(size)
-                self._images.append(image)
+                self._textures.append(texture)
             else:
                 free.remove(fitting)
                 buffer = self._buffers[fitting]
@@ -46,10 +46,10 @@ class SlotPool:
 def allocate(device: Device, storage: Storage) -> None:
     """Gives a storage its buffer, filled with its data, unless it has one."""
     if storage.buffer is None:
-        make = device.image if storage.image else device.buffer
+        make = device.texture if storage.texture else device.buffer
         storage.buffer = make(storage.nbytes, storage.kind, storage.label)
         if storage.data is not None:
-            write = device.write_image if storage.image else device.write
+            write = device.write_texture if storage.texture else device.write
             write(storage.buffer, storage.data)
 
 
@@ -115,5 +115,5 @@ class Program:
     def read(self, tensor: Tensor) -> memoryview:
         """Waits, and returns a tensor's bytes, padding included."""
         buffer, offset, nbytes = self._window(tensor)
-        read = self._device.read_image if tensor.image else self._device.read
+        read = self._device.read_texture if tensor.texture else self._device.read
         return read(buffer, nbytes, offset)

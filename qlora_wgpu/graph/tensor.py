@@ -6,17 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
-ITEM_SIZE = {"float32": 4, "bfloat16": 2, "uint32": 4, "int32": 4, "uint8": 1}
-ROW_UNIT = 8  # rows of matrices are padded with zeros to a multiple of this many elements
+from qlora_wgpu.graph.dtype import ITEM_SIZE, padded
+
 TEXEL = 16  # bytes
-
-
-def padded(columns: int) -> int:
-    """The number of elements that a row of ``columns`` elements takes."""
-    return -(-columns // ROW_UNIT) * ROW_UNIT
 
 
 @dataclass(eq=False)
@@ -28,15 +22,15 @@ class Storage:
         kind: What they are counted as in the memory plan.
         nbytes: Their number.
         data: What they are filled with at allocation, if anything.
-        image: Whether they are kept as an image of texels, which software adapters read faster.
-        buffer: The device's buffer or image, once allocated.
+        texture: Whether they are kept in a texture, which software adapters read faster.
+        buffer: The device's buffer or texture, once allocated.
     """
 
     label: str
     kind: str
     nbytes: int
     data: npt.NDArray[Any] | None = None
-    image: bool = False
+    texture: bool = False
     buffer: Any = None
 
 
@@ -53,7 +47,8 @@ class Tensor:
         storage: Where the bytes live, or None if the plan finds them a slot.
         offset: First byte within ``storage``.
         requires_grad: Whether an adapter's parameter led to it.
-        image: Whether it lies in an image; its rows follow each other there as in a buffer.
+        texture: Whether it lies in a texture, row after row as in a buffer. Of an intermediate
+            the layout pass decides that; ops never ask.
     """
 
     name: str
@@ -64,7 +59,7 @@ class Tensor:
     storage: Storage | None = None
     offset: int = 0
     requires_grad: bool = False
-    image: bool = False
+    texture: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -76,9 +71,14 @@ class Tensor:
         return self.stride // elements
 
     @property
-    def texel0(self) -> int:
-        """The first texel within an image."""
+    def first_texel(self) -> int:
+        """Where it begins within a texture."""
         return self.offset // TEXEL
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.rows, self.columns
 
     def __repr__(self) -> str:
         return f"{self.name}({self.rows}x{self.columns} {self.dtype})"
@@ -93,16 +93,16 @@ def matrix(
     offset: int = 0,
 ) -> Tensor:
     """A matrix whose rows are padded to ``ROW_UNIT`` elements."""
-    image = storage is not None and storage.image
-    return Tensor(name, rows, columns, dtype, padded(columns), storage, offset, image=image)
+    texture = storage is not None and storage.texture
+    return Tensor(name, rows, columns, dtype, padded(columns), storage, offset, texture=texture)
 
 
 def vector(
     name: str, length: int, dtype: str, storage: Storage | None = None, offset: int = 0
 ) -> Tensor:
     """A vector without padding."""
-    image = storage is not None and storage.image
-    return Tensor(name, 1, length, dtype, length, storage, offset, image=image)
+    texture = storage is not None and storage.texture
+    return Tensor(name, 1, length, dtype, length, storage, offset, texture=texture)
 
 
 def row_blocks(tensor: Tensor, count: int) -> Iterator[tuple[int, Tensor]]:
@@ -119,23 +119,3 @@ def row_blocks(tensor: Tensor, count: int) -> Iterator[tuple[int, Tensor]]:
             first,
             matrix(tensor.name, rows, tensor.columns, tensor.dtype, tensor.storage, offset),
         )
-
-
-def pad_rows(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Pads the last axis of an array with zeros as a device matrix is padded."""
-    extra = -array.shape[-1] % ROW_UNIT
-    if not extra:
-        return np.ascontiguousarray(array)
-    return np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, extra)])
-
-
-def to_bfloat16(array: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """Rounds float32 to bfloat16 (nearest, ties to even), as its 16 bits."""
-    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
-    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))) >> 16
-    return rounded.astype(np.uint16)
-
-
-def from_bfloat16(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
-    """Widens bfloat16 bits to float32."""
-    return (bits.astype(np.uint32) << 16).view(np.float32)

@@ -13,7 +13,8 @@ import numpy.typing as npt
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.families.family import ExpertSpec, LinearSpec
-from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, padded, vector
+from qlora_wgpu.graph.dtype import padded
+from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
 from qlora_wgpu.lora.adapter_config import AdapterConfig
 from qlora_wgpu.lora.targets import check_stacks, in_layers, peft_targets, targeted
 from qlora_wgpu.ops.modules import Lora

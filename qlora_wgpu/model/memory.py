@@ -54,7 +54,7 @@ def plan_training_memory(
     family = find_family(config)
     architecture = family.read(config)
     adapter = Adapter(lora, architecture.linears, architecture.experts)
-    modules = WeightLayout(quant, compute_dtype, max_binding, images=profile.images).modules(
+    modules = WeightLayout(quant, compute_dtype, max_binding, textures=profile.textures).modules(
         architecture, adapter
     )
     stats = Storage("stats", "inputs", 4 * STATS_LENGTH)

@@ -45,7 +45,7 @@ class Network:
     def trace_hidden(self, g: Graph, batch: BatchBuffers) -> Tensor:
         """The normalized hidden states (rows, hidden_size), kept after the run."""
         hidden = self._hidden(g, batch, checkpointing=False)
-        hidden.storage = Storage("hidden states", "activations", hidden.nbytes, image=hidden.image)
+        hidden.storage = Storage("hidden states", "activations", hidden.nbytes)
         return hidden
 
     def trace_logits(self, g: Graph, hidden: Tensor, batch: BatchBuffers) -> Tensor:

@@ -17,10 +17,11 @@ from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.graph.dtype import from_bfloat16
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.graph.program import Program, SlotPool, allocate
-from qlora_wgpu.graph.tensor import Storage, Tensor, from_bfloat16, vector
+from qlora_wgpu.graph.tensor import Storage, Tensor, vector
 from qlora_wgpu.lora import AdapterConfig, load_adapter, save_adapter
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model import batch_encoding
@@ -82,7 +83,7 @@ class QLoRAModel:
             device.max_binding,
             folder,
             device,
-            images=device.profile.images,
+            textures=device.profile.textures,
         )
         modules = layout.modules(self.architecture, self.adapter, progress)
         self.network = Network(family, self.architecture, modules)

@@ -18,18 +18,9 @@ from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.families.family import Architecture, ExpertSpec, LinearSpec, Modules
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.graph.dtype import ROW_UNIT, pad_rows, padded, to_bfloat16
 from qlora_wgpu.graph.program import allocate
-from qlora_wgpu.graph.tensor import (
-    ROW_UNIT,
-    TEXEL,
-    Storage,
-    Tensor,
-    matrix,
-    pad_rows,
-    padded,
-    to_bfloat16,
-    vector,
-)
+from qlora_wgpu.graph.tensor import TEXEL, Storage, Tensor, matrix, vector
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.ops.modules import (
     DenseExperts,
@@ -57,7 +48,7 @@ class WeightLayout:
         folder: ModelFolder | None = None,
         device: Device | None = None,
         *,
-        images: bool = False,
+        textures: bool = False,
     ) -> None:
         """Without a folder and a device, shapes and bytes only.
 
@@ -67,14 +58,14 @@ class WeightLayout:
             max_binding: Largest number of bytes that one binding may show.
             folder: The weights.
             device: Where they go.
-            images: Whether matrices that are not quantized are kept as images.
+            textures: Whether matrices that are not quantized are kept in textures.
         """
         self._quant = quant
         self._dtype = dtype
         self._max_binding = max_binding
         self._folder = folder
         self._device = device
-        self._images = images
+        self._textures = textures
         self._codebooks: dict[bytes, Tensor] = {}
         self._prefixes: tuple[tuple[str, str], ...] = ()
 
@@ -165,9 +156,9 @@ class WeightLayout:
         nbytes: int,
         data: npt.NDArray[Any] | None,
         *,
-        image: bool = False,
+        texture: bool = False,
     ) -> Storage:
-        storage = Storage(label, kind, nbytes, data, image)
+        storage = Storage(label, kind, nbytes, data, texture)
         if self._device is not None:
             allocate(self._device, storage)
             storage.data = None
@@ -198,7 +189,7 @@ class WeightLayout:
             if array is not None:
                 data = pad_rows(array[row0 : row0 + count])
                 data = to_bfloat16(data) if self._dtype == "bfloat16" else data
-            storage = self._keep(name, "base", count * row_bytes, data, image=self._images)
+            storage = self._keep(name, "base", count * row_bytes, data, texture=self._textures)
             pieces.append((row0, matrix(name, count, columns, self._dtype, storage)))
         return DenseMatrix(rows, columns, tuple(pieces))
 
@@ -223,7 +214,7 @@ class WeightLayout:
                 arrays = [self._read(each, (rows, columns)) for each in some]
                 data = pad_rows(np.concatenate([a for a in arrays if a is not None]))
                 data = to_bfloat16(data) if self._dtype == "bfloat16" else data
-            storage = self._keep(name, "base", len(some) * one, data, image=self._images)
+            storage = self._keep(name, "base", len(some) * one, data, texture=self._textures)
             whole = matrix(name, len(some) * rows, columns, self._dtype, storage)
             pieces.append((first, len(some), whole))
         return DenseExperts(len(names), rows, columns, tuple(pieces))
@@ -260,7 +251,7 @@ class WeightLayout:
             absmax = part("absmax", blocks, "float32")
             nested = None
         # Where 32 codes share a row and a block.
-        in_words = self._images and columns % 32 == 0 and blocksize % 32 == 0
+        in_words = self._textures and columns % 32 == 0 and blocksize % 32 == 0
         return NF4Matrix(
             name=name,
             rows=rows,
@@ -296,7 +287,7 @@ class WeightLayout:
         key = b"" if quantized is None else quantized.quant_map.tobytes()
         if key not in self._codebooks:
             data = None if quantized is None else pair_values(quantized.quant_map)
-            storage = self._keep("codebook", "base", 256 * TEXEL, data, image=True)
+            storage = self._keep("codebook", "base", 256 * TEXEL, data, texture=True)
             self._codebooks[key] = vector("codebook", 1024, "float32", storage)
         return self._codebooks[key]
 
@@ -326,7 +317,7 @@ def _stored(folder: ModelFolder, prefixes: Sequence[tuple[str, str]], name: str)
     return name
 
 
-def nf4_matrix(name: str, quantized: NF4Tensor, *, images: bool) -> NF4Matrix:
+def nf4_matrix(name: str, quantized: NF4Tensor, *, textures: bool) -> NF4Matrix:
     """A quantized matrix with its bytes, to be allocated with the plan that uses it."""
     parts = {}
     for leaf, array in _device_arrays(quantized).items():
@@ -334,9 +325,9 @@ def nf4_matrix(name: str, quantized: NF4Tensor, *, images: bool) -> NF4Matrix:
         storage = Storage(f"{name}.{leaf}", "base", data.nbytes, data)
         parts[leaf] = vector(f"{name}.{leaf}", data.size, str(data.dtype), storage)
     codebook = None
-    if images and quantized.shape[1] % 32 == 0 and quantized.blocksize % 32 == 0:
+    if textures and quantized.shape[1] % 32 == 0 and quantized.blocksize % 32 == 0:
         pairs = pair_values(quantized.quant_map)
-        storage = Storage("codebook", "base", pairs.nbytes, pairs, image=True)
+        storage = Storage("codebook", "base", pairs.nbytes, pairs, texture=True)
         codebook = vector("codebook", pairs.size, "float32", storage)
     return NF4Matrix(
         name=name,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from qlora_wgpu.gpu.wgsl import Constant
-from qlora_wgpu.graph.graph import Graph, ceil_div
-from qlora_wgpu.graph.tensor import ITEM_SIZE, TEXEL, Tensor
+from qlora_wgpu.graph.dtype import ITEM_SIZE, ceil_div
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.tensor import TEXEL, Tensor
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.image import as_image
 from qlora_wgpu.ops.tensor import as_operand

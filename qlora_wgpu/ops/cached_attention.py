@@ -5,8 +5,8 @@ from __future__ import annotations
 from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.kernels.rowwise import row_constants, row_workgroups
 from qlora_wgpu.ops.image import as_buffer
-from qlora_wgpu.ops.rows import row_constants, row_workgroups
 
 
 def append(g: Graph, x: Tensor, cache: Tensor, batch_info: Tensor) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.kernels.rowwise import row_constants, row_workgroups
 from qlora_wgpu.ops.image import as_buffer
 from qlora_wgpu.ops.modules import Lora
-from qlora_wgpu.ops.rows import row_constants, row_workgroups
 
 
 def norm(

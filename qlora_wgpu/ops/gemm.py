@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from qlora_wgpu.gpu.wgsl import Constant
-from qlora_wgpu.graph.graph import Graph, GraphError, ceil_div
+from qlora_wgpu.graph.dtype import ceil_div
+from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops import gemm_image
 from qlora_wgpu.ops.batch import BatchBuffers

@@ -6,8 +6,9 @@ They take the arguments of the launchers in ``ops/gemm.py`` and ``ops/lora.py``,
 from __future__ import annotations
 
 from qlora_wgpu.gpu.wgsl import Constant
-from qlora_wgpu.graph.graph import Graph, GraphError, ceil_div
-from qlora_wgpu.graph.tensor import ITEM_SIZE, TEXEL, Tensor
+from qlora_wgpu.graph.dtype import ITEM_SIZE, ceil_div
+from qlora_wgpu.graph.graph import Graph, GraphError
+from qlora_wgpu.graph.tensor import TEXEL, Tensor
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.dropout import dropout_params
 from qlora_wgpu.ops.expert_kernels import expert_constants, expert_count, expert_params

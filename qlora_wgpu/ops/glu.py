@@ -5,7 +5,6 @@ from __future__ import annotations
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.activation import ACTIVATIONS
-from qlora_wgpu.ops.image import as_buffer
 
 
 def glu(g: Graph, gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
@@ -19,34 +18,24 @@ def glu(g: Graph, gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
 
     Returns:
         (rows, columns) operand.
+
+    Raises:
+        GraphError: If the shapes do not fit.
     """
-    if (gate.rows, gate.columns) != (up.rows, up.columns):
+    if gate.shape != up.shape:
         raise GraphError(f"glu: {gate} and {up} differ")
-    y = g.operand("glu", gate.rows, gate.columns, image=True)
-    units = gate.rows * gate.units(8)
-    constants = {"BF16": g.bf16, "IMAGE": y.image, **ACTIVATIONS[activation]}
-    gate_buffer, up_buffer = as_buffer(g, gate), as_buffer(g, up)
-    g.launch(
-        "glu/forward.wgsl",
-        units,
-        {"gate": gate_buffer, "up": up_buffer, "y": y},
-        {"units": units},
-        constants,
-    )
+    y = g.operand("glu", gate.rows, gate.columns)
+    units, constants = gate.rows * gate.units(8), ACTIVATIONS[activation]
+    tensors = {"gate": gate, "up": up, "y": y}
+    g.launch("glu/forward.wgsl", units, tensors, {"units": units}, constants)
 
     def vjp(dy: Tensor) -> None:
-        given = as_buffer(g, dy)
-        dgate = g.operand(f"d {gate.name}", gate.rows, gate.columns, image=True)
-        dup = g.operand(f"d {up.name}", up.rows, up.columns, image=True)
-        g.launch(
-            "glu/backward.wgsl",
-            units,
-            {"dy": given, "gate": gate_buffer, "up": up_buffer, "dgate": dgate, "dup": dup},
-            {"units": units},
-            {**constants, "DY_BF16": given.dtype == "bfloat16"},
-        )
-        g.hand_over(gate, dgate)
-        g.hand_over(up, dup)
+        dgate = g.operand(f"d {gate.name}", gate.rows, gate.columns)
+        dup = g.operand(f"d {up.name}", up.rows, up.columns)
+        tensors = {"dy": dy, "gate": gate, "up": up, "dgate": dgate, "dup": dup}
+        g.launch("glu/backward.wgsl", units, tensors, {"units": units}, constants)
+        g.add_gradient(gate, dgate)
+        g.add_gradient(up, dup)
 
     g.record(y, [gate, up], vjp)
     return y

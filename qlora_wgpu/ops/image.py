@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qlora_wgpu.graph.graph import Graph, ceil_div
+from qlora_wgpu.graph.dtype import ceil_div
+from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import TEXEL, Tensor, vector
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.ops.image import as_buffer
-from qlora_wgpu.ops.rows import row_constants, row_workgroups
+from qlora_wgpu.kernels.rowwise import row_constants, row_workgroups
 
 
 def layer_norm(g: Graph, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
@@ -13,40 +12,40 @@ def layer_norm(g: Graph, x: Tensor, weight: Tensor, bias: Tensor | None, eps: fl
 
     Args:
         g: The graph.
-        x: (rows, columns) float32.
+        x: (rows, columns) float32 or operand.
         weight: (columns) float32, padded.
         bias: Like weight, or None.
         eps: Keeps the root from zero.
 
     Returns:
         (rows, columns) operand.
+
+    Raises:
+        GraphError: If the shapes do not fit.
     """
-    if x.columns != weight.columns or x.dtype != "float32":
-        raise GraphError(f"layer_norm: {x} and {weight} do not fit")
-    y = g.operand(f"norm({x.name})", x.rows, x.columns, image=True)
+    if x.columns != weight.columns or (bias is not None and bias.columns != x.columns):
+        raise GraphError(f"layer_norm: {x}, {weight} and {bias} do not fit")
+    y = g.operand(f"norm({x.name})", x.rows, x.columns)
     stats = g.float_vector("mean and rstd", 2 * x.rows)
-    tensors = {"x": x, "weight": weight, "y": y, "stats": stats}
-    if bias is not None:
-        tensors["bias"] = bias
-    shape: dict[str, int | float] = {"rows": x.rows, "columns": x.columns, "stride": x.units(4)}
+    shape = {"rows": x.rows, "columns": x.columns}
     g.launch(
         "layer_norm/forward.wgsl",
         row_workgroups(g, x.rows),
-        tensors,
-        {**shape, "eps": eps},
-        {"BF16": g.bf16, "IMAGE": y.image, "BIAS": bias is not None, **row_constants(g)},
+        {"x": x, "weight": weight, "y": y, "stats": stats, "bias": bias},
+        {**shape, "stride": x.units(8), "eps": eps},
+        row_constants(g),
     )
 
     def vjp(dy: Tensor) -> None:
-        given = as_buffer(g, dy)
-        dx, accumulate = g.gradient_into(x)
+        dx = g.float32(f"d {x.name}", x.rows, x.columns)
         g.launch(
             "layer_norm/backward.wgsl",
             row_workgroups(g, x.rows),
-            {"dy": given, "x": x, "weight": weight, "stats": stats, "dx": dx},
-            shape,
-            {"DY_BF16": given.dtype == "bfloat16", "ACCUMULATE": accumulate, **row_constants(g)},
+            {"dy": dy, "x": x, "weight": weight, "stats": stats, "dx": dx},
+            {**shape, "stride": x.units(4)},
+            row_constants(g),
         )
+        g.add_gradient(x, dx)
 
     g.record(y, [x], vjp)
     return y

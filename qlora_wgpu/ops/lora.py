@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from qlora_wgpu.graph.graph import Graph, ceil_div
+from qlora_wgpu.graph.dtype import ceil_div
+from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops import gemm, gemm_image
 from qlora_wgpu.ops.batch import BatchBuffers

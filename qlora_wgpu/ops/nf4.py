@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from qlora_wgpu.graph.dtype import ROW_UNIT
 from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.tensor import ROW_UNIT, Tensor
+from qlora_wgpu.graph.tensor import Tensor
 
 EXPERT_WORDS = 64  # so that a binding may begin at any expert
 _EXPERT_BYTES = 64 << 20  # of operands that are dequantized at once

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.ops.image import as_buffer
-from qlora_wgpu.ops.rows import row_constants, row_workgroups
+from qlora_wgpu.kernels.rowwise import row_constants, row_workgroups
 
 
 def rms_norm(
@@ -15,48 +14,43 @@ def rms_norm(
 
     Args:
         g: The graph.
-        x: (rows, columns) float32.
+        x: (rows, columns) float32 or operand.
         weight: (columns) float32, padded.
         eps: Keeps the root from zero.
-        residual: (rows, columns) float32 to add.
+        residual: (rows, columns) to add.
 
     Returns:
         (rows, columns): float32 with a residual, else an operand.
+
+    Raises:
+        GraphError: If the shapes do not fit.
     """
-    if x.columns != weight.columns or x.dtype != "float32":
-        raise GraphError(f"rms_norm: {x} and {weight} do not fit")
-    if residual is None:
-        y = g.operand(f"norm({x.name})", x.rows, x.columns, image=True)
-    else:
-        y = g.float32(f"norm({x.name})", x.rows, x.columns)
+    if x.columns != weight.columns or (residual is not None and residual.shape != x.shape):
+        raise GraphError(f"rms_norm: {x}, {weight} and {residual} do not fit")
+    make = g.operand if residual is None else g.float32
+    y = make(f"norm({x.name})", x.rows, x.columns)
     rstd = g.float_vector("rstd", x.rows)
-    shape: dict[str, int | float] = {"rows": x.rows, "columns": x.columns, "stride": x.units(4)}
-    added = {} if residual is None else {"residual": residual}
+    shape = {"rows": x.rows, "columns": x.columns}
     g.launch(
         "rms_norm/forward.wgsl",
         row_workgroups(g, x.rows),
-        {"x": x, "weight": weight, "y": y, "rstd": rstd, **added},
-        {**shape, "eps": eps},
-        {
-            "BF16": y.dtype == "bfloat16",
-            "IMAGE": y.image,
-            "RESIDUAL": residual is not None,
-            **row_constants(g),
-        },
+        {"x": x, "weight": weight, "y": y, "rstd": rstd, "residual": residual},
+        {**shape, "stride": x.units(8), "eps": eps},
+        row_constants(g),
     )
 
     def vjp(dy: Tensor) -> None:
-        given = as_buffer(g, dy)
-        dx, accumulate = g.gradient_into(x)
+        dx = g.float32(f"d {x.name}", x.rows, x.columns)
         g.launch(
             "rms_norm/backward.wgsl",
             row_workgroups(g, x.rows),
-            {"dy": given, "x": x, "weight": weight, "rstd": rstd, "dx": dx},
-            shape,
-            {"DY_BF16": given.dtype == "bfloat16", "ACCUMULATE": accumulate, **row_constants(g)},
+            {"dy": dy, "x": x, "weight": weight, "rstd": rstd, "dx": dx},
+            {**shape, "stride": x.units(4)},
+            row_constants(g),
         )
-        if residual is not None and residual.requires_grad:
-            g.hand_over(residual, dy)
+        g.add_gradient(x, dx)
+        if residual is not None:
+            g.add_gradient(residual, dy)
 
     g.record(y, [x] if residual is None else [x, residual], vjp)
     return y

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from qlora_wgpu.graph.dtype import ITEM_SIZE
 from qlora_wgpu.graph.graph import Graph, GraphError
-from qlora_wgpu.graph.tensor import ITEM_SIZE, TEXEL, Tensor
+from qlora_wgpu.graph.tensor import TEXEL, Tensor
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.image import as_buffer, as_image
 

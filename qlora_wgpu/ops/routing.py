@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qlora_wgpu.graph.graph import Graph, GraphError, ceil_div
-from qlora_wgpu.graph.tensor import ITEM_SIZE, TEXEL, Tensor
+from qlora_wgpu.graph.dtype import ITEM_SIZE, ceil_div
+from qlora_wgpu.graph.graph import Graph, GraphError
+from qlora_wgpu.graph.tensor import TEXEL, Tensor
+from qlora_wgpu.kernels.rowwise import row_constants, row_workgroups
 from qlora_wgpu.ops.image import as_buffer
 from qlora_wgpu.ops.modules import EXPERT_TILE, ExpertTiles
-from qlora_wgpu.ops.rows import row_constants, row_workgroups
 
 _LANES = 32  # that share the choices when they are counted and placed
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from qlora_wgpu.gpu.device import fold_workgroups
 from qlora_wgpu.gpu.wgsl import Constant
-from qlora_wgpu.graph.graph import Graph, ceil_div
-from qlora_wgpu.graph.tensor import ITEM_SIZE, Tensor
+from qlora_wgpu.graph.dtype import ITEM_SIZE, ceil_div
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.batch import BatchBuffers
 
 

@@ -9,22 +9,26 @@ import numpy.typing as npt
 
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.profile import Profile
+from qlora_wgpu.graph.dtype import from_bfloat16, pad_rows, to_bfloat16
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.graph.program import Program, SlotPool
-from qlora_wgpu.graph.tensor import (
-    Storage,
-    Tensor,
-    from_bfloat16,
-    matrix,
-    pad_rows,
-    to_bfloat16,
-    vector,
-)
+from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
 from qlora_wgpu.model import batch_encoding
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
 
 Array = npt.NDArray[np.float64]
+
+
+# NaN as float32, and in both halves as bfloat16: what is read before it is written shows.
+POISON = 0x7FC17FC1
+
+
+def rounded(array: npt.ArrayLike, dtype: str) -> Array:
+    """What the device holds of an array, as float64."""
+    exact = np.asarray(array, np.float32)
+    held = from_bfloat16(to_bfloat16(exact)) if dtype == "bfloat16" else exact
+    return held.astype(np.float64)
 
 
 class Runner:
@@ -37,16 +41,14 @@ class Runner:
 
     def __init__(self, device: Device, profile: Profile, dtype: str) -> None:
         """Starts an empty graph of an element type, with kernels cut as the profile says."""
-        self._device = device
+        self.device = device
         self.dtype = dtype
         self.graph = Graph(dtype, profile, device.max_binding)
         self.worst = 0.0
 
     def rounded(self, array: Array) -> Array:
         """What an operand holds of an array."""
-        exact = np.asarray(array, np.float32)
-        held = from_bfloat16(to_bfloat16(exact)) if self.dtype == "bfloat16" else exact
-        return held.astype(np.float64)
+        return rounded(array, self.dtype)
 
     def float32(self, array: Array, *, grad: bool = False) -> Tensor:
         """A float32 tensor with these values."""
@@ -57,7 +59,7 @@ class Runner:
         return self._given(np.asarray(array, np.float32), self.dtype, grad)
 
     def _given(self, array: npt.NDArray[np.float32], dtype: str, grad: bool) -> Tensor:
-        data: npt.NDArray[Any] = pad_rows(array)
+        data: npt.NDArray[Any] = pad_rows(np.asarray(array, np.float32))
         data = to_bfloat16(data) if dtype == "bfloat16" else data
         storage = Storage("given", "check", data.nbytes, data)
         if array.ndim == 1:
@@ -84,28 +86,32 @@ class Runner:
 
     def gradients(self, output: Tensor, cotangent: Tensor, *of: Tensor) -> list[Tensor]:
         """Those of some inputs."""
-        self.graph.hand_over(output, cotangent)
+        self.graph.add_gradient(output, cotangent)
         self.graph.backward()
         return [self.graph.gradient_of(x) for x in of]
 
     def run(self, *outputs: Tensor) -> list[Array]:
         """Runs everything, slots full of NaN before, and returns some results."""
         plan = make_plan(self.graph, tuple(t for t in outputs if t.storage is None))
-        program = Program(self._device, plan, SlotPool(self._device))
-        for slot, size, image in zip(program._slots, plan.slots, plan.images, strict=True):
-            write = self._device.write_image if image else self._device.write
-            write(slot, np.full(-(-size // 4), 0xFFFFFFFF, np.uint32))
+        program = Program(self.device, plan, SlotPool(self.device))
+        for slot, size, texture in zip(program._slots, plan.slots, plan.textures, strict=True):
+            write = self.device.write_texture if texture else self.device.write
+            write(slot, np.full(-(-size // 4), POISON, np.uint32))
         program.run()
         return [self._array(program, tensor) for tensor in outputs]
 
     @staticmethod
-    def _array(program: Program, tensor: Tensor) -> Array:
+    def _rows(program: Program, tensor: Tensor) -> npt.NDArray[np.float32]:
+        """A tensor's rows with their padding."""
         raw = program.read(tensor)
         if tensor.dtype == "bfloat16":
             flat = from_bfloat16(np.frombuffer(raw, np.uint16))
         else:
             flat = np.frombuffer(raw, np.float32)
-        return flat.reshape(tensor.rows, tensor.stride)[:, : tensor.columns].astype(np.float64)
+        return flat.reshape(tensor.rows, tensor.stride)
+
+    def _array(self, program: Program, tensor: Tensor) -> Array:
+        return self._rows(program, tensor)[:, : tensor.columns].astype(np.float64)
 
     def compare(self, got: Array, expected: Array) -> None:
         """Notes how far a result is from its reference; NaN counts as infinitely far."""

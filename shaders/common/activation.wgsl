@@ -71,3 +71,11 @@ fn activate_gradient(x: vec4<f32>) -> vec4<f32> {
 }
 //#endif
 //#endif
+
+fn activate8(v: Eight) -> Eight {
+    return Eight(activate(v.even), activate(v.odd));
+}
+
+fn activate_gradient8(v: Eight) -> Eight {
+    return Eight(activate_gradient(v.even), activate_gradient(v.odd));
+}

@@ -1,9 +1,11 @@
-// float32 to bfloat16, rounded to nearest even; two to a u32, the first in the low half.
-
+// float32 to bfloat16, rounded to nearest even; two to a u32, the first in the low half. NaN stays
+// NaN: rounding would carry 0x7fffffff, which is NVIDIA's, over into -0.
 fn to_bf16(v: vec4<f32>) -> vec4<u32> {
     let bits = bitcast<vec4<u32>>(v);
     let odd = (bits >> vec4<u32>(16u)) & vec4<u32>(1u);
-    return (bits + vec4<u32>(0x7fffu) + odd) >> vec4<u32>(16u);
+    let rounded = (bits + vec4<u32>(0x7fffu) + odd) >> vec4<u32>(16u);
+    let quiet = (bits >> vec4<u32>(16u)) | vec4<u32>(0x40u);
+    return select(rounded, quiet, (bits & vec4<u32>(0x7fffffffu)) > vec4<u32>(0x7f800000u));
 }
 
 fn pack_bf16(v: vec4<f32>) -> vec2<u32> {

@@ -1,49 +1,49 @@
-// Sum and maximum over the LANES invocations that share a row: a subgroup's on software adapters
-// (SUBGROUP), none are exchanged with one lane a row.
+// Sum and maximum over the THREADS invocations that share a row: a subgroup's on software adapters
+// (SUBGROUP), none are exchanged with one invocation a row (ONE_THREAD).
 //#if SUBGROUP
-fn reduce_sum(value: f32, lane: u32) -> f32 {
+fn reduce_sum(value: f32, thread: u32) -> f32 {
     return subgroupAdd(value);
 }
 
-fn reduce_max(value: f32, lane: u32) -> f32 {
+fn reduce_max(value: f32, thread: u32) -> f32 {
     return subgroupMax(value);
 }
 //#else
-//#if ONE_LANE
-fn reduce_sum(value: f32, lane: u32) -> f32 {
+//#if ONE_THREAD
+fn reduce_sum(value: f32, thread: u32) -> f32 {
     return value;
 }
 
-fn reduce_max(value: f32, lane: u32) -> f32 {
+fn reduce_max(value: f32, thread: u32) -> f32 {
     return value;
 }
 //#else
-var<workgroup> lanes: array<f32, LANES>;
+var<workgroup> partial: array<f32, THREADS>;
 
-fn reduce_sum(value: f32, lane: u32) -> f32 {
-    lanes[lane] = value;
+fn reduce_sum(value: f32, thread: u32) -> f32 {
+    partial[thread] = value;
     workgroupBarrier();
-    for (var half = LANES / 2u; half > 0u; half = half / 2u) {
-        if (lane < half) {
-            lanes[lane] += lanes[lane + half];
+    for (var half = THREADS / 2u; half > 0u; half = half / 2u) {
+        if (thread < half) {
+            partial[thread] += partial[thread + half];
         }
         workgroupBarrier();
     }
-    let total = lanes[0];
+    let total = partial[0];
     workgroupBarrier();
     return total;
 }
 
-fn reduce_max(value: f32, lane: u32) -> f32 {
-    lanes[lane] = value;
+fn reduce_max(value: f32, thread: u32) -> f32 {
+    partial[thread] = value;
     workgroupBarrier();
-    for (var half = LANES / 2u; half > 0u; half = half / 2u) {
-        if (lane < half) {
-            lanes[lane] = max(lanes[lane], lanes[lane + half]);
+    for (var half = THREADS / 2u; half > 0u; half = half / 2u) {
+        if (thread < half) {
+            partial[thread] = max(partial[thread], partial[thread + half]);
         }
         workgroupBarrier();
     }
-    let largest = lanes[0];
+    let largest = partial[0];
     workgroupBarrier();
     return largest;
 }

@@ -1,11 +1,7 @@
 // dup = dy · act(gate),  dgate = dy · up · act'(gate), element by element.
 //
-// dy float32 or (DY_BF16) bfloat16; gate, up, dgate, dup: operands of one layout; both outputs overwritten.
-// Launcher: ops/glu.py.
+// dy, gate, up, dgate, dup of one layout; both outputs overwritten. Launcher: ops/glu.py.
 //#include common/flat.wgsl
-//#include common/gradient_in.wgsl
-//#include common/operand_out.wgsl OPERAND=dgate OPERAND_BINDING=4
-//#include common/operand_out.wgsl OPERAND=dup OPERAND_BINDING=5
 //#include common/activation.wgsl
 
 struct Params {
@@ -13,16 +9,17 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(2) var<storage, read> gate: array<Unit8>;
-@group(0) @binding(3) var<storage, read> up: array<Unit8>;
+//#input 1 dy: 8
+//#input 2 gate: 8
+//#input 3 up: 8
+//#output 4 dgate: 8
+//#output 5 dup: 8
 
 fn each(i: u32) {
     if (i < params.units) {
-        let g = gate[i];
-        let u = up[i];
-        let lo = gradient(2u * i);
-        let hi = gradient(2u * i + 1u);
-        store_dup(i, lo * activate(lo8(g)), hi * activate(hi8(g)));
-        store_dgate(i, lo * lo8(u) * activate_gradient(lo8(g)), hi * hi8(u) * activate_gradient(hi8(g)));
+        let g = load_gate(i);
+        let dy = load_dy(i);
+        store_dup(i, multiply8(dy, activate8(g)));
+        store_dgate(i, multiply8(multiply8(dy, load_up(i)), activate_gradient8(g)));
     }
 }

@@ -1,9 +1,6 @@
-// y = act(gate) · up, element by element: SwiGLU with SILU, else GeGLU (tanh form).
-//
-// gate, up, y: operands of one layout; y overwritten, zero padding stays zero.
-// Launcher: ops/glu.py.
+// y = act(gate) · up, element by element. gate, up, y of one layout; y overwritten, zero padding
+// stays zero. Launcher: ops/glu.py.
 //#include common/flat.wgsl
-//#include common/operand_out.wgsl OPERAND=y OPERAND_BINDING=3
 //#include common/activation.wgsl
 
 struct Params {
@@ -11,13 +8,12 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> gate: array<Unit8>;
-@group(0) @binding(2) var<storage, read> up: array<Unit8>;
+//#input 1 gate: 8
+//#input 2 up: 8
+//#output 3 y: 8
 
 fn each(i: u32) {
     if (i < params.units) {
-        let g = gate[i];
-        let u = up[i];
-        store_y(i, activate(lo8(g)) * lo8(u), activate(hi8(g)) * hi8(u));
+        store_y(i, multiply8(activate8(load_gate(i)), load_up(i)));
     }
 }

@@ -1,10 +1,10 @@
 // y = (x - mean) · rstd · weight + bias,  rstd = 1 / √(mean((x - mean)²) + eps), over each row.
 //
-// x (rows, columns) float32, weight and bias (columns) float32, y (rows, columns) operand, stats
-// (rows) of (mean, rstd); both outputs overwritten. Padding columns of x are zero and stay so.
-// LANES invocations share a row. Launcher: ops/layer_norm.py.
-//#include common/operand_out.wgsl OPERAND=y OPERAND_BINDING=3
+// x, y (rows, columns), weight and bias (columns) float32, stats (rows) of (mean, rstd); both
+// outputs overwritten. Padding columns of x are zero and stay so. THREADS invocations share a row.
+// Launcher: ops/layer_norm.py.
 //#include common/row_reduce.wgsl
+//#include common/columns.wgsl
 
 struct Params {
     rows: u32,
@@ -14,46 +14,40 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;
-@group(0) @binding(2) var<storage, read> weight: array<vec4<f32>>;
+//#input 1 x: 8
+//#input 2 weight: 8 float32
+//#output 3 y: 8
 @group(0) @binding(4) var<storage, read_write> stats: array<vec2<f32>>;
-//#if BIAS
-@group(0) @binding(5) var<storage, read> bias: array<vec4<f32>>;
-//#endif
+//#input 5 bias?: 8 float32
 
-fn live(unit: u32) -> vec4<bool> {
-    return vec4<u32>(4u * unit) + vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(params.columns);
+fn centred(at: u32, unit: u32, mean: f32) -> Eight {
+    let v = load_x(at);
+    return live8(unit, Eight(v.even - mean, v.odd - mean));
 }
 
-fn normed(at: u32, unit: u32, mean: f32, r: f32) -> vec4<f32> {
-    var v = (x[at] - mean) * r * weight[unit];
-//#if BIAS
-    v += bias[unit];
-//#endif
-    return select(vec4<f32>(0.0), v, live(unit));
-}
-
-@compute @workgroup_size(LANES, ROWS)
+@compute @workgroup_size(THREADS, ROWS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
     // Every invocation reaches the barriers: a row past the end repeats the last one.
     let row = min((group.y * groups.x + group.x) * ROWS + local.y, params.rows - 1u);
-    let lane = local.x;
+    let thread = local.x;
     let base = row * params.stride;
     var sum = 0.0;
-    for (var i = lane; i < params.stride; i += LANES) {
-        sum += dot(x[base + i], vec4<f32>(1.0));
+    for (var i = thread; i < params.stride; i += THREADS) {
+        let v = load_x(base + i);
+        sum += dot(v.even + v.odd, vec4<f32>(1.0));
     }
-    let mean = reduce_sum(sum, lane) / f32(params.columns);
+    let mean = reduce_sum(sum, thread) / f32(params.columns);
     var squares = 0.0;
-    for (var i = lane; i < params.stride; i += LANES) {
-        let v = select(vec4<f32>(0.0), x[base + i] - mean, live(i));
-        squares += dot(v, v);
+    for (var i = thread; i < params.stride; i += THREADS) {
+        let v = centred(base + i, i, mean);
+        squares += dot8(v, v);
     }
-    let r = inverseSqrt(reduce_sum(squares, lane) / f32(params.columns) + params.eps);
-    for (var i = 2u * lane; i < params.stride; i += 2u * LANES) {
-        store_y((base + i) / 2u, normed(base + i, i, mean, r), normed(base + i + 1u, i + 1u, mean, r));
+    let r = inverseSqrt(reduce_sum(squares, thread) / f32(params.columns) + params.eps);
+    for (var i = thread; i < params.stride; i += THREADS) {
+        let v = multiply8(scale8(centred(base + i, i, mean), r), load_weight(i));
+        store_y(base + i, add8(v, load_bias(i)));
     }
-    if (lane == 0u) {
+    if (thread == 0u) {
         stats[row] = vec2<f32>(mean, r);
     }
 }

@@ -1,4 +1,5 @@
-// y += x, float32, of one layout. Launcher: ops/tensor.py.
+// y = a + b, of one layout and any types, y float32; or with ACCUMULATE y += b.
+// Launcher: graph/graph.py.
 //#include common/flat.wgsl
 
 struct Params {
@@ -6,11 +7,12 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;
-@group(0) @binding(2) var<storage, read_write> y: array<vec4<f32>>;
+//#input 1 a?: 8
+//#input 2 b: 8
+//#output 3 y: 8 sum
 
 fn each(i: u32) {
     if (i < params.units) {
-        y[i] += x[i];
+        store_y(i, add8(load_a(i), load_b(i)));
     }
 }

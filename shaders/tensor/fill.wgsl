@@ -1,4 +1,4 @@
-// y = 0.  Words of 16 bytes. Launcher: ops/tensor.py.
+// y = 0, in words of 16 bytes. Launcher: ops/tensor.py.
 //#include common/flat.wgsl
 
 struct Params {
@@ -6,10 +6,10 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read_write> y: array<vec4<u32>>;
+//#output 1 y: words
 
 fn each(i: u32) {
     if (i < params.units) {
-        y[i] = vec4<u32>(0u);
+        store_y(i, vec4<u32>(0u));
     }
 }

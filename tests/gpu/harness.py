@@ -3,72 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, Profile, cpu_profile
-from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.plan import make_plan
-from qlora_wgpu.graph.program import Program, SlotPool
-from qlora_wgpu.graph.tensor import (
-    Storage,
-    Tensor,
-    from_bfloat16,
-    matrix,
-    pad_rows,
-    to_bfloat16,
-    vector,
-)
+from qlora_wgpu.graph.program import Program
+from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
+from qlora_wgpu.selfcheck.runner import Runner, rounded
 
-PROFILES = {"cpu": CPU_PROFILE, "image": cpu_profile(16), "gpu": GPU_PROFILE}
+__all__ = [
+    "DTYPES",
+    "PROFILES",
+    "VARIANTS",
+    "Bench",
+    "assert_close",
+    "finite_difference",
+    "rounded",
+    "tolerance",
+]
+
+PROFILES = {"cpu": CPU_PROFILE, "texture": cpu_profile(16), "gpu": GPU_PROFILE}
 DTYPES = ("float32", "bfloat16")
 VARIANTS = [(p, d) for p in PROFILES for d in DTYPES]
 
 
-def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
-    """What the device holds of an array, as float64."""
-    array = np.asarray(array, np.float32)
-    return (from_bfloat16(to_bfloat16(array)) if dtype == "bfloat16" else array).astype(np.float64)
+class Bench(Runner):
+    """A graph under test; its outputs' padding must come out zero."""
 
-
-@dataclass
-class Bench:
-    """A graph under test."""
-
-    device: Device
-    dtype: str
-    profile: Profile
-    graph: Graph = field(init=False)
-
-    def __post_init__(self) -> None:
-        if self.profile.image_lanes:  # as wide as this driver's subgroups
-            own = cpu_profile(self.device.profile.image_lanes)
-            names = ("logits_bytes", "head_block", "image_nt_rows", "image_nn_rows")
-            self.profile = replace(own, **{name: getattr(self.profile, name) for name in names})
-        self.graph = Graph(self.dtype, self.profile, self.device.max_binding)
+    def __init__(self, device: Device, dtype: str, profile: Profile) -> None:
+        if profile.subgroup_size:  # as wide as this driver's subgroups
+            own = cpu_profile(device.profile.subgroup_size)
+            names = ("logits_bytes", "head_block", "texture_nt_rows", "texture_nn_rows")
+            profile = replace(own, **{name: getattr(profile, name) for name in names})
+        self.profile = profile
+        super().__init__(device, profile, dtype)
 
     def given(self, array: np.ndarray, dtype: str = "float32", *, grad: bool = False) -> Tensor:
         """A tensor that holds an array: 2-D padded as matrices are, 1-D padded to a row."""
-        array = np.asarray(array)
         if dtype in ("uint32", "int32"):
-            data = np.ascontiguousarray(array.reshape(-1).astype(dtype))
+            data = np.ascontiguousarray(np.asarray(array).reshape(-1).astype(dtype))
             return vector("given", data.size, dtype, Storage("given", "test", data.nbytes, data))
-        data = pad_rows(array.astype(np.float32))
-        if dtype == "bfloat16":
-            data = to_bfloat16(data)
-        storage = Storage("given", "test", data.nbytes, data)
-        if array.ndim == 1:
-            tensor = vector("given", array.size, dtype, storage)
-        else:
-            tensor = matrix("given", *array.shape, dtype, storage)
-        tensor.requires_grad = grad
-        return tensor
-
-    def operand(self, array: np.ndarray, *, grad: bool = False) -> Tensor:
-        return self.given(array, self.dtype, grad=grad)
+        return self._given(np.asarray(array, np.float32), dtype, grad)
 
     def output(self, rows: int, columns: int) -> Tensor:
         """A float32 matrix of ones' complement bits (NaN) that outlives the run."""
@@ -77,7 +55,7 @@ class Bench:
         tensor.storage = Storage("output", "test", tensor.nbytes, data)
         return tensor
 
-    def batch(
+    def batch_of(
         self,
         size: int,
         seq: int,
@@ -87,6 +65,7 @@ class Bench:
         ids: np.ndarray | None = None,
         dropout_key: int | None = None,
     ) -> BatchBuffers:
+        """A batch with segments and labels anywhere, which `inputs.pack` would not make."""
         batch = make_batch_buffers(size, seq)
         data = np.zeros(batch.storage.nbytes, np.uint8)
 
@@ -111,30 +90,8 @@ class Bench:
         batch.storage.data = data
         return batch
 
-    def gradients(self, output: Tensor, cotangent: Tensor, *inputs: Tensor) -> list[Tensor]:
-        """Runs the reverse pass from an output's gradient; returns those of the inputs."""
-        self.graph.hand_over(output, cotangent)
-        self.graph.backward()
-        return [self.graph.gradient_of(x) for x in inputs]
-
-    def run(self, *outputs: Tensor) -> list[np.ndarray]:
-        """Runs the graph with all slots full of NaN; checks that padding came out zero."""
-        plan = make_plan(self.graph, tuple(t for t in outputs if t.storage is None))
-        program = Program(self.device, plan, SlotPool(self.device))
-        for slot, size, image in zip(program._slots, plan.slots, plan.images, strict=True):
-            write = self.device.write_image if image else self.device.write
-            write(slot, np.full(-(-size // 4), 0xFFFFFFFF, np.uint32))
-        program.run()
-        return [self._array(program, tensor) for tensor in outputs]
-
-    @staticmethod
-    def _array(program: Program, tensor: Tensor) -> np.ndarray:
-        raw = program.read(tensor)
-        if tensor.dtype == "bfloat16":
-            flat = from_bfloat16(np.frombuffer(raw, np.uint16))
-        else:
-            flat = np.frombuffer(raw, np.float32)
-        rows = flat.reshape(tensor.rows, tensor.stride)
+    def _array(self, program: Program, tensor: Tensor) -> np.ndarray:
+        rows = self._rows(program, tensor)
         assert not rows[:, tensor.columns :].any(), f"{tensor}: padding is not zero"
         return rows[:, : tensor.columns].astype(np.float64)
 

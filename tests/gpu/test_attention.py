@@ -17,7 +17,7 @@ def check(device, profile, dtype, heads, kv_heads, head_dim, segments, **options
     scale = 1 / np.sqrt(head_dim)
     bench = Bench(device, dtype, PROFILES[profile])
     tensors = [bench.operand(a, grad=True) for a in (q, k, v)]
-    batch = bench.batch(size, seq, segments=segments)
+    batch = bench.batch_of(size, seq, segments=segments)
     o = attention(bench.graph, *tensors, batch, head_dim, scale, **options)
     # In a model the gradient arrives in float32.
     gradients = bench.gradients(o, bench.given(do), *tensors)
@@ -55,7 +55,7 @@ def test_windows_and_softcaps(device, profile, dtype, head_dim, seq, window, sof
 @pytest.mark.parametrize("seq", [1, 33, 70])
 def test_lengths(device, dtype, seq):
     check(device, "cpu", dtype, 6, 2, 20, np.ones((1, seq), int))
-    check(device, "image", dtype, 6, 2, 40, np.ones((1, seq), int))
+    check(device, "texture", dtype, 6, 2, 40, np.ones((1, seq), int))
 
 
 @pytest.mark.parametrize("head_dim", [8, 128, 256])
@@ -82,7 +82,7 @@ def test_large_scores_do_not_overflow(device, profile):
     bench = Bench(device, "float32", PROFILES[profile])
     q, k = (100 * rng.standard_normal((9, 8)) for _ in range(2))
     v = rng.standard_normal((9, 8))
-    o = attention(bench.graph, *(bench.operand(a) for a in (q, k, v)), bench.batch(1, 9), 8, 1.0)
+    o = attention(bench.graph, *(bench.operand(a) for a in (q, k, v)), bench.batch_of(1, 9), 8, 1.0)
     (got,) = bench.run(o)
     exact = [rounded(a, "float32") for a in (q, k, v)]
     expected = reference.forward(*exact, np.ones((1, 9), int), 8, 1.0)

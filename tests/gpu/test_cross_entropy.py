@@ -36,7 +36,7 @@ def run(
     pieces = tuple((i, bench.operand(head[i : i + step])) for i in range(0, vocab, step))
     stats = bench.given(np.array([[2.0, 3.0, 0, 0]]))
     th = bench.operand(hidden, grad=True)
-    batch = bench.batch(1, rows, targets=targets)
+    batch = bench.batch_of(1, rows, targets=targets)
     cross_entropy(
         bench.graph,
         th,

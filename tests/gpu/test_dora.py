@@ -35,7 +35,7 @@ def test_a_layer(device, profile, dtype, residual, rows, inner, outer, r, shard)
     )
     tx = bench.operand(x, grad=True)
     tskip = bench.given(skip, grad=True) if residual else None
-    y = linear(g, tx, layer, bench.batch(1, rows), tskip, multiplier=1.0)
+    y = linear(g, tx, layer, bench.batch_of(1, rows), tskip, multiplier=1.0)
     (dx,) = bench.gradients(y, bench.given(dy), tx)
     whole = vector("flat", adapter.length, "float32", adapter.gradient.storage)
     got_y, got_dx, got_flat = bench.run(y, dx, whole)

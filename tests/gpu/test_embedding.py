@@ -16,7 +16,7 @@ def test_embedding(device, profile, dtype, shard):
     ids = np.concatenate([[0, 82, 23, 24], rng.integers(0, 83, 33)])
     bench = Bench(device, dtype, PROFILES[profile])
     pieces = tuple((i, bench.operand(weight[i : i + shard])) for i in range(0, 83, shard))
-    y = embedding(bench.graph, DenseMatrix(83, 20, pieces), bench.batch(1, 37, ids=ids))
+    y = embedding(bench.graph, DenseMatrix(83, 20, pieces), bench.batch_of(1, 37, ids=ids))
     (got,) = bench.run(y)
     assert np.array_equal(got, rounded(weight, dtype)[ids])
 
@@ -30,7 +30,7 @@ def test_noise(device, profile, dtype):
     for key in (5, 5, 6, None):
         bench = Bench(device, dtype, PROFILES[profile])
         pieces = tuple((i, bench.operand(weight[i : i + 48])) for i in range(0, 83, 48))
-        batch = replace(bench.batch(2, 120, ids=ids, dropout_key=key), noise=5.0)
+        batch = replace(bench.batch_of(2, 120, ids=ids, dropout_key=key), noise=5.0)
         (got,) = bench.run(embedding(bench.graph, DenseMatrix(83, 50, pieces), batch, 2.0))
         noises.append(got - 2 * rounded(weight, dtype)[ids])
     one, again, other, none = noises

@@ -52,9 +52,9 @@ def test_a_mixture(device, profile, dtype, normalized, rows, experts, top, inner
     tx, tlogits = bench.operand(x, grad=True), bench.given(logits, grad=True)
     tskip = bench.given(skip, grad=True)
     routing = route(g, tlogits, top, normalized=normalized)
-    y = expert_linear(g, spread(g, tx, routing), layer, routing, bench.batch(1, rows))
+    y = expert_linear(g, spread(g, tx, routing), layer, routing, bench.batch_of(1, rows))
     y = combine(g, y, routing, tskip)
-    g.hand_over(y, bench.given(dy))
+    g.add_gradient(y, bench.given(dy))
     g.backward()
     dx, dlogits = g.gradient_of(tx), g.gradient_of(tlogits)
     whole = matrix("flat", 1, adapter.length, "float32", adapter.gradient.storage)
@@ -117,7 +117,7 @@ def test_quantized_experts(device, monkeypatch, profile, dtype, double_quant, sh
     stack = ExpertSpec("mlp.experts", "up_proj", experts, *shape)
     quant = QuantConfig(double_quant=double_quant)
     layout = WeightLayout(
-        quant, dtype, device.max_binding, Folder(), device, images=bench.profile.images
+        quant, dtype, device.max_binding, Folder(), device, textures=bench.profile.textures
     )
     layer = layout._experts(stack, Adapter(LoraConfig(target_modules=["up_proj"]), [], [stack]))
     monkeypatch.setattr("qlora_wgpu.ops.nf4._EXPERT_BYTES", 2 * w[0].nbytes)  # about two at a time

@@ -45,7 +45,7 @@ def check(
         bench.given(added) if bias else None,
         lora,
     )
-    batch = bench.batch(1, rows, dropout_key=KEY if p else None)
+    batch = bench.batch_of(1, rows, dropout_key=KEY if p else None)
     tx = bench.operand(x, grad=grad)
     tskip = bench.given(skip) if residual else None
     y = linear(bench.graph, tx, layer, batch, tskip, multiplier=multiplier)
@@ -112,14 +112,14 @@ def test_an_input_used_twice_sums_its_gradient(device):
     x, w1, w2 = (rng.standard_normal(s) for s in ((9, 12), (20, 12), (28, 12)))
     dy1, dy2 = rng.standard_normal((9, 20)), rng.standard_normal((9, 28))
     bench = Bench(device, "float32", PROFILES["cpu"])
-    tx, batch = bench.operand(x, grad=True), bench.batch(1, 9)
+    tx, batch = bench.operand(x, grad=True), bench.batch_of(1, 9)
     outputs = []
     for w, dy in ((w1, dy1), (w2, dy2)):
         matrix = DenseMatrix(*w.shape, ((0, bench.operand(w)),))
         y = linear(bench.graph, tx, Linear("l", matrix, None, None), batch)
         outputs.append((y, dy))
     for y, dy in outputs:
-        bench.graph.hand_over(y, bench.given(dy))
+        bench.graph.add_gradient(y, bench.given(dy))
     bench.graph.backward()
     dx, again = bench.graph.gradient_into(tx)
     assert again

@@ -17,7 +17,7 @@ def on_device(bench, quantized):
             name, data.size, str(data.dtype), Storage(name, "test", data.nbytes, data)
         )
     codebook = None
-    if bench.profile.images and quantized.shape[1] % 32 == 0:
+    if bench.profile.textures and quantized.shape[1] % 32 == 0:
         pairs = pair_values(quantized.quant_map)
         codebook = vector("pairs", 1024, "float32", Storage("", "test", 4096, pairs, image=True))
     return NF4Matrix(

@@ -20,7 +20,7 @@ def test_rope(device, profile, dtype, heads, head_dim, rotary_dim, interleaved):
     tx = bench.operand(x, grad=True)
     constant = bench.graph.constant("table", table)
     y = rope(
-        bench.graph, tx, constant, bench.batch(1, rows), head_dim, rotary_dim,
+        bench.graph, tx, constant, bench.batch_of(1, rows), head_dim, rotary_dim,
         interleaved=interleaved,
     )  # fmt: skip
     (dx,) = bench.gradients(y, bench.operand(dy), tx)

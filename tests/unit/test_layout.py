@@ -9,7 +9,7 @@ from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.gpu.device import ALIGNMENT
-from qlora_wgpu.graph.tensor import ROW_UNIT, from_bfloat16, padded
+from qlora_wgpu.graph.dtype import ROW_UNIT, from_bfloat16, padded
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.lora.targets import targeted
 from qlora_wgpu.model.weights import WeightLayout

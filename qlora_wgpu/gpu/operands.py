@@ -1,0 +1,221 @@
+"""Typed operands of shaders: one declaration, code for whatever is bound to it.
+
+    //#input 1 x: 8               load_x(i) gives elements 8·i … 8·i+7 as float32
+    //#output 2 y: 8              store_y(i, v) rounds and stores them
+
+An operand is declared by how many neighbouring elements it is read or written at a time: 8 as
+``Eight`` (``shaders/common/eight.wgsl``), 4 as ``vec4<f32>``, 2 as ``vec2<f32>``, 1 as ``f32`` (inputs
+only), or ``words``: 16 bytes as they are, of any type. What is bound, float32 or bfloat16, in a
+buffer or in a texture, is not the shader's business. Inputs also have ``raw_x(i)``, the elements as
+they are stored, ``unpack_x(raw)``, and ``broadcast_x(raw, lane)`` within a subgroup.
+
+Words after the width narrow that down:
+
+    ``?`` after the name    need not be bound; loads give zeros then
+    ``texture``, ``buffer`` the kernel insists on this kind of memory
+    ``float32``             the only type
+    ``sum``                 (outputs) with ACCUMULATE, stores add to what is there, which is float32
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_DECLARATION = re.compile(
+    r"^//#(input|output)\s+(\d+)\s+(\w+)(\?)?:\s*(8|4|2|1|words)((?:\s+(?:texture|buffer|float32|sum))*)$"
+)
+FLOATS = frozenset({"float32", "bfloat16"})
+ANYTHING = FLOATS | {"uint8", "uint32", "int32"}
+_VALUE = {"8": "Eight", "4": "vec4<f32>", "2": "vec2<f32>", "1": "f32", "words": "vec4<u32>"}
+_ZERO = {
+    "8": "Eight(vec4<f32>(0.0), vec4<f32>(0.0))",
+    "words": "vec4<u32>(0u)",
+    **{width: f"{_VALUE[width]}(0.0)" for width in ("4", "2", "1")},
+}
+# What a buffer's array holds.
+_STORED = {
+    "bfloat16": {"8": "vec4<u32>", "4": "vec2<u32>", "2": "u32", "1": "u32"},
+    "float32": {"8": "Float8", "4": "vec4<f32>", "2": "vec2<f32>", "1": "f32"},
+}
+_UNPACKED = {
+    "bfloat16": {
+        "8": "eight_of_bf16(raw)",
+        "4": "unpack_bf16(raw)",
+        "2": "bitcast<vec2<f32>>(vec2<u32>(raw << 16u, raw & 0xffff0000u))",
+    },
+    "float32": {"8": "eight(raw.lo, raw.hi)", "4": "raw", "2": "raw"},
+}
+_PACKED = {
+    "bfloat16": {
+        "8": "bf16_of_eight(v)",
+        "4": "pack_bf16(v)",
+        "2": "pack_bf16(vec4<f32>(v, 0.0, 0.0)).x",
+    },
+    "float32": {"8": "Float8(low(v), high(v))", "4": "v", "2": "v"},
+}
+# Elements as they are stored, from the texels t(·) of 16 bytes that hold them.
+_FROM_TEXELS = {
+    "bfloat16": {
+        "8": "return {t}(i);",
+        "4": "let texel = {t}(i / 2u); return select(texel.xy, texel.zw, i % 2u == 1u);",
+        "2": "return {t}(i / 4u)[i % 4u];",
+        "1": "return {t}(i / 8u)[i / 2u % 4u];",
+    },
+    "float32": {
+        "8": "return Float8(bitcast<vec4<f32>>({t}(2u * i)), bitcast<vec4<f32>>({t}(2u * i + 1u)));",
+        "4": "return bitcast<vec4<f32>>({t}(i));",
+        "2": "let texel = bitcast<vec4<f32>>({t}(i / 2u)); "
+        "return select(texel.xy, texel.zw, i % 2u == 1u);",
+        "1": "return bitcast<f32>({t}(i / 4u)[i % 4u]);",
+    },
+}
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What is bound to an operand: its element type, and whether it lies in a texture."""
+
+    dtype: str
+    texture: bool = False
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A declaration.
+
+    Attributes:
+        index: The binding's number.
+        name: The binding's name.
+        output: Whether it is written.
+        width: Elements at a time, or ``"words"``.
+        optional: Whether it need not be bound.
+        memory: ``"texture"`` or ``"buffer"`` where only that will do, else ``"any"``.
+        dtypes: The element types that may be bound.
+        sums: Whether stores can be asked to add.
+    """
+
+    index: int
+    name: str
+    output: bool
+    width: str
+    optional: bool
+    memory: str
+    dtypes: frozenset[str]
+    sums: bool
+
+    def code(self, bound: Bound | None, *, accumulate: bool) -> tuple[str, str]:
+        """The declaration of what is bound, and the functions that reach it."""
+        value = _VALUE[self.width]
+        if bound is None:
+            return "", f"fn load_{self.name}(i: u32) -> {value} {{ return {_ZERO[self.width]}; }}"
+        if self.width == "words":
+            return self._words(bound)
+        stored = _STORED[bound.dtype][self.width]
+        if self.output:
+            return self._output(bound, value, stored, accumulate=accumulate)
+        return self._input(bound, value, stored)
+
+    def _declaration(self, bound: Bound, stored: str) -> str:
+        at = f"@group(0) @binding({self.index}) var"
+        if bound.texture:
+            access = "write" if self.output else "read"
+            return f"{at} {self.name}: texture_storage_2d<rgba32uint, {access}>;"
+        access = "read_write" if self.output else "read"
+        return f"{at}<storage, {access}> {self.name}: array<{stored}>;"
+
+    def _texel(self) -> str:
+        name = self.name
+        return (
+            f"fn texel_{name}(i: u32) -> vec4<u32> {{ "
+            f"return textureLoad({name}, texel_at(params.first_texel_{name} + i)); }}\n"
+        )
+
+    def _words(self, bound: Bound) -> tuple[str, str]:
+        declared = self._declaration(bound, "vec4<u32>")
+        name = self.name
+        if not self.output:
+            read = f"texel_{name}(i)" if bound.texture else f"{name}[i]"
+            head = self._texel() if bound.texture else ""
+            return declared, f"{head}fn load_{name}(i: u32) -> vec4<u32> {{ return {read}; }}"
+        write = f"textureStore({name}, texel_at(i), v)" if bound.texture else f"{name}[i] = v"
+        return declared, f"fn store_{name}(i: u32, v: vec4<u32>) {{ {write}; }}"
+
+    def _input(self, bound: Bound, value: str, stored: str) -> tuple[str, str]:
+        name = self.name
+        if bound.texture:
+            body = _FROM_TEXELS[bound.dtype][self.width].format(t=f"texel_{name}")
+            code = self._texel()
+        else:
+            halves = bound.dtype == "bfloat16" and self.width == "1"
+            body = f"return {name}[{'i / 2u' if halves else 'i'}];"
+            code = ""
+        code += f"fn raw_{name}(i: u32) -> {stored} {{ {body} }}\n"
+        if self.width == "1":
+            word = f"let raw = raw_{name}(i); "
+            loaded = (
+                f"{word}return bitcast<f32>(select(raw & 0xffff0000u, raw << 16u, i % 2u == 0u));"
+                if bound.dtype == "bfloat16"
+                else f"return raw_{name}(i);"
+            )
+            return self._declaration(bound, stored), (
+                f"{code}fn load_{name}(i: u32) -> f32 {{ {loaded} }}"
+            )
+        unpacked = _UNPACKED[bound.dtype][self.width]
+        code += f"fn unpack_{name}(raw: {stored}) -> {value} {{ return {unpacked}; }}\n"
+        code += f"fn load_{name}(i: u32) -> {value} {{ return unpack_{name}(raw_{name}(i)); }}"
+        return self._declaration(bound, stored), code
+
+    def broadcast(self, bound: Bound | None) -> str:
+        """``broadcast_x``, which needs subgroups."""
+        if bound is None:
+            return ""
+        stored = _STORED[bound.dtype][self.width]
+        parts = "Float8(subgroupBroadcast(raw.lo, {0}), subgroupBroadcast(raw.hi, {0}))"
+        body = parts if stored == "Float8" else "subgroupBroadcast(raw, {0})"
+        # The invocation must be a constant expression: one function for each.
+        return "\n".join(
+            f"fn broadcast_{self.name}_{lane}(raw: {stored}) -> {stored} "
+            f"{{ return {body.format(f'{lane}u')}; }}"
+            for lane in range(16)
+        )
+
+    def _output(
+        self, bound: Bound, value: str, stored: str, *, accumulate: bool
+    ) -> tuple[str, str]:
+        name, packed = self.name, _PACKED[bound.dtype][self.width]
+        if bound.texture and bound.dtype == "bfloat16":
+            body = f"textureStore({name}, texel_at(i), {packed});"
+        elif bound.texture:
+            body = (
+                f"textureStore({name}, texel_at(2u * i), bitcast<vec4<u32>>(low(v))); "
+                f"textureStore({name}, texel_at(2u * i + 1u), bitcast<vec4<u32>>(high(v)));"
+            )
+        elif not accumulate:
+            body = f"{name}[i] = {packed};"
+        elif self.width == "8":
+            body = f"{name}[i].lo += low(v); {name}[i].hi += high(v);"
+        else:
+            body = f"{name}[i] += v;"
+        return self._declaration(bound, stored), (
+            f"fn store_{name}(i: u32, v: {value}) {{ {body} }}"
+        )
+
+
+def parse(line: str) -> Operand | None:
+    """Reads a declaration; None if the line is none."""
+    match = _DECLARATION.match(line.strip())
+    if match is None:
+        return None
+    direction, index, name, optional, width, qualifiers = match.groups()
+    given = set(qualifiers.split())
+    output, sums = direction == "output", "sum" in given
+    memory = "any"
+    if "texture" in given:
+        memory = "texture"
+    elif "buffer" in given or sums or (output and width not in ("8", "words")):
+        memory = "buffer"
+    dtypes = ANYTHING if width == "words" else FLOATS
+    if "float32" in given:
+        dtypes = frozenset({"float32"})
+    return Operand(int(index), name, output, width, bool(optional), memory, dtypes, sums)

@@ -1,0 +1,215 @@
+"""The preprocessor of WGSL sources. Its directives are comments:
+
+    //#include common/flat.wgsl       the file's text, once per shader
+    //#input 1 x: 8                   an operand of any type in any memory: gpu/operands.py
+    //#output 2 y: 8
+    //#if NAME  //#else  //#endif     NAME or !NAME: a known boolean, or whether the binding of
+                                      that (lower-case) name is bound; dead lines are blanked
+    //#unroll i N: acc_$i = 0.0;      the text after the colon for i = 0 .. N-1, on one line;
+                                      several counters are separated by commas
+    //#unroll i N                     the same for all lines up to //#end; may be nested
+    //#end
+
+Constants are *appended* (module scope has no order), and every line stays where it is, so the line
+numbers of a shader's main file are true in the driver's messages. An unknown name is an error.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from qlora_wgpu.gpu.operands import Bound, Operand, parse
+
+Constant = bool | int | float
+_UNROLL = re.compile(r"^//#unroll\s+([^:]+?)\s*(?::(.*))?$")
+_NAMED = re.compile(r"//#(?:input|output)\s+\d+\s+(\w+)|@binding\(\d+\)\s*var(?:<[^>]*>)?\s+(\w+)")
+
+
+class ShaderSourceError(Exception):
+    """A shader file of this package is wrong: a programming error, not a user's."""
+
+
+@dataclass
+class Source:
+    """A shader being read.
+
+    Attributes:
+        read: Gives the text of a file.
+        constants: Known values by name.
+        bound: What is bound, by name.
+        operands: The declarations met so far.
+        names: Every name that a binding could have, live or not.
+        included: What has been included.
+        conditions: Names of bindings that were asked for, and where.
+    """
+
+    read: Callable[[str], str]
+    constants: Mapping[str, Constant]
+    bound: Mapping[str, Bound]
+    operands: list[Operand] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
+    included: set[str] = field(default_factory=set)
+    conditions: dict[str, str] = field(default_factory=dict)
+
+    def expand(self, path: str) -> str:
+        """A file's code, its includes and its operands' functions behind it."""
+        code = self._file(path)
+        for name, where in self.conditions.items():
+            if name not in self.names:
+                raise ShaderSourceError(f"{where}: {name} is not a binding")
+        functions = "\n".join(self._functions(code))
+        if re.search(r"\bEight\b|\bpack_bf16\b|\bunpack_bf16\b|Float8", code + functions):
+            functions += "\n" + self._include("common/eight.wgsl", path)
+        if "texel_at(" in code + functions:
+            functions += "\n" + self._include("common/texel.wgsl", path)
+        return _with_first_texels(f"{code}\n{functions}", self.texture_inputs(), path)
+
+    def texture_inputs(self) -> list[str]:
+        """The inputs that lie in textures, which may begin anywhere in them."""
+        return [o.name for o in self.operands if not o.output and self._texture(o)]
+
+    def _texture(self, operand: Operand) -> bool:
+        bound = self.bound.get(operand.name)
+        return bound is not None and bound.texture
+
+    def _functions(self, code: str) -> list[str]:
+        accumulate = self.constants.get("ACCUMULATE") is True
+        functions = []
+        for operand in self.operands:
+            bound = self.bound.get(operand.name)
+            functions.append(operand.code(bound, accumulate=accumulate and operand.sums)[1])
+            if f"broadcast_{operand.name}_" in code:
+                functions.append(operand.broadcast(bound))
+        return functions
+
+    def _file(self, path: str) -> str:
+        source = self.read(path)
+        self.names |= {a or b for a, b in _NAMED.findall(source)}
+        lines: list[str] = []
+        tail: list[str] = []
+        live = [True]
+        for number, line in enumerate(source.splitlines(), 1):
+            where = f"{path}:{number}"
+            text = line.strip()
+            if text.startswith("//#if "):
+                live.append(self._condition(text[6:].strip(), where))
+                line = ""
+            elif text == "//#else":
+                _inside_if(live, where)
+                live[-1] = not live[-1]
+                line = ""
+            elif text == "//#endif":
+                _inside_if(live, where)
+                live.pop()
+                line = ""
+            elif not all(live):
+                line = ""
+            elif text.startswith("//#include "):
+                line = ""
+                tail.append(self._include(text[11:].strip(), where))
+            elif text.startswith(("//#input ", "//#output ")):
+                line = self._operand(text, where)
+            lines.append(line)
+        if len(live) != 1:
+            raise ShaderSourceError(f"{path}: //#if without //#endif")
+        return "\n".join([*self._unrolled(lines, path), *tail])
+
+    def _include(self, path: str, where: str) -> str:
+        if path in self.included:
+            return ""
+        self.included.add(path)
+        return self._file(path)
+
+    def _operand(self, text: str, where: str) -> str:
+        operand = parse(text)
+        if operand is None:
+            raise ShaderSourceError(f"{where}: {text!r} declares no operand")
+        self.operands.append(operand)
+        bound = self.bound.get(operand.name)
+        if bound is None and not operand.optional:
+            bound = Bound("float32", operand.memory == "texture")  # the launcher refuses it
+        return operand.code(bound, accumulate=False)[0]
+
+    def _condition(self, text: str, where: str) -> bool:
+        name = text.removeprefix("!")
+        value = self.constants.get(name)
+        if name.islower():
+            self.conditions[name] = where
+            value = name in self.bound
+        if not isinstance(value, bool):
+            raise ShaderSourceError(f"{where}: {name} is not a known boolean")
+        return value != text.startswith("!")
+
+    def _unrolled(self, lines: list[str], path: str) -> list[str]:
+        """Unrolls lines and blocks, the innermost first; a block goes onto its last line."""
+        done: list[str] = []
+        open_blocks: list[tuple[int, str, str]] = []
+        for number, line in enumerate(lines, 1):
+            where, text = f"{path}:{number}", line.strip()
+            if text.startswith("//#unroll"):
+                match = _UNROLL.match(text)
+                if match is None:
+                    raise ShaderSourceError(f"{where}: expected '//#unroll i N: text'")
+                if match[2] is None:
+                    open_blocks.append((len(done), match[1], where))
+                    done.append("")
+                else:
+                    indent = line[: len(line) - len(line.lstrip())]
+                    done.append(indent + self._repeat(match[1], match[2], where))
+            elif text == "//#end":
+                if not open_blocks:
+                    raise ShaderSourceError(f"{where}: //#end without //#unroll")
+                begin, counters, opened = open_blocks.pop()
+                body = " ".join(_without_comment(part) for part in done[begin:] if part.strip())
+                done[begin:] = [""] * (len(done) - begin)
+                done.append(self._repeat(counters, body, opened))
+            elif text.startswith("//#"):
+                raise ShaderSourceError(f"{where}: unknown directive {text.split()[0]}")
+            else:
+                done.append(line)
+        if open_blocks:
+            raise ShaderSourceError(f"{open_blocks[-1][2]}: //#unroll without //#end")
+        for number, line in enumerate(done, 1):
+            if "$" in line.split("//")[0]:
+                raise ShaderSourceError(f"{path}:{number}: unknown counter in {line.strip()!r}")
+        return done
+
+    def _repeat(self, counters: str, body: str, where: str) -> str:
+        names, ranges = [], []
+        for counter in counters.split(","):
+            name, _, bound = counter.strip().partition(" ")
+            count = int(bound) if bound.isdigit() else self.constants.get(bound.strip())
+            if not isinstance(count, int) or isinstance(count, bool):
+                raise ShaderSourceError(f"{where}: {bound!r} is not a known integer")
+            names.append(name)
+            ranges.append(range(count))
+        pieces = []
+        for values in itertools.product(*ranges):
+            piece = body
+            for name, value in zip(names, values, strict=True):
+                piece = piece.replace(f"${name}", str(value))
+            pieces.append(piece.strip())
+        return " ".join(pieces)
+
+
+def _without_comment(line: str) -> str:
+    return line.split("//")[0].strip()
+
+
+def _inside_if(live: list[bool], where: str) -> None:
+    if len(live) == 1:
+        raise ShaderSourceError(f"{where}: //#else or //#endif without //#if")
+
+
+def _with_first_texels(code: str, names: list[str], path: str) -> str:
+    """Adds where each texture's window begins to ``struct Params``."""
+    if not names:
+        return code
+    fields = "".join(f" first_texel_{name}: u32," for name in names)
+    code, count = re.subn(r"(struct\s+Params\s*\{[^}]*?,?)(\s*\})", rf"\1{fields}\2", code, count=1)
+    if not count:
+        raise ShaderSourceError(f"{path}: reads textures and has no struct Params")
+    return code

@@ -1,0 +1,145 @@
+"""Reverse mode: a tape of ops, and gradients that add up whatever arrives."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from qlora_wgpu.graph.launch import GraphError, Launch
+from qlora_wgpu.graph.tensor import Tensor, matrix
+
+VJP = Callable[[Tensor], None]
+Add = Callable[[Tensor, Tensor | None, Tensor], None]
+
+
+class Tape:
+    """What was recorded, and the gradients gathered so far.
+
+    A gradient may belong to several tensors (a residual hands on what it gets), so nothing is added
+    to it in place unless it has one holder and no running VJP may still read it.
+    """
+
+    def __init__(self, launches: list[Launch], add: Add) -> None:
+        """Starts an empty tape.
+
+        Args:
+            launches: The graph's, which VJPs append to.
+            add: Launches ``total = a + b``, or ``total += b`` where ``a`` is None.
+        """
+        self._launches = launches
+        self._add = add
+        self._ops: list[tuple[Tensor, VJP]] | None = []
+        self._gradients: dict[Tensor, Tensor] = {}
+        self._holders: Counter[Tensor] = Counter()
+        self._handed: Tensor | None = None  # the gradient that the running VJP was given
+        self._begin = 0  # the running VJP's first launch
+
+    def record(self, output: Tensor, inputs: list[Tensor], vjp: VJP, *, trains: bool) -> None:
+        """Notes how a gradient passes back from an op's output."""
+        output.requires_grad = trains or any(t.requires_grad for t in inputs)
+        if output.requires_grad and self._ops is not None:
+            self._ops.append((output, vjp))
+
+    def gradient_of(self, tensor: Tensor) -> Tensor:
+        """What has been gathered of a tensor's gradient."""
+        return self._gradients[tensor]
+
+    def add_gradient(self, tensor: Tensor, gradient: Tensor) -> None:
+        """Adds a contribution, of any type, to a tensor's gradient.
+
+        The first is kept as it is, without a copy. Later ones are added to it by the kernels that
+        make them, where these can add and nobody else looks.
+        """
+        if gradient.shape != tensor.shape:
+            raise GraphError(f"{gradient} is no gradient of {tensor}")
+        if not tensor.requires_grad:
+            return
+        total = self._gradients.get(tensor)
+        if total is None:
+            self._hold(tensor, gradient)
+        elif not self._is_own(total):
+            self._release(tensor)
+            fresh = matrix(f"d {tensor.name}", *tensor.shape, "float32")
+            self._add(fresh, total, gradient)
+            self._hold(tensor, fresh)
+        elif not self._made_in_place(total, gradient):
+            self._add(total, None, gradient)
+
+    def backward(self) -> None:
+        """Runs the tape backwards from the gradients added so far."""
+        if self._ops is None:
+            raise GraphError("nothing was recorded")
+        ops, self._ops = self._ops, None
+        for output, vjp in reversed(ops):
+            if output in self._gradients:
+                gradient = self._release(output)
+                before = self._handed, self._begin
+                self._handed, self._begin = gradient, len(self._launches)
+                vjp(gradient)
+                self._handed, self._begin = before
+        self._ops = []
+
+    def checkpoint(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Calls ``function(x)`` and keeps nothing but x for the backward, which calls it again."""
+        with self._paused():
+            y = function(x)
+
+        def vjp(dy: Tensor) -> None:
+            outer, self._ops = self._ops, []
+            again = function(x)
+            self.add_gradient(again, dy)
+            self.backward()
+            self._ops = outer
+
+        self.record(y, [y], vjp, trains=False)
+        return y
+
+    @contextmanager
+    def _paused(self) -> Iterator[None]:
+        outer, self._ops = self._ops, None
+        try:
+            yield
+        finally:
+            self._ops = outer
+
+    def _hold(self, tensor: Tensor, gradient: Tensor) -> None:
+        self._gradients[tensor] = gradient
+        self._holders[gradient] += 1
+
+    def _release(self, tensor: Tensor) -> Tensor:
+        gradient = self._gradients.pop(tensor)
+        self._holders[gradient] -= 1
+        return gradient
+
+    def _is_own(self, total: Tensor) -> bool:
+        return (
+            total.dtype == "float32"
+            and total.storage is None
+            and self._holders[total] == 1
+            and total is not self._handed
+        )
+
+    def _made_in_place(self, total: Tensor, gradient: Tensor) -> bool:
+        """Lets the launches that made a gradient add to the total instead, if they can."""
+        makers = [
+            launch
+            for launch in self._launches[self._begin :]
+            if gradient in launch.tensors.values()
+        ]
+        if self._holders[gradient] or gradient.dtype != "float32" or not makers:
+            return False
+        if gradient.stride != total.stride or not all(_can_add(m, gradient) for m in makers):
+            return False
+        if any(total in launch.tensors.values() for launch in self._launches[self._begin :]):
+            return False
+        for maker in makers:
+            name = next(n for n, t in maker.tensors.items() if t is gradient)
+            maker.tensors[name] = total
+        makers[0].accumulate()
+        return True
+
+
+def _can_add(launch: Launch, gradient: Tensor) -> bool:
+    names = [name for name, tensor in launch.tensors.items() if tensor is gradient]
+    return len(names) == 1 and launch.shader.bindings[names[0]].sums

@@ -1,0 +1,104 @@
+"""One dispatch of one shader, from its trace to its place in a plan."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from qlora_wgpu.errors import OutOfMemoryError
+from qlora_wgpu.gpu.operands import Bound
+from qlora_wgpu.gpu.wgsl import Constant, Shader, load_shader
+from qlora_wgpu.graph.tensor import Tensor
+
+
+class GraphError(Exception):
+    """An op was launched or differentiated wrongly: a programming error, not a user's."""
+
+
+@dataclass(eq=False)
+class Launch:
+    """One dispatch of one shader.
+
+    Attributes:
+        path: The shader's file.
+        tensors: What is bound, by the shader's names.
+        values: The fields of the shader's uniform ``Params``.
+        constants: What is appended to its source; booleans choose its lines.
+        workgroups: How many, along x, y, z.
+        label: For timing tables.
+        flops: Floating-point operations, of products only.
+        first_texels: Where inputs begin that are windows of a texture's copy.
+        shader: The file as compiled for what is bound.
+        params: Bytes of the uniform.
+    """
+
+    path: str
+    tensors: dict[str, Tensor]
+    values: Mapping[str, int | float]
+    constants: dict[str, Constant]
+    workgroups: tuple[int, int, int]
+    label: str
+    flops: int
+    first_texels: dict[str, int] = field(default_factory=dict)
+    shader: Shader = field(init=False)
+    params: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.specialize()
+
+    @property
+    def kernel(self) -> str:
+        """The family of kernels it is of: the shader's folder."""
+        return self.path.partition("/")[0]
+
+    def specialize(self) -> None:
+        """Compiles the shader's variant for what is bound, and checks that it may be.
+
+        Raises:
+            GraphError: If a binding is missing or unknown, or a tensor's type does not fit.
+            OutOfMemoryError: If a tensor has more elements than kernels count.
+        """
+        self.shader = self._shader()
+        self._check()
+        texels = {
+            f"first_texel_{name}": self.first_texels.get(name, tensor.first_texel)
+            for name, tensor in self.tensors.items()
+            if tensor.texture and not self.shader.bindings[name].writable
+        }
+        try:
+            self.params = (
+                self.shader.pack_params({**self.values, **texels}) if self.shader.params else b""
+            )
+        except struct.error:
+            raise OutOfMemoryError(
+                f"{self.label} would need tensors of more elements than kernels count (2³²): "
+                "lower the batch size or data.max_seq_length"
+            ) from None
+
+    def accumulate(self) -> None:
+        """Makes it add to its output."""
+        self.constants["ACCUMULATE"] = True
+        self.specialize()
+
+    def written(self) -> list[Tensor]:
+        """The tensors this launch may write."""
+        return [t for n, t in self.tensors.items() if self.shader.bindings[n].writable]
+
+    def _shader(self) -> Shader:
+        bound = tuple(sorted((n, Bound(t.dtype, t.texture)) for n, t in self.tensors.items()))
+        return load_shader(self.path, tuple(sorted(self.constants.items())), bound)
+
+    def _check(self) -> None:
+        bindings = self.shader.bindings
+        required = {name for name, binding in bindings.items() if not binding.optional}
+        wrong = sorted((set(self.tensors) - set(bindings)) | (required - set(self.tensors)))
+        if wrong:
+            raise GraphError(f"{self.shader.label}: bindings {wrong} are missing or unknown")
+        for name, tensor in self.tensors.items():
+            allowed = bindings[name].dtypes
+            if bindings[name].sums and self.constants.get("ACCUMULATE") is True:
+                allowed = frozenset({"float32"})
+            if tensor.dtype not in allowed:
+                shown = " or ".join(sorted(allowed))
+                raise GraphError(f"{self.shader.label}: {name} = {tensor} is not {shown}")

@@ -1,0 +1,124 @@
+"""Which intermediates lie in textures, and the copies where a kernel insists on the other memory.
+
+Ops never speak of memory. Kernels say what they insist on (``gpu/operands.py``); a tensor lies in a
+texture where some reader insists on one and everything that writes it can write one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from qlora_wgpu.gpu.device import fold_workgroups
+from qlora_wgpu.gpu.profile import Profile
+from qlora_wgpu.graph.dtype import ITEM_SIZE, ceil_div
+from qlora_wgpu.graph.launch import GraphError, Launch
+from qlora_wgpu.graph.tensor import TEXEL, Storage, Tensor, vector
+
+
+def lay_out(launches: list[Launch], profile: Profile) -> list[Launch]:
+    """Gives every tensor its memory and every launch its variant; inserts the copies.
+
+    Args:
+        launches: In the order they run.
+        profile: How the copies are cut.
+
+    Raises:
+        GraphError: If a kernel insists on writing memory that its tensor does not lie in.
+    """
+    _choose_memory(launches)
+    copies = _Copies(profile)
+    for launch in launches:
+        copies.place(launch)
+    return copies.launches
+
+
+def _choose_memory(launches: list[Launch]) -> None:
+    intermediates: set[Tensor] = set()
+    in_texture: set[Tensor] = set()
+    in_buffer: set[Tensor] = set()
+    for launch in launches:
+        for name, tensor in launch.tensors.items():
+            if tensor.storage is None:
+                binding = launch.shader.bindings[name]
+                intermediates.add(tensor)
+                if binding.memory == "texture":
+                    in_texture.add(tensor)
+                elif binding.memory == "buffer" and binding.writable:
+                    in_buffer.add(tensor)
+    for tensor in intermediates:
+        tensor.texture = tensor in in_texture and tensor not in in_buffer
+
+
+class _Copies:
+    """Launches with copies in between, each made once for as long as its source stays the same."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.launches: list[Launch] = []
+        self._profile = profile
+        self._copies: dict[Tensor | Storage, Tensor] = {}
+
+    def place(self, launch: Launch) -> None:
+        """Appends a launch, and before it the copies that it needs."""
+        tensors, first_texels = {}, {}
+        for name, tensor in launch.tensors.items():
+            binding = launch.shader.bindings[name]
+            if binding.memory == "any" or (binding.memory == "texture") == tensor.texture:
+                tensors[name] = tensor
+            elif binding.writable:
+                raise GraphError(f"{launch.shader.label}: {name} = {tensor} is no {binding.memory}")
+            elif tensor.texture:
+                tensors[name] = self._copy(tensor, tensor)
+            else:  # windows share the copy of the whole
+                tensors[name] = self._copy(tensor.storage or tensor, _whole(tensor))
+                first_texels[name] = tensor.first_texel
+        self.launches.append(replace(launch, tensors=tensors, first_texels=first_texels))
+        for tensor in launch.written():
+            self._forget(tensor)
+
+    def _copy(self, key: Tensor | Storage, source: Tensor) -> Tensor:
+        if key not in self._copies:
+            kind = "buffer" if source.texture else "texture"
+            self._copies[key] = replace(
+                source,
+                name=f"{source.name} as {kind}",
+                storage=None,
+                offset=0,
+                texture=not source.texture,
+            )
+            self._launch(source, self._copies[key])
+        return self._copies[key]
+
+    def _launch(self, source: Tensor, copy: Tensor) -> None:
+        units = ceil_div(source.nbytes, TEXEL)
+        flat, each = self._profile.flat_group, self._profile.elements_per_thread
+        self.launches.append(
+            Launch(
+                "tensor/copy.wgsl",
+                {"x": source, "y": copy},
+                {"units": units},
+                {"FLAT": flat, "ELEMENTS": each},
+                fold_workgroups(ceil_div(units, flat * each)),
+                "tensor/copy",
+                0,
+            )
+        )
+
+    def _forget(self, written: Tensor) -> None:
+        """Drops the copies of what has been written."""
+        self._copies.pop(written, None)
+        if written.storage is not None:
+            self._copies.pop(written.storage, None)
+            windows = [
+                k for k in self._copies if isinstance(k, Tensor) and k.storage is written.storage
+            ]
+            for window in windows:
+                del self._copies[window]
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """The whole storage that a tensor is a window of, or the tensor itself."""
+    storage = tensor.storage
+    if storage is None:
+        return tensor
+    length = storage.nbytes // ITEM_SIZE[tensor.dtype]
+    return vector(storage.label, length, tensor.dtype, storage)

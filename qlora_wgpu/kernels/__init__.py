@@ -1,0 +1,28 @@
+"""Families of kernels as data: ops launch them, and tools enumerate them.
+
+A module here is a family. It may have a ``KERNELS`` (``kernel.Kernel``) and a ``TUNABLES``
+(``kernel.Tunable``); nothing else needs to know that it exists.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from typing import Any
+
+from qlora_wgpu.kernels.kernel import Kernel, Tunable
+
+
+def kernels() -> list[Kernel[Any]]:
+    """Every family that has variants."""
+    return [kernel for module in _modules() for kernel in getattr(module, "KERNELS", ())]
+
+
+def tunables() -> list[Tunable]:
+    """Everything that a tuner may change."""
+    return [tunable for module in _modules() for tunable in getattr(module, "TUNABLES", ())]
+
+
+def _modules() -> list[Any]:
+    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return [importlib.import_module(f"{__name__}.{name}") for name in names]

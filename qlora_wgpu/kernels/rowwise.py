@@ -1,0 +1,35 @@
+"""Kernels that take a row at a time: how rows are spread over invocations and workgroups."""
+
+from __future__ import annotations
+
+from qlora_wgpu.gpu.device import fold_workgroups
+from qlora_wgpu.gpu.profile import Profile
+from qlora_wgpu.gpu.wgsl import Constant
+from qlora_wgpu.graph.dtype import ceil_div
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.kernels.kernel import Change, Tunable
+
+
+def row_constants(g: Graph) -> dict[str, Constant]:
+    """The constants that ``common/row_reduce.wgsl`` and its users need."""
+    threads = g.profile.threads_per_row
+    return {
+        "THREADS": threads,
+        "ROWS": g.profile.rows_per_group,
+        "ONE_THREAD": threads == 1,
+        "SUBGROUP": g.profile.textures,
+    }
+
+
+def row_workgroups(g: Graph, rows: int) -> tuple[int, int, int]:
+    """Workgroups that cover so many rows."""
+    return fold_workgroups(ceil_div(rows, g.profile.rows_per_group))
+
+
+def _changes(profile: Profile) -> tuple[Change, ...]:
+    if profile.textures or profile.name == "cpu":
+        return ()
+    return tuple({"threads_per_row": threads} for threads in (32, 64, 256))
+
+
+TUNABLES = (Tunable("rows", lambda launch: "ROWS" in launch.constants, _changes),)

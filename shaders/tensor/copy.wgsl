@@ -1,0 +1,16 @@
+// y = x, between a buffer and a texture, in words of 16 bytes. Launcher: graph/layout.py.
+//#include common/flat.wgsl
+
+struct Params {
+    units: u32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+//#input 1 x: words
+//#output 2 y: words
+
+fn each(i: u32) {
+    if (i < params.units) {
+        store_y(i, load_x(i));
+    }
+}
