@@ -4,10 +4,11 @@
     //#output 2 y: 8              store_y(i, v) rounds and stores them
 
 An operand is declared by how many neighbouring elements it is read or written at a time: 8 as
-``Eight`` (``shaders/common/eight.wgsl``), 4 as ``vec4<f32>``, 2 as ``vec2<f32>``, 1 as ``f32`` (inputs
-only), or ``words``: 16 bytes as they are, of any type. What is bound, float32 or bfloat16, in a
-buffer or in a texture, is not the shader's business. Inputs also have ``raw_x(i)``, the elements as
-they are stored, ``unpack_x(raw)``, and ``broadcast_x(raw, lane)`` within a subgroup.
+``Eight`` (``shaders/common/eight.wgsl``), 4 as ``vec4<f32>``, 2 as ``vec2<f32>``, 1 as ``f32``
+(inputs only), or ``words``: 16 bytes as they are, of any type. What is bound, float32 or bfloat16,
+in a buffer or in a texture, is not the shader's business. Inputs also have ``raw_x(i)``, the
+elements as they are stored, ``unpack_x(raw)``, and ``broadcast_x_3(raw)``, what invocation 3 of the
+subgroup holds.
 
 Words after the width narrow that down:
 
@@ -63,7 +64,8 @@ _FROM_TEXELS = {
         "1": "return {t}(i / 8u)[i / 2u % 4u];",
     },
     "float32": {
-        "8": "return Float8(bitcast<vec4<f32>>({t}(2u * i)), bitcast<vec4<f32>>({t}(2u * i + 1u)));",
+        "8": "return Float8(bitcast<vec4<f32>>({t}(2u * i)), "
+        "bitcast<vec4<f32>>({t}(2u * i + 1u)));",
         "4": "return bitcast<vec4<f32>>({t}(i));",
         "2": "let texel = bitcast<vec4<f32>>({t}(i / 2u)); "
         "return select(texel.xy, texel.zw, i % 2u == 1u);",

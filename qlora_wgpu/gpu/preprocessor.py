@@ -1,4 +1,4 @@
-"""The preprocessor of WGSL sources. Its directives are comments:
+"""The preprocessor of WGSL sources, whose directives are comments.
 
     //#include common/flat.wgsl       the file's text, once per shader
     //#input 1 x: 8                   an operand of any type in any memory: gpu/operands.py
@@ -10,8 +10,9 @@
     //#unroll i N                     the same for all lines up to //#end; may be nested
     //#end
 
-Constants are *appended* (module scope has no order), and every line stays where it is, so the line
-numbers of a shader's main file are true in the driver's messages. An unknown name is an error.
+Constants are *appended* (module scope has no order), and every line stays where it is, so the
+line numbers of a shader's main file are true in the driver's messages. An unknown name is an
+error.
 """
 
 from __future__ import annotations

@@ -105,6 +105,13 @@ def vector(
     return Tensor(name, 1, length, dtype, length, storage, offset, texture=texture)
 
 
+def row(
+    name: str, length: int, dtype: str, storage: Storage | None = None, offset: int = 0
+) -> Tensor:
+    """A vector padded as a row of a matrix is."""
+    return matrix(name, 1, length, dtype, storage, offset)
+
+
 def row_blocks(tensor: Tensor, count: int) -> Iterator[tuple[int, Tensor]]:
     """Yields ``(first row, view of up to count rows)`` of a matrix that has a storage.
 

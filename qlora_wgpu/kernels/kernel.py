@@ -1,4 +1,4 @@
-"""What a family of kernels is: a problem, the variants that solve it, and what a tuner may change."""
+"""What a family of kernels is: a problem, variants that solve it, and what a tuner may change."""
 
 from __future__ import annotations
 

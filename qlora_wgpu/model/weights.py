@@ -20,7 +20,7 @@ from qlora_wgpu.families.family import Architecture, ExpertSpec, LinearSpec, Mod
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.graph.dtype import ROW_UNIT, pad_rows, padded, to_bfloat16
 from qlora_wgpu.graph.program import allocate
-from qlora_wgpu.graph.tensor import TEXEL, Storage, Tensor, matrix, vector
+from qlora_wgpu.graph.tensor import TEXEL, Storage, Tensor, matrix, row, vector
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.ops.modules import (
     DenseExperts,
@@ -176,7 +176,7 @@ class WeightLayout:
     def _vector(self, name: str, size: int, kind: str, offset: np.float32 = _NO_OFFSET) -> Tensor:
         array = self._read(name, (size,))
         data = None if array is None else pad_rows(array + offset)
-        return vector(name, size, "float32", self._keep(name, kind, 4 * padded(size), data), 0)
+        return row(name, size, "float32", self._keep(name, kind, 4 * padded(size), data))
 
     def _dense(self, name: str, rows: int, columns: int) -> DenseMatrix:
         array = self._read(name, (rows, columns))

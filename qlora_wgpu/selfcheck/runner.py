@@ -13,7 +13,7 @@ from qlora_wgpu.graph.dtype import from_bfloat16, pad_rows, to_bfloat16
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.graph.program import Program, SlotPool
-from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
+from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, row
 from qlora_wgpu.model import batch_encoding
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
 
@@ -63,7 +63,7 @@ class Runner:
         data = to_bfloat16(data) if dtype == "bfloat16" else data
         storage = Storage("given", "check", data.nbytes, data)
         if array.ndim == 1:
-            made = vector("given", array.size, dtype, storage)
+            made = row("given", array.size, dtype, storage)
         else:
             made = matrix("given", array.shape[0], array.shape[1], dtype, storage)
         made.requires_grad = grad
