@@ -61,8 +61,7 @@ def linear(
     y = make(layer.name, x.rows, weight.rows)
     u: Tensor | None = None
     if lora is not None:
-        u = g.float32(f"{layer.name}.u", x.rows, lora.r)
-        lora_ops.down(g, x, lora, u, batch)
+        u = lora_ops.down(g, x, lora, batch)
     for row0, w in weight.shards(g):
         gemm.nt(
             g, x, w, y, row0=row0, scale=multiplier, lora=lora, u=u, bias=bias, residual=skip,
@@ -72,26 +71,22 @@ def linear(
             dora.norm(g, w, layer.lora, inverse, row0, layer.lora.scaling)
 
     def vjp(dy: Tensor) -> None:
-        du: Tensor | None = None
-        operand = as_operand(g, dy)
+        operand, du = as_operand(g, dy), None
         if lora is not None and u is not None:
-            du = g.float32(f"d {u.name}", x.rows, lora.r)
-            lora_ops.up_grad(g, operand, lora, du)
-            lora_ops.add_gradient(g, operand, u, lora.grad_b)
-            lora_ops.add_gradient(g, x, du, lora.grad_a, masked_by=lora, batch=batch)
+            du = lora_ops.backward(g, x, u, operand, lora, batch)
         if x.requires_grad:
-            dx, accumulate = g.gradient_into(x)
+            dx = g.float32(f"d {x.name}", x.rows, x.columns)
             for row0, w in weight.shards(g):
                 # The adapter's part joins the first shard's product.
                 first = row0 == 0
                 gemm.nn(
-                    g, operand, w, dx, row0=row0, accumulate=accumulate or not first,
-                    scale=multiplier,
+                    g, operand, w, dx, row0=row0, accumulate=not first, scale=multiplier,
                     lora=lora if first else None, u=du if first else None, batch=batch,
                     label="gemm/backward",
                 )  # fmt: skip
-        if skip is not None and skip.requires_grad:
-            g.hand_over(skip, dy)
+            g.add_gradient(x, dx)
+        if skip is not None:
+            g.add_gradient(skip, dy)
 
     inputs = [x] if skip is None else [x, skip]
     g.record(y, inputs, vjp, trains=lora is not None)

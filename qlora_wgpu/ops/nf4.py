@@ -11,6 +11,7 @@ import numpy.typing as npt
 from qlora_wgpu.graph.dtype import ROW_UNIT
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.kernels.dequantize import DEQUANTIZE, Dequantization
 
 EXPERT_WORDS = 64  # so that a binding may begin at any expert
 _EXPERT_BYTES = 64 << 20  # of operands that are dequantized at once
@@ -26,7 +27,7 @@ class NF4Matrix:
         maps: The 16 values of the codes, then the 256 of the scales' codes and their offset.
         nested_absmax: Scales of the scales, if doubly quantized.
         nested_blocksize: Scales that share one of those.
-        codebook: ``pair_values`` of the codes as an image, for software adapters and where
+        codebook: ``pair_values`` of the codes in a texture, for software adapters and where
             columns and blocksize are multiples of 32.
         experts: If more than one, so many matrices of ``rows`` rows, whose parts follow each other
             in the tensors above, each beginning at a multiple of ``EXPERT_WORDS`` words.
@@ -52,7 +53,7 @@ class NF4Matrix:
             yield row0, self._dequantize(g, row0, min(most, self.rows - row0))
 
     def _dequantize(self, g: Graph, row0: int, rows: int) -> Tensor:
-        w = g.operand(self.name, rows, self.columns, image=True)
+        w = g.operand(self.name, rows, self.columns)
         self._launch(g, w, self._parts(0), row0)
         return w
 
@@ -62,100 +63,48 @@ class NF4Matrix:
         most = max(min(g.max_binding, _EXPERT_BYTES) // one, 1)
         for first in range(0, self.experts, most):
             count = min(most, self.experts - first)
-            w = g.operand(self.name, count * self.rows, self.columns, image=True)
+            w = g.operand(self.name, count * self.rows, self.columns)
             self._launch(g, w, self._parts(first), 0)
             yield first, count, w
 
-    def _parts(self, first: int) -> dict[str, Tensor]:
-        """What is stored of the experts from ``first`` on."""
-        parts = {"codes": self.codes, "absmax": self.absmax, "maps": self.maps}
-        if self.nested_absmax is not None:
-            parts["nested_absmax"] = self.nested_absmax
-        if not first:
-            return parts
-        return {
-            name: replace(
-                part,
-                columns=part.columns - first * self._stride(part),
-                stride=part.columns - first * self._stride(part),
-                offset=4 * first * self._stride(part),
-            )
-            for name, part in parts.items()
-        }
-
-    def _stride(self, part: Tensor) -> int:
-        return part.columns // self.experts
-
-    def _launch(self, g: Graph, w: Tensor, parts: dict[str, Tensor], row0: int) -> None:
-        apart = {
-            "codes_expert": self._stride(self.codes),
-            "absmax_expert": self._stride(self.absmax),
-            "nested_expert": self._stride(self.nested_absmax) if self.nested_absmax else 0,
-            "maps_expert": self._stride(self.maps),
-        }
-        if w.image and self.codebook is not None:
-            self._dequantize_image(g, w, parts, row0, apart, self.codebook)
-        else:
-            self._dequantize_buffer(g, w, parts, row0, apart)
-
-    def _dequantize_buffer(
-        self, g: Graph, w: Tensor, parts: dict[str, Tensor], row0: int, apart: dict[str, int]
-    ) -> None:
-        g.launch(
-            "nf4/dequantize.wgsl",
-            w.rows * w.units(8),
-            {**parts, "w": w},
-            {
-                "rows": w.rows,
-                "in_features": self.columns,
-                "stride": w.units(8),
-                "row0": row0,
-                "blocksize": self.blocksize,
-                "nested_blocksize": self.nested_blocksize,
-                "expert_rows": self.rows,
-                **apart,
-            },
-            {
-                "BF16": g.bf16,
-                "IMAGE": w.image,
-                "DOUBLE_QUANT": self.nested_absmax is not None,
-                "ALIGNED": self.columns % 8 == 0,
-                "EXPERTS": self.experts > 1,
-            },
+    def _parts(self, first: int) -> tuple[Tensor | None, ...]:
+        """Codes, scales, maps and scales of scales of the experts from ``first`` on."""
+        return tuple(
+            part if part is None or not first else self._from(part, first)
+            for part in (self.codes, self.absmax, self.nested_absmax, self.maps)
         )
 
-    def _dequantize_image(
-        self,
-        g: Graph,
-        w: Tensor,
-        parts: dict[str, Tensor],
-        row0: int,
-        apart: dict[str, int],
-        codebook: Tensor,
-    ) -> None:
-        tensors = {**parts, "codebook": codebook, "w": w}
-        if self.nested_absmax is None:
-            del tensors["maps"]
-        count = w.rows * self.columns // 32
-        g.launch(
-            "nf4/dequantize_image.wgsl",
-            count,
-            tensors,
-            {
-                "count": count,
-                "first": row0 * self.columns // 32,
-                "expert_units": self.rows * self.columns // 32,
-                **apart,
-            },
-            {
-                "BF16": g.bf16,
-                "DOUBLE_QUANT": self.nested_absmax is not None,
-                "BLOCKSIZE": self.blocksize,
-                "NESTED_BLOCKSIZE": self.nested_blocksize,
-                "EXPERTS": self.experts > 1,
-            },
-            label="nf4/dequantize",
+    def _from(self, part: Tensor, first: int) -> Tensor:
+        skipped = first * self._stride(part)
+        rest = part.columns - skipped
+        return replace(part, columns=rest, stride=rest, offset=4 * skipped)
+
+    def _stride(self, part: Tensor | None) -> int:
+        return 0 if part is None else part.columns // self.experts
+
+    def _launch(self, g: Graph, w: Tensor, parts: tuple[Tensor | None, ...], row0: int) -> None:
+        codes, absmax, nested_absmax, maps = parts
+        assert codes is not None and absmax is not None and maps is not None
+        problem = Dequantization(
+            w=w,
+            row0=row0,
+            codes=codes,
+            absmax=absmax,
+            maps=maps,
+            nested_absmax=nested_absmax,
+            codebook=self.codebook,
+            blocksize=self.blocksize,
+            nested_blocksize=self.nested_blocksize,
+            experts=self.experts,
+            expert_rows=self.rows,
+            strides=(
+                self._stride(self.codes),
+                self._stride(self.absmax),
+                self._stride(self.nested_absmax),
+                self._stride(self.maps),
+            ),
         )
+        DEQUANTIZE.launch(g, problem)
 
 
 def pair_values(quant_map: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -21,3 +21,7 @@ fn dropout_mask(index: u32) -> f32 {
 fn dropout_mask4(index: u32) -> vec4<f32> {
     return vec4<f32>(dropout_mask(index), dropout_mask(index + 1u), dropout_mask(index + 2u), dropout_mask(index + 3u));
 }
+
+fn dropout_mask8(index: u32) -> Eight {
+    return eight(dropout_mask4(index), dropout_mask4(index + 4u));
+}

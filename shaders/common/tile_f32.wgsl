@@ -1,7 +1,5 @@
 // A workgroup's tile of a GEMM in float32: 8·WG_M rows by 8·WG_N columns of results, WG_M · WG_N
 // invocations with 8 × 8 each, operands passing through workgroup memory TILE_K deep.
-// The main file has load_tiles(index, m0, c0, k0), which fills both tiles by put_x and
-// put_w_row or put_w_column, and finish4(row, column, values), which stores four results.
 const TILE_K = 16u;
 const TILE_M = 8u * WG_M;
 const TILE_N = 8u * WG_N;
@@ -12,38 +10,38 @@ var<workgroup> x_tile: array<vec4<f32>, TILE_K * 2u * WG_M>;
 var<workgroup> w_tile: array<vec4<f32>, TILE_K * 2u * WG_N>;
 
 // Eight values of x along k, from a multiple of eight on.
-fn put_x(m: u32, k: u32, even: vec4<f32>, odd: vec4<f32>) {
+fn put_x(m: u32, k: u32, v: Eight) {
     let at = k * 2u * WG_M + m / 4u;
     let part = m % 4u;
-    x_tile[at][part] = even.x;
-    x_tile[at + 2u * WG_M][part] = odd.x;
-    x_tile[at + 4u * WG_M][part] = even.y;
-    x_tile[at + 6u * WG_M][part] = odd.y;
-    x_tile[at + 8u * WG_M][part] = even.z;
-    x_tile[at + 10u * WG_M][part] = odd.z;
-    x_tile[at + 12u * WG_M][part] = even.w;
-    x_tile[at + 14u * WG_M][part] = odd.w;
+    x_tile[at][part] = v.even.x;
+    x_tile[at + 2u * WG_M][part] = v.odd.x;
+    x_tile[at + 4u * WG_M][part] = v.even.y;
+    x_tile[at + 6u * WG_M][part] = v.odd.y;
+    x_tile[at + 8u * WG_M][part] = v.even.z;
+    x_tile[at + 10u * WG_M][part] = v.odd.z;
+    x_tile[at + 12u * WG_M][part] = v.even.w;
+    x_tile[at + 14u * WG_M][part] = v.odd.w;
 }
 
 // Eight values of w along k, all of column n of the results.
-fn put_w_row(n: u32, k: u32, even: vec4<f32>, odd: vec4<f32>) {
+fn put_w_row(n: u32, k: u32, v: Eight) {
     let at = k * 2u * WG_N + n / 4u;
     let part = n % 4u;
-    w_tile[at][part] = even.x;
-    w_tile[at + 2u * WG_N][part] = odd.x;
-    w_tile[at + 4u * WG_N][part] = even.y;
-    w_tile[at + 6u * WG_N][part] = odd.y;
-    w_tile[at + 8u * WG_N][part] = even.z;
-    w_tile[at + 10u * WG_N][part] = odd.z;
-    w_tile[at + 12u * WG_N][part] = even.w;
-    w_tile[at + 14u * WG_N][part] = odd.w;
+    w_tile[at][part] = v.even.x;
+    w_tile[at + 2u * WG_N][part] = v.odd.x;
+    w_tile[at + 4u * WG_N][part] = v.even.y;
+    w_tile[at + 6u * WG_N][part] = v.odd.y;
+    w_tile[at + 8u * WG_N][part] = v.even.z;
+    w_tile[at + 10u * WG_N][part] = v.odd.z;
+    w_tile[at + 12u * WG_N][part] = v.even.w;
+    w_tile[at + 14u * WG_N][part] = v.odd.w;
 }
 
 // Eight values of w along the columns of the results, all of one k.
-fn put_w_column(k: u32, n: u32, even: vec4<f32>, odd: vec4<f32>) {
+fn put_w_column(k: u32, n: u32, v: Eight) {
     let at = k * 2u * WG_N + n / 4u;
-    w_tile[at] = vec4<f32>(even.x, odd.x, even.y, odd.y);
-    w_tile[at + 1u] = vec4<f32>(even.z, odd.z, even.w, odd.w);
+    w_tile[at] = low(v);
+    w_tile[at + 1u] = high(v);
 }
 
 fn product(index: u32, m0: u32, c0: u32, k_first: u32, k_last: u32) {

@@ -5,35 +5,29 @@ enable chromium_experimental_subgroup_matrix;
 // y[m, c] = scale · Σ_k x[m, k] · w[c, k]  + Σ_j u[m, j] · b[c, j]  + bias[c] + residual[m, c]
 //
 // As gemm/nt.wgsl, for GPUs: a workgroup makes TILE_M × TILE_N results from tiles of x and w in
-// its memory, on matrix units (MATRIX) or not. No dropout. Launcher: ops/gemm_tiled.py.
-//#include common/nt_interface.wgsl
-//#include common/weight8.wgsl
-//#include common/gemm_store.wgsl
-//#if MATRIX
-//#include common/tile_matrix.wgsl
-//#else
-//#include common/tile_f32.wgsl
-//#endif
-
-// Whose rows this workgroup has.
-var<private> expert: u32;
+// its memory, on matrix units (MATRIX) or not. No dropout. Launcher: kernels/gemm.py.
+//#include common/gemm_interface.wgsl
+//#include common/gemm_tiled.wgsl
+//#input 1 x: 8
+//#input 2 w: 8
+//#input 4 u?: 4 float32
+//#input 5 b?: 4 float32
 
 fn load_tiles(index: u32, m0: u32, c0: u32, k0: u32) {
+    let k_units = (params.k + 7u) / 8u;
     for (var i = index; i < TILE_M * TILE_K / 8u; i += THREADS) {
         let m = i / (TILE_K / 8u);
         let unit = i % (TILE_K / 8u);
         let k = k0 / 8u + unit;
         // Rows past the end repeat the last; past the last k there are zeros.
-        let value = x[min(m0 + m, params.rows - 1u) * params.x_stride + min(k, params.k_units - 1u)];
-        let there = f32(k < params.k_units);
-        put_x(m, 8u * unit, even8(value) * there, odd8(value) * there);
+        let value = load_x(min(m0 + m, params.rows - 1u) * params.x_stride + min(k, k_units - 1u));
+        put_x(m, 8u * unit, scale8(value, f32(k < k_units)));
     }
     for (var i = index; i < TILE_N * TILE_K / 8u; i += THREADS) {
         let n = i / (TILE_K / 8u);
         let unit = i % (TILE_K / 8u);
-        let k = min(k0 / 8u + unit, params.k_units - 1u);
-        let value = w[expert * params.w_expert + min(c0 + n, params.columns - 1u) * params.w_stride + k];
-        put_w_row(n, 8u * unit, weight_even8(value), weight_odd8(value));
+        let k = min(k0 / 8u + unit, k_units - 1u);
+        put_w_row(n, 8u * unit, load_w(expert * params.w_expert + min(c0 + n, params.columns - 1u) * params.w_stride + k));
     }
 }
 
@@ -43,35 +37,14 @@ fn finish4(row: u32, column: u32, value: vec4<f32>) {
         return;
     }
     var v = value * params.scale;
-//#if LORA
+//#if u
     let last = params.columns - 1u;
-    //#unroll j 4: let b_$j = adapter_at(expert) + (4u * params.y_unit0 + min(column + $ju, last)) * params.r_stride;
-    for (var k = 0u; k < params.r_units; k += 1u) {
-        let uu = u[row * params.r_stride + k];
-        v += vec4<f32>(dot(uu, b[b_0 + k]), dot(uu, b[b_1 + k]), dot(uu, b[b_2 + k]), dot(uu, b[b_3 + k]));
+    let r_stride = params.r_stride / 4u;
+    //#unroll j 4: let b_$j = adapter_at(expert) + (4u * params.y_unit0 + min(column + $ju, last)) * r_stride;
+    for (var k = 0u; k < (params.r + 3u) / 4u; k += 1u) {
+        let t = load_u(row * r_stride + k);
+        v += vec4<f32>(dot(t, load_b(b_0 + k)), dot(t, load_b(b_1 + k)), dot(t, load_b(b_2 + k)), dot(t, load_b(b_3 + k)));
     }
 //#endif
     store4(row, column, v);
-}
-
-@compute @workgroup_size(GROUP)
-//#if MATRIX
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32, @builtin(subgroup_id) subgroup: u32, @builtin(subgroup_invocation_id) lane: u32) {
-//#else
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
-//#endif
-    let m0 = group.y * TILE_M;
-    if (m0 >= row_count()) {
-        return;
-    }
-    let found = expert_of(m0);
-    if (!is_here(found)) {
-        return;
-    }
-    expert = found;
-//#if MATRIX
-    product(index, subgroup, lane, m0, group.x * TILE_N, 0u, 8u * params.k_units);
-//#else
-    product(index, m0, group.x * TILE_N, 0u, 8u * params.k_units);
-//#endif
 }

@@ -1,45 +1,16 @@
-// The gradient of A or B: a sum over the batch's rows of outer products.
-//
-// g[c, j] += Σ_m x[m, c] · u[m, j]      dB = dyᵀ·u:  x = dy,  g (columns, r)
-// g[j, c] += Σ_m x[m, c] · u[m, j]      dA = duᵀ·x:  TRANSPOSED, x masked as its forward was
-//                                       (DROPOUT),  g (r, columns)
-// x (rows, columns) operand, u (rows, r) float32; g float32 is added to, once, so that the sum of
-// a micro-batch does not depend on what was there. Each invocation holds four columns by four
-// ranks; ROW_LANES of a workgroup share the rows (SPREAD) on GPUs. Launcher: ops/lora.py.
-//#include common/unit4.wgsl
-
-struct Params {
-    rows: u32,
-    x_columns: u32,
-    x_stride: u32,
-    r: u32,
-    r_stride: u32,
-    g_stride: u32,
-    module_key: u32,
-    keep_below: u32,
-    keep_scale: f32,
-    lora_expert: u32,
-}
-
-@group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> x: array<Unit4>;
-@group(0) @binding(2) var<storage, read> u: array<vec4<f32>>;
-@group(0) @binding(3) var<storage, read_write> g: array<vec4<f32>>;
-//#if DROPOUT
-@group(0) @binding(4) var<storage, read> batch_info: array<u32>;
-//#include common/dropout.wgsl
-//#endif
-
-//#include common/expert_rows.wgsl
+// The gradient of A or B: common/lora_grad.wgsl. Each invocation holds four columns by four ranks;
+// ROW_THREADS of a workgroup share the rows (SPREAD) on GPUs.
+//#include common/lora_grad.wgsl
+//#input 1 x: 4
 
 //#if SPREAD
-// Sums of the workgroup's invocations: 16 each, those that share columns ROW_LANES apart.
-var<workgroup> partial: array<vec4<f32>, 4u * WG_N * ROW_LANES>;
+// Sums of the workgroup's invocations: 16 each, those that share columns ROW_THREADS apart.
+var<workgroup> partial: array<vec4<f32>, 4u * THREADS * ROW_THREADS>;
 //#endif
 
-@compute @workgroup_size(WG_N, ROW_LANES)
+@compute @workgroup_size(THREADS, ROW_THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
-    let c = group.x * WG_N + local.x;
+    let c = group.x * THREADS + local.x;
     let j = group.y;
     let here = 4u * c < params.x_columns;
     // sum_i: column 4c + i against ranks 4j .. 4j+3.
@@ -47,26 +18,26 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     var sum_1 = vec4<f32>(0.0);
     var sum_2 = vec4<f32>(0.0);
     var sum_3 = vec4<f32>(0.0);
-    for (var m = first_row(group.z) + local.y; m < select(0u, rows_end(group.z), here); m += ROW_LANES) {
-        var v = unpack4(x[m * params.x_stride + c]);
+    for (var m = first_row(group.z) + local.y; m < select(0u, rows_end(group.z), here); m += ROW_THREADS) {
+        var v = load_x(m * params.x_stride + c);
 //#if DROPOUT
         v *= dropout_mask4((m * params.x_stride + c) * 4u);
 //#endif
-        let w = u[m * params.r_stride + j];
+        let w = load_u(m * params.r_stride + j);
         sum_0 += v.x * w;
         sum_1 += v.y * w;
         sum_2 += v.z * w;
         sum_3 += v.w * w;
     }
 //#if SPREAD
-    let own = 4u * (local.y * WG_N + local.x);
+    let own = 4u * (local.y * THREADS + local.x);
     partial[own] = sum_0;
     partial[own + 1u] = sum_1;
     partial[own + 2u] = sum_2;
     partial[own + 3u] = sum_3;
     workgroupBarrier();
-    for (var lane = 1u; lane < ROW_LANES; lane += 1u) {
-        let other = 4u * (lane * WG_N + local.x);
+    for (var thread = 1u; thread < ROW_THREADS; thread += 1u) {
+        let other = 4u * (thread * THREADS + local.x);
         sum_0 += partial[other];
         sum_1 += partial[other + 1u];
         sum_2 += partial[other + 2u];

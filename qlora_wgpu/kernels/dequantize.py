@@ -1,0 +1,127 @@
+"""NF4 codes to floats, a matrix or a shard of its rows at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qlora_wgpu.gpu.profile import Profile
+from qlora_wgpu.graph.graph import Graph, GraphError
+from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.kernels.kernel import Kernel
+
+_CODES = 32  # that an invocation of the kernel for software adapters decodes
+
+
+@dataclass(frozen=True)
+class Dequantization:
+    """w = quant_map[codes] · scales, rows ``row0`` and on of one matrix, or several matrices.
+
+    Attributes:
+        w: (rows, in_features), of any type.
+        row0: Its first row within the matrix.
+        codes: Eight to a uint32.
+        absmax: float32 scales of the blocks, or their 8-bit codes if doubly quantized.
+        maps: The 16 values of the codes, then the 256 of the scales' codes and their offset.
+        nested_absmax: Scales of the scales, if doubly quantized.
+        codebook: The values of each pair of codes, (256, 4) float32 in a texture, if there is one.
+        blocksize: Elements that share a scale.
+        nested_blocksize: Scales that share a scale.
+        experts: How many matrices lie one below the other.
+        expert_rows: Rows of each of them.
+        strides: Elements of ``codes``, ``absmax``, ``nested_absmax`` and ``maps`` from one matrix
+            to the next.
+    """
+
+    w: Tensor
+    row0: int
+    codes: Tensor
+    absmax: Tensor
+    maps: Tensor
+    nested_absmax: Tensor | None
+    codebook: Tensor | None
+    blocksize: int
+    nested_blocksize: int
+    experts: int
+    expert_rows: int
+    strides: tuple[int, int, int, int]
+
+    def __post_init__(self) -> None:
+        if self.blocksize % 8:
+            raise GraphError(f"dequantize: blocks of {self.blocksize} cut units of eight")
+
+    def _stored(self) -> dict[str, Tensor | None]:
+        double = self.nested_absmax is not None
+        return {
+            "codes": self.codes,
+            "absmax": self.absmax,
+            "nested_absmax": self.nested_absmax,
+            "maps": self.maps if double else None,
+            "w": self.w,
+        }
+
+    def _apart(self) -> dict[str, int]:
+        names = ("codes_expert", "absmax_expert", "nested_expert", "maps_expert")
+        return dict(zip(names, self.strides, strict=True))
+
+    def _constants(self) -> dict[str, bool | int | float]:
+        return {
+            "EXPERTS": self.experts > 1,
+            "BLOCKSIZE": self.blocksize,
+            "NESTED_BLOCKSIZE": self.nested_blocksize,
+        }
+
+
+class Codebook:
+    """For software adapters: 32 codes at a time, looked up by pairs in a texture."""
+
+    def fits(self, problem: Dequantization, profile: Profile) -> bool:
+        """Where 32 codes share a row and a block."""
+        whole = problem.w.columns % _CODES == 0 and problem.blocksize % _CODES == 0
+        return profile.textures and whole and problem.codebook is not None
+
+    def launch(self, g: Graph, problem: Dequantization) -> None:
+        """Adds the launch."""
+        count = problem.w.rows * problem.w.columns // _CODES
+        g.launch(
+            "nf4/dequantize_texture.wgsl",
+            count,
+            {**problem._stored(), "codebook": problem.codebook},
+            {
+                "count": count,
+                "first": problem.row0 * problem.w.columns // _CODES,
+                "expert_units": problem.expert_rows * problem.w.columns // _CODES,
+                **problem._apart(),
+            },
+            problem._constants(),
+            label="nf4/dequantize",
+        )
+
+
+class Units:
+    """Eight codes at a time, of any shape."""
+
+    def fits(self, problem: Dequantization, profile: Profile) -> bool:
+        """Everywhere."""
+        return True
+
+    def launch(self, g: Graph, problem: Dequantization) -> None:
+        """Adds the launch."""
+        w = problem.w
+        g.launch(
+            "nf4/dequantize.wgsl",
+            w.rows * w.units(8),
+            {**problem._stored(), "quant_map": problem.maps},
+            {
+                "rows": w.rows,
+                "in_features": w.columns,
+                "stride": w.units(8),
+                "row0": problem.row0,
+                "expert_rows": problem.expert_rows,
+                **problem._apart(),
+            },
+            {**problem._constants(), "ALIGNED": w.columns % 8 == 0},
+        )
+
+
+DEQUANTIZE: Kernel[Dequantization] = Kernel("nf4", (Codebook(), Units()))
+KERNELS = (DEQUANTIZE,)

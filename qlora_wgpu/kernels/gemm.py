@@ -1,0 +1,355 @@
+"""Matrix products with all that is fused into them: rows with rows, or rows with columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qlora_wgpu.gpu.profile import CPU_PROFILE, Profile
+from qlora_wgpu.gpu.wgsl import Constant
+from qlora_wgpu.graph.dtype import ceil_div, round_up
+from qlora_wgpu.graph.graph import Graph, GraphError
+from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.kernels.kernel import Change, Kernel, Tunable
+from qlora_wgpu.ops.dropout import dropout_params
+from qlora_wgpu.ops.expert_kernels import expert_constants, expert_params
+from qlora_wgpu.ops.modules import EXPERT_TILE, ExpertTiles, Lora
+from qlora_wgpu.ops.tensor import sum_parts
+
+SKINNY = 64  # products of at most so many columns are cut along their rows instead
+_LEAST_PART = 1024  # of a reduction that is cut, so that adding up the parts stays cheap
+_GRADIENT_SCALE = 64.0  # lifts gradients into f16's range, where 0 is below 6e-8
+
+
+@dataclass(frozen=True)
+class LoraTerm:
+    """u·bᵀ, or u·a, that is added to a product.
+
+    Attributes:
+        u: (rows, r) float32.
+        factor: b (columns, r) of a product with rows, a (r, columns) of one with columns; float32.
+        stride: Floats from one expert's factor to the next one's.
+    """
+
+    u: Tensor
+    factor: Tensor
+    stride: int
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """y (+)= scale · x·wᵀ + term + bias + residual, or scale · x·w + mask · term.
+
+    Attributes:
+        x: (rows, K); of a product with columns the K columns from ``row0`` on.
+        w: (columns, K), or for a product with columns (K, columns); any type. With experts the
+            matrices of some of them, one below the other.
+        y: (rows, ·); of a product with rows the columns from ``row0`` on are written.
+        with_rows: Whether rows of x meet rows of w.
+        row0: First row of ``w`` within the whole matrix; a multiple of eight.
+        scale: Of the product alone.
+        accumulate: Whether to add to y.
+        lora: A term to add, if any.
+        bias: Of the whole matrix, float32.
+        residual: Of y's layout.
+        dropout: Whose mask x gets in a product with rows, the term in one with columns.
+        batch_info: Needed for dropout and for ``first_row``.
+        first_row: If given, x is a chunk of the compacted label rows, from this one on.
+        experts: If given, each tile of rows meets its expert's matrix; tiles of others are left
+            alone.
+        label: For timing tables.
+    """
+
+    x: Tensor
+    w: Tensor
+    y: Tensor
+    with_rows: bool
+    row0: int = 0
+    scale: float = 1.0
+    accumulate: bool = False
+    lora: LoraTerm | None = None
+    bias: Tensor | None = None
+    residual: Tensor | None = None
+    dropout: Lora | None = None
+    batch_info: Tensor | None = None
+    first_row: int | None = None
+    experts: ExpertTiles | None = None
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        inner = self.x.columns == self.w.columns if self.with_rows else True
+        if not inner or (not self.with_rows and self.y.columns != self.w.columns):
+            raise GraphError(f"gemm: {self.x}, {self.w} and {self.y} do not fit each other")
+        if self.x.rows != self.y.rows:
+            raise GraphError(f"gemm: {self.x} and {self.y} differ in their rows")
+        if (self.masked or self.first_row is not None) and self.batch_info is None:
+            raise GraphError("gemm: dropout and row counts need the batch")
+
+    @property
+    def masked(self) -> bool:
+        """Whether there is a dropout mask."""
+        return self.dropout is not None and self.dropout.dropout > 0
+
+    @property
+    def own_rows(self) -> int:
+        """Rows of ``w``, with experts of each one's."""
+        return self.w.rows // (self.experts.count if self.experts is not None else 1)
+
+    @property
+    def columns(self) -> int:
+        """Columns of the results."""
+        return self.own_rows if self.with_rows else self.w.columns
+
+    @property
+    def depth(self) -> int:
+        """Terms of each sum."""
+        return self.x.columns if self.with_rows else self.own_rows
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations."""
+        rank = self.lora.u.columns if self.lora is not None else 0
+        return 2 * self.x.rows * self.columns * (self.depth + rank)
+
+    @property
+    def name(self) -> str:
+        """The shader's name: as BLAS has it, whether w is read transposed."""
+        return "nt" if self.with_rows else "nn"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A shader and how many results its workgroups make.
+
+    Attributes:
+        path: The shader.
+        rows: Of results a workgroup makes.
+        columns: Of results a workgroup makes.
+        constants: Of the shader, besides those that all products have.
+        rows_first: Whether workgroups are counted along the rows first.
+    """
+
+    path: str
+    rows: int
+    columns: int
+    constants: dict[str, Constant]
+    rows_first: bool = False
+
+
+def _launch(
+    g: Graph, gemm: Gemm, cut: Cut, parts_in: Tensor | None = None, parts: int = 1, part: int = 0
+) -> None:
+    """One dispatch; with ``parts_in`` each part's results lie there, one below the other."""
+    lora = gemm.lora
+    tensors: dict[str, Tensor | None] = {
+        "x": gemm.x,
+        "w": gemm.w,
+        "y": parts_in or gemm.y,
+        "u": lora.u if lora is not None else None,
+        "bias": gemm.bias,
+        "residual": gemm.residual,
+        "batch_info": gemm.batch_info if gemm.masked or gemm.first_row is not None else None,
+    }
+    if lora is not None:
+        tensors["b" if gemm.with_rows else "a"] = lora.factor
+    across = ceil_div(gemm.columns, cut.columns)
+    down = ceil_div(gemm.x.rows, cut.rows)
+    constants: dict[str, Constant] = {
+        "ACCUMULATE": gemm.accumulate and parts_in is None,
+        "ROW_COUNT": gemm.first_row is not None,
+        "DROPOUT": gemm.masked,
+        **expert_constants(gemm.experts, tensors),
+        **cut.constants,
+    }
+    g.launch(
+        cut.path,
+        (down, across, parts) if cut.rows_first else (across, down, parts),
+        tensors,
+        {
+            "rows": gemm.x.rows,
+            "columns": gemm.columns,
+            "k": gemm.depth,
+            "k_part": part or round_up(gemm.depth, 64),
+            "x_stride": gemm.x.units(8),
+            "x_unit0": 0 if gemm.with_rows else gemm.row0 // 8,
+            "w_stride": gemm.w.units(8),
+            "y_stride": gemm.y.units(4),
+            "y_unit0": gemm.row0 // 4 if gemm.with_rows else 0,
+            "first_row": gemm.first_row or 0,
+            "r": lora.u.columns if lora is not None else 0,
+            "r_stride": lora.u.stride if lora is not None else 0,
+            "scale": gemm.scale,
+            **dropout_params(gemm.dropout if gemm.masked else None),
+            "w_expert": gemm.own_rows * gemm.w.units(8),
+            **expert_params(gemm.experts, lora.stride // 4 if lora is not None else 0),
+        },
+        constants,
+        flops=gemm.flops,
+        label=gemm.label,
+    )
+
+
+def _launch_split(g: Graph, gemm: Gemm, cut: Cut) -> None:
+    """Cuts a long reduction of few results, which would leave a GPU idle, into parts."""
+    workgroups = ceil_div(gemm.x.rows, cut.rows) * ceil_div(gemm.columns, cut.columns)
+    wanted = min(g.profile.least_workgroups // workgroups, gemm.depth // _LEAST_PART)
+    part = round_up(ceil_div(gemm.depth, max(wanted, 1)), 64)
+    parts = ceil_div(gemm.depth, part)
+    plain = gemm.lora is None and gemm.experts is None and gemm.y.dtype == "float32"
+    if parts == 1 or gemm.with_rows or not plain:
+        _launch(g, gemm, cut)
+        return
+    stacked = g.float32(f"parts of {gemm.y.name}", parts * gemm.y.rows, gemm.y.columns)
+    _launch(g, gemm, cut, stacked, parts, part)
+    sum_parts(g, stacked, gemm.y, parts, accumulate=gemm.accumulate)
+
+
+class SubgroupTexture:
+    """For software adapters: operands in textures, rows broadcast within a subgroup."""
+
+    def fits(self, gemm: Gemm, profile: Profile) -> bool:
+        """Where kernels read textures; they mask the term, not x."""
+        return profile.textures and not (gemm.with_rows and gemm.masked)
+
+    def launch(self, g: Graph, gemm: Gemm) -> None:
+        """Adds the launch."""
+        threads = g.profile.subgroup_size
+        most = g.profile.texture_nt_rows if gemm.with_rows else g.profile.texture_nn_rows
+        rows = _fewer(most, gemm.x.rows)
+        columns = (4 if gemm.with_rows else 8) * threads
+        cut = Cut(
+            f"gemm/{gemm.name}_texture.wgsl",
+            rows,
+            columns,
+            broadcast_constants(threads, rows),
+            True,
+        )
+        _launch(g, gemm, cut)
+
+
+class Skinny:
+    """For results of few columns, or a masked x: each invocation has a few rows."""
+
+    def fits(self, gemm: Gemm, profile: Profile) -> bool:
+        """Where there are few columns, as a LoRA rank."""
+        return gemm.columns <= SKINNY or (gemm.with_rows and gemm.masked)
+
+    def launch(self, g: Graph, gemm: Gemm) -> None:
+        """Adds the launches."""
+        _launch_split(g, gemm, _registers(gemm, g.profile.skinny_tile, *g.profile.skinny_group))
+
+
+class MatrixUnits:
+    """On matrix units, in f16 with float32 sums: for bfloat16, float32 stays exact."""
+
+    def fits(self, gemm: Gemm, profile: Profile) -> bool:
+        """Where the profile has them and operands are bfloat16."""
+        return profile.gemm_kind == "matrix" and gemm.x.dtype == "bfloat16"
+
+    def launch(self, g: Graph, gemm: Gemm) -> None:
+        """Adds the launches."""
+        m, n, k, subgroup_size = g.profile.matrix
+        groups_m, groups_n, fragments_m, fragments_n = g.profile.matrix_tile
+        most = EXPERT_TILE if gemm.experts is not None else 1 << 30
+        while groups_m * fragments_m * m > most and groups_m > 1:
+            groups_m, groups_n = groups_m // 2, groups_n * 2
+        while groups_m * fragments_m * m > most:
+            fragments_m //= 2
+        constants: dict[str, Constant] = {
+            "MATRIX": True,
+            "MATRIX_M": m,
+            "MATRIX_N": n,
+            "MATRIX_K": k,
+            "SUBGROUP_SIZE": subgroup_size,
+            "GROUP": groups_m * groups_n * subgroup_size,
+            "GROUPS_M": groups_m,
+            "GROUPS_N": groups_n,
+            "FRAGMENTS_M": fragments_m,
+            "FRAGMENTS_N": fragments_n,
+            "W_ROWS": gemm.with_rows,
+            "X_SCALE": 1.0 if gemm.with_rows else _GRADIENT_SCALE,
+        }
+        rows, columns = groups_m * fragments_m * m, groups_n * fragments_n * n
+        _launch_split(g, gemm, Cut(f"gemm/{gemm.name}_tiled.wgsl", rows, columns, constants))
+
+
+class WorkgroupTiles:
+    """For GPUs: tiles of both operands pass through workgroup memory."""
+
+    def fits(self, gemm: Gemm, profile: Profile) -> bool:
+        """Where the profile asks for it, for float32 operands of matrix units, too."""
+        return profile.gemm_kind in ("tiled", "matrix")
+
+    def launch(self, g: Graph, gemm: Gemm) -> None:
+        """Adds the launches."""
+        across, down = g.profile.tile_group
+        if gemm.experts is not None:
+            down = min(down, EXPERT_TILE // 8)
+        constants = {"MATRIX": False, "WG_M": down, "WG_N": across, "GROUP": across * down}
+        path = f"gemm/{gemm.name}_tiled.wgsl"
+        _launch_split(g, gemm, Cut(path, 8 * down, 8 * across, constants))
+
+
+class Registers:
+    """Each invocation holds a tile of results; no workgroup memory."""
+
+    def fits(self, gemm: Gemm, profile: Profile) -> bool:
+        """Everywhere."""
+        return True
+
+    def launch(self, g: Graph, gemm: Gemm) -> None:
+        """Adds the launches."""
+        _launch_split(g, gemm, _registers(gemm, g.profile.gemm_tile, *g.profile.gemm_group))
+
+
+def _registers(gemm: Gemm, tile: int, across: int, down: int) -> Cut:
+    constants = {"TILE_M": tile, "WG_N": across, "WG_M": down}
+    return Cut(f"gemm/{gemm.name}.wgsl", tile * down, 8 * across, constants)
+
+
+def _fewer(rows: int, present: int) -> int:
+    """Rows of a tile: fewer where there are few."""
+    while rows > 8 and present <= rows // 2:
+        rows //= 2
+    return rows
+
+
+def broadcast_constants(subgroup_size: int, rows: int) -> dict[str, Constant]:
+    """How rows that are broadcast are spread over the invocations of a subgroup."""
+    span = min(subgroup_size, rows)
+    return {"THREADS": subgroup_size, "SPAN": span, "BLOCKS": rows // span}
+
+
+def _changes(profile: Profile) -> tuple[Change, ...]:
+    if profile.textures:
+        return (
+            {"texture_nt_rows": 16},
+            {"texture_nt_rows": 32, "texture_nn_rows": 8},
+            {"texture_nt_rows": 16, "texture_nn_rows": 8},
+        )
+    if profile.name == CPU_PROFILE.name:
+        return ({"gemm_tile": 8}, {"gemm_tile": 16, "gemm_group": (16, 1)})
+    if profile.matrix:
+        return (
+            {"matrix_tile": (2, 2, 4, 4)},
+            {"matrix_tile": (2, 2, 2, 2)},
+            {"matrix_tile": (2, 4, 2, 2)},
+            {"matrix_tile": (4, 2, 2, 4)},
+            {"gemm_kind": "register"},
+            {"gemm_kind": "tiled", "tile_group": (16, 16)},
+            {"gemm_kind": "tiled", "tile_group": (8, 8)},
+        )
+    return (
+        {"gemm_kind": "tiled", "tile_group": (16, 16)},
+        {"gemm_kind": "tiled", "tile_group": (8, 8)},
+        {"gemm_kind": "tiled", "tile_group": (16, 8)},
+        {"gemm_kind": "register", "gemm_tile": 4, "gemm_group": (16, 8)},
+        {"gemm_kind": "register", "gemm_tile": 8, "gemm_group": (16, 4)},
+        {"gemm_kind": "register", "gemm_tile": 16, "gemm_group": (8, 8)},
+    )
+
+
+GEMM: Kernel[Gemm] = Kernel(
+    "gemm", (SubgroupTexture(), Skinny(), MatrixUnits(), WorkgroupTiles(), Registers())
+)
+KERNELS = (GEMM,)
+TUNABLES = (Tunable("products", lambda launch: launch.kernel == "gemm", _changes),)

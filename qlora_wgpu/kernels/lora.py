@@ -1,0 +1,306 @@
+"""The thin products of a LoRA adapter and the gradients of its two matrices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qlora_wgpu.gpu.profile import CPU_PROFILE, Profile
+from qlora_wgpu.gpu.wgsl import Constant
+from qlora_wgpu.graph.dtype import ceil_div, round_up
+from qlora_wgpu.graph.graph import Graph, GraphError
+from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.kernels.gemm import GEMM, Gemm, broadcast_constants
+from qlora_wgpu.kernels.kernel import Change, Kernel, Tunable
+from qlora_wgpu.ops.dropout import dropout_params
+from qlora_wgpu.ops.expert_kernels import expert_constants, expert_count, expert_params
+from qlora_wgpu.ops.modules import ExpertTiles, Lora
+
+_ROWS, _RANKS = 4, 8  # of results that a workgroup of the GPUs' kernels makes
+_THREADS = 8  # of theirs where a profile has no use for them but experts
+_TEXTURE_RANKS = 8  # that a thin product for software adapters makes at a time
+
+
+@dataclass(frozen=True)
+class Down:
+    """u = scaling · dropout(x)·Aᵀ, with x (rows, in_features), u (rows, r) float32."""
+
+    x: Tensor
+    lora: Lora
+    u: Tensor
+    batch_info: Tensor
+    experts: ExpertTiles | None = None
+
+    def __post_init__(self) -> None:
+        if self.x.columns != self.lora.a.columns or self.u.shape != (self.x.rows, self.lora.r):
+            raise GraphError(f"lora: {self.x}, {self.lora.a} and {self.u} do not fit")
+
+    def _launch(
+        self, g: Graph, path: str, workgroups: tuple[int, int, int], cut: dict[str, Constant]
+    ) -> None:
+        masked = self.lora.dropout > 0
+        tensors: dict[str, Tensor | None] = {
+            "x": self.x,
+            "a": self.lora.a,
+            "u": self.u,
+            "batch_info": self.batch_info if masked else None,
+        }
+        constants = {"DROPOUT": masked, **expert_constants(self.experts, tensors), **cut}
+        g.launch(
+            path,
+            workgroups,
+            tensors,
+            {
+                "rows": self.x.rows,
+                "r": self.lora.r,
+                "x_stride": self.x.units(8),
+                "a_stride": self.lora.a.units(8),
+                "u_stride": self.u.stride,
+                "scale": self.lora.scaling,
+                **dropout_params(self.lora),
+                **expert_params(self.experts, self.lora.a_stride // 8),
+            },
+            constants,
+            flops=2 * self.x.rows * self.x.columns * self.lora.r,
+            label="lora/down",
+        )
+
+
+class DownTexture:
+    """For software adapters: ranks broadcast within a subgroup."""
+
+    def fits(self, problem: Down, profile: Profile) -> bool:
+        """Where kernels read textures."""
+        return profile.textures
+
+    def launch(self, g: Graph, problem: Down) -> None:
+        """Adds the launch."""
+        threads, r = g.profile.subgroup_size, problem.lora.r
+        ranks = min(2 * _TEXTURE_RANKS, round_up(r, _TEXTURE_RANKS))
+        workgroups = (ceil_div(problem.x.rows, 4 * threads), ceil_div(r, ranks), 1)
+        cut = broadcast_constants(threads, ranks)
+        problem._launch(g, "lora/down_texture.wgsl", workgroups, cut)
+
+
+class DownShared:
+    """For GPUs, and for experts: a workgroup shares the sum over a row."""
+
+    def fits(self, problem: Down, profile: Profile) -> bool:
+        """Where the profile says how many threads share it."""
+        return profile.lora_threads > 0 or problem.experts is not None
+
+    def launch(self, g: Graph, problem: Down) -> None:
+        """Adds the launch."""
+        workgroups = (ceil_div(problem.x.rows, _ROWS), ceil_div(problem.lora.r, _RANKS), 1)
+        cut: dict[str, Constant] = {"THREADS": g.profile.lora_threads or _THREADS}
+        problem._launch(g, "lora/down.wgsl", workgroups, cut)
+
+
+class DownGemm:
+    """As an ordinary product of few columns."""
+
+    def fits(self, problem: Down, profile: Profile) -> bool:
+        """Where there are no experts."""
+        return problem.experts is None
+
+    def launch(self, g: Graph, problem: Down) -> None:
+        """Adds the launch."""
+        lora = problem.lora
+        gemm = Gemm(
+            x=problem.x, w=lora.a, y=problem.u, with_rows=True, scale=lora.scaling, dropout=lora,
+            batch_info=problem.batch_info, label="lora/down",
+        )  # fmt: skip
+        GEMM.launch(g, gemm)
+
+
+@dataclass(frozen=True)
+class UpGrad:
+    """du = scaling · dy·B, with dy (rows, out_features), du (rows, r) float32."""
+
+    dy: Tensor
+    lora: Lora
+    du: Tensor
+    experts: ExpertTiles | None = None
+
+    def __post_init__(self) -> None:
+        if self.du.shape != (self.dy.rows, self.lora.r):
+            raise GraphError(f"lora: {self.dy}, {self.lora.b} and {self.du} do not fit")
+
+    def _launch(
+        self, g: Graph, path: str, workgroups: tuple[int, int, int], cut: dict[str, Constant]
+    ) -> None:
+        tensors: dict[str, Tensor | None] = {"dy": self.dy, "b": self.lora.b, "du": self.du}
+        constants = {**expert_constants(self.experts, tensors), **cut}
+        g.launch(
+            path,
+            workgroups,
+            tensors,
+            {
+                "rows": self.dy.rows,
+                "r": self.lora.r,
+                "n": self.dy.columns,
+                "dy_stride": self.dy.units(8),
+                "b_stride": self.lora.b.units(8),
+                "du_stride": self.du.stride,
+                "scale": self.lora.scaling,
+                **expert_params(self.experts, self.lora.b_stride // 8),
+            },
+            constants,
+            flops=2 * self.dy.rows * self.dy.columns * self.lora.r,
+            label="lora/up_grad",
+        )
+
+
+class UpGradTexture:
+    """For software adapters: rows of B broadcast within a subgroup."""
+
+    def fits(self, problem: UpGrad, profile: Profile) -> bool:
+        """Where kernels read textures."""
+        return profile.textures
+
+    def launch(self, g: Graph, problem: UpGrad) -> None:
+        """Adds the launch."""
+        threads = g.profile.subgroup_size
+        across = ceil_div(problem.lora.r, _TEXTURE_RANKS)
+        workgroups = (ceil_div(problem.dy.rows, 2 * threads), across, 1)
+        cut = broadcast_constants(threads, _TEXTURE_RANKS)
+        problem._launch(g, "lora/up_grad_texture.wgsl", workgroups, cut)
+
+
+class UpGradShared:
+    """For GPUs, and for experts: a workgroup shares the sum over a row."""
+
+    def fits(self, problem: UpGrad, profile: Profile) -> bool:
+        """Where the profile says how many threads share it."""
+        return profile.lora_threads > 0 or problem.experts is not None
+
+    def launch(self, g: Graph, problem: UpGrad) -> None:
+        """Adds the launch."""
+        workgroups = (ceil_div(problem.dy.rows, _ROWS), ceil_div(problem.lora.r, _RANKS), 1)
+        cut: dict[str, Constant] = {"THREADS": g.profile.lora_threads or _THREADS}
+        problem._launch(g, "lora/up_grad.wgsl", workgroups, cut)
+
+
+class UpGradGemm:
+    """As an ordinary product of few columns."""
+
+    def fits(self, problem: UpGrad, profile: Profile) -> bool:
+        """Where there are no experts."""
+        return problem.experts is None
+
+    def launch(self, g: Graph, problem: UpGrad) -> None:
+        """Adds the launch."""
+        lora = problem.lora
+        gemm = Gemm(
+            x=problem.dy, w=lora.b, y=problem.du, with_rows=False, scale=lora.scaling,
+            label="lora/up_grad",
+        )  # fmt: skip
+        GEMM.launch(g, gemm)
+
+
+@dataclass(frozen=True)
+class FactorGrad:
+    """gradient += xᵀ·u (dB), or with ``masked_by`` its transpose with x masked (dA).
+
+    Attributes:
+        x: (rows, columns).
+        u: (rows, r) float32.
+        gradient: float32, added to.
+        masked_by: The adapter whose dropout x had; makes it the gradient of A.
+        batch_info: Needed for dropout.
+        expert_rows: If given, each expert's rows add to its own gradient.
+        expert_stride: Floats from one expert's gradient to the next one's.
+    """
+
+    x: Tensor
+    u: Tensor
+    gradient: Tensor
+    masked_by: Lora | None = None
+    batch_info: Tensor | None = None
+    expert_rows: Tensor | None = None
+    expert_stride: int = 0
+
+    def __post_init__(self) -> None:
+        if self.x.rows != self.u.rows:
+            raise GraphError(f"lora: {self.x} and {self.u} differ in their rows")
+
+    def _launch(self, g: Graph, path: str, unit: int, ranks: int, cut: dict[str, Constant]) -> None:
+        across = unit * int(cut["THREADS"])
+        transposed = self.masked_by is not None
+        masked = self.masked_by is not None and self.masked_by.dropout > 0
+        g.launch(
+            path,
+            (
+                ceil_div(self.x.columns, across),
+                ceil_div(self.u.columns, ranks),
+                expert_count(self.expert_rows),
+            ),
+            {
+                "x": self.x,
+                "u": self.u,
+                "g": self.gradient,
+                "batch_info": self.batch_info if masked else None,
+                "expert_rows": self.expert_rows,
+            },
+            {
+                "rows": self.x.rows,
+                "x_columns": self.x.columns,
+                "x_stride": self.x.units(unit),
+                "r": self.u.columns,
+                "r_stride": self.u.units(4),
+                "g_stride": self.gradient.units(4),
+                **dropout_params(self.masked_by),
+                "lora_expert": self.expert_stride // 4,
+            },
+            {
+                "TRANSPOSED": transposed,
+                "DROPOUT": masked,
+                "EXPERTS": self.expert_rows is not None,
+                **cut,
+            },
+            flops=2 * self.x.rows * self.x.columns * self.u.columns,
+            label="lora/grad_a" if transposed else "lora/grad_b",
+        )
+
+
+class FactorGradTexture:
+    """For software adapters: rows of u broadcast within a subgroup."""
+
+    def fits(self, problem: FactorGrad, profile: Profile) -> bool:
+        """Where kernels read textures."""
+        return profile.textures
+
+    def launch(self, g: Graph, problem: FactorGrad) -> None:
+        """Adds the launch."""
+        cut: dict[str, Constant] = {"THREADS": g.profile.subgroup_size}
+        problem._launch(g, "lora/grad_texture.wgsl", 8, _TEXTURE_RANKS, cut)
+
+
+class FactorGradShared:
+    """Four columns by four ranks an invocation, which on GPUs share the rows."""
+
+    def fits(self, problem: FactorGrad, profile: Profile) -> bool:
+        """Everywhere."""
+        return True
+
+    def launch(self, g: Graph, problem: FactorGrad) -> None:
+        """Adds the launch."""
+        across, down = g.profile.lora_grad_group
+        cut: dict[str, Constant] = {"THREADS": across, "ROW_THREADS": down, "SPREAD": down > 1}
+        problem._launch(g, "lora/grad.wgsl", 4, 4, cut)
+
+
+def _changes(profile: Profile) -> tuple[Change, ...]:
+    if profile.textures or profile.name == CPU_PROFILE.name:
+        return ()
+    return (
+        {"lora_threads": 32, "lora_grad_group": (8, 32)},
+        {"lora_threads": 128, "lora_grad_group": (32, 8)},
+        {"lora_threads": 64, "lora_grad_group": (64, 4)},
+    )
+
+
+DOWN: Kernel[Down] = Kernel("lora", (DownTexture(), DownShared(), DownGemm()))
+UP_GRAD: Kernel[UpGrad] = Kernel("lora", (UpGradTexture(), UpGradShared(), UpGradGemm()))
+FACTOR_GRAD: Kernel[FactorGrad] = Kernel("lora", (FactorGradTexture(), FactorGradShared()))
+KERNELS = (DOWN, UP_GRAD, FACTOR_GRAD)
+TUNABLES = (Tunable("adapter", lambda launch: launch.kernel == "lora", _changes),)

@@ -1,0 +1,35 @@
+// u[m, j] = scale · Σ_k mask[m, k] · x[m, k] · a[j, k]
+//
+// x (rows, K), a (r, K) float32, K padded with zeros to units of eight; u (rows, r) float32,
+// overwritten, its padding with zeros. What the kernels of it share. Launcher: kernels/lora.py.
+struct Params {
+    rows: u32,
+    r: u32,
+    x_stride: u32,
+    a_stride: u32,
+    u_stride: u32,
+    scale: f32,
+    module_key: u32,
+    keep_below: u32,
+    keep_scale: f32,
+    expert0: u32,
+    experts: u32,
+    lora_expert: u32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(3) var<storage, read_write> u: array<f32>;
+//#if DROPOUT
+@group(0) @binding(4) var<storage, read> batch_info: array<u32>;
+//#include common/dropout.wgsl
+
+// What the forward keeps of a unit of x.
+fn masked(v: Eight, unit: u32) -> Eight {
+    return multiply8(v, dropout_mask8(8u * unit));
+}
+//#else
+fn masked(v: Eight, unit: u32) -> Eight {
+    return v;
+}
+//#endif
+//#include common/experts.wgsl

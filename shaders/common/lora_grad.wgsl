@@ -1,0 +1,29 @@
+// The gradient of A or B: a sum over the batch's rows of outer products.
+//
+// g[c, j] += Σ_m x[m, c] · u[m, j]      dB = dyᵀ·u:  x = dy,  g (columns, r)
+// g[j, c] += Σ_m x[m, c] · u[m, j]      dA = duᵀ·x:  TRANSPOSED, x masked as its forward was
+//                                       (DROPOUT),  g (r, columns)
+// x (rows, columns), u (rows, r) float32; g float32 is added to, once, so that the sum of a
+// micro-batch does not depend on what was there. What the kernels of it share.
+// Launcher: kernels/lora.py.
+struct Params {
+    rows: u32,
+    x_columns: u32,
+    x_stride: u32,
+    r: u32,
+    r_stride: u32,
+    g_stride: u32,
+    module_key: u32,
+    keep_below: u32,
+    keep_scale: f32,
+    lora_expert: u32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+//#input 2 u: 4 float32 buffer
+@group(0) @binding(3) var<storage, read_write> g: array<vec4<f32>>;
+//#if DROPOUT
+@group(0) @binding(4) var<storage, read> batch_info: array<u32>;
+//#include common/dropout.wgsl
+//#endif
+//#include common/expert_rows.wgsl

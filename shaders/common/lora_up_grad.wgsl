@@ -1,0 +1,20 @@
+// du[m, j] = scale · Σ_n dy[m, n] · b[n, j]
+//
+// dy (rows, N), N padded with zeros to units of eight; b (N, r) float32; du (rows, r) float32,
+// overwritten, its padding with zeros. What the kernels of it share. Launcher: kernels/lora.py.
+struct Params {
+    rows: u32,
+    r: u32,
+    n: u32,
+    dy_stride: u32,
+    b_stride: u32,
+    du_stride: u32,
+    scale: f32,
+    expert0: u32,
+    experts: u32,
+    lora_expert: u32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(3) var<storage, read_write> du: array<f32>;
+//#include common/experts.wgsl
