@@ -70,7 +70,8 @@ def doctor(check: bool, wanted: str, backend: str) -> None:
     )
     if device.profile.textures:
         console.print(
-            f"operands are read from textures, by subgroups of {device.profile.subgroup_size}: both "
+            "operands are read from textures, by subgroups of "
+            f"{device.profile.subgroup_size}: both "
             "gave the right values here",
             highlight=False,
         )

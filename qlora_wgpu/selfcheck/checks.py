@@ -42,7 +42,7 @@ def dequantization(run: Runner) -> None:
     """NF4 codes with doubly quantized scales, whole words and not."""
     for shape in ((37, 20), (21, 96)):
         found = quantize_nf4(_normal(*shape).astype(np.float32), 64, True)
-        weight = nf4_matrix("w", found, images=run.graph.profile.images)
+        weight = nf4_matrix("w", found, textures=run.graph.profile.textures)
         shards = [shard for _, shard in weight.shards(run.graph)]
         run.compare(
             np.concatenate(run.run(*shards)), run.rounded(found.dequantize().astype(np.float64))

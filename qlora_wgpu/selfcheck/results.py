@@ -46,7 +46,7 @@ class Result:
 def variants(device: Device) -> dict[str, Profile]:
     """Every way of cutting kernels that a device may run, its own first."""
     found = {"own": device.profile}
-    if device.profile.images:
+    if device.profile.textures:
         found["buffers"] = CPU_PROFILE
     else:
         found["registers"] = replace(device.profile, gemm_kind="register")
