@@ -1,0 +1,91 @@
+"""The parts that families are put together from: names and forward agree, misfits are refused."""
+
+from dataclasses import replace
+
+import pytest
+from references.sized import family_configs
+
+from qlora_wgpu.config import LoraConfig, QuantConfig
+from qlora_wgpu.families.config_reader import ConfigReader
+from qlora_wgpu.families.decoder import POST_NORM, DecoderFamily, Layer
+from qlora_wgpu.families.family import Modules, find_family, known_families
+from qlora_wgpu.families.norm import LayerNorm
+from qlora_wgpu.gpu.profile import CPU_PROFILE
+from qlora_wgpu.graph.graph import Graph, GraphError
+from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.model.weights import WeightLayout
+from qlora_wgpu.ops.batch import make_batch_buffers
+
+CONFIGS = family_configs()
+CONFIGS["gemma3"] = {"model_type": "gemma3", "text_config": CONFIGS["gemma3_text"]}
+
+
+class Watched(dict):
+    """A dictionary that notes which keys are asked for."""
+
+    def __init__(self, values):
+        super().__init__(values)
+        self.asked = set()
+
+    def __getitem__(self, key):
+        self.asked.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key, default=None):
+        if key in self:
+            self.asked.add(key)
+        return super().get(key, default)
+
+
+def trace(family, config):
+    """The weights that a forward had, by kind, with what it asked for."""
+    architecture = family.read(config)
+    adapter = Adapter(LoraConfig(r=2), architecture.linears, architecture.experts)
+    layout = WeightLayout(QuantConfig(scheme="none"), "float32", 1 << 27, images=False)
+    modules = layout.modules(architecture, adapter)
+    weights = [
+        Watched(kind) for kind in (modules.linears, modules.norms, modules.experts, modules.routers)
+    ]
+    watched = Modules(modules.embedding, modules.head, *weights)
+    g = Graph("float32", CPU_PROFILE)
+    batch = make_batch_buffers(2, 8)
+    family.forward(g, architecture.config, watched, batch, checkpointing=False)
+    return weights
+
+
+@pytest.mark.parametrize("model_type", known_families())
+def test_every_weight_that_is_named_is_traced(model_type):
+    config = CONFIGS[model_type]
+    for weights in trace(find_family(config), config):
+        assert weights.asked == set(weights)
+
+
+def changed(config, **changes):
+    """The family of a config.json, its layers changed in some of their parts."""
+    family = find_family(config)
+
+    def compose(read: ConfigReader):
+        decoder = family.compose(read)
+        return replace(decoder, layers=tuple(replace(x, **changes) for x in decoder.layers))
+
+    return DecoderFamily(compose)
+
+
+def test_what_does_not_go_together_is_refused():
+    for model_type, changes, message in (
+        ("mixtral", {"order": POST_NORM}, "a mixture is added"),
+        ("mixtral", {"residual_scale": 0.5}, "a mixture is added"),
+        ("llama", {"norm": LayerNorm(1e-5, bias=False), "order": POST_NORM}, "cannot stand after"),
+    ):
+        config = CONFIGS[model_type]
+        with pytest.raises(GraphError, match=message):
+            trace(changed(config, **changes), config)
+
+
+def test_a_composition_of_ones_own():
+    """Llama's parts with the norms of OLMo 2 have OLMo 2's names."""
+    architecture = changed(CONFIGS["llama"], order=POST_NORM).read(CONFIGS["llama"])
+    names = {n.split(".", 3)[-1] for n in architecture.norms if "layers" in n}
+    assert names == {"post_attention_layernorm.weight", "post_feedforward_layernorm.weight"}
+    layers = architecture.config.layers
+    assert all(isinstance(layer, Layer) for layer in layers) and len(layers) == 2
