@@ -97,6 +97,21 @@ def test_gemma_3_rotates_by_two_bases():
     assert not np.array_equal(near.table(9), far.table(9))
 
 
+def test_olmo_3_rescales_layers_that_see_everything():
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+    base = {"rope_theta": 500000.0}
+    plain = {"rope_type": "default", **base}
+    both = {"sliding_attention": plain, "full_attention": {**yarn, **base}}
+    for keys in ({"rope_parameters": both}, {**base, "rope_scaling": yarn}):
+        near, _, _, far = (layer.attention.rope for layer in layers("olmo3", **keys))
+        assert np.array_equal(near.table(9), read_rope(base, 12).table(9))
+        expected = read_rope({**SIZES, **base, "rope_scaling": yarn}, 12)
+        assert np.array_equal(far.table(9), expected.table(9))
+    near, _, _, far = (layer.attention.rope for layer in layers("olmo3"))
+    assert np.array_equal(near.table(9), far.table(9))
+    assert windows("olmo3") == (4096, 4096, 4096, None)
+
+
 def test_multipliers_and_defaults():
     granite = read("granite", logits_scaling=4.0, embedding_multiplier=2.0)
     assert granite.logit_scale == 0.25 and granite.config.embedding_scale == 2.0
@@ -136,6 +151,8 @@ REFUSED = {
     "model type": ("deepseek_v3", {}, "deepseek_v3"),
     "experts": ("qwen3_moe", {"num_experts": 2, "num_experts_per_tok": 3}, "num_experts_per_tok 3"),
     "balance": ("mixtral", {"output_router_logits": True}, "output_router_logits"),
+    "one rotation": ("olmo3", {"rope_parameters": {"rope_theta": 1e4}}, "full_attention and slid"),
+    "two readings": ("olmo3", {"rope_theta": 1e4}, "rope_theta 10000.0 is read in two ways"),
     "dense layers": ("qwen3_moe", {"mlp_only_layers": "0"}, "mlp_only_layers"),
 }
 
