@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.checkpoint.json_file import read_json_object
-from qlora_wgpu.checkpoint.patterns import value_for
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
+from qlora_wgpu.lora.patterns import value_for
 
 _UNUSED: dict[str, Any] = {
     "auto_mapping": None,
