@@ -9,6 +9,7 @@ from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.families.config_reader import ConfigReader
 from qlora_wgpu.families.decoder import POST_NORM, DecoderFamily, Layer
 from qlora_wgpu.families.family import Modules, find_family, known_families
+from qlora_wgpu.families.layers import LayerOps
 from qlora_wgpu.families.norm import LayerNorm
 from qlora_wgpu.gpu.profile import CPU_PROFILE
 from qlora_wgpu.graph.graph import Graph, GraphError
@@ -37,20 +38,33 @@ class Watched(dict):
         return super().get(key, default)
 
 
-def trace(family, config):
-    """The weights that a forward had, by kind, with what it asked for."""
+def start(family, config):
+    """A graph, the architecture, its weights and a batch; no device."""
     architecture = family.read(config)
     adapter = Adapter(LoraConfig(r=2), architecture.linears, architecture.experts)
     layout = WeightLayout(QuantConfig(scheme="none"), "float32", 1 << 27, images=False)
     modules = layout.modules(architecture, adapter)
+    return Graph("float32", CPU_PROFILE), architecture, modules, make_batch_buffers(2, 8)
+
+
+def trace(family, config):
+    """The weights that a forward had, by kind, with what it asked for."""
+    g, architecture, modules, batch = start(family, config)
     weights = [
         Watched(kind) for kind in (modules.linears, modules.norms, modules.experts, modules.routers)
     ]
     watched = Modules(modules.embedding, modules.head, *weights)
-    g = Graph("float32", CPU_PROFILE)
-    batch = make_batch_buffers(2, 8)
     family.forward(g, architecture.config, watched, batch, checkpointing=False)
     return weights
+
+
+def launches(family, config, *, checkpointing):
+    g, architecture, modules, batch = start(family, config)
+    family.forward(g, architecture.config, modules, batch, checkpointing=checkpointing)
+    return [
+        (x.label, x.params, x.workgroups, {n: repr(t) for n, t in x.tensors.items()})
+        for x in g.launches
+    ]
 
 
 @pytest.mark.parametrize("model_type", known_families())
@@ -89,3 +103,41 @@ def test_a_composition_of_ones_own():
     assert names == {"post_attention_layernorm.weight", "post_feedforward_layernorm.weight"}
     layers = architecture.config.layers
     assert all(isinstance(layer, Layer) for layer in layers) and len(layers) == 2
+
+
+class Written:
+    """Llama with a forward of its own."""
+
+    def read(self, config):
+        return find_family(config).read(config)
+
+    def forward(self, g, config, modules, batch, *, checkpointing):
+        ops, norm = LayerOps(g, modules, batch), config.norm
+        head_dim, rope = config.dimensions.head_dim, config.layers[0].attention.rope
+
+        def layer(h, i):
+            at = f"model.layers.{i}."
+            x = ops.rms_norm(h, at + "input_layernorm", norm.eps)
+            q, k = (
+                ops.rope(ops.linear(x, f"{at}self_attn.{name}_proj"), rope, head_dim)
+                for name in "qk"
+            )
+            v = ops.linear(x, at + "self_attn.v_proj")
+            o = ops.attention(q, k, v, head_dim, head_dim**-0.5)
+            h = ops.linear(o, at + "self_attn.o_proj", h)
+            x = ops.rms_norm(h, at + "post_attention_layernorm", norm.eps)
+            gate, up = (ops.linear(x, f"{at}mlp.{name}_proj") for name in ("gate", "up"))
+            return ops.linear(ops.glu(gate, up, "silu"), at + "mlp.down_proj", h)
+
+        h = ops.layers(ops.embedding(), layer, 2, checkpointing=checkpointing)
+        return ops.rms_norm(h, "model.norm", norm.eps)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_forward_of_ones_own_traces_the_same(checkpointing):
+    config = CONFIGS["llama"]
+    written, composed = (
+        launches(family, config, checkpointing=checkpointing)
+        for family in (Written(), find_family(config))
+    )
+    assert written == composed and len(written) > 20
