@@ -81,6 +81,8 @@ def test_old_and_new_keys_of_rope_mean_the_same():
     named = read_rope({"rope_parameters": {"rope_type": "longrope", **lists}, **lengths}, 12)
     assert np.array_equal(su.table(20), named.table(20))
     assert su.factor == pytest.approx(math.sqrt(1 + math.log(4) / math.log(16)))
+    null = read_rope({"rope_parameters": {"rope_theta": None}, "rope_theta": 5e5}, 12)
+    assert np.array_equal(null.table(9), read_rope({"rope_theta": 5e5}, 12).table(9))
     # Within the first length the short factors count, past it the long ones.
     assert su.frequencies(16)[1] == 2 * su.frequencies(17)[1]
 
@@ -114,6 +116,7 @@ def test_olmo_3_rescales_layers_that_see_everything():
 
 def test_multipliers_and_defaults():
     granite = read("granite", logits_scaling=4.0, embedding_multiplier=2.0)
+    assert granite.config.layers[0].attention.scale == 1.0
     assert granite.logit_scale == 0.25 and granite.config.embedding_scale == 2.0
     assert read("gemma").norm_offset == 1.0 and read("gemma").tied
     assert read("gemma2").logit_softcap == 30.0

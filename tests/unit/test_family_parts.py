@@ -1,10 +1,13 @@
 """The parts that families are put together from: names and forward agree, misfits are refused."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from references.sized import family_configs
 
+from qlora_wgpu import families
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.families.config_reader import ConfigReader
 from qlora_wgpu.families.decoder import POST_NORM, DecoderFamily, Layer
@@ -72,6 +75,13 @@ def test_every_weight_that_is_named_is_traced(model_type):
     config = CONFIGS[model_type]
     for weights in trace(find_family(config), config):
         assert weights.asked == set(weights)
+
+
+def test_compositions_need_no_ops():
+    for model_type, config in CONFIGS.items():
+        if isinstance(find_family(config), DecoderFamily):
+            file = Path(families.__file__).with_name(f"{model_type}.py")
+            assert not re.search(r"qlora_wgpu\.(ops|graph)", file.read_text(encoding="utf-8"))
 
 
 def changed(config, **changes):
