@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from qlora_wgpu.bfloat16 import from_bfloat16
 from qlora_wgpu.checkpoint.file_signatures import what_it_is
 from qlora_wgpu.checkpoint.safetensors_header import (
     MAX_HEADER_BYTES,
@@ -128,9 +129,7 @@ class SafetensorsFile:
             )
         raw = self.raw(name)
         if dtype == "BF16":
-            bits = raw.astype(np.uint32)
-            np.left_shift(bits, 16, out=bits)
-            return bits.view(np.float32)
+            return from_bfloat16(raw)
         with np.errstate(over="ignore"):
             return raw.astype(np.float32)
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from qlora_wgpu.bfloat16 import to_bfloat16
 from qlora_wgpu.checkpoint import ModelFolder, atomic_folder
 from qlora_wgpu.checkpoint.stream import Entry, write_stream
 from qlora_wgpu.errors import CheckpointError, ConfigError
@@ -86,9 +87,7 @@ def copy_rest(source: Path, target: Path) -> None:
 def as_dtype(array: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[Any]:
     """float32 numbers as a file's F32, F16, BF16 or F64, rounded to nearest, ties to even."""
     if dtype == "BF16":
-        bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
-        rounded = (bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))) >> 16
-        return rounded.astype(np.uint16)
+        return to_bfloat16(array)
     return array.astype({"F32": np.float32, "F16": np.float16, "F64": np.float64}[dtype])
 
 
