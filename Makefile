@@ -4,7 +4,7 @@
 help:
 	@echo "make demo    fine-tune the small model that ships with the project"
 	@echo "make test    run all ordinary tests"
-	@echo "make lint    ruff and mypy"
+	@echo "make lint    ruff, mypy and the import rules"
 	@echo "make bench   time a step's parts on this machine"
 
 setup:
@@ -15,12 +15,13 @@ demo:
 	@.venv/bin/qlora-wgpu train demo/demo.yaml --overwrite
 
 test: setup
-	.venv/bin/python -m pytest tests
+	.venv/bin/python -m pytest tests -n 2 --dist worksteal
 
 lint: setup
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+	.venv/bin/lint-imports
 
 bench: setup
 	.venv/bin/python benchmarks/step.py

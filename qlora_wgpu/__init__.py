@@ -5,8 +5,7 @@ from qlora_wgpu.errors import QLoRAError
 from qlora_wgpu.families.family import register_family
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.training import Trainer, TrainResult
-
-__version__ = "0.1.0"
+from qlora_wgpu.version import __version__
 
 __all__ = [
     "Config",

@@ -10,7 +10,7 @@ from importlib.metadata import version
 
 import numpy as np
 
-from qlora_wgpu import LoraConfig, QLoRAModel
+from qlora_wgpu import LoraConfig, QLoRAModel, __version__
 from qlora_wgpu.config import OptimConfig
 from qlora_wgpu.training.optimizer import Optimizer
 
@@ -60,7 +60,7 @@ def main() -> None:
         "first_step_seconds": first,
         "device": model.device.name,
         "driver": model.device.adapter.info["description"],
-        "versions": {name: version(name) for name in ("qlora-wgpu", "wgpu", "numpy")},
+        "versions": {"qlora-wgpu": __version__, "wgpu": version("wgpu"), "numpy": np.__version__},
     }
     print(json.dumps(result))
 

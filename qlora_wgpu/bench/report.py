@@ -15,6 +15,7 @@ from rich.table import Table
 from qlora_wgpu.bench.kernels import KernelTime
 from qlora_wgpu.bench.measure import Measurement
 from qlora_wgpu.bench.timing import Spread
+from qlora_wgpu.version import __version__
 
 NO_TIMESTAMPS = "the adapter has no timestamp queries, so kernels cannot be timed one by one"
 
@@ -29,7 +30,7 @@ def to_json(found: Measurement) -> dict[str, Any]:
         total = sum(row.seconds for row in found.kernels)
     return {
         "versions": {
-            "qlora-wgpu": _version("qlora-wgpu"),
+            "qlora-wgpu": __version__,
             device.backend.package: _version(device.backend.package),
             "python": platform.python_version(),
             "platform": f"{sys.platform} {platform.machine()}",

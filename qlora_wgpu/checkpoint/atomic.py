@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import safetensors.numpy
 
+from qlora_wgpu.checkpoint.safetensors_format import METADATA
 from qlora_wgpu.errors import CheckpointError
 
 _TEMPORARY = ".tmp-"  # what a killed process leaves behind; the next one with that name replaces it
@@ -102,7 +103,7 @@ def write_safetensors(
         CheckpointError: If it cannot be written.
     """
     contiguous = {name: np.asarray(array, order="C") for name, array in tensors.items()}
-    content = safetensors.numpy.save(contiguous, dict(metadata or {"format": "pt"}))
+    content = safetensors.numpy.save(contiguous, dict(metadata or METADATA))
     write_file(path, content)
 
 

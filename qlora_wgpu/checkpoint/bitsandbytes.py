@@ -1,8 +1,8 @@
 """Weights that bitsandbytes stored in 4 bits, read with all their companions.
 
-A quantized ``X.weight`` is U8 (or any other type of the same bytes) and comes with
-``X.weight.absmax``, ``.quant_map``, ``.quant_state.bitsandbytes__nf4`` (JSON as bytes) and, if
-doubly quantized, ``.nested_absmax`` and ``.nested_quant_map``.
+A quantized ``X.weight`` comes with ``X.weight.absmax``, ``.quant_map``,
+``.quant_state.bitsandbytes__nf4`` and, if doubly quantized, ``.nested_absmax`` and
+``.nested_quant_map``. ``bitsandbytes_writer.py`` writes them.
 """
 
 from __future__ import annotations
@@ -14,11 +14,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from qlora_wgpu.checkpoint.bitsandbytes_format import (
+    ABSMAX,
+    NESTED_ABSMAX,
+    NESTED_QUANT_MAP,
+    NESTED_QUANT_MAP_SIZE,
+    NF4_STATE,
+    QUANT_MAP,
+    QUANT_MAP_SIZE,
+    STATE,
+)
 from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 from qlora_wgpu.quant import BLOCKSIZES, NF4Tensor
 
-_STATE = ".quant_state.bitsandbytes__"
 _DTYPES = ("float32", "float16", "bfloat16")
 _OTHER_QUANTIZATIONS = {
     "I8": "8-bit integers (LLM.int8)",
@@ -46,10 +55,10 @@ def read_nf4(files: Mapping[str, SafetensorsFile], name: str) -> NF4Tensor | Non
 
 def is_nf4(files: Mapping[str, SafetensorsFile], name: str) -> bool:
     """Whether a tensor is a weight stored in 4 bits; arguments and errors as for ``read_nf4``."""
-    if f"{name}{_STATE}nf4" in files:
+    if f"{name}{NF4_STATE}" in files:
         return True
     where = f"{files[name].path}: {name!r}"
-    if f"{name}{_STATE}fp4" in files:
+    if f"{name}{STATE}fp4" in files:
         raise UnsupportedModelError(
             f"{where} is stored as FP4, but only NF4 is read: take the unquantized model, or one "
             "saved with bnb_4bit_quant_type nf4"
@@ -60,9 +69,9 @@ def is_nf4(files: Mapping[str, SafetensorsFile], name: str) -> bool:
             f"{where} is stored as {_OTHER_QUANTIZATIONS[dtype]}, but only bitsandbytes' NF4 is "
             "read: take the unquantized model"
         )
-    if f"{name}.absmax" in files or (dtype == "U8" and name.endswith(".weight")):
+    if f"{name}.{ABSMAX}" in files or (dtype == "U8" and name.endswith(".weight")):
         raise CheckpointError(
-            f"{where} is quantized, but {name}{_STATE}nf4 is missing: the file is incomplete, or "
+            f"{where} is quantized, but {name}{NF4_STATE} is missing: the file is incomplete, or "
             "was not written by bitsandbytes"
         )
     return False
@@ -72,7 +81,7 @@ class _Reader:
     def __init__(self, files: Mapping[str, SafetensorsFile], name: str) -> None:
         self._files = files
         self._name = name
-        self._state_name = f"{name}{_STATE}nf4"
+        self._state_name = f"{name}{NF4_STATE}"
         self._state = self._read_state()
 
     def read(self) -> NF4Tensor:
@@ -86,15 +95,18 @@ class _Reader:
         return NF4Tensor(
             shape=shape,
             codes=self._bytes("", -(-n // 2)),
-            quant_map=self._floats("quant_map", 16),
+            quant_map=self._floats(QUANT_MAP, QUANT_MAP_SIZE),
             blocksize=blocksize,
             dtype=self._state["dtype"],
             **self._scales(-(-n // blocksize)),
         )
 
     def _scales(self, blocks: int) -> dict[str, Any]:
-        if "nested_offset" not in self._state and f"{self._name}.nested_absmax" not in self._files:
-            return {"absmax": self._floats("absmax", blocks)}
+        if (
+            "nested_offset" not in self._state
+            and f"{self._name}.{NESTED_ABSMAX}" not in self._files
+        ):
+            return {"absmax": self._floats(ABSMAX, blocks)}
         nested_blocksize = self._integer("nested_blocksize")
         if self._state.get("nested_dtype", "float32") != "float32":
             raise self._wrong(f"says nested_dtype {self._state['nested_dtype']!r}, not 'float32'")
@@ -102,9 +114,9 @@ class _Reader:
         if type(offset) not in (int, float) or not abs(offset) <= float(np.finfo(np.float32).max):
             raise self._wrong(f"says nested_offset {offset!r}, which is no float32 number")
         return {
-            "absmax": self._bytes("absmax", blocks),
-            "nested_absmax": self._floats("nested_absmax", -(-blocks // nested_blocksize)),
-            "nested_quant_map": self._floats("nested_quant_map", 256),
+            "absmax": self._bytes(ABSMAX, blocks),
+            "nested_absmax": self._floats(NESTED_ABSMAX, -(-blocks // nested_blocksize)),
+            "nested_quant_map": self._floats(NESTED_QUANT_MAP, NESTED_QUANT_MAP_SIZE),
             "nested_offset": float(np.float32(offset)),
             "nested_blocksize": nested_blocksize,
         }

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from qlora_wgpu.bfloat16 import from_bfloat16
 from qlora_wgpu.checkpoint.file_signatures import what_it_is
+from qlora_wgpu.checkpoint.safetensors_format import FLOATS, NUMPY_DTYPES
 from qlora_wgpu.checkpoint.safetensors_header import (
     MAX_HEADER_BYTES,
     HeaderError,
@@ -21,26 +23,6 @@ from qlora_wgpu.checkpoint.safetensors_header import (
 )
 from qlora_wgpu.errors import CheckpointError
 
-_NUMPY_DTYPES = {
-    "BOOL": "?",
-    "U8": "u1",
-    "I8": "i1",
-    "F8_E4M3": "u1",
-    "F8_E5M2": "u1",
-    "F8_E8M0": "u1",
-    "U16": "<u2",
-    "I16": "<i2",
-    "F16": "<f2",
-    "BF16": "<u2",
-    "U32": "<u4",
-    "I32": "<i4",
-    "F32": "<f4",
-    "U64": "<u8",
-    "I64": "<i8",
-    "F64": "<f8",
-    "C64": "<c8",
-}
-_FLOATS = ("F32", "F16", "BF16", "F64")
 _MAX_SUGGESTED_FROM = 20_000  # a search for similar names takes seconds beyond that
 
 
@@ -105,11 +87,11 @@ class SafetensorsFile:
         entry = self._entry(name)
         if self._data is None:
             raise ValueError(f"{self.path} is closed")
-        if entry.dtype not in _NUMPY_DTYPES:
+        if entry.dtype not in NUMPY_DTYPES:
             raise CheckpointError(
                 f"{self.path}: tensor {name!r} has dtype {entry.dtype}, which NumPy has not"
             )
-        array = self._data[entry.begin : entry.end].view(_NUMPY_DTYPES[entry.dtype])
+        array = self._data[entry.begin : entry.end].view(NUMPY_DTYPES[entry.dtype])
         return array.reshape(entry.shape)
 
     def float32(self, name: str) -> npt.NDArray[np.float32]:
@@ -121,16 +103,14 @@ class SafetensorsFile:
             CheckpointError: If there is no such tensor, or its dtype is not F32, F16, BF16 or F64.
         """
         dtype = self.dtype(name)
-        if dtype not in _FLOATS:
+        if dtype not in FLOATS:
             raise CheckpointError(
                 f"{self.path}: tensor {name!r} has dtype {dtype}, but weights must be "
-                f"{', '.join(_FLOATS[:-1])} or {_FLOATS[-1]}"
+                f"{', '.join(FLOATS[:-1])} or {FLOATS[-1]}"
             )
         raw = self.raw(name)
         if dtype == "BF16":
-            bits = raw.astype(np.uint32)
-            np.left_shift(bits, 16, out=bits)
-            return bits.view(np.float32)
+            return from_bfloat16(raw)
         with np.errstate(over="ignore"):
             return raw.astype(np.float32)
 

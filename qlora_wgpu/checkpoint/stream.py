@@ -12,10 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from qlora_wgpu.checkpoint.safetensors_format import BITS, METADATA
 from qlora_wgpu.errors import CheckpointError
-
-_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1,
-          "BOOL": 1, "U16": 2, "U32": 4, "U64": 8, "F8_E4M3": 1, "F8_E5M2": 1}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,7 @@ class Entry:
     @property
     def nbytes(self) -> int:
         """Bytes of the tensor."""
-        return prod(self.shape) * _BYTES[self.dtype]
+        return prod(self.shape) * BITS[self.dtype] // 8
 
 
 def write_stream(
@@ -44,7 +42,7 @@ def write_stream(
     Raises:
         CheckpointError: If it cannot be written.
     """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, Any] = {"__metadata__": METADATA}
     end = 0
     for name, entry in entries.items():
         begin, end = end, end + entry.nbytes

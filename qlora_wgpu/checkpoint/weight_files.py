@@ -7,10 +7,8 @@ from pathlib import Path
 
 from qlora_wgpu.checkpoint.json_file import read_json_object
 from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
+from qlora_wgpu.checkpoint.safetensors_format import INDEX, WEIGHTS
 from qlora_wgpu.errors import CheckpointError
-
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 
 _SHARD = re.compile(r"[^/\\\0]+\.safetensors")
 

@@ -7,7 +7,6 @@ import sys
 import click
 from rich.console import Console
 
-from qlora_wgpu import __version__
 from qlora_wgpu.cli.bench import bench
 from qlora_wgpu.cli.chat import chat
 from qlora_wgpu.cli.data import data
@@ -19,6 +18,7 @@ from qlora_wgpu.cli.generate import generate
 from qlora_wgpu.cli.init import init
 from qlora_wgpu.cli.train import train
 from qlora_wgpu.errors import QLoRAError
+from qlora_wgpu.version import __version__
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

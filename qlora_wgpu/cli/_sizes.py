@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 
+from pydantic import ByteSize, TypeAdapter
+
 from qlora_wgpu.errors import ConfigError
 
-_UNITS = {"": 1, "b": 1, "k": 10, "ki": 10, "m": 20, "mi": 20, "g": 30, "gi": 30, "t": 40, "ti": 40}
+_BYTE_SIZE = TypeAdapter(ByteSize)
 
 
 def whole_number(option: str, text: str) -> int:
@@ -25,13 +27,13 @@ def whole_number(option: str, text: str) -> int:
 
 
 def read_bytes(option: str, text: str) -> int:
-    """A size such as ``8GiB``, ``8G`` or ``500MB`` in bytes; all units are powers of 1,024.
+    """A size in bytes: ``8GiB`` and ``8Gi`` are 8 · 2^30, ``8GB`` and ``8G`` are 8 · 10^9.
 
     Raises:
         ConfigError: If the text is none.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*?)b?\s*", text.lower())
-    if match is None or match.group(2) not in _UNITS:
+    # Pydantic alone would take "8GiB or so" and "8Gbit".
+    size = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", text.lower())
+    if size is None:
         raise ConfigError(f"{option} must be a size such as 8GiB or 500MiB, got {text!r}")
-    unit = _UNITS[match.group(2)]
-    return int(float(match.group(1)) * (1 if unit == 1 else 2**unit))
+    return int(_BYTE_SIZE.validate_python(f"{size[1]}{size[2] or ''}b"))

@@ -20,6 +20,7 @@ from qlora_wgpu.gpu.adapters import (
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.selfcheck import CHECKS, Result, check_device
 from qlora_wgpu.tuning.cache import choices_for
+from qlora_wgpu.version import __version__
 
 _SHOWN_FEATURES = ("shader-f16", "subgroups", "timestamp-query")
 
@@ -49,7 +50,7 @@ def doctor(check: bool, wanted: str, backend: str) -> None:
     backends = installed_backends()
     packages = ", ".join(f"{b.package} {version(b.package)}" for b in backends)
     console.print(
-        f"qlora-wgpu {version('qlora-wgpu')}, {packages}, "
+        f"qlora-wgpu {__version__}, {packages}, "
         f"Python {platform.python_version()}, {sys.platform} {platform.machine()}",
         highlight=False,
     )

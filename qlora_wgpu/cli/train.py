@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from importlib.metadata import version
 from pathlib import Path
 
 import click
@@ -37,6 +36,7 @@ from qlora_wgpu.training import (
 from qlora_wgpu.training.batching import BatchPlan
 from qlora_wgpu.training.reporters import ObserverList, reporters
 from qlora_wgpu.tuning.tuner import Task
+from qlora_wgpu.version import __version__
 
 
 @click.command()
@@ -244,7 +244,7 @@ def _write_report(
     }
     facts = Facts(
         title=f"{Path(settings.model.path).name} on {Path(settings.data.train or '').name}",
-        subtitle=f"{model.device.name}; qlora-wgpu {version('qlora-wgpu')}; "
+        subtitle=f"{model.device.name}; qlora-wgpu {__version__}; "
         f"{settings.quant.scheme}, {settings.train.compute_dtype}, rank {settings.lora.r}",
         figures={name: value for name, value in figures.items() if value},
         texts=texts,

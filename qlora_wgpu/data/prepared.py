@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from qlora_wgpu.cache_folder import cache_path, make_cache_folder
 from qlora_wgpu.data.examples import IGNORE_INDEX, Counts, Dataset
 
 _KEPT = 32  # data sets in the cache
@@ -29,8 +29,7 @@ _ARRAYS = {"ids": np.int32, "labels": np.int32, "ends": np.int64}
 
 def cache_folder() -> Path:
     """Where prepared data is kept: ``qlora-wgpu/data`` in the user's cache folder."""
-    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(home) / "qlora-wgpu" / "data"
+    return cache_path("data")
 
 
 def key_of(files: list[Path], settings: Mapping[str, Any]) -> str:
@@ -58,7 +57,7 @@ class Writer:
         self._parts: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in _ARRAYS}
         self._end = 0
         if folder is not None:
-            folder.parent.mkdir(parents=True, exist_ok=True)
+            make_cache_folder(folder.parent)
             self._unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder.parent))
             self._files = {n: (self._unfinished / f"{n}.bin").open("wb") for n in _ARRAYS}
 

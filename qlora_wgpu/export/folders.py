@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from qlora_wgpu.bfloat16 import to_bfloat16
 from qlora_wgpu.checkpoint import ModelFolder, atomic_folder
+from qlora_wgpu.checkpoint.safetensors_format import INDEX, TORCH_NAMES, WEIGHTS
 from qlora_wgpu.checkpoint.stream import Entry, write_stream
 from qlora_wgpu.errors import CheckpointError, ConfigError
 
-INDEX = "model.safetensors.index.json"
 _NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".ckpt")
 Tensors = dict[str, tuple[Entry, Callable[[], npt.NDArray[Any]]]]
 
@@ -65,7 +66,7 @@ def write_folder(
                 write_stream(unfinished / name, entries, data)
                 weight_map |= dict.fromkeys(entries, name)
                 total += sum(entry.nbytes for entry in entries.values())
-            if len(set(weight_map.values())) > 1 or "model.safetensors" not in source.files():
+            if len(set(weight_map.values())) > 1 or WEIGHTS not in source.files():
                 index = {"metadata": {"total_size": total}, "weight_map": weight_map}
                 (unfinished / INDEX).write_text(json.dumps(index, indent=2) + "\n")
             (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -86,10 +87,8 @@ def copy_rest(source: Path, target: Path) -> None:
 def as_dtype(array: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[Any]:
     """float32 numbers as a file's F32, F16, BF16 or F64, rounded to nearest, ties to even."""
     if dtype == "BF16":
-        bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
-        rounded = (bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))) >> 16
-        return rounded.astype(np.uint16)
-    return array.astype({"F32": np.float32, "F16": np.float16, "F64": np.float64}[dtype])
+        return to_bfloat16(array)
+    return array.astype(TORCH_NAMES[dtype])
 
 
 def without(config: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.checkpoint.safetensors_format import FLOATS, TORCH_NAMES
 from qlora_wgpu.checkpoint.stream import Entry
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
@@ -22,8 +23,7 @@ from qlora_wgpu.model.weights import stored_name
 from qlora_wgpu.quant import quantize_nf4
 
 Base = Literal["original", "dequantized"]
-_FLOATS = ("F32", "F16", "BF16", "F64")
-_NAMES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_STORED_AS = {torch_name: name for name, torch_name in TORCH_NAMES.items()}
 FloatArray = npt.NDArray[np.float32]
 
 
@@ -71,7 +71,7 @@ def merge(
         if _is_companion(folder, name):
             return {}
         stored = folder.nf4(name) if name.endswith(".weight") else None
-        dtype = _NAMES[stored.dtype] if stored is not None else folder.dtype(name)
+        dtype = _STORED_AS[stored.dtype] if stored is not None else folder.dtype(name)
         shape = stored.shape if stored is not None else folder.shape(name)
         if stored is not None and base == "original":
             raise UnsupportedModelError(
@@ -82,7 +82,7 @@ def merge(
         changed = name in pairs or (base == "dequantized" and name in linears)
         if not changed and stored is None:
             return {name: (entry, lambda: folder.raw(name))}
-        if dtype not in _FLOATS:
+        if dtype not in FLOATS:
             raise UnsupportedModelError(f"{model}: {name} is stored as {dtype}, not as floats")
         return {name: (entry, lambda: as_dtype(merged(name), dtype))}
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from functools import cache
-from importlib.metadata import version
 
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.wgsl import shader_folder
+from qlora_wgpu.version import __version__
 
 
 def identity(device: Device) -> str:
@@ -16,7 +16,7 @@ def identity(device: Device) -> str:
     info = device.adapter.info
     parts = [
         [device.name, info["description"], info["backend_type"], device.backend.name],
-        version("qlora-wgpu"),
+        __version__,
         shader_hash(),
     ]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]

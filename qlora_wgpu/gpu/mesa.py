@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import MutableMapping
 from pathlib import Path
 
+from qlora_wgpu.cache_folder import cache_path, make_cache_folder
+
 
 def widen_software_vectors(environ: MutableMapping[str, str]) -> None:
     """Lets Mesa's software adapter use 512-bit vectors where the processor has them.
@@ -18,10 +20,9 @@ def widen_software_vectors(environ: MutableMapping[str, str]) -> None:
         return
     environ["LP_NATIVE_VECTOR_WIDTH"] = "512"
     if not {"MESA_SHADER_CACHE_DIR", "MESA_SHADER_CACHE_DISABLE"} & environ.keys():
-        home = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-        folder = Path(home) / "qlora-wgpu" / "mesa-512"
+        folder = cache_path("mesa-512")
         with contextlib.suppress(OSError):  # Mesa makes the last folder only
-            folder.mkdir(parents=True, exist_ok=True)
+            make_cache_folder(folder)
         environ["MESA_SHADER_CACHE_DIR"] = str(folder)
 
 

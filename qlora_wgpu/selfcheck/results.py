@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from qlora_wgpu.cache_folder import cache_path, make_cache_folder
 from qlora_wgpu.errors import DeviceError, OutOfMemoryError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.identity import identity
@@ -122,8 +123,7 @@ def _result(
 
 def cache_file() -> Path:
     """Where devices that are sound are kept: ``qlora-wgpu/checked.json`` in the cache folder."""
-    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(home) / "qlora-wgpu" / "checked.json"
+    return cache_path("checked.json")
 
 
 def _read() -> list[str]:
@@ -137,7 +137,7 @@ def _read() -> list[str]:
 def _write(keys: list[str]) -> None:
     path = cache_file()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_cache_folder(path.parent)
         part = path.with_suffix(f".{os.getpid()}")
         part.write_text(json.dumps(keys) + "\n", encoding="utf-8")
         part.replace(path)

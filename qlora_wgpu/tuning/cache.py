@@ -10,6 +10,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
+from qlora_wgpu.cache_folder import cache_path, make_cache_folder
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.identity import identity
 from qlora_wgpu.gpu.profile import Profile
@@ -21,8 +22,7 @@ _SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_va
 
 def cache_file() -> Path:
     """Where choices are kept: ``qlora-wgpu/tuning.json`` in the user's cache folder."""
-    home = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(home) / "qlora-wgpu" / "tuning.json"
+    return cache_path("tuning.json")
 
 
 def tuned(
@@ -115,7 +115,7 @@ def _read() -> dict[str, dict[str, Any]]:
 def _write(known: dict[str, dict[str, Any]]) -> None:
     path = cache_file()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_cache_folder(path.parent)
         part = path.with_suffix(f".{os.getpid()}")
         part.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
         part.replace(path)

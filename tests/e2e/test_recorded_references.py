@@ -1,21 +1,16 @@
-"""Against gradients, losses and adapters that PEFT and bitsandbytes gave, where at hand.
-
-The folder is beside the checkout; QLORA_WGPU_SHARED_DATA names one that must be there.
-"""
+"""Against gradients, losses and adapters that PEFT and bitsandbytes gave, where at hand."""
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from support.recorded import RECORDED, needs_recordings
 
 from qlora_wgpu import Config, LoraConfig, QLoRAModel, QuantConfig, Trainer
 
-NAMED = os.environ.get("QLORA_WGPU_SHARED_DATA")
-DATA = Path(NAMED) if NAMED else Path(__file__).parents[2].parent / "shared" / "data"
-BASE = DATA / "models" / "TinyStories-656K"
+BASE = RECORDED / "models" / "TinyStories-656K"
 CASES = {
     "qlora-ts656k-nf4-dq": ("nf4", BASE, 8, 16, 30, 2e-3),
     "qlora-ts656k-fp32": ("none", BASE, 8, 16, 30, 2e-3),
@@ -34,14 +29,7 @@ CASES = {
         )
     },
 }
-pytestmark = pytest.mark.skipif(
-    not NAMED and not (DATA / "oracles").is_dir(),
-    reason="the recorded references are not beside this checkout",
-)
-
-
-def test_the_references_are_where_the_environment_says():
-    assert (DATA / "oracles").is_dir(), f"QLORA_WGPU_SHARED_DATA is {NAMED}: no oracles are there"
+pytestmark = needs_recordings
 
 
 def difference(ours, theirs):
@@ -52,7 +40,7 @@ def difference(ours, theirs):
 @pytest.mark.parametrize("case", list(CASES))
 def test_against_peft(device, tmp_path, case, dtype):
     scheme, base, r, alpha, steps, rate = CASES[case]
-    folder = DATA / "oracles" / case
+    folder = RECORDED / "oracles" / case
     base = base or folder
     io, trace = np.load(folder / "io.npz"), json.loads((folder / "trace.json").read_text())
     ids, labels, mask = io["input_ids"], io["labels"], io["attention_mask"]

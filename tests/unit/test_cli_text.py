@@ -1,7 +1,7 @@
 """Text as it is streamed: whole characters, and nothing of what ends a turn."""
 
 import pytest
-from tiny_tokenizer import tiny_tokenizer
+from support.tiny_tokenizer import tiny_tokenizer
 
 from qlora_wgpu.cli._text import stop_ids, stop_text, stream
 from qlora_wgpu.data import BUILT_IN_TEMPLATES, ChatTemplate, closing_text, end_of_turn

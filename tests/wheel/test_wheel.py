@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -19,14 +20,17 @@ output: {dir: out}
 """
 
 
+def build(kind, out):
+    command = [sys.executable, "-m", "build", f"--{kind}", "--no-isolation", "--outdir", str(out)]
+    done = subprocess.run([*command, str(ROOT)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = out.iterdir()
+    return path
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    out = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out)]
-    done = subprocess.run([*build, str(ROOT)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (path,) = out.glob("*.whl")
-    return path
+    return build("wheel", tmp_path_factory.mktemp("wheel"))
 
 
 def test_it_holds_every_shader_and_configuration(wheel):
@@ -36,7 +40,18 @@ def test_it_holds_every_shader_and_configuration(wheel):
         assert files
         for path in files:
             assert f"qlora_wgpu/{path.relative_to(ROOT).as_posix()}" in inside
+    assert {"qlora_wgpu/py.typed", "qlora_wgpu/report/page.html.jinja"} <= inside
     assert not any(name.startswith(("tests/", "demo/")) for name in inside)
+
+
+def test_a_source_distribution_holds_what_its_tests_read(tmp_path):
+    with tarfile.open(build("sdist", tmp_path)) as archive:
+        inside = {name.partition("/")[2] for name in archive.getnames()}
+    folders = ["qlora_wgpu", "shaders", "configs", "tests", "demo", "docs", "tools", "benchmarks"]
+    files = [p for folder in folders for p in (ROOT / folder).rglob("*") if p.is_file()]
+    kept = {p.relative_to(ROOT).as_posix() for p in files if "__pycache__" not in p.parts}
+    assert kept | {"pyproject.toml", "Makefile", "README.md", "LICENSE"} <= inside
+    assert not any("__pycache__" in name for name in inside)
 
 
 def test_it_trains_away_from_the_checkout(wheel, tmp_path):

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from tiny_tokenizer import learnt, tiny_tokenizer
+from support.tiny_tokenizer import learnt, tiny_tokenizer
 
 from qlora_wgpu.data import Dataset, Example, load_dataset
 from qlora_wgpu.errors import DataError, TokenizerError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tiny_tokenizer import learnt, tiny_tokenizer
+from support.tiny_tokenizer import learnt, tiny_tokenizer
 
 from qlora_wgpu.data import ChatTemplate, RowEncoder, alpaca_prompt
 from qlora_wgpu.data.formats import FORMATS, detect_format

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from tiny_tokenizer import learnt, tiny_tokenizer
+from support.tiny_tokenizer import learnt, tiny_tokenizer
 
 from qlora_wgpu.data import Preparation, load_dataset, prepared
 from qlora_wgpu.errors import DataError

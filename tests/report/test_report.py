@@ -2,6 +2,7 @@
 
 import re
 import sys
+from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.report import Facts, write_png, write_report
 from qlora_wgpu.report.charts import Line, chart, smoothed, ticks
+from qlora_wgpu.report.page import page
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.reporters import ObserverList, TensorBoard, reporters
 
@@ -36,6 +38,44 @@ def test_a_page(tmp_path):
     assert text.count("<svg") == 4 and "3.0 MiB" in text and "held-out 2.1 at step 10" in text
     for svg in re.findall(r"<svg.*?</svg>", text):
         ElementTree.fromstring(svg)
+
+
+SCRIPT = "<script>alert('x' + \"y\")</script>"
+
+
+class Skeleton(HTMLParser):
+    """The elements and the texts of a page, as a browser reads them."""
+
+    def __init__(self):
+        super().__init__()
+        self.tags, self.texts = [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def skeleton(facts):
+    parser = Skeleton()
+    parser.feed(page(facts, ROWS))
+    return parser
+
+
+def test_whatever_stands_in_a_name_is_text():
+    def facts(text):
+        return Facts(text, text, {text: text}, {text: text}, {text: 1 << 20}, text)
+
+    hostile, plain = skeleton(facts(SCRIPT)), skeleton(facts("a word"))
+    assert hostile.tags == plain.tags and "script" not in hostile.tags
+    assert hostile.texts.count(SCRIPT) == plain.texts.count("a word") == 9
+
+
+def test_names_in_charts_are_text():
+    svg = chart(SCRIPT, [Line(SCRIPT, "dots", [(1, 2.0)])], lambda value: SCRIPT)
+    assert "<script>" not in svg and "&lt;script&gt;" in svg
+    ElementTree.fromstring(svg)
 
 
 def test_a_run_without_figures(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from tiny_tokenizer import tiny_tokenizer
+from support.tiny_tokenizer import tiny_tokenizer
 
 from qlora_wgpu.data import ChatTemplate, assistant_spans, find_chat_template, render_chat
 from qlora_wgpu.data.masking import tokens_in_spans

@@ -1,30 +1,21 @@
-"""Real tokenizers and templates against renderings, ids and masks recorded from transformers.
-
-They need the shared data folder beside the repository and are skipped without it, unless
-QLORA_WGPU_SHARED_DATA names one that must be there.
-"""
+"""Real tokenizers and templates against renderings, ids and masks recorded from transformers."""
 
 from __future__ import annotations
 
 import json
-import os
 from functools import lru_cache
-from pathlib import Path
 
 import pytest
+from support.recorded import RECORDED, needs_recordings
 
 from qlora_wgpu.data import ChatTemplate, Tokenizer, assistant_spans, load_dataset
 from qlora_wgpu.data.masking import tokens_in_spans
 
-_WANTED = os.environ.get("QLORA_WGPU_SHARED_DATA")
-SHARED = Path(_WANTED) if _WANTED else Path(__file__).parents[2].parent / "shared" / "data"
-if _WANTED and not SHARED.is_dir():
-    pytest.fail(f"QLORA_WGPU_SHARED_DATA={_WANTED} is no folder", pytrace=False)
-pytestmark = pytest.mark.skipif(not SHARED.is_dir(), reason=f"{SHARED} is absent")
+pytestmark = needs_recordings
 
 
 def _cases():
-    path = SHARED / "oracles" / "chat_template_cases.json"
+    path = RECORDED / "oracles" / "chat_template_cases.json"
     if not path.is_file():
         return {"convs": {}, "cases": []}
     return json.loads(path.read_text())
@@ -35,11 +26,11 @@ CASES = _cases()
 
 @lru_cache
 def tokenizer(name: str) -> Tokenizer:
-    return Tokenizer.from_folder(SHARED / name)
+    return Tokenizer.from_folder(RECORDED / name)
 
 
 def template(name: str, **special: str) -> ChatTemplate:
-    return ChatTemplate((SHARED / "chat_templates" / f"{name}.jinja").read_text(), special)
+    return ChatTemplate((RECORDED / "chat_templates" / f"{name}.jinja").read_text(), special)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +94,7 @@ def test_qwen3_leaves_the_empty_thought_to_the_last_turn() -> None:
 )
 def test_real_data_sets(file, folder, chat) -> None:
     tok = tokenizer(folder)
-    dataset = load_dataset(SHARED / "datasets" / file, tok, 4096, chat)
+    dataset = load_dataset(RECORDED / "datasets" / file, tok, 4096, chat)
     assert dataset.num_truncated == 0
     assert dataset.num_without_labels == 0
     assert 0 < dataset.num_label_tokens < dataset.num_tokens
@@ -113,7 +104,7 @@ def test_real_data_sets(file, folder, chat) -> None:
 @pytest.mark.parametrize("folder", ["tokenizers/qwen3", "tokenizers/tinyllama"])
 def test_answers_of_real_chats_are_learnt_whole(folder) -> None:
     tok = tokenizer(folder)
-    path = SHARED / "datasets" / "oasst_en_100tree.jsonl"
+    path = RECORDED / "datasets" / "oasst_en_100tree.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     dataset = load_dataset(path, tok, 100_000)
     assert len(dataset) == len(rows)

@@ -1,28 +1,17 @@
-"""NF4 on a real model, against the file bitsandbytes made of it (needs ../shared/data)."""
+"""NF4 on a real model, against the file bitsandbytes made of it."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import numpy as np
-import pytest
+from support.recorded import RECORDED, needs_recordings
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.quant import quantize_nf4
 
-NAMED = os.environ.get("QLORA_WGPU_SHARED_DATA")
-DATA = Path(NAMED) if NAMED else Path(__file__).parents[3] / "shared" / "data"
-PLAIN = DATA / "models" / "TinyStories-656K"
-QUANTIZED = DATA / "models" / "TinyStories-656K-bnb-nf4-dq"
+PLAIN = RECORDED / "models" / "TinyStories-656K"
+QUANTIZED = RECORDED / "models" / "TinyStories-656K-bnb-nf4-dq"
 
-pytestmark = pytest.mark.skipif(
-    not NAMED and not QUANTIZED.is_dir(), reason=f"{QUANTIZED} is not there"
-)
-
-
-def test_the_shared_data_is_where_the_environment_says() -> None:
-    assert QUANTIZED.is_dir(), f"QLORA_WGPU_SHARED_DATA is {NAMED}, but {QUANTIZED} is not there"
+pytestmark = needs_recordings
 
 
 def test_every_byte_is_that_of_bitsandbytes() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from tiny_tokenizer import SPECIAL, tiny_backend, tiny_tokenizer, write_folder
+from support.tiny_tokenizer import SPECIAL, tiny_backend, tiny_tokenizer, write_folder
 from tokenizers import AddedToken, normalizers
 
 from qlora_wgpu.data import Tokenizer
