@@ -19,10 +19,11 @@ import numpy as np
 
 from qlora_wgpu.bench.ceilings import measure_ceilings
 from qlora_wgpu.bench.timing import best_of, clock_of
+from qlora_wgpu.bfloat16 import to_bfloat16
 from qlora_wgpu.errors import QLoRAError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.profile import Profile
-from qlora_wgpu.graph.dtype import pad_rows, to_bfloat16
+from qlora_wgpu.graph.dtype import pad_rows
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.graph.program import Program, SlotPool

@@ -32,17 +32,3 @@ def pad_rows(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if not extra:
         return np.ascontiguousarray(array)
     return np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, extra)])
-
-
-def to_bfloat16(array: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """Rounds float32 to bfloat16 (nearest, ties to even), as its 16 bits; NaN stays NaN."""
-    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
-    with np.errstate(over="ignore"):
-        rounded = (bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))) >> 16
-    quiet = (bits >> 16) | np.uint32(0x40)
-    return np.where((bits & 0x7FFFFFFF) > 0x7F800000, quiet, rounded).astype(np.uint16)
-
-
-def from_bfloat16(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
-    """Widens bfloat16 bits to float32."""
-    return (bits.astype(np.uint32) << 16).view(np.float32)

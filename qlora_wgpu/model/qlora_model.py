@@ -12,12 +12,12 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from qlora_wgpu.bfloat16 import from_bfloat16
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.graph.dtype import from_bfloat16
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.graph.program import Program, SlotPool, allocate

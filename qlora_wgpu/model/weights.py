@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from qlora_wgpu.bfloat16 import to_bfloat16
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.families.family import Architecture, ExpertSpec, LinearSpec, Modules
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.graph.dtype import ROW_UNIT, pad_rows, padded, to_bfloat16
+from qlora_wgpu.graph.dtype import ROW_UNIT, pad_rows, padded
 from qlora_wgpu.graph.program import allocate
 from qlora_wgpu.graph.tensor import TEXEL, Storage, Tensor, matrix, row, vector
 from qlora_wgpu.lora.layout import Adapter

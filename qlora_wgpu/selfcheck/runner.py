@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from qlora_wgpu.bfloat16 import from_bfloat16, to_bfloat16
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.profile import Profile
-from qlora_wgpu.graph.dtype import from_bfloat16, pad_rows, to_bfloat16
+from qlora_wgpu.graph.dtype import pad_rows
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.graph.program import Program, SlotPool

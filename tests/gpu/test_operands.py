@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from gpu.harness import DTYPES, PROFILES, Bench
+from qlora_wgpu.bfloat16 import from_bfloat16, to_bfloat16
 from qlora_wgpu.gpu import wgsl
-from qlora_wgpu.graph.dtype import from_bfloat16, to_bfloat16
 from qlora_wgpu.graph.tensor import Storage, matrix
 from qlora_wgpu.ops.tensor import converted
 

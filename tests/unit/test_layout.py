@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 from e2e.tiny import CONFIG, weights, write_model, write_weights
 
+from qlora_wgpu.bfloat16 import from_bfloat16
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.gpu.device import ALIGNMENT
-from qlora_wgpu.graph.dtype import ROW_UNIT, from_bfloat16, padded
+from qlora_wgpu.graph.dtype import ROW_UNIT, padded
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.lora.targets import targeted
 from qlora_wgpu.model.weights import WeightLayout
