@@ -11,7 +11,7 @@ from qlora_wgpu.families.family import ConfigReader, ExpertSpec
 from qlora_wgpu.families.layers import LayerOps
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.glu import glu
-from qlora_wgpu.ops.routing import combine, route, spread
+from qlora_wgpu.ops.routing import combine, permute, route
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Experts:
         gate, up, down = (f"{at}{self.at}.experts.{leaf}" for leaf in self.leaves)
         logits = trace.router(x, f"{at}{self.at}.gate")
         routing = route(trace.g, logits, self.top, normalized=self.normalized)
-        x = spread(trace.g, x, routing)
+        x = permute(trace.g, x, routing)
         y = glu(
             trace.g,
             trace.expert_linear(x, gate, routing),

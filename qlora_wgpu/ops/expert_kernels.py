@@ -25,13 +25,13 @@ def expert_params(experts: ExpertTiles | None, lora_stride: int) -> dict[str, in
 
 
 def expert_constants(
-    experts: ExpertTiles | None, tensors: dict[str, Tensor]
+    experts: ExpertTiles | None, tensors: dict[str, Tensor | None]
 ) -> dict[str, Constant]:
     """Constants of such a kernel; binds what it looks up."""
     if experts is None:
-        return {"EXPERTS": False}
+        return {}
     tensors["tile_experts"] = experts.experts
-    return {"EXPERTS": True, "EXPERT_TILE": EXPERT_TILE}
+    return {"EXPERT_TILE": EXPERT_TILE}
 
 
 def expert_count(expert_rows: Tensor | None) -> int:
