@@ -22,10 +22,10 @@ from qlora_wgpu.bench.timing import best_of, clock_of
 from qlora_wgpu.errors import QLoRAError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.profile import Profile
+from qlora_wgpu.graph.dtype import pad_rows, to_bfloat16
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.graph.program import Program, SlotPool
-from qlora_wgpu.graph.dtype import pad_rows, to_bfloat16
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix
 from qlora_wgpu.ops import gemm
 from qlora_wgpu.tuning.candidates import bases, candidates, groups_of
@@ -42,7 +42,7 @@ class Timer:
 
 def operand(device: Device, rng: Any, rows: int, columns: int) -> Tensor:
     data = to_bfloat16(pad_rows(rng.standard_normal((rows, columns), dtype=np.float32)))
-    storage = Storage("operand", "timing", data.nbytes, data, device.profile.images)
+    storage = Storage("operand", "timing", data.nbytes, data, device.profile.textures)
     return matrix("operand", rows, columns, "bfloat16", storage)
 
 
@@ -53,7 +53,7 @@ def variants(device: Device) -> list[tuple[str, Profile]]:
     names = sorted({name for change in group.changes for name in change})
     found: dict[tuple[Any, ...], tuple[str, Profile]] = {}
     for profile in (default, *candidates(default), *bases(default)[1:]):
-        key = tuple(getattr(profile, name) for name in (*names, "image_lanes"))
+        key = tuple(getattr(profile, name) for name in (*names, "subgroup_size"))
         told = ", ".join(f"{n} {getattr(profile, n)}" for n in names)
         found.setdefault(key, ("default: " + told if profile is default else told, profile))
     return list(found.values())
@@ -67,7 +67,7 @@ def time_size(device: Device, size: str, rounds: int) -> list[dict[str, Any]]:
     w = operand(device, rng, outer, inner)
     timer = Timer(device)
     for name, profile in variants(device):
-        if profile.images != device.profile.images:
+        if profile.textures != device.profile.textures:
             continue  # its operands are of the other kind of memory
         device.profile = profile
         graph = Graph("bfloat16", profile, device.max_binding)

@@ -15,6 +15,7 @@ from typing import Any
 
 from qlora_wgpu.gpu.backend import Backend, Dispatch
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.operands import Bound
 from qlora_wgpu.gpu.wgsl import load_shader
 
 
@@ -43,8 +44,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     args = parser.parse_args()
     device = Device(backend=args.backend)
-    constants = {"FLAT": device.profile.flat_group, "TURNS": device.profile.flat_turns}
-    shader = load_shader("tensor/fill.wgsl", tuple(sorted(constants.items())))
+    constants = {"FLAT": device.profile.flat_group, "ELEMENTS": device.profile.elements_per_thread}
+    bound = (("y", Bound("float32")),)
+    shader = load_shader("tensor/fill.wgsl", tuple(sorted(constants.items())), bound)
     params, y = device.buffer(16, "record"), device.buffer(1 << 16, "record")
     windows = {"params": (params, 0, 16), "y": (y, 0, 1 << 16)}
     groups = [device.bind_group(shader, windows) for _ in range(8)]

@@ -9,6 +9,7 @@ from typing import Any
 from qlora_wgpu.bench.timing import clock_of
 from qlora_wgpu.gpu.backend import Dispatch
 from qlora_wgpu.gpu.device import Device, fold_workgroups
+from qlora_wgpu.gpu.operands import Bound
 from qlora_wgpu.gpu.wgsl import Constants, load_shader
 
 _KIND = "ceilings"  # what their buffers are counted as
@@ -47,9 +48,9 @@ def measure_ceilings(device: Device) -> Ceilings:
         OutOfMemoryError: If the device has no room for the copy's buffers.
     """
     try:
-        copies = [_copy_rate(device, image=False)]
-        if device.profile.images:
-            copies.append(_copy_rate(device, image=True))
+        copies = [_copy_rate(device, texture=False)]
+        if device.profile.textures:
+            copies.append(_copy_rate(device, texture=True))
         return Ceilings(_fma_rate(device), max(copies))
     finally:
         device.memory.forget(_KIND)
@@ -63,32 +64,33 @@ def _fma_rate(device: Device) -> float:
     group = device.bind_group(shader, windows)
     dispatch = device.pipeline(shader), group, (_FMA_GROUPS, 1, 1)
     clock = clock_of(device, sums)
-    turns, seconds = 4, 0.0
+    elements, seconds = 4, 0.0
     while True:
         # x becomes x / 2 + 1, so that it stays a normal number for ever.
-        values = {"turns": turns, "factor": 0.5, "summand": 1.0}
+        values = {"elements": elements, "factor": 0.5, "summand": 1.0}
         device.write(params, shader.pack_params(values))
         seconds = clock(dispatch)
-        if seconds >= _ENOUGH_SECONDS or turns == _MOST_TURNS:
+        if seconds >= _ENOUGH_SECONDS or elements == _MOST_TURNS:
             break
-        turns = min(4 * turns, _MOST_TURNS)
+        elements = min(4 * elements, _MOST_TURNS)
     seconds = min(seconds, _best(clock, dispatch))
     _destroy(sums, params)
-    return 2.0 * _FMA_PER_TURN * turns * invocations / seconds
+    return 2.0 * _FMA_PER_TURN * elements * invocations / seconds
 
 
-def _copy_rate(device: Device, *, image: bool) -> float:
+def _copy_rate(device: Device, *, texture: bool) -> float:
     nbytes = min(_COPY_BYTES[device.is_cpu], device.max_binding)
-    path = "bench/copy_image.wgsl" if image else "bench/copy.wgsl"
-    flat, turns = device.profile.flat_group, device.profile.flat_turns
-    constants: Constants = (("FLAT", flat), ("TURNS", turns))
-    shader = load_shader(path, constants)
-    make = device.image if image else device.buffer
+    flat, elements = device.profile.flat_group, device.profile.elements_per_thread
+    constants: Constants = (("ELEMENTS", elements), ("FLAT", flat))
+    memory = Bound("float32", texture)
+    shader = load_shader("tensor/copy.wgsl", constants, (("x", memory), ("y", memory)))
+    make = device.texture if texture else device.buffer
     x, y = make(nbytes, _KIND, "a copy's source"), make(nbytes, _KIND, "a copy's target")
     params = device.buffer(16, _KIND)
-    device.write(params, shader.pack_params({"units": nbytes // 16}))
+    begin = {"first_texel_x": 0} if texture else {}
+    device.write(params, shader.pack_params({"units": nbytes // 16, **begin}))
     windows = {"params": (params, 0, 16), "x": (x, 0, nbytes), "y": (y, 0, nbytes)}
-    groups = fold_workgroups(-(-(nbytes // 16) // (flat * turns)))
+    groups = fold_workgroups(-(-(nbytes // 16) // (flat * elements)))
     dispatch = device.pipeline(shader), device.bind_group(shader, windows), groups
     clock = clock_of(device, params)
     clock(dispatch)  # the first touches the pages

@@ -68,9 +68,10 @@ def doctor(check: bool, wanted: str, backend: str) -> None:
         f"device.adapter: auto opens {device.name} through {device.backend.package}: {kind}",
         highlight=False,
     )
-    if device.profile.images:
+    if device.profile.textures:
         console.print(
-            f"operands are read from images, by subgroups of {device.profile.image_lanes}: both "
+            "operands are read from textures, by subgroups of "
+            f"{device.profile.subgroup_size}: both "
             "gave the right values here",
             highlight=False,
         )

@@ -14,6 +14,7 @@ from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.errors import CheckpointError, ConfigError, UnsupportedModelError
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.lora import load_adapter
+from qlora_wgpu.lora.names import adapted_layers
 
 # llama.cpp's architectures by model type, and whether q and k are stored for neighbouring pairs
 # of a rotation instead of halves.
@@ -84,15 +85,11 @@ def export_gguf(
     writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
     writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, float(peft.lora_alpha))
     count = 0
-    for name in tensors:
-        if not name.endswith(".lora_A.weight"):
-            continue
-        stem = name.removesuffix(".lora_A.weight")
-        module = stem.removeprefix("base_model.model.")
+    for layer in adapted_layers(tensors):
+        module, a, b = layer.module, layer.a, layer.b
         found = names.get_name(f"{module}.weight", try_suffixes=(".weight",))
         if found is None:
             raise UnsupportedModelError(f"llama.cpp has no name for {module}")
-        a, b = tensors[name], tensors[f"{stem}.lora_B.weight"]
         # llama.cpp multiplies by alpha / rank; whatever else the scaling is goes into B.
         ratio = peft.scaling_of(module) * len(a) / peft.lora_alpha
         b = b if ratio == 1.0 else (b * np.float32(ratio)).astype(np.float32)

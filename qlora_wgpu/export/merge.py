@@ -17,6 +17,7 @@ from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 from qlora_wgpu.export.folders import Tensors, as_dtype, without, write_folder
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.lora import load_adapter
+from qlora_wgpu.lora.names import adapted_layers
 from qlora_wgpu.model.weights import stored_name
 from qlora_wgpu.quant import quantize_nf4
 
@@ -59,17 +60,11 @@ def merge(
     }
     modules = {spec.name: name for name, spec in linears.items()}
     pairs: dict[str, tuple[FloatArray, FloatArray, float, FloatArray | None]] = {}
-    for name in tensors:
-        if not name.endswith(".lora_A.weight"):
-            continue
-        stem = name.removesuffix(".lora_A.weight")
-        module = stem.removeprefix("base_model.model.")
-        if module not in modules:
-            raise CheckpointError(f"{adapter} adapts {module}, which {model} has not")
-        pairs[modules[module]] = (
-            tensors[name], tensors[f"{stem}.lora_B.weight"], config.scaling_of(module),
-            tensors.get(f"{stem}.lora_magnitude_vector"),
-        )  # fmt: skip
+    for layer in adapted_layers(tensors):
+        if layer.module not in modules:
+            raise CheckpointError(f"{adapter} adapts {layer.module}, which {model} has not")
+        scaling = config.scaling_of(layer.module)
+        pairs[modules[layer.module]] = (layer.a, layer.b, scaling, layer.magnitude)
     settings = quant or QuantConfig()
 
     def tensors_of(name: str) -> Tensors:

@@ -6,7 +6,7 @@ A family is one module here, named after Hugging Face's ``model_type``, with a `
 from __future__ import annotations
 
 import importlib
-import math
+import pkgutil
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -54,6 +54,31 @@ class ExpertSpec:
             LinearSpec(f"{self.at}.{i}.{self.leaf}", self.out_features, self.in_features)
             for i in range(self.experts)
         ]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of a part of a model: names and shapes, in the order of the forward.
+
+    Attributes:
+        linears: Linear layers.
+        norms: Dimensions of the normalization weights, by tensor name.
+        experts: Linear layers of experts.
+        routers: Shapes of the routers' matrices, by tensor name.
+    """
+
+    linears: tuple[LinearSpec, ...] = ()
+    norms: Mapping[str, int] = field(default_factory=dict)
+    experts: tuple[ExpertSpec, ...] = ()
+    routers: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    def __add__(self, other: Weights) -> Weights:
+        return Weights(
+            self.linears + other.linears,
+            {**self.norms, **other.norms},
+            self.experts + other.experts,
+            {**self.routers, **other.routers},
+        )
 
 
 @dataclass(frozen=True)
@@ -150,74 +175,30 @@ def find_family(config: Mapping[str, Any]) -> Family:
         UnsupportedModelError: If there is none.
     """
     name = config.get("model_type")
-    found = _REGISTERED.get(name) if isinstance(name, str) else None
-    if found is None and isinstance(name, str) and re.fullmatch(r"[a-z][a-z0-9_]*", name):
-        path = f"{__package__}.{name}"
-        try:
-            found = getattr(importlib.import_module(path), "FAMILY", None)
-        except ModuleNotFoundError as err:
-            if err.name != path:
-                raise
-    if found is None:
+    family = (_REGISTERED.get(name) or _built_in(name)) if isinstance(name, str) else None
+    if family is None:
         raise UnsupportedModelError(
             f"config.json: model_type {name!r} is not supported "
             f"(supported: {', '.join(known_families())})"
         )
-    family: Family = found
     return family
 
 
 def known_families() -> list[str]:
     """The model types that can be trained."""
-    import pkgutil
-
-    names = [m.name for m in pkgutil.iter_modules(importlib.import_module(__package__).__path__)]
-    own = [n for n in names if hasattr(importlib.import_module(f"{__package__}.{n}"), "FAMILY")]
-    return sorted({*own, *_REGISTERED})
+    modules = pkgutil.iter_modules(importlib.import_module(__package__).__path__)
+    return sorted({*_REGISTERED, *(m.name for m in modules if _built_in(m.name) is not None)})
 
 
-class ConfigReader:
-    """Typed access to a config.json, with errors that name the key."""
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        """Wraps the parsed file."""
-        self._config = config
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        """A positive integer; ``default`` where the key is absent or null."""
-        value = self._config.get(key)
-        value = default if value is None else value
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise UnsupportedModelError(
-                f"config.json: {key} must be a positive integer, got {value!r}"
-            )
-        return value
-
-    def number(self, key: str, default: float) -> float:
-        """A finite number that is not negative."""
-        value = self._config.get(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise UnsupportedModelError(f"config.json: {key} must be a number, got {value!r}")
-        if not 0 <= value < math.inf:
-            raise UnsupportedModelError(
-                f"config.json: {key} must be finite and not negative, got {value!r}"
-            )
-        return float(value)
-
-    def flag(self, key: str, default: bool = False) -> bool:
-        """True or false; ``default`` where the key is absent or null."""
-        value = self._config.get(key)
-        value = default if value is None else value
-        if not isinstance(value, bool):
-            raise UnsupportedModelError(f"config.json: {key} must be true or false, got {value!r}")
-        return value
-
-    def choice(self, key: str, allowed: tuple[Any, ...], default: Any = None) -> Any:
-        """One of a few values; anything else would train a wrong model."""
-        value = self._config.get(key, default)
-        if value not in allowed:
-            known = ", ".join(map(repr, allowed))
-            raise UnsupportedModelError(
-                f"config.json: {key} = {value!r} is not supported (supported: {known})"
-            )
-        return value
+def _built_in(model_type: str) -> Family | None:
+    """The family of the file that is named so, if there is one."""
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", model_type):
+        return None
+    path = f"{__package__}.{model_type}"
+    try:
+        family: Family | None = getattr(importlib.import_module(path), "FAMILY", None)
+    except ModuleNotFoundError as err:
+        if err.name != path:
+            raise
+        return None
+    return family

@@ -3,37 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from qlora_wgpu.errors import UnsupportedModelError
-from qlora_wgpu.families.gemma3_text import Gemma3
+from qlora_wgpu.families import gemma3_text
+from qlora_wgpu.families.config_reader import ConfigReader
+from qlora_wgpu.families.decoder import Decoder, DecoderFamily
 
 
-class Gemma3Conditional(Gemma3):
-    """The family. Modules are called as in a running model, and so is its adapter by PEFT."""
-
-    prefix = "language_model."
-    stored_prefixes = (
-        ("model.language_model.", "language_model.model."),
-        ("lm_head.", "language_model.lm_head."),
+def compose(read: ConfigReader) -> Decoder:
+    """Modules are called as in a running model, and so is its adapter by PEFT."""
+    text = read.config.get("text_config")
+    if not isinstance(text, Mapping):
+        raise UnsupportedModelError(
+            "config.json: model_type 'gemma3' needs a text_config (text alone is 'gemma3_text')"
+        )
+    # Hugging Face's defaults of the text part, which checkpoints with images do not repeat.
+    part = ConfigReader(text).with_defaults(
+        num_attention_heads=8, num_key_value_heads=4, head_dim=256, vocab_size=262_208
+    )
+    return replace(
+        gemma3_text.compose(part),
+        prefix="model.language_model.",
+        stored_prefixes=(
+            ("model.language_model.", "language_model.model."),
+            ("lm_head.", "language_model.lm_head."),
+        ),
     )
 
-    def text(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The part of the config.json that counts, with what real files leave to defaults."""
-        text = config.get("text_config")
-        if not isinstance(text, Mapping):
-            raise UnsupportedModelError(
-                "config.json: model_type 'gemma3' needs a text_config (text alone is 'gemma3_text')"
-            )
-        return {**_DEFAULTS, **text}
 
-
-# Hugging Face's defaults of the text part, which checkpoints with images do not repeat.
-_DEFAULTS: Mapping[str, Any] = {
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "vocab_size": 262_208,
-}
-
-FAMILY = Gemma3Conditional()
+FAMILY = DecoderFamily(compose)

@@ -1,40 +1,71 @@
-"""Gemma 3, text (Kamath et al., 2025): Gemma 2 with normalized q and k and two rotations."""
+"""Gemma 3, text (Kamath et al., 2025): as Gemma 2, with normalized q and k and two rotations."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
-from qlora_wgpu.families.family import ConfigReader
-from qlora_wgpu.families.gemma2 import Gemma2
+from qlora_wgpu.families.attention import Attention, QKNorm
+from qlora_wgpu.families.config_reader import ConfigReader
+from qlora_wgpu.families.decoder import PRE_AND_POST_NORM, Decoder, DecoderFamily, Layer
+from qlora_wgpu.families.dimensions import Dimensions
+from qlora_wgpu.families.gemma2 import read_score_scale
+from qlora_wgpu.families.mlp import GatedMLP
+from qlora_wgpu.families.norm import RMSNorm
 from qlora_wgpu.families.rope import Rope, read_rope
+from qlora_wgpu.families.windows import Windows, layer_windows
 
 
-class Gemma3(Gemma2):
-    """The family."""
+def compose(read: ConfigReader) -> Decoder:
+    """Layers that slide rotate by a base of their own."""
+    read = read.with_defaults(sliding_window=4096)
+    read.no_dropout("attention_dropout")
+    read.choice("use_bidirectional_attention", (None, False))
+    read.choice("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
+    dimensions = Dimensions.read(read, head_dim=256)
+    bias, eps = read.flag("attention_bias"), read.number("rms_norm_eps", 1e-6)
+    far, near = _ropes(read, dimensions.head_dim)
+    attention = Attention(
+        dimensions,
+        far,
+        qkv_bias=bias,
+        o_bias=bias,
+        qk_norm=QKNorm(eps),
+        scale=read_score_scale(read),
+        softcap=read.softcap("attn_logit_softcapping"),
+    )
+    sliding = replace(attention, rope=near)
+    mlp, norm = GatedMLP(dimensions, "gelu_pytorch_tanh"), RMSNorm(eps, offset=1.0)
+    attentions = [
+        attention if window is None else replace(sliding, window=window)
+        for window in _windows(read, dimensions.num_hidden_layers)
+    ]
+    return Decoder(
+        dimensions,
+        norm,
+        layers=tuple(Layer(norm, each, mlp, PRE_AND_POST_NORM) for each in attentions),
+        tied=read.flag("tie_word_embeddings", True),
+        embedding_scale=math.sqrt(dimensions.hidden_size),
+        logit_softcap=read.softcap("final_logit_softcapping"),
+    )
 
-    head_norm = True
-    default_softcaps: Mapping[str, float] = {}
 
-    def sliding(self, config: Mapping[str, Any], layers: int) -> list[bool]:
-        """Five layers of six slide, or what ``sliding_window_pattern`` says."""
-        read = ConfigReader(config)
-        old = "sliding_window_pattern"
-        every = read.integer(old if old in config else f"_{old}", 6)
-        return [(i + 1) % every != 0 for i in range(layers)]
-
-    def ropes(
-        self, config: Mapping[str, Any], head_dim: int, windows: tuple[int | None, ...]
-    ) -> tuple[Rope, ...]:
-        """Sliding layers rotate by a base of their own and are not rescaled."""
-        if isinstance(config.get("rope_parameters"), Mapping):
-            far = read_rope(config, head_dim, layer_type="full_attention")
-            near = read_rope(config, head_dim, layer_type="sliding_attention")
-        else:
-            far = read_rope(config, head_dim, default_theta=1e6)
-            base = ConfigReader(config).number("rope_local_base_freq", 10000.0)
-            near = read_rope({"rope_theta": base}, head_dim)
-        return tuple(far if window is None else near for window in windows)
+def _windows(read: ConfigReader, layers: int) -> Windows:
+    """Five layers of six slide, or what ``sliding_window_pattern`` says."""
+    old = "sliding_window_pattern"
+    every = read.integer(old if old in read.config else f"_{old}", 6)
+    return layer_windows(read, [(i + 1) % every != 0 for i in range(layers)])
 
 
-FAMILY = Gemma3()
+def _ropes(read: ConfigReader, head_dim: int) -> tuple[Rope, Rope]:
+    """The rotation of layers that see everything, and of those that slide: not rescaled."""
+    if isinstance(read.config.get("rope_parameters"), Mapping):
+        far = read_rope(read.config, head_dim, layer_type="full_attention")
+        return far, read_rope(read.config, head_dim, layer_type="sliding_attention")
+    base = read.number("rope_local_base_freq", 10000.0)
+    far = read_rope(read.config, head_dim, default_theta=1e6)
+    return far, read_rope({"rope_theta": base}, head_dim)
+
+
+FAMILY = DecoderFamily(compose)

@@ -1,38 +1,48 @@
-"""Granite 3 (IBM, 2024): Llama with multipliers."""
+"""Granite 3 (IBM, 2024): as Llama, with multipliers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from qlora_wgpu.errors import UnsupportedModelError
-from qlora_wgpu.families.family import ConfigReader
-from qlora_wgpu.families.layers import Dimensions
-from qlora_wgpu.families.llama import Llama, LlamaDetails
-from qlora_wgpu.ops.activation import ACTIVATIONS
+from qlora_wgpu.families.attention import Attention
+from qlora_wgpu.families.config_reader import ConfigReader
+from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Layer
+from qlora_wgpu.families.dimensions import Dimensions
+from qlora_wgpu.families.mlp import GatedMLP, read_activation
+from qlora_wgpu.families.norm import RMSNorm
+from qlora_wgpu.families.rope import read_rope
 
 
-class Granite(Llama):
-    """The family."""
-
-    def details(
-        self, config: Mapping[str, Any], read: ConfigReader, dimensions: Dimensions
-    ) -> LlamaDetails:
-        """Logits are divided by ``logits_scaling``; the other three multiply."""
-        bias = read.flag("attention_bias")
-        divisor = read.number("logits_scaling", 1.0)
-        if divisor == 0:
-            raise UnsupportedModelError("config.json: logits_scaling must not be 0")
-        return LlamaDetails(
-            qkv_bias=bias,
-            o_bias=bias,
-            mlp_bias=read.flag("mlp_bias"),
-            activation=read.choice("hidden_act", tuple(ACTIVATIONS), "silu"),
-            embedding_scale=read.number("embedding_multiplier", 1.0),
-            residual_scale=read.number("residual_multiplier", 1.0),
-            attention_scale=read.number("attention_multiplier", 1.0),
-            logit_scale=1.0 / divisor,
+def compose(read: ConfigReader) -> Decoder:
+    """Logits are divided by ``logits_scaling``; the other three multiply."""
+    read.no_dropout("attention_dropout")
+    dimensions = Dimensions.read(read)
+    bias, mlp_bias = read.flag("attention_bias"), read.flag("mlp_bias")
+    divisor = read.number("logits_scaling", 1.0)
+    if divisor == 0:
+        raise UnsupportedModelError("config.json: logits_scaling must not be 0")
+    residual_scale = read.number("residual_multiplier", 1.0)
+    if residual_scale != 1.0 and (bias or mlp_bias):
+        raise UnsupportedModelError(
+            "config.json: residual_multiplier together with biases is not supported"
         )
+    attention = Attention(
+        dimensions,
+        read_rope(read.config, dimensions.head_dim),
+        qkv_bias=bias,
+        o_bias=bias,
+        scale=read.number("attention_multiplier", 1.0),
+    )
+    mlp = GatedMLP(dimensions, read_activation(read), mlp_bias)
+    norm = RMSNorm(read.number("rms_norm_eps", 1e-6))
+    layer = Layer(norm, attention, mlp, residual_scale=residual_scale)
+    return Decoder(
+        dimensions,
+        norm,
+        layers=(layer,) * dimensions.num_hidden_layers,
+        tied=read.flag("tie_word_embeddings"),
+        embedding_scale=read.number("embedding_multiplier", 1.0),
+        logit_scale=1.0 / divisor,
+    )
 
 
-FAMILY = Granite()
+FAMILY = DecoderFamily(compose)

@@ -1,112 +1,29 @@
-"""What most families share: dimensions, layers by their names, ops by the names of weights."""
+"""Ops by the names of their weights, for a forward to read like the model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
-from qlora_wgpu.errors import UnsupportedModelError
-from qlora_wgpu.families.family import ConfigReader, LinearSpec, Modules
+from qlora_wgpu.families.family import Modules
+from qlora_wgpu.families.rope import Rope
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.ops.activation import activation
+from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.batch import BatchBuffers
+from qlora_wgpu.ops.columns import columns
 from qlora_wgpu.ops.embedding import embedding
 from qlora_wgpu.ops.experts import expert_linear
+from qlora_wgpu.ops.glu import glu
 from qlora_wgpu.ops.head_norm import head_norm
 from qlora_wgpu.ops.layer_norm import layer_norm
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import Linear
 from qlora_wgpu.ops.rms_norm import rms_norm
+from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.ops.routing import Routing
-
-NO_DROPOUT = (0, 0.0, None)
-
-
-@dataclass(frozen=True)
-class Dimensions:
-    """A decoder's dimensions, by Hugging Face's names."""
-
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab_size: int
-
-    @classmethod
-    def read(cls, read: ConfigReader, head_dim: int | None = None) -> Dimensions:
-        """Reads them.
-
-        Args:
-            read: The config.json.
-            head_dim: Where neither ``head_dim`` nor a division says it.
-
-        Raises:
-            UnsupportedModelError: If they do not fit each other.
-        """
-        hidden, heads = read.integer("hidden_size"), read.integer("num_attention_heads")
-        kv_heads = read.integer("num_key_value_heads", heads)
-        dim = read.integer("head_dim", head_dim or hidden // heads)
-        if heads % kv_heads:
-            raise UnsupportedModelError(
-                f"config.json: num_attention_heads {heads} is no multiple of "
-                f"num_key_value_heads {kv_heads}"
-            )
-        if dim % 2:
-            raise UnsupportedModelError(f"config.json: head_dim {dim} is odd")
-        inter, layers = read.integer("intermediate_size"), read.integer("num_hidden_layers")
-        return cls(hidden, inter, layers, heads, kv_heads, dim, read.integer("vocab_size"))
-
-    def attention(self, at: str, qkv_bias: bool, o_bias: bool) -> list[LinearSpec]:
-        """q, k, v and o of a layer."""
-        wide, narrow = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        return [
-            LinearSpec(at + "self_attn.q_proj", wide, self.hidden_size, qkv_bias),
-            LinearSpec(at + "self_attn.k_proj", narrow, self.hidden_size, qkv_bias),
-            LinearSpec(at + "self_attn.v_proj", narrow, self.hidden_size, qkv_bias),
-            LinearSpec(at + "self_attn.o_proj", self.hidden_size, wide, o_bias),
-        ]
-
-    def gated_mlp(self, at: str, bias: bool = False) -> list[LinearSpec]:
-        """Gate, up and down of a layer."""
-        return [
-            LinearSpec(at + "mlp.gate_proj", self.intermediate_size, self.hidden_size, bias),
-            LinearSpec(at + "mlp.up_proj", self.intermediate_size, self.hidden_size, bias),
-            LinearSpec(at + "mlp.down_proj", self.hidden_size, self.intermediate_size, bias),
-        ]
-
-    def layers(self) -> list[str]:
-        """How the names of each layer's weights begin."""
-        return [f"model.layers.{i}." for i in range(self.num_layers)]
-
-
-def layer_windows(
-    config: Mapping[str, Any], read: ConfigReader, layers: int, otherwise: list[bool]
-) -> tuple[int | None, ...]:
-    """The sliding window of each layer, None where all earlier tokens are seen.
-
-    Args:
-        config: The config.json.
-        read: The same.
-        layers: How many layers there are.
-        otherwise: Which layers slide where ``layer_types`` does not say it.
-    """
-    types = config.get("layer_types")
-    slides = otherwise
-    if types is not None:
-        known = ("full_attention", "sliding_attention")
-        if not isinstance(types, list) or len(types) != layers or not set(types) <= set(known):
-            raise UnsupportedModelError(
-                f"config.json: layer_types must name {' or '.join(known)} for each of the "
-                f"{layers} layers"
-            )
-        slides = [name == "sliding_attention" for name in types]
-    if not any(slides):
-        return (None,) * layers
-    window = read.integer("sliding_window")
-    return tuple(window if slide else None for slide in slides)
+from qlora_wgpu.ops.tensor import cast
 
 
 class LayerOps:
@@ -117,6 +34,9 @@ class LayerOps:
         self.g = g
         self.batch = batch
         self._modules = modules
+        self._tables: dict[Rope, Tensor] = {}
+
+    # -- ops with weights ------------------------------------------------------------------
 
     def embedding(self, scale: float = 1.0) -> Tensor:
         """The batch's tokens, (rows, hidden_size) float32."""
@@ -127,6 +47,12 @@ class LayerOps:
     ) -> Tensor:
         """The layer of that name; see ``ops.linear``."""
         return linear(self.g, x, self._modules.linears[name], self.batch, residual, **options)
+
+    def linear_out(self, x: Tensor, name: str, residual: Tensor | None, scale: float) -> Tensor:
+        """A half's last layer: added to the residual, or alone in float32 for a norm to follow."""
+        if residual is None:
+            return self.linear(x, name, float32=True)
+        return self.linear(x, name, residual, multiplier=scale)
 
     def expert_linear(self, x: Tensor, name: str, routing: Routing) -> Tensor:
         """The layer of that name of every expert."""
@@ -142,7 +68,7 @@ class LayerOps:
         """RMSNorm by the weight of that module."""
         return rms_norm(self.g, x, self._modules.norms[name + ".weight"], eps, residual)
 
-    def head_norm(self, x: Tensor, name: str, eps: float) -> Tensor:
+    def qk_norm(self, x: Tensor, name: str, eps: float) -> Tensor:
         """RMSNorm of each head by the weight of that module."""
         return head_norm(self.g, x, self._modules.norms[name + ".weight"], eps)
 
@@ -151,13 +77,57 @@ class LayerOps:
         norms = self._modules.norms
         return layer_norm(self.g, x, norms[name + ".weight"], norms.get(name + ".bias"), eps)
 
+    # -- ops without -----------------------------------------------------------------------
+
+    def rope(
+        self, x: Tensor, rotation: Rope, head_dim: int, *, interleaved: bool = False
+    ) -> Tensor:
+        """Rotates every head by its token's position."""
+        if rotation not in self._tables:
+            table = self.g.constant("rope table", rotation.table(self.batch.span))
+            self._tables[rotation] = table
+        table, dim = self._tables[rotation], rotation.rotary_dim
+        return rope(self.g, x, table, self.batch, head_dim, dim, interleaved=interleaved)
+
+    def attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        head_dim: int,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        """Causal attention within each sequence; see ``ops.attention``."""
+        return attention(self.g, q, k, v, self.batch, head_dim, scale, window, softcap)
+
+    def glu(self, gate: Tensor, up: Tensor, name: str) -> Tensor:
+        """The named activation of the gate, times up."""
+        return glu(self.g, gate, up, name)
+
+    def activation(self, x: Tensor, name: str) -> Tensor:
+        """The activation of that name."""
+        return activation(self.g, x, name)
+
+    def columns(self, x: Tensor, first: int, count: int) -> Tensor:
+        """Some columns of a matrix."""
+        return columns(self.g, x, first, count)
+
+    def operand(self, x: Tensor) -> Tensor:
+        """A float32 matrix as linear layers read it."""
+        return cast(self.g, x)
+
+    # -- layers ----------------------------------------------------------------------------
+
     def layers(
         self, h: Tensor, layer: Callable[[Tensor, int], Tensor], count: int, *, checkpointing: bool
     ) -> Tensor:
         """Applies ``layer(h, i)`` for every i, recomputing each in the backward if asked for."""
+
+        def numbered(i: int) -> Callable[[Tensor], Tensor]:
+            return lambda x: layer(x, i)
+
         for i in range(count):
-            if checkpointing:
-                h = self.g.checkpoint(lambda x, i=i: layer(x, i), h)  # type: ignore[misc]
-            else:
-                h = layer(h, i)
+            h = self.g.checkpoint(numbered(i), h) if checkpointing else layer(h, i)
         return h

@@ -1,29 +1,35 @@
-"""Mistral (Jiang et al., 2023): Llama with a sliding window."""
+"""Mistral (Jiang et al., 2023): as Llama, with a sliding window."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
-from qlora_wgpu.families.family import ConfigReader
-from qlora_wgpu.families.layers import Dimensions, layer_windows
-from qlora_wgpu.families.llama import Llama, LlamaDetails
-from qlora_wgpu.ops.activation import ACTIVATIONS
-
-
-class Mistral(Llama):
-    """The family."""
-
-    def details(
-        self, config: Mapping[str, Any], read: ConfigReader, dimensions: Dimensions
-    ) -> LlamaDetails:
-        """Every layer slides, if there is a window."""
-        config = {"sliding_window": 4096, **config}  # Hugging Face's default
-        slides = [config["sliding_window"] is not None] * dimensions.num_layers
-        return LlamaDetails(
-            windows=layer_windows(config, ConfigReader(config), dimensions.num_layers, slides),
-            activation=read.choice("hidden_act", tuple(ACTIVATIONS), "silu"),
-        )
+from qlora_wgpu.families.attention import Attention
+from qlora_wgpu.families.config_reader import ConfigReader
+from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Layer
+from qlora_wgpu.families.dimensions import Dimensions
+from qlora_wgpu.families.mlp import GatedMLP, read_activation
+from qlora_wgpu.families.norm import RMSNorm
+from qlora_wgpu.families.rope import read_rope
+from qlora_wgpu.families.windows import layer_windows
 
 
-FAMILY = Mistral()
+def compose(read: ConfigReader) -> Decoder:
+    """Every layer slides, if there is a window."""
+    read = read.with_defaults(sliding_window=4096)
+    read.no_dropout("attention_dropout")
+    dimensions = Dimensions.read(read)
+    slides = read.config["sliding_window"] is not None
+    windows = layer_windows(read, [slides] * dimensions.num_hidden_layers)
+    attention = Attention(dimensions, read_rope(read.config, dimensions.head_dim))
+    mlp = GatedMLP(dimensions, read_activation(read))
+    norm = RMSNorm(read.number("rms_norm_eps", 1e-6))
+    return Decoder(
+        dimensions,
+        norm,
+        layers=tuple(Layer(norm, replace(attention, window=w), mlp) for w in windows),
+        tied=read.flag("tie_word_embeddings"),
+    )
+
+
+FAMILY = DecoderFamily(compose)

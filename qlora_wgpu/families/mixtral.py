@@ -1,40 +1,46 @@
-"""Mixtral (Jiang et al., 2024): Mistral as a mixture of experts."""
+"""Mixtral (Jiang et al., 2024): as Mistral, every MLP a mixture of experts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-from qlora_wgpu.families.family import ConfigReader
-from qlora_wgpu.families.layers import Dimensions
-from qlora_wgpu.families.llama import LlamaDetails
-from qlora_wgpu.families.mistral import Mistral
-from qlora_wgpu.families.moe import Experts, read_counts
-
-
-class Mixtral(Mistral):
-    """The family."""
-
-    default_theta = 1_000_000.0
-
-    def details(
-        self, config: Mapping[str, Any], read: ConfigReader, dimensions: Dimensions
-    ) -> LlamaDetails:
-        """Mistral's, and experts in every layer."""
-        read.choice("router_jitter_noise", (0, 0.0, None))
-        count, top = read_counts(config, read, 8, 2)
-        experts = Experts(
-            layers=(True,) * dimensions.num_layers,
-            count=count,
-            top=top,
-            intermediate_size=dimensions.intermediate_size,
-            normalized=True,
-            at="block_sparse_moe",
-            leaves=("w1", "w3", "w2"),
-        )
-        config = {"sliding_window": None, **config}
-        return replace(super().details(config, read, dimensions), experts=experts)
+from qlora_wgpu.families.attention import Attention
+from qlora_wgpu.families.config_reader import ConfigReader
+from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Layer
+from qlora_wgpu.families.dimensions import Dimensions
+from qlora_wgpu.families.mlp import read_activation
+from qlora_wgpu.families.moe import Experts, read_expert_counts
+from qlora_wgpu.families.norm import RMSNorm
+from qlora_wgpu.families.rope import read_rope
+from qlora_wgpu.families.windows import layer_windows
 
 
-FAMILY = Mixtral()
+def compose(read: ConfigReader) -> Decoder:
+    """Every layer slides, if there is a window; the weights of a token's experts sum to one."""
+    read.no_dropout("attention_dropout", "router_jitter_noise")
+    dimensions = Dimensions.read(read)
+    slides = read.config.get("sliding_window") is not None
+    windows = layer_windows(read, [slides] * dimensions.num_hidden_layers)
+    rope = read_rope(read.config, dimensions.head_dim, default_theta=1_000_000.0)
+    attention = Attention(dimensions, rope)
+    num_experts, num_experts_per_tok = read_expert_counts(read, 8, 2)
+    experts = Experts(
+        dimensions.hidden_size,
+        dimensions.intermediate_size,
+        read_activation(read),
+        num_experts,
+        num_experts_per_tok,
+        norm_topk_prob=True,
+        name="block_sparse_moe",
+        leaves=("w1", "w3", "w2"),
+    )
+    norm = RMSNorm(read.number("rms_norm_eps", 1e-6))
+    return Decoder(
+        dimensions,
+        norm,
+        layers=tuple(Layer(norm, replace(attention, window=w), experts) for w in windows),
+        tied=read.flag("tie_word_embeddings"),
+    )
+
+
+FAMILY = DecoderFamily(compose)

@@ -2,81 +2,94 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from qlora_wgpu.errors import UnsupportedModelError
-from qlora_wgpu.families.family import ConfigReader, ExpertSpec
+from qlora_wgpu.families.config_reader import ConfigReader
+from qlora_wgpu.families.family import ExpertSpec, Weights
 from qlora_wgpu.families.layers import LayerOps
+from qlora_wgpu.graph.graph import GraphError
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.ops.glu import glu
 from qlora_wgpu.ops.routing import combine, permute, route
 
 
 @dataclass(frozen=True)
 class Experts:
-    """The mixture of a model.
+    """The mixture of a layer.
 
     Attributes:
-        layers: Which layers have it.
-        count: Experts of a layer.
-        top: That each token meets.
+        hidden_size: Of the residual stream.
         intermediate_size: Of an expert.
-        normalized: Whether the weights of those that a token meets sum up to one.
-        at: What the module is called within a layer.
+        activation: Of the experts' gates.
+        num_experts: How many there are.
+        num_experts_per_tok: How many each token meets.
+        norm_topk_prob: Whether the weights of those that a token meets sum up to one.
+        name: What the module is called within a layer.
         leaves: What an expert calls its gate, up and down.
     """
 
-    layers: tuple[bool, ...]
-    count: int
-    top: int
+    hidden_size: int
     intermediate_size: int
-    normalized: bool
-    at: str = "mlp"
+    activation: str
+    num_experts: int
+    num_experts_per_tok: int
+    norm_topk_prob: bool
+    name: str = "mlp"
     leaves: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
 
-    def router(self, at: str, hidden: int) -> dict[str, tuple[int, int]]:
-        """The router's matrix of the layer whose names begin so."""
-        return {f"{at}{self.at}.gate.weight": (self.count, hidden)}
-
-    def specs(self, at: str, hidden: int) -> list[ExpertSpec]:
-        """The experts' layers of the layer whose names begin so."""
+    def weights(self, at: str) -> Weights:
+        """The router and the experts of the layer whose names begin so."""
+        experts, count = f"{at}{self.name}.experts", self.num_experts
+        hidden_size, inner = self.hidden_size, self.intermediate_size
         gate, up, down = self.leaves
-        experts, inner = f"{at}{self.at}.experts", self.intermediate_size
-        return [
-            ExpertSpec(experts, gate, self.count, inner, hidden),
-            ExpertSpec(experts, up, self.count, inner, hidden),
-            ExpertSpec(experts, down, self.count, hidden, inner),
-        ]
-
-    def forward(self, trace: LayerOps, x: Tensor, h: Tensor, at: str, activation: str) -> Tensor:
-        """Adds to h what the experts make of x."""
-        gate, up, down = (f"{at}{self.at}.experts.{leaf}" for leaf in self.leaves)
-        logits = trace.router(x, f"{at}{self.at}.gate")
-        routing = route(trace.g, logits, self.top, normalized=self.normalized)
-        x = permute(trace.g, x, routing)
-        y = glu(
-            trace.g,
-            trace.expert_linear(x, gate, routing),
-            trace.expert_linear(x, up, routing),
-            activation,
+        return Weights(
+            experts=(
+                ExpertSpec(experts, gate, count, inner, hidden_size),
+                ExpertSpec(experts, up, count, inner, hidden_size),
+                ExpertSpec(experts, down, count, hidden_size, inner),
+            ),
+            routers={f"{at}{self.name}.gate.weight": (count, hidden_size)},
         )
-        y = trace.expert_linear(y, down, routing)
-        return combine(trace.g, y, routing, h)
+
+    def trace(
+        self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
+    ) -> Tensor:
+        """Adds what the experts make of x to the residual.
+
+        Raises:
+            GraphError: If a norm or a multiplier is to follow, which is not computed.
+        """
+        if residual is None or scale != 1.0:
+            raise GraphError(f"{at}{self.name}: a mixture is added to the residual as it is")
+        gate, up, down = (f"{at}{self.name}.experts.{leaf}" for leaf in self.leaves)
+        logits = ops.router(x, f"{at}{self.name}.gate")
+        top_k, normalized = self.num_experts_per_tok, self.norm_topk_prob
+        routing = route(ops.g, logits, top_k, normalized=normalized)
+        x = permute(ops.g, x, routing)
+        y = ops.glu(
+            ops.expert_linear(x, gate, routing), ops.expert_linear(x, up, routing), self.activation
+        )
+        return combine(ops.g, ops.expert_linear(y, down, routing), routing, residual)
 
 
-def read_counts(
-    config: Mapping[str, Any], read: ConfigReader, default: int, default_top: int
+def read_expert_counts(
+    read: ConfigReader, num_experts: int, num_experts_per_tok: int
 ) -> tuple[int, int]:
     """How many experts a layer has, by its old or its new key, and how many a token meets.
+
+    Args:
+        read: The config.json.
+        num_experts: The first, where no key says it.
+        num_experts_per_tok: The second, where no key says it.
 
     Raises:
         UnsupportedModelError: If a token would meet more than there are, or the router's balance
             is to be trained.
     """
-    key = "num_experts" if config.get("num_experts") is not None else "num_local_experts"
-    count, top = read.integer(key, default), read.integer("num_experts_per_tok", default_top)
+    new = read.config.get("num_experts") is not None
+    key = "num_experts" if new else "num_local_experts"
+    count = read.integer(key, num_experts)
+    top = read.integer("num_experts_per_tok", num_experts_per_tok)
     if top > count:
         raise UnsupportedModelError(f"config.json: num_experts_per_tok {top} exceeds {key} {count}")
     if read.flag("output_router_logits"):

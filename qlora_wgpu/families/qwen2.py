@@ -1,39 +1,34 @@
-"""Qwen 2 and 2.5 (Yang et al., 2024): Llama with biases on q, k and v."""
+"""Qwen 2 and 2.5 (Yang et al., 2024): as Llama, with biases on q, k and v."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
-from qlora_wgpu.families.family import ConfigReader
-from qlora_wgpu.families.layers import Dimensions, layer_windows
-from qlora_wgpu.families.llama import Llama, LlamaDetails
-from qlora_wgpu.ops.activation import ACTIVATIONS
-
-
-class Qwen2(Llama):
-    """The family."""
-
-    def details(
-        self, config: Mapping[str, Any], read: ConfigReader, dimensions: Dimensions
-    ) -> LlamaDetails:
-        """Layers from ``max_window_layers`` on slide, if windows are used at all."""
-        return LlamaDetails(
-            qkv_bias=True,
-            windows=qwen_windows(config, read, dimensions.num_layers),
-            activation=read.choice("hidden_act", tuple(ACTIVATIONS), "silu"),
-        )
+from qlora_wgpu.families.attention import Attention
+from qlora_wgpu.families.config_reader import ConfigReader
+from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Layer
+from qlora_wgpu.families.dimensions import Dimensions
+from qlora_wgpu.families.mlp import GatedMLP, read_activation
+from qlora_wgpu.families.norm import RMSNorm
+from qlora_wgpu.families.rope import read_rope
+from qlora_wgpu.families.windows import upper_windows
 
 
-def qwen_windows(
-    config: Mapping[str, Any], read: ConfigReader, layers: int
-) -> tuple[int | None, ...]:
-    """The windows of Qwen's layers."""
-    config = {"sliding_window": 4096, "max_window_layers": 28, **config}  # Hugging Face's defaults
-    if not read.flag("use_sliding_window") or config["sliding_window"] is None:
-        return (None,) * layers  # layer_types may still be there, and all its layers see everything
-    first = ConfigReader(config).number("max_window_layers", 28)
-    return layer_windows(config, ConfigReader(config), layers, [i >= first for i in range(layers)])
+def compose(read: ConfigReader) -> Decoder:
+    """Layers from ``max_window_layers`` on slide, if windows are used at all."""
+    read.no_dropout("attention_dropout")
+    dimensions = Dimensions.read(read)
+    windows = upper_windows(read, dimensions.num_hidden_layers)
+    rope = read_rope(read.config, dimensions.head_dim)
+    attention = Attention(dimensions, rope, qkv_bias=True)
+    mlp = GatedMLP(dimensions, read_activation(read))
+    norm = RMSNorm(read.number("rms_norm_eps", 1e-6))
+    return Decoder(
+        dimensions,
+        norm,
+        layers=tuple(Layer(norm, replace(attention, window=w), mlp) for w in windows),
+        tied=read.flag("tie_word_embeddings"),
+    )
 
 
-FAMILY = Qwen2()
+FAMILY = DecoderFamily(compose)

@@ -1,36 +1,35 @@
-"""Qwen 3 (Yang et al., 2025): Llama with normalized queries and keys."""
+"""Qwen 3 (Yang et al., 2025): as Llama, with normalized queries and keys."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
-from qlora_wgpu.families.family import ConfigReader
-from qlora_wgpu.families.layers import Dimensions
-from qlora_wgpu.families.llama import Llama, LlamaDetails
-from qlora_wgpu.families.qwen2 import qwen_windows
-from qlora_wgpu.ops.activation import ACTIVATIONS
-
-
-class Qwen3(Llama):
-    """The family."""
-
-    def dimensions(self, read: ConfigReader) -> Dimensions:
-        """Heads are 128 wide where no key says it."""
-        return Dimensions.read(read, head_dim=128)
-
-    def details(
-        self, config: Mapping[str, Any], read: ConfigReader, dimensions: Dimensions
-    ) -> LlamaDetails:
-        """Every head of q and k is normalized."""
-        bias = read.flag("attention_bias")
-        return LlamaDetails(
-            qkv_bias=bias,
-            o_bias=bias,
-            head_norm=True,
-            windows=qwen_windows(config, read, dimensions.num_layers),
-            activation=read.choice("hidden_act", tuple(ACTIVATIONS), "silu"),
-        )
+from qlora_wgpu.families.attention import Attention, QKNorm
+from qlora_wgpu.families.config_reader import ConfigReader
+from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Layer
+from qlora_wgpu.families.dimensions import Dimensions
+from qlora_wgpu.families.mlp import GatedMLP, read_activation
+from qlora_wgpu.families.norm import RMSNorm
+from qlora_wgpu.families.rope import read_rope
+from qlora_wgpu.families.windows import upper_windows
 
 
-FAMILY = Qwen3()
+def compose(read: ConfigReader) -> Decoder:
+    """Layers from ``max_window_layers`` on slide, if windows are used at all."""
+    read.no_dropout("attention_dropout")
+    dimensions = Dimensions.read(read, head_dim=128)
+    windows = upper_windows(read, dimensions.num_hidden_layers)
+    rope = read_rope(read.config, dimensions.head_dim)
+    bias, eps = read.flag("attention_bias"), read.number("rms_norm_eps", 1e-6)
+    attention = Attention(dimensions, rope, qkv_bias=bias, o_bias=bias, qk_norm=QKNorm(eps))
+    mlp = GatedMLP(dimensions, read_activation(read))
+    norm = RMSNorm(eps)
+    return Decoder(
+        dimensions,
+        norm,
+        layers=tuple(Layer(norm, replace(attention, window=w), mlp) for w in windows),
+        tied=read.flag("tie_word_embeddings"),
+    )
+
+
+FAMILY = DecoderFamily(compose)

@@ -2,47 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
-
 from qlora_wgpu.errors import UnsupportedModelError
-from qlora_wgpu.families.family import ConfigReader
-from qlora_wgpu.families.layers import Dimensions
-from qlora_wgpu.families.llama import LlamaDetails
-from qlora_wgpu.families.moe import Experts, read_counts
-from qlora_wgpu.families.qwen3 import Qwen3
+from qlora_wgpu.families.attention import Attention, QKNorm
+from qlora_wgpu.families.config_reader import ConfigReader
+from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Layer
+from qlora_wgpu.families.dimensions import Dimensions
+from qlora_wgpu.families.mlp import GatedMLP, read_activation
+from qlora_wgpu.families.moe import Experts, read_expert_counts
+from qlora_wgpu.families.norm import RMSNorm
+from qlora_wgpu.families.rope import read_rope
 
 
-class Qwen3Moe(Qwen3):
-    """The family."""
-
-    def dimensions(self, read: ConfigReader) -> Dimensions:
-        """The usual division where no key says how wide heads are."""
-        return Dimensions.read(read)
-
-    def details(
-        self, config: Mapping[str, Any], read: ConfigReader, dimensions: Dimensions
-    ) -> LlamaDetails:
-        """Qwen 3's, and which layers have experts; where one slides, all do."""
-        count, top = read_counts(config, read, 128, 8)
-        dense = config.get("mlp_only_layers") or []
-        if not isinstance(dense, list) or not all(isinstance(i, int) for i in dense):
-            raise UnsupportedModelError("config.json: mlp_only_layers must be a list of integers")
-        step = read.integer("decoder_sparse_step", 1)
-        experts = Experts(
-            layers=tuple(
-                i not in dense and (i + 1) % step == 0 for i in range(dimensions.num_layers)
-            ),
-            count=count,
-            top=top,
-            intermediate_size=read.integer("moe_intermediate_size", 768),
-            normalized=read.flag("norm_topk_prob"),
-        )
-        slides = read.flag("use_sliding_window")
-        window = read.integer("sliding_window", 4096) if slides else None
-        windows = (window,) * dimensions.num_layers
-        return replace(super().details(config, read, dimensions), windows=windows, experts=experts)
+def compose(read: ConfigReader) -> Decoder:
+    """As Qwen 3, some or all MLPs mixtures; where one layer slides, all do."""
+    read.no_dropout("attention_dropout")
+    dimensions = Dimensions.read(read)
+    eps, bias = read.number("rms_norm_eps", 1e-6), read.flag("attention_bias")
+    attention = Attention(
+        dimensions,
+        read_rope(read.config, dimensions.head_dim),
+        window=_window(read),
+        qkv_bias=bias,
+        o_bias=bias,
+        qk_norm=QKNorm(eps),
+    )
+    mlp, experts = GatedMLP(dimensions, read_activation(read)), _experts(read, dimensions)
+    norm = RMSNorm(eps)
+    return Decoder(
+        dimensions,
+        norm,
+        layers=tuple(
+            Layer(norm, attention, experts if sparse else mlp)
+            for sparse in _sparse_layers(read, dimensions.num_hidden_layers)
+        ),
+        tied=read.flag("tie_word_embeddings"),
+    )
 
 
-FAMILY = Qwen3Moe()
+def _window(read: ConfigReader) -> int | None:
+    read = read.with_defaults(sliding_window=4096)
+    return read.optional_integer("sliding_window") if read.flag("use_sliding_window") else None
+
+
+def _experts(read: ConfigReader, dimensions: Dimensions) -> Experts:
+    num_experts, num_experts_per_tok = read_expert_counts(read, 128, 8)
+    return Experts(
+        dimensions.hidden_size,
+        read.integer("moe_intermediate_size", 768),
+        read_activation(read),
+        num_experts,
+        num_experts_per_tok,
+        norm_topk_prob=read.flag("norm_topk_prob"),
+    )
+
+
+def _sparse_layers(read: ConfigReader, layers: int) -> list[bool]:
+    """Which layers have experts."""
+    dense = read.config.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(isinstance(i, int) for i in dense):
+        raise UnsupportedModelError("config.json: mlp_only_layers must be a list of integers")
+    step = read.integer("decoder_sparse_step", 1)
+    return [i not in dense and (i + 1) % step == 0 for i in range(layers)]
+
+
+FAMILY = DecoderFamily(compose)

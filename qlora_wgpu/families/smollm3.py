@@ -1,46 +1,54 @@
-"""SmolLM 3 (Hugging Face, 2025): Llama, some of whose layers know no positions."""
+"""SmolLM 3 (Hugging Face, 2025): as Llama, but some layers know no positions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from qlora_wgpu.errors import UnsupportedModelError
-from qlora_wgpu.families.family import ConfigReader
-from qlora_wgpu.families.layers import Dimensions
-from qlora_wgpu.families.llama import Llama, LlamaDetails
-from qlora_wgpu.families.qwen2 import qwen_windows
-from qlora_wgpu.ops.activation import ACTIVATIONS
+from qlora_wgpu.families.attention import Attention
+from qlora_wgpu.families.config_reader import ConfigReader
+from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Layer
+from qlora_wgpu.families.dimensions import Dimensions
+from qlora_wgpu.families.mlp import GatedMLP, read_activation
+from qlora_wgpu.families.norm import RMSNorm
+from qlora_wgpu.families.rope import read_rope
+from qlora_wgpu.families.windows import upper_windows
 
 
-class SmolLM3(Llama):
-    """The family."""
+def compose(read: ConfigReader) -> Decoder:
+    """Layers differ in their rotation and in their window."""
+    read.no_dropout("attention_dropout")
+    dimensions = Dimensions.read(read)
+    rope = read_rope(read.config, dimensions.head_dim, default_theta=2_000_000.0)
+    bias = read.flag("attention_bias")
+    attention = Attention(dimensions, rope, qkv_bias=bias, o_bias=bias)
+    mlp = GatedMLP(dimensions, read_activation(read), read.flag("mlp_bias"))
+    norm = RMSNorm(read.number("rms_norm_eps", 1e-6))
+    rotated = _rotated_layers(read, dimensions.num_hidden_layers)
+    windows = upper_windows(read, dimensions.num_hidden_layers)
+    return Decoder(
+        dimensions,
+        norm,
+        layers=tuple(
+            Layer(norm, replace(attention, rope=rope if turns else None, window=window), mlp)
+            for turns, window in zip(rotated, windows, strict=True)
+        ),
+        tied=read.flag("tie_word_embeddings", True),
+    )
 
-    default_theta = 2_000_000.0
 
-    def details(
-        self, config: Mapping[str, Any], read: ConfigReader, dimensions: Dimensions
-    ) -> LlamaDetails:
-        """``no_rope_layers`` has 1 for the layers that do rotate."""
-        bias = read.flag("attention_bias")
-        rotates = config.get("no_rope_layers")
-        if rotates is None:
-            every = read.integer("no_rope_layer_interval", 4)
-            rotates = [int((i + 1) % every != 0) for i in range(dimensions.num_layers)]
-        if not isinstance(rotates, list) or len(rotates) != dimensions.num_layers:
-            raise UnsupportedModelError(
-                f"config.json: no_rope_layers must have a 0 or 1 for each of the "
-                f"{dimensions.num_layers} layers, got {rotates!r}"
-            )
-        return LlamaDetails(
-            qkv_bias=bias,
-            o_bias=bias,
-            mlp_bias=read.flag("mlp_bias"),
-            windows=qwen_windows(config, read, dimensions.num_layers),
-            rotated=tuple(bool(value) for value in rotates),
-            activation=read.choice("hidden_act", tuple(ACTIVATIONS), "silu"),
-            tied=True,
+def _rotated_layers(read: ConfigReader, layers: int) -> list[bool]:
+    """``no_rope_layers`` has, in spite of its name, 1 for the layers that do rotate."""
+    rotated = read.config.get("no_rope_layers")
+    if rotated is None:
+        every = read.integer("no_rope_layer_interval", 4)
+        return [(i + 1) % every != 0 for i in range(layers)]
+    if not isinstance(rotated, list) or len(rotated) != layers:
+        raise UnsupportedModelError(
+            f"config.json: no_rope_layers must have a 0 or 1 for each of the "
+            f"{layers} layers, got {rotated!r}"
         )
+    return [bool(value) for value in rotated]
 
 
-FAMILY = SmolLM3()
+FAMILY = DecoderFamily(compose)

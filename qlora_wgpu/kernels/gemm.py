@@ -216,14 +216,8 @@ class SubgroupTexture:
         most = g.profile.texture_nt_rows if gemm.with_rows else g.profile.texture_nn_rows
         rows = _fewer(most, gemm.x.rows)
         columns = (4 if gemm.with_rows else 8) * threads
-        cut = Cut(
-            f"gemm/{gemm.name}_texture.wgsl",
-            rows,
-            columns,
-            broadcast_constants(threads, rows),
-            True,
-        )
-        _launch(g, gemm, cut)
+        path = f"gemm/{gemm.name}_texture.wgsl"
+        _launch(g, gemm, Cut(path, rows, columns, broadcast_constants(threads, rows), True))
 
 
 class Skinny:

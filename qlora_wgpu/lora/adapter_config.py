@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.checkpoint.json_file import read_json_object
-from qlora_wgpu.checkpoint.patterns import value_for
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
+from qlora_wgpu.lora.patterns import value_for
 
 _UNUSED: dict[str, Any] = {
     "auto_mapping": None,
@@ -121,22 +121,13 @@ def read_adapter_config(path: Path, adapted: list[str]) -> AdapterConfig:
     r = _number(path, fields, "r")
     if r != int(r):
         raise CheckpointError(f"{path}: r is {r}, but must be a whole number")
-    dropout: Any = fields.get("lora_dropout", 0.0)
-    if type(dropout) not in (int, float) or not 0 <= dropout < 1:
-        raise CheckpointError(f"{path}: lora_dropout is {dropout!r}, not a number from 0 to 1")
-    rslora = fields.get("use_rslora", False)
-    if not isinstance(rslora, bool):
-        raise CheckpointError(f"{path}: use_rslora is {rslora!r}, not true or false")
-    base = fields.get("base_model_name_or_path")
-    if base is not None and not isinstance(base, str):
-        raise CheckpointError(f"{path}: base_model_name_or_path is {base!r}, not a name")
     return AdapterConfig(
         r=int(r),
         lora_alpha=int(alpha),
-        lora_dropout=float(dropout),
+        lora_dropout=_dropout(path, fields),
         target_modules=_target_modules(path, fields, adapted),
-        use_rslora=rslora,
-        base_model_name_or_path=base,
+        use_rslora=_flag(path, fields, "use_rslora"),
+        base_model_name_or_path=_base_model(path, fields),
         rank_pattern=_pattern(path, fields, "rank_pattern"),
         alpha_pattern=_pattern(path, fields, "alpha_pattern"),
         use_dora=bool(fields.get("use_dora")),
@@ -176,18 +167,39 @@ def _number(path: Path, fields: Mapping[str, Any], key: str) -> float:
     return float(value)
 
 
+def _dropout(path: Path, fields: Mapping[str, Any]) -> float:
+    dropout: Any = fields.get("lora_dropout", 0.0)
+    if type(dropout) not in (int, float) or not 0 <= dropout < 1:
+        raise CheckpointError(f"{path}: lora_dropout is {dropout!r}, not a number from 0 to 1")
+    return float(dropout)
+
+
+def _flag(path: Path, fields: Mapping[str, Any], key: str) -> bool:
+    flag = fields.get(key, False)
+    if not isinstance(flag, bool):
+        raise CheckpointError(f"{path}: {key} is {flag!r}, not true or false")
+    return flag
+
+
+def _base_model(path: Path, fields: Mapping[str, Any]) -> str | None:
+    name = fields.get("base_model_name_or_path")
+    if name is not None and not isinstance(name, str):
+        raise CheckpointError(f"{path}: base_model_name_or_path is {name!r}, not a name")
+    return name
+
+
 def _pattern(path: Path, fields: Mapping[str, Any], key: str) -> dict[str, int]:
-    found = fields.get(key) or {}
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path}: {key} is {found!r}, not numbers by names")
-    for name, value in found.items():
+    pattern = fields.get(key) or {}
+    if not isinstance(pattern, dict):
+        raise CheckpointError(f"{path}: {key} is {pattern!r}, not numbers by names")
+    for name, value in pattern.items():
         if type(value) is not int or value < 1:
             raise CheckpointError(f"{path}: {key} of {name!r} is {value!r}, not a whole number")
         try:
             re.compile(name)
         except re.error as err:
             raise CheckpointError(f"{path}: {key} has the broken pattern {name!r}: {err}") from err
-    return dict(found)
+    return dict(pattern)
 
 
 def _target_modules(path: Path, fields: Mapping[str, Any], adapted: list[str]) -> list[str]:

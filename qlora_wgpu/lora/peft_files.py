@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from qlora_wgpu.checkpoint.atomic import atomic_folder, write_file, write_safetensors
 from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 from qlora_wgpu.lora.adapter_config import AdapterConfig, read_adapter_config, to_json
+from qlora_wgpu.lora.names import (
+    LORA_A,
+    LORA_B,
+    MAGNITUDE,
+    Float32Array,
+    parse_name,
+    tensor_name,
+)
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
-
-# PEFT leaves the adapter's own name out of files; some tools keep it: lora_A.default.weight.
-MAGNITUDE = ".lora_magnitude_vector"  # of DoRA
-_MAGNITUDE = re.compile(r"(base_model\.model\.(.+)\.lora_magnitude_vector)(?:\..+)?")
-_NAME = re.compile(r"(base_model\.model\.(.+)\.lora_[AB])(?:\.[^.]+)?\.weight")
-
-Float32Array = npt.NDArray[np.float32]
 
 
 def save_adapter(
@@ -103,72 +102,72 @@ def _check_files(folder: Path) -> None:
 
 def _adapted(folder: Path, names: list[str]) -> list[str]:
     """The full names of the layers that have a pair."""
-    found = {match[2] for name in names if (match := _NAME.fullmatch(name))}
-    if not found and not names:
+    if not names:
         raise CheckpointError(f"{folder / WEIGHTS} holds no tensors")
-    return sorted(found)
+    parsed = [parse_name(name) for name in names]
+    return sorted({module for module, leaf in filter(None, parsed) if leaf != MAGNITUDE})
 
 
 def _standard_names(where: Path, tensors: Mapping[str, Float32Array]) -> dict[str, Float32Array]:
-    result: dict[str, Float32Array] = {}
+    standard: dict[str, Float32Array] = {}
     for name, array in tensors.items():
-        match = _NAME.fullmatch(name)
-        magnitude = _MAGNITUDE.fullmatch(name)
-        if magnitude is not None:
-            result[magnitude[1]] = array.reshape(-1)
-            continue
-        if match is None:
+        parsed = parse_name(name)
+        if parsed is None:
             raise UnsupportedModelError(
                 f"{where}: tensor {name!r} is no LoRA matrix of a linear layer, which would be "
-                "called base_model.model.….lora_A.weight or ….lora_B.weight"
+                f"called {tensor_name('…', LORA_A)} or ….lora_B.weight"
             )
-        standard = f"{match[1]}.weight"
-        if standard in result:
-            raise CheckpointError(f"{where}: it holds {standard!r} more than once")
-        result[standard] = array
-    return result
+        key = tensor_name(*parsed)
+        if key in standard:
+            raise CheckpointError(f"{where}: it holds {key!r} more than once")
+        standard[key] = array.reshape(-1) if parsed[1] == MAGNITUDE else array
+    return standard
 
 
 def _check_pairs(where: Path, tensors: Mapping[str, Float32Array], config: AdapterConfig) -> None:
+    """Each layer has an A and a B of its rank, and a magnitude if it is DoRA's."""
     if not tensors:
         raise CheckpointError(f"{where}: an adapter needs at least one pair of matrices")
-    magnitudes = {n: a for n, a in tensors.items() if n.endswith(MAGNITUDE)}
-    _check_magnitudes(where, magnitudes, tensors, config)
-    for name, array in tensors.items():
-        if name in magnitudes:
+    leaves = {name: parsed for name in tensors if (parsed := parse_name(name)) is not None}
+    for name, (module, leaf) in leaves.items():
+        if leaf == MAGNITUDE:
             continue
-        is_a = name.endswith(".lora_A.weight")
-        stem = name.removesuffix(".lora_A.weight").removesuffix(".lora_B.weight")
-        r = config.rank_of(stem.removeprefix("base_model.model."))
-        other = f"{stem}.lora_{'B' if is_a else 'A'}.weight"
+        other = tensor_name(module, LORA_B if leaf == LORA_A else LORA_A)
         if other not in tensors:
             raise CheckpointError(f"{where}: it holds {name!r}, but not {other!r}")
-        if array.ndim != 2 or array.shape[0 if is_a else 1] != r or array.size == 0:
-            expected = f"({r}, in_features)" if is_a else f"(out_features, {r})"
-            raise CheckpointError(
-                f"{where}: {name!r} has shape {array.shape}, but r = {r} asks for {expected}"
-            )
-        if not (np.isfinite(array.min()) and np.isfinite(array.max())):
-            raise CheckpointError(f"{where}: {name!r} holds NaN or infinity")
+        _check_matrix(where, name, leaf, tensors[name], config.rank_of(module))
+    _check_magnitudes(where, tensors, leaves, config)
+
+
+def _check_matrix(where: Path, name: str, leaf: str, array: Float32Array, r: int) -> None:
+    if array.ndim != 2 or array.shape[0 if leaf == LORA_A else 1] != r or array.size == 0:
+        expected = f"({r}, in_features)" if leaf == LORA_A else f"(out_features, {r})"
+        raise CheckpointError(
+            f"{where}: {name!r} has shape {array.shape}, but r = {r} asks for {expected}"
+        )
+    if not (np.isfinite(array.min()) and np.isfinite(array.max())):
+        raise CheckpointError(f"{where}: {name!r} holds NaN or infinity")
 
 
 def _check_magnitudes(
     where: Path,
-    found: Mapping[str, Float32Array],
     tensors: Mapping[str, Float32Array],
+    leaves: Mapping[str, tuple[str, str]],
     config: AdapterConfig,
 ) -> None:
     """DoRA has one vector for each pair, and LoRA none."""
-    pairs = {n.removesuffix(".lora_A.weight") for n in tensors if n.endswith(".lora_A.weight")}
-    wanted = {f"{stem}{MAGNITUDE}" for stem in pairs} if config.use_dora else set()
-    if wrong := sorted(wanted ^ set(found)):
-        has = "lacks" if wrong[0] in wanted else "holds"
+    magnitudes = {name for name, (_, leaf) in leaves.items() if leaf == MAGNITUDE}
+    modules = {module for module, leaf in leaves.values() if leaf == LORA_A}
+    needed = {tensor_name(m, MAGNITUDE) for m in modules} if config.use_dora else set()
+    if odd := sorted(needed ^ magnitudes):
+        has = "lacks" if odd[0] in needed else "holds"
         raise CheckpointError(
-            f"{where}: use_dora is {str(config.use_dora).lower()}, but it {has} {wrong[0]!r}"
+            f"{where}: use_dora is {str(config.use_dora).lower()}, but it {has} {odd[0]!r}"
         )
-    for name, array in found.items():
-        outputs = tensors[f"{name.removesuffix(MAGNITUDE)}.lora_B.weight"].shape[0]
-        if array.shape != (outputs,):
-            raise CheckpointError(f"{where}: {name!r} has shape {array.shape}, not ({outputs},)")
-        if not np.isfinite(array).all():
+    for name in sorted(magnitudes):
+        outputs = tensors[tensor_name(leaves[name][0], LORA_B)].shape[0]
+        if tensors[name].shape != (outputs,):
+            shape = tensors[name].shape
+            raise CheckpointError(f"{where}: {name!r} has shape {shape}, not ({outputs},)")
+        if not np.isfinite(tensors[name]).all():
             raise CheckpointError(f"{where}: {name!r} holds NaN or infinity")

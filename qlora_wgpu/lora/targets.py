@@ -16,41 +16,61 @@ _LAYER = re.compile(r".*?\.[^.]*\.(\d+)\.")
 
 def targeted(
     linears: Sequence[LinearSpec],
-    wanted: str | Sequence[str],
+    target_modules: str | Sequence[str],
     experts: Sequence[ExpertSpec] = (),
 ) -> list[LinearSpec]:
     """The layers that get an adapter, matched as PEFT does: a whole name or its last parts.
 
     Experts get one where they are named, all of a layer's or none.
 
+    Args:
+        linears: The model's layers.
+        target_modules: ``"all-linear"``, a pattern of whole names, or names or last parts of names.
+        experts: The model's experts.
+
     Raises:
-        ConfigError: If a name fits no layer.
+        ConfigError: If a name fits no layer, or some but not all of a layer's experts.
     """
-    if wanted == ALL_LINEAR:
+    if target_modules == ALL_LINEAR:
         return list(linears)
-    if isinstance(wanted, str):
-        every = [*linears, *(spec for stack in experts for spec in stack.linears)]
-        found = [s for s in every if re.fullmatch(wanted, s.name)]
-        if not found:
+    every = [*linears, *(spec for stack in experts for spec in stack.linears)]
+    if isinstance(target_modules, str):
+        names = _fitting_pattern(every, target_modules)
+    else:
+        names = {name for target in target_modules for name in _fitting_name(every, target)}
+    _check_stacks(names, experts)
+    return [spec for spec in every if spec.name in names]
+
+
+def _fitting_pattern(linears: Sequence[LinearSpec], pattern: str) -> set[str]:
+    names = {spec.name for spec in linears if re.fullmatch(pattern, spec.name)}
+    if not names:
+        raise ConfigError(
+            f"lora.target_modules: no adaptable layer's whole name fits {pattern!r}; one is "
+            f"{linears[0].name}"
+        )
+    return names
+
+
+def _fitting_name(linears: Sequence[LinearSpec], target: str) -> set[str]:
+    names = {s.name for s in linears if s.name == target or s.name.endswith("." + target)}
+    if not names:
+        leaves = sorted({s.name.rpartition(".")[2] for s in linears})
+        near = difflib.get_close_matches(target, leaves, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"this model has {', '.join(leaves)}"
+        raise ConfigError(f"lora.target_modules: no adaptable layer is called {target!r}; {hint}")
+    return names
+
+
+def _check_stacks(names: set[str], experts: Sequence[ExpertSpec]) -> None:
+    """Makes sure that a layer's experts are adapted all or not at all."""
+    for stack in experts:
+        missing = [s.name for s in stack.linears if s.name not in names]
+        if missing and len(missing) < stack.experts:
             raise ConfigError(
-                f"lora.target_modules: no adaptable layer's whole name fits {wanted!r}; one is "
-                f"{linears[0].name}"
+                f"lora.target_modules: {missing[0]!r} is left out, but either all or none of a "
+                f"layer's experts can be adapted: name {stack.leaf!r}"
             )
-        return found
-    linears = [*linears, *(spec for stack in experts for spec in stack.linears)]
-    chosen: set[str] = set()
-    for target in wanted:
-        fitting = {s.name for s in linears if s.name == target or s.name.endswith("." + target)}
-        if not fitting:
-            leaves = sorted({s.name.rpartition(".")[2] for s in linears})
-            near = difflib.get_close_matches(target, leaves, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"this model has {', '.join(leaves)}"
-            raise ConfigError(
-                f"lora.target_modules: no adaptable layer is called {target!r}; {hint}"
-            )
-        chosen |= fitting
-    check_stacks(chosen, experts)
-    return [s for s in linears if s.name in chosen]
 
 
 def in_layers(linears: Sequence[LinearSpec], layers: Sequence[int] | None) -> list[LinearSpec]:
@@ -61,46 +81,62 @@ def in_layers(linears: Sequence[LinearSpec], layers: Sequence[int] | None) -> li
     """
     if layers is None:
         return list(linears)
-    found = [s for s in linears if (m := _LAYER.match(s.name)) and int(m[1]) in layers]
-    if not found:
+    chosen = [s for s in linears if (m := _LAYER.match(s.name)) and int(m[1]) in layers]
+    if not chosen:
         raise ConfigError(
             f"lora.layers_to_transform {list(layers)} leaves no layer to adapt: they are numbered "
             "from 0 on"
         )
-    return found
+    return chosen
 
 
-def check_stacks(chosen: set[str], experts: Sequence[ExpertSpec]) -> None:
-    """Makes sure that a layer's experts are adapted all or not at all.
+def check_experts(config: AdapterConfig, stacks: Sequence[ExpertSpec]) -> None:
+    """Makes sure that adapted experts can be computed in one go.
 
     Raises:
-        ConfigError: If some are and others are not.
+        ConfigError: If experts of a layer have unlike ranks or alphas, or magnitudes.
     """
-    for stack in experts:
-        missing = [s.name for s in stack.linears if s.name not in chosen]
-        if missing and len(missing) < stack.experts:
+    for stack in stacks:
+        names = [spec.name for spec in stack.linears]
+        if len({(config.rank_of(name), config.alpha_of(name)) for name in names}) > 1:
             raise ConfigError(
-                f"lora.target_modules: {missing[0]!r} is left out, but either all or none of a "
-                f"layer's experts can be adapted: name {stack.leaf!r}"
+                "lora.rank_pattern or alpha_pattern gives the experts of "
+                f"{stack.name} unlike values: they must have the same"
             )
+    if stacks and config.use_dora:
+        raise ConfigError(
+            "lora.use_dora cannot adapt experts: leave them out of lora.target_modules"
+        )
 
 
-def peft_targets(wanted: str | Sequence[str], targets: Sequence[LinearSpec]) -> list[str] | str:
-    """What adapter_config.json names: the user's list or pattern, or the layers' last names."""
-    if wanted == ALL_LINEAR:
-        return sorted({s.name.rpartition(".")[2] for s in targets})
-    return wanted if isinstance(wanted, str) else sorted(wanted)
+def peft_config(config: LoraConfig, targets: Sequence[LinearSpec]) -> AdapterConfig:
+    """What adapter_config.json says of an adapter, the base model's name left out."""
+    names = config.target_modules
+    if names == ALL_LINEAR:
+        names = sorted({spec.name.rpartition(".")[2] for spec in targets})
+    return AdapterConfig(
+        r=config.r,
+        lora_alpha=config.lora_alpha,
+        lora_dropout=config.lora_dropout,
+        target_modules=names if isinstance(names, str) else sorted(names),
+        use_rslora=config.use_rslora,
+        base_model_name_or_path=None,
+        rank_pattern=config.rank_pattern,
+        alpha_pattern=config.alpha_pattern,
+        layers_to_transform=config.layers_to_transform,
+        use_dora=config.use_dora,
+    )
 
 
-def lora_config(found: AdapterConfig) -> LoraConfig:
+def lora_config(adapter: AdapterConfig) -> LoraConfig:
     """What a model is opened with to take an adapter."""
     return LoraConfig(
-        r=found.r,
-        lora_alpha=found.lora_alpha,
-        lora_dropout=found.lora_dropout,
-        target_modules=found.target_modules,
-        use_rslora=found.use_rslora,
-        use_dora=found.use_dora,
-        rank_pattern=dict(found.rank_pattern),
-        alpha_pattern=dict(found.alpha_pattern),
+        r=adapter.r,
+        lora_alpha=adapter.lora_alpha,
+        lora_dropout=adapter.lora_dropout,
+        target_modules=adapter.target_modules,
+        use_rslora=adapter.use_rslora,
+        use_dora=adapter.use_dora,
+        rank_pattern=dict(adapter.rank_pattern),
+        alpha_pattern=dict(adapter.alpha_pattern),
     )

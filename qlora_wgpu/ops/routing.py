@@ -1,9 +1,9 @@
 """Routing of a mixture of experts: which experts a row meets, and where its copies lie.
 
 A row has an *assignment* for each of its top_k experts, and each assignment has a *slot*, a row
-among the experts'. Those of one expert are put next to each other, each expert's from a multiple of
-``EXPERT_TILE`` rows on, so that products see tiles of one expert each (``ops/experts.py``). How many
-an expert has is known on the device only; there is room for any division.
+among the experts'. Slots of one expert are next to each other, each expert's from a multiple of
+``EXPERT_TILE`` on, so that products see tiles of one expert each (``ops/experts.py``). How many an
+expert has is known on the device only; there is room for any division.
 """
 
 from __future__ import annotations

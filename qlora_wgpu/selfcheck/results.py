@@ -12,7 +12,7 @@ from qlora_wgpu.errors import DeviceError, OutOfMemoryError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.identity import identity
 from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, Profile
-from qlora_wgpu.selfcheck.checks import CHECKS
+from qlora_wgpu.selfcheck.cases import checks
 from qlora_wgpu.selfcheck.runner import Runner
 
 # Sums of float32 in any order, and one rounding of operands to bfloat16 on the way.
@@ -24,7 +24,7 @@ class Result:
     """One check of one variant.
 
     Attributes:
-        check: A key of ``CHECKS``.
+        check: A key of ``checks()``.
         variant: How its kernels were cut.
         dtype: Element type of operands.
         error: The largest, relative to the largest value; infinite where something is no number.
@@ -46,7 +46,7 @@ class Result:
 def variants(device: Device) -> dict[str, Profile]:
     """Every way of cutting kernels that a device may run, its own first."""
     found = {"own": device.profile}
-    if device.profile.images:
+    if device.profile.textures:
         found["buffers"] = CPU_PROFILE
     else:
         found["registers"] = replace(device.profile, gemm_kind="register")
@@ -63,7 +63,7 @@ def check_device(device: Device, *, short: bool = False) -> Iterator[Result]:
         for dtype in BOUNDS:
             if short and (variant, dtype) != ("own", "bfloat16"):
                 continue
-            for name, check in CHECKS.items():
+            for name, check in checks().items():
                 yield _result(device, name, check, variant, profile, dtype)
 
 
@@ -93,7 +93,7 @@ def ensure_sound(
         what = first.refusal or f"{first.error:.1e} away from what it should be"
         raise DeviceError(
             f"{device.name} ({device.adapter.info['description'] or 'driver not told'}) does not "
-            f"compute rightly: {first.check} is {what} ({len(wrong)} of {len(CHECKS)} checks "
+            f"compute rightly: {first.check} is {what} ({len(wrong)} of {len(checks())} checks "
             "fail); "
             "update the driver, choose another adapter (device.adapter) or backend "
             "(device.backend), and see `qlora-wgpu doctor --check`"

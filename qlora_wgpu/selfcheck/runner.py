@@ -92,13 +92,22 @@ class Runner:
 
     def run(self, *outputs: Tensor) -> list[Array]:
         """Runs everything, slots full of NaN before, and returns some results."""
+        program = self._run(outputs)
+        return [self._array(program, tensor) for tensor in outputs]
+
+    def run_bits(self, *outputs: Tensor) -> list[npt.NDArray[np.uint32]]:
+        """The same, as the bits of float32."""
+        program = self._run(outputs)
+        return [self._rows(program, t)[:, : t.columns].copy().view(np.uint32) for t in outputs]
+
+    def _run(self, outputs: tuple[Tensor, ...]) -> Program:
         plan = make_plan(self.graph, tuple(t for t in outputs if t.storage is None))
         program = Program(self.device, plan, SlotPool(self.device))
         for slot, size, texture in zip(program._slots, plan.slots, plan.textures, strict=True):
             write = self.device.write_texture if texture else self.device.write
             write(slot, np.full(-(-size // 4), POISON, np.uint32))
         program.run()
-        return [self._array(program, tensor) for tensor in outputs]
+        return program
 
     @staticmethod
     def _rows(program: Program, tensor: Tensor) -> npt.NDArray[np.float32]:

@@ -84,7 +84,7 @@ def key_of(device: Device, task: Task) -> str:
         "device": identity(device),
         "model": [task.config.get("model_type"), *(task.config.get(name) for name in _SIZES)],
         "task": [task.batch, task.seq, task.lora.r, task.quant.scheme, task.compute_dtype],
-        "lanes": device.profile.image_lanes,
+        "subgroup_size": device.profile.subgroup_size,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -8,21 +8,23 @@ from typing import Any
 
 import numpy as np
 
-from qlora_wgpu.bench.kernels import KernelTime, sum_up
 from qlora_wgpu.bench.random_folder import RandomFolder
 from qlora_wgpu.bench.timing import DispatchTimer, best_of, has_timestamps
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.profile import Profile
+from qlora_wgpu.graph.launch import Launch
+from qlora_wgpu.kernels.kernel import Tunable
 from qlora_wgpu.model.qlora_model import ComputeDtype, QLoRAModel
 from qlora_wgpu.quant import NF4Tensor, quantize_nf4
-from qlora_wgpu.tuning.candidates import Group, bases, candidates, fields_of, groups_of
+from qlora_wgpu.tuning.candidates import bases, candidates, fields_of, tunables_of
 
 # Each launch is timed so often, and its best counts.
 _LEAST_ROUNDS, _MOST_ROUNDS, _ENOUGH_SECONDS = 3, 20, 0.5
 _MOST_VOCABULARY = 16_384  # rows of the head that are timed
 _MOST_TOKENS = 2_048  # of the micro-batch that is timed
+Times = list[tuple[Launch, float]]
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Choice:
 
     Attributes:
         profile: The fastest.
-        notes: For each group of kernels, what was chosen and what it saves.
+        notes: For each family of kernels, what was chosen and what it saves.
     """
 
     profile: Profile
@@ -94,40 +96,46 @@ def tune(device: Device, task: Task, progress: Callable[[str], None] = lambda te
     folder = _OneLayer(task)
     taken = 0
 
-    def timed(profile: Profile) -> list[KernelTime]:
+    def timed(profile: Profile) -> Times:
         nonlocal taken
         taken += 1
         progress(f"timing kernels: variant {taken}")
         return _time(device, task, folder, profile)
 
     whole = [(base, timed(base)) for base in bases(default)]
-    base, reference = min(whole, key=lambda found: sum(row.seconds for row in found[1]))
+    base, reference = min(whole, key=lambda pair: _total(pair[1]))
     notes = [_base_note(found, base) for found in whole if len(whole) > 1]
     tried = [(base, reference), *((p, timed(p)) for p in candidates(base))]
     chosen: dict[str, Any] = {}
-    for group in groups_of(base):
+    for tunable in tunables_of(base):
         best, seconds = min(
-            ((profile, _seconds(rows, group)) for profile, rows in tried), key=lambda pair: pair[1]
+            ((profile, _seconds(times, tunable)) for profile, times in tried),
+            key=lambda pair: pair[1],
         )
-        before = _seconds(reference, group)
+        before = _seconds(reference, tunable)
         if before > 0 and seconds < 0.98 * before:  # less is the clock's own scatter
-            chosen |= fields_of(group, best)
-            shown = ", ".join(f"{k} {v}" for k, v in fields_of(group, best).items())
-            notes.append(f"{group.name}: {shown} ({seconds / before:.0%} of the default's time)")
+            changed = fields_of(tunable, base, best)
+            chosen |= changed
+            shown = ", ".join(f"{k} {v}" for k, v in changed.items())
+            notes.append(f"{tunable.name}: {shown} ({seconds / before:.0%} of the default's time)")
         else:
-            notes.append(f"{group.name}: default")
+            notes.append(f"{tunable.name}: default")
     return Choice(replace(base, **chosen), tuple(notes))
 
 
-def _base_note(found: tuple[Profile, list[KernelTime]], chosen: Profile) -> str:
-    profile, rows = found
-    kind = "images" if profile.images else "buffers"
+def _base_note(timed: tuple[Profile, Times], chosen: Profile) -> str:
+    profile, times = timed
+    kind = "textures" if profile.textures else "buffers"
     mark = ", chosen" if profile is chosen else ""
-    return f"operands in {kind}: {1e3 * sum(row.seconds for row in rows):.1f} ms a layer{mark}"
+    return f"operands in {kind}: {1e3 * _total(times):.1f} ms a layer{mark}"
 
 
-def _seconds(rows: list[KernelTime], group: Group) -> float:
-    return sum(row.seconds for row in rows if row.label.startswith(group.labels))
+def _total(times: Times) -> float:
+    return sum(seconds for _, seconds in times)
+
+
+def _seconds(times: Times, tunable: Tunable) -> float:
+    return sum(seconds for launch, seconds in times if tunable.concerns(launch))
 
 
 class _OneLayer(RandomFolder):
@@ -151,7 +159,7 @@ class _OneLayer(RandomFolder):
         return self._quantized[name]
 
 
-def _time(device: Device, task: Task, folder: RandomFolder, profile: Profile) -> list[KernelTime]:
+def _time(device: Device, task: Task, folder: RandomFolder, profile: Profile) -> Times:
     device.profile = profile
     model = QLoRAModel(
         folder, task.lora, task.quant, task.compute_dtype, device, name_or_path="tuning"
@@ -167,4 +175,4 @@ def _time(device: Device, task: Task, folder: RandomFolder, profile: Profile) ->
     if rounds > _LEAST_ROUNDS:
         again = best_of(program.dispatches, timer, rounds - _LEAST_ROUNDS)
         best = [min(pair) for pair in zip(best, again, strict=True)]
-    return sum_up(program.plan.launches, best)
+    return list(zip(program.plan.launches, best, strict=True))

@@ -10,9 +10,8 @@ from safetensors.numpy import save_file
 
 from qlora_wgpu import Config, LoraConfig, QLoRAModel, QuantConfig, Trainer, register_family
 from qlora_wgpu.errors import UnsupportedModelError
-from qlora_wgpu.families import family
+from qlora_wgpu.families import family, llama
 from qlora_wgpu.families.family import known_families
-from qlora_wgpu.families.llama import Llama
 
 FOLDER = Path(__file__).parents[1] / "references"
 CASES = sorted(path.stem for path in FOLDER.glob("*.npz"))
@@ -124,7 +123,7 @@ def test_a_family_of_ones_own(device, tmp_path, monkeypatch):
     save_file(weights(json.loads(str(recorded["shapes"])), 0.0), tmp_path / "model.safetensors")
     with pytest.raises(UnsupportedModelError, match="my-llama"):
         QLoRAModel.from_pretrained(tmp_path, device=device)
-    register_family("my-llama", Llama())
+    register_family("my-llama", llama.FAMILY)
     assert "my-llama" in known_families()
     model = QLoRAModel.from_pretrained(
         tmp_path, LoraConfig(r=5, lora_alpha=10), QuantConfig(scheme="none"), "float32", device

@@ -19,7 +19,7 @@ def on_device(bench, quantized):
     codebook = None
     if bench.profile.textures and quantized.shape[1] % 32 == 0:
         pairs = pair_values(quantized.quant_map)
-        codebook = vector("pairs", 1024, "float32", Storage("", "test", 4096, pairs, image=True))
+        codebook = vector("pairs", 1024, "float32", Storage("", "test", 4096, pairs, texture=True))
     return NF4Matrix(
         "w", *quantized.shape, quantized.blocksize, tensors["codes"], tensors["absmax"],
         tensors["maps"], tensors.get("nested_absmax"), quantized.nested_blocksize,

@@ -102,6 +102,20 @@ CASES = {
         "phi3", {**rope("longrope", **LONG), "original_max_position_embeddings": 32},
     ),
     "olmo2": ("olmo2", {}),
+    "olmo3": (
+        "olmo3",
+        {
+            "attention_bias": True, "sliding_window": 7, "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 20000.0},
+                "full_attention": {
+                    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
+                    "original_max_position_embeddings": 16,
+                },
+            },
+        },
+    ),
     "starcoder2": (
         "starcoder2",
         {

@@ -224,10 +224,12 @@ def test_magnitudes_of_dora(tmp_path: Path) -> None:
     save(tmp_path / "dora", {**arrays, **added}, use_dora=True)
     found, config = load_adapter(tmp_path / "dora")
     assert config.use_dora and set(found) == {*arrays, *added}
+    halves = {n: a for n, a in arrays.items() if n.endswith(".lora_A.weight")}
     for changes, given, told in (
         ({"use_dora": True}, arrays, "use_dora is true, but it lacks"),
         ({"use_dora": False}, {**arrays, **added}, "use_dora is false, but it holds"),
         ({"use_dora": True}, {**arrays, **{n: a[:1] for n, a in added.items()}}, "has shape (1,)"),
+        ({"use_dora": True}, {**halves, **added}, "lora_A.weight', but not"),
     ):
         with pytest.raises(CheckpointError) as caught:
             save(tmp_path / "wrong", given, **changes)

@@ -24,6 +24,7 @@ from qlora_wgpu.bench.workload import Workload
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.errors import CheckpointError, ConfigError, OutOfMemoryError, UnsupportedModelError
 from qlora_wgpu.families.family import find_family
+from qlora_wgpu.gpu.operands import Bound
 from qlora_wgpu.gpu.profile import CPU_PROFILE
 from qlora_wgpu.gpu.wgsl import load_shader
 from qlora_wgpu.graph.graph import Launch
@@ -308,12 +309,15 @@ def test_the_higher_ceilings_are_kept():
 
 
 def test_copies_are_cut_for_each_kind_of_memory():
-    constants = (("FLAT", 64), ("TURNS", 1))
-    for path, image in (("bench/copy.wgsl", False), ("bench/copy_image.wgsl", True)):
-        bindings = load_shader(path, constants).bindings
-        assert {n: (b.image, b.writable) for n, b in bindings.items()} == {
-            "x": (image, False),
-            "y": (image, True),
+    constants = (("ELEMENTS", 1), ("FLAT", 64))
+    for texture in (False, True):
+        memory = Bound("float32", texture)
+        bindings = load_shader(
+            "tensor/copy.wgsl", constants, (("x", memory), ("y", memory))
+        ).bindings
+        assert {n: (b.texture, b.writable) for n, b in bindings.items()} == {
+            "x": (texture, False),
+            "y": (texture, True),
         }
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.families.family import find_family, known_families
+from qlora_wgpu.families.moe import Experts
 from qlora_wgpu.families.rope import read_rope
 
 SIZES = {
@@ -20,9 +21,12 @@ def read(model_type, **changes):
     return find_family(config).read(config)
 
 
+def layers(model_type, **changes):
+    return read(model_type, **changes).config.layers
+
+
 def windows(model_type, **changes):
-    found = read(model_type, **changes).config
-    return found.details.windows if hasattr(found, "details") else found.windows
+    return tuple(layer.attention.window for layer in layers(model_type, **changes))
 
 
 def test_windows():
@@ -36,12 +40,18 @@ def test_windows():
     assert windows("gemma2") == (4096, None, 4096, None)
     assert windows("gemma3_text", sliding_window=5, sliding_window_pattern=2) == (5, None) * 2
     assert windows("gemma3_text", sliding_window=5, num_hidden_layers=7)[4:] == (5, None, 5)
+    assert windows("qwen3_moe", sliding_window=9) == (None,) * 4
+    assert windows("qwen3_moe", use_sliding_window=True, sliding_window=9) == (9,) * 4
+    assert windows("qwen3_moe", use_sliding_window=True) == (4096,) * 4
+    assert windows("qwen3_moe", use_sliding_window=True, sliding_window=None) == (None,) * 4
 
 
 def test_layers_without_rotation():
-    assert read("smollm3").config.details.rotated == (True, True, True, False)
-    given = read("smollm3", no_rope_layers=[0, 1, 1, 0])
-    assert given.config.details.rotated == (False, True, True, False)
+    def rotated(**changes):
+        return [layer.attention.rope is not None for layer in layers("smollm3", **changes)]
+
+    assert rotated() == [True, True, True, False]
+    assert rotated(no_rope_layers=[0, 1, 1, 0]) == [False, True, True, False]
 
 
 def test_layers_with_experts():
@@ -52,7 +62,8 @@ def test_layers_with_experts():
         num_experts=5,
         num_experts_per_tok=2,
     )
-    assert found.config.details.experts.layers == (False, True, False, True)
+    mixtures = [isinstance(layer.mlp, Experts) for layer in found.config.layers]
+    assert mixtures == [False, True, False, True]
     assert {s.at for s in found.experts} == {f"model.layers.{i}.mlp.experts" for i in (1, 3)}
     assert set(found.routers.values()) == {(5, SIZES["hidden_size"])}
     assert not any("experts" in s.name for s in found.linears)
@@ -70,6 +81,8 @@ def test_old_and_new_keys_of_rope_mean_the_same():
     named = read_rope({"rope_parameters": {"rope_type": "longrope", **lists}, **lengths}, 12)
     assert np.array_equal(su.table(20), named.table(20))
     assert su.factor == pytest.approx(math.sqrt(1 + math.log(4) / math.log(16)))
+    null = read_rope({"rope_parameters": {"rope_theta": None}, "rope_theta": 5e5}, 12)
+    assert np.array_equal(null.table(9), read_rope({"rope_theta": 5e5}, 12).table(9))
     # Within the first length the short factors count, past it the long ones.
     assert su.frequencies(16)[1] == 2 * su.frequencies(17)[1]
 
@@ -81,16 +94,33 @@ def test_gemma_3_rotates_by_two_bases():
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     }
     new = read("gemma3_text", rope_parameters=both, head_dim=12, num_hidden_layers=6)
-    near, far = new.config.ropes[0], new.config.ropes[5]
-    assert np.array_equal(near.table(9), old.config.ropes[0].table(9))
+    near, far = (new.config.layers[i].attention.rope for i in (0, 5))
+    assert np.array_equal(near.table(9), old.config.layers[0].attention.rope.table(9))
     assert not np.array_equal(near.table(9), far.table(9))
+
+
+def test_olmo_3_rescales_layers_that_see_everything():
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+    base = {"rope_theta": 500000.0}
+    plain = {"rope_type": "default", **base}
+    both = {"sliding_attention": plain, "full_attention": {**yarn, **base}}
+    for keys in ({"rope_parameters": both}, {**base, "rope_scaling": yarn}):
+        near, _, _, far = (layer.attention.rope for layer in layers("olmo3", **keys))
+        assert np.array_equal(near.table(9), read_rope(base, 12).table(9))
+        expected = read_rope({**SIZES, **base, "rope_scaling": yarn}, 12)
+        assert np.array_equal(far.table(9), expected.table(9))
+    near, _, _, far = (layer.attention.rope for layer in layers("olmo3"))
+    assert np.array_equal(near.table(9), far.table(9))
+    assert windows("olmo3") == (4096, 4096, 4096, None)
 
 
 def test_multipliers_and_defaults():
     granite = read("granite", logits_scaling=4.0, embedding_multiplier=2.0)
-    assert granite.logit_scale == 0.25 and granite.config.details.embedding_scale == 2.0
+    assert granite.config.layers[0].attention.scale == 1.0
+    assert granite.logit_scale == 0.25 and granite.config.embedding_scale == 2.0
     assert read("gemma").norm_offset == 1.0 and read("gemma").tied
-    assert read("gemma2").logit_softcap == 30.0 and read("gemma2").config.softcap == 50.0
+    assert read("gemma2").logit_softcap == 30.0
+    assert [layer.attention.softcap for layer in layers("gemma2")] == [50.0] * 4
     assert read("gemma3_text").logit_softcap is None
     assert not read("llama").tied and read("cohere").tied
     assert (
@@ -124,6 +154,8 @@ REFUSED = {
     "model type": ("deepseek_v3", {}, "deepseek_v3"),
     "experts": ("qwen3_moe", {"num_experts": 2, "num_experts_per_tok": 3}, "num_experts_per_tok 3"),
     "balance": ("mixtral", {"output_router_logits": True}, "output_router_logits"),
+    "one rotation": ("olmo3", {"rope_parameters": {"rope_theta": 1e4}}, "full_attention and slid"),
+    "two readings": ("olmo3", {"rope_theta": 1e4}, "rope_theta 10000.0 is read in two ways"),
     "dense layers": ("qwen3_moe", {"mlp_only_layers": "0"}, "mlp_only_layers"),
 }
 

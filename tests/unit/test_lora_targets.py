@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-from qlora_wgpu.checkpoint.patterns import value_for
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.family import ExpertSpec, LinearSpec
 from qlora_wgpu.lora.layout import Adapter
-from qlora_wgpu.lora.targets import lora_config
+from qlora_wgpu.lora.names import LORA_A, LORA_B, MAGNITUDE, parse_name, tensor_name
+from qlora_wgpu.lora.patterns import value_for
+from qlora_wgpu.lora.targets import lora_config, targeted
 
 LINEARS = [
     LinearSpec(f"model.layers.{i}.{leaf}", 24, 20)
@@ -103,6 +104,45 @@ def test_experts_have_one_rank():
     assert Adapter(LoraConfig(), LINEARS, [stack]).expert_loras == {}
     both = Adapter(LoraConfig(target_modules=["up_proj"]), LINEARS, [stack])
     assert both.expert_loras[stack.name].a_stride > 0
+
+
+@pytest.mark.parametrize(
+    "target_modules",
+    [
+        ["experts.1.up_proj"],
+        ["q_proj", "experts.0.up_proj", "experts.2.up_proj"],
+        r".*\.experts\.1\.up_proj",
+        r".*\.(q_proj|experts\.[02]\.up_proj)",
+    ],
+)
+def test_some_of_a_layers_experts_are_refused(target_modules):
+    stack = ExpertSpec("model.layers.0.mlp.experts", "up_proj", 3, 8, 4)
+    with pytest.raises(
+        ConfigError,
+        match=r"'model\.layers\.0\.mlp\.experts\.[01]\.up_proj' is left "
+        r"out, but either all or none of a layer's experts .* name 'up_proj'",
+    ):
+        Adapter(LoraConfig(target_modules=target_modules), LINEARS, [stack])
+    with pytest.raises(ConfigError, match="all or none"):
+        targeted(LINEARS, target_modules, [stack])
+
+
+def test_all_experts_by_a_regular_expression():
+    stacks = [ExpertSpec(f"model.layers.{i}.mlp.experts", "up_proj", 3, 8, 4) for i in range(2)]
+    config = LoraConfig(target_modules=r".*\.0\.mlp\.experts\..*")
+    assert set(Adapter(config, LINEARS, stacks).expert_loras) == {stacks[0].name}
+
+
+def test_names():
+    for leaf in (LORA_A, LORA_B, MAGNITUDE):
+        assert parse_name(tensor_name("model.layers.0.q_proj", leaf)) == (
+            "model.layers.0.q_proj",
+            leaf,
+        )
+    assert parse_name("base_model.model.a.b.lora_A.default.weight") == ("a.b", LORA_A)
+    assert parse_name("base_model.model.a.lora_magnitude_vector.default.weight") == ("a", MAGNITUDE)
+    assert parse_name("base_model.model.a.lora_A.bias") is None
+    assert parse_name("model.a.lora_A.weight") is None
 
 
 def test_dora():

@@ -1,26 +1,45 @@
-"""The preprocessor, and what it reads off a shader."""
+"""The preprocessor, typed operands, and what is read off a shader."""
 
 import struct
 
 import pytest
 
 from qlora_wgpu.gpu import wgsl
+from qlora_wgpu.gpu.operands import Bound
 from qlora_wgpu.gpu.wgsl import ShaderSourceError, load_shader
 
 HEAD = "@group(0) @binding(1) var<storage, read> x: array<f32>;\n"
 MAIN = "@compute @workgroup_size(WG, 2)\nfn main() {}\n"
+PARAMS = "struct Params {\n    n: u32,\n}\n@group(0) @binding(0) var<uniform> params: Params;\n"
 
 
 @pytest.fixture
 def write(tmp_path, monkeypatch):
+    folder = wgsl.shader_folder()
     monkeypatch.setattr(wgsl, "shader_folder", lambda: tmp_path)
-    load_shader.cache_clear()
-    yield lambda name, text: (tmp_path / name).write_text(text)
-    load_shader.cache_clear()
+    (tmp_path / "common").mkdir()
+    for name in ("eight", "texel", "bfloat16"):
+        source = folder / "common" / f"{name}.wgsl"
+        (tmp_path / "common" / source.name).write_text(source.read_text())
+
+    def clear():
+        load_shader.cache_clear()
+        wgsl._read.cache_clear()
+
+    def written(name, text):
+        (tmp_path / name).write_text(text)
+        clear()
+
+    clear()
+    yield written
+    clear()
 
 
-def load(**constants):
-    return load_shader("a.wgsl", tuple(sorted({"WG": 8, **constants}.items())))
+def load(bound=None, **constants):
+    shown = {name: Bound(*what) for name, what in (bound or {}).items()}
+    return load_shader(
+        "a.wgsl", tuple(sorted({"WG": 8, **constants}.items())), tuple(sorted(shown.items()))
+    )
 
 
 def test_conditions_blank_lines_and_keep_numbers(write):
@@ -30,10 +49,24 @@ def test_conditions_blank_lines_and_keep_numbers(write):
     assert load(A=False).code.splitlines()[4] == "no"
 
 
+def test_conditions_ask_what_is_bound(write):
+    write("a.wgsl", "//#if y\nyes\n//#input 2 y: 4\n//#else\nno\n//#endif\n" + HEAD + MAIN)
+    assert "yes" in load({"y": ("float32",)}).code
+    assert "no" in load().code.splitlines()
+
+
 def test_unroll_stays_on_its_line(write):
     write("a.wgsl", HEAD + "  //#unroll i 2, j N: a_$i_$j = $iu;\n" + MAIN)
     line = load(N=2).code.splitlines()[1]
     assert line == "  a_0_0 = 0u; a_0_1 = 0u; a_1_0 = 1u; a_1_1 = 1u;"
+
+
+def test_blocks_unroll_inside_out_and_keep_numbers(write):
+    block = "//#unroll i N\n  a_$i = 1; // why\n  //#unroll j 2: b_$i_$j = 2;\n//#end\n"
+    write("a.wgsl", HEAD + block + "after\n" + MAIN)
+    lines = load(N=2).code.splitlines()
+    assert lines[4] == "a_0 = 1; b_0_0 = 2; b_0_1 = 2; a_1 = 1; b_1_0 = 2; b_1_1 = 2;"
+    assert lines[5] == "after" and not any(lines[1:4])
 
 
 def test_includes_come_once(write):
@@ -49,13 +82,19 @@ def test_includes_come_once(write):
     [
         ("//#if NOPE\n//#endif", "NOPE is not a known boolean"),
         ("//#if WG\n//#endif", "WG is not a known boolean"),
+        ("//#if nope\n//#endif", "nope is not a binding"),
         ("//#unroll i NOPE: x", "is not a known integer"),
         ("//#unroll i 2: $k", "unknown counter"),
-        ("//#unroll i", "expected"),
+        ("//#unroll i 2\nx", "without //#end"),
+        ("//#end", "without //#unroll"),
         ("//#endif", "without //#if"),
         ("//#if A", "without //#endif"),
         ("//#frobnicate", "unknown directive"),
         ("//#include gone.wgsl", "cannot be read"),
+        ("//#input 2 y: 3", "declares no operand"),
+        ("//#output 2 y: 4 fast", "declares no operand"),
+        ("//#input 2 y: 4\n//#output 3 y: 4", "declared twice"),
+        ("//#input 1 y: 4", "share a number"),
     ],
 )
 def test_mistakes_are_errors(write, line, message):
@@ -71,14 +110,62 @@ def test_bindings_params_and_workgroup_size(write):
         "@group(0) @binding(0) var<uniform> params: Params;\n"
         "// @group(0) @binding(9) var<storage, read> ghost: array<f32>;\n"
         + HEAD
-        + "@group(0) @binding(4) var<storage, read_write> y: array<f32>;\n"
+        + "@group(0) @binding(4) var<storage, read_write> y: array<u32>;\n"
         + MAIN,
     )
     shader = load(F=0.5, B=True)
     assert {n: b.writable for n, b in shader.bindings.items()} == {"x": False, "y": True}
+    assert shader.bindings["x"].dtypes == {"float32"}  # a plain array takes float32 alone
+    assert shader.bindings["y"].dtypes == {"uint32", "uint8"}
     assert shader.workgroup_size == (8, 2, 1)
     assert shader.pack_params({"n": 3, "s": 0.5}) == struct.pack("<If", 3, 0.5) + bytes(8)
     for wrong in ({"n": 3}, {"n": 3, "s": 1.0, "z": 1}):
         with pytest.raises(ShaderSourceError, match="missing or unknown"):
             shader.pack_params(wrong)
     assert "const B = true;" in shader.code and "const F = f32(0.5);" in shader.code
+
+
+@pytest.mark.parametrize("width", ["8", "4", "2", "1"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_input_is_declared_as_what_is_bound(write, width, dtype):
+    write("a.wgsl", PARAMS + f"//#input 2 y: {width}\n" + HEAD + MAIN)
+    buffer = load({"y": (dtype,)})
+    assert buffer.bindings["y"].memory == "any" and not buffer.bindings["y"].texture
+    assert "fn load_y(i: u32)" in buffer.code and [n for n, _ in buffer.params] == ["n"]
+    texture = load({"y": (dtype, True)})
+    assert texture.bindings["y"].texture and "texture_storage_2d<rgba32uint, read>" in texture.code
+    # A window of a texture begins where the launch says.
+    assert [n for n, _ in texture.params] == ["n", "first_texel_y"]
+    assert texture.code.splitlines()[4] != ""  # the declaration stands where the directive stood
+
+
+def test_outputs_say_what_memory_they_can_write(write):
+    text = "//#output 2 a: 8\n//#output 3 b: 4\n//#output 4 c: 8 sum\n//#output 5 d: words\n"
+    write("a.wgsl", PARAMS + text + HEAD + MAIN)
+    bindings = load().bindings
+    memories = {n: b.memory for n, b in bindings.items() if n != "x"}
+    assert memories == {"a": "any", "b": "buffer", "c": "buffer", "d": "any"}
+    assert bindings["c"].sums and bindings["d"].dtypes >= {"uint32", "bfloat16"}
+
+
+def test_what_is_not_bound_reads_as_zero(write):
+    write("a.wgsl", "//#input 2 y?: 4\n" + HEAD + MAIN)
+    shader = load()
+    assert shader.bindings["y"].optional
+    assert "fn load_y(i: u32) -> vec4<f32> { return vec4<f32>(0.0); }" in shader.code
+
+
+def test_sums_add(write):
+    write("a.wgsl", "//#output 2 y: 4 sum\n" + HEAD + MAIN)
+    assert "y[i] = v" in load({"y": ("float32",)}, ACCUMULATE=False).code
+    assert "y[i] += v" in load({"y": ("float32",)}, ACCUMULATE=True).code
+
+
+def test_every_broadcast_is_of_one_invocation(write):
+    text = "//#input 2 y: 8\nfn f() {\n//#unroll s 2: let v_$s = broadcast_y_$s(raw_y(0u));\n}\n"
+    write("a.wgsl", text + HEAD + MAIN)
+    code = load({"y": ("bfloat16",)}).code
+    assert (
+        "fn broadcast_y_1(raw: vec4<u32>) -> vec4<u32> { return subgroupBroadcast(raw, 1u); }"
+        in code
+    )

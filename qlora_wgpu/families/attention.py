@@ -1,0 +1,120 @@
+"""Attention of a layer: its projections and norms, and how they are traced."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from qlora_wgpu.families.dimensions import Dimensions
+from qlora_wgpu.families.family import LinearSpec, Weights
+from qlora_wgpu.families.layers import LayerOps
+from qlora_wgpu.families.rope import Rope
+from qlora_wgpu.graph.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class QKNorm:
+    """RMSNorm of queries and keys before they are rotated.
+
+    Attributes:
+        eps: Added under the root.
+        per_head: Whether each head is normalized for itself, by the same weight, or all at once.
+    """
+
+    eps: float
+    per_head: bool = True
+
+    def weights(self, at: str, dimensions: Dimensions) -> Weights:
+        """q_norm and k_norm of the attention whose names begin so."""
+        query_size, key_size = dimensions.query_size, dimensions.key_value_size
+        if self.per_head:
+            query_size = key_size = dimensions.head_dim
+        return Weights(norms={f"{at}q_norm.weight": query_size, f"{at}k_norm.weight": key_size})
+
+    def trace(self, ops: LayerOps, x: Tensor, name: str) -> Tensor:
+        """Normalizes queries or keys: operands per head, float32 all at once."""
+        norm = ops.qk_norm if self.per_head else ops.rms_norm
+        return norm(x, name, self.eps)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Causal attention with grouped keys and values.
+
+    Attributes:
+        dimensions: The decoder's.
+        rope: How heads are rotated; None where the layer knows no positions.
+        window: How many tokens back it sees; None for all.
+        qkv_bias: Whether q, k and v have biases.
+        o_bias: Whether o has one.
+        fused: Whether q, k and v are one layer, ``qkv_proj``.
+        qk_norm: What normalizes queries and keys, if anything.
+        interleaved: Whether neighbours are rotated, instead of a head's halves.
+        scale: Of the scores; None for 1 / √head_dim.
+        softcap: Scores s become softcap · tanh(s / softcap), if given.
+    """
+
+    dimensions: Dimensions
+    rope: Rope | None
+    window: int | None = None
+    qkv_bias: bool = False
+    o_bias: bool = False
+    fused: bool = False
+    qk_norm: QKNorm | None = None
+    interleaved: bool = False
+    scale: float | None = None
+    softcap: float | None = None
+
+    def weights(self, at: str) -> Weights:
+        """The projections and norms of the layer whose names begin so."""
+        at += "self_attn."
+        hidden_size = self.dimensions.hidden_size
+        sizes = {name: size for name, (_, size) in self._columns.items()}
+        if self.fused:
+            sizes = {"qkv": sum(sizes.values())}
+        linears = [
+            LinearSpec(f"{at}{name}_proj", size, hidden_size, self.qkv_bias)
+            for name, size in sizes.items()
+        ]
+        o = LinearSpec(f"{at}o_proj", hidden_size, self.dimensions.query_size, self.o_bias)
+        norms = Weights() if self.qk_norm is None else self.qk_norm.weights(at, self.dimensions)
+        return Weights(linears=(*linears, o)) + norms
+
+    def trace(
+        self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
+    ) -> Tensor:
+        """Attends from x; see ``LayerOps.linear_out`` for what becomes of the result."""
+        at += "self_attn."
+        if self.fused:
+            x = ops.linear(x, f"{at}qkv_proj")
+        q, k = self._rotated(ops, x, at, "q"), self._rotated(ops, x, at, "k")
+        v = self._projected(ops, x, at, "v")
+        score_scale = 1 / math.sqrt(self.dimensions.head_dim) if self.scale is None else self.scale
+        head_dim, window, softcap = self.dimensions.head_dim, self.window, self.softcap
+        o = ops.attention(q, k, v, head_dim, score_scale, window, softcap)
+        return ops.linear_out(o, f"{at}o_proj", residual, scale)
+
+    @property
+    def _columns(self) -> dict[str, tuple[int, int]]:
+        """Where q, k and v begin in their common product, and how wide they are."""
+        wide, narrow = self.dimensions.query_size, self.dimensions.key_value_size
+        return {"q": (0, wide), "k": (wide, narrow), "v": (wide + narrow, narrow)}
+
+    def _projected(
+        self, ops: LayerOps, x: Tensor, at: str, name: str, *, float32: bool = False
+    ) -> Tensor:
+        """q, k or v of x, which is their common product where they are one layer."""
+        if self.fused:
+            return ops.columns(x, *self._columns[name])
+        return ops.linear(x, f"{at}{name}_proj", float32=float32)
+
+    def _rotated(self, ops: LayerOps, x: Tensor, at: str, name: str) -> Tensor:
+        if self.qk_norm is None:
+            y = self._projected(ops, x, at, name)
+        else:
+            # A norm of everything reads float32, as those of the residual stream do.
+            y = self._projected(ops, x, at, name, float32=not self.qk_norm.per_head)
+            y = self.qk_norm.trace(ops, y, f"{at}{name}_norm")
+        if self.rope is None:
+            return y
+        return ops.rope(y, self.rope, self.dimensions.head_dim, interleaved=self.interleaved)

@@ -1,0 +1,84 @@
+"""Typed access to a config.json, with errors that name the key."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from qlora_wgpu.errors import UnsupportedModelError
+
+
+class ConfigReader:
+    """Typed access to a config.json, with errors that name the key.
+
+    Attributes:
+        config: The parsed file.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        """Wraps the parsed file."""
+        self.config = config
+
+    def with_defaults(self, **defaults: Any) -> ConfigReader:
+        """The same file with values for keys that it lacks; a null stays one."""
+        return ConfigReader({**defaults, **self.config})
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A positive integer; ``default`` where the key is absent or null."""
+        value = self.config.get(key)
+        value = default if value is None else value
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise UnsupportedModelError(
+                f"config.json: {key} must be a positive integer, got {value!r}"
+            )
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        """A finite number that is not negative."""
+        value = self.config.get(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise UnsupportedModelError(f"config.json: {key} must be a number, got {value!r}")
+        if not 0 <= value < math.inf:
+            raise UnsupportedModelError(
+                f"config.json: {key} must be finite and not negative, got {value!r}"
+            )
+        return float(value)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """True or false; ``default`` where the key is absent or null."""
+        value = self.config.get(key)
+        value = default if value is None else value
+        if not isinstance(value, bool):
+            raise UnsupportedModelError(f"config.json: {key} must be true or false, got {value!r}")
+        return value
+
+    def choice(self, key: str, allowed: tuple[Any, ...], default: Any = None) -> Any:
+        """One of a few values; anything else would train a wrong model."""
+        value = self.config.get(key, default)
+        if value not in allowed:
+            supported = ", ".join(map(repr, allowed))
+            raise UnsupportedModelError(
+                f"config.json: {key} = {value!r} is not supported (supported: {supported})"
+            )
+        return value
+
+    def optional_integer(self, key: str) -> int | None:
+        """A positive integer; None where the key is absent or null."""
+        return None if self.config.get(key) is None else self.integer(key)
+
+    def softcap(self, key: str, default: float | None = None) -> float | None:
+        """A finite number above zero, or None where it is null."""
+        value = self.config.get(key, default)
+        if value is None:
+            return None
+        if type(value) not in (int, float) or not 0 < value < math.inf:
+            raise UnsupportedModelError(
+                f"config.json: {key} must be a number above zero or null, got {value!r}"
+            )
+        return float(value)
+
+    def no_dropout(self, *keys: str) -> None:
+        """Refuses dropouts, which no forward here computes."""
+        for key in keys:
+            self.choice(key, (0, 0.0, None))

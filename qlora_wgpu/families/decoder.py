@@ -1,0 +1,213 @@
+"""A decoder put together from norm, attention, MLP and residual order.
+
+Each part says which weights it has and traces itself, so names and forward stand side by side. A
+family's file reads config.json into a ``Decoder``; what fits none writes its own forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from qlora_wgpu.families.attention import Attention
+from qlora_wgpu.families.config_reader import ConfigReader
+from qlora_wgpu.families.dimensions import Dimensions
+from qlora_wgpu.families.family import Architecture, Modules, Weights
+from qlora_wgpu.families.layers import LayerOps
+from qlora_wgpu.families.norm import Norm
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.ops.batch import BatchBuffers
+
+
+@dataclass(frozen=True)
+class ResidualOrder:
+    """Where a layer's norms stand, by their names; None where there is none.
+
+    Attributes:
+        before_attention: What attention reads is normalized by it.
+        after_attention: What attention makes is, before it is added to the residual stream.
+        before_mlp: The same of the MLP.
+        after_mlp: The same of the MLP.
+        parallel: Whether both halves read what ``before_attention`` makes.
+    """
+
+    before_attention: str | None = None
+    after_attention: str | None = None
+    before_mlp: str | None = None
+    after_mlp: str | None = None
+    parallel: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """The norms that a layer has."""
+        norms = (self.before_attention, self.after_attention, self.before_mlp, self.after_mlp)
+        return [name for name in norms if name is not None]
+
+
+PRE_NORM = ResidualOrder(
+    before_attention="input_layernorm",
+    before_mlp="post_attention_layernorm",
+)
+POST_NORM = ResidualOrder(
+    after_attention="post_attention_layernorm",
+    after_mlp="post_feedforward_layernorm",
+)
+PRE_AND_POST_NORM = ResidualOrder(
+    before_attention="input_layernorm",
+    after_attention="post_attention_layernorm",
+    before_mlp="pre_feedforward_layernorm",
+    after_mlp="post_feedforward_layernorm",
+)
+PARALLEL = ResidualOrder(before_attention="input_layernorm", parallel=True)
+
+
+class Half(Protocol):
+    """Attention or an MLP: a half of a layer."""
+
+    def weights(self, at: str) -> Weights:
+        """Its weights in the layer whose names begin so."""
+
+    def trace(
+        self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
+    ) -> Tensor:
+        """Adds scale times what it makes of x to the residual; or that alone, in float32."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer.
+
+    Attributes:
+        norm: The kind of all its norms.
+        attention: Its first half.
+        mlp: Its second half.
+        order: Where its norms stand.
+        residual_scale: Of what each half adds.
+    """
+
+    norm: Norm
+    attention: Attention
+    mlp: Half
+    order: ResidualOrder = PRE_NORM
+    residual_scale: float = 1.0
+
+    def weights(self, at: str) -> Weights:
+        """The weights of the layer whose names begin so."""
+        weights = self.attention.weights(at) + self.mlp.weights(at)
+        for name in self.order.names:
+            weights += self.norm.weights(at + name, self.attention.dimensions.hidden_size)
+        return weights
+
+    def trace(self, ops: LayerOps, h: Tensor, at: str) -> Tensor:
+        """The residual stream after the layer."""
+        order = self.order
+        x = self._before(ops, h, at, order.before_attention)
+        h = self._add(ops, self.attention, x, h, at, order.after_attention)
+        if not order.parallel:
+            x = self._before(ops, h, at, order.before_mlp)
+        return self._add(ops, self.mlp, x, h, at, order.after_mlp)
+
+    def _before(self, ops: LayerOps, h: Tensor, at: str, name: str | None) -> Tensor:
+        return ops.operand(h) if name is None else self.norm.trace(ops, h, at + name)
+
+    def _add(
+        self, ops: LayerOps, half: Half, x: Tensor, h: Tensor, at: str, name: str | None
+    ) -> Tensor:
+        if name is None:
+            return half.trace(ops, x, at, h, self.residual_scale)
+        return self.norm.trace(ops, half.trace(ops, x, at, None, 1.0), at + name, residual=h)
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A whole model up to its final norm, and what its logits go through.
+
+    Attributes:
+        dimensions: Its dimensions.
+        norm: The final one.
+        layers: From the first to the last.
+        tied: Whether the head is the embedding.
+        prefix: How the names of its modules begin.
+        stored_prefixes: See ``Architecture``.
+        embedding_scale: Of the embedding.
+        logit_scale: Of the head's product.
+        logit_softcap: Of the logits, if any.
+        notes: See ``Architecture``.
+    """
+
+    dimensions: Dimensions
+    norm: Norm
+    layers: tuple[Layer, ...]
+    tied: bool
+    prefix: str = "model."
+    stored_prefixes: tuple[tuple[str, str], ...] = ()
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
+    notes: tuple[str, ...] = ()
+
+    def architecture(self) -> Architecture:
+        """What the rest of the package needs of it."""
+        weights = Weights()
+        for i, layer in enumerate(self.layers):
+            weights += layer.weights(self._at(i))
+        weights += self.norm.weights(f"{self.prefix}norm", self.dimensions.hidden_size)
+        return Architecture(
+            config=self,
+            vocab_size=self.dimensions.vocab_size,
+            hidden_size=self.dimensions.hidden_size,
+            num_layers=len(self.layers),
+            linears=weights.linears,
+            norms=weights.norms,
+            experts=weights.experts,
+            routers=weights.routers,
+            tied=self.tied,
+            embed_name=f"{self.prefix}embed_tokens.weight",
+            stored_prefixes=self.stored_prefixes,
+            norm_offset=self.norm.offset,
+            logit_scale=self.logit_scale,
+            logit_softcap=self.logit_softcap,
+            notes=self.notes,
+        )
+
+    def trace(self, ops: LayerOps, *, checkpointing: bool) -> Tensor:
+        """The normalized hidden states, (rows, hidden_size) operand."""
+
+        def layer(h: Tensor, i: int) -> Tensor:
+            return self.layers[i].trace(ops, h, self._at(i))
+
+        h = ops.embedding(self.embedding_scale)
+        h = ops.layers(h, layer, len(self.layers), checkpointing=checkpointing)
+        return self.norm.trace(ops, h, f"{self.prefix}norm")
+
+    def _at(self, i: int) -> str:
+        return f"{self.prefix}layers.{i}."
+
+
+@dataclass(frozen=True)
+class DecoderFamily:
+    """A family whose models are such decoders.
+
+    Attributes:
+        compose: Reads a config.json into one, and refuses what it does not compute.
+    """
+
+    compose: Callable[[ConfigReader], Decoder]
+
+    def read(self, config: Mapping[str, Any]) -> Architecture:
+        """Reads a config.json."""
+        return self.compose(ConfigReader(config)).architecture()
+
+    def forward(
+        self,
+        g: Graph,
+        config: Decoder,
+        modules: Modules,
+        batch: BatchBuffers,
+        *,
+        checkpointing: bool,
+    ) -> Tensor:
+        """Traces the model up to the final norm."""
+        return config.trace(LayerOps(g, modules, batch), checkpointing=checkpointing)

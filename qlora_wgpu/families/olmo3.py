@@ -1,0 +1,62 @@
+"""OLMo 3 (Ai2, 2025): as OLMo 2, most layers with a window and a rotation of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from qlora_wgpu.errors import UnsupportedModelError
+from qlora_wgpu.families.attention import Attention, QKNorm
+from qlora_wgpu.families.config_reader import ConfigReader
+from qlora_wgpu.families.decoder import POST_NORM, Decoder, DecoderFamily, Layer
+from qlora_wgpu.families.dimensions import Dimensions
+from qlora_wgpu.families.mlp import GatedMLP, read_activation
+from qlora_wgpu.families.norm import RMSNorm
+from qlora_wgpu.families.rope import Rope, read_rope
+from qlora_wgpu.families.windows import layer_windows
+
+THETA = 500_000.0
+
+
+def compose(read: ConfigReader) -> Decoder:
+    """Three layers of four slide where ``layer_types`` does not say it."""
+    read = read.with_defaults(sliding_window=4096)
+    read.no_dropout("attention_dropout")
+    dimensions = Dimensions.read(read)
+    bias, eps = read.flag("attention_bias"), read.number("rms_norm_eps", 1e-5)
+    far, near = _ropes(read, dimensions.head_dim)
+    qk_norm = QKNorm(eps, per_head=False)
+    full = Attention(dimensions, far, qkv_bias=bias, o_bias=bias, qk_norm=qk_norm)
+    mlp, norm = GatedMLP(dimensions, read_activation(read)), RMSNorm(eps)
+    slides = [(i + 1) % 4 != 0 for i in range(dimensions.num_hidden_layers)]
+    attentions = [
+        full if window is None else replace(full, rope=near, window=window)
+        for window in layer_windows(read, slides)
+    ]
+    return Decoder(
+        dimensions,
+        norm,
+        layers=tuple(Layer(norm, attention, mlp, POST_NORM) for attention in attentions),
+        tied=read.flag("tie_word_embeddings"),
+    )
+
+
+def _ropes(read: ConfigReader, head_dim: int) -> tuple[Rope, Rope]:
+    """The rotation of layers that see everything, and of those that slide."""
+    parameters = read.config.get("rope_parameters")
+    if parameters is None:  # as the first files have it: what slides is not rescaled
+        if read.number("rope_theta", THETA) != THETA:
+            raise UnsupportedModelError(
+                f"config.json: rope_theta {read.config['rope_theta']} is read in two ways by "
+                "versions of transformers: give rope_parameters of both kinds of layers instead"
+            )
+        parameters = {"full_attention": read.config.get("rope_scaling"), "sliding_attention": {}}
+    kinds = ("full_attention", "sliding_attention")
+    if not isinstance(parameters, Mapping) or not set(kinds) <= set(parameters):
+        raise UnsupportedModelError(f"config.json: rope_parameters must have {' and '.join(kinds)}")
+    config = {**read.config, "rope_parameters": {k: parameters[k] or {} for k in kinds}}
+    far, near = (read_rope(config, head_dim, layer_type=k, default_theta=THETA) for k in kinds)
+    return far, near
+
+
+FAMILY = DecoderFamily(compose)

@@ -1,0 +1,112 @@
+"""One flat float32 vector of all an adapter's tensors: where each lies, apart and together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.graph.dtype import padded
+from qlora_wgpu.lora.names import Float32Array
+
+_ALIGNMENT = 64  # floats: every tensor starts at a multiple of 256 bytes, as bindings must
+
+
+def aligned(floats: int) -> int:
+    """The next place where a tensor may start."""
+    return -(-floats // _ALIGNMENT) * _ALIGNMENT
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lies.
+
+    Attributes:
+        offset: Its first element, in floats.
+        rows: Rows of a matrix; 0 for a vector.
+        columns: Elements of a row, padding not counted.
+    """
+
+    offset: int
+    rows: int
+    columns: int
+
+    @property
+    def size(self) -> int:
+        """Floats, padding of rows included."""
+        return max(self.rows, 1) * padded(self.columns)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As PEFT has it."""
+        return (self.rows, self.columns) if self.rows else (self.columns,)
+
+    def view(self, flat: Float32Array) -> Float32Array:
+        """The tensor within the flat vector."""
+        values = flat[self.offset : self.offset + self.size]
+        if not self.rows:
+            return values[: self.columns]
+        return values.reshape(self.rows, -1)[:, : self.columns]
+
+
+class FlatVector:
+    """Places of tensors by their names, one after another.
+
+    Attributes:
+        end: Where the next one would start, in floats.
+    """
+
+    def __init__(self) -> None:
+        """Starts without tensors."""
+        self.end = 0
+        self._places: dict[str, Place] = {}
+
+    def append(self, name: str, rows: int, columns: int) -> None:
+        """Gives a tensor its place after all others."""
+        self._places[name] = Place(self.end, rows, columns)
+        self.end += aligned(self._places[name].size)
+
+    def __getitem__(self, name: str) -> Place:
+        return self._places[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers, padding not counted."""
+        return sum(math.prod(place.shape) for place in self._places.values())
+
+    def split(self, flat: Float32Array) -> dict[str, Float32Array]:
+        """A flat vector as tensors by name."""
+        return {name: place.view(flat).copy() for name, place in self._places.items()}
+
+    def join(self, tensors: Mapping[str, Float32Array], length: int) -> Float32Array:
+        """Tensors by name as a flat vector.
+
+        Args:
+            tensors: All of them.
+            length: Of the vector, in floats.
+
+        Raises:
+            CheckpointError: If a tensor is missing, unknown, of another shape or not finite.
+        """
+        odd = sorted(set(tensors) ^ set(self._places))
+        if odd:
+            where = "lacks" if odd[0] in self._places else "has, and this model has not,"
+            raise CheckpointError(f"the adapter {where} {odd[0]!r} ({len(odd)} such tensors)")
+        flat = np.zeros(length, np.float32)
+        for name, place in self._places.items():
+            array = np.asarray(tensors[name])
+            if array.shape != place.shape:
+                raise CheckpointError(
+                    f"the adapter's {name!r} has shape {array.shape}, "
+                    f"this model needs {place.shape}"
+                )
+            if not np.isfinite(array).all():
+                raise CheckpointError(f"the adapter's {name!r} is not finite")
+            place.view(flat)[:] = array
+        return flat

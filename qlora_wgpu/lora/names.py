@@ -1,0 +1,61 @@
+"""PEFT's names of tensors, put together and taken apart: the one place that knows them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Float32Array = npt.NDArray[np.float32]
+
+LORA_A = "lora_A"
+LORA_B = "lora_B"
+MAGNITUDE = "lora_magnitude_vector"  # of DoRA
+
+_PREFIX = "base_model.model."
+# PEFT leaves the adapter's own name out of files; some tools keep it: lora_A.default.weight.
+_NAME = re.compile(
+    rf"{re.escape(_PREFIX)}(?P<module>.+)\."
+    rf"(?:(?P<matrix>{LORA_A}|{LORA_B})(?:\.[^.]+)?\.weight|(?P<vector>{MAGNITUDE})(?:\..+)?)"
+)
+
+
+def tensor_name(module: str, leaf: str) -> str:
+    """What PEFT calls a module's A, B or magnitude in files."""
+    return f"{_PREFIX}{module}.{leaf}" + ("" if leaf == MAGNITUDE else ".weight")
+
+
+def parse_name(name: str) -> tuple[str, str] | None:
+    """The module and the leaf of a name, the adapter's own name in it or not; None if neither."""
+    match = _NAME.fullmatch(name)
+    return None if match is None else (match["module"], match["matrix"] or match["vector"])
+
+
+@dataclass(frozen=True)
+class AdaptedLayer:
+    """A layer's tensors.
+
+    Attributes:
+        module: Its full name.
+        a: (r, in_features).
+        b: (out_features, r).
+        magnitude: DoRA's, (out_features), if it is one.
+    """
+
+    module: str
+    a: Float32Array
+    b: Float32Array
+    magnitude: Float32Array | None
+
+
+def adapted_layers(tensors: Mapping[str, Float32Array]) -> Iterator[AdaptedLayer]:
+    """The layers of an adapter as ``load_adapter`` reads it."""
+    for name, a in tensors.items():
+        parsed = parse_name(name)
+        if parsed is not None and parsed[1] == LORA_A:
+            module = parsed[0]
+            b = tensors[tensor_name(module, LORA_B)]
+            yield AdaptedLayer(module, a, b, tensors.get(tensor_name(module, MAGNITUDE)))

@@ -1,0 +1,156 @@
+"""Ops behind ops: whatever one hands on, in values and in gradients, the other reads rightly."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from qlora_wgpu.ops.qk_norm import qk_norm
+
+from gpu.harness import DTYPES, PROFILES, Bench, rounded
+from qlora_wgpu.ops.activation import activation
+from qlora_wgpu.ops.attention import attention
+from qlora_wgpu.ops.columns import columns
+from qlora_wgpu.ops.glu import glu
+from qlora_wgpu.ops.layer_norm import layer_norm
+from qlora_wgpu.ops.linear import linear
+from qlora_wgpu.ops.modules import DenseMatrix, Linear
+from qlora_wgpu.ops.rms_norm import rms_norm
+from qlora_wgpu.ops.rope import rope
+from qlora_wgpu.ops.tensor import as_float32, cast
+from qlora_wgpu.reference import activation as activation_reference
+from qlora_wgpu.reference import attention as attention_reference
+from qlora_wgpu.reference import glu as glu_reference
+from qlora_wgpu.reference import layer_norm as layer_norm_reference
+from qlora_wgpu.reference import rms_norm as rms_norm_reference
+from qlora_wgpu.reference import rope as rope_reference
+
+ROWS, HEADS, HEAD_DIM = 9, 2, 16
+COLUMNS = HEADS * HEAD_DIM
+_RANDOM = np.random.default_rng(11)
+WEIGHT, BIAS, HEAD_WEIGHT = (_RANDOM.standard_normal(n) for n in (COLUMNS, COLUMNS, HEAD_DIM))
+MATRIX = _RANDOM.standard_normal((COLUMNS, COLUMNS)) / np.sqrt(COLUMNS)
+OTHER, KEYS, VALUES = (_RANDOM.standard_normal((ROWS, COLUMNS)) for _ in range(3))
+TABLE = _RANDOM.standard_normal((ROWS, HEAD_DIM // 2, 2))
+POSITIONS, SAMPLE = np.arange(ROWS), np.ones((1, ROWS), int)
+SCALE = 1 / np.sqrt(HEAD_DIM)
+
+
+@dataclass(frozen=True)
+class Op:
+    """A function of one (ROWS, COLUMNS) matrix, traced and in float64, and its VJP."""
+
+    traced: Callable
+    forward: Callable
+    backward: Callable
+
+
+def _heads(function, *arrays):
+    return function(*(a.reshape(-1, HEAD_DIM) for a in arrays)).reshape(ROWS, COLUMNS)
+
+
+def _roped(bench, x):
+    table = bench.graph.constant("table", TABLE.astype(np.float32))
+    return rope(bench.graph, x, table, bench.batch_of(1, ROWS), HEAD_DIM, HEAD_DIM)
+
+
+def _linear(bench, x):
+    matrix = DenseMatrix(COLUMNS, COLUMNS, ((0, bench.operand(MATRIX)),))
+    return linear(bench.graph, x, Linear("l", matrix, None, None), bench.batch_of(1, ROWS))
+
+
+def _attention(bench, x):
+    k, v, batch = bench.operand(KEYS), bench.operand(VALUES), bench.batch_of(1, ROWS)
+    return attention(bench.graph, x, k, v, batch, HEAD_DIM, SCALE)
+
+
+def _shape(x):
+    return (SAMPLE, HEAD_DIM, SCALE)
+
+
+def _sliced(bench, x):
+    """Both halves, exchanged by two slices whose sum with the other half is taken."""
+    left = columns(bench.graph, x, 0, COLUMNS)
+    return glu(bench.graph, left, columns(bench.graph, x, 0, COLUMNS))
+
+
+OPS = {
+    "rms_norm": Op(
+        lambda b, x: rms_norm(b.graph, x, b.given(WEIGHT), 1e-5),
+        lambda x: rms_norm_reference.forward(x, WEIGHT, 1e-5),
+        lambda dy, x: rms_norm_reference.backward(dy, x, WEIGHT, 1e-5),
+    ),
+    "layer_norm": Op(
+        lambda b, x: layer_norm(b.graph, x, b.given(WEIGHT), b.given(BIAS), 1e-5),
+        lambda x: layer_norm_reference.forward(x, WEIGHT, BIAS, 1e-5),
+        lambda dy, x: layer_norm_reference.backward(dy, x, WEIGHT, 1e-5),
+    ),
+    "qk_norm": Op(
+        lambda b, x: qk_norm(b.graph, x, b.given(HEAD_WEIGHT), 1e-5),
+        lambda x: _heads(lambda a: rms_norm_reference.forward(a, HEAD_WEIGHT, 1e-5), x),
+        lambda dy, x: _heads(
+            lambda d, a: rms_norm_reference.backward(d, a, HEAD_WEIGHT, 1e-5), dy, x
+        ),
+    ),
+    "rope": Op(
+        _roped,
+        lambda x: rope_reference.forward(x, POSITIONS, TABLE, HEAD_DIM, HEAD_DIM),
+        lambda dy, x: rope_reference.backward(dy, POSITIONS, TABLE, HEAD_DIM, HEAD_DIM),
+    ),
+    "activation": Op(
+        lambda b, x: activation(b.graph, x, "gelu"),
+        lambda x: activation_reference.forward(x, "gelu"),
+        lambda dy, x: dy * activation_reference.slope(x, "gelu"),
+    ),
+    "gate": Op(
+        lambda b, x: glu(b.graph, x, b.operand(OTHER)),
+        lambda x: glu_reference.forward(x, OTHER, "silu"),
+        lambda dy, x: glu_reference.backward(dy, x, OTHER, "silu")[0],
+    ),
+    "gate and up": Op(
+        lambda b, x: glu(b.graph, x, x),
+        lambda x: glu_reference.forward(x, x, "silu"),
+        lambda dy, x: sum(glu_reference.backward(dy, x, x, "silu")),
+    ),
+    "slices": Op(
+        _sliced,
+        lambda x: glu_reference.forward(x, x, "silu"),
+        lambda dy, x: sum(glu_reference.backward(dy, x, x, "silu")),
+    ),
+    "linear": Op(_linear, lambda x: x @ MATRIX.T, lambda dy, x: dy @ MATRIX),
+    "attention": Op(
+        _attention,
+        lambda x: attention_reference.forward(x, KEYS, VALUES, *_shape(x)),
+        lambda dy, x: attention_reference.backward(dy, x, KEYS, VALUES, *_shape(x))[0],
+    ),
+    "to float32": Op(lambda b, x: as_float32(b.graph, x), lambda x: x, lambda dy, x: dy),
+    "to operand": Op(lambda b, x: cast(b.graph, x), lambda x: x, lambda dy, x: dy),
+}
+# Sums in float32; a few roundings of operands and gradients on the way.
+BOUNDS = {"float32": 2e-5, "bfloat16": 3e-2}
+
+
+def _off(got, exact):
+    return np.linalg.norm(got - exact) / np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("second", OPS)
+def test_every_op_behind_every_other(device, profile, dtype, second):
+    x, dy = _RANDOM.standard_normal((2, ROWS, COLUMNS))
+    consumer = OPS[second]
+    kinds = [("float32", "float32")] + ([(dtype, dtype)] if dtype != "float32" else [])
+    for (first, producer), (given, arriving) in itertools.product(OPS.items(), kinds):
+        bench = Bench(device, dtype, PROFILES[profile])
+        tx = bench.given(x, given, grad=True)
+        y = consumer.traced(bench, producer.traced(bench, tx))
+        (dx,) = bench.gradients(y, bench.given(dy, arriving), tx)
+        got_y, got_dx = bench.run(y, dx)
+        exact_x, exact_dy = rounded(x, given), rounded(dy, arriving)
+        h = producer.forward(exact_x)
+        exact_dx = producer.backward(consumer.backward(exact_dy, h), exact_x)
+        where = f"{first}, then {second}, {given} in, {arriving} back"
+        assert _off(got_y, consumer.forward(h)) <= BOUNDS[dtype], where
+        assert _off(got_dx, exact_dx) <= BOUNDS[dtype], where

@@ -1,0 +1,135 @@
+"""Gradients add up whatever arrives, in any order, and copy nothing that nobody else looks at."""
+
+import pytest
+
+from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE
+from qlora_wgpu.graph.graph import Graph, GraphError
+from qlora_wgpu.graph.tensor import Storage, matrix, row
+from qlora_wgpu.ops.batch import make_batch_buffers
+from qlora_wgpu.ops.glu import glu
+from qlora_wgpu.ops.linear import linear
+from qlora_wgpu.ops.modules import DenseMatrix, Linear
+from qlora_wgpu.ops.rms_norm import rms_norm
+
+
+def stored(name, rows, columns, dtype="float32", grad=False):
+    tensor = matrix(name, rows, columns, dtype)
+    tensor.storage = Storage(name, "test", tensor.nbytes)
+    tensor.requires_grad = grad
+    return tensor
+
+
+def labels(graph):
+    return [launch.label for launch in graph.launches]
+
+
+def dense(graph, name, rows, columns):
+    return Linear(
+        name,
+        DenseMatrix(rows, columns, ((0, stored(name, rows, columns, graph.dtype)),)),
+        None,
+        None,
+    )
+
+
+def test_the_first_contribution_is_kept_as_it_is():
+    graph = Graph("bfloat16", CPU_PROFILE)
+    x, dx = stored("x", 4, 8, grad=True), graph.operand("dx", 4, 8)
+    graph.add_gradient(x, dx)
+    assert graph.gradient_of(x) is dx and not graph.launches
+
+
+def test_contributions_of_other_types_are_added_in_float32():
+    graph = Graph("bfloat16", CPU_PROFILE)
+    x = stored("x", 4, 8, "bfloat16", grad=True)
+    for name in ("a", "b", "c"):
+        graph.add_gradient(x, graph.operand(name, 4, 8))
+    assert graph.gradient_of(x).dtype == "float32"
+    assert labels(graph) == ["tensor/add", "tensor/add"]
+    # The second addition is in place.
+    assert [sorted(launch.tensors) for launch in graph.launches] == [["a", "b", "y"], ["b", "y"]]
+
+
+def test_a_gradient_of_two_tensors_is_never_written():
+    graph = Graph("float32", CPU_PROFILE)
+    x, skip = stored("x", 4, 8, grad=True), stored("skip", 4, 8, grad=True)
+    shared, more = graph.float32("shared", 4, 8), graph.float32("more", 4, 8)
+    graph.add_gradient(x, shared)
+    graph.add_gradient(skip, shared)
+    graph.add_gradient(x, more)
+    assert graph.gradient_of(skip) is shared and graph.gradient_of(x) is not shared
+    assert all(shared not in launch.written() for launch in graph.launches)
+
+
+def test_what_the_caller_owns_is_never_written():
+    graph = Graph("float32", CPU_PROFILE)
+    x, given = stored("x", 4, 8, grad=True), stored("given", 4, 8)
+    graph.add_gradient(x, given)
+    graph.add_gradient(x, graph.float32("more", 4, 8))
+    assert all(given not in launch.written() for launch in graph.launches)
+
+
+def test_a_kernel_that_can_add_does_so_itself():
+    graph = Graph("bfloat16", CPU_PROFILE)
+    x = stored("x", 4, 16, grad=True)
+    batch, weight = make_batch_buffers(1, 4), row("w", 16, "float32", Storage("w", "test", 64))
+    y = rms_norm(graph, x, weight, 1e-5)
+    outputs = [linear(graph, y, dense(graph, n, 24, 16), batch) for n in ("q", "k", "v")]
+    for output in outputs:
+        graph.add_gradient(output, graph.operand("dy", 4, 24))
+    graph.backward()
+    assert "tensor/add" not in labels(graph)
+    added = [launch.constants.get("ACCUMULATE") for launch in graph.launches][-4:]
+    assert added[:3] == [False, True, True]
+
+
+def test_a_residual_is_added_to_by_the_norm():
+    graph = Graph("float32", CPU_PROFILE)
+    h = stored("h", 4, 16, grad=True)
+    batch, weight = make_batch_buffers(1, 4), row("w", 16, "float32", Storage("w", "test", 64))
+    x = rms_norm(graph, h, weight, 1e-5)
+    y = linear(graph, x, dense(graph, "o", 16, 16), batch, h)
+    dy = graph.float32("dy", 4, 16)
+    graph.add_gradient(y, dy)
+    graph.backward()
+    assert graph.gradient_of(h) is dy  # y's alone, and y is done with it
+    assert labels(graph)[-1] == "rms_norm/backward"
+    assert graph.launches[-1].constants["ACCUMULATE"] is True
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("profile", [CPU_PROFILE, GPU_PROFILE])
+def test_a_tensor_may_be_used_twice(dtype, profile):
+    graph = Graph(dtype, profile)
+    x = stored("x", 4, 16, dtype, grad=True)
+    y = glu(graph, x, x)
+    graph.add_gradient(y, graph.float32("dy", 4, 16))
+    graph.backward()
+    assert graph.gradient_of(x).shape == (4, 16)
+
+
+def test_no_launch_reads_what_it_writes():
+    graph = Graph("float32", CPU_PROFILE)
+    h = stored("h", 4, 16, grad=True)
+    weight = row("w", 16, "float32", Storage("w", "test", 64))
+    y = rms_norm(graph, h, weight, 1e-5, residual=h)
+    graph.add_gradient(y, graph.float32("dy", 4, 16))
+    graph.backward()
+    for launch in graph.launches:
+        written = set(launch.written())
+        read = [t for n, t in launch.tensors.items() if not launch.shader.bindings[n].writable]
+        assert not written & set(read), launch.label
+
+
+def test_a_gradient_of_another_shape_is_an_error():
+    graph = Graph("float32", CPU_PROFILE)
+    with pytest.raises(GraphError, match="is no gradient of"):
+        graph.add_gradient(stored("x", 4, 8, grad=True), graph.float32("dx", 4, 9))
+
+
+def test_what_does_not_train_gathers_nothing():
+    graph = Graph("float32", CPU_PROFILE)
+    x = stored("x", 4, 8)
+    graph.add_gradient(x, graph.float32("dx", 4, 8))
+    with pytest.raises(KeyError):
+        graph.gradient_of(x)

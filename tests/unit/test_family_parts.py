@@ -1,0 +1,153 @@
+"""The parts that families are put together from: names and forward agree, misfits are refused."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from references.sized import family_configs
+
+from qlora_wgpu import families
+from qlora_wgpu.config import LoraConfig, QuantConfig
+from qlora_wgpu.families.config_reader import ConfigReader
+from qlora_wgpu.families.decoder import POST_NORM, DecoderFamily, Layer
+from qlora_wgpu.families.family import Modules, find_family, known_families
+from qlora_wgpu.families.layers import LayerOps
+from qlora_wgpu.families.norm import LayerNorm
+from qlora_wgpu.gpu.profile import CPU_PROFILE
+from qlora_wgpu.graph.graph import Graph, GraphError
+from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.model.weights import WeightLayout
+from qlora_wgpu.ops.batch import make_batch_buffers
+
+CONFIGS = family_configs()
+CONFIGS["gemma3"] = {"model_type": "gemma3", "text_config": CONFIGS["gemma3_text"]}
+
+
+class Watched(dict):
+    """A dictionary that notes which keys are asked for."""
+
+    def __init__(self, values):
+        super().__init__(values)
+        self.asked = set()
+
+    def __getitem__(self, key):
+        self.asked.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key, default=None):
+        if key in self:
+            self.asked.add(key)
+        return super().get(key, default)
+
+
+def start(family, config):
+    """A graph, the architecture, its weights and a batch; no device."""
+    architecture = family.read(config)
+    adapter = Adapter(LoraConfig(r=2), architecture.linears, architecture.experts)
+    layout = WeightLayout(QuantConfig(scheme="none"), "float32", 1 << 27, images=False)
+    modules = layout.modules(architecture, adapter)
+    return Graph("float32", CPU_PROFILE), architecture, modules, make_batch_buffers(2, 8)
+
+
+def trace(family, config):
+    """The weights that a forward had, by kind, with what it asked for."""
+    g, architecture, modules, batch = start(family, config)
+    weights = [
+        Watched(kind) for kind in (modules.linears, modules.norms, modules.experts, modules.routers)
+    ]
+    watched = Modules(modules.embedding, modules.head, *weights)
+    family.forward(g, architecture.config, watched, batch, checkpointing=False)
+    return weights
+
+
+def launches(family, config, *, checkpointing):
+    g, architecture, modules, batch = start(family, config)
+    family.forward(g, architecture.config, modules, batch, checkpointing=checkpointing)
+    return [
+        (x.label, x.params, x.workgroups, {n: repr(t) for n, t in x.tensors.items()})
+        for x in g.launches
+    ]
+
+
+@pytest.mark.parametrize("model_type", known_families())
+def test_every_weight_that_is_named_is_traced(model_type):
+    config = CONFIGS[model_type]
+    for weights in trace(find_family(config), config):
+        assert weights.asked == set(weights)
+
+
+def test_compositions_need_no_ops():
+    for model_type, config in CONFIGS.items():
+        if isinstance(find_family(config), DecoderFamily):
+            file = Path(families.__file__).with_name(f"{model_type}.py")
+            assert not re.search(r"qlora_wgpu\.(ops|graph)", file.read_text(encoding="utf-8"))
+
+
+def changed(config, **changes):
+    """The family of a config.json, its layers changed in some of their parts."""
+    family = find_family(config)
+
+    def compose(read: ConfigReader):
+        decoder = family.compose(read)
+        return replace(decoder, layers=tuple(replace(x, **changes) for x in decoder.layers))
+
+    return DecoderFamily(compose)
+
+
+def test_what_does_not_go_together_is_refused():
+    for model_type, changes, message in (
+        ("mixtral", {"order": POST_NORM}, "a mixture is added"),
+        ("mixtral", {"residual_scale": 0.5}, "a mixture is added"),
+        ("llama", {"norm": LayerNorm(1e-5, bias=False), "order": POST_NORM}, "cannot stand after"),
+    ):
+        config = CONFIGS[model_type]
+        with pytest.raises(GraphError, match=message):
+            trace(changed(config, **changes), config)
+
+
+def test_a_composition_of_ones_own():
+    """Llama's parts with the norms of OLMo 2 have OLMo 2's names."""
+    architecture = changed(CONFIGS["llama"], order=POST_NORM).read(CONFIGS["llama"])
+    names = {n.split(".", 3)[-1] for n in architecture.norms if "layers" in n}
+    assert names == {"post_attention_layernorm.weight", "post_feedforward_layernorm.weight"}
+    layers = architecture.config.layers
+    assert all(isinstance(layer, Layer) for layer in layers) and len(layers) == 2
+
+
+class Written:
+    """Llama with a forward of its own."""
+
+    def read(self, config):
+        return find_family(config).read(config)
+
+    def forward(self, g, config, modules, batch, *, checkpointing):
+        ops, norm = LayerOps(g, modules, batch), config.norm
+        head_dim, rope = config.dimensions.head_dim, config.layers[0].attention.rope
+
+        def layer(h, i):
+            at = f"model.layers.{i}."
+            x = ops.rms_norm(h, at + "input_layernorm", norm.eps)
+            q, k = (
+                ops.rope(ops.linear(x, f"{at}self_attn.{name}_proj"), rope, head_dim)
+                for name in "qk"
+            )
+            v = ops.linear(x, at + "self_attn.v_proj")
+            o = ops.attention(q, k, v, head_dim, head_dim**-0.5)
+            h = ops.linear(o, at + "self_attn.o_proj", h)
+            x = ops.rms_norm(h, at + "post_attention_layernorm", norm.eps)
+            gate, up = (ops.linear(x, f"{at}mlp.{name}_proj") for name in ("gate", "up"))
+            return ops.linear(ops.glu(gate, up, "silu"), at + "mlp.down_proj", h)
+
+        h = ops.layers(ops.embedding(), layer, 2, checkpointing=checkpointing)
+        return ops.rms_norm(h, "model.norm", norm.eps)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_forward_of_ones_own_traces_the_same(checkpointing):
+    config = CONFIGS["llama"]
+    written, composed = (
+        launches(family, config, checkpointing=checkpointing)
+        for family in (Written(), find_family(config))
+    )
+    assert written == composed and len(written) > 20

@@ -1,0 +1,109 @@
+"""Memory is chosen between tracing and planning: ops never speak of it."""
+
+import numpy as np
+import pytest
+
+from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, cpu_profile
+from qlora_wgpu.graph.graph import Graph, GraphError
+from qlora_wgpu.graph.plan import make_plan
+from qlora_wgpu.graph.tensor import Storage, matrix
+from qlora_wgpu.ops.batch import make_batch_buffers
+from qlora_wgpu.ops.glu import glu
+from qlora_wgpu.ops.linear import linear
+from qlora_wgpu.ops.modules import DenseMatrix, Linear
+
+TEXTURES = cpu_profile(8)
+
+
+def stored(name, rows, columns, dtype, *, texture=False):
+    tensor = matrix(name, rows, columns, dtype)
+    tensor.storage = Storage(name, "test", tensor.nbytes, texture=texture)
+    tensor.texture = texture
+    return tensor
+
+
+def dense(name, dtype, rows, columns, *, texture=False):
+    weight = stored(name, rows, columns, dtype, texture=texture)
+    return Linear(name, DenseMatrix(rows, columns, ((0, weight),)), None, None)
+
+
+def mlp(profile, dtype="bfloat16", *, texture=False):
+    graph, batch = Graph(dtype, profile), make_batch_buffers(1, 8)
+    x = stored("x", 8, 16, dtype, texture=texture)
+    gate, up = (
+        linear(graph, x, dense(n, dtype, 24, 16, texture=texture), batch) for n in ("gate", "up")
+    )
+    y = linear(graph, glu(graph, gate, up), dense("down", dtype, 16, 24, texture=texture), batch)
+    return make_plan(graph, (y,)), y
+
+
+def copies(plan):
+    return [launch for launch in plan.launches if launch.path == "tensor/copy.wgsl"]
+
+
+@pytest.mark.parametrize("profile", [CPU_PROFILE, GPU_PROFILE])
+def test_without_kernels_that_insist_nothing_lies_in_textures(profile):
+    plan, _ = mlp(profile)
+    assert not copies(plan) and not any(plan.textures)
+
+
+def test_operands_of_products_lie_in_textures_where_kernels_insist():
+    plan, y = mlp(TEXTURES, texture=True)
+    assert not copies(plan)  # whoever makes an operand writes the texture itself
+    (product,) = [la for la in plan.launches if la.tensors.get("y") is y]
+    assert product.tensors["x"].texture and not y.texture
+    (gated,) = [la for la in plan.launches if la.label == "glu/forward"]
+    assert gated.tensors["y"].texture and not gated.tensors["gate"].texture
+
+
+def test_what_lies_in_a_buffer_is_copied_once():
+    plan, _ = mlp(TEXTURES)
+    sources = [launch.tensors["x"].name for launch in copies(plan)]
+    assert sorted(sources) == ["down", "gate", "up", "x"]  # x has two readers
+
+
+def test_windows_share_the_copy_of_their_storage():
+    graph, batch = Graph("float32", TEXTURES), make_batch_buffers(1, 8)
+    flat = Storage("flat", "test", 4 * (24 * 16 + 16 * 24))
+    x = stored("x", 8, 16, "float32", texture=True)
+    first = matrix("first", 24, 16, "float32", flat)
+    second = matrix("second", 16, 24, "float32", flat, 4 * 24 * 16)
+    h = linear(graph, x, Linear("a", DenseMatrix(24, 16, ((0, first),)), None, None), batch)
+    y = linear(graph, h, Linear("b", DenseMatrix(16, 24, ((0, second),)), None, None), batch)
+    plan = make_plan(graph, (y,))
+    assert [la.tensors["x"].name for la in copies(plan)].count("flat") == 1
+    products = [la for la in plan.launches if la.path == "gemm/nt_texture.wgsl"]
+    assert [la.first_texels["w"] for la in products] == [0, 24 * 16 * 4 // 16]
+    fields = [name for name, _ in products[1].shader.params]
+    texel = np.frombuffer(products[1].params, np.uint32)[fields.index("first_texel_w")]
+    assert texel == 24 * 16 * 4 // 16
+
+
+def test_a_copy_is_made_anew_after_its_source_was_written():
+    graph, batch = Graph("float32", TEXTURES), make_batch_buffers(1, 8)
+    x = stored("x", 8, 16, "float32")
+    layer = dense("w", "float32", 16, 16, texture=True)
+    linear(graph, x, layer, batch)
+    graph.launch("tensor/fill.wgsl", 1, {"y": x}, {"units": 1})
+    y = linear(graph, x, layer, batch)
+    z = linear(graph, x, layer, batch)
+    plan = make_plan(graph, (graph.launches[0].tensors["y"], y, z))
+    assert [la.tensors["x"].name for la in copies(plan)] == ["x", "x"]
+
+
+def test_a_buffer_only_writer_keeps_a_tensor_in_a_buffer():
+    graph, batch = Graph("bfloat16", TEXTURES), make_batch_buffers(1, 8)
+    x = stored("x", 8, 16, "bfloat16", texture=True)
+    h = linear(graph, x, dense("a", "bfloat16", 24, 16, texture=True), batch)
+    y = linear(graph, h, dense("b", "bfloat16", 16, 24, texture=True), batch)
+    plan = make_plan(graph, (y,))
+    assert not h.texture and [la.tensors["x"] for la in copies(plan)] == [h]
+
+
+def test_writing_memory_that_a_tensor_does_not_lie_in_is_an_error():
+    graph = Graph("float32", CPU_PROFILE)
+    y = stored("y", 8, 16, "float32", texture=True)
+    x = stored("x", 16, 16, "float32")
+    graph.launch("tensor/sum_parts.wgsl", 1, {"x": x, "y": y}, {"units": 1, "parts": 2})
+    with pytest.raises(GraphError, match="is no buffer"):
+        make_plan(graph)
