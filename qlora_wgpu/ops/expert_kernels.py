@@ -1,4 +1,4 @@
-"""What kernels are told whose rows belong to experts (``common/experts.wgsl``)."""
+"""The constants and parameters of kernels whose rows belong to experts (``common/experts.wgsl``)."""
 
 from __future__ import annotations
 
@@ -35,5 +35,5 @@ def expert_constants(
 
 
 def expert_count(expert_rows: Tensor | None) -> int:
-    """How many experts a reduction over rows is made for."""
+    """The number of experts that a reduction over rows is for."""
     return 1 if expert_rows is None else expert_rows.columns // 2

@@ -60,12 +60,12 @@ def test_two_rates(device):
     adamw(bench.graph, state, AdamWConfig(weight_decay=0.1))
     (got,) = bench.run(state.parameters)
     for rate, part in ((1e-2, slice(128)), (0.16, slice(128, None))):
-        wanted = reference.State(p.copy(), m.copy(), v.copy())
+        expected = reference.State(p.copy(), m.copy(), v.copy())
         reference.step(
-            wanted, g, 5, 3, lr=rate, beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=0.1,
+            expected, g, 5, 3, lr=rate, beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=0.1,
             max_norm=1.0,
         )  # fmt: skip
-        assert_close(got[0][part], wanted.p[part], 2e-6, "float32 arithmetic")
+        assert_close(got[0][part], expected.p[part], 2e-6, "float32 arithmetic")
 
 
 # Quiet and signalling NaN of either sign (0x7fffffff is what NVIDIA makes), infinities, and what is
