@@ -1,4 +1,4 @@
-"""The constants and parameters of kernels whose rows belong to experts (``common/experts.wgsl``)."""
+"""Constants and parameters of kernels whose rows belong to experts (``common/experts.wgsl``)."""
 
 from __future__ import annotations
 
