@@ -10,7 +10,7 @@ from qlora_wgpu.families.family import ExpertSpec, Weights
 from qlora_wgpu.families.layers import LayerOps
 from qlora_wgpu.graph.graph import GraphError
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.ops.routing import combine, route, spread
+from qlora_wgpu.ops.routing import combine, permute, route
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ class Experts:
             raise GraphError(f"{at}{self.name}: a mixture is added to the residual as it is")
         gate, up, down = (f"{at}{self.name}.experts.{leaf}" for leaf in self.leaves)
         logits = ops.router(x, f"{at}{self.name}.gate")
-        top, normalized = self.num_experts_per_tok, self.norm_topk_prob
-        routing = route(ops.g, logits, top, normalized=normalized)
-        x = spread(ops.g, x, routing)
+        top_k, normalized = self.num_experts_per_tok, self.norm_topk_prob
+        routing = route(ops.g, logits, top_k, normalized=normalized)
+        x = permute(ops.g, x, routing)
         y = ops.glu(
             ops.expert_linear(x, gate, routing), ops.expert_linear(x, up, routing), self.activation
         )

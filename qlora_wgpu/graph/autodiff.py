@@ -136,7 +136,7 @@ class Tape:
         for maker in makers:
             name = next(n for n, t in maker.tensors.items() if t is gradient)
             maker.tensors[name] = total
-        makers[0].accumulate()
+            maker.accumulate()
         return True
 
 

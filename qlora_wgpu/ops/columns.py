@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.ops.image import as_buffer
-from qlora_wgpu.ops.tensor import fill_zero
 
 
 def columns(g: Graph, x: Tensor, first: int, count: int) -> Tensor:
@@ -13,42 +11,35 @@ def columns(g: Graph, x: Tensor, first: int, count: int) -> Tensor:
 
     Args:
         g: The graph.
-        x: (rows, columns) operand.
+        x: (rows, columns) of any type.
         first: The first column.
         count: How many.
 
     Returns:
         (rows, count) operand.
+
+    Raises:
+        GraphError: If x has no such columns.
     """
-    if first + count > x.columns:
+    if first < 0 or count < 1 or first + count > x.columns:
         raise GraphError(f"columns: {x} has no columns {first} to {first + count}")
     y = g.operand(f"{x.name}[{first}:]", x.rows, count)
-    params: dict[str, int | float] = {
+    params = {
         "rows": x.rows,
         "first": first,
         "columns": count,
         "x_stride": x.stride,
         "y_stride": y.stride,
     }
-    g.launch(
-        "columns/forward.wgsl",
-        x.rows * y.units(2),
-        {"x": as_buffer(g, x), "y": y},
-        params,
-        {"BF16": g.bf16},
-    )
+    g.launch("columns/forward.wgsl", x.rows * y.units(8), {"x": x, "y": y}, params)
 
     def vjp(dy: Tensor) -> None:
-        dx, accumulate = g.gradient_into(x)
-        if not accumulate:
-            fill_zero(g, dx)
+        dx = g.float32(f"d {x.name}", x.rows, x.columns)
+        constants = {"ACCUMULATE": False}
         g.launch(
-            "columns/backward.wgsl",
-            x.rows * count,
-            {"dy": as_buffer(g, dy), "dx": dx},
-            params,
-            {"BF16": dy.dtype == "bfloat16"},
+            "columns/backward.wgsl", x.rows * dx.units(4), {"dy": dy, "dx": dx}, params, constants
         )
+        g.add_gradient(x, dx)
 
     g.record(y, [x], vjp)
     return y

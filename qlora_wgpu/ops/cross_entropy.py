@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor, row_blocks
+from qlora_wgpu.kernels.rowwise import row_constants, row_workgroups
 from qlora_wgpu.ops import gemm
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.modules import Head, Matrix
-from qlora_wgpu.ops.rows import gather, row_constants, row_workgroups, scatter
+from qlora_wgpu.ops.rows import gather, scatter
 from qlora_wgpu.ops.tensor import fill_zero, softcap_in_place
 
 
@@ -75,7 +75,7 @@ def cross_entropy(
         head: ``lm_head``, (vocab_size, hidden_size), and what its logits go through.
         batch: Its label rows and targets.
         stats: float32; element 0 gets the sum of losses, element 1 their number.
-        gradient: Whether d loss / d hidden is made and handed over.
+        gradient: Whether d loss / d hidden is made and added.
         objective: What is summed up as the loss.
     """
     losses = g.float_vector("losses", batch.rows)
@@ -97,16 +97,20 @@ def cross_entropy(
                 batch=batch, first_row=first, label="lm_head/backward",
             )  # fmt: skip
         scatter(g, dchunk, dhidden, first, batch)
-    lanes: dict[str, Constant] = row_constants(g)
-    del lanes["ROWS"]
+    _total(g, losses, batch, stats)
+    if dhidden is not None:
+        g.add_gradient(hidden, dhidden)
+
+
+def _total(g: Graph, losses: Tensor, batch: BatchBuffers, stats: Tensor) -> None:
+    constants = row_constants(g)
+    del constants["ROWS"]
     g.launch(
         "cross_entropy/total.wgsl",
         (1, 1, 1),
         {"losses": losses, "batch_info": batch.info, "stats": stats},
-        constants=lanes,
+        constants=constants,
     )
-    if dhidden is not None:
-        g.hand_over(hidden, dhidden)
 
 
 def _head_blocks(g: Graph, head: Matrix) -> Iterator[tuple[int, Tensor]]:
@@ -125,22 +129,18 @@ def _softmax(
     gradient: bool,
     objective: Objective,
 ) -> Tensor | None:
-    tensors = {
-        "logits": logits,
-        "rows": batch.label_rows,
-        "targets": batch.targets,
-        "batch_info": batch.info,
-        "losses": losses,
-    }
-    dlogits = None
-    if gradient:
-        dlogits = tensors["dlogits"] = g.operand(
-            "d logits", logits.rows, logits.columns, image=True
-        )
+    dlogits = g.operand("d logits", logits.rows, logits.columns) if gradient else None
     g.launch(
         "cross_entropy/forward.wgsl",
         row_workgroups(g, logits.rows),
-        tensors,
+        {
+            "logits": logits,
+            "rows": batch.label_rows,
+            "targets": batch.targets,
+            "batch_info": batch.info,
+            "losses": losses,
+            "dlogits": dlogits,
+        },
         {
             "count": logits.rows,
             "first": first,
@@ -151,9 +151,6 @@ def _softmax(
             "z_loss": objective.z_loss,
         },
         {
-            "BF16": g.bf16,
-            "GRADIENT": gradient,
-            "IMAGE": g.profile.images,
             "SOFTCAP": softcap is not None,
             "OBJECTIVE": objective != PLAIN,
             **row_constants(g),

@@ -9,7 +9,6 @@ from __future__ import annotations
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.rowwise import row_constants, row_workgroups
-from qlora_wgpu.ops.image import as_buffer
 from qlora_wgpu.ops.modules import Lora
 
 
@@ -20,13 +19,18 @@ def norm(
 
     Args:
         g: The graph.
-        w: (rows, in_features) operand, rows row0 and on of the matrix.
+        w: (rows, in_features) of any type, rows row0 and on of the matrix.
         lora: Its A and B.
         out: (out_features) float32.
         row0: First row of the shard.
         scaling: Of B·A.
-        plain: Whether the norm itself is wanted.
+        plain: Whether the norm itself is put there.
+
+    Raises:
+        GraphError: If the shapes do not fit.
     """
+    if w.columns != lora.a.columns or row0 + w.rows > out.columns:
+        raise GraphError(f"dora: {w} from row {row0} on, {lora.a} and {out} do not fit")
     g.launch(
         "dora/norm.wgsl",
         row_workgroups(g, w.rows),
@@ -37,10 +41,9 @@ def norm(
             "stride": w.units(4),
             "r": lora.r,
             "r_stride": lora.b.stride,
-            "texel0": w.texel0,
             "scale": scaling,
         },
-        {"BF16": w.dtype == "bfloat16", "IMAGE": w.image, "PLAIN": plain, **row_constants(g)},
+        {"PLAIN": plain, **row_constants(g)},
     )
 
 
@@ -58,61 +61,44 @@ def apply(
 
     Args:
         g: The graph.
-        z: (rows, out_features) operand.
+        z: (rows, out_features) of any type.
         lora: Whose magnitude it is.
         inverse: (out_features) float32, of ``norm``.
-        bias: (out_features) float32 to add.
-        residual: (rows, out_features) float32 to add.
+        bias: (out_features) float32 to add, padded.
+        residual: (rows, out_features) to add.
         float32: Whether the result is float32 without a residual, too.
 
     Returns:
         (rows, out_features): float32 with a residual, else an operand.
+
+    Raises:
+        GraphError: If the adapter is no DoRA, or the shapes do not fit.
     """
     magnitude, gradient = lora.magnitude, lora.grad_magnitude
     if magnitude is None or gradient is None:
         raise GraphError("dora: the adapter has no magnitudes")
+    if magnitude.columns != z.columns or (residual is not None and residual.shape != z.shape):
+        raise GraphError(f"dora: {z}, {magnitude} and {residual} do not fit")
     make = g.float32 if float32 or residual is not None else g.operand
     y = make(f"dora({z.name})", z.rows, z.columns)
-    tensors = {"z": z, "magnitude": magnitude, "inverse": inverse, "y": y}
-    if bias is not None:
-        tensors["bias"] = bias
-    if residual is not None:
-        tensors["residual"] = residual
-    params = {"rows": z.rows, "columns": z.columns, "stride": z.units(4)}
-    g.launch(
-        "dora/apply.wgsl",
-        z.rows * z.units(4),
-        tensors,
-        params,
-        {
-            "BF16": z.dtype == "bfloat16",
-            "OUT_BF16": y.dtype == "bfloat16",
-            "BIAS": bias is not None,
-            "RESIDUAL": residual is not None,
-        },
-    )
+    params = {"rows": z.rows, "columns": z.columns, "stride": z.units(8)}
+    units = z.rows * z.units(8)
+    factors = {"magnitude": magnitude, "inverse": inverse}
+    added = {"bias": bias, "residual": residual}
+    g.launch("dora/apply.wgsl", units, {"z": z, "y": y, **factors, **added}, params)
 
     def vjp(dy: Tensor) -> None:
-        source = as_buffer(g, dy)
-        narrow = source.dtype == "bfloat16"
         g.launch(
             "dora/magnitude_grad.wgsl",
             z.columns,
-            {"dy": source, "z": z, "inverse": inverse, "g": gradient},
-            params,
-            {"BF16": z.dtype == "bfloat16", "DY_BF16": narrow},
+            {"dy": dy, "z": z, "inverse": inverse, "g": gradient},
+            {**params, "stride": z.stride},
         )
-        dz = g.operand(f"d {z.name}", z.rows, z.columns, image=True)
-        g.launch(
-            "dora/backward.wgsl",
-            z.rows * z.units(8),
-            {"dy": source, "magnitude": magnitude, "inverse": inverse, "dz": dz},
-            {**params, "stride": z.units(8)},
-            {"BF16": g.bf16, "IMAGE": dz.image, "DY_BF16": narrow},
-        )
-        g.hand_over(z, dz)
-        if residual is not None and residual.requires_grad:
-            g.hand_over(residual, dy)
+        dz = g.operand(f"d {z.name}", z.rows, z.columns)
+        g.launch("dora/backward.wgsl", units, {"dy": dy, "dz": dz, **factors}, params)
+        g.add_gradient(z, dz)
+        if residual is not None:
+            g.add_gradient(residual, dy)
 
     g.record(y, [z] if residual is None else [z, residual], vjp)
     return y

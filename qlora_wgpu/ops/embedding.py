@@ -19,7 +19,7 @@ def embedding(g: Graph, weight: Matrix, batch: BatchBuffers, scale: float = 1.0)
 
     Args:
         g: The graph.
-        weight: (vocab_size, hidden_size).
+        weight: (vocab_size, hidden_size), of any type.
         batch: Whose ``input_ids`` are looked up; each must be below vocab_size. Its ``noise`` α
             adds noise in ±α / √(seq · hidden_size) to training batches (NEFTune, Jain et al.,
             2023).
@@ -29,27 +29,22 @@ def embedding(g: Graph, weight: Matrix, batch: BatchBuffers, scale: float = 1.0)
         (rows, hidden_size) float32.
     """
     y = g.float32("embedding", batch.rows, weight.columns)
-    noisy = batch.noise > 0
+    info = batch.info if batch.noise > 0 else None
     for row0, shard in weight.shards(g):
-        tensors = {"ids": batch.input_ids, "weight": shard, "y": y}
-        if noisy:
-            tensors["batch_info"] = batch.info
         g.launch(
             "embedding/forward.wgsl",
             y.rows * y.units(4),
-            tensors,
+            {"ids": batch.input_ids, "weight": shard, "y": y, "batch_info": info},
             {
                 "rows": y.rows,
                 "stride": y.units(4),
                 "row0": row0,
                 "shard_rows": shard.rows,
-                "texel0": shard.texel0,
                 "scale": scale,
                 "columns": y.columns,
                 "noise": batch.noise / math.sqrt(batch.seq * y.columns),
                 **dropout_params(None),
                 "module_key": _NOISE_KEY,
             },
-            {"BF16": shard.dtype == "bfloat16", "IMAGE": shard.image, "NOISE": noisy},
         )
     return y

@@ -1,4 +1,4 @@
-"""What kernels are told whose rows belong to experts (``common/experts.wgsl``)."""
+"""Constants and parameters of kernels whose rows belong to experts (``common/experts.wgsl``)."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def expert_params(experts: ExpertTiles | None, lora_stride: int) -> dict[str, in
 
 
 def expert_constants(
-    experts: ExpertTiles | None, tensors: dict[str, Tensor]
+    experts: ExpertTiles | None, tensors: dict[str, Tensor | None]
 ) -> dict[str, Constant]:
     """Constants of such a kernel; binds what it looks up."""
     if experts is None:
-        return {"EXPERTS": False}
+        return {}
     tensors["tile_experts"] = experts.experts
-    return {"EXPERTS": True, "EXPERT_TILE": EXPERT_TILE}
+    return {"EXPERT_TILE": EXPERT_TILE}
 
 
 def expert_count(expert_rows: Tensor | None) -> int:
-    """How many experts a reduction over rows is made for."""
+    """The number of experts that a reduction over rows is for."""
     return 1 if expert_rows is None else expert_rows.columns // 2

@@ -32,6 +32,9 @@ def expert_linear(
 
     Returns:
         (routing.rows, out_features) operand; tiles that no expert has are left as they were.
+
+    Raises:
+        GraphError: If x does not fit the layer or the routing.
     """
     weight, lora, tiles = layer.weight, layer.lora, routing.tiles
     if x.rows != routing.rows or x.columns != weight.columns:
@@ -40,35 +43,24 @@ def expert_linear(
             f"{weight.experts}x{weight.rows}x{weight.columns} and {routing.rows} rows"
         )
     y = g.operand(layer.name, x.rows, weight.rows)
-    u: Tensor | None = None
-    if lora is not None:
-        u = g.float32(f"{layer.name}.u", x.rows, lora.r)
-        lora_ops.down(g, x, lora, u, batch, tiles)
+    u = None if lora is None else lora_ops.down(g, x, lora, batch, tiles)
     for first, count, w in weight.expert_shards(g):
         here = replace(tiles, first=first, count=count)
         gemm.nt(g, x, w, y, lora=lora, u=u, experts=here, label="gemm/forward")
 
     def vjp(dy: Tensor) -> None:
-        du: Tensor | None = None
-        operand = as_operand(g, dy)
+        operand, du = as_operand(g, dy), None
         if lora is not None and u is not None:
-            du = g.float32(f"d {u.name}", x.rows, lora.r)
-            lora_ops.up_grad(g, operand, lora, du, tiles)
-            lora_ops.add_gradient(
-                g, operand, u, lora.grad_b, expert_rows=tiles.rows, expert_stride=lora.b_stride
-            )
-            lora_ops.add_gradient(
-                g, x, du, lora.grad_a, masked_by=lora, batch=batch,
-                expert_rows=tiles.rows, expert_stride=lora.a_stride,
-            )  # fmt: skip
+            du = lora_ops.backward(g, x, u, operand, lora, batch, tiles)
         if x.requires_grad:
-            dx, accumulate = g.gradient_into(x)
+            dx = g.float32(f"d {x.name}", x.rows, x.columns)
             for first, count, w in weight.expert_shards(g):
                 here = replace(tiles, first=first, count=count)
                 gemm.nn(
-                    g, operand, w, dx, accumulate=accumulate, lora=lora, u=du, batch=batch,
-                    experts=here, label="gemm/backward",
+                    g, operand, w, dx, lora=lora, u=du, batch=batch, experts=here,
+                    label="gemm/backward",
                 )  # fmt: skip
+            g.add_gradient(x, dx)
 
     g.record(y, [x], vjp, trains=lora is not None)
     return y

@@ -10,14 +10,24 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> partial: array<f32>;
+//#input 1 partial: 4 float32 buffer
 @group(0) @binding(2) var<storage, read_write> stats: array<f32>;
 
 @compute @workgroup_size(1)
 fn main() {
     var sum = 0.0;
-    for (var i = 0u; i < PARTIALS; i += 1u) {
-        sum += partial[i];
+    // Drivers that compile with fast math take it that arithmetic never meets NaN or infinity: only
+    // bits as they were loaded tell.
+    var not_finite = 0u;
+    for (var i = 0u; i < PARTIALS / 4u; i += 1u) {
+        let bits = bitcast<vec4<u32>>(raw_partial(i));
+        //#unroll j 4
+        if ((bits[$j] & 0x7f800000u) == 0x7f800000u) {
+            not_finite = bits[$j];
+        }
+        //#end
+        let v = load_partial(i);
+        sum = sum + v.x + v.y + v.z + v.w;
     }
     let tokens = stats[1];
     var norm = 0.0;
@@ -28,9 +38,12 @@ fn main() {
         if (params.max_norm > 0.0) {
             factor *= min(1.0, params.max_norm / (norm + 1.0e-6));
         }
+        if (not_finite != 0u) {
+            norm = bitcast<f32>(not_finite);
+        }
     }
-    // Comparisons with NaN are not to be trusted on every driver; its bits are.
-    if ((bitcast<u32>(norm) & 0x7f800000u) == 0x7f800000u) {
+    // Finite parts may add up to infinity.
+    if (not_finite != 0u || sum > 3.4e38) {
         factor = 0.0;
     }
     stats[2] = norm;

@@ -1,4 +1,4 @@
-// dx[:, first : first + columns] += dy. dy bfloat16 (BF16) or float32, dx float32.
+// dx[:, first : first + columns] = dy, zero elsewhere; or with ACCUMULATE dy is added there.
 // Launcher: ops/columns.py.
 //#include common/flat.wgsl
 
@@ -11,26 +11,27 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(2) var<storage, read_write> dx: array<f32>;
-//#if BF16
-@group(0) @binding(1) var<storage, read> dy: array<u32>;
+//#input 1 dy: 1
+//#output 2 dx: 4 sum
 
-fn load_dy(element: u32) -> f32 {
-    let word = dy[element / 2u];
-    return bitcast<f32>(select(word & 0xffff0000u, word << 16u, element % 2u == 0u));
+fn taken(row: u32, column: u32) -> f32 {
+    if (column < params.first || column - params.first >= params.columns) {
+        return 0.0;
+    }
+    return load_dy(row * params.y_stride + column - params.first);
 }
-//#else
-@group(0) @binding(1) var<storage, read> dy: array<f32>;
-
-fn load_dy(element: u32) -> f32 {
-    return dy[element];
-}
-//#endif
 
 fn each(i: u32) {
-    let row = i / params.columns;
-    if (row < params.rows) {
-        let column = i % params.columns;
-        dx[row * params.x_stride + params.first + column] += load_dy(row * params.y_stride + column);
+    let units = params.x_stride / 4u;
+    let row = i / units;
+    if (row >= params.rows) {
+        return;
     }
+    let column = 4u * (i % units);
+//#if ACCUMULATE
+    if (column + 4u <= params.first || column >= params.first + params.columns) {
+        return;
+    }
+//#endif
+    store_dx(i, vec4<f32>(taken(row, column), taken(row, column + 1u), taken(row, column + 2u), taken(row, column + 3u)));
 }

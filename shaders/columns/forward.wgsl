@@ -1,7 +1,6 @@
-// y = x[:, first : first + columns]. x, y operands; y overwritten, its padding with zeros.
-// One invocation writes two neighbours. Launcher: ops/columns.py.
+// y = x[:, first : first + columns]. y is overwritten, its padding with zeros.
+// An invocation writes eight neighbours, which may lie anywhere in x. Launcher: ops/columns.py.
 //#include common/flat.wgsl
-//#include common/element_io.wgsl X_BINDING=1 Y_BINDING=2
 
 struct Params {
     rows: u32,
@@ -12,6 +11,8 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
+//#input 1 x: 1
+//#output 2 y: 8
 
 fn taken(row: u32, column: u32) -> f32 {
     if (column >= params.columns) {
@@ -21,11 +22,13 @@ fn taken(row: u32, column: u32) -> f32 {
 }
 
 fn each(i: u32) {
-    let pairs = params.y_stride / 2u;
-    let row = i / pairs;
-    if (row >= params.rows) {
-        return;
+    let units = params.y_stride / 8u;
+    let row = i / units;
+    if (row < params.rows) {
+        let c = 8u * (i % units);
+        store_y(i, Eight(
+            vec4<f32>(taken(row, c), taken(row, c + 2u), taken(row, c + 4u), taken(row, c + 6u)),
+            vec4<f32>(taken(row, c + 1u), taken(row, c + 3u), taken(row, c + 5u), taken(row, c + 7u)),
+        ));
     }
-    let column = 2u * (i % pairs);
-    store_y(i, vec2<f32>(taken(row, column), taken(row, column + 1u)));
 }

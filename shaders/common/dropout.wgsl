@@ -10,12 +10,15 @@ fn mix_bits(v: u32) -> u32 {
     return x ^ (x >> 16u);
 }
 
+fn random_bits(index: u32) -> u32 {
+    return mix_bits(mix_bits(index + batch_info[2]) ^ params.module_key);
+}
+
 fn dropout_mask(index: u32) -> f32 {
     if (batch_info[1] == 0u) {
         return 1.0;
     }
-    let bits = mix_bits(mix_bits(index + batch_info[2]) ^ params.module_key);
-    return select(0.0, params.keep_scale, bits < params.keep_below);
+    return select(0.0, params.keep_scale, random_bits(index) < params.keep_below);
 }
 
 fn dropout_mask4(index: u32) -> vec4<f32> {

@@ -1,6 +1,6 @@
-// The rows that a reduction over rows has: all, or (EXPERTS) those of the expert that the
-// workgroup's z says.
-//#if EXPERTS
+// The rows that a reduction over rows has: all, or where expert_rows is bound those of the expert
+// that the workgroup's z says.
+//#if expert_rows
 @group(0) @binding(5) var<storage, read> expert_rows: array<u32>;
 
 fn first_row(expert: u32) -> u32 {

@@ -1,7 +1,7 @@
-// Rows of which each tile of EXPERT_TILE belongs to one expert (EXPERTS): the expert whose weights
-// a row needs, counted from the first one at hand, and whether they are at hand. Weights and
-// adapters of experts lie one below the other.
-//#if EXPERTS
+// Rows of which each tile of EXPERT_TILE belongs to one expert, where tile_experts is bound: the
+// expert whose weights a row needs, counted from the first one at hand, and whether they are at
+// hand. Weights and adapters of experts lie one below the other.
+//#if tile_experts
 @group(0) @binding(9) var<storage, read> tile_experts: array<u32>;
 
 fn expert_of(row: u32) -> u32 {

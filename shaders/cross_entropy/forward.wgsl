@@ -1,17 +1,15 @@
-// losses[first + i] = log Σ_c exp(logits[i, c]) - logits[i, target],  and with GRADIENT
+// losses[first + i] = log Σ_c exp(logits[i, c]) - logits[i, target],  and where dlogits is bound
 // dlogits[i, :] = softmax(logits[i, :]) - onehot(target), with SOFTCAP (the logits are capped
 // already) times the slope 1 - (logits / softcap)².
 // With OBJECTIVE the target has the share 1 - smoothing and all tokens share the rest, and
 // z_loss · (log Σ exp)² is added,
 // for the first batch_info[0] - first rows; target = targets[rows[first + i]].
 //
-// logits (count, vocab) float32, dlogits (count, vocab) operand, overwritten with zeros in its
-// padding. LANES invocations share a row. Launcher: ops/cross_entropy.py.
+// logits (count, vocab) float32, dlogits (count, vocab), overwritten with zeros in its padding.
+// THREADS invocations share a row. Launcher: ops/cross_entropy.py.
+//#include common/columns.wgsl
 //#include common/log.wgsl
 //#include common/row_reduce.wgsl
-//#if GRADIENT
-//#include common/operand_out.wgsl OPERAND=dlogits OPERAND_BINDING=6
-//#endif
 
 struct Params {
     count: u32,
@@ -29,41 +27,42 @@ struct Params {
 @group(0) @binding(3) var<storage, read> targets: array<i32>;
 @group(0) @binding(4) var<storage, read> batch_info: array<u32>;
 @group(0) @binding(5) var<storage, read_write> losses: array<f32>;
+//#output 6 dlogits?: 8
 
 fn live(unit: u32) -> vec4<bool> {
     return vec4<u32>(4u * unit) + vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(params.columns);
 }
 
-@compute @workgroup_size(LANES, ROWS)
+@compute @workgroup_size(THREADS, ROWS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
-    let wanted = (group.y * groups.x + group.x) * ROWS + local.y;
+    let assigned = (group.y * groups.x + group.x) * ROWS + local.y;
     // Every invocation reaches the barriers; one past the end repeats the last row, unstored.
-    let row = min(wanted, params.count - 1u);
-    let exists = wanted < params.count && params.first + row < batch_info[0];
-    let lane = local.x;
+    let row = min(assigned, params.count - 1u);
+    let exists = assigned < params.count && params.first + row < batch_info[0];
+    let thread = local.x;
     let base = row * params.stride;
     var units = params.stride;
     if (params.first + (group.y * groups.x + group.x) * ROWS >= batch_info[0]) {
         units = 0u;
     }
     let lowest = vec4<f32>(-3.0e38);
-    var highest = lowest;
-    for (var i = lane; i < units; i += LANES) {
-        highest = max(highest, select(lowest, logits[base + i], live(i)));
+    var largest = lowest;
+    for (var i = thread; i < units; i += THREADS) {
+        largest = max(largest, select(lowest, logits[base + i], live(i)));
     }
-    let top = reduce_max(max(max(highest.x, highest.y), max(highest.z, highest.w)), lane);
+    let top = reduce_max(max(max(largest.x, largest.y), max(largest.z, largest.w)), thread);
     var sums = vec4<f32>(0.0);
-    for (var i = lane; i < units; i += LANES) {
-        sums += select(vec4<f32>(0.0), exp(logits[base + i] - top), live(i));
+    for (var i = thread; i < units; i += THREADS) {
+        sums += live4(i, exp(logits[base + i] - top));
     }
-    let sum = reduce_sum(sums.x + sums.y + sums.z + sums.w, lane);
+    let sum = reduce_sum(sums.x + sums.y + sums.z + sums.w, thread);
     let lse = top + accurate_log(sum);
 //#if OBJECTIVE
     var all = vec4<f32>(0.0);
-    for (var i = lane; i < units; i += LANES) {
-        all += select(vec4<f32>(0.0), logits[base + i], live(i));
+    for (var i = thread; i < units; i += THREADS) {
+        all += live4(i, logits[base + i]);
     }
-    let mean = reduce_sum(all.x + all.y + all.z + all.w, lane) / f32(params.columns);
+    let mean = reduce_sum(all.x + all.y + all.z + all.w, thread) / f32(params.columns);
     let slope = 1.0 + 2.0 * params.z_loss * lse;
     let share = params.smoothing / f32(params.columns);
     let hit_share = 1.0 - params.smoothing;
@@ -76,7 +75,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         return;
     }
     let target_id = u32(targets[rows[params.first + row]]);
-    if (lane == 0u) {
+    if (thread == 0u) {
         let hit = logits[base + target_id / 4u][target_id % 4u];
 //#if OBJECTIVE
         losses[params.first + row] = lse - mix(hit, mean, params.smoothing) + params.z_loss * lse * lse;
@@ -84,18 +83,21 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         losses[params.first + row] = lse - hit;
 //#endif
     }
-//#if GRADIENT
-    for (var i = 2u * lane; i < units; i += 2u * LANES) {
-        store_dlogits((base + i) / 2u, dlogit(base, i, top, sum / slope, target_id, share, hit_share), dlogit(base, i + 1u, top, sum / slope, target_id, share, hit_share));
+//#if dlogits
+    for (var i = 2u * thread; i < units; i += 2u * THREADS) {
+        store_dlogits((base + i) / 2u, eight(
+            dlogit(base, i, top, sum / slope, target_id, share, hit_share),
+            dlogit(base, i + 1u, top, sum / slope, target_id, share, hit_share),
+        ));
     }
 //#endif
 }
 
-//#if GRADIENT
+//#if dlogits
 fn dlogit(base: u32, unit: u32, top: f32, sum: f32, target_id: u32, share: f32, hit_share: f32) -> vec4<f32> {
-    let p = select(vec4<f32>(0.0), exp(logits[base + unit] - top) / sum, live(unit));
+    let p = live4(unit, exp(logits[base + unit] - top) / sum);
     let hit = vec4<u32>(4u * unit) + vec4<u32>(0u, 1u, 2u, 3u) == vec4<u32>(target_id);
-    let d = p - select(vec4<f32>(0.0), vec4<f32>(hit_share), hit) - select(vec4<f32>(0.0), vec4<f32>(share), live(unit));
+    let d = p - select(vec4<f32>(0.0), vec4<f32>(hit_share), hit) - live4(unit, vec4<f32>(share));
 //#if SOFTCAP
     let t = logits[base + unit] / params.softcap;
     return d * (1.0 - t * t);

@@ -1,16 +1,16 @@
 // stats[0] += Σ losses,  stats[1] += their number, over the micro-batch's batch_info[0] label rows.
 //
-// One workgroup of LANES invocations. Launcher: ops/cross_entropy.py.
+// One workgroup of THREADS invocations. Launcher: ops/cross_entropy.py.
 //#include common/row_reduce.wgsl
 
 @group(0) @binding(1) var<storage, read> losses: array<f32>;
 @group(0) @binding(2) var<storage, read> batch_info: array<u32>;
 @group(0) @binding(3) var<storage, read_write> stats: array<f32>;
 
-@compute @workgroup_size(LANES)
+@compute @workgroup_size(THREADS)
 fn main(@builtin(local_invocation_id) local: vec3<u32>) {
     var sum = 0.0;
-    for (var i = local.x; i < batch_info[0]; i += LANES) {
+    for (var i = local.x; i < batch_info[0]; i += THREADS) {
         sum += losses[i];
     }
     let total = reduce_sum(sum, local.x);

@@ -1,7 +1,7 @@
 // rows[2e], rows[2e + 1] = the first row of expert e, a multiple of EXPERT_TILE after the rows of
 // those before it, and the row past its last.
 //
-// counts: how many rows each has, in LANES parts. Launcher: ops/routing.py.
+// counts: how many rows each has, in THREADS parts. Launcher: ops/routing.py.
 //#include common/flat.wgsl
 
 struct Params {
@@ -14,8 +14,8 @@ struct Params {
 
 fn total(expert: u32) -> u32 {
     var sum = 0u;
-    for (var lane = 0u; lane < LANES; lane += 1u) {
-        sum += counts[expert * LANES + lane];
+    for (var thread = 0u; thread < THREADS; thread += 1u) {
+        sum += counts[expert * THREADS + thread];
     }
     return sum;
 }

@@ -1,4 +1,4 @@
-// counts[e · LANES + lane] = how many of the lane's share of ids, a run of them, are e.
+// counts[e · THREADS + thread] = how many of the thread's share of ids, a run of them, are e.
 //
 // A workgroup per expert. Launcher: ops/routing.py.
 
@@ -11,7 +11,7 @@ struct Params {
 @group(0) @binding(1) var<storage, read> ids: array<u32>;
 @group(0) @binding(2) var<storage, read_write> counts: array<u32>;
 
-@compute @workgroup_size(LANES)
+@compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
     let expert = group.x;
     let first = local.x * params.share;
@@ -19,5 +19,5 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     for (var i = first; i < min(first + params.share, params.count); i += 1u) {
         count += select(0u, 1u, ids[i] == expert);
     }
-    counts[expert * LANES + local.x] = count;
+    counts[expert * THREADS + local.x] = count;
 }

@@ -1,8 +1,8 @@
-// The top experts of each row and their weights, from the router's logits:
+// The top_k experts of each row and their weights, from the router's logits:
 //   ids[row, j] = the expert with the j-th largest logit, weights[row, j] = softmax of the logits
 // over all experts, or (NORMALIZED) over the chosen ones. Of equal logits the first comes first.
 //
-// logits (rows, experts) float32; ids (rows · top) and weights (rows, top) float32, padded with
+// logits (rows, experts) float32; ids (rows · top_k) and weights (rows, top_k) float32, padded with
 // zeros, are overwritten. Launcher: ops/routing.py.
 //#include common/flat.wgsl
 
@@ -10,7 +10,7 @@ struct Params {
     rows: u32,
     experts: u32,
     logit_stride: u32,
-    top: u32,
+    top_k: u32,
     weight_stride: u32,
 }
 
@@ -29,7 +29,7 @@ fn each(row: u32) {
     var total = 0.0;
     var last = 0.0;
     var last_id = 0u;
-    for (var j = 0u; j < params.top; j += 1u) {
+    for (var j = 0u; j < params.top_k; j += 1u) {
         var best = -3.4e38;
         var best_id = params.experts;
         for (var e = 0u; e < params.experts; e += 1u) {
@@ -48,7 +48,7 @@ fn each(row: u32) {
         if (j == 0u) {
             highest = best;
         }
-        ids[row * params.top + j] = best_id;
+        ids[row * params.top_k + j] = best_id;
         let weight = exp(best - highest);
         weights[out + j] = weight;
         total += weight;
@@ -61,10 +61,10 @@ fn each(row: u32) {
         sum += exp(logits[base + e] - highest);
     }
 //#endif
-    for (var j = 0u; j < params.top; j += 1u) {
+    for (var j = 0u; j < params.top_k; j += 1u) {
         weights[out + j] /= sum;
     }
-    for (var j = params.top; j < params.weight_stride; j += 1u) {
+    for (var j = params.top_k; j < params.weight_stride; j += 1u) {
         weights[out + j] = 0.0;
     }
 }

@@ -3,14 +3,14 @@
 // 0, and p = softmax of the logits over all experts; or (NORMALIZED) over the chosen ones, whose p
 // are w, and 0 for the others.
 //
-// dlogits (rows, experts) is overwritten, padded with zeros. Launcher: ops/routing.py.
+// dlogits (rows, experts) float32 is overwritten, padded with zeros. Launcher: ops/routing.py.
 //#include common/flat.wgsl
 
 struct Params {
     rows: u32,
     experts: u32,
     logit_stride: u32,
-    top: u32,
+    top_k: u32,
     weight_stride: u32,
 }
 
@@ -20,7 +20,7 @@ struct Params {
 //#endif
 @group(0) @binding(2) var<storage, read> ids: array<u32>;
 @group(0) @binding(3) var<storage, read> weights: array<f32>;
-@group(0) @binding(4) var<storage, read> dweights: array<f32>;
+//#input 4 dweights: 1
 @group(0) @binding(5) var<storage, read_write> dlogits: array<f32>;
 
 fn each(row: u32) {
@@ -30,8 +30,8 @@ fn each(row: u32) {
     let base = row * params.logit_stride;
     let at = row * params.weight_stride;
     var mean = 0.0;
-    for (var j = 0u; j < params.top; j += 1u) {
-        mean += weights[at + j] * dweights[at + j];
+    for (var j = 0u; j < params.top_k; j += 1u) {
+        mean += weights[at + j] * load_dweights(at + j);
     }
 //#if NORMALIZED
     for (var e = 0u; e < params.logit_stride; e += 1u) {
@@ -39,18 +39,18 @@ fn each(row: u32) {
     }
 //#else
     // The first chosen has the largest logit and the weight exp(0) / sum.
-    let highest = logits[base + ids[row * params.top]];
+    let highest = logits[base + ids[row * params.top_k]];
     let scale = weights[at];
     for (var e = 0u; e < params.logit_stride; e += 1u) {
         let p = scale * exp(logits[base + e] - highest);
         dlogits[base + e] = select(0.0, -p * mean, e < params.experts);
     }
 //#endif
-    for (var j = 0u; j < params.top; j += 1u) {
+    for (var j = 0u; j < params.top_k; j += 1u) {
 //#if NORMALIZED
-        dlogits[base + ids[row * params.top + j]] = weights[at + j] * (dweights[at + j] - mean);
+        dlogits[base + ids[row * params.top_k + j]] = weights[at + j] * (load_dweights(at + j) - mean);
 //#else
-        dlogits[base + ids[row * params.top + j]] += weights[at + j] * dweights[at + j];
+        dlogits[base + ids[row * params.top_k + j]] += weights[at + j] * load_dweights(at + j);
 //#endif
     }
 }

@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from gpu.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
+from gpu.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 from qlora_wgpu.ops.cross_entropy import Objective, cross_entropy
 from qlora_wgpu.ops.modules import DenseMatrix, Head
 from qlora_wgpu.reference import cross_entropy as reference
@@ -24,6 +24,7 @@ def run(
     gradient=True,
     smoothing=0.0,
     z_loss=0.0,
+    other=None,
     **head_options,
 ):
     rng = np.random.default_rng(10)
@@ -36,6 +37,8 @@ def run(
     pieces = tuple((i, bench.operand(head[i : i + step])) for i in range(0, vocab, step))
     stats = bench.given(np.array([[2.0, 3.0, 0, 0]]))
     th = bench.operand(hidden, grad=True)
+    if other is not None:
+        bench.graph.add_gradient(th, bench.given(np.ones_like(hidden), other))
     batch = bench.batch_of(1, rows, targets=targets)
     cross_entropy(
         bench.graph,
@@ -54,7 +57,7 @@ def run(
     count = int((targets != -100).sum())
     assert_close(got_stats[0, :2], np.array([2 + loss, 3 + count]), 4e-6, "float32 sums")
     if gradient:
-        expected = reference.backward(hidden, head, targets, **head_options)
+        expected = reference.backward(hidden, head, targets, **head_options) + (other is not None)
         # d logits are operands: one rounding before the sum over the vocabulary.
         assert_close(got[0], expected, 4 * tolerance(dtype, vocab), "sums over the vocabulary")
 
@@ -82,6 +85,12 @@ def test_scaled_and_capped_logits(device, profile, dtype):
 def test_smoothed_labels_and_z_loss(device, profile, dtype, softcap, smoothing, z_loss):
     objective = {"smoothing": smoothing, "z_loss": z_loss}
     run(device, PROFILES[profile], dtype, 37, 331, 20, 0.7, softcap=softcap, **objective)
+
+
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+@pytest.mark.parametrize("other", DTYPES)
+def test_hidden_states_that_something_else_reads(device, profile, dtype, other):
+    run(device, PROFILES[profile], dtype, 37, 83, 20, 0.7, other=other)
 
 
 def test_blocks_of_the_head(device):

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from gpu.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
+from gpu.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import LinearSpec
 from qlora_wgpu.graph.tensor import vector
@@ -14,10 +14,11 @@ from qlora_wgpu.reference import linear as linear_reference
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
 @pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("kind", DTYPES)
 @pytest.mark.parametrize(
     ("rows", "inner", "outer", "r", "shard"), [(21, 44, 83, 3, 24), (1, 5, 12, 1, 12)]
 )
-def test_a_layer(device, profile, dtype, residual, rows, inner, outer, r, shard):
+def test_a_layer(device, profile, dtype, residual, kind, rows, inner, outer, r, shard):
     rng = np.random.default_rng(6)
     x, dy, skip = (rng.standard_normal(s) for s in ((rows, inner), (rows, outer), (rows, outer)))
     w, bias = rng.standard_normal((outer, inner)), rng.standard_normal(outer)
@@ -36,12 +37,12 @@ def test_a_layer(device, profile, dtype, residual, rows, inner, outer, r, shard)
     tx = bench.operand(x, grad=True)
     tskip = bench.given(skip, grad=True) if residual else None
     y = linear(g, tx, layer, bench.batch_of(1, rows), tskip, multiplier=1.0)
-    (dx,) = bench.gradients(y, bench.given(dy), tx)
+    (dx,) = bench.gradients(y, bench.given(dy, kind), tx)
     whole = vector("flat", adapter.length, "float32", adapter.gradient.storage)
     got_y, got_dx, got_flat = bench.run(y, dx, whole)
 
     a, b, m = (rounded(v, "float32") for v in values.values())
-    x, w, dy = rounded(x, dtype), rounded(w, dtype), rounded(dy, "float32")
+    x, w, dy = rounded(x, dtype), rounded(w, dtype), rounded(dy, kind)
     norms = reference.norm(w, a, b, 2.0)
     mask = np.ones_like(x)
     z = linear_reference.forward(x, w, np.zeros(outer), a, b, 2.0, mask)
@@ -52,9 +53,9 @@ def test_a_layer(device, profile, dtype, residual, rows, inner, outer, r, shard)
     near = 2 * tolerance(dtype, max(inner, outer))
     assert_close(got_y, expected, near, "sums over K", terms=np.abs(z).max())
     assert_close(got_dx, edx, near, "sums over N", terms=np.abs(edx).max() + 1)
-    found = adapter.split((got_flat[0] - before).astype(np.float32))
-    for array, wanted in zip(found.values(), (da, db, dm), strict=True):
-        assert_close(array, wanted, near, "sums over rows", terms=5.0)
+    gradients = adapter.split((got_flat[0] - before).astype(np.float32))
+    for array, exact in zip(gradients.values(), (da, db, dm), strict=True):
+        assert_close(array, exact, near, "sums over rows", terms=5.0)
 
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)

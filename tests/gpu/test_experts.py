@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from gpu.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
+from gpu.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.families.family import ExpertSpec
 from qlora_wgpu.graph.tensor import matrix
@@ -9,7 +9,7 @@ from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model.weights import WeightLayout
 from qlora_wgpu.ops.experts import expert_linear
 from qlora_wgpu.ops.modules import DenseExperts, ExpertLinear
-from qlora_wgpu.ops.routing import combine, most_rows, route, spread
+from qlora_wgpu.ops.routing import combine, most_rows, permute, route
 from qlora_wgpu.quant import quantize_nf4
 from qlora_wgpu.reference import experts as reference
 
@@ -25,10 +25,12 @@ def lora_of(bench, adapter, stack, values):
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
 @pytest.mark.parametrize("normalized", [True, False])
 @pytest.mark.parametrize(
-    ("rows", "experts", "top", "inner", "outer", "r", "pieces"),
+    ("rows", "experts", "top_k", "inner", "outer", "r", "pieces"),
     [(70, 3, 2, 20, 44, 5, 1), (9, 7, 3, 36, 20, 12, 3), (40, 1, 1, 16, 24, 3, 1)],
 )
-def test_a_mixture(device, profile, dtype, normalized, rows, experts, top, inner, outer, r, pieces):
+def test_a_mixture(
+    device, profile, dtype, normalized, rows, experts, top_k, inner, outer, r, pieces
+):
     rng = np.random.default_rng(3)
     x, dy = rng.standard_normal((rows, inner)), rng.standard_normal((rows, outer))
     w = rng.standard_normal((experts, outer, inner))
@@ -51,8 +53,8 @@ def test_a_mixture(device, profile, dtype, normalized, rows, experts, top, inner
     layer = ExpertLinear("up", DenseExperts(experts, outer, inner, tuple(shards)), lora)
     tx, tlogits = bench.operand(x, grad=True), bench.given(logits, grad=True)
     tskip = bench.given(skip, grad=True)
-    routing = route(g, tlogits, top, normalized=normalized)
-    y = expert_linear(g, spread(g, tx, routing), layer, routing, bench.batch_of(1, rows))
+    routing = route(g, tlogits, top_k, normalized=normalized)
+    y = expert_linear(g, permute(g, tx, routing), layer, routing, bench.batch_of(1, rows))
     y = combine(g, y, routing, tskip)
     g.add_gradient(y, bench.given(dy))
     g.backward()
@@ -66,7 +68,7 @@ def test_a_mixture(device, profile, dtype, normalized, rows, experts, top, inner
     a, b = rounded(a, "float32"), rounded(b, "float32")
     full = rounded(w, dtype) + b @ a
     x, logits, dy = rounded(x, dtype), rounded(logits, "float32"), rounded(dy, "float32")
-    ids, weights = reference.route(logits, top, normalized=normalized)
+    ids, weights = reference.route(logits, top_k, normalized=normalized)
     expected = reference.mix(x, ids, weights, full) + skip
     ex, eweights, ew = reference.mix_backward(dy, x, ids, weights, full)
     elogits = reference.route_backward(eweights, logits, ids, normalized=normalized)
@@ -83,14 +85,97 @@ def test_a_mixture(device, profile, dtype, normalized, rows, experts, top, inner
         assert_close(gradients[name.format(e, "B")], db, near, "sums over rows", terms=scale)
 
 
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+@pytest.mark.parametrize("kind", DTYPES)
+@pytest.mark.parametrize("normalized", [True, False])
+def test_rows_go_and_come_back(device, profile, dtype, kind, normalized):
+    """Permuted, weighted and added up, with gradients that arrive in either type."""
+    rng = np.random.default_rng(8)
+    rows, experts, top_k, columns = 41, 5, 2, 20
+    x, skip, dy, dp = (rng.standard_normal((rows, columns)) for _ in range(4))
+    logits = rng.standard_normal((rows, experts))
+    bench = Bench(device, dtype, PROFILES[profile])
+    g = bench.graph
+    tx, tlogits = bench.operand(x, grad=True), bench.given(logits, grad=True)
+    tskip = bench.given(skip, grad=True)
+    routing = route(g, tlogits, top_k, normalized=normalized)
+    moved = permute(g, tx, routing)
+    y = combine(g, moved, routing, tskip)
+    # Every slot gets it, of which only those that are taken come back.
+    g.add_gradient(moved, bench.given(np.tile(dp[:1], (routing.rows, 1)), kind))
+    g.add_gradient(y, bench.given(dy, kind))
+    g.backward()
+    got = bench.run(y, *(g.gradient_of(t) for t in (tx, tlogits, tskip)))
+
+    x, dy, dp = rounded(x, dtype), rounded(dy, kind), rounded(dp, kind)
+    logits, skip = rounded(logits, "float32"), rounded(skip, "float32")
+    ids, weights = reference.route(logits, top_k, normalized=normalized)
+    dweights = np.repeat((dy * x).sum(1)[:, None], top_k, axis=1)
+    elogits = reference.route_backward(dweights, logits, ids, normalized=normalized)
+    total = weights.sum(1)[:, None]
+    near = tolerance(dtype, columns)
+    assert_close(got[0], total * x + skip, tolerance("float32", top_k), "one sum")
+    assert_close(got[1], total * dy + top_k * dp[0], near, "one rounding of each")
+    assert_close(got[2], elogits, near, "sums over columns", terms=np.abs(dweights).max())
+    assert_close(got[3], dy, 0.0, "handed on")
+
+
+@pytest.mark.parametrize("kind", DTYPES)
+@pytest.mark.parametrize("normalized", [True, False])
+def test_weights_gradient_of_either_type(device, kind, normalized):
+    rng = np.random.default_rng(9)
+    logits, dweights = rng.standard_normal((23, 6)), rng.standard_normal((23, 3))
+    bench = Bench(device, "float32", PROFILES["cpu"])
+    tlogits = bench.given(logits, grad=True)
+    routing = route(bench.graph, tlogits, 3, normalized=normalized)
+    (got,) = bench.run(*bench.gradients(routing.weights, bench.given(dweights, kind), tlogits))
+    logits = rounded(logits, "float32")
+    ids, _ = reference.route(logits, 3, normalized=normalized)
+    expected = reference.route_backward(rounded(dweights, kind), logits, ids, normalized=normalized)
+    assert_close(got, expected, tolerance("float32"), "float32 arithmetic")
+
+
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_two_layers_of_the_same_rows(device, profile, dtype, pieces):
+    """As gate and up have it: the second one's gradient adds to the first one's, tile by tile."""
+    rng = np.random.default_rng(10)
+    rows, experts, top_k, inner, outer = 50, 5, 2, 20, 28
+    x, dy = rng.standard_normal((rows, inner)), rng.standard_normal((2, rows, outer))
+    w = rng.standard_normal((2, experts, outer, inner))
+    logits = rng.standard_normal((rows, experts))
+    bench = Bench(device, dtype, PROFILES[profile])
+    g, batch = bench.graph, bench.batch_of(1, rows)
+    tx, none = bench.operand(x, grad=True), bench.given(np.zeros((rows, outer)))
+    routing = route(g, bench.given(logits), top_k, normalized=True)
+    moved = permute(g, tx, routing)
+    count = -(-experts // pieces)
+    for stack, cotangent in zip(w, dy, strict=True):
+        shards = tuple(
+            (i, len(stack[i : i + count]), bench.operand(stack[i : i + count].reshape(-1, inner)))
+            for i in range(0, experts, count)
+        )
+        layer = ExpertLinear("l", DenseExperts(experts, outer, inner, shards), None)
+        y = combine(g, expert_linear(g, moved, layer, routing, batch), routing, none)
+        g.add_gradient(y, bench.given(cotangent))
+    g.backward()
+    (got,) = bench.run(g.gradient_of(tx))
+    ids, weights = reference.route(rounded(logits, "float32"), top_k, normalized=True)
+    expected = np.zeros_like(x)
+    for a, b in zip(w, dy, strict=True):
+        a, b = rounded(a, dtype), rounded(b, "float32")
+        expected += reference.mix_backward(b, rounded(x, dtype), ids, weights, a)[0]
+    assert_close(got, expected, tolerance(dtype, outer), "sums over N")
+
+
 def test_every_division_has_room():
     rng = np.random.default_rng(0)
     for _ in range(300):
-        experts, rows, top = rng.integers(1, 9), rng.integers(1, 200), rng.integers(1, 4)
-        top = min(top, experts)
-        ids = np.argsort(rng.random((rows, experts)) * rng.random(experts) ** 4, axis=1)[:, :top]
+        experts, rows, top_k = rng.integers(1, 9), rng.integers(1, 200), rng.integers(1, 4)
+        top_k = min(top_k, experts)
+        ids = np.argsort(rng.random((rows, experts)) * rng.random(experts) ** 4, axis=1)[:, :top_k]
         counts = np.bincount(ids.reshape(-1), minlength=experts)
-        assert (-(-counts // 64) * 64).sum() <= most_rows(rows * top, experts)
+        assert (-(-counts // 64) * 64).sum() <= most_rows(rows * top_k, experts)
 
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)

@@ -1,7 +1,8 @@
 import numpy as np
+import pytest
 
-from gpu.harness import PROFILES, Bench, rounded
-from qlora_wgpu.ops.tensor import add_into, as_operand, fill_zero
+from gpu.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
+from qlora_wgpu.ops.tensor import as_operand, fill_zero, softcap_in_place
 
 
 def test_cast_rounds_to_nearest_even(device):
@@ -20,13 +21,29 @@ def test_float32_operands_are_not_copied(device):
     assert as_operand(bench.graph, x) is x
 
 
-def test_fill_and_add(device):
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+@pytest.mark.parametrize("kind", DTYPES)
+def test_fill_and_add(device, profile, dtype, kind):
     rng = np.random.default_rng(15)
-    x, y = (rng.standard_normal((37, 20)).astype(np.float32) for _ in range(2))
-    bench = Bench(device, "float32", PROFILES["cpu"])
-    ty, cleared = bench.given(y), bench.given(x)
-    add_into(bench.graph, bench.given(x), ty)
-    fill_zero(bench.graph, cleared)
-    total, zeros = bench.run(ty, cleared)
-    assert np.array_equal(total, (x + y).astype(np.float64))
+    x, y = (rng.standard_normal((37, 20)) for _ in range(2))
+    bench = Bench(device, dtype, PROFILES[profile])
+    g = bench.graph
+    tensor, cleared = bench.operand(x, grad=True), bench.given(x, kind)
+    g.add_gradient(tensor, bench.given(x))
+    g.add_gradient(tensor, bench.given(y, kind))
+    fill_zero(g, cleared)
+    total, zeros = bench.run(g.gradient_of(tensor), cleared)
+    expected = np.float32(rounded(x, "float32")) + np.float32(rounded(y, kind))
+    assert np.array_equal(total, expected.astype(np.float64))
     assert not zeros.any()
+
+
+@pytest.mark.parametrize("profile", list(PROFILES))
+def test_softcap(device, profile):
+    x = np.linspace(-90, 90, 37 * 20).reshape(37, 20)
+    bench = Bench(device, "bfloat16", PROFILES[profile])
+    y = bench.given(x)
+    softcap_in_place(bench.graph, y, 30.0)
+    (got,) = bench.run(y)
+    expected = 30 * np.tanh(rounded(x, "float32") / 30)
+    assert_close(got, expected, tolerance("float32"), "exp is good to 1e-6")

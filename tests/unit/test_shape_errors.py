@@ -17,7 +17,7 @@ from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseExperts, DenseMatrix, ExpertLinear, Head, Linear
 from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.ops.rope import rope
-from qlora_wgpu.ops.routing import combine, route, spread
+from qlora_wgpu.ops.routing import combine, permute, route
 
 BATCH = make_batch_buffers(1, 6)
 
@@ -41,7 +41,7 @@ def routing(g):
 def experts(g, x):
     where = routing(g)
     layer = ExpertLinear("up", DenseExperts(4, 8, 24, ()), None)
-    return expert_linear(g, spread(g, x, where), layer, where, BATCH)
+    return expert_linear(g, permute(g, x, where), layer, where, BATCH)
 
 
 WRONG = {
