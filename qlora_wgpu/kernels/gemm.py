@@ -278,7 +278,12 @@ class WorkgroupTiles:
         across, down = g.profile.tile_group
         if gemm.experts is not None:
             down = min(down, EXPERT_TILE // 8)
-        constants = {"MATRIX": False, "WG_M": down, "WG_N": across, "GROUP": across * down}
+        constants: dict[str, Constant] = {
+            "MATRIX": False,
+            "WG_M": down,
+            "WG_N": across,
+            "GROUP": across * down,
+        }
         path = f"gemm/{gemm.name}_tiled.wgsl"
         _launch_split(g, gemm, Cut(path, 8 * down, 8 * across, constants))
 
@@ -296,7 +301,7 @@ class Registers:
 
 
 def _registers(gemm: Gemm, tile: int, across: int, down: int) -> Cut:
-    constants = {"TILE_M": tile, "WG_N": across, "WG_M": down}
+    constants: dict[str, Constant] = {"TILE_M": tile, "WG_N": across, "WG_M": down}
     return Cut(f"gemm/{gemm.name}.wgsl", tile * down, 8 * across, constants)
 
 

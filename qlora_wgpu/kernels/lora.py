@@ -254,7 +254,6 @@ class FactorGrad:
             {
                 "TRANSPOSED": transposed,
                 "DROPOUT": masked,
-                "EXPERTS": self.expert_rows is not None,
                 **cut,
             },
             flops=2 * self.x.rows * self.x.columns * self.u.columns,
