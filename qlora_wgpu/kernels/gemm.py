@@ -9,11 +9,15 @@ from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.dtype import ceil_div, round_up
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.kernels.dropout import DropoutMask, dropout_params
+from qlora_wgpu.kernels.elementwise import sum_parts
+from qlora_wgpu.kernels.experts import (
+    EXPERT_TILE,
+    ExpertTiles,
+    expert_constants,
+    expert_params,
+)
 from qlora_wgpu.kernels.kernel import Change, Kernel, Tunable
-from qlora_wgpu.ops.dropout import dropout_params
-from qlora_wgpu.ops.expert_kernels import expert_constants, expert_params
-from qlora_wgpu.ops.modules import EXPERT_TILE, ExpertTiles, Lora
-from qlora_wgpu.ops.tensor import sum_parts
 
 SKINNY = 64  # products of at most so many columns are cut along their rows instead
 _LEAST_PART = 1024  # of a reduction that is cut, so that adding up the parts stays cheap
@@ -51,7 +55,7 @@ class Gemm:
         lora: A term to add, if any.
         bias: Of the whole matrix, float32.
         residual: Of y's layout.
-        dropout: Whose mask x gets in a product with rows, the term in one with columns.
+        dropout: Of x in a product with rows, of the term in one with columns.
         batch_info: Needed for dropout and for ``first_row``.
         first_row: If given, x is a chunk of the compacted label rows, from this one on.
         experts: If given, each tile of rows meets its expert's matrix; tiles of others are left
@@ -69,7 +73,7 @@ class Gemm:
     lora: LoraTerm | None = None
     bias: Tensor | None = None
     residual: Tensor | None = None
-    dropout: Lora | None = None
+    dropout: DropoutMask | None = None
     batch_info: Tensor | None = None
     first_row: int | None = None
     experts: ExpertTiles | None = None
@@ -87,7 +91,7 @@ class Gemm:
     @property
     def masked(self) -> bool:
         """Whether there is a dropout mask."""
-        return self.dropout is not None and self.dropout.dropout > 0
+        return self.dropout is not None
 
     @property
     def own_rows(self) -> int:
@@ -178,7 +182,7 @@ def _launch(
             "r": lora.u.columns if lora is not None else 0,
             "r_stride": lora.u.stride if lora is not None else 0,
             "scale": gemm.scale,
-            **dropout_params(gemm.dropout if gemm.masked else None),
+            **dropout_params(gemm.dropout),
             "w_expert": gemm.own_rows * gemm.w.units(8),
             **expert_params(gemm.experts, lora.stride // 4 if lora is not None else 0),
         },

@@ -9,15 +9,57 @@ from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.dtype import ceil_div, round_up
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.kernels.dropout import DropoutMask, dropout_params
+from qlora_wgpu.kernels.experts import (
+    ExpertTiles,
+    expert_constants,
+    expert_count,
+    expert_params,
+)
 from qlora_wgpu.kernels.gemm import GEMM, Gemm, broadcast_constants
 from qlora_wgpu.kernels.kernel import Change, Kernel, Tunable
-from qlora_wgpu.ops.dropout import dropout_params
-from qlora_wgpu.ops.expert_kernels import expert_constants, expert_count, expert_params
-from qlora_wgpu.ops.modules import ExpertTiles, Lora
 
 _ROWS, _RANKS = 4, 8  # of results that a workgroup of the GPUs' kernels makes
 _THREADS = 8  # of theirs where a profile has no use for them but experts
 _TEXTURE_RANKS = 8  # that a thin product for software adapters makes at a time
+
+
+@dataclass(frozen=True)
+class Lora:
+    """One adapter pair, float32 windows of the flat buffers.
+
+    Attributes:
+        r: Its rank.
+        scaling: What the product is multiplied by.
+        dropout: Probability that an element of its input is dropped.
+        key: Tells its dropout masks from those of other modules.
+        a: (r, in_features).
+        b: (out_features, r).
+        grad_a: Gradient of ``a``, summed up.
+        grad_b: Gradient of ``b``, summed up.
+        a_stride: Floats from one expert's ``a`` to the next one's.
+        b_stride: The same of ``b``.
+        magnitude: DoRA's, (out_features) float32, if it is one.
+        grad_magnitude: Its gradient, summed up.
+    """
+
+    r: int
+    scaling: float
+    dropout: float
+    key: int
+    a: Tensor
+    b: Tensor
+    grad_a: Tensor
+    grad_b: Tensor
+    a_stride: int = 0
+    b_stride: int = 0
+    magnitude: Tensor | None = None
+    grad_magnitude: Tensor | None = None
+
+    @property
+    def mask(self) -> DropoutMask | None:
+        """The dropout of its input, if there is any."""
+        return DropoutMask(self.dropout, self.key) if self.dropout > 0 else None
 
 
 @dataclass(frozen=True)
@@ -37,7 +79,7 @@ class Down:
     def _launch(
         self, g: Graph, path: str, workgroups: tuple[int, int, int], cut: dict[str, Constant]
     ) -> None:
-        masked = self.lora.dropout > 0
+        masked = self.lora.mask is not None
         tensors: dict[str, Tensor | None] = {
             "x": self.x,
             "a": self.lora.a,
@@ -56,7 +98,7 @@ class Down:
                 "a_stride": self.lora.a.units(8),
                 "u_stride": self.u.stride,
                 "scale": self.lora.scaling,
-                **dropout_params(self.lora),
+                **dropout_params(self.lora.mask),
                 **expert_params(self.experts, self.lora.a_stride // 8),
             },
             constants,
@@ -106,8 +148,8 @@ class DownGemm:
         """Adds the launch."""
         lora = problem.lora
         gemm = Gemm(
-            x=problem.x, w=lora.a, y=problem.u, with_rows=True, scale=lora.scaling, dropout=lora,
-            batch_info=problem.batch_info, label="lora/down",
+            x=problem.x, w=lora.a, y=problem.u, with_rows=True, scale=lora.scaling,
+            dropout=lora.mask, batch_info=problem.batch_info, label="lora/down",
         )  # fmt: skip
         GEMM.launch(g, gemm)
 
@@ -199,13 +241,14 @@ class UpGradGemm:
 
 @dataclass(frozen=True)
 class FactorGrad:
-    """gradient += xᵀ·u (dB), or with ``masked_by`` its transpose with x masked (dA).
+    """gradient += xᵀ·u (dB), or its transpose with x masked (dA).
 
     Attributes:
         x: (rows, columns).
         u: (rows, r) float32.
         gradient: float32, added to.
-        masked_by: The adapter whose dropout x had; makes it the gradient of A.
+        transposed: Whether it is the gradient of A.
+        dropout: What x had, for the gradient of A.
         batch_info: Needed for dropout.
         expert_rows: If given, each expert's rows add to its own gradient.
         expert_stride: Floats from one expert's gradient to the next one's.
@@ -214,7 +257,8 @@ class FactorGrad:
     x: Tensor
     u: Tensor
     gradient: Tensor
-    masked_by: Lora | None = None
+    transposed: bool = False
+    dropout: DropoutMask | None = None
     batch_info: Tensor | None = None
     expert_rows: Tensor | None = None
     expert_stride: int = 0
@@ -225,8 +269,7 @@ class FactorGrad:
 
     def _launch(self, g: Graph, path: str, unit: int, ranks: int, cut: dict[str, Constant]) -> None:
         across = unit * int(cut["THREADS"])
-        transposed = self.masked_by is not None
-        masked = self.masked_by is not None and self.masked_by.dropout > 0
+        masked = self.dropout is not None
         g.launch(
             path,
             (
@@ -248,16 +291,16 @@ class FactorGrad:
                 "r": self.u.columns,
                 "r_stride": self.u.units(4),
                 "g_stride": self.gradient.units(4),
-                **dropout_params(self.masked_by),
+                **dropout_params(self.dropout),
                 "lora_expert": self.expert_stride // 4,
             },
             {
-                "TRANSPOSED": transposed,
+                "TRANSPOSED": self.transposed,
                 "DROPOUT": masked,
                 **cut,
             },
             flops=2 * self.x.rows * self.x.columns * self.u.columns,
-            label="lora/grad_a" if transposed else "lora/grad_b",
+            label="lora/grad_a" if self.transposed else "lora/grad_b",
         )
 
 

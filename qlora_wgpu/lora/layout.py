@@ -12,10 +12,10 @@ from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.family import ExpertSpec, LinearSpec
 from qlora_wgpu.graph.dtype import padded
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
+from qlora_wgpu.kernels.lora import Lora
 from qlora_wgpu.lora.flat_vector import FlatVector, aligned
 from qlora_wgpu.lora.names import LORA_A, LORA_B, MAGNITUDE, Float32Array, parse_name, tensor_name
 from qlora_wgpu.lora.targets import check_experts, in_layers, peft_config, targeted
-from qlora_wgpu.ops.modules import Lora
 
 
 class Adapter:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.kernels.lora import Lora
 from qlora_wgpu.kernels.rowwise import row_constants, row_workgroups
-from qlora_wgpu.ops.modules import Lora
 
 
 def norm(

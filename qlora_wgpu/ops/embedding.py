@@ -7,8 +7,8 @@ import zlib
 
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.kernels.dropout import dropout_params
 from qlora_wgpu.ops.batch import BatchBuffers
-from qlora_wgpu.ops.dropout import dropout_params
 from qlora_wgpu.ops.modules import Matrix
 
 _NOISE_KEY = zlib.crc32(b"neftune")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.kernels.experts import ExpertTiles
 from qlora_wgpu.kernels.gemm import GEMM, Gemm, LoraTerm
+from qlora_wgpu.kernels.lora import Lora
 from qlora_wgpu.ops.batch import BatchBuffers
-from qlora_wgpu.ops.modules import ExpertTiles, Lora
 
 
 def nt(
@@ -21,7 +22,6 @@ def nt(
     u: Tensor | None = None,
     bias: Tensor | None = None,
     residual: Tensor | None = None,
-    dropout: Lora | None = None,
     batch: BatchBuffers | None = None,
     first_row: int | None = None,
     experts: ExpertTiles | None = None,
@@ -40,8 +40,7 @@ def nt(
         u: (rows, r) float32.
         bias: Of the whole matrix.
         residual: Of y's layout.
-        dropout: The adapter whose mask x gets, if any.
-        batch: Needed for dropout and for ``first_row``.
+        batch: Needed for ``first_row``.
         first_row: If given, x is a chunk of the compacted label rows, from this one on.
         experts: If given, ``w`` holds the matrices of some experts, one below the other, and each
             tile of rows meets its own; tiles of others are left alone.
@@ -57,7 +56,7 @@ def nt(
         g,
         Gemm(
             x=x, w=w, y=y, with_rows=True, row0=row0, scale=scale, lora=term, bias=bias,
-            residual=residual, dropout=dropout, batch_info=batch.info if batch else None,
+            residual=residual, batch_info=batch.info if batch else None,
             first_row=first_row, experts=experts, label=label,
         ),
     )  # fmt: skip
@@ -107,7 +106,8 @@ def nn(
         g,
         Gemm(
             x=x, w=w, y=y, with_rows=False, row0=row0, scale=scale, accumulate=accumulate,
-            lora=term, dropout=lora if term else None, batch_info=batch.info if batch else None,
-            first_row=first_row, experts=experts, label=label,
+            lora=term, dropout=lora.mask if lora and term else None,
+            batch_info=batch.info if batch else None, first_row=first_row, experts=experts,
+            label=label,
         ),
     )  # fmt: skip

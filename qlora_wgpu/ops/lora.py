@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.kernels.lora import DOWN, FACTOR_GRAD, UP_GRAD, Down, FactorGrad, UpGrad
+from qlora_wgpu.kernels.experts import ExpertTiles
+from qlora_wgpu.kernels.lora import DOWN, FACTOR_GRAD, UP_GRAD, Down, FactorGrad, Lora, UpGrad
 from qlora_wgpu.ops.batch import BatchBuffers
-from qlora_wgpu.ops.modules import ExpertTiles, Lora
 
 
 def down(
@@ -44,5 +44,7 @@ def backward(
     FACTOR_GRAD.launch(
         g, FactorGrad(dy, u, lora.grad_b, expert_rows=rows, expert_stride=lora.b_stride)
     )
-    FACTOR_GRAD.launch(g, FactorGrad(x, du, lora.grad_a, lora, batch.info, rows, lora.a_stride))
+    FACTOR_GRAD.launch(
+        g, FactorGrad(x, du, lora.grad_a, True, lora.mask, batch.info, rows, lora.a_stride)
+    )
     return du

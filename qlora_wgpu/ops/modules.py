@@ -8,6 +8,7 @@ from typing import Protocol
 
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.kernels.lora import Lora
 
 
 class Matrix(Protocol):
@@ -42,39 +43,6 @@ class DenseMatrix:
 
 
 @dataclass(frozen=True)
-class Lora:
-    """One adapter pair, float32 windows of the flat buffers.
-
-    Attributes:
-        r: Its rank.
-        scaling: What the product is multiplied by.
-        dropout: Probability that an element of its input is dropped.
-        key: Tells its dropout masks from those of other modules.
-        a: (r, in_features).
-        b: (out_features, r).
-        grad_a: Gradient of ``a``, summed up.
-        grad_b: Gradient of ``b``, summed up.
-        a_stride: Floats from one expert's ``a`` to the next one's.
-        b_stride: The same of ``b``.
-        magnitude: DoRA's, (out_features) float32, if it is one.
-        grad_magnitude: Its gradient, summed up.
-    """
-
-    r: int
-    scaling: float
-    dropout: float
-    key: int
-    a: Tensor
-    b: Tensor
-    grad_a: Tensor
-    grad_b: Tensor
-    a_stride: int = 0
-    b_stride: int = 0
-    magnitude: Tensor | None = None
-    grad_magnitude: Tensor | None = None
-
-
-@dataclass(frozen=True)
 class Linear:
     """A frozen linear layer with its optional bias and adapter."""
 
@@ -82,26 +50,6 @@ class Linear:
     weight: Matrix
     bias: Tensor | None
     lora: Lora | None
-
-
-EXPERT_TILE = 64  # rows of one expert; a multiple of what any product's workgroup makes
-
-
-@dataclass(frozen=True)
-class ExpertTiles:
-    """Which expert each tile of ``EXPERT_TILE`` rows belongs to, and whose weights are at hand.
-
-    Attributes:
-        experts: uint32 (tiles).
-        rows: uint32 (2 · experts), the first row of each expert and the one past its last.
-        first: The first expert at hand.
-        count: How many are.
-    """
-
-    experts: Tensor
-    rows: Tensor
-    first: int
-    count: int
 
 
 class ExpertMatrix(Protocol):

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from qlora_wgpu.graph.dtype import ceil_div
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor, matrix
+from qlora_wgpu.kernels.experts import EXPERT_TILE, ExpertTiles
 from qlora_wgpu.kernels.rowwise import row_constants, row_workgroups
-from qlora_wgpu.ops.modules import EXPERT_TILE, ExpertTiles
 from qlora_wgpu.ops.rows import row_words
 
 _THREADS = 32  # that share the assignments when they are counted and get slots

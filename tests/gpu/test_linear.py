@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 
 from gpu.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
+from qlora_wgpu.kernels.lora import Lora
 from qlora_wgpu.ops.linear import linear
-from qlora_wgpu.ops.modules import DenseMatrix, Linear, Lora
+from qlora_wgpu.ops.modules import DenseMatrix, Linear
 from qlora_wgpu.reference import linear as reference
 
 KEY, MODULE = 123456, 987654

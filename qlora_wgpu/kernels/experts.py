@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.ops.modules import EXPERT_TILE, ExpertTiles
+
+EXPERT_TILE = 64  # rows of one expert; a multiple of what any product's workgroup makes
+
+
+@dataclass(frozen=True)
+class ExpertTiles:
+    """Which expert each tile of ``EXPERT_TILE`` rows belongs to, and whose weights are at hand.
+
+    Attributes:
+        experts: uint32 (tiles).
+        rows: uint32 (2 · experts), the first row of each expert and the one past its last.
+        first: The first expert at hand.
+        count: How many are.
+    """
+
+    experts: Tensor
+    rows: Tensor
+    first: int
+    count: int
 
 
 def expert_params(experts: ExpertTiles | None, lora_stride: int) -> dict[str, int]:
