@@ -13,10 +13,10 @@ from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.embedding import embedding
 from qlora_wgpu.ops.experts import expert_linear
-from qlora_wgpu.ops.head_norm import head_norm
 from qlora_wgpu.ops.layer_norm import layer_norm
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import Linear
+from qlora_wgpu.ops.qk_norm import qk_norm
 from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.ops.routing import Routing
 
@@ -144,7 +144,7 @@ class LayerOps:
 
     def head_norm(self, x: Tensor, name: str, eps: float) -> Tensor:
         """RMSNorm of each head by the weight of that module."""
-        return head_norm(self.g, x, self._modules.norms[name + ".weight"], eps)
+        return qk_norm(self.g, x, self._modules.norms[name + ".weight"], eps)
 
     def layer_norm(self, x: Tensor, name: str, eps: float) -> Tensor:
         """LayerNorm by the weight, and the bias if there is one, of that module."""
