@@ -18,7 +18,7 @@ from qlora_wgpu.gpu.adapters import (
     list_adapters,
 )
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.selfcheck import CHECKS, Result, check_device
+from qlora_wgpu.selfcheck import Result, check_device, checks
 from qlora_wgpu.tuning.cache import choices_for
 from qlora_wgpu.version import __version__
 
@@ -102,7 +102,7 @@ def _check(console: Console, device: Device) -> None:
     table.add_column("error in\nfloat32\nbfloat16")
     for variant in shown:
         table.add_column(variant, justify="right")
-    for name in CHECKS:
+    for name in checks():
         cells = (found[name, variant].values() for variant in shown)
         table.add_row(name, *("\n".join(map(_cell, results)) for results in cells))
     console.print(table, highlight=False)

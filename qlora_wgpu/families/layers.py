@@ -16,10 +16,10 @@ from qlora_wgpu.ops.columns import columns
 from qlora_wgpu.ops.embedding import embedding
 from qlora_wgpu.ops.experts import expert_linear
 from qlora_wgpu.ops.glu import glu
-from qlora_wgpu.ops.head_norm import head_norm
 from qlora_wgpu.ops.layer_norm import layer_norm
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import Linear
+from qlora_wgpu.ops.qk_norm import qk_norm
 from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.ops.routing import Routing
@@ -70,7 +70,7 @@ class LayerOps:
 
     def qk_norm(self, x: Tensor, name: str, eps: float) -> Tensor:
         """RMSNorm of each head by the weight of that module."""
-        return head_norm(self.g, x, self._modules.norms[name + ".weight"], eps)
+        return qk_norm(self.g, x, self._modules.norms[name + ".weight"], eps)
 
     def layer_norm(self, x: Tensor, name: str, eps: float) -> Tensor:
         """LayerNorm by the weight, and the bias if there is one, of that module."""

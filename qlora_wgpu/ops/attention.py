@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from qlora_wgpu.gpu.wgsl import Constant
-from qlora_wgpu.graph.dtype import ceil_div
+from dataclasses import replace
+
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.ops import attention_image
+from qlora_wgpu.kernels.attention import ATTENTION, Attention, Gradients
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.cached_attention import append, attend
-from qlora_wgpu.ops.image import as_buffer
-from qlora_wgpu.ops.tensor import as_operand
 
 
 def attention(
@@ -28,8 +26,8 @@ def attention(
 
     Args:
         g: The graph.
-        q: (rows, heads · head_dim) operand.
-        k: (rows, kv_heads · head_dim) operand; kv_heads divides heads.
+        q: (rows, heads · head_dim).
+        k: (rows, kv_heads · head_dim); kv_heads divides heads.
         v: Like k.
         batch: Its shape and segments.
         head_dim: Elements of a head; even.
@@ -39,92 +37,40 @@ def attention(
 
     Returns:
         (rows, heads · head_dim) operand.
+
+    Raises:
+        GraphError: If the shapes do not fit.
     """
-    heads, kv_heads = q.columns // head_dim, k.columns // head_dim
-    if head_dim % 2 or heads % kv_heads or k.columns != v.columns:
-        raise GraphError(f"attention: {q}, {k}, {v} with head_dim {head_dim} do not fit")
+    _check(q, k, v, head_dim)
     if batch.cache is not None:
-        known_k, known_v = batch.cache.next_layer(g.dtype, k.columns)
-        append(g, k, known_k, batch.info)
-        append(g, v, known_v, batch.info)
+        keys, values = batch.cache.next_layer(g.dtype, k.columns)
+        append(g, k, keys, batch.info)
+        append(g, v, values, batch.info)
         if batch.rows == 1:
-            return attend(g, q, known_k, known_v, batch.info, head_dim, scale, window, softcap)
-    if attention_image.usable(g, head_dim):
-        return attention_image.attention(g, q, k, v, batch, head_dim, scale, window, softcap)
-    unit = 4 if head_dim % 4 == 0 else 2
-    lanes = g.profile.attention_lanes
-    constants: dict[str, Constant] = {
-        "BF16": g.bf16,
-        "HEAD_UNIT4": unit == 4,
-        "UNITS": head_dim // unit,
-        "LANES": lanes,
-        "SOFTCAP": softcap is not None,
-    }
-    # Straight-line code is kept within what software adapters compile quickly.
-    keys = g.profile.attention_keys if head_dim <= 32 * unit else 2
-    blocks = ceil_div(batch.seq, lanes)
-
-    def params(x: Tensor) -> dict[str, int | float]:
-        return {
-            "seq": batch.seq,
-            "heads": heads,
-            "group": heads // kv_heads,
-            "q_stride": q.units(unit),
-            "kv_stride": k.units(unit),
-            "pad_units": (x.stride - x.columns) // unit,
-            "window": min(window or batch.seq, batch.seq),
-            "scale": scale,
-            "softcap": softcap or 1.0,
-        }
-
+            return attend(g, q, keys, values, batch.info, head_dim, scale, window, softcap)
     o = g.operand("attention", q.rows, q.columns)
-    lse = g.float_vector("lse", q.rows * heads)
-    pairs = batch.batch * heads * batch.seq * (batch.seq + 1) // 2
-    shared = {"q": q, "k": k, "v": v, "segments": batch.segments}
-    g.launch(
-        "attention/forward.wgsl",
-        (blocks, heads, batch.batch),
-        {**shared, "o": o, "lse": lse},
-        params(q),
-        {**constants, "KEYS": keys},
-        flops=4 * pairs * head_dim,
+    lse = g.float_vector("lse", q.rows * q.columns // head_dim)
+    window = min(window or batch.seq, batch.seq)
+    problem = Attention(
+        q, k, v, o, lse, batch.segments, batch.batch, head_dim, scale, window, softcap
     )
+    ATTENTION.launch(g, problem)
 
     def vjp(do: Tensor) -> None:
-        do = as_buffer(g, as_operand(g, do, image=False))
-        lse_delta = g.float_vector("lse and delta", 2 * q.rows * heads)
-        g.launch(
-            "attention/delta.wgsl",
-            q.rows * heads,
-            {"o": o, "dout": do, "lse": lse, "lse_delta": lse_delta},
-            {"rows": q.rows, "heads": heads, "stride": q.units(unit)},
-            {name: constants[name] for name in ("BF16", "HEAD_UNIT4", "UNITS")},
-        )
-        known = {**shared, "dout": do, "lse_delta": lse_delta}
-        if q.requires_grad:
-            dq = g.operand("d q", q.rows, q.columns)
-            g.launch(
-                "attention/dq.wgsl",
-                (blocks, heads, batch.batch),
-                {**known, "dq": dq},
-                params(q),
-                constants,
-                flops=6 * pairs * head_dim,
-            )
-            g.hand_over(q, dq)
+        dq = g.operand("d q", q.rows, q.columns) if q.requires_grad else None
+        dk = dv = None
         if k.requires_grad or v.requires_grad:
-            dk = g.operand("d k", k.rows, k.columns)
-            dv = g.operand("d v", v.rows, v.columns)
-            g.launch(
-                "attention/dkdv.wgsl",
-                (blocks, kv_heads, batch.batch),
-                {**known, "dk": dk, "dv": dv},
-                params(k),
-                constants,
-                flops=8 * pairs * head_dim,
-            )
-            g.hand_over(k, dk)
-            g.hand_over(v, dv)
+            dk, dv = (g.operand(f"d {n}", k.rows, k.columns) for n in ("k", "v"))
+        ATTENTION.launch(g, replace(problem, gradients=Gradients(do, dq, dk, dv)))
+        for x, dx in ((q, dq), (k, dk), (v, dv)):
+            if dx is not None:
+                g.add_gradient(x, dx)
 
     g.record(o, [q, k, v], vjp)
     return o
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, head_dim: int) -> None:
+    whole = not (head_dim % 2 or q.columns % head_dim or k.columns % head_dim)
+    if not whole or q.columns % k.columns or k.shape != v.shape or q.rows != k.rows:
+        raise GraphError(f"attention: {q}, {k}, {v} with head_dim {head_dim} do not fit")

@@ -6,15 +6,22 @@ from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.rowwise import row_constants, row_workgroups
-from qlora_wgpu.ops.image import as_buffer
+from qlora_wgpu.ops.tensor import converted
 
 
 def append(g: Graph, x: Tensor, cache: Tensor, batch_info: Tensor) -> None:
-    """Stores the rows of x, an operand, after those that are there."""
+    """Stores the rows of x after those that are there.
+
+    Raises:
+        GraphError: If x is of another width.
+    """
+    if x.columns != cache.columns:
+        raise GraphError(f"kv_cache: {x} does not fit {cache}")
+    x = converted(g, x, cache.dtype)
     g.launch(
         "kv_cache/append.wgsl",
         x.nbytes // 16,
-        {"x": as_buffer(g, x), "batch_info": batch_info, "cache": cache},
+        {"x": x, "batch_info": batch_info, "cache": cache},
         {"rows": x.rows, "capacity": cache.rows, "stride": x.nbytes // 16 // x.rows},
     )
 
@@ -34,7 +41,7 @@ def attend(
 
     Args:
         g: The graph.
-        q: (1, heads · head_dim) operand.
+        q: (1, heads · head_dim).
         keys: (capacity, kv_heads · head_dim).
         values: Like keys.
         batch_info: Says how many tokens came before.
@@ -45,16 +52,15 @@ def attend(
 
     Returns:
         (1, heads · head_dim) operand.
+
+    Raises:
+        GraphError: If q is not one token's.
     """
     if q.rows != 1:
         raise GraphError(f"kv_cache: one token at a time is attended for, not {q}")
     heads = q.columns // head_dim
     unit = 4 if head_dim % 4 == 0 else 2
-    shape: dict[str, Constant] = {
-        "BF16": g.bf16,
-        "HEAD_UNIT4": unit == 4,
-        "UNITS": head_dim // unit,
-    }
+    shape: dict[str, Constant] = {"HEAD_UNIT4": unit == 4, "UNITS": head_dim // unit}
     scores = g.float32("scores", heads, keys.rows)
     common: dict[str, int | float] = {
         "heads": heads,
@@ -65,7 +71,7 @@ def attend(
     g.launch(
         "kv_cache/scores.wgsl",
         heads * scores.stride,
-        {"q": as_buffer(g, q), "k": keys, "batch_info": batch_info, "scores": scores},
+        {"q": q, "k": keys, "batch_info": batch_info, "scores": scores},
         {
             **common,
             "window": min(window or keys.rows, keys.rows),

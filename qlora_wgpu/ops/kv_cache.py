@@ -39,14 +39,14 @@ class CacheView:
         if self._next == len(self._cache.layers):
             pair = tuple(_kept(name, self.capacity, columns, dtype) for name in ("keys", "values"))
             self._cache.layers.append((pair[0], pair[1]))
-        found = self._cache.layers[self._next]
+        layer = self._cache.layers[self._next]
         self._next += 1
-        if found[0].columns != columns:
-            raise GraphError(f"kv_cache: {found[0]} is of another layer, not {columns} wide")
-        return found
+        if layer[0].columns != columns:
+            raise GraphError(f"kv_cache: {layer[0]} is of another layer, not {columns} wide")
+        return layer
 
 
 def _kept(name: str, capacity: int, columns: int, dtype: str) -> Tensor:
-    made = matrix(name, capacity, columns, dtype)
-    made.storage = Storage(name, "kv cache", made.nbytes)
-    return made
+    tensor = matrix(name, capacity, columns, dtype)
+    tensor.storage = Storage(name, "kv cache", tensor.nbytes)
+    return tensor

@@ -1,10 +1,9 @@
 // lse_delta = (lse, delta), delta = do·o, per query and head: what softmax's gradient needs.
 //
-// o, dout (rows, heads · head_dim) operands, lse (rows, heads) float32, lse_delta (rows, heads) of
-// pairs, overwritten; one buffer, since eight are all that every adapter can bind.
-// Launcher: ops/attention.py.
+// o, dout (rows, heads · head_dim), lse (rows, heads) float32, lse_delta (rows, heads) of pairs,
+// overwritten; one buffer, since eight are all that every adapter can bind. Heads are UNITS units
+// of eight elements (HEAD_UNIT8), four (HEAD_UNIT4) or two. Launcher: kernels/attention.py.
 //#include common/flat.wgsl
-//#include common/head_unit.wgsl
 
 struct Params {
     rows: u32,
@@ -13,10 +12,28 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> o: array<HeadUnit>;
-@group(0) @binding(2) var<storage, read> dout: array<HeadUnit>;
+//#if HEAD_UNIT8
+//#input 1 o: 8
+//#input 2 dout: 8
+//#else
+//#if HEAD_UNIT4
+//#input 1 o: 4
+//#input 2 dout: 4
+//#else
+//#input 1 o: 2
+//#input 2 dout: 2
+//#endif
+//#endif
 @group(0) @binding(3) var<storage, read> lse: array<f32>;
 @group(0) @binding(4) var<storage, read_write> lse_delta: array<vec2<f32>>;
+
+fn product(i: u32) -> f32 {
+//#if HEAD_UNIT8
+    return dot8(load_o(i), load_dout(i));
+//#else
+    return dot(load_o(i), load_dout(i));
+//#endif
+}
 
 fn each(i: u32) {
     let row = i / params.heads;
@@ -25,6 +42,6 @@ fn each(i: u32) {
     }
     let base = row * params.stride + (i % params.heads) * UNITS;
     var sum = 0.0;
-    //#unroll d UNITS: sum += dot(unpack_head(o[base + $du]), unpack_head(dout[base + $du]));
+    //#unroll d UNITS: sum += product(base + $du);
     lse_delta[i] = vec2<f32>(lse[i], sum);
 }

@@ -1,6 +1,6 @@
 // cache[past + row, :] = x[row, :],  past = batch_info[3]: the keys or values of new tokens.
 //
-// x (rows, columns), cache (capacity, columns) of one layout, in words of 16 bytes.
+// x (rows, columns), cache (capacity, columns) of one type, in words of 16 bytes.
 // Launcher: ops/cached_attention.py.
 //#include common/flat.wgsl
 
@@ -11,13 +11,13 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> x: array<vec4<u32>>;
+//#input 1 x: words
 @group(0) @binding(2) var<storage, read> batch_info: array<u32>;
-@group(0) @binding(3) var<storage, read_write> cache: array<vec4<u32>>;
+//#output 3 cache: words
 
 fn each(i: u32) {
     let row = batch_info[3] + i / params.stride;
     if (i / params.stride < params.rows && row < params.capacity) {
-        cache[row * params.stride + i % params.stride] = x[i];
+        store_cache(row * params.stride + i % params.stride, load_x(i));
     }
 }

@@ -1,14 +1,20 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from gpu.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 from qlora_wgpu.ops.attention import attention
+from qlora_wgpu.ops.batch import INFO_PAST
+from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.reference import attention as reference
 
 PADDED = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 1, 1], [1, 1, 2, 2, 2, 3, 0]])
 
 
-def check(device, profile, dtype, heads, kv_heads, head_dim, segments, **options):
+def check(
+    device, profile, dtype, heads, kv_heads, head_dim, segments, *, do_dtype="float32", **options
+):
     rng = np.random.default_rng(4)
     size, seq = segments.shape
     rows = size * seq
@@ -19,10 +25,10 @@ def check(device, profile, dtype, heads, kv_heads, head_dim, segments, **options
     tensors = [bench.operand(a, grad=True) for a in (q, k, v)]
     batch = bench.batch_of(size, seq, segments=segments)
     o = attention(bench.graph, *tensors, batch, head_dim, scale, **options)
-    # In a model the gradient arrives in float32.
-    gradients = bench.gradients(o, bench.given(do), *tensors)
+    gradients = bench.gradients(o, bench.given(do, do_dtype), *tensors)
     got = bench.run(o, *gradients)
-    q, k, v, do = (rounded(a, dtype) for a in (q, k, v, do))
+    q, k, v = (rounded(a, dtype) for a in (q, k, v))
+    do = rounded(do, do_dtype)
     expected = [
         reference.forward(q, k, v, segments, head_dim, scale, **options),
         *reference.backward(do, q, k, v, segments, head_dim, scale, o=got[0], **options),
@@ -76,6 +82,34 @@ def test_packed_samples(device, profile, dtype, head_dim, window, lengths):
     check(device, profile, dtype, 4, 2, head_dim, segments, window=window)
 
 
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+@pytest.mark.parametrize("do_dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [6, 20, 24, 64])
+def test_gradients_of_any_type_arrive(device, profile, dtype, do_dtype, head_dim):
+    check(device, profile, dtype, 4, 2, head_dim, PADDED, do_dtype=do_dtype, softcap=2.0)
+
+
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+@pytest.mark.parametrize("head_dim", [20, 24])
+def test_keys_that_are_values_get_both_gradients(device, profile, dtype, head_dim):
+    rng = np.random.default_rng(6)
+    rows, scale = PADDED.size, 1 / np.sqrt(head_dim)
+    q, do = (rng.standard_normal((rows, 4 * head_dim)) for _ in range(2))
+    k = rng.standard_normal((rows, 2 * head_dim))
+    bench = Bench(device, dtype, PROFILES[profile])
+    tq, tk = (bench.operand(a, grad=True) for a in (q, k))
+    batch = bench.batch_of(*PADDED.shape, segments=PADDED)
+    o = attention(bench.graph, tq, tk, tk, batch, head_dim, scale)
+    got_o, got_dq, got_dk = bench.run(o, *bench.gradients(o, bench.given(do), tq, tk))
+    q, k = (rounded(a, dtype) for a in (q, k))
+    do = rounded(do, "float32")
+    dq, dk, dv = reference.backward(do, q, k, k, PADDED, head_dim, scale, o=got_o)
+    bound = tolerance(dtype, PADDED.shape[1] * head_dim)
+    why = "sums over keys and heads of terms of order 1, each gradient rounded"
+    assert_close(got_dq, dq, bound, why, terms=1.0)
+    assert_close(got_dk, dk + dv, bound, why, terms=np.abs(dk).max() + np.abs(dv).max())
+
+
 @pytest.mark.parametrize("profile", PROFILES)
 def test_large_scores_do_not_overflow(device, profile):
     rng = np.random.default_rng(5)
@@ -88,3 +122,31 @@ def test_large_scores_do_not_overflow(device, profile):
     expected = reference.forward(*exact, np.ones((1, 9), int), 8, 1.0)
     # Scores near 1e5 carry float32's 1e-2 into exp.
     assert_close(got, expected, 2e-2, "rounding of scores of 1e5")
+
+
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+@pytest.mark.parametrize("given", DTYPES)
+@pytest.mark.parametrize(
+    ("head_dim", "options"), [(6, {}), (20, {"window": 4}), (24, {"softcap": 1.5})]
+)
+def test_a_token_after_a_prompt(device, profile, dtype, given, head_dim, options):
+    """Of 10 tokens, 9 are a prompt; the last attends to what the cache kept of them."""
+    rng = np.random.default_rng(7)
+    q = rng.standard_normal((10, 4 * head_dim))
+    k, v = (rng.standard_normal((10, 2 * head_dim)) for _ in range(2))
+    cache, scale, got = KVCache(13), 1 / np.sqrt(head_dim), []
+    for tokens in (slice(0, 9), slice(9, 10)):
+        bench = Bench(device, dtype, PROFILES[profile])
+        batch = bench.batch_of(1, tokens.stop - tokens.start)
+        at = batch.info.offset + 4 * INFO_PAST
+        batch.storage.data[at : at + 4].view(np.uint32)[0] = tokens.start
+        batch = replace(batch, cache=CacheView(cache))
+        tensors = [bench.given(a[tokens], given) for a in (q, k, v)]
+        got += bench.run(attention(bench.graph, *tensors, batch, head_dim, scale, **options))
+    q, k, v = (rounded(a, given) for a in (q, k, v))
+    # The prompt attends to keys as they are, the token to what the cache holds of them.
+    for rows, kept in ((slice(0, 9), given), (slice(9, 10), dtype)):
+        exact = (q, rounded(k, kept), rounded(v, kept), np.ones((1, 10), int))
+        expected = reference.forward(*exact, head_dim, scale, **options)
+        bound = tolerance(dtype, 10 * head_dim)
+        assert_close(np.concatenate(got)[rows], expected[rows], bound, "sums over keys and heads")

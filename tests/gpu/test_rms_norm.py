@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from gpu.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
-from qlora_wgpu.ops.head_norm import head_norm
+from gpu.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 from qlora_wgpu.ops.layer_norm import layer_norm
+from qlora_wgpu.ops.qk_norm import qk_norm
 from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.reference import layer_norm as layer_reference
 from qlora_wgpu.reference import rms_norm as reference
@@ -48,15 +48,17 @@ def test_a_residual_is_added_in_float32(device, profile, dtype):
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
 @pytest.mark.parametrize(("rows", "heads", "head_dim"), [(1, 3, 6), (37, 6, 20), (5, 2, 64)])
-def test_head_norm(device, profile, dtype, rows, heads, head_dim):
+@pytest.mark.parametrize("dy_dtype", DTYPES)
+def test_qk_norm(device, profile, dtype, rows, heads, head_dim, dy_dtype):
     rng = np.random.default_rng(3)
     shape = (rows, heads * head_dim)
     x, dy, weight = rng.standard_normal(shape), rng.standard_normal(shape), rng.random(head_dim)
     bench = Bench(device, dtype, PROFILES[profile])
     tx = bench.operand(x, grad=True)
-    y = head_norm(bench.graph, tx, bench.given(weight), 1e-5)
-    got_y, got_dx = bench.run(y, *bench.gradients(y, bench.operand(dy), tx))
-    x, dy = (rounded(a, dtype).reshape(-1, head_dim) for a in (x, dy))
+    y = qk_norm(bench.graph, tx, bench.given(weight), 1e-5)
+    got_y, got_dx = bench.run(y, *bench.gradients(y, bench.given(dy, dy_dtype), tx))
+    x = rounded(x, dtype).reshape(-1, head_dim)
+    dy = rounded(dy, dy_dtype).reshape(-1, head_dim)
     weight = rounded(weight, "float32")
     expected = reference.forward(x, weight, 1e-5).reshape(shape)
     assert_close(got_y, expected, tolerance(dtype, head_dim), "sums over a head, one rounding")

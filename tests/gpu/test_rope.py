@@ -1,17 +1,19 @@
 import numpy as np
 import pytest
 
-from gpu.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
+from gpu.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.reference import rope as reference
 
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
 @pytest.mark.parametrize(
-    ("heads", "head_dim", "rotary_dim"), [(1, 6, 6), (3, 10, 10), (2, 64, 64), (3, 20, 8)]
+    ("heads", "head_dim", "rotary_dim"),
+    [(1, 6, 6), (3, 10, 10), (2, 64, 64), (3, 20, 8), (3, 40, 16), (2, 24, 8)],
 )
 @pytest.mark.parametrize("interleaved", [False, True])
-def test_rope(device, profile, dtype, heads, head_dim, rotary_dim, interleaved):
+@pytest.mark.parametrize("dy_dtype", DTYPES)
+def test_rope(device, profile, dtype, heads, head_dim, rotary_dim, interleaved, dy_dtype):
     rng = np.random.default_rng(2)
     rows, columns = 7, heads * head_dim
     x, dy = rng.standard_normal((rows, columns)), rng.standard_normal((rows, columns))
@@ -23,9 +25,9 @@ def test_rope(device, profile, dtype, heads, head_dim, rotary_dim, interleaved):
         bench.graph, tx, constant, bench.batch_of(1, rows), head_dim, rotary_dim,
         interleaved=interleaved,
     )  # fmt: skip
-    (dx,) = bench.gradients(y, bench.operand(dy), tx)
+    (dx,) = bench.gradients(y, bench.given(dy, dy_dtype), tx)
     got_y, got_dx = bench.run(y, dx)
-    x, dy, positions = rounded(x, dtype), rounded(dy, dtype), np.arange(rows)
+    x, dy, positions = rounded(x, dtype), rounded(dy, dy_dtype), np.arange(rows)
     exact = (positions, table.astype(float), head_dim, rotary_dim)
     expected = reference.forward(x, *exact, interleaved=interleaved)
     assert_close(got_y, expected, tolerance(dtype), "one rounding")

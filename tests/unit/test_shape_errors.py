@@ -11,10 +11,10 @@ from qlora_wgpu.ops.columns import columns
 from qlora_wgpu.ops.cross_entropy import logits_of_rows
 from qlora_wgpu.ops.experts import expert_linear
 from qlora_wgpu.ops.glu import glu
-from qlora_wgpu.ops.head_norm import head_norm
 from qlora_wgpu.ops.layer_norm import layer_norm
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseExperts, DenseMatrix, ExpertLinear, Head, Linear
+from qlora_wgpu.ops.qk_norm import qk_norm
 from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.ops.routing import combine, permute, route
@@ -73,7 +73,7 @@ WRONG = {
         lambda g: layer_norm(g, operand(6, 20, "float32"), norm(24), None, 1e-5),
         r"layer_norm.*6x20.*24",
     ),
-    "head_norm": (lambda g: head_norm(g, operand(6, 20), norm(6), 1e-5), r"head_norm.*6x20.*6"),
+    "qk_norm": (lambda g: qk_norm(g, operand(6, 20), norm(6), 1e-5), r"qk_norm.*6x20.*6"),
     "rope": (
         lambda g: rope(g, operand(6, 20), norm(24), BATCH, 6, 6), r"rope.*6x20.*6",
     ),

@@ -25,10 +25,11 @@ def _attention(run: Runner, head_dim: int, window: int | None, softcap: float | 
     o = attention(run.graph, tq, tk, tv, batch, head_dim, scale, window, softcap)
     got_o, *gradients = run.run(o, *run.gradients(o, run.float32(do), tq, tk, tv))
     q, k, v, do = (run.rounded(a) for a in (q, k, v, do))
-    shape = (_SAMPLES, head_dim, scale)
-    options = {"window": window, "softcap": softcap}
-    run.compare(got_o, attention_reference.forward(q, k, v, *shape, **options))
-    expected = attention_reference.backward(do, q, k, v, *shape, **options, o=got_o)
+    exact = attention_reference.forward(q, k, v, _SAMPLES, head_dim, scale, window, softcap)
+    run.compare(got_o, exact)
+    expected = attention_reference.backward(
+        do, q, k, v, _SAMPLES, head_dim, scale, got_o, window, softcap
+    )
     for gradient, exact in zip(gradients, expected, strict=True):
         run.compare(gradient, exact)
 

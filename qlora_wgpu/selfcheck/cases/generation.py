@@ -30,12 +30,11 @@ def check_cached_attention(run: Runner) -> None:
         q = normal("q", total, 4 * head_dim)
         k, v = normal("k", total, 2 * head_dim), normal("v", total, 2 * head_dim)
         for rows, past in ((slice(0, _PROMPT), 0), (slice(_PROMPT, total), _PROMPT)):
-            parts = [run.operand(a[rows]) for a in (q, k, v)]
+            tq, tk, tv = (run.operand(a[rows]) for a in (q, k, v))
             batch = _batch(cache, rows.stop - rows.start, past)
-            o = attention(run.graph, *parts, batch, head_dim, scale, window, softcap)
+            o = attention(run.graph, tq, tk, tv, batch, head_dim, scale, window, softcap)
         (got,) = run.run(o)
-        rounded = [run.rounded(a) for a in (q, k, v)]
+        q, k, v = (run.rounded(a) for a in (q, k, v))
         mask = np.ones((1, total), np.int64)
-        options = {"window": window, "softcap": softcap}
-        exact = reference.forward(*rounded, mask, head_dim, scale, **options)
+        exact = reference.forward(q, k, v, mask, head_dim, scale, window, softcap)
         run.compare(got, exact[_PROMPT:])

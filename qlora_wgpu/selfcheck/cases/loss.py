@@ -34,10 +34,10 @@ def _loss(run: Runner, softcap: float | None, smoothing: float, z_loss: float) -
     )  # fmt: skip
     got_stats, got = run.run(stats, run.graph.gradient_of(th))
     hidden, head = run.rounded(hidden), run.rounded(head)
-    options = {"scale": 0.7, "softcap": softcap, "smoothing": smoothing, "z_loss": z_loss}
-    loss = cross_entropy_reference.forward(hidden, head, targets[0], **options)
+    options = (0.7, softcap, smoothing, z_loss)
+    loss = cross_entropy_reference.forward(hidden, head, targets[0], *options)
     run.compare(got_stats[0, :2], np.array([loss, np.sum(targets != -100)]))
-    run.compare(got, cross_entropy_reference.backward(hidden, head, targets[0], **options))
+    run.compare(got, cross_entropy_reference.backward(hidden, head, targets[0], *options))
 
 
 def check_cross_entropy(run: Runner) -> None:

@@ -1,0 +1,67 @@
+// What all of attention's kernels share: their sizes, which keys a query sees, scores.
+//
+// A workgroup takes THREADS queries, or keys, of one head. segments: per row of the batch, 0 for
+// padding, else one more than where its sample begins within the row. A key is seen if it is not
+// padding, not later than the query, fewer than params.window before it, and of the query's sample;
+// a query that is itself padding sees all such keys, as in Hugging Face's masks.
+//#if SOFTCAP
+//#include common/tanh.wgsl
+//#endif
+
+// Strides are counted in the units that the kernel reads heads in.
+struct Params {
+    seq: u32,
+    heads: u32,
+    group: u32,
+    q_stride: u32,
+    kv_stride: u32,
+    window: u32,
+    scale: f32,
+    softcap: f32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(4) var<storage, read> segments: array<u32>;
+
+struct Keys {
+    begin: u32,
+    end: u32,
+}
+
+// The keys that any of the workgroup's queries, from first on, sees.
+fn keys_of_block(row0: u32, first: u32) -> Keys {
+    let end = min(params.seq, first + THREADS);
+    let in_window = first - min(first, params.window - 1u);
+    return Keys(max(in_window, sample_begin(row0, first, end - 1u)), end);
+}
+
+// Where the first sample begins that any of these queries, first to last of one row, sees; 0 where
+// one is padding and sees everything.
+fn sample_begin(row0: u32, first: u32, last: u32) -> u32 {
+    let segment = segments[row0 + first];
+    return select(0u, segment - 1u, segment != 0u && segments[row0 + last] != 0u);
+}
+
+// Past the last query that sees any of the workgroup's keys, from first on.
+fn end_of_queries(first: u32) -> u32 {
+    return min(params.seq, first + THREADS - 1u + min(params.seq, params.window));
+}
+
+fn visible(query: u32, key: u32, query_segment: u32, key_segment: u32) -> bool {
+    return key <= query && query - key < params.window && key_segment != 0u && (query_segment == 0u || query_segment == key_segment);
+}
+
+// A score, and its derivative by scale · q·k.
+struct Score {
+    value: f32,
+    slope: f32,
+}
+
+fn score(product: f32) -> Score {
+//#if SOFTCAP
+    let t = tanh_of(product / params.softcap);
+    return Score(params.softcap * t, 1.0 - t * t);
+//#else
+    return Score(product, 1.0);
+//#endif
+}

@@ -1,0 +1,15 @@
+// What attention's backward kernels share. lse_delta: per query and head, by attention/delta.wgsl.
+@group(0) @binding(6) var<storage, read> lse_delta: array<vec2<f32>>;
+
+// p = exp(s - lse), and ds, the gradient of scale · q·k.
+struct Weight {
+    p: f32,
+    ds: f32,
+}
+
+// product = scale · q·k, dp = do·v, pair = (lse, delta).
+fn weight_of(product: f32, dp: f32, pair: vec2<f32>, sees: bool) -> Weight {
+    let s = score(product);
+    let p = select(0.0, exp(min(s.value - pair.x, 0.0)), sees);
+    return Weight(p, p * (dp - pair.y) * s.slope);
+}
