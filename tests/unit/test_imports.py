@@ -13,11 +13,12 @@ LEAVES = {
     "quant": set(),
     "reference": set(),
     "errors": set(),
+    "labels": set(),
     "report": set(),
 }
 MAY_USE = {
     **{name: {"errors"} for name in LEAVES},
-    "data": {"errors", "config"},
+    "data": {"errors", "config", "labels"},
     "checkpoint": {"errors", "quant"},
     "gpu": {"errors"},
     "graph": {"gpu", "errors"},
@@ -34,6 +35,7 @@ MAY_USE = {
         "checkpoint",
         "quant",
         "errors",
+        "labels",
     },
     "selfcheck": {
         "model",
