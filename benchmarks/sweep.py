@@ -58,7 +58,7 @@ def point(sizes: dict[str, int], steps: int) -> dict[str, Any]:
             "activations_mib": round(planned["activations"] / 2**20, 2),
             "observed_mib": round(device.memory.peak / 2**20, 2),
             "device": device.name,
-            "driver": device.adapter.info["description"],
+            "driver": device.gpu.info["description"],
         }
 
 

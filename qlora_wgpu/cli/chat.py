@@ -9,27 +9,30 @@ from typing import Any
 import click
 from rich.console import Console
 
-from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.cli._model import base_options, open_adapted, sampling_options
 from qlora_wgpu.cli._text import chat_ids, chat_template, longest, stop_ids, stop_text, stream
-from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.generation import generate
+from qlora_wgpu.runs import OpenedModel
 
 _HELP = "/adapter on|off, /system TEXT, /reset, /help, /exit (or Ctrl-D)"
 
 
 @click.command()
 @base_options
-@click.option("--system", help="A system message to begin with.")
-@click.option("--chat-template", "wanted", help="Instead of the tokenizer's: a file, or chatml.")
+@click.option("--system", help="System message that the conversation begins with.")
+@click.option(
+    "--chat-template",
+    "wanted",
+    help="Chat template instead of the tokenizer's: a .jinja file, or chatml.",
+)
 @sampling_options
 def chat(
     model_path: str,
     adapter: str | None,
     scheme: str,
     compute_dtype: str,
-    device: str,
+    gpu: str,
     system: str | None,
     wanted: str | None,
     max_new_tokens: int,
@@ -44,9 +47,10 @@ def chat(
     Turns can be piped in.
     """
     console = Console(stderr=True)
-    tokenizer = Tokenizer.from_folder(ModelFolder.open(model_path).path)
+    source = OpenedModel.open(model_path)
+    tokenizer = source.tokenizer
     template = chat_template(tokenizer, wanted)
-    model = open_adapted(console, model_path, adapter, scheme, compute_dtype, device)
+    model = open_adapted(console, source, adapter, scheme, compute_dtype, gpu)
     stops, until = stop_ids(tokenizer, template), stop_text(tokenizer, template)
     limit = longest(model)
     console.print(f"{model.name_or_path} on {model.device.name}: {_HELP}", highlight=False)

@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from qlora_wgpu.cli._model import gpu_option
 from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.gpu.adapters import (
     INSTALL_HINT,
@@ -28,7 +29,7 @@ _SHOWN_FEATURES = ("shader-f16", "subgroups", "timestamp-query")
 @click.option(
     "--check", is_flag=True, help="Run every kernel variant against its reference on this driver."
 )
-@click.option("--device", "wanted", default="auto", show_default=True, help="Adapter to check.")
+@gpu_option("The GPU to check: its index or a part of its name.", "--device")
 @click.option(
     "--backend",
     default="auto",
@@ -36,15 +37,15 @@ _SHOWN_FEATURES = ("shader-f16", "subgroups", "timestamp-query")
     type=click.Choice(["auto", "wgpu", "dawn"]),
     help="WebGPU implementation to check.",
 )
-def doctor(check: bool, wanted: str, backend: str) -> None:
-    """Show the GPU adapters found, their driver, limits and features.
+def doctor(check: bool, gpu: str, backend: str) -> None:
+    """Show the GPUs found, their driver, limits and features.
 
     Exits with code 2, and says what to install, where there is none; with --check also where the
     driver computes wrongly.
     """
     console = Console()
     if check:
-        _check(console, Device(wanted, backend))
+        _check(console, Device(gpu, backend))
         return
     backends = installed_backends()
     packages = ", ".join(f"{b.package} {version(b.package)}" for b in backends)
@@ -65,7 +66,7 @@ def doctor(check: bool, wanted: str, backend: str) -> None:
             console.print(_describe(index, adapter, chosen))
     kind = "software adapter (cpu kernels)" if device.is_cpu else "GPU kernels"
     console.print(
-        f"device.adapter: auto opens {device.name} through {device.backend.package}: {kind}",
+        f"device.gpu: auto opens {device.name} through {device.backend.package}: {kind}",
         highlight=False,
     )
     if device.profile.images:
@@ -86,7 +87,7 @@ def doctor(check: bool, wanted: str, backend: str) -> None:
 def _check(console: Console, device: Device) -> None:
     """Shows every check's error, and fails if one is too large."""
     console.print(
-        f"{device.name}, {device.adapter.info['description'] or 'driver not told'}, through "
+        f"{device.name}, {device.gpu.info['description'] or 'driver not told'}, through "
         f"{device.backend.package}",
         highlight=False,
     )
@@ -118,7 +119,7 @@ def _check(console: Console, device: Device) -> None:
     if own:
         raise DeviceError(
             f"{device.name} does not compute rightly: update its driver, or choose another adapter "
-            "(device.adapter) or backend (device.backend)"
+            "(device.gpu) or backend (device.backend)"
         )
     console.print(
         f"all {sum(map(len, found.values()))} checks are good"

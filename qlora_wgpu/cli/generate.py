@@ -7,27 +7,31 @@ import sys
 import click
 from rich.console import Console
 
-from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.cli._model import base_options, open_adapted, sampling_options
 from qlora_wgpu.cli._text import chat_ids, chat_template, longest, stop_ids, stop_text, stream
-from qlora_wgpu.data import ChatTemplate, Tokenizer, find_chat_template
+from qlora_wgpu.data import ChatTemplate, find_chat_template
 from qlora_wgpu.generation import generate as generate_tokens
+from qlora_wgpu.runs import OpenedModel
 
 
 @click.command()
 @base_options
-@click.option("--prompt", required=True, help="What the text goes on from.")
+@click.option("--prompt", required=True, help="Text to continue.")
 @click.option(
     "--chat", is_flag=True, help="Put the prompt into the chat template as a user's turn."
 )
-@click.option("--chat-template", "wanted", help="Instead of the tokenizer's: a file, or chatml.")
+@click.option(
+    "--chat-template",
+    "wanted",
+    help="Chat template instead of the tokenizer's: a .jinja file, or chatml.",
+)
 @sampling_options
 def generate(
     model_path: str,
     adapter: str | None,
     scheme: str,
     compute_dtype: str,
-    device: str,
+    gpu: str,
     prompt: str,
     chat: bool,
     wanted: str | None,
@@ -38,7 +42,8 @@ def generate(
     seed: int,
 ) -> None:
     """Generate text with a model, and an adapter if one is given."""
-    tokenizer = Tokenizer.from_folder(ModelFolder.open(model_path).path)
+    source = OpenedModel.open(model_path)
+    tokenizer = source.tokenizer
     template: ChatTemplate | None
     if chat:
         template = found = chat_template(tokenizer, wanted)
@@ -46,7 +51,7 @@ def generate(
     else:
         template = find_chat_template(wanted, tokenizer) if wanted is not None else None
         prompt_ids = tokenizer.encode(prompt)
-    model = open_adapted(Console(stderr=True), model_path, adapter, scheme, compute_dtype, device)
+    model = open_adapted(Console(stderr=True), source, adapter, scheme, compute_dtype, gpu)
     if not chat:
         sys.stdout.write(prompt)
     tokens = generate_tokens(

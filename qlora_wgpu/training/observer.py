@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.training.result import Sample
+from qlora_wgpu.training.result import Sample, TrainResult
 
 Row = dict[str, Any]
 
@@ -52,9 +52,9 @@ class Observer:
     """Does nothing; a display or a logger overrides what it wants to know.
 
     The events of ``qlora_wgpu.train``, in their order: ``note``, ``activity``, ``planned``,
-    ``tuned``, ``loading``, ``setup``, those of the trainer (``started`` to ``saved``), ``sampled``
-    and ``reported``. A ``Trainer`` of one's own tells its part alone; ``warning`` may come at any
-    time.
+    ``tuned``, ``loading``, ``setup``, those of the trainer (``started`` to ``finished``),
+    ``sampled`` and ``reported``. A ``Trainer`` of one's own tells its part alone; ``warning`` may
+    come at any time.
     """
 
     def note(self, text: str) -> None:
@@ -92,6 +92,9 @@ class Observer:
 
     def saved(self, folder: Path) -> None:
         """A checkpoint or the adapter was written."""
+
+    def finished(self, result: TrainResult) -> None:
+        """The last step is done and the adapter is written."""
 
     def sampled(self, sample: Sample) -> None:
         """What the model makes of a text: before training, and again with ``after`` filled in."""

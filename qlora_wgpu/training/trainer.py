@@ -113,7 +113,9 @@ class Trainer:
         seconds = time.perf_counter() - started
         self._finish(run, evaluator, interrupted=interrupted)
         stopped_early = not interrupted and run.state.step < plan.total_steps
-        return _result(run, seconds, interrupted=interrupted, stopped_early=stopped_early)
+        result = _result(run, seconds, interrupted=interrupted, stopped_early=stopped_early)
+        self._observer.finished(result)
+        return result
 
     def _open_run(self, rows: Dataset, longest: int) -> Run:
         """A new run's folder, or an old one's with its newest checkpoint loaded."""

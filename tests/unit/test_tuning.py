@@ -22,7 +22,7 @@ class FakeDevice:
         self.profile = profile
         self.name = "card"
         info = {"device": "card", "description": driver, "backend_type": "Vulkan"}
-        self.adapter = SimpleNamespace(info=info)
+        self.gpu = SimpleNamespace(info=info)
         self.backend = SimpleNamespace(name="wgpu")
 
 
