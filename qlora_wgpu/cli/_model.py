@@ -43,7 +43,7 @@ def gpu_option(text: str, *old_names: str) -> Callable[..., Any]:
     """``--gpu``, which is still read under the names that the option used to have.
 
     Args:
-        text: Its help.
+        text: The help.
         old_names: Such as ``"--device"``; they are not shown.
     """
 

@@ -148,7 +148,7 @@ def encode_batch(
     """The bytes of a batch's storage.
 
     Args:
-        batch: Its layout.
+        batch: The layout of what is written.
         ids: (batch, seq).
         mask: (batch, seq), 0 for padding, else the number of the sample.
         targets: (batch, seq) from ``shifted_targets``.

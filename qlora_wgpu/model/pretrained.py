@@ -20,7 +20,7 @@ class Pretrained:
         config: The contents of config.json.
         family: The code that computes it.
         architecture: What the family reads in config.json.
-        folder: Its files; None where only config.json is known.
+        folder: The open files; None where only config.json is known.
     """
 
     name_or_path: str
