@@ -47,6 +47,11 @@ def doctor(check: bool, gpu: str, backend: str) -> None:
     if check:
         _check(console, Device(gpu, backend))
         return
+    _list_gpus(console)
+
+
+def _list_gpus(console: Console) -> None:
+    """Shows every GPU, and which one is taken by itself."""
     backends = installed_backends()
     packages = ", ".join(f"{b.package} {version(b.package)}" for b in backends)
     console.print(
@@ -64,6 +69,11 @@ def doctor(check: bool, gpu: str, backend: str) -> None:
         for index, adapter in enumerate(adapters):
             chosen = index == 0 and each is device.backend
             console.print(_describe(index, adapter, chosen))
+    _show_choice(console, device)
+
+
+def _show_choice(console: Console, device: Device) -> None:
+    """What ``device.gpu: auto`` opens, and what is known of it."""
     kind = "software adapter (cpu kernels)" if device.is_cpu else "GPU kernels"
     console.print(
         f"device.gpu: auto opens {device.name} through {device.backend.package}: {kind}",
@@ -96,6 +106,13 @@ def _check(console: Console, device: Device) -> None:
         for result in check_device(device):
             status.update(f"checking {result.check}, {result.variant}, {result.dtype}")
             found.setdefault((result.check, result.variant), {})[result.dtype] = result
+    console.print(_errors(found), highlight=False)
+    console.print("errors are the largest, relative to the largest value", style="dim")
+    _judge(console, device, found)
+
+
+def _errors(found: dict[tuple[str, str], dict[str, Result]]) -> Table:
+    """A row a check, a column a variant."""
     shown = list(dict.fromkeys(variant for _, variant in found))
     table = Table(box=None)
     table.add_column("error in\nfloat32\nbfloat16")
@@ -104,8 +121,17 @@ def _check(console: Console, device: Device) -> None:
     for name in CHECKS:
         cells = (found[name, variant].values() for variant in shown)
         table.add_row(name, *("\n".join(map(_cell, results)) for results in cells))
-    console.print(table, highlight=False)
-    console.print("errors are the largest, relative to the largest value", style="dim")
+    return table
+
+
+def _judge(
+    console: Console, device: Device, found: dict[tuple[str, str], dict[str, Result]]
+) -> None:
+    """Names the checks that failed.
+
+    Raises:
+        DeviceError: If one of them is of kernels that this device would use.
+    """
     wrong = [r for results in found.values() for r in results.values() if not r.good]
     for result in wrong:
         told = f": {result.refusal}" if result.refusal else ""

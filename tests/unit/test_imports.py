@@ -1,4 +1,4 @@
-"""Imports go one way: cli, runs, tuning, bench, training, model, lora, families, ops, graph, gpu."""
+"""Imports go one way: cli, runs, tuning, bench, training, model, families, ops, graph, gpu."""
 
 import ast
 from graphlib import TopologicalSorter
