@@ -144,7 +144,7 @@ def _judge(
     own = [r for r in wrong if r.variant == "own"]
     if own:
         raise DeviceError(
-            f"{device.name} does not compute rightly: update its driver, or choose another adapter "
+            f"{device.name} does not compute rightly: update its driver, or choose another GPU "
             "(device.gpu) or backend (device.backend)"
         )
     console.print(

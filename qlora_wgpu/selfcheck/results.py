@@ -95,7 +95,7 @@ def ensure_sound(
             f"{device.name} ({device.gpu.info['description'] or 'driver not told'}) does not "
             f"compute rightly: {first.check} is {what} ({len(wrong)} of {len(CHECKS)} checks "
             "fail); "
-            "update the driver, choose another adapter (device.gpu) or backend "
+            "update the driver, choose another GPU (device.gpu) or backend "
             "(device.backend), and see `qlora-wgpu doctor --check`"
         )
     _write([*known, key])
