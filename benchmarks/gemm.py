@@ -109,7 +109,7 @@ def main() -> None:
     device.profile = default
     report = {
         "device": device.name,
-        "driver": device.adapter.info["description"],
+        "driver": device.gpu.info["description"],
         "backend": device.backend.name,
         "features": sorted(device.features),
         "limits": {name: int(value) for name, value in sorted(device.raw.limits.items())},

@@ -50,7 +50,7 @@ def measure(shape: str, seq: int, batch: int, steps: int, checkpointing: bool) -
         return {
             "shape": shape,
             "device": model.device.name,
-            "driver": model.device.adapter.info["description"],
+            "driver": model.device.gpu.info["description"],
             "seq": seq,
             "batch": batch,
             "gradient_checkpointing": checkpointing,

@@ -42,7 +42,7 @@ def point(sizes: dict[str, int], steps: int) -> dict[str, Any]:
         workload = Workload(shape, sizes["batch"], sizes["seq"], sizes["rank"], steps=steps)
         device = Device()
         planned = workload.planned_memory(device)
-        model = QLoRAModel(
+        model = QLoRAModel.from_folder(
             shape.folder, workload.lora, QuantConfig(), "bfloat16", device, name_or_path="S"
         )
         optimizer = Optimizer(model, OptimConfig(), total_steps(steps))
@@ -58,7 +58,7 @@ def point(sizes: dict[str, int], steps: int) -> dict[str, Any]:
             "activations_mib": round(planned["activations"] / 2**20, 2),
             "observed_mib": round(device.memory.peak / 2**20, 2),
             "device": device.name,
-            "driver": device.adapter.info["description"],
+            "driver": device.gpu.info["description"],
         }
 
 

@@ -59,7 +59,7 @@ def main() -> None:
         "device_mib": model.device.memory.peak / 2**20,
         "first_step_seconds": first,
         "device": model.device.name,
-        "driver": model.device.adapter.info["description"],
+        "driver": model.device.gpu.info["description"],
         "versions": {"qlora-wgpu": __version__, "wgpu": version("wgpu"), "numpy": np.__version__},
     }
     print(json.dumps(result))

@@ -143,7 +143,7 @@ def time_kernels(
 
 
 def _load(workload: Workload, device: Device, progress: Callable[[str], None]) -> QLoRAModel:
-    return QLoRAModel(
+    return QLoRAModel.from_folder(
         workload.shape.folder,
         workload.lora,
         QuantConfig(),

@@ -37,10 +37,10 @@ def to_json(found: Measurement) -> dict[str, Any]:
         },
         "device": {
             "name": device.name,
-            "type": str(device.adapter.info["adapter_type"]),
+            "type": str(device.gpu.info["adapter_type"]),
             "backend": device.backend.name,
-            "api": str(device.adapter.info["backend_type"]),
-            "driver": str(device.adapter.info["description"]),
+            "api": str(device.gpu.info["backend_type"]),
+            "driver": str(device.gpu.info["description"]),
             "profile": asdict(device.profile),
         },
         "workload": {
@@ -94,7 +94,7 @@ def show(console: Console, found: Measurement) -> None:
     summary = Table(show_header=False, box=None)
     checkpointed = ", gradient checkpointing" if workload.gradient_checkpointing else ""
     rows = [
-        ("device", f"{found.device.name} ({found.device.adapter.info['description']})"),
+        ("device", f"{found.device.name} ({found.device.gpu.info['description']})"),
         (
             "workload",
             f"{workload.shape.name}, batch {workload.batch}, sequence {workload.seq}, "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,26 @@ def read_nf4(files: Mapping[str, SafetensorsFile], name: str) -> NF4Tensor | Non
     return _Reader(files, name).read() if is_nf4(files, name) else None
 
 
+@dataclass(frozen=True, eq=False)
+class NF4Format:
+    """How a weight is stored in 4 bits, known without reading its codes.
+
+    Attributes:
+        blocksize: Weights that share a scale.
+        nested_blocksize: Scales that share one of their own, or None if they are floats.
+        quant_map: float32 (16,), the value of each code.
+    """
+
+    blocksize: int
+    nested_blocksize: int | None
+    quant_map: npt.NDArray[np.float32]
+
+
+def read_nf4_format(files: Mapping[str, SafetensorsFile], name: str) -> NF4Format | None:
+    """How a weight is stored, or None if it is not in 4 bits; errors as for ``read_nf4``."""
+    return _Reader(files, name).format() if f"{name}{NF4_STATE}" in files else None
+
+
 def is_nf4(files: Mapping[str, SafetensorsFile], name: str) -> bool:
     """Whether a tensor is a weight stored in 4 bits; arguments and errors as for ``read_nf4``."""
     if f"{name}{NF4_STATE}" in files:
@@ -84,11 +105,16 @@ class _Reader:
         self._state_name = f"{name}{NF4_STATE}"
         self._state = self._read_state()
 
+    def format(self) -> NF4Format:
+        return NF4Format(
+            self._blocksize(),
+            self._integer("nested_blocksize") if self._is_nested else None,
+            self._floats("quant_map", 16),
+        )
+
     def read(self) -> NF4Tensor:
         shape = self._shape()
-        blocksize = self._integer("blocksize")
-        if blocksize not in BLOCKSIZES:
-            raise self._wrong(f"says blocksize {blocksize}, but bitsandbytes has no such blocks")
+        blocksize = self._blocksize()
         if self._state.get("dtype") not in _DTYPES:
             raise self._wrong(f"says dtype {self._state.get('dtype')!r}, not one of {_DTYPES}")
         n = shape[0] * shape[1]
@@ -101,12 +127,19 @@ class _Reader:
             **self._scales(-(-n // blocksize)),
         )
 
+    def _blocksize(self) -> int:
+        blocksize = self._integer("blocksize")
+        if blocksize not in BLOCKSIZES:
+            raise self._wrong(f"says blocksize {blocksize}, but bitsandbytes has no such blocks")
+        return blocksize
+
+    @property
+    def _is_nested(self) -> bool:
+        return "nested_offset" in self._state or f"{self._name}.{NESTED_ABSMAX}" in self._files
+
     def _scales(self, blocks: int) -> dict[str, Any]:
-        if (
-            "nested_offset" not in self._state
-            and f"{self._name}.{NESTED_ABSMAX}" not in self._files
-        ):
-            return {"absmax": self._floats(ABSMAX, blocks)}
+        if not self._is_nested:
+            return {ABSMAX: self._floats(ABSMAX, blocks)}
         nested_blocksize = self._integer("nested_blocksize")
         if self._state.get("nested_dtype", "float32") != "float32":
             raise self._wrong(f"says nested_dtype {self._state['nested_dtype']!r}, not 'float32'")

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import hub
-from qlora_wgpu.checkpoint.bitsandbytes import is_nf4, read_nf4
+from qlora_wgpu.checkpoint.bitsandbytes import NF4Format, is_nf4, read_nf4, read_nf4_format
 from qlora_wgpu.checkpoint.json_file import read_json_object
 from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile, nearest
 from qlora_wgpu.checkpoint.weight_files import open_weights
@@ -115,6 +115,14 @@ class ModelFolder:
         """
         self._file(name)
         return read_nf4(self._files, name)
+
+    def nf4_format(self, name: str) -> NF4Format | None:
+        """How ``nf4(name)`` is stored, without reading it; None if it is not there in 4 bits.
+
+        Raises:
+            CheckpointError: If what the file says of it is damaged.
+        """
+        return read_nf4_format(self._files, name)
 
     def _file(self, name: str) -> SafetensorsFile:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.status import Status
+from rich.table import Table
 from rich.text import Text
 
-from qlora_wgpu.training import Observer
+from qlora_wgpu.training import Observer, RunSetup, TrainResult
 
 
 def memory_line(title: str, memory: Counter[str]) -> Text:
@@ -30,10 +33,79 @@ def memory_line(title: str, memory: Counter[str]) -> Text:
 
 
 class Display(Observer):
-    """A progress bar with the latest figures, and a line for what should stay on the screen."""
+    """A line for what should stay on the screen, a moving one for what is being done.
+
+    It is entered before anything is told, so that no moving line outlives an error.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._status: Status | None = None
+        self._loading: Progress | None = None
+
+    def __enter__(self) -> Display:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Takes away what moves."""
+        self.activity("")
+        if self._loading is not None:
+            self._loading.stop()
+            self._loading = None
+
+    def note(self, text: str) -> None:
+        """Prints a line."""
+        self._console.print(f"note: {text}", style="yellow", highlight=False)
+
+    def warning(self, text: str) -> None:
+        """Prints a line."""
+        self._console.print(f"warning: {text}", style="yellow", highlight=False)
+
+    def activity(self, text: str) -> None:
+        """Shows it with a spinner, until it is over."""
+        if not text:
+            if self._status is not None:
+                self._status.stop()
+            self._status = None
+        elif self._status is None:
+            self._status = self._console.status(text)
+            self._status.start()
+        else:
+            self._status.update(text)
+
+    def planned(self, memory: Counter[str]) -> None:
+        """Prints a line."""
+        self._console.print(memory_line("planned", memory))
+
+    def tuned(self, notes: Sequence[str]) -> None:
+        """Prints a line."""
+        self._console.print(f"kernels as timed on this GPU: {'; '.join(notes)}", highlight=False)
+
+    def loading(self, name: str, done: int, total: int) -> None:
+        """Moves a bar that goes when all is there."""
+        if self._loading is None:
+            columns = (
+                TextColumn("loading weights"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+            )
+            self._loading = Progress(*columns, console=self._console, transient=True)
+            self._loading.add_task("loading", total=total)
+            self._loading.start()
+        self._loading.update(self._loading.task_ids[0], completed=done)
+        if done == total:
+            self.stop()
+
+
+class TrainingDisplay(Display):
+    """Also a progress bar with the latest figures."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
         self._progress = Progress(
             BarColumn(bar_width=12),
             MofNCompleteColumn(),
@@ -46,11 +118,18 @@ class Display(Observer):
         self._task: TaskID | None = None
         self._shown_at = 0
 
-    def __enter__(self) -> Display:
-        return self
+    def stop(self) -> None:
+        """Takes away what moves; the bar stays as it is."""
+        super().stop()
+        if self._progress.live.is_started:
+            self._progress.stop()
 
-    def __exit__(self, *exception: object) -> None:
-        self._progress.stop()
+    def setup(self, setup: RunSetup) -> None:
+        """Prints a table."""
+        table = Table(show_header=False, box=None)
+        for name, value in _setup_rows(setup).items():
+            table.add_row(name, value)
+        self._console.print(table, highlight=False)
 
     def started(self, total_steps: int, done: int, memory: Counter[str]) -> None:
         """Begins the bar."""
@@ -79,7 +158,7 @@ class Display(Observer):
         )
         if row["step"] == 1 or row["step"] - self._shown_at >= self._every:
             self._shown_at = row["step"]
-            self._progress.console.print(
+            self._console.print(
                 f"step {row['step']:>5}  {loss}  grad norm {row['grad_norm']:.3f}  "
                 f"lr {row['learning_rate']:.2e}  {speed}",
                 highlight=False,
@@ -87,12 +166,26 @@ class Display(Observer):
 
     def evaluation(self, row: dict[str, Any]) -> None:
         """Prints a line that stays."""
-        self._progress.console.print(
+        self._console.print(
             f"step {row['step']:>5}  held-out loss {row['eval_loss']:.4f}",
             style="bold",
             highlight=False,
         )
 
-    def warning(self, text: str) -> None:
-        """Prints a line that stays."""
-        self._progress.console.print(f"warning: {text}", style="yellow", highlight=False)
+    def finished(self, result: TrainResult) -> None:
+        """Stops the bar."""
+        self.stop()
+
+
+def _setup_rows(setup: RunSetup) -> dict[str, str]:
+    rows = {
+        "device": setup.device,
+        "base": f"{setup.base} ({setup.scheme}, {setup.compute_dtype})",
+        "adapter": f"r {setup.rank} on {setup.adapted_layers} layers: "
+        f"{setup.adapter_parameters:,} parameters",
+        "training data": f"{setup.train_rows:,} rows, {setup.train_tokens:,} learnt tokens",
+        "step": f"{setup.batch_size} rows x {setup.accumulation} micro-batches",
+    }
+    if setup.eval_rows is not None:
+        rows["held-out data"] = f"{setup.eval_rows:,} rows, {setup.eval_tokens:,} tokens"
+    return rows

@@ -1,4 +1,4 @@
-"""What several verbs share: opening a model with a bar for its tensors, and its adapter."""
+"""Options that several verbs share, and the model that they open."""
 
 from __future__ import annotations
 
@@ -7,61 +7,60 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.config import LoraConfig, QuantConfig
-from qlora_wgpu.families.family import find_family
-from qlora_wgpu.lora import load_adapter
-from qlora_wgpu.lora.targets import lora_config
+from qlora_wgpu.cli._display import Display
+from qlora_wgpu.config import QuantConfig
+from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.model.qlora_model import QLoRAModel
-
-
-def open_model(console: Console, path: str, **options: Any) -> QLoRAModel:
-    """Loads a model, showing how far its weights are; options as for ``from_pretrained``."""
-    architecture = find_family(ModelFolder.open(path).config).read(ModelFolder.open(path).config)
-    total = len(architecture.linears) + len(architecture.experts) + (1 if architecture.tied else 2)
-    columns = (
-        TextColumn("loading weights"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("loading", total=total)
-        model = QLoRAModel.from_pretrained(
-            path, progress=lambda name: progress.advance(task), **options
-        )
-    return model
+from qlora_wgpu.runs import OpenedModel
+from qlora_wgpu.runs.opening import load_adapted
 
 
 def open_adapted(
-    console: Console, path: str, adapter: str | None, scheme: str, compute_dtype: str, device: str
+    console: Console,
+    source: OpenedModel,
+    adapter: str | None,
+    scheme: str,
+    compute_dtype: str,
+    gpu: str,
 ) -> QLoRAModel:
-    """Loads a model with an adapter, or with one that does nothing.
+    """Loads a model with an adapter, or with one that does nothing, showing a bar.
 
     Args:
         console: Where the bar is shown.
-        path: Folder or hub name of the base model.
+        source: The base model.
         adapter: Folder of a PEFT adapter.
         scheme: ``quant.scheme``.
         compute_dtype: ``train.compute_dtype``.
-        device: ``device.adapter``.
+        gpu: ``device.gpu``.
     """
-    lora = LoraConfig(r=1, lora_alpha=1)
-    if adapter is not None:
-        lora = lora_config(load_adapter(adapter)[1])
-    model = open_model(
-        console,
-        path,
-        lora=lora,
-        quant=QuantConfig(scheme=scheme),
-        compute_dtype=compute_dtype,
-        device=device,
-    )
-    if adapter is not None:
-        model.load_adapter(adapter)
-    return model
+    quant = QuantConfig.model_validate({"scheme": scheme})
+    with Display(console) as display:
+        return load_adapted(source, adapter, quant, compute_dtype, Device(gpu), display)
+
+
+def gpu_option(text: str, *old_names: str) -> Callable[..., Any]:
+    """``--gpu``, which is still read under the names that the option used to have.
+
+    Args:
+        text: The help.
+        old_names: Such as ``"--device"``; they are not shown.
+    """
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for name in old_names:
+            command = click.option(
+                name, "old_gpu", hidden=True, expose_value=False, callback=_take_old_name
+            )(command)
+        option = click.option("--gpu", default="auto", show_default=True, is_eager=True, help=text)
+        return option(command)
+
+    return decorate
+
+
+def _take_old_name(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        context.params["gpu"] = value
 
 
 _BASE = (
@@ -81,10 +80,10 @@ _BASE = (
         default="bfloat16",
         show_default=True,
         type=click.Choice(["bfloat16", "float32"]),
-        help="Of matmul operands.",
+        help="Type of matmul operands; sums are float32 either way.",
     ),
-    click.option(
-        "--device", default="auto", show_default=True, help="GPU adapter, as doctor lists them."
+    gpu_option(
+        "The GPU to use: its index or a part of its name, as doctor lists them.", "--device"
     ),
 )
 _SAMPLING = (
@@ -107,17 +106,21 @@ _SAMPLING = (
         default=0,
         show_default=True,
         type=click.IntRange(0),
-        help="Choose among so many likeliest tokens; 0 among all.",
+        help="Sample among this many of the likeliest tokens; 0 for all of them.",
     ),
     click.option(
         "--top-p",
         default=1.0,
         show_default=True,
         type=click.FloatRange(0, 1, min_open=True),
-        help="Choose among the likeliest tokens that have this probability together.",
+        help="Sample among the likeliest tokens that together have this probability.",
     ),
     click.option(
-        "--seed", default=0, show_default=True, type=click.IntRange(0), help="Of the choices."
+        "--seed",
+        default=0,
+        show_default=True,
+        type=click.IntRange(0),
+        help="Seed of the random choice of tokens.",
     ),
 )
 

@@ -14,11 +14,14 @@ from qlora_wgpu.bench.measure import measure
 from qlora_wgpu.bench.report import show, to_json
 from qlora_wgpu.bench.shapes import SHAPES, find_shape
 from qlora_wgpu.bench.workload import Workload
-from qlora_wgpu.cli._tuning import tune_device
+from qlora_wgpu.cli._display import Display
+from qlora_wgpu.cli._model import gpu_option
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.config.schema import DeviceConfig
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.runs.planning import tune_device
 from qlora_wgpu.tuning.tuner import Task
 
 _DTYPES = ("bfloat16", "float32")
@@ -54,7 +57,7 @@ def _number(name: str, default: int, text: str) -> Callable[[Any], Any]:
 @_number("batch", 1, "Rows of a step.")
 @_number("seq", 256, "Tokens of a row.")
 @_number("rank", 8, "Rank of the adapter.")
-@_number("steps", 5, "Steps that count, after two that do not.")
+@_number("steps", 5, "How many steps are measured, after two for warming up.")
 @click.option(
     "--dtype",
     default=_DTYPES[0],
@@ -64,19 +67,16 @@ def _number(name: str, default: int, text: str) -> Callable[[Any], Any]:
     help="Type of matmul operands.",
 )
 @click.option("--checkpointing", is_flag=True, help="Recompute layers in the backward pass.")
-@click.option(
+@gpu_option(
+    "The GPU to measure: its index or a part of its name, as doctor lists them.",
     "--adapter",
     "--device",
-    "adapter",
-    default="auto",
-    show_default=True,
-    help="GPU adapter, as doctor lists them.",
 )
 @click.option(
     "--backend", default="auto", show_default=True, help="WebGPU implementation: wgpu or dawn."
 )
 @click.option("--tune", is_flag=True, help="Time ways of cutting kernels first, and keep the best.")
-@click.option("--json", "json_file", metavar="FILE", help="Where to write all figures.")
+@click.option("--json", "json_file", metavar="FILE", help="File to write all figures to.")
 def bench(
     shape: str,
     batch: int,
@@ -85,7 +85,7 @@ def bench(
     steps: int,
     dtype: Literal["bfloat16", "float32"],
     checkpointing: bool,
-    adapter: str,
+    gpu: str,
     backend: str,
     tune: bool,
     json_file: str | None,
@@ -93,7 +93,7 @@ def bench(
     """Time training steps of SHAPE on this machine, and every kernel of them.
 
     SHAPE is a name (below), a config.json or a model folder. Weights are random unless the folder
-    has some; nothing is downloaded. Kernels are shown against what the adapter gives at most.
+    has some; nothing is downloaded. Kernels are shown against what the GPU gives at most.
     """
     console = Console()
     target = _writable(json_file)
@@ -106,15 +106,17 @@ def bench(
         gradient_checkpointing=checkpointing,
         steps=steps,
     )
-    device = Device(adapter, backend)
+    device = Device(gpu, backend)
     task = Task(
         workload.shape.config, workload.lora, QuantConfig(), workload.compute_dtype, batch, seq
     )
     # Without --tune, what is known already is used.
     settings = DeviceConfig.model_validate(
-        {"adapter": adapter, "backend": backend, "tune": "always" if tune else "auto"}
+        {"gpu": gpu, "backend": backend, "tune": "always" if tune else "auto"}
     )
-    tune_device(console, settings, device, task, tokens=0)
+    architecture = Pretrained.from_config(workload.shape.config).architecture
+    with Display(console) as display:
+        tune_device(settings, device, task, architecture, 0, display)
     with console.status("") as status:
         found = measure(workload, device, status.update)
     show(console, found)

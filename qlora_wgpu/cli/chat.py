@@ -3,40 +3,41 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import click
 from rich.console import Console
 
-from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.cli._model import base_options, open_adapted, sampling_options
 from qlora_wgpu.cli._text import chat_ids, chat_template, longest, stop_ids, stop_text, stream
-from qlora_wgpu.data import Tokenizer
+from qlora_wgpu.data import ChatTemplate, Tokenizer
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.generation import generate
+from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.runs import OpenedModel
 
 _HELP = "/adapter on|off, /system TEXT, /reset, /help, /exit (or Ctrl-D)"
 
 
 @click.command()
 @base_options
-@click.option("--system", help="A system message to begin with.")
-@click.option("--chat-template", "wanted", help="Instead of the tokenizer's: a file, or chatml.")
+@click.option("--system", help="System message that the conversation begins with.")
+@click.option(
+    "--chat-template",
+    "template_name",
+    help="Chat template instead of the tokenizer's: a .jinja file, or chatml.",
+)
 @sampling_options
 def chat(
     model_path: str,
     adapter: str | None,
     scheme: str,
     compute_dtype: str,
-    device: str,
+    gpu: str,
     system: str | None,
-    wanted: str | None,
-    max_new_tokens: int,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    seed: int,
+    template_name: str | None,
+    **sampling: Any,
 ) -> None:
     """Talk with a model, and an adapter if one is given.
 
@@ -44,14 +45,12 @@ def chat(
     Turns can be piped in.
     """
     console = Console(stderr=True)
-    tokenizer = Tokenizer.from_folder(ModelFolder.open(model_path).path)
-    template = chat_template(tokenizer, wanted)
-    model = open_adapted(console, model_path, adapter, scheme, compute_dtype, device)
-    stops, until = stop_ids(tokenizer, template), stop_text(tokenizer, template)
-    limit = longest(model)
+    source = OpenedModel.open(model_path)
+    template = chat_template(source.tokenizer, template_name)
+    model = open_adapted(console, source, adapter, scheme, compute_dtype, gpu)
     console.print(f"{model.name_or_path} on {model.device.name}: {_HELP}", highlight=False)
+    answers = _Answers(model, source.tokenizer, template, sampling, has_adapter=adapter is not None)
     talk = _Conversation(system)
-    use_adapter = adapter is not None
     while (line := _read(console)) is not None:
         word, _, rest = line.partition(" ")
         if not line:
@@ -63,37 +62,65 @@ def chat(
         elif word == "/system":
             talk = _Conversation(rest or None)
         elif word == "/adapter" and rest in ("on", "off"):
-            use_adapter = rest == "on" and adapter is not None
-            console.print(f"the adapter is {'on' if use_adapter else 'off'}", style="dim")
+            answers.switch_adapter(on=rest == "on")
+            console.print(f"the adapter is {'on' if answers.adapter_on else 'off'}", style="dim")
         elif word.startswith("/"):
             console.print(_HELP, style="dim", highlight=False)
         else:
-            ids = chat_ids(tokenizer, template, talk.asked(line))
-            off = model.adapter_off() if adapter is not None and not use_adapter else nullcontext()
-            try:
-                with off:
-                    answer = stream(
-                        tokenizer,
-                        generate(
-                            model,
-                            ids,
-                            max_new_tokens=max_new_tokens,
-                            temperature=temperature,
-                            top_k=top_k,
-                            top_p=top_p,
-                            seed=seed + len(talk.messages),
-                            stop_ids=stops,
-                            max_length=limit,
-                        ),
-                        until,
-                    )
-            except DataError as err:
-                console.print(f"{err}: /reset begins anew", style="yellow", highlight=False)
-                continue
-            except KeyboardInterrupt:
-                sys.stdout.write("\n")
-                continue
-            talk.answered(line, answer)
+            _take_turn(console, answers, talk, line)
+
+
+def _take_turn(console: Console, answers: _Answers, talk: _Conversation, line: str) -> None:
+    """Answers a line, and keeps both; an answer that is cut short is not kept."""
+    try:
+        answer = answers.stream(talk.asked(line), turn=len(talk.messages))
+    except DataError as err:
+        console.print(f"{err}: /reset begins anew", style="yellow", highlight=False)
+    except KeyboardInterrupt:
+        sys.stdout.write("\n")
+    else:
+        talk.answered(line, answer)
+
+
+class _Answers:
+    """Writes what the model says next to stdout."""
+
+    def __init__(
+        self,
+        model: QLoRAModel,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        sampling: dict[str, Any],
+        *,
+        has_adapter: bool,
+    ) -> None:
+        self.adapter_on = self._has_adapter = has_adapter
+        self._model = model
+        self._tokenizer = tokenizer
+        self._template = template
+        self._sampling = sampling
+
+    def switch_adapter(self, *, on: bool) -> None:
+        """From the next answer on; without an adapter it stays off."""
+        self.adapter_on = on and self._has_adapter
+
+    def stream(self, messages: list[dict[str, Any]], turn: int) -> str:
+        """The answer, written as it comes."""
+        sampling = {**self._sampling, "seed": self._sampling["seed"] + turn}
+        with self._adapter():
+            tokens = generate(
+                self._model,
+                chat_ids(self._tokenizer, self._template, messages),
+                stop_ids=stop_ids(self._tokenizer, self._template),
+                max_length=longest(self._model),
+                **sampling,
+            )
+            return stream(self._tokenizer, tokens, stop_text(self._tokenizer, self._template))
+
+    def _adapter(self) -> AbstractContextManager[None]:
+        if self._has_adapter and not self.adapter_on:
+            return self._model.adapter_off()
+        return nullcontext()
 
 
 class _Conversation:

@@ -13,12 +13,14 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from qlora_wgpu import runs
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.cli._preparing import preparation, prepare_data
-from qlora_wgpu.config import Config, load_config
-from qlora_wgpu.data import IGNORE_INDEX, Dataset, Example, Tokenizer, encoded_examples
-from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.training.batching import BatchPlan
+from qlora_wgpu.cli._display import Display
+from qlora_wgpu.cli._settings import read_settings
+from qlora_wgpu.config import Config
+from qlora_wgpu.data import Example, Tokenizer, encoded_examples
+from qlora_wgpu.labels import IGNORE_INDEX
+from qlora_wgpu.runs.data import data_path, preparation
 
 _BARS, _BAR_WIDTH = 10, 40
 _SHOWN_TOKENS = 400
@@ -27,8 +29,14 @@ _SHOWN_TOKENS = 400
 @click.command()
 @click.argument("config", type=click.Path())
 @click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
-@click.option("--samples", default=3, show_default=True, type=click.IntRange(0), help="To show.")
-@click.option("--eval", "held_out", is_flag=True, help="The held-out data instead.")
+@click.option(
+    "--samples",
+    default=3,
+    show_default=True,
+    type=click.IntRange(0),
+    help="How many samples to show.",
+)
+@click.option("--eval", "held_out", is_flag=True, help="Show the held-out data instead.")
 @click.option(
     "--json",
     "as_json",
@@ -43,25 +51,30 @@ def data(
     Samples with their learnt tokens in colour, how long rows are, and how much is cut, masked and
     packed. Nothing is trained, and no weights are read; the model's folder needs its tokenizer.
     """
-    settings = load_config(config, overrides)
-    path = settings.data.eval if held_out else settings.require_train_path()
-    if path is None:
-        raise ConfigError("data.eval is not set: there is no held-out data to show")
-    tokenizer = Tokenizer.from_folder(ModelFolder.without_weights(settings.model.path).path)
+    settings = read_settings(config, overrides)
     if as_json:
-        for ids, labels, text in encoded_examples(path, tokenizer, preparation(settings.data)):
-            row = {"text": text, "input_ids": ids, "labels": labels}
-            sys.stdout.write(json.dumps(row, ensure_ascii=False) + "\n")
+        _write_json(settings, data_path(settings, held_out=held_out))
         return
     console = Console()
-    dataset = prepare_data(console, settings.data, path, tokenizer)
+    with Display(console) as display:
+        prepared = runs.prepare(settings, display, held_out=held_out)
+    dataset = prepared.dataset
     for number in range(min(samples, len(dataset))):
         title = f"{number + 1} of {len(dataset):,}: {len(dataset[number])} tokens"
-        console.print(Panel(colored(dataset[number], tokenizer), title=title, title_align="left"))
+        text = colored(dataset[number], prepared.tokenizer)
+        console.print(Panel(text, title=title, title_align="left"))
     if samples:
         console.print("learnt tokens are green", style="dim")
     console.print(_histogram(dataset.lengths, settings.data.max_seq_length))
-    console.print(_figures(settings, dataset), highlight=False)
+    console.print(_figures(settings, prepared), highlight=False)
+
+
+def _write_json(settings: Config, path: str) -> None:
+    """Every sample as an object, one a line, on stdout."""
+    tokenizer = Tokenizer.from_folder(ModelFolder.without_weights(settings.model.path).path)
+    for ids, labels, text in encoded_examples(path, tokenizer, preparation(settings.data)):
+        row = {"text": text, "input_ids": ids, "labels": labels}
+        sys.stdout.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
 def colored(example: Example, tokenizer: Tokenizer) -> Text:
@@ -97,8 +110,9 @@ def _histogram(lengths: npt.NDArray[np.int64], limit: int) -> Table:
     return table
 
 
-def _figures(settings: Config, dataset: Dataset) -> Table:
-    counts, plan = dataset.counts, BatchPlan.of(dataset.lengths, settings)
+def _figures(settings: Config, prepared: runs.PreparedData) -> Table:
+    dataset, plan = prepared.dataset, prepared.plan
+    counts = dataset.counts
     total, learnt = dataset.num_tokens, dataset.num_label_tokens
     table = Table(show_header=False, box=None)
     table.add_row("rows", f"{counts.rows:,} read, {len(dataset):,} used")

@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from qlora_wgpu.cli._model import gpu_option
 from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.gpu.adapters import (
     INSTALL_HINT,
@@ -29,7 +30,7 @@ _SHOWN_FEATURES = ("shader-f16", "subgroups", "timestamp-query")
 @click.option(
     "--check", is_flag=True, help="Run every kernel variant against its reference on this driver."
 )
-@click.option("--device", "wanted", default="auto", show_default=True, help="Adapter to check.")
+@gpu_option("The GPU to check: its index or a part of its name.", "--device")
 @click.option(
     "--backend",
     default="auto",
@@ -37,16 +38,21 @@ _SHOWN_FEATURES = ("shader-f16", "subgroups", "timestamp-query")
     type=click.Choice(["auto", "wgpu", "dawn"]),
     help="WebGPU implementation to check.",
 )
-def doctor(check: bool, wanted: str, backend: str) -> None:
-    """Show the GPU adapters found, their driver, limits and features.
+def doctor(check: bool, gpu: str, backend: str) -> None:
+    """Show the GPUs found, their driver, limits and features.
 
     Exits with code 2, and says what to install, where there is none; with --check also where the
     driver computes wrongly.
     """
     console = Console()
     if check:
-        _check(console, Device(wanted, backend))
+        _check(console, Device(gpu, backend))
         return
+    _list_gpus(console)
+
+
+def _list_gpus(console: Console) -> None:
+    """Shows every GPU, and which one is taken by itself."""
     backends = installed_backends()
     packages = ", ".join(f"{b.package} {version(b.package)}" for b in backends)
     console.print(
@@ -64,9 +70,14 @@ def doctor(check: bool, wanted: str, backend: str) -> None:
         for index, adapter in enumerate(adapters):
             chosen = index == 0 and each is device.backend
             console.print(_describe(index, adapter, chosen))
+    _show_choice(console, device)
+
+
+def _show_choice(console: Console, device: Device) -> None:
+    """What ``device.gpu: auto`` opens, and what is known of it."""
     kind = "software adapter (cpu kernels)" if device.is_cpu else "GPU kernels"
     console.print(
-        f"device.adapter: auto opens {device.name} through {device.backend.package}: {kind}",
+        f"device.gpu: auto opens {device.name} through {device.backend.package}: {kind}",
         highlight=False,
     )
     if device.profile.textures:
@@ -88,7 +99,7 @@ def doctor(check: bool, wanted: str, backend: str) -> None:
 def _check(console: Console, device: Device) -> None:
     """Shows every check's error, and fails if one is too large."""
     console.print(
-        f"{device.name}, {device.adapter.info['description'] or 'driver not told'}, through "
+        f"{device.name}, {device.gpu.info['description'] or 'driver not told'}, through "
         f"{device.backend.package}",
         highlight=False,
     )
@@ -97,6 +108,13 @@ def _check(console: Console, device: Device) -> None:
         for result in check_device(device):
             status.update(f"checking {result.check}, {result.variant}, {result.dtype}")
             found.setdefault((result.check, result.variant), {})[result.dtype] = result
+    console.print(_errors(found), highlight=False)
+    console.print("errors are the largest, relative to the largest value", style="dim")
+    _judge(console, device, found)
+
+
+def _errors(found: dict[tuple[str, str], dict[str, Result]]) -> Table:
+    """A row a check, a column a variant."""
     shown = list(dict.fromkeys(variant for _, variant in found))
     table = Table(box=None)
     table.add_column("error in\nfloat32\nbfloat16")
@@ -105,8 +123,17 @@ def _check(console: Console, device: Device) -> None:
     for name in checks():
         cells = (found[name, variant].values() for variant in shown)
         table.add_row(name, *("\n".join(map(_cell, results)) for results in cells))
-    console.print(table, highlight=False)
-    console.print("errors are the largest, relative to the largest value", style="dim")
+    return table
+
+
+def _judge(
+    console: Console, device: Device, found: dict[tuple[str, str], dict[str, Result]]
+) -> None:
+    """Names the checks that failed.
+
+    Raises:
+        DeviceError: If one of them is of kernels that this device would use.
+    """
     wrong = [r for results in found.values() for r in results.values() if not r.good]
     for result in wrong:
         told = f": {result.refusal}" if result.refusal else ""
@@ -119,8 +146,8 @@ def _check(console: Console, device: Device) -> None:
     own = [r for r in wrong if r.variant == "own"]
     if own:
         raise DeviceError(
-            f"{device.name} does not compute rightly: update its driver, or choose another adapter "
-            "(device.adapter) or backend (device.backend)"
+            f"{device.name} does not compute rightly: update its driver, or choose another GPU "
+            "(device.gpu) or backend (device.backend)"
         )
     console.print(
         f"all {sum(map(len, found.values()))} checks are good"

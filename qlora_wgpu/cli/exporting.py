@@ -10,14 +10,12 @@ import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 
-from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.cli._model import open_adapted
+from qlora_wgpu.cli._model import gpu_option, open_adapted
 from qlora_wgpu.config import QuantConfig
-from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.errors import ConfigError, TokenizerError
 from qlora_wgpu.export import export_gguf, quantize_folder
 from qlora_wgpu.export import merge as merge_adapter
-from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.runs import OpenedModel
 
 _SAMPLE = (
     "The quick brown fox jumps over the lazy dog. Two plus three makes five, and water boils at "
@@ -38,9 +36,13 @@ _BLOCKSIZES = ["32", "64", "128", "256", "512", "1024", "2048", "4096"]
     type=click.Choice(["original", "dequantized"]),
     help="Add the adapter to the stored weights, or to what they are after NF4, as in training.",
 )
-@click.option("--check/--no-check", default=True, help="Measure how far logits drift.")
-@click.option("--device", default="auto", show_default=True, help="GPU adapter for the check.")
-def merge(model_path: str, adapter: str, out: str, base: str, check: bool, device: str) -> None:
+@click.option(
+    "--check/--no-check",
+    default=True,
+    help="Whether to measure how far the merged model's logits drift.",
+)
+@gpu_option("The GPU for the check: its index or a part of its name.", "--device")
+def merge(model_path: str, adapter: str, out: str, base: str, check: bool, gpu: str) -> None:
     """Merge an adapter into its base model.
 
     The result is a model folder in the base's own 16-bit type, which transformers, vLLM and
@@ -57,7 +59,7 @@ def merge(model_path: str, adapter: str, out: str, base: str, check: bool, devic
         )
     console.print(f"merged into {out}", highlight=False)
     if check:
-        console.print(_drift(console, model_path, adapter, out, device), highlight=False)
+        console.print(_drift(console, model_path, adapter, out, gpu), highlight=False)
 
 
 @click.command()
@@ -68,7 +70,7 @@ def merge(model_path: str, adapter: str, out: str, base: str, check: bool, devic
     default="64",
     show_default=True,
     type=click.Choice(_BLOCKSIZES),
-    help="Weights that share a scale.",
+    help="Number of weights that share a scale.",
 )
 @click.option(
     "--double-quant/--no-double-quant",
@@ -109,12 +111,13 @@ def _progress(console: Console, verb: str) -> Iterator[Callable[[str], None]]:
         yield lambda name: status.update(f"{verb} {name}")
 
 
-def _drift(console: Console, model_path: str, adapter: str, out: str, device: str) -> str:
+def _drift(console: Console, model_path: str, adapter: str, out: str, gpu: str) -> str:
     """How the merged model's next tokens differ from those of base and adapter as trained."""
-    trained = open_adapted(console, model_path, adapter, "nf4", "float32", device)
-    ids = _sample_ids(trained)
+    source = OpenedModel.open(model_path)
+    trained = open_adapted(console, source, adapter, "nf4", "float32", gpu)
+    ids = _sample_ids(source)
     before = trained.logits(ids)[0].astype(np.float64)
-    merged = open_adapted(console, out, None, "none", "float32", device)
+    merged = open_adapted(console, OpenedModel.open(out), None, "none", "float32", gpu)
     after = merged.logits(ids)[0].astype(np.float64)
     p, q = _log_softmax(before), _log_softmax(after)
     divergence = float((np.exp(p) * (p - q)).sum(-1).mean())
@@ -127,11 +130,10 @@ def _drift(console: Console, model_path: str, adapter: str, out: str, device: st
     )
 
 
-def _sample_ids(model: QLoRAModel) -> npt.NDArray[np.int64]:
-    vocab = model.architecture.vocab_size
+def _sample_ids(source: OpenedModel) -> npt.NDArray[np.int64]:
+    vocab = source.architecture.vocab_size
     try:
-        tokenizer = Tokenizer.from_folder(ModelFolder.open(model.name_or_path or "").path)
-        ids = [i for i in tokenizer.encode(_SAMPLE) if i < vocab][:_SAMPLE_TOKENS]
+        ids = [i for i in source.tokenizer.encode(_SAMPLE) if i < vocab][:_SAMPLE_TOKENS]
     except TokenizerError:
         ids = np.random.default_rng(0).integers(0, vocab, _SAMPLE_TOKENS).tolist()
     return np.array([ids])

@@ -34,23 +34,29 @@ def init(model_path: str, data_path: str, eval_path: str | None, out: str, overw
         raise ConfigError(f"{out} is there already: name another with --out, or use --overwrite")
     if file.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"--out {out!r} must end in .yaml")
+    with console.status("looking at the data"):
+        text = _fitted(model_path, data_path, eval_path)
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as err:
+        raise ConfigError(f"{out} cannot be written: {err.strerror or err}") from err
+    console.print(
+        f"{out} written. Look at the data with `qlora-wgpu data {out}`, at the memory with "
+        f"`qlora-wgpu estimate {out}`, and train with `qlora-wgpu train {out}`.",
+        highlight=False,
+    )
+
+
+def _fitted(model_path: str, data_path: str, eval_path: str | None) -> str:
+    """The file for a model and its data."""
     folder = ModelFolder.without_weights(model_path)
     architecture = find_family(folder.config).read(folder.config)
     tokenizer = Tokenizer.from_folder(folder.path)
-    limit = folder.config.get("max_position_embeddings")
-    limit = limit if isinstance(limit, int) else _BUCKETS[-1]
     template = None if tokenizer.chat_template is not None else "chatml"
     how = Preparation(max_seq_length=1 << 20, chat_template=template)
-    with console.status("looking at the data"):
-        found = load_dataset(data_path, tokenizer, 2, how=how)
-    lengths = sorted(found.lengths.tolist())
-    common = lengths[min(int(0.98 * len(lengths)), len(lengths) - 1)]
-    length = min(next((b for b in _BUCKETS if b >= common), _BUCKETS[-1]), limit)
-    rows = len(found)
-    if common > _BUCKETS[-1]:  # documents: they are cut into windows
-        length = min(_WINDOW, limit)
-        rows = sum(max(n // length, 1) for n in lengths)
-    text = _yaml(
+    lengths = sorted(load_dataset(data_path, tokenizer, 2, how=how).lengths.tolist())
+    length, rows = _length_and_rows(lengths, folder.config.get("max_position_embeddings"))
+    return _yaml(
         model=model_path,
         train=data_path,
         held_out=eval_path,
@@ -61,15 +67,21 @@ def init(model_path: str, data_path: str, eval_path: str | None, out: str, overw
         packing=2 * (sum(lengths) / len(lengths)) < length,
         layers=architecture.num_layers,
     )
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as err:
-        raise ConfigError(f"{out} cannot be written: {err.strerror or err}") from err
-    console.print(
-        f"{out} written. Look at the data with `qlora-wgpu data {out}`, at the memory with "
-        f"`qlora-wgpu estimate {out}`, and train with `qlora-wgpu train {out}`.",
-        highlight=False,
-    )
+
+
+def _length_and_rows(lengths: list[int], positions: object) -> tuple[int, int]:
+    """A length that nearly all rows fit in, and how many rows there will be.
+
+    Args:
+        lengths: Tokens of each row, rising.
+        positions: What config.json says of the model's longest text.
+    """
+    limit = positions if isinstance(positions, int) else _BUCKETS[-1]
+    common = lengths[min(int(0.98 * len(lengths)), len(lengths) - 1)]
+    if common > _BUCKETS[-1]:  # documents: they are cut into windows
+        length = min(_WINDOW, limit)
+        return length, sum(max(n // length, 1) for n in lengths)
+    return min(next(b for b in _BUCKETS if b >= common), limit), len(lengths)
 
 
 def _yaml(

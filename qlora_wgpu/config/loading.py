@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from qlora_wgpu.config.paths import resolve_path
 from qlora_wgpu.config.problems import Problem, config_error, problems_of, shown
+from qlora_wgpu.config.renamed import new_name, new_names, with_new_names
 from qlora_wgpu.config.schema import Config
 from qlora_wgpu.config.suggestions import sections, suggest_key
 from qlora_wgpu.config.yaml_file import YamlFile, parse_yaml_value, read_yaml_file
@@ -98,7 +99,10 @@ def _split_sections(file: YamlFile, name: str) -> tuple[dict[str, dict[str, Any]
         elif value is None:  # a section whose keys are all commented out
             values[key] = {}
         elif isinstance(value, dict):
-            values[key] = value
+            values[key] = with_new_names(key, value)
+            for old, new in new_names(key).items():  # so that messages name its line
+                if old in value:
+                    file.lines.setdefault((key, new), file.lines[(key, old)])
         else:
             wrong.append(
                 f"{key}{where} must be a section with keys such as {', '.join(known[key][:2])}, "
@@ -116,6 +120,7 @@ def _parse_override(text: str) -> tuple[tuple[str, str], Any]:
         raise ConfigError(f"the override '{text}' must look like section.key=value")
     section, dot, leaf = key.partition(".")
     known = sections()
+    leaf = new_name(section, leaf)
     if not dot or section not in known or leaf not in known[section]:
         if section in known and not dot:
             raise ConfigError(

@@ -8,10 +8,20 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    WithJsonSchema,
+    model_validator,
+)
 
+from qlora_wgpu.config.renamed import with_new_names
 from qlora_wgpu.config.section import Section
 from qlora_wgpu.config.yaml_file import dump_yaml
 from qlora_wgpu.errors import ConfigError
@@ -67,7 +77,7 @@ def _eval_steps(value: Any) -> int | float:
     )
 
 
-def _adapter(value: Any) -> Any:
+def _gpu(value: Any) -> Any:
     """Takes an index written as a number, as `doctor` prints it."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return str(value)
@@ -343,8 +353,9 @@ class OutputConfig(Section):
 class DeviceConfig(Section):
     """The GPU."""
 
-    adapter: Annotated[Text, BeforeValidator(_adapter)] = Field(
-        "auto", description="Adapter as doctor lists it: auto, its index or part of its name."
+    gpu: Annotated[Text, BeforeValidator(_gpu)] = Field(
+        "auto",
+        description="The GPU to use, as doctor lists them: auto, its index or part of its name.",
     )
     backend: Literal["auto", "wgpu", "dawn"] = Field(
         "auto",
@@ -354,9 +365,20 @@ class DeviceConfig(Section):
     )
     tune: Literal["auto", "always", "never"] = Field(
         "auto",
-        description="Whether ways of cutting kernels are timed before training, once per adapter "
+        description="Whether ways of cutting kernels are timed before training, once per GPU "
         "and model shape; auto does so where the run is long enough to gain by it.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _new_names(cls, values: Any) -> Any:
+        return with_new_names("device", values) if isinstance(values, Mapping) else values
+
+    @property
+    def adapter(self) -> str:
+        """What ``gpu`` used to be called."""
+        warnings.warn("device.adapter is now device.gpu", DeprecationWarning, stacklevel=2)
+        return self.gpu
 
 
 class Config(Section):

@@ -53,7 +53,7 @@ _SYNONYMS = {
     "output.dir": "output_dir out out_dir save_dir folder output_path adapter_path",
     "output.save_steps": "save_every save_interval checkpoint_every checkpoint_steps",
     "output.save_total_limit": "keep keep_last max_checkpoints",
-    "device.adapter": "gpu device device_name",
+    "device.gpu": "device device_name gpu_id",
     "device.backend": "webgpu implementation library",
 }
 KEY_OF = {word: tuple(key.split(".")) for key, words in _SYNONYMS.items() for word in words.split()}

@@ -9,11 +9,12 @@ from qlora_wgpu.data.chat import (
     render_chat,
 )
 from qlora_wgpu.data.dataset import Preparation, encoded_examples, load_dataset
-from qlora_wgpu.data.examples import IGNORE_INDEX, Counts, Dataset, Example
+from qlora_wgpu.data.examples import Counts, Dataset, Example
 from qlora_wgpu.data.formats import FORMATS, RowEncoder, alpaca_prompt
 from qlora_wgpu.data.hub_datasets import is_dataset_name
 from qlora_wgpu.data.masking import assistant_spans, closing_text, end_of_turn
 from qlora_wgpu.data.tokenizer import Tokenizer
+from qlora_wgpu.labels import IGNORE_INDEX
 
 __all__ = [
     "BUILT_IN_TEMPLATES",

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.data.examples import IGNORE_INDEX, Example
+from qlora_wgpu.data.examples import Example
 from qlora_wgpu.errors import ShapeError
+from qlora_wgpu.labels import IGNORE_INDEX
 
 SMALLEST_BUCKET = 32
 

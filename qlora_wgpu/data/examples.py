@@ -11,7 +11,8 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-IGNORE_INDEX = -100
+from qlora_wgpu.labels import IGNORE_INDEX
+
 _AT_ONCE = 4096  # examples that are counted together
 
 

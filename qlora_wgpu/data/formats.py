@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from qlora_wgpu.data.chat import ChatTemplate
-from qlora_wgpu.data.examples import IGNORE_INDEX
 from qlora_wgpu.data.masking import Span, assistant_spans, tokens_in_spans
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import DataError
+from qlora_wgpu.labels import IGNORE_INDEX
 
 TrainOn = Literal["auto", "assistant", "last_turn", "completion", "all"]
 

@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.cache_folder import cache_path, make_cache_folder
-from qlora_wgpu.data.examples import IGNORE_INDEX, Counts, Dataset
+from qlora_wgpu.data.examples import Counts, Dataset
+from qlora_wgpu.labels import IGNORE_INDEX
 
 _KEPT = 32  # data sets in the cache
 VERSION = 1  # of how rows become tokens; a new one makes old folders unused

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from qlora_wgpu.data import bucket_length
 from qlora_wgpu.errors import ShapeError
 from qlora_wgpu.model import batch_encoding
+from qlora_wgpu.model.programs import LogitsPrograms
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
@@ -29,7 +30,7 @@ class Decoder:
         """
         self._model = model
         self._cache = KVCache(capacity)
-        self._stages: dict[int, _Stage] = {}
+        self._programs: dict[int, LogitsPrograms] = {}
         self.length = 0
 
     @property
@@ -49,7 +50,7 @@ class Decoder:
         length = max(bucket_length(len(ids), self.capacity), 2)
         row = np.zeros((1, length), np.int64)
         row[0, : len(ids)] = ids
-        logits = self._stage(length).run(row, len(ids) - 1, past=0)
+        logits = self._logits(row, len(ids) - 1, past=0)
         self.length = len(ids)
         return logits
 
@@ -61,37 +62,16 @@ class Decoder:
         """
         if self.length >= self.capacity:
             raise ShapeError(f"the text is full: it holds {self.capacity} tokens")
-        logits = self._stage(1).run(np.array([[token]]), 0, past=self.length)
+        logits = self._logits(np.array([[token]]), 0, past=self.length)
         self.length += 1
         return logits
 
-    def _stage(self, length: int) -> _Stage:
-        if length not in self._stages:
-            self._stages[length] = _Stage(self._model, self._cache, length)
-        return self._stages[length]
-
-
-class _Stage:
-    """The programs of a batch of one row and so many columns."""
-
-    def __init__(self, model: QLoRAModel, cache: KVCache, length: int) -> None:
-        self._model = model
-        self._batch = make_batch_buffers(1, length, CacheView(cache))
-        graph = model.new_graph()
-        hidden = model.network.trace_hidden(graph, self._batch)
-        self._hidden = model.new_program(graph)
-        graph = model.new_graph()
-        self._logits = model.network.trace_logits(graph, hidden, self._batch)
-        self._head = model.new_program(graph, (self._logits,))
-
-    def run(self, row: npt.NDArray[np.int64], wanted: int, past: int) -> FloatArray:
-        """Logits of one column."""
-        model, batch = self._model, self._batch
-        ids = batch_encoding.checked_ids(row, model.architecture.vocab_size)
-        rows = np.array([wanted])
-        data = batch_encoding.encode_batch(batch, ids, np.ones_like(ids), rows=rows, past=past)
-        model.device.write(batch.storage.buffer, data)
-        self._hidden.run()
-        self._head.run()
-        raw = np.frombuffer(self._head.read(self._logits), np.float32)
-        return raw[: model.architecture.vocab_size].copy()
+    def _logits(self, row: npt.NDArray[np.int64], column: int, past: int) -> FloatArray:
+        """Logits of one column of a batch of one row."""
+        ids = batch_encoding.checked_ids(row, self._model.architecture.vocab_size)
+        length = ids.shape[1]
+        if length not in self._programs:
+            batch = make_batch_buffers(1, length, CacheView(self._cache))
+            self._programs[length] = self._model.programs.logits(batch)
+        logits = self._programs[length].run(ids, np.ones_like(ids), np.array([column]), past)
+        return np.ascontiguousarray(logits[0])

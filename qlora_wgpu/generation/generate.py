@@ -33,9 +33,9 @@ def generate(
         prompt_ids: What comes before; at least one token.
         max_new_tokens: Most tokens to yield.
         temperature: 0 takes the likeliest token; else logits are divided by it and sampled.
-        top_k: Sample among so many likeliest tokens only; 0 among all.
+        top_k: Sample among this many of the likeliest tokens; 0 for all.
         top_p: Sample among the likeliest tokens that together have this probability.
-        seed: Of the sampling.
+        seed: Seed of the sampling.
         stop_ids: Tokens that end the text; they are not yielded.
         max_length: Longest text the model was made for; generation ends there.
         decoder: One with room for the whole text, to be used again; a new one by default.

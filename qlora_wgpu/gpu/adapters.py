@@ -100,7 +100,7 @@ def choose_adapter(wanted: str = "auto", backend: str = "auto") -> FoundAdapter:
         if wanted.lower() in adapter.name.lower():
             return adapter
     names = ", ".join(f"{i}: {a.name}" for i, a in enumerate(adapters))
-    raise DeviceError(f"no adapter is called {wanted!r}; found {names} (device.adapter)")
+    raise DeviceError(f"no GPU is called {wanted!r}; there are {names} (device.gpu)")
 
 
 def _automatic() -> list[FoundAdapter]:

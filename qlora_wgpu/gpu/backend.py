@@ -81,7 +81,7 @@ class Backend(ABC):
         except Exception as err:
             raise DeviceError(
                 f"adapter {adapter.info['device']} gave no device ({err}): update its driver, "
-                "or choose another with device.adapter"
+                "or choose another with device.gpu"
             ) from err
 
     def dialect(self, code: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -53,41 +54,53 @@ class Device:
 
     Attributes:
         backend: The WebGPU implementation.
-        adapter: Its adapter.
+        gpu: Its adapter, in WebGPU's word.
         raw: Its device.
         features: Those of the device that are used, by WebGPU's names.
         memory: What has been allocated here, by kind.
         profile: How kernels are cut for this kind of adapter.
     """
 
-    def __init__(self, adapter: str = "auto", backend: str = "auto") -> None:
+    def __init__(
+        self, gpu: str = "auto", backend: str = "auto", *, adapter: str | None = None
+    ) -> None:
         """Opens a device.
 
         Args:
-            adapter: ``"auto"``, an index, or part of a name, as ``qlora-wgpu doctor`` lists them.
+            gpu: ``"auto"``, an index, or part of a name, as ``qlora-wgpu doctor`` lists them.
             backend: ``"auto"``, ``"wgpu"`` or ``"dawn"``.
+            adapter: What ``gpu`` used to be called.
 
         Raises:
-            DeviceError: If no such adapter can be opened.
+            DeviceError: If no such GPU can be opened.
         """
-        found = choose_adapter(adapter, backend)
+        if adapter is not None:
+            warnings.warn("Device(adapter=) is now gpu=", DeprecationWarning, stacklevel=2)
+            gpu = adapter
+        found = choose_adapter(gpu, backend)
         self.backend = found.backend
-        self.adapter = found.raw
-        self.features = frozenset(self.backend.features_of(self.adapter))
-        self.raw = self.backend.request_device(self.adapter)
+        self.gpu = found.raw
+        self.features = frozenset(self.backend.features_of(self.gpu))
+        self.raw = self.backend.request_device(self.gpu)
         self.memory = MemoryCounter()
         self._pipelines: dict[str, Any] = {}
         self.profile = self._choose_profile()
 
     @property
+    def adapter(self) -> Any:
+        """What ``gpu`` used to be called."""
+        warnings.warn("Device.adapter is now Device.gpu", DeprecationWarning, stacklevel=2)
+        return self.gpu
+
+    @property
     def name(self) -> str:
-        """The adapter's name."""
-        return str(self.adapter.info["device"])
+        """The GPU's name."""
+        return str(self.gpu.info["device"])
 
     @property
     def is_cpu(self) -> bool:
         """Whether this is a software adapter, which wants kernels without workgroup memory."""
-        return bool(self.adapter.info["adapter_type"] == "CPU")
+        return bool(self.gpu.info["adapter_type"] == "CPU")
 
     def _choose_profile(self) -> Profile:
         if self.is_cpu:

@@ -13,7 +13,7 @@ from qlora_wgpu.version import __version__
 
 def identity(device: Device) -> str:
     """A name of all that."""
-    info = device.adapter.info
+    info = device.gpu.info
     parts = [
         [device.name, info["description"], info["backend_type"], device.backend.name],
         __version__,

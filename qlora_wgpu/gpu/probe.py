@@ -68,7 +68,7 @@ def matrix_shape(device: Device) -> MatrixShape | None:
     """
     if "subgroup-matrix" not in device.features:
         return None
-    shapes = device.backend.matrix_shapes(device.adapter)
+    shapes = device.backend.matrix_shapes(device.gpu)
     return next((shape for shape in shapes if _multiplies(device, shape)), None)
 
 

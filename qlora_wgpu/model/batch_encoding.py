@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.errors import ShapeError
+from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.ops.batch import (
     INFO_DROPOUT,
     INFO_KEY,
@@ -17,8 +18,21 @@ from qlora_wgpu.ops.batch import (
     BatchBuffers,
 )
 
-IGNORED = -100
 IntArray = npt.NDArray[np.int64]
+
+
+def checked_batch(
+    input_ids: Any, labels: Any, attention_mask: Any, vocab_size: int
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Token ids, shifted targets and mask of a micro-batch, each (batch, seq).
+
+    Raises:
+        ShapeError: If shapes or values do not fit.
+    """
+    ids = checked_ids(input_ids, vocab_size)
+    mask = checked_mask(attention_mask, ids.shape)
+    targets = shifted_targets(checked_labels(labels, ids.shape, vocab_size), mask)
+    return ids, targets, mask
 
 
 def checked_ids(input_ids: Any, vocab_size: int) -> IntArray:
@@ -47,10 +61,10 @@ def checked_labels(labels: Any, shape: tuple[int, ...], vocab_size: int) -> IntA
     array = _integers("labels", labels)
     if array.shape != shape:
         raise ShapeError(f"labels must have input_ids' shape {shape}, got {array.shape}")
-    real = array[array != IGNORED]
+    real = array[array != IGNORE_INDEX]
     if real.size and (real.min() < 0 or real.max() >= vocab_size):
         raise ShapeError(
-            f"labels must be {IGNORED} or from 0 to {vocab_size - 1}, "
+            f"labels must be {IGNORE_INDEX} or from 0 to {vocab_size - 1}, "
             f"got {real.min()} to {real.max()}"
         )
     return array
@@ -92,10 +106,10 @@ def shifted_targets(labels: IntArray, mask: IntArray | None = None) -> IntArray:
 
     Where ``mask`` numbers several samples in a row, none predicts another's first token.
     """
-    targets = np.full_like(labels, IGNORED)
+    targets = np.full_like(labels, IGNORE_INDEX)
     targets[:, :-1] = labels[:, 1:]
     if mask is not None:
-        targets[:, :-1][(_begins(mask) & (mask > 1))[:, 1:]] = IGNORED
+        targets[:, :-1][(_begins(mask) & (mask > 1))[:, 1:]] = IGNORE_INDEX
     return targets
 
 
@@ -134,7 +148,7 @@ def encode_batch(
     """The bytes of a batch's storage.
 
     Args:
-        batch: Its layout.
+        batch: The layout of what is written.
         ids: (batch, seq).
         mask: (batch, seq), 0 for padding, else the number of the sample.
         targets: (batch, seq) from ``shifted_targets``.
@@ -151,7 +165,7 @@ def encode_batch(
     if rows is None:
         rows = np.zeros(0, np.int64)
         if targets is not None:
-            rows = np.flatnonzero(targets.reshape(-1) != IGNORED)
+            rows = np.flatnonzero(targets.reshape(-1) != IGNORE_INDEX)
     info = np.zeros(INFO_LENGTH, np.uint32)
     info[INFO_LABEL_ROWS], info[INFO_PAST] = len(rows), past
     if dropout_key is not None:

@@ -7,17 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from qlora_wgpu.config import LoraConfig, QuantConfig
-from qlora_wgpu.families.family import find_family
-from qlora_wgpu.gpu.device import ALIGNMENT
 from qlora_wgpu.gpu.profile import CPU_PROFILE, Profile
-from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.plan import Plan, make_plan
-from qlora_wgpu.graph.tensor import Storage, vector
-from qlora_wgpu.lora.layout import Adapter
-from qlora_wgpu.model.network import Network
-from qlora_wgpu.model.weights import WeightLayout
-from qlora_wgpu.ops.adamw import STATS_LENGTH
-from qlora_wgpu.ops.batch import make_batch_buffers
+from qlora_wgpu.model.layout import ModelLayout
+from qlora_wgpu.model.options import StepOptions
+from qlora_wgpu.model.pretrained import Pretrained
 
 
 def plan_training_memory(
@@ -51,27 +44,12 @@ def plan_training_memory(
     Raises:
         UnsupportedModelError: If the model asks for something that is not computed here.
     """
-    family = find_family(config)
-    architecture = family.read(config)
-    adapter = Adapter(lora, architecture.linears, architecture.experts)
-    modules = WeightLayout(quant, compute_dtype, max_binding, textures=profile.textures).modules(
-        architecture, adapter
+    layout = ModelLayout(
+        Pretrained.from_config(config),
+        lora,
+        quant,
+        compute_dtype,
+        profile=profile,
+        max_binding=max_binding,
     )
-    stats = Storage("stats", "inputs", 4 * STATS_LENGTH)
-    graph = Graph(compute_dtype, profile, max_binding)
-    Network(family, architecture, modules).trace_loss(
-        graph,
-        make_batch_buffers(batch_size, seq),
-        vector("stats", STATS_LENGTH, "float32", stats),
-        gradient=True,
-        checkpointing=gradient_checkpointing,
-    )
-    plan = make_plan(graph)
-    memory = plan.bytes_by_kind()
-    memory["uniforms"] = _uniform_bytes(plan)
-    memory["optimizer"] = adapter.first_moment.nbytes + adapter.second_moment.nbytes
-    return memory
-
-
-def _uniform_bytes(plan: Plan) -> int:
-    return ALIGNMENT * sum(1 for launch in plan.launches if launch.params)
+    return layout.memory(StepOptions("train", batch_size, seq, gradient_checkpointing))

@@ -93,10 +93,10 @@ def ensure_sound(
         first = wrong[0]
         what = first.refusal or f"{first.error:.1e} away from what it should be"
         raise DeviceError(
-            f"{device.name} ({device.adapter.info['description'] or 'driver not told'}) does not "
+            f"{device.name} ({device.gpu.info['description'] or 'driver not told'}) does not "
             f"compute rightly: {first.check} is {what} ({len(wrong)} of {len(checks())} checks "
             "fail); "
-            "update the driver, choose another adapter (device.adapter) or backend "
+            "update the driver, choose another GPU (device.gpu) or backend "
             "(device.backend), and see `qlora-wgpu doctor --check`"
         )
     _write([*known, key])

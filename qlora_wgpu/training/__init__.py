@@ -1,15 +1,19 @@
 """Training an adapter."""
 
-from qlora_wgpu.training.observer import Observer
+from qlora_wgpu.training.observer import Observer, RunSetup
+from qlora_wgpu.training.result import Sample, TrainResult
 from qlora_wgpu.training.resume_check import check_same_run, holds_run
 from qlora_wgpu.training.run_folder import refuse_existing_run
-from qlora_wgpu.training.trainer import Trainer, TrainResult
+from qlora_wgpu.training.trainer import Trainer, training_options
 
 __all__ = [
     "Observer",
+    "RunSetup",
+    "Sample",
     "TrainResult",
     "Trainer",
     "check_same_run",
     "holds_run",
     "refuse_existing_run",
+    "training_options",
 ]

@@ -26,7 +26,7 @@ class BatchPlan:
         lengths: Tokens of each row.
         batch_size: Rows of a micro-batch.
         accumulation: Micro-batches of a step.
-        seed: Of the order.
+        seed: Seed of the order.
         grouped: Whether the micro-batches of a step get rows of about one length each.
         steps_per_epoch: Optimizer steps of a pass over the data; the last may be short.
         total_steps: Optimizer steps of the run.

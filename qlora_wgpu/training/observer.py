@@ -3,17 +3,83 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from qlora_wgpu.training.result import Sample, TrainResult
 
 Row = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class RunSetup:
+    """What is about to be trained, and on what.
+
+    Attributes:
+        device: The GPU's name.
+        base: The base model as the configuration names it.
+        scheme: How its linear layers are stored.
+        compute_dtype: Type of matmul operands.
+        rank: The adapter's.
+        adapted_layers: Layers that carry it.
+        adapter_parameters: Numbers that are trained.
+        batch_size: Rows of a micro-batch.
+        accumulation: Micro-batches of a step.
+        train_rows: Examples to learn from.
+        train_tokens: Tokens of theirs that are learnt.
+        eval_rows: Held-out examples; None without.
+        eval_tokens: Tokens of theirs that are measured.
+    """
+
+    device: str
+    base: str
+    scheme: str
+    compute_dtype: str
+    rank: int
+    adapted_layers: int
+    adapter_parameters: int
+    batch_size: int
+    accumulation: int
+    train_rows: int
+    train_tokens: int
+    eval_rows: int | None = None
+    eval_tokens: int | None = None
+
+
 class Observer:
-    """Does nothing; a progress bar or a logger overrides what it wants to know."""
+    """Does nothing; a display or a logger overrides what it wants to know.
+
+    The events of ``qlora_wgpu.train``, in their order: ``note``, ``activity``, ``planned``,
+    ``tuned``, ``loading``, ``setup``, those of the trainer (``started`` to ``finished``),
+    ``sampled`` and ``reported``. A ``Trainer`` of one's own tells its part alone; ``warning`` may
+    come at any time.
+    """
+
+    def note(self, text: str) -> None:
+        """Something to know of the settings or the model before the run begins."""
+
+    def warning(self, text: str) -> None:
+        """Something the user should know of, which does not end the run."""
+
+    def activity(self, text: str) -> None:
+        """What is being done before training, such as reading data; empty when it is over."""
+
+    def planned(self, memory: Counter[str]) -> None:
+        """What training will take on the device, bytes by kind."""
+
+    def tuned(self, notes: Sequence[str]) -> None:
+        """How kernels are cut, after they were timed."""
+
+    def loading(self, name: str, done: int, total: int) -> None:
+        """A tensor is about to be read, after ``done`` of ``total``; all are there at the end."""
+
+    def setup(self, setup: RunSetup) -> None:
+        """The model is on the device."""
 
     def started(self, total_steps: int, done: int, memory: Counter[str]) -> None:
-        """The run is about to begin or go on; ``memory`` is the plan, bytes by kind."""
+        """Steps are about to begin or go on; ``memory`` is what is taken, bytes by kind."""
 
     def resumed(self, checkpoint: Path, step: int) -> None:
         """A run goes on after ``step`` steps."""
@@ -27,5 +93,14 @@ class Observer:
     def saved(self, folder: Path) -> None:
         """A checkpoint or the adapter was written."""
 
-    def warning(self, text: str) -> None:
-        """Something the user should know of, which does not end the run."""
+    def finished(self, result: TrainResult) -> None:
+        """The last step is done and the adapter is written."""
+
+    def sampled(self, sample: Sample) -> None:
+        """What the model makes of a text: before training, and again with ``after`` filled in."""
+
+    def reported(self, paths: Sequence[Path]) -> None:
+        """Pages and pictures of the run were written."""
+
+
+EVENTS = tuple(name for name in vars(Observer) if not name.startswith("_"))

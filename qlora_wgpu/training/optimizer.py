@@ -20,7 +20,7 @@ class Optimizer:
         Args:
             model: Whose adapter is updated.
             optim: AdamW's constants and the schedule.
-            total_steps: Of the run.
+            total_steps: Steps of the whole run.
         """
         self._model = model
         self._table = step_table(optim, total_steps)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.training.observer import Observer, Row
+from qlora_wgpu.training.observer import EVENTS, Observer, Row
 
 _HINT = "log.report_to names {0}, which is not installed: pip install 'qlora-wgpu[{0}]'"
 
@@ -85,41 +84,27 @@ class WeightsAndBiases(Observer):
 
 
 class ObserverList(Observer):
-    """Tells each of several observers."""
+    """Several observers, each told of every event in their order."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
-        """In this order."""
+        """Holds on to them.
+
+        Args:
+            observers: Who is told.
+        """
         self._all = tuple(observers)
 
-    def started(self, total_steps: int, done: int, memory: Counter[str]) -> None:
-        """Tells them."""
-        for each in self._all:
-            each.started(total_steps, done, memory)
 
-    def resumed(self, checkpoint: Path, step: int) -> None:
-        """Tells them."""
-        for each in self._all:
-            each.resumed(checkpoint, step)
+def _forwarded(event: str) -> Callable[..., None]:
+    def tell(self: ObserverList, *details: Any) -> None:
+        for observer in self._all:
+            getattr(observer, event)(*details)
 
-    def step(self, row: Row) -> None:
-        """Tells them."""
-        for each in self._all:
-            each.step(row)
+    return tell
 
-    def evaluation(self, row: Row) -> None:
-        """Tells them."""
-        for each in self._all:
-            each.evaluation(row)
 
-    def saved(self, folder: Path) -> None:
-        """Tells them."""
-        for each in self._all:
-            each.saved(folder)
-
-    def warning(self, text: str) -> None:
-        """Tells them."""
-        for each in self._all:
-            each.warning(text)
+for _event in EVENTS:  # so that no event can be forgotten
+    setattr(ObserverList, _event, _forwarded(_event))
 
 
 def reporters(names: Sequence[str], folder: Path, config: dict[str, Any]) -> list[Observer]:

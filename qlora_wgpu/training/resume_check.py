@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 from qlora_wgpu.config import Config, load_config
+from qlora_wgpu.config.renamed import RenamedKeyWarning
 from qlora_wgpu.errors import ConfigError
 
 # Where the run is written and shown, and what it runs on.
@@ -22,7 +24,9 @@ def check_same_run(path: Path, config: Config) -> None:
     Raises:
         ConfigError: If a setting differs that decides what is computed.
     """
-    before = load_config(path / "config.yaml").model_dump()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RenamedKeyWarning)  # the file is ours, not the user's
+        before = load_config(path / "config.yaml").model_dump()
     for section, values in config.model_dump().items():
         if section in _FREE:
             continue

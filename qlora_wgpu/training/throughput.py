@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _WINDOW = 10
 
@@ -15,7 +17,6 @@ class ThroughputMeter:
         """Starts stopped at zero."""
         self._marks: deque[tuple[float, int]] = deque(maxlen=_WINDOW + 1)
         self._tokens = 0
-        self._paused_at = 0.0
         self._paused = 0.0
 
     def _now(self) -> float:
@@ -25,16 +26,17 @@ class ThroughputMeter:
         """The first step begins."""
         self._marks.append((self._now(), self._tokens))
 
-    def pause(self) -> None:
-        """Something that is no training begins."""
-        self._paused_at = time.perf_counter()
-
-    def resume(self) -> None:
-        """It has ended."""
-        self._paused += time.perf_counter() - self._paused_at
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """While it is entered, time does not count."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._paused += time.perf_counter() - begin
 
     def add(self, tokens: int) -> None:
-        """A step of so many tokens has ended."""
+        """A step with this many tokens has ended."""
         self._tokens += tokens
         self._marks.append((self._now(), self._tokens))
 

@@ -49,7 +49,7 @@ def tuned(
         choice = tune(open_device(), task, progress)
         known[key] = {
             "device": device.name,
-            "driver": device.adapter.info["description"],
+            "driver": device.gpu.info["description"],
             "shape": {name: task.config.get(name) for name in _SIZES},
             "batch": task.batch,
             "seq": task.seq,
@@ -65,7 +65,7 @@ def tuned(
 
 def choices_for(device: Device) -> list[dict[str, Any]]:
     """All that is known of an adapter and its driver."""
-    driver = device.adapter.info["description"]
+    driver = device.gpu.info["description"]
     return [
         entry
         for entry in _read().values()

@@ -161,7 +161,7 @@ class _OneLayer(RandomFolder):
 
 def _time(device: Device, task: Task, folder: RandomFolder, profile: Profile) -> Times:
     device.profile = profile
-    model = QLoRAModel(
+    model = QLoRAModel.from_folder(
         folder, task.lora, task.quant, task.compute_dtype, device, name_or_path="tuning"
     )
     batch = task.timed_batch

@@ -82,7 +82,7 @@ DEFAULTS = {
     },
     "log": {"logging_steps": 1, "report_to": []},
     "output": {"dir": "runs/first", "save_steps": 50, "save_total_limit": 2},
-    "device": {"adapter": "auto", "backend": "auto", "tune": "auto"},
+    "device": {"gpu": "auto", "backend": "auto", "tune": "auto"},
 }
 
 
@@ -190,8 +190,8 @@ def test_wrong_target_modules(value) -> None:
         (OutputConfig, {"dir": ""}),
         (OutputConfig, {"save_steps": 0}),
         (OutputConfig, {"save_total_limit": 0}),
-        (DeviceConfig, {"adapter": -1}),
-        (DeviceConfig, {"adapter": True}),
+        (DeviceConfig, {"gpu": -1}),
+        (DeviceConfig, {"gpu": True}),
     ],
 )
 def test_wrong_values_name_key_and_class(section, values) -> None:
@@ -226,8 +226,8 @@ def test_values_at_the_edges(section, values) -> None:
         assert getattr(built, key) == value
 
 
-def test_an_adapter_index_may_be_a_number() -> None:
-    assert DeviceConfig(adapter=1).adapter == "1"
+def test_a_gpu_s_index_may_be_a_number() -> None:
+    assert DeviceConfig(gpu=1).gpu == "1"
 
 
 def test_numpy_scalars_and_paths_are_taken_for_what_they_hold() -> None:

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from qlora_wgpu.config import Config, load_config
+from qlora_wgpu.config.renamed import RenamedKeyWarning
 from qlora_wgpu.errors import ConfigError
 
 MODEL = "model: {path: base}\n"
@@ -324,7 +325,7 @@ def test_text_keys_take_an_override_as_it_is_typed(load, text) -> None:
 def test_quotes_and_null_in_overrides_of_text_keys(load) -> None:
     assert load(MODEL, ["output.dir='no'"]).output.dir == "no"
     assert load(MODEL + "data: {eval: e.jsonl}\n", ["data.eval=null"]).data.eval is None
-    assert load(MODEL, ["device.adapter=1"]).device.adapter == "1"
+    assert load(MODEL, ["device.gpu=1"]).device.gpu == "1"
 
 
 def test_one_text_in_place_of_a_list_of_overrides(load) -> None:
@@ -428,7 +429,7 @@ def test_a_path_no_file_system_takes(load) -> None:
         {"data": {"chat_template": "{% for m in messages %}\r\n\t{{ m }}\n\n  {% endfor %}\n"}},
         {"data": {"chat_template": "{{ x }}\x85\u2028\u2029\ufeff\x00\x1b"}},
         {"data": {"chat_template": "{{ 'a' }} " * 100}},
-        {"device": {"adapter": "NVIDIA: GeForce #1"}},
+        {"device": {"gpu": "NVIDIA: GeForce #1"}},
         {"train": {"num_train_epochs": 1e22}},
     ],
     ids=repr,
@@ -456,3 +457,33 @@ def test_the_dump_holds_resolved_paths(load, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(other)
     (other / "config.yaml").write_text(config.to_yaml())
     assert load_config(other / "config.yaml") == config
+
+
+OLD_NAME = r"device\.adapter is now called device\.gpu"
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "gpu"),
+    [
+        (MODEL + "device: {adapter: 1}\n", [], "1"),
+        (MODEL, ["device.adapter=radeon"], "radeon"),
+        (MODEL + "device: {adapter: 1}\n", ["device.gpu=2"], "2"),
+        (MODEL + "device: {gpu: 1}\n", ["device.adapter=2"], "2"),
+    ],
+)
+def test_a_key_is_read_under_its_old_name(load, text, overrides, gpu):
+    with pytest.warns(RenamedKeyWarning, match=OLD_NAME) as notes:
+        config = load(text, overrides)
+    assert config.device.gpu == gpu and len(notes) == 1
+    with pytest.deprecated_call():
+        assert config.device.adapter == gpu
+
+
+def test_an_old_name_beside_the_new_one_is_an_error(load):
+    with pytest.raises(ConfigError, match=r"unknown key 'device\.adapter'"):
+        load(MODEL + "device: {adapter: 1, gpu: 2}\n")
+
+
+def test_an_old_name_s_value_is_checked_and_its_line_named(load):
+    with pytest.warns(RenamedKeyWarning), pytest.raises(ConfigError, match=r"device\.gpu.*line 3"):
+        load(MODEL + "device:\n  adapter: [1]\n")

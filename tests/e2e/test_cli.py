@@ -173,7 +173,15 @@ MISTAKES = {
     "empty data": (("train", "run.yaml"), replace("train.jsonl", ""), None, "train.jsonl"),
     "broken data": (("train", "run.yaml"), replace("train.jsonl", '{"a"'), None, "line 1"),
     "small vocabulary": (("train", "run.yaml"), edit_config(vocab_size=70), None, "asks for"),
-    "no such device": (("train", "run.yaml", "device.adapter=radeon9"), None, None, "radeon9"),
+    "no such device": (("train", "run.yaml", "device.gpu=radeon9"), None, None, "radeon9"),
+    "no such gpu": (
+        ("generate", "--model", "model", "--gpu", "radeon9", "--prompt", "x"), None, None,
+        "radeon9",
+    ),
+    "no such gpu, by the old name": (
+        ("generate", "--model", "model", "--device", "radeon9", "--prompt", "x"), None, None,
+        "radeon9",
+    ),
     "no such layer": (("train", "run.yaml", "lora.target_modules=[q]"), None, None, "'q'"),
     "no adapter folder": (
         ("generate", "--model", "model", "--adapter", "gone", "--prompt", "x"), None, None, "gone",
@@ -201,6 +209,13 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(place, mistake):
     assert not (place / "bad").exists()
 
 
+def test_a_key_s_old_name_is_told_on_stderr(place):
+    done = run("train", "run.yaml", "device.adapter=radeon9", "output.dir=bad", cwd=place)
+    note, error = [line for line in done.stderr.splitlines() if line.strip()]
+    assert note.startswith("note: device.adapter is now called device.gpu")
+    assert done.returncode == 2 and error.startswith("error: ") and "radeon9" in error
+
+
 def test_tuning_is_done_once_and_shown(place):
     # Mesa's shader cache stays where it is, only the choices are kept apart.
     env = {"XDG_CACHE_HOME": str(place / "cache")}
@@ -210,7 +225,7 @@ def test_tuning_is_done_once_and_shown(place):
             "train", "run.yaml", "device.tune=always", f"output.dir={folder}", cwd=place, env=env
         )
         assert done.returncode == 0, done.stderr
-        assert "kernels as timed on this adapter: " in done.stdout
+        assert "kernels as timed on this GPU: " in done.stdout
         rows = (place / folder / "metrics.jsonl").read_text().splitlines()
         losses.append([json.loads(row).get("loss") for row in rows])
         known = json.loads((place / "cache" / "qlora-wgpu" / "tuning.json").read_text())

@@ -6,10 +6,10 @@ import subprocess
 import sys
 
 import pytest
+from qlora_wgpu.runs.estimation import largest_fitting
 
 from e2e.tiny import CONFIG, write_model
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
-from qlora_wgpu.cli.estimate import _most
 from qlora_wgpu.config import OptimConfig
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.training.optimizer import Optimizer
@@ -96,7 +96,7 @@ def test_no_adapter_is_needed(place):
 @pytest.mark.parametrize("slope", [1, 7, 1000])
 @pytest.mark.parametrize("budget", [0, 5, 999, 1000, 123456])
 def test_the_most_is_the_most(slope, budget):
-    best = _most(lambda n: 10 + slope * n + (n * n) // 50, budget, 300)
+    best = largest_fitting(lambda n: 10 + slope * n + (n * n) // 50, budget, 300)
     exact = max(n for n in range(301) if n == 0 or 10 + slope * n + n * n // 50 <= budget)
     assert best == exact
 

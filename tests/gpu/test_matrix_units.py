@@ -19,7 +19,7 @@ def shape(device):
 
 
 def test_the_self_test_agrees_with_what_is_listed(device, shape):
-    listed = device.backend.matrix_shapes(device.adapter)
+    listed = device.backend.matrix_shapes(device.gpu)
     assert (shape is None) == (not listed)
     assert shape is None or shape in listed
 

@@ -5,8 +5,8 @@ import pytest
 
 from qlora_wgpu.data import Example
 from qlora_wgpu.errors import DataError, ShapeError
+from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.batch_encoding import (
-    IGNORED,
     checked_ids,
     checked_labels,
     checked_mask,
@@ -50,7 +50,7 @@ def test_wrong_ids(given, message):
 def test_labels():
     labels = checked_labels([[-100, 0, 82]], (1, 3), VOCAB)
     assert labels.tolist() == [[-100, 0, 82]]
-    assert (checked_labels([[-100] * 3], (1, 3), VOCAB) == IGNORED).all()
+    assert (checked_labels([[-100] * 3], (1, 3), VOCAB) == IGNORE_INDEX).all()
 
 
 @pytest.mark.parametrize(
@@ -99,12 +99,12 @@ def test_wrong_masks(given):
 
 
 def test_targets_are_the_next_labels():
-    labels = np.array([[5, 6, IGNORED, 8], [1, IGNORED, 3, 4]])
+    labels = np.array([[5, 6, IGNORE_INDEX, 8], [1, IGNORE_INDEX, 3, 4]])
     before = labels.copy()
-    expected = [[6, IGNORED, 8, IGNORED], [IGNORED, 3, 4, IGNORED]]
+    expected = [[6, IGNORE_INDEX, 8, IGNORE_INDEX], [IGNORE_INDEX, 3, 4, IGNORE_INDEX]]
     assert shifted_targets(labels).tolist() == expected
     assert np.array_equal(labels, before)
-    assert shifted_targets(np.array([[7]])).tolist() == [[IGNORED]]
+    assert shifted_targets(np.array([[7]])).tolist() == [[IGNORE_INDEX]]
 
 
 def unpacked(batch, data):
@@ -121,11 +121,11 @@ def test_packing(shape):
     rng = np.random.default_rng(0)
     batch, ids = make_batch_buffers(*shape), rng.integers(0, VOCAB, shape)
     mask = rng.integers(0, 2, shape)
-    targets = np.where(rng.random(shape) < 0.5, ids, IGNORED)
+    targets = np.where(rng.random(shape) < 0.5, ids, IGNORE_INDEX)
     data = encode_batch(batch, ids, mask, targets, dropout_key=2**32 - 1)
     assert data.nbytes == batch.storage.nbytes and data.dtype == np.uint8
     found = unpacked(batch, data)
-    rows = [i for i, t in enumerate(targets.reshape(-1)) if t != IGNORED]
+    rows = [i for i, t in enumerate(targets.reshape(-1)) if t != IGNORE_INDEX]
     assert found["input_ids"] == ids.reshape(-1).tolist()
     assert found["targets"] == targets.reshape(-1).tolist()
     first = [(row > 0).argmax() + 1 for row in mask]
@@ -139,7 +139,7 @@ def test_packing(shape):
 def test_packing_without_dropout_or_labels():
     batch, ids = make_batch_buffers(1, 4), np.array([[1, 2, 3, 4]])
     mask = np.ones_like(ids)
-    info = unpacked(batch, encode_batch(batch, ids, mask, np.full_like(ids, IGNORED)))["info"]
+    info = unpacked(batch, encode_batch(batch, ids, mask, np.full_like(ids, IGNORE_INDEX)))["info"]
     assert (info[INFO_LABEL_ROWS], info[INFO_DROPOUT]) == (0, 0)
     asked = unpacked(batch, encode_batch(batch, ids, mask, rows=np.array([3, 1])))
     assert asked["label_rows"][:2] == [3, 1] and asked["info"][INFO_LABEL_ROWS] == 2

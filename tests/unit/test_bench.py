@@ -185,7 +185,7 @@ def fake_device(**changes):
         "is_cpu": True,
         "max_binding": 1 << 27,
         "profile": CPU_PROFILE,
-        "adapter": SimpleNamespace(info=info),
+        "gpu": SimpleNamespace(info=info),
         "backend": SimpleNamespace(name="wgpu", package="wgpu"),
     }
     return SimpleNamespace(**{**given, **changes})

@@ -13,8 +13,8 @@ from qlora_wgpu.model.memory import plan_training_memory
 CONFIGS = family_configs()
 PROFILES = {
     "buffers": CPU_PROFILE,
-    "images": cpu_profile(8),
-    "images of 4": cpu_profile(4),
+    "textures": cpu_profile(8),
+    "textures of 4": cpu_profile(4),
     "registers": GPU_PROFILE,
     "workgroup memory": replace(GPU_PROFILE, gemm_kind="tiled"),
     "matrix units": gpu_profile(MatrixShape(8, 8, 8, 32)),

@@ -13,14 +13,18 @@ def test_names() -> None:
     assert sorted(qlora_wgpu.__all__) == [
         "Config",
         "LoraConfig",
+        "Observer",
         "QLoRAError",
         "QLoRAModel",
         "QuantConfig",
         "TrainResult",
         "Trainer",
         "__version__",
+        "estimate",
+        "evaluate",
         "load_config",
         "register_family",
+        "train",
     ]
     for name in qlora_wgpu.__all__:
         assert hasattr(qlora_wgpu, name)
@@ -103,7 +107,7 @@ def test_defaults_are_those_of_the_readme(tmp_path) -> None:
         "eval": {"eval_steps": 50},
         "log": {"logging_steps": 1},
         "output": {"dir": "runs/first", "save_steps": 50, "save_total_limit": 2},
-        "device": {"adapter": "auto"},
+        "device": {"gpu": "auto"},
     }  # fmt: skip
     for section, keys in wanted.items():
         found = getattr(config, section).model_dump()

@@ -22,7 +22,7 @@ class FakeDevice:
         self.profile = profile
         self.name = "card"
         info = {"device": "card", "description": driver, "backend_type": "Vulkan"}
-        self.adapter = SimpleNamespace(info=info)
+        self.gpu = SimpleNamespace(info=info)
         self.backend = SimpleNamespace(name="wgpu")
 
 
@@ -66,7 +66,7 @@ def test_each_group_gets_its_own_fastest(monkeypatch):
     )
     # One per cent is scatter, and what is slower is not chosen.
     assert found.attention_lanes == GPU_PROFILE.attention_lanes
-    assert found.row_lanes == GPU_PROFILE.row_lanes
+    assert found.threads_per_row == GPU_PROFILE.threads_per_row
 
 
 def test_no_timestamps_no_change(monkeypatch):

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from qlora_wgpu.data import IGNORE_INDEX, Dataset, Tokenizer
+from qlora_wgpu.data import Dataset, Tokenizer
 from qlora_wgpu.generation import generate
+from qlora_wgpu.generation.decoder import Decoder
+from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.qlora_model import QLoRAModel
 
 _TOKENS = 48
 
 
-class Sample:
-    """One text that is generated before and after training."""
+class SampleText:
+    """A prompt of the data, continued by the model as it is at each call.
+
+    Attributes:
+        prompt: What comes before.
+        expected: How the data goes on.
+    """
 
     def __init__(self, model: QLoRAModel, tokenizer: Tokenizer, data: Dataset) -> None:
+        """Takes the first example of a data set."""
         self._model = model
         self._tokenizer = tokenizer
         example = data[0]
@@ -23,6 +31,7 @@ class Sample:
         answer = [int(i) for i in example.input_ids[length : length + _TOKENS]]
         self.prompt = tokenizer.decode(self._prompt)
         self.expected = tokenizer.decode(answer)
+        self._decoder = Decoder(model, len(self._prompt) + _TOKENS)
 
     def text(self) -> str:
         """What the model now makes of the prompt, greedily."""
@@ -31,5 +40,6 @@ class Sample:
             self._prompt,
             max_new_tokens=_TOKENS,
             stop_ids=self._tokenizer.eos_token_ids,
+            decoder=self._decoder,
         )
         return self._tokenizer.decode(list(ids))

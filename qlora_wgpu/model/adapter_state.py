@@ -1,0 +1,76 @@
+"""The adapter's flat vectors on the device, and whether an adapter from a file fits them."""
+
+from __future__ import annotations
+
+from os import PathLike
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.graph.program import allocate
+from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.lora import AdapterConfig
+from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.model.layout import ModelLayout
+from qlora_wgpu.model.programs import Programs
+from qlora_wgpu.ops import dora
+
+FloatArray = npt.NDArray[np.float32]
+
+
+def read_vector(device: Device, tensor: Tensor) -> FloatArray:
+    """A vector's float32 values; waits for the device."""
+    assert tensor.storage is not None
+    allocate(device, tensor.storage)
+    return np.frombuffer(device.read(tensor.storage.buffer, tensor.nbytes), np.float32)
+
+
+def write_vector(device: Device, tensor: Tensor, values: FloatArray) -> None:
+    """Overwrites a vector."""
+    assert tensor.storage is not None
+    allocate(device, tensor.storage)
+    device.write(tensor.storage.buffer, values)
+
+
+def neutral_parameters(layout: ModelLayout, programs: Programs, device: Device) -> FloatArray:
+    """A flat adapter that does nothing: zeros, and with DoRA the norms of the base's rows."""
+    adapter = layout.adapter
+    flat = np.zeros(adapter.length, np.float32)
+    if not adapter.config.use_dora:
+        return flat
+    write_vector(device, adapter.parameters, flat)
+    for name, lora in adapter.loras.items():
+        assert lora.magnitude is not None
+        weight, graph = layout.network.modules.linears[name].weight, layout.new_graph()
+        norms = graph.float_vector("norms", weight.rows)
+        for row0, w in weight.shards(graph):
+            dora.norm(graph, w, lora, norms, row0, 0.0, plain=True)
+        program = programs.from_graph(graph, (norms,))
+        program.run()
+        first = lora.magnitude.offset // 4
+        flat[first : first + weight.rows] = np.frombuffer(program.read(norms), np.float32)
+    return flat
+
+
+def check_scaling(stored: AdapterConfig, adapter: Adapter, path: str | PathLike[str]) -> None:
+    """Refuses an adapter that would be scaled otherwise than it was trained.
+
+    Raises:
+        CheckpointError: If its rank or scaling is not the model's.
+    """
+    own = adapter.peft
+    for key in ("r", "lora_alpha", "use_rslora", "use_dora"):
+        if getattr(stored, key) != getattr(own, key):
+            raise CheckpointError(
+                f"{path}: the adapter was made with {key} = {getattr(stored, key)}, but this model "
+                f"was opened with {getattr(own, key)}: open it with the adapter's LoraConfig"
+            )
+    for spec in adapter.targets:
+        if stored.scaling_of(spec.name) != own.scaling_of(spec.name):
+            raise CheckpointError(
+                f"{path}: the adapter scales {spec.name} by {stored.scaling_of(spec.name):g}, but "
+                f"this model was opened to scale it by {own.scaling_of(spec.name):g}: open it "
+                "with the adapter's LoraConfig"
+            )

@@ -1,0 +1,74 @@
+"""The frozen weights, read back from the device as its kernels see them."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.bfloat16 import from_bfloat16
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.model.adapter_state import read_vector
+from qlora_wgpu.model.layout import ModelLayout
+from qlora_wgpu.model.programs import Programs
+from qlora_wgpu.ops.modules import ExpertMatrix, Matrix
+
+FloatArray = npt.NDArray[np.float32]
+
+
+def base_state_dict(
+    layout: ModelLayout, programs: Programs, device: Device
+) -> dict[str, FloatArray]:
+    """Every weight by Hugging Face's name, float32."""
+    return _BaseState(layout, programs, device).read()
+
+
+class _BaseState:
+    def __init__(self, layout: ModelLayout, programs: Programs, device: Device) -> None:
+        self._layout = layout
+        self._programs = programs
+        self._device = device
+
+    def read(self) -> dict[str, FloatArray]:
+        modules, architecture = self._layout.network.modules, self._layout.pretrained.architecture
+        state = {architecture.embed_name: self._matrix(modules.embedding)}
+        if not architecture.tied:
+            state[architecture.head_name] = self._matrix(modules.head)
+        for name, layer in modules.linears.items():
+            state[f"{name}.weight"] = self._matrix(layer.weight)
+            if layer.bias is not None:
+                state[f"{name}.bias"] = read_vector(self._device, layer.bias)
+        for stack in architecture.experts:
+            matrices = self._experts(modules.experts[stack.name].weight)
+            for spec, array in zip(stack.linears, matrices, strict=True):
+                state[f"{spec.name}.weight"] = array
+        for name, router in modules.routers.items():
+            state[name] = self._matrix(router)
+        offset = np.float32(architecture.norm_offset)
+        for name, norm in modules.norms.items():
+            state[name] = read_vector(self._device, norm) - offset
+        return state
+
+    def _matrix(self, weight: Matrix) -> FloatArray:
+        graph = self._layout.new_graph()
+        return self._shards(graph, [shard for _, shard in weight.shards(graph)])
+
+    def _experts(self, weight: ExpertMatrix) -> FloatArray:
+        graph = self._layout.new_graph()
+        shards = [shard for _, _, shard in weight.expert_shards(graph)]
+        whole = self._shards(graph, shards)
+        return whole.reshape(weight.experts, weight.rows, weight.columns)
+
+    def _shards(self, graph: Graph, shards: list[Tensor]) -> FloatArray:
+        program = self._programs.from_graph(graph, tuple(shards))
+        program.run()
+        return np.concatenate([_rows(shard, program.read(shard)) for shard in shards])
+
+
+def _rows(shard: Tensor, raw: memoryview) -> FloatArray:
+    if shard.dtype == "bfloat16":
+        array = from_bfloat16(np.frombuffer(raw, np.uint16))
+    else:
+        array = np.frombuffer(raw, np.float32)
+    return array.reshape(shard.rows, shard.stride)[:, : shard.columns]

@@ -1,0 +1,142 @@
+"""A model laid out for a device, without its bytes: what is planned, and later loaded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from qlora_wgpu.config import LoraConfig, QuantConfig
+from qlora_wgpu.gpu.device import ALIGNMENT, Device
+from qlora_wgpu.gpu.profile import Profile
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.plan import Plan, make_plan
+from qlora_wgpu.graph.tensor import Storage, vector
+from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.model.network import Network
+from qlora_wgpu.model.options import StepOptions
+from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.weights import WeightLayout
+from qlora_wgpu.ops.adamw import STATS_LENGTH
+from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """A traced step: where its inputs are written, and what runs."""
+
+    batch: BatchBuffers
+    plan: Plan
+
+
+class ModelLayout:
+    """Weights, adapter and sums of a model as kernels see them, cut for one device profile.
+
+    Steps are traced once for their options, before or after the weights are read; the model that
+    is loaded from a layout replays the very plans whose memory was told.
+
+    Attributes:
+        pretrained: The base.
+        quant: How its linear layers are stored.
+        compute_dtype: Element type of matmul operands.
+        profile: How kernels are cut.
+        max_binding: Largest number of bytes that one binding may show.
+        adapter: The layout of the adapter's parameters.
+        network: What is traced.
+        stats: Sums of loss and tokens, gradient norm, update factor.
+    """
+
+    def __init__(
+        self,
+        pretrained: Pretrained,
+        lora: LoraConfig,
+        quant: QuantConfig,
+        compute_dtype: str,
+        *,
+        profile: Profile,
+        max_binding: int,
+    ) -> None:
+        """Lays everything out; no weight is read.
+
+        Args:
+            pretrained: The base.
+            lora: The adapter.
+            quant: How the base's linear layers are stored.
+            compute_dtype: ``"bfloat16"`` or ``"float32"``.
+            profile: How kernels are cut for the device.
+            max_binding: The device's limit.
+
+        Raises:
+            CheckpointError: If the files lack a tensor or hold one that config.json denies.
+            ConfigError: If the adapter does not fit the model.
+        """
+        self.pretrained = pretrained
+        self.quant = quant
+        self.compute_dtype = compute_dtype
+        self.profile = profile
+        self.max_binding = max_binding
+        architecture = pretrained.architecture
+        self.adapter = Adapter(lora, architecture.linears, architecture.experts)
+        self._weights = WeightLayout(
+            quant, compute_dtype, max_binding, pretrained.folder, textures=profile.textures
+        )
+        modules = self._weights.lay_out(architecture, self.adapter)
+        self.network = Network(pretrained.family, architecture, modules)
+        self.stats = vector(
+            "stats", STATS_LENGTH, "float32", Storage("stats", "inputs", 4 * STATS_LENGTH)
+        )
+        self._steps: dict[StepOptions, PlannedStep] = {}
+
+    def new_graph(self) -> Graph:
+        """An empty graph for this element type and profile."""
+        return Graph(self.compute_dtype, self.profile, self.max_binding)
+
+    def step(self, options: StepOptions) -> PlannedStep:
+        """A step's plan, traced the first time that its options are asked for.
+
+        Raises:
+            OutOfMemoryError: If a tensor has more elements than kernels can count.
+        """
+        if options not in self._steps:
+            self._steps[options] = self._traced(options)
+        return self._steps[options]
+
+    def _traced(self, options: StepOptions) -> PlannedStep:
+        graph = self.new_graph()
+        batch = make_batch_buffers(options.batch, options.seq, noise=options.noise)
+        self.network.trace_loss(
+            graph,
+            batch,
+            self.stats,
+            gradient=options.kind == "train",
+            checkpointing=options.checkpointing,
+            objective=options.objective,
+        )
+        return PlannedStep(batch, make_plan(graph))
+
+    def memory(self, options: StepOptions) -> Counter[str]:
+        """Bytes on the device by kind while steps with these options train."""
+        plan = self.step(options).plan
+        memory = plan.bytes_by_kind()
+        memory["uniforms"] = ALIGNMENT * sum(1 for launch in plan.launches if launch.params)
+        adapter = self.adapter
+        memory["optimizer"] = adapter.first_moment.nbytes + adapter.second_moment.nbytes
+        return memory
+
+    @property
+    def num_tensors(self) -> int:
+        """How many tensors ``load`` reads."""
+        return self._weights.num_tensors
+
+    def load(self, device: Device, progress: Callable[[str], None] = lambda name: None) -> None:
+        """Reads the weights and uploads them, one after another; to be called once.
+
+        Args:
+            device: One with this profile.
+            progress: Called with each tensor's name before it is read.
+
+        Raises:
+            CheckpointError: If a tensor is missing, damaged or of another shape.
+            OutOfMemoryError: If the device has no room.
+        """
+        self._weights.load(device, progress)

@@ -1,0 +1,61 @@
+"""A base model's folder with what its config.json means, opened and interpreted once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.families.family import Architecture, Family, find_family
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A base model before anything of it is on a device.
+
+    Attributes:
+        name_or_path: How it was named.
+        config: The contents of config.json.
+        family: The code that computes it.
+        architecture: What the family reads in config.json.
+        folder: The open files; None where only config.json is known.
+    """
+
+    name_or_path: str
+    config: Mapping[str, Any]
+    family: Family
+    architecture: Architecture
+    folder: ModelFolder | None = None
+
+    @classmethod
+    def open(cls, path: str | PathLike[str]) -> Pretrained:
+        """Opens a Hugging Face folder or a model of the hub.
+
+        Raises:
+            CheckpointError: If there is no such model, or a file of it is missing or damaged.
+            UnsupportedModelError: If it asks for something that is not computed here.
+        """
+        return cls.from_folder(ModelFolder.open(str(path)), str(path))
+
+    @classmethod
+    def from_folder(cls, folder: ModelFolder, name_or_path: str) -> Pretrained:
+        """A folder that is open already.
+
+        Raises:
+            UnsupportedModelError: If it asks for something that is not computed here.
+        """
+        family = find_family(folder.config)
+        architecture = family.read(folder.config)
+        return cls(name_or_path, folder.config, family, architecture, folder)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], name: str = "") -> Pretrained:
+        """A model of which only config.json is there, for plans.
+
+        Raises:
+            UnsupportedModelError: If it asks for something that is not computed here.
+        """
+        family = find_family(config)
+        return cls(name, config, family, family.read(config))

@@ -1,0 +1,91 @@
+"""A model's programs on its device, each made once for what it computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.plan import make_plan
+from qlora_wgpu.graph.program import Program, SlotPool
+from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.model import batch_encoding
+from qlora_wgpu.model.layout import ModelLayout
+from qlora_wgpu.model.options import StepOptions
+from qlora_wgpu.ops.batch import BatchBuffers
+
+
+@dataclass(frozen=True)
+class LogitsPrograms:
+    """Hidden states of a batch, and from them the logits of a few rows at a time."""
+
+    device: Device
+    batch: BatchBuffers
+    hidden: Program
+    head: Program
+    logits: Tensor
+
+    def run(
+        self,
+        ids: batch_encoding.IntArray,
+        mask: batch_encoding.IntArray,
+        rows: npt.NDArray[np.integer[Any]],
+        past: int = 0,
+    ) -> npt.NDArray[np.float32]:
+        """Logits (len(rows), vocab_size) of some of the batch's flattened positions.
+
+        Args:
+            ids: (batch, seq), checked.
+            mask: (batch, seq), checked.
+            rows: The positions.
+            past: Tokens that came before, kept in the batch's cache.
+        """
+        count = self.logits.rows
+        out = np.empty((len(rows), self.logits.columns), np.float32)
+        for first in range(0, len(rows), count):
+            part = rows[first : first + count]
+            data = batch_encoding.encode_batch(self.batch, ids, mask, rows=part, past=past)
+            self.device.write(self.batch.storage.buffer, data)
+            if first == 0:
+                self.hidden.run()
+            self.head.run()
+            values = np.frombuffer(self.head.read(self.logits), np.float32).reshape(count, -1)
+            out[first : first + len(part)] = values[: len(part), : out.shape[1]]
+        return out
+
+
+class Programs:
+    """What a model replays; the memory of intermediates is shared, since one runs at a time."""
+
+    def __init__(self, layout: ModelLayout, device: Device) -> None:
+        """Makes none yet."""
+        self._layout = layout
+        self._device = device
+        self._pool = SlotPool(device)
+        self._steps: dict[StepOptions, tuple[BatchBuffers, Program]] = {}
+
+    def from_graph(self, graph: Graph, outputs: tuple[Tensor, ...] = ()) -> Program:
+        """Plans a graph and makes it ready; ``outputs`` can be read after a run."""
+        return Program(self._device, make_plan(graph, outputs), self._pool)
+
+    def step(self, options: StepOptions) -> tuple[BatchBuffers, Program]:
+        """A step's inputs and its program."""
+        if options not in self._steps:
+            planned = self._layout.step(options)
+            program = Program(self._device, planned.plan, self._pool)
+            self._steps[options] = planned.batch, program
+        return self._steps[options]
+
+    def logits(self, batch: BatchBuffers) -> LogitsPrograms:
+        """New programs for a batch, which may carry a cache of keys and values."""
+        graph = self._layout.new_graph()
+        hidden = self._layout.network.trace_hidden(graph, batch)
+        first = self.from_graph(graph)
+        graph = self._layout.new_graph()
+        logits = self._layout.network.trace_logits(graph, hidden, batch)
+        head = self.from_graph(graph, (logits,))
+        return LogitsPrograms(self._device, batch, first, head, logits)

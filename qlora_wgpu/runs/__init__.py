@@ -1,0 +1,22 @@
+"""A run as a library has it: each function does all that its command does, and returns the figures.
+
+Whoever wants to watch passes an ``Observer``; nothing is printed.
+"""
+
+from qlora_wgpu.runs.data import PreparedData, prepare
+from qlora_wgpu.runs.estimation import Estimate, Fits, estimate
+from qlora_wgpu.runs.evaluation import Evaluation, evaluate
+from qlora_wgpu.runs.opening import OpenedModel
+from qlora_wgpu.runs.training import train
+
+__all__ = [
+    "Estimate",
+    "Evaluation",
+    "Fits",
+    "OpenedModel",
+    "PreparedData",
+    "estimate",
+    "evaluate",
+    "prepare",
+    "train",
+]

@@ -1,0 +1,170 @@
+"""The data of a run: read, encoded, and checked against the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.config import Config
+from qlora_wgpu.config.schema import DataConfig
+from qlora_wgpu.data import Dataset, Preparation, Tokenizer, bucket_length, load_dataset
+from qlora_wgpu.errors import ConfigError, DataError
+from qlora_wgpu.runs.opening import OpenedModel
+from qlora_wgpu.runs.settings import AnyConfig, as_config
+from qlora_wgpu.training import Observer
+from qlora_wgpu.training.batching import BatchPlan
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """What a run learns from, or is measured on.
+
+    Attributes:
+        path: Where it was read.
+        dataset: The examples.
+        tokenizer: What encoded them.
+        plan: How they are cut into steps.
+    """
+
+    path: str
+    dataset: Dataset
+    tokenizer: Tokenizer
+    plan: BatchPlan
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The training data of a run, and its held-out data if there is any."""
+
+    train: Dataset
+    held_out: Dataset | None
+    plan: BatchPlan
+    max_seq_length: int
+
+    @property
+    def length(self) -> int:
+        """Tokens of the longest batch, padding included."""
+        longest = max(self.train.longest, self.plan.longest)
+        if self.held_out is not None:
+            longest = max(longest, self.held_out.longest)
+        return bucket_length(longest, self.max_seq_length)
+
+    @property
+    def computed_tokens(self) -> int:
+        """About how many tokens the run will compute, padding included."""
+        return self.plan.total_steps * self.plan.batch_size * self.plan.accumulation * self.length
+
+
+def prepare(
+    config: AnyConfig,
+    observer: Observer | None = None,
+    *,
+    held_out: bool = False,
+    overrides: tuple[str, ...] = (),
+) -> PreparedData:
+    """Reads and encodes the data of a run, as ``train`` does; no weight and no GPU is needed.
+
+    Args:
+        config: A ``Config``, a YAML file's path, or a mapping.
+        observer: Who is told what goes on.
+        held_out: Whether it is ``data.eval`` instead of ``data.train``.
+        overrides: Texts such as ``"data.packing=true"``, for a YAML file.
+
+    Raises:
+        ConfigError: If the configuration is wrong or names no such data.
+        DataError: If the data cannot be read or has nothing to learn.
+        TokenizerError: If the model's folder has no tokenizer.
+    """
+    settings = as_config(config, overrides)
+    path = data_path(settings, held_out=held_out)
+    tokenizer = Tokenizer.from_folder(ModelFolder.without_weights(settings.model.path).path)
+    dataset = read_dataset(settings.data, path, tokenizer, observer or Observer())
+    return PreparedData(path, dataset, tokenizer, BatchPlan.of(dataset.lengths, settings))
+
+
+def data_path(settings: Config, *, held_out: bool) -> str:
+    """Where a run's data is.
+
+    Raises:
+        ConfigError: If it is not set.
+    """
+    if not held_out:
+        return settings.require_train_path()
+    if settings.data.eval is None:
+        raise ConfigError("data.eval is not set: there is no held-out data to show")
+    return settings.data.eval
+
+
+def read_run_data(settings: Config, source: OpenedModel, observer: Observer) -> RunData:
+    """Training and held-out data of a run, checked against the model.
+
+    Raises:
+        ConfigError: If ``data.train`` is not set.
+        DataError: If the data cannot be read or does not fit the model.
+    """
+    vocabulary, tokenizer = source.architecture.vocab_size, source.tokenizer
+
+    def read(path: str) -> Dataset:
+        dataset = read_dataset(settings.data, path, tokenizer, observer)
+        check_ids(path, dataset, vocabulary)
+        return dataset
+
+    train = read(settings.require_train_path())
+    held_out = None if settings.data.eval is None else read(settings.data.eval)
+    plan = BatchPlan.of(train.lengths, settings)
+    return RunData(train, held_out, plan, settings.data.max_seq_length)
+
+
+def preparation(settings: DataConfig) -> Preparation:
+    """How rows become examples, by the ``data`` section."""
+    return Preparation(
+        max_seq_length=settings.max_seq_length,
+        chat_template=settings.chat_template,
+        row_format=settings.format,
+        columns=settings.columns,
+        train_on=settings.train_on,
+        truncation=settings.truncation,
+    )
+
+
+def read_dataset(
+    settings: DataConfig, path: str, tokenizer: Tokenizer, observer: Observer
+) -> Dataset:
+    """Reads and encodes a data set, or takes what an earlier run prepared.
+
+    Raises:
+        DataError: If it cannot be read or has nothing to learn.
+    """
+    name = Path(path).name
+    observer.activity(f"preparing {name}")
+    dataset = load_dataset(
+        path,
+        tokenizer,
+        settings.max_seq_length,
+        how=preparation(settings),
+        cache=settings.cache,
+        progress=lambda rows: observer.activity(f"preparing {name}: {rows:,} rows"),
+    )
+    observer.activity("")
+    for text in dataset.warnings:
+        observer.warning(text)
+    return dataset
+
+
+def check_ids(path: str, dataset: Dataset, vocabulary: int) -> None:
+    """Refuses a tokenizer that makes ids which the model does not have.
+
+    Raises:
+        DataError: If there is such an id.
+    """
+    if dataset.max_token_id < vocabulary:
+        return
+    for number, example in enumerate(dataset, 1):
+        largest = int(example.input_ids.max())
+        if largest >= vocabulary:
+            raise DataError(
+                f"{path}: example {number} has the token id {largest}, but the model knows only "
+                f"{vocabulary} (vocab_size in config.json): put the model's own tokenizer.json "
+                "into its folder"
+            )

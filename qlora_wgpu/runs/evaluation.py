@@ -1,0 +1,115 @@
+"""The held-out loss of a base model, and with an adapter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from qlora_wgpu.config import Config
+from qlora_wgpu.data import Dataset
+from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.runs.data import check_ids, read_dataset
+from qlora_wgpu.runs.opening import OpenedModel, load_adapted
+from qlora_wgpu.runs.settings import AnyConfig, as_config
+from qlora_wgpu.training import Observer
+from qlora_wgpu.training.evaluation import held_out_loss
+
+_LARGEST_EXPONENT = 700.0  # of e in float64
+
+
+@dataclass(frozen=True)
+class HeldOutLoss:
+    """A loss over some data.
+
+    Attributes:
+        loss: Mean per label token, in nats.
+        tokens: Label tokens.
+    """
+
+    loss: float
+    tokens: int
+
+    @property
+    def perplexity(self) -> float:
+        """e to the loss."""
+        return math.exp(min(self.loss, _LARGEST_EXPONENT))
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What was measured.
+
+    Attributes:
+        data: Where the held-out data is.
+        adapter_path: The adapter's folder, if there is one.
+        base: The base alone.
+        adapter: The base with the adapter, if there is one.
+    """
+
+    data: str
+    adapter_path: str | None
+    base: HeldOutLoss
+    adapter: HeldOutLoss | None
+
+
+def evaluate(
+    config: AnyConfig,
+    observer: Observer | None = None,
+    *,
+    adapter: str | None = None,
+    data: str | None = None,
+    overrides: Sequence[str] = (),
+) -> Evaluation:
+    """Measures loss and perplexity on held-out data: the base against an adapter.
+
+    Args:
+        config: A ``Config``, the path of a YAML file, or a mapping with its sections.
+        observer: Who is told what goes on.
+        adapter: Folder of a PEFT adapter; by default that of the run in ``output.dir``, if any.
+        data: Other data than ``data.eval``.
+        overrides: Texts such as ``"data.eval=other.jsonl"``, for a YAML file.
+
+    Raises:
+        ConfigError: If the configuration is wrong or names no held-out data.
+        CheckpointError: If model or adapter are missing or damaged, or do not fit.
+        DataError: If the data cannot be read or does not fit the model.
+        DeviceError: If there is no usable GPU.
+    """
+    settings = as_config(config, overrides)
+    observer = observer or Observer()
+    path = data or settings.data.eval
+    if path is None:
+        raise ConfigError("data.eval is not set: name held-out data there or with --data")
+    adapter = adapter or _adapter_of(settings)
+    source = OpenedModel.open(settings.model.path)
+    dataset = read_dataset(settings.data, path, source.tokenizer, observer)
+    check_ids(path, dataset, source.architecture.vocab_size)
+    device = Device(settings.device.gpu, settings.device.backend)
+    model = load_adapted(
+        source, adapter, settings.quant, settings.train.compute_dtype, device, observer
+    )
+    observer.activity("measuring the base")
+    with model.adapter_off():
+        base = _measured(model, dataset, settings)
+    adapted = None
+    if adapter is not None:
+        observer.activity("measuring the adapter")
+        adapted = _measured(model, dataset, settings)
+    observer.activity("")
+    return Evaluation(path, adapter, base, adapted)
+
+
+def _adapter_of(settings: Config) -> str | None:
+    """The adapter that the run of a configuration has written, if it is there."""
+    folder = Path(settings.output.dir) / "adapter"
+    return str(folder) if folder.is_dir() else None
+
+
+def _measured(model: QLoRAModel, dataset: Dataset, settings: Config) -> HeldOutLoss:
+    size = settings.train.per_device_train_batch_size
+    total, count = held_out_loss(model, dataset, size, settings.data.max_seq_length)
+    return HeldOutLoss(total / count, count)

@@ -1,0 +1,91 @@
+"""Memory and kernels of a run, settled before a weight is read."""
+
+from __future__ import annotations
+
+from qlora_wgpu.config import Config
+from qlora_wgpu.config.schema import DeviceConfig
+from qlora_wgpu.families.family import Architecture
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.model.layout import ModelLayout
+from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.qlora_model import device_layout
+from qlora_wgpu.runs.data import RunData
+from qlora_wgpu.training import Observer, training_options
+from qlora_wgpu.tuning.cache import key_of, known_keys, tuned
+from qlora_wgpu.tuning.tuner import Task
+
+# Multiply-adds' worth of a few minutes: what tuning may gain in less does not pay for it.
+_WORTH = {True: 2e13, False: 2e15}  # by Device.is_cpu
+
+
+def plan_layout(
+    settings: Config, pretrained: Pretrained, data: RunData, device: Device, observer: Observer
+) -> ModelLayout:
+    """Plans the longest step, and cuts kernels for it as the tuner finds best.
+
+    Returns:
+        The layout, to be loaded; its longest step is traced.
+
+    Raises:
+        OutOfMemoryError: If a tensor is larger than kernels can count.
+    """
+    train, quant = settings.train, settings.quant
+    options = training_options(train).train(train.per_device_train_batch_size, data.length)
+
+    def laid_out() -> ModelLayout:
+        return device_layout(pretrained, settings.lora, quant, train.compute_dtype, device)
+
+    layout = laid_out()
+    layout.memory(options)  # what is too large is said before kernels are timed
+    task = Task(
+        pretrained.config, settings.lora, quant, train.compute_dtype, options.batch, options.seq
+    )
+    tokens = data.computed_tokens
+    tune_device(settings.device, device, task, pretrained.architecture, tokens, observer)
+    if device.profile != layout.profile:
+        layout = laid_out()
+    observer.planned(layout.memory(options))
+    return layout
+
+
+def tune_device(
+    settings: DeviceConfig,
+    device: Device,
+    task: Task,
+    architecture: Architecture,
+    tokens: int,
+    observer: Observer,
+) -> None:
+    """Gives the device the fastest known profile, timing kernels first if the run is long.
+
+    Args:
+        settings: Whether, and on which GPU.
+        device: Whose profile is set.
+        task: What is to be trained.
+        architecture: The model's.
+        tokens: About how many will be computed.
+        observer: Who is told.
+
+    Raises:
+        OutOfMemoryError: If the device has no room for one layer.
+    """
+    if settings.tune == "never":
+        return
+    is_known = key_of(device, task) in known_keys()
+    worth = _work(architecture, tokens) >= _WORTH[device.is_cpu]
+    if settings.tune == "auto" and not is_known and not worth:
+        return
+
+    def another() -> Device:
+        return Device(settings.gpu, settings.backend)
+
+    observer.activity("timing kernels")
+    choice = tuned(device, task, another, observer.activity)
+    observer.activity("")
+    observer.tuned(choice.notes)
+
+
+def _work(architecture: Architecture, tokens: int) -> float:
+    """Operations of the products: two each for the forward and the gradient of their inputs."""
+    weights = sum(spec.out_features * spec.in_features for spec in architecture.every_linear)
+    return 4.0 * tokens * (weights + architecture.vocab_size * architecture.hidden_size)

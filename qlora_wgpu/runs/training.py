@@ -1,0 +1,138 @@
+"""A whole training run: from a configuration to an adapter and its report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from qlora_wgpu.config import Config
+from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.runs.data import RunData, read_run_data
+from qlora_wgpu.runs.opening import OpenedModel, load_model, open_device
+from qlora_wgpu.runs.planning import plan_layout
+from qlora_wgpu.runs.reporting import write_reports
+from qlora_wgpu.runs.samples import SampleText
+from qlora_wgpu.runs.settings import AnyConfig, as_config
+from qlora_wgpu.training import (
+    Observer,
+    RunSetup,
+    Sample,
+    Trainer,
+    TrainResult,
+    check_same_run,
+    holds_run,
+    refuse_existing_run,
+    training_options,
+)
+from qlora_wgpu.training.reporters import ObserverList, reporters
+
+
+def train(
+    config: AnyConfig,
+    observer: Observer | None = None,
+    *,
+    overwrite: bool = False,
+    resume: bool = False,
+    overrides: Sequence[str] = (),
+) -> TrainResult:
+    """Fine-tunes a model: all that ``qlora-wgpu train`` does.
+
+    The driver is checked the first time, memory is planned before weights are read, kernels are
+    timed where the run is long, and ``output.dir`` gets the adapter, checkpoints, metrics.jsonl,
+    config.yaml and report.html. Ctrl-C and SIGTERM end it early with its state saved.
+
+    Args:
+        config: A ``Config``, the path of a YAML file, or a mapping with its sections.
+        observer: Who is told what goes on; by default nobody.
+        overwrite: Whether a run in ``output.dir`` may be replaced.
+        resume: Whether the run in ``output.dir`` goes on from its newest whole checkpoint, bit by
+            bit; begins one where there is none.
+        overrides: Texts such as ``"optim.learning_rate=1e-4"``, for a YAML file.
+
+    Returns:
+        The run's figures, a text before and after, and what was written.
+
+    Raises:
+        ConfigError: If the configuration is wrong, or ``output.dir`` holds another run.
+        CheckpointError: If the model or a checkpoint is missing or damaged.
+        UnsupportedModelError: If the model asks for something that is not computed here.
+        DataError: If the data cannot be read or has nothing to learn.
+        DeviceError: If there is no usable GPU, or its driver computes wrongly.
+        OutOfMemoryError: If the device has no room.
+        TrainingError: If the loss is not finite or diverges.
+    """
+    settings = as_config(config, overrides)
+    observer = observer or Observer()
+    check_output(settings, overwrite=overwrite, resume=resume)
+    source = OpenedModel.open(settings.model.path)  # says what is not supported before data is read
+    for text in source.architecture.notes:
+        observer.note(text)
+    data = read_run_data(settings, source, observer)
+    model = _open_model(settings, source, data, observer)
+    observer.setup(_setup(settings, model, data))
+    sample = SampleText(model, source.tokenizer, data.held_out or data.train)
+    texts = Sample(sample.prompt, sample.expected, before=sample.text())
+    observer.sampled(texts)
+    others = reporters(settings.log.report_to, Path(settings.output.dir), settings.model_dump())
+    everyone = ObserverList([observer, *others])
+    trainer = Trainer(model, settings, everyone, overwrite=overwrite, resume=resume)
+    result = trainer.train(data.train, data.held_out)
+    if not result.interrupted:
+        texts = replace(texts, after=sample.text())
+        observer.sampled(texts)
+    result = replace(result, sample=texts)
+    reports = write_reports(settings, model, result)
+    observer.reported(reports)
+    return replace(result, reports=reports)
+
+
+def check_output(settings: Config, *, overwrite: bool, resume: bool) -> None:
+    """Makes sure that nothing is lost or mixed up, before anything takes time.
+
+    Raises:
+        ConfigError: If ``output.dir`` holds a run that may not be replaced, or is another one.
+    """
+    if overwrite and resume:
+        raise ConfigError("overwrite and resume exclude each other: choose one")
+    settings.require_train_path()
+    output = Path(settings.output.dir)
+    if resume and holds_run(output):
+        check_same_run(output, settings)
+    elif not overwrite and not resume:
+        refuse_existing_run(output)
+
+
+def _open_model(
+    settings: Config, source: OpenedModel, data: RunData, observer: Observer
+) -> QLoRAModel:
+    """The model on its device, ready for its longest step."""
+    device = open_device(settings.device, observer)
+    layout = plan_layout(settings, source.pretrained, data, device, observer)
+    options = training_options(settings.train)
+    model = load_model(layout, device, observer, seed=settings.train.seed, options=options)
+    if settings.lora.init_from is not None:
+        model.load_adapter(settings.lora.init_from)
+    # The largest plan first, so that the smaller ones find room in its slots.
+    model.prepare(settings.train.per_device_train_batch_size, data.length)
+    return model
+
+
+def _setup(settings: Config, model: QLoRAModel, data: RunData) -> RunSetup:
+    held_out = data.held_out
+    return RunSetup(
+        device=model.device.name,
+        base=settings.model.path,
+        scheme=settings.quant.scheme,
+        compute_dtype=model.compute_dtype,
+        rank=model.adapter.config.r,
+        adapted_layers=len(model.adapter.targets),
+        adapter_parameters=model.adapter.num_parameters,
+        batch_size=settings.train.per_device_train_batch_size,
+        accumulation=settings.train.gradient_accumulation_steps,
+        train_rows=len(data.train),
+        train_tokens=data.train.num_label_tokens,
+        eval_rows=None if held_out is None else len(held_out),
+        eval_tokens=None if held_out is None else held_out.num_label_tokens,
+    )

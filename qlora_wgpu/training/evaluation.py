@@ -1,0 +1,96 @@
+"""The held-out loss: when it is measured, how, and what follows from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from qlora_wgpu.checkpoint import atomic_folder
+from qlora_wgpu.data import Batch, Dataset
+from qlora_wgpu.labels import IGNORE_INDEX
+from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.training.batching import in_order, padded_batch
+from qlora_wgpu.training.run import Run
+
+
+def held_out_loss(
+    model: QLoRAModel, rows: Dataset, batch_size: int, max_length: int
+) -> tuple[float, int]:
+    """The loss summed over all labels of a data set, and their number.
+
+    Args:
+        model: Base and adapter.
+        rows: The data.
+        batch_size: Rows of a micro-batch.
+        max_length: Most tokens of a row; what is longer has a length of its own.
+    """
+    longest = max(max_length, rows.longest)
+    return model.summed_loss(
+        (batch.input_ids, batch.labels, batch.attention_mask)
+        for batch in _batches(rows, batch_size, longest)
+        if (batch.labels[:, 1:] != IGNORE_INDEX).any()
+    )
+
+
+def _batches(rows: Dataset, batch_size: int, longest: int) -> Iterator[Batch]:
+    for chunk in in_order(rows, batch_size):
+        yield padded_batch(chunk, batch_size, longest)
+
+
+class Evaluator:
+    """Measures a run's held-out loss, and keeps the best adapter."""
+
+    def __init__(self, run: Run, rows: Dataset | None, total_steps: int) -> None:
+        """Without rows it never measures."""
+        self._run = run
+        self._rows = rows
+        self._every = _steps_between(run.config.eval.eval_steps, total_steps)
+
+    def is_due(self, step: int) -> bool:
+        """Whether it is measured after a step."""
+        return self._rows is not None and self._every > 0 and step % self._every == 0
+
+    @property
+    def has_stalled(self) -> bool:
+        """Whether it has not fallen for as long as the user had patience."""
+        patience = self._run.config.eval.early_stopping_patience
+        return patience is not None and self._run.state.without_gain >= patience
+
+    def measure(self, step: int) -> float | None:
+        """The mean loss per label token, logged; None without data.
+
+        Raises:
+            TrainingError: If it is not finite.
+        """
+        if self._rows is None:
+            return None
+        with self._run.throughput.paused():
+            return self._measure(self._rows, step)
+
+    def _measure(self, rows: Dataset, step: int) -> float:
+        run = self._run
+        size = run.config.train.per_device_train_batch_size
+        total, count = held_out_loss(run.model, rows, size, run.longest)
+        if not math.isfinite(total):
+            raise run.failure(f"the held-out loss is not finite after step {step}")
+        loss = total / count
+        row = {"step": step, "eval_loss": loss}
+        run.folder.log(row)
+        run.observer.evaluation(row)
+        best = run.state.evaluated(loss, step, run.config.eval.early_stopping_threshold)
+        if best and step and self._keeps_best:
+            with atomic_folder(run.folder.best) as unfinished:
+                run.model.save_adapter(unfinished)
+        return loss
+
+    @property
+    def _keeps_best(self) -> bool:
+        settings = self._run.config.eval
+        return settings.load_best_model_at_end or settings.early_stopping_patience is not None
+
+
+def _steps_between(eval_steps: float, total: int) -> int:
+    """Whole numbers are steps, 0 is the end only, and a fraction is of all steps."""
+    if eval_steps >= 1 or eval_steps == 0:
+        return int(eval_steps)
+    return max(1, round(total * eval_steps))

@@ -1,0 +1,120 @@
+"""The training loop: micro-batches are summed on the device, and updated from once a step.
+
+Nothing is read back inside a step but a few bytes for the log, and those one step late.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from qlora_wgpu.data import Dataset
+from qlora_wgpu.gpu.readback import Readback
+from qlora_wgpu.training.batching import BatchPlan, padded_batch
+from qlora_wgpu.training.evaluation import Evaluator
+from qlora_wgpu.training.optimizer import Optimizer
+from qlora_wgpu.training.run import Run
+from qlora_wgpu.training.schedule import learning_rates
+from qlora_wgpu.training.step_log import StepLog, SubmittedStep
+from qlora_wgpu.training.stopping import StopRequest
+
+
+class TrainingLoop:
+    """All steps of a run that are left."""
+
+    def __init__(
+        self,
+        run: Run,
+        rows: Dataset,
+        plan: BatchPlan,
+        optimizer: Optimizer,
+        evaluator: Evaluator,
+    ) -> None:
+        """Takes the parts of a run; its first step follows the state's.
+
+        Args:
+            run: What is shared.
+            rows: The training data.
+            plan: How it is cut into steps.
+            optimizer: The model's.
+            evaluator: Measures the held-out loss in between.
+        """
+        self._run = run
+        self._rows = rows
+        self._plan = plan
+        self._optimizer = optimizer
+        self._evaluator = evaluator
+        self._log = StepLog(run)
+        self._readback = Readback(run.model.device, *run.model.stats_window)
+        self._submitted: deque[SubmittedStep] = deque()
+        self._rates = learning_rates(run.config.optim, plan.total_steps)
+
+    def run(self) -> bool:
+        """Does the steps; whether somebody stopped it."""
+        self._run.throughput.start()
+        with StopRequest() as stop:
+            try:
+                for step in range(self._run.state.step + 1, self._plan.total_steps + 1):
+                    if not self._submit(step, stop) or self._ends_after(step):
+                        break
+            except KeyboardInterrupt:
+                stop.requested = True
+            self._finish_all()
+        return stop.requested
+
+    def _submit(self, step: int, stop: StopRequest) -> bool:
+        """Queues a step; False if it was stopped before its end."""
+        tokens = self._submit_blocks(step, stop)
+        if tokens is None:
+            return False
+        self._optimizer.step(step)
+        self._readback.request()
+        self._run.model.zero_stats()
+        self._submitted.append(SubmittedStep(step, float(self._rates[step - 1]), tokens))
+        return True
+
+    def _ends_after(self, step: int) -> bool:
+        """Does what is due after a step; whether the run ends there."""
+        evaluates = self._evaluator.is_due(step)
+        saves = step % self._run.config.output.save_steps == 0
+        # One step stays on its way unless somebody needs the device's state now.
+        while self._submitted and (self._readback.full or evaluates or saves):
+            self._finish_oldest()
+        if evaluates:
+            self._evaluator.measure(step)
+        if saves:
+            self._run.save()
+        if self._evaluator.has_stalled:
+            self._run.observer.warning(
+                f"stopped early after step {step}: the held-out loss has not fallen in "
+                f"{self._run.state.without_gain} evaluations"
+            )
+            return True
+        return False
+
+    def _finish_oldest(self) -> None:
+        self._log.finish(self._submitted.popleft(), self._readback.take())
+
+    def _finish_all(self) -> None:
+        while self._submitted:
+            self._finish_oldest()
+
+    def _submit_blocks(self, step: int, stop: StopRequest) -> int | None:
+        """Queues a step's micro-batches; the number of its tokens, or None if it was stopped."""
+        model, plan = self._run.model, self._plan
+        tokens, labels = 0, 0
+        for index, chosen in enumerate(plan.blocks(step - 1)):
+            if stop.requested:
+                return None
+            examples = [[self._rows[i] for i in row] for row in chosen]
+            tokens += sum(len(e) for row in examples for e in row)
+            if not any(e.num_label_tokens for row in examples for e in row):
+                continue
+            batch = padded_batch(examples, plan.batch_size, self._run.longest)
+            key = plan.dropout_key(step, index) if model.is_random else None
+            checked = model.checked(batch.input_ids, batch.labels, batch.attention_mask)
+            labels += model.accumulate(*checked, dropout_key=key)
+        if not labels:
+            self._run.observer.warning(
+                f"step {step}: none of its rows has a label, so nothing was updated"
+            )
+        return tokens

@@ -1,0 +1,62 @@
+"""What a run ended with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One text that the model continues, before and after training.
+
+    Attributes:
+        prompt: What comes before.
+        expected: How the data goes on.
+        before: What the model made of it before the first step.
+        after: What it made of it in the end; empty after an interruption.
+    """
+
+    prompt: str
+    expected: str
+    before: str
+    after: str = ""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a run ended with.
+
+    Attributes:
+        steps: Optimizer steps done.
+        train_loss: Mean loss over the label tokens of the last logged steps, or None.
+        eval_loss_before: Held-out loss before the first step, if there is held-out data.
+        eval_loss: Held-out loss after the last step, if there is held-out data.
+        best_eval_loss: The lowest held-out loss.
+        best_step: When it was measured.
+        num_tokens: Tokens trained on, padding not counted.
+        seconds: Time from the first step to the end.
+        interrupted: Whether the user stopped it early.
+        stopped_early: Whether it ended because the held-out loss no longer fell.
+        run_dir: The run's folder.
+        adapter_dir: The final adapter within it.
+        peak_bytes: Most bytes that were ever allocated on the device.
+        sample: A text before and after; None from a ``Trainer``, which has no tokenizer.
+        reports: Pages and pictures of the run that were written; none from a ``Trainer``.
+    """
+
+    steps: int
+    train_loss: float | None
+    eval_loss_before: float | None
+    eval_loss: float | None
+    best_eval_loss: float | None
+    best_step: int | None
+    num_tokens: int
+    seconds: float
+    interrupted: bool
+    stopped_early: bool
+    run_dir: Path
+    adapter_dir: Path
+    peak_bytes: int
+    sample: Sample | None = None
+    reports: tuple[Path, ...] = ()

@@ -1,0 +1,74 @@
+"""The figures of a step, once they have arrived from the device: checked, summed up, logged."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from qlora_wgpu.ops.adamw import STATS_LOSS, STATS_NORM, STATS_TOKENS
+from qlora_wgpu.training.divergence import Divergence
+from qlora_wgpu.training.observer import Row
+from qlora_wgpu.training.run import Run
+
+
+@dataclass(frozen=True)
+class SubmittedStep:
+    """A step that the device may still be working on."""
+
+    step: int
+    learning_rate: float
+    tokens: int
+
+
+class StepLog:
+    """Writes metrics.jsonl's rows of training steps."""
+
+    def __init__(self, run: Run) -> None:
+        """Has seen no step yet."""
+        self._run = run
+        self._divergence = Divergence()
+
+    def finish(self, submitted: SubmittedStep, data: bytes) -> None:
+        """Takes in a step's sums.
+
+        Raises:
+            TrainingError: If loss or gradient are not finite, or the loss has diverged.
+        """
+        stats = np.frombuffer(data, np.float32)
+        loss, labels = float(stats[STATS_LOSS]), int(stats[STATS_TOKENS])
+        norm = float(stats[STATS_NORM])
+        self._check(submitted.step, loss, labels, norm)
+        state = self._run.state
+        state.step = submitted.step
+        state.num_tokens += submitted.tokens
+        state.window.append((loss, float(labels)))
+        self._run.throughput.add(submitted.tokens)
+        if submitted.step % self._run.config.log.logging_steps == 0:
+            self._log(submitted, norm)
+
+    def _check(self, step: int, loss: float, labels: int, norm: float) -> None:
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise self._run.failure(f"the loss or its gradient is no longer finite at step {step}")
+        if labels and self._divergence.diverged(loss / labels):
+            raise self._run.failure(
+                f"the loss has diverged: {loss / labels:.2f} at step {step}, and for ten "
+                "steps far above the first ones"
+            )
+
+    def _log(self, submitted: SubmittedStep, norm: float) -> None:
+        run, state = self._run, self._run.state
+        total, count = sum(w[0] for w in state.window), sum(w[1] for w in state.window)
+        state.last_loss = total / count if count else None
+        row: Row = {
+            "step": submitted.step,
+            "loss": state.last_loss,
+            "learning_rate": submitted.learning_rate,
+            "grad_norm": norm,
+            "num_tokens": state.num_tokens,
+            "tokens_per_second": run.throughput.tokens_per_second,
+        }
+        state.window.clear()
+        run.folder.log(row)
+        run.observer.step(row)

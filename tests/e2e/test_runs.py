@@ -1,0 +1,200 @@
+"""Runs from Python: what the commands do, told to an observer, and nothing done twice."""
+
+import dataclasses
+from collections import Counter
+
+import pytest
+
+import qlora_wgpu
+from e2e.tiny import write_chats, write_model
+from qlora_wgpu import runs
+from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.families import llama
+from qlora_wgpu.gpu.profile import Profile
+from qlora_wgpu.model.network import Network
+from qlora_wgpu.training import Observer
+from qlora_wgpu.training.observer import EVENTS
+
+CONFIG = """\
+model: {path: model}
+lora: {r: 4, lora_alpha: 8}
+data: {train: train.jsonl, eval: eval.jsonl, max_seq_length: 64}
+train: {max_steps: 3, per_device_train_batch_size: 2, gradient_accumulation_steps: 1}
+optim: {learning_rate: 1e-2}
+device: {tune: never}
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    write_model(folder / "model")
+    write_chats(folder / "train.jsonl")
+    write_chats(folder / "eval.jsonl", 6, seed=1)
+    (folder / "run.yaml").write_text(CONFIG)
+    return folder
+
+
+class Recorder(Observer):
+    """Keeps the names of events, a repeated one once, and what came with them."""
+
+    def __init__(self):
+        self.names = []
+        self.details = {}
+
+
+def recorded(event):
+    def tell(self, *details):
+        if not self.names or self.names[-1] != event:
+            self.names.append(event)
+        self.details[event] = details
+
+    return tell
+
+
+for each in EVENTS:
+    setattr(Recorder, each, recorded(each))
+
+
+def train(place, name, observer=None, **options):
+    output = f"output.dir={place / name}"
+    return qlora_wgpu.train(place / "run.yaml", observer, overrides=[output], **options)
+
+
+@pytest.fixture
+def counts(monkeypatch):
+    """How often a folder is opened, a config.json interpreted, and each step traced."""
+    counts = Counter()
+    open_folder, read = ModelFolder.open, type(llama.FAMILY).read
+    trace_loss, trace_hidden = Network.trace_loss, Network.trace_hidden
+
+    def counted_open(path):
+        counts["opened"] += 1
+        return open_folder(path)
+
+    def counted_read(self, config):
+        counts["read"] += 1
+        return read(self, config)
+
+    def counted_loss(self, g, batch, stats, **options):
+        what = tuple(sorted(options.items(), key=lambda item: item[0]))
+        counts["loss", g.profile, batch.batch, batch.seq, batch.noise, what] += 1
+        return trace_loss(self, g, batch, stats, **options)
+
+    def counted_hidden(self, g, batch):
+        counts["hidden", g.profile, batch.batch, batch.seq, batch.span] += 1
+        return trace_hidden(self, g, batch)
+
+    monkeypatch.setattr(ModelFolder, "open", staticmethod(counted_open))
+    monkeypatch.setattr(type(llama.FAMILY), "read", counted_read)
+    monkeypatch.setattr(Network, "trace_loss", counted_loss)
+    monkeypatch.setattr(Network, "trace_hidden", counted_hidden)
+    return counts
+
+
+def test_nothing_is_opened_interpreted_or_traced_twice(place, counts):
+    train(place, "once")
+    assert counts.pop("opened") == 1
+    assert counts.pop("read") == 1
+    kinds = Counter(key[0] for key in counts)
+    assert kinds["loss"] >= 2 and kinds["hidden"] == 2, kinds  # the sample: prompt and next token
+    assert set(counts.values()) == {1}, counts
+
+
+def test_another_profile_is_traced_anew(place, counts, monkeypatch):
+    """Where the tuner cuts kernels otherwise, the first plan is not the one that runs."""
+    from qlora_wgpu.runs import planning
+
+    from qlora_wgpu.tuning.tuner import Choice
+
+    def choose(device, task, another, progress):
+        device.profile = dataclasses.replace(device.profile, logits_bytes=1 << 18)
+        return Choice(device.profile, ("all: smaller chunks",))
+
+    monkeypatch.setattr(planning, "tuned", choose)
+    observer = Recorder()
+    qlora_wgpu.train(
+        place / "run.yaml",
+        observer,
+        overrides=[f"output.dir={place / 'tuned'}", "device.tune=always"],
+    )
+    assert observer.details["tuned"] == (("all: smaller chunks",),)
+    assert counts.pop("opened") == counts.pop("read") == 1
+    assert set(counts.values()) == {1}, counts
+    profiles = {part for key in counts for part in key if isinstance(part, Profile)}
+    assert len(profiles) == 2
+
+
+def test_a_run_tells_what_the_command_shows(place):
+    observer = Recorder()
+    result = train(place, "told", observer)
+    order = list(dict.fromkeys(name for name in observer.names))
+    assert order == [
+        "activity", "planned", "loading", "setup", "sampled", "started", "evaluation", "step",
+        "saved", "finished", "reported",
+    ]  # fmt: skip
+    _, done, total = observer.details["loading"]
+    assert done == total > 10
+    [setup] = observer.details["setup"]
+    assert (setup.train_rows, setup.eval_rows, setup.rank) == (24, 6, 4)
+    [sample] = observer.details["sampled"]
+    assert sample == result.sample and sample.prompt and sample.before
+    assert observer.details["reported"] == (result.reports,)
+    assert result.reports[0] == place / "told" / "report.html"
+    assert all(path.is_file() for path in result.reports)
+    assert result.steps == 3 and (result.adapter_dir / "adapter_config.json").is_file()
+
+
+def test_a_config_a_mapping_and_a_file_are_the_same_run(place, monkeypatch):
+    monkeypatch.chdir(place)
+    config = qlora_wgpu.load_config("run.yaml", ["output.dir=as-config"])
+    mapping = {**config.model_dump(), "output": {"dir": "as-mapping"}}
+    adapters = [
+        (result.adapter_dir / "adapter_model.safetensors").read_bytes()
+        for result in (
+            qlora_wgpu.train(config),
+            qlora_wgpu.train(mapping),
+            train(place, "as-file"),
+        )
+    ]
+    assert len(set(adapters)) == 1
+
+
+def test_an_existing_run_is_kept_replaced_or_gone_on_with(place):
+    train(place, "again")
+    with pytest.raises(ConfigError, match="already holds a run"):
+        train(place, "again")
+    with pytest.raises(ConfigError, match="exclude each other"):
+        train(place, "again", overwrite=True, resume=True)
+    assert train(place, "again", overwrite=True).steps == 3
+    observer = Recorder()
+    assert train(place, "resumed", observer, resume=True).steps == 3  # there was none
+    assert "resumed" not in observer.names
+
+
+def test_overrides_belong_to_a_file(place):
+    with pytest.raises(ConfigError, match="belong to a YAML file"):
+        qlora_wgpu.train({"model": {"path": "x"}}, overrides=["train.max_steps=1"])
+
+
+def test_evaluate(place, counts):
+    result = train(place, "evaluated")
+    counts.clear()
+    overrides = [f"output.dir={place / 'evaluated'}"]
+    found = qlora_wgpu.evaluate(place / "run.yaml", overrides=overrides)
+    assert counts["opened"] == counts["read"] == 1
+    assert found.adapter_path == str(result.adapter_dir)
+    assert found.base.loss == pytest.approx(result.eval_loss_before, rel=1e-5)
+    assert found.adapter.loss == pytest.approx(result.eval_loss, rel=1e-5)
+    assert found.adapter.loss < found.base.loss and found.base.perplexity > 1
+
+
+def test_estimate_and_prepare(place, counts):
+    estimate = qlora_wgpu.estimate(place / "run.yaml", rank=8, budget=1 << 20)
+    assert (estimate.workload.batch, estimate.workload.seq) == (2, 64)
+    assert estimate.workload.lora.r == 8 and estimate.fits is not None
+    assert estimate.total == sum(estimate.memory.values())
+    assert counts["opened"] == 0 and counts["read"] == 1
+    prepared = runs.prepare(place / "run.yaml", held_out=True)
+    assert len(prepared.dataset) == 6 and prepared.plan.total_steps == 3
