@@ -30,6 +30,7 @@ class Result:
         dtype: Element type of operands.
         error: The largest, relative to the largest value; infinite where something is no number.
         refusal: What the driver said instead of computing, if it did.
+        shaders: The files that ran.
     """
 
     check: str
@@ -37,6 +38,7 @@ class Result:
     dtype: str
     error: float
     refusal: str = ""
+    shaders: frozenset[str] = frozenset()
 
     @property
     def good(self) -> bool:
@@ -118,7 +120,7 @@ def _result(
     except Exception as err:  # whatever a driver's compiler or its validation raises
         lines = [line.strip() for line in str(err).splitlines() if line.strip()]
         return Result(name, variant, dtype, float("inf"), (lines or [type(err).__name__])[-1])
-    return Result(name, variant, dtype, run.worst)
+    return Result(name, variant, dtype, run.worst, shaders=frozenset(run.shaders))
 
 
 def cache_file() -> Path:

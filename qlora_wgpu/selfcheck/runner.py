@@ -38,6 +38,7 @@ class Runner:
     Attributes:
         graph: What ops are traced into.
         worst: The largest error of what was compared so far, relative to the largest value.
+        shaders: The files that ran.
     """
 
     def __init__(self, device: Device, profile: Profile, dtype: str) -> None:
@@ -46,6 +47,7 @@ class Runner:
         self.dtype = dtype
         self.graph = Graph(dtype, profile, device.max_binding)
         self.worst = 0.0
+        self.shaders: set[str] = set()
 
     def rounded(self, array: Array) -> Array:
         """What an operand holds of an array."""
@@ -103,6 +105,7 @@ class Runner:
 
     def _run(self, outputs: tuple[Tensor, ...]) -> Program:
         plan = make_plan(self.graph, tuple(t for t in outputs if t.storage is None))
+        self.shaders |= {launch.path for launch in plan.launches}
         program = Program(self.device, plan, SlotPool(self.device))
         for slot, size, texture in zip(program._slots, plan.slots, plan.textures, strict=True):
             write = self.device.write_texture if texture else self.device.write
