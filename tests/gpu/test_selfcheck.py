@@ -9,7 +9,6 @@ from qlora_wgpu.gpu import wgsl
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.selfcheck import check_device, checks, ensure_sound, results
 
-
 # Launched by tools that do not compute a model.
 NO_KERNELS = {"common", "probe", "bench"}
 
