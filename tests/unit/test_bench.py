@@ -256,11 +256,13 @@ def test_submits_are_counted_and_left_as_they_were():
     assert queue.got == [[1], [2]] and clock.seconds == seconds
 
 
-def launch(label, path="tensor/cast.wgsl", written=("y",), flops=0, **tensors):
-    bindings = {name: SimpleNamespace(writable=name in written) for name in tensors}
-    shader = SimpleNamespace(label=f"{path}(A=1)", bindings=bindings)
+def launch(label, written=("y",), flops=0, table=None, **tensors):
+    bindings = {
+        name: SimpleNamespace(writable=name in written, table=name == table) for name in tensors
+    }
+    shader = SimpleNamespace(label=f"{label}(A=1)", bindings=bindings)
     return SimpleNamespace(
-        path=path, shader=shader, tensors=tensors, params=b"", label=label, flops=flops,
+        shader=shader, tensors=tensors, params=b"", label=label, flops=flops,
         written=lambda: [t for n, t in tensors.items() if n in written],
     )  # fmt: skip
 
@@ -271,8 +273,12 @@ def test_bytes_are_those_of_each_tensor_once():
     assert launch_bytes(launch("cast", a=x, b=x, y=y)) == 96 + 32
     # A lookup is bound to a whole table, of which it reads as much as it writes.
     table = matrix("table", 1000, 8, "bfloat16")
-    for path in ("embedding/forward.wgsl", "rows/gather.wgsl"):
-        assert launch_bytes(launch("lookup", path=path, x=table, y=y)) == 64
+    assert launch_bytes(launch("lookup", table="x", x=table, y=y)) == 64
+    assert (
+        load_shader("embedding/forward.wgsl", (("ELEMENTS", 1), ("FLAT", 64)))
+        .bindings["weight"]
+        .table
+    )
 
 
 def test_kernels_add_up_by_label():
