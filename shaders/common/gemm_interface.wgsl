@@ -48,8 +48,15 @@ fn row_count() -> u32 {
 // residual, overwritten or (ACCUMULATE) added to y.
 fn store4(row: u32, column: u32, value: vec4<f32>) {
     let unit = params.y_unit0 + column / 4u;
+    var v = value;
+//#if bias
+    v += load_bias(unit);
+//#endif
     let columns = vec4<u32>(column) + vec4<u32>(0u, 1u, 2u, 3u);
-    let v = select(vec4<f32>(0.0), value + load_bias(unit), columns < vec4<u32>(params.columns));
+    v = select(vec4<f32>(0.0), v, columns < vec4<u32>(params.columns));
     let at = row * params.y_stride + unit;
-    store_y(at, v + load_residual(at));
+//#if residual
+    v += load_residual(at);
+//#endif
+    store_y(at, v);
 }

@@ -58,13 +58,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         //#unroll p BLOCKS: let u_$p = load_u((m_$p * params.r_stride + j) / 4u);
         //#unroll p BLOCKS, s SPAN
             let t_$p_$s = broadcast_u_$s(u_$p);
-            var term_$p_$s = add_scaled8(scale8(a_0, t_$p_$s.x), t_$p_$s.y, a_1);
-            term_$p_$s = add_scaled8(add_scaled8(term_$p_$s, t_$p_$s.z, a_2), t_$p_$s.w, a_3);
 //#if DROPOUT
-            term_$p_$s = multiply8(term_$p_$s, mask_$p_$s);
+            even_$p_$s += mask_$p_$s.even * (t_$p_$s.x * a_0.even + t_$p_$s.y * a_1.even + t_$p_$s.z * a_2.even + t_$p_$s.w * a_3.even);
+            odd_$p_$s += mask_$p_$s.odd * (t_$p_$s.x * a_0.odd + t_$p_$s.y * a_1.odd + t_$p_$s.z * a_2.odd + t_$p_$s.w * a_3.odd);
+//#else
+            even_$p_$s += t_$p_$s.x * a_0.even + t_$p_$s.y * a_1.even + t_$p_$s.z * a_2.even + t_$p_$s.w * a_3.even;
+            odd_$p_$s += t_$p_$s.x * a_0.odd + t_$p_$s.y * a_1.odd + t_$p_$s.z * a_2.odd + t_$p_$s.w * a_3.odd;
 //#endif
-            even_$p_$s += term_$p_$s.even;
-            odd_$p_$s += term_$p_$s.odd;
         //#end
     }
 //#endif

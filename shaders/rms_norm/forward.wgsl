@@ -32,8 +32,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     }
     let r = inverseSqrt(reduce_sum(sum, thread) / f32(params.columns) + params.eps);
     for (var i = thread; i < params.stride; i += THREADS) {
-        let v = scale8(load_x(base + i), r);
-        store_y(base + i, add8(multiply8(v, load_weight(i)), load_residual(base + i)));
+        var v = multiply8(scale8(load_x(base + i), r), load_weight(i));
+//#if residual
+        v = add8(v, load_residual(base + i));
+//#endif
+        store_y(base + i, v);
     }
     if (thread == 0u) {
         rstd[row] = r;
