@@ -52,18 +52,18 @@ def variants(device: Device) -> list[tuple[str, Profile]]:
     default = device.profile
     group = next(g for g in groups_of(default) if g.name == "products")
     names = sorted({name for change in group.changes for name in change})
-    found: dict[tuple[Any, ...], tuple[str, Profile]] = {}
+    profiles: dict[tuple[Any, ...], tuple[str, Profile]] = {}
     for profile in (default, *candidates(default), *bases(default)[1:]):
         key = tuple(getattr(profile, name) for name in (*names, "subgroup_size"))
-        told = ", ".join(f"{n} {getattr(profile, n)}" for n in names)
-        found.setdefault(key, ("default: " + told if profile is default else told, profile))
-    return list(found.values())
+        values = ", ".join(f"{n} {getattr(profile, n)}" for n in names)
+        profiles.setdefault(key, ("default: " + values if profile is default else values, profile))
+    return list(profiles.values())
 
 
 def time_size(device: Device, size: str, rounds: int) -> list[dict[str, Any]]:
     rows, inner, outer = map(int, size.split("x"))
     rng = np.random.default_rng(0)
-    found = []
+    results = []
     x, dy = operand(device, rng, rows, inner), operand(device, rng, rows, outer)
     w = operand(device, rng, outer, inner)
     timer = Timer(device)
@@ -81,16 +81,16 @@ def time_size(device: Device, size: str, rounds: int) -> list[dict[str, Any]]:
             program = Program(device, make_plan(graph, (y, dx)), SlotPool(device))
             seconds = best_of(program.dispatches, timer, rounds)
         except QLoRAError as err:
-            found.append({**row, "failed": str(err)})
+            results.append({**row, "failed": str(err)})
             continue
         flops = 2 * rows * inner * outer
         spent = {"nt": 0.0, "nn": 0.0}  # a product in parts is two launches
         for launch, time in zip(program.plan.launches, seconds, strict=True):
             spent["nt" if launch.label == "nt" else "nn"] += time
         row |= {f"{k}_gflops": round(flops / max(v, 1e-9) / 1e9, 1) for k, v in spent.items()}
-        found.append(row)
+        results.append(row)
         print(json.dumps(row), flush=True)
-    return found
+    return results
 
 
 def main() -> None:

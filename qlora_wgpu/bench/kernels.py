@@ -74,16 +74,16 @@ def sum_up(launches: Sequence[Launch], seconds: Sequence[float]) -> list[KernelT
     for launch, took in zip(launches, seconds, strict=True):
         rows.setdefault(launch.label, []).append((launch, took))
     table = []
-    for label, found in rows.items():
-        took = sum(seconds for _, seconds in found)
+    for label, timed in rows.items():
+        took = sum(seconds for _, seconds in timed)
         table.append(
             KernelTime(
                 label=label,
-                launches=len(found),
+                launches=len(timed),
                 seconds=took,
                 share=took / total if total > 0 else 0.0,
-                flops=sum(launch.flops for launch, _ in found),
-                nbytes=sum(launch_bytes(launch) for launch, _ in found),
+                flops=sum(launch.flops for launch, _ in timed),
+                nbytes=sum(launch_bytes(launch) for launch, _ in timed),
             )
         )
     return sorted(table, key=lambda row: -row.seconds)

@@ -85,7 +85,7 @@ class Workload:
             )
         except OutOfMemoryError as err:  # a size of more than 32 bits
             raise OutOfMemoryError(
-                f"{self._told} has tensors of more elements than kernels can count: {self._advice}"
+                f"{self._shape} has tensors of more elements than kernels can count: {self._advice}"
             ) from err
         self._refuse_too_much(device, sum(planned.values()))
         return planned
@@ -94,12 +94,12 @@ class Workload:
         left = _available_bytes()
         if device.is_cpu and left is not None and needed > left:
             raise OutOfMemoryError(
-                f"{self._told} needs at least {needed / 2**20:,.0f} MiB and this machine has "
+                f"{self._shape} needs at least {needed / 2**20:,.0f} MiB and this machine has "
                 f"{left / 2**20:,.0f} MiB left: {self._advice}"
             )
 
     @property
-    def _told(self) -> str:
+    def _shape(self) -> str:
         return f"{self.shape.name} with --batch {self.batch} --seq {self.seq} --rank {self.rank}"
 
     @property

@@ -66,10 +66,10 @@ class ModelFolder:
 
     def files(self) -> dict[str, list[str]]:
         """The names of the weight files, and the tensors that each of them holds."""
-        found: dict[str, list[str]] = {}
+        tensors: dict[str, list[str]] = {}
         for name, file in self._files.items():
-            found.setdefault(file.path.name, []).append(name)
-        return found
+            tensors.setdefault(file.path.name, []).append(name)
+        return tensors
 
     def dtype(self, name: str) -> str:
         """A tensor's element type as stored, by safetensors' name, for example "BF16"."""

@@ -47,13 +47,13 @@ def stop_text(tokenizer: Tokenizer, template: ChatTemplate | None) -> str:
     return closing_text(template)
 
 
-def chat_template(tokenizer: Tokenizer, wanted: str | None) -> ChatTemplate:
+def chat_template(tokenizer: Tokenizer, setting: str | None) -> ChatTemplate:
     """The template of a conversation.
 
     Raises:
         TokenizerError: If there is none.
     """
-    template = find_chat_template(wanted, tokenizer)
+    template = find_chat_template(setting, tokenizer)
     if template is None:
         raise TokenizerError(
             "the model has no chat template: give --chat-template a .jinja file or chatml, or "
@@ -78,5 +78,5 @@ def stop_ids(tokenizer: Tokenizer, template: ChatTemplate | None) -> frozenset[i
 
 def longest(model: QLoRAModel) -> int | None:
     """Most tokens that the model was made for, where its config.json says it."""
-    found = model.folder.config.get("max_position_embeddings")
-    return found if isinstance(found, int) and found > 0 else None
+    length = model.folder.config.get("max_position_embeddings")
+    return length if isinstance(length, int) and length > 0 else None

@@ -141,5 +141,5 @@ def _sample_ids(source: OpenedModel) -> npt.NDArray[np.int64]:
 
 def _log_softmax(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     shifted = logits - logits.max(-1, keepdims=True)
-    found: npt.NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    return found
+    result: npt.NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return result

@@ -135,13 +135,13 @@ def _like(content: Any, sentinel: str) -> Any:
     return [{"type": "text", "text": sentinel}] if isinstance(content, list) else sentinel
 
 
-def _is_from(found: str, content: Any) -> bool:
+def _is_from(passage: str, content: Any) -> bool:
     """Whether what was found is the content, or what a template keeps of it."""
     if isinstance(content, list):
         content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     if not isinstance(content, str):
-        return not found
-    return found.strip() in content if found.strip() else not content.strip()
+        return not passage
+    return passage.strip() in content if passage.strip() else not content.strip()
 
 
 def tokens_in_spans(offsets: Sequence[Span], spans: Sequence[Span]) -> list[bool]:

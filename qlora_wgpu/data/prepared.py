@@ -92,9 +92,9 @@ class Writer:
         except OSError:  # another run has just finished the same
             shutil.rmtree(self._unfinished, ignore_errors=True)
         self._unfinished = None
-        found = read(self._folder)
-        assert found is not None
-        return found
+        dataset = read(self._folder)
+        assert dataset is not None
+        return dataset
 
     def discard(self) -> None:
         """Removes what was written; nothing where the data set is finished."""
@@ -131,11 +131,11 @@ def prepare(folder: Path | None, fill: Callable[[Writer], tuple[Counts, list[str
         folder: Where it is kept, or None for memory only.
         fill: Adds all examples to a writer, and returns what became of the rows and what to tell.
     """
-    found = read(folder) if folder is not None else None
-    if found is not None and folder is not None:
+    dataset = read(folder) if folder is not None else None
+    if dataset is not None and folder is not None:
         with suppress(OSError):
             (folder / "about.json").touch()  # used just now: see _forget_oldest
-        return found
+        return dataset
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
         _forget_oldest(folder.parent)

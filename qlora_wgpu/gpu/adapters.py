@@ -76,11 +76,11 @@ def list_adapters(backend: str = "auto") -> list[FoundAdapter]:
     return _listed(BACKENDS[backend])
 
 
-def choose_adapter(wanted: str = "auto", backend: str = "auto") -> FoundAdapter:
+def choose_adapter(gpu: str = "auto", backend: str = "auto") -> FoundAdapter:
     """Picks an adapter.
 
     Args:
-        wanted: ``"auto"``, an index into ``list_adapters()``, or part of an adapter's name.
+        gpu: ``"auto"``, an index into ``list_adapters()``, or part of an adapter's name.
         backend: As for ``list_adapters``.
 
     Raises:
@@ -92,27 +92,27 @@ def choose_adapter(wanted: str = "auto", backend: str = "auto") -> FoundAdapter:
         raise DeviceError(
             f"no GPU adapter was found: {_DAWN_HINT if asked == 'dawn' else ''}{INSTALL_HINT}"
         )
-    if wanted == "auto":
+    if gpu == "auto":
         return adapters[0]
-    if wanted.isdigit() and int(wanted) < len(adapters):
-        return adapters[int(wanted)]
+    if gpu.isdigit() and int(gpu) < len(adapters):
+        return adapters[int(gpu)]
     for adapter in adapters:
-        if wanted.lower() in adapter.name.lower():
+        if gpu.lower() in adapter.name.lower():
             return adapter
     names = ", ".join(f"{i}: {a.name}" for i, a in enumerate(adapters))
-    raise DeviceError(f"no GPU is called {wanted!r}; there are {names} (device.gpu)")
+    raise DeviceError(f"no GPU is called {gpu!r}; there are {names} (device.gpu)")
 
 
 def _automatic() -> list[FoundAdapter]:
     dawn = BACKENDS["dawn"]
     if find_spec(dawn.package) is not None:
         try:
-            found = _listed(dawn)
+            adapters = _listed(dawn)
         except DeviceError:
-            found = []
+            adapters = []
         # Its matrix units on GPUs, and on lavapipe its compiler's code, are the faster ones.
-        if found and (found[0].is_cpu or any(dawn.matrix_shapes(a.raw) for a in found)):
-            return found
+        if adapters and (adapters[0].is_cpu or any(dawn.matrix_shapes(a.raw) for a in adapters)):
+            return adapters
     return _listed(BACKENDS["wgpu"])
 
 
@@ -131,4 +131,4 @@ def _listed(backend: Backend) -> list[FoundAdapter]:
         for adapter in adapters
         if adapter.info["backend_type"] in _PREFERRED_APIS
     ]
-    return sorted(usable, key=lambda found: _TYPE_ORDER.get(found.raw.info["adapter_type"], 2))
+    return sorted(usable, key=lambda adapter: _TYPE_ORDER.get(adapter.raw.info["adapter_type"], 2))

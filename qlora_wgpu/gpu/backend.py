@@ -75,9 +75,9 @@ class Backend(ABC):
 
     def request_device(self, adapter: Any) -> Any:
         """Opens a device with the adapter's own limits and the few features that are used."""
-        wanted = [part for own in self.features_of(adapter).values() for part in own]
+        features = [part for own in self.features_of(adapter).values() for part in own]
         try:
-            return adapter.request_device_sync(required_features=wanted, required_limits={})
+            return adapter.request_device_sync(required_features=features, required_limits={})
         except Exception as err:
             raise DeviceError(
                 f"adapter {adapter.info['device']} gave no device ({err}): update its driver, "

@@ -77,9 +77,9 @@ class Device:
         if adapter is not None:
             warnings.warn("Device(adapter=) is now gpu=", DeprecationWarning, stacklevel=2)
             gpu = adapter
-        found = choose_adapter(gpu, backend)
-        self.backend = found.backend
-        self.gpu = found.raw
+        chosen = choose_adapter(gpu, backend)
+        self.backend = chosen.backend
+        self.gpu = chosen.raw
         self.features = frozenset(self.backend.features_of(self.gpu))
         self.raw = self.backend.request_device(self.gpu)
         self.memory = MemoryCounter()
@@ -171,7 +171,7 @@ class Device:
                 f"{most:,}: lower the batch size or data.max_seq_length"
             )
         try:
-            made = make()
+            memory = make()
         except Exception as err:
             if is_out_of_memory(err):
                 raise OutOfMemoryError(
@@ -181,7 +181,7 @@ class Device:
                 ) from err
             raise DeviceError(f"{self.name} refused {label or kind}: {err}") from err
         self.memory.add(kind, nbytes)
-        return made
+        return memory
 
     def write(self, buffer: Any, data: npt.NDArray[Any] | bytes, offset: int = 0) -> None:
         """Copies host data into a buffer, in pieces so that host memory stays flat."""
@@ -230,19 +230,19 @@ class Device:
 
     def pipeline(self, shader: Shader) -> Any:
         """Compiles a shader, once."""
-        found = self._pipelines.get(shader.label)
-        if found is None:
+        pipeline = self._pipelines.get(shader.label)
+        if pipeline is None:
             try:
                 module = self.raw.create_shader_module(
                     code=self.backend.dialect(shader.code), label=shader.label
                 )
-                found = self.raw.create_compute_pipeline(
+                pipeline = self.raw.create_compute_pipeline(
                     layout="auto", compute={"module": module, "entry_point": "main"}
                 )
             except Exception as err:
                 raise DeviceError(f"{self.name} cannot compile {shader.label}: {err}") from err
-            self._pipelines[shader.label] = found
-        return found
+            self._pipelines[shader.label] = pipeline
+        return pipeline
 
     def dispatch(self, pipeline: Any, group: Any, workgroups: tuple[int, int, int]) -> None:
         """Runs one kernel, in a submit of its own."""

@@ -45,19 +45,19 @@ def subgroup_size(device: Device) -> int:
             },
         )
         device.dispatch(device.pipeline(shader), group, (1, 1, 1))
-        found = np.frombuffer(device.read(seen, texels.nbytes), np.uint32).reshape(-1, 4)
+        rows = np.frombuffer(device.read(seen, texels.nbytes), np.uint32).reshape(-1, 4)
     except DeviceError:
         return 0
     finally:
         device.memory.forget("probe")
-    size = int(found[0, 0])
+    size = int(rows[0, 0])
     if size not in _SIZES:
         return 0
     own = np.arange(_INVOCATIONS)
     expected = np.stack(
         [np.full_like(own, size), own % size, texels[own // size * size + 3, 0], texels[own, 3]], 1
     )
-    return size if np.array_equal(found, expected) else 0
+    return size if np.array_equal(rows, expected) else 0
 
 
 def matrix_shape(device: Device) -> MatrixShape | None:
@@ -87,9 +87,9 @@ def _multiplies(device: Device, shape: MatrixShape) -> bool:
         windows = {name: (buffers[name], 0, size) for name, size in sizes.items()}
         group = device.bind_group(shader, windows)
         device.dispatch(device.pipeline(shader), group, (1, 1, 1))
-        found = np.frombuffer(device.read(buffers["result"], 4 * m * n), np.float32)
+        product = np.frombuffer(device.read(buffers["result"], 4 * m * n), np.float32)
     except DeviceError:
         return False
     finally:
         device.memory.forget("probe")
-    return np.array_equal(found.reshape(m, n), 2 * left @ right)
+    return np.array_equal(product.reshape(m, n), 2 * left @ right)

@@ -55,8 +55,8 @@ class Network:
 
     @property
     def _head(self) -> Head:
-        found = self.architecture
-        return Head(self.modules.head, found.logit_scale, found.logit_softcap)
+        architecture = self.architecture
+        return Head(self.modules.head, architecture.logit_scale, architecture.logit_softcap)
 
     def _hidden(self, g: Graph, batch: BatchBuffers, *, checkpointing: bool) -> Tensor:
         config = self.architecture.config

@@ -23,8 +23,8 @@ def forward(
     top = logits.max(axis=1, keepdims=True) if len(rows) else np.zeros((0, 1))
     lse = top[:, 0] + np.log(np.exp(logits - top).sum(axis=1))
     hit = logits[np.arange(len(rows)), targets[rows]]
-    wanted = (1 - smoothing) * hit + smoothing * logits.mean(axis=1)
-    return float(np.sum(lse - wanted + z_loss * lse**2))
+    target_logit = (1 - smoothing) * hit + smoothing * logits.mean(axis=1)
+    return float(np.sum(lse - target_logit + z_loss * lse**2))
 
 
 def backward(

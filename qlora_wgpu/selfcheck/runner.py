@@ -66,11 +66,11 @@ class Runner:
         data = to_bfloat16(data) if dtype == "bfloat16" else data
         storage = Storage("given", "check", data.nbytes, data)
         if array.ndim == 1:
-            made = row("given", array.size, dtype, storage)
+            tensor = row("given", array.size, dtype, storage)
         else:
-            made = matrix("given", array.shape[0], array.shape[1], dtype, storage)
-        made.requires_grad = grad
-        return made
+            tensor = matrix("given", array.shape[0], array.shape[1], dtype, storage)
+        tensor.requires_grad = grad
+        return tensor
 
     def batch(
         self,
@@ -80,12 +80,12 @@ class Runner:
         dropout_key: int | None = None,
     ) -> BatchBuffers:
         """A batch of these inputs."""
-        made = make_batch_buffers(*mask.shape)
+        buffers = make_batch_buffers(*mask.shape)
         ids = np.zeros_like(mask) if ids is None else ids
-        made.storage.data = batch_encoding.encode_batch(
-            made, ids, mask, targets, dropout_key=dropout_key
+        buffers.storage.data = batch_encoding.encode_batch(
+            buffers, ids, mask, targets, dropout_key=dropout_key
         )
-        return made
+        return buffers
 
     def gradients(self, output: Tensor, cotangent: Tensor, *of: Tensor) -> list[Tensor]:
         """Those of some inputs."""

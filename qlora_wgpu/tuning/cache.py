@@ -44,10 +44,10 @@ def tuned(
         DeviceError: If it refuses something else.
     """
     key = key_of(device, task)
-    known = _read()
-    if key not in known:
+    entries = _read()
+    if key not in entries:
         choice = tune(open_device(), task, progress)
-        known[key] = {
+        entries[key] = {
             "device": device.name,
             "driver": device.gpu.info["description"],
             "shape": {name: task.config.get(name) for name in _SIZES},
@@ -56,8 +56,8 @@ def tuned(
             "profile": asdict(choice.profile),
             "notes": list(choice.notes),
         }
-        _write(known)
-    entry = known[key]
+        _write(entries)
+    entry = entries[key]
     profile = _profile(entry.get("profile"), device.profile)
     device.profile = profile
     return Choice(profile, tuple(str(note) for note in entry.get("notes", ())))
@@ -104,20 +104,22 @@ def _profile(stored: Any, default: Profile) -> Profile:
 
 def _read() -> dict[str, dict[str, Any]]:
     try:
-        found = json.loads(cache_file().read_text(encoding="utf-8"))
+        entries = json.loads(cache_file().read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}  # nothing, or nothing usable: it is made anew
     return (
-        {k: v for k, v in found.items() if isinstance(v, dict)} if isinstance(found, dict) else {}
+        {k: v for k, v in entries.items() if isinstance(v, dict)}
+        if isinstance(entries, dict)
+        else {}
     )
 
 
-def _write(known: dict[str, dict[str, Any]]) -> None:
+def _write(entries: dict[str, dict[str, Any]]) -> None:
     path = cache_file()
     try:
         make_cache_folder(path.parent)
         part = path.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+        part.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
         part.replace(path)
     except OSError:
         pass  # a cache that cannot be written costs time only

@@ -104,7 +104,7 @@ def tune(device: Device, task: Task, progress: Callable[[str], None] = lambda te
 
     whole = [(base, timed(base)) for base in bases(default)]
     base, reference = min(whole, key=lambda pair: _total(pair[1]))
-    notes = [_base_note(found, base) for found in whole if len(whole) > 1]
+    notes = [_base_note(timing, base) for timing in whole if len(whole) > 1]
     tried = [(base, reference), *((p, timed(p)) for p in candidates(base))]
     chosen: dict[str, Any] = {}
     for tunable in tunables_of(base):

@@ -47,8 +47,8 @@ def use(monkeypatch, wgpu=(), dawn=(), **errors):
 
 
 def chosen(*args):
-    found = adapters.choose_adapter(*args)
-    return found.name, found.backend.name
+    gpu = adapters.choose_adapter(*args)
+    return gpu.name, gpu.backend.name
 
 
 def test_the_fastest_kind_comes_first(monkeypatch):
