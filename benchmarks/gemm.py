@@ -1,9 +1,9 @@
-"""GFLOP/s of the base products, variant by variant, against the adapter's float32 ceiling.
+"""GFLOP/s of the base products, variant by variant, against the GPU's float32 ceiling.
 
 usage: python benchmarks/gemm.py [--backend NAME] [--size ROWSxINxOUT ...] [--rounds N]
            [--json FILE]
 
-A size is of y = x·Wᵀ (nt) and of dx = dy·W (nn), operands bfloat16. Variants are the adapter's
+A size is of y = x·Wᵀ (nt) and of dx = dy·W (nn), operands bfloat16. Variants are the GPU's
 default and the tuner's candidates for it. The best of the rounds counts.
 """
 
@@ -29,13 +29,13 @@ from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.graph.program import Program, SlotPool
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix
 from qlora_wgpu.ops import gemm
-from qlora_wgpu.tuning.candidates import bases, candidates, groups_of
+from qlora_wgpu.tuning.candidates import bases, candidates, tunables_of
 
 SIZES = ("1024x2048x2048", "2048x2048x8192", "2048x4096x14336")
 
 
 class Timer:
-    """The adapter's clock, as ``best_of`` asks for it."""
+    """The GPU's clock, as ``best_of`` asks for it."""
 
     def __init__(self, device: Device) -> None:
         self.seconds = clock_of(device, device.buffer(16, "timing"))
@@ -50,8 +50,8 @@ def operand(device: Device, rng: Any, rows: int, columns: int) -> Tensor:
 def variants(device: Device) -> list[tuple[str, Profile]]:
     """The default first, then what differs from it in the products alone."""
     default = device.profile
-    group = next(g for g in groups_of(default) if g.name == "products")
-    names = sorted({name for change in group.changes for name in change})
+    products = next(t for t in tunables_of(default) if t.name == "products")
+    names = sorted({name for change in products.changes(default) for name in change})
     profiles: dict[tuple[Any, ...], tuple[str, Profile]] = {}
     for profile in (default, *candidates(default), *bases(default)[1:]):
         key = tuple(getattr(profile, name) for name in (*names, "subgroup_size"))

@@ -3,7 +3,7 @@
 usage: python benchmarks/gpu.py FOLDER [--peft PYTHON] [--minutes N] [--shapes NAME ...]
            [--seq N ...] [--no-tests]
 
-FOLDER gets doctor.txt (adapters, limits, features), gemm-*.json (each variant's GFLOP/s beside the
+FOLDER gets doctor.txt (GPUs, limits, features), gemm-*.json (each variant's GFLOP/s beside the
 card's float32 ceiling), bench-*.json (tokens a second, memory, every kernel), tests.txt (each
 kernel and gradient against its reference on this card), and summary.json, written anew after every
 part. PYTHON is an interpreter with torch and PEFT, for the same steps on CUDA: NF4 where it has

@@ -1,4 +1,4 @@
-"""What an adapter gives at most: multiply-adds in registers, and bytes moved by a plain copy."""
+"""What a GPU gives at most: multiply-adds in registers, and bytes moved by a plain copy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qlora_wgpu.gpu.wgsl import Constants, load_shader
 _KIND = "ceilings"  # what their buffers are counted as
 _FMA_GROUPS, _FMA_GROUP = 8192, 32
 _FMA_PER_TURN = 8 * 24  # of an invocation, as shaders/bench/fma.wgsl is unrolled
-_MOST_TURNS = 32_768  # software adapters end loops after twice as many
+_MOST_TURNS = 32_768  # software GPUs end loops after twice as many
 _COPY_BYTES = {True: 64 << 20, False: 256 << 20}  # past the caches; by Device.is_cpu
 _ENOUGH_SECONDS = 0.02
 _ROUNDS = 5
@@ -23,11 +23,11 @@ _ROUNDS = 5
 
 @dataclass(frozen=True)
 class Ceilings:
-    """The measured ceilings of one adapter.
+    """The measured ceilings of one GPU.
 
     Attributes:
-        flops_per_second: Of a loop of float32 multiply-adds, two operations each.
-        bytes_per_second: Read plus written by a copy kernel, the faster of the kinds of memory.
+        flops_per_second: Rate of a loop of float32 multiply-adds, two operations each.
+        bytes_per_second: Bytes read plus written by a copy kernel, in the faster kind of memory.
     """
 
     flops_per_second: float

@@ -8,7 +8,7 @@ from typing import Any
 
 from qlora_wgpu.graph.graph import Launch
 
-# They pick rows of a table: what they move is what they write, not the table they are bound to.
+# Shaders that pick rows of a table: they move what they write, not the table they are bound to.
 _LOOKUPS = ("embedding/", "rows/")
 
 
@@ -19,8 +19,8 @@ class KernelTime:
     Attributes:
         label: The launches' label.
         launches: How many there are.
-        seconds: Of all of them, each timed alone.
-        share: Of the seconds of all kernels; 0 where no time was seen at all.
+        seconds: Time of all launches, each timed alone.
+        share: Part of the seconds of all kernels; 0 where no time was seen at all.
         flops: Floating-point operations, of products only.
         nbytes: Bytes of the tensors they are bound to, each counted once a launch.
     """
@@ -66,8 +66,8 @@ def sum_up(launches: Sequence[Launch], seconds: Sequence[float]) -> list[KernelT
     """One row per label, the slowest first.
 
     Args:
-        launches: Of a step.
-        seconds: Of each launch.
+        launches: The launches of a step.
+        seconds: The time of each launch.
     """
     total = sum(seconds)
     rows: dict[str, list[tuple[Launch, float]]] = {}

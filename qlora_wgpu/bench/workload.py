@@ -23,10 +23,10 @@ class Workload:
         shape: The model.
         batch: Rows of a micro-batch, which is a whole step.
         seq: Tokens of a row.
-        rank: Of the adapter.
-        compute_dtype: Of matmul operands.
+        rank: Rank of the adapter.
+        compute_dtype: Type of matmul operands.
         gradient_checkpointing: Whether layers are recomputed in the backward.
-        steps: Those that count.
+        steps: How many steps count.
     """
 
     shape: Shape
@@ -63,7 +63,7 @@ class Workload:
         """Bytes on the device by kind, from config.json alone.
 
         Raises:
-            OutOfMemoryError: If a software adapter, which takes the host's memory, would need more
+            OutOfMemoryError: If a software GPU, which takes the host's memory, would need more
                 than there is (its driver gives it away without asking), or if there is more than
                 kernels can count.
         """

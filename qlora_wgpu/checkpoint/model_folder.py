@@ -29,7 +29,7 @@ class ModelFolder:
     def __init__(
         self, path: Path, config: dict[str, Any], files: dict[str, SafetensorsFile]
     ) -> None:
-        """From its parts; ``open`` is the way in."""
+        """Puts a folder together from its parts; users call ``open``."""
         self.path = path
         self.config = config
         self._files = files

@@ -30,7 +30,7 @@ class TensorEntry:
 
     Attributes:
         dtype: The format's name of the element type, for example "BF16".
-        shape: Its dimensions.
+        shape: The tensor's dimensions.
         begin: First byte, counted from the end of the header.
         end: Byte after its last.
     """

@@ -44,7 +44,7 @@ def gpu_option(text: str, *old_names: str) -> Callable[..., Any]:
 
     Args:
         text: The help.
-        old_names: Such as ``"--device"``; they are not shown.
+        old_names: Former names, such as ``"--device"``; they are not shown.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -62,11 +62,11 @@ def _list_gpus(console: Console) -> None:
     )
     by_backend = [list_adapters(backend.name) for backend in backends]
     if not any(by_backend):
-        raise DeviceError(f"no GPU adapter was found: {INSTALL_HINT}")
+        raise DeviceError(f"no GPU was found: {INSTALL_HINT}")
     device = Device()
     for each, adapters in zip(backends, by_backend, strict=True):
         if not adapters:
-            console.print(f"{each.package} finds no adapter that it can use", highlight=False)
+            console.print(f"{each.package} finds no GPU that it can use", highlight=False)
         for index, adapter in enumerate(adapters):
             chosen = index == 0 and each is device.backend
             console.print(_describe(index, adapter, chosen))
@@ -75,7 +75,7 @@ def _list_gpus(console: Console) -> None:
 
 def _show_choice(console: Console, device: Device) -> None:
     """What ``device.gpu: auto`` opens, and what is known of it."""
-    kind = "software adapter (cpu kernels)" if device.is_cpu else "GPU kernels"
+    kind = "software GPU (cpu kernels)" if device.is_cpu else "GPU kernels"
     console.print(
         f"device.gpu: auto opens {device.name} through {device.backend.package}: {kind}",
         highlight=False,
@@ -186,6 +186,6 @@ def _describe(index: int, gpu: FoundAdapter, chosen: bool) -> Table:
     table.add_row("features", ", ".join(features))
     shapes = gpu.backend.matrix_shapes(gpu.raw)
     if shapes:
-        sizes = [f"{s.m}x{s.n}x{s.k} by {s.lanes} invocations" for s in shapes]
+        sizes = [f"{s.m}x{s.n}x{s.k} by {s.threads} invocations" for s in shapes]
         table.add_row("matrix units", f"f16 to f32: {', '.join(sizes)}")
     return table

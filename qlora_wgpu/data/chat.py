@@ -65,7 +65,7 @@ class ChatTemplate:
     """A compiled chat template with the special tokens it may print.
 
     Attributes:
-        source: Its Jinja source.
+        source: The template's Jinja source.
         marks_assistant: Whether it has ``{% generation %}`` blocks.
     """
 

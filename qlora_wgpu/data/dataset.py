@@ -230,7 +230,7 @@ class _Source:
                 yield cut
 
     def _cut(self, encoded: Encoded, where: str) -> Encoded | None:
-        """What is kept of a row, or None if nothing is."""
+        """The part of a row that is kept, or None if nothing is."""
         limit, truncation = self._how.max_seq_length, self._how.truncation
         if len(encoded.ids) <= limit:
             return encoded

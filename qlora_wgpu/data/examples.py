@@ -18,7 +18,7 @@ _AT_ONCE = 4096  # examples that are counted together
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Example:
-    """One sequence.
+    """One sequence of tokens with its labels.
 
     Attributes:
         input_ids: Token ids, int32, shape (length,).
@@ -72,8 +72,8 @@ class Dataset(Sequence[Example]):
         """Copies examples into arrays.
 
         Args:
-            examples: What it will hold.
-            counts: Of their origin; so many rows by default.
+            examples: The examples to copy.
+            counts: What became of the source's rows; by default each example is a row.
             warnings: About it.
         """
         lengths = np.array([len(e) for e in examples], np.int64)

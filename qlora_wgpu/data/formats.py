@@ -50,7 +50,7 @@ def with_columns(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str
     """A row under its format's keys.
 
     Args:
-        row: As it was read.
+        row: The row as it was read.
         columns: The row's own names by the format's.
 
     Raises:

@@ -15,7 +15,7 @@ _ABOUT = ("dataset_infos.json", "dataset_info.json", "state.json")
 
 
 def is_dataset_name(text: str) -> bool:
-    """Whether it has the form owner/name or owner/name:split, and is not plainly a file."""
+    """Whether a text has the form owner/name or owner/name:split, and is not plainly a file."""
     match = _NAME.fullmatch(text)
     return match is not None and not match["name"].lower().endswith((*_SUFFIXES, ".txt"))
 

@@ -136,7 +136,7 @@ def _like(content: Any, sentinel: str) -> Any:
 
 
 def _is_from(passage: str, content: Any) -> bool:
-    """Whether what was found is the content, or what a template keeps of it."""
+    """Whether a passage of the text is the content, or what a template keeps of it."""
     if isinstance(content, list):
         content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     if not isinstance(content, str):

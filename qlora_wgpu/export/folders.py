@@ -39,7 +39,7 @@ def write_folder(
     Args:
         source: The model.
         target: The new folder; it appears whole or not at all.
-        config: Its config.json.
+        config: The new folder's config.json.
         tensors_of: What a tensor of the source becomes: none, itself or several, with their bytes
             made when they are written.
         progress: Called with each tensor's name before it is written.

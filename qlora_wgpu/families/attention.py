@@ -42,7 +42,7 @@ class Attention:
     """Causal attention with grouped keys and values.
 
     Attributes:
-        dimensions: The decoder's.
+        dimensions: The decoder's dimensions.
         rope: How heads are rotated; None where the layer knows no positions.
         window: How many tokens back it sees; None for all.
         qkv_bias: Whether q, k and v have biases.
@@ -50,7 +50,7 @@ class Attention:
         fused: Whether q, k and v are one layer, ``qkv_proj``.
         qk_norm: What normalizes queries and keys, if anything.
         interleaved: Whether neighbours are rotated, instead of a head's halves.
-        scale: Of the scores; None for 1 / √head_dim.
+        scale: Factor of the scores; None for 1 / √head_dim.
         softcap: Scores s become softcap · tanh(s / softcap), if given.
     """
 

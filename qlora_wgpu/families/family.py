@@ -44,7 +44,7 @@ class ExpertSpec:
 
     @property
     def name(self) -> str:
-        """Of all of them together."""
+        """The name of all experts' layers together."""
         return f"{self.at}.{self.leaf}"
 
     @property
@@ -100,8 +100,8 @@ class Architecture:
         head_name: The head's tensor.
         stored_prefixes: Pairs of how a module's name begins and how files may begin it instead.
         norm_offset: Added to the stored weights of the norms: 1 where they mean 1 + weight.
-        logit_scale: Of the head's product.
-        logit_softcap: Of the logits, if any.
+        logit_scale: Factor of the head's product.
+        logit_softcap: Bound of the logits, if any.
     """
 
     config: Any
@@ -162,7 +162,7 @@ def register_family(model_type: str, family: Family) -> None:
     """Makes a family of your own known, or replaces one, for the rest of the process.
 
     Args:
-        model_type: As config.json has it.
+        model_type: The value of config.json's ``model_type``.
         family: An object with ``read`` and ``forward``; see ``Family``.
     """
     _REGISTERED[model_type] = family

@@ -18,9 +18,9 @@ class Experts:
     """The mixture of a layer.
 
     Attributes:
-        hidden_size: Of the residual stream.
-        intermediate_size: Of an expert.
-        activation: Of the experts' gates.
+        hidden_size: Elements of a row of the residual stream.
+        intermediate_size: Rows of an expert's gate and up.
+        activation: The activation of the experts' gates.
         num_experts: How many there are.
         num_experts_per_tok: How many each token meets.
         norm_topk_prob: Whether the weights of those that a token meets sum up to one.

@@ -14,7 +14,7 @@ from qlora_wgpu.families.rope import read_rope
 
 
 def compose(read: ConfigReader) -> Decoder:
-    """As Qwen 3, some or all MLPs mixtures; where one layer slides, all do."""
+    """Qwen 3 with some or all MLPs mixtures; where one layer has a window, all do."""
     read.no_dropout("attention_dropout")
     dimensions = Dimensions.read(read)
     eps, bias = read.number("rms_norm_eps", 1e-6), read.flag("attention_bias")

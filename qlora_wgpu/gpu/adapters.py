@@ -24,11 +24,11 @@ _PREFERRED_APIS = {"darwin": ("Metal",), "win32": ("Vulkan", "D3D12")}.get(
 _TYPE_ORDER = {"DiscreteGPU": 0, "IntegratedGPU": 1, "Unknown": 2, "CPU": 3}
 
 INSTALL_HINT = (
-    "install your graphics card's Vulkan driver, or on Debian and Ubuntu the software adapter "
+    "install your graphics card's Vulkan driver, or on Debian and Ubuntu the software GPU "
     "with: apt-get install mesa-vulkan-drivers"
 )
 _DAWN_HINT = (
-    "Dawn lists no adapter: it needs a newer driver than wgpu does (of Mesa's, 25 or later); "
+    "Dawn lists no GPU: it needs a newer driver than wgpu does (of Mesa's, 25 or later); "
     "use device.backend: wgpu, or "
 )
 
@@ -42,12 +42,12 @@ class FoundAdapter:
 
     @property
     def name(self) -> str:
-        """As the driver calls it."""
+        """The name that the driver gives."""
         return str(self.raw.info["device"])
 
     @property
     def is_cpu(self) -> bool:
-        """Whether it is a software adapter."""
+        """Whether it is a software GPU."""
         return bool(self.raw.info["adapter_type"] == "CPU")
 
 
@@ -61,7 +61,7 @@ def list_adapters(backend: str = "auto") -> list[FoundAdapter]:
 
     Args:
         backend: ``"wgpu"``, ``"dawn"``, or ``"auto"``: wgpu, unless wgpudawn is installed and
-            offers a GPU's matrix units, or finds a software adapter only. The environment's
+            offers a GPU's matrix units, or finds a software GPU only. The environment's
             QLORA_WGPU_BACKEND says what ``"auto"`` is.
 
     Raises:
@@ -81,7 +81,7 @@ def choose_adapter(gpu: str = "auto", backend: str = "auto") -> FoundAdapter:
 
     Args:
         gpu: ``"auto"``, an index into ``list_adapters()``, or part of an adapter's name.
-        backend: As for ``list_adapters``.
+        backend: ``"auto"``, ``"wgpu"`` or ``"dawn"``, as for ``list_adapters``.
 
     Raises:
         DeviceError: If there is no adapter, or none that fits.
@@ -90,7 +90,7 @@ def choose_adapter(gpu: str = "auto", backend: str = "auto") -> FoundAdapter:
     if not adapters:
         asked = os.environ.get(BACKEND_VARIABLE) if backend == "auto" else backend
         raise DeviceError(
-            f"no GPU adapter was found: {_DAWN_HINT if asked == 'dawn' else ''}{INSTALL_HINT}"
+            f"no GPU was found: {_DAWN_HINT if asked == 'dawn' else ''}{INSTALL_HINT}"
         )
     if gpu == "auto":
         return adapters[0]
@@ -125,7 +125,7 @@ def _listed(backend: Backend) -> list[FoundAdapter]:
     except DeviceError:
         raise
     except Exception as err:
-        raise DeviceError(f"no GPU adapter can be listed ({err}): {INSTALL_HINT}") from err
+        raise DeviceError(f"no GPU can be listed ({err}): {INSTALL_HINT}") from err
     usable = [
         FoundAdapter(adapter, backend)
         for adapter in adapters

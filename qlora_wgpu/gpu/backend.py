@@ -15,27 +15,27 @@ Dispatch = tuple[Any, Any, tuple[int, int, int]]  # pipeline, bind group, workgr
 
 @dataclass(frozen=True)
 class MatrixShape:
-    """A product that an adapter's matrix units make: f16 (m, k) by (k, n), added up in float32.
+    """A product that a GPU's matrix units make: f16 (m, k) by (k, n), added up in float32.
 
     Attributes:
         m: Rows.
         n: Columns.
         k: Depth.
-        lanes: Invocations of the subgroup that makes it.
+        threads: Invocations of the subgroup that makes it.
     """
 
     m: int
     n: int
     k: int
-    lanes: int
+    threads: int
 
 
 class Backend(ABC):
     """A Python package with wgpu-py's API, and what differs between such packages.
 
     Attributes:
-        name: As ``device.backend`` in a config has it.
-        package: As pip has it.
+        name: The value of ``device.backend`` in a config.
+        package: The package's name for pip.
         features: The features that are used, by WebGPU's names, as this package calls them.
     """
 
@@ -80,7 +80,7 @@ class Backend(ABC):
             return adapter.request_device_sync(required_features=features, required_limits={})
         except Exception as err:
             raise DeviceError(
-                f"adapter {adapter.info['device']} gave no device ({err}): update its driver, "
+                f"the GPU {adapter.info['device']} gave no device ({err}): update its driver, "
                 "or choose another with device.gpu"
             ) from err
 

@@ -18,7 +18,7 @@ from qlora_wgpu.gpu.probe import matrix_shape, subgroup_size
 from qlora_wgpu.gpu.profile import Profile, cpu_profile, gpu_profile
 from qlora_wgpu.gpu.wgsl import Shader
 
-ALIGNMENT = 256  # of buffer windows: the most any adapter asks for
+ALIGNMENT = 256  # of buffer windows: the most any GPU asks for
 TEXTURE_WIDTH = 1024  # texels; shaders/common/texel.wgsl has it too
 _TEXTURE_ROW = 16 * TEXTURE_WIDTH  # bytes
 _UPLOAD_CHUNK = 16 << 20  # unsubmitted writes pile up in host memory
@@ -54,11 +54,11 @@ class Device:
 
     Attributes:
         backend: The WebGPU implementation.
-        gpu: Its adapter, in WebGPU's word.
-        raw: Its device.
-        features: Those of the device that are used, by WebGPU's names.
+        gpu: The GPU, which WebGPU calls an adapter.
+        raw: WebGPU's device.
+        features: Features of the device that are used, by WebGPU's names.
         memory: What has been allocated here, by kind.
-        profile: How kernels are cut for this kind of adapter.
+        profile: How kernels are cut for this kind of GPU.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Device:
         Args:
             gpu: ``"auto"``, an index, or part of a name, as ``qlora-wgpu doctor`` lists them.
             backend: ``"auto"``, ``"wgpu"`` or ``"dawn"``.
-            adapter: What ``gpu`` used to be called.
+            adapter: The former name of ``gpu``.
 
         Raises:
             DeviceError: If no such GPU can be opened.
@@ -88,7 +88,7 @@ class Device:
 
     @property
     def adapter(self) -> Any:
-        """What ``gpu`` used to be called."""
+        """The former name of ``gpu``."""
         warnings.warn("Device.adapter is now Device.gpu", DeprecationWarning, stacklevel=2)
         return self.gpu
 
@@ -99,7 +99,7 @@ class Device:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether this is a software adapter, which wants kernels without workgroup memory."""
+        """Whether this is a software GPU, which wants kernels without workgroup memory."""
         return bool(self.gpu.info["adapter_type"] == "CPU")
 
     def _choose_profile(self) -> Profile:
@@ -117,12 +117,12 @@ class Device:
         """Allocates a zeroed storage buffer.
 
         Args:
-            nbytes: Its size; rounded up to a multiple of four.
+            nbytes: Size of the buffer; rounded up to a multiple of four.
             kind: What it is counted as in ``memory``.
             label: For the driver's messages.
 
         Raises:
-            OutOfMemoryError: If it exceeds a limit of the adapter or the memory that is left.
+            OutOfMemoryError: If it exceeds a limit of the GPU or the memory that is left.
         """
         nbytes = buffer_bytes(nbytes)
         usage = self.backend.module.BufferUsage
@@ -139,12 +139,12 @@ class Device:
         """Allocates a storage texture of 16-byte texels, ``TEXTURE_WIDTH`` to a row.
 
         Args:
-            nbytes: Its size; rounded up to whole rows.
+            nbytes: Size of the texture; rounded up to whole rows.
             kind: What it is counted as in ``memory``.
             label: For the driver's messages.
 
         Raises:
-            OutOfMemoryError: If it exceeds a limit of the adapter or the memory that is left.
+            OutOfMemoryError: If it exceeds a limit of the GPU or the memory that is left.
         """
         nbytes = texture_bytes(nbytes)
         usage = self.backend.module.TextureUsage
@@ -273,12 +273,12 @@ class Device:
 
 
 def buffer_bytes(nbytes: int) -> int:
-    """What a buffer for so many bytes takes."""
+    """Bytes that a buffer of this size takes on the device."""
     return max(nbytes + -nbytes % 4, 16)
 
 
 def texture_bytes(nbytes: int) -> int:
-    """What a texture for so many bytes takes: whole rows of texels."""
+    """Bytes that a texture of this size takes on the device: whole rows of texels."""
     return max(-(-nbytes // _TEXTURE_ROW), 1) * _TEXTURE_ROW
 
 

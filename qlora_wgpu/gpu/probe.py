@@ -18,9 +18,9 @@ _SIZES = (4, 8, 16)  # sizes that the kernels are written for
 
 
 def subgroup_size(device: Device) -> int:
-    """Finds an adapter's subgroup size by running a kernel.
+    """Measures a GPU's subgroup size by running a kernel.
 
-    Adapters' own figures are wrong on some drivers, and a broadcast or a texture that does not work
+    The drivers' own figures are sometimes wrong, and a broadcast or a texture that does not work
     would spoil every product.
 
     Returns:
@@ -61,7 +61,7 @@ def subgroup_size(device: Device) -> int:
 
 
 def matrix_shape(device: Device) -> MatrixShape | None:
-    """Finds a product that an adapter's matrix units make rightly, the largest first.
+    """Finds a product that a GPU's matrix units make rightly, the largest first.
 
     Which dimension is which, and what is a row, has been confused upstream: the product tried
     does not commute and its factors are no squares where the units' are none.
@@ -77,7 +77,7 @@ def _multiplies(device: Device, shape: MatrixShape) -> bool:
     # Small whole numbers, so that every sum is exact.
     left = (np.arange(m * k, dtype=np.float32) * 7 % 11 - 5).reshape(m, k)
     right = (np.arange(k * n, dtype=np.float32) * 5 % 13 - 6).reshape(k, n)
-    constants = {"M": m, "N": n, "K": k, "LANES": shape.lanes}
+    constants = {"M": m, "N": n, "K": k, "LANES": shape.threads}
     try:
         shader = load_shader("probe/matrix.wgsl", tuple(sorted(constants.items())))
         sizes = {"left": left.nbytes, "right": right.nbytes, "result": 4 * m * n}

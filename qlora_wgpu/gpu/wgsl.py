@@ -37,8 +37,8 @@ class Binding:
     """One resource of a shader.
 
     Attributes:
-        index: Its number.
-        name: Its name.
+        index: The number of the binding.
+        name: The name of the variable.
         uniform: Whether it is the uniform.
         writable: Whether it is written.
         texture: Whether it is a texture.

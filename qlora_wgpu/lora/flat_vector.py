@@ -22,10 +22,10 @@ def aligned(floats: int) -> int:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor lies.
+    """The part of the flat vector that a tensor takes.
 
     Attributes:
-        offset: Its first element, in floats.
+        offset: The tensor's first element, in floats.
         rows: Rows of a matrix; 0 for a vector.
         columns: Elements of a row, padding not counted.
     """
@@ -41,7 +41,7 @@ class Place:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As PEFT has it."""
+        """The tensor's shape as PEFT has it."""
         return (self.rows, self.columns) if self.rows else (self.columns,)
 
     def view(self, flat: Float32Array) -> Float32Array:
@@ -88,8 +88,8 @@ class FlatVector:
         """Tensors by name as a flat vector.
 
         Args:
-            tensors: All of them.
-            length: Of the vector, in floats.
+            tensors: All tensors by name.
+            length: Length of the vector, in floats.
 
         Raises:
             CheckpointError: If a tensor is missing, unknown, of another shape or not finite.

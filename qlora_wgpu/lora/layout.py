@@ -22,12 +22,12 @@ class Adapter:
     """Where each A and B lies, and the vectors they lie in.
 
     Attributes:
-        config: Its rank, scaling, dropout and targets.
+        config: The adapter's rank, scaling, dropout and targets.
         targets: The adapted layers.
-        peft: The same as ``config`` as PEFT writes it, without the base model's name.
+        peft: ``config`` as PEFT writes it, without the base model's name.
         b_begin: Where in the flat vectors, in floats, A's end and B's begin.
-        length: Of the flat vectors, in floats.
-        loras: By module name, as layers use them.
+        length: Length of the flat vectors, in floats.
+        loras: Each layer's A and B, by module name.
         expert_loras: The first expert's, by the names of ``ExpertSpec``.
         parameters: The flat vector of all A and B.
         gradient: Their gradients, summed.

@@ -39,7 +39,7 @@ class AdaptedLayer:
     """A layer's tensors.
 
     Attributes:
-        module: Its full name.
+        module: The layer's full name.
         a: (r, in_features).
         b: (out_features, r).
         magnitude: DoRA's, (out_features), if it is one.

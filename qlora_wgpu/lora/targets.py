@@ -74,7 +74,7 @@ def _check_stacks(names: set[str], experts: Sequence[ExpertSpec]) -> None:
 
 
 def in_layers(linears: Sequence[LinearSpec], layers: Sequence[int] | None) -> list[LinearSpec]:
-    """Those of some layers, numbered in their names as PEFT reads them.
+    """The linear layers of some decoder layers, numbered in their names as PEFT reads them.
 
     Raises:
         ConfigError: If none is left.

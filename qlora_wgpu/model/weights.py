@@ -139,7 +139,7 @@ class WeightLayout:
 
     @property
     def num_tensors(self) -> int:
-        """How many names ``progress`` will be called with."""
+        """Number of names that ``progress`` will be called with."""
         return len(self._deferred or ())
 
     def _load(self, progress: Progress) -> None:
@@ -265,7 +265,7 @@ class WeightLayout:
     def _nf4(
         self, name: str, rows: int, columns: int, names: Sequence[str] | None = None
     ) -> NF4Matrix:
-        """One matrix, or those of that many ``names`` one below the other."""
+        """One matrix, or the matrices of all ``names`` one below the other."""
         parts = list(names or [name])
         form = self._format(parts[0])
         # Where 32 codes share a row and a block.

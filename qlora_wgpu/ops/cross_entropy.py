@@ -73,10 +73,10 @@ def cross_entropy(
         g: The graph.
         hidden: (rows, hidden_size) operand, normalized.
         head: ``lm_head``, (vocab_size, hidden_size), and what its logits go through.
-        batch: Its label rows and targets.
+        batch: The micro-batch's label rows and targets.
         stats: float32; element 0 gets the sum of losses, element 1 their number.
         gradient: Whether d loss / d hidden is made and added.
-        objective: What is summed up as the loss.
+        objective: The loss that is summed up.
     """
     losses = g.float_vector("losses", batch.rows)
     gradient = gradient and hidden.requires_grad

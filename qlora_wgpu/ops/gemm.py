@@ -35,11 +35,11 @@ def nt(
         w: (columns, K).
         y: (rows, ·), overwritten in those columns.
         row0: First row of ``w`` within the whole matrix; a multiple of eight.
-        scale: Of the product alone.
-        lora: Whose ``b`` is multiplied with ``u``.
+        scale: Factor of the product alone.
+        lora: The adapter, whose ``b`` is multiplied with ``u``.
         u: (rows, r) float32.
-        bias: Of the whole matrix.
-        residual: Of y's layout.
+        bias: The bias of the whole matrix.
+        residual: Added to the result; laid out as y is.
         batch: Needed for ``first_row``.
         first_row: If given, x is a chunk of the compacted label rows, from this one on.
         experts: If given, ``w`` holds the matrices of some experts, one below the other, and each
@@ -87,8 +87,9 @@ def nn(
         y: (rows, columns).
         row0: First column of ``x`` that meets ``w``; a multiple of eight.
         accumulate: Whether to add to y, which is float32 then.
-        scale: Of the product with ``w`` alone.
-        lora: Whose ``a`` is multiplied with ``u``, and whose dropout mask the product gets.
+        scale: Factor of the product with ``w`` alone.
+        lora: The adapter, whose ``a`` is multiplied with ``u`` and whose dropout mask the product
+            gets.
         u: (rows, r) float32.
         batch: Needed for dropout and for ``first_row``.
         first_row: If given, x is a chunk of the compacted label rows, from this one on.

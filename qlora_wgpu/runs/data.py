@@ -18,7 +18,7 @@ from qlora_wgpu.training.batching import BatchPlan
 
 @dataclass(frozen=True)
 class PreparedData:
-    """What a run learns from, or is measured on.
+    """The data that a run learns from, or is measured on.
 
     Attributes:
         path: Where it was read.
@@ -84,7 +84,7 @@ def prepare(
 
 
 def data_path(settings: Config, *, held_out: bool) -> str:
-    """Where a run's data is.
+    """The path of a run's data.
 
     Raises:
         ConfigError: If it is not set.

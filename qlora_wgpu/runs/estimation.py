@@ -29,7 +29,7 @@ _SEQ_STEP = 64  # in which sequences are tried
 
 @dataclass(frozen=True)
 class Workload:
-    """What is to be planned.
+    """The training that is to be planned.
 
     Attributes:
         pretrained: The base model, of which config.json is known.
@@ -103,7 +103,7 @@ class Fits:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What training takes.
+    """The memory that training takes.
 
     Attributes:
         workload: What was planned.

@@ -41,7 +41,7 @@ class HeldOutLoss:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was measured.
+    """The figures of an evaluation.
 
     Attributes:
         data: Where the held-out data is.

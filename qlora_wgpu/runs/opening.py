@@ -47,7 +47,7 @@ class OpenedModel:
 
     @property
     def architecture(self) -> Architecture:
-        """What config.json says."""
+        """The model's architecture, as config.json describes it."""
         return self.pretrained.architecture
 
     @cached_property

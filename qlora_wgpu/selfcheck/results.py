@@ -1,4 +1,4 @@
-"""All checks of a device, remembered by adapter, driver, version and shaders."""
+"""All checks of a device, remembered by GPU, driver, version and shaders."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ def ensure_sound(
     open_device: Callable[[], Device],
     progress: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Runs the short form once per adapter, driver, version and shaders.
+    """Runs the short form once per GPU, driver, version and shaders.
 
     Args:
-        device: What is to be used.
-        open_device: Opens the same adapter once more, so that nothing of the check stays on it.
+        device: The device that is to be used.
+        open_device: Opens the same GPU once more, so that nothing of the check stays on it.
         progress: Told what is going on.
 
     Raises:

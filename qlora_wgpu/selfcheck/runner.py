@@ -88,7 +88,7 @@ class Runner:
         return buffers
 
     def gradients(self, output: Tensor, cotangent: Tensor, *of: Tensor) -> list[Tensor]:
-        """Those of some inputs."""
+        """The gradients of some inputs."""
         self.graph.add_gradient(output, cotangent)
         self.graph.backward()
         return [self.graph.gradient_of(x) for x in of]
@@ -99,7 +99,7 @@ class Runner:
         return [self._array(program, tensor) for tensor in outputs]
 
     def run_bits(self, *outputs: Tensor) -> list[npt.NDArray[np.uint32]]:
-        """The same, as the bits of float32."""
+        """Runs everything as ``run`` does, and returns results as the bits of float32."""
         program = self._run(outputs)
         return [self._rows(program, t)[:, : t.columns].copy().view(np.uint32) for t in outputs]
 

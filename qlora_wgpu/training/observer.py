@@ -15,7 +15,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class RunSetup:
-    """What is about to be trained, and on what.
+    """The model and data that are about to be trained.
 
     Attributes:
         device: The GPU's name.

@@ -40,7 +40,7 @@ class RunState:
     without_gain: int = 0
 
     def to_json(self) -> str:
-        """As text; floats come back bit by bit."""
+        """The state as text, from which floats come back bit by bit."""
         return json.dumps(asdict(self), allow_nan=False) + "\n"
 
     @classmethod

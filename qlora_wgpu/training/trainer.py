@@ -144,7 +144,7 @@ class Trainer:
         )
 
     def _finish(self, run: Run, evaluator: Evaluator, *, interrupted: bool) -> None:
-        """What is measured and written after the last step."""
+        """Measures and writes what a run ends with."""
         state, folder = run.state, run.folder
         if state.eval_step != state.step and not interrupted:
             evaluator.measure(state.step)

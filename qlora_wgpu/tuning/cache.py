@@ -1,4 +1,4 @@
-"""What tuners found, kept in one JSON file, so that each adapter and shape is timed once."""
+"""The profiles that tuners chose, in one JSON file, so that each GPU and shape is timed once."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def tuned(
     """Gives a device the profile that was, or now is, found to be the fastest for a task.
 
     Args:
-        device: Whose profile is set.
-        task: What is to be trained.
-        open_device: Opens the same adapter once more, to try things on.
+        device: The device, whose profile is set.
+        task: The training to time kernels for.
+        open_device: Opens the same GPU once more, to try things on.
         progress: Told what is going on.
 
     Raises:
@@ -64,7 +64,7 @@ def tuned(
 
 
 def choices_for(device: Device) -> list[dict[str, Any]]:
-    """All that is known of an adapter and its driver."""
+    """All that is known of a GPU and its driver."""
     driver = device.gpu.info["description"]
     return [
         entry
@@ -79,7 +79,7 @@ def known_keys() -> set[str]:
 
 
 def key_of(device: Device, task: Task) -> str:
-    """Names an adapter, its driver, this version and its shaders, and a task."""
+    """Names a GPU, its driver, this version and its shaders, and a task."""
     parts = {
         "device": identity(device),
         "model": [task.config.get("model_type"), *(task.config.get(name) for name in _SIZES)],

@@ -16,7 +16,7 @@ def bases(profile: Profile) -> list[Profile]:
 
 
 def tunables_of(profile: Profile) -> list[Tunable]:
-    """What may be changed about a profile."""
+    """All that a tuner may change about a profile."""
     return [tunable for tunable in tunables() if tunable.changes(profile)]
 
 

@@ -29,13 +29,13 @@ Times = list[tuple[Launch, float]]
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be trained.
+    """The training that kernels are timed for.
 
     Attributes:
         config: The model's config.json.
         lora: The adapter.
         quant: How the frozen layers are stored.
-        compute_dtype: Of matmul operands.
+        compute_dtype: Type of matmul operands.
         batch: Rows of a micro-batch.
         seq: Tokens of a row.
     """
@@ -67,7 +67,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Choice:
-    """What the tuner found.
+    """The profile that a tuner chose.
 
     Attributes:
         profile: The fastest.
@@ -83,7 +83,7 @@ def tune(device: Device, task: Task, progress: Callable[[str], None] = lambda te
 
     Args:
         device: One that is used for nothing else, since what is tried stays allocated on it.
-        task: What is to be trained.
+        task: The training to time kernels for.
         progress: Told what is going on.
 
     Raises:
@@ -92,7 +92,7 @@ def tune(device: Device, task: Task, progress: Callable[[str], None] = lambda te
     """
     default = device.profile
     if not has_timestamps(device):
-        return Choice(default, ("the adapter has no timestamps: defaults",))
+        return Choice(default, ("the GPU has no timestamps: defaults",))
     folder = _OneLayer(task)
     taken = 0
 

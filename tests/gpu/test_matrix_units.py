@@ -1,4 +1,4 @@
-"""Products on matrix units, where the adapter has some; where not, they are not chosen."""
+"""Products on matrix units, where the GPU has some; where not, they are not chosen."""
 
 import dataclasses
 

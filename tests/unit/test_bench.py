@@ -1,4 +1,4 @@
-"""Shapes, workloads, sums by kernel and the report of ``bench``; no adapter is opened."""
+"""Shapes, workloads, sums by kernel and the report of ``bench``; no GPU is opened."""
 
 import io
 import json
