@@ -11,6 +11,7 @@ from qlora_wgpu.gpu.backend import Dispatch
 from qlora_wgpu.gpu.device import Device, fold_workgroups
 from qlora_wgpu.gpu.operands import Bound
 from qlora_wgpu.gpu.wgsl import Constants, load_shader
+from qlora_wgpu.graph.dtype import ceil_div
 
 _KIND = "ceilings"  # what their buffers are counted as
 _FMA_GROUPS, _FMA_GROUP = 8192, 32
@@ -90,7 +91,7 @@ def _copy_rate(device: Device, *, texture: bool) -> float:
     begin = {"first_texel_x": 0} if texture else {}
     device.write(params, shader.pack_params({"units": nbytes // 16, **begin}))
     windows = {"params": (params, 0, 16), "x": (x, 0, nbytes), "y": (y, 0, nbytes)}
-    groups = fold_workgroups(-(-(nbytes // 16) // (flat * elements)))
+    groups = fold_workgroups(ceil_div(nbytes // 16, flat * elements))
     dispatch = device.pipeline(shader), device.bind_group(shader, windows), groups
     clock = clock_of(device, params)
     clock(dispatch)  # the first touches the pages

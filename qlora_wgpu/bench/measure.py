@@ -27,8 +27,8 @@ class Measurement:
     """All that was found.
 
     Attributes:
-        workload: What ran.
-        device: Where.
+        workload: The training steps that ran.
+        device: The device they ran on.
         ceilings: The GPU's ceilings.
         load_seconds: From an open device to a model with all weights on it.
         prepare_seconds: Tracing, planning, compiling and binding the step.
@@ -69,9 +69,9 @@ def measure(
     """Loads, compiles, trains, and then times every launch alone.
 
     Args:
-        workload: What to run.
-        device: Where to run it.
-        progress: Told what is going on.
+        workload: The training steps to run.
+        device: The device to run them on.
+        progress: Called with what is going on.
 
     Raises:
         OutOfMemoryError: If the device has no room.

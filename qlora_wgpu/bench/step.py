@@ -20,7 +20,7 @@ _WARM_UP = 2  # steps before those that count
 
 @dataclass(frozen=True)
 class StepTimes:
-    """What the steps took, each one micro-batch and one update.
+    """Times of the steps, each one micro-batch and one update.
 
     Attributes:
         first_step_seconds: Time of the very first step, after everything was compiled.

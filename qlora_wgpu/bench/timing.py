@@ -72,7 +72,7 @@ def clock_of(device: Device, waits_for: Any) -> Callable[[Dispatch], float]:
     """The best clock there is: timestamps, or else the host's, which counts submit and wait.
 
     Args:
-        device: Where the dispatches run.
+        device: The device that runs the dispatches.
         waits_for: A buffer of which four bytes are read back to wait for the dispatch.
     """
     if has_timestamps(device):

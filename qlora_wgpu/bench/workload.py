@@ -1,4 +1,4 @@
-"""What is to be measured, and whether it can be."""
+"""The training steps to be measured, and whether the machine has room for them."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def read_nf4(files: Mapping[str, SafetensorsFile], name: str) -> NF4Tensor | Non
 
 @dataclass(frozen=True, eq=False)
 class NF4Format:
-    """How a weight is stored in 4 bits, known without reading its codes.
+    """The format of a weight in 4 bits, known without reading its codes.
 
     Attributes:
         blocksize: Weights that share a scale.
@@ -70,7 +70,7 @@ class NF4Format:
 
 
 def read_nf4_format(files: Mapping[str, SafetensorsFile], name: str) -> NF4Format | None:
-    """How a weight is stored, or None if it is not in 4 bits; errors as for ``read_nf4``."""
+    """The format of a weight, or None if it is not in 4 bits; errors as for ``read_nf4``."""
     return _Reader(files, name).format() if f"{name}{NF4_STATE}" in files else None
 
 

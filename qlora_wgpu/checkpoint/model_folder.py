@@ -117,7 +117,7 @@ class ModelFolder:
         return read_nf4(self._files, name)
 
     def nf4_format(self, name: str) -> NF4Format | None:
-        """How ``nf4(name)`` is stored, without reading it; None if it is not there in 4 bits.
+        """The format of ``nf4(name)``, without reading it; None if it is not stored in 4 bits.
 
         Raises:
             CheckpointError: If what the file says of it is damaged.

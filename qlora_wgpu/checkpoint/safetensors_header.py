@@ -26,7 +26,7 @@ class HeaderError(Exception):
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """Where a tensor lies.
+    """A tensor's type, shape and place in the file.
 
     Attributes:
         dtype: The format's name of the element type, for example "BF16".

@@ -27,7 +27,7 @@ def open_adapted(
     """Loads a model with an adapter, or with one that does nothing, showing a bar.
 
     Args:
-        console: Where the bar is shown.
+        console: The console that shows the bar.
         source: The base model.
         adapter: Folder of a PEFT adapter.
         scheme: ``quant.scheme``.

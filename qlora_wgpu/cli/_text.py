@@ -1,4 +1,4 @@
-"""What verbs that write text share: streaming it, and where it stops."""
+"""Streaming of generated text, and where it stops, for the commands that write some."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def stream(tokenizer: Tokenizer, tokens: Iterable[int], stop_text: str = "") -> 
 
 
 def _beginning(text: str, stop_text: str) -> int:
-    """How many characters at the end of a text begin another one."""
+    """The number of characters at the end of a text that begin another one."""
     sizes = range(min(len(stop_text), len(text)), 0, -1)
     return next((n for n in sizes if text.endswith(stop_text[:n])), 0)
 
 
 def stop_text(tokenizer: Tokenizer, template: ChatTemplate | None) -> str:
-    """Where a turn ends if that is no single token; empty where a token says it."""
+    """The text that ends a turn; empty where a single token does."""
     if template is None or end_of_turn(template, tokenizer) is not None:
         return ""
     return closing_text(template)

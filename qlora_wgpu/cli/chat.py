@@ -124,7 +124,7 @@ class _Answers:
 
 
 class _Conversation:
-    """What has been said."""
+    """A conversation's messages so far."""
 
     def __init__(self, system: str | None) -> None:
         self.system = system

@@ -74,7 +74,7 @@ def _list_gpus(console: Console) -> None:
 
 
 def _show_choice(console: Console, device: Device) -> None:
-    """What ``device.gpu: auto`` opens, and what is known of it."""
+    """Shows which device ``device.gpu: auto`` opens, and what is known of it."""
     kind = "software GPU (cpu kernels)" if device.is_cpu else "GPU kernels"
     console.print(
         f"device.gpu: auto opens {device.name} through {device.backend.package}: {kind}",

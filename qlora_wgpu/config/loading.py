@@ -1,4 +1,4 @@
-"""From a YAML file and command-line overrides to a checked Config."""
+"""Reading a YAML file and command-line overrides into a checked Config."""
 
 from __future__ import annotations
 

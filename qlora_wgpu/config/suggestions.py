@@ -1,4 +1,4 @@
-"""What a user probably meant by a key that does not exist."""
+"""Suggestions for keys that do not exist."""
 
 from __future__ import annotations
 

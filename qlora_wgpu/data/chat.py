@@ -52,7 +52,7 @@ class RenderedChat:
     """A rendered conversation.
 
     Attributes:
-        text: What the model reads.
+        text: The text that the model reads.
         spans: Half-open character ranges of what the assistant writes, or None where the template
             does not mark it with ``{% generation %}``.
     """

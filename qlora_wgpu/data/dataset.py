@@ -1,4 +1,4 @@
-"""From a data file, folder or hub name to a data set of token ids and labels."""
+"""Reading a data file, folder or hub name into a data set of token ids and labels."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _REPORTED_EVERY = 256  # rows between two reports of progress
 
 @dataclass(frozen=True)
 class Preparation:
-    """How rows become examples.
+    """Settings of how rows become examples.
 
     Attributes:
         max_seq_length: Longest example in tokens, at least 2.
         chat_template: ``data.chat_template``: see ``find_chat_template``.
         row_format: A key of ``FORMATS``, or "auto" to go by the first row.
         columns: The row's own name of each key of its format, where it has another.
-        train_on: What is learnt; see ``RowEncoder``.
-        truncation: What becomes of longer rows: cut at the end (keep_start) or at the beginning
+        train_on: The tokens that are learnt; see ``RowEncoder``.
+        truncation: Treatment of longer rows: cut at the end (keep_start) or at the beginning
             (keep_end), left out (drop), or an error.
     """
 
@@ -73,7 +73,7 @@ def load_dataset(
         chat_template: ``data.chat_template``: see ``find_chat_template``.
         how: Everything else about the preparation, instead of the two before.
         cache: Whether what is prepared is kept on disk for the next time.
-        progress: Told, now and then, how many rows are done.
+        progress: Called now and then with the number of rows that are done.
 
     Raises:
         DataError: If a file cannot be read, a row is wrong, or there is nothing to learn.
@@ -119,7 +119,7 @@ def _open(
 def _settings(
     how: Preparation, tokenizer: Tokenizer, template: ChatTemplate | None
 ) -> dict[str, Any]:
-    """What decides, besides the files, how they become tokens."""
+    """Everything besides the files that decides how they become tokens."""
     source = template.source if template is not None else ""
     return {
         "max_seq_length": how.max_seq_length,

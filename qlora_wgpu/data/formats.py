@@ -1,4 +1,4 @@
-"""From a row of a data set to token ids and labels."""
+"""Formats of rows, and their encoding as token ids and labels."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class RowEncoder:
         Args:
             tokenizer: The model's tokenizer.
             template: The chat template, or None if there is none.
-            train_on: What is learnt.
+            train_on: The tokens that are learnt.
         """
         self._train_on = train_on
         self._tokenizer = tokenizer

@@ -145,7 +145,7 @@ def _is_from(passage: str, content: Any) -> bool:
 
 
 def tokens_in_spans(offsets: Sequence[Span], spans: Sequence[Span]) -> list[bool]:
-    """Which tokens stand, at least in part, for characters in one of the spans.
+    """Marks tokens that stand, at least in part, for characters in one of the spans.
 
     Args:
         offsets: For each token its character range; ``(0, 0)`` for added special tokens. Spaces
@@ -173,7 +173,7 @@ def end_of_turn(template: ChatTemplate, tokenizer: Tokenizer) -> int | None:
 
 
 def closing_text(template: ChatTemplate) -> str:
-    """What the template writes after an assistant's last turn, without white space around it."""
+    """The text that a template writes after an assistant's last turn, stripped of white space."""
     answer = _SENTINEL.format(0)
     try:
         text = template.render(

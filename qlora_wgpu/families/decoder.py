@@ -26,10 +26,10 @@ class ResidualOrder:
     """The places of a layer's norms, by their names; None where there is none.
 
     Attributes:
-        before_attention: What attention reads is normalized by it.
-        after_attention: What attention makes is, before it is added to the residual stream.
-        before_mlp: The same of the MLP.
-        after_mlp: The same of the MLP.
+        before_attention: The norm of attention's input.
+        after_attention: The norm of attention's output, before it is added to the residual stream.
+        before_mlp: The norm of the MLP's input.
+        after_mlp: The norm of the MLP's output.
         parallel: Whether both halves read what ``before_attention`` makes.
     """
 

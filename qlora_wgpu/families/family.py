@@ -1,4 +1,4 @@
-"""What a model family tells the rest: its layers' names and shapes, and its forward.
+"""The interface of a model family: its layers' names and shapes, and its forward.
 
 A family is one module here, named after Hugging Face's ``model_type``, with a ``FAMILY``.
 """
@@ -92,7 +92,7 @@ class Architecture:
         num_layers: Layers.
         linears: All that can carry an adapter but experts, in the order of the forward.
         experts: Linear layers of experts.
-        notes: What of the config.json is not done in training, for the user to know.
+        notes: Details of the config.json that training leaves out, for the user to know.
         routers: Shapes of frozen matrices that are neither quantized nor adapted, by tensor name.
         norms: Dimensions of the normalization weights, by tensor name.
         tied: Whether the head is the embedding.

@@ -57,7 +57,7 @@ def _experts(read: ConfigReader, dimensions: Dimensions) -> Experts:
 
 
 def _sparse_layers(read: ConfigReader, layers: int) -> list[bool]:
-    """Which layers have experts."""
+    """The layers that have experts."""
     dense = read.config.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(isinstance(i, int) for i in dense):
         raise UnsupportedModelError("config.json: mlp_only_layers must be a list of integers")

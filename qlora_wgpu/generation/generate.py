@@ -30,7 +30,7 @@ def generate(
 
     Args:
         model: Base and adapter.
-        prompt_ids: What comes before; at least one token.
+        prompt_ids: The prompt's tokens; at least one.
         max_new_tokens: Most tokens to yield.
         temperature: 0 takes the likeliest token; else logits are divided by it and sampled.
         top_k: Sample among this many of the likeliest tokens; 0 for all.

@@ -1,4 +1,4 @@
-"""What is asked of a WebGPU implementation; ``wgpu_native`` and ``dawn`` are the two there are."""
+"""The interface of a WebGPU implementation; ``wgpu_native`` and ``dawn`` are the two."""
 
 from __future__ import annotations
 

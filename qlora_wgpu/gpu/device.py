@@ -57,7 +57,7 @@ class Device:
         gpu: The GPU, which WebGPU calls an adapter.
         raw: WebGPU's device.
         features: Features of the device that are used, by WebGPU's names.
-        memory: What has been allocated here, by kind.
+        memory: Bytes allocated on the device, by kind.
         profile: How kernels are cut for this kind of GPU.
     """
 
@@ -118,7 +118,7 @@ class Device:
 
         Args:
             nbytes: Size of the buffer; rounded up to a multiple of four.
-            kind: What it is counted as in ``memory``.
+            kind: The kind that ``memory`` counts it under.
             label: For the driver's messages.
 
         Raises:
@@ -140,7 +140,7 @@ class Device:
 
         Args:
             nbytes: Size of the texture; rounded up to whole rows.
-            kind: What it is counted as in ``memory``.
+            kind: The kind that ``memory`` counts it under.
             label: For the driver's messages.
 
         Raises:

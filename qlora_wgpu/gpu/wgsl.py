@@ -178,7 +178,7 @@ def _check_once(label: str, operand: Operand, operands: list[Operand]) -> None:
 
 
 def _dtypes(element: str) -> frozenset[str]:
-    """Which element types a plain array may hold."""
+    """The element types that a plain array may hold."""
     if element.endswith(("i32", "i32>")):
         return frozenset({"int32"})
     if "u32" in element:

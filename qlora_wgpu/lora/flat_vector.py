@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from qlora_wgpu.errors import CheckpointError
-from qlora_wgpu.graph.dtype import padded
+from qlora_wgpu.graph.dtype import padded, round_up
 from qlora_wgpu.lora.names import Float32Array
 
 _ALIGNMENT = 64  # floats: every tensor starts at a multiple of 256 bytes, as bindings must
@@ -17,7 +17,7 @@ _ALIGNMENT = 64  # floats: every tensor starts at a multiple of 256 bytes, as bi
 
 def aligned(floats: int) -> int:
     """The next place where a tensor may start."""
-    return -(-floats // _ALIGNMENT) * _ALIGNMENT
+    return round_up(floats, _ALIGNMENT)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class FlatVector:
     """Places of tensors by their names, one after another.
 
     Attributes:
-        end: Where the next one would start, in floats.
+        end: The place of the next tensor, in floats.
     """
 
     def __init__(self) -> None:

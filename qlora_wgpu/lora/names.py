@@ -24,7 +24,7 @@ _NAME = re.compile(
 
 
 def tensor_name(module: str, leaf: str) -> str:
-    """What PEFT calls a module's A, B or magnitude in files."""
+    """PEFT's name of a module's A, B or magnitude in files."""
     return f"{_PREFIX}{module}.{leaf}" + ("" if leaf == MAGNITUDE else ".weight")
 
 

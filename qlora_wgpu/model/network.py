@@ -1,4 +1,4 @@
-"""What a model computes, traced: loss with or without gradient, hidden states, logits."""
+"""Tracing of what a model computes: loss with or without gradient, hidden states, logits."""
 
 from __future__ import annotations
 

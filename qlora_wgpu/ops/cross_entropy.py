@@ -21,7 +21,7 @@ from qlora_wgpu.ops.tensor import fill_zero, softcap_in_place
 
 @dataclass(frozen=True)
 class Objective:
-    """What is minimized: (1 - ε)·nll(target) + ε·mean over the vocabulary of nll + ζ·lse².
+    """The loss that is minimized: (1 - ε)·nll(target) + ε·mean over the vocabulary of nll + ζ·lse².
 
     Attributes:
         label_smoothing: ε, as in Hugging Face's trainer (Szegedy et al., 2016).
@@ -36,7 +36,7 @@ PLAIN = Objective()
 
 
 def chunk_rows(g: Graph, vocab: int, rows: int) -> int:
-    """How many rows' logits exist at once."""
+    """Number of rows whose logits exist at once."""
     fitting = min(g.profile.logits_bytes, g.max_binding) // (4 * vocab)
     return min(max(fitting // 16 * 16, 16), rows)
 

@@ -1,4 +1,4 @@
-"""What a model is made of, as ops see it: matrices in shards of rows, and linear layers."""
+"""The parts of a model as ops see them: matrices in shards of rows, and linear layers."""
 
 from __future__ import annotations
 

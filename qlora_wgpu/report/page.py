@@ -22,7 +22,7 @@ _TEMPLATES = Environment(
 
 @dataclass(frozen=True)
 class Facts:
-    """What a page tells besides its curves.
+    """The facts that a page tells besides its curves.
 
     Attributes:
         title: The model and the data.

@@ -1,4 +1,4 @@
-"""What training takes of a device's memory, and what fits, from config.json alone."""
+"""The memory that training takes of a device, and what fits, from config.json alone."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Fits:
-    """What a budget has room for.
+    """The largest batch and sequence that a budget has room for.
 
     Attributes:
         batch: Most rows at the planned length; 0 for none.
@@ -106,11 +106,11 @@ class Estimate:
     """The memory that training takes.
 
     Attributes:
-        workload: What was planned.
+        workload: The training that was planned.
         device: For which GPU.
         memory: Bytes on it by kind.
         budget: Bytes that there are, if they were told.
-        fits: What has room in them.
+        fits: The sizes that have room in them.
     """
 
     workload: Workload

@@ -44,7 +44,7 @@ class Evaluation:
     """The figures of an evaluation.
 
     Attributes:
-        data: Where the held-out data is.
+        data: The path of the held-out data.
         adapter_path: The adapter's folder, if there is one.
         base: The base alone.
         adapter: The base with the adapter, if there is one.

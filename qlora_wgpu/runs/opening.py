@@ -118,7 +118,7 @@ def load_adapted(
         adapter: Folder of a PEFT adapter, or None.
         quant: How the base's linear layers are stored.
         compute_dtype: Element type of matmul operands.
-        device: Where it goes.
+        device: The device that gets it.
         observer: Who is told how far the weights are.
 
     Raises:

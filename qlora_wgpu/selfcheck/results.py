@@ -29,7 +29,7 @@ class Result:
         variant: How its kernels were cut.
         dtype: Element type of operands.
         error: The largest, relative to the largest value; infinite where something is no number.
-        refusal: What the driver said instead of computing, if it did.
+        refusal: The driver's error instead of a result, if there was one.
         shaders: The files that ran.
     """
 
@@ -80,7 +80,7 @@ def ensure_sound(
     Args:
         device: The device that is to be used.
         open_device: Opens the same GPU once more, so that nothing of the check stays on it.
-        progress: Told what is going on.
+        progress: Called with what is going on.
 
     Raises:
         DeviceError: If the driver computes wrongly; it is not remembered then.
@@ -124,7 +124,7 @@ def _result(
 
 
 def cache_file() -> Path:
-    """Where devices that are sound are kept: ``qlora-wgpu/checked.json`` in the cache folder."""
+    """The file of devices that are sound: ``qlora-wgpu/checked.json`` in the cache folder."""
     return cache_path("checked.json")
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from qlora_wgpu.bfloat16 import from_bfloat16, to_bfloat16
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.profile import Profile
-from qlora_wgpu.graph.dtype import pad_rows
+from qlora_wgpu.graph.dtype import ceil_div, pad_rows
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.graph.program import Program, SlotPool
@@ -26,7 +26,7 @@ POISON = 0x7FC17FC1
 
 
 def rounded(array: npt.ArrayLike, dtype: str) -> Array:
-    """What the device holds of an array, as float64."""
+    """An array as the device holds it, as float64."""
     exact = np.asarray(array, np.float32)
     held = from_bfloat16(to_bfloat16(exact)) if dtype == "bfloat16" else exact
     return held.astype(np.float64)
@@ -36,7 +36,7 @@ class Runner:
     """A graph whose inputs come from NumPy and whose outputs go back to it.
 
     Attributes:
-        graph: What ops are traced into.
+        graph: The graph that ops are traced into.
         worst: The largest error of what was compared so far, relative to the largest value.
         shaders: The files that ran.
     """
@@ -50,7 +50,7 @@ class Runner:
         self.shaders: set[str] = set()
 
     def rounded(self, array: Array) -> Array:
-        """What an operand holds of an array."""
+        """An array as an operand holds it."""
         return rounded(array, self.dtype)
 
     def float32(self, array: Array, *, grad: bool = False) -> Tensor:
@@ -109,7 +109,7 @@ class Runner:
         program = Program(self.device, plan, SlotPool(self.device))
         for slot, size, texture in zip(program._slots, plan.slots, plan.textures, strict=True):
             write = self.device.write_texture if texture else self.device.write
-            write(slot, np.full(-(-size // 4), POISON, np.uint32))
+            write(slot, np.full(ceil_div(size, 4), POISON, np.uint32))
         program.run()
         return program
 

@@ -27,9 +27,9 @@ class RunFolder:
 
     Attributes:
         path: The folder.
-        adapter: Where the final adapter goes.
-        best: Where the adapter with the lowest held-out loss goes.
-        checkpoints: Where checkpoints go.
+        adapter: Folder of the final adapter.
+        best: Folder of the adapter with the lowest held-out loss.
+        checkpoints: Folder of the checkpoints.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class RunFolder:
                 shutil.rmtree(folder)
 
     def checkpoint_folder(self, step: int) -> Path:
-        """Where a step's checkpoint goes."""
+        """The folder of a step's checkpoint."""
         return self.checkpoints / f"step-{step}"
 
     def checkpoint_folders(self) -> list[Path]:

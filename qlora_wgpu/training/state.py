@@ -1,4 +1,4 @@
-"""What a run knows besides its tensors: kept in every checkpoint, so that it can go on."""
+"""The state of a run besides its tensors: kept in every checkpoint, so that it can go on."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_va
 
 
 def cache_file() -> Path:
-    """Where choices are kept: ``qlora-wgpu/tuning.json`` in the user's cache folder."""
+    """The file of choices: ``qlora-wgpu/tuning.json`` in the user's cache folder."""
     return cache_path("tuning.json")
 
 
@@ -37,7 +37,7 @@ def tuned(
         device: The device, whose profile is set.
         task: The training to time kernels for.
         open_device: Opens the same GPU once more, to try things on.
-        progress: Told what is going on.
+        progress: Called with what is going on.
 
     Raises:
         OutOfMemoryError: If the device has no room for one layer.

@@ -1,4 +1,4 @@
-"""What a tuner tries: profiles that change one thing about every family of kernels."""
+"""The profiles that a tuner tries: each changes one thing about every family of kernels."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def tune(device: Device, task: Task, progress: Callable[[str], None] = lambda te
     Args:
         device: One that is used for nothing else, since what is tried stays allocated on it.
         task: The training to time kernels for.
-        progress: Told what is going on.
+        progress: Called with what is going on.
 
     Raises:
         OutOfMemoryError: If the device has no room for one layer.
