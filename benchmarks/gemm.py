@@ -28,7 +28,7 @@ from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.graph.program import Program, SlotPool
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix
-from qlora_wgpu.ops import gemm
+from qlora_wgpu.kernels.gemm import GEMM, Gemm
 from qlora_wgpu.tuning.candidates import bases, candidates, tunables_of
 
 SIZES = ("1024x2048x2048", "2048x2048x8192", "2048x4096x14336")
@@ -74,8 +74,8 @@ def time_size(device: Device, size: str, rounds: int) -> list[dict[str, Any]]:
         graph = Graph("bfloat16", profile, device.max_binding)
         y = graph.operand("y", rows, outer)
         dx = graph.float32("dx", rows, inner)
-        gemm.nt(graph, x, w, y, label="nt")
-        gemm.nn(graph, dy, w, dx, label="nn")
+        GEMM.launch(graph, Gemm(x, w, y, True, label="nt"))
+        GEMM.launch(graph, Gemm(dy, w, dx, False, label="nn"))
         row: dict[str, Any] = {"size": size, "variant": name}
         try:
             program = Program(device, make_plan(graph, (y, dx)), SlotPool(device))

@@ -65,18 +65,18 @@ def _fma_rate(device: Device) -> float:
     group = device.bind_group(shader, windows)
     dispatch = device.pipeline(shader), group, (_FMA_GROUPS, 1, 1)
     clock = clock_of(device, sums)
-    elements, seconds = 4, 0.0
+    turns, seconds = 4, 0.0
     while True:
         # x becomes x / 2 + 1, so that it stays a normal number for ever.
-        values = {"elements": elements, "factor": 0.5, "summand": 1.0}
+        values = {"turns": turns, "factor": 0.5, "summand": 1.0}
         device.write(params, shader.pack_params(values))
         seconds = clock(dispatch)
-        if seconds >= _ENOUGH_SECONDS or elements == _MOST_TURNS:
+        if seconds >= _ENOUGH_SECONDS or turns == _MOST_TURNS:
             break
-        elements = min(4 * elements, _MOST_TURNS)
+        turns = min(4 * turns, _MOST_TURNS)
     seconds = min(seconds, _best(clock, dispatch))
     _destroy(sums, params)
-    return 2.0 * _FMA_PER_TURN * elements * invocations / seconds
+    return 2.0 * _FMA_PER_TURN * turns * invocations / seconds
 
 
 def _copy_rate(device: Device, *, texture: bool) -> float:

@@ -8,9 +8,6 @@ from typing import Any
 
 from qlora_wgpu.graph.graph import Launch
 
-# Shaders that pick rows of a table: they move what they write, not the table they are bound to.
-_LOOKUPS = ("embedding/", "rows/")
-
 
 @dataclass(frozen=True)
 class KernelTime:
@@ -57,9 +54,15 @@ def launch_bytes(launch: Launch) -> int:
 
     What a kernel reads several times, or adds to, moves more; what stays in a cache moves less.
     """
-    if launch.shader.label.startswith(_LOOKUPS):
-        return 2 * sum(tensor.nbytes for tensor in launch.written())
-    return sum({id(t): t.nbytes for t in launch.tensors.values()}.values())
+    whole: dict[int, int] = {}
+    tables = 0
+    for name, tensor in launch.tensors.items():
+        if launch.shader.bindings[name].table:
+            tables += 1
+        else:
+            whole[id(tensor)] = tensor.nbytes
+    # As much of a table is reached as there is to put it, or to take it from.
+    return sum(whole.values()) + tables * max(whole.values(), default=0)
 
 
 def sum_up(launches: Sequence[Launch], seconds: Sequence[float]) -> list[KernelTime]:

@@ -1,4 +1,4 @@
-"""The identity of a device that findings hold for: its GPU, driver, this version and its shaders."""
+"""The identity of a device in caches: its GPU, driver, this version and its shaders."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ Words after the width narrow that down:
     ``texture``, ``buffer`` the kernel insists on this kind of memory
     ``float32``             the only type
     ``sum``                 (outputs) with ACCUMULATE, stores add to what is there, which is float32
+    ``table``               some rows are picked from it, so tools do not count all its bytes
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import re
 from dataclasses import dataclass
 
 _DECLARATION = re.compile(
-    r"^//#(input|output)\s+(\d+)\s+(\w+)(\?)?:\s*(8|4|2|1|words)((?:\s+(?:texture|buffer|float32|sum))*)$"
+    r"^//#(input|output)\s+(\d+)\s+(\w+)(\?)?:\s*(8|4|2|1|words)((?:\s+(?:texture|buffer|float32|sum|table))*)$"
 )
 FLOATS = frozenset({"float32", "bfloat16"})
 ANYTHING = FLOATS | {"uint8", "uint32", "int32"}
@@ -95,6 +96,7 @@ class Operand:
         memory: ``"texture"`` or ``"buffer"`` where only that will do, else ``"any"``.
         dtypes: The element types that may be bound.
         sums: Whether stores can be asked to add.
+        table: Whether only some of its rows are reached.
     """
 
     index: int
@@ -105,6 +107,7 @@ class Operand:
     memory: str
     dtypes: frozenset[str]
     sums: bool
+    table: bool
 
     def code(self, bound: Bound | None, *, accumulate: bool) -> tuple[str, str]:
         """The declaration of what is bound, and the functions that reach it."""
@@ -220,4 +223,6 @@ def parse(line: str) -> Operand | None:
     dtypes = ANYTHING if width == "words" else FLOATS
     if "float32" in given:
         dtypes = frozenset({"float32"})
-    return Operand(int(index), name, output, width, bool(optional), memory, dtypes, sums)
+    return Operand(
+        int(index), name, output, width, bool(optional), memory, dtypes, sums, "table" in given
+    )

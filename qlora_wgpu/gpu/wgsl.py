@@ -46,6 +46,7 @@ class Binding:
         dtypes: Element types that may be bound.
         optional: Whether it need not be bound.
         sums: Whether the kernel can add to what is there.
+        table: Whether the kernel reaches only some of its rows.
     """
 
     index: int
@@ -57,6 +58,7 @@ class Binding:
     dtypes: frozenset[str] = ANYTHING
     optional: bool = False
     sums: bool = False
+    table: bool = False
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,7 @@ def _reflect(label: str, path: str, code: str, operands: list[Operand]) -> Shade
             operand.dtypes,
             operand.optional,
             operand.sums,
+            operand.table,
         )
     if len({b.index for b in bindings.values()}) != len(bindings):
         raise ShaderSourceError(f"{label}: two bindings share a number")

@@ -71,7 +71,9 @@ class _Copies:
             else:  # windows share the copy of the whole
                 tensors[name] = self._copy(tensor.storage or tensor, _whole(tensor))
                 first_texels[name] = tensor.first_texel
-        self.launches.append(replace(launch, tensors=tensors, first_texels=first_texels))
+        if tensors != launch.tensors or any(tensor.texture for tensor in tensors.values()):
+            launch = replace(launch, tensors=tensors, first_texels=first_texels)
+        self.launches.append(launch)
         for tensor in launch.written():
             self._forget(tensor)
 

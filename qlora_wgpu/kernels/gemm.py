@@ -32,11 +32,13 @@ class LoraTerm:
         u: (rows, r) float32.
         factor: b (columns, r) of a product with rows, a (r, columns) of one with columns; float32.
         stride: Floats from one expert's factor to the next one's.
+        dropout: What u·a is masked with, as the forward's input was.
     """
 
     u: Tensor
     factor: Tensor
     stride: int
+    dropout: DropoutMask | None = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Gemm:
         lora: A term to add, if any.
         bias: Of the whole matrix, float32.
         residual: Of y's layout.
-        dropout: Of x in a product with rows, of the term in one with columns.
+        dropout: What x is masked with, in a product with rows.
         batch_info: Needed for dropout and for ``first_row``.
         first_row: If given, x is a chunk of the compacted label rows, from this one on.
         experts: If given, each tile of rows meets its expert's matrix; tiles of others are left
@@ -85,13 +87,18 @@ class Gemm:
             raise GraphError(f"gemm: {self.x}, {self.w} and {self.y} do not fit each other")
         if self.x.rows != self.y.rows:
             raise GraphError(f"gemm: {self.x} and {self.y} differ in their rows")
-        if (self.masked or self.first_row is not None) and self.batch_info is None:
+        if self.asks_batch and self.batch_info is None:
             raise GraphError("gemm: dropout and row counts need the batch")
 
     @property
-    def masked(self) -> bool:
-        """Whether there is a dropout mask."""
-        return self.dropout is not None
+    def mask(self) -> DropoutMask | None:
+        """The dropout mask that x or the term gets, if any."""
+        return self.lora.dropout if self.lora is not None else self.dropout
+
+    @property
+    def asks_batch(self) -> bool:
+        """Whether the kernel reads the batch's key or its number of label rows."""
+        return self.mask is not None or self.first_row is not None
 
     @property
     def own_rows(self) -> int:
@@ -151,7 +158,9 @@ def _launch(
         "u": lora.u if lora is not None else None,
         "bias": gemm.bias,
         "residual": gemm.residual,
-        "batch_info": gemm.batch_info if gemm.masked or gemm.first_row is not None else None,
+        "batch_info": gemm.batch_info
+        if gemm.mask is not None or gemm.first_row is not None
+        else None,
     }
     if lora is not None:
         tensors["b" if gemm.with_rows else "a"] = lora.factor
@@ -160,7 +169,7 @@ def _launch(
     constants: dict[str, Constant] = {
         "ACCUMULATE": gemm.accumulate and parts_in is None,
         "ROW_COUNT": gemm.first_row is not None,
-        "DROPOUT": gemm.masked,
+        "DROPOUT": gemm.mask is not None,
         **expert_constants(gemm.experts, tensors),
         **cut.constants,
     }
@@ -182,7 +191,7 @@ def _launch(
             "r": lora.u.columns if lora is not None else 0,
             "r_stride": lora.u.stride if lora is not None else 0,
             "scale": gemm.scale,
-            **dropout_params(gemm.dropout),
+            **dropout_params(gemm.mask),
             "w_expert": gemm.own_rows * gemm.w.units(8),
             **expert_params(gemm.experts, lora.stride // 4 if lora is not None else 0),
         },
@@ -212,7 +221,7 @@ class SubgroupTexture:
 
     def fits(self, gemm: Gemm, profile: Profile) -> bool:
         """Where kernels read textures; they mask the term, not x."""
-        return profile.textures and not (gemm.with_rows and gemm.masked)
+        return profile.textures and gemm.dropout is None
 
     def launch(self, g: Graph, gemm: Gemm) -> None:
         """Adds the launch."""
@@ -229,7 +238,7 @@ class Skinny:
 
     def fits(self, gemm: Gemm, profile: Profile) -> bool:
         """Where there are few columns, as a LoRA rank."""
-        return gemm.columns <= SKINNY or (gemm.with_rows and gemm.masked)
+        return gemm.columns <= SKINNY or gemm.dropout is not None
 
     def launch(self, g: Graph, gemm: Gemm) -> None:
         """Adds the launches."""

@@ -16,7 +16,7 @@ from qlora_wgpu.kernels.experts import (
     expert_count,
     expert_params,
 )
-from qlora_wgpu.kernels.gemm import GEMM, Gemm, broadcast_constants
+from qlora_wgpu.kernels.gemm import GEMM, Gemm, LoraTerm, broadcast_constants
 from qlora_wgpu.kernels.kernel import Change, Kernel, Tunable
 
 _ROWS, _RANKS = 4, 8  # of results that a workgroup of the GPUs' kernels makes
@@ -55,6 +55,14 @@ class Lora:
     b_stride: int = 0
     magnitude: Tensor | None = None
     grad_magnitude: Tensor | None = None
+
+    def forward_term(self, u: Tensor) -> LoraTerm:
+        """u·Bᵀ, of the forward's product."""
+        return LoraTerm(u, self.b, self.b_stride)
+
+    def backward_term(self, du: Tensor) -> LoraTerm:
+        """mask · (du·A), of the product that passes a gradient back."""
+        return LoraTerm(du, self.a, self.a_stride, self.mask)
 
     @property
     def mask(self) -> DropoutMask | None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor, row_blocks
+from qlora_wgpu.kernels.gemm import GEMM, Gemm
 from qlora_wgpu.kernels.rowwise import row_constants, row_workgroups
-from qlora_wgpu.ops import gemm
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.modules import Head, Matrix
 from qlora_wgpu.ops.rows import gather, scatter
@@ -48,10 +48,11 @@ def logits_of_rows(
     chunk = gather(g, hidden, count, first, batch)
     logits = g.float32("logits", count, head.matrix.rows)
     for row0, w in head.matrix.shards(g):
-        gemm.nt(
-            g, chunk, w, logits, row0=row0, scale=head.scale, batch=batch, first_row=first,
-            label="lm_head/forward",
+        product = Gemm(
+            chunk, w, logits, True, row0=row0, scale=head.scale, batch_info=batch.info,
+            first_row=first, label="lm_head/forward",
         )  # fmt: skip
+        GEMM.launch(g, product)
     if head.softcap is not None:
         softcap_in_place(g, logits, head.softcap)
     return logits
@@ -92,10 +93,11 @@ def cross_entropy(
             continue
         dchunk = g.float32("d hidden rows", count, hidden.columns)
         for row0, w in _head_blocks(g, head.matrix):
-            gemm.nn(
-                g, dlogits, w, dchunk, row0=row0, accumulate=row0 > 0, scale=head.scale,
-                batch=batch, first_row=first, label="lm_head/backward",
+            product = Gemm(
+                dlogits, w, dchunk, False, row0=row0, scale=head.scale, accumulate=row0 > 0,
+                batch_info=batch.info, first_row=first, label="lm_head/backward",
             )  # fmt: skip
+            GEMM.launch(g, product)
         scatter(g, dchunk, dhidden, first, batch)
     _total(g, losses, batch, stats)
     if dhidden is not None:

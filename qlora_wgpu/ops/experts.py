@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.ops import gemm
+from qlora_wgpu.kernels.gemm import GEMM, Gemm
 from qlora_wgpu.ops import lora as lora_ops
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.modules import ExpertLinear
@@ -46,7 +46,9 @@ def expert_linear(
     u = None if lora is None else lora_ops.down(g, x, lora, batch, tiles)
     for first, count, w in weight.expert_shards(g):
         here = replace(tiles, first=first, count=count)
-        gemm.nt(g, x, w, y, lora=lora, u=u, experts=here, label="gemm/forward")
+        term = lora.forward_term(u) if lora is not None and u is not None else None
+        product = Gemm(x, w, y, True, lora=term, experts=here, label="gemm/forward")
+        GEMM.launch(g, product)
 
     def vjp(dy: Tensor) -> None:
         operand, du = as_operand(g, dy), None
@@ -56,10 +58,12 @@ def expert_linear(
             dx = g.float32(f"d {x.name}", x.rows, x.columns)
             for first, count, w in weight.expert_shards(g):
                 here = replace(tiles, first=first, count=count)
-                gemm.nn(
-                    g, operand, w, dx, lora=lora, u=du, batch=batch, experts=here,
+                term = lora.backward_term(du) if lora is not None and du is not None else None
+                product = Gemm(
+                    operand, w, dx, False, lora=term, batch_info=batch.info, experts=here,
                     label="gemm/backward",
                 )  # fmt: skip
+                GEMM.launch(g, product)
             g.add_gradient(x, dx)
 
     g.record(y, [x], vjp, trains=lora is not None)

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.ops import dora, gemm
+from qlora_wgpu.kernels.gemm import GEMM, Gemm
+from qlora_wgpu.ops import dora
 from qlora_wgpu.ops import lora as lora_ops
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.modules import Linear
@@ -66,10 +67,12 @@ def linear(
     if lora is not None:
         u = lora_ops.down(g, x, lora, batch)
     for row0, w in weight.shards(g):
-        gemm.nt(
-            g, x, w, y, row0=row0, scale=multiplier, lora=lora, u=u, bias=bias, residual=skip,
+        term = lora.forward_term(u) if lora is not None and u is not None else None
+        product = Gemm(
+            x, w, y, True, row0=row0, scale=multiplier, lora=term, bias=bias, residual=skip,
             label="gemm/forward",
         )  # fmt: skip
+        GEMM.launch(g, product)
         if inverse is not None and layer.lora is not None:
             dora.norm(g, w, layer.lora, inverse, row0, layer.lora.scaling)
 
@@ -80,13 +83,13 @@ def linear(
         if x.requires_grad:
             dx = g.float32(f"d {x.name}", x.rows, x.columns)
             for row0, w in weight.shards(g):
-                # The adapter's part joins the first shard's product.
-                first = row0 == 0
-                gemm.nn(
-                    g, operand, w, dx, row0=row0, accumulate=not first, scale=multiplier,
-                    lora=lora if first else None, u=du if first else None, batch=batch,
-                    label="gemm/backward",
+                term = lora.backward_term(du) if lora is not None and du is not None else None
+                product = Gemm(
+                    operand, w, dx, False, row0=row0, accumulate=row0 > 0, scale=multiplier,
+                    lora=term if row0 == 0 else None,  # it joins the first shard's product
+                    batch_info=batch.info, label="gemm/backward",
                 )  # fmt: skip
+                GEMM.launch(g, product)
             g.add_gradient(x, dx)
         if skip is not None:
             g.add_gradient(skip, dy)

@@ -21,7 +21,7 @@ struct Params {
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> ids: array<u32>;
-//#input 2 weight: 4
+//#input 2 weight: 4 table
 //#output 3 y: 4
 
 //#if batch_info

@@ -13,7 +13,7 @@ struct Params {
 //#input 1 x: 4
 @group(0) @binding(2) var<storage, read> rows: array<u32>;
 @group(0) @binding(3) var<storage, read> batch_info: array<u32>;
-//#output 4 y: 4
+//#output 4 y: 4 table
 
 fn each(i: u32) {
     let row = i / params.stride;

@@ -27,7 +27,6 @@ from qlora_wgpu.families.family import find_family
 from qlora_wgpu.gpu.operands import Bound
 from qlora_wgpu.gpu.profile import CPU_PROFILE
 from qlora_wgpu.gpu.wgsl import load_shader
-from qlora_wgpu.graph.graph import Launch
 from qlora_wgpu.graph.tensor import matrix
 
 CONFIG = {
@@ -257,10 +256,15 @@ def test_submits_are_counted_and_left_as_they_were():
     assert queue.got == [[1], [2]] and clock.seconds == seconds
 
 
-def launch(label, path="tensor/cast.wgsl", written=("y",), flops=0, **tensors):
-    bindings = {name: SimpleNamespace(writable=name in written) for name in tensors}
-    shader = SimpleNamespace(label=f"{path}(A=1)", bindings=bindings)
-    return Launch(shader, tensors, b"", (1, 1, 1), label, flops)
+def launch(label, written=("y",), flops=0, table=None, **tensors):
+    bindings = {
+        name: SimpleNamespace(writable=name in written, table=name == table) for name in tensors
+    }
+    shader = SimpleNamespace(label=f"{label}(A=1)", bindings=bindings)
+    return SimpleNamespace(
+        shader=shader, tensors=tensors, params=b"", label=label, flops=flops,
+        written=lambda: [t for n, t in tensors.items() if n in written],
+    )  # fmt: skip
 
 
 def test_bytes_are_those_of_each_tensor_once():
@@ -269,8 +273,12 @@ def test_bytes_are_those_of_each_tensor_once():
     assert launch_bytes(launch("cast", a=x, b=x, y=y)) == 96 + 32
     # A lookup is bound to a whole table, of which it reads as much as it writes.
     table = matrix("table", 1000, 8, "bfloat16")
-    for path in ("embedding/forward.wgsl", "rows/gather.wgsl"):
-        assert launch_bytes(launch("lookup", path=path, x=table, y=y)) == 64
+    assert launch_bytes(launch("lookup", table="x", x=table, y=y)) == 64
+    assert (
+        load_shader("embedding/forward.wgsl", (("ELEMENTS", 1), ("FLAT", 64)))
+        .bindings["weight"]
+        .table
+    )
 
 
 def test_kernels_add_up_by_label():

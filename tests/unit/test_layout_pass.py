@@ -7,6 +7,7 @@ from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, cpu_profile
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.graph.tensor import Storage, matrix
+from qlora_wgpu.kernels.lora import FACTOR_GRAD, FactorGrad
 from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.glu import glu
 from qlora_wgpu.ops.linear import linear
@@ -107,3 +108,15 @@ def test_writing_memory_that_a_tensor_does_not_lie_in_is_an_error():
     graph.launch("tensor/sum_parts.wgsl", 1, {"x": x, "y": y}, {"units": 1, "parts": 2})
     with pytest.raises(GraphError, match="is no buffer"):
         make_plan(graph)
+
+
+def test_a_kernel_that_insists_on_a_buffer_gets_a_copy_there():
+    graph = Graph("float32", TEXTURES)
+    x, u = stored("x", 8, 16, "float32", texture=True), stored("u", 8, 8, "float32", texture=True)
+    gradient = stored("g", 16, 8, "float32")
+    for _ in range(2):
+        FACTOR_GRAD.launch(graph, FactorGrad(x, u, gradient))
+    plan = make_plan(graph)
+    assert [la.tensors["x"].name for la in copies(plan)] == ["u"]
+    products = [la for la in plan.launches if la.kernel == "lora"]
+    assert all(not la.tensors["u"].texture and la.tensors["x"] is x for la in products)

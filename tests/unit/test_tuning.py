@@ -4,13 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from qlora_wgpu.bench.kernels import KernelTime
 from qlora_wgpu.bench.shapes import config_of
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.gpu.backend import MatrixShape
 from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, Profile, cpu_profile, gpu_profile
 from qlora_wgpu.tuning import cache, tuner
-from qlora_wgpu.tuning.candidates import candidates, groups_of
+from qlora_wgpu.tuning.candidates import candidates, tunables_of
 from qlora_wgpu.tuning.tuner import Choice, Task
 
 MATRIX_PROFILE = gpu_profile(MatrixShape(16, 16, 16, 32))
@@ -37,22 +36,29 @@ def folder(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_candidates_change_what_their_group_says(profile):
+def test_candidates_change_what_their_kernels_say(profile):
     fields = {field.name for field in dataclasses.fields(Profile)}
-    names = [n for g in groups_of(profile) for n in {k for c in g.changes for k in c}]
+    names = [
+        name
+        for tunable in tunables_of(profile)
+        for name in {field for change in tunable.changes(profile) for field in change}
+    ]
     assert set(names) <= fields
-    assert len(names) == len(set(names)), "two groups change one field"
+    assert len(names) == len(set(names)), "two families change one field"
     assert all(candidate != profile for candidate in candidates(profile))
 
 
-def rows(**seconds):
-    return [KernelTime(f"{label}/x", 1, s, 0.0, 0, 0) for label, s in seconds.items()]
+def times_of(**seconds):
+    return [
+        (SimpleNamespace(kernel=kernel, constants={"ROWS": 1} if kernel == "rms_norm" else {}), s)
+        for kernel, s in seconds.items()
+    ]
 
 
-def test_each_group_gets_its_own_fastest(monkeypatch):
+def test_each_family_gets_its_own_fastest(monkeypatch):
     times = iter(
-        [rows(gemm=10, lora=10, attention=10, rms_norm=10)]
-        + [rows(gemm=9 - i, lora=9 + i, attention=9.9, rms_norm=20) for i in range(6)]
+        [times_of(gemm=10, lora=10, attention=10, rms_norm=10)]
+        + [times_of(gemm=9 - i, lora=9 + i, attention=9.9, rms_norm=20) for i in range(6)]
     )
     monkeypatch.setattr(tuner, "has_timestamps", lambda device: True)
     monkeypatch.setattr(tuner, "_OneLayer", lambda task: None)
@@ -60,12 +66,12 @@ def test_each_group_gets_its_own_fastest(monkeypatch):
     chosen = tuner.tune(FakeDevice(), task()).profile
     tried = candidates(GPU_PROFILE)
     assert (chosen.gemm_tile, chosen.gemm_group) == (tried[5].gemm_tile, tried[5].gemm_group)
-    assert (chosen.lora_lanes, chosen.lora_grad_group) == (
-        tried[0].lora_lanes,
+    assert (chosen.lora_threads, chosen.lora_grad_group) == (
+        tried[0].lora_threads,
         tried[0].lora_grad_group,
     )
     # One per cent is scatter, and what is slower is not chosen.
-    assert chosen.attention_lanes == GPU_PROFILE.attention_lanes
+    assert chosen.attention_threads == GPU_PROFILE.attention_threads
     assert chosen.threads_per_row == GPU_PROFILE.threads_per_row
 
 
