@@ -1,4 +1,4 @@
-# Set-up happens by itself: a virtual environment in .venv, and lavapipe where no adapter is found.
+# Set-up happens by itself: a virtual environment in .venv, and lavapipe where no GPU is found.
 .PHONY: help setup demo test lint bench clean
 
 help:

@@ -47,22 +47,22 @@ def write_adapter(folder: Path, shape: str, rank: int) -> Path:
 def contenders(args: argparse.Namespace) -> dict[str, tuple[list[str], dict[str, str]]]:
     """Command and environment of each, by name."""
     ours = [sys.executable, str(PEERS / "ours_step.py")]
-    found: dict[str, tuple[list[str], dict[str, str]]] = {
+    commands: dict[str, tuple[list[str], dict[str, str]]] = {
         "ours-bfloat16": ([*ours, "--compute", "bfloat16"], {}),
         "ours-float32": ([*ours, "--compute", "float32"], {}),
     }
     if args.peft:
         peft = [args.peft, str(PEERS / "peft_step.py")]
         for compute in ("float32", "bfloat16"):
-            found[f"peft-nf4-{compute}"] = ([*peft, "--compute", compute], {})
-        found["peft-dense-float32"] = ([*peft, "--compute", "float32", "--quant", "none"], {})
+            commands[f"peft-nf4-{compute}"] = ([*peft, "--compute", compute], {})
+        commands["peft-dense-float32"] = ([*peft, "--compute", "float32", "--quant", "none"], {})
     if args.tinygrad:
         tiny = [args.tinygrad, str(PEERS / "tinygrad_step.py")]
-        found["tinygrad-webgpu"] = (tiny, {"DEV": "WEBGPU"})
-        found["tinygrad-cpu"] = (tiny, {"DEV": "CPU"})
+        commands["tinygrad-webgpu"] = (tiny, {"DEV": "WEBGPU"})
+        commands["tinygrad-cpu"] = (tiny, {"DEV": "CPU"})
     if args.only:
-        found = {name: found[name] for name in args.only}
-    return found
+        commands = {name: commands[name] for name in args.only}
+    return commands
 
 
 def run(command: list[str], environment: dict[str, str], args: list[str]) -> dict[str, Any]:
@@ -89,14 +89,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     sizes = [f"--{name}={getattr(args, name)}" for name in ("seq", "batch", "rank", "steps")]
-    found = contenders(args)
-    rates: dict[str, list[float]] = {name: [] for name in found}
+    commands = contenders(args)
+    rates: dict[str, list[float]] = {name: [] for name in commands}
     results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         model = write_random_model(Path(folder) / "model", args.shape)
         adapter = write_adapter(Path(folder) / "adapter", args.shape, args.rank)
         for _ in range(args.rounds):
-            for name, (command, environment) in found.items():
+            for name, (command, environment) in commands.items():
                 results[name] = run(
                     command, environment, [str(model), f"--adapter={adapter}", *sizes]
                 )
@@ -114,12 +114,12 @@ def summary(
 ) -> dict[str, Any]:
     ours = next(iter(rates))
     rows = {}
-    for name, found in rates.items():
+    for name, own_rates in rates.items():
         result = results[name]
-        pairs = [a / b for a, b in zip(rates[ours], found, strict=True)]
+        pairs = [a / b for a, b in zip(rates[ours], own_rates, strict=True)]
         rows[name] = {
-            "tokens_per_second": round(statistics.median(found), 1),
-            "spread": [round(min(found), 1), round(max(found), 1)],
+            "tokens_per_second": round(statistics.median(own_rates), 1),
+            "spread": [round(min(own_rates), 1), round(max(own_rates), 1)],
             "ours_to_this": round(statistics.median(pairs), 3),
             "peak_rss_mib": round(result["rss_mib"]),
             "losses": [round(v, 5) for v in result["losses"][:3]],

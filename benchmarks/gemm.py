@@ -1,9 +1,9 @@
-"""GFLOP/s of the base products, variant by variant, against the adapter's float32 ceiling.
+"""GFLOP/s of the base products, variant by variant, against the GPU's float32 ceiling.
 
 usage: python benchmarks/gemm.py [--backend NAME] [--size ROWSxINxOUT ...] [--rounds N]
            [--json FILE]
 
-A size is of y = x·Wᵀ (nt) and of dx = dy·W (nn), operands bfloat16. Variants are the adapter's
+A size is of y = x·Wᵀ (nt) and of dx = dy·W (nn), operands bfloat16. Variants are the GPU's
 default and the tuner's candidates for it. The best of the rounds counts.
 """
 
@@ -29,13 +29,13 @@ from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.graph.program import Program, SlotPool
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix
 from qlora_wgpu.kernels.gemm import GEMM, Gemm
-from qlora_wgpu.tuning.candidates import bases, candidates, groups_of
+from qlora_wgpu.tuning.candidates import bases, candidates, tunables_of
 
 SIZES = ("1024x2048x2048", "2048x2048x8192", "2048x4096x14336")
 
 
 class Timer:
-    """The adapter's clock, as ``best_of`` asks for it."""
+    """The GPU's clock, as ``best_of`` asks for it."""
 
     def __init__(self, device: Device) -> None:
         self.seconds = clock_of(device, device.buffer(16, "timing"))
@@ -50,20 +50,20 @@ def operand(device: Device, rng: Any, rows: int, columns: int) -> Tensor:
 def variants(device: Device) -> list[tuple[str, Profile]]:
     """The default first, then what differs from it in the products alone."""
     default = device.profile
-    group = next(g for g in groups_of(default) if g.name == "products")
-    names = sorted({name for change in group.changes for name in change})
-    found: dict[tuple[Any, ...], tuple[str, Profile]] = {}
+    products = next(t for t in tunables_of(default) if t.name == "products")
+    names = sorted({name for change in products.changes(default) for name in change})
+    profiles: dict[tuple[Any, ...], tuple[str, Profile]] = {}
     for profile in (default, *candidates(default), *bases(default)[1:]):
         key = tuple(getattr(profile, name) for name in (*names, "subgroup_size"))
-        told = ", ".join(f"{n} {getattr(profile, n)}" for n in names)
-        found.setdefault(key, ("default: " + told if profile is default else told, profile))
-    return list(found.values())
+        values = ", ".join(f"{n} {getattr(profile, n)}" for n in names)
+        profiles.setdefault(key, ("default: " + values if profile is default else values, profile))
+    return list(profiles.values())
 
 
 def time_size(device: Device, size: str, rounds: int) -> list[dict[str, Any]]:
     rows, inner, outer = map(int, size.split("x"))
     rng = np.random.default_rng(0)
-    found = []
+    results = []
     x, dy = operand(device, rng, rows, inner), operand(device, rng, rows, outer)
     w = operand(device, rng, outer, inner)
     timer = Timer(device)
@@ -81,16 +81,16 @@ def time_size(device: Device, size: str, rounds: int) -> list[dict[str, Any]]:
             program = Program(device, make_plan(graph, (y, dx)), SlotPool(device))
             seconds = best_of(program.dispatches, timer, rounds)
         except QLoRAError as err:
-            found.append({**row, "failed": str(err)})
+            results.append({**row, "failed": str(err)})
             continue
         flops = 2 * rows * inner * outer
         spent = {"nt": 0.0, "nn": 0.0}  # a product in parts is two launches
         for launch, time in zip(program.plan.launches, seconds, strict=True):
             spent["nt" if launch.label == "nt" else "nn"] += time
         row |= {f"{k}_gflops": round(flops / max(v, 1e-9) / 1e9, 1) for k, v in spent.items()}
-        found.append(row)
+        results.append(row)
         print(json.dumps(row), flush=True)
-    return found
+    return results
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 usage: python benchmarks/gpu.py FOLDER [--peft PYTHON] [--minutes N] [--shapes NAME ...]
            [--seq N ...] [--no-tests]
 
-FOLDER gets doctor.txt (adapters, limits, features), gemm-*.json (each variant's GFLOP/s beside the
+FOLDER gets doctor.txt (GPUs, limits, features), gemm-*.json (each variant's GFLOP/s beside the
 card's float32 ceiling), bench-*.json (tokens a second, memory, every kernel), tests.txt (each
 kernel and gradient against its reference on this card), and summary.json, written anew after every
 part. PYTHON is an interpreter with torch and PEFT, for the same steps on CUDA: NF4 where it has
@@ -88,15 +88,15 @@ def bench(session: Session, shape: str, seq: int, backend: str) -> None:
     command += ["--backend", backend, "--tune", "--json", str(file)]
     if session.run(name, command, 45) is None or not file.exists():
         return
-    found = json.loads(file.read_text())
+    measurement = json.loads(file.read_text())
     session.note(
         name,
         {
-            "tokens_per_second": found["tokens_per_second"],
-            "gflops": round(found["flops_per_second"] / 1e9),
-            "memory_mib": round(found["memory"]["peak"] / 2**20),
-            "host_share": found["host_share"],
-            "device": found["device"],
+            "tokens_per_second": measurement["tokens_per_second"],
+            "gflops": round(measurement["flops_per_second"] / 1e9),
+            "memory_mib": round(measurement["memory"]["peak"] / 2**20),
+            "host_share": measurement["host_share"],
+            "device": measurement["device"],
         },
     )
 
@@ -110,21 +110,21 @@ def peft(session: Session, python: str, shape: str, seq: int, quant: str) -> Non
     printed = session.run(name, command, 30)
     if printed is None:
         return
-    found = json.loads(printed.splitlines()[-1])
+    result = json.loads(printed.splitlines()[-1])
     session.note(
         name,
         {
-            "tokens_per_second": round(seq / statistics.median(found["seconds"][WARM_UP:]), 1),
-            "memory_mib": round(found.get("device_mib", 0)),
-            "device": found.get("device"),
-            "versions": found["versions"],
+            "tokens_per_second": round(seq / statistics.median(result["seconds"][WARM_UP:]), 1),
+            "memory_mib": round(result.get("device_mib", 0)),
+            "device": result.get("device"),
+            "versions": result["versions"],
         },
     )
 
 
 def ratios(session: Session) -> dict[str, float]:
     """Ours to PEFT's tokens per second, wherever both ran."""
-    found = {}
+    quotients = {}
     for ours, value in list(session.summary.items()):
         if not ours.startswith("bench-") or not isinstance(value, dict):
             continue
@@ -133,8 +133,8 @@ def ratios(session: Session) -> dict[str, float]:
             theirs = session.summary.get(f"peft-{quant}-{shape_seq}")
             if isinstance(theirs, dict):
                 rate = value["tokens_per_second"]["median"] / theirs["tokens_per_second"]
-                found[f"{shape_seq} {backend} / peft-{quant}"] = round(rate, 3)
-    return found
+                quotients[f"{shape_seq} {backend} / peft-{quant}"] = round(rate, 3)
+    return quotients
 
 
 def main() -> None:
@@ -162,12 +162,12 @@ def main() -> None:
         file = args.folder / f"gemm-{backend}.json"
         command = [sys.executable, str(HERE / "gemm.py"), "--backend", backend, "--json", str(file)]
         if session.run(f"gemm-{backend}", command, 20) is not None:
-            found = json.loads(file.read_text())
+            timings = json.loads(file.read_text())
             best = {}
             for kind in ("nt", "nn"):
-                rows = [r for r in found["products"] if f"{kind}_gflops" in r]
+                rows = [r for r in timings["products"] if f"{kind}_gflops" in r]
                 best[kind] = max(rows, key=lambda r: r[f"{kind}_gflops"], default=None)
-            ceiling = found["float32_ceiling_gflops"]
+            ceiling = timings["float32_ceiling_gflops"]
             session.note(f"gemm-{backend}", {"float32_ceiling_gflops": ceiling, "best": best})
     for seq in args.seq:
         for shape in args.shapes:

@@ -31,11 +31,11 @@ def peers() -> None:
     ]
     figure, axes = plt.subplots(1, len(runs), figsize=(10, 3.2), layout="constrained")
     for axis, (title, name) in zip(axes, runs, strict=True):
-        found = read(name)["contenders"]
-        names = list(found)
-        rates = [found[n]["tokens_per_second"] for n in names]
-        low = [r - found[n]["spread"][0] for n, r in zip(names, rates, strict=True)]
-        high = [found[n]["spread"][1] - r for n, r in zip(names, rates, strict=True)]
+        contenders = read(name)["contenders"]
+        names = list(contenders)
+        rates = [contenders[n]["tokens_per_second"] for n in names]
+        low = [r - contenders[n]["spread"][0] for n, r in zip(names, rates, strict=True)]
+        high = [contenders[n]["spread"][1] - r for n, r in zip(names, rates, strict=True)]
         colours = ["tab:blue" if n.startswith("ours") else "tab:gray" for n in names]
         axis.barh(names, rates, color=colours, xerr=[low, high], error_kw={"lw": 1})
         axis.invert_yaxis()
@@ -45,9 +45,9 @@ def peers() -> None:
 
 
 def sweep() -> None:
-    found = read("llvmpipe-mesa22-sweep")
-    figure, axes = plt.subplots(1, len(found), figsize=(11, 3), layout="constrained")
-    for axis, (name, rows) in zip(axes, found.items(), strict=True):
+    sweeps = read("llvmpipe-mesa22-sweep")
+    figure, axes = plt.subplots(1, len(sweeps), figsize=(11, 3), layout="constrained")
+    for axis, (name, rows) in zip(axes, sweeps.items(), strict=True):
         sizes = [row[name] for row in rows]
         axis.plot(sizes, [row["tokens_per_second"] for row in rows], "o-", color="tab:blue")
         axis.set_ylim(bottom=0)

@@ -5,7 +5,7 @@ usage: python benchmarks/step.py [shape ...] [--seq N] [--batch N] [--steps N] [
 
 A step is one micro-batch and one update, r 8 on seven projections, NF4, bfloat16 operands. The
 host's share is the time that packing and encoding take over the time of the whole step; submits
-are left out, since a software adapter computes inside them.
+are left out, since a software GPU computes inside them.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class UnsupportedModelError(CheckpointError):
 
 
 class DeviceError(QLoRAError):
-    """No usable GPU adapter, or the device cannot do what is asked of it."""
+    """No usable GPU, or the device cannot do what is asked of it."""
 
 
 class OutOfMemoryError(DeviceError):

@@ -1,4 +1,4 @@
-"""One device for the whole session; no adapter is a failure, never a skip."""
+"""One device for the whole session; no GPU is a failure, never a skip."""
 
 import pytest
 

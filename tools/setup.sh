@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes .venv with this project in it, and sees to it that a Vulkan adapter is there.
+# Makes .venv with this project in it, and sees to it that a GPU with Vulkan is there.
 # usage: tools/setup.sh [pip extras, such as dev]
 set -eu
 cd "$(dirname "$0")/.."
@@ -47,9 +47,9 @@ if [ ! -f "$stamp" ] || [ pyproject.toml -nt "$stamp" ]; then
     touch "$stamp"
 fi
 
-# doctor fails where there is no usable adapter; the WebGPU library itself may lack libvulkan.
+# doctor fails where there is no usable GPU; the WebGPU library itself may lack libvulkan.
 if ! .venv/bin/qlora-wgpu doctor >/dev/null 2>&1; then
-    echo "no Vulkan adapter found: installing lavapipe (mesa-vulkan-drivers)"
+    echo "no GPU with Vulkan found: installing lavapipe (mesa-vulkan-drivers)"
     apt_install mesa-vulkan-drivers libvulkan1
     .venv/bin/qlora-wgpu doctor >/dev/null  # says on stderr what is missing
 fi

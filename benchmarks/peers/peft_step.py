@@ -83,13 +83,13 @@ def adapted(args: argparse.Namespace, base: torch.nn.Module) -> torch.nn.Module:
 
 
 def versions() -> dict[str, str]:
-    found = {}
+    installed = {}
     for name in ("torch", "transformers", "peft", "bitsandbytes"):
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "none"
-    return found
+            installed[name] = "none"
+    return installed
 
 
 def main() -> None:

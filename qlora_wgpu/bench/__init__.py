@@ -1,1 +1,1 @@
-"""Measuring: steps, kernels and the adapter's own ceilings. Nothing else imports it but the CLI."""
+"""Measuring: steps, kernels and the GPU's own ceilings. Nothing else imports it but the CLI."""

@@ -1,4 +1,4 @@
-"""What an adapter gives at most: multiply-adds in registers, and bytes moved by a plain copy."""
+"""What a GPU gives at most: multiply-adds in registers, and bytes moved by a plain copy."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from qlora_wgpu.gpu.backend import Dispatch
 from qlora_wgpu.gpu.device import Device, fold_workgroups
 from qlora_wgpu.gpu.operands import Bound
 from qlora_wgpu.gpu.wgsl import Constants, load_shader
+from qlora_wgpu.graph.dtype import ceil_div
 
 _KIND = "ceilings"  # what their buffers are counted as
 _FMA_GROUPS, _FMA_GROUP = 8192, 32
 _FMA_PER_TURN = 8 * 24  # of an invocation, as shaders/bench/fma.wgsl is unrolled
-_MOST_TURNS = 32_768  # software adapters end loops after twice as many
+_MOST_TURNS = 32_768  # software GPUs end loops after twice as many
 _COPY_BYTES = {True: 64 << 20, False: 256 << 20}  # past the caches; by Device.is_cpu
 _ENOUGH_SECONDS = 0.02
 _ROUNDS = 5
@@ -23,11 +24,11 @@ _ROUNDS = 5
 
 @dataclass(frozen=True)
 class Ceilings:
-    """The measured ceilings of one adapter.
+    """The measured ceilings of one GPU.
 
     Attributes:
-        flops_per_second: Of a loop of float32 multiply-adds, two operations each.
-        bytes_per_second: Read plus written by a copy kernel, the faster of the kinds of memory.
+        flops_per_second: Rate of a loop of float32 multiply-adds, two operations each.
+        bytes_per_second: Bytes read plus written by a copy kernel, in the faster kind of memory.
     """
 
     flops_per_second: float
@@ -90,7 +91,7 @@ def _copy_rate(device: Device, *, texture: bool) -> float:
     begin = {"first_texel_x": 0} if texture else {}
     device.write(params, shader.pack_params({"units": nbytes // 16, **begin}))
     windows = {"params": (params, 0, 16), "x": (x, 0, nbytes), "y": (y, 0, nbytes)}
-    groups = fold_workgroups(-(-(nbytes // 16) // (flat * elements)))
+    groups = fold_workgroups(ceil_div(nbytes // 16, flat * elements))
     dispatch = device.pipeline(shader), device.bind_group(shader, windows), groups
     clock = clock_of(device, params)
     clock(dispatch)  # the first touches the pages

@@ -16,8 +16,8 @@ class KernelTime:
     Attributes:
         label: The launches' label.
         launches: How many there are.
-        seconds: Of all of them, each timed alone.
-        share: Of the seconds of all kernels; 0 where no time was seen at all.
+        seconds: Time of all launches, each timed alone.
+        share: Part of the seconds of all kernels; 0 where no time was seen at all.
         flops: Floating-point operations, of products only.
         nbytes: Bytes of the tensors they are bound to, each counted once a launch.
     """
@@ -69,24 +69,24 @@ def sum_up(launches: Sequence[Launch], seconds: Sequence[float]) -> list[KernelT
     """One row per label, the slowest first.
 
     Args:
-        launches: Of a step.
-        seconds: Of each launch.
+        launches: The launches of a step.
+        seconds: The time of each launch.
     """
     total = sum(seconds)
     rows: dict[str, list[tuple[Launch, float]]] = {}
     for launch, took in zip(launches, seconds, strict=True):
         rows.setdefault(launch.label, []).append((launch, took))
     table = []
-    for label, found in rows.items():
-        took = sum(seconds for _, seconds in found)
+    for label, timed in rows.items():
+        took = sum(seconds for _, seconds in timed)
         table.append(
             KernelTime(
                 label=label,
-                launches=len(found),
+                launches=len(timed),
                 seconds=took,
                 share=took / total if total > 0 else 0.0,
-                flops=sum(launch.flops for launch, _ in found),
-                nbytes=sum(launch_bytes(launch) for launch, _ in found),
+                flops=sum(launch.flops for launch, _ in timed),
+                nbytes=sum(launch_bytes(launch) for launch, _ in timed),
             )
         )
     return sorted(table, key=lambda row: -row.seconds)

@@ -27,9 +27,9 @@ class Measurement:
     """All that was found.
 
     Attributes:
-        workload: What ran.
-        device: Where.
-        ceilings: The adapter's own.
+        workload: The training steps that ran.
+        device: The device they ran on.
+        ceilings: The GPU's ceilings.
         load_seconds: From an open device to a model with all weights on it.
         prepare_seconds: Tracing, planning, compiling and binding the step.
         steps: Times of the steps.
@@ -59,7 +59,7 @@ class Measurement:
 
     @property
     def seconds_to_first_step(self) -> float:
-        """From an open device to the first loss."""
+        """Time from an open device to the first loss."""
         return self.load_seconds + self.prepare_seconds + self.steps.first_step_seconds
 
 
@@ -69,9 +69,9 @@ def measure(
     """Loads, compiles, trains, and then times every launch alone.
 
     Args:
-        workload: What to run.
-        device: Where to run it.
-        progress: Told what is going on.
+        workload: The training steps to run.
+        device: The device to run them on.
+        progress: Called with what is going on.
 
     Raises:
         OutOfMemoryError: If the device has no room.
@@ -79,7 +79,7 @@ def measure(
         TrainingError: If the loss is not finite.
     """
     planned = workload.planned_memory(device)
-    progress("measuring the adapter's ceilings")
+    progress("measuring the GPU's ceilings")
     ceilings = measure_ceilings(device)
     progress("loading weights")
     begin = time.perf_counter()
@@ -102,7 +102,7 @@ def measure(
         progress("timing every kernel")
         kernels = time_kernels(model, optimizer, workload.batch, workload.seq, _ROUNDS)
     peak = device.memory.peak
-    progress("measuring the adapter's ceilings again")
+    progress("measuring the GPU's ceilings again")
     # Another program may have taken its part of the machine the first time.
     with contextlib.suppress(OutOfMemoryError):
         ceilings = ceilings.higher(measure_ceilings(device))

@@ -24,7 +24,7 @@ class RandomFolder(ModelFolder):
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
-        """From a config.json.
+        """Makes a folder for a config.json.
 
         Raises:
             UnsupportedModelError: If it asks for something that is not computed here.

@@ -12,89 +12,115 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from qlora_wgpu.bench.ceilings import Ceilings
 from qlora_wgpu.bench.kernels import KernelTime
 from qlora_wgpu.bench.measure import Measurement
 from qlora_wgpu.bench.timing import Spread
+from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.version import __version__
 
-NO_TIMESTAMPS = "the adapter has no timestamp queries, so kernels cannot be timed one by one"
+NO_TIMESTAMPS = "the GPU has no timestamp queries, so kernels cannot be timed one by one"
 
 
-def to_json(found: Measurement) -> dict[str, Any]:
+def to_json(measurement: Measurement) -> dict[str, Any]:
     """All figures in seconds, bytes and operations (not in thousands of them)."""
-    workload, device, steps = found.workload, found.device, found.steps
-    median = steps.step_seconds.median
-    kernels, total = None, None
-    if found.kernels is not None:
-        kernels = [row.to_json() for row in found.kernels]
-        total = sum(row.seconds for row in found.kernels)
+    steps, kernels = measurement.steps, measurement.kernels
     return {
-        "versions": {
-            "qlora-wgpu": __version__,
-            device.backend.package: _version(device.backend.package),
-            "python": platform.python_version(),
-            "platform": f"{sys.platform} {platform.machine()}",
-        },
-        "device": {
-            "name": device.name,
-            "type": str(device.gpu.info["adapter_type"]),
-            "backend": device.backend.name,
-            "api": str(device.gpu.info["backend_type"]),
-            "driver": str(device.gpu.info["description"]),
-            "profile": asdict(device.profile),
-        },
-        "workload": {
-            "shape": workload.shape.name,
-            "weights": workload.shape.weights,
-            "batch": workload.batch,
-            "seq": workload.seq,
-            "rank": workload.rank,
-            "compute_dtype": workload.compute_dtype,
-            "gradient_checkpointing": workload.gradient_checkpointing,
-            "steps": workload.steps,
-            "adapter_parameters": found.adapter_parameters,
-        },
-        "tokens_per_second": _spread(tokens_per_second(found)),
+        "versions": _versions(measurement.device),
+        "device": _device(measurement.device),
+        "workload": _workload(measurement),
+        "tokens_per_second": _spread(tokens_per_second(measurement)),
         "step_seconds": _spread(steps.step_seconds),
-        "flops_per_step": found.flops_per_step,
-        "flops_per_second": found.flops_per_step / median,
+        "flops_per_step": measurement.flops_per_step,
+        "flops_per_second": _flops_per_second(measurement),
         "host_share": steps.host_share,
         "loss": steps.loss,
         "seconds": {
-            "load": found.load_seconds,
-            "prepare": found.prepare_seconds,
+            "load": measurement.load_seconds,
+            "prepare": measurement.prepare_seconds,
             "first_step": steps.first_step_seconds,
-            "to_first_step": found.seconds_to_first_step,
+            "to_first_step": measurement.seconds_to_first_step,
         },
         "ceilings": {
-            "flops_per_second": found.ceilings.flops_per_second,
-            "bytes_per_second": found.ceilings.bytes_per_second,
+            "flops_per_second": measurement.ceilings.flops_per_second,
+            "bytes_per_second": measurement.ceilings.bytes_per_second,
         },
         "memory": {
-            "planned": dict(found.planned),
-            "planned_total": sum(found.planned.values()),
-            "peak": found.peak_bytes,
+            "planned": dict(measurement.planned),
+            "planned_total": sum(measurement.planned.values()),
+            "peak": measurement.peak_bytes,
         },
-        "timestamps": found.kernels is not None,
-        "kernels": kernels,
-        "kernels_seconds": total,
+        "timestamps": kernels is not None,
+        "kernels": None if kernels is None else [row.to_json() for row in kernels],
+        "kernels_seconds": None if kernels is None else sum(row.seconds for row in kernels),
     }
 
 
-def tokens_per_second(found: Measurement) -> Spread:
+def tokens_per_second(measurement: Measurement) -> Spread:
     """Positions a second, of the step in the middle, the slowest and the fastest."""
-    seconds, tokens = found.steps.step_seconds, found.tokens_per_step
+    seconds, tokens = measurement.steps.step_seconds, measurement.tokens_per_step
     return Spread(tokens / seconds.median, tokens / seconds.most, tokens / seconds.least)
 
 
-def show(console: Console, found: Measurement) -> None:
+def show(console: Console, measurement: Measurement) -> None:
     """Prints the figures and the kernels."""
-    workload, steps = found.workload, found.steps
-    rate, flops = tokens_per_second(found), found.flops_per_step / steps.step_seconds.median
     summary = Table(show_header=False, box=None)
+    for row in _summary_rows(measurement):
+        summary.add_row(*row)
+    console.print(summary, highlight=False, markup=False)
+    if measurement.kernels is None:
+        console.print(f"note: {NO_TIMESTAMPS}", style="yellow", highlight=False)
+    else:
+        console.print(_table(measurement.kernels, measurement.ceilings), highlight=False)
+
+
+def _versions(device: Device) -> dict[str, str | None]:
+    return {
+        "qlora-wgpu": __version__,
+        device.backend.package: _version(device.backend.package),
+        "python": platform.python_version(),
+        "platform": f"{sys.platform} {platform.machine()}",
+    }
+
+
+def _device(device: Device) -> dict[str, Any]:
+    info = device.gpu.info
+    return {
+        "name": device.name,
+        "type": str(info["adapter_type"]),
+        "backend": device.backend.name,
+        "api": str(info["backend_type"]),
+        "driver": str(info["description"]),
+        "profile": asdict(device.profile),
+    }
+
+
+def _workload(measurement: Measurement) -> dict[str, Any]:
+    workload = measurement.workload
+    return {
+        "shape": workload.shape.name,
+        "weights": workload.shape.weights,
+        "batch": workload.batch,
+        "seq": workload.seq,
+        "rank": workload.rank,
+        "compute_dtype": workload.compute_dtype,
+        "gradient_checkpointing": workload.gradient_checkpointing,
+        "steps": workload.steps,
+        "adapter_parameters": measurement.adapter_parameters,
+    }
+
+
+def _flops_per_second(measurement: Measurement) -> float:
+    return measurement.flops_per_step / measurement.steps.step_seconds.median
+
+
+def _summary_rows(measurement: Measurement) -> list[tuple[str, str]]:
+    workload, steps, device = measurement.workload, measurement.steps, measurement.device
+    ceilings, planned = measurement.ceilings, measurement.planned
+    rate, flops = tokens_per_second(measurement), _flops_per_second(measurement)
     checkpointed = ", gradient checkpointing" if workload.gradient_checkpointing else ""
-    rows = [
-        ("device", f"{found.device.name} ({found.device.gpu.info['description']})"),
+    return [
+        ("device", f"{device.name} ({device.gpu.info['description']})"),
         (
             "workload",
             f"{workload.shape.name}, batch {workload.batch}, sequence {workload.seq}, "
@@ -108,35 +134,30 @@ def show(console: Console, found: Measurement) -> None:
         (
             "operations",
             f"{flops / 1e9:,.1f} GFLOP/s of the whole step, "
-            f"{_percent(flops, found.ceilings.flops_per_second)} of the adapter's ceiling",
+            f"{_percent(flops, ceilings.flops_per_second)} of the GPU's ceiling",
         ),
         (
             "ceilings",
-            f"{found.ceilings.flops_per_second / 1e9:,.1f} GFLOP/s multiply-adds, "
-            f"{found.ceilings.bytes_per_second / 1e9:,.1f} GB/s copy",
+            f"{ceilings.flops_per_second / 1e9:,.1f} GFLOP/s multiply-adds, "
+            f"{ceilings.bytes_per_second / 1e9:,.1f} GB/s copy",
         ),
         ("host", f"{steps.host_share:.1%} of a step"),
         (
             "first step",
-            f"after {found.seconds_to_first_step:,.2f} s: {found.load_seconds:,.2f} loading, "
-            f"{found.prepare_seconds:,.2f} compiling, {steps.first_step_seconds:,.2f} computing",
+            f"after {measurement.seconds_to_first_step:,.2f} s: "
+            f"{measurement.load_seconds:,.2f} loading, "
+            f"{measurement.prepare_seconds:,.2f} compiling, "
+            f"{steps.first_step_seconds:,.2f} computing",
         ),
         (
             "memory",
-            f"{_mib(found.peak_bytes)} taken, {_mib(sum(found.planned.values()))} planned: "
-            + ", ".join(f"{kind} {_mib(n)}" for kind, n in found.planned.most_common() if n),
+            f"{_mib(measurement.peak_bytes)} taken, {_mib(sum(planned.values()))} planned: "
+            + ", ".join(f"{kind} {_mib(n)}" for kind, n in planned.most_common() if n),
         ),
     ]
-    for row in rows:
-        summary.add_row(*row)
-    console.print(summary, highlight=False, markup=False)
-    if found.kernels is None:
-        console.print(f"note: {NO_TIMESTAMPS}", style="yellow", highlight=False)
-    else:
-        console.print(_table(found, found.kernels), highlight=False)
 
 
-def _table(found: Measurement, kernels: list[KernelTime]) -> Table:
+def _table(kernels: list[KernelTime], ceilings: Ceilings) -> Table:
     total = sum(row.seconds for row in kernels)
     table = Table(
         title="kernels of a step, each launch timed alone", title_justify="left", box=SIMPLE_HEAD,
@@ -157,9 +178,9 @@ def _table(found: Measurement, kernels: list[KernelTime]) -> Table:
             f"{1e3 * row.seconds:,.2f}",
             f"{row.share:.1%}",
             f"{row.flops_per_second / 1e9:,.1f}" if row.flops else "",
-            _percent(row.flops_per_second, found.ceilings.flops_per_second) if row.flops else "",
+            _percent(row.flops_per_second, ceilings.flops_per_second) if row.flops else "",
             f"{row.bytes_per_second / 1e9:,.1f}",
-            _percent(row.bytes_per_second, found.ceilings.bytes_per_second),
+            _percent(row.bytes_per_second, ceilings.bytes_per_second),
         )
     table.add_section()
     table.add_row(

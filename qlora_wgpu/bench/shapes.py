@@ -46,11 +46,11 @@ SHAPES: dict[str, dict[str, int | bool]] = {
 
 @dataclass(frozen=True)
 class Shape:
-    """What is measured.
+    """A model to be measured.
 
     Attributes:
         name: The preset's, or the path as it was given.
-        folder: Its configuration and its weights, real or random.
+        folder: The configuration and the weights, real or random.
         weights: ``"random"``, or the folder that they come from.
     """
 

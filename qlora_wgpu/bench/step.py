@@ -20,13 +20,13 @@ _WARM_UP = 2  # steps before those that count
 
 @dataclass(frozen=True)
 class StepTimes:
-    """What the steps took, each one micro-batch and one update.
+    """Times of the steps, each one micro-batch and one update.
 
     Attributes:
-        first_step_seconds: Of the very first, after everything was compiled.
-        step_seconds: Of those that count.
+        first_step_seconds: Time of the very first step, after everything was compiled.
+        step_seconds: Times of the steps that count.
         host_share: Time of packing and encoding over the whole step's, in the median; submits are
-            left out, since a software adapter computes inside them.
+            left out, since a software GPU computes inside them.
         loss: Mean loss of the last step.
     """
 
@@ -47,11 +47,11 @@ def time_steps(
     """Trains on random tokens and waits for every step.
 
     Args:
-        model: Whose adapter is trained.
-        optimizer: Its updates, enough for ``total_steps(steps)``.
+        model: The model, whose adapter is trained.
+        optimizer: The adapter's optimizer, with updates enough for ``total_steps(steps)``.
         batch: Rows of a micro-batch.
         seq: Tokens of a row; all but the first are learnt.
-        steps: Those that count.
+        steps: How many steps count.
         progress: Called after each step.
 
     Raises:

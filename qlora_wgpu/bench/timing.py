@@ -16,7 +16,7 @@ from qlora_wgpu.gpu.device import Device
 
 @dataclass(frozen=True)
 class Spread:
-    """What repeated measurements of one quantity gave."""
+    """Median and extremes of repeated measurements of one quantity."""
 
     median: float
     least: float
@@ -64,7 +64,7 @@ class DispatchTimer:
 
 
 def has_timestamps(device: Device) -> bool:
-    """Whether the adapter can tell when a kernel began and ended."""
+    """Whether the GPU can tell when a kernel began and ended."""
     return "timestamp-query" in device.features
 
 
@@ -72,7 +72,7 @@ def clock_of(device: Device, waits_for: Any) -> Callable[[Dispatch], float]:
     """The best clock there is: timestamps, or else the host's, which counts submit and wait.
 
     Args:
-        device: Where the dispatches run.
+        device: The device that runs the dispatches.
         waits_for: A buffer of which four bytes are read back to wait for the dispatch.
     """
     if has_timestamps(device):
@@ -98,7 +98,7 @@ def best_of(dispatches: Sequence[Dispatch], timer: DispatchTimer, rounds: int) -
 
 
 class SubmitClock:
-    """Seconds spent inside submits, where a software adapter computes."""
+    """Seconds spent inside submits, where a software GPU computes."""
 
     def __init__(self) -> None:
         """Starts at zero."""

@@ -1,4 +1,4 @@
-"""What is to be measured, and whether it can be."""
+"""The training steps to be measured, and whether the machine has room for them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Workload:
         shape: The model.
         batch: Rows of a micro-batch, which is a whole step.
         seq: Tokens of a row.
-        rank: Of the adapter.
-        compute_dtype: Of matmul operands.
+        rank: Rank of the adapter.
+        compute_dtype: Type of matmul operands.
         gradient_checkpointing: Whether layers are recomputed in the backward.
-        steps: Those that count.
+        steps: How many steps count.
     """
 
     shape: Shape
@@ -63,7 +63,7 @@ class Workload:
         """Bytes on the device by kind, from config.json alone.
 
         Raises:
-            OutOfMemoryError: If a software adapter, which takes the host's memory, would need more
+            OutOfMemoryError: If a software GPU, which takes the host's memory, would need more
                 than there is (its driver gives it away without asking), or if there is more than
                 kernels can count.
         """
@@ -85,7 +85,7 @@ class Workload:
             )
         except OutOfMemoryError as err:  # a size of more than 32 bits
             raise OutOfMemoryError(
-                f"{self._told} has tensors of more elements than kernels can count: {self._advice}"
+                f"{self._shape} has tensors of more elements than kernels can count: {self._advice}"
             ) from err
         self._refuse_too_much(device, sum(planned.values()))
         return planned
@@ -94,12 +94,12 @@ class Workload:
         left = _available_bytes()
         if device.is_cpu and left is not None and needed > left:
             raise OutOfMemoryError(
-                f"{self._told} needs at least {needed / 2**20:,.0f} MiB and this machine has "
+                f"{self._shape} needs at least {needed / 2**20:,.0f} MiB and this machine has "
                 f"{left / 2**20:,.0f} MiB left: {self._advice}"
             )
 
     @property
-    def _told(self) -> str:
+    def _shape(self) -> str:
         return f"{self.shape.name} with --batch {self.batch} --seq {self.seq} --rank {self.rank}"
 
     @property

@@ -56,7 +56,7 @@ def read_nf4(files: Mapping[str, SafetensorsFile], name: str) -> NF4Tensor | Non
 
 @dataclass(frozen=True, eq=False)
 class NF4Format:
-    """How a weight is stored in 4 bits, known without reading its codes.
+    """The format of a weight in 4 bits, known without reading its codes.
 
     Attributes:
         blocksize: Weights that share a scale.
@@ -70,7 +70,7 @@ class NF4Format:
 
 
 def read_nf4_format(files: Mapping[str, SafetensorsFile], name: str) -> NF4Format | None:
-    """How a weight is stored, or None if it is not in 4 bits; errors as for ``read_nf4``."""
+    """The format of a weight, or None if it is not in 4 bits; errors as for ``read_nf4``."""
     return _Reader(files, name).format() if f"{name}{NF4_STATE}" in files else None
 
 
@@ -190,17 +190,17 @@ class _Reader:
                 f"{file.path}: {name!r} has dtype {file.dtype(name)}, but doubly quantized scales "
                 "are U8"
             )
-        found = np.ascontiguousarray(file.raw(name)).reshape(-1).view(np.uint8)
-        self._check_count(name, found.size, count, "bytes")
-        return found.copy()
+        stored = np.ascontiguousarray(file.raw(name)).reshape(-1).view(np.uint8)
+        self._check_count(name, stored.size, count, "bytes")
+        return stored.copy()
 
     def _floats(self, leaf: str, count: int) -> npt.NDArray[np.float32]:
         name, file = self._locate(leaf)
-        found = file.float32(name).reshape(-1)
-        self._check_count(name, found.size, count, "numbers")
-        if not np.isfinite(found).all():
+        numbers = file.float32(name).reshape(-1)
+        self._check_count(name, numbers.size, count, "numbers")
+        if not np.isfinite(numbers).all():
             raise CheckpointError(f"{file.path}: {name!r} holds NaN or infinity")
-        return found
+        return numbers
 
     def _locate(self, leaf: str) -> tuple[str, SafetensorsFile]:
         name = f"{self._name}.{leaf}" if leaf else self._name
@@ -211,10 +211,10 @@ class _Reader:
             )
         return name, self._files[name]
 
-    def _check_count(self, name: str, found: int, expected: int, what: str) -> None:
-        if found != expected:
+    def _check_count(self, name: str, count: int, expected: int, what: str) -> None:
+        if count != expected:
             raise CheckpointError(
-                f"{self._files[name].path}: {name!r} has {found} {what}, but {expected} follow "
+                f"{self._files[name].path}: {name!r} has {count} {what}, but {expected} follow "
                 f"from its quant_state (shape {self._state['shape']}, blocksize "
                 f"{self._state['blocksize']})"
             )

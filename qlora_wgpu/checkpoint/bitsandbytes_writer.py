@@ -26,7 +26,7 @@ _STATE_BYTES = 256  # filled up with spaces, so that its size does not depend on
 def nf4_entries(
     name: str, shape: tuple[int, ...], blocksize: int, double_quant: bool
 ) -> dict[str, Entry]:
-    """What ``nf4_parts`` will hold, known before the weight is quantized."""
+    """Types and shapes of ``nf4_parts``, known before the weight is quantized."""
     count = int(np.prod(shape))
     blocks = -(-count // blocksize)
     entries = {
@@ -47,7 +47,7 @@ def nf4_parts(name: str, weight: NF4Tensor, dtype: str) -> dict[str, npt.NDArray
     Args:
         name: The weight's name.
         weight: The weight.
-        dtype: What it was before, as PyTorch calls it, for example "bfloat16".
+        dtype: The weight's type before, as PyTorch calls it, for example "bfloat16".
     """
     parts = {name: weight.codes.reshape(-1, 1), f"{name}.{ABSMAX}": weight.absmax}
     if weight.nested_absmax is not None and weight.nested_quant_map is not None:
@@ -60,7 +60,7 @@ def nf4_parts(name: str, weight: NF4Tensor, dtype: str) -> dict[str, npt.NDArray
 
 
 def quantization_config(double_quant: bool) -> dict[str, Any]:
-    """What config.json says of a folder with such weights."""
+    """The ``quantization_config`` of config.json for a folder with weights in 4 bits."""
     return {
         "quant_method": "bitsandbytes",
         "load_in_4bit": True,

@@ -14,7 +14,7 @@ _UNWANTED = ["*/*", "consolidated*"]  # other exports of the same weights, as la
 
 
 def is_hub_name(text: str) -> bool:
-    """Whether it has the form owner/name."""
+    """Whether a text has the form owner/name."""
     return _NAME.fullmatch(text) is not None and ".." not in text and "--" not in text
 
 

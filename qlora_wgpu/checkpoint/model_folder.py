@@ -29,7 +29,7 @@ class ModelFolder:
     def __init__(
         self, path: Path, config: dict[str, Any], files: dict[str, SafetensorsFile]
     ) -> None:
-        """From its parts; ``open`` is the way in."""
+        """Puts a folder together from its parts; users call ``open``."""
         self.path = path
         self.config = config
         self._files = files
@@ -66,10 +66,10 @@ class ModelFolder:
 
     def files(self) -> dict[str, list[str]]:
         """The names of the weight files, and the tensors that each of them holds."""
-        found: dict[str, list[str]] = {}
+        tensors: dict[str, list[str]] = {}
         for name, file in self._files.items():
-            found.setdefault(file.path.name, []).append(name)
-        return found
+            tensors.setdefault(file.path.name, []).append(name)
+        return tensors
 
     def dtype(self, name: str) -> str:
         """A tensor's element type as stored, by safetensors' name, for example "BF16"."""
@@ -117,7 +117,7 @@ class ModelFolder:
         return read_nf4(self._files, name)
 
     def nf4_format(self, name: str) -> NF4Format | None:
-        """How ``nf4(name)`` is stored, without reading it; None if it is not there in 4 bits.
+        """The format of ``nf4(name)``, without reading it; None if it is not stored in 4 bits.
 
         Raises:
             CheckpointError: If what the file says of it is damaged.

@@ -127,8 +127,8 @@ def nearest(name: str, names: list[str]) -> str:
     """The end of a sentence about a missing tensor: empty, or "; nearest is 'y'"."""
     leaf = name.rpartition(".")[2]
     alike = [n for n in names if n.rpartition(".")[2] == leaf] or names
-    found = difflib.get_close_matches(name, alike[:_MAX_SUGGESTED_FROM], n=1)
-    return f"; nearest is {found[0]!r}" if found else ""
+    close = difflib.get_close_matches(name, alike[:_MAX_SUGGESTED_FROM], n=1)
+    return f"; nearest is {close[0]!r}" if close else ""
 
 
 def _open(

@@ -26,11 +26,11 @@ class HeaderError(Exception):
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """Where a tensor lies.
+    """A tensor's type, shape and place in the file.
 
     Attributes:
         dtype: The format's name of the element type, for example "BF16".
-        shape: Its dimensions.
+        shape: The tensor's dimensions.
         begin: First byte, counted from the end of the header.
         end: Byte after its last.
     """

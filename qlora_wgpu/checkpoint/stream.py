@@ -36,7 +36,7 @@ def write_stream(
 
     Args:
         path: The file; not atomic, so write into a folder that is not finished yet.
-        entries: What it will hold.
+        entries: Type and shape of each tensor, by name.
         data: Gives a tensor's bytes, in an array of any type.
 
     Raises:

@@ -68,15 +68,15 @@ def _what_it_has_instead(folder: Path) -> str:
 
     if "adapter_model.safetensors" in names or "adapter_config.json" in names:
         return ": it holds a PEFT adapter; give the folder of its base model"
-    if found := first(".safetensors"):
-        return f" and no {INDEX}, only {found}: rename it, or download the index"
-    if found := first(".gguf"):
-        return f", only {found}: take the model's safetensors version instead of GGUF"
-    if found := first(".bin", ".pth", ".pt", ".ckpt", ".pkl"):
+    if other := first(".safetensors"):
+        return f" and no {INDEX}, only {other}: rename it, or download the index"
+    if other := first(".gguf"):
+        return f", only {other}: take the model's safetensors version instead of GGUF"
+    if other := first(".bin", ".pth", ".pt", ".ckpt", ".pkl"):
         return (
-            f", only {found}: PyTorch's pickles are not read; load the model with transformers and "
+            f", only {other}: PyTorch's pickles are not read; load the model with transformers and "
             "save_pretrained it, which writes safetensors"
         )
-    if found := first(".h5", ".msgpack", ".onnx", ".npz"):
-        return f", only {found}: take the model's safetensors version"
+    if other := first(".h5", ".msgpack", ".onnx", ".npz"):
+        return f", only {other}: take the model's safetensors version"
     return ": there are no weights in it"

@@ -1,4 +1,4 @@
-"""How a run is shown while it goes on."""
+"""The display of a run while it goes on."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def open_adapted(
     """Loads a model with an adapter, or with one that does nothing, showing a bar.
 
     Args:
-        console: Where the bar is shown.
+        console: The console that shows the bar.
         source: The base model.
         adapter: Folder of a PEFT adapter.
         scheme: ``quant.scheme``.
@@ -44,7 +44,7 @@ def gpu_option(text: str, *old_names: str) -> Callable[..., Any]:
 
     Args:
         text: The help.
-        old_names: Such as ``"--device"``; they are not shown.
+        old_names: Former names, such as ``"--device"``; they are not shown.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:

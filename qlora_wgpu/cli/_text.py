@@ -1,4 +1,4 @@
-"""What verbs that write text share: streaming it, and where it stops."""
+"""Streaming of generated text, and where it stops, for the commands that write some."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ def stream(tokenizer: Tokenizer, tokens: Iterable[int], stop_text: str = "") -> 
 
 
 def _beginning(text: str, stop_text: str) -> int:
-    """How many characters at the end of a text begin another one."""
+    """The number of characters at the end of a text that begin another one."""
     sizes = range(min(len(stop_text), len(text)), 0, -1)
     return next((n for n in sizes if text.endswith(stop_text[:n])), 0)
 
 
 def stop_text(tokenizer: Tokenizer, template: ChatTemplate | None) -> str:
-    """Where a turn ends if that is no single token; empty where a token says it."""
+    """The text that ends a turn; empty where a single token does."""
     if template is None or end_of_turn(template, tokenizer) is not None:
         return ""
     return closing_text(template)
 
 
-def chat_template(tokenizer: Tokenizer, wanted: str | None) -> ChatTemplate:
+def chat_template(tokenizer: Tokenizer, setting: str | None) -> ChatTemplate:
     """The template of a conversation.
 
     Raises:
         TokenizerError: If there is none.
     """
-    template = find_chat_template(wanted, tokenizer)
+    template = find_chat_template(setting, tokenizer)
     if template is None:
         raise TokenizerError(
             "the model has no chat template: give --chat-template a .jinja file or chatml, or "
@@ -78,5 +78,5 @@ def stop_ids(tokenizer: Tokenizer, template: ChatTemplate | None) -> frozenset[i
 
 def longest(model: QLoRAModel) -> int | None:
     """Most tokens that the model was made for, where its config.json says it."""
-    found = model.folder.config.get("max_position_embeddings")
-    return found if isinstance(found, int) and found > 0 else None
+    length = model.folder.config.get("max_position_embeddings")
+    return length if isinstance(length, int) and length > 0 else None

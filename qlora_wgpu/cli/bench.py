@@ -118,10 +118,10 @@ def bench(
     with Display(console) as display:
         tune_device(settings, device, task, architecture, 0, display)
     with console.status("") as status:
-        found = measure(workload, device, status.update)
-    show(console, found)
+        measurement = measure(workload, device, status.update)
+    show(console, measurement)
     if target is not None:
-        _write(target, to_json(found))
+        _write(target, to_json(measurement))
         console.print(f"written to {target}", highlight=False, markup=False)
 
 

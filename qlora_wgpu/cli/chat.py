@@ -101,7 +101,7 @@ class _Answers:
         self._sampling = sampling
 
     def switch_adapter(self, *, on: bool) -> None:
-        """From the next answer on; without an adapter it stays off."""
+        """Turns the adapter, if there is one, on or off from the next answer on."""
         self.adapter_on = on and self._has_adapter
 
     def stream(self, messages: list[dict[str, Any]], turn: int) -> str:
@@ -124,7 +124,7 @@ class _Answers:
 
 
 class _Conversation:
-    """What has been said."""
+    """A conversation's messages so far."""
 
     def __init__(self, system: str | None) -> None:
         self.system = system

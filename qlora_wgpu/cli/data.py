@@ -97,7 +97,7 @@ def colored(example: Example, tokenizer: Tokenizer) -> Text:
 
 
 def _histogram(lengths: npt.NDArray[np.int64], limit: int) -> Table:
-    """How many rows are how long."""
+    """Numbers of rows by their length."""
     longest = int(lengths.max())
     width = max(-(-longest // _BARS), 1)
     counts = np.bincount((lengths - 1) // width, minlength=-(-longest // width))

@@ -60,13 +60,13 @@ def _list_gpus(console: Console) -> None:
         f"Python {platform.python_version()}, {sys.platform} {platform.machine()}",
         highlight=False,
     )
-    found = [list_adapters(backend.name) for backend in backends]
-    if not any(found):
-        raise DeviceError(f"no GPU adapter was found: {INSTALL_HINT}")
+    by_backend = [list_adapters(backend.name) for backend in backends]
+    if not any(by_backend):
+        raise DeviceError(f"no GPU was found: {INSTALL_HINT}")
     device = Device()
-    for each, adapters in zip(backends, found, strict=True):
+    for each, adapters in zip(backends, by_backend, strict=True):
         if not adapters:
-            console.print(f"{each.package} finds no adapter that it can use", highlight=False)
+            console.print(f"{each.package} finds no GPU that it can use", highlight=False)
         for index, adapter in enumerate(adapters):
             chosen = index == 0 and each is device.backend
             console.print(_describe(index, adapter, chosen))
@@ -74,8 +74,8 @@ def _list_gpus(console: Console) -> None:
 
 
 def _show_choice(console: Console, device: Device) -> None:
-    """What ``device.gpu: auto`` opens, and what is known of it."""
-    kind = "software adapter (cpu kernels)" if device.is_cpu else "GPU kernels"
+    """Shows which device ``device.gpu: auto`` opens, and what is known of it."""
+    kind = "software GPU (cpu kernels)" if device.is_cpu else "GPU kernels"
     console.print(
         f"device.gpu: auto opens {device.name} through {device.backend.package}: {kind}",
         highlight=False,
@@ -103,42 +103,42 @@ def _check(console: Console, device: Device) -> None:
         f"{device.backend.package}",
         highlight=False,
     )
-    found: dict[tuple[str, str], dict[str, Result]] = {}
+    results: dict[tuple[str, str], dict[str, Result]] = {}
     with console.status("checking") as status:
         for result in check_device(device):
             status.update(f"checking {result.check}, {result.variant}, {result.dtype}")
-            found.setdefault((result.check, result.variant), {})[result.dtype] = result
-    console.print(_errors(found), highlight=False)
+            results.setdefault((result.check, result.variant), {})[result.dtype] = result
+    console.print(_errors(results), highlight=False)
     console.print("errors are the largest, relative to the largest value", style="dim")
-    _judge(console, device, found)
+    _judge(console, device, results)
 
 
-def _errors(found: dict[tuple[str, str], dict[str, Result]]) -> Table:
+def _errors(results: dict[tuple[str, str], dict[str, Result]]) -> Table:
     """A row a check, a column a variant."""
-    shown = list(dict.fromkeys(variant for _, variant in found))
+    shown = list(dict.fromkeys(variant for _, variant in results))
     table = Table(box=None)
     table.add_column("error in\nfloat32\nbfloat16")
     for variant in shown:
         table.add_column(variant, justify="right")
     for name in checks():
-        cells = (found[name, variant].values() for variant in shown)
-        table.add_row(name, *("\n".join(map(_cell, results)) for results in cells))
+        cells = (results[name, variant].values() for variant in shown)
+        table.add_row(name, *("\n".join(map(_cell, cell_results)) for cell_results in cells))
     return table
 
 
 def _judge(
-    console: Console, device: Device, found: dict[tuple[str, str], dict[str, Result]]
+    console: Console, device: Device, results: dict[tuple[str, str], dict[str, Result]]
 ) -> None:
     """Names the checks that failed.
 
     Raises:
         DeviceError: If one of them is of kernels that this device would use.
     """
-    wrong = [r for results in found.values() for r in results.values() if not r.good]
+    wrong = [r for by_dtype in results.values() for r in by_dtype.values() if not r.good]
     for result in wrong:
-        told = f": {result.refusal}" if result.refusal else ""
+        reason = f": {result.refusal}" if result.refusal else ""
         console.print(
-            f"wrong: {result.check}, {result.variant}, {result.dtype}{told}",
+            f"wrong: {result.check}, {result.variant}, {result.dtype}{reason}",
             style="red",
             highlight=False,
             markup=False,
@@ -150,7 +150,7 @@ def _judge(
             "(device.gpu) or backend (device.backend)"
         )
     console.print(
-        f"all {sum(map(len, found.values()))} checks are good"
+        f"all {sum(map(len, results.values()))} checks are good"
         if not wrong
         else "the kernels this device would use are good",
         style="green",
@@ -161,10 +161,10 @@ def _cell(result: Result) -> str:
     return "refused" if result.refusal else f"{result.error:.1e}"
 
 
-def _describe(index: int, found: FoundAdapter, chosen: bool) -> Table:
-    info, limits = found.raw.info, found.raw.limits
+def _describe(index: int, gpu: FoundAdapter, chosen: bool) -> Table:
+    info, limits = gpu.raw.info, gpu.raw.limits
     table = Table(
-        title=f"{index}: {found.name}, device.backend: {found.backend.name}"
+        title=f"{index}: {gpu.name}, device.backend: {gpu.backend.name}"
         f"{' (auto)' if chosen else ''}",
         show_header=False,
     )
@@ -181,11 +181,11 @@ def _describe(index: int, found: FoundAdapter, chosen: bool) -> Table:
         f"{limits['max-compute-workgroup-storage-size'] // 1024} KiB shared",
     )
     table.add_row("storage buffers", f"{limits['max-storage-buffers-per-shader-stage']} per shader")
-    offered = found.backend.features_of(found.raw)
+    offered = gpu.backend.features_of(gpu.raw)
     features = [f"{f} {'yes' if f in offered else 'no'}" for f in _SHOWN_FEATURES]
     table.add_row("features", ", ".join(features))
-    shapes = found.backend.matrix_shapes(found.raw)
+    shapes = gpu.backend.matrix_shapes(gpu.raw)
     if shapes:
-        told = [f"{s.m}x{s.n}x{s.k} by {s.lanes} invocations" for s in shapes]
-        table.add_row("matrix units", f"f16 to f32: {', '.join(told)}")
+        sizes = [f"{s.m}x{s.n}x{s.k} by {s.threads} invocations" for s in shapes]
+        table.add_row("matrix units", f"f16 to f32: {', '.join(sizes)}")
     return table

@@ -112,7 +112,7 @@ def _progress(console: Console, verb: str) -> Iterator[Callable[[str], None]]:
 
 
 def _drift(console: Console, model_path: str, adapter: str, out: str, gpu: str) -> str:
-    """How the merged model's next tokens differ from those of base and adapter as trained."""
+    """Measures how the merged model's next tokens differ from those of base and adapter."""
     source = OpenedModel.open(model_path)
     trained = open_adapted(console, source, adapter, "nf4", "float32", gpu)
     ids = _sample_ids(source)
@@ -141,5 +141,5 @@ def _sample_ids(source: OpenedModel) -> npt.NDArray[np.int64]:
 
 def _log_softmax(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     shifted = logits - logits.max(-1, keepdims=True)
-    found: npt.NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    return found
+    result: npt.NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return result

@@ -74,7 +74,7 @@ def _length_and_rows(lengths: list[int], positions: object) -> tuple[int, int]:
 
     Args:
         lengths: Tokens of each row, rising.
-        positions: What config.json says of the model's longest text.
+        positions: The model's longest text by its config.json.
     """
     limit = positions if isinstance(positions, int) else _BUCKETS[-1]
     common = lengths[min(int(0.98 * len(lengths)), len(lengths) - 1)]

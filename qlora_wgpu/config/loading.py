@@ -1,4 +1,4 @@
-"""From a YAML file and command-line overrides to a checked Config."""
+"""Reading a YAML file and command-line overrides into a checked Config."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
     try:
         config = Config.__pydantic_validator__.validate_python(values)
     except ValidationError as err:
-        found = [
+        invalid = [
             problem.sentence(_where(problem, file, path.name, origin))
             for problem in problems_of(err, suggest_key)
         ]
-        raise config_error(unplaced + found, source) from None
+        raise config_error(unplaced + invalid, source) from None
     if unplaced:
         raise config_error(unplaced, source)
     assert isinstance(config, Config)
@@ -91,10 +91,10 @@ def _split_sections(file: YamlFile, name: str) -> tuple[dict[str, dict[str, Any]
     """The known sections as dictionaries, and sentences about everything else at the top."""
     values: dict[str, dict[str, Any]] = {}
     wrong = []
-    known = sections()
+    keys = sections()
     for key, value in file.values.items():
         where = f" in {name} (line {file.lines[(key,)]})"
-        if key not in known:
+        if key not in keys:
             wrong.append(Problem((key,), "unknown", suggest_key((key,))).sentence(where))
         elif value is None:  # a section whose keys are all commented out
             values[key] = {}
@@ -105,7 +105,7 @@ def _split_sections(file: YamlFile, name: str) -> tuple[dict[str, dict[str, Any]
                     file.lines.setdefault((key, new), file.lines[(key, old)])
         else:
             wrong.append(
-                f"{key}{where} must be a section with keys such as {', '.join(known[key][:2])}, "
+                f"{key}{where} must be a section with keys such as {', '.join(keys[key][:2])}, "
                 f"got {shown(value)}"
             )
     if "model" not in values and "model" not in file.values:
@@ -119,15 +119,15 @@ def _parse_override(text: str) -> tuple[tuple[str, str], Any]:
     if not equals or key.startswith("-"):
         raise ConfigError(f"the override '{text}' must look like section.key=value")
     section, dot, leaf = key.partition(".")
-    known = sections()
+    keys = sections()
     leaf = new_name(section, leaf)
-    if not dot or section not in known or leaf not in known[section]:
-        if section in known and not dot:
+    if not dot or section not in keys or leaf not in keys[section]:
+        if section in keys and not dot:
             raise ConfigError(
                 f"the override '{text}' names a whole section: set its keys one by one, such as "
-                f"{section}.{known[section][0]}=..."
+                f"{section}.{keys[section][0]}=..."
             )
-        loc = (section, leaf) if section in known else (key,)
+        loc = (section, leaf) if section in keys else (key,)
         raise ConfigError(f"unknown key '{key}' in the override '{text}'{suggest_key(loc)}")
     return (section, leaf), _override_value(section, leaf, raw.strip(), text)
 

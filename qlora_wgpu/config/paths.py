@@ -1,4 +1,4 @@
-"""Which folder a relative path of a configuration is meant from."""
+"""Relative paths of a configuration, and the folders they start from."""
 
 from __future__ import annotations
 

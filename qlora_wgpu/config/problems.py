@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, in words: pydantic's findings become one sentence each."""
+"""Problems of a configuration in words: pydantic's findings become one sentence each."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def problems_of(
     """Turns pydantic's findings into problems, in the order of the fields.
 
     Args:
-        err: What pydantic raised.
+        err: The error that pydantic raised.
         suggest: Gives the end of the sentence for an unknown key, like ``": did you mean 'r'?"``.
     """
     problems = []

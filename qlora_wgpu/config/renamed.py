@@ -19,7 +19,7 @@ def new_names(section: str) -> Mapping[str, str]:
 
 
 def new_name(section: str, key: str) -> str:
-    """What a key is called now; says so where that is another name."""
+    """The present name of a key; warns where that is another one."""
     new = new_names(section).get(key)
     if new is None:
         return key

@@ -98,7 +98,7 @@ class ModelConfig(Section):
 
 
 class QuantConfig(Section):
-    """How the frozen base weights are stored."""
+    """Storage of the frozen base weights."""
 
     scheme: Literal["nf4", "none"] = Field(
         "nf4",
@@ -148,10 +148,11 @@ class LoraConfig(Section):
         "lora_dropout 0.",
     )
     rank_pattern: dict[Pattern, PositiveInt] = Field(
-        {}, description="Ranks of modules that have another one, by patterns of their names."
+        {}, description="Ranks of modules that differ from r, by patterns of their names."
     )
     alpha_pattern: dict[Pattern, PositiveInt] = Field(
-        {}, description="lora_alpha of modules that have another one, by patterns of their names."
+        {},
+        description="Values of lora_alpha for modules that differ, by patterns of their names.",
     )
     layers_to_transform: list[Annotated[int, Field(ge=0)]] | None = Field(
         None,
@@ -160,8 +161,8 @@ class LoraConfig(Section):
     )
     init_lora_weights: Literal["default", "gaussian"] = Field(
         "default",
-        description="How A begins: uniform as PEFT's default, or normal with a standard deviation "
-        "of 1 / r; B begins with zeros.",
+        description="Initial values of A: uniform as PEFT's default, or normal with a standard "
+        "deviation of 1 / r; B begins with zeros.",
     )
     init_from: Text | None = Field(
         None, description="Folder of an adapter of the same shape to go on training, or null."
@@ -195,18 +196,18 @@ class DataConfig(Section):
     ] = Field("auto", description="Format of the rows; auto goes by the keys of the first one.")
     columns: dict[Text, Text] = Field(
         {},
-        description="Where rows name their columns otherwise, the row's own name by the format's, "
+        description="Names of the rows' own columns by the format's, where they differ, "
         "such as {prompt: question, completion: answer}.",
     )
     train_on: Literal["auto", "assistant", "last_turn", "completion", "all"] = Field(
         "auto",
-        description="What is learnt: the assistant's turns of a chat or a row's answer (auto, "
-        "assistant), the last turn alone (last_turn, completion), or everything (all; rows of "
-        "text always).",
+        description="Tokens that are learnt: the assistant's turns of a chat or a row's answer "
+        "(auto, assistant), the last turn alone (last_turn, completion), or everything (all; rows "
+        "of text always).",
     )
     truncation: Literal["keep_start", "keep_end", "drop", "error"] = Field(
         "keep_start",
-        description="What becomes of rows longer than max_seq_length: cut at the end, cut at the "
+        description="Treatment of rows longer than max_seq_length: cut at the end, cut at the "
         "beginning, left out, or an error.",
     )
     packing: bool = Field(
@@ -285,7 +286,7 @@ class OptimConfig(Section):
         0, ge=0, description="Steps of linear warm-up; 0 means that warmup_ratio decides."
     )
     loraplus_lr_ratio: float = Field(
-        1.0, gt=0.0, description="Learning rate of B over that of A (LoRA+); 16 is usual there."
+        1.0, gt=0.0, description="Learning rate of B over that of A (LoRA+, where 16 is usual)."
     )
     weight_decay: float = Field(0.0, ge=0.0, description="Decoupled weight decay of AdamW.")
     max_grad_norm: float = Field(
@@ -299,7 +300,7 @@ class OptimConfig(Section):
 
 
 class EvalConfig(Section):
-    """When the held-out loss is measured."""
+    """Evaluation on held-out data."""
 
     eval_steps: Annotated[
         int | float,
@@ -327,21 +328,23 @@ class EvalConfig(Section):
         "or null for never.",
     )
     early_stopping_threshold: float = Field(
-        0.0, ge=0.0, description="By how much the held-out loss must fall to count as lower."
+        0.0, ge=0.0, description="Least fall of the held-out loss that counts as lower."
     )
 
 
 class LogConfig(Section):
-    """What is reported."""
+    """Logging."""
 
     logging_steps: PositiveInt = Field(1, description="Steps between rows of metrics.jsonl.")
     report_to: list[Literal["tensorboard", "wandb"]] = Field(
-        [], description="Where rows go besides metrics.jsonl; each needs the extra of its name."
+        [],
+        description="Services that get the rows of metrics.jsonl, too; each needs the extra of its "
+        "name.",
     )
 
 
 class OutputConfig(Section):
-    """Where the run is written."""
+    """The run's folder."""
 
     dir: Text = Field("runs/first", description="Folder of the run.")
     save_steps: PositiveInt = Field(50, description="Steps between checkpoints.")
@@ -360,7 +363,7 @@ class DeviceConfig(Section):
     backend: Literal["auto", "wgpu", "dawn"] = Field(
         "auto",
         description="WebGPU implementation: wgpu, or dawn (pip install 'qlora-wgpu[dawn]'), which "
-        "reaches GPUs' matrix units and is faster on software adapters of Mesa 25 or later; auto "
+        "reaches GPUs' matrix units and is faster on software GPUs of Mesa 25 or later; auto "
         "takes dawn where it is installed and can do either.",
     )
     tune: Literal["auto", "always", "never"] = Field(
@@ -376,7 +379,7 @@ class DeviceConfig(Section):
 
     @property
     def adapter(self) -> str:
-        """What ``gpu`` used to be called."""
+        """The former name of ``gpu``."""
         warnings.warn("device.adapter is now device.gpu", DeprecationWarning, stacklevel=2)
         return self.gpu
 
@@ -386,17 +389,15 @@ class Config(Section):
 
     model: ModelConfig = Field(description="The base model.")
     quant: QuantConfig = Field(
-        default_factory=QuantConfig, description="How the frozen base weights are stored."
+        default_factory=QuantConfig, description="Storage of the frozen base weights."
     )
     lora: LoraConfig = Field(default_factory=LoraConfig, description="The trained adapter.")
     data: DataConfig = Field(default_factory=DataConfig, description="The data sets.")
     train: TrainConfig = Field(default_factory=TrainConfig, description="The training loop.")
     optim: OptimConfig = Field(default_factory=OptimConfig, description="AdamW and its schedule.")
-    eval: EvalConfig = Field(default_factory=EvalConfig, description="When to evaluate.")
-    log: LogConfig = Field(default_factory=LogConfig, description="What is reported.")
-    output: OutputConfig = Field(
-        default_factory=OutputConfig, description="Where the run is written."
-    )
+    eval: EvalConfig = Field(default_factory=EvalConfig, description="Evaluation on held-out data.")
+    log: LogConfig = Field(default_factory=LogConfig, description="Logging.")
+    output: OutputConfig = Field(default_factory=OutputConfig, description="The run's folder.")
     device: DeviceConfig = Field(default_factory=DeviceConfig, description="The GPU.")
 
     def require_train_path(self) -> str:

@@ -52,7 +52,7 @@ class RenderedChat:
     """A rendered conversation.
 
     Attributes:
-        text: What the model reads.
+        text: The text that the model reads.
         spans: Half-open character ranges of what the assistant writes, or None where the template
             does not mark it with ``{% generation %}``.
     """
@@ -65,7 +65,7 @@ class ChatTemplate:
     """A compiled chat template with the special tokens it may print.
 
     Attributes:
-        source: Its Jinja source.
+        source: The template's Jinja source.
         marks_assistant: Whether it has ``{% generation %}`` blocks.
     """
 
@@ -137,11 +137,11 @@ def render_chat(
     return ChatTemplate(template, special_tokens).render(messages, add_generation_prompt, tools)
 
 
-def find_chat_template(wanted: str | None, tokenizer: Tokenizer) -> ChatTemplate | None:
+def find_chat_template(setting: str | None, tokenizer: Tokenizer) -> ChatTemplate | None:
     """The template that a run uses.
 
     Args:
-        wanted: ``data.chat_template``: a built-in name, the template itself, a file, or None for
+        setting: ``data.chat_template``: a built-in name, the template itself, a file, or None for
             the tokenizer's own.
         tokenizer: Gives its template and its special tokens.
 
@@ -151,14 +151,14 @@ def find_chat_template(wanted: str | None, tokenizer: Tokenizer) -> ChatTemplate
     Raises:
         TokenizerError: If a file cannot be read or the template is broken.
     """
-    if wanted is None:
+    if setting is None:
         source = tokenizer.chat_template
-    elif wanted in BUILT_IN_TEMPLATES:
-        source = BUILT_IN_TEMPLATES[wanted]
-    elif is_inline_template(wanted):
-        source = wanted
+    elif setting in BUILT_IN_TEMPLATES:
+        source = BUILT_IN_TEMPLATES[setting]
+    elif is_inline_template(setting):
+        source = setting
     else:
-        source = _read_template(Path(wanted))
+        source = _read_template(Path(setting))
     return None if source is None else ChatTemplate(source, tokenizer.special_tokens)
 
 

@@ -1,4 +1,4 @@
-"""From a data file, folder or hub name to a data set of token ids and labels."""
+"""Reading a data file, folder or hub name into a data set of token ids and labels."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from qlora_wgpu.errors import DataError, TokenizerError
 __all__ = ["Dataset", "Example", "Preparation", "load_dataset"]
 
 Truncation = Literal["keep_start", "keep_end", "drop", "error"]
-_TOLD_EVERY = 256  # rows between two reports of progress
+_REPORTED_EVERY = 256  # rows between two reports of progress
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """How rows become examples.
+    """Settings of how rows become examples.
 
     Attributes:
         max_seq_length: Longest example in tokens, at least 2.
         chat_template: ``data.chat_template``: see ``find_chat_template``.
         row_format: A key of ``FORMATS``, or "auto" to go by the first row.
         columns: The row's own name of each key of its format, where it has another.
-        train_on: What is learnt; see ``RowEncoder``.
-        truncation: What becomes of longer rows: cut at the end (keep_start) or at the beginning
+        train_on: The tokens that are learnt; see ``RowEncoder``.
+        truncation: Treatment of longer rows: cut at the end (keep_start) or at the beginning
             (keep_end), left out (drop), or an error.
     """
 
@@ -73,7 +73,7 @@ def load_dataset(
         chat_template: ``data.chat_template``: see ``find_chat_template``.
         how: Everything else about the preparation, instead of the two before.
         cache: Whether what is prepared is kept on disk for the next time.
-        progress: Told, now and then, how many rows are done.
+        progress: Called now and then with the number of rows that are done.
 
     Raises:
         DataError: If a file cannot be read, a row is wrong, or there is nothing to learn.
@@ -119,7 +119,7 @@ def _open(
 def _settings(
     how: Preparation, tokenizer: Tokenizer, template: ChatTemplate | None
 ) -> dict[str, Any]:
-    """What decides, besides the files, how they become tokens."""
+    """Everything besides the files that decides how they become tokens."""
     source = template.source if template is not None else ""
     return {
         "max_seq_length": how.max_seq_length,
@@ -207,18 +207,18 @@ class _Source:
             if self._counts.rows == 0 and self._template is not None and row_format in CHATS:
                 self._other_end = end_of_turn(self._template, self._tokenizer)
             self._count(rows=1)
-            if self._counts.rows % _TOLD_EVERY == 0:
+            if self._counts.rows % _REPORTED_EVERY == 0:
                 self._progress(self._counts.rows)
             try:
-                found = self._encoder.encode(row, row_format)
+                encoded = self._encoder.encode(row, row_format)
             except DataError as err:
                 raise DataError(f"{where}: {err}") from err
             except TokenizerError as err:
                 raise TokenizerError(f"{where}: {err}") from err
-            self._end_learnt = self._end_learnt or not ends.isdisjoint(found.labels)
-            if self._other_end is not None and self._other_end in found.labels:
+            self._end_learnt = self._end_learnt or not ends.isdisjoint(encoded.labels)
+            if self._other_end is not None and self._other_end in encoded.labels:
                 self._other_end_learnt = True
-            cut = self._cut(found, where)
+            cut = self._cut(encoded, where)
             if cut is None:
                 self._count(dropped=1)
             elif not learns(cut.labels):
@@ -226,24 +226,24 @@ class _Source:
                 if empty:
                     yield cut
             else:
-                self._count(truncated=int(cut is not found))
+                self._count(truncated=int(cut is not encoded))
                 yield cut
 
-    def _cut(self, found: Encoded, where: str) -> Encoded | None:
-        """What is kept of a row, or None if nothing is."""
+    def _cut(self, encoded: Encoded, where: str) -> Encoded | None:
+        """The part of a row that is kept, or None if nothing is."""
         limit, truncation = self._how.max_seq_length, self._how.truncation
-        if len(found.ids) <= limit:
-            return found
+        if len(encoded.ids) <= limit:
+            return encoded
         if truncation == "error":
             raise DataError(
-                f"{where}: it has {len(found.ids)} tokens, more than max_seq_length={limit}, and "
+                f"{where}: it has {len(encoded.ids)} tokens, more than max_seq_length={limit}, and "
                 "data.truncation is error"
             )
         if truncation == "drop":
             return None
         kept = slice(limit) if truncation == "keep_start" else slice(-limit, None)
-        ids = found.ids[kept]
-        return Encoded(ids, found.labels[kept], self._tokenizer.decode(ids, False))
+        ids = encoded.ids[kept]
+        return Encoded(ids, encoded.labels[kept], self._tokenizer.decode(ids, False))
 
     def _count(self, **more: int) -> None:
         now = asdict(self._counts)
@@ -257,13 +257,13 @@ class _Source:
             for where, given in read_rows(path):
                 try:
                     row = with_columns(given, self._how.columns)
-                    found = detect_format(row, self._how.row_format)
+                    own_format = detect_format(row, self._how.row_format)
                     if row_format is None:
-                        row_format, first = found, where
-                    elif found != row_format:
+                        row_format, first = own_format, where
+                    elif own_format != row_format:
                         raise DataError(
-                            f"a row of the format '{found}' stands among rows of '{row_format}' "
-                            f"({first}): give each format its own file"
+                            f"a row of the format '{own_format}' stands among rows of "
+                            f"'{row_format}' ({first}): give each format its own file"
                         )
                 except DataError as err:
                     raise DataError(f"{where}: {err}") from err

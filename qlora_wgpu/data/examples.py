@@ -18,7 +18,7 @@ _AT_ONCE = 4096  # examples that are counted together
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Example:
-    """One sequence.
+    """One sequence of tokens with its labels.
 
     Attributes:
         input_ids: Token ids, int32, shape (length,).
@@ -40,7 +40,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Counts:
-    """What became of the rows of a source.
+    """Counts of what became of the rows of a source.
 
     Attributes:
         rows: All of them.
@@ -59,7 +59,7 @@ class Dataset(Sequence[Example]):
     """Examples in the order of their source, in arrays that may be mapped from a file.
 
     Attributes:
-        counts: What became of the source's rows.
+        counts: Counts of what became of the source's rows.
         warnings: Sentences for the user about what was cut or left out.
     """
 
@@ -72,8 +72,8 @@ class Dataset(Sequence[Example]):
         """Copies examples into arrays.
 
         Args:
-            examples: What it will hold.
-            counts: Of their origin; so many rows by default.
+            examples: The examples to copy.
+            counts: Counts of what became of the source's rows; by default each example is a row.
             warnings: About it.
         """
         lengths = np.array([len(e) for e in examples], np.int64)

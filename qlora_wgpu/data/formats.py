@@ -1,4 +1,4 @@
-"""From a row of a data set to token ids and labels."""
+"""Formats of rows, and their encoding as token ids and labels."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def with_columns(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str
     """A row under its format's keys.
 
     Args:
-        row: As it was read.
+        row: The row as it was read.
         columns: The row's own names by the format's.
 
     Raises:
@@ -59,37 +59,37 @@ def with_columns(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str
     renamed = dict(row)
     for key, column in columns.items():
         if column not in row:
-            found = ", ".join(f"'{name}'" for name in list(row)[:8]) or "none"
+            names = ", ".join(f"'{name}'" for name in list(row)[:8]) or "none"
             raise DataError(
-                f"data.columns names the column '{column}' for '{key}', but the row's are {found}"
+                f"data.columns names the column '{column}' for '{key}', but the row's are {names}"
             )
         renamed[key] = row[column]
     return renamed
 
 
-def detect_format(row: Mapping[str, Any], wanted: str = "auto") -> str:
+def detect_format(row: Mapping[str, Any], row_format: str = "auto") -> str:
     """Names the format of a row by its keys.
 
     Args:
         row: The row.
-        wanted: The format it must have, if any.
+        row_format: The format it must have, if any.
 
     Raises:
         DataError: If the keys fit no format.
     """
     for name, keys in FORMATS.items():
-        if wanted in ("auto", name) and all(key in row for key in keys):
+        if row_format in ("auto", name) and all(key in row for key in keys):
             return name
-    found = ", ".join(f"'{key}'" for key in list(row)[:8]) or "none"
+    names = ", ".join(f"'{key}'" for key in list(row)[:8]) or "none"
     near = [
         f"'{key}' looks like '{close[0]}'"
         for key in row
         if key not in _KNOWN_KEYS and (close := difflib.get_close_matches(key, _KNOWN_KEYS, n=1))
     ]
-    formats = FORMATS.values() if wanted == "auto" else [FORMATS[wanted]]
+    formats = FORMATS.values() if row_format == "auto" else [FORMATS[row_format]]
     needed = "; or ".join(" and ".join(f"'{key}'" for key in keys) for keys in formats)
     hint = f" ({near[0]})" if near else ""
-    raise DataError(f"a row needs the key {needed}; its keys are {found}{hint}")
+    raise DataError(f"a row needs the key {needed}; its keys are {names}{hint}")
 
 
 class Encoded(NamedTuple):
@@ -123,7 +123,7 @@ class RowEncoder:
         Args:
             tokenizer: The model's tokenizer.
             template: The chat template, or None if there is none.
-            train_on: What is learnt.
+            train_on: The tokens that are learnt.
         """
         self._train_on = train_on
         self._tokenizer = tokenizer

@@ -15,7 +15,7 @@ _ABOUT = ("dataset_infos.json", "dataset_info.json", "state.json")
 
 
 def is_dataset_name(text: str) -> bool:
-    """Whether it has the form owner/name or owner/name:split, and is not plainly a file."""
+    """Whether a text has the form owner/name or owner/name:split, and is not plainly a file."""
     match = _NAME.fullmatch(text)
     return match is not None and not match["name"].lower().endswith((*_SUFFIXES, ".txt"))
 
@@ -94,26 +94,28 @@ def choose(name: str, files: list[str], split: str) -> list[str]:
         and not any(part.startswith(".") for part in PurePosixPath(f).parts)
     ]
     *folders, stem = split.split("/")
-    found = [
+    members = [
         f
         for f in rows
         if _begins(PurePosixPath(f).name, stem) or PurePosixPath(f).parent.name == stem
         if not folders or "/".join(folders) in PurePosixPath(f).parent.as_posix()
     ]
-    if not found and len(rows) == 1 and split == "train":
+    if not members and len(rows) == 1 and split == "train":
         return rows
-    places = sorted({PurePosixPath(f).parent.as_posix() for f in found})
+    places = sorted({PurePosixPath(f).parent.as_posix() for f in members})
     if len(places) > 1:
         raise DataError(
             f"the data set {name} has {split} in several folders ({', '.join(places[:6])}): name "
             f"one, such as {name}:{places[0]}/{stem}"
         )
-    if not found:
-        known = sorted({re.split(r"[-._]", PurePosixPath(f).name)[0] for f in rows})
-        told = f"its files begin with {', '.join(known[:8])}" if known else "it has no data file"
-        raise DataError(f"the data set {name} has no split {split!r}: {told}")
-    best = min(_SUFFIXES.index(PurePosixPath(f).suffix.lower()) for f in found)
-    return sorted(f for f in found if f.lower().endswith(_SUFFIXES[best]))
+    if not members:
+        prefixes = sorted({re.split(r"[-._]", PurePosixPath(f).name)[0] for f in rows})
+        hint = (
+            f"its files begin with {', '.join(prefixes[:8])}" if prefixes else "it has no data file"
+        )
+        raise DataError(f"the data set {name} has no split {split!r}: {hint}")
+    best = min(_SUFFIXES.index(PurePosixPath(f).suffix.lower()) for f in members)
+    return sorted(f for f in members if f.lower().endswith(_SUFFIXES[best]))
 
 
 def _begins(file: str, stem: str) -> bool:

@@ -135,17 +135,17 @@ def _like(content: Any, sentinel: str) -> Any:
     return [{"type": "text", "text": sentinel}] if isinstance(content, list) else sentinel
 
 
-def _is_from(found: str, content: Any) -> bool:
-    """Whether what was found is the content, or what a template keeps of it."""
+def _is_from(passage: str, content: Any) -> bool:
+    """Whether a passage of the text is the content, or what a template keeps of it."""
     if isinstance(content, list):
         content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     if not isinstance(content, str):
-        return not found
-    return found.strip() in content if found.strip() else not content.strip()
+        return not passage
+    return passage.strip() in content if passage.strip() else not content.strip()
 
 
 def tokens_in_spans(offsets: Sequence[Span], spans: Sequence[Span]) -> list[bool]:
-    """Which tokens stand, at least in part, for characters in one of the spans.
+    """Marks tokens that stand, at least in part, for characters in one of the spans.
 
     Args:
         offsets: For each token its character range; ``(0, 0)`` for added special tokens. Spaces
@@ -173,7 +173,7 @@ def end_of_turn(template: ChatTemplate, tokenizer: Tokenizer) -> int | None:
 
 
 def closing_text(template: ChatTemplate) -> str:
-    """What the template writes after an assistant's last turn, without white space around it."""
+    """The text that a template writes after an assistant's last turn, stripped of white space."""
     answer = _SENTINEL.format(0)
     try:
         text = template.render(

@@ -1,4 +1,4 @@
-"""Which examples share a row of a batch."""
+"""Packing: several examples in one row of a batch."""
 
 from __future__ import annotations
 

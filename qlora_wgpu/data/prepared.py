@@ -29,7 +29,7 @@ _ARRAYS = {"ids": np.int32, "labels": np.int32, "ends": np.int64}
 
 
 def cache_folder() -> Path:
-    """Where prepared data is kept: ``qlora-wgpu/data`` in the user's cache folder."""
+    """The folder of prepared data: ``qlora-wgpu/data`` in the user's cache folder."""
     return cache_path("data")
 
 
@@ -50,7 +50,7 @@ class Writer:
         """Starts an empty data set.
 
         Args:
-            folder: Where it will be kept, or None for memory.
+            folder: The folder to keep the data in, or None for memory.
         """
         self._folder = folder
         self._unfinished: Path | None = None
@@ -92,9 +92,9 @@ class Writer:
         except OSError:  # another run has just finished the same
             shutil.rmtree(self._unfinished, ignore_errors=True)
         self._unfinished = None
-        found = read(self._folder)
-        assert found is not None
-        return found
+        dataset = read(self._folder)
+        assert dataset is not None
+        return dataset
 
     def discard(self) -> None:
         """Removes what was written; nothing where the data set is finished."""
@@ -128,14 +128,14 @@ def prepare(folder: Path | None, fill: Callable[[Writer], tuple[Counts, list[str
     """The data set of a folder, made by ``fill`` if it is not there.
 
     Args:
-        folder: Where it is kept, or None for memory only.
+        folder: The folder to keep the data in, or None for memory only.
         fill: Adds all examples to a writer, and returns what became of the rows and what to tell.
     """
-    found = read(folder) if folder is not None else None
-    if found is not None and folder is not None:
+    dataset = read(folder) if folder is not None else None
+    if dataset is not None and folder is not None:
         with suppress(OSError):
             (folder / "about.json").touch()  # used just now: see _forget_oldest
-        return found
+        return dataset
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
         _forget_oldest(folder.parent)

@@ -66,19 +66,19 @@ def data_files(path: Path) -> list[Path]:
     if not path.is_dir():
         check_file(path)
         return [path]
-    found = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
-    found = [p for p in found if not any(q.startswith(".") for q in p.relative_to(path).parts)]
-    if not found:
+    files = sorted(p for p in path.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+    files = [p for p in files if not any(q.startswith(".") for q in p.relative_to(path).parts)]
+    if not files:
         raise DataError(f"the folder {path} holds no data file: put {KINDS} there")
-    texts = [p for p in found if p.suffix.lower() == ".txt"]
-    if texts and len(texts) < len(found):
+    texts = [p for p in files if p.suffix.lower() == ".txt"]
+    if texts and len(texts) < len(files):
         raise DataError(
             f"the folder {path} holds both text files and files of rows ({texts[0].name}, "
-            f"{next(p for p in found if p not in texts).name}): give each a folder of its own"
+            f"{next(p for p in files if p not in texts).name}): give each a folder of its own"
         )
-    for file in found:
+    for file in files:
         check_file(file)
-    return found
+    return files
 
 
 def read_text(path: Path) -> str:

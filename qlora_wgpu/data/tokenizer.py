@@ -146,8 +146,8 @@ class Tokenizer:
     def first_special(self, ids: Sequence[int]) -> str | None:
         """Text of the first special token among ids but the unknown one, or None."""
         unknown = self._special_id("unk_token")
-        found = next((i for i in ids if i in self._special_ids and i != unknown), None)
-        return None if found is None else str(self._backend.id_to_token(found))
+        special = next((i for i in ids if i in self._special_ids and i != unknown), None)
+        return None if special is None else str(self._backend.id_to_token(special))
 
     def to_json(self) -> str:
         """The whole of tokenizer.json as it is used."""
@@ -160,8 +160,8 @@ class Tokenizer:
 
     def token_id(self, text: str) -> int | None:
         """Id of a token by its exact text, or None."""
-        found = self._backend.token_to_id(text)
-        return None if found is None else int(found)
+        token = self._backend.token_to_id(text)
+        return None if token is None else int(token)
 
     def _special_id(self, name: str) -> int | None:
         text = self.special_tokens.get(name)

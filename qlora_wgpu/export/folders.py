@@ -39,7 +39,7 @@ def write_folder(
     Args:
         source: The model.
         target: The new folder; it appears whole or not at all.
-        config: Its config.json.
+        config: The new folder's config.json.
         tensors_of: What a tensor of the source becomes: none, itself or several, with their bytes
             made when they are written.
         progress: Called with each tensor's name before it is written.
@@ -54,14 +54,14 @@ def write_folder(
             weight_map: dict[str, str] = {}
             total = 0
             for name, stored in source.files().items():
-                made: Tensors = {}
+                tensors: Tensors = {}
                 for tensor in stored:
-                    made |= tensors_of(tensor)
-                entries = {n: entry for n, (entry, _) in made.items()}
+                    tensors |= tensors_of(tensor)
+                entries = {n: entry for n, (entry, _) in tensors.items()}
 
-                def data(tensor: str, made: Tensors = made) -> npt.NDArray[Any]:
+                def data(tensor: str, tensors: Tensors = tensors) -> npt.NDArray[Any]:
                     progress(tensor)
-                    return made[tensor][1]()
+                    return tensors[tensor][1]()
 
                 write_stream(unfinished / name, entries, data)
                 weight_map |= dict.fromkeys(entries, name)

@@ -87,8 +87,8 @@ def export_gguf(
     count = 0
     for layer in adapted_layers(tensors):
         module, a, b = layer.module, layer.a, layer.b
-        found = names.get_name(f"{module}.weight", try_suffixes=(".weight",))
-        if found is None:
+        gguf_name = names.get_name(f"{module}.weight", try_suffixes=(".weight",))
+        if gguf_name is None:
             raise UnsupportedModelError(f"llama.cpp has no name for {module}")
         # llama.cpp multiplies by alpha / rank; whatever else the scaling is goes into B.
         ratio = peft.scaling_of(module) * len(a) / peft.lora_alpha
@@ -96,8 +96,8 @@ def export_gguf(
         leaf = module.rpartition(".")[2]
         if permuted and leaf in heads:
             b = _to_pairs(b, heads[leaf])
-        writer.add_tensor(f"{found}.lora_a", np.ascontiguousarray(a))
-        writer.add_tensor(f"{found}.lora_b", np.ascontiguousarray(b))
+        writer.add_tensor(f"{gguf_name}.lora_a", np.ascontiguousarray(a))
+        writer.add_tensor(f"{gguf_name}.lora_b", np.ascontiguousarray(b))
         count += 1
     _write(writer, path)
     return count

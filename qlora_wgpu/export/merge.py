@@ -42,7 +42,7 @@ def merge(
         model: Folder or hub name of the base.
         adapter: Folder of the PEFT adapter.
         out: The new folder.
-        base: What the adapter is added to: the stored 16-bit weights, or what they are after
+        base: Weights to add the adapter to: the stored 16-bit weights, or what they are after
             quantization, which the adapter was trained with.
         quant: How they were quantized, for "dequantized".
         progress: Called with each tensor's name before it is written.

@@ -58,15 +58,15 @@ def quantize_folder(
     linears = {
         stored_name(folder, architecture, f"{s.name}.weight") for s in architecture.every_linear
     }
-    made: dict[str, dict[str, npt.NDArray[Any]]] = {}
+    parts: dict[str, dict[str, npt.NDArray[Any]]] = {}
 
     def quantized(name: str) -> dict[str, npt.NDArray[Any]]:
         """All parts of one weight; the last one that was made is kept."""
-        if name not in made:
-            made.clear()
-            found = quantize_nf4(folder.float32(name), *form)
-            made[name] = nf4_parts(name, found, _DTYPES[folder.dtype(name)])
-        return made[name]
+        if name not in parts:
+            parts.clear()
+            weight = quantize_nf4(folder.float32(name), *form)
+            parts[name] = nf4_parts(name, weight, _DTYPES[folder.dtype(name)])
+        return parts[name]
 
     def tensors_of(name: str) -> Tensors:
         if name not in linears:

@@ -42,15 +42,15 @@ class Attention:
     """Causal attention with grouped keys and values.
 
     Attributes:
-        dimensions: The decoder's.
+        dimensions: The decoder's dimensions.
         rope: How heads are rotated; None where the layer knows no positions.
         window: How many tokens back it sees; None for all.
         qkv_bias: Whether q, k and v have biases.
         o_bias: Whether o has one.
         fused: Whether q, k and v are one layer, ``qkv_proj``.
-        qk_norm: What normalizes queries and keys, if anything.
+        qk_norm: The norm of queries and keys, if any.
         interleaved: Whether neighbours are rotated, instead of a head's halves.
-        scale: Of the scores; None for 1 / √head_dim.
+        scale: Factor of the scores; None for 1 / √head_dim.
         softcap: Scores s become softcap · tanh(s / softcap), if given.
     """
 
@@ -96,7 +96,7 @@ class Attention:
 
     @property
     def _columns(self) -> dict[str, tuple[int, int]]:
-        """Where q, k and v begin in their common product, and how wide they are."""
+        """The first column and the width of q, k and v in their common product."""
         wide, narrow = self.dimensions.query_size, self.dimensions.key_value_size
         return {"q": (0, wide), "k": (wide, narrow), "v": (wide + narrow, narrow)}
 

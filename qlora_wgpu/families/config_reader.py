@@ -21,7 +21,7 @@ class ConfigReader:
         self.config = config
 
     def with_defaults(self, **defaults: Any) -> ConfigReader:
-        """The same file with values for keys that it lacks; a null stays one."""
+        """This file with values for keys that it lacks; a null stays one."""
         return ConfigReader({**defaults, **self.config})
 
     def integer(self, key: str, default: int | None = None) -> int:
@@ -54,7 +54,7 @@ class ConfigReader:
         return value
 
     def choice(self, key: str, allowed: tuple[Any, ...], default: Any = None) -> Any:
-        """One of a few values; anything else would train a wrong model."""
+        """A value among a few that are computed; anything else would train a wrong model."""
         value = self.config.get(key, default)
         if value not in allowed:
             supported = ", ".join(map(repr, allowed))

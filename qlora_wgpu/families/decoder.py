@@ -23,13 +23,13 @@ from qlora_wgpu.ops.batch import BatchBuffers
 
 @dataclass(frozen=True)
 class ResidualOrder:
-    """Where a layer's norms stand, by their names; None where there is none.
+    """The places of a layer's norms, by their names; None where there is none.
 
     Attributes:
-        before_attention: What attention reads is normalized by it.
-        after_attention: What attention makes is, before it is added to the residual stream.
-        before_mlp: The same of the MLP.
-        after_mlp: The same of the MLP.
+        before_attention: The norm of attention's input.
+        after_attention: The norm of attention's output, before it is added to the residual stream.
+        before_mlp: The norm of the MLP's input.
+        after_mlp: The norm of the MLP's output.
         parallel: Whether both halves read what ``before_attention`` makes.
     """
 
@@ -67,24 +67,24 @@ class Half(Protocol):
     """Attention or an MLP: a half of a layer."""
 
     def weights(self, at: str) -> Weights:
-        """Its weights in the layer whose names begin so."""
+        """The half's weights in the layer whose names begin with ``at``."""
 
     def trace(
         self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
     ) -> Tensor:
-        """Adds scale times what it makes of x to the residual; or that alone, in float32."""
+        """Adds scale times the half's output for x to the residual; or that alone, in float32."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer.
+    """One layer of a decoder.
 
     Attributes:
-        norm: The kind of all its norms.
-        attention: Its first half.
-        mlp: Its second half.
-        order: Where its norms stand.
-        residual_scale: Of what each half adds.
+        norm: The kind of all the layer's norms.
+        attention: The first half.
+        mlp: The second half.
+        order: The places of the norms.
+        residual_scale: Factor of what each half adds.
     """
 
     norm: Norm
@@ -125,15 +125,15 @@ class Decoder:
     """A whole model up to its final norm, and what its logits go through.
 
     Attributes:
-        dimensions: Its dimensions.
+        dimensions: The model's sizes.
         norm: The final one.
         layers: From the first to the last.
         tied: Whether the head is the embedding.
         prefix: How the names of its modules begin.
         stored_prefixes: See ``Architecture``.
-        embedding_scale: Of the embedding.
-        logit_scale: Of the head's product.
-        logit_softcap: Of the logits, if any.
+        embedding_scale: Factor of the embedding.
+        logit_scale: Factor of the head's product.
+        logit_softcap: Bound of the logits, if any.
         notes: See ``Architecture``.
     """
 
@@ -149,7 +149,7 @@ class Decoder:
     notes: tuple[str, ...] = ()
 
     def architecture(self) -> Architecture:
-        """What the rest of the package needs of it."""
+        """The architecture, which is what the rest of the package needs of a decoder."""
         weights = Weights()
         for i, layer in enumerate(self.layers):
             weights += layer.weights(self._at(i))

@@ -26,7 +26,7 @@ class Dimensions:
 
         Args:
             read: The config.json.
-            head_dim: What it is where no key says it; by default the usual division.
+            head_dim: The value where no key says it; by default the usual division.
 
         Raises:
             UnsupportedModelError: If they do not fit each other.

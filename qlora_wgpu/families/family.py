@@ -1,4 +1,4 @@
-"""What a model family tells the rest: its layers' names and shapes, and its forward.
+"""The interface of a model family: its layers' names and shapes, and its forward.
 
 A family is one module here, named after Hugging Face's ``model_type``, with a ``FAMILY``.
 """
@@ -44,7 +44,7 @@ class ExpertSpec:
 
     @property
     def name(self) -> str:
-        """Of all of them together."""
+        """The name of all experts' layers together."""
         return f"{self.at}.{self.leaf}"
 
     @property
@@ -92,7 +92,7 @@ class Architecture:
         num_layers: Layers.
         linears: All that can carry an adapter but experts, in the order of the forward.
         experts: Linear layers of experts.
-        notes: What of the config.json is not done in training, for the user to know.
+        notes: Details of the config.json that training leaves out, for the user to know.
         routers: Shapes of frozen matrices that are neither quantized nor adapted, by tensor name.
         norms: Dimensions of the normalization weights, by tensor name.
         tied: Whether the head is the embedding.
@@ -100,8 +100,8 @@ class Architecture:
         head_name: The head's tensor.
         stored_prefixes: Pairs of how a module's name begins and how files may begin it instead.
         norm_offset: Added to the stored weights of the norms: 1 where they mean 1 + weight.
-        logit_scale: Of the head's product.
-        logit_softcap: Of the logits, if any.
+        logit_scale: Factor of the head's product.
+        logit_softcap: Bound of the logits, if any.
     """
 
     config: Any
@@ -162,7 +162,7 @@ def register_family(model_type: str, family: Family) -> None:
     """Makes a family of your own known, or replaces one, for the rest of the process.
 
     Args:
-        model_type: As config.json has it.
+        model_type: The value of config.json's ``model_type``.
         family: An object with ``read`` and ``forward``; see ``Family``.
     """
     _REGISTERED[model_type] = family

@@ -23,8 +23,8 @@ class GatedMLP:
     """down_proj(activation(gate_proj(x)) · up_proj(x)).
 
     Attributes:
-        dimensions: The decoder's.
-        activation: Of the gate.
+        dimensions: The decoder's dimensions.
+        activation: The gate's activation.
         bias: Whether all three have biases.
     """
 
@@ -52,7 +52,7 @@ class GatedMLP:
 
 @dataclass(frozen=True)
 class FusedGatedMLP:
-    """The same with gate and up as one layer, ``gate_up_proj``."""
+    """``GatedMLP`` with gate and up as one layer, ``gate_up_proj``."""
 
     dimensions: Dimensions
     activation: str
@@ -79,7 +79,7 @@ class PlainMLP:
     """c_proj(activation(c_fc(x))).
 
     Attributes:
-        dimensions: The decoder's.
+        dimensions: The decoder's dimensions.
         activation: Between the two.
         bias: Whether both have biases.
     """

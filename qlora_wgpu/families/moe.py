@@ -18,14 +18,14 @@ class Experts:
     """The mixture of a layer.
 
     Attributes:
-        hidden_size: Of the residual stream.
-        intermediate_size: Of an expert.
-        activation: Of the experts' gates.
-        num_experts: How many there are.
-        num_experts_per_tok: How many each token meets.
+        hidden_size: Elements of a row of the residual stream.
+        intermediate_size: Rows of an expert's gate and up.
+        activation: The activation of the experts' gates.
+        num_experts: Number of experts.
+        num_experts_per_tok: Number of experts that each token meets.
         norm_topk_prob: Whether the weights of those that a token meets sum up to one.
-        name: What the module is called within a layer.
-        leaves: What an expert calls its gate, up and down.
+        name: The module's name within a layer.
+        leaves: An expert's names of gate, up and down.
     """
 
     hidden_size: int
@@ -75,7 +75,7 @@ class Experts:
 def read_expert_counts(
     read: ConfigReader, num_experts: int, num_experts_per_tok: int
 ) -> tuple[int, int]:
-    """How many experts a layer has, by its old or its new key, and how many a token meets.
+    """The numbers of a layer's experts, by its old or its new key, and of those a token meets.
 
     Args:
         read: The config.json.

@@ -14,7 +14,7 @@ from qlora_wgpu.families.rope import read_rope
 
 
 def compose(read: ConfigReader) -> Decoder:
-    """As Qwen 3, some or all MLPs mixtures; where one layer slides, all do."""
+    """Qwen 3 with some or all MLPs mixtures; where one layer has a window, all do."""
     read.no_dropout("attention_dropout")
     dimensions = Dimensions.read(read)
     eps, bias = read.number("rms_norm_eps", 1e-6), read.flag("attention_bias")
@@ -57,7 +57,7 @@ def _experts(read: ConfigReader, dimensions: Dimensions) -> Experts:
 
 
 def _sparse_layers(read: ConfigReader, layers: int) -> list[bool]:
-    """Which layers have experts."""
+    """The layers that have experts."""
     dense = read.config.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(isinstance(i, int) for i in dense):
         raise UnsupportedModelError("config.json: mlp_only_layers must be a list of integers")

@@ -31,12 +31,12 @@ _NOT_NUMBERS = {"truncate", "rope_type", "type"}
 
 @dataclass(frozen=True)
 class Rope:
-    """How a model's heads are rotated.
+    """The rotation of a model's heads.
 
     Attributes:
         rotary_dim: Elements of a head that are rotated.
         frequencies: Angle per position of each pair, for sequences of a length.
-        factor: What cosines and sines are multiplied by.
+        factor: Factor of cosines and sines.
     """
 
     rotary_dim: int

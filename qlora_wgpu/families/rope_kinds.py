@@ -19,7 +19,7 @@ Frequencies = Callable[[int], FloatArray]
 
 @dataclass(frozen=True)
 class RopeParameters:
-    """What config.json says of a rotation.
+    """The part of config.json that tells about a rotation.
 
     Attributes:
         config: The file.
@@ -32,7 +32,7 @@ class RopeParameters:
     rotary_dim: int
 
     def number(self, key: str, default: float = 0.0) -> float:
-        """One of the rotation's values."""
+        """A number among the rotation's values."""
         return float(self.values.get(key) or default)
 
     def frequencies(self, theta: float | None = None) -> FloatArray:

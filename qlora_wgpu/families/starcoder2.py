@@ -14,7 +14,7 @@ DROPOUTS = ("attention_dropout", "residual_dropout", "embedding_dropout")
 
 
 def compose(read: ConfigReader) -> Decoder:
-    """Its dropouts are not applied, and a note says so where they are not zero."""
+    """StarCoder 2, without its dropouts; a note says so where they are not zero."""
     dimensions = Dimensions.read(read)
     bias = read.flag("use_bias", True)
     attention = Attention(

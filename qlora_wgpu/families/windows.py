@@ -1,4 +1,4 @@
-"""Which layers attend to a sliding window, as config.json says it, and how wide it is."""
+"""Sliding windows: which layers attend to one by config.json, and its width."""
 
 from __future__ import annotations
 

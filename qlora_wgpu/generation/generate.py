@@ -30,7 +30,7 @@ def generate(
 
     Args:
         model: Base and adapter.
-        prompt_ids: What comes before; at least one token.
+        prompt_ids: The prompt's tokens; at least one.
         max_new_tokens: Most tokens to yield.
         temperature: 0 takes the likeliest token; else logits are divided by it and sampled.
         top_k: Sample among this many of the likeliest tokens; 0 for all.
@@ -54,11 +54,11 @@ def generate(
     if len(ids) >= limit:
         raise DataError(f"the prompt has {len(ids)} tokens, and the model takes at most {limit}")
     random = np.random.Generator(np.random.Philox(seed))
-    wanted = min(max_new_tokens, limit - len(ids))
-    decoder = decoder or Decoder(model, len(ids) + wanted)
+    count = min(max_new_tokens, limit - len(ids))
+    decoder = decoder or Decoder(model, len(ids) + count)
     logits = decoder.start(ids)
     token = ids[-1]
-    for index in range(wanted):
+    for index in range(count):
         if index:
             logits = decoder.step(token)
         if not np.isfinite(logits).all():

@@ -24,11 +24,11 @@ _PREFERRED_APIS = {"darwin": ("Metal",), "win32": ("Vulkan", "D3D12")}.get(
 _TYPE_ORDER = {"DiscreteGPU": 0, "IntegratedGPU": 1, "Unknown": 2, "CPU": 3}
 
 INSTALL_HINT = (
-    "install your graphics card's Vulkan driver, or on Debian and Ubuntu the software adapter "
+    "install your graphics card's Vulkan driver, or on Debian and Ubuntu the software GPU "
     "with: apt-get install mesa-vulkan-drivers"
 )
 _DAWN_HINT = (
-    "Dawn lists no adapter: it needs a newer driver than wgpu does (of Mesa's, 25 or later); "
+    "Dawn lists no GPU: it needs a newer driver than wgpu does (of Mesa's, 25 or later); "
     "use device.backend: wgpu, or "
 )
 
@@ -42,12 +42,12 @@ class FoundAdapter:
 
     @property
     def name(self) -> str:
-        """As the driver calls it."""
+        """The name that the driver gives."""
         return str(self.raw.info["device"])
 
     @property
     def is_cpu(self) -> bool:
-        """Whether it is a software adapter."""
+        """Whether it is a software GPU."""
         return bool(self.raw.info["adapter_type"] == "CPU")
 
 
@@ -61,7 +61,7 @@ def list_adapters(backend: str = "auto") -> list[FoundAdapter]:
 
     Args:
         backend: ``"wgpu"``, ``"dawn"``, or ``"auto"``: wgpu, unless wgpudawn is installed and
-            offers a GPU's matrix units, or finds a software adapter only. The environment's
+            offers a GPU's matrix units, or finds a software GPU only. The environment's
             QLORA_WGPU_BACKEND says what ``"auto"`` is.
 
     Raises:
@@ -76,12 +76,12 @@ def list_adapters(backend: str = "auto") -> list[FoundAdapter]:
     return _listed(BACKENDS[backend])
 
 
-def choose_adapter(wanted: str = "auto", backend: str = "auto") -> FoundAdapter:
+def choose_adapter(gpu: str = "auto", backend: str = "auto") -> FoundAdapter:
     """Picks an adapter.
 
     Args:
-        wanted: ``"auto"``, an index into ``list_adapters()``, or part of an adapter's name.
-        backend: As for ``list_adapters``.
+        gpu: ``"auto"``, an index into ``list_adapters()``, or part of an adapter's name.
+        backend: ``"auto"``, ``"wgpu"`` or ``"dawn"``, as for ``list_adapters``.
 
     Raises:
         DeviceError: If there is no adapter, or none that fits.
@@ -90,29 +90,29 @@ def choose_adapter(wanted: str = "auto", backend: str = "auto") -> FoundAdapter:
     if not adapters:
         asked = os.environ.get(BACKEND_VARIABLE) if backend == "auto" else backend
         raise DeviceError(
-            f"no GPU adapter was found: {_DAWN_HINT if asked == 'dawn' else ''}{INSTALL_HINT}"
+            f"no GPU was found: {_DAWN_HINT if asked == 'dawn' else ''}{INSTALL_HINT}"
         )
-    if wanted == "auto":
+    if gpu == "auto":
         return adapters[0]
-    if wanted.isdigit() and int(wanted) < len(adapters):
-        return adapters[int(wanted)]
+    if gpu.isdigit() and int(gpu) < len(adapters):
+        return adapters[int(gpu)]
     for adapter in adapters:
-        if wanted.lower() in adapter.name.lower():
+        if gpu.lower() in adapter.name.lower():
             return adapter
     names = ", ".join(f"{i}: {a.name}" for i, a in enumerate(adapters))
-    raise DeviceError(f"no GPU is called {wanted!r}; there are {names} (device.gpu)")
+    raise DeviceError(f"no GPU is called {gpu!r}; there are {names} (device.gpu)")
 
 
 def _automatic() -> list[FoundAdapter]:
     dawn = BACKENDS["dawn"]
     if find_spec(dawn.package) is not None:
         try:
-            found = _listed(dawn)
+            adapters = _listed(dawn)
         except DeviceError:
-            found = []
+            adapters = []
         # Its matrix units on GPUs, and on lavapipe its compiler's code, are the faster ones.
-        if found and (found[0].is_cpu or any(dawn.matrix_shapes(a.raw) for a in found)):
-            return found
+        if adapters and (adapters[0].is_cpu or any(dawn.matrix_shapes(a.raw) for a in adapters)):
+            return adapters
     return _listed(BACKENDS["wgpu"])
 
 
@@ -125,10 +125,10 @@ def _listed(backend: Backend) -> list[FoundAdapter]:
     except DeviceError:
         raise
     except Exception as err:
-        raise DeviceError(f"no GPU adapter can be listed ({err}): {INSTALL_HINT}") from err
+        raise DeviceError(f"no GPU can be listed ({err}): {INSTALL_HINT}") from err
     usable = [
         FoundAdapter(adapter, backend)
         for adapter in adapters
         if adapter.info["backend_type"] in _PREFERRED_APIS
     ]
-    return sorted(usable, key=lambda found: _TYPE_ORDER.get(found.raw.info["adapter_type"], 2))
+    return sorted(usable, key=lambda adapter: _TYPE_ORDER.get(adapter.raw.info["adapter_type"], 2))

@@ -1,4 +1,4 @@
-"""What is asked of a WebGPU implementation; ``wgpu_native`` and ``dawn`` are the two there are."""
+"""The interface of a WebGPU implementation; ``wgpu_native`` and ``dawn`` are the two."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ Dispatch = tuple[Any, Any, tuple[int, int, int]]  # pipeline, bind group, workgr
 
 @dataclass(frozen=True)
 class MatrixShape:
-    """A product that an adapter's matrix units make: f16 (m, k) by (k, n), added up in float32.
+    """A product that a GPU's matrix units make: f16 (m, k) by (k, n), added up in float32.
 
     Attributes:
         m: Rows.
         n: Columns.
         k: Depth.
-        lanes: Invocations of the subgroup that makes it.
+        threads: Invocations of the subgroup that makes it.
     """
 
     m: int
     n: int
     k: int
-    lanes: int
+    threads: int
 
 
 class Backend(ABC):
     """A Python package with wgpu-py's API, and what differs between such packages.
 
     Attributes:
-        name: As ``device.backend`` in a config has it.
-        package: As pip has it.
+        name: The value of ``device.backend`` in a config.
+        package: The package's name for pip.
         features: The features that are used, by WebGPU's names, as this package calls them.
     """
 
@@ -75,12 +75,12 @@ class Backend(ABC):
 
     def request_device(self, adapter: Any) -> Any:
         """Opens a device with the adapter's own limits and the few features that are used."""
-        wanted = [part for own in self.features_of(adapter).values() for part in own]
+        features = [part for own in self.features_of(adapter).values() for part in own]
         try:
-            return adapter.request_device_sync(required_features=wanted, required_limits={})
+            return adapter.request_device_sync(required_features=features, required_limits={})
         except Exception as err:
             raise DeviceError(
-                f"adapter {adapter.info['device']} gave no device ({err}): update its driver, "
+                f"the GPU {adapter.info['device']} gave no device ({err}): update its driver, "
                 "or choose another with device.gpu"
             ) from err
 

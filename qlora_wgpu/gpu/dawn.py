@@ -49,7 +49,7 @@ class Dawn(Backend):
         return f"enable subgroups; {code}" if "subgroup" in code else code
 
     def matrix_shapes(self, adapter: Any) -> tuple[MatrixShape, ...]:
-        """What the adapter lists, the largest first."""
+        """The shapes that the adapter lists, the largest first."""
         if _MATRIX not in adapter.features:
             return ()
         from wgpudawn.backends.dawn import extras

@@ -18,7 +18,7 @@ from qlora_wgpu.gpu.probe import matrix_shape, subgroup_size
 from qlora_wgpu.gpu.profile import Profile, cpu_profile, gpu_profile
 from qlora_wgpu.gpu.wgsl import Shader
 
-ALIGNMENT = 256  # of buffer windows: the most any adapter asks for
+ALIGNMENT = 256  # of buffer windows: the most any GPU asks for
 TEXTURE_WIDTH = 1024  # texels; shaders/common/texel.wgsl has it too
 _TEXTURE_ROW = 16 * TEXTURE_WIDTH  # bytes
 _UPLOAD_CHUNK = 16 << 20  # unsubmitted writes pile up in host memory
@@ -54,11 +54,11 @@ class Device:
 
     Attributes:
         backend: The WebGPU implementation.
-        gpu: Its adapter, in WebGPU's word.
-        raw: Its device.
-        features: Those of the device that are used, by WebGPU's names.
-        memory: What has been allocated here, by kind.
-        profile: How kernels are cut for this kind of adapter.
+        gpu: The GPU, which WebGPU calls an adapter.
+        raw: WebGPU's device.
+        features: Features of the device that are used, by WebGPU's names.
+        memory: Bytes allocated on the device, by kind.
+        profile: How kernels are cut for this kind of GPU.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Device:
         Args:
             gpu: ``"auto"``, an index, or part of a name, as ``qlora-wgpu doctor`` lists them.
             backend: ``"auto"``, ``"wgpu"`` or ``"dawn"``.
-            adapter: What ``gpu`` used to be called.
+            adapter: The former name of ``gpu``.
 
         Raises:
             DeviceError: If no such GPU can be opened.
@@ -77,9 +77,9 @@ class Device:
         if adapter is not None:
             warnings.warn("Device(adapter=) is now gpu=", DeprecationWarning, stacklevel=2)
             gpu = adapter
-        found = choose_adapter(gpu, backend)
-        self.backend = found.backend
-        self.gpu = found.raw
+        chosen = choose_adapter(gpu, backend)
+        self.backend = chosen.backend
+        self.gpu = chosen.raw
         self.features = frozenset(self.backend.features_of(self.gpu))
         self.raw = self.backend.request_device(self.gpu)
         self.memory = MemoryCounter()
@@ -88,7 +88,7 @@ class Device:
 
     @property
     def adapter(self) -> Any:
-        """What ``gpu`` used to be called."""
+        """The former name of ``gpu``."""
         warnings.warn("Device.adapter is now Device.gpu", DeprecationWarning, stacklevel=2)
         return self.gpu
 
@@ -99,7 +99,7 @@ class Device:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether this is a software adapter, which wants kernels without workgroup memory."""
+        """Whether this is a software GPU, which wants kernels without workgroup memory."""
         return bool(self.gpu.info["adapter_type"] == "CPU")
 
     def _choose_profile(self) -> Profile:
@@ -117,12 +117,12 @@ class Device:
         """Allocates a zeroed storage buffer.
 
         Args:
-            nbytes: Its size; rounded up to a multiple of four.
-            kind: What it is counted as in ``memory``.
+            nbytes: Size of the buffer; rounded up to a multiple of four.
+            kind: The kind that ``memory`` counts it under.
             label: For the driver's messages.
 
         Raises:
-            OutOfMemoryError: If it exceeds a limit of the adapter or the memory that is left.
+            OutOfMemoryError: If it exceeds a limit of the GPU or the memory that is left.
         """
         nbytes = buffer_bytes(nbytes)
         usage = self.backend.module.BufferUsage
@@ -139,12 +139,12 @@ class Device:
         """Allocates a storage texture of 16-byte texels, ``TEXTURE_WIDTH`` to a row.
 
         Args:
-            nbytes: Its size; rounded up to whole rows.
-            kind: What it is counted as in ``memory``.
+            nbytes: Size of the texture; rounded up to whole rows.
+            kind: The kind that ``memory`` counts it under.
             label: For the driver's messages.
 
         Raises:
-            OutOfMemoryError: If it exceeds a limit of the adapter or the memory that is left.
+            OutOfMemoryError: If it exceeds a limit of the GPU or the memory that is left.
         """
         nbytes = texture_bytes(nbytes)
         usage = self.backend.module.TextureUsage
@@ -171,7 +171,7 @@ class Device:
                 f"{most:,}: lower the batch size or data.max_seq_length"
             )
         try:
-            made = make()
+            memory = make()
         except Exception as err:
             if is_out_of_memory(err):
                 raise OutOfMemoryError(
@@ -181,7 +181,7 @@ class Device:
                 ) from err
             raise DeviceError(f"{self.name} refused {label or kind}: {err}") from err
         self.memory.add(kind, nbytes)
-        return made
+        return memory
 
     def write(self, buffer: Any, data: npt.NDArray[Any] | bytes, offset: int = 0) -> None:
         """Copies host data into a buffer, in pieces so that host memory stays flat."""
@@ -230,19 +230,19 @@ class Device:
 
     def pipeline(self, shader: Shader) -> Any:
         """Compiles a shader, once."""
-        found = self._pipelines.get(shader.label)
-        if found is None:
+        pipeline = self._pipelines.get(shader.label)
+        if pipeline is None:
             try:
                 module = self.raw.create_shader_module(
                     code=self.backend.dialect(shader.code), label=shader.label
                 )
-                found = self.raw.create_compute_pipeline(
+                pipeline = self.raw.create_compute_pipeline(
                     layout="auto", compute={"module": module, "entry_point": "main"}
                 )
             except Exception as err:
                 raise DeviceError(f"{self.name} cannot compile {shader.label}: {err}") from err
-            self._pipelines[shader.label] = found
-        return found
+            self._pipelines[shader.label] = pipeline
+        return pipeline
 
     def dispatch(self, pipeline: Any, group: Any, workgroups: tuple[int, int, int]) -> None:
         """Runs one kernel, in a submit of its own."""
@@ -273,12 +273,12 @@ class Device:
 
 
 def buffer_bytes(nbytes: int) -> int:
-    """What a buffer for so many bytes takes."""
+    """Bytes that a buffer of this size takes on the device."""
     return max(nbytes + -nbytes % 4, 16)
 
 
 def texture_bytes(nbytes: int) -> int:
-    """What a texture for so many bytes takes: whole rows of texels."""
+    """Bytes that a texture of this size takes on the device: whole rows of texels."""
     return max(-(-nbytes // _TEXTURE_ROW), 1) * _TEXTURE_ROW
 
 

@@ -1,4 +1,4 @@
-"""What a finding about a device holds for: its adapter, driver, this version and its shaders."""
+"""The identity of a device in caches: its GPU, driver, this version and its shaders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of Mesa's software adapter, lavapipe, which it reads when its driver is loaded."""
+"""Settings of Mesa's software GPU, lavapipe, which it reads when its driver is loaded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from qlora_wgpu.cache_folder import cache_path, make_cache_folder
 
 
 def widen_software_vectors(environ: MutableMapping[str, str]) -> None:
-    """Lets Mesa's software adapter use 512-bit vectors where the processor has them.
+    """Lets Mesa's software GPU use 512-bit vectors where the processor has them.
 
     It doubles what lavapipe computes, which keeps to 256 bits by itself. Its shader cache does
     not tell the widths apart, so this one gets a folder of its own. What the user has set stays.

@@ -77,7 +77,7 @@ _FROM_TEXELS = {
 
 @dataclass(frozen=True)
 class Bound:
-    """What is bound to an operand: its element type, and whether it lies in a texture."""
+    """The element type of a tensor that is bound, and whether it lies in a texture."""
 
     dtype: str
     texture: bool = False

@@ -40,10 +40,10 @@ class Source:
     Attributes:
         read: Gives the text of a file.
         constants: Known values by name.
-        bound: What is bound, by name.
+        bound: What is bound to each operand, by name.
         operands: The declarations met so far.
         names: Every name that a binding could have, live or not.
-        included: What has been included.
+        included: Files that have been included.
         conditions: Names of bindings that were asked for, and where.
     """
 

@@ -18,9 +18,9 @@ _SIZES = (4, 8, 16)  # sizes that the kernels are written for
 
 
 def subgroup_size(device: Device) -> int:
-    """Finds an adapter's subgroup size by running a kernel.
+    """Measures a GPU's subgroup size by running a kernel.
 
-    Adapters' own figures are wrong on some drivers, and a broadcast or a texture that does not work
+    The drivers' own figures are sometimes wrong, and a broadcast or a texture that does not work
     would spoil every product.
 
     Returns:
@@ -45,23 +45,23 @@ def subgroup_size(device: Device) -> int:
             },
         )
         device.dispatch(device.pipeline(shader), group, (1, 1, 1))
-        found = np.frombuffer(device.read(seen, texels.nbytes), np.uint32).reshape(-1, 4)
+        rows = np.frombuffer(device.read(seen, texels.nbytes), np.uint32).reshape(-1, 4)
     except DeviceError:
         return 0
     finally:
         device.memory.forget("probe")
-    size = int(found[0, 0])
+    size = int(rows[0, 0])
     if size not in _SIZES:
         return 0
     own = np.arange(_INVOCATIONS)
     expected = np.stack(
         [np.full_like(own, size), own % size, texels[own // size * size + 3, 0], texels[own, 3]], 1
     )
-    return size if np.array_equal(found, expected) else 0
+    return size if np.array_equal(rows, expected) else 0
 
 
 def matrix_shape(device: Device) -> MatrixShape | None:
-    """Finds a product that an adapter's matrix units make rightly, the largest first.
+    """Finds a product that a GPU's matrix units make rightly, the largest first.
 
     Which dimension is which, and what is a row, has been confused upstream: the product tried
     does not commute and its factors are no squares where the units' are none.
@@ -77,7 +77,7 @@ def _multiplies(device: Device, shape: MatrixShape) -> bool:
     # Small whole numbers, so that every sum is exact.
     left = (np.arange(m * k, dtype=np.float32) * 7 % 11 - 5).reshape(m, k)
     right = (np.arange(k * n, dtype=np.float32) * 5 % 13 - 6).reshape(k, n)
-    constants = {"M": m, "N": n, "K": k, "LANES": shape.lanes}
+    constants = {"M": m, "N": n, "K": k, "LANES": shape.threads}
     try:
         shader = load_shader("probe/matrix.wgsl", tuple(sorted(constants.items())))
         sizes = {"left": left.nbytes, "right": right.nbytes, "result": 4 * m * n}
@@ -87,9 +87,9 @@ def _multiplies(device: Device, shape: MatrixShape) -> bool:
         windows = {name: (buffers[name], 0, size) for name, size in sizes.items()}
         group = device.bind_group(shader, windows)
         device.dispatch(device.pipeline(shader), group, (1, 1, 1))
-        found = np.frombuffer(device.read(buffers["result"], 4 * m * n), np.float32)
+        product = np.frombuffer(device.read(buffers["result"], 4 * m * n), np.float32)
     except DeviceError:
         return False
     finally:
         device.memory.forget("probe")
-    return np.array_equal(found.reshape(m, n), 2 * left @ right)
+    return np.array_equal(product.reshape(m, n), 2 * left @ right)

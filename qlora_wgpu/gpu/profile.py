@@ -1,4 +1,4 @@
-"""How kernels are cut into tiles and workgroups for a kind of adapter."""
+"""How kernels are cut into tiles and workgroups for a kind of GPU."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from qlora_wgpu.gpu.backend import MatrixShape
 
 @dataclass(frozen=True)
 class Profile:
-    """How kernels are cut for a kind of adapter. A tuner may refine it; these are the defaults.
+    """How kernels are cut for a kind of GPU. A tuner may refine it; these are the defaults.
 
     Attributes:
-        name: Shown by ``doctor``.
+        name: The name that ``doctor`` shows.
         flat_group: Invocations of a workgroup in element-wise kernels.
-        elements_per_thread: Elements that each of them takes.
+        elements_per_thread: Elements that each invocation of those takes.
         threads_per_row: Invocations that share a row in row-wise kernels.
         rows_per_group: Rows of a workgroup in row-wise kernels.
         gemm_tile: Rows of results an invocation of a GEMM holds (by 8 columns).
@@ -27,9 +27,9 @@ class Profile:
         matrix_tile: Subgroups of a workgroup along rows and columns, then the products of matrix
             units that each makes along rows and columns.
         least_workgroups: Products of fewer are cut along their reduction, if that is long.
-        skinny_tile: As ``gemm_tile``, for GEMMs with as few columns as a LoRA rank.
-        skinny_group: As ``gemm_group``, for those.
-        lora_threads: Invocations that share a row of LoRA's thin products; 0 for thin GEMMs.
+        skinny_tile: ``gemm_tile`` for GEMMs with as few columns as a LoRA rank.
+        skinny_group: ``gemm_group`` for GEMMs with as few columns as a LoRA rank.
+        lora_threads: Invocations that share a row of LoRA's products; 0 for skinny GEMMs.
         lora_grad_group: Invocations of a workgroup of LoRA's gradients: along columns, and those
             that share the rows.
         attention_threads: Queries or keys of an attention workgroup.
@@ -38,9 +38,11 @@ class Profile:
             CPUs so few that they stay in the cache.
         subgroup_size: Invocations of a subgroup, for kernels that read their operands from textures
             and broadcast them; 0 where those are not used.
-        texture_nt_rows: Rows of results that an invocation of theirs holds, in products with rows.
-        texture_nn_rows: The same in products with columns.
-        logits_bytes: Of the float32 logits that exist at once; GPUs want more rows to work on.
+        texture_nt_rows: Rows of results that an invocation of such a kernel holds, in products
+            with rows.
+        texture_nn_rows: ``texture_nt_rows`` in products with columns.
+        logits_bytes: Bytes of the float32 logits that exist at once; GPUs want more rows to work
+            on.
     """
 
     name: str
@@ -109,7 +111,7 @@ GPU_PROFILE = Profile(
 
 
 def cpu_profile(subgroup_size: int) -> Profile:
-    """The profile of a software adapter whose subgroups have so many invocations, 0 if unknown."""
+    """The profile of a software GPU whose subgroups have so many invocations, 0 if unknown."""
     if not subgroup_size:
         return CPU_PROFILE
     return replace(
@@ -127,4 +129,6 @@ def gpu_profile(shape: MatrixShape | None) -> Profile:
     """The profile of a GPU, and of its matrix units if there are any."""
     if shape is None:
         return GPU_PROFILE
-    return replace(GPU_PROFILE, gemm_kind="matrix", matrix=(shape.m, shape.n, shape.k, shape.lanes))
+    return replace(
+        GPU_PROFILE, gemm_kind="matrix", matrix=(shape.m, shape.n, shape.k, shape.threads)
+    )

@@ -30,7 +30,7 @@ class Readback:
         device.memory.add("inputs", depth * nbytes)
 
     def __len__(self) -> int:
-        """How many copies are on their way."""
+        """Number of copies on their way."""
         return len(self._pending)
 
     @property

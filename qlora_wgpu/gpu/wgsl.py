@@ -37,8 +37,8 @@ class Binding:
     """One resource of a shader.
 
     Attributes:
-        index: Its number.
-        name: Its name.
+        index: The number of the binding.
+        name: The name of the variable.
         uniform: Whether it is the uniform.
         writable: Whether it is written.
         texture: Whether it is a texture.
@@ -181,7 +181,7 @@ def _check_once(label: str, operand: Operand, operands: list[Operand]) -> None:
 
 
 def _dtypes(element: str) -> frozenset[str]:
-    """Which element types a plain array may hold."""
+    """The element types that a plain array may hold."""
     if element.endswith(("i32", "i32>")):
         return frozenset({"int32"})
     if "u32" in element:

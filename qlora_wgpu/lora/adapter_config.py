@@ -53,7 +53,7 @@ _STARTS_THAT_KEEP_THE_BASE = (True, False, "gaussian", "eva", "orthogonal", None
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """What an adapter was trained with, by PEFT's names.
+    """The settings that an adapter was trained with, by PEFT's names.
 
     Attributes:
         r: Rank.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from qlora_wgpu.errors import CheckpointError
-from qlora_wgpu.graph.dtype import padded
+from qlora_wgpu.graph.dtype import padded, round_up
 from qlora_wgpu.lora.names import Float32Array
 
 _ALIGNMENT = 64  # floats: every tensor starts at a multiple of 256 bytes, as bindings must
@@ -17,15 +17,15 @@ _ALIGNMENT = 64  # floats: every tensor starts at a multiple of 256 bytes, as bi
 
 def aligned(floats: int) -> int:
     """The next place where a tensor may start."""
-    return -(-floats // _ALIGNMENT) * _ALIGNMENT
+    return round_up(floats, _ALIGNMENT)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor lies.
+    """The part of the flat vector that a tensor takes.
 
     Attributes:
-        offset: Its first element, in floats.
+        offset: The tensor's first element, in floats.
         rows: Rows of a matrix; 0 for a vector.
         columns: Elements of a row, padding not counted.
     """
@@ -41,7 +41,7 @@ class Place:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As PEFT has it."""
+        """The tensor's shape as PEFT has it."""
         return (self.rows, self.columns) if self.rows else (self.columns,)
 
     def view(self, flat: Float32Array) -> Float32Array:
@@ -56,7 +56,7 @@ class FlatVector:
     """Places of tensors by their names, one after another.
 
     Attributes:
-        end: Where the next one would start, in floats.
+        end: The place of the next tensor, in floats.
     """
 
     def __init__(self) -> None:
@@ -88,8 +88,8 @@ class FlatVector:
         """Tensors by name as a flat vector.
 
         Args:
-            tensors: All of them.
-            length: Of the vector, in floats.
+            tensors: All tensors by name.
+            length: Length of the vector, in floats.
 
         Raises:
             CheckpointError: If a tensor is missing, unknown, of another shape or not finite.

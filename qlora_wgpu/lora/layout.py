@@ -10,7 +10,7 @@ import numpy as np
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.family import ExpertSpec, LinearSpec
-from qlora_wgpu.graph.dtype import padded
+from qlora_wgpu.graph.dtype import ceil_div, padded
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
 from qlora_wgpu.kernels.lora import Lora
 from qlora_wgpu.lora.flat_vector import FlatVector, aligned
@@ -19,15 +19,15 @@ from qlora_wgpu.lora.targets import check_experts, in_layers, peft_config, targe
 
 
 class Adapter:
-    """Where each A and B lies, and the vectors they lie in.
+    """The places of each A and B, and the vectors they lie in.
 
     Attributes:
-        config: Its rank, scaling, dropout and targets.
+        config: The adapter's rank, scaling, dropout and targets.
         targets: The adapted layers.
-        peft: The same as ``config`` as PEFT writes it, without the base model's name.
+        peft: ``config`` as PEFT writes it, without the base model's name.
         b_begin: Where in the flat vectors, in floats, A's end and B's begin.
-        length: Of the flat vectors, in floats.
-        loras: By module name, as layers use them.
+        length: Length of the flat vectors, in floats.
+        loras: Each layer's A and B, by module name.
         expert_loras: The first expert's, by the names of ``ExpertSpec``.
         parameters: The flat vector of all A and B.
         gradient: Their gradients, summed.
@@ -158,7 +158,7 @@ class Adapter:
         rows, name = place.rows, f"{spec.name}.{leaf}"
         if stack is not None:
             others = (stack.experts - 1) * self._stride(leaf, stack)
-            rows += -(-others // padded(place.columns))
+            rows += ceil_div(others, padded(place.columns))
         return matrix(name, rows, place.columns, "float32", flat.storage, 4 * place.offset)
 
     def _stride(self, leaf: str, stack: ExpertSpec | None) -> int:

@@ -24,7 +24,7 @@ _NAME = re.compile(
 
 
 def tensor_name(module: str, leaf: str) -> str:
-    """What PEFT calls a module's A, B or magnitude in files."""
+    """PEFT's name of a module's A, B or magnitude in files."""
     return f"{_PREFIX}{module}.{leaf}" + ("" if leaf == MAGNITUDE else ".weight")
 
 
@@ -39,7 +39,7 @@ class AdaptedLayer:
     """A layer's tensors.
 
     Attributes:
-        module: Its full name.
+        module: The layer's full name.
         a: (r, in_features).
         b: (out_features, r).
         magnitude: DoRA's, (out_features), if it is one.

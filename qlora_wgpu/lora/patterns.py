@@ -13,7 +13,7 @@ def value_for(patterns: Mapping[str, int], module: str, default: int) -> int:
         patterns: Regular expressions, each for a whole name or for its last parts; one that begins
             with ``^`` for the whole name only.
         module: A module's full name.
-        default: Where none fits.
+        default: The value where no pattern fits.
     """
     for pattern, value in patterns.items():
         whole = pattern if pattern.startswith("^") else rf"(.*\.)?({pattern})"

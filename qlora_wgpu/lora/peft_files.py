@@ -34,11 +34,11 @@ def save_adapter(
     """Writes an adapter that ``PeftModel.from_pretrained`` loads as it is.
 
     Args:
-        folder: Where to; made if it does not exist, and its other files are left alone if it does.
+        folder: The target; made if it does not exist, else its other files are left alone.
         tensors: float32 matrices by PEFT's names, such as
             "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight" (r, in_features) and
             "….lora_B.weight" (out_features, r).
-        config: What it was trained with, and what PEFT loads as the base model.
+        config: Settings of its training, and the base model that PEFT loads.
 
     Raises:
         CheckpointError: If tensors are misnamed, of the wrong shape or not finite (nothing is

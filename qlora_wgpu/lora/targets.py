@@ -1,4 +1,4 @@
-"""Which layers get an adapter, and what PEFT calls them."""
+"""Target modules: the layers that get an adapter, and PEFT's names for them."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _check_stacks(names: set[str], experts: Sequence[ExpertSpec]) -> None:
 
 
 def in_layers(linears: Sequence[LinearSpec], layers: Sequence[int] | None) -> list[LinearSpec]:
-    """Those of some layers, numbered in their names as PEFT reads them.
+    """The linear layers of some decoder layers, numbered in their names as PEFT reads them.
 
     Raises:
         ConfigError: If none is left.
@@ -110,7 +110,7 @@ def check_experts(config: AdapterConfig, stacks: Sequence[ExpertSpec]) -> None:
 
 
 def peft_config(config: LoraConfig, targets: Sequence[LinearSpec]) -> AdapterConfig:
-    """What adapter_config.json says of an adapter, the base model's name left out."""
+    """The contents of adapter_config.json, the base model's name left out."""
     names = config.target_modules
     if names == ALL_LINEAR:
         names = sorted({spec.name.rpartition(".")[2] for spec in targets})
@@ -129,7 +129,7 @@ def peft_config(config: LoraConfig, targets: Sequence[LinearSpec]) -> AdapterCon
 
 
 def lora_config(adapter: AdapterConfig) -> LoraConfig:
-    """What a model is opened with to take an adapter."""
+    """The settings that a model is opened with to take an adapter."""
     return LoraConfig(
         r=adapter.r,
         lora_alpha=adapter.lora_alpha,

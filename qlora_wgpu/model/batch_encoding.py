@@ -120,11 +120,11 @@ def segments(mask: IntArray) -> IntArray:
 
 
 def _begins(mask: IntArray) -> npt.NDArray[np.bool_]:
-    """Where a sample begins: numbers rise within a row, and padding may stand within a sample."""
+    """Marks beginnings of samples: numbers rise within a row, and padding may stand within one."""
     before = np.zeros_like(mask)
     before[:, 1:] = np.maximum.accumulate(mask, axis=1)[:, :-1]
-    found: npt.NDArray[np.bool_] = mask > before
-    return found
+    begins: npt.NDArray[np.bool_] = mask > before
+    return begins
 
 
 def positions(mask: IntArray) -> IntArray:

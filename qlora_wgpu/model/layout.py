@@ -42,7 +42,7 @@ class ModelLayout:
         profile: How kernels are cut.
         max_binding: Largest number of bytes that one binding may show.
         adapter: The layout of the adapter's parameters.
-        network: What is traced.
+        network: The network that is traced.
         stats: Sums of loss and tokens, gradient norm, update factor.
     """
 
@@ -125,7 +125,7 @@ class ModelLayout:
 
     @property
     def num_tensors(self) -> int:
-        """How many tensors ``load`` reads."""
+        """Number of tensors that ``load`` reads."""
         return self._weights.num_tensors
 
     def load(self, device: Device, progress: Callable[[str], None] = lambda name: None) -> None:

@@ -35,10 +35,10 @@ class LoadedModel:
     """A frozen base with an adapter on one device, and the programs that they replay.
 
     Attributes:
-        device: Where it lives.
-        layout: What is there: modules, adapter, and the plans of its steps.
+        device: The device that holds it.
+        layout: The modules, the adapter, and the plans of the steps.
         adapter: The layout of the adapter's parameters.
-        architecture: What config.json says.
+        architecture: The architecture by config.json.
         options: How training steps are computed; replaced as a whole.
     """
 
@@ -55,7 +55,7 @@ class LoadedModel:
 
         Args:
             layout: The model, laid out for the device's profile; it is used up.
-            device: Where the model will live.
+            device: The device that will hold the model.
             seed: Seed of the adapter's start.
             options: How training steps are computed.
             progress: Called with each tensor's name before it is read.
@@ -98,7 +98,7 @@ class LoadedModel:
 
     @property
     def objective(self) -> Objective:
-        """What training minimizes besides the plain loss."""
+        """The loss that training minimizes: label smoothing and z-loss."""
         return self.options.objective
 
     @objective.setter
@@ -107,7 +107,7 @@ class LoadedModel:
 
     @property
     def neftune_noise_alpha(self) -> float:
-        """How much noise the embeddings of training batches get (NEFTune)."""
+        """Strength of the noise on the embeddings of training batches (NEFTune)."""
         return self.options.noise
 
     @neftune_noise_alpha.setter
@@ -153,7 +153,7 @@ class LoadedModel:
         self._step("train", batch, seq)
 
     def program(self, kind: str, batch: int, seq: int) -> Program:
-        """What a ``"train"`` or ``"loss"`` micro-batch of this shape replays."""
+        """The program of a ``"train"`` or ``"loss"`` micro-batch of this shape."""
         return self._step(kind, batch, seq)[1]
 
     def new_graph(self) -> Graph:

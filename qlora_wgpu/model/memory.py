@@ -38,8 +38,8 @@ def plan_training_memory(
         batch_size: Sequences of a micro-batch.
         seq: Tokens of each, padded.
         gradient_checkpointing: Whether layers are recomputed in the backward.
-        max_binding: The adapter's limit.
-        profile: How kernels are cut for the adapter.
+        max_binding: The GPU's largest binding.
+        profile: How kernels are cut for the GPU.
 
     Raises:
         UnsupportedModelError: If the model asks for something that is not computed here.

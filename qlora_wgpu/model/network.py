@@ -1,4 +1,4 @@
-"""What a model computes, traced: loss with or without gradient, hidden states, logits."""
+"""Tracing of what a model computes: loss with or without gradient, hidden states, logits."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class Network:
 
     @property
     def _head(self) -> Head:
-        found = self.architecture
-        return Head(self.modules.head, found.logit_scale, found.logit_softcap)
+        architecture = self.architecture
+        return Head(self.modules.head, architecture.logit_scale, architecture.logit_softcap)
 
     def _hidden(self, g: Graph, batch: BatchBuffers, *, checkpointing: bool) -> Tensor:
         config = self.architecture.config

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from qlora_wgpu.checkpoint.bitsandbytes import NF4Format
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.graph.dtype import ceil_div, round_up
 from qlora_wgpu.graph.tensor import Storage, Tensor, vector
 from qlora_wgpu.ops.nf4 import EXPERT_WORDS, NF4Matrix, pair_values
 from qlora_wgpu.quant import NF4_QUANT_MAP, NF4Tensor
@@ -20,13 +21,13 @@ _MAPS_LENGTH = 273  # values of the codes, values of the scales' codes, and thei
 
 
 def own_format(quant: QuantConfig) -> NF4Format:
-    """How weights are stored that are quantized here."""
+    """The format of weights that are quantized here."""
     nested = _NESTED_BLOCKSIZE if quant.double_quant else None
     return NF4Format(quant.blocksize, nested, NF4_QUANT_MAP)
 
 
 def format_of(quantized: NF4Tensor) -> NF4Format:
-    """How a weight is stored that has been read."""
+    """The format of a weight that has been read."""
     nested = None if quantized.nested_absmax is None else quantized.nested_blocksize
     return NF4Format(quantized.blocksize, nested, quantized.quant_map)
 
@@ -61,21 +62,21 @@ def lay_out(
 
     def part(leaf: str, length: int, dtype: str) -> Tensor:
         if experts > 1:
-            length = experts * -(-length // EXPERT_WORDS) * EXPERT_WORDS
+            length = experts * round_up(length, EXPERT_WORDS)
         storages[leaf] = keep(f"{name}.{leaf}", 4 * length)
         return vector(f"{name}.{leaf}", length, dtype, storages[leaf])
 
     rows, columns = shape
-    blocks = -(-rows * columns // form.blocksize)
+    blocks = ceil_div(rows * columns, form.blocksize)
     nested_blocksize = form.nested_blocksize
-    codes = part("codes", -(-rows * columns // 8), "uint32")
+    codes = part("codes", ceil_div(rows * columns, 8), "uint32")
     if nested_blocksize is not None:
-        absmax = part("absmax", -(-blocks // 4), "uint32")
+        absmax = part("absmax", ceil_div(blocks, 4), "uint32")
     else:
         absmax = part("absmax", blocks, "float32")
     nested = None
     if nested_blocksize is not None:
-        nested = part("nested_absmax", -(-blocks // nested_blocksize), "float32")
+        nested = part("nested_absmax", ceil_div(blocks, nested_blocksize), "float32")
     matrix = NF4Matrix(
         name=name,
         rows=rows,
@@ -116,7 +117,7 @@ def codebook_tensor(form: NF4Format, keep: Callable[..., Storage]) -> Tensor:
 
 
 def device_arrays(quantized: NF4Tensor) -> dict[str, npt.NDArray[Any]]:
-    """What is uploaded of a quantized matrix; bytes are padded to whole 32-bit words."""
+    """The arrays to upload of a quantized matrix; bytes are padded to whole 32-bit words."""
 
     def padded_words(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return np.pad(array.reshape(-1), (0, (-array.nbytes % 4) // array.itemsize))
@@ -138,7 +139,7 @@ def device_arrays(quantized: NF4Tensor) -> dict[str, npt.NDArray[Any]]:
 def stacked_arrays(
     stored: Sequence[NF4Tensor], name: str, folder: object
 ) -> dict[str, npt.NDArray[Any]]:
-    """What is uploaded of one matrix, or of several that lie one below the other.
+    """The arrays that are uploaded of one matrix, or of several one below the other.
 
     Raises:
         CheckpointError: If they differ in how they are quantized.

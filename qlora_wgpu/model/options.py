@@ -1,4 +1,4 @@
-"""What a step computes: everything that decides which launches it is made of."""
+"""Options of a step: everything that decides which launches it is made of."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class StepOptions:
         batch: Sequences.
         seq: Tokens of each, padding included.
         checkpointing: Whether layers are recomputed in the backward.
-        objective: What is minimized besides the plain loss.
+        objective: The loss that is minimized.
         noise: NEFTune's α.
     """
 
@@ -31,11 +31,11 @@ class StepOptions:
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """How a model's training steps are computed, whatever their shape.
+    """Options of a model's training steps, whatever their shape.
 
     Attributes:
         checkpointing: Whether layers are recomputed in the backward.
-        objective: What is minimized besides the plain loss.
+        objective: The loss that is minimized.
         noise: NEFTune's α.
     """
 

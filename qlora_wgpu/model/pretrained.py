@@ -19,7 +19,7 @@ class Pretrained:
         name_or_path: How it was named.
         config: The contents of config.json.
         family: The code that computes it.
-        architecture: What the family reads in config.json.
+        architecture: The architecture that the family reads in config.json.
         folder: The open files; None where only config.json is known.
     """
 

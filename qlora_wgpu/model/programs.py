@@ -59,7 +59,7 @@ class LogitsPrograms:
 
 
 class Programs:
-    """What a model replays; the memory of intermediates is shared, since one runs at a time."""
+    """A model's programs; they share the memory of intermediates, since one runs at a time."""
 
     def __init__(self, layout: ModelLayout, device: Device) -> None:
         """Makes none yet."""

@@ -34,10 +34,10 @@ class QLoRAModel(LoadedModel):
     """A frozen base with an adapter.
 
     Attributes:
-        device: Where it lives.
-        layout: What is there: modules, adapter, and the plans of its steps.
+        device: The device that holds it.
+        layout: The modules, the adapter, and the plans of the steps.
         adapter: The layout of the adapter's parameters.
-        architecture: What config.json says.
+        architecture: The architecture by config.json.
         options: How training steps are computed; replaced as a whole.
     """
 

@@ -1,4 +1,4 @@
-"""What a model's tensors are called in its files, where that is not the module's name."""
+"""Names of a model's tensors in its files, where they differ from the modules'."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from qlora_wgpu.families.family import Architecture
 
 
 def stored_name(folder: ModelFolder, architecture: Architecture, name: str) -> str:
-    """What a tensor of a model is called in its files."""
+    """The name of a model's tensor in its files."""
     return with_prefixes(folder, architecture.stored_prefixes, name)
 
 

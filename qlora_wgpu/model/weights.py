@@ -67,7 +67,7 @@ class WeightLayout:
             dtype: Element type of matmul operands.
             max_binding: Largest number of bytes that one binding may show.
             folder: The weights.
-            device: Where they go.
+            device: The device that gets them.
             textures: Whether matrices that are not quantized are kept in textures.
         """
         self._quant = quant
@@ -89,8 +89,8 @@ class WeightLayout:
         """Lays out every weight, and reads it at once if there is a folder.
 
         Args:
-            architecture: What the model is made of.
-            adapter: Whose pairs the layers get.
+            architecture: The model's layers and norms.
+            adapter: The adapter, whose pairs the layers get.
             progress: Called with each tensor's name before it is read.
 
         Raises:
@@ -127,7 +127,7 @@ class WeightLayout:
         """Reads and uploads everything that was laid out.
 
         Args:
-            device: Where it goes.
+            device: The device that gets it.
             progress: Called with each tensor's name before it is read.
 
         Raises:
@@ -139,7 +139,7 @@ class WeightLayout:
 
     @property
     def num_tensors(self) -> int:
-        """How many names ``progress`` will be called with."""
+        """Number of names that ``progress`` will be called with."""
         return len(self._deferred or ())
 
     def _load(self, progress: Progress) -> None:
@@ -167,7 +167,7 @@ class WeightLayout:
             storage.data = None
 
     def _stored(self, name: str) -> str:
-        """What a tensor is called in the files."""
+        """The name of a tensor in the files."""
         return name if self._folder is None else with_prefixes(self._folder, self._prefixes, name)
 
     def _has(self, name: str) -> bool:
@@ -265,7 +265,7 @@ class WeightLayout:
     def _nf4(
         self, name: str, rows: int, columns: int, names: Sequence[str] | None = None
     ) -> NF4Matrix:
-        """One matrix, or those of that many ``names`` one below the other."""
+        """One matrix, or the matrices of all ``names`` one below the other."""
         parts = list(names or [name])
         form = self._format(parts[0])
         # Where 32 codes share a row and a block.
@@ -282,7 +282,7 @@ class WeightLayout:
         return matrix
 
     def _format(self, name: str) -> NF4Format:
-        """How a weight is, or will be, quantized."""
+        """The format in which a weight is, or will be, quantized."""
         stored = None
         if self._folder is not None and self._deferred is not None:
             stored = self._folder.nf4_format(self._stored(name))

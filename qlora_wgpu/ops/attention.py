@@ -29,9 +29,9 @@ def attention(
         q: (rows, heads · head_dim).
         k: (rows, kv_heads · head_dim); kv_heads divides heads.
         v: Like k.
-        batch: Its shape and segments.
+        batch: The micro-batch's shape and segments.
         head_dim: Elements of a head; even.
-        scale: Of the scores.
+        scale: Factor of the scores.
         window: A query sees so many keys, itself among them; None for all earlier ones.
         softcap: Scores s become softcap · tanh(s / softcap), if given.
 

@@ -12,7 +12,7 @@ INFO_LABEL_ROWS, INFO_DROPOUT, INFO_KEY, INFO_PAST, INFO_LENGTH = 0, 1, 2, 3, 4
 
 @dataclass(frozen=True)
 class BatchBuffers:
-    """What the host writes before a micro-batch; all of it is one buffer, written at once.
+    """The inputs that the host writes before a micro-batch: one buffer, written at once.
 
     Attributes:
         batch: Sequences.

@@ -46,7 +46,7 @@ def attend(
         values: Like keys.
         batch_info: Says how many tokens came before.
         head_dim: Elements of a head; even.
-        scale: Of the scores.
+        scale: Factor of the scores.
         window: The token sees so many, itself among them; None for all.
         softcap: Scores s become softcap · tanh(s / softcap), if given.
 

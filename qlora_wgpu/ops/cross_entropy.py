@@ -21,7 +21,7 @@ from qlora_wgpu.ops.tensor import fill_zero, softcap_in_place
 
 @dataclass(frozen=True)
 class Objective:
-    """What is minimized: (1 - ε)·nll(target) + ε·mean over the vocabulary of nll + ζ·lse².
+    """The loss that is minimized: (1 - ε)·nll(target) + ε·mean over the vocabulary of nll + ζ·lse².
 
     Attributes:
         label_smoothing: ε, as in Hugging Face's trainer (Szegedy et al., 2016).
@@ -36,7 +36,7 @@ PLAIN = Objective()
 
 
 def chunk_rows(g: Graph, vocab: int, rows: int) -> int:
-    """How many rows' logits exist at once."""
+    """Number of rows whose logits exist at once."""
     fitting = min(g.profile.logits_bytes, g.max_binding) // (4 * vocab)
     return min(max(fitting // 16 * 16, 16), rows)
 
@@ -74,10 +74,10 @@ def cross_entropy(
         g: The graph.
         hidden: (rows, hidden_size) operand, normalized.
         head: ``lm_head``, (vocab_size, hidden_size), and what its logits go through.
-        batch: Its label rows and targets.
+        batch: The micro-batch's label rows and targets.
         stats: float32; element 0 gets the sum of losses, element 1 their number.
         gradient: Whether d loss / d hidden is made and added.
-        objective: What is summed up as the loss.
+        objective: The loss that is summed up.
     """
     losses = g.float_vector("losses", batch.rows)
     gradient = gradient and hidden.requires_grad

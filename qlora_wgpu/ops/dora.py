@@ -20,10 +20,10 @@ def norm(
     Args:
         g: The graph.
         w: (rows, in_features) of any type, rows row0 and on of the matrix.
-        lora: Its A and B.
+        lora: The layer's A and B.
         out: (out_features) float32.
         row0: First row of the shard.
-        scaling: Of B·A.
+        scaling: Factor of B·A.
         plain: Whether the norm itself is put there.
 
     Raises:

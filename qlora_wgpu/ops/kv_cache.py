@@ -35,7 +35,11 @@ class CacheView:
         self._next = 0
 
     def next_layer(self, dtype: str, columns: int) -> tuple[Tensor, Tensor]:
-        """The keys and values of the layer that comes next."""
+        """The keys and values of the layer that comes next.
+
+        Raises:
+            GraphError: If the cache's layer has another width.
+        """
         if self._next == len(self._cache.layers):
             pair = tuple(_kept(name, self.capacity, columns, dtype) for name in ("keys", "values"))
             self._cache.layers.append((pair[0], pair[1]))

@@ -1,7 +1,7 @@
 """A frozen linear layer with a LoRA adapter: y = x·Wᵀ + bias + s·(drop(x)·Aᵀ)·Bᵀ (+ residual).
 
 With u = s·drop(x)·Aᵀ and du = s·dy·B the gradients are dB = dyᵀ·u, dA = duᵀ·drop(x) and
-dx = dy·W + mask·(du·A): the adapter costs two thin products and an epilogue of the base's.
+dx = dy·W + mask·(du·A): the adapter costs two skinny products and an epilogue of the base's.
 """
 
 from __future__ import annotations
@@ -33,14 +33,17 @@ def linear(
     Args:
         g: The graph.
         x: (rows, in_features) operand.
-        layer: What is applied.
+        layer: The layer to apply.
         batch: The micro-batch, for dropout.
         residual: (rows, out_features) float32 to add.
-        multiplier: Of all but the residual; the layer has no bias where it is not 1.
+        multiplier: Factor of all but the residual; a layer with a bias takes 1 alone.
         float32: Whether the result is float32 without a residual, too.
 
     Returns:
         (rows, out_features): float32 with a residual, else an operand.
+
+    Raises:
+        GraphError: If the shapes do not fit, or the layer has a bias and the multiplier is not 1.
     """
     weight, lora = layer.weight, layer.lora
     if multiplier != 1.0 and layer.bias is not None:

@@ -1,4 +1,4 @@
-"""The thin products of a LoRA adapter and the gradients of its two matrices."""
+"""The skinny products of a LoRA adapter and the gradients of its two matrices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from qlora_wgpu.ops.batch import BatchBuffers
 def down(
     g: Graph, x: Tensor, lora: Lora, batch: BatchBuffers, experts: ExpertTiles | None = None
 ) -> Tensor:
-    """u = scaling · dropout(x)·Aᵀ, (rows, r) float32."""
+    """u = scaling · dropout(x)·Aᵀ, (rows, r) float32.
+
+    Raises:
+        GraphError: If the shapes do not fit.
+    """
     u = g.float32("lora u", x.rows, lora.r)
     DOWN.launch(g, Down(x, lora, u, batch.info, experts))
     return u
@@ -37,6 +41,9 @@ def backward(
         lora: The adapter.
         batch: The micro-batch, for dropout.
         experts: If given, each tile of rows belongs to an expert with factors of its own.
+
+    Raises:
+        GraphError: If the shapes do not fit.
     """
     du = g.float32("d lora u", x.rows, lora.r)
     UP_GRAD.launch(g, UpGrad(dy, lora, du, experts))

@@ -1,4 +1,4 @@
-"""What a model is made of, as ops see it: matrices in shards of rows, and linear layers."""
+"""The parts of a model as ops see them: matrices in shards of rows, and linear layers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class ExpertMatrix(Protocol):
 
     @property
     def experts(self) -> int:
-        """How many."""
+        """Number of experts."""
 
     @property
     def rows(self) -> int:
@@ -103,7 +103,7 @@ class Head:
 
     Attributes:
         matrix: (vocab_size, hidden_size).
-        scale: Of the product.
+        scale: Factor of the product.
         softcap: Logits z become softcap · tanh(z / softcap), if given.
     """
 

@@ -27,7 +27,7 @@ class NF4Matrix:
         maps: The 16 values of the codes, then the 256 of the scales' codes and their offset.
         nested_absmax: Scales of the scales, if doubly quantized.
         nested_blocksize: Scales that share one of those.
-        codebook: ``pair_values`` of the codes in a texture, for software adapters and where
+        codebook: ``pair_values`` of the codes in a texture, for software GPUs and where
             columns and blocksize are multiples of 32.
         experts: If more than one, so many matrices of ``rows`` rows, whose parts follow each other
             in the tensors above, each beginning at a multiple of ``EXPERT_WORDS`` words.

@@ -22,7 +22,7 @@ _THREADS = 32  # that share the assignments when they are counted and get slots
 
 @dataclass(frozen=True)
 class Routing:
-    """Where the rows of a batch go.
+    """The experts and slots that the rows of a batch go to.
 
     Attributes:
         top_k: Experts that each row meets.

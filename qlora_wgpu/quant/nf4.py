@@ -45,7 +45,7 @@ class NF4Tensor:
         nested_quant_map: float32 (256,), the value of each absmax code, or None likewise.
         nested_offset: A float32 number added to each dequantized scale.
         nested_blocksize: Scales per nested block.
-        dtype: What the weights were before, as PyTorch calls it, for example "bfloat16".
+        dtype: Type of the weights before, as PyTorch calls it, for example "bfloat16".
     """
 
     shape: tuple[int, int]
@@ -115,7 +115,7 @@ def quantize_nf4(
         weight: float32 (out_features, in_features).
         blocksize: Weights per scale, one of ``BLOCKSIZES``.
         double_quant: Whether to store the scales in 8 bits as well.
-        dtype: What to note as the weights' own type; it changes no number.
+        dtype: The type to note as the weights' own; it changes no number.
 
     Raises:
         CheckpointError: If a weight is NaN or infinite, or too large for float32 scales.

@@ -26,13 +26,13 @@ def slope(x: Array, activation: str) -> Array:
     """The derivative of ``forward``."""
     if activation == "silu":
         s = 1 / (1 + np.exp(-x))
-        found: Array = s * (1 + x * (1 - s))
+        derivative: Array = s * (1 + x * (1 - s))
     elif activation == "gelu":
-        found = _normal_below(x) + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+        derivative = _normal_below(x) + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
     else:
         t = np.tanh(_C * (x + 0.044715 * x**3))
-        found = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * _C * (1 + 3 * 0.044715 * x * x)
-    return found
+        derivative = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * _C * (1 + 3 * 0.044715 * x * x)
+    return derivative
 
 
 def _normal_below(x: Array) -> Array:

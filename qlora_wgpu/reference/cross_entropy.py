@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from qlora_wgpu.labels import IGNORE_INDEX
+
 Array = npt.NDArray[np.float64]
 
 
@@ -18,13 +20,13 @@ def forward(
     z_loss: float = 0.0,
 ) -> float:
     """hidden (rows, columns), head (vocab, columns), targets (rows), -100 to ignore."""
-    rows = np.flatnonzero(targets != -100)
+    rows = np.flatnonzero(targets != IGNORE_INDEX)
     logits, _ = _logits(hidden[rows], head, scale, softcap)
     top = logits.max(axis=1, keepdims=True) if len(rows) else np.zeros((0, 1))
     lse = top[:, 0] + np.log(np.exp(logits - top).sum(axis=1))
     hit = logits[np.arange(len(rows)), targets[rows]]
-    wanted = (1 - smoothing) * hit + smoothing * logits.mean(axis=1)
-    return float(np.sum(lse - wanted + z_loss * lse**2))
+    target_logit = (1 - smoothing) * hit + smoothing * logits.mean(axis=1)
+    return float(np.sum(lse - target_logit + z_loss * lse**2))
 
 
 def backward(
@@ -37,7 +39,7 @@ def backward(
     z_loss: float = 0.0,
 ) -> Array:
     """Returns d loss / d hidden (rows, columns)."""
-    rows = np.flatnonzero(targets != -100)
+    rows = np.flatnonzero(targets != IGNORE_INDEX)
     dhidden = np.zeros_like(hidden)
     if len(rows):
         logits, slope = _logits(hidden[rows], head, scale, softcap)

@@ -10,8 +10,8 @@ Array = npt.NDArray[np.float64]
 
 def norm(w: Array, a: Array, b: Array, s: float) -> Array:
     """‖w + s·b·a‖ of each row: w (out, in), a (r, in), b (out, r)."""
-    found: Array = np.sqrt(np.sum((w + s * (b @ a)) ** 2, axis=1))
-    return found
+    lengths: Array = np.sqrt(np.sum((w + s * (b @ a)) ** 2, axis=1))
+    return lengths
 
 
 def forward(z: Array, m: Array, norms: Array) -> Array:

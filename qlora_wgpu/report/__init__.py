@@ -1,4 +1,4 @@
-"""What a run was, on one page that needs nothing else."""
+"""The report of a run: one page that needs nothing else."""
 
 from qlora_wgpu.report.page import Facts, write_report
 from qlora_wgpu.report.png import write_png

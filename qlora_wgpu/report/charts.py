@@ -31,12 +31,12 @@ class Line:
 def smoothed(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """An exponential mean, without the bias of its start; shorter where there are few points."""
     keep = 1 - 1 / min(max(len(points) / 10, 1.0), _LONGEST_MEAN)
-    found, mean, weight = [], 0.0, 0.0
+    means, mean, weight = [], 0.0, 0.0
     for step, value in points:
         mean = keep * mean + (1 - keep) * value
         weight = keep * weight + (1 - keep)
-        found.append((step, mean / weight))
-    return found
+        means.append((step, mean / weight))
+    return means
 
 
 def ticks(low: float, high: float) -> list[float]:
@@ -102,9 +102,9 @@ def _line(line: Line, at: _At, show: Callable[[float], str]) -> str:
     parts = [f'<polyline class="{line.style}" points="{path}"/>']
     if line.style == "dots" or len(placed) == 1:
         for (x, y), (across, down) in zip(line.points, placed, strict=True):
-            told = escape(f"{line.name} {show(y)} at step {x:g}")
+            title = escape(f"{line.name} {show(y)} at step {x:g}")
             parts.append(
                 f'<circle class="{line.style}" cx="{across}" cy="{down}" r="3.5">'
-                f"<title>{told}</title></circle>"
+                f"<title>{title}</title></circle>"
             )
     return "".join(parts)

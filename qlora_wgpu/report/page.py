@@ -22,7 +22,7 @@ _TEMPLATES = Environment(
 
 @dataclass(frozen=True)
 class Facts:
-    """What a page tells besides its curves.
+    """The facts that a page tells besides its curves.
 
     Attributes:
         title: The model and the data.
@@ -46,8 +46,8 @@ def write_report(path: Path, facts: Facts, rows: Sequence[Mapping[str, Any]]) ->
 
     Args:
         path: report.html.
-        facts: What it tells.
-        rows: Those of metrics.jsonl.
+        facts: What the page tells besides its curves.
+        rows: The rows of metrics.jsonl.
     """
     path.write_text(page(facts, rows), encoding="utf-8")
 

@@ -18,12 +18,12 @@ from qlora_wgpu.training.batching import BatchPlan
 
 @dataclass(frozen=True)
 class PreparedData:
-    """What a run learns from, or is measured on.
+    """The data that a run learns from, or is measured on.
 
     Attributes:
-        path: Where it was read.
+        path: The path it was read from.
         dataset: The examples.
-        tokenizer: What encoded them.
+        tokenizer: The tokenizer that encoded them.
         plan: How they are cut into steps.
     """
 
@@ -84,7 +84,7 @@ def prepare(
 
 
 def data_path(settings: Config, *, held_out: bool) -> str:
-    """Where a run's data is.
+    """The path of a run's data.
 
     Raises:
         ConfigError: If it is not set.
@@ -117,7 +117,7 @@ def read_run_data(settings: Config, source: OpenedModel, observer: Observer) -> 
 
 
 def preparation(settings: DataConfig) -> Preparation:
-    """How rows become examples, by the ``data`` section."""
+    """Settings of how rows become examples, from the ``data`` section."""
     return Preparation(
         max_seq_length=settings.max_seq_length,
         chat_template=settings.chat_template,

@@ -1,4 +1,4 @@
-"""What training takes of a device's memory, and what fits, from config.json alone."""
+"""The memory that training takes of a device, and what fits, from config.json alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SEQ_STEP = 64  # in which sequences are tried
 
 @dataclass(frozen=True)
 class Workload:
-    """What is to be planned.
+    """The training that is to be planned.
 
     Attributes:
         pretrained: The base model, of which config.json is known.
@@ -90,7 +90,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Fits:
-    """What a budget has room for.
+    """The largest batch and sequence that a budget has room for.
 
     Attributes:
         batch: Most rows at the planned length; 0 for none.
@@ -103,14 +103,14 @@ class Fits:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What training takes.
+    """The memory that training takes.
 
     Attributes:
-        workload: What was planned.
+        workload: The training that was planned.
         device: For which GPU.
         memory: Bytes on it by kind.
         budget: Bytes that there are, if they were told.
-        fits: What has room in them.
+        fits: The sizes that have room in them.
     """
 
     workload: Workload

@@ -41,10 +41,10 @@ class HeldOutLoss:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was measured.
+    """The figures of an evaluation.
 
     Attributes:
-        data: Where the held-out data is.
+        data: The path of the held-out data.
         adapter_path: The adapter's folder, if there is one.
         base: The base alone.
         adapter: The base with the adapter, if there is one.

@@ -47,7 +47,7 @@ class OpenedModel:
 
     @property
     def architecture(self) -> Architecture:
-        """What config.json says."""
+        """The model's architecture, as config.json describes it."""
         return self.pretrained.architecture
 
     @cached_property
@@ -118,7 +118,7 @@ def load_adapted(
         adapter: Folder of a PEFT adapter, or None.
         quant: How the base's linear layers are stored.
         compute_dtype: Element type of matmul operands.
-        device: Where it goes.
+        device: The device that gets it.
         observer: Who is told how far the weights are.
 
     Raises:

@@ -60,8 +60,8 @@ def tune_device(
 
     Args:
         settings: Whether, and on which GPU.
-        device: Whose profile is set.
-        task: What is to be trained.
+        device: The device, whose profile is set.
+        task: The training to time kernels for.
         architecture: The model's.
         tokens: About how many will be computed.
         observer: Who is told.

@@ -15,7 +15,7 @@ class SampleText:
     """A prompt of the data, continued by the model as it is at each call.
 
     Attributes:
-        prompt: What comes before.
+        prompt: The text to continue.
         expected: How the data goes on.
     """
 
@@ -34,7 +34,7 @@ class SampleText:
         self._decoder = Decoder(model, len(self._prompt) + _TOKENS)
 
     def text(self) -> str:
-        """What the model now makes of the prompt, greedily."""
+        """The model's present continuation of the prompt, greedily."""
         ids = generate(
             self._model,
             self._prompt,

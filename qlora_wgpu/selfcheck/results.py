@@ -1,4 +1,4 @@
-"""All checks of a device, remembered by adapter, driver, version and shaders."""
+"""All checks of a device, remembered by GPU, driver, version and shaders."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Result:
         variant: How its kernels were cut.
         dtype: Element type of operands.
         error: The largest, relative to the largest value; infinite where something is no number.
-        refusal: What the driver said instead of computing, if it did.
+        refusal: The driver's error instead of a result, if there was one.
         shaders: The files that ran.
     """
 
@@ -48,16 +48,16 @@ class Result:
 
 def variants(device: Device) -> dict[str, Profile]:
     """Every way of cutting kernels that a device may run, its own first."""
-    found = {"own": device.profile}
+    profiles = {"own": device.profile}
     if device.profile.textures:
-        found["buffers"] = CPU_PROFILE
+        profiles["buffers"] = CPU_PROFILE
     else:
-        found["registers"] = replace(device.profile, gemm_kind="register")
-        found["workgroup memory"] = replace(device.profile, gemm_kind="tiled")
+        profiles["registers"] = replace(device.profile, gemm_kind="register")
+        profiles["workgroup memory"] = replace(device.profile, gemm_kind="tiled")
     if device.is_cpu:
-        found["as on GPUs"] = GPU_PROFILE
-        found["as on GPUs, workgroup memory"] = replace(GPU_PROFILE, gemm_kind="tiled")
-    return found
+        profiles["as on GPUs"] = GPU_PROFILE
+        profiles["as on GPUs, workgroup memory"] = replace(GPU_PROFILE, gemm_kind="tiled")
+    return profiles
 
 
 def check_device(device: Device, *, short: bool = False) -> Iterator[Result]:
@@ -75,19 +75,19 @@ def ensure_sound(
     open_device: Callable[[], Device],
     progress: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Runs the short form once per adapter, driver, version and shaders.
+    """Runs the short form once per GPU, driver, version and shaders.
 
     Args:
-        device: What is to be used.
-        open_device: Opens the same adapter once more, so that nothing of the check stays on it.
-        progress: Told what is going on.
+        device: The device that is to be used.
+        open_device: Opens the same GPU once more, so that nothing of the check stays on it.
+        progress: Called with what is going on.
 
     Raises:
         DeviceError: If the driver computes wrongly; it is not remembered then.
     """
     key = identity(device)
-    known = _read()
-    if key in known:
+    passed = _read()
+    if key in passed:
         return
     progress("checking that the driver computes rightly, once")
     wrong = [result for result in check_device(open_device(), short=True) if not result.good]
@@ -101,7 +101,7 @@ def ensure_sound(
             "update the driver, choose another GPU (device.gpu) or backend "
             "(device.backend), and see `qlora-wgpu doctor --check`"
         )
-    _write([*known, key])
+    _write([*passed, key])
 
 
 def _result(
@@ -124,16 +124,16 @@ def _result(
 
 
 def cache_file() -> Path:
-    """Where devices that are sound are kept: ``qlora-wgpu/checked.json`` in the cache folder."""
+    """The file of devices that are sound: ``qlora-wgpu/checked.json`` in the cache folder."""
     return cache_path("checked.json")
 
 
 def _read() -> list[str]:
     try:
-        found = json.loads(cache_file().read_text(encoding="utf-8"))
+        keys = json.loads(cache_file().read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
-    return [key for key in found if isinstance(key, str)] if isinstance(found, list) else []
+    return [key for key in keys if isinstance(key, str)] if isinstance(keys, list) else []
 
 
 def _write(keys: list[str]) -> None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from qlora_wgpu.bfloat16 import from_bfloat16, to_bfloat16
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.profile import Profile
-from qlora_wgpu.graph.dtype import pad_rows
+from qlora_wgpu.graph.dtype import ceil_div, pad_rows
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.graph.program import Program, SlotPool, allocate
@@ -26,7 +26,7 @@ POISON = 0x7FC17FC1
 
 
 def rounded(array: npt.ArrayLike, dtype: str) -> Array:
-    """What the device holds of an array, as float64."""
+    """An array as the device holds it, as float64."""
     exact = np.asarray(array, np.float32)
     held = from_bfloat16(to_bfloat16(exact)) if dtype == "bfloat16" else exact
     return held.astype(np.float64)
@@ -36,7 +36,7 @@ class Runner:
     """A graph whose inputs come from NumPy and whose outputs go back to it.
 
     Attributes:
-        graph: What ops are traced into.
+        graph: The graph that ops are traced into.
         worst: The largest error of what was compared so far, relative to the largest value.
         shaders: The files that ran.
     """
@@ -50,7 +50,7 @@ class Runner:
         self.shaders: set[str] = set()
 
     def rounded(self, array: Array) -> Array:
-        """What an operand holds of an array."""
+        """An array as an operand holds it."""
         return rounded(array, self.dtype)
 
     def float32(self, array: Array, *, grad: bool = False) -> Tensor:
@@ -66,11 +66,11 @@ class Runner:
         data = to_bfloat16(data) if dtype == "bfloat16" else data
         storage = Storage("given", "check", data.nbytes, data)
         if array.ndim == 1:
-            made = row("given", array.size, dtype, storage)
+            tensor = row("given", array.size, dtype, storage)
         else:
-            made = matrix("given", array.shape[0], array.shape[1], dtype, storage)
-        made.requires_grad = grad
-        return made
+            tensor = matrix("given", array.shape[0], array.shape[1], dtype, storage)
+        tensor.requires_grad = grad
+        return tensor
 
     def batch(
         self,
@@ -80,15 +80,15 @@ class Runner:
         dropout_key: int | None = None,
     ) -> BatchBuffers:
         """A batch of these inputs."""
-        made = make_batch_buffers(*mask.shape)
+        buffers = make_batch_buffers(*mask.shape)
         ids = np.zeros_like(mask) if ids is None else ids
-        made.storage.data = batch_encoding.encode_batch(
-            made, ids, mask, targets, dropout_key=dropout_key
+        buffers.storage.data = batch_encoding.encode_batch(
+            buffers, ids, mask, targets, dropout_key=dropout_key
         )
-        return made
+        return buffers
 
     def gradients(self, output: Tensor, cotangent: Tensor, *of: Tensor) -> list[Tensor]:
-        """Those of some inputs."""
+        """The gradients of some inputs."""
         self.graph.add_gradient(output, cotangent)
         self.graph.backward()
         return [self.graph.gradient_of(x) for x in of]
@@ -99,7 +99,7 @@ class Runner:
         return [self._array(program, tensor) for tensor in outputs]
 
     def run_bits(self, *outputs: Tensor) -> list[npt.NDArray[np.uint32]]:
-        """The same, as the bits of float32."""
+        """Runs everything as ``run`` does, and returns results as the bits of float32."""
         program = self._run(outputs)
         return [self._rows(program, t)[:, : t.columns].copy().view(np.uint32) for t in outputs]
 
@@ -112,7 +112,7 @@ class Runner:
         program = Program(self.device, plan, SlotPool(self.device))
         for slot, size, texture in zip(program._slots, plan.slots, plan.textures, strict=True):
             write = self.device.write_texture if texture else self.device.write
-            write(slot, np.full(-(-size // 4), POISON, np.uint32))
+            write(slot, np.full(ceil_div(size, 4), POISON, np.uint32))
         program.run()
         return program
 

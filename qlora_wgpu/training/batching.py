@@ -19,7 +19,7 @@ Rows = list[tuple[int, ...]]
 
 @dataclass(frozen=True, eq=False)
 class BatchPlan:
-    """How a data set is cut into optimizer steps.
+    """The division of a data set into optimizer steps.
 
     Attributes:
         rows: The examples of each row of a batch: one, or with packing several.

@@ -19,7 +19,7 @@ def save_checkpoint(folder: Path, model: QLoRAModel, state: RunState) -> None:
     Data order and dropout follow from the seed and the step, so they need no state.
 
     Args:
-        folder: What it will be called.
+        folder: The checkpoint's folder.
         model: Between two steps.
         state: The run's figures.
 
@@ -75,7 +75,7 @@ def load_newest(folders: list[Path], model: QLoRAModel) -> tuple[Path, RunState,
 
     Args:
         folders: Checkpoints, oldest first.
-        model: Whose adapter goes on.
+        model: The model, whose adapter goes on.
 
     Returns:
         The checkpoint, its figures, and a sentence about each newer one that was passed over.

@@ -47,12 +47,12 @@ class Evaluator:
         self._every = _steps_between(run.config.eval.eval_steps, total_steps)
 
     def is_due(self, step: int) -> bool:
-        """Whether it is measured after a step."""
+        """Whether the held-out loss is measured after a step."""
         return self._rows is not None and self._every > 0 and step % self._every == 0
 
     @property
     def has_stalled(self) -> bool:
-        """Whether it has not fallen for as long as the user had patience."""
+        """Whether the held-out loss has not fallen for as long as the user had patience."""
         patience = self._run.config.eval.early_stopping_patience
         return patience is not None and self._run.state.without_gain >= patience
 

@@ -32,7 +32,7 @@ class TrainingLoop:
         """Takes the parts of a run; its first step follows the state's.
 
         Args:
-            run: What is shared.
+            run: The state that the parts of a run share.
             rows: The training data.
             plan: How it is cut into steps.
             optimizer: The model's.

@@ -1,4 +1,4 @@
-"""What a run tells whoever watches it."""
+"""The events that a run tells whoever watches it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class RunSetup:
-    """What is about to be trained, and on what.
+    """The model and data that are about to be trained.
 
     Attributes:
         device: The GPU's name.
@@ -64,13 +64,13 @@ class Observer:
         """Something the user should know of, which does not end the run."""
 
     def activity(self, text: str) -> None:
-        """What is being done before training, such as reading data; empty when it is over."""
+        """Something is being done before training, such as reading data; empty when it is over."""
 
     def planned(self, memory: Counter[str]) -> None:
-        """What training will take on the device, bytes by kind."""
+        """The memory that training will take on the device is planned: bytes by kind."""
 
     def tuned(self, notes: Sequence[str]) -> None:
-        """How kernels are cut, after they were timed."""
+        """Kernels were timed; ``notes`` tell how they are cut now."""
 
     def loading(self, name: str, done: int, total: int) -> None:
         """A tensor is about to be read, after ``done`` of ``total``; all are there at the end."""
@@ -97,7 +97,7 @@ class Observer:
         """The last step is done and the adapter is written."""
 
     def sampled(self, sample: Sample) -> None:
-        """What the model makes of a text: before training, and again with ``after`` filled in."""
+        """The model has continued a text: before training, and again with ``after`` filled in."""
 
     def reported(self, paths: Sequence[Path]) -> None:
         """Pages and pictures of the run were written."""

@@ -18,7 +18,7 @@ class Optimizer:
         """Allocates the moments, zeroed, and compiles the update.
 
         Args:
-            model: Whose adapter is updated.
+            model: The model, whose adapter is updated.
             optim: AdamW's constants and the schedule.
             total_steps: Steps of the whole run.
         """

@@ -113,10 +113,10 @@ def reporters(names: Sequence[str], folder: Path, config: dict[str, Any]) -> lis
     Raises:
         ConfigError: If what one needs is not installed.
     """
-    made: list[Observer] = []
+    observers: list[Observer] = []
     for name in names:
         if name == "tensorboard":
-            made.append(TensorBoard(folder / "tensorboard"))
+            observers.append(TensorBoard(folder / "tensorboard"))
         else:
-            made.append(WeightsAndBiases(folder, config))
-    return made
+            observers.append(WeightsAndBiases(folder, config))
+    return observers

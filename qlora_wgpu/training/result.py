@@ -1,4 +1,4 @@
-"""What a run ended with."""
+"""The result of a run."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ class Sample:
     """One text that the model continues, before and after training.
 
     Attributes:
-        prompt: What comes before.
+        prompt: The text to continue.
         expected: How the data goes on.
-        before: What the model made of it before the first step.
-        after: What it made of it in the end; empty after an interruption.
+        before: The model's continuation before the first step.
+        after: The model's continuation in the end; empty after an interruption.
     """
 
     prompt: str
@@ -25,7 +25,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a run ended with.
+    """The result of a run.
 
     Attributes:
         steps: Optimizer steps done.

@@ -1,4 +1,4 @@
-"""What the parts of a run share: its model, settings, folder and figures so far."""
+"""The state that the parts of a run share: model, settings, folder and figures so far."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Run:
     """A run that is going on.
 
     Attributes:
-        model: Whose adapter is trained.
+        model: The model, whose adapter is trained.
         config: The settings.
         observer: Who is told.
-        folder: Where everything is written.
+        folder: The folder that everything is written to.
         state: The figures that checkpoints keep.
         longest: Most tokens of a training row.
         saved_at: The step of the newest checkpoint.

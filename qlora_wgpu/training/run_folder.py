@@ -14,10 +14,10 @@ _WRITTEN = ("adapter", "best", "checkpoints", "metrics.jsonl", "config.yaml")
 
 def refuse_existing_run(path: Path) -> None:
     """Raises a ConfigError if a folder holds anything that a run would replace."""
-    found = next((name for name in _WRITTEN if (path / name).exists()), None)
-    if found is not None:
+    written = next((name for name in _WRITTEN if (path / name).exists()), None)
+    if written is not None:
         raise ConfigError(
-            f"output.dir {path} already holds a run ({found}): choose another folder, or train "
+            f"output.dir {path} already holds a run ({written}): choose another folder, or train "
             "with --resume to go on with it or with --overwrite to replace it"
         )
 
@@ -27,9 +27,9 @@ class RunFolder:
 
     Attributes:
         path: The folder.
-        adapter: Where the final adapter goes.
-        best: Where the adapter with the lowest held-out loss goes.
-        checkpoints: Where checkpoints go.
+        adapter: Folder of the final adapter.
+        best: Folder of the adapter with the lowest held-out loss.
+        checkpoints: Folder of the checkpoints.
     """
 
     def __init__(
@@ -76,14 +76,14 @@ class RunFolder:
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl; a last one that was cut off is left out."""
-        found = []
+        rows = []
         text = self._metrics.read_text(encoding="utf-8") if self._metrics.exists() else ""
         for line in text.splitlines():
             try:
-                found.append(json.loads(line))
+                rows.append(json.loads(line))
             except ValueError:
                 break
-        return found
+        return rows
 
     def forget_after(self, step: int) -> None:
         """Removes the rows and checkpoints of later steps, which will be done again."""
@@ -97,13 +97,13 @@ class RunFolder:
                 shutil.rmtree(folder)
 
     def checkpoint_folder(self, step: int) -> Path:
-        """Where a step's checkpoint goes."""
+        """The folder of a step's checkpoint."""
         return self.checkpoints / f"step-{step}"
 
     def checkpoint_folders(self) -> list[Path]:
         """The checkpoints that are there, oldest first."""
-        found = [p for p in self.checkpoints.glob("step-*") if _step_of(p) >= 0]
-        return sorted(found, key=_step_of)
+        folders = [p for p in self.checkpoints.glob("step-*") if _step_of(p) >= 0]
+        return sorted(folders, key=_step_of)
 
     def prune(self, keep: int | None) -> None:
         """Removes all but the newest ``keep`` checkpoints."""

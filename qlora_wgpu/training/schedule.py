@@ -1,4 +1,4 @@
-"""What changes from step to step, as one table made before training: rates and bias corrections."""
+"""The table of what changes from step to step, made before training: rates, bias corrections."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def learning_rates(optim: OptimConfig, total: int) -> npt.NDArray[np.float64]:
 
 
 def step_table(optim: OptimConfig, total: int) -> npt.NDArray[np.float32]:
-    """What AdamW's kernel reads of each step: rate of A, 1 - β₁ᵗ, √(1 - β₂ᵗ), rate of B.
+    """The values that AdamW's kernel reads at a step: rate of A, 1 - β₁ᵗ, √(1 - β₂ᵗ), rate of B.
 
     Returns:
         (total, 4) float32; bias corrections are of t = 1, 2, …

@@ -1,4 +1,4 @@
-"""What a run knows besides its tensors: kept in every checkpoint, so that it can go on."""
+"""The state of a run besides its tensors: kept in every checkpoint, so that it can go on."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RunState:
     without_gain: int = 0
 
     def to_json(self) -> str:
-        """As text; floats come back bit by bit."""
+        """The state as text, from which floats come back bit by bit."""
         return json.dumps(asdict(self), allow_nan=False) + "\n"
 
     @classmethod

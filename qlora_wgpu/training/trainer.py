@@ -29,7 +29,7 @@ from qlora_wgpu.training.state import RunState
 
 
 def training_options(settings: TrainConfig) -> TrainingOptions:
-    """How training steps are computed, by the ``train`` section."""
+    """Options of training steps, from the ``train`` section."""
     return TrainingOptions(
         checkpointing=settings.gradient_checkpointing,
         objective=Objective(settings.label_smoothing_factor, settings.z_loss_weight),
@@ -52,7 +52,7 @@ class Trainer:
         """Takes the settings of ``train``, ``optim``, ``eval``, ``log``, ``output`` and ``data``.
 
         Args:
-            model: Whose adapter is trained; its own LoraConfig and QuantConfig count.
+            model: The model, whose adapter is trained; its own LoraConfig and QuantConfig count.
             config: The settings.
             observer: Who is told of every step.
             overwrite: Whether a run in ``output.dir`` may be replaced.
@@ -144,7 +144,7 @@ class Trainer:
         )
 
     def _finish(self, run: Run, evaluator: Evaluator, *, interrupted: bool) -> None:
-        """What is measured and written after the last step."""
+        """Measures and writes what a run ends with."""
         state, folder = run.state, run.folder
         if state.eval_step != state.step and not interrupted:
             evaluator.measure(state.step)

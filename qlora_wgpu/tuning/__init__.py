@@ -1,1 +1,1 @@
-"""Choosing how kernels are cut by timing them on the user's adapter, once per adapter and shape."""
+"""Choosing how kernels are cut by timing them on the user's GPU, once per GPU and shape."""

@@ -1,4 +1,4 @@
-"""What tuners found, kept in one JSON file, so that each adapter and shape is timed once."""
+"""The profiles that tuners chose, in one JSON file, so that each GPU and shape is timed once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_va
 
 
 def cache_file() -> Path:
-    """Where choices are kept: ``qlora-wgpu/tuning.json`` in the user's cache folder."""
+    """The file of choices: ``qlora-wgpu/tuning.json`` in the user's cache folder."""
     return cache_path("tuning.json")
 
 
@@ -34,20 +34,20 @@ def tuned(
     """Gives a device the profile that was, or now is, found to be the fastest for a task.
 
     Args:
-        device: Whose profile is set.
-        task: What is to be trained.
-        open_device: Opens the same adapter once more, to try things on.
-        progress: Told what is going on.
+        device: The device, whose profile is set.
+        task: The training to time kernels for.
+        open_device: Opens the same GPU once more, to try things on.
+        progress: Called with what is going on.
 
     Raises:
         OutOfMemoryError: If the device has no room for one layer.
         DeviceError: If it refuses something else.
     """
     key = key_of(device, task)
-    known = _read()
-    if key not in known:
+    entries = _read()
+    if key not in entries:
         choice = tune(open_device(), task, progress)
-        known[key] = {
+        entries[key] = {
             "device": device.name,
             "driver": device.gpu.info["description"],
             "shape": {name: task.config.get(name) for name in _SIZES},
@@ -56,15 +56,15 @@ def tuned(
             "profile": asdict(choice.profile),
             "notes": list(choice.notes),
         }
-        _write(known)
-    entry = known[key]
+        _write(entries)
+    entry = entries[key]
     profile = _profile(entry.get("profile"), device.profile)
     device.profile = profile
     return Choice(profile, tuple(str(note) for note in entry.get("notes", ())))
 
 
 def choices_for(device: Device) -> list[dict[str, Any]]:
-    """All that is known of an adapter and its driver."""
+    """All that is known of a GPU and its driver."""
     driver = device.gpu.info["description"]
     return [
         entry
@@ -79,7 +79,7 @@ def known_keys() -> set[str]:
 
 
 def key_of(device: Device, task: Task) -> str:
-    """Names an adapter, its driver, this version and its shaders, and a task."""
+    """Names a GPU, its driver, this version and its shaders, and a task."""
     parts = {
         "device": identity(device),
         "model": [task.config.get("model_type"), *(task.config.get(name) for name in _SIZES)],
@@ -104,20 +104,22 @@ def _profile(stored: Any, default: Profile) -> Profile:
 
 def _read() -> dict[str, dict[str, Any]]:
     try:
-        found = json.loads(cache_file().read_text(encoding="utf-8"))
+        entries = json.loads(cache_file().read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}  # nothing, or nothing usable: it is made anew
     return (
-        {k: v for k, v in found.items() if isinstance(v, dict)} if isinstance(found, dict) else {}
+        {k: v for k, v in entries.items() if isinstance(v, dict)}
+        if isinstance(entries, dict)
+        else {}
     )
 
 
-def _write(known: dict[str, dict[str, Any]]) -> None:
+def _write(entries: dict[str, dict[str, Any]]) -> None:
     path = cache_file()
     try:
         make_cache_folder(path.parent)
         part = path.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+        part.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
         part.replace(path)
     except OSError:
         pass  # a cache that cannot be written costs time only

@@ -1,4 +1,4 @@
-"""What a tuner tries: profiles that change one thing about every family of kernels."""
+"""The profiles that a tuner tries: each changes one thing about every family of kernels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def bases(profile: Profile) -> list[Profile]:
 
 
 def tunables_of(profile: Profile) -> list[Tunable]:
-    """What may be changed about a profile."""
+    """All that a tuner may change about a profile."""
     return [tunable for tunable in tunables() if tunable.changes(profile)]
 
 

@@ -29,13 +29,13 @@ Times = list[tuple[Launch, float]]
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be trained.
+    """The training that kernels are timed for.
 
     Attributes:
         config: The model's config.json.
         lora: The adapter.
         quant: How the frozen layers are stored.
-        compute_dtype: Of matmul operands.
+        compute_dtype: Type of matmul operands.
         batch: Rows of a micro-batch.
         seq: Tokens of a row.
     """
@@ -67,7 +67,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Choice:
-    """What the tuner found.
+    """The profile that a tuner chose.
 
     Attributes:
         profile: The fastest.
@@ -83,8 +83,8 @@ def tune(device: Device, task: Task, progress: Callable[[str], None] = lambda te
 
     Args:
         device: One that is used for nothing else, since what is tried stays allocated on it.
-        task: What is to be trained.
-        progress: Told what is going on.
+        task: The training to time kernels for.
+        progress: Called with what is going on.
 
     Raises:
         OutOfMemoryError: If the device has no room for one layer.
@@ -92,7 +92,7 @@ def tune(device: Device, task: Task, progress: Callable[[str], None] = lambda te
     """
     default = device.profile
     if not has_timestamps(device):
-        return Choice(default, ("the adapter has no timestamps: defaults",))
+        return Choice(default, ("the GPU has no timestamps: defaults",))
     folder = _OneLayer(task)
     taken = 0
 
@@ -104,7 +104,7 @@ def tune(device: Device, task: Task, progress: Callable[[str], None] = lambda te
 
     whole = [(base, timed(base)) for base in bases(default)]
     base, reference = min(whole, key=lambda pair: _total(pair[1]))
-    notes = [_base_note(found, base) for found in whole if len(whole) > 1]
+    notes = [_base_note(timing, base) for timing in whole if len(whole) > 1]
     tried = [(base, reference), *((p, timed(p)) for p in candidates(base))]
     chosen: dict[str, Any] = {}
     for tunable in tunables_of(base):

@@ -164,12 +164,12 @@ def test_safetensors_reads_what_is_written(tmp_path: Path) -> None:
         "z": np.array(3, np.int64),
     }
     write_safetensors(tmp_path / "file", arrays)
-    found = safetensors.numpy.load_file(tmp_path / "file")
-    assert found.keys() == arrays.keys()
+    tensors = safetensors.numpy.load_file(tmp_path / "file")
+    assert tensors.keys() == arrays.keys()
     for name, array in arrays.items():
-        assert found[name].dtype == array.dtype
-        assert found[name].shape == array.shape
-        assert found[name].tobytes() == np.ascontiguousarray(array).tobytes()
+        assert tensors[name].dtype == array.dtype
+        assert tensors[name].shape == array.shape
+        assert tensors[name].tobytes() == np.ascontiguousarray(array).tobytes()
 
 
 def test_safetensors_says_pt_unless_told_otherwise(tmp_path: Path) -> None:
@@ -211,9 +211,9 @@ def test_a_killed_writer_leaves_only_whole_files_and_folders(tmp_path: Path) -> 
         process.kill()
         process.wait()
         process.stdout.close()
-        found = [p for p in tmp_path.iterdir() if not p.name.startswith(".")]
-        assert found
-        for path in found:
+        paths = [p for p in tmp_path.iterdir() if not p.name.startswith(".")]
+        assert paths
+        for path in paths:
             files = [path / "a", path / "b"] if path.is_dir() else [path]
             contents = {file.read_bytes() for file in files}
             assert len(contents) == 1

@@ -58,16 +58,16 @@ def open_with(folder: Path, arrays: Arrays) -> ModelFolder:
     return ModelFolder.open(folder)
 
 
-def assert_same(found: NF4Tensor | None, expected: NF4Tensor) -> None:
-    assert found is not None
+def assert_same(tensor: NF4Tensor | None, expected: NF4Tensor) -> None:
+    assert tensor is not None
     for field in ("codes", "quant_map", "absmax", "nested_absmax", "nested_quant_map"):
-        one, other = getattr(found, field), getattr(expected, field)
+        one, other = getattr(tensor, field), getattr(expected, field)
         assert (one is None) == (other is None)
         if one is not None:
             assert (one.dtype, one.shape) == (other.dtype, other.shape)
             assert one.tobytes() == other.tobytes()
     for field in ("shape", "blocksize", "nested_offset", "nested_blocksize", "dtype"):
-        assert getattr(found, field) == getattr(expected, field)
+        assert getattr(tensor, field) == getattr(expected, field)
 
 
 @pytest.mark.parametrize("shape", [SHAPE, (1, 1), (7, 9), (64, 64)])
@@ -91,9 +91,9 @@ def test_any_quant_storage(tmp_path: Path, storage: str) -> None:
     codes[:16] = 0xFF
     arrays = stored(tensor)
     arrays[NAME] = codes.view(storage)[:, None]
-    found = open_with(tmp_path, arrays).nf4(NAME)
-    assert found is not None
-    assert found.codes.tobytes() == codes.tobytes()
+    read = open_with(tmp_path, arrays).nf4(NAME)
+    assert read is not None
+    assert read.codes.tobytes() == codes.tobytes()
 
 
 def test_the_maps_of_the_file_are_used(tmp_path: Path) -> None:
@@ -101,24 +101,24 @@ def test_the_maps_of_the_file_are_used(tmp_path: Path) -> None:
     arrays = stored(tensor)
     arrays[f"{NAME}.quant_map"] = np.linspace(-1, 1, 16, dtype=np.float32)
     arrays[f"{NAME}.nested_quant_map"] = np.linspace(-1, 1, 256, dtype=np.float32)
-    found = open_with(tmp_path, arrays).nf4(NAME)
-    assert found is not None
-    assert found.quant_map.tobytes() == arrays[f"{NAME}.quant_map"].tobytes()
-    assert found.nested_quant_map is not None
-    assert found.nested_quant_map.tobytes() == arrays[f"{NAME}.nested_quant_map"].tobytes()
+    read = open_with(tmp_path, arrays).nf4(NAME)
+    assert read is not None
+    assert read.quant_map.tobytes() == arrays[f"{NAME}.quant_map"].tobytes()
+    assert read.nested_quant_map is not None
+    assert read.nested_quant_map.tobytes() == arrays[f"{NAME}.nested_quant_map"].tobytes()
 
 
 def test_nested_blocks_of_another_size(tmp_path: Path) -> None:
     tensor = quantized()  # 49 blocks
     arrays = stored(tensor, nested_blocksize=16)
     arrays[f"{NAME}.nested_absmax"] = np.arange(1, 5, dtype=np.float32)
-    found = open_with(tmp_path, arrays).nf4(NAME)
-    assert found is not None
-    assert found.nested_blocksize == 16
+    read = open_with(tmp_path, arrays).nf4(NAME)
+    assert read is not None
+    assert read.nested_blocksize == 16
     codes = np.asarray(tensor.absmax)
     assert tensor.nested_quant_map is not None
     expected = tensor.nested_quant_map[codes[48]] * 4 + np.float32(tensor.nested_offset)
-    assert found.block_scales()[48] == expected
+    assert read.block_scales()[48] == expected
 
 
 def test_the_arrays_are_the_callers_own(tmp_path: Path) -> None:

@@ -60,9 +60,9 @@ def check_contents(model: ModelFolder) -> None:
     for name, array in tensors().items():
         assert model.has(name)
         assert model.shape(name) == array.shape
-        found = model.float32(name)
-        assert found.dtype == np.float32
-        assert found.tobytes() == array.astype(np.float32).tobytes()
+        read = model.float32(name)
+        assert read.dtype == np.float32
+        assert read.tobytes() == array.astype(np.float32).tobytes()
         assert model.nf4(name) is None
 
 
@@ -239,12 +239,12 @@ def test_a_float64_beyond_float32(folder: Path) -> None:
 def test_a_missing_tensor_names_the_nearest(folder: Path) -> None:
     write_safetensors(folder / "model.safetensors", tensors())
     model = ModelFolder.open(folder)
-    wanted = "model.layers.0.self_attn.q_porj.weight"
+    misspelt = "model.layers.0.self_attn.q_porj.weight"
     for ask in (model.shape, model.float32, model.nf4):
         with pytest.raises(CheckpointError) as caught:
-            ask(wanted)
+            ask(misspelt)
         assert str(caught.value) == (
-            f"{folder}: the checkpoint has no tensor {wanted!r}; nearest is {Q_PROJ!r}"
+            f"{folder}: the checkpoint has no tensor {misspelt!r}; nearest is {Q_PROJ!r}"
         )
     with pytest.raises(CheckpointError, match=r"has no tensor '!!!'$"):
         model.shape("!!!")

@@ -57,10 +57,10 @@ def test_reads_what_safetensors_writes(path: Path, dtype: str) -> None:
     with SafetensorsFile(path) as file:
         assert sorted(file.names()) == sorted(arrays)
         for name, array in arrays.items():
-            found = file.raw(name)
-            assert (found.dtype, found.shape) == (array.dtype, array.shape)
+            read = file.raw(name)
+            assert (read.dtype, read.shape) == (array.dtype, array.shape)
             assert file.shape(name) == array.shape
-            assert found.tobytes() == array.tobytes()
+            assert read.tobytes() == array.tobytes()
 
 
 def test_names_shapes_and_membership(path: Path) -> None:
@@ -83,9 +83,9 @@ def test_metadata(path: Path) -> None:
 def test_float32_of_floats(path: Path, dtype: str) -> None:
     values = np.array([[0.0, -0.0, 1.5, -2.25], [6e-8, 65504, np.inf, -np.inf]]).astype(dtype)
     write_safetensors(path, {"x": values})
-    found = SafetensorsFile(path).float32("x")
-    assert found.dtype == np.float32
-    assert found.tobytes() == values.astype(np.float32).tobytes()
+    read = SafetensorsFile(path).float32("x")
+    assert read.dtype == np.float32
+    assert read.tobytes() == values.astype(np.float32).tobytes()
 
 
 def test_float32_of_every_bfloat16(path: Path) -> None:
@@ -96,11 +96,11 @@ def test_float32_of_every_bfloat16(path: Path) -> None:
     file = SafetensorsFile(path)
     assert file.raw("x").dtype == np.uint16
     assert file.raw("x").tobytes() == bits.tobytes()
-    found = file.float32("x")
-    assert (found.dtype, found.shape) == (np.float32, (256, 256))
-    assert (found.reshape(-1).view(np.uint32) == bits.astype(np.uint32) << 16).all()
-    assert found[0x3F, 0x80] == 1.0
-    assert found[0xC0, 0x00] == -2.0
+    read = file.float32("x")
+    assert (read.dtype, read.shape) == (np.float32, (256, 256))
+    assert (read.reshape(-1).view(np.uint32) == bits.astype(np.uint32) << 16).all()
+    assert read[0x3F, 0x80] == 1.0
+    assert read[0xC0, 0x00] == -2.0
 
 
 def test_float32_is_the_callers_own_and_raw_is_read_only(path: Path) -> None:
@@ -138,11 +138,11 @@ def test_only_the_tensor_asked_for_takes_memory(path: Path) -> None:
     file = SafetensorsFile(path)
     file.float32("small")
     opened = tracemalloc.get_traced_memory()[1]
-    found = file.float32("big")
+    read = file.float32("big")
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert opened < 100_000
-    assert peak < found.nbytes + 100_000
+    assert peak < read.nbytes + 100_000
 
 
 def test_a_file_without_tensors(path: Path) -> None:

@@ -351,8 +351,8 @@ def test_find_chat_template(tmp_path) -> None:
         "inline {{ bos_token }}": "inline <s>",
         str(tmp_path / "t.jinja"): "file",
     }
-    for wanted, expected in cases.items():
-        assert find_chat_template(wanted, tokenizer).render([USER]).text == expected
+    for setting, expected in cases.items():
+        assert find_chat_template(setting, tokenizer).render([USER]).text == expected
     assert find_chat_template(None, tiny_tokenizer()) is None
 
 

@@ -46,8 +46,8 @@ ANSWERS = "b<|im_end|>\nd<|im_end|>\n"
 )
 def test_what_is_learnt(tmp_path, train_on, chat, answer):
     rows = write(tmp_path / "a.jsonl", [{"messages": CHAT}])
-    [found] = texts(load(rows, train_on=train_on))
-    assert found == (chat or tiny_tokenizer().decode(load(rows)[0].input_ids, False))
+    [learnt] = texts(load(rows, train_on=train_on))
+    assert learnt == (chat or tiny_tokenizer().decode(load(rows)[0].input_ids, False))
     rows = write(tmp_path / "b.jsonl", [{"prompt": "x", "completion": "y"}])
     assert texts(load(rows, train_on=train_on)) == [answer]
 
@@ -144,8 +144,8 @@ def test_parquet(tmp_path):
     calls = [{**CHAT[0]}, {**CHAT[1], "tool_calls": None}]
     table = pyarrow.Table.from_pylist([{"messages": CHAT}, {"messages": calls}] * 200)
     parquet.write_table(table, tmp_path / "a.parquet")
-    found = texts(load(tmp_path / "a.parquet"))
-    assert found == [ANSWERS, "b<|im_end|>\n"] * 200
+    answers = texts(load(tmp_path / "a.parquet"))
+    assert answers == [ANSWERS, "b<|im_end|>\n"] * 200
     (tmp_path / "a.parquet").write_bytes(b"no")
     with pytest.raises(DataError, match="is no Parquet file"):
         load(tmp_path / "a.parquet")

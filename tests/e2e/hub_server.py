@@ -40,12 +40,12 @@ class Handler(BaseHTTPRequestHandler):
                 p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()
             )
             if "tree" in parts:
-                found = [{"type": "file", "path": n, "size": (folder / n).stat().st_size,
+                listing = [{"type": "file", "path": n, "size": (folder / n).stat().st_size,
                           "oid": self.tag(folder / n)} for n in names]  # fmt: skip
             else:
-                found = {"id": "/".join(parts[2:4]), "sha": COMMIT, "private": False,
+                listing = {"id": "/".join(parts[2:4]), "sha": COMMIT, "private": False,
                          "siblings": [{"rfilename": n} for n in names]}  # fmt: skip
-            return self.send(json.dumps(found).encode(), "application/json", body=body)
+            return self.send(json.dumps(listing).encode(), "application/json", body=body)
         kind = parts.pop(0) if parts[0] == "datasets" else "models"
         if len(parts) < 5 or parts[2] != "resolve":
             return self.missing("EntryNotFound")

@@ -9,7 +9,7 @@ def _inverse_frequencies(config, dim):
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     theta = rope.get("rope_theta") or config.get("rope_theta") or 10000.0
     kind = rope.get("rope_type") or rope.get("type") or "default"
-    found = []
+    frequencies = []
     for i in range(dim // 2):
         frequency = theta ** (-2 * i / dim)
         if kind == "linear":
@@ -22,8 +22,8 @@ def _inverse_frequencies(config, dim):
             elif turns < high:
                 kept = (turns - low) / (high - low)
                 frequency *= kept + (1 - kept) / rope["factor"]
-        found.append(frequency)
-    return np.array(found)
+        frequencies.append(frequency)
+    return np.array(frequencies)
 
 
 def _norm(x, weight, eps):

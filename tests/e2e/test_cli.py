@@ -228,8 +228,8 @@ def test_tuning_is_done_once_and_shown(place):
         assert "kernels as timed on this GPU: " in done.stdout
         rows = (place / folder / "metrics.jsonl").read_text().splitlines()
         losses.append([json.loads(row).get("loss") for row in rows])
-        known = json.loads((place / "cache" / "qlora-wgpu" / "tuning.json").read_text())
-        assert len(known) == 1
+        entries = json.loads((place / "cache" / "qlora-wgpu" / "tuning.json").read_text())
+        assert len(entries) == 1
         when = (place / "cache" / "qlora-wgpu" / "tuning.json").stat().st_mtime_ns
     assert losses[0] == losses[1]
     assert run("doctor", cwd=place, env=env).stdout.count("timed for hidden") == 1

@@ -138,8 +138,8 @@ def test_without_timestamps_the_host_times_what_it_can(place, device, monkeypatc
 
 def test_ceilings_leave_no_memory_behind(device):
     before = device.memory.total
-    found = measure_ceilings(device)
-    assert is_positive(found.flops_per_second) and is_positive(found.bytes_per_second)
+    ceilings = measure_ceilings(device)
+    assert is_positive(ceilings.flops_per_second) and is_positive(ceilings.bytes_per_second)
     assert device.memory.total == before and "ceilings" not in device.memory.by_kind
 
 

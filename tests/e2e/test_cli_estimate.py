@@ -6,12 +6,12 @@ import subprocess
 import sys
 
 import pytest
-from qlora_wgpu.runs.estimation import largest_fitting
 
 from e2e.tiny import CONFIG, write_model
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.config import OptimConfig
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.runs.estimation import largest_fitting
 from qlora_wgpu.training.optimizer import Optimizer
 
 NO_DRIVER = {"VK_DRIVER_FILES": "/nonexistent", "VK_ICD_FILENAMES": "/nonexistent"}
@@ -46,7 +46,7 @@ def figures(place, *args, env=None):
 @pytest.mark.parametrize(("batch", "checkpointing"), [(1, False), (3, True)])
 def test_it_is_what_training_takes(place, scheme, batch, checkpointing):
     flag = "--checkpointing" if checkpointing else "--no-checkpointing"
-    found, _ = figures(
+    estimate, _ = figures(
         place, "config.json", "--batch", batch, "--seq", 32, "--rank", 4, "--scheme", scheme, flag
     )
     device = Device()
@@ -58,39 +58,39 @@ def test_it_is_what_training_takes(place, scheme, batch, checkpointing):
     Optimizer(model, OptimConfig(), 1)
     model.prepare(batch, 32)
     for kind in ("base", "adapter", "gradients", "optimizer", "norms"):
-        assert device.memory.by_kind[kind] == found["bytes"][kind], kind
+        assert device.memory.by_kind[kind] == estimate["bytes"][kind], kind
     # The optimizer's own small plan adds slots, and a uniform block for each of its launches.
     taken = device.memory.by_kind["activations"]
-    assert 0 <= taken - found["bytes"]["activations"] <= 0.01 * taken
-    assert abs(device.memory.total - found["total"]) <= 0.03 * found["total"] + 30_000
+    assert 0 <= taken - estimate["bytes"]["activations"] <= 0.01 * taken
+    assert abs(device.memory.total - estimate["total"]) <= 0.03 * estimate["total"] + 30_000
 
 
 def test_a_run_and_its_overrides(place):
-    found, shown = figures(place, "run.yaml")
-    assert (found["batch"], found["seq"], found["rank"]) == (3, 32, 4)
-    assert f"{found['total'] / 2**20:,.1f}" in shown
+    estimate, shown = figures(place, "run.yaml")
+    assert (estimate["batch"], estimate["seq"], estimate["rank"]) == (3, 32, 4)
+    assert f"{estimate['total'] / 2**20:,.1f}" in shown
     less, _ = figures(place, "run.yaml", "train.per_device_train_batch_size=1")
-    assert less["bytes"]["activations"] < found["bytes"]["activations"]
+    assert less["bytes"]["activations"] < estimate["bytes"]["activations"]
     (place / "model" / "model.safetensors").rename(place / "away")
     try:  # weights are not needed
-        assert figures(place, "run.yaml")[0]["total"] == found["total"]
+        assert figures(place, "run.yaml")[0]["total"] == estimate["total"]
     finally:
         (place / "away").rename(place / "model" / "model.safetensors")
 
 
 def test_what_fits(place):
-    found, shown = figures(place, "config.json", "--seq", 32, "--budget", "2MiB")
-    rows = found["fits"]["batch"]
+    estimate, shown = figures(place, "config.json", "--seq", 32, "--budget", "2MiB")
+    rows = estimate["fits"]["batch"]
     assert "fits" in shown and rows > 1
     assert figures(place, "config.json", "--seq", 32, "--batch", rows)[0]["total"] <= 2 << 20
     assert figures(place, "config.json", "--seq", 32, "--batch", rows + 1)[0]["total"] > 2 << 20
-    found, shown = figures(place, "config.json", "--budget", "1KiB")
-    assert found["fits"] == {"batch": 0, "seq": 0} and "does not fit" in shown
+    estimate, shown = figures(place, "config.json", "--budget", "1KiB")
+    assert estimate["fits"] == {"batch": 0, "seq": 0} and "does not fit" in shown
 
 
 def test_no_adapter_is_needed(place):
-    found, _ = figures(place, "config.json", env=NO_DRIVER)
-    assert found["device"] == "a GPU"
+    estimate, _ = figures(place, "config.json", env=NO_DRIVER)
+    assert estimate["device"] == "a GPU"
 
 
 @pytest.mark.parametrize("slope", [1, 7, 1000])

@@ -74,9 +74,9 @@ def test_data_as_json(place):
 
 
 def test_eval(place):
-    found = run("eval", "run.yaml", "--json", cwd=place)
-    assert found.returncode == 0, found.stderr
-    figures = json.loads(found.stdout)
+    done = run("eval", "run.yaml", "--json", cwd=place)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
     logged = [json.loads(x) for x in (place / "out/metrics.jsonl").read_text().splitlines()]
     held_out = [row["eval_loss"] for row in logged if "eval_loss" in row]
     assert figures["base"]["loss"] == pytest.approx(held_out[0], abs=1e-5)
@@ -201,14 +201,14 @@ def test_export_to_gguf(place):
     assert len(tensors) == len(stored)
     at = "base_model.model.model.layers.0.mlp.down_proj.lora_"
     for leaf in "ab":
-        found = tensors[f"blk.0.ffn_down.weight.lora_{leaf}"]
-        assert np.array_equal(found, stored[f"{at}{leaf.upper()}.weight"])
+        matrix = tensors[f"blk.0.ffn_down.weight.lora_{leaf}"]
+        assert np.array_equal(matrix, stored[f"{at}{leaf.upper()}.weight"])
     heads = json.loads((place / "model/config.json").read_text())["num_attention_heads"]
     b = stored["base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight"]
     half = len(b) // heads // 2
-    found = tensors["blk.0.attn_q.weight.lora_b"]
+    matrix = tensors["blk.0.attn_q.weight.lora_b"]
     # Elements i and i + half of a head, which rotate together, are neighbours there.
-    assert np.array_equal(found[:4], b[[0, half, 1, half + 1]])
+    assert np.array_equal(matrix[:4], b[[0, half, 1, half + 1]])
     assert "must end in .gguf" in refused(
         place, "export", "--model", "model", "--adapter", "out/adapter", "--gguf", "a.bin"
     )
@@ -229,9 +229,9 @@ def test_a_signal_ends_cleanly_and_resume_goes_on(place, number):
             break
         time.sleep(0.1)
     process.send_signal(number)
-    told, errors = process.communicate(timeout=120)
+    printed, errors = process.communicate(timeout=120)
     assert process.returncode == 0 and "Traceback" not in errors, errors
-    assert "stopped after step" in told and "--resume" in told
+    assert "stopped after step" in printed and "--resume" in printed
     [kept] = (place / out / "checkpoints").iterdir()
     step = int(kept.name.removeprefix("step-"))
     assert 0 < step < 160

@@ -140,15 +140,15 @@ def test_quantized_and_recomputed(device, tmp_path, case):
     (tmp_path / "config.json").write_text(str(recorded["config"]))
     shapes = json.loads(str(recorded["shapes"]))
     save_file(weights(shapes, float(recorded["norm_offset"])), tmp_path / "model.safetensors")
-    found = []
+    results = []
     for again in (False, True):
         model = QLoRAModel.from_pretrained(
             tmp_path, lora(recorded), device=device, gradient_checkpointing=again
         )
         names = {n: a.shape for n, a in model.adapter_state_dict().items()}
         model.load_adapter(adapter(names))
-        found.append(model.loss_and_grads(*batch()[::2], batch()[1]))
-    (loss, kept), (same, made_again) = found
+        results.append(model.loss_and_grads(*batch()[::2], batch()[1]))
+    (loss, kept), (same, made_again) = results
     # Four bits a weight move the loss of random weights by a few per cent.
     assert abs(loss / recorded["losses"][0] - 1) <= 0.1 and loss == same
     assert all(np.array_equal(array, made_again[name]) for name, array in kept.items())

@@ -17,16 +17,16 @@ CONFIGS = family_configs()
 def shapes(config):
     """Names and shapes of a model's weights, from what its family reads."""
     architecture = find_family(config).read(config)
-    found = {architecture.embed_name: (architecture.vocab_size, architecture.hidden_size)}
+    names = {architecture.embed_name: (architecture.vocab_size, architecture.hidden_size)}
     if not architecture.tied:
-        found[architecture.head_name] = found[architecture.embed_name]
+        names[architecture.head_name] = names[architecture.embed_name]
     for spec in architecture.every_linear:
-        found[f"{spec.name}.weight"] = (spec.out_features, spec.in_features)
+        names[f"{spec.name}.weight"] = (spec.out_features, spec.in_features)
         if spec.bias:
-            found[f"{spec.name}.bias"] = (spec.out_features,)
-    found |= {name: (size,) for name, size in architecture.norms.items()}
-    found |= dict(architecture.routers)
-    return found, architecture.norm_offset
+            names[f"{spec.name}.bias"] = (spec.out_features,)
+    names |= {name: (size,) for name, size in architecture.norms.items()}
+    names |= dict(architecture.routers)
+    return names, architecture.norm_offset
 
 
 def normalize(tensors):

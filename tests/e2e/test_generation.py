@@ -37,13 +37,13 @@ def test_every_family(device, tmp_path, case):
     # Both see tables of the same length where the rotation depends on it.
     capacity = 21 if case in BY_LENGTH else 40
     decoder = Decoder(model, capacity)
-    found = [decoder.start(ids[:9]), *(decoder.step(int(token)) for token in ids[9:])]
+    steps = [decoder.start(ids[:9]), *(decoder.step(int(token)) for token in ids[9:])]
     whole = model.logits(ids[None])[0]
     expected = whole[8:]
-    for ours, theirs in zip(found, expected, strict=True):
+    for ours, theirs in zip(steps, expected, strict=True):
         assert np.abs(ours - theirs).max() <= 1e-5 * np.abs(expected).max()
     again = decoder.start(ids[:9])
-    assert np.array_equal(again, found[0])
+    assert np.array_equal(again, steps[0])
 
 
 @pytest.mark.parametrize("scheme", ["none", "nf4"])
@@ -51,9 +51,9 @@ def test_bfloat16(device, tmp_path, scheme):
     model = opened("llama", tmp_path, device, "bfloat16", scheme)
     ids = np.random.default_rng(0).integers(0, VOCAB, 21)
     decoder = Decoder(model, 64)
-    found = [decoder.start(ids[:1]), *(decoder.step(int(token)) for token in ids[1:])]
+    steps = [decoder.start(ids[:1]), *(decoder.step(int(token)) for token in ids[1:])]
     expected = model.logits(ids[None])[0]
-    apart = np.abs(np.array(found) - expected).max() / np.abs(expected).max()
+    apart = np.abs(np.array(steps) - expected).max() / np.abs(expected).max()
     assert apart <= 0.05  # roundings of another order
 
 

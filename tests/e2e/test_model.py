@@ -211,10 +211,10 @@ def test_logits_and_loss_are_those_of_float64(tmp_path, device, variant):
         config, load_file(folder / "model.safetensors"), ids, mask, small.adapter_state_dict(),
         10 / 5**0.5 if variant == "untied" else 2.0,
     )  # fmt: skip
-    found = small.logits(ids, mask)
-    assert found.shape == expected.shape and found.dtype == np.float32
+    logits = small.logits(ids, mask)
+    assert logits.shape == expected.shape and logits.dtype == np.float32
     real = mask != 0
-    assert np.abs(found[real] - expected[real]).max() < 2e-5 * np.abs(expected).max()
+    assert np.abs(logits[real] - expected[real]).max() < 2e-5 * np.abs(expected).max()
     loss, gradients = small.loss_and_grads(ids, labels, mask)
     assert loss == pytest.approx(mean_loss(expected, labels), rel=2e-6)
     assert all(np.isfinite(a).all() and a.any() for a in gradients.values())

@@ -126,9 +126,9 @@ def test_a_damaged_checkpoint_is_passed_over(folder, device, tmp_path, whole):
     weights = newest / "optimizer.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
 
-    told = Warnings()
-    run(folder, device, tmp_path / "r", observer=told, resume=True)
-    assert len(told.texts) == 1 and told.texts[0].startswith("step-9 is passed over")
+    observer = Warnings()
+    run(folder, device, tmp_path / "r", observer=observer, resume=True)
+    assert len(observer.texts) == 1 and observer.texts[0].startswith("step-9 is passed over")
     assert adapter(tmp_path / "r") == adapter(whole)
     for checkpoint in (tmp_path / "r" / "checkpoints").iterdir():
         (checkpoint / "trainer_state.json").write_text("{}x")

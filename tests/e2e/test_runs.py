@@ -105,7 +105,6 @@ def test_nothing_is_opened_interpreted_or_traced_twice(place, counts):
 def test_another_profile_is_traced_anew(place, counts, monkeypatch):
     """Where the tuner cuts kernels otherwise, the first plan is not the one that runs."""
     from qlora_wgpu.runs import planning
-
     from qlora_wgpu.tuning.tuner import Choice
 
     def choose(device, task, another, progress):
@@ -182,12 +181,12 @@ def test_evaluate(place, counts):
     result = train(place, "evaluated")
     counts.clear()
     overrides = [f"output.dir={place / 'evaluated'}"]
-    found = qlora_wgpu.evaluate(place / "run.yaml", overrides=overrides)
+    evaluation = qlora_wgpu.evaluate(place / "run.yaml", overrides=overrides)
     assert counts["opened"] == counts["read"] == 1
-    assert found.adapter_path == str(result.adapter_dir)
-    assert found.base.loss == pytest.approx(result.eval_loss_before, rel=1e-5)
-    assert found.adapter.loss == pytest.approx(result.eval_loss, rel=1e-5)
-    assert found.adapter.loss < found.base.loss and found.base.perplexity > 1
+    assert evaluation.adapter_path == str(result.adapter_dir)
+    assert evaluation.base.loss == pytest.approx(result.eval_loss_before, rel=1e-5)
+    assert evaluation.adapter.loss == pytest.approx(result.eval_loss, rel=1e-5)
+    assert evaluation.adapter.loss < evaluation.base.loss and evaluation.base.perplexity > 1
 
 
 def test_estimate_and_prepare(place, counts):

@@ -20,11 +20,11 @@ def folder(tmp_path_factory):
 def rows(count=12, seed=0):
     """Sequences that go up by one: something to learn."""
     rng = np.random.default_rng(seed)
-    made = []
+    samples = []
     for _ in range(count):
         ids = (rng.integers(0, VOCAB) + np.arange(rng.integers(8, 30))) % VOCAB
-        made.append({"input_ids": ids.tolist(), "labels": ids.tolist()})
-    return made
+        samples.append({"input_ids": ids.tolist(), "labels": ids.tolist()})
+    return samples
 
 
 def config(folder, out, **sections):

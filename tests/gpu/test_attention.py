@@ -34,9 +34,9 @@ def check(
         *reference.backward(do, q, k, v, segments, head_dim, scale, o=got[0], **options),
     ]
     bound = tolerance(dtype, seq * head_dim)
-    for name, actual, wanted in zip(("o", "dq", "dk", "dv"), got, expected, strict=True):
+    for name, actual, exact in zip(("o", "dq", "dk", "dv"), got, expected, strict=True):
         why = f"{name}: sums over keys and heads of terms of order 1, exp to 1e-6"
-        assert_close(actual, wanted, bound, why, terms=1.0 if name in ("dq", "dk") else 0.0)
+        assert_close(actual, exact, bound, why, terms=1.0 if name in ("dq", "dk") else 0.0)
 
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from qlora_wgpu.ops.qk_norm import qk_norm
 
 from gpu.harness import DTYPES, PROFILES, Bench, rounded
 from qlora_wgpu.ops.activation import activation
@@ -16,6 +15,7 @@ from qlora_wgpu.ops.glu import glu
 from qlora_wgpu.ops.layer_norm import layer_norm
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
+from qlora_wgpu.ops.qk_norm import qk_norm
 from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.ops.tensor import as_float32, cast

@@ -50,8 +50,8 @@ def check(
     tx = bench.operand(x, grad=grad)
     tskip = bench.given(skip) if residual else None
     y = linear(bench.graph, tx, layer, batch, tskip, multiplier=multiplier)
-    wanted = [tx] if grad else []
-    gradients = bench.gradients(y, bench.given(dy), *wanted)
+    inputs = [tx] if grad else []
+    gradients = bench.gradients(y, bench.given(dy), *inputs)
     got_y, got_a, got_b, *got_x = bench.run(y, lora.grad_a, lora.grad_b, *gradients)
 
     mask = np.ones_like(x)

@@ -1,4 +1,4 @@
-"""Products on matrix units, where the adapter has some; where not, they are not chosen."""
+"""Products on matrix units, where the GPU has some; where not, they are not chosen."""
 
 import dataclasses
 
@@ -28,7 +28,7 @@ def test_a_wrong_convention_is_found_out(device, shape, monkeypatch):
     # The product is right only if no dimension is taken for another.
     if shape is not None:
         real = np.array_equal
-        monkeypatch.setattr(np, "array_equal", lambda found, wanted: real(found.T, wanted))
+        monkeypatch.setattr(np, "array_equal", lambda actual, expected: real(actual.T, expected))
         assert probe.matrix_shape(device) is None
     assert gpu_profile(None).gemm_kind != "matrix"
 

@@ -63,11 +63,11 @@ def test_a_driver_that_refuses_a_shader(device, broken, monkeypatch, tmp_path):
 
 def test_a_sound_driver_is_remembered(device, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    told = []
+    messages = []
     before = device.memory.total
-    ensure_sound(device, Device, told.append)
+    ensure_sound(device, Device, messages.append)
     assert device.memory.total == before  # nothing of it stays
-    assert len(told) == 1 and len(json.loads(results.cache_file().read_text())) == 1
+    assert len(messages) == 1 and len(json.loads(results.cache_file().read_text())) == 1
     monkeypatch.setattr("qlora_wgpu.selfcheck.results.check_device", None)  # not run again
-    ensure_sound(device, Device, told.append)
-    assert len(told) == 1
+    ensure_sound(device, Device, messages.append)
+    assert len(messages) == 1

@@ -17,10 +17,10 @@ RECORD = np.load(Path(__file__).parents[1] / "fixtures" / "nf4.npz")
 CASES = sorted({name.split("/")[0] for name in RECORD.files if "/" in name})
 
 
-def assert_same_bits(found: np.ndarray, expected: np.ndarray) -> None:
-    assert found.dtype == expected.dtype
-    assert found.shape == expected.shape
-    assert found.tobytes() == expected.tobytes()
+def assert_same_bits(actual: np.ndarray, expected: np.ndarray) -> None:
+    assert actual.dtype == expected.dtype
+    assert actual.shape == expected.shape
+    assert actual.tobytes() == expected.tobytes()
 
 
 def hashed(n: int) -> np.ndarray:

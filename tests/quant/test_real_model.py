@@ -22,13 +22,13 @@ def test_every_byte_is_that_of_bitsandbytes() -> None:
             continue
         expected = quantized.nf4(name)
         assert expected is not None
-        found = quantize_nf4(plain.float32(name))
+        actual = quantize_nf4(plain.float32(name))
         for field in ("codes", "quant_map", "absmax", "nested_absmax", "nested_quant_map"):
-            one, other = getattr(found, field), getattr(expected, field)
+            one, other = getattr(actual, field), getattr(expected, field)
             assert one.dtype == other.dtype, (name, field)
             assert one.tobytes() == other.tobytes(), (name, field)
-        assert found.nested_offset == expected.nested_offset, name
-        assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+        assert actual.nested_offset == expected.nested_offset, name
+        assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
         compared += 1
     assert compared == 14
 

@@ -50,7 +50,7 @@ def make(folder, case="llama"):
             model.save_adapter(folder / "adapter")
         return model.logits(ids, mask)
 
-    found = {
+    results = {
         "base": logits(base, "none", False),
         "adapter": logits(base, "none", True),
         "adapter on NF4": logits(base, "nf4", True),
@@ -58,12 +58,12 @@ def make(folder, case="llama"):
     merge(base, folder / "adapter", folder / "merged")
     merge(base, folder / "adapter", folder / "merged-dq", base="dequantized")
     quantize_folder(base, folder / "q4")
-    found["merged"] = logits(folder / "merged", "none", False)
-    found["merged-dq"] = logits(folder / "merged-dq", "none", False)
-    found["q4"] = logits(folder / "q4", "nf4", False)
+    results["merged"] = logits(folder / "merged", "none", False)
+    results["merged-dq"] = logits(folder / "merged-dq", "none", False)
+    results["q4"] = logits(folder / "q4", "nf4", False)
     if not lora.use_dora:
         export_gguf(base, folder / "adapter", folder / "adapter.gguf")
-    np.savez(folder / "logits.npz", **found)
+    np.savez(folder / "logits.npz", **results)
 
 
 def check(folder):
@@ -116,12 +116,12 @@ def compare_4bit(folder):
     for name, module in model.named_modules():
         if type(module).__name__ != "Linear4bit":
             continue
-        found, state = module.weight.data, module.weight.quant_state
+        codes_read, state = module.weight.data, module.weight.quant_state
         codes, own = quantize_4bit(
             plain[name].weight.data, blocksize=64, compress_statistics=True, quant_type="nf4"
         )
         pairs = [
-            (found, codes), (state.absmax, own.absmax), (state.code, own.code),
+            (codes_read, codes), (state.absmax, own.absmax), (state.code, own.code),
             (state.state2.absmax, own.state2.absmax), (state.state2.code, own.state2.code),
             (state.offset, own.offset),
         ]  # fmt: skip
@@ -152,13 +152,13 @@ def check_gguf(folder):
         product = config["lora_alpha"] / np.sqrt(config["r"]) * (b @ stored[name])
         at = names.get_name(f"{module}.weight", try_suffixes=(".weight",))
         a, b = tensors[f"{at}.lora_a"], tensors[f"{at}.lora_b"]
-        found = fields["adapter.lora.alpha"] / len(a) * (b @ a)
+        exported = fields["adapter.lora.alpha"] / len(a) * (b @ a)
         key = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
         if (leaf := module.rpartition(".")[2]) in key:
             count = heads[key[leaf]]
             rows = product.reshape(count, 2, -1, product.shape[1]).swapaxes(1, 2)
-            product = rows.reshape(found.shape)
-        worst = max(worst, float(np.abs(found - product).max() / np.abs(product).max()))
+            product = rows.reshape(exported.shape)
+        worst = max(worst, float(np.abs(exported - product).max() / np.abs(product).max()))
     print(f"gguf: {fields}; {len(tensors)} tensors, products differ by {worst:.2e} (relative)")
 
 

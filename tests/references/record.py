@@ -268,16 +268,16 @@ def record(case):
     with torch.no_grad():
         logits = model(input_ids=ids, attention_mask=mask).logits
     losses, gradients = train(case, torch.float64)
-    found = {
+    recorded = {
         "config": json.dumps(config), "shapes": json.dumps(shapes), "norm_offset": offset,
         "logits": logits[..., :SHOWN].float().numpy(), "lse": torch.logsumexp(logits, -1).numpy(),
         "losses": losses, "losses_float32": train(case, torch.float32)[0], **gradients,
     }  # fmt: skip
     file = HERE / f"{case}.npz"
-    np.savez_compressed(file, **found)
+    np.savez_compressed(file, **recorded)
     print(f"{case}: {len(gradients)} gradients, {file.stat().st_size // 1024} KiB, {losses[:2]}")
 
 
 if __name__ == "__main__":
-    for wanted in sys.argv[1:] or CASES:
-        record(wanted)
+    for case in sys.argv[1:] or CASES:
+        record(case)

@@ -14,15 +14,15 @@ def _normal(name, shape):
 
 def weights(shapes, norm_offset):
     """float32 arrays by name; every norm and bias is perturbed, so that each detail shows."""
-    found = {}
+    arrays = {}
     for name, shape in shapes.items():
         array = _normal(name, shape)
         if len(shape) == 1:
             centre = 1.0 - norm_offset if "norm" in name and name.endswith("weight") else 0.0
-            found[name] = np.float32(centre) + np.float32(0.2) * array
+            arrays[name] = np.float32(centre) + np.float32(0.2) * array
         else:
-            found[name] = np.float32(0.5 if "embed" in name else 0.15) * array
-    return found
+            arrays[name] = np.float32(0.5 if "embed" in name else 0.15) * array
+    return arrays
 
 
 def adapter(shapes):

@@ -119,10 +119,10 @@ def test_tensorboard(tmp_path):
     board = TensorBoard(tmp_path)
     for row in ROWS:
         (board.evaluation if "eval_loss" in row else board.step)(row)
-    found = EventAccumulator(str(tmp_path))
-    found.Reload()
-    assert [e.step for e in found.Scalars("train/loss")] == list(range(1, 11))
-    assert [round(e.value, 3) for e in found.Scalars("eval/eval_loss")] == [3.0, 2.1]
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [e.step for e in events.Scalars("train/loss")] == list(range(1, 11))
+    assert [round(e.value, 3) for e in events.Scalars("eval/eval_loss")] == [3.0, 2.1]
 
 
 def test_weights_and_biases(tmp_path, monkeypatch):

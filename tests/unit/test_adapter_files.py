@@ -66,7 +66,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_round_trip(folder: Path) -> None:
-    found, config = load_adapter(folder)
+    loaded, config = load_adapter(folder)
     assert config == AdapterConfig(
         r=R,
         lora_alpha=8,
@@ -76,11 +76,11 @@ def test_a_round_trip(folder: Path) -> None:
         base_model_name_or_path="some/base",
     )
     expected = tensors()
-    assert found.keys() == expected.keys()
+    assert loaded.keys() == expected.keys()
     for name, array in expected.items():
-        assert found[name].dtype == np.float32
-        assert found[name].shape == array.shape
-        assert found[name].tobytes() == array.tobytes()
+        assert loaded[name].dtype == np.float32
+        assert loaded[name].shape == array.shape
+        assert loaded[name].tobytes() == array.tobytes()
     load_adapter(str(folder))
 
 
@@ -142,8 +142,8 @@ def test_an_existing_folder_keeps_its_other_files(folder: Path) -> None:
     (folder / "README.md").write_text("mine")
     changed = {name: array * 2 for name, array in tensors().items()}
     save(folder, changed, lora_alpha=32)
-    found, config = load_adapter(folder)
-    assert found[A].tobytes() == changed[A].tobytes()
+    loaded, config = load_adapter(folder)
+    assert loaded[A].tobytes() == changed[A].tobytes()
     assert config.lora_alpha == 32
     assert (folder / "README.md").read_text() == "mine"
     assert len(list(folder.iterdir())) == 3
@@ -203,17 +203,17 @@ def test_tensors_that_are_no_adapter(tmp_path: Path, change: Any, expected: str)
 def test_the_adapters_own_name_inside_names_is_left_out(folder: Path) -> None:
     named = {name.replace(".weight", ".default.weight"): a for name, a in tensors().items()}
     write_safetensors(folder / "adapter_model.safetensors", named)
-    found, _ = load_adapter(folder)
-    assert found.keys() == tensors().keys()
+    loaded, _ = load_adapter(folder)
+    assert loaded.keys() == tensors().keys()
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
 def test_other_float_types(folder: Path, dtype: type[np.floating[Any]]) -> None:
     arrays = {name: array.astype(dtype) for name, array in tensors().items()}
     write_safetensors(folder / "adapter_model.safetensors", arrays)
-    found, _ = load_adapter(folder)
+    loaded, _ = load_adapter(folder)
     for name, array in arrays.items():
-        assert found[name].tobytes() == array.astype(np.float32).tobytes()
+        assert loaded[name].tobytes() == array.astype(np.float32).tobytes()
 
 
 def test_magnitudes_of_dora(tmp_path: Path) -> None:
@@ -222,10 +222,10 @@ def test_magnitudes_of_dora(tmp_path: Path) -> None:
     outputs = {s: arrays[f"{s}.lora_B.weight"].shape[0] for s in stems}
     added = {f"{s}.lora_magnitude_vector": np.ones(n, np.float32) for s, n in outputs.items()}
     save(tmp_path / "dora", {**arrays, **added}, use_dora=True)
-    found, config = load_adapter(tmp_path / "dora")
-    assert config.use_dora and set(found) == {*arrays, *added}
+    loaded, config = load_adapter(tmp_path / "dora")
+    assert config.use_dora and set(loaded) == {*arrays, *added}
     halves = {n: a for n, a in arrays.items() if n.endswith(".lora_A.weight")}
-    for changes, given, told in (
+    for changes, given, message in (
         ({"use_dora": True}, arrays, "use_dora is true, but it lacks"),
         ({"use_dora": False}, {**arrays, **added}, "use_dora is false, but it holds"),
         ({"use_dora": True}, {**arrays, **{n: a[:1] for n, a in added.items()}}, "has shape (1,)"),
@@ -233,7 +233,7 @@ def test_magnitudes_of_dora(tmp_path: Path) -> None:
     ):
         with pytest.raises(CheckpointError) as caught:
             save(tmp_path / "wrong", given, **changes)
-        assert told in str(caught.value)
+        assert message in str(caught.value)
 
 
 def test_a_rank_that_is_not_that_of_the_tensors(folder: Path) -> None:

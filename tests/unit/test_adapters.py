@@ -47,8 +47,8 @@ def use(monkeypatch, wgpu=(), dawn=(), **errors):
 
 
 def chosen(*args):
-    found = adapters.choose_adapter(*args)
-    return found.name, found.backend.name
+    gpu = adapters.choose_adapter(*args)
+    return gpu.name, gpu.backend.name
 
 
 def test_the_fastest_kind_comes_first(monkeypatch):
@@ -90,9 +90,9 @@ def test_what_is_not_there_is_told(monkeypatch):
     with pytest.raises(DeviceError, match="no backend 'cuda': wgpu, dawn"):
         adapters.choose_adapter("auto", "cuda")
     use(monkeypatch)
-    with pytest.raises(DeviceError, match=r"^no GPU adapter was found: install your"):
+    with pytest.raises(DeviceError, match=r"^no GPU was found: install your"):
         adapters.choose_adapter()
-    with pytest.raises(DeviceError, match=r"Dawn lists no adapter.*device.backend: wgpu"):
+    with pytest.raises(DeviceError, match=r"Dawn lists no GPU.*device.backend: wgpu"):
         adapters.choose_adapter("auto", "dawn")
 
 

@@ -124,15 +124,15 @@ def test_packing(shape):
     targets = np.where(rng.random(shape) < 0.5, ids, IGNORE_INDEX)
     data = encode_batch(batch, ids, mask, targets, dropout_key=2**32 - 1)
     assert data.nbytes == batch.storage.nbytes and data.dtype == np.uint8
-    found = unpacked(batch, data)
+    fields = unpacked(batch, data)
     rows = [i for i, t in enumerate(targets.reshape(-1)) if t != IGNORE_INDEX]
-    assert found["input_ids"] == ids.reshape(-1).tolist()
-    assert found["targets"] == targets.reshape(-1).tolist()
+    assert fields["input_ids"] == ids.reshape(-1).tolist()
+    assert fields["targets"] == targets.reshape(-1).tolist()
     first = [(row > 0).argmax() + 1 for row in mask]
-    assert found["segments"] == (mask * np.array(first)[:, None]).reshape(-1).tolist()
-    assert found["positions"] == list(range(shape[1])) * shape[0]
-    assert found["label_rows"][: len(rows)] == rows
-    info = found["info"]
+    assert fields["segments"] == (mask * np.array(first)[:, None]).reshape(-1).tolist()
+    assert fields["positions"] == list(range(shape[1])) * shape[0]
+    assert fields["label_rows"][: len(rows)] == rows
+    info = fields["info"]
     assert (info[INFO_LABEL_ROWS], info[INFO_DROPOUT], info[INFO_KEY]) == (len(rows), 1, 2**32 - 1)
 
 

@@ -39,18 +39,18 @@ def flat(blocks):
 def test_steps_are_counted_as_hugging_face_does(
     rows, batch, accumulation, epochs, per_epoch, total
 ):
-    made = plan(rows, batch, accumulation, num_train_epochs=epochs)
-    assert (made.steps_per_epoch, made.total_steps) == (per_epoch, total)
+    batch_plan = plan(rows, batch, accumulation, num_train_epochs=epochs)
+    assert (batch_plan.steps_per_epoch, batch_plan.total_steps) == (per_epoch, total)
     assert per_epoch == math.ceil(math.ceil(rows / batch) / accumulation)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 12, 13, 40])
 @pytest.mark.parametrize(("batch", "accumulation"), [(1, 1), (2, 3), (5, 1), (3, 16), (64, 2)])
 def test_an_epoch_visits_every_row_once(rows, batch, accumulation):
-    made = plan(rows, batch, accumulation, num_train_epochs=3)
+    batch_plan = plan(rows, batch, accumulation, num_train_epochs=3)
     for epoch in range(3):
-        steps = range(epoch * made.steps_per_epoch, (epoch + 1) * made.steps_per_epoch)
-        blocks = [made.blocks(step) for step in steps]
+        steps = range(epoch * batch_plan.steps_per_epoch, (epoch + 1) * batch_plan.steps_per_epoch)
+        blocks = [batch_plan.blocks(step) for step in steps]
         assert all(1 <= len(step) <= accumulation for step in blocks)
         every = [block for step in blocks for block in step]
         assert all(len(block) == batch for block in every[:-1]) and 1 <= len(every[-1]) <= batch
@@ -58,16 +58,16 @@ def test_an_epoch_visits_every_row_once(rows, batch, accumulation):
 
 
 def test_max_steps_goes_on_into_new_epochs():
-    made = plan(5, 1, 2, max_steps=8)
-    assert made.total_steps == 8 and made.steps_per_epoch == 3
-    seen = flat([b for step in range(3, 6) for b in made.blocks(step)])
+    batch_plan = plan(5, 1, 2, max_steps=8)
+    assert batch_plan.total_steps == 8 and batch_plan.steps_per_epoch == 3
+    seen = flat([b for step in range(3, 6) for b in batch_plan.blocks(step)])
     assert sorted(seen) == list(range(5))
 
 
 def test_the_order_follows_from_seed_and_epoch():
     def order(seed, epoch):
-        made = plan(50, 50, 1, seed=seed)
-        return flat(made.blocks(epoch))
+        batch_plan = plan(50, 50, 1, seed=seed)
+        return flat(batch_plan.blocks(epoch))
 
     orders = [order(s, e) for s in (0, 1, 2**32 - 1) for e in range(3)]
     assert len({tuple(o) for o in orders}) == 9
@@ -133,8 +133,8 @@ def test_rows_of_a_batch_are_about_equally_long():
     )
     steps = range(plain.steps_per_epoch)
     waste = []
-    for made in (plain, grouped):
-        blocks = [b for s in steps for b in made.blocks(s)]
+    for batch_plan in (plain, grouped):
+        blocks = [b for s in steps for b in batch_plan.blocks(s)]
         assert sorted(flat(blocks)) == list(range(1234))
         padded = sum(len(b) * max(lengths[i] for (i,) in b) for b in blocks)
         waste.append(padded / lengths.sum())
@@ -150,13 +150,13 @@ def test_packing(seed):
     config = Config(
         model={"path": "m"}, data={"packing": True, "max_seq_length": 128}, train={"seed": seed}
     )
-    made = BatchPlan.of(lengths, config)
-    assert sorted(i for row in made.rows for i in row) == list(range(300))
-    assert made.lengths.tolist() == [sum(lengths[i] for i in row) for row in made.rows]
-    assert made.longest <= 128
-    assert len(made.rows) <= 1.1 * np.ceil(lengths.sum() / 128)
-    steps = range(made.steps_per_epoch)
-    assert sorted(flat([b for s in steps for b in made.blocks(s)])) == list(range(300))
+    batch_plan = BatchPlan.of(lengths, config)
+    assert sorted(i for row in batch_plan.rows for i in row) == list(range(300))
+    assert batch_plan.lengths.tolist() == [sum(lengths[i] for i in row) for row in batch_plan.rows]
+    assert batch_plan.longest <= 128
+    assert len(batch_plan.rows) <= 1.1 * np.ceil(lengths.sum() / 128)
+    steps = range(batch_plan.steps_per_epoch)
+    assert sorted(flat([b for s in steps for b in batch_plan.blocks(s)])) == list(range(300))
 
 
 def test_packing_puts_what_fits_exactly_together():

@@ -1,4 +1,4 @@
-"""Shapes, workloads, sums by kernel and the report of ``bench``; no adapter is opened."""
+"""Shapes, workloads, sums by kernel and the report of ``bench``; no GPU is opened."""
 
 import io
 import json
@@ -125,14 +125,14 @@ def test_paths_that_are_no_model(tmp_path, config_file):
 def test_random_weights_fit_the_config_and_stay_the_same():
     folder, again = RandomFolder(CONFIG), RandomFolder(CONFIG)
     architecture = find_family(CONFIG).read(CONFIG)
-    wanted = {architecture.embed_name: (83, 36), architecture.head_name: (83, 36)}
+    shapes = {architecture.embed_name: (83, 36), architecture.head_name: (83, 36)}
     for spec in architecture.linears:
-        wanted[f"{spec.name}.weight"] = (spec.out_features, spec.in_features)
+        shapes[f"{spec.name}.weight"] = (spec.out_features, spec.in_features)
         if spec.bias:
-            wanted[f"{spec.name}.bias"] = (spec.out_features,)
-    wanted |= {name: (size,) for name, size in architecture.norms.items()}
-    assert set(folder.names()) == set(wanted)
-    for name, shape in wanted.items():
+            shapes[f"{spec.name}.bias"] = (spec.out_features,)
+    shapes |= {name: (size,) for name, size in architecture.norms.items()}
+    assert set(folder.names()) == set(shapes)
+    for name, shape in shapes.items():
         array = folder.float32(name)
         assert folder.has(name) and folder.shape(name) == array.shape == shape
         assert array.dtype == np.float32 and np.isfinite(array).all()
@@ -332,7 +332,7 @@ def test_copies_are_cut_for_each_kind_of_memory():
 # -- the report ----------------------------------------------------------------------------
 
 
-def found(kernels):
+def measured(kernels):
     return Measurement(
         workload=Workload(find_shape("S"), batch=2, seq=8),
         device=fake_device(name="card [red]"),
@@ -361,7 +361,7 @@ def shown(measurement):
 
 
 def test_json_holds_what_was_found():
-    figures = json.loads(json.dumps(to_json(found(KERNELS)), allow_nan=False))
+    figures = json.loads(json.dumps(to_json(measured(KERNELS)), allow_nan=False))
     assert figures["tokens_per_second"] == {"median": 32.0, "min": 16.0, "max": 64.0}
     assert figures["step_seconds"] == {"median": 0.5, "min": 0.25, "max": 1.0}
     assert figures["flops_per_second"] == 2e9
@@ -377,7 +377,7 @@ def test_json_holds_what_was_found():
 
 
 def test_the_text_tells_the_same():
-    text = shown(found(KERNELS))
+    text = shown(measured(KERNELS))
     for expected in (
         "card [red] (driver 1)", "S, batch 2, sequence 8, rank 8, bfloat16", "random",
         "32.0 (16.0 to 64.0, 5 steps)", "2.0 GFLOP/s of the whole step, 50.0%",
@@ -391,7 +391,7 @@ def test_the_text_tells_the_same():
 
 
 def test_without_timestamps_it_says_so_and_leaves_the_table_out():
-    measurement = found(None)
+    measurement = measured(None)
     figures = to_json(measurement)
     assert figures["timestamps"] is False
     assert figures["kernels"] is None and figures["kernels_seconds"] is None

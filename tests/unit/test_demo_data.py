@@ -37,9 +37,9 @@ def read_json(name: str) -> Any:
 def test_committed_rows_are_what_the_generator_gives(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    made = import_demo(monkeypatch, "make_data").make_data()
-    assert sorted(made) == ["eval.jsonl", "train.jsonl"]
-    assert (DEMO / "data" / name).read_bytes() == made[name].encode()
+    files = import_demo(monkeypatch, "make_data").make_data()
+    assert sorted(files) == ["eval.jsonl", "train.jsonl"]
+    assert (DEMO / "data" / name).read_bytes() == files[name].encode()
 
 
 def test_generators_do_not_depend_on_the_hash_seed() -> None:

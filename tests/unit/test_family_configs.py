@@ -55,18 +55,18 @@ def test_layers_without_rotation():
 
 
 def test_layers_with_experts():
-    found = read(
+    architecture = read(
         "qwen3_moe",
         mlp_only_layers=[0],
         decoder_sparse_step=2,
         num_experts=5,
         num_experts_per_tok=2,
     )
-    mixtures = [isinstance(layer.mlp, Experts) for layer in found.config.layers]
+    mixtures = [isinstance(layer.mlp, Experts) for layer in architecture.config.layers]
     assert mixtures == [False, True, False, True]
-    assert {s.at for s in found.experts} == {f"model.layers.{i}.mlp.experts" for i in (1, 3)}
-    assert set(found.routers.values()) == {(5, SIZES["hidden_size"])}
-    assert not any("experts" in s.name for s in found.linears)
+    assert {s.at for s in architecture.experts} == {f"model.layers.{i}.mlp.experts" for i in (1, 3)}
+    assert set(architecture.routers.values()) == {(5, SIZES["hidden_size"])}
+    assert not any("experts" in s.name for s in architecture.linears)
     new = read("mixtral", num_local_experts=3)
     assert new.experts[0].linears[2].name == "model.layers.0.block_sparse_moe.experts.2.w1"
 
@@ -170,7 +170,7 @@ def test_what_is_not_computed_is_refused_by_name(case):
 @pytest.mark.parametrize("model_type", known_families())
 def test_every_family_names_its_layers_once(model_type):
     text = {"text_config": {**SIZES, "head_dim": 12}} if model_type == "gemma3" else {}
-    found = read(model_type, head_dim=12, partial_rotary_factor=0.5, **text)
-    names = [spec.name for spec in found.every_linear]
+    architecture = read(model_type, head_dim=12, partial_rotary_factor=0.5, **text)
+    names = [spec.name for spec in architecture.every_linear]
     assert len(names) == len(set(names)) and len(names) % 4 == 0
-    assert not set(names) & {name.rsplit(".", 1)[0] for name in found.norms}
+    assert not set(names) & {name.rsplit(".", 1)[0] for name in architecture.norms}

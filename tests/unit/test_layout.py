@@ -26,20 +26,20 @@ def modules_of(config, quant, dtype="float32", max_binding=LARGE, folder=None, l
 
 
 def storages(modules):
-    found = {}
+    storage_of = {}
     for matrix in (modules.embedding, modules.head):
-        found |= {(t.name, row): t.storage for row, t in matrix.pieces}
+        storage_of |= {(t.name, row): t.storage for row, t in matrix.pieces}
     for name, layer in modules.linears.items():
         if hasattr(layer.weight, "pieces"):
-            found |= {(t.name, row): t.storage for row, t in layer.weight.pieces}
+            storage_of |= {(t.name, row): t.storage for row, t in layer.weight.pieces}
         else:
             for leaf in ("codes", "absmax", "nested_absmax", "maps"):
                 tensor = getattr(layer.weight, leaf)
                 if tensor is not None:
-                    found[name, leaf] = tensor.storage
+                    storage_of[name, leaf] = tensor.storage
         if layer.bias is not None:
-            found[name, "bias"] = layer.bias.storage
-    return found | {(name, 0): t.storage for name, t in modules.norms.items()}
+            storage_of[name, "bias"] = layer.bias.storage
+    return storage_of | {(name, 0): t.storage for name, t in modules.norms.items()}
 
 
 @pytest.mark.parametrize(
@@ -93,10 +93,10 @@ def test_nf4_is_uploaded_as_quantized(tmp_path, double):
         return tensor.storage.data.reshape(-1).view(np.uint8)
 
     for leaf in ("codes", "absmax"):
-        wanted = np.ascontiguousarray(getattr(expected, leaf)).reshape(-1).view(np.uint8)
+        stored = np.ascontiguousarray(getattr(expected, leaf)).reshape(-1).view(np.uint8)
         held = bytes_of(getattr(weight, leaf))
-        assert np.array_equal(held[: wanted.size], wanted) and held.size % 4 == 0
-        assert held.size - wanted.size < 4 and not held[wanted.size :].any()
+        assert np.array_equal(held[: stored.size], stored) and held.size % 4 == 0
+        assert held.size - stored.size < 4 and not held[stored.size :].any()
     maps = bytes_of(weight.maps).view(np.float32)
     assert np.array_equal(maps[:16], expected.quant_map)
     assert (weight.nested_absmax is not None) == double
@@ -184,7 +184,7 @@ def test_a_start_does_not_depend_on_what_else_is_adapted():
 
 
 @pytest.mark.parametrize(
-    ("wanted", "count"),
+    ("targets", "count"),
     [
         ("all-linear", 14),
         (["q_proj"], 2),
@@ -193,15 +193,15 @@ def test_a_start_does_not_depend_on_what_else_is_adapted():
         (["layers.0.mlp.up_proj", "up_proj"], 2),
     ],
 )
-def test_targets(wanted, count):
+def test_targets(targets, count):
     linears = architecture().linears
-    found = targeted(linears, wanted)
-    assert len(found) == count
-    assert found == [s for s in linears if s in found]  # in the model's order
+    specs = targeted(linears, targets)
+    assert len(specs) == count
+    assert specs == [s for s in linears if s in specs]  # in the model's order
 
 
 @pytest.mark.parametrize(
-    ("wanted", "message"),
+    ("targets", "message"),
     [
         (["q_prj"], "did you mean 'q_proj'"),
         (["proj"], "no adaptable layer is called 'proj'"),
@@ -211,9 +211,9 @@ def test_targets(wanted, count):
         (["layers.7.mlp.up_proj"], "layers.7"),
     ],
 )
-def test_targets_that_fit_nothing(wanted, message):
+def test_targets_that_fit_nothing(targets, message):
     with pytest.raises(ConfigError, match=message):
-        targeted(architecture().linears, wanted)
+        targeted(architecture().linears, targets)
 
 
 def test_names_are_those_of_peft():

@@ -87,7 +87,7 @@ def test_public_configs() -> None:
 def test_defaults_are_those_of_the_readme(tmp_path) -> None:
     (tmp_path / "c.yaml").write_text("model: {path: somewhere}\n")
     config = load_config(tmp_path / "c.yaml")
-    wanted = {
+    defaults = {
         "quant": {"scheme": "nf4", "blocksize": 64, "double_quant": True},
         "lora": {
             "r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "target_modules": "all-linear",
@@ -109,9 +109,9 @@ def test_defaults_are_those_of_the_readme(tmp_path) -> None:
         "output": {"dir": "runs/first", "save_steps": 50, "save_total_limit": 2},
         "device": {"gpu": "auto"},
     }  # fmt: skip
-    for section, keys in wanted.items():
-        found = getattr(config, section).model_dump()
-        assert {key: found[key] for key in keys} == keys, section
+    for section, keys in defaults.items():
+        values = getattr(config, section).model_dump()
+        assert {key: values[key] for key in keys} == keys, section
 
 
 def test_importing_asks_for_no_device() -> None:

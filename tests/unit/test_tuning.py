@@ -45,7 +45,7 @@ def test_candidates_change_what_their_kernels_say(profile):
     ]
     assert set(names) <= fields
     assert len(names) == len(set(names)), "two families change one field"
-    assert all(found != profile for found in candidates(profile))
+    assert all(candidate != profile for candidate in candidates(profile))
 
 
 def times_of(**seconds):
@@ -63,16 +63,16 @@ def test_each_family_gets_its_own_fastest(monkeypatch):
     monkeypatch.setattr(tuner, "has_timestamps", lambda device: True)
     monkeypatch.setattr(tuner, "_OneLayer", lambda task: None)
     monkeypatch.setattr(tuner, "_time", lambda *args: next(times))
-    found = tuner.tune(FakeDevice(), task()).profile
+    chosen = tuner.tune(FakeDevice(), task()).profile
     tried = candidates(GPU_PROFILE)
-    assert (found.gemm_tile, found.gemm_group) == (tried[5].gemm_tile, tried[5].gemm_group)
-    assert (found.lora_threads, found.lora_grad_group) == (
+    assert (chosen.gemm_tile, chosen.gemm_group) == (tried[5].gemm_tile, tried[5].gemm_group)
+    assert (chosen.lora_threads, chosen.lora_grad_group) == (
         tried[0].lora_threads,
         tried[0].lora_grad_group,
     )
     # One per cent is scatter, and what is slower is not chosen.
-    assert found.attention_threads == GPU_PROFILE.attention_threads
-    assert found.threads_per_row == GPU_PROFILE.threads_per_row
+    assert chosen.attention_threads == GPU_PROFILE.attention_threads
+    assert chosen.threads_per_row == GPU_PROFILE.threads_per_row
 
 
 def test_no_timestamps_no_change(monkeypatch):

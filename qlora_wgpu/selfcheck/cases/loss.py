@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from qlora_wgpu.graph.tensor import Storage, Tensor, vector
+from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.ops.adamw import AdamWConfig, AdamWState, adamw
 from qlora_wgpu.ops.cross_entropy import Objective, cross_entropy, logits_of_rows
 from qlora_wgpu.ops.embedding import embedding
@@ -19,7 +20,7 @@ _VOCAB = 331
 
 def _targets() -> np.ndarray:
     targets = np.random.default_rng(1).integers(0, _VOCAB, (1, ROWS))
-    targets[0, ::3] = -100
+    targets[0, ::3] = IGNORE_INDEX
     return targets
 
 
@@ -36,7 +37,7 @@ def _loss(run: Runner, softcap: float | None, smoothing: float, z_loss: float) -
     hidden, head = run.rounded(hidden), run.rounded(head)
     options = (0.7, softcap, smoothing, z_loss)
     loss = cross_entropy_reference.forward(hidden, head, targets[0], *options)
-    run.compare(got_stats[0, :2], np.array([loss, np.sum(targets != -100)]))
+    run.compare(got_stats[0, :2], np.array([loss, np.sum(targets != IGNORE_INDEX)]))
     run.compare(got, cross_entropy_reference.backward(hidden, head, targets[0], *options))
 
 
@@ -50,7 +51,7 @@ def check_logits(run: Runner) -> None:
     """Logits of the rows that have a label, capped."""
     hidden, head = normal("hidden", ROWS, 20), normal("head", _VOCAB, 20)
     matrix = DenseMatrix(_VOCAB, 20, ((0, run.operand(head)),))
-    rows = np.flatnonzero(_targets()[0] != -100)
+    rows = np.flatnonzero(_targets()[0] != IGNORE_INDEX)
     batch = run.batch(ONES, targets=_targets())
     head_of = Head(matrix, softcap=5.0)
     logits = logits_of_rows(run.graph, run.operand(hidden), head_of, batch, 0, len(rows))

@@ -54,6 +54,6 @@ def _mixture(run: Runner, normalized: bool) -> None:
 
 
 def check_experts(run: Runner) -> None:
-    """With and without weights that sum up to one."""
+    """Checks experts with and without weights that sum up to one."""
     _mixture(run, True)
     _mixture(run, False)

@@ -6,6 +6,7 @@ import numpy as np
 
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import LinearSpec
+from qlora_wgpu.graph.dtype import padded
 from qlora_wgpu.graph.tensor import row_blocks
 from qlora_wgpu.model.weights import nf4_matrix
 from qlora_wgpu.ops import dora
@@ -46,7 +47,7 @@ def check_linear(run: Runner) -> None:
     dx, dskip = run.gradients(y, run.float32(dy), tx, tskip)
     got_y, got_dx, got_skip, da, db = run.run(y, dx, dskip, lora.grad_a, lora.grad_b)
     a, b = parts.values()
-    stride = -(-inner // 8) * 8
+    stride = padded(inner)
     mask = linear_reference.dropout_mask(ROWS, stride, inner, 0.3, KEY, lora.key)
     x, w = run.rounded(x), run.rounded(w)
     run.compare(got_y, linear_reference.forward(x, w, bias, a, b, 1.0, mask) + skip)
