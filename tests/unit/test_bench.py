@@ -130,7 +130,7 @@ def test_random_weights_fit_the_config_and_stay_the_same():
         wanted[f"{spec.name}.weight"] = (spec.out_features, spec.in_features)
         if spec.bias:
             wanted[f"{spec.name}.bias"] = (spec.out_features,)
-    wanted |= {name: (size,) for name, size in architecture.norms.items()}
+    wanted |= architecture.norm_shapes
     assert set(folder.names()) == set(wanted)
     for name, shape in wanted.items():
         array = folder.float32(name)
