@@ -41,8 +41,7 @@ class RandomFolder(ModelFolder):
             if spec.bias:
                 self._shapes[f"{spec.name}.bias"] = (spec.out_features,)
         self._shapes |= architecture.routers
-        for name, length in architecture.norms.items():
-            self._shapes[name] = (length,)
+        self._shapes |= architecture.norm_shapes
 
     @property
     def num_parameters(self) -> int:

@@ -38,6 +38,36 @@ class QKNorm:
 
 
 @dataclass(frozen=True)
+class QKLayerNorm:
+    """LayerNorm of each head of queries and keys, by a weight of its own, before they are rotated.
+
+    Attributes:
+        eps: Added to the variance.
+    """
+
+    eps: float
+
+    @property
+    def per_head(self) -> bool:
+        """Each head is normalized for itself."""
+        return True
+
+    def weights(self, at: str, dimensions: Dimensions) -> Weights:
+        """q_norm and k_norm of the attention whose names begin so, (heads, head_dim) each."""
+        query_heads, key_heads = dimensions.num_attention_heads, dimensions.num_key_value_heads
+        return Weights(
+            norms={
+                f"{at}q_norm.weight": (query_heads, dimensions.head_dim),
+                f"{at}k_norm.weight": (key_heads, dimensions.head_dim),
+            }
+        )
+
+    def trace(self, ops: LayerOps, x: Tensor, name: str) -> Tensor:
+        """Normalizes queries or keys: operands."""
+        return ops.qk_layer_norm(x, name, self.eps)
+
+
+@dataclass(frozen=True)
 class Attention:
     """Causal attention with grouped keys and values.
 
@@ -60,7 +90,7 @@ class Attention:
     qkv_bias: bool = False
     o_bias: bool = False
     fused: bool = False
-    qk_norm: QKNorm | None = None
+    qk_norm: QKNorm | QKLayerNorm | None = None
     interleaved: bool = False
     scale: float | None = None
     softcap: float | None = None

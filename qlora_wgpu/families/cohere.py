@@ -1,8 +1,8 @@
-"""Command R (Cohere, 2024): both halves of a layer at once, LayerNorms, neighbours rotated."""
+"""Command R and R+ (Cohere, 2024): halves of a layer at once, LayerNorms, neighbours rotated."""
 
 from __future__ import annotations
 
-from qlora_wgpu.families.attention import Attention
+from qlora_wgpu.families.attention import Attention, QKLayerNorm
 from qlora_wgpu.families.config_reader import ConfigReader
 from qlora_wgpu.families.decoder import PARALLEL, Decoder, DecoderFamily, Layer
 from qlora_wgpu.families.dimensions import Dimensions
@@ -12,15 +12,22 @@ from qlora_wgpu.families.rope import read_rope
 
 
 def compose(read: ConfigReader) -> Decoder:
-    """Norms have no biases; logits are scaled."""
+    """Norms have no biases; logits are scaled; R+ normalizes heads (``use_qk_norm``)."""
     read.no_dropout("attention_dropout")
-    read.choice("use_qk_norm", (None, False))
     dimensions = Dimensions.read(read)
     rope = read_rope(read.config, dimensions.head_dim, default_theta=500_000.0)
     bias = read.flag("attention_bias")
-    attention = Attention(dimensions, rope, qkv_bias=bias, o_bias=bias, interleaved=True)
+    eps = read.number("layer_norm_eps", 1e-5)
+    attention = Attention(
+        dimensions,
+        rope,
+        qkv_bias=bias,
+        o_bias=bias,
+        qk_norm=QKLayerNorm(eps) if read.flag("use_qk_norm") else None,
+        interleaved=True,
+    )
     mlp = GatedMLP(dimensions, read_activation(read))
-    norm = LayerNorm(read.number("layer_norm_eps", 1e-5), bias=False)
+    norm = LayerNorm(eps, bias=False)
     return Decoder(
         dimensions,
         norm,

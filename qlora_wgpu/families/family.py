@@ -18,6 +18,8 @@ from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.modules import DenseMatrix, ExpertLinear, Linear, Matrix
 
+NormSize = int | tuple[int, int]
+
 
 @dataclass(frozen=True)
 class LinearSpec:
@@ -62,13 +64,13 @@ class Weights:
 
     Attributes:
         linears: Linear layers.
-        norms: Dimensions of the normalization weights, by tensor name.
+        norms: Sizes of the normalization weights, by tensor name: a length, or rows and columns.
         experts: Linear layers of experts.
         routers: Shapes of the routers' matrices, by tensor name.
     """
 
     linears: tuple[LinearSpec, ...] = ()
-    norms: Mapping[str, int] = field(default_factory=dict)
+    norms: Mapping[str, NormSize] = field(default_factory=dict)
     experts: tuple[ExpertSpec, ...] = ()
     routers: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -94,7 +96,7 @@ class Architecture:
         experts: Linear layers of experts.
         notes: Details of the config.json that training leaves out, for the user to know.
         routers: Shapes of frozen matrices that are neither quantized nor adapted, by tensor name.
-        norms: Dimensions of the normalization weights, by tensor name.
+        norms: Sizes of the normalization weights, by tensor name: a length, or rows and columns.
         tied: Whether the head is the embedding.
         embed_name: The embedding's tensor.
         head_name: The head's tensor.
@@ -109,7 +111,7 @@ class Architecture:
     hidden_size: int
     num_layers: int
     linears: tuple[LinearSpec, ...]
-    norms: Mapping[str, int]
+    norms: Mapping[str, NormSize]
     tied: bool
     embed_name: str = "model.embed_tokens.weight"
     head_name: str = "lm_head.weight"
@@ -125,6 +127,11 @@ class Architecture:
     def every_linear(self) -> list[LinearSpec]:
         """All linear layers, experts' too."""
         return [*self.linears, *(spec for stack in self.experts for spec in stack.linears)]
+
+    @property
+    def norm_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the normalization weights, by tensor name."""
+        return {n: (size,) if isinstance(size, int) else size for n, size in self.norms.items()}
 
 
 @dataclass(frozen=True)

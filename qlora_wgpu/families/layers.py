@@ -19,6 +19,7 @@ from qlora_wgpu.ops.glu import glu
 from qlora_wgpu.ops.layer_norm import layer_norm
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import Linear
+from qlora_wgpu.ops.qk_layer_norm import qk_layer_norm
 from qlora_wgpu.ops.qk_norm import qk_norm
 from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.ops.rope import rope
@@ -71,6 +72,10 @@ class LayerOps:
     def qk_norm(self, x: Tensor, name: str, eps: float) -> Tensor:
         """RMSNorm of each head by the weight of that module."""
         return qk_norm(self.g, x, self._modules.norms[name + ".weight"], eps)
+
+    def qk_layer_norm(self, x: Tensor, name: str, eps: float) -> Tensor:
+        """LayerNorm of each head by its row of the weight of that module."""
+        return qk_layer_norm(self.g, x, self._modules.norms[name + ".weight"], eps)
 
     def layer_norm(self, x: Tensor, name: str, eps: float) -> Tensor:
         """LayerNorm by the weight, and the bias if there is one, of that module."""

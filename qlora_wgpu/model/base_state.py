@@ -46,8 +46,10 @@ class _BaseState:
         for name, router in modules.routers.items():
             state[name] = self._matrix(router)
         offset = np.float32(architecture.norm_offset)
-        for name, norm in modules.norms.items():
-            state[name] = read_vector(self._device, norm) - offset
+        for name, shape in architecture.norm_shapes.items():
+            norm = modules.norms[name]
+            rows = read_vector(self._device, norm).reshape(norm.rows, norm.stride)
+            state[name] = rows[:, : norm.columns].reshape(shape) - offset
         return state
 
     def _matrix(self, weight: Matrix) -> FloatArray:

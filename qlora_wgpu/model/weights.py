@@ -7,6 +7,7 @@ stays near one tensor.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -117,7 +118,7 @@ class WeightLayout:
         linears = {spec.name: self._linear(spec, adapter) for spec in architecture.linears}
         offset = np.float32(architecture.norm_offset)
         norms = {
-            n: self._vector(n, size, "norms", offset) for n, size in architecture.norms.items()
+            n: self._float32(n, shape, offset) for n, shape in architecture.norm_shapes.items()
         }
         experts = {stack.name: self._experts(stack, adapter) for stack in architecture.experts}
         routers = {n: self._dense(n, *shape) for n, shape in architecture.routers.items()}
@@ -195,7 +196,7 @@ class WeightLayout:
             weight = self._dense(name, spec.out_features, spec.in_features)
         bias = None
         if spec.bias:
-            bias = self._vector(f"{spec.name}.bias", spec.out_features, "norms")
+            bias = self._float32(f"{spec.name}.bias", (spec.out_features,))
         elif self._folder is not None and self._has(f"{spec.name}.bias"):
             raise CheckpointError(
                 f"{self._folder.path}: the weights hold {spec.name}.bias, but config.json says "
@@ -203,12 +204,18 @@ class WeightLayout:
             )
         return Linear(spec.name, weight, bias, adapter.loras.get(spec.name))
 
-    def _vector(self, name: str, size: int, kind: str, offset: np.float32 = _NO_OFFSET) -> Tensor:
-        storage = Storage(name, kind, 4 * padded(size))
+    def _float32(
+        self, name: str, shape: tuple[int, ...], offset: np.float32 = _NO_OFFSET
+    ) -> Tensor:
+        """A norm or a bias: a vector, or a matrix of one row for each head."""
+        columns = shape[-1]
+        storage = Storage(name, "norms", 4 * math.prod(shape[:-1]) * padded(columns))
         self._when_loading(
-            name, lambda: self._fill(storage, pad_rows(self._read(name, (size,)) + offset))
+            name, lambda: self._fill(storage, pad_rows(self._read(name, shape) + offset))
         )
-        return vector(name, size, "float32", storage, 0)
+        if len(shape) == 2:
+            return matrix(name, shape[0], columns, "float32", storage)
+        return vector(name, columns, "float32", storage)
 
     def _dense(self, name: str, rows: int, columns: int) -> DenseMatrix:
         row_bytes = matrix("", 1, columns, self._dtype).nbytes

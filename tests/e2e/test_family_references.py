@@ -91,6 +91,19 @@ def test_against_pytorch(device, tmp_path, case):
     assert bound <= 1e-3 and apart.max() <= bound, apart
 
 
+def test_weights_of_heads_are_read_back_as_they_are_stored(device, tmp_path):
+    recorded = np.load(FOLDER / "cohere-qknorm.npz")
+    (tmp_path / "config.json").write_text(str(recorded["config"]))
+    tensors = weights(json.loads(str(recorded["shapes"])), 0.0)
+    save_file(tensors, tmp_path / "model.safetensors")
+    quant = QuantConfig(scheme="none")
+    model = QLoRAModel.from_pretrained(tmp_path, None, quant, "float32", device)
+    state = model.base_state_dict()
+    assert set(state) == set(tensors)
+    for name, array in tensors.items():
+        np.testing.assert_array_equal(state[name], array)
+
+
 def test_the_text_part_of_a_model_with_images(device, tmp_path):
     recorded = np.load(FOLDER / "gemma3.npz")
     shapes = json.loads(str(recorded["shapes"]))

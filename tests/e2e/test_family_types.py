@@ -5,13 +5,13 @@ import json
 import numpy as np
 import pytest
 from references.seeded import adapter, batch, weights
-from references.sized import HEAD_DIMS, family_configs, with_head_dim
+from references.sized import HEAD_DIMS, traced_configs, with_head_dim
 from safetensors.numpy import save_file
 
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.families.family import find_family
 
-CONFIGS = family_configs()
+CONFIGS = traced_configs()
 
 
 def shapes(config):
@@ -24,7 +24,7 @@ def shapes(config):
         names[f"{spec.name}.weight"] = (spec.out_features, spec.in_features)
         if spec.bias:
             names[f"{spec.name}.bias"] = (spec.out_features,)
-    names |= {name: (size,) for name, size in architecture.norms.items()}
+    names |= architecture.norm_shapes
     names |= dict(architecture.routers)
     return names, architecture.norm_offset
 
@@ -32,7 +32,7 @@ def shapes(config):
 def normalize(tensors):
     """Makes products of the size of their inputs, whatever the width, as in trained models."""
     for name, array in tensors.items():
-        if array.ndim == 2 and "embed" not in name:
+        if array.ndim == 2 and "embed" not in name and "norm" not in name:
             array *= 0.7 / (array.std() * array.shape[1] ** 0.5)
     return tensors
 

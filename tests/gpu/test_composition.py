@@ -15,6 +15,7 @@ from qlora_wgpu.ops.glu import glu
 from qlora_wgpu.ops.layer_norm import layer_norm
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
+from qlora_wgpu.ops.qk_layer_norm import qk_layer_norm
 from qlora_wgpu.ops.qk_norm import qk_norm
 from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.ops.rope import rope
@@ -23,6 +24,7 @@ from qlora_wgpu.reference import activation as activation_reference
 from qlora_wgpu.reference import attention as attention_reference
 from qlora_wgpu.reference import glu as glu_reference
 from qlora_wgpu.reference import layer_norm as layer_norm_reference
+from qlora_wgpu.reference import qk_layer_norm as qk_layer_norm_reference
 from qlora_wgpu.reference import rms_norm as rms_norm_reference
 from qlora_wgpu.reference import rope as rope_reference
 
@@ -30,6 +32,7 @@ ROWS, HEADS, HEAD_DIM = 9, 2, 16
 COLUMNS = HEADS * HEAD_DIM
 _RANDOM = np.random.default_rng(11)
 WEIGHT, BIAS, HEAD_WEIGHT = (_RANDOM.standard_normal(n) for n in (COLUMNS, COLUMNS, HEAD_DIM))
+HEAD_WEIGHTS = _RANDOM.standard_normal((HEADS, HEAD_DIM))
 MATRIX = _RANDOM.standard_normal((COLUMNS, COLUMNS)) / np.sqrt(COLUMNS)
 OTHER, KEYS, VALUES = (_RANDOM.standard_normal((ROWS, COLUMNS)) for _ in range(3))
 TABLE = _RANDOM.standard_normal((ROWS, HEAD_DIM // 2, 2))
@@ -92,6 +95,11 @@ OPS = {
         lambda dy, x: _heads(
             lambda d, a: rms_norm_reference.backward(d, a, HEAD_WEIGHT, 1e-5), dy, x
         ),
+    ),
+    "qk_layer_norm": Op(
+        lambda b, x: qk_layer_norm(b.graph, x, b.given(HEAD_WEIGHTS), 1e-5),
+        lambda x: qk_layer_norm_reference.forward(x, HEAD_WEIGHTS, 1e-5),
+        lambda dy, x: qk_layer_norm_reference.backward(dy, x, HEAD_WEIGHTS, 1e-5),
     ),
     "rope": Op(
         _roped,

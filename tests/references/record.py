@@ -146,6 +146,13 @@ CASES = {
     ),
     "mixtral-experts": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "cohere": ("cohere", {"logit_scale": 0.3, "use_qk_norm": False, "attention_bias": False}),
+    "cohere-qknorm": (
+        "cohere",
+        {
+            "logit_scale": 0.3, "use_qk_norm": True, "attention_bias": True,
+            "num_key_value_heads": 3, "layer_norm_eps": 1e-3,
+        },
+    ),
 }  # fmt: skip
 
 

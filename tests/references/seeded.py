@@ -17,7 +17,7 @@ def weights(shapes, norm_offset):
     arrays = {}
     for name, shape in shapes.items():
         array = _normal(name, shape)
-        if len(shape) == 1:
+        if len(shape) == 1 or "norm" in name:
             centre = 1.0 - norm_offset if "norm" in name and name.endswith("weight") else 0.0
             arrays[name] = np.float32(centre) + np.float32(0.2) * array
         else:

@@ -130,7 +130,7 @@ def test_random_weights_fit_the_config_and_stay_the_same():
         shapes[f"{spec.name}.weight"] = (spec.out_features, spec.in_features)
         if spec.bias:
             shapes[f"{spec.name}.bias"] = (spec.out_features,)
-    shapes |= {name: (size,) for name, size in architecture.norms.items()}
+    shapes |= architecture.norm_shapes
     assert set(folder.names()) == set(shapes)
     for name, shape in shapes.items():
         array = folder.float32(name)

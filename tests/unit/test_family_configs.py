@@ -130,13 +130,20 @@ def test_multipliers_and_defaults():
     assert names == {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}
 
 
+def test_heads_with_weights_of_their_own():
+    norms = read("cohere", use_qk_norm=True).norm_shapes
+    attention = "model.layers.3.self_attn."
+    assert norms[attention + "q_norm.weight"] == (6, 12)
+    assert norms[attention + "k_norm.weight"] == (2, 12)
+    assert not any("q_norm" in name for name in read("cohere").norms)
+
+
 REFUSED = {
     "rope type": ("llama", {"rope_scaling": {"rope_type": "mrope"}}, "mrope"),
     "rope key": ("llama", {"rope_scaling": {"type": "linear", "factor": 2, "x": 1}}, "x"),
     "activation": ("qwen3", {"hidden_act": "relu"}, "hidden_act"),
     "dropout": ("phi3", {"resid_pdrop": 0.1}, "resid_pdrop"),
     "qk norm": ("stablelm", {"qk_layernorm": True}, "qk_layernorm"),
-    "cohere qk norm": ("cohere", {"use_qk_norm": True}, "use_qk_norm"),
     "both ways": ("gemma3_text", {"use_bidirectional_attention": True}, "bidirectional"),
     "layer types": ("qwen2", {"use_sliding_window": True, "layer_types": ["x"] * 4}, "layer_types"),
     "few layer types": ("gemma2", {"layer_types": ["full_attention"]}, "layer_types"),

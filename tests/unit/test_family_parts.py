@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from references.sized import family_configs
+from references.sized import MORE, traced_configs
 
 from qlora_wgpu import families
 from qlora_wgpu.config import LoraConfig, QuantConfig
@@ -20,7 +20,7 @@ from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model.weights import WeightLayout
 from qlora_wgpu.ops.batch import make_batch_buffers
 
-CONFIGS = family_configs()
+CONFIGS = traced_configs()
 CONFIGS["gemma3"] = {"model_type": "gemma3", "text_config": CONFIGS["gemma3_text"]}
 
 
@@ -70,17 +70,17 @@ def launches(family, config, *, checkpointing):
     ]
 
 
-@pytest.mark.parametrize("model_type", known_families())
-def test_every_weight_that_is_named_is_traced(model_type):
-    config = CONFIGS[model_type]
+@pytest.mark.parametrize("case", [*known_families(), *MORE])
+def test_every_weight_that_is_named_is_traced(case):
+    config = CONFIGS[case]
     for weights in trace(find_family(config), config):
         assert weights.asked == set(weights)
 
 
 def test_compositions_need_no_ops():
-    for model_type, config in CONFIGS.items():
+    for config in CONFIGS.values():
         if isinstance(find_family(config), DecoderFamily):
-            file = Path(families.__file__).with_name(f"{model_type}.py")
+            file = Path(families.__file__).with_name(f"{config['model_type']}.py")
             assert not re.search(r"qlora_wgpu\.(ops|graph)", file.read_text(encoding="utf-8"))
 
 

@@ -3,14 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from references.sized import HEAD_DIMS, family_configs, with_head_dim
+from references.sized import HEAD_DIMS, traced_configs, with_head_dim
 
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.gpu.backend import MatrixShape
 from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, cpu_profile, gpu_profile
 from qlora_wgpu.model.memory import plan_training_memory
 
-CONFIGS = family_configs()
+CONFIGS = traced_configs()
 PROFILES = {
     "buffers": CPU_PROFILE,
     "textures": cpu_profile(8),

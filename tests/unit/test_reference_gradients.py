@@ -11,6 +11,7 @@ from qlora_wgpu.reference import (
     glu,
     layer_norm,
     linear,
+    qk_layer_norm,
     rms_norm,
     rope,
 )
@@ -65,6 +66,12 @@ def test_layer_norm():
     x, w, dy = normal(3, 7), normal(7), normal(3, 7)
     dx = layer_norm.backward(dy, x, w, 1e-5)
     check(lambda v: np.sum(dy * layer_norm.forward(v, w, normal(7) * 0, 1e-5)), x, dx)
+
+
+def test_qk_layer_norm():
+    x, w, dy = normal(3, 12), normal(2, 6), normal(3, 12)
+    dx = qk_layer_norm.backward(dy, x, w, 1e-5)
+    check(lambda v: np.sum(dy * qk_layer_norm.forward(v, w, 1e-5)), x, dx)
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh", "gelu"])

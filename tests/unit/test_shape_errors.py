@@ -14,6 +14,7 @@ from qlora_wgpu.ops.glu import glu
 from qlora_wgpu.ops.layer_norm import layer_norm
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseExperts, DenseMatrix, ExpertLinear, Head, Linear
+from qlora_wgpu.ops.qk_layer_norm import qk_layer_norm
 from qlora_wgpu.ops.qk_norm import qk_norm
 from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.ops.rope import rope
@@ -74,6 +75,10 @@ WRONG = {
         r"layer_norm.*6x20.*24",
     ),
     "qk_norm": (lambda g: qk_norm(g, operand(6, 20), norm(6), 1e-5), r"qk_norm.*6x20.*6"),
+    "qk_layer_norm": (
+        lambda g: qk_layer_norm(g, operand(6, 24), matrix("w", 3, 6, "float32"), 1e-5),
+        r"qk_layer_norm.*6x24.*3x6",
+    ),
     "rope": (
         lambda g: rope(g, operand(6, 20), norm(24), BATCH, 6, 6), r"rope.*6x20.*6",
     ),

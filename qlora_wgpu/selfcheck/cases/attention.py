@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from qlora_wgpu.ops.attention import attention
+from qlora_wgpu.ops.qk_layer_norm import qk_layer_norm
 from qlora_wgpu.ops.qk_norm import qk_norm
 from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.reference import attention as attention_reference
+from qlora_wgpu.reference import qk_layer_norm as qk_layer_norm_reference
 from qlora_wgpu.reference import rms_norm as rms_norm_reference
 from qlora_wgpu.reference import rope as rope_reference
 from qlora_wgpu.selfcheck.cases.common import ONES, ROWS, normal
@@ -69,3 +71,16 @@ def check_qk_norm(run: Runner) -> None:
     x, dy = (a.reshape(-1, head_dim) for a in (run.rounded(x), run.rounded(dy)))
     run.compare(got_y, rms_norm_reference.forward(x, weight, 1e-5).reshape(got_y.shape))
     run.compare(got_dx, rms_norm_reference.backward(dy, x, weight, 1e-5).reshape(got_dx.shape))
+
+
+def check_qk_layer_norm(run: Runner) -> None:
+    """y and dx of heads with weights of their own."""
+    heads, head_dim = 3, 20
+    x, dy = normal("x", ROWS, heads * head_dim), normal("dy", ROWS, heads * head_dim)
+    weight = normal("weight", heads, head_dim)
+    tx = run.operand(x, grad=True)
+    y = qk_layer_norm(run.graph, tx, run.float32(weight), 1e-5)
+    got_y, got_dx = run.run(y, *run.gradients(y, run.float32(dy), tx))
+    x, dy = run.rounded(x), run.rounded(dy)
+    run.compare(got_y, qk_layer_norm_reference.forward(x, weight, 1e-5))
+    run.compare(got_dx, qk_layer_norm_reference.backward(dy, x, weight, 1e-5))

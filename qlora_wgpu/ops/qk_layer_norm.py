@@ -1,0 +1,46 @@
+"""LayerNorm of every attention head by a weight of its own, as Command R+ has it."""
+
+from __future__ import annotations
+
+from qlora_wgpu.graph.graph import Graph, GraphError
+from qlora_wgpu.graph.tensor import Tensor
+
+
+def qk_layer_norm(g: Graph, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Computes y = (x - mean) / √(variance + eps) · weight[head] over each head.
+
+    Args:
+        g: The graph.
+        x: (rows, heads · head_dim).
+        weight: (heads, head_dim) float32; head_dim is even.
+        eps: Keeps the root from zero.
+
+    Returns:
+        (rows, heads · head_dim) operand.
+
+    Raises:
+        GraphError: If x has no such heads.
+    """
+    heads, head_dim = weight.shape
+    if head_dim % 2 or x.columns != heads * head_dim:
+        raise GraphError(f"qk_layer_norm: {x} has no heads of {weight}")
+    y = g.operand(f"norm({x.name})", x.rows, x.columns)
+    params: dict[str, int | float] = {
+        "rows": x.rows,
+        "heads": heads,
+        "head_dim": head_dim // 2,
+        "stride": x.units(2),
+        "weight_stride": weight.units(2),
+        "eps": eps,
+    }
+    tensors = {"x": x, "weight": weight}
+    g.launch("qk_layer_norm/forward.wgsl", x.rows * heads, {**tensors, "y": y}, params)
+
+    def vjp(dy: Tensor) -> None:
+        dx = g.operand(f"d {x.name}", x.rows, x.columns)
+        bound = {**tensors, "dy": dy, "dx": dx}
+        g.launch("qk_layer_norm/backward.wgsl", x.rows * heads, bound, params)
+        g.add_gradient(x, dx)
+
+    g.record(y, [x], vjp)
+    return y
