@@ -179,7 +179,12 @@ def main() -> None:
     if not args.no_tests:
         for backend in backends:
             command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-            command += ["tests/gpu", "tests/e2e/test_recorded_references.py"]
+            command += [
+                "tests/ops",
+                "tests/gpu",
+                "tests/selfcheck",
+                "tests/e2e/test_recorded_references.py",
+            ]
             printed = session.run("tests", command, 20, QLORA_WGPU_BACKEND=backend)
             if printed is not None:
                 (args.folder / f"tests-{backend}.txt").write_text(printed)

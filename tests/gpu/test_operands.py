@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from support.harness import DTYPES, PROFILES, Bench
 
-from gpu.harness import DTYPES, PROFILES, Bench
 from qlora_wgpu.bfloat16 import from_bfloat16, to_bfloat16
 from qlora_wgpu.gpu import wgsl
 from qlora_wgpu.graph.tensor import Storage, matrix

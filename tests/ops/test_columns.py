@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
+from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded
 
-from gpu.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded
 from qlora_wgpu.ops.columns import columns
 from qlora_wgpu.ops.tensor import as_float32
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
+from support.harness import PROFILES, Bench, assert_close
 
-from gpu.harness import PROFILES, Bench, assert_close
 from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.ops.adamw import AdamWConfig, AdamWState, adamw
 from qlora_wgpu.reference import adamw as reference

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from support.harness import DTYPES, PROFILES, Bench, rounded
 
-from gpu.harness import DTYPES, PROFILES, Bench, rounded
 from qlora_wgpu.ops.activation import activation
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.columns import columns

@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from support.harness import PROFILES, VARIANTS, Bench, rounded
 
-from gpu.harness import PROFILES, VARIANTS, Bench, rounded
 from qlora_wgpu.ops.embedding import embedding
 from qlora_wgpu.ops.modules import DenseMatrix
 

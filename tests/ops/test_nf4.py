@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
+from support.harness import PROFILES, VARIANTS, Bench, assert_close, rounded
 
-from gpu.harness import PROFILES, VARIANTS, Bench, assert_close, rounded
 from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.model.weights import _device_arrays
 from qlora_wgpu.ops.nf4 import NF4Matrix, pair_values

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
+from support.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 
-from gpu.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 from qlora_wgpu.kernels.lora import Lora
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
+from support.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 
-from gpu.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 from qlora_wgpu.ops.activation import activation as activate
 from qlora_wgpu.ops.glu import glu
 from qlora_wgpu.reference import activation as activations

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
+from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 
-from gpu.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.reference import rope as reference
 

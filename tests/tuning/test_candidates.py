@@ -1,9 +1,9 @@
 """Whatever a tuner may choose computes the same."""
 
 import pytest
+from ops import test_attention, test_cross_entropy, test_linear
+from support.harness import DTYPES, PROFILES
 
-from gpu import test_attention, test_cross_entropy, test_linear
-from gpu.harness import DTYPES, PROFILES
 from qlora_wgpu.tuning.candidates import candidates
 
 TRIED = [(name, i, p) for name, base in PROFILES.items() for i, p in enumerate(candidates(base))]

@@ -4,9 +4,9 @@ import dataclasses
 
 import numpy as np
 import pytest
+from support.harness import PROFILES
 
-from gpu import test_cross_entropy, test_experts, test_linear
-from gpu.harness import PROFILES
+from ops import test_cross_entropy, test_experts, test_linear
 from qlora_wgpu.gpu import probe
 from qlora_wgpu.gpu.backend import MatrixShape
 from qlora_wgpu.gpu.profile import gpu_profile
