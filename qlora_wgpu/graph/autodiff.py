@@ -14,7 +14,7 @@ Add = Callable[[Tensor, Tensor | None, Tensor], None]
 
 
 class Tape:
-    """What was recorded, and the gradients gathered so far.
+    """The ops recorded, and the gradients gathered so far.
 
     A gradient may belong to several tensors (a residual hands on what it gets), so nothing is added
     to it in place unless it has one holder and no running VJP may still read it.
@@ -42,7 +42,7 @@ class Tape:
             self._ops.append((output, vjp))
 
     def gradient_of(self, tensor: Tensor) -> Tensor:
-        """What has been gathered of a tensor's gradient."""
+        """The gradient of a tensor as gathered so far."""
         return self._gradients[tensor]
 
     def add_gradient(self, tensor: Tensor, gradient: Tensor) -> None:

@@ -121,7 +121,7 @@ class Graph:
         self._tape.add_gradient(tensor, gradient)
 
     def gradient_of(self, tensor: Tensor) -> Tensor:
-        """What has been gathered of a tensor's gradient."""
+        """The gradient of a tensor as gathered so far."""
         return self._tape.gradient_of(tensor)
 
     def backward(self) -> None:

@@ -21,7 +21,7 @@ class Plan:
     """A graph with its memory settled, before anything is allocated.
 
     Attributes:
-        launches: Those that lead to a result.
+        launches: The launches that lead to a result.
         slots: Bytes of each slot, largest first.
         textures: Whether each slot is a texture.
         slot_of: The slot of each intermediate.
@@ -75,12 +75,12 @@ def make_plan(graph: Graph, outputs: tuple[Tensor, ...] = ()) -> Plan:
 
 
 def _needed(launches: list[Launch], outputs: tuple[Tensor, ...]) -> list[Launch]:
-    wanted = set(outputs)
+    read = set(outputs)
     kept = []
     for launch in reversed(launches):
-        if any(t.storage is not None or t in wanted for t in launch.written()):
+        if any(t.storage is not None or t in read for t in launch.written()):
             kept.append(launch)
-            wanted.update(launch.tensors.values())
+            read.update(launch.tensors.values())
     return kept[::-1]
 
 

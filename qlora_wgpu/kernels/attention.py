@@ -20,7 +20,7 @@ _BACKWARD_BODY = 768
 
 @dataclass(frozen=True)
 class Gradients:
-    """What the backward reads and writes besides what the forward did.
+    """The tensors that the backward reads and writes besides what the forward did.
 
     Attributes:
         dout: Like o.
@@ -48,7 +48,7 @@ class Attention:
         segments: uint32 (batch · seq): which samples the tokens are of.
         batch: Sequences.
         head_dim: Elements of a head; even.
-        scale: Of the scores.
+        scale: The factor of the scores.
         window: A query sees so many keys, itself among them.
         softcap: Scores s become softcap · tanh(s / softcap), if given.
         gradients: What the backward adds; None forward.
@@ -98,7 +98,7 @@ class Attention:
 
 
 class _Blocks:
-    """What the variants share: the launches."""
+    """The launches, which the variants share."""
 
     suffix = ""
 

@@ -18,7 +18,7 @@ class Dequantization:
 
     Attributes:
         w: (rows, in_features), of any type.
-        row0: Its first row within the matrix.
+        row0: The first row of ``w`` within the matrix.
         codes: Eight to a uint32.
         absmax: float32 scales of the blocks, or their 8-bit codes if doubly quantized.
         maps: The 16 values of the codes, then the 256 of the scales' codes and their offset.

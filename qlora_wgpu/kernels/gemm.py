@@ -52,11 +52,11 @@ class Gemm:
         y: (rows, ·); of a product with rows the columns from ``row0`` on are written.
         with_rows: Whether rows of x meet rows of w.
         row0: First row of ``w`` within the whole matrix; a multiple of eight.
-        scale: Of the product alone.
+        scale: The factor of the product alone.
         accumulate: Whether to add to y.
         lora: A term to add, if any.
-        bias: Of the whole matrix, float32.
-        residual: Of y's layout.
+        bias: The bias of the whole matrix, float32.
+        residual: What to add, of y's layout.
         dropout: What x is masked with, in a product with rows.
         batch_info: Needed for dropout and for ``first_row``.
         first_row: If given, x is a chunk of the compacted label rows, from this one on.
@@ -133,9 +133,9 @@ class Cut:
 
     Attributes:
         path: The shader.
-        rows: Of results a workgroup makes.
-        columns: Of results a workgroup makes.
-        constants: Of the shader, besides those that all products have.
+        rows: Rows of results that a workgroup makes.
+        columns: Columns of results that a workgroup makes.
+        constants: The shader's, besides those that all products have.
         rows_first: Whether workgroups are counted along the rows first.
     """
 
@@ -204,8 +204,8 @@ def _launch(
 def _launch_split(g: Graph, gemm: Gemm, cut: Cut) -> None:
     """Cuts a long reduction of few results, which would leave a GPU idle, into parts."""
     workgroups = ceil_div(gemm.x.rows, cut.rows) * ceil_div(gemm.columns, cut.columns)
-    wanted = min(g.profile.least_workgroups // workgroups, gemm.depth // _LEAST_PART)
-    part = round_up(ceil_div(gemm.depth, max(wanted, 1)), 64)
+    parts = min(g.profile.least_workgroups // workgroups, gemm.depth // _LEAST_PART)
+    part = round_up(ceil_div(gemm.depth, max(parts, 1)), 64)
     parts = ceil_div(gemm.depth, part)
     plain = gemm.lora is None and gemm.experts is None and gemm.y.dtype == "float32"
     if parts == 1 or gemm.with_rows or not plain:

@@ -52,7 +52,7 @@ class Kernel(Generic[ProblemT]):
 
 @dataclass(frozen=True)
 class Tunable:
-    """What a tuner may change about some kernels.
+    """A choice of a tuner about some kernels.
 
     Attributes:
         name: Shown to users.

@@ -29,7 +29,7 @@ class Lora:
     """One adapter pair, float32 windows of the flat buffers.
 
     Attributes:
-        r: Its rank.
+        r: The rank.
         scaling: What the product is multiplied by.
         dropout: Probability that an element of its input is dropped.
         key: Tells its dropout masks from those of other modules.
@@ -40,7 +40,7 @@ class Lora:
         a_stride: Floats from one expert's ``a`` to the next one's.
         b_stride: The same of ``b``.
         magnitude: DoRA's, (out_features) float32, if it is one.
-        grad_magnitude: Its gradient, summed up.
+        grad_magnitude: The gradient of ``magnitude``, summed up.
     """
 
     r: int
@@ -146,7 +146,7 @@ class DownShared:
 
 
 class DownGemm:
-    """As an ordinary product of few columns."""
+    """An ordinary product of few columns."""
 
     def fits(self, problem: Down, profile: Profile) -> bool:
         """Where there are no experts."""
@@ -231,7 +231,7 @@ class UpGradShared:
 
 
 class UpGradGemm:
-    """As an ordinary product of few columns."""
+    """An ordinary product of few columns."""
 
     def fits(self, problem: UpGrad, profile: Profile) -> bool:
         """Where there are no experts."""

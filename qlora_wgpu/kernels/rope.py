@@ -51,7 +51,7 @@ class Rope:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """What the kernels are bound to."""
+        """The tensors that the kernels are bound to."""
         return {"positions": self.positions, "table": self.table, "x": self.x, "y": self.y}
 
 

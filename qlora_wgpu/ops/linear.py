@@ -6,11 +6,12 @@ dx = dy·W + mask·(du·A): the adapter costs two skinny products and an epilogu
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.gemm import GEMM, Gemm
+from qlora_wgpu.kernels.lora import Lora
 from qlora_wgpu.ops import dora
 from qlora_wgpu.ops import lora as lora_ops
 from qlora_wgpu.ops.batch import BatchBuffers
@@ -45,57 +46,83 @@ def linear(
     Raises:
         GraphError: If the shapes do not fit, or the layer has a bias and the multiplier is not 1.
     """
-    weight, lora = layer.weight, layer.lora
+    _check(x, layer, residual, multiplier)
+    lora = layer.lora
+    if lora is not None:
+        lora = replace(lora, scaling=multiplier * lora.scaling)
+    if lora is None or lora.magnitude is None:
+        parts = _Sum(layer, lora, batch, multiplier, layer.bias, residual)
+        return _product(g, x, parts, float32=float32 or residual is not None)
+    # DoRA scales what the layer makes before bias and residual are added.
+    inverse = g.float_vector(f"{layer.name}.norm", layer.weight.rows)
+    z = _product(g, x, _Sum(layer, lora, batch, multiplier, None, None, inverse), float32=False)
+    return dora.apply(g, z, lora, inverse, layer.bias, residual, float32=float32)
+
+
+def _check(x: Tensor, layer: Linear, residual: Tensor | None, multiplier: float) -> None:
     if multiplier != 1.0 and layer.bias is not None:
         raise GraphError(f"linear: {layer.name} has a bias, which would miss the multiplier")
-    if lora is not None and multiplier != 1.0:
-        lora = replace(lora, scaling=multiplier * lora.scaling)
-    if residual is not None and (residual.rows, residual.columns) != (x.rows, weight.rows):
+    shape = (x.rows, layer.weight.rows)
+    if residual is not None and residual.shape != shape:
         raise GraphError(
-            f"linear: {residual} cannot be added to {layer.name}'s {x.rows}x{weight.rows}"
+            f"linear: {residual} cannot be added to {layer.name}'s {shape[0]}x{shape[1]}"
         )
-    # DoRA scales what the layer makes before bias and residual are added.
-    inverse = None
-    added: tuple[Tensor | None, Tensor | None] = layer.bias, residual
-    if lora is not None and lora.magnitude is not None:
-        inverse = g.float_vector(f"{layer.name}.norm", weight.rows)
-        added = None, None
-    bias, skip = added
-    make = g.float32 if (float32 or skip is not None) and inverse is None else g.operand
-    y = make(layer.name, x.rows, weight.rows)
-    u: Tensor | None = None
-    if lora is not None:
-        u = lora_ops.down(g, x, lora, batch)
-    for row0, w in weight.shards(g):
-        term = lora.forward_term(u) if lora is not None and u is not None else None
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """What one product makes: multiplier · x·Wᵀ + u·Bᵀ + bias + residual.
+
+    Attributes:
+        layer: The layer.
+        lora: Its adapter, the multiplier in its scaling.
+        batch: The micro-batch, for dropout.
+        multiplier: The factor of x·Wᵀ.
+        bias: The bias to add.
+        residual: The residual to add.
+        inverse: Where DoRA's 1 / ‖W + s·B·A‖ go, which want each shard of W, too.
+    """
+
+    layer: Linear
+    lora: Lora | None
+    batch: BatchBuffers
+    multiplier: float
+    bias: Tensor | None
+    residual: Tensor | None
+    inverse: Tensor | None = None
+
+
+def _product(g: Graph, x: Tensor, parts: _Sum, *, float32: bool) -> Tensor:
+    layer, lora = parts.layer, parts.lora
+    y = (g.float32 if float32 else g.operand)(layer.name, x.rows, layer.weight.rows)
+    u = None if lora is None else lora_ops.down(g, x, lora, parts.batch)
+    term = lora.forward_term(u) if lora is not None and u is not None else None
+    for row0, w in layer.weight.shards(g):
         product = Gemm(
-            x, w, y, True, row0=row0, scale=multiplier, lora=term, bias=bias, residual=skip,
-            label="gemm/forward",
+            x, w, y, True, row0=row0, scale=parts.multiplier, lora=term, bias=parts.bias,
+            residual=parts.residual, label="gemm/forward",
         )  # fmt: skip
         GEMM.launch(g, product)
-        if inverse is not None and layer.lora is not None:
-            dora.norm(g, w, layer.lora, inverse, row0, layer.lora.scaling)
+        if parts.inverse is not None and layer.lora is not None:
+            dora.norm(g, w, layer.lora, parts.inverse, row0, layer.lora.scaling)
+    inputs = [x] if parts.residual is None else [x, parts.residual]
+    g.record(y, inputs, lambda dy: _backward(g, x, u, dy, parts), trains=lora is not None)
+    return y
 
-    def vjp(dy: Tensor) -> None:
-        operand, du = as_operand(g, dy), None
-        if lora is not None and u is not None:
-            du = lora_ops.backward(g, x, u, operand, lora, batch)
-        if x.requires_grad:
-            dx = g.float32(f"d {x.name}", x.rows, x.columns)
-            for row0, w in weight.shards(g):
-                term = lora.backward_term(du) if lora is not None and du is not None else None
-                product = Gemm(
-                    operand, w, dx, False, row0=row0, accumulate=row0 > 0, scale=multiplier,
-                    lora=term if row0 == 0 else None,  # it joins the first shard's product
-                    batch_info=batch.info, label="gemm/backward",
-                )  # fmt: skip
-                GEMM.launch(g, product)
-            g.add_gradient(x, dx)
-        if skip is not None:
-            g.add_gradient(skip, dy)
 
-    inputs = [x] if skip is None else [x, skip]
-    g.record(y, inputs, vjp, trains=lora is not None)
-    if inverse is None or lora is None:
-        return y
-    return dora.apply(g, y, lora, inverse, layer.bias, residual, float32=float32)
+def _backward(g: Graph, x: Tensor, u: Tensor | None, dy: Tensor, parts: _Sum) -> None:
+    operand, lora, term = as_operand(g, dy), parts.lora, None
+    if lora is not None and u is not None:
+        term = lora.backward_term(lora_ops.backward(g, x, u, operand, lora, parts.batch))
+    if x.requires_grad:
+        dx = g.float32(f"d {x.name}", x.rows, x.columns)
+        for row0, w in parts.layer.weight.shards(g):
+            product = Gemm(
+                operand, w, dx, False, row0=row0, accumulate=row0 > 0, scale=parts.multiplier,
+                lora=term if row0 == 0 else None,  # it joins the first shard's product
+                batch_info=parts.batch.info, label="gemm/backward",
+            )  # fmt: skip
+            GEMM.launch(g, product)
+        g.add_gradient(x, dx)
+    if parts.residual is not None:
+        g.add_gradient(parts.residual, dy)
