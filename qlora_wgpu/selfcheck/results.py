@@ -118,9 +118,18 @@ def _result(
     except OutOfMemoryError:
         raise
     except Exception as err:  # whatever a driver's compiler or its validation raises
-        lines = [line.strip() for line in str(err).splitlines() if line.strip()]
-        return Result(name, variant, dtype, float("inf"), (lines or [type(err).__name__])[-1])
+        return Result(name, variant, dtype, float("inf"), _reason(err))
     return Result(name, variant, dtype, run.worst, shaders=frozenset(run.shaders))
+
+
+def _reason(err: Exception) -> str:
+    """The line of an implementation's message that says what is wrong."""
+    lines = [line.strip() for line in str(err).splitlines() if line.strip()]
+    if not lines:
+        return type(err).__name__
+    # A compiler's is marked; of other messages wgpu's ends with it, and Dawn's begins with it.
+    last = lines[0] if lines[-1].startswith("- While") else lines[-1]
+    return next((line for line in lines if "error: " in line), last)
 
 
 def cache_file() -> Path:

@@ -61,6 +61,28 @@ def test_a_driver_that_refuses_a_shader(device, broken, monkeypatch, tmp_path):
         ensure_sound(device, Device)
 
 
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (  # naga
+            "GPU cannot compile a: Validation Error\n\nCaused by:\n  In create, label = 'a'\n\n"
+            "Shader 'a' parsing error: name `smooth` is reserved\n 34 │ let smooth\n   ^^^^^^\n",
+            "Shader 'a' parsing error: name `smooth` is reserved",
+        ),
+        ("Validation Error\n\nCaused by:\n  In bind, label = 'a'\n    7 for 6", "7 for 6"),
+        (  # Tint
+            "GPU cannot compile a: Error while parsing WGSL: :3:4 error: 'smooth' is reserved\n"
+            "let smooth\n    ^^^^^^\n\n - While calling [Device].CreateShaderModule([a]).\n",
+            "GPU cannot compile a: Error while parsing WGSL: :3:4 error: 'smooth' is reserved",
+        ),
+        ("index 2 not present\nlayout: []\n - While calling [Device].Bind", "index 2 not present"),
+        ("", "ValueError"),
+    ],
+)
+def test_a_refusal_is_the_line_that_says_what_is_wrong(message, reason):
+    assert results._reason(ValueError(message)) == reason
+
+
 def test_a_sound_driver_is_remembered(device, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     messages = []
