@@ -13,7 +13,7 @@ from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.graph.dtype import pad_rows
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.plan import make_plan
-from qlora_wgpu.graph.program import Program, SlotPool
+from qlora_wgpu.graph.program import Program, SlotPool, allocate
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, row
 from qlora_wgpu.model import batch_encoding
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
@@ -107,6 +107,9 @@ class Runner:
         plan = make_plan(self.graph, tuple(t for t in outputs if t.storage is None))
         self.shaders |= {launch.path for launch in plan.launches}
         program = Program(self.device, plan, SlotPool(self.device))
+        for tensor in outputs:  # an op that has nothing to do hands on what it was given
+            if tensor.storage is not None:
+                allocate(self.device, tensor.storage)
         for slot, size, texture in zip(program._slots, plan.slots, plan.textures, strict=True):
             write = self.device.write_texture if texture else self.device.write
             write(slot, np.full(-(-size // 4), POISON, np.uint32))
