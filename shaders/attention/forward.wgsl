@@ -44,7 +44,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         //#unroll c KEYS: next = max(next, select(-3.0e38, s_$c, sees_$c));
         let shrink = exp(highest - next);
         highest = next;
-        //#unroll c KEYS: let p_$c = select(0.0, exp(min(s_$c - highest, 0.0)), sees_$c);
+        //#unroll c KEYS: let p_$c = select(0.0, exp(not_above_zero(s_$c - highest)), sees_$c);
         sum *= shrink;
         //#unroll c KEYS: sum += p_$c;
         //#unroll d UNITS: o_$d *= shrink;

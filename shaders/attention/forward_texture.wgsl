@@ -49,7 +49,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         let shrink = exp(highest - next);
         highest = next;
         sum *= shrink;
-        //#unroll c KEYS: p[$c] = select(0.0, exp(min(s[$c] - highest, 0.0)), sees_$c); sum += p[$c];
+        //#unroll c KEYS: p[$c] = select(0.0, exp(not_above_zero(s[$c] - highest)), sees_$c); sum += p[$c];
         //#unroll d HEAD: o_own[$d] = scale8(o_own[$d], shrink);
         //#unroll l HOLDERS, t UNITS
             o_own[$lu / KEYS * UNITS + $tu] = add_scaled8(

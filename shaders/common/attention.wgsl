@@ -65,3 +65,8 @@ fn score(product: f32) -> Score {
     return Score(product, 1.0);
 //#endif
 }
+
+// min(x, 0), but NaN stays NaN: exp would make an ordinary share of it.
+fn not_above_zero(x: f32) -> f32 {
+    return select(x, 0.0, x > 0.0);
+}

@@ -10,6 +10,6 @@ struct Weight {
 // product = scale · q·k, dp = do·v, pair = (lse, delta).
 fn weight_of(product: f32, dp: f32, pair: vec2<f32>, sees: bool) -> Weight {
     let s = score(product);
-    let p = select(0.0, exp(min(s.value - pair.x, 0.0)), sees);
+    let p = select(0.0, exp(not_above_zero(s.value - pair.x)), sees);
     return Weight(p, p * (dp - pair.y) * s.slope);
 }

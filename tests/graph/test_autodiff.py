@@ -133,3 +133,27 @@ def test_what_does_not_train_gathers_nothing():
     graph.add_gradient(x, graph.float32("dx", 4, 8))
     with pytest.raises(KeyError):
         graph.gradient_of(x)
+
+
+def test_what_a_running_vjp_was_given_is_never_written():
+    """It may hand that on before it reads it, and then add more."""
+    graph = Graph("float32", CPU_PROFILE)
+    x, given = stored("x", 4, 8, grad=True), graph.float32("given", 4, 8)
+    y = graph.float32("y", 4, 8)
+
+    def vjp(dy):
+        graph.add_gradient(x, dy)
+        graph.add_gradient(x, graph.float32("more", 4, 8))
+
+    graph.record(y, [x], vjp)
+    graph.add_gradient(y, given)
+    graph.backward()
+    assert graph.gradient_of(x) is not given
+    assert all(given not in launch.written() for launch in graph.launches)
+
+
+def test_nothing_is_added_to_bfloat16():
+    graph = Graph("bfloat16", CPU_PROFILE)
+    y, b = graph.operand("y", 4, 8), graph.operand("b", 4, 8)
+    with pytest.raises(GraphError, match=r"y = .* is not float32"):
+        graph.launch("tensor/add.wgsl", 4, {"y": y, "b": b}, {"units": 4}, {"ACCUMULATE": True})

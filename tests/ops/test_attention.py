@@ -125,6 +125,25 @@ def test_large_scores_do_not_overflow(device, profile):
 
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("source", ["q", "k"])
+def test_nan_in_scores_stays_nan(device, profile, dtype, softcap, source):
+    """No softmax makes an ordinary share of it, forward or backward."""
+    rng = np.random.default_rng(8)
+    arrays = {name: rng.standard_normal((9, 16)) for name in ("q", "k", "v", "do")}
+    arrays[source][4, 3] = np.nan
+    bench = Bench(device, dtype, PROFILES[profile])
+    q, k, v, do = (bench.operand(arrays[name]) for name in ("q", "k", "v", "do"))
+    q.requires_grad = True  # of all the three, so that nothing else leads NaN to a gradient
+    batch = bench.batch_of(1, 9)
+    o = attention(bench.graph, q, k, v, batch, 16, 0.25, softcap=softcap)
+    got_o, got_dq = bench.run(o, *bench.gradients(o, do, q))
+    spoilt = np.arange(9) == 4 if source == "q" else np.arange(9) >= 4
+    assert np.isnan(got_o[spoilt]).all() and np.isfinite(got_o[~spoilt]).all()
+    assert np.isnan(got_dq[spoilt]).any(axis=1).all()
+
+
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
 @pytest.mark.parametrize("given", DTYPES)
 @pytest.mark.parametrize(
     ("head_dim", "options"), [(6, {}), (20, {"window": 4}), (24, {"softcap": 1.5})]
