@@ -157,3 +157,50 @@ def test_nothing_is_added_to_bfloat16():
     y, b = graph.operand("y", 4, 8), graph.operand("b", 4, 8)
     with pytest.raises(GraphError, match=r"y = .* is not float32"):
         graph.launch("tensor/add.wgsl", 4, {"y": y, "b": b}, {"units": 4}, {"ACCUMULATE": True})
+
+
+def maker_of(graph, dx):
+    """A launch that makes dx and could add it to something else."""
+    tensors = {"y": dx, "a": graph.float32("p", 4, 8), "b": graph.float32("q", 4, 8)}
+    graph.launch("tensor/add.wgsl", 4, tensors, {"units": 4}, {"ACCUMULATE": False})
+    return graph.launches[-1]
+
+
+def run_vjp(graph, x, vjp):
+    """Runs a VJP behind a gradient of x that is the graph's own."""
+    graph.add_gradient(x, graph.float32("total", 4, 8))
+    y = graph.float32("y", 4, 8)
+    graph.record(y, [x], vjp)
+    graph.add_gradient(y, graph.float32("dy", 4, 8))
+    graph.backward()
+
+
+def test_what_another_tensor_holds_is_still_made():
+    graph = Graph("float32", CPU_PROFILE)
+    x, other = stored("x", 4, 8, grad=True), stored("other", 4, 8, grad=True)
+    dx = graph.float32("dx", 4, 8)
+
+    def vjp(dy):
+        maker_of(graph, dx)
+        graph.add_gradient(other, dx)
+        graph.add_gradient(x, dx)
+
+    run_vjp(graph, x, vjp)
+    assert graph.gradient_of(other) is dx
+    assert graph.launches[0].tensors["y"] is dx and labels(graph)[-1] == "tensor/add"
+    assert graph.gradient_of(x) is not dx
+
+
+def test_a_total_that_is_read_in_between_changes_afterwards():
+    graph = Graph("float32", CPU_PROFILE)
+    x, dx = stored("x", 4, 8, grad=True), graph.float32("dx", 4, 8)
+
+    def vjp(dy):
+        maker_of(graph, dx)
+        source, target = graph.gradient_of(x), graph.operand("seen", 4, 8)
+        graph.launch("tensor/convert.wgsl", 4, {"x": source, "y": target}, {"units": 4})
+        graph.add_gradient(x, dx)
+
+    run_vjp(graph, x, vjp)
+    assert labels(graph) == ["tensor/add", "tensor/convert", "tensor/add"]
+    assert graph.launches[0].tensors["y"] is dx

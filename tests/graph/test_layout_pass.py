@@ -120,3 +120,14 @@ def test_a_kernel_that_insists_on_a_buffer_gets_a_copy_there():
     assert [la.tensors["x"].name for la in copies(plan)] == ["u"]
     products = [la for la in plan.launches if la.kernel == "lora"]
     assert all(not la.tensors["u"].texture and la.tensors["x"] is x for la in products)
+
+
+def test_windows_are_copied_anew_after_their_storage_was_written():
+    graph = Graph("float32", TEXTURES)
+    whole = Storage("u", "test", 2 * 8 * 8 * 4, texture=True)
+    first, second = (matrix(n, 8, 8, "float32", whole, o) for n, o in (("a", 0), ("b", 8 * 8 * 4)))
+    x, gradient = stored("x", 8, 16, "float32", texture=True), stored("g", 16, 8, "float32")
+    FACTOR_GRAD.launch(graph, FactorGrad(x, second, gradient))
+    graph.launch("tensor/fill.wgsl", 16, {"y": first}, {"units": 16})
+    FACTOR_GRAD.launch(graph, FactorGrad(x, second, gradient))
+    assert [la.tensors["x"].name for la in copies(make_plan(graph))] == ["b", "b"]

@@ -116,3 +116,10 @@ def test_memory_plan_counts_every_kind():
     assert set(memory) == expected
     assert memory["optimizer"] == 2 * memory["adapter"] == 2 * memory["gradients"]
     assert np.isfinite(sum(memory.values()))
+
+
+def test_a_missing_binding_is_an_error():
+    graph = Graph("float32", CPU_PROFILE)
+    with pytest.raises(GraphError, match=r"bindings \['y'\] are missing or unknown"):
+        x = graph.float32("x", 1, 8)
+        graph.launch("tensor/convert.wgsl", 1, {"x": x}, {"units": 1})

@@ -2,12 +2,14 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.gpu import wgsl
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.selfcheck import check_device, checks, ensure_sound, results
+from qlora_wgpu.selfcheck.runner import Runner
 
 # Launched by tools that do not compute a model.
 NO_KERNELS = {"common", "probe", "bench"}
@@ -93,3 +95,15 @@ def test_a_sound_driver_is_remembered(device, monkeypatch, tmp_path):
     monkeypatch.setattr("qlora_wgpu.selfcheck.results.check_device", None)  # not run again
     ensure_sound(device, Device, messages.append)
     assert len(messages) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_nobody_wrote_is_not_a_number(device, dtype):
+    run = Runner(device, device.profile, dtype)
+    unwritten = run.graph.operand("unwritten", 3, 20)
+    run.graph.launch(
+        "tensor/convert.wgsl", 9, {"x": unwritten, "y": (y := run.graph.float32("y", 3, 20))},
+        {"units": 9},
+    )  # fmt: skip
+    (got,) = run.run(y)
+    assert np.isnan(got).all()
