@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -97,7 +98,7 @@ class Attention:
         return 2 * products * pairs * self.head_dim
 
 
-class _Blocks:
+class _Blocks(ABC):
     """The launches, which the variants share."""
 
     suffix = ""
@@ -169,16 +170,18 @@ class _Blocks:
             label=f"attention/{name}",
         )
 
+    @abstractmethod
     def _unit(self, problem: Attention) -> int:
-        raise NotImplementedError
+        """Elements of a head that are read at a time."""
 
     def _threads(self, profile: Profile) -> int:
         return profile.attention_threads
 
+    @abstractmethod
     def _constants(
         self, profile: Profile, problem: Attention, products: int
     ) -> dict[str, Constant]:
-        raise NotImplementedError
+        """The constants by which the variant's loops are cut."""
 
 
 class SubgroupTexture(_Blocks):
