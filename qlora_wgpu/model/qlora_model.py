@@ -195,7 +195,12 @@ class QLoRAModel(LoadedModel):
         self.write_parameters(self.adapter.join(tensors))
 
     def save_adapter(self, path: str | PathLike[str]) -> None:
-        """Writes adapter_model.safetensors and adapter_config.json as PEFT loads them."""
+        """Writes adapter_model.safetensors and adapter_config.json as PEFT loads them.
+
+        Warns of what PEFT computes otherwise.
+        """
+        for text in self.adapter.peft_differences:
+            warnings.warn(text, stacklevel=2)
         config = replace(self.adapter.peft, base_model_name_or_path=self.name_or_path)
         save_adapter(Path(path), self.adapter_state_dict(), config)
 

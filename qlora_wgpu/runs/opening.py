@@ -17,6 +17,7 @@ from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.lora import load_adapter
+from qlora_wgpu.lora.names import adapted_layers
 from qlora_wgpu.lora.targets import lora_config
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import TrainingOptions
@@ -185,7 +186,8 @@ def load_adapted(
     tensors = None
     if adapter is not None:
         tensors, stored = load_adapter(adapter)
-        lora = lora_config(stored)
+        adapted = {layer.module for layer in adapted_layers(tensors)}
+        lora = lora_config(stored, adapted, source.architecture.experts)
     device = Device(settings.device.gpu, settings.device.backend)
     layout = device_layout(
         source.pretrained, lora, settings.quant, settings.train.compute_dtype, device

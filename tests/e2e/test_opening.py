@@ -3,9 +3,13 @@
 import json
 import shutil
 import warnings
+from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
+from references.seeded import adapter, batch, weights
+from safetensors.numpy import save_file
 
 import qlora_wgpu
 from e2e.tiny import write_chats, write_model
@@ -16,6 +20,7 @@ from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.export import merge
 from qlora_wgpu.runs import evaluation, opening
 
+REFERENCES = Path(__file__).parents[1] / "references"
 QUANT = {"blocksize": 128, "double_quant": False}
 
 
@@ -187,3 +192,55 @@ def test_a_damaged_config_of_a_run(place, tmp_path):
     (tmp_path / "out/config.yaml").write_text("quant: {blocksize: 63}\n")
     with pytest.raises(ConfigError, match="blocksize"):
         qlora_wgpu.open_adapter(tmp_path / "out/adapter", place / "model")
+
+
+def recorded_base(case, folder):
+    recorded = np.load(REFERENCES / f"{case}.npz")
+    folder.mkdir()
+    (folder / "config.json").write_text(str(recorded["config"]))
+    shapes = json.loads(str(recorded["shapes"]))
+    save_file(weights(shapes, float(recorded["norm_offset"])), folder / "model.safetensors")
+    return folder
+
+
+def seeded(model):
+    shapes = {name: array.shape for name, array in model.adapter_state_dict().items()}
+    model.load_adapter(adapter(shapes))
+    return model
+
+
+def reopened(path, base, **changes):
+    file = path / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    quant = QuantConfig(scheme="none")
+    return qlora_wgpu.open_adapter(path, base, quant=quant, compute_dtype="float32")
+
+
+def test_dense_layers_of_a_mixture(device, tmp_path):
+    base = recorded_base("qwen3_moe-experts", tmp_path / "base")
+    quant = QuantConfig(scheme="none")
+    model = seeded(QLoRAModel.from_pretrained(base, None, quant, "float32", device))
+    with pytest.warns(UserWarning, match=r"takes model\.layers\.1\.mlp\.down_proj"):
+        model.save_adapter(tmp_path / "adapter")
+    ids, mask, _ = batch()
+    expected = model.logits(ids, mask)
+    assert np.array_equal(reopened(tmp_path / "adapter", base).logits(ids, mask), expected)
+    leaves = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    old = reopened(tmp_path / "adapter", base, target_modules=leaves)
+    assert np.array_equal(old.logits(ids, mask), expected)
+
+
+def test_adapters_of_peft_that_are_not_trained_here(device, tmp_path):
+    base = recorded_base("llama-dora", tmp_path / "base")
+    lora = LoraConfig(r=4, lora_alpha=8, use_dora=True, target_modules=["q_proj", "up_proj"])
+    quant = QuantConfig(scheme="none")
+    model = seeded(QLoRAModel.from_pretrained(base, lora, quant, "float32", device))
+    model.save_adapter(tmp_path / "adapter")
+    ids, mask, _ = batch()
+    same = reopened(tmp_path / "adapter", base, lora_dropout=0.1)
+    assert np.array_equal(same.logits(ids, mask), model.logits(ids, mask))
+    with pytest.raises(ConfigError, match="lora_dropout = 0 in training"):
+        same.accumulate(*same.checked(ids, ids), dropout_key=1)
+    half = reopened(tmp_path / "adapter", base, lora_alpha=7.5)
+    assert half.adapter.config.scaling == 7.5 / 4
+    assert np.abs(half.logits(ids, mask) - model.logits(ids, mask)).max() > 1e-3
