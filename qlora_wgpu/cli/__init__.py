@@ -18,6 +18,9 @@ from qlora_wgpu.cli.generate import generate
 from qlora_wgpu.cli.init import init
 from qlora_wgpu.cli.train import train
 from qlora_wgpu.errors import QLoRAError
+from qlora_wgpu.gpu.calls import overdue_call
+from qlora_wgpu.supervision.child import end_if_hung
+from qlora_wgpu.supervision.journal import Journal
 from qlora_wgpu.version import __version__
 
 
@@ -44,10 +47,16 @@ commands.add_command(bench)
 commands.add_command(estimate)
 
 
-def main() -> None:
-    """Runs a command; a user's mistake is one sentence on stderr and exit code 2."""
+def run_command(journal: Journal | None = None) -> None:
+    """Runs a command; a user's mistake is one sentence on stderr and exit code 2.
+
+    Args:
+        journal: Where a supervised process notes how far it is.
+    """
+    if journal is not None:
+        end_if_hung(overdue_call)
     try:
-        commands.main(prog_name="qlora-wgpu", standalone_mode=True)
+        commands.main(prog_name="qlora-wgpu", standalone_mode=True, obj=journal)
     except QLoRAError as err:
         Console(stderr=True, soft_wrap=True).print(
             f"error: {err}", style="red", markup=False, highlight=False

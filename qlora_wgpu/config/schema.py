@@ -371,6 +371,18 @@ class DeviceConfig(Section):
         description="Whether ways of cutting kernels are timed before training, once per GPU "
         "and model shape; auto does so where the run is long enough to gain by it.",
     )
+    dispatches_per_submit: int = Field(
+        100,
+        ge=1,
+        description="After how many dispatches work is handed to the driver: fewer where a desktop "
+        "system resets a GPU that is slow to answer.",
+    )
+    timeout: float | None = Field(
+        None,
+        gt=0,
+        description="Seconds after which a driver that does not answer counts as hung; null is "
+        "1800, and no limit for a software GPU.",
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -10,10 +10,9 @@ from pathlib import Path
 from qlora_wgpu.config import Config
 from qlora_wgpu.data import Dataset
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.runs.data import check_ids, read_dataset
-from qlora_wgpu.runs.opening import OpenedModel, load_adapted
+from qlora_wgpu.runs.opening import OpenedModel, device_of, load_adapted
 from qlora_wgpu.runs.settings import AnyConfig, as_config
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.evaluation import held_out_loss
@@ -88,7 +87,7 @@ def evaluate(
     source = OpenedModel.open(settings.model.path)
     dataset = read_dataset(settings.data, path, source.tokenizer, observer)
     check_ids(path, dataset, source.architecture.vocab_size)
-    device = Device(settings.device.gpu, settings.device.backend)
+    device = device_of(settings.device)
     model = load_adapted(
         source, adapter, settings.quant, settings.train.compute_dtype, device, observer
     )
