@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from qlora_wgpu.errors import QLoRAError
     from qlora_wgpu.families.family import register_family
     from qlora_wgpu.model.qlora_model import QLoRAModel
-    from qlora_wgpu.runs import estimate, evaluate, train
+    from qlora_wgpu.runs import estimate, evaluate, open_adapter, train
     from qlora_wgpu.training import Observer, Trainer, TrainResult
     from qlora_wgpu.version import __version__
 
@@ -27,6 +27,7 @@ __all__ = [
     "estimate",
     "evaluate",
     "load_config",
+    "open_adapter",
     "register_family",
     "train",
 ]
@@ -37,7 +38,7 @@ _ROOMS = {
     "errors": ("QLoRAError",),
     "families.family": ("register_family",),
     "model.qlora_model": ("QLoRAModel",),
-    "runs": ("estimate", "evaluate", "train"),
+    "runs": ("estimate", "evaluate", "open_adapter", "train"),
     "training": ("Observer", "TrainResult", "Trainer"),
     "version": ("__version__",),
 }

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from qlora_wgpu import runs
 from qlora_wgpu.cli._display import Display
-from qlora_wgpu.cli._settings import read_settings
+from qlora_wgpu.cli._settings import renamed_keys_told
 
 
 @click.command("eval")
@@ -31,11 +31,14 @@ def evaluate(
     """Measure loss and perplexity on held-out data: the base against an adapter.
 
     CONFIG is a run's YAML; its data.eval is measured on, and the adapter in its output.dir.
+    An adapter in the folder of its run is opened as the run's config.yaml says it was trained;
+    overrides hold whatever it says.
     """
-    settings = read_settings(config, overrides)
     console = Console(stderr=as_json)
-    with Display(console) as display:
-        result = runs.evaluate(settings, display, adapter=adapter, data=data_path)
+    with renamed_keys_told(), Display(console) as display:
+        result = runs.evaluate(
+            config, display, adapter=adapter, data=data_path, overrides=overrides
+        )
     losses = {"base": result.base}
     if result.adapter is not None:
         losses["adapter"] = result.adapter

@@ -6,6 +6,7 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.config.schema import DeviceConfig
 from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.lora.targets import check_trainable
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
@@ -28,8 +29,10 @@ def plan_layout(
         The layout, to be loaded; its longest step is traced.
 
     Raises:
+        ConfigError: If the adapter cannot be trained.
         OutOfMemoryError: If a tensor is larger than kernels can count.
     """
+    check_trainable(settings.lora)
     train, quant = settings.train, settings.quant
     options = training_options(train).train(train.per_device_train_batch_size, data.length)
 
