@@ -28,6 +28,10 @@ Constant = bool | int | float
 _UNROLL = re.compile(r"^//#unroll\s+([^:]+?)\s*(?::(.*))?$")
 _NAMED = re.compile(r"//#(?:input|output)\s+\d+\s+(\w+)|@binding\(\d+\)\s*var(?:<[^>]*>)?\s+(\w+)")
 _COMMENT_BEGINS = re.compile(r"//[^\n]*|/\*")
+GRID = ("GRID_X", "GRID_Y", "GRID_Z")
+FOLD = "FOLD"
+"""Constants of a shader whose grid is folded: its sizes, and the width of what is dispatched."""
+_MAIN_GROUP = re.compile(r"@builtin\(workgroup_id\)\s*(\w+)(\s*:\s*vec3<u32>[^{]*)\{")
 _WITHIN_COMMENT = re.compile(r"/\*|\*/")  # block comments nest
 
 
@@ -87,6 +91,8 @@ class Source:
             functions += "\n" + self._include("common/eight.wgsl", path)
         if "texel_at(" in bare + functions:
             functions += "\n" + self._include("common/texel.wgsl", path)
+        if FOLD in self.constants:
+            code = _folded(code, path)
         return _with_first_texels(f"{code}\n{functions}", self.texture_inputs(), path)
 
     def texture_inputs(self) -> list[str]:
@@ -232,4 +238,22 @@ def _with_first_texels(code: str, names: list[str], path: str) -> str:
     code, count = re.subn(r"(struct\s+Params\s*\{[^}]*?,?)(\s*\})", rf"\1{fields}\2", code, count=1)
     if not count:
         raise ShaderSourceError(f"{path}: reads textures and has no struct Params")
+    return code
+
+
+def _folded(code: str, path: str) -> str:
+    """Begins ``main`` with its place in a grid that is dispatched as a rectangle."""
+
+    def begun(main: re.Match[str]) -> str:
+        place = (
+            f" let place = dispatched.y * {FOLD} + dispatched.x;"
+            " if (place >= GRID_X * GRID_Y * GRID_Z) { return; }"
+            f" let {main[1]} = vec3<u32>(place % GRID_X, place / GRID_X % GRID_Y,"
+            " place / (GRID_X * GRID_Y));"
+        )
+        return f"@builtin(workgroup_id) dispatched{main[2]}{{{place}"
+
+    code, count = _MAIN_GROUP.subn(begun, code, count=1)
+    if not count:
+        raise ShaderSourceError(f"{path}: a folded grid needs a main with a workgroup_id")
     return code
