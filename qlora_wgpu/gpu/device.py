@@ -24,7 +24,6 @@ ALIGNMENT = 256  # of buffer windows: the most any GPU asks for
 TEXTURE_WIDTH = 1024  # texels; shaders/common/texel.wgsl has it too
 _TEXTURE_ROW = 16 * TEXTURE_WIDTH  # bytes
 _UPLOAD_CHUNK = 16 << 20  # unsubmitted writes pile up in host memory
-_MAX_WORKGROUPS = 65_535
 _TIMEOUT = 1800.0  # seconds
 # Desktop systems end work that takes too long.
 DISPATCHES_PER_SUBMIT = 100
@@ -322,15 +321,3 @@ def buffer_bytes(nbytes: int) -> int:
 def texture_bytes(nbytes: int) -> int:
     """Bytes that a texture of this size takes on the device: whole rows of texels."""
     return max(-(-nbytes // _TEXTURE_ROW), 1) * _TEXTURE_ROW
-
-
-def fold_workgroups(count: int) -> tuple[int, int, int]:
-    """Spreads a one-dimensional count of workgroups over x and y within WebGPU's limit.
-
-    Shaders recover the index as ``workgroup_id.y * num_workgroups.x + workgroup_id.x`` and must
-    return where it lies past their end.
-    """
-    if count <= _MAX_WORKGROUPS:
-        return (max(count, 1), 1, 1)
-    rows = -(-count // _MAX_WORKGROUPS)
-    return (-(-count // rows), rows, 1)
