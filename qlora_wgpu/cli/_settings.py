@@ -5,8 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
-from rich.console import Console
-
+from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.config import Config, load_config
 from qlora_wgpu.config.renamed import RenamedKeyWarning
 
@@ -20,7 +19,7 @@ def read_settings(path: str, overrides: Sequence[str]) -> Config:
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always", RenamedKeyWarning)
         settings = load_config(path, overrides)
-    console = Console(stderr=True, soft_wrap=True)
+    console = Terminal(stderr=True, soft_wrap=True)
     for note in notes:
         console.print(f"note: {note.message}", style="yellow", highlight=False, markup=False)
     return settings

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from qlora_wgpu import runs
 from qlora_wgpu.cli._display import Display
 from qlora_wgpu.cli._settings import read_settings
+from qlora_wgpu.cli._terminal import Terminal, write_json
 
 
 @click.command("eval")
@@ -33,7 +31,7 @@ def evaluate(
     CONFIG is a run's YAML; its data.eval is measured on, and the adapter in its output.dir.
     """
     settings = read_settings(config, overrides)
-    console = Console(stderr=as_json)
+    console = Terminal(stderr=as_json)
     with Display(console) as display:
         result = runs.evaluate(settings, display, adapter=adapter, data=data_path)
     losses = {"base": result.base}
@@ -43,7 +41,7 @@ def evaluate(
         figures: dict[str, Any] = {"data": result.data, "adapter_path": result.adapter_path}
         for name, row in losses.items():
             figures[name] = {"loss": row.loss, "perplexity": row.perplexity, "tokens": row.tokens}
-        sys.stdout.write(json.dumps(figures) + "\n")
+        write_json(figures)
         return
     table = Table(box=None)
     for name in ("", "loss", "perplexity", "tokens"):

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from rich.console import Console
 
 from qlora_wgpu.cli._model import gpu_option, open_adapted
+from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.errors import ConfigError, TokenizerError
 from qlora_wgpu.export import export_gguf, quantize_folder
@@ -48,7 +49,7 @@ def merge(model_path: str, adapter: str, out: str, base: str, check: bool, gpu: 
     The result is a model folder in the base's own 16-bit type, which transformers, vLLM and
     llama.cpp's converter load.
     """
-    console = Console()
+    console = Terminal()
     with _progress(console, "merging") as progress:
         merge_adapter(
             model_path,
@@ -84,7 +85,7 @@ def quantize(model_path: str, out: str, blocksize: str, double_quant: bool) -> N
     Training from the new folder gives the same result and starts sooner; transformers with
     bitsandbytes opens it, too.
     """
-    console = Console()
+    console = Terminal()
     settings = QuantConfig.model_validate(
         {"blocksize": int(blocksize), "double_quant": double_quant}
     )
@@ -102,7 +103,7 @@ def export(model_path: str, adapter: str, gguf_file: str) -> None:
     if not gguf_file.endswith(".gguf"):
         raise ConfigError(f"--gguf {gguf_file!r} must end in .gguf")
     count = export_gguf(model_path, adapter, gguf_file)
-    Console().print(f"{count} layers written to {gguf_file}", highlight=False)
+    Terminal().print(f"{count} layers written to {gguf_file}", highlight=False)
 
 
 @contextmanager

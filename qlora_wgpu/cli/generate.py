@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import click
-from rich.console import Console
 
 from qlora_wgpu.cli._model import base_options, open_adapted, sampling_options
+from qlora_wgpu.cli._terminal import Terminal, write
 from qlora_wgpu.cli._text import chat_ids, chat_template, longest, stop_ids, stop_text, stream
 from qlora_wgpu.data import ChatTemplate, Tokenizer, find_chat_template
 from qlora_wgpu.generation import generate as generate_tokens
@@ -42,9 +41,9 @@ def generate(
     source = OpenedModel.open(model_path)
     tokenizer = source.tokenizer
     template, prompt_ids = _prompt_ids(tokenizer, prompt, template_name, chat=chat)
-    model = open_adapted(Console(stderr=True), source, adapter, scheme, compute_dtype, gpu)
+    model = open_adapted(Terminal(stderr=True), source, adapter, scheme, compute_dtype, gpu)
     if not chat:
-        sys.stdout.write(prompt)
+        write(prompt)
     tokens = generate_tokens(
         model,
         prompt_ids,
@@ -52,7 +51,8 @@ def generate(
         max_length=longest(model),
         **sampling,
     )
-    stream(tokenizer, tokens, stop_text(tokenizer, template))
+    context = () if chat else prompt_ids
+    stream(tokenizer, tokens, stop_text(tokenizer, template), context)
 
 
 def _prompt_ids(

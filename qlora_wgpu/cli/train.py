@@ -9,6 +9,7 @@ from rich.table import Table
 from qlora_wgpu import runs
 from qlora_wgpu.cli._display import TrainingDisplay
 from qlora_wgpu.cli._settings import read_settings
+from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.training import TrainResult
 
@@ -30,7 +31,7 @@ def train(config: str, overrides: tuple[str, ...], overwrite: bool, resume: bool
     The run's folder (output.dir) gets adapter/, checkpoints/, config.yaml, metrics.jsonl and
     report.html. Ctrl-C stops it with its state saved.
     """
-    console = Console()
+    console = Terminal()
     settings = read_settings(config, overrides)
     if overwrite and resume:
         raise ConfigError("--overwrite and --resume exclude each other: choose one")

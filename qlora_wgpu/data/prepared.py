@@ -24,7 +24,7 @@ from qlora_wgpu.data.examples import Counts, Dataset
 from qlora_wgpu.labels import IGNORE_INDEX
 
 _KEPT = 32  # data sets in the cache
-VERSION = 1  # of how rows become tokens; a new one makes old folders unused
+VERSION = 2  # of how rows become tokens; a new one makes old folders unused
 _ARRAYS = {"ids": np.int32, "labels": np.int32, "ends": np.int64}
 
 
