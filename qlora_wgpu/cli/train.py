@@ -12,6 +12,7 @@ from rich.table import Table
 from qlora_wgpu import runs
 from qlora_wgpu.cli._display import TrainingDisplay
 from qlora_wgpu.cli._settings import read_settings
+from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.supervision.journal import Journal
 from qlora_wgpu.training import Observer, TrainResult
@@ -38,7 +39,7 @@ def train(
     The run's folder (output.dir) gets adapter/, checkpoints/, config.yaml, metrics.jsonl and
     report.html. Ctrl-C stops it with its state saved.
     """
-    console = Console()
+    console = Terminal()
     settings = read_settings(config, overrides)
     if overwrite and resume:
         raise ConfigError("--overwrite and --resume exclude each other: choose one")

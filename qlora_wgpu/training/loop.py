@@ -69,7 +69,9 @@ class TrainingLoop:
         step = self._run.state.step
         if self._run.saved_at != step and not self._run.save():
             return error
-        return OutOfMemoryError(f"{error}; the run is saved after step {step}, and --resume goes on")
+        return OutOfMemoryError(
+            f"{error}; the run is saved after step {step}, and --resume goes on"
+        )
 
     def _do_steps(self, stop: StopRequest) -> None:
         """Does them until the last, or one that stops the run."""
