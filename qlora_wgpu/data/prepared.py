@@ -10,7 +10,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.cache_folder import cache_path, make_cache_folder
+from qlora_wgpu.cache_folder import cache_path, is_own, make_cache_folder
 from qlora_wgpu.data.examples import Counts, Dataset
 from qlora_wgpu.labels import IGNORE_INDEX
 
@@ -56,6 +56,7 @@ class Writer:
         self._unfinished: Path | None = None
         self._files: dict[str, BinaryIO] = {}
         self._parts: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in _ARRAYS}
+        self._digests = {name: hashlib.sha256() for name in _ARRAYS}
         self._end = 0
         if folder is not None:
             make_cache_folder(folder.parent)
@@ -74,6 +75,7 @@ class Writer:
             self._parts[name].append(array)
         else:
             self._files[name].write(array.data)
+            self._digests[name].update(array.data)
 
     def finish(self, counts: Counts, warnings: list[str]) -> Dataset:
         """Closes the data set and opens it for reading."""
@@ -85,7 +87,11 @@ class Writer:
             return Dataset.of_arrays(**arrays, counts=counts, warnings=warnings)
         for file in self._files.values():
             file.close()
-        about = {"counts": asdict(counts), "warnings": warnings}
+        about = {
+            "counts": asdict(counts),
+            "warnings": warnings,
+            "sha256": {name: digest.hexdigest() for name, digest in self._digests.items()},
+        }
         (self._unfinished / "about.json").write_text(json.dumps(about), encoding="utf-8")
         try:
             self._unfinished.rename(self._folder)
@@ -93,29 +99,41 @@ class Writer:
             shutil.rmtree(self._unfinished, ignore_errors=True)
         self._unfinished = None
         dataset = read(self._folder)
-        assert dataset is not None
+        if dataset is None:
+            raise OSError(f"{self._folder} does not hold what was written")
         return dataset
 
     def discard(self) -> None:
         """Removes what was written; nothing where the data set is finished."""
         for file in self._files.values():
-            file.close()
+            with suppress(OSError):  # a full disk is told once
+                file.close()
         if self._unfinished is not None:
             shutil.rmtree(self._unfinished, ignore_errors=True)
 
 
 def read(folder: Path) -> Dataset | None:
-    """A finished data set, or None where there is none or it is damaged."""
+    """A finished data set, or None where there is none, or none that is whole and the user's."""
+    if not is_own(folder):
+        return None
     try:
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+        if any(_sha256(folder / f"{n}.bin") != about["sha256"][n] for n in _ARRAYS):
+            return None
         arrays = {n: _mapped(folder / f"{n}.bin", dtype) for n, dtype in _ARRAYS.items()}
-        counts = Counts(**about["counts"])
-    except (OSError, ValueError, KeyError, TypeError):
+        counts = Counts(**{name: int(count) for name, count in about["counts"].items()})
+        warnings = [str(text) for text in about["warnings"]]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     total = int(arrays["ends"][-1]) if len(arrays["ends"]) else 0
     if not len(arrays["ids"]) == len(arrays["labels"]) == total:
         return None
-    return Dataset.of_arrays(**arrays, counts=counts, warnings=about["warnings"])
+    return Dataset.of_arrays(**arrays, counts=counts, warnings=warnings)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:  # not through the map, which would count as memory
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _mapped(path: Path, dtype: Any) -> npt.NDArray[Any]:
@@ -126,6 +144,8 @@ def _mapped(path: Path, dtype: Any) -> npt.NDArray[Any]:
 
 def prepare(folder: Path | None, fill: Callable[[Writer], tuple[Counts, list[str]]]) -> Dataset:
     """The data set of a folder, made by ``fill`` if it is not there.
+
+    Where the folder cannot be written, it is made in memory, with a warning.
 
     Args:
         folder: The folder to keep the data in, or None for memory only.
@@ -139,9 +159,24 @@ def prepare(folder: Path | None, fill: Callable[[Writer], tuple[Counts, list[str
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
         _forget_oldest(folder.parent)
+    try:
+        return _written(folder, fill)
+    except OSError as err:
+        if folder is None:
+            raise
+        note = f"prepared data cannot be kept in {folder.parent}: {err.strerror or err}"
+        return _written(None, fill, [note])  # anew: what was written may be lost, too
+
+
+def _written(
+    folder: Path | None,
+    fill: Callable[[Writer], tuple[Counts, list[str]]],
+    notes: Sequence[str] = (),
+) -> Dataset:
     writer = Writer(folder)
     try:
-        return writer.finish(*fill(writer))
+        counts, warnings = fill(writer)
+        return writer.finish(counts, [*warnings, *notes])
     finally:
         writer.discard()
 

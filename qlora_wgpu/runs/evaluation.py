@@ -12,7 +12,7 @@ from qlora_wgpu.data import Dataset
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.model.qlora_model import QLoRAModel
-from qlora_wgpu.runs.data import check_ids, read_dataset
+from qlora_wgpu.runs.data import check_ids, read_dataset, warn_of_cache
 from qlora_wgpu.runs.opening import OpenedModel, load_adapted
 from qlora_wgpu.runs.settings import AnyConfig, as_config
 from qlora_wgpu.training import Observer
@@ -86,6 +86,7 @@ def evaluate(
         raise ConfigError("data.eval is not set: name held-out data there or with --data")
     adapter = adapter or _adapter_of(settings)
     source = OpenedModel.open(settings.model.path)
+    warn_of_cache(observer)
     dataset = read_dataset(settings.data, path, source.tokenizer, observer)
     check_ids(path, dataset, source.architecture.vocab_size)
     device = Device(settings.device.gpu, settings.device.backend)

@@ -1,6 +1,8 @@
 """What can be said of data in a configuration: sources, columns, what is learnt, what is cut."""
 
 import json
+from io import FileIO
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -232,3 +234,51 @@ def test_an_end_that_is_never_learnt_is_told(tmp_path):
     rows = write(tmp_path / "a.jsonl", [{"messages": CHAT}])
     dataset = load(rows, chat_template=template)
     assert "no end-of-turn token is learnt anywhere" in dataset.warnings[0]
+
+
+def test_prepared_data_that_was_changed_is_made_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    rows = write(tmp_path / "a.jsonl", [{"messages": CHAT}])
+    before = cached(rows).fingerprint
+    [folder] = prepared.cache_folder().iterdir()
+    for name in ("ids.bin", "labels.bin", "ends.bin"):
+        raw = bytearray((folder / name).read_bytes())
+        raw[0] ^= 1  # as long as it was
+        (folder / name).write_bytes(raw)
+        assert cached(rows).fingerprint == before, name
+    about = json.loads((folder / "about.json").read_text())
+    for wrong in ([], {**about, "warnings": 3}, {**about, "counts": {"rows": "x"}}, {"a": 1}):
+        (folder / "about.json").write_text(json.dumps(wrong))
+        assert cached(rows).fingerprint == before
+        assert json.loads((folder / "about.json").read_text()) == about
+    (folder / "about.json").write_text("[" * 100_000)
+    assert cached(rows).fingerprint == before
+
+
+@pytest.mark.parametrize("place", ["below a file", "/proc"])
+def test_data_is_prepared_in_memory_where_nothing_can_be_kept(tmp_path, monkeypatch, place):
+    (tmp_path / "file").write_text("")
+    unusable = tmp_path / "file" / "cache" if place == "below a file" else "/proc/self/cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(unusable))
+    rows = write(tmp_path / "a.jsonl", [{"messages": CHAT}])
+    assert texts(cached(rows)) == texts(load(rows))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_disk_that_fills_up_while_data_is_prepared(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    make_writer = prepared.Writer.__init__
+
+    def full(self, folder):
+        make_writer(self, folder)
+        if folder is not None:
+            self._files["ids"].close()
+            self._files["ids"] = FileIO("/dev/full", "wb")
+
+    monkeypatch.setattr(prepared.Writer, "__init__", full)
+    rows = write(tmp_path / "a.jsonl", [{"messages": CHAT}])
+    dataset = cached(rows)
+    assert texts(dataset) == texts(load(rows))
+    assert "prepared data cannot be kept in" in dataset.warnings[-1]
+    assert "No space left" in dataset.warnings[-1]
+    assert not list(prepared.cache_folder().iterdir())

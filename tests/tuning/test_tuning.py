@@ -115,3 +115,12 @@ def test_one_layer_keeps_all_but_depth():
     small = task(config=config).one_layer()
     assert small["num_hidden_layers"] == 1 and small["layer_types"] == ["full_attention"]
     assert small["vocab_size"] == 16_384 and small["hidden_size"] == 576
+
+
+def test_an_entry_that_was_changed_is_made_anew(monkeypatch):
+    monkeypatch.setattr(cache, "tune", lambda *args: Choice(GPU_PROFILE, ()))
+    cache.tuned(FakeDevice(), task(), FakeDevice)
+    whole = cache.cache_file().read_text()
+    assert cache.known_keys() and "register" in whole
+    cache.cache_file().write_text(whole.replace("register", "abc"))
+    assert not cache.known_keys() and not cache.choices_for(FakeDevice())
