@@ -21,7 +21,11 @@ def cache_path(*names: str) -> Path:
 
     On Linux that is ``~/.cache/qlora-wgpu``, or another folder where ``XDG_CACHE_HOME`` says so.
     """
-    return Path(platformdirs.user_cache_dir("qlora-wgpu", appauthor=False), *names)
+    try:
+        root = platformdirs.user_cache_dir("qlora-wgpu", appauthor=False)
+    except RuntimeError:  # a user without a home folder
+        root = "~/.cache/qlora-wgpu"
+    return Path(root, *names)
 
 
 def make_cache_folder(folder: Path) -> None:
@@ -32,7 +36,7 @@ def make_cache_folder(folder: Path) -> None:
     """
     root = cache_path()
     if not root.is_absolute():  # where there is no home folder
-        raise OSError(f"{root} is no absolute path")
+        raise OSError("it is no absolute path")
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     _check_owner(root)
     with suppress(OSError):  # a file system without permissions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from qlora_wgpu.report.page import points
 
 def write_png(path: Path, rows: Sequence[Mapping[str, Any]]) -> bool:
     """Writes the curve; False where matplotlib is not installed."""
+    # It tells of a home folder that cannot be written, which is none of the run's business.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     try:
         figure_type = importlib.import_module("matplotlib.figure").Figure
     except ImportError:

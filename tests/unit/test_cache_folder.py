@@ -93,6 +93,15 @@ def test_without_a_home_folder_nothing_is_kept_in_the_present_one(monkeypatch, t
     assert read_json(cache_path("tuning.json")) is None  # nor read there
 
 
+@linux
+def test_a_user_without_a_home_folder(monkeypatch):
+    def nowhere(*_, **__):
+        raise RuntimeError("could not determine the home directory")
+
+    monkeypatch.setattr("platformdirs.user_cache_dir", nowhere)
+    assert "no absolute path" in cache_problem()
+
+
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="Windows has no such owners")
 def test_a_cache_of_another_user_is_not_trusted(monkeypatch, home):
     keep_json(cache_path("tuning.json"), [1])
