@@ -15,6 +15,7 @@ from qlora_wgpu.checkpoint.json_file import read_json_object
 from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile, nearest
 from qlora_wgpu.checkpoint.weight_files import open_weights
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
+from qlora_wgpu.files import is_there
 from qlora_wgpu.quant import NF4Tensor
 
 
@@ -146,7 +147,7 @@ def _find(text: str, *, weights: bool) -> Path:
 
 def _read_config(path: Path) -> dict[str, Any]:
     file = path / "config.json"
-    if not file.exists():
+    if not is_there(file):
         if (path / "adapter_config.json").exists():
             raise CheckpointError(
                 f"{path} holds a PEFT adapter, not a model: give the folder of its base model"

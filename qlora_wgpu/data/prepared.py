@@ -21,7 +21,9 @@ import numpy.typing as npt
 
 from qlora_wgpu.cache_folder import cache_path, make_cache_folder
 from qlora_wgpu.data.examples import Counts, Dataset
+from qlora_wgpu.files import file_text, open_file
 from qlora_wgpu.labels import IGNORE_INDEX
+from qlora_wgpu.limits import OWN_JSON_BYTES
 
 _KEPT = 32  # data sets in the cache
 VERSION = 1  # of how rows become tokens; a new one makes old folders unused
@@ -38,7 +40,7 @@ def key_of(files: list[Path], settings: Mapping[str, Any]) -> str:
     digest = hashlib.sha256(json.dumps([VERSION, settings], sort_keys=True).encode())
     for path in files:
         digest.update(path.name.encode())
-        with path.open("rb") as file:
+        with open_file(path) as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()[:32]
 
@@ -107,7 +109,7 @@ class Writer:
 def read(folder: Path) -> Dataset | None:
     """A finished data set, or None where there is none or it is damaged."""
     try:
-        about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+        about = json.loads(file_text(folder / "about.json", OWN_JSON_BYTES))
         arrays = {n: _mapped(folder / f"{n}.bin", dtype) for n, dtype in _ARRAYS.items()}
         counts = Counts(**about["counts"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -121,7 +123,8 @@ def read(folder: Path) -> Dataset | None:
 def _mapped(path: Path, dtype: Any) -> npt.NDArray[Any]:
     if path.stat().st_size == 0:
         return np.zeros(0, dtype)
-    return np.memmap(path, dtype, mode="r")
+    with open_file(path) as file:
+        return np.memmap(file, dtype, mode="r")
 
 
 def prepare(folder: Path | None, fill: Callable[[Writer], tuple[Counts, list[str]]]) -> Dataset:

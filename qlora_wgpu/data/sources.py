@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from qlora_wgpu.data.tables import csv_rows, parquet_rows
 from qlora_wgpu.errors import DataError
+from qlora_wgpu.files import open_file
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt")
 KINDS = "a .jsonl, .json, .csv, .parquet or .txt file"
@@ -95,7 +96,7 @@ def read_text(path: Path) -> str:
 
 def _json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             for number, raw in enumerate(file, start=1):
                 where = f"{path.name} line {number}"
                 text = _decode(raw, path.name, first_line=number)
@@ -126,7 +127,8 @@ def _json_list(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _read_bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        with open_file(path) as file:
+            return file.read()
     except OSError as err:
         raise DataError(f"the data file {path} cannot be read: {err.strerror or err}") from err
 

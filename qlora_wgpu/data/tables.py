@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import importlib
 from collections.abc import Iterator
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.errors import DataError
+from qlora_wgpu.files import open_file
 
 _LONGEST_CELL = 1 << 27
 _ROWS_AT_ONCE = 256
@@ -23,7 +25,7 @@ def csv_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """
     csv.field_size_limit(_LONGEST_CELL)
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with TextIOWrapper(open_file(path), encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)
             names = next(reader, [])
             if len(set(names)) != len(names) or not all(names):
@@ -60,7 +62,7 @@ def parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         ) from None
     number = 0
     try:
-        with parquet.ParquetFile(path) as file:
+        with open_file(path) as raw, parquet.ParquetFile(raw) as file:
             for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE):
                 for row in batch.to_pylist():
                     number += 1

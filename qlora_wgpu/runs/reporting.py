@@ -8,6 +8,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from qlora_wgpu.config import Config
+from qlora_wgpu.files import file_text
+from qlora_wgpu.limits import OWN_LOG_BYTES
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.report import Facts, write_png, write_report
 from qlora_wgpu.training import TrainResult
@@ -20,7 +22,7 @@ def write_reports(settings: Config, model: QLoRAModel, result: TrainResult) -> t
         What was written.
     """
     page, picture = result.run_dir / "report.html", result.run_dir / "loss.png"
-    metrics = (result.run_dir / "metrics.jsonl").read_text(encoding="utf-8")
+    metrics = file_text(result.run_dir / "metrics.jsonl", OWN_LOG_BYTES)
     rows = [json.loads(line) for line in metrics.splitlines()]
     write_report(page, _facts(settings, model, result), rows)
     return (page, picture) if write_png(picture, rows) else (page,)

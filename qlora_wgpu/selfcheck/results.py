@@ -10,9 +10,11 @@ from pathlib import Path
 
 from qlora_wgpu.cache_folder import cache_path, make_cache_folder
 from qlora_wgpu.errors import DeviceError, OutOfMemoryError
+from qlora_wgpu.files import file_text
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.identity import identity
 from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, Profile
+from qlora_wgpu.limits import OWN_JSON_BYTES
 from qlora_wgpu.selfcheck.cases import checks
 from qlora_wgpu.selfcheck.runner import Runner
 
@@ -139,7 +141,7 @@ def cache_file() -> Path:
 
 def _read() -> list[str]:
     try:
-        keys = json.loads(cache_file().read_text(encoding="utf-8"))
+        keys = json.loads(file_text(cache_file(), OWN_JSON_BYTES))
     except (OSError, ValueError):
         return []
     return [key for key in keys if isinstance(key, str)] if isinstance(keys, list) else []

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from qlora_wgpu.checkpoint import SafetensorsFile, atomic_folder, write_safetensors
 from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.files import file_text
+from qlora_wgpu.limits import OWN_JSON_BYTES
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.training.state import RunState
@@ -50,7 +52,7 @@ def load_checkpoint(folder: Path, model: QLoRAModel) -> RunState:
     """
     adapter = model.adapter
     try:
-        text = (folder / _STATE).read_text(encoding="utf-8")
+        text = file_text(folder / _STATE, OWN_JSON_BYTES)
     except (OSError, ValueError) as err:
         raise CheckpointError(f"{folder / _STATE} cannot be read: {err}") from err
     state = RunState.from_json(text, str(folder / _STATE))

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.files import file_text
+from qlora_wgpu.limits import OWN_LOG_BYTES
 
 _WRITTEN = ("adapter", "best", "checkpoints", "metrics.jsonl", "config.yaml")
 
@@ -77,7 +79,7 @@ class RunFolder:
     def rows(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl; a last one that was cut off is left out."""
         rows = []
-        text = self._metrics.read_text(encoding="utf-8") if self._metrics.exists() else ""
+        text = file_text(self._metrics, OWN_LOG_BYTES) if self._metrics.exists() else ""
         for line in text.splitlines():
             try:
                 rows.append(json.loads(line))

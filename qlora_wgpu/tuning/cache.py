@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.cache_folder import cache_path, make_cache_folder
+from qlora_wgpu.files import file_text
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.identity import identity
 from qlora_wgpu.gpu.profile import Profile
+from qlora_wgpu.limits import OWN_JSON_BYTES
 from qlora_wgpu.tuning.tuner import Choice, Task, tune
 
 _SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
@@ -104,7 +106,7 @@ def _profile(stored: Any, default: Profile) -> Profile:
 
 def _read() -> dict[str, dict[str, Any]]:
     try:
-        entries = json.loads(cache_file().read_text(encoding="utf-8"))
+        entries = json.loads(file_text(cache_file(), OWN_JSON_BYTES))
     except (OSError, ValueError):
         return {}  # nothing, or nothing usable: it is made anew
     return (
