@@ -20,7 +20,6 @@ YAML_BYTES = 128 * KIB  # a chat template may be written in it
 YAML_NODES = 10_000  # keys, values, lists
 YAML_DEPTH = 16
 PROBLEMS_SHOWN = 20
-PATTERN_CHARACTERS = 4096
 
 # A safetensors file.
 HEADER_BYTES = 16 * MIB
@@ -28,16 +27,16 @@ TENSORS = 100_000
 DIMENSIONS = 32  # NumPy's limit before version 2
 
 # A model, by its config.json: some ten times the largest that there are.
-LAYERS = 1024
+LAYERS = 256
 EXPERTS = 4096
-LINEARS = 131_072  # matrices of all layers and experts
+LINEARS = 65_536  # matrices of all layers and experts
 HEADS = 4096
 HEAD_DIM = 1024
 WIDTH = 2**20  # of the residual stream and of an MLP
 VOCABULARY = 2**23
 MATRIX_ELEMENTS = 2**34
-POSITIONS = 2**40
-"""Of the keys that count positions: windows, and lengths that RoPE is scaled by."""
+PARAMETERS = 2**42
+NUMBERS = (1e-30, 1e15)  # epsilons, factors, scales: the least above zero, and the largest
 
 # A run.
 STEPS = 10**9

@@ -14,7 +14,7 @@ from qlora_wgpu.checkpoint.bitsandbytes import NF4Format, is_nf4, read_nf4, read
 from qlora_wgpu.checkpoint.json_file import read_json_object
 from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile, nearest
 from qlora_wgpu.checkpoint.weight_files import open_weights
-from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
+from qlora_wgpu.errors import CheckpointError, UnsupportedModelError, brief
 from qlora_wgpu.files import is_there
 from qlora_wgpu.quant import NF4Tensor
 
@@ -157,13 +157,19 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _check_quantization(path: Path, quantization: Any) -> None:
-    if not isinstance(quantization, dict):
+    if quantization is None:
         return
+    if not isinstance(quantization, dict):
+        raise CheckpointError(
+            f"{path / 'config.json'}: quantization_config must be an object, got "
+            f"{brief(quantization)}"
+        )
     method = quantization.get("quant_method", "bitsandbytes")
     if method != "bitsandbytes":
+        name = brief(method).strip("'")
         raise UnsupportedModelError(
-            f"{path} is quantized with {method}, but only bitsandbytes' NF4 is read: take the "
-            "unquantized model"
+            f"{path} is quantized with {name}, but only bitsandbytes' NF4 is "
+            "read: take the unquantized model"
         )
     if quantization.get("load_in_8bit") or quantization.get("_load_in_8bit"):
         raise UnsupportedModelError(

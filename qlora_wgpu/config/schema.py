@@ -25,7 +25,6 @@ from qlora_wgpu.config.renamed import with_new_names
 from qlora_wgpu.config.section import Section
 from qlora_wgpu.config.yaml_file import dump_yaml
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.limits import PATTERN_CHARACTERS
 
 ALL_LINEAR = "all-linear"
 _WORD = re.compile(r"\w*")  # as a regular expression it would fit no whole name
@@ -35,8 +34,6 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 def _regular_expression(value: str) -> str:
-    if len(value) > PATTERN_CHARACTERS:
-        raise ValueError(f"must have at most {PATTERN_CHARACTERS:,} characters")
     try:
         re.compile(value)
     except (re.error, OverflowError, RecursionError) as err:

@@ -226,12 +226,14 @@ def _token_text(value: Any) -> str | None:
     """A token as both styles write it: plain text, or an object with ``content``."""
     if isinstance(value, dict):
         value = value.get("content")
-    return value if isinstance(value, str) and value else None
+    if not isinstance(value, str) or _SURROGATE.search(value):
+        return None
+    return value or None
 
 
 def _id_list(value: Any) -> list[int]:
     values = value if isinstance(value, list) else [value]
-    return [v for v in values if isinstance(v, int) and not isinstance(v, bool) and v >= 0]
+    return [v for v in values if isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 2**32]
 
 
 def _first_token(backend: tokenizers.Tokenizer, value: Any) -> str | None:
@@ -251,7 +253,7 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
         return template
     named = template
     if isinstance(template, list):
-        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+        named = {str(t.get("name")): t.get("template") for t in template if isinstance(t, dict)}
     if isinstance(named, dict):
         if isinstance(named.get("default"), str):
             return str(named["default"])

@@ -9,6 +9,7 @@ from typing import Any
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.families.family import Architecture, Family, find_family
+from qlora_wgpu.model.stored_shapes import check_stored_shapes
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,10 @@ class Pretrained:
             CheckpointError: If there is no such model, or a file of it is missing or damaged.
             UnsupportedModelError: If it asks for something that is not computed here.
         """
-        return cls.from_folder(ModelFolder.open(str(path)), str(path))
+        folder = ModelFolder.open(str(path))
+        pretrained = cls.from_folder(folder, str(path))
+        check_stored_shapes(folder, pretrained.architecture)
+        return pretrained
 
     @classmethod
     def from_folder(cls, folder: ModelFolder, name_or_path: str) -> Pretrained:
