@@ -47,7 +47,7 @@ Text = Annotated[str, Field(min_length=1)]
 def _regular_expression(value: str) -> str:
     try:
         re.compile(value)
-    except re.error as err:
+    except (re.error, OverflowError, RecursionError) as err:
         raise ValueError(f"is no regular expression: {err}") from err
     return value
 

@@ -26,6 +26,8 @@ from qlora_wgpu.data.sandbox import (
 )
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import DataError, TokenizerError
+from qlora_wgpu.files import file_text
+from qlora_wgpu.limits import TEMPLATE_BYTES
 
 BUILT_IN_TEMPLATES = {
     "chatml": """\
@@ -164,7 +166,7 @@ def find_chat_template(setting: str | None, tokenizer: Tokenizer) -> ChatTemplat
 
 def _read_template(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return file_text(path, TEMPLATE_BYTES, "utf-8-sig")
     except FileNotFoundError:
         raise TokenizerError(
             f"the chat template {path} does not exist: data.chat_template is a .jinja file, "

@@ -13,6 +13,8 @@ from typing import Any
 import tokenizers
 
 from qlora_wgpu.errors import TokenizerError
+from qlora_wgpu.files import file_bytes, file_text, is_there
+from qlora_wgpu.limits import TEMPLATE_BYTES, TOKENIZER_BYTES, TOKENIZER_CONFIG_BYTES
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
@@ -75,7 +77,7 @@ class Tokenizer:
         path = folder / "tokenizer.json"
         if not folder.is_dir():
             raise TokenizerError(f"the tokenizer folder {folder} does not exist")
-        if not path.is_file():
+        if not is_there(path):
             hint = (
                 "it holds tokenizer.model only; load and save it once with transformers to get one"
                 if (folder / "tokenizer.model").is_file()
@@ -83,7 +85,7 @@ class Tokenizer:
             )
             raise TokenizerError(f"{folder} has no tokenizer.json: {hint}")
         with _library_errors(f"{path} is not a tokenizer that can be read"):
-            backend = tokenizers.Tokenizer.from_file(str(path))
+            backend = tokenizers.Tokenizer.from_buffer(file_bytes(path, TOKENIZER_BYTES))
 
         config = _read_json(folder / "tokenizer_config.json")
         tokens_map = _read_json(folder / "special_tokens_map.json")
@@ -209,10 +211,10 @@ def _library_errors(what: str) -> Iterator[None]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file, or an empty one where there is no such file."""
-    if not path.is_file():
+    if not is_there(path):
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8-sig"))
+        value = json.loads(file_text(path, TOKENIZER_CONFIG_BYTES, "utf-8-sig"))
     except (OSError, ValueError, RecursionError) as err:
         raise TokenizerError(f"{path} cannot be read as JSON: {err}") from err
     if not isinstance(value, dict):
@@ -224,12 +226,14 @@ def _token_text(value: Any) -> str | None:
     """A token as both styles write it: plain text, or an object with ``content``."""
     if isinstance(value, dict):
         value = value.get("content")
-    return value if isinstance(value, str) and value else None
+    if not isinstance(value, str) or _SURROGATE.search(value):
+        return None
+    return value or None
 
 
 def _id_list(value: Any) -> list[int]:
     values = value if isinstance(value, list) else [value]
-    return [v for v in values if isinstance(v, int) and not isinstance(v, bool) and v >= 0]
+    return [v for v in values if isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 2**32]
 
 
 def _first_token(backend: tokenizers.Tokenizer, value: Any) -> str | None:
@@ -239,9 +243,9 @@ def _first_token(backend: tokenizers.Tokenizer, value: Any) -> str | None:
 
 def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
     path = folder / "chat_template.jinja"
-    if path.is_file():
+    if is_there(path):
         try:
-            return path.read_text(encoding="utf-8-sig")
+            return file_text(path, TEMPLATE_BYTES, "utf-8-sig")
         except (OSError, ValueError) as err:
             raise TokenizerError(f"{path} cannot be read: {err}") from err
     template = config.get("chat_template")
@@ -249,7 +253,7 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
         return template
     named = template
     if isinstance(template, list):
-        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+        named = {str(t.get("name")): t.get("template") for t in template if isinstance(t, dict)}
     if isinstance(named, dict):
         if isinstance(named.get("default"), str):
             return str(named["default"])
