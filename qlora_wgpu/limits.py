@@ -56,3 +56,12 @@ MAX_ENTRIES = 100_000  # entries of a data folder that are looked at
 MAX_TABLE_MEMORY = 768 << 20  # bytes that the process which reads a Parquet file may take
 MAX_EXPANSION = 1000  # bytes of a Parquet file's rows for each of its own, from 128 MiB on
 MAX_QUOTED = 80  # characters of the user's data in a message
+
+# A stranger's template, tokenizer or pattern in a process of its own (qlora_wgpu/sandbox)
+CHILD_BYTES = 512 << 20
+CHILD_SECONDS = 2.0  # of computing, for one answer; ten times that by the clock
+CHILD_SECONDS_REGAINED = 0.05  # with each answer: what all together take is bounded as well
+CHILD_SECONDS_PER_BYTE = 2e-7  # of the question
+ANSWER_BYTES = 64 << 20
+TOKEN_ID = 1 << 23
+PATTERN_CHARACTERS = 100_000

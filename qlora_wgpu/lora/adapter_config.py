@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from qlora_wgpu.checkpoint.json_file import read_json_object
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError, brief
 from qlora_wgpu.lora.patterns import value_for
+from qlora_wgpu.sandbox.expressions import ExpressionError, check_expression
 
 _UNUSED: dict[str, Any] = {
     "auto_mapping": None,
@@ -205,11 +205,9 @@ def _pattern(path: Path, fields: Mapping[str, Any], key: str) -> dict[str, int |
     numbers = {name: _number(path, pattern, name) for name in pattern}
     for name in pattern:
         try:
-            re.compile(name)
-        except (re.error, OverflowError, RecursionError) as err:
-            raise CheckpointError(
-                f"{path}: {key} has the broken pattern {brief(name)}: {err}"
-            ) from err
+            check_expression(name)
+        except ExpressionError as err:
+            raise CheckpointError(f"{path}: {key}: {brief(name)} {err}") from err
     return numbers
 
 
