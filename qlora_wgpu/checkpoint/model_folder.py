@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from qlora_wgpu.checkpoint.bitsandbytes import NF4Format, is_nf4, read_nf4, read
 from qlora_wgpu.checkpoint.json_file import read_json_object
 from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile, nearest
 from qlora_wgpu.checkpoint.weight_files import open_weights
+from qlora_wgpu.checkpoint.weight_fingerprint import WeightFingerprint
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 from qlora_wgpu.quant import NF4Tensor
 
@@ -33,6 +37,7 @@ class ModelFolder:
         self.path = path
         self.config = config
         self._files = files
+        self._fingerprint: WeightFingerprint | None = None
 
     @classmethod
     def open(cls, path_or_name: str | PathLike[str]) -> ModelFolder:
@@ -123,6 +128,27 @@ class ModelFolder:
             CheckpointError: If what the file says of it is damaged.
         """
         return read_nf4_format(self._files, name)
+
+    def start_fingerprint(self) -> None:
+        """Hashes weights while they are read from now on, so that ``fingerprint`` costs little."""
+        self._fingerprint = self._fingerprint or WeightFingerprint(self._files)
+
+    def finish_fingerprint(self) -> None:
+        """Hashes, in a thread, what has not been read; reading no longer counts."""
+        self.start_fingerprint()
+        assert self._fingerprint is not None
+        self._fingerprint.finish()
+
+    @cached_property
+    def fingerprint(self) -> dict[str, str]:
+        """The model's identity: hashes of config.json and of all weights; waits for them."""
+        self.finish_fingerprint()
+        assert self._fingerprint is not None
+        config = json.dumps(self.config, sort_keys=True).encode()
+        return {
+            "config": hashlib.sha256(config).hexdigest(),
+            "weights": self._fingerprint.hexdigest,
+        }
 
     def _file(self, name: str) -> SafetensorsFile:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -32,7 +32,10 @@ class SafetensorsFile:
     Attributes:
         path: The file.
         metadata: The strings stored beside the tensors.
+        on_read: Called with the name of each tensor that is about to be read.
     """
+
+    on_read: Callable[[str], None] | None = None
 
     def __init__(self, path: str | PathLike[str]) -> None:
         """Opens a file and checks its header.
@@ -85,14 +88,20 @@ class SafetensorsFile:
             CheckpointError: If there is no such tensor, or its elements are smaller than a byte.
         """
         entry = self._entry(name)
-        if self._data is None:
-            raise ValueError(f"{self.path} is closed")
         if entry.dtype not in NUMPY_DTYPES:
             raise CheckpointError(
                 f"{self.path}: tensor {name!r} has dtype {entry.dtype}, which NumPy has not"
             )
-        array = self._data[entry.begin : entry.end].view(NUMPY_DTYPES[entry.dtype])
-        return array.reshape(entry.shape)
+        if self.on_read is not None:
+            self.on_read(name)
+        return self.stored_bytes(name).view(NUMPY_DTYPES[entry.dtype]).reshape(entry.shape)
+
+    def stored_bytes(self, name: str) -> npt.NDArray[np.uint8]:
+        """A tensor's bytes, whatever their type, as a read-only view of the file."""
+        entry = self._entry(name)
+        if self._data is None:
+            raise ValueError(f"{self.path} is closed")
+        return self._data[entry.begin : entry.end]
 
     def float32(self, name: str) -> npt.NDArray[np.float32]:
         """A tensor of floating-point numbers as a float32 array of its own.

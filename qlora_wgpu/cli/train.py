@@ -21,7 +21,7 @@ from qlora_wgpu.training import TrainResult
     "--resume",
     is_flag=True,
     help="Go on with the run in output.dir from its newest whole checkpoint, bit by bit as if it "
-    "had not stopped; begins one where there is none.",
+    "had not stopped; begins one where there is none, and leaves a finished one as it is.",
 )
 def train(config: str, overrides: tuple[str, ...], overwrite: bool, resume: bool) -> None:
     """Fine-tune a model as CONFIG, a YAML file, says.
@@ -49,9 +49,10 @@ def _show_result(console: Console, result: TrainResult) -> None:
     for name, value in _figures(result).items():
         table.add_row(name, value)
     console.print(table, highlight=False, markup=False)
-    page, *pictures = result.reports
-    named = "".join(f" and {picture.name}" for picture in pictures)
-    console.print(f"{page}{named} written", highlight=False)
+    if result.reports:
+        page, *pictures = result.reports
+        named = "".join(f" and {picture.name}" for picture in pictures)
+        console.print(f"{page}{named} written", highlight=False)
 
 
 def _figures(result: TrainResult) -> dict[str, str]:
@@ -59,7 +60,7 @@ def _figures(result: TrainResult) -> dict[str, str]:
     if result.eval_loss_before is not None and result.eval_loss is not None:
         losses = f"{result.eval_loss_before:.4f} before, {result.eval_loss:.4f} after"
         figures["held-out loss"] = losses
-    if result.stopped_early and result.best_step is not None:
+    if result.best_step is not None and result.best_step != result.steps:
         figures["best"] = f"{result.best_eval_loss:.4f} after step {result.best_step}"
     if result.sample is not None:
         figures |= vars(result.sample)

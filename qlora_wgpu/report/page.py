@@ -10,6 +10,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from qlora_wgpu.checkpoint import write_file
 from qlora_wgpu.report.charts import Line, chart, smoothed
 
 _TEMPLATES = Environment(
@@ -48,8 +49,11 @@ def write_report(path: Path, facts: Facts, rows: Sequence[Mapping[str, Any]]) ->
         path: report.html.
         facts: What the page tells besides its curves.
         rows: The rows of metrics.jsonl.
+
+    Raises:
+        CheckpointError: If it cannot be written.
     """
-    path.write_text(page(facts, rows), encoding="utf-8")
+    write_file(path, page(facts, rows).encode())
 
 
 def page(facts: Facts, rows: Sequence[Mapping[str, Any]]) -> str:

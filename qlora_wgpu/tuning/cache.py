@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.cache_folder import cache_path, make_cache_folder
+from qlora_wgpu.cache_folder import cache_path
+from qlora_wgpu.checkpoint.cache_file import write_cache_file
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.identity import identity
 from qlora_wgpu.gpu.profile import Profile
@@ -45,6 +45,7 @@ def tuned(
     """
     key = key_of(device, task)
     entries = _read()
+    problem = ""
     if key not in entries:
         choice = tune(open_device(), task, progress)
         entries[key] = {
@@ -56,11 +57,14 @@ def tuned(
             "profile": asdict(choice.profile),
             "notes": list(choice.notes),
         }
-        _write(entries)
+        problem = write_cache_file(cache_file(), json.dumps(entries, indent=1) + "\n")
     entry = entries[key]
     profile = _profile(entry.get("profile"), device.profile)
     device.profile = profile
-    return Choice(profile, tuple(str(note) for note in entry.get("notes", ())))
+    notes = [str(note) for note in entry.get("notes", ())]
+    return Choice(
+        profile, (*notes, *([f"not kept for the next run: {problem}"] if problem else []))
+    )
 
 
 def choices_for(device: Device) -> list[dict[str, Any]]:
@@ -112,14 +116,3 @@ def _read() -> dict[str, dict[str, Any]]:
         if isinstance(entries, dict)
         else {}
     )
-
-
-def _write(entries: dict[str, dict[str, Any]]) -> None:
-    path = cache_file()
-    try:
-        make_cache_folder(path.parent)
-        part = path.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
-        part.replace(path)
-    except OSError:
-        pass  # a cache that cannot be written costs time only
