@@ -1,9 +1,10 @@
 # Set-up happens by itself: a virtual environment in .venv, and lavapipe where no GPU is found.
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test test-lowest lint bench clean
 
 help:
 	@echo "make demo    fine-tune the small model that ships with the project"
 	@echo "make test    run all ordinary tests"
+	@echo "make test-lowest    the same with the lowest versions of all dependencies"
 	@echo "make lint    ruff, mypy and the import rules"
 	@echo "make bench   time a step's parts on this machine"
 
@@ -13,6 +14,12 @@ setup:
 demo:
 	@tools/setup.sh
 	@.venv/bin/qlora-wgpu train demo/demo.yaml --overwrite
+
+# The ordinary tests with the lowest versions that pyproject.toml allows; `test` has the highest.
+test-lowest: setup
+	.venv/bin/uv venv --quiet --allow-existing .venv-lowest
+	.venv/bin/uv pip install --quiet --python .venv-lowest/bin/python --resolution lowest-direct -e ".[dev]"
+	.venv-lowest/bin/python -m pytest tests -n 2 --dist worksteal
 
 test: setup
 	.venv/bin/python -m pytest tests -n 2 --dist worksteal
@@ -28,4 +35,4 @@ bench: setup
 	.venv/bin/python benchmarks/quantize.py
 
 clean:
-	rm -rf .venv
+	rm -rf .venv .venv-lowest

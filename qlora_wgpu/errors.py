@@ -6,11 +6,13 @@ prints it without a traceback and exits with ``exit_code``.
 
 from __future__ import annotations
 
+from qlora_wgpu.supervision.exit_codes import ERROR, LOST
+
 
 class QLoRAError(Exception):
     """Base of all errors this package raises on purpose."""
 
-    exit_code = 2
+    exit_code = ERROR
 
 
 class ConfigError(QLoRAError):
@@ -39,6 +41,12 @@ class DeviceError(QLoRAError):
 
 class OutOfMemoryError(DeviceError):
     """The device has not enough memory, or a tensor exceeds one of its limits."""
+
+
+class DeviceLostError(DeviceError):
+    """The GPU stopped working in the middle; a process of its own may open it again."""
+
+    exit_code = LOST
 
 
 class ShapeError(QLoRAError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.families.family import find_family
+from qlora_wgpu.families.family import Architecture, find_family
 from qlora_wgpu.quant import NF4Tensor
 
 _SCALE = 0.02  # Hugging Face's initializer_range
@@ -23,14 +24,19 @@ class RandomFolder(ModelFolder):
     Norms are ones, all else is normal with a standard deviation of 0.02.
     """
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any], architecture: Architecture | None = None) -> None:
         """Makes a folder for a config.json.
+
+        Args:
+            config: The config.json.
+            architecture: A part of what it asks for; by default all.
 
         Raises:
             UnsupportedModelError: If it asks for something that is not computed here.
         """
-        super().__init__(Path("random weights"), config, {})
-        architecture = find_family(config).read(config)
+        super().__init__(Path("random weights"), dict(config), {})
+        if architecture is None:
+            architecture = find_family(config).read(config)
         size = (architecture.vocab_size, architecture.hidden_size)
         self._norms = set(architecture.norms)
         self._shapes: dict[str, tuple[int, ...]] = {architecture.embed_name: size}

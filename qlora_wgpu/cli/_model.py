@@ -3,48 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import click
 from rich.console import Console
 
 from qlora_wgpu.cli._display import Display
-from qlora_wgpu.config import QuantConfig
-from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.cli._settings import read_settings
+from qlora_wgpu.config import Config, ModelConfig
+from qlora_wgpu.config.as_trained import Changes, changed, without_none
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.runs import OpenedModel
-from qlora_wgpu.runs.opening import load_adapted
+from qlora_wgpu.runs.opening import load_adapted, opened_as_trained
+from qlora_wgpu.training import Observer
 
 
-def open_adapted(
-    console: Console,
-    source: OpenedModel,
-    adapter: str | None,
-    scheme: str,
-    compute_dtype: str,
-    gpu: str,
-) -> QLoRAModel:
-    """Loads a model with an adapter, or with one that does nothing, showing a bar.
+@dataclass(frozen=True)
+class Opening:
+    """What the command line says of how a base and an adapter are opened.
 
-    Args:
-        console: The console that shows the bar.
-        source: The base model.
-        adapter: Folder of a PEFT adapter.
-        scheme: ``quant.scheme``.
-        compute_dtype: ``train.compute_dtype``.
-        gpu: ``device.gpu``.
+    Attributes:
+        model: Folder or hub name of the base.
+        adapter: Folder of a PEFT adapter, or None.
+        config: A run's YAML that says how the adapter was trained, or None.
+        explicit: The options that were given, by the settings that they stand for.
     """
-    quant = QuantConfig.model_validate({"scheme": scheme})
+
+    model: str
+    adapter: str | None
+    config: str | None
+    explicit: Changes
+
+    def settings(self, observer: Observer) -> Config:
+        """The settings to open with: the options', else the YAML's, else the adapter's run's.
+
+        Raises:
+            ConfigError: If a YAML is damaged.
+        """
+        if self.config is not None:
+            return changed(read_settings(self.config, ()), self.explicit)
+        defaults = Config(model=ModelConfig(path=self.model))
+        return opened_as_trained(defaults, self.adapter, observer, self.explicit)
+
+
+def open_adapted(console: Console, source: OpenedModel, opening: Opening) -> QLoRAModel:
+    """Loads a model with an adapter, or with one that does nothing, showing a bar."""
     with Display(console) as display:
-        return load_adapted(source, adapter, quant, compute_dtype, Device(gpu), display)
+        settings = opening.settings(display)
+        return load_adapted(source, opening.adapter, settings, display)
 
 
-def gpu_option(text: str, *old_names: str) -> Callable[..., Any]:
+def gpu_option(
+    text: str, *old_names: str, default: str | None = "auto", show_default: bool | str = True
+) -> Callable[..., Any]:
     """``--gpu``, which is still read under the names that the option used to have.
 
     Args:
         text: The help.
         old_names: Former names, such as ``"--device"``; they are not shown.
+        default: The value without the option.
+        show_default: Whether the help shows it, or what it shows instead.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -52,7 +72,9 @@ def gpu_option(text: str, *old_names: str) -> Callable[..., Any]:
             command = click.option(
                 name, "old_gpu", hidden=True, expose_value=False, callback=_take_old_name
             )(command)
-        option = click.option("--gpu", default="auto", show_default=True, is_eager=True, help=text)
+        option = click.option(
+            "--gpu", default=default, show_default=show_default, is_eager=True, help=text
+        )
         return option(command)
 
     return decorate
@@ -63,27 +85,35 @@ def _take_old_name(context: click.Context, parameter: click.Parameter, value: st
         context.params["gpu"] = value
 
 
-_BASE = (
+_OPENING = (
     click.option(
-        "--model", "model_path", required=True, help="Folder or hub name of the base model."
+        "--config",
+        help="YAML of the run that trained the adapter; by default the config.yaml in whose "
+        "folder the adapter lies.",
     ),
-    click.option("--adapter", help="Folder of a PEFT adapter."),
     click.option(
         "--scheme",
-        default="nf4",
-        show_default=True,
+        show_default="as trained, or nf4",
         type=click.Choice(["nf4", "none"]),
         help="How linear layers are stored: 4 bits a weight, or as they are.",
     ),
     click.option(
         "--compute-dtype",
-        default="bfloat16",
-        show_default=True,
+        show_default="as trained, or bfloat16",
         type=click.Choice(["bfloat16", "float32"]),
         help="Type of matmul operands; sums are float32 either way.",
     ),
+    click.option(
+        "--backend",
+        show_default="as trained, or auto",
+        type=click.Choice(["auto", "wgpu", "dawn"]),
+        help="WebGPU implementation.",
+    ),
     gpu_option(
-        "The GPU to use: its index or a part of its name, as doctor lists them.", "--device"
+        "The GPU to use: its index or a part of its name, as doctor lists them.",
+        "--device",
+        default=None,
+        show_default="as trained, or auto",
     ),
 )
 _SAMPLING = (
@@ -125,11 +155,45 @@ _SAMPLING = (
 )
 
 
-def base_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that say which model and adapter."""
-    for option in reversed(_BASE):
-        command = option(command)
-    return command
+def opening_options(*, needs_adapter: bool = False) -> Callable[..., Any]:
+    """The options that say which model and adapter, and how they are opened.
+
+    The command gets them as one argument, ``opening``.
+
+    Args:
+        needs_adapter: Whether the adapter must be named.
+    """
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def with_opening(
+            model: str,
+            adapter: str | None,
+            config: str | None,
+            scheme: str | None,
+            compute_dtype: str | None,
+            backend: str | None,
+            gpu: str | None,
+            **others: Any,
+        ) -> Any:
+            given = {
+                "quant": {"scheme": scheme},
+                "train": {"compute_dtype": compute_dtype},
+                "device": {"backend": backend, "gpu": gpu},
+            }
+            opening = Opening(model, adapter, config, without_none(given))
+            return command(opening=opening, **others)
+
+        options = (
+            click.option("--model", required=True, help="Folder or hub name of the base model."),
+            click.option("--adapter", required=needs_adapter, help="Folder of a PEFT adapter."),
+            *_OPENING,
+        )
+        for option in reversed(options):
+            with_opening = option(with_opening)
+        return with_opening
+
+    return decorate
 
 
 def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:

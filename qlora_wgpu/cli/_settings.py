@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
-from rich.console import Console
-
+from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.config import Config, load_config
 from qlora_wgpu.config.renamed import RenamedKeyWarning
 
@@ -17,10 +18,23 @@ def read_settings(path: str, overrides: Sequence[str]) -> Config:
     Raises:
         ConfigError: If anything in it is wrong.
     """
-    with warnings.catch_warnings(record=True) as notes:
+    with renamed_keys_told():
+        return load_config(path, overrides)
+
+
+@contextmanager
+def renamed_keys_told() -> Iterator[None]:
+    """While it is entered, a key that is read under an old name is told on stderr."""
+    with warnings.catch_warnings():
         warnings.simplefilter("always", RenamedKeyWarning)
-        settings = load_config(path, overrides)
-    console = Console(stderr=True, soft_wrap=True)
-    for note in notes:
-        console.print(f"note: {note.message}", style="yellow", highlight=False, markup=False)
-    return settings
+        show = warnings.showwarning
+
+        def tell(message: Any, category: type[Warning], *where: Any, **options: Any) -> None:
+            if not issubclass(category, RenamedKeyWarning):
+                show(message, category, *where, **options)
+                return
+            console = Terminal(stderr=True, soft_wrap=True)
+            console.print(f"note: {message}", style="yellow", highlight=False, markup=False)
+
+        warnings.showwarning = tell
+        yield

@@ -9,7 +9,8 @@ from typing import Any
 import click
 from rich.console import Console
 
-from qlora_wgpu.cli._model import base_options, open_adapted, sampling_options
+from qlora_wgpu.cli._model import Opening, open_adapted, opening_options, sampling_options
+from qlora_wgpu.cli._terminal import Terminal, write
 from qlora_wgpu.cli._text import chat_ids, chat_template, longest, stop_ids, stop_text, stream
 from qlora_wgpu.data import ChatTemplate, Tokenizer
 from qlora_wgpu.errors import DataError
@@ -21,7 +22,7 @@ _HELP = "/adapter on|off, /system TEXT, /reset, /help, /exit (or Ctrl-D)"
 
 
 @click.command()
-@base_options
+@opening_options()
 @click.option("--system", help="System message that the conversation begins with.")
 @click.option(
     "--chat-template",
@@ -30,26 +31,26 @@ _HELP = "/adapter on|off, /system TEXT, /reset, /help, /exit (or Ctrl-D)"
 )
 @sampling_options
 def chat(
-    model_path: str,
-    adapter: str | None,
-    scheme: str,
-    compute_dtype: str,
-    gpu: str,
+    opening: Opening,
     system: str | None,
     template_name: str | None,
     **sampling: Any,
 ) -> None:
     """Talk with a model, and an adapter if one is given.
 
+    An adapter in the folder of its run is opened as the run's config.yaml says it was trained.
+
     A line is a turn; /adapter off answers with the base alone, /reset forgets the conversation.
     Turns can be piped in.
     """
-    console = Console(stderr=True)
-    source = OpenedModel.open(model_path)
+    console = Terminal(stderr=True)
+    source = OpenedModel.open(opening.model)
     template = chat_template(source.tokenizer, template_name)
-    model = open_adapted(console, source, adapter, scheme, compute_dtype, gpu)
+    model = open_adapted(console, source, opening)
     console.print(f"{model.name_or_path} on {model.device.name}: {_HELP}", highlight=False)
-    answers = _Answers(model, source.tokenizer, template, sampling, has_adapter=adapter is not None)
+    answers = _Answers(
+        model, source.tokenizer, template, sampling, has_adapter=opening.adapter is not None
+    )
     talk = _Conversation(system)
     while (line := _read(console)) is not None:
         word, _, rest = line.partition(" ")
@@ -77,7 +78,7 @@ def _take_turn(console: Console, answers: _Answers, talk: _Conversation, line: s
     except DataError as err:
         console.print(f"{err}: /reset begins anew", style="yellow", highlight=False)
     except KeyboardInterrupt:
-        sys.stdout.write("\n")
+        write("\n")
     else:
         talk.answered(line, answer)
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from qlora_wgpu import runs
 from qlora_wgpu.cli._display import Display
-from qlora_wgpu.cli._settings import read_settings
+from qlora_wgpu.cli._settings import renamed_keys_told
+from qlora_wgpu.cli._terminal import Terminal, write_json
 
 
 @click.command("eval")
@@ -31,11 +29,14 @@ def evaluate(
     """Measure loss and perplexity on held-out data: the base against an adapter.
 
     CONFIG is a run's YAML; its data.eval is measured on, and the adapter in its output.dir.
+    An adapter in the folder of its run is opened as the run's config.yaml says it was trained;
+    overrides hold whatever it says.
     """
-    settings = read_settings(config, overrides)
-    console = Console(stderr=as_json)
-    with Display(console) as display:
-        result = runs.evaluate(settings, display, adapter=adapter, data=data_path)
+    console = Terminal(stderr=as_json)
+    with renamed_keys_told(), Display(console) as display:
+        result = runs.evaluate(
+            config, display, adapter=adapter, data=data_path, overrides=overrides
+        )
     losses = {"base": result.base}
     if result.adapter is not None:
         losses["adapter"] = result.adapter
@@ -43,7 +44,7 @@ def evaluate(
         figures: dict[str, Any] = {"data": result.data, "adapter_path": result.adapter_path}
         for name, row in losses.items():
             figures[name] = {"loss": row.loss, "perplexity": row.perplexity, "tokens": row.tokens}
-        sys.stdout.write(json.dumps(figures) + "\n")
+        write_json(figures)
         return
     table = Table(box=None)
     for name in ("", "loss", "perplexity", "tokens"):

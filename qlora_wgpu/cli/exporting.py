@@ -10,12 +10,16 @@ import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 
-from qlora_wgpu.cli._model import gpu_option, open_adapted
-from qlora_wgpu.config import QuantConfig
+from qlora_wgpu.cli._display import Display
+from qlora_wgpu.cli._model import Opening, opening_options
+from qlora_wgpu.cli._terminal import Terminal
+from qlora_wgpu.config import Config, QuantConfig
+from qlora_wgpu.config.as_trained import changed
 from qlora_wgpu.errors import ConfigError, TokenizerError
 from qlora_wgpu.export import export_gguf, quantize_folder
 from qlora_wgpu.export import merge as merge_adapter
 from qlora_wgpu.runs import OpenedModel
+from qlora_wgpu.runs.opening import load_adapted
 
 _SAMPLE = (
     "The quick brown fox jumps over the lazy dog. Two plus three makes five, and water boils at "
@@ -26,40 +30,43 @@ _BLOCKSIZES = ["32", "64", "128", "256", "512", "1024", "2048", "4096"]
 
 
 @click.command()
-@click.option("--model", "model_path", required=True, help="Folder or hub name of the base.")
-@click.option("--adapter", required=True, help="Folder of the PEFT adapter.")
+@opening_options(needs_adapter=True)
 @click.option("--out", required=True, help="The new model's folder.")
 @click.option(
     "--base",
     default="original",
     show_default=True,
     type=click.Choice(["original", "dequantized"]),
-    help="Add the adapter to the stored weights, or to what they are after NF4, as in training.",
+    help="Add the adapter to the stored weights, or to what they were in training, after NF4.",
 )
 @click.option(
     "--check/--no-check",
     default=True,
     help="Whether to measure how far the merged model's logits drift.",
 )
-@gpu_option("The GPU for the check: its index or a part of its name.", "--device")
-def merge(model_path: str, adapter: str, out: str, base: str, check: bool, gpu: str) -> None:
+def merge(opening: Opening, out: str, base: str, check: bool) -> None:
     """Merge an adapter into its base model.
 
     The result is a model folder in the base's own 16-bit type, which transformers, vLLM and
-    llama.cpp's converter load.
+    llama.cpp's converter load. How the base was quantized is known from the config.yaml of the
+    adapter's run.
     """
-    console = Console()
+    console = Terminal()
+    with Display(console) as display:
+        settings = opening.settings(display)
+    assert opening.adapter is not None
     with _progress(console, "merging") as progress:
         merge_adapter(
-            model_path,
-            adapter,
+            opening.model,
+            opening.adapter,
             out,
             base="dequantized" if base == "dequantized" else "original",
+            quant=settings.quant,
             progress=progress,
         )
     console.print(f"merged into {out}", highlight=False)
     if check:
-        console.print(_drift(console, model_path, adapter, out, gpu), highlight=False)
+        console.print(_drift(console, opening, settings, out), highlight=False)
 
 
 @click.command()
@@ -84,7 +91,7 @@ def quantize(model_path: str, out: str, blocksize: str, double_quant: bool) -> N
     Training from the new folder gives the same result and starts sooner; transformers with
     bitsandbytes opens it, too.
     """
-    console = Console()
+    console = Terminal()
     settings = QuantConfig.model_validate(
         {"blocksize": int(blocksize), "double_quant": double_quant}
     )
@@ -102,7 +109,7 @@ def export(model_path: str, adapter: str, gguf_file: str) -> None:
     if not gguf_file.endswith(".gguf"):
         raise ConfigError(f"--gguf {gguf_file!r} must end in .gguf")
     count = export_gguf(model_path, adapter, gguf_file)
-    Console().print(f"{count} layers written to {gguf_file}", highlight=False)
+    Terminal().print(f"{count} layers written to {gguf_file}", highlight=False)
 
 
 @contextmanager
@@ -111,23 +118,34 @@ def _progress(console: Console, verb: str) -> Iterator[Callable[[str], None]]:
         yield lambda name: status.update(f"{verb} {name}")
 
 
-def _drift(console: Console, model_path: str, adapter: str, out: str, gpu: str) -> str:
+def _drift(console: Console, opening: Opening, settings: Config, out: str) -> str:
     """Measures how the merged model's next tokens differ from those of base and adapter."""
-    source = OpenedModel.open(model_path)
-    trained = open_adapted(console, source, adapter, "nf4", "float32", gpu)
-    ids = _sample_ids(source)
-    before = trained.logits(ids)[0].astype(np.float64)
-    merged = open_adapted(console, OpenedModel.open(out), None, "none", "float32", gpu)
-    after = merged.logits(ids)[0].astype(np.float64)
+    source = OpenedModel.open(opening.model)
+    with Display(console) as display:
+        trained = load_adapted(source, opening.adapter, settings, display)
+        ids = _sample_ids(source)
+        before = trained.logits(ids)[0].astype(np.float64)
+        plain = changed(settings, {"quant": {"scheme": "none"}})
+        merged = load_adapted(OpenedModel.open(out), None, plain, display)
+        after = merged.logits(ids)[0].astype(np.float64)
+    apart = np.abs(after - before)
     p, q = _log_softmax(before), _log_softmax(after)
     divergence = float((np.exp(p) * (p - q)).sum(-1).mean())
     same = float((before.argmax(-1) == after.argmax(-1)).mean())
     return (
-        f"drift from base in NF4 and adapter, as trained, over {ids.size} tokens: logits by "
-        f"{np.abs(after - before).mean():.3g} in the mean and {np.abs(after - before).max():.3g} "
+        f"drift from base ({_stored(settings)}) and adapter, as trained, over {ids.size} tokens: "
+        f"logits by {apart.mean():.3g} in the mean and {apart.max():.3g} "
         f"at most, KL divergence {divergence:.3g} nats a token, {100 * same:.0f} % of the "
         "likeliest tokens the same"
     )
+
+
+def _stored(settings: Config) -> str:
+    quant = settings.quant
+    if quant.scheme == "none":
+        return f"not quantized, {settings.train.compute_dtype}"
+    scales = "double" if quant.double_quant else "single"
+    return f"NF4, blocks of {quant.blocksize}, {scales} scales, {settings.train.compute_dtype}"
 
 
 def _sample_ids(source: OpenedModel) -> npt.NDArray[np.int64]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import click
-from rich.console import Console
 
-from qlora_wgpu.cli._model import base_options, open_adapted, sampling_options
+from qlora_wgpu.cli._model import Opening, open_adapted, opening_options, sampling_options
+from qlora_wgpu.cli._terminal import Terminal, write
 from qlora_wgpu.cli._text import chat_ids, chat_template, longest, stop_ids, stop_text, stream
 from qlora_wgpu.data import ChatTemplate, Tokenizer, find_chat_template
 from qlora_wgpu.generation import generate as generate_tokens
@@ -16,7 +15,7 @@ from qlora_wgpu.runs import OpenedModel
 
 
 @click.command()
-@base_options
+@opening_options()
 @click.option("--prompt", required=True, help="Text to continue.")
 @click.option(
     "--chat", is_flag=True, help="Put the prompt into the chat template as a user's turn."
@@ -28,23 +27,22 @@ from qlora_wgpu.runs import OpenedModel
 )
 @sampling_options
 def generate(
-    model_path: str,
-    adapter: str | None,
-    scheme: str,
-    compute_dtype: str,
-    gpu: str,
+    opening: Opening,
     prompt: str,
     chat: bool,
     template_name: str | None,
     **sampling: Any,
 ) -> None:
-    """Generate text with a model, and an adapter if one is given."""
-    source = OpenedModel.open(model_path)
+    """Generate text with a model, and an adapter if one is given.
+
+    An adapter in the folder of its run is opened as the run's config.yaml says it was trained.
+    """
+    source = OpenedModel.open(opening.model)
     tokenizer = source.tokenizer
     template, prompt_ids = _prompt_ids(tokenizer, prompt, template_name, chat=chat)
-    model = open_adapted(Console(stderr=True), source, adapter, scheme, compute_dtype, gpu)
+    model = open_adapted(Terminal(stderr=True), source, opening)
     if not chat:
-        sys.stdout.write(prompt)
+        write(prompt)
     tokens = generate_tokens(
         model,
         prompt_ids,
@@ -52,7 +50,8 @@ def generate(
         max_length=longest(model),
         **sampling,
     )
-    stream(tokenizer, tokens, stop_text(tokenizer, template))
+    context = () if chat else prompt_ids
+    stream(tokenizer, tokens, stop_text(tokenizer, template), context)
 
 
 def _prompt_ids(

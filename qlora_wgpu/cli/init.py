@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.data import Preparation, Tokenizer, load_dataset
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.family import find_family
@@ -28,7 +28,7 @@ def init(model_path: str, data_path: str, eval_path: str | None, out: str, overw
 
     Then `qlora-wgpu data run.yaml` shows what is learnt and `qlora-wgpu train run.yaml` trains.
     """
-    console = Console()
+    console = Terminal()
     file = Path(out)
     if file.exists() and not overwrite:
         raise ConfigError(f"{out} is there already: name another with --out, or use --overwrite")

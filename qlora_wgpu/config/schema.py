@@ -72,6 +72,20 @@ def _target_modules(value: Any) -> str | list[str]:
     return list(value)
 
 
+def _positive_number(value: Any) -> int | float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < value < math.inf:
+        raise ValueError("must be a number above 0")
+    return value  # type: ignore[no-any-return]
+
+
+PositiveNumber = Annotated[
+    int | float,
+    PlainValidator(_positive_number),
+    WithJsonSchema({"type": "number", "exclusiveMinimum": 0}),
+]
+
+
 def _max_steps(value: int) -> int:
     if value != -1 and value < 1:
         raise ValueError("must be at least 1, or -1 for no limit")
@@ -130,7 +144,7 @@ class LoraConfig(Section):
     """The trained low-rank adapter, with PEFT's names."""
 
     r: PositiveInt = Field(16, description="Rank of the adapter matrices.")
-    lora_alpha: PositiveInt = Field(
+    lora_alpha: PositiveNumber = Field(
         32, description="Numerator of the scaling, which is lora_alpha / r."
     )
     lora_dropout: float = Field(
@@ -163,7 +177,7 @@ class LoraConfig(Section):
     rank_pattern: dict[Pattern, PositiveInt] = Field(
         {}, description="Ranks of modules that differ from r, by patterns of their names."
     )
-    alpha_pattern: dict[Pattern, PositiveInt] = Field(
+    alpha_pattern: dict[Pattern, PositiveNumber] = Field(
         {},
         description="Values of lora_alpha for modules that differ, by patterns of their names.",
     )
@@ -385,6 +399,18 @@ class DeviceConfig(Section):
         "auto",
         description="Whether ways of cutting kernels are timed before training, once per GPU "
         "and model shape; auto does so where the run is long enough to gain by it.",
+    )
+    dispatches_per_submit: int = Field(
+        100,
+        ge=1,
+        description="After how many dispatches work is handed to the driver: fewer where a desktop "
+        "system resets a GPU that is slow to answer.",
+    )
+    timeout: float | None = Field(
+        None,
+        gt=0,
+        description="Seconds after which a driver that does not answer counts as hung; null is "
+        "1800, and no limit for a software GPU.",
     )
 
     @model_validator(mode="before")

@@ -37,7 +37,7 @@ def download(text: str) -> list[Path]:
     assert match is not None
     name, split = match["name"], match["split"] or "train"
     try:
-        if huggingface_hub.constants.is_offline_mode():
+        if huggingface_hub.constants.HF_HUB_OFFLINE:
             cached = _cached(name)
             names = [p.relative_to(cached).as_posix() for p in cached.rglob("*") if p.is_file()]
             return [cached / file for file in choose(name, names, split)]

@@ -27,7 +27,7 @@ from qlora_wgpu.data.examples import Counts, Dataset
 from qlora_wgpu.labels import IGNORE_INDEX
 
 _KEPT = 32  # data sets in the cache
-VERSION = 1  # of how rows become tokens; a new one makes old folders unused
+VERSION = 2  # of how rows become tokens; a new one makes old folders unused
 _UNFINISHED = ".unfinished-"
 _LOCK = ".lock"  # in an unfinished folder, held by its writer
 _STALE_SECONDS = 3600  # without a lock: of an older version, or between its making and its lock

@@ -13,7 +13,8 @@ import numpy.typing as npt
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.safetensors_format import FLOATS, TORCH_NAMES
 from qlora_wgpu.checkpoint.stream import Entry
-from qlora_wgpu.config import QuantConfig
+from qlora_wgpu.config import QuantConfig, load_config
+from qlora_wgpu.config.as_trained import find_run
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 from qlora_wgpu.export.folders import Tensors, as_dtype, without, write_folder
 from qlora_wgpu.families.family import find_family
@@ -44,7 +45,8 @@ def merge(
         out: The new folder.
         base: Weights to add the adapter to: the stored 16-bit weights, or what they are after
             quantization, which the adapter was trained with.
-        quant: How they were quantized, for "dequantized".
+        quant: How they were quantized, for "dequantized"; by default as the config.yaml of the
+            adapter's run says, or with ``QuantConfig``'s defaults where it belongs to none.
         progress: Called with each tensor's name before it is written.
 
     Raises:
@@ -65,7 +67,7 @@ def merge(
             raise CheckpointError(f"{adapter} adapts {layer.module}, which {model} has not")
         scaling = config.scaling_of(layer.module)
         pairs[modules[layer.module]] = (layer.a, layer.b, scaling, layer.magnitude)
-    settings = quant or QuantConfig()
+    settings = quant or _quant_of(adapter)
 
     def tensors_of(name: str) -> Tensors:
         if _is_companion(folder, name):
@@ -106,6 +108,11 @@ def merge(
 
     config_json: dict[str, Any] = without(folder.config, ["quantization_config"])
     write_folder(folder, Path(out), config_json, tensors_of, progress)
+
+
+def _quant_of(adapter: str | PathLike[str]) -> QuantConfig:
+    run = find_run(adapter)
+    return QuantConfig() if run is None else load_config(run / "config.yaml").quant
 
 
 def _is_companion(folder: ModelFolder, name: str) -> bool:

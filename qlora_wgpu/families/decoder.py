@@ -182,8 +182,13 @@ class Decoder:
         h = ops.layers(h, layer, len(self.layers), checkpointing=checkpointing)
         return self.norm.trace(ops, h, f"{self.prefix}norm")
 
+    @property
+    def layer_prefix(self) -> str:
+        """How names of modules in a layer begin, up to the layer's number."""
+        return f"{self.prefix}layers."
+
     def _at(self, i: int) -> str:
-        return f"{self.prefix}layers.{i}."
+        return f"{self.layer_prefix}{i}."
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.families.rope_kinds import (
@@ -35,19 +36,38 @@ class Rope:
 
     Attributes:
         rotary_dim: Elements of a head that are rotated.
-        frequencies: Angle per position of each pair, for sequences of a length.
+        frequencies: Angle per position of each pair, for samples of a length.
         factor: Factor of cosines and sines.
+        by_length: Whether frequencies depend on the length at all.
     """
 
     rotary_dim: int
     frequencies: Frequencies
     factor: float = 1.0
+    by_length: bool = False
 
     def table(self, positions: int) -> FloatArray:
-        """(positions, rotary_dim / 2, 2) of (cos, sin), angles in float32 as in PyTorch."""
-        angles = np.arange(positions, dtype=np.float32)[:, None] * self.frequencies(positions)
+        """(positions, rotary_dim / 2, 2) of (cos, sin), of a sample of so many tokens."""
+        return self.angles(np.arange(positions), np.array([positions]))
+
+    def angles(
+        self, positions: npt.NDArray[np.integer[Any]], lengths: npt.NDArray[np.integer[Any]]
+    ) -> FloatArray:
+        """(tokens, rotary_dim / 2, 2) of (cos, sin), angles in float32 as in PyTorch.
+
+        Args:
+            positions: Where in its sample each token stands.
+            lengths: How long that sample is; one for each token, or one for all.
+        """
+        distinct, which = np.unique(lengths, return_inverse=True)
+        frequencies = np.stack([self.frequencies(int(length)) for length in distinct])[which]
+        angles = positions.astype(np.float32)[:, None] * frequencies
         table: FloatArray = np.stack([np.cos(angles), np.sin(angles)], axis=-1)
         return table if self.factor == 1.0 else table * np.float32(self.factor)
+
+    def is_same(self, length: int, other: int) -> bool:
+        """Whether samples of these two lengths are rotated alike."""
+        return np.array_equal(self.frequencies(length), self.frequencies(other))
 
 
 def read_rope(
@@ -83,7 +103,8 @@ def read_rope(
     kind = _kind(values)
     _check_keys(kind, values)
     rotary_dim = _rotary_dim(config, values, head_dim, default_partial)
-    return Rope(rotary_dim, *KINDS[kind].scale(RopeParameters(config, values, rotary_dim)))
+    scaling = KINDS[kind].scale(RopeParameters(config, values, rotary_dim))
+    return Rope(rotary_dim, *scaling, KINDS[kind].by_length)
 
 
 def _kind(values: Mapping[str, Any]) -> str:

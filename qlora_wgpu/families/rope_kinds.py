@@ -14,7 +14,7 @@ from qlora_wgpu.errors import UnsupportedModelError
 
 FloatArray = npt.NDArray[np.float32]
 Frequencies = Callable[[int], FloatArray]
-"""Angle per position of each pair, for sequences of a length."""
+"""Angle per position of each pair, for samples of a length."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,13 @@ class Kind:
         scale: The frequencies, and what cosines and sines are multiplied by.
         required: Keys that must be there.
         optional: Keys that may be.
+        by_length: Whether the frequencies depend on how long a sample is.
     """
 
     scale: Callable[[RopeParameters], tuple[Frequencies, float]]
     required: frozenset[str] = frozenset()
     optional: frozenset[str] = frozenset()
+    by_length: bool = False
 
 
 def is_above_zero(value: Any) -> TypeGuard[float]:
@@ -187,7 +189,7 @@ LISTS = ("short_factor", "long_factor")
 KINDS = {
     "default": Kind(_default),
     "linear": Kind(_linear, frozenset({"factor"})),
-    "dynamic": Kind(_dynamic, frozenset({"factor"})),
+    "dynamic": Kind(_dynamic, frozenset({"factor"}), by_length=True),
     "llama3": Kind(
         _llama3,
         frozenset(
@@ -201,6 +203,8 @@ KINDS = {
             {"attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}
         ),
     ),
-    "longrope": Kind(_longrope, frozenset(LISTS), frozenset({"factor", "attention_factor"})),
+    "longrope": Kind(
+        _longrope, frozenset(LISTS), frozenset({"factor", "attention_factor"}), by_length=True
+    ),
 }
 """By the name that config.json has for it."""

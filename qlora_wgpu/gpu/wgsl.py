@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 
 from qlora_wgpu.gpu.operands import ANYTHING, Bound, Operand
-from qlora_wgpu.gpu.preprocessor import Constant, ShaderSourceError, Source
+from qlora_wgpu.gpu.preprocessor import Constant, ShaderSourceError, Source, without_comments
 
 __all__ = ["Binding", "Constant", "Constants", "Shader", "ShaderSourceError", "load_shader"]
 
@@ -138,7 +138,7 @@ def _literal(value: Constant) -> str:
 
 
 def _reflect(label: str, path: str, code: str, operands: list[Operand]) -> Shader:
-    bare = re.sub(r"//[^\n]*", "", code)
+    bare = without_comments(code)
     bindings: dict[str, Binding] = {}
     for index, space, access, name, element in _BINDING.findall(bare):
         uniform, writable = space == "uniform", access == "read_write"

@@ -69,13 +69,13 @@ class AdapterConfig:
     """
 
     r: int
-    lora_alpha: int
+    lora_alpha: int | float
     lora_dropout: float
     target_modules: list[str] | str
     use_rslora: bool
     base_model_name_or_path: str | None
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
-    alpha_pattern: Mapping[str, int] = field(default_factory=dict)
+    alpha_pattern: Mapping[str, int | float] = field(default_factory=dict)
     layers_to_transform: list[int] | None = None
     use_dora: bool = False
 
@@ -83,7 +83,7 @@ class AdapterConfig:
         """A layer's rank."""
         return value_for(self.rank_pattern, module, self.r)
 
-    def alpha_of(self, module: str) -> int:
+    def alpha_of(self, module: str) -> int | float:
         """Numerator of a layer's scaling."""
         return value_for(self.alpha_pattern, module, self.lora_alpha)
 
@@ -115,20 +115,17 @@ def read_adapter_config(path: Path, adapted: list[str]) -> AdapterConfig:
     """
     fields = read_json_object(path)
     _refuse_what_is_not_computed(path, fields)
-    alpha = _number(path, fields, "lora_alpha")
-    if alpha != int(alpha):
-        raise UnsupportedModelError(f"{path}: lora_alpha is {alpha}, but must be a whole number")
     r = _number(path, fields, "r")
     if r != int(r):
         raise CheckpointError(f"{path}: r is {r}, but must be a whole number")
     return AdapterConfig(
         r=int(r),
-        lora_alpha=int(alpha),
+        lora_alpha=_number(path, fields, "lora_alpha"),
         lora_dropout=_dropout(path, fields),
         target_modules=_target_modules(path, fields, adapted),
         use_rslora=_flag(path, fields, "use_rslora"),
         base_model_name_or_path=_base_model(path, fields),
-        rank_pattern=_pattern(path, fields, "rank_pattern"),
+        rank_pattern=_ranks(path, fields),
         alpha_pattern=_pattern(path, fields, "alpha_pattern"),
         use_dora=bool(fields.get("use_dora")),
     )
@@ -160,11 +157,12 @@ def _refuse_what_is_not_computed(path: Path, fields: Mapping[str, Any]) -> None:
         )
 
 
-def _number(path: Path, fields: Mapping[str, Any], key: str) -> float:
+def _number(path: Path, fields: Mapping[str, Any], key: str) -> int | float:
+    """A number above zero, an integer if it is whole."""
     value: Any = fields.get(key)
     if type(value) not in (int, float) or not 0 < value < 2**31:
         raise CheckpointError(f"{path}: {key} is {value!r}, not a number above zero")
-    return float(value)
+    return int(value) if value == int(value) else float(value)
 
 
 def _dropout(path: Path, fields: Mapping[str, Any]) -> float:
@@ -188,18 +186,27 @@ def _base_model(path: Path, fields: Mapping[str, Any]) -> str | None:
     return name
 
 
-def _pattern(path: Path, fields: Mapping[str, Any], key: str) -> dict[str, int]:
+def _ranks(path: Path, fields: Mapping[str, Any]) -> dict[str, int]:
+    pattern = _pattern(path, fields, "rank_pattern")
+    for name, rank in pattern.items():
+        if type(rank) is not int:
+            raise CheckpointError(
+                f"{path}: rank_pattern of {name!r} is {rank!r}, not a whole number"
+            )
+    return {name: int(rank) for name, rank in pattern.items()}
+
+
+def _pattern(path: Path, fields: Mapping[str, Any], key: str) -> dict[str, int | float]:
     pattern = fields.get(key) or {}
     if not isinstance(pattern, dict):
         raise CheckpointError(f"{path}: {key} is {pattern!r}, not numbers by names")
-    for name, value in pattern.items():
-        if type(value) is not int or value < 1:
-            raise CheckpointError(f"{path}: {key} of {name!r} is {value!r}, not a whole number")
+    numbers = {name: _number(path, pattern, name) for name in pattern}
+    for name in pattern:
         try:
             re.compile(name)
         except re.error as err:
             raise CheckpointError(f"{path}: {key} has the broken pattern {name!r}: {err}") from err
-    return dict(pattern)
+    return numbers
 
 
 def _target_modules(path: Path, fields: Mapping[str, Any], adapted: list[str]) -> list[str]:

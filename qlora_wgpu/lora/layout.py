@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from qlora_wgpu.config import LoraConfig
-from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.family import ExpertSpec, LinearSpec
 from qlora_wgpu.graph.dtype import ceil_div, padded
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
 from qlora_wgpu.kernels.lora import Lora
 from qlora_wgpu.lora.flat_vector import FlatVector, aligned
 from qlora_wgpu.lora.names import LORA_A, LORA_B, MAGNITUDE, Float32Array, parse_name, tensor_name
+from qlora_wgpu.lora.peft_differences import peft_differences
 from qlora_wgpu.lora.targets import check_experts, in_layers, peft_config, targeted
 
 
@@ -24,6 +24,7 @@ class Adapter:
     Attributes:
         config: The adapter's rank, scaling, dropout and targets.
         targets: The adapted layers.
+        peft_differences: A sentence for each thing that PEFT computes otherwise.
         peft: ``config`` as PEFT writes it, without the base model's name.
         b_begin: Where in the flat vectors, in floats, A's end and B's begin.
         length: Length of the flat vectors, in floats.
@@ -49,14 +50,11 @@ class Adapter:
         self.config = config
         chosen = targeted(linears, config.target_modules, experts)
         self.targets = in_layers(chosen, config.layers_to_transform)
-        self.peft = peft_config(config, self.targets)
+        self.peft = peft_config(config, self.targets, experts)
         adapted = {spec.name for spec in self.targets}
         stacks = [stack for stack in experts if stack.linears[0].name in adapted]
         check_experts(self.peft, stacks)
-        if config.use_dora and config.lora_dropout > 0:
-            raise ConfigError(
-                "lora.use_dora needs lora.lora_dropout = 0: its dropout is not computed here"
-            )
+        self.peft_differences = peft_differences(self.peft, self.targets, experts)
         self._flat = FlatVector()
         self.b_begin = self._lay_out()
         stacked = {spec.name for stack in stacks for spec in stack.linears}

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import TypeVar
+
+Number = TypeVar("Number", int, int | float)
 
 
-def value_for(patterns: Mapping[str, int], module: str, default: int) -> int:
+def value_for(patterns: Mapping[str, Number], module: str, default: Number) -> Number:
     """The value of the first pattern that fits a module, or the default.
 
     Args:

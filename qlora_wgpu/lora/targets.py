@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from qlora_wgpu.config import ALL_LINEAR, LoraConfig
 from qlora_wgpu.errors import ConfigError
@@ -52,8 +52,13 @@ def _fitting_pattern(linears: Sequence[LinearSpec], pattern: str) -> set[str]:
     return names
 
 
+def is_named(linear: LinearSpec, target: str) -> bool:
+    """Whether a target module names a layer: its whole name or the last parts of it."""
+    return linear.name == target or linear.name.endswith("." + target)
+
+
 def _fitting_name(linears: Sequence[LinearSpec], target: str) -> set[str]:
-    names = {s.name for s in linears if s.name == target or s.name.endswith("." + target)}
+    names = {s.name for s in linears if is_named(s, target)}
     if not names:
         leaves = sorted({s.name.rpartition(".")[2] for s in linears})
         near = difflib.get_close_matches(target, leaves, n=1)
@@ -109,11 +114,34 @@ def check_experts(config: AdapterConfig, stacks: Sequence[ExpertSpec]) -> None:
         )
 
 
-def peft_config(config: LoraConfig, targets: Sequence[LinearSpec]) -> AdapterConfig:
-    """The contents of adapter_config.json, the base model's name left out."""
+def check_trainable(config: LoraConfig) -> None:
+    """Refuses adapters that are computed here, but without the dropout of their training.
+
+    Raises:
+        ConfigError: If the adapter is DoRA's and has dropout.
+    """
+    if config.use_dora and config.lora_dropout > 0:
+        raise ConfigError(
+            "lora.use_dora needs lora.lora_dropout = 0 in training: its dropout is not computed "
+            "here"
+        )
+
+
+def peft_config(
+    config: LoraConfig, targets: Sequence[LinearSpec], experts: Sequence[ExpertSpec] = ()
+) -> AdapterConfig:
+    """The contents of adapter_config.json, the base model's name left out.
+
+    Args:
+        config: The adapter's settings.
+        targets: The adapted layers.
+        experts: The model's experts.
+    """
     names = config.target_modules
     if names == ALL_LINEAR:
-        names = sorted({spec.name.rpartition(".")[2] for spec in targets})
+        leaves = {stack.leaf for stack in experts}
+        # Where experts, which are not adapted, are called so, too, only the whole name tells.
+        names = sorted({_shortest_name(spec, leaves) for spec in targets})
     return AdapterConfig(
         r=config.r,
         lora_alpha=config.lora_alpha,
@@ -128,15 +156,42 @@ def peft_config(config: LoraConfig, targets: Sequence[LinearSpec]) -> AdapterCon
     )
 
 
-def lora_config(adapter: AdapterConfig) -> LoraConfig:
-    """The settings that a model is opened with to take an adapter."""
+def _shortest_name(spec: LinearSpec, taken: set[str]) -> str:
+    leaf = spec.name.rpartition(".")[2]
+    return spec.name if leaf in taken else leaf
+
+
+def lora_config(
+    adapter: AdapterConfig, adapted: Collection[str] = (), experts: Sequence[ExpertSpec] = ()
+) -> LoraConfig:
+    """The settings that a model is opened with to take an adapter.
+
+    Args:
+        adapter: The adapter's own.
+        adapted: The layers of which it has tensors. Where none is an expert, but the names of
+            target modules fit experts, too, these tell which layers are meant: PEFT's
+            ``all-linear`` leaves experts out.
+        experts: The model's experts.
+    """
+    targets = adapter.target_modules
+    if not isinstance(targets, str) and _fit_experts_by_name_only(targets, adapted, experts):
+        targets = sorted(adapted)
     return LoraConfig(
         r=adapter.r,
         lora_alpha=adapter.lora_alpha,
         lora_dropout=adapter.lora_dropout,
-        target_modules=adapter.target_modules,
+        target_modules=targets,
         use_rslora=adapter.use_rslora,
         use_dora=adapter.use_dora,
         rank_pattern=dict(adapter.rank_pattern),
         alpha_pattern=dict(adapter.alpha_pattern),
     )
+
+
+def _fit_experts_by_name_only(
+    targets: Sequence[str], adapted: Collection[str], experts: Sequence[ExpertSpec]
+) -> bool:
+    stacked = [spec for stack in experts for spec in stack.linears]
+    if any(spec.name in adapted for spec in stacked):
+        return False
+    return any(is_named(spec, target) for spec in stacked for target in targets)

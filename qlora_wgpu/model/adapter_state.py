@@ -7,7 +7,9 @@ from os import PathLike
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.config import QuantConfig, load_config
+from qlora_wgpu.config.as_trained import find_run
+from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.graph.program import allocate
 from qlora_wgpu.graph.tensor import Tensor
@@ -74,3 +76,25 @@ def check_scaling(stored: AdapterConfig, adapter: Adapter, path: str | PathLike[
                 f"this model was opened to scale it by {own.scaling_of(spec.name):g}: open it "
                 "with the adapter's LoraConfig"
             )
+
+
+def trained_otherwise(adapter: str | PathLike[str], quant: QuantConfig) -> str | None:
+    """A sentence where an adapter's run quantized the base otherwise, by its config.yaml.
+
+    Who opens a base without quantization has asked for it.
+    """
+    run = find_run(adapter)
+    if run is None or quant.scheme == "none":
+        return None
+    try:
+        trained = load_config(run / "config.yaml").quant
+    except ConfigError:
+        return None  # the run's own file is damaged: nothing is known
+    own = quant.model_dump()
+    other = [f"{key} = {v}" for key, v in trained.model_dump().items() if v != own[key]]
+    if not other:
+        return None
+    return (
+        f"{adapter} was trained on a base quantized with {', '.join(other)}, which this model was "
+        "not opened with: qlora_wgpu.open_adapter opens it as it was trained"
+    )

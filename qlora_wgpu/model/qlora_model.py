@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from os import PathLike
@@ -17,7 +18,7 @@ from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.lora import load_adapter, save_adapter
 from qlora_wgpu.model import batch_encoding
-from qlora_wgpu.model.adapter_state import check_scaling
+from qlora_wgpu.model.adapter_state import check_scaling, trained_otherwise
 from qlora_wgpu.model.base_state import base_state_dict
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.loaded_model import ComputeDtype, FloatArray, LoadedModel, Progress
@@ -144,7 +145,7 @@ class QLoRAModel(LoadedModel):
                 self.read_stats()  # waits, so that the queue stays short
             ids, targets, mask = self.checked(input_ids, labels, attention_mask)
             batch, program = self._step("loss", *ids.shape)
-            self._write_batch(batch, batch_encoding.encode_batch(batch, ids, mask, targets))
+            batch_encoding.write_batch(self.device, batch, ids, mask, targets)
             program.run()
         stats = self.read_stats()
         loss, tokens = float(stats[STATS_LOSS]), int(stats[STATS_TOKENS])
@@ -178,6 +179,9 @@ class QLoRAModel(LoadedModel):
     def load_adapter(self, adapter: str | PathLike[str] | Mapping[str, FloatArray]) -> None:
         """Replaces the adapter by a folder's or by named arrays.
 
+        Warns where the run of a folder quantized the base otherwise than this model does;
+        ``open_adapter`` opens both as they were trained.
+
         Raises:
             CheckpointError: If it is damaged or does not fit this model and its LoraConfig.
         """
@@ -186,10 +190,17 @@ class QLoRAModel(LoadedModel):
         else:
             tensors, config = load_adapter(Path(adapter))
             check_scaling(config, self.adapter, adapter)
+            if text := trained_otherwise(adapter, self.quant):
+                warnings.warn(text, stacklevel=2)
         self.write_parameters(self.adapter.join(tensors))
 
     def save_adapter(self, path: str | PathLike[str]) -> None:
-        """Writes adapter_model.safetensors and adapter_config.json as PEFT loads them."""
+        """Writes adapter_model.safetensors and adapter_config.json as PEFT loads them.
+
+        Warns of what PEFT computes otherwise.
+        """
+        for text in self.adapter.peft_differences:
+            warnings.warn(text, stacklevel=2)
         config = replace(self.adapter.peft, base_model_name_or_path=self.name_or_path)
         save_adapter(Path(path), self.adapter_state_dict(), config)
 

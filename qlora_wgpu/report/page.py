@@ -12,10 +12,18 @@ from markupsafe import Markup
 
 from qlora_wgpu.checkpoint import write_file
 from qlora_wgpu.report.charts import Line, chart, smoothed
+from qlora_wgpu.visible import visible
+
+
+def _shown(value: object) -> object:
+    """A value for the page, where marks for the direction of writing have no power either."""
+    return value if isinstance(value, Markup) else visible(str(value))
+
 
 _TEMPLATES = Environment(
     loader=PackageLoader("qlora_wgpu.report", "."),
     autoescape=True,
+    finalize=_shown,
     undefined=StrictUndefined,
     keep_trailing_newline=True,
 )

@@ -8,12 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qlora_wgpu.config import Config
+from qlora_wgpu.config.as_trained import explicit_in
 from qlora_wgpu.data import Dataset
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.runs.data import check_ids, read_dataset
-from qlora_wgpu.runs.opening import OpenedModel, load_adapted
+from qlora_wgpu.runs.opening import (
+    OpenedModel,
+    load_adapted,
+    opened_as_trained,
+    tell_differences,
+)
 from qlora_wgpu.runs.settings import AnyConfig, as_config
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.evaluation import held_out_loss
@@ -66,12 +71,15 @@ def evaluate(
 ) -> Evaluation:
     """Measures loss and perplexity on held-out data: the base against an adapter.
 
+    An adapter that belongs to a run is opened as that run's config.yaml says it was trained.
+
     Args:
         config: A ``Config``, the path of a YAML file, or a mapping with its sections.
         observer: Who is told what goes on.
         adapter: Folder of a PEFT adapter; by default that of the run in ``output.dir``, if any.
         data: Other data than ``data.eval``.
-        overrides: Texts such as ``"data.eval=other.jsonl"``, for a YAML file.
+        overrides: Texts such as ``"data.eval=other.jsonl"``, for a YAML file; they hold
+            whatever the adapter's run says.
 
     Raises:
         ConfigError: If the configuration is wrong or names no held-out data.
@@ -85,13 +93,11 @@ def evaluate(
     if path is None:
         raise ConfigError("data.eval is not set: name held-out data there or with --data")
     adapter = adapter or _adapter_of(settings)
+    settings = _opened(settings, adapter, overrides, observer)
     source = OpenedModel.open(settings.model.path)
     dataset = read_dataset(settings.data, path, source.tokenizer, observer)
     check_ids(path, dataset, source.architecture.vocab_size)
-    device = Device(settings.device.gpu, settings.device.backend)
-    model = load_adapted(
-        source, adapter, settings.quant, settings.train.compute_dtype, device, observer
-    )
+    model = load_adapted(source, adapter, settings, observer)
     observer.activity("measuring the base")
     with model.adapter_off():
         base = _measured(model, dataset, settings)
@@ -101,6 +107,16 @@ def evaluate(
         adapted = _measured(model, dataset, settings)
     observer.activity("")
     return Evaluation(path, adapter, base, adapted)
+
+
+def _opened(
+    settings: Config, adapter: str | None, overrides: Sequence[str], observer: Observer
+) -> Config:
+    """The settings with which the adapter is opened; who named others is told."""
+    opened = opened_as_trained(settings, adapter, observer, explicit_in(settings, overrides))
+    if adapter is not None:
+        tell_differences(settings, opened, adapter, observer)
+    return opened
 
 
 def _adapter_of(settings: Config) -> str | None:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
+from typing import Any
 
-from qlora_wgpu.config import LoraConfig, QuantConfig
+from qlora_wgpu.config import Config, LoraConfig, ModelConfig, QuantConfig, load_config
+from qlora_wgpu.config.as_trained import Changes, as_trained, changed, find_run, without_none
 from qlora_wgpu.config.schema import DeviceConfig
 from qlora_wgpu.data import Tokenizer
+from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.lora import load_adapter
+from qlora_wgpu.lora.names import adapted_layers
 from qlora_wgpu.lora.targets import lora_config
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import TrainingOptions
 from qlora_wgpu.model.pretrained import Pretrained
-from qlora_wgpu.model.qlora_model import QLoRAModel, device_layout
+from qlora_wgpu.model.qlora_model import ComputeDtype, QLoRAModel, device_layout
 from qlora_wgpu.selfcheck import ensure_sound
 from qlora_wgpu.training import Observer
 
@@ -60,19 +66,29 @@ class OpenedModel:
         return Tokenizer.from_folder(self.path)
 
 
+def device_of(settings: DeviceConfig) -> Device:
+    """The GPU that a configuration names.
+
+    Raises:
+        DeviceError: If there is none such.
+    """
+    return Device(
+        settings.gpu,
+        settings.backend,
+        dispatches_per_submit=settings.dispatches_per_submit,
+        timeout=settings.timeout,
+    )
+
+
 def open_device(settings: DeviceConfig, observer: Observer) -> Device:
     """Opens the GPU of a configuration, and checks its driver the first time.
 
     Raises:
         DeviceError: If there is none, or its driver computes wrongly.
     """
-
-    def another() -> Device:
-        return Device(settings.gpu, settings.backend)
-
     observer.activity("opening the device")
-    device = another()
-    ensure_sound(device, another, observer.activity)
+    device = device_of(settings)
+    ensure_sound(device, lambda: device_of(settings), observer.activity)
     observer.activity("")
     return device
 
@@ -103,34 +119,139 @@ def load_model(
     return model
 
 
+def opened_as_trained(
+    settings: Config, adapter: str | None, observer: Observer, explicit: Changes | None = None
+) -> Config:
+    """The settings with which a base and an adapter are opened; all that opens them asks here.
+
+    An adapter that belongs to a run is opened as the run's config.yaml says it was trained.
+
+    Args:
+        settings: For what is known of no run.
+        adapter: Folder of a PEFT adapter, or None for the base alone.
+        observer: Who is told where they are not, or may not be, what the adapter was trained with.
+        explicit: What the user asked for, whatever the run says.
+
+    Raises:
+        ConfigError: If the run's config.yaml is damaged, or a value of ``explicit`` is wrong.
+    """
+    explicit = explicit or {}
+    if adapter is None:
+        return changed(settings, explicit)
+    trained = as_trained(settings, adapter, explicit)
+    if find_run(adapter) is None and Path(adapter).expanduser().is_dir():
+        observer.note(
+            f"{adapter} belongs to no run, so how it was trained is not known: it is opened with "
+            f"{_in_words(_numerics(trained))}"
+        )
+    return trained
+
+
+def tell_differences(settings: Config, opened: Config, adapter: str, observer: Observer) -> None:
+    """Tells where an adapter is opened with other settings than a configuration names."""
+    before, after = _decisive(settings), _decisive(opened)
+    other = {key: value for key, value in after.items() if value != before[key]}
+    if other:
+        observer.note(
+            f"{adapter} is opened as it was trained, by its run's config.yaml: {_in_words(other)} "
+            "in place of what the configuration says"
+        )
+
+
+def _decisive(settings: Config) -> dict[str, Any]:
+    """By their names, the settings that say what an opened model computes, and where."""
+    device = settings.device
+    return {
+        **_numerics(settings),
+        "device.gpu": device.gpu,
+        "device.backend": device.backend,
+    }
+
+
+def _numerics(settings: Config) -> dict[str, Any]:
+    quant = {f"quant.{key}": value for key, value in settings.quant.model_dump().items()}
+    return {**quant, "train.compute_dtype": settings.train.compute_dtype}
+
+
+def _in_words(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} = {str(v).lower()}" for key, v in values.items())
+
+
 def load_adapted(
-    source: OpenedModel,
-    adapter: str | None,
-    quant: QuantConfig,
-    compute_dtype: str,
-    device: Device,
-    observer: Observer,
+    source: OpenedModel, adapter: str | None, settings: Config, observer: Observer
 ) -> QLoRAModel:
     """A model with an adapter, or with one that does nothing.
 
     Args:
         source: The base.
         adapter: Folder of a PEFT adapter, or None.
-        quant: How the base's linear layers are stored.
-        compute_dtype: Element type of matmul operands.
-        device: The device that gets it.
+        settings: From ``opened_as_trained``.
         observer: Who is told how far the weights are.
 
     Raises:
         CheckpointError: If the adapter or the weights are damaged or do not fit.
+        DeviceError: If there is no usable GPU.
     """
     lora = LoraConfig(r=1, lora_alpha=1)
     tensors = None
     if adapter is not None:
         tensors, stored = load_adapter(adapter)
-        lora = lora_config(stored)
-    layout = device_layout(source.pretrained, lora, quant, compute_dtype, device)
+        adapted = {layer.module for layer in adapted_layers(tensors)}
+        lora = lora_config(stored, adapted, source.architecture.experts)
+    device = device_of(settings.device)
+    layout = device_layout(
+        source.pretrained, lora, settings.quant, settings.train.compute_dtype, device
+    )
     model = load_model(layout, device, observer)
     if tensors is not None:
         model.load_adapter(tensors)
     return model
+
+
+def open_adapter(
+    adapter: str | PathLike[str],
+    model: str | PathLike[str] | None = None,
+    observer: Observer | None = None,
+    *,
+    quant: QuantConfig | None = None,
+    compute_dtype: ComputeDtype | None = None,
+    gpu: str | None = None,
+    backend: str | None = None,
+) -> QLoRAModel:
+    """Opens an adapter on its base as it was trained: by its run's config.yaml, where it has one.
+
+    Args:
+        adapter: Folder of a PEFT adapter, such as a run's ``adapter`` or one of its checkpoints.
+        model: Folder or hub name of the base; by default what the run or the adapter names.
+        observer: Who is told what goes on, and where it is not known how the adapter was trained.
+        quant: How the base's linear layers are stored, whatever the run says.
+        compute_dtype: Element type of matmul operands, likewise.
+        gpu: The GPU, likewise.
+        backend: The WebGPU implementation, likewise.
+
+    Raises:
+        ConfigError: If nothing names a base, or the run's config.yaml is damaged.
+        CheckpointError: If the adapter or the base is missing or damaged, or they do not fit.
+        UnsupportedModelError: If one of them asks for something that is not computed here.
+        DeviceError: If there is no usable GPU.
+    """
+    observer = observer or Observer()
+    adapter = str(adapter)
+    settings = Config(model=ModelConfig(path=str(model or _base_of(adapter))))
+    given = {
+        "quant": {} if quant is None else quant.model_dump(),
+        "train": {"compute_dtype": compute_dtype},
+        "device": {"gpu": gpu, "backend": backend},
+    }
+    settings = opened_as_trained(settings, adapter, observer, without_none(given))
+    return load_adapted(OpenedModel.open(settings.model.path), adapter, settings, observer)
+
+
+def _base_of(adapter: str) -> str:
+    """The base that an adapter's run, or else the adapter itself, names."""
+    if (run := find_run(adapter)) is not None:
+        return load_config(run / "config.yaml").model.path
+    name = load_adapter(adapter)[1].base_model_name_or_path
+    if name is None:
+        raise ConfigError(f"{adapter} names no base model: name it with model=...")
+    return name

@@ -6,10 +6,12 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.config.schema import DeviceConfig
 from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.lora.targets import check_trainable
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.runs.data import RunData
+from qlora_wgpu.runs.opening import device_of
 from qlora_wgpu.training import Observer, training_options
 from qlora_wgpu.tuning.cache import key_of, known_keys, tuned
 from qlora_wgpu.tuning.tuner import Task
@@ -27,8 +29,10 @@ def plan_layout(
         The layout, to be loaded; its longest step is traced.
 
     Raises:
+        ConfigError: If the adapter cannot be trained.
         OutOfMemoryError: If a tensor is larger than kernels can count.
     """
+    check_trainable(settings.lora)
     train, quant = settings.train, settings.quant
     options = training_options(train).train(train.per_device_train_batch_size, data.length)
 
@@ -75,12 +79,8 @@ def tune_device(
     worth = _work(architecture, tokens) >= _WORTH[device.is_cpu]
     if settings.tune == "auto" and not is_known and not worth:
         return
-
-    def another() -> Device:
-        return Device(settings.gpu, settings.backend)
-
     observer.activity("timing kernels")
-    choice = tuned(device, task, another, observer.activity)
+    choice = tuned(device, task, lambda: device_of(settings), observer.activity)
     observer.activity("")
     observer.tuned(choice.notes)
 

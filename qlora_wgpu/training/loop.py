@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 
 from qlora_wgpu.data import Dataset
+from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.readback import Readback
 from qlora_wgpu.training.batching import BatchPlan, padded_batch
 from qlora_wgpu.training.evaluation import Evaluator
@@ -56,8 +57,21 @@ class TrainingLoop:
                 self._do_steps(stop)
             except KeyboardInterrupt:
                 stop.requested = True
+            except OutOfMemoryError as err:
+                raise self._saved_after(err) from err
             self._finish_all()
         return stop.requested
+
+    def _saved_after(self, error: OutOfMemoryError) -> OutOfMemoryError:
+        """Saves the steps that are done; the device still works, and no step is half applied."""
+        self._finish_all()
+        self._run.model.zero_gradient()
+        step = self._run.state.step
+        if self._run.saved_at != step and not self._run.save():
+            return error
+        return OutOfMemoryError(
+            f"{error}; the run is saved after step {step}, and --resume goes on"
+        )
 
     def _do_steps(self, stop: StopRequest) -> None:
         """Does them until the last, or one that stops the run."""

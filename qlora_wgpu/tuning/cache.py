@@ -16,9 +16,6 @@ from qlora_wgpu.gpu.identity import identity
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.tuning.tuner import Choice, Task, tune
 
-_SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
-          "head_dim", "vocab_size")  # fmt: skip
-
 
 def cache_file() -> Path:
     """The file of choices: ``qlora-wgpu/tuning.json`` in the user's cache folder."""
@@ -51,7 +48,7 @@ def tuned(
         entries[key] = {
             "device": device.name,
             "driver": device.gpu.info["description"],
-            "shape": {name: task.config.get(name) for name in _SIZES},
+            "shape": task.sizes,
             "batch": task.batch,
             "seq": task.seq,
             "profile": asdict(choice.profile),
@@ -86,7 +83,7 @@ def key_of(device: Device, task: Task) -> str:
     """Names a GPU, its driver, this version and its shaders, and a task."""
     parts = {
         "device": identity(device),
-        "model": [task.config.get("model_type"), *(task.config.get(name) for name in _SIZES)],
+        "model": [task.config.get("model_type"), *task.sizes.values()],
         "task": [task.batch, task.seq, task.lora.r, task.quant.scheme, task.compute_dtype],
         "subgroup_size": device.profile.subgroup_size,
     }

@@ -16,14 +16,17 @@ from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.kernels.kernel import Tunable
-from qlora_wgpu.model.qlora_model import ComputeDtype, QLoRAModel
+from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.qlora_model import ComputeDtype, QLoRAModel, device_layout
 from qlora_wgpu.quant import NF4Tensor, quantize_nf4
 from qlora_wgpu.tuning.candidates import bases, candidates, fields_of, tunables_of
+from qlora_wgpu.tuning.one_layer import OneLayer
 
 # Each launch is timed so often, and its best counts.
 _LEAST_ROUNDS, _MOST_ROUNDS, _ENOUGH_SECONDS = 3, 20, 0.5
-_MOST_VOCABULARY = 16_384  # rows of the head that are timed
 _MOST_TOKENS = 2_048  # of the micro-batch that is timed
+_SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
+          "head_dim", "vocab_size")  # fmt: skip
 Times = list[tuple[Launch, float]]
 
 
@@ -47,17 +50,12 @@ class Task:
     batch: int
     seq: int
 
-    def one_layer(self) -> dict[str, Any]:
-        """The same model with one layer and no more vocabulary than needed."""
-        vocabulary = min(int(self.config["vocab_size"]), _MOST_VOCABULARY)
-        layers = self.config.get("num_hidden_layers")
-        # Lists with an entry a layer shrink with it.
-        first = {
-            name: value[:1]
-            for name, value in self.config.items()
-            if isinstance(value, list) and len(value) == layers
-        }
-        return {**self.config, **first, "num_hidden_layers": 1, "vocab_size": vocabulary}
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """What config.json says of the layers' shapes, in its text part where it has one."""
+        text = self.config.get("text_config")
+        part = text if isinstance(text, Mapping) else self.config
+        return {name: part.get(name) for name in _SIZES}
 
     @property
     def timed_batch(self) -> int:
@@ -93,14 +91,15 @@ def tune(device: Device, task: Task, progress: Callable[[str], None] = lambda te
     default = device.profile
     if not has_timestamps(device):
         return Choice(default, ("the GPU has no timestamps: defaults",))
-    folder = _OneLayer(task)
+    part = OneLayer.of(task.config, task.lora)
+    folder = _Folder(part, task.quant)
     taken = 0
 
     def timed(profile: Profile) -> Times:
         nonlocal taken
         taken += 1
         progress(f"timing kernels: variant {taken}")
-        return _time(device, task, folder, profile)
+        return _time(device, task, part, folder, profile)
 
     whole = [(base, timed(base)) for base in bases(default)]
     base, reference = min(whole, key=lambda pair: _total(pair[1]))
@@ -138,15 +137,13 @@ def _seconds(times: Times, tunable: Tunable) -> float:
     return sum(seconds for launch, seconds in times if tunable.concerns(launch))
 
 
-class _OneLayer(RandomFolder):
+class _Folder(RandomFolder):
     """Random weights, quantized once for all candidates."""
 
-    def __init__(self, task: Task) -> None:
-        config = task.one_layer()
-        super().__init__(config)
-        linears = find_family(config).read(config).every_linear
-        self._linears = {f"{spec.name}.weight" for spec in linears}
-        self._quant = task.quant
+    def __init__(self, part: OneLayer, quant: QuantConfig) -> None:
+        super().__init__(part.config, part.architecture)
+        self._linears = {f"{spec.name}.weight" for spec in part.architecture.every_linear}
+        self._quant = quant
         self._quantized: dict[str, NF4Tensor] = {}
 
     def nf4(self, name: str) -> NF4Tensor | None:
@@ -159,11 +156,13 @@ class _OneLayer(RandomFolder):
         return self._quantized[name]
 
 
-def _time(device: Device, task: Task, folder: RandomFolder, profile: Profile) -> Times:
+def _time(
+    device: Device, task: Task, part: OneLayer, folder: RandomFolder, profile: Profile
+) -> Times:
     device.profile = profile
-    model = QLoRAModel.from_folder(
-        folder, task.lora, task.quant, task.compute_dtype, device, name_or_path="tuning"
-    )
+    base = Pretrained("tuning", part.config, find_family(part.config), part.architecture, folder)
+    layout = device_layout(base, part.lora, task.quant, task.compute_dtype, device)
+    model = QLoRAModel(layout, device)
     batch = task.timed_batch
     ids = np.random.default_rng(0).integers(0, model.architecture.vocab_size, (batch, task.seq))
     model.zero_gradient()

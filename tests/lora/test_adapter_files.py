@@ -14,6 +14,7 @@ import safetensors.numpy
 from qlora_wgpu.checkpoint import write_safetensors
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 from qlora_wgpu.lora import AdapterConfig, load_adapter, save_adapter
+from qlora_wgpu.lora.targets import lora_config
 
 PREFIX = "base_model.model.model.layers."
 A = f"{PREFIX}0.self_attn.q_proj.lora_A.weight"
@@ -329,7 +330,6 @@ def test_starts_that_leave_the_base_alone(folder: Path, start: Any) -> None:
         ({"init_lora_weights": "pissa_niter_4"}, "changes the base"),
         ({"init_lora_weights": "olora"}, "changes the base"),
         ({"init_lora_weights": "loftq"}, "changes the base"),
-        ({"lora_alpha": 8.5}, "lora_alpha is 8.5, but must be a whole number"),
     ],
 )
 def test_adapters_that_would_be_computed_wrongly(
@@ -355,6 +355,8 @@ def test_adapters_that_would_be_computed_wrongly(
         ({"lora_alpha": ...}, "lora_alpha is None"),
         ({"lora_alpha": 0}, "lora_alpha is 0"),
         ({"lora_alpha": float("inf")}, "lora_alpha is inf"),
+        ({"rank_pattern": {"q_proj": 2.5}}, "rank_pattern of 'q_proj' is 2.5, not a whole number"),
+        ({"alpha_pattern": {"q_proj": -1}}, "q_proj is -1, not a number above zero"),
         ({"lora_dropout": 1}, "lora_dropout is 1, not a number from 0 to 1"),
         ({"lora_dropout": -0.1}, "lora_dropout is -0.1"),
         ({"lora_dropout": float("nan")}, "lora_dropout is nan"),
@@ -381,6 +383,14 @@ def test_whole_numbers_written_as_floats(folder: Path) -> None:
     _, config = load_adapter(folder)
     assert (config.r, config.lora_alpha) == (4, 8)
     assert (type(config.r), type(config.lora_alpha)) == (int, int)
+
+
+def test_alphas_that_are_no_whole_numbers(folder: Path) -> None:
+    change_config(folder, lora_alpha=8.5, alpha_pattern={"q_proj": 0.25})
+    _, config = load_adapter(folder)
+    assert config.scaling_of("model.layers.0.mlp.up_proj") == 8.5 / config.r
+    assert config.scaling_of("model.layers.0.self_attn.q_proj") == 0.25 / config.r
+    assert lora_config(config).alpha_pattern == {"q_proj": 0.25}
 
 
 def test_folders_that_are_no_adapters(tmp_path: Path, folder: Path) -> None:

@@ -1,5 +1,7 @@
 """Which layers get which adapter, and how it begins: as PEFT has it."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from qlora_wgpu.families.family import ExpertSpec, LinearSpec
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.lora.names import LORA_A, LORA_B, MAGNITUDE, parse_name, tensor_name
 from qlora_wgpu.lora.patterns import value_for
-from qlora_wgpu.lora.targets import lora_config, targeted
+from qlora_wgpu.lora.targets import check_trainable, lora_config, targeted
 
 LINEARS = [
     LinearSpec(f"model.layers.{i}.{leaf}", 24, 20)
@@ -133,6 +135,50 @@ def test_all_experts_by_a_regular_expression():
     assert set(Adapter(config, LINEARS, stacks).expert_loras) == {stacks[0].name}
 
 
+MIXED = [
+    LinearSpec("model.layers.0.self_attn.q_proj", 8, 8),
+    LinearSpec("model.layers.0.mlp.up_proj", 8, 8),
+    LinearSpec("model.layers.1.self_attn.q_proj", 8, 8),
+]
+STACK = ExpertSpec("model.layers.1.mlp.experts", "up_proj", 3, 8, 8)
+
+
+def test_dense_layers_beside_experts_are_named_in_full():
+    """all-linear leaves out experts, which are called as a dense layer is."""
+    adapter = Adapter(LoraConfig(), MIXED, [STACK])
+    assert adapter.peft.target_modules == ["model.layers.0.mlp.up_proj", "q_proj"]
+    opened = Adapter(lora_config(adapter.peft), MIXED, [STACK])
+    assert opened.names == adapter.names
+    assert (
+        "takes model.layers.0.mlp.up_proj (1 such layers) for experts"
+        in (adapter.peft_differences[0])
+    )
+
+
+def test_layers_that_have_tensors_tell_what_names_mean():
+    """PEFT's all-linear leaves experts out, and writes the last parts of names."""
+    stored = dataclasses.replace(
+        Adapter(LoraConfig(), MIXED, [STACK]).peft, target_modules=["q_proj", "up_proj"]
+    )
+    names = [spec.name for spec in MIXED]
+    opened = Adapter(lora_config(stored, names, [STACK]), MIXED, [STACK])
+    assert [spec.name for spec in opened.targets] == names
+    experts = [*names, *(spec.name for spec in STACK.linears)]
+    opened = Adapter(lora_config(stored, experts, [STACK]), MIXED, [STACK])
+    assert [spec.name for spec in opened.targets] == experts
+
+
+def test_what_peft_computes_otherwise():
+    named = {"target_modules": ["q_proj", "up_proj"]}
+    sparse = [MIXED[0], MIXED[2]]
+    plain = Adapter(LoraConfig(**named), sparse, [STACK])
+    assert plain.peft_differences == []
+    [text] = Adapter(LoraConfig(use_rslora=True, **named), sparse, [STACK]).peft_differences
+    assert "1.41 times" in text
+    without = LoraConfig(use_rslora=True, target_modules=["q_proj"])
+    assert Adapter(without, sparse, [STACK]).peft_differences == []
+
+
 def test_names():
     for leaf in (LORA_A, LORA_B, MAGNITUDE):
         assert parse_name(tensor_name("model.layers.0.q_proj", leaf)) == (
@@ -151,8 +197,9 @@ def test_dora():
     at = "base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector"
     assert shapes[at] == (24,) and len(shapes) == 6 and adapter.num_parameters == 2 * (88 + 24)
     assert lora_config(adapter.peft).use_dora
-    with pytest.raises(ConfigError, match="lora_dropout = 0"):
-        Adapter(LoraConfig(use_dora=True, lora_dropout=0.1), LINEARS)
+    dropped = Adapter(LoraConfig(use_dora=True, lora_dropout=0.1), LINEARS)
+    with pytest.raises(ConfigError, match="lora_dropout = 0 in training"):
+        check_trainable(dropped.config)
     stack = ExpertSpec("model.layers.0.mlp.experts", "up_proj", 3, 8, 4)
     with pytest.raises(ConfigError, match="cannot adapt experts"):
         Adapter(LoraConfig(use_dora=True, target_modules=["up_proj"]), LINEARS, [stack])

@@ -3,13 +3,18 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from references.sized import family_configs
 
 from qlora_wgpu.bench.shapes import config_of
 from qlora_wgpu.config import LoraConfig, QuantConfig
+from qlora_wgpu.families import family
+from qlora_wgpu.families.family import find_family
 from qlora_wgpu.gpu.backend import MatrixShape
 from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, Profile, cpu_profile, gpu_profile
+from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.tuning import cache, tuner
 from qlora_wgpu.tuning.candidates import candidates, tunables_of
+from qlora_wgpu.tuning.one_layer import OneLayer
 from qlora_wgpu.tuning.tuner import Choice, Task
 
 MATRIX_PROFILE = gpu_profile(MatrixShape(16, 16, 16, 32))
@@ -61,7 +66,7 @@ def test_each_family_gets_its_own_fastest(monkeypatch):
         + [times_of(gemm=9 - i, lora=9 + i, attention=9.9, rms_norm=20) for i in range(6)]
     )
     monkeypatch.setattr(tuner, "has_timestamps", lambda device: True)
-    monkeypatch.setattr(tuner, "_OneLayer", lambda task: None)
+    monkeypatch.setattr(tuner, "_Folder", lambda *args: None)
     monkeypatch.setattr(tuner, "_time", lambda *args: next(times))
     chosen = tuner.tune(FakeDevice(), task()).profile
     tried = candidates(GPU_PROFILE)
@@ -111,7 +116,80 @@ def test_a_spoilt_cache_is_made_anew(monkeypatch, text):
 
 
 def test_one_layer_keeps_all_but_depth():
-    config = {**config_of("M"), "layer_types": ["full_attention"] * 8}
-    small = task(config=config).one_layer()
-    assert small["num_hidden_layers"] == 1 and small["layer_types"] == ["full_attention"]
-    assert small["vocab_size"] == 16_384 and small["hidden_size"] == 576
+    config = config_of("M")
+    part = OneLayer.of(config, LoraConfig(r=3, use_rslora=True))
+    whole = find_family(config).read(config)
+    assert part.architecture.num_layers == 1 and part.architecture.vocab_size == 16_384
+    assert part.architecture.hidden_size == whole.hidden_size
+    assert part.architecture.linears == whole.linears[:7]
+    assert part.lora.r == 3 and part.lora.use_rslora
+
+
+@pytest.mark.parametrize(
+    ("lora", "adapted"),
+    [
+        ({"layers_to_transform": [3, 5]}, 7),
+        ({"target_modules": "model.layers.2.self_attn.(q|v)_proj"}, 2),
+        ({"target_modules": ["model.layers.4.mlp.down_proj"], "rank_pattern": {"down_proj": 9}}, 1),
+    ],
+)
+def test_an_adapted_layer_is_timed(lora, adapted):
+    """Adapters may leave out the first layer."""
+    part = OneLayer.of(config_of("M"), LoraConfig(**lora))
+    adapter = Adapter(part.lora, part.architecture.linears)
+    assert len(adapter.targets) == adapted
+    assert {adapter.peft.rank_of(spec.name) for spec in adapter.targets} == {
+        9 if "rank_pattern" in lora else 16
+    }
+
+
+def test_the_usual_kind_of_layer_is_timed():
+    """The first layer is dense, most others are mixtures."""
+    config = family_configs()["qwen3_moe"] | {"num_hidden_layers": 4, "mlp_only_layers": [0]}
+    part = OneLayer.of(config, LoraConfig())
+    assert part.architecture.experts and len(part.architecture.linears) == 4
+
+
+TEXT = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
+
+
+def test_models_with_images():
+    """Their sizes are nested, and some of them are defaults."""
+    config = {"model_type": "gemma3", "text_config": TEXT}
+    part = OneLayer.of(config, LoraConfig())
+    assert part.architecture.num_layers == 1 and part.architecture.vocab_size == 16_384
+    assert part.architecture.embed_name == "model.language_model.embed_tokens.weight"
+    larger = {**config, "text_config": {**TEXT, "hidden_size": 128}}
+    keys = {cache.key_of(FakeDevice(), task(config=each)) for each in (config, larger)}
+    assert len(keys) == 2
+
+
+def test_a_family_of_ones_own(monkeypatch):
+    monkeypatch.setitem(family._REGISTERED, "own", OwnFamily())
+    config = {**config_of("M"), "model_type": "own", "layer_types": ["full_attention"] * 8}
+    part = OneLayer.of(config, LoraConfig(layers_to_transform=[3]))
+    assert part.architecture.num_layers == 1 and part.architecture.vocab_size == 16_384
+    assert part.lora.layers_to_transform is None
+
+
+class OwnFamily:
+    def read(self, config):
+        assert len(config["layer_types"]) == config["num_hidden_layers"]
+        decoder = family.find_family({"model_type": "llama"}).read(config)
+        return dataclasses.replace(decoder, config=object())
+
+
+def test_it_is_timed_on_a_device(device, monkeypatch):
+    monkeypatch.setattr(tuner, "bases", lambda profile: [profile])
+    monkeypatch.setattr(tuner, "candidates", lambda profile: [])
+    monkeypatch.setattr(tuner, "has_timestamps", lambda device: True)
+    monkeypatch.setattr(tuner, "_MOST_ROUNDS", 1)
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 83}
+    config = {"model_type": "gemma3", "text_config": {**TEXT, **heads}}
+    lora = LoraConfig(r=2, layers_to_transform=[1])
+    assert tuner.tune(device, task(config=config, lora=lora, seq=8)).notes

@@ -23,6 +23,7 @@ def test_names() -> None:
         "estimate",
         "evaluate",
         "load_config",
+        "open_adapter",
         "register_family",
         "train",
     ]

@@ -1,0 +1,84 @@
+"""How an adapter was trained, from the config.yaml that its run keeps beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from qlora_wgpu.config.loading import load_config
+from qlora_wgpu.config.renamed import new_names
+from qlora_wgpu.config.schema import Config
+
+SECTIONS = ("quant", "train", "device")
+"""The sections that decide how a base and an adapter are opened; they are always taken whole."""
+
+Changes = Mapping[str, Mapping[str, Any]]
+"""Values by section and key."""
+
+
+def find_run(adapter: str | PathLike[str]) -> Path | None:
+    """The folder of the run that an adapter belongs to, or None where it lies in none.
+
+    Args:
+        adapter: Folder of an adapter: a run's final or best one, or a checkpoint.
+    """
+    parent = Path(adapter).expanduser().resolve().parent
+    run = parent.parent if parent.name == "checkpoints" else parent
+    whole = all((run / name).is_file() for name in ("config.yaml", "metrics.jsonl"))
+    return run if whole else None
+
+
+def as_trained(settings: Config, adapter: str | PathLike[str], explicit: Changes) -> Config:
+    """The settings with what decides how a model is opened as the adapter's run had it.
+
+    Args:
+        settings: Taken as they are for an adapter that belongs to no run.
+        adapter: The adapter's folder.
+        explicit: What the user asked for, whatever the run says.
+
+    Raises:
+        ConfigError: If the run's config.yaml is damaged, or a value of ``explicit`` is wrong.
+    """
+    run = find_run(adapter)
+    if run is not None:
+        trained = load_config(run / "config.yaml")
+        settings = settings.model_copy(update={name: getattr(trained, name) for name in SECTIONS})
+    return changed(settings, explicit)
+
+
+def changed(settings: Config, changes: Changes) -> Config:
+    """The settings with some values changed.
+
+    Raises:
+        ConfigError: If a value is wrong.
+    """
+    sections = {
+        name: getattr(settings, name).model_copy(update=values) for name, values in changes.items()
+    }
+    return settings.model_copy(update=sections)
+
+
+def without_none(changes: Changes) -> Changes:
+    """The changes that are given; a value of None stands for none."""
+    return {
+        section: {key: value for key, value in values.items() if value is not None}
+        for section, values in changes.items()
+    }
+
+
+def explicit_in(settings: Config, overrides: Sequence[str]) -> Changes:
+    """The values of ``SECTIONS`` that overrides have put into the settings.
+
+    Args:
+        settings: The settings, in which the overrides are applied.
+        overrides: Texts such as ``"device.gpu=1"``.
+    """
+    changes: dict[str, dict[str, Any]] = {}
+    for text in overrides:
+        section, _, key = text.partition("=")[0].strip().partition(".")
+        key = new_names(section).get(key, key)
+        if section in SECTIONS:
+            changes.setdefault(section, {})[key] = getattr(getattr(settings, section), key)
+    return changes
