@@ -86,7 +86,7 @@ def _stopped(stage: Stage, scene: Scene, name: str, seed: int = 0) -> Path:
         with stage.trial(scene) as trial:
             at = scene.operations * part // 100
             trial.train(f"train.seed={seed}", fault=Fault(trial.path, at, "kill"))
-            folders = {p.name for p in (trial.out / "checkpoints").iterdir()}
+            folders = {p.name for p in (trial.out / "checkpoints").glob("step-*")}
             if folders == {"step-2", "step-3", "step-4"}:
                 shutil.copytree(trial.out, kept)
                 return kept

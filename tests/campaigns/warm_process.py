@@ -37,7 +37,7 @@ _REMEMBER = "CAMPAIGN_REMEMBER"
 
 @dataclass(frozen=True)
 class Command:
-    """``qlora-wgpu ARGUMENTS``.
+    """``qlora-wgpu ARGUMENTS``, without the process that supervises it.
 
     Attributes:
         arguments: Of the command line.
@@ -259,7 +259,7 @@ def _settle(output: BinaryIO) -> None:
 
 def _call(command: Command, injector: Injector) -> int:
     """Runs a command in this process; its exit code."""
-    from qlora_wgpu.cli import main
+    from qlora_wgpu.cli import run_command
 
     os.lseek(1, 0, os.SEEK_SET)
     os.environ.update(command.environ)
@@ -267,7 +267,7 @@ def _call(command: Command, injector: Injector) -> int:
     with _hidden("matplotlib.figure", hide=not command.plots):
         injector.arm(command.fault)
         try:
-            main()
+            run_command()
             code = 0
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -297,10 +297,11 @@ def _share_device() -> None:
     opening: Any = importlib.import_module("qlora_wgpu.runs.opening")
     original, devices = opening.Device, {}
 
-    def device(*arguments: Any) -> Any:
-        if arguments not in devices:
-            devices[arguments] = original(*arguments)
-        return devices[arguments]
+    def device(*arguments: Any, **options: Any) -> Any:
+        key = (arguments, *sorted(options.items()))
+        if key not in devices:
+            devices[key] = original(*arguments, **options)
+        return devices[key]
 
     opening.Device = device
 
