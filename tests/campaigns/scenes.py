@@ -42,6 +42,7 @@ COMMON: dict[str, dict[str, Any]] = {
     "eval": {"eval_steps": 2, "load_best_model_at_end": True},
     "output": {"save_steps": 1, "save_total_limit": 1},
 }
+RESCUED = "cache/qlora-wgpu/rescued"
 SCENES: dict[str, dict[str, dict[str, Any]]] = {
     "best": {},
     "two kept": {
@@ -105,7 +106,12 @@ class Trial:
     def command(self, *options: str, fault: Fault | None = None) -> Command:
         """``train`` with the scene's configuration."""
         arguments = ("train", str(self.scene.config), *options, f"output.dir={self.out}")
-        environ = {"XDG_CACHE_HOME": str(self.cache), "HF_HUB_OFFLINE": "1", "COLUMNS": "1000"}
+        environ = {
+            "XDG_CACHE_HOME": str(self.cache),
+            "TMPDIR": str(self.path.parent / "tmp"),
+            "HF_HUB_OFFLINE": "1",
+            "COLUMNS": "1000",
+        }
         plots = self.scene.name == "pictures"
         return Command(arguments, environ, fault or Fault(self.path), plots)
 
@@ -128,8 +134,9 @@ class Trial:
             return [{"unreadable": str(err)}]
 
     def files(self) -> set[str]:
-        found = {p.relative_to(self.path).as_posix() for p in self.path.rglob("*")}
-        return {_stable(name) for name in found}
+        names = {p.relative_to(self.path).as_posix() for p in self.path.rglob("*")}
+        # Adapters that could not be saved in their place are kept for the user.
+        return {_stable(name) for name in names if not name.startswith(RESCUED)}
 
     def losses(self) -> list[str]:
         """How this differs from what an undisturbed run leaves."""
@@ -158,6 +165,7 @@ class Stage:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        (path / "tmp").mkdir()
         write_model(path / "base", **SIZES)
         vocabulary = json.loads((path / "base" / "config.json").read_text())["vocab_size"]
         # Texts are generated before and after a run: any token ends them.
@@ -166,17 +174,22 @@ class Stage:
         write_chats(path / "train.jsonl", 8)
         write_chats(path / "eval.jsonl", 2, seed=1)
         self._number = 0
-        self._checked = b""
+        self._checked = self._users_check = b""
         self._keep_compiled_shaders()
         self.scenes: dict[str, Scene] = {}
         self._changes = dict(SCENES)
 
     def scene(self, name: str) -> Scene:
         """A scene with what it leaves; run the first time that it is asked for."""
+        if not self._checked:
+            self._warm_up()
         if name not in self.scenes:
-            first = not self.scenes
-            self.scenes[name] = Scene(name, self.config(name, self._changes[name]))
-            self._run_undisturbed(self.scenes[name], first)
+            scene = self.scenes[name] = Scene(name, self.config(name, self._changes[name]))
+            with self.trial(scene) as trial:
+                outcome = trial.train()
+                assert outcome.code == 0, outcome.text
+                scene.adapter, scene.rows = trial.adapter(), trial.rows()
+                scene.files, scene.operations = trial.files(), outcome.operations
         return self.scenes[name]
 
     def define(self, name: str, **changes: dict[str, Any]) -> None:
@@ -210,14 +223,14 @@ class Stage:
         finally:
             shutil.rmtree(trial.path, ignore_errors=True)
 
-    def _run_undisturbed(self, scene: Scene, first: bool) -> None:
-        with self.trial(scene) as trial:
-            outcome = warm_process.warm_up(trial.train) if first else trial.train()
+    def _warm_up(self) -> None:
+        """A first run, which checks the driver and says what there is to import."""
+        with self.trial(Scene("first", self.config("first"))) as trial:
+            if self._users_check:
+                (trial.cache / "qlora-wgpu" / "checked.json").write_bytes(self._users_check)
+            outcome = warm_process.warm_up(trial.train)
             assert outcome.code == 0, outcome.text
-            scene.adapter, scene.rows = trial.adapter(), trial.rows()
-            scene.files, scene.operations = trial.files(), outcome.operations
-            if first:
-                self._checked = (trial.cache / "qlora-wgpu" / "checked.json").read_bytes()
+            self._checked = (trial.cache / "qlora-wgpu" / "checked.json").read_bytes()
 
     def _keep_compiled_shaders(self) -> None:
         """Mesa's cache stays the user's, and so does what says that the driver is sound."""
@@ -227,7 +240,7 @@ class Stage:
 
         widen_software_vectors(os.environ)
         with contextlib.suppress(OSError):
-            self._checked = cache_path("checked.json").read_bytes()
+            self._users_check = cache_path("checked.json").read_bytes()
 
 
 @contextlib.contextmanager

@@ -78,9 +78,9 @@ class Outcome:
 
     @property
     def sentence(self) -> str:
-        """The error that it ended with."""
+        """The error that it ended with; empty unless it is one line."""
         lines = [line for line in self.text.splitlines() if line.startswith("error: ")]
-        return lines[-1] if lines else ""
+        return lines[0] if len(lines) == 1 else ""
 
     @property
     def gist(self) -> str:
@@ -100,7 +100,7 @@ class Outcome:
             faults.append("hang")
         elif self.code not in (0, 2) and not self.killed:
             faults.append(f"exit code {self.code}")
-        elif self.code == 2 and self.text.count("error: ") != 1:
+        elif self.code == 2 and not self.sentence:
             faults.append("no sentence")
         if self.cpu > MOST_SECONDS:
             faults.append(f"over {MOST_SECONDS:.0f} s")
@@ -263,6 +263,7 @@ def _call(command: Command, injector: Injector) -> int:
 
     os.lseek(1, 0, os.SEEK_SET)
     os.environ.update(command.environ)
+    tempfile.tempdir = None  # asked for again
     sys.argv = ["qlora-wgpu", *command.arguments]
     with _hidden("matplotlib.figure", hide=not command.plots):
         injector.arm(command.fault)
