@@ -8,7 +8,7 @@ A quantized ``X.weight`` comes with ``X.weight.absmax``, ``.quant_map``,
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +72,11 @@ class NF4Format:
 def read_nf4_format(files: Mapping[str, SafetensorsFile], name: str) -> NF4Format | None:
     """The format of a weight, or None if it is not in 4 bits; errors as for ``read_nf4``."""
     return _Reader(files, name).format() if f"{name}{NF4_STATE}" in files else None
+
+
+def holds_nf4(names: Iterable[str]) -> bool:
+    """Whether any of the tensors of a folder belongs to a weight stored in 4 bits."""
+    return any(name.endswith(NF4_STATE) for name in names)
 
 
 def is_nf4(files: Mapping[str, SafetensorsFile], name: str) -> bool:

@@ -89,6 +89,8 @@ def _show(console: Console, target: str, result: runs.Estimate) -> None:
         highlight=False,
         markup=False,
     )
+    for text in workload.pretrained.notes:
+        console.print(f"note: {text}", style="yellow", highlight=False, markup=False)
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("on the device")
     table.add_column("MiB", justify="right")

@@ -10,6 +10,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
+from qlora_wgpu.cache_folder import cache_problem
 from qlora_wgpu.data.chat import ChatTemplate, find_chat_template
 from qlora_wgpu.data.examples import Counts, Dataset, Example
 from qlora_wgpu.data.formats import (
@@ -84,7 +85,7 @@ def load_dataset(
         max_seq_length: Longest example in tokens, at least 2.
         chat_template: ``data.chat_template``: see ``find_chat_template``.
         how: Everything else about the preparation, instead of the two before.
-        cache: Whether what is prepared is kept on disk for the next time.
+        cache: Whether what is prepared is kept on disk for the next time, where that is possible.
         progress: Called now and then with the number of rows that are done.
 
     Raises:
@@ -93,7 +94,8 @@ def load_dataset(
     """
     how = how or Preparation(max_seq_length, chat_template)
     source = _open(path, tokenizer, how, progress)
-    folder = cache_folder() / source.key if cache else None
+    keeps = cache and cache_problem() is None
+    folder = cache_folder() / source.key if keeps else None
     return prepare(folder, source.fill)
 
 

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.cache_folder import cache_path, make_cache_folder
+from qlora_wgpu.cache_folder import cache_path, is_own, make_cache_folder
 from qlora_wgpu.checkpoint import FileLock
 from qlora_wgpu.checkpoint.atomic import flush_tree
 from qlora_wgpu.data.examples import Counts, Dataset
@@ -75,6 +75,7 @@ class Writer:
         self._lock: FileLock | None = None
         self._files: dict[str, BinaryIO] = {}
         self._parts: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in _ARRAYS}
+        self._digests = {name: hashlib.sha256() for name in _ARRAYS}
         self._end = 0
         if folder is not None:
             try:
@@ -104,6 +105,7 @@ class Writer:
         else:
             with _writing(self._folder.parent):
                 self._files[name].write(array.data)
+            self._digests[name].update(array.data)
 
     def finish(self, counts: Counts, warnings: list[str]) -> Dataset:
         """Closes the data set and opens it for reading."""
@@ -123,7 +125,11 @@ class Writer:
     def _publish(self, unfinished: Path, folder: Path, counts: Counts, warnings: list[str]) -> None:
         for file in self._files.values():
             file.close()
-        about = {"counts": asdict(counts), "warnings": warnings}
+        about = {
+            "counts": asdict(counts),
+            "warnings": warnings,
+            "sha256": {name: digest.hexdigest() for name, digest in self._digests.items()},
+        }
         (unfinished / "about.json").write_text(json.dumps(about), encoding="utf-8")
         self._unlock()
         flush_tree(unfinished)
@@ -148,17 +154,27 @@ class Writer:
 
 
 def read(folder: Path) -> Dataset | None:
-    """A finished data set, or None where there is none or it is damaged."""
+    """A finished data set, or None where there is none, or none that is whole and the user's."""
+    if not is_own(folder):
+        return None
     try:
         about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+        if any(_sha256(folder / f"{n}.bin") != about["sha256"][n] for n in _ARRAYS):
+            return None
         arrays = {n: _mapped(folder / f"{n}.bin", dtype) for n, dtype in _ARRAYS.items()}
-        counts = Counts(**about["counts"])
-    except (OSError, ValueError, KeyError, TypeError):
+        counts = Counts(**{name: int(count) for name, count in about["counts"].items()})
+        warnings = [str(text) for text in about["warnings"]]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     total = int(arrays["ends"][-1]) if len(arrays["ends"]) else 0
     if not len(arrays["ids"]) == len(arrays["labels"]) == total:
         return None
-    return Dataset.of_arrays(**arrays, counts=counts, warnings=about["warnings"])
+    return Dataset.of_arrays(**arrays, counts=counts, warnings=warnings)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:  # not through the map, which would count as memory
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _mapped(path: Path, dtype: Any) -> npt.NDArray[Any]:
@@ -169,6 +185,8 @@ def _mapped(path: Path, dtype: Any) -> npt.NDArray[Any]:
 
 def prepare(folder: Path | None, fill: Callable[[Writer], tuple[Counts, list[str]]]) -> Dataset:
     """The data set of a folder, made by ``fill`` if it is not there.
+
+    Where the folder cannot be written, it is made in memory, with a warning.
 
     Args:
         folder: The folder to keep the data in, or None for memory only.

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.checkpoint.bitsandbytes import holds_nf4
 from qlora_wgpu.checkpoint.safetensors_format import FLOATS, TORCH_NAMES
 from qlora_wgpu.checkpoint.stream import Entry
 from qlora_wgpu.config import QuantConfig, load_config
@@ -68,6 +69,8 @@ def merge(
         scaling = config.scaling_of(layer.module)
         pairs[modules[layer.module]] = (layer.a, layer.b, scaling, layer.magnitude)
     settings = quant or _quant_of(adapter)
+    # What a quantized folder keeps as floats was not quantized in training either.
+    quantizes = base == "dequantized" and settings.scheme == "nf4" and not holds_nf4(folder.names())
 
     def tensors_of(name: str) -> Tensors:
         if _is_companion(folder, name):
@@ -81,7 +84,7 @@ def merge(
                 "the dequantized ones (--base dequantized), or into the 16-bit model"
             )
         entry = Entry(dtype, shape)
-        changed = name in pairs or (base == "dequantized" and name in linears)
+        changed = name in pairs or (quantizes and name in linears)
         if not changed and stored is None:
             return {name: (entry, lambda: folder.raw(name))}
         if dtype not in FLOATS:
@@ -91,7 +94,7 @@ def merge(
     def merged(name: str) -> FloatArray:
         stored = folder.nf4(name)
         weight = stored.dequantize() if stored is not None else folder.float32(name)
-        if stored is None and base == "dequantized" and settings.scheme == "nf4":
+        if stored is None and quantizes:
             weight = quantize_nf4(weight, settings.blocksize, settings.double_quant).dequantize()
         if name not in pairs:
             return weight

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import MutableMapping
 from pathlib import Path
 
@@ -21,9 +20,12 @@ def widen_software_vectors(environ: MutableMapping[str, str]) -> None:
     environ["LP_NATIVE_VECTOR_WIDTH"] = "512"
     if not {"MESA_SHADER_CACHE_DIR", "MESA_SHADER_CACHE_DISABLE"} & environ.keys():
         folder = cache_path("mesa-512")
-        with contextlib.suppress(OSError):  # Mesa makes the last folder only
-            make_cache_folder(folder)
-        environ["MESA_SHADER_CACHE_DIR"] = str(folder)
+        try:
+            make_cache_folder(folder)  # Mesa makes the last folder only
+        except OSError:
+            environ["MESA_SHADER_CACHE_DISABLE"] = "true"  # else it complains on stderr
+        else:
+            environ["MESA_SHADER_CACHE_DIR"] = str(folder)
 
 
 def _has_avx512() -> bool:

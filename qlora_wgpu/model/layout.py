@@ -78,7 +78,12 @@ class ModelLayout:
         architecture = pretrained.architecture
         self.adapter = Adapter(lora, architecture.linears, architecture.experts)
         self._weights = WeightLayout(
-            quant, compute_dtype, max_binding, pretrained.folder, textures=profile.textures
+            quant,
+            compute_dtype,
+            max_binding,
+            pretrained.folder,
+            textures=profile.textures,
+            config=pretrained.config,
         )
         modules = self._weights.lay_out(architecture, self.adapter)
         self.network = Network(pretrained.family, architecture, modules)

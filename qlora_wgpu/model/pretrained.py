@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.families.family import Architecture, Family, find_family
+from qlora_wgpu.model.own_head import has_own_head
+from qlora_wgpu.model.storage_forms import kept_in_floats
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class Pretrained:
         family: The code that computes it.
         architecture: The architecture that the family reads in config.json.
         folder: The open files; None where only config.json is known.
+        notes: What the files hold otherwise than one might think, for the user to know.
     """
 
     name_or_path: str
@@ -28,6 +31,7 @@ class Pretrained:
     family: Family
     architecture: Architecture
     folder: ModelFolder | None = None
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def open(cls, path: str | PathLike[str]) -> Pretrained:
@@ -44,11 +48,24 @@ class Pretrained:
         """A folder that is open already.
 
         Raises:
+            CheckpointError: If a file of it is damaged.
             UnsupportedModelError: If it asks for something that is not computed here.
         """
         family = find_family(folder.config)
         architecture = family.read(folder.config)
-        return cls(name_or_path, folder.config, family, architecture, folder)
+        notes = []
+        if kept := kept_in_floats(folder, architecture):
+            notes.append(
+                f"{len(kept)} of {len(architecture.every_linear)} linear layers are stored as "
+                f"floats beside others in 4 bits, and stay so ({kept[0]} is the first)"
+            )
+        if architecture.tied and has_own_head(folder, architecture):
+            architecture = replace(architecture, tied=False)
+            notes.append(
+                f"config.json ties the head to the embedding, but the files hold another "
+                f"{architecture.head_name}, which is used, as in transformers"
+            )
+        return cls(name_or_path, folder.config, family, architecture, folder, tuple(notes))
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], name: str = "") -> Pretrained:

@@ -27,14 +27,20 @@ def stored_embedding(folder: ModelFolder | None, architecture: Architecture) -> 
     """The embedding's tensor: a tied matrix may be stored as the head, another may not.
 
     Raises:
-        CheckpointError: If there is a head only, and config.json does not tie the two.
+        CheckpointError: If there is one of the two only, and config.json does not tie them.
     """
     name, head_name = architecture.embed_name, architecture.head_name
-    if (
-        folder is None
-        or folder.has(stored_name(folder, architecture, name))
-        or not folder.has(stored_name(folder, architecture, head_name))
-    ):
+    if folder is None:
+        return name
+    has_head = folder.has(stored_name(folder, architecture, head_name))
+    if folder.has(stored_name(folder, architecture, name)):
+        if not has_head and not architecture.tied:
+            raise CheckpointError(
+                f"{folder.path}: the weights have no tensor {head_name!r}, and {name} is not "
+                "taken for it, because config.json does not say tie_word_embeddings = true"
+            )
+        return name
+    if not has_head:
         return name
     if not architecture.tied:
         raise CheckpointError(

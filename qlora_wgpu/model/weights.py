@@ -8,7 +8,7 @@ stays near one tensor.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model import nf4_weights
 from qlora_wgpu.model.nf4_weights import device_arrays as _device_arrays
 from qlora_wgpu.model.nf4_weights import nf4_matrix
+from qlora_wgpu.model.storage_forms import StorageForms
 from qlora_wgpu.model.weight_names import stored_embedding, stored_name, with_prefixes
 from qlora_wgpu.ops.modules import (
     DenseExperts,
@@ -60,6 +61,7 @@ class WeightLayout:
         device: Device | None = None,
         *,
         textures: bool = False,
+        config: Mapping[str, Any] | None = None,
     ) -> None:
         """Without a folder, shapes and bytes only; without a device, data is kept for one.
 
@@ -70,7 +72,9 @@ class WeightLayout:
             folder: The weights.
             device: The device that gets them.
             textures: Whether matrices that are not quantized are kept in textures.
+            config: The config.json, for plans without a folder.
         """
+        self._forms = StorageForms(quant, folder, config)
         self._quant = quant
         self._dtype = dtype
         self._max_binding = max_binding
@@ -190,10 +194,11 @@ class WeightLayout:
 
     def _linear(self, spec: LinearSpec, adapter: Adapter) -> Linear:
         name = f"{spec.name}.weight"
-        if self._quant.scheme == "nf4":
-            weight: Matrix = self._nf4(name, spec.out_features, spec.in_features)
-        else:
-            weight = self._dense(name, spec.out_features, spec.in_features)
+        shape = spec.out_features, spec.in_features
+        form = self._forms.of([self._stored(name)])
+        weight: Matrix = (
+            self._dense(name, *shape) if form is None else self._nf4(name, shape, form, [name])
+        )
         bias = None
         if spec.bias:
             bias = self._float32(f"{spec.name}.bias", (spec.out_features,))
@@ -241,11 +246,12 @@ class WeightLayout:
     def _experts(self, stack: ExpertSpec, adapter: Adapter) -> ExpertLinear:
         names = [f"{spec.name}.weight" for spec in stack.linears]
         shape = stack.out_features, stack.in_features
-        weight: ExpertMatrix
-        if self._quant.scheme == "nf4":
-            weight = self._nf4(f"{stack.name}.weight", *shape, names)
-        else:
-            weight = self._dense_experts(stack.name, *shape, names)
+        form = self._forms.of([self._stored(name) for name in names])
+        weight: ExpertMatrix = (
+            self._dense_experts(stack.name, *shape, names)
+            if form is None
+            else self._nf4(f"{stack.name}.weight", shape, form, names)
+        )
         return ExpertLinear(stack.name, weight, adapter.expert_loras.get(stack.name))
 
     def _dense_experts(self, name: str, rows: int, columns: int, names: list[str]) -> DenseExperts:
@@ -270,30 +276,21 @@ class WeightLayout:
     # -- quantized matrices --------------------------------------------------------------------
 
     def _nf4(
-        self, name: str, rows: int, columns: int, names: Sequence[str] | None = None
+        self, name: str, shape: tuple[int, int], form: NF4Format, parts: list[str]
     ) -> NF4Matrix:
-        """One matrix, or the matrices of all ``names`` one below the other."""
-        parts = list(names or [name])
-        form = self._format(parts[0])
+        """One matrix, or the matrices of all ``parts`` one below the other."""
         # Where 32 codes share a row and a block.
-        in_words = self._textures and nf4_weights.fits_words(form, columns)
+        in_words = self._textures and nf4_weights.fits_words(form, shape[1])
         matrix, storages = nf4_weights.lay_out(
             name,
-            (rows, columns),
+            shape,
             form,
             len(parts),
             lambda label, nbytes: Storage(label, "base", nbytes),
             self._codebook(form) if in_words else None,
         )
-        self._when_loading(name, lambda: self._load_nf4(name, parts, (rows, columns), storages))
+        self._when_loading(name, lambda: self._load_nf4(name, parts, shape, storages))
         return matrix
-
-    def _format(self, name: str) -> NF4Format:
-        """The format in which a weight is, or will be, quantized."""
-        stored = None
-        if self._folder is not None and self._deferred is not None:
-            stored = self._folder.nf4_format(self._stored(name))
-        return stored or nf4_weights.own_format(self._quant)
 
     def _load_nf4(
         self, name: str, parts: list[str], shape: tuple[int, int], storages: dict[str, Storage]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ def write_png(path: Path, rows: Sequence[Mapping[str, Any]]) -> bool:
     Raises:
         CheckpointError: If it cannot be written.
     """
+    # It tells of a home folder that cannot be written, which is none of the run's business.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     try:
         figure_type = importlib.import_module("matplotlib.figure").Figure
     except ImportError:

@@ -137,7 +137,7 @@ def estimate(
     compute_dtype: Literal["bfloat16", "float32"] | None = None,
     budget: int | None = None,
 ) -> Estimate:
-    """Plans the memory of training; no weight is read and no GPU is needed.
+    """Plans the memory of training; no GPU is needed, and of weights only their form is read.
 
     Args:
         target: A run's configuration (a ``Config``, a YAML file's path, a mapping), or the path of
@@ -153,6 +153,7 @@ def estimate(
 
     Raises:
         ConfigError: If the target is wrong or absurdly large.
+        CheckpointError: If weights are there, but damaged.
         UnsupportedModelError: If the model asks for something that is not computed here.
         OutOfMemoryError: If a tensor has more elements than kernels can count.
     """
@@ -194,14 +195,13 @@ def _workload(target: Any, overrides: Sequence[str]) -> Workload:
             f"overrides such as {overrides[0]} belong to a YAML; for {target} there are options, "
             "see qlora-wgpu estimate --help"
         )
-    pretrained = Pretrained.from_config(find_shape(str(target)).config)
-    return Workload(pretrained, LoraConfig(), QuantConfig(), "bfloat16", 1, 1024, False)
+    return Workload(_shape(str(target)), LoraConfig(), QuantConfig(), "bfloat16", 1, 1024, False)
 
 
 def _workload_of_run(settings: Config) -> Workload:
     train = settings.train
     return Workload(
-        Pretrained.from_config(_config_of(settings.model.path)),
+        _base(settings.model.path),
         settings.lora,
         settings.quant,
         train.compute_dtype,
@@ -211,12 +211,21 @@ def _workload_of_run(settings: Config) -> Workload:
     )
 
 
-def _config_of(path: str) -> dict[str, Any]:
-    """A model's config.json; the weights beside it need not be there."""
+def _shape(text: str) -> Pretrained:
+    shape = find_shape(text)
+    if shape.weights == "random":
+        return Pretrained.from_config(shape.config)
+    return Pretrained.from_folder(shape.folder, shape.name)
+
+
+def _base(path: str) -> Pretrained:
+    """A run's base; its weights need not be there, but tell which layers they hold in 4 bits."""
     inside = Path(path).expanduser() / "config.json"
-    if inside.is_file():
-        return read_json_object(inside)
-    return dict(ModelFolder.without_weights(path).config)
+    if not inside.is_file():
+        return Pretrained.from_config(ModelFolder.without_weights(path).config)
+    if any(inside.parent.glob("*.safetensors")):
+        return Pretrained.open(path)
+    return Pretrained.from_config(read_json_object(inside))
 
 
 def _what_fits(here: Target, workload: Workload, budget: int) -> Fits:

@@ -56,6 +56,11 @@ class OpenedModel:
         """The model's architecture, as config.json describes it."""
         return self.pretrained.architecture
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know before training."""
+        return self.architecture.notes + self.pretrained.notes
+
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """Read the first time that it is asked for.
@@ -192,6 +197,8 @@ def load_adapted(
         CheckpointError: If the adapter or the weights are damaged or do not fit.
         DeviceError: If there is no usable GPU.
     """
+    for text in source.pretrained.notes:
+        observer.note(text)
     lora = LoraConfig(r=1, lora_alpha=1)
     tensors = None
     if adapter is not None:

@@ -68,7 +68,7 @@ def train(
     observer = observer or Observer()
     check_output(settings, overwrite=overwrite, resume=resume)
     source = OpenedModel.open(settings.model.path)  # says what is not supported before data is read
-    for text in source.architecture.notes:
+    for text in source.notes:
         observer.note(text)
     data = read_run_data(settings, source, observer)
     model = _open_model(settings, source, data, observer)

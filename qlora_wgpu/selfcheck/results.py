@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from qlora_wgpu.cache_folder import cache_path
+from qlora_wgpu.cache_folder import cache_path, read_json
 from qlora_wgpu.checkpoint.cache_file import write_cache_file
 from qlora_wgpu.errors import DeviceError, OutOfMemoryError
 from qlora_wgpu.gpu.device import Device
@@ -139,8 +139,5 @@ def cache_file() -> Path:
 
 
 def _read() -> list[str]:
-    try:
-        keys = json.loads(cache_file().read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []
+    keys = read_json(cache_file())
     return [key for key in keys if isinstance(key, str)] if isinstance(keys, list) else []

@@ -9,7 +9,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.cache_folder import cache_path
+from qlora_wgpu.cache_folder import cache_path, read_json
 from qlora_wgpu.checkpoint.cache_file import write_cache_file
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.identity import identity
@@ -45,7 +45,7 @@ def tuned(
     problem = ""
     if key not in entries:
         choice = tune(open_device(), task, progress)
-        entries[key] = {
+        entry = {
             "device": device.name,
             "driver": device.gpu.info["description"],
             "shape": task.sizes,
@@ -54,6 +54,7 @@ def tuned(
             "profile": asdict(choice.profile),
             "notes": list(choice.notes),
         }
+        entries[key] = {**entry, "sha256": _digest(entry)}
         problem = write_cache_file(cache_file(), json.dumps(entries, indent=1) + "\n")
     entry = entries[key]
     profile = _profile(entry.get("profile"), device.profile)
@@ -104,12 +105,19 @@ def _profile(stored: Any, default: Profile) -> Profile:
 
 
 def _read() -> dict[str, dict[str, Any]]:
-    try:
-        entries = json.loads(cache_file().read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    entries = read_json(cache_file())
+    if not isinstance(entries, dict):
         return {}  # nothing, or nothing usable: it is made anew
-    return (
-        {k: v for k, v in entries.items() if isinstance(v, dict)}
-        if isinstance(entries, dict)
-        else {}
-    )
+    return {key: entry for key, entry in entries.items() if _is_whole(entry)}
+
+
+def _is_whole(entry: Any) -> bool:
+    """Whether an entry is as it was written: nothing else of it is looked at."""
+    if not isinstance(entry, dict):
+        return False
+    rest = {name: value for name, value in entry.items() if name != "sha256"}
+    return entry.get("sha256") == _digest(rest)
+
+
+def _digest(entry: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()

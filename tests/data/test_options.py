@@ -256,8 +256,8 @@ def test_what_killed_runs_left_half_prepared_goes(tmp_path, monkeypatch):
 def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    [example] = (dataset := cached(write(tmp_path / "a.jsonl", [{"text": "abc"}])))
-    assert len(example) and "prepared data is not kept for the next run" in dataset.warnings[-1]
+    rows = write(tmp_path / "a.jsonl", [{"text": "abc"}])
+    assert texts(cached(rows)) == texts(load(rows))
 
 
 def test_a_cache_that_is_full_half_way_is_done_without(tmp_path, monkeypatch):
@@ -274,4 +274,24 @@ def test_a_cache_that_is_full_half_way_is_done_without(tmp_path, monkeypatch):
     monkeypatch.setattr(prepared.Writer, "add", full)
     dataset = cached(write(tmp_path / "a.jsonl", [{"text": letter * 3} for letter in "abcd"]))
     assert len(dataset) == 4 and "No space left on device" in dataset.warnings[-1]
+    assert "prepared data is not kept for the next run" in dataset.warnings[-1]
     assert list(prepared.cache_folder().iterdir()) == []
+
+
+def test_prepared_data_that_was_changed_is_made_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    rows = write(tmp_path / "a.jsonl", [{"messages": CHAT}])
+    before = cached(rows).fingerprint
+    [folder] = prepared.cache_folder().iterdir()
+    for name in ("ids.bin", "labels.bin", "ends.bin"):
+        raw = bytearray((folder / name).read_bytes())
+        raw[0] ^= 1  # as long as it was
+        (folder / name).write_bytes(raw)
+        assert cached(rows).fingerprint == before, name
+    about = json.loads((folder / "about.json").read_text())
+    for wrong in ([], {**about, "warnings": 3}, {**about, "counts": {"rows": "x"}}, {"a": 1}):
+        (folder / "about.json").write_text(json.dumps(wrong))
+        assert cached(rows).fingerprint == before
+        assert json.loads((folder / "about.json").read_text()) == about
+    (folder / "about.json").write_text("[" * 100_000)
+    assert cached(rows).fingerprint == before
