@@ -1,11 +1,12 @@
 # Set-up happens by itself: a virtual environment in .venv, and lavapipe where no GPU is found.
-.PHONY: help setup demo test test-lowest lint bench clean
+.PHONY: help setup demo test test-lowest lint bench campaign clean
 
 help:
 	@echo "make demo    fine-tune the small model that ships with the project"
 	@echo "make test    run all ordinary tests"
 	@echo "make test-lowest    the same with the lowest versions of all dependencies"
 	@echo "make lint    ruff, mypy and the import rules"
+	@echo "make campaign    attack runs, files and texts for hours; ONLY=kills COUNT=50 SEED=7 for less"
 	@echo "make bench   time a step's parts on this machine"
 
 setup:
@@ -33,6 +34,16 @@ lint: setup
 bench: setup
 	.venv/bin/python benchmarks/step.py
 	.venv/bin/python benchmarks/quantize.py
+
+# Every module of tests/campaigns that can be run is one; all are run, whatever the ones before find.
+campaign: setup
+	@failed=; \
+	for name in $(or $(ONLY),$$(grep -l __main__ tests/campaigns/*.py | xargs -n 1 basename -s .py)); do \
+		echo "== $$name"; \
+		.venv/bin/python -m tests.campaigns.$$name $(COUNT:%=--count %) $(SEED:%=--seed %) \
+			|| failed="$$failed $$name"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi
 
 clean:
 	rm -rf .venv .venv-lowest
