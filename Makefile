@@ -1,10 +1,12 @@
 # Set-up happens by itself: a virtual environment in .venv, and lavapipe where no GPU is found.
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test test-lowest lint bench campaign clean
 
 help:
 	@echo "make demo    fine-tune the small model that ships with the project"
 	@echo "make test    run all ordinary tests"
+	@echo "make test-lowest    the same with the lowest versions of all dependencies"
 	@echo "make lint    ruff, mypy and the import rules"
+	@echo "make campaign    attack runs, files and texts for hours; ONLY=kills COUNT=50 SEED=7 for less"
 	@echo "make bench   time a step's parts on this machine"
 
 setup:
@@ -13,6 +15,12 @@ setup:
 demo:
 	@tools/setup.sh
 	@.venv/bin/qlora-wgpu train demo/demo.yaml --overwrite
+
+# The ordinary tests with the lowest versions that pyproject.toml allows; `test` has the highest.
+test-lowest: setup
+	.venv/bin/uv venv --quiet --allow-existing .venv-lowest
+	.venv/bin/uv pip install --quiet --python .venv-lowest/bin/python --resolution lowest-direct -e ".[dev]"
+	.venv-lowest/bin/python -m pytest tests -n 2 --dist worksteal
 
 test: setup
 	.venv/bin/python -m pytest tests -n 2 --dist worksteal
@@ -27,5 +35,15 @@ bench: setup
 	.venv/bin/python benchmarks/step.py
 	.venv/bin/python benchmarks/quantize.py
 
+# Every module of tests/campaigns that can be run is one; all are run, whatever the ones before find.
+campaign: setup
+	@failed=; \
+	for name in $(or $(ONLY),$$(grep -l __main__ tests/campaigns/*.py | xargs -n 1 basename -s .py)); do \
+		echo "== $$name"; \
+		.venv/bin/python -m tests.campaigns.$$name $(COUNT:%=--count %) $(SEED:%=--seed %) \
+			|| failed="$$failed $$name"; \
+	done; \
+	if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi
+
 clean:
-	rm -rf .venv
+	rm -rf .venv .venv-lowest

@@ -1,12 +1,18 @@
 """QLoRA fine-tuning of language models on any GPU, through WebGPU."""
 
-from qlora_wgpu.config import Config, LoraConfig, QuantConfig, load_config
-from qlora_wgpu.errors import QLoRAError
-from qlora_wgpu.families.family import register_family
-from qlora_wgpu.model.qlora_model import QLoRAModel
-from qlora_wgpu.runs import estimate, evaluate, open_adapter, train
-from qlora_wgpu.training import Observer, Trainer, TrainResult
-from qlora_wgpu.version import __version__
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qlora_wgpu.config import Config, LoraConfig, QuantConfig, load_config
+    from qlora_wgpu.errors import QLoRAError
+    from qlora_wgpu.families.family import register_family
+    from qlora_wgpu.model.qlora_model import QLoRAModel
+    from qlora_wgpu.runs import estimate, evaluate, open_adapter, train
+    from qlora_wgpu.training import Observer, Trainer, TrainResult
+    from qlora_wgpu.version import __version__
 
 __all__ = [
     "Config",
@@ -25,3 +31,27 @@ __all__ = [
     "register_family",
     "train",
 ]
+
+# Imported when they are asked for: a supervising process needs none of them.
+_ROOMS = {
+    "config": ("Config", "LoraConfig", "QuantConfig", "load_config"),
+    "errors": ("QLoRAError",),
+    "families.family": ("register_family",),
+    "model.qlora_model": ("QLoRAModel",),
+    "runs": ("estimate", "evaluate", "open_adapter", "train"),
+    "training": ("Observer", "TrainResult", "Trainer"),
+    "version": ("__version__",),
+}
+_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOM_OF:
+        raise AttributeError(f"module 'qlora_wgpu' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"qlora_wgpu.{_ROOM_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,6 +1,27 @@
-"""``python -m qlora_wgpu``."""
+"""``qlora-wgpu`` and ``python -m qlora_wgpu``.
 
-from qlora_wgpu.cli import main
+Each command runs in a process of its own, which a crash of the GPU's driver may take away.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from qlora_wgpu.supervision.child import begin
+from qlora_wgpu.supervision.journal import Journal
+from qlora_wgpu.supervision.parent import supervise
+
+
+def main() -> None:
+    """Runs a command and exits with its code."""
+    journal = Journal.inherited()
+    if journal is None:
+        sys.exit(supervise(sys.argv[1:]))
+    begin(journal)
+    from qlora_wgpu.cli import run_command  # everything else is imported with it
+
+    run_command(journal)
+
 
 if __name__ == "__main__":
     main()

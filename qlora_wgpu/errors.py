@@ -6,11 +6,22 @@ prints it without a traceback and exits with ``exit_code``.
 
 from __future__ import annotations
 
+import reprlib
+from typing import Any
+
+from qlora_wgpu.supervision.exit_codes import ERROR, LOST
+
+_BRIEF = reprlib.Repr()
+_BRIEF.maxlevel = 2
+_BRIEF.maxstring = _BRIEF.maxother = 120
+_BRIEF.maxlong = 40
+_BRIEF.maxlist = _BRIEF.maxtuple = _BRIEF.maxdict = 6
+
 
 class QLoRAError(Exception):
     """Base of all errors this package raises on purpose."""
 
-    exit_code = 2
+    exit_code = ERROR
 
 
 class ConfigError(QLoRAError):
@@ -41,9 +52,20 @@ class OutOfMemoryError(DeviceError):
     """The device has not enough memory, or a tensor exceeds one of its limits."""
 
 
+class DeviceLostError(DeviceError):
+    """The GPU stopped working in the middle; a process of its own may open it again."""
+
+    exit_code = LOST
+
+
 class ShapeError(QLoRAError):
     """Shapes of an operation or of its inputs do not fit together."""
 
 
 class TrainingError(QLoRAError):
     """Training cannot go on, for instance because the loss is no longer finite."""
+
+
+def brief(value: Any) -> str:
+    """A value of a foreign file for a message: its ``repr``, of bounded length and depth."""
+    return _BRIEF.repr(value)

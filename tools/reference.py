@@ -27,6 +27,11 @@ def configuration() -> str:
         "for training. Values can be given on the command line, too: `train.max_steps=100`.\n"
         "`configs/example.yaml` is a file with all of them.\n"
     )
+    lines.append(
+        "A run that goes on (`--resume`) keeps its settings; only these may be others:\n"
+        + ", ".join(_free_on_resume())
+        + ".\n"
+    )
     for section, field in Config.model_fields.items():
         model = field.annotation
         lines.append(f"## {section}\n\n{field.description}\n")
@@ -37,6 +42,17 @@ def configuration() -> str:
             lines.append(f"| `{section}.{key}` | {default} | {meaning} |")
         lines.append("")
     return "\n".join(lines)
+
+
+def _free_on_resume() -> list[str]:
+    """The keys that may change, a section of them as a whole."""
+    fixed = set(Config(model={"path": "x"}).fixed_settings())
+    names = []
+    for section, field in Config.model_fields.items():
+        keys = [f"{section}.{key}" for key in field.annotation.model_fields]
+        free = [key for key in keys if key not in fixed]
+        names += [f"`{section}.*`"] if free == keys and len(keys) > 1 else [f"`{k}`" for k in free]
+    return names
 
 
 def command_line() -> str:

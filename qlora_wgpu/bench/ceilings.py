@@ -8,7 +8,8 @@ from typing import Any
 
 from qlora_wgpu.bench.timing import clock_of
 from qlora_wgpu.gpu.backend import Dispatch
-from qlora_wgpu.gpu.device import Device, fold_workgroups
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.grid import fold_workgroups
 from qlora_wgpu.gpu.operands import Bound
 from qlora_wgpu.gpu.wgsl import Constants, load_shader
 from qlora_wgpu.graph.dtype import ceil_div

@@ -1,13 +1,31 @@
 """Checkpoints: Hugging Face models in, and files that appear whole."""
 
-from qlora_wgpu.checkpoint.atomic import atomic_folder, write_file, write_safetensors
+from qlora_wgpu.checkpoint.atomic import (
+    append_line,
+    atomic_folder,
+    remove,
+    settle,
+    settle_all,
+    write_file,
+    write_safetensors,
+)
+from qlora_wgpu.checkpoint.file_lock import FileLock
+from qlora_wgpu.checkpoint.manifest import MANIFEST, read_manifest, write_manifest
 from qlora_wgpu.checkpoint.model_folder import ModelFolder
 from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
 
 __all__ = [
+    "MANIFEST",
+    "FileLock",
     "ModelFolder",
     "SafetensorsFile",
+    "append_line",
     "atomic_folder",
+    "read_manifest",
+    "remove",
+    "settle",
+    "settle_all",
     "write_file",
+    "write_manifest",
     "write_safetensors",
 ]

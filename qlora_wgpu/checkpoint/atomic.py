@@ -1,17 +1,25 @@
 """Files and folders that appear whole or not at all, whatever kills the process.
 
 Everything is written under a temporary name in the same folder, flushed to the disk, and renamed;
-then the folder is flushed, which makes the rename itself last.
+then the folder is flushed, which makes the rename itself last. What is removed is renamed first,
+too, so that no folder is ever seen with some of its files. A killed process may leave three names
+behind, which the next writer of that name, or ``settle``, clears up:
+
+- ``.tmp-NAME`` was being written and is worth nothing.
+- ``.old-NAME`` is whole: it was moved aside for a successor, and comes back if that did not arrive.
+- ``.gone-NAME`` was being removed.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +28,10 @@ import safetensors.numpy
 from qlora_wgpu.checkpoint.safetensors_format import METADATA
 from qlora_wgpu.errors import CheckpointError
 
-_TEMPORARY = ".tmp-"  # what a killed process leaves behind; the next one with that name replaces it
+_TEMPORARY = ".tmp-"
 _REPLACED = ".old-"
+_REMOVED = ".gone-"
+_LEFT_BEHIND = (_TEMPORARY, _REPLACED, _REMOVED)
 
 
 def write_file(path: str | PathLike[str], content: bytes) -> None:
@@ -43,7 +53,8 @@ def write_file(path: str | PathLike[str], content: bytes) -> None:
                 os.fsync(file.fileno())
             temporary.replace(path)
         except BaseException:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
             raise
         _flush_folder(path.parent)
 
@@ -64,26 +75,82 @@ def atomic_folder(path: str | PathLike[str]) -> Iterator[Path]:
         if path.exists() and not path.is_dir():
             raise NotADirectoryError(0, "it is a file")
         path.parent.mkdir(parents=True, exist_ok=True)
-        if replaced.exists() and not path.exists():
-            replaced.rename(path)  # a process was killed between the two renames below
-        for stale in (temporary, replaced):
-            if stale.exists():
-                shutil.rmtree(stale)
+        _settle(path)
         temporary.mkdir()
         try:
             yield temporary
-            _flush_tree(temporary)
+            flush_tree(temporary)
             if path.exists():
                 path.rename(replaced)
             temporary.rename(path)
         except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            if replaced.exists() and not path.exists():
-                replaced.rename(path)
+            with suppress(OSError):
+                _settle(path)
             raise
         _flush_folder(path.parent)
-        if replaced.exists():
-            shutil.rmtree(replaced)
+        with suppress(OSError):  # what is in the way is cleared up the next time
+            _settle(path)
+
+
+def append_line(path: str | PathLike[str], line: str) -> None:
+    """Appends a line to a text file, which is made if it is not there.
+
+    A last line that has no end was torn by a kill or a full disk, and is dropped first. If the new
+    one cannot be written whole, nothing of it stays.
+
+    Raises:
+        CheckpointError: If it cannot be written.
+    """
+    path, data = Path(path), line.encode() + b"\n"
+    # Without a buffer, or closing the file would try again what has just failed.
+    with _explained(path), path.open("ab+", buffering=0) as file:
+        end = _end_of_lines(file)
+        try:
+            file.truncate(end)
+            if file.write(data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            with suppress(OSError):
+                file.truncate(end)
+            raise
+
+
+def remove(path: str | PathLike[str]) -> None:
+    """Removes a folder or a file if it is there; a folder loses its name before any of its files.
+
+    Raises:
+        CheckpointError: If it cannot be removed.
+    """
+    path = Path(path)
+    with _explained(path, "removed"):
+        _settle(path)
+        if path.exists():
+            _discard(path, path.with_name(_REMOVED + path.name))
+
+
+def settle(path: str | PathLike[str]) -> None:
+    """Clears up what killed writers of a file or folder left beside it.
+
+    Nobody may be writing it meanwhile.
+
+    Raises:
+        CheckpointError: If that is impossible.
+    """
+    with _explained(Path(path)):
+        _settle(Path(path))
+
+
+def settle_all(folder: Path) -> None:
+    """Clears up what killed writers of anything in a folder left there.
+
+    Raises:
+        CheckpointError: If that is impossible.
+    """
+    with _explained(folder):
+        entries = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+        prefixes = [(name, prefix) for name in entries for prefix in _LEFT_BEHIND]
+        for name in {n.removeprefix(p) for n, p in prefixes if n.startswith(p)}:
+            _settle(folder / name)
 
 
 def write_safetensors(
@@ -108,14 +175,58 @@ def write_safetensors(
 
 
 @contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def _explained(path: Path, done: str = "written") -> Iterator[None]:
     try:
         yield
     except OSError as err:
-        raise CheckpointError(f"{path} cannot be written: {err.strerror or err}") from err
+        # The user knows the name that it was to get, not the temporary one.
+        shown = Path(*(part.removeprefix(_TEMPORARY) for part in path.parts))
+        raise CheckpointError(f"{shown} cannot be {done}: {err.strerror or err}") from err
 
 
-def _flush_tree(folder: Path) -> None:
+def _settle(path: Path) -> None:
+    temporary, replaced, removed = (path.with_name(prefix + path.name) for prefix in _LEFT_BEHIND)
+    if replaced.exists():
+        if path.exists():
+            _discard(replaced, removed)
+        else:
+            replaced.rename(path)  # a process was killed between the two renames of a folder
+    _delete(temporary)
+    _delete(removed)
+
+
+def _discard(path: Path, removed: Path) -> None:
+    """Takes a thing's name away and deletes it."""
+    _delete(removed)
+    path.rename(removed)
+    _delete(removed)
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _end_of_lines(file: IO[bytes]) -> int:
+    """Where the last whole line of an open file ends."""
+    size = file.seek(0, os.SEEK_END)
+    if size == 0:
+        return 0
+    file.seek(size - 1)
+    if file.read(1) == b"\n":
+        return size
+    file.seek(0)
+    return file.read(size).rfind(b"\n") + 1
+
+
+def flush_tree(folder: Path) -> None:
+    """Flushes all files and folders below a folder, and itself, to the disk.
+
+    Raises:
+        OSError: If that fails.
+    """
     mode = "rb+" if os.name == "nt" else "rb"  # Windows flushes only what can be written
     for parent, _, names in os.walk(folder):
         for name in names:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,9 @@ from qlora_wgpu.checkpoint.bitsandbytes import NF4Format, is_nf4, read_nf4, read
 from qlora_wgpu.checkpoint.json_file import read_json_object
 from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile, nearest
 from qlora_wgpu.checkpoint.weight_files import open_weights
-from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
+from qlora_wgpu.checkpoint.weight_fingerprint import WeightFingerprint
+from qlora_wgpu.errors import CheckpointError, UnsupportedModelError, brief
+from qlora_wgpu.files import is_there
 from qlora_wgpu.quant import NF4Tensor
 
 
@@ -33,6 +38,7 @@ class ModelFolder:
         self.path = path
         self.config = config
         self._files = files
+        self._fingerprint: WeightFingerprint | None = None
 
     @classmethod
     def open(cls, path_or_name: str | PathLike[str]) -> ModelFolder:
@@ -124,6 +130,27 @@ class ModelFolder:
         """
         return read_nf4_format(self._files, name)
 
+    def start_fingerprint(self) -> None:
+        """Hashes weights while they are read from now on, so that ``fingerprint`` costs little."""
+        self._fingerprint = self._fingerprint or WeightFingerprint(self._files)
+
+    def finish_fingerprint(self) -> None:
+        """Hashes, in a thread, what has not been read; reading no longer counts."""
+        self.start_fingerprint()
+        assert self._fingerprint is not None
+        self._fingerprint.finish()
+
+    @cached_property
+    def fingerprint(self) -> dict[str, str]:
+        """The model's identity: hashes of config.json and of all weights; waits for them."""
+        self.finish_fingerprint()
+        assert self._fingerprint is not None
+        config = json.dumps(self.config, sort_keys=True).encode()
+        return {
+            "config": hashlib.sha256(config).hexdigest(),
+            "weights": self._fingerprint.hexdigest,
+        }
+
     def _file(self, name: str) -> SafetensorsFile:
         try:
             return self._files[name]
@@ -146,7 +173,7 @@ def _find(text: str, *, weights: bool) -> Path:
 
 def _read_config(path: Path) -> dict[str, Any]:
     file = path / "config.json"
-    if not file.exists():
+    if not is_there(file):
         if (path / "adapter_config.json").exists():
             raise CheckpointError(
                 f"{path} holds a PEFT adapter, not a model: give the folder of its base model"
@@ -156,13 +183,19 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _check_quantization(path: Path, quantization: Any) -> None:
-    if not isinstance(quantization, dict):
+    if quantization is None:
         return
+    if not isinstance(quantization, dict):
+        raise CheckpointError(
+            f"{path / 'config.json'}: quantization_config must be an object, got "
+            f"{brief(quantization)}"
+        )
     method = quantization.get("quant_method", "bitsandbytes")
     if method != "bitsandbytes":
+        name = brief(method).strip("'")
         raise UnsupportedModelError(
-            f"{path} is quantized with {method}, but only bitsandbytes' NF4 is read: take the "
-            "unquantized model"
+            f"{path} is quantized with {name}, but only bitsandbytes' NF4 is "
+            "read: take the unquantized model"
         )
     if quantization.get("load_in_8bit") or quantization.get("_load_in_8bit"):
         raise UnsupportedModelError(

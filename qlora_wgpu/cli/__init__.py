@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 
 import click
-from rich.console import Console
 
+from qlora_wgpu.cli._terminal import Commands, Terminal, write_what_can_be_written
 from qlora_wgpu.cli.bench import bench
 from qlora_wgpu.cli.chat import chat
 from qlora_wgpu.cli.data import data
@@ -18,10 +18,13 @@ from qlora_wgpu.cli.generate import generate
 from qlora_wgpu.cli.init import init
 from qlora_wgpu.cli.train import train
 from qlora_wgpu.errors import QLoRAError
+from qlora_wgpu.gpu.calls import overdue_call
+from qlora_wgpu.supervision.child import end_if_hung
+from qlora_wgpu.supervision.journal import Journal
 from qlora_wgpu.version import __version__
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="qlora-wgpu")
 def commands() -> None:
     """Fine-tune language models with QLoRA on any GPU, through WebGPU.
@@ -44,12 +47,19 @@ commands.add_command(bench)
 commands.add_command(estimate)
 
 
-def main() -> None:
-    """Runs a command; a user's mistake is one sentence on stderr and exit code 2."""
+def run_command(journal: Journal | None = None) -> None:
+    """Runs a command; a user's mistake is one sentence on stderr and exit code 2.
+
+    Args:
+        journal: Where a supervised process notes how far it is.
+    """
+    if journal is not None:
+        end_if_hung(overdue_call)
+    write_what_can_be_written()
     try:
-        commands.main(prog_name="qlora-wgpu", standalone_mode=True)
+        commands.main(prog_name="qlora-wgpu", standalone_mode=True, obj=journal)
     except QLoRAError as err:
-        Console(stderr=True, soft_wrap=True).print(
+        Terminal(stderr=True, soft_wrap=True).print(
             f"error: {err}", style="red", markup=False, highlight=False
         )
         sys.exit(err.exit_code)

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
-
+from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.config import Config, load_config
 from qlora_wgpu.config.renamed import RenamedKeyWarning
 
@@ -34,7 +33,7 @@ def renamed_keys_told() -> Iterator[None]:
             if not issubclass(category, RenamedKeyWarning):
                 show(message, category, *where, **options)
                 return
-            console = Console(stderr=True, soft_wrap=True)
+            console = Terminal(stderr=True, soft_wrap=True)
             console.print(f"note: {message}", style="yellow", highlight=False, markup=False)
 
         warnings.showwarning = tell

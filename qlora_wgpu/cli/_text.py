@@ -2,35 +2,46 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from qlora_wgpu.cli._terminal import write
 from qlora_wgpu.data import ChatTemplate, Tokenizer, closing_text, end_of_turn, find_chat_template
 from qlora_wgpu.errors import TokenizerError
+from qlora_wgpu.generation import continuation
 from qlora_wgpu.model.qlora_model import QLoRAModel
 
 
-def stream(tokenizer: Tokenizer, tokens: Iterable[int], stop_text: str = "") -> str:
-    """Writes tokens to stdout as they come, up to ``stop_text``; returns their text."""
+def stream(
+    tokenizer: Tokenizer,
+    tokens: Iterable[int],
+    stop_text: str = "",
+    context: Sequence[int] = (),
+) -> str:
+    """Writes tokens to stdout as they come; returns their text.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        tokens: What is generated.
+        stop_text: The text that ends it, which is not written.
+        context: Tokens of the text that they go on with.
+    """
     ids: list[int] = []
     shown = ""
     for token in tokens:
         ids.append(token)
-        text = tokenizer.decode(ids)
+        text = continuation(tokenizer, context, ids)
         if stop_text and stop_text in text:
             break
         # Half a character decodes to the replacement sign: wait for its other half. What may be
         # the beginning of the end is held back, too.
         held = _beginning(text, stop_text)
         if not text.endswith("\ufffd") and len(text) - held > len(shown):
-            sys.stdout.write(text[len(shown) : len(text) - held])
-            sys.stdout.flush()
+            write(text[len(shown) : len(text) - held])
             shown = text[: len(text) - held]
-    text = tokenizer.decode(ids)
+    text = continuation(tokenizer, context, ids)
     text = text.partition(stop_text)[0] if stop_text else text
-    sys.stdout.write(text[len(shown) :] + "\n")
-    sys.stdout.flush()
+    write(text[len(shown) :] + "\n")
     return text
 
 

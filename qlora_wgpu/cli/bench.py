@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import click
-from rich.console import Console
 
 from qlora_wgpu.bench.measure import measure
 from qlora_wgpu.bench.report import show, to_json
@@ -16,6 +15,7 @@ from qlora_wgpu.bench.shapes import SHAPES, find_shape
 from qlora_wgpu.bench.workload import Workload
 from qlora_wgpu.cli._display import Display
 from qlora_wgpu.cli._model import gpu_option
+from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.config.schema import DeviceConfig
 from qlora_wgpu.errors import ConfigError
@@ -95,7 +95,7 @@ def bench(
     SHAPE is a name (below), a config.json or a model folder. Weights are random unless the folder
     has some; nothing is downloaded. Kernels are shown against what the GPU gives at most.
     """
-    console = Console()
+    console = Terminal()
     target = _writable(json_file)
     workload = Workload(
         find_shape(shape),

@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 
 from qlora_wgpu.cli._model import Opening, open_adapted, opening_options, sampling_options
+from qlora_wgpu.cli._terminal import Terminal, write
 from qlora_wgpu.cli._text import chat_ids, chat_template, longest, stop_ids, stop_text, stream
 from qlora_wgpu.data import ChatTemplate, Tokenizer
 from qlora_wgpu.errors import DataError
@@ -42,7 +43,7 @@ def chat(
     A line is a turn; /adapter off answers with the base alone, /reset forgets the conversation.
     Turns can be piped in.
     """
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     source = OpenedModel.open(opening.model)
     template = chat_template(source.tokenizer, template_name)
     model = open_adapted(console, source, opening)
@@ -77,7 +78,7 @@ def _take_turn(console: Console, answers: _Answers, talk: _Conversation, line: s
     except DataError as err:
         console.print(f"{err}: /reset begins anew", style="yellow", highlight=False)
     except KeyboardInterrupt:
-        sys.stdout.write("\n")
+        write("\n")
     else:
         talk.answered(line, answer)
 

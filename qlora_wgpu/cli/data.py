@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import sys
-
 import click
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -17,10 +13,12 @@ from qlora_wgpu import runs
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.cli._display import Display
 from qlora_wgpu.cli._settings import read_settings
+from qlora_wgpu.cli._terminal import Terminal, write_json
 from qlora_wgpu.config import Config
 from qlora_wgpu.data import Example, Tokenizer, encoded_examples
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.runs.data import data_path, preparation
+from qlora_wgpu.visible import visible
 
 _BARS, _BAR_WIDTH = 10, 40
 _SHOWN_TOKENS = 400
@@ -55,7 +53,7 @@ def data(
     if as_json:
         _write_json(settings, data_path(settings, held_out=held_out))
         return
-    console = Console()
+    console = Terminal()
     with Display(console) as display:
         prepared = runs.prepare(settings, display, held_out=held_out)
     dataset = prepared.dataset
@@ -73,8 +71,7 @@ def _write_json(settings: Config, path: str) -> None:
     """Every sample as an object, one a line, on stdout."""
     tokenizer = Tokenizer.from_folder(ModelFolder.without_weights(settings.model.path).path)
     for ids, labels, text in encoded_examples(path, tokenizer, preparation(settings.data)):
-        row = {"text": text, "input_ids": ids, "labels": labels}
-        sys.stdout.write(json.dumps(row, ensure_ascii=False) + "\n")
+        write_json({"text": text, "input_ids": ids, "labels": labels})
 
 
 def colored(example: Example, tokenizer: Tokenizer) -> Text:
@@ -89,7 +86,8 @@ def colored(example: Example, tokenizer: Tokenizer) -> Text:
         while end < shown and learnt[end] == learnt[first]:
             end += 1
         style = "bold green" if learnt[first] else "dim"
-        text.append(tokenizer.decode(ids[first:end], skip_special_tokens=False), style=style)
+        decoded = tokenizer.decode(ids[first:end], skip_special_tokens=False)
+        text.append(visible(decoded), style=style)
         first = end
     if shown < len(ids):
         text.append(f" … and {len(ids) - shown} more tokens", style="italic")
@@ -119,7 +117,7 @@ def _figures(settings: Config, prepared: runs.PreparedData) -> Table:
     table.add_row(
         "cut",
         f"{counts.truncated:,} truncated, {counts.dropped:,} too long, "
-        f"{counts.without_labels:,} with nothing to learn",
+        f"{counts.without_labels:,} with nothing to learn, {counts.empty:,} empty",
     )
     table.add_row(
         "tokens",

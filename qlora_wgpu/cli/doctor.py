@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from qlora_wgpu.cli._model import gpu_option
+from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.gpu.adapters import (
     INSTALL_HINT,
@@ -44,7 +45,7 @@ def doctor(check: bool, gpu: str, backend: str) -> None:
     Exits with code 2, and says what to install, where there is none; with --check also where the
     driver computes wrongly.
     """
-    console = Console()
+    console = Terminal()
     if check:
         _check(console, Device(gpu, backend))
         return

@@ -14,6 +14,7 @@ from rich.table import Table
 from qlora_wgpu import runs
 from qlora_wgpu.cli._settings import read_settings
 from qlora_wgpu.cli._sizes import read_bytes, whole_number
+from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.config import Config
 from qlora_wgpu.errors import ConfigError
 
@@ -67,7 +68,7 @@ def estimate(
         compute_dtype=_one_of("--dtype", dtype, _DTYPES),
         budget=None if budget is None else read_bytes("--budget", budget),
     )
-    _show(Console(), target, result)
+    _show(Terminal(), target, result)
     if json_file is not None:
         _write(json_file, result)
 

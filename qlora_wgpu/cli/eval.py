@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from qlora_wgpu import runs
 from qlora_wgpu.cli._display import Display
 from qlora_wgpu.cli._settings import renamed_keys_told
+from qlora_wgpu.cli._terminal import Terminal, write_json
 
 
 @click.command("eval")
@@ -34,7 +32,7 @@ def evaluate(
     An adapter in the folder of its run is opened as the run's config.yaml says it was trained;
     overrides hold whatever it says.
     """
-    console = Console(stderr=as_json)
+    console = Terminal(stderr=as_json)
     with renamed_keys_told(), Display(console) as display:
         result = runs.evaluate(
             config, display, adapter=adapter, data=data_path, overrides=overrides
@@ -46,7 +44,7 @@ def evaluate(
         figures: dict[str, Any] = {"data": result.data, "adapter_path": result.adapter_path}
         for name, row in losses.items():
             figures[name] = {"loss": row.loss, "perplexity": row.perplexity, "tokens": row.tokens}
-        sys.stdout.write(json.dumps(figures) + "\n")
+        write_json(figures)
         return
     table = Table(box=None)
     for name in ("", "loss", "perplexity", "tokens"):

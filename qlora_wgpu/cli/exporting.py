@@ -12,6 +12,7 @@ from rich.console import Console
 
 from qlora_wgpu.cli._display import Display
 from qlora_wgpu.cli._model import Opening, opening_options
+from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.config import Config, QuantConfig
 from qlora_wgpu.config.as_trained import changed
 from qlora_wgpu.errors import ConfigError, TokenizerError
@@ -50,7 +51,7 @@ def merge(opening: Opening, out: str, base: str, check: bool) -> None:
     llama.cpp's converter load. How the base was quantized is known from the config.yaml of the
     adapter's run.
     """
-    console = Console()
+    console = Terminal()
     with Display(console) as display:
         settings = opening.settings(display)
     assert opening.adapter is not None
@@ -96,7 +97,7 @@ def quantize(model_path: str, out: str, blocksize: str, double_quant: bool, expe
     Training from the new folder gives the same result and starts sooner; transformers with
     bitsandbytes opens it, too. Experts are kept in 16 bits for it, and are then trained so.
     """
-    console = Console()
+    console = Terminal()
     settings = QuantConfig.model_validate(
         {"blocksize": int(blocksize), "double_quant": double_quant}
     )
@@ -114,7 +115,7 @@ def export(model_path: str, adapter: str, gguf_file: str) -> None:
     if not gguf_file.endswith(".gguf"):
         raise ConfigError(f"--gguf {gguf_file!r} must end in .gguf")
     count = export_gguf(model_path, adapter, gguf_file)
-    Console().print(f"{count} layers written to {gguf_file}", highlight=False)
+    Terminal().print(f"{count} layers written to {gguf_file}", highlight=False)
 
 
 @contextmanager

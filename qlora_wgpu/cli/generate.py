@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import click
-from rich.console import Console
 
 from qlora_wgpu.cli._model import Opening, open_adapted, opening_options, sampling_options
+from qlora_wgpu.cli._terminal import Terminal, write
 from qlora_wgpu.cli._text import chat_ids, chat_template, longest, stop_ids, stop_text, stream
 from qlora_wgpu.data import ChatTemplate, Tokenizer, find_chat_template
 from qlora_wgpu.generation import generate as generate_tokens
@@ -41,9 +40,9 @@ def generate(
     source = OpenedModel.open(opening.model)
     tokenizer = source.tokenizer
     template, prompt_ids = _prompt_ids(tokenizer, prompt, template_name, chat=chat)
-    model = open_adapted(Console(stderr=True), source, opening)
+    model = open_adapted(Terminal(stderr=True), source, opening)
     if not chat:
-        sys.stdout.write(prompt)
+        write(prompt)
     tokens = generate_tokens(
         model,
         prompt_ids,
@@ -51,7 +50,8 @@ def generate(
         max_length=longest(model),
         **sampling,
     )
-    stream(tokenizer, tokens, stop_text(tokenizer, template))
+    context = () if chat else prompt_ids
+    stream(tokenizer, tokens, stop_text(tokenizer, template), context)
 
 
 def _prompt_ids(

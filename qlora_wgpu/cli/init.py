@@ -5,16 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.data import Preparation, Tokenizer, load_dataset
+from qlora_wgpu.cli._terminal import Terminal
+from qlora_wgpu.data import Dataset, Preparation, Tokenizer, load_dataset
+from qlora_wgpu.data.prepared import learns
+from qlora_wgpu.data.sources import data_files, holds_documents
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.family import find_family
+from qlora_wgpu.visible import one_line, visible_json
 
 _STEPS = 16  # rows of a step that is neither noisy nor slow to begin with
-_BUCKETS = (128, 256, 512, 1024, 2048, 4096)
-_WINDOW = 1024  # of documents
+_BUCKETS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+_POSITIONS = 4096  # of a model that does not say how many it was made for
+_WINDOW, _LONG = 1024, 4096  # of documents, where they are longer than that
 
 
 @click.command()
@@ -28,7 +32,7 @@ def init(model_path: str, data_path: str, eval_path: str | None, out: str, overw
 
     Then `qlora-wgpu data run.yaml` shows what is learnt and `qlora-wgpu train run.yaml` trains.
     """
-    console = Console()
+    console = Terminal()
     file = Path(out)
     if file.exists() and not overwrite:
         raise ConfigError(f"{out} is there already: name another with --out, or use --overwrite")
@@ -54,8 +58,14 @@ def _fitted(model_path: str, data_path: str, eval_path: str | None) -> str:
     tokenizer = Tokenizer.from_folder(folder.path)
     template = None if tokenizer.chat_template is not None else "chatml"
     how = Preparation(max_seq_length=1 << 20, chat_template=template)
-    lengths = sorted(load_dataset(data_path, tokenizer, 2, how=how).lengths.tolist())
-    length, rows = _length_and_rows(lengths, folder.config.get("max_position_embeddings"))
+    dataset = load_dataset(data_path, tokenizer, 2, how=how)
+    lengths = sorted(dataset.lengths.tolist())
+    positions = folder.config.get("max_position_embeddings")
+    limit = positions if isinstance(positions, int) else _POSITIONS
+    path = Path(data_path)
+    documents = path.exists() and holds_documents(data_files(path))
+    length = _document_length(lengths, limit) if documents else _row_length(lengths, limit)
+    rows = sum(max(n // length, 1) for n in lengths) if documents else len(lengths)
     return _yaml(
         model=model_path,
         train=data_path,
@@ -64,24 +74,37 @@ def _fitted(model_path: str, data_path: str, eval_path: str | None) -> str:
         length=length,
         rows=rows,
         longest=lengths[-1],
+        keep_end=not documents and _learns_only_at_the_end(dataset, length),
         packing=2 * (sum(lengths) / len(lengths)) < length,
         layers=architecture.num_layers,
     )
 
 
-def _length_and_rows(lengths: list[int], positions: object) -> tuple[int, int]:
-    """A length that nearly all rows fit in, and how many rows there will be.
+def _document_length(lengths: list[int], limit: int) -> int:
+    """The length of windows that documents are cut into."""
+    return min(_WINDOW, limit) if _common(lengths) > _LONG else _row_length(lengths, limit)
+
+
+def _row_length(lengths: list[int], limit: int) -> int:
+    """A length that nearly all rows fit in, if the model and most GPUs take it.
 
     Args:
         lengths: Tokens of each row, rising.
-        positions: The model's longest text by its config.json.
+        limit: The model's longest text.
     """
-    limit = positions if isinstance(positions, int) else _BUCKETS[-1]
-    common = lengths[min(int(0.98 * len(lengths)), len(lengths) - 1)]
-    if common > _BUCKETS[-1]:  # documents: they are cut into windows
-        length = min(_WINDOW, limit)
-        return length, sum(max(n // length, 1) for n in lengths)
-    return min(next(b for b in _BUCKETS if b >= common), limit), len(lengths)
+    common = _common(lengths)
+    return min(next((b for b in _BUCKETS if b >= common), _BUCKETS[-1]), limit)
+
+
+def _common(lengths: list[int]) -> int:
+    return lengths[min(int(0.98 * len(lengths)), len(lengths) - 1)]
+
+
+def _learns_only_at_the_end(dataset: Dataset, length: int) -> bool:
+    """Whether more rows have something to learn in their last tokens than in their first."""
+    first = sum(learns(example.labels[:length].tolist()) for example in dataset)
+    last = sum(learns(example.labels[-length:].tolist()) for example in dataset)
+    return last > first
 
 
 def _yaml(
@@ -93,6 +116,7 @@ def _yaml(
     length: int,
     rows: int,
     longest: int,
+    keep_end: bool,
     packing: bool,
     layers: int,
 ) -> str:
@@ -104,8 +128,13 @@ def _yaml(
         if template
         else ""
     )
+    cut = (
+        "  truncation: keep_end                # longer rows keep what is learnt\n"
+        if keep_end
+        else ""
+    )
     return f"""\
-# {Path(model).name}, {layers} layers, on {rows:,} rows of {Path(train).name}.
+# {one_line(Path(model).name)}, {layers} layers, on {rows:,} rows of {one_line(Path(train).name)}.
 model:
   path: {_quoted(model)}
 
@@ -122,6 +151,7 @@ data:
   train: {_quoted(train)}
 {held}{chat}\
   max_seq_length: {length:<5}               # tokens; the longest row has {longest:,}
+{cut}\
   packing: {str(packing).lower():<5}                      # several rows in one of max_seq_length
 
 train:
@@ -147,7 +177,7 @@ output:
 def _quoted(text: str) -> str:
     """Text as YAML takes it whatever it holds."""
     plain = all(c.isalnum() or c in "/._-" for c in text) and text[:1] not in "-."
-    return text if plain else '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return text if plain else visible_json(text)
 
 
 def _plain(name: str) -> str:

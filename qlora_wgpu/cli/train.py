@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
+
 import click
 from rich.console import Console
 from rich.table import Table
@@ -9,8 +12,11 @@ from rich.table import Table
 from qlora_wgpu import runs
 from qlora_wgpu.cli._display import TrainingDisplay
 from qlora_wgpu.cli._settings import read_settings
+from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.training import TrainResult
+from qlora_wgpu.supervision.journal import Journal
+from qlora_wgpu.training import Observer, TrainResult
+from qlora_wgpu.training.reporters import ObserverList
 
 
 @click.command()
@@ -21,22 +27,45 @@ from qlora_wgpu.training import TrainResult
     "--resume",
     is_flag=True,
     help="Go on with the run in output.dir from its newest whole checkpoint, bit by bit as if it "
-    "had not stopped; begins one where there is none.",
+    "had not stopped; begins one where there is none, and leaves a finished one as it is.",
 )
-def train(config: str, overrides: tuple[str, ...], overwrite: bool, resume: bool) -> None:
+@click.pass_obj
+def train(
+    journal: Journal | None, config: str, overrides: tuple[str, ...], overwrite: bool, resume: bool
+) -> None:
     """Fine-tune a model as CONFIG, a YAML file, says.
 
     Values of CONFIG can be replaced: `qlora-wgpu train run.yaml optim.learning_rate=1e-4`.
     The run's folder (output.dir) gets adapter/, checkpoints/, config.yaml, metrics.jsonl and
     report.html. Ctrl-C stops it with its state saved.
     """
-    console = Console()
+    console = Terminal()
     settings = read_settings(config, overrides)
     if overwrite and resume:
         raise ConfigError("--overwrite and --resume exclude each other: choose one")
     with TrainingDisplay(console) as display:
-        result = runs.train(settings, display, overwrite=overwrite, resume=resume)
+        observer = display if journal is None else ObserverList([display, Noted(journal)])
+        result = runs.train(settings, observer, overwrite=overwrite, resume=resume)
     _show_result(console, result)
+
+
+class Noted(Observer):
+    """Tells the supervising process from where it could go on."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def started(self, total_steps: int, done: int, memory: Counter[str]) -> None:
+        """The run's folder is its own now."""
+        self._journal.note_opened()
+
+    def resumed(self, checkpoint: Path, step: int) -> None:
+        """The run goes on from a checkpoint."""
+        self._journal.note_checkpoint(checkpoint)
+
+    def saved(self, folder: Path) -> None:
+        """A checkpoint, or the adapter at the very end, was written."""
+        self._journal.note_checkpoint(folder)
 
 
 def _show_result(console: Console, result: TrainResult) -> None:
@@ -49,9 +78,10 @@ def _show_result(console: Console, result: TrainResult) -> None:
     for name, value in _figures(result).items():
         table.add_row(name, value)
     console.print(table, highlight=False, markup=False)
-    page, *pictures = result.reports
-    named = "".join(f" and {picture.name}" for picture in pictures)
-    console.print(f"{page}{named} written", highlight=False)
+    if result.reports:
+        page, *pictures = result.reports
+        named = "".join(f" and {picture.name}" for picture in pictures)
+        console.print(f"{page}{named} written", highlight=False)
 
 
 def _figures(result: TrainResult) -> dict[str, str]:
@@ -59,7 +89,7 @@ def _figures(result: TrainResult) -> dict[str, str]:
     if result.eval_loss_before is not None and result.eval_loss is not None:
         losses = f"{result.eval_loss_before:.4f} before, {result.eval_loss:.4f} after"
         figures["held-out loss"] = losses
-    if result.stopped_early and result.best_step is not None:
+    if result.best_step is not None and result.best_step != result.steps:
         figures["best"] = f"{result.best_eval_loss:.4f} after step {result.best_step}"
     if result.sample is not None:
         figures |= vars(result.sample)

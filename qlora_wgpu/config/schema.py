@@ -20,24 +20,33 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 
 from qlora_wgpu.config.renamed import with_new_names
 from qlora_wgpu.config.section import Section
 from qlora_wgpu.config.yaml_file import dump_yaml
 from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.sandbox.expressions import check_expression
 
 ALL_LINEAR = "all-linear"
 _WORD = re.compile(r"\w*")  # as a regular expression it would fit no whole name
+
+
+class FreeOnResume:
+    """Marks a key or a section that may be another one when a run goes on.
+
+    It cannot change what is computed, or what it names is compared by its contents.
+    """
+
+
+_FREE_ON_RESUME = FreeOnResume()
 
 PositiveInt = Annotated[int, Field(ge=1)]
 Text = Annotated[str, Field(min_length=1)]
 
 
 def _regular_expression(value: str) -> str:
-    try:
-        re.compile(value)
-    except re.error as err:
-        raise ValueError(f"is no regular expression: {err}") from err
+    check_expression(value)
     return value
 
 
@@ -108,7 +117,9 @@ def _not_float(value: Any) -> Any:
 class ModelConfig(Section):
     """The base model."""
 
-    path: Text = Field(description="Folder of the base model, or its name on the Hugging Face Hub.")
+    path: Annotated[Text, _FREE_ON_RESUME] = Field(
+        description="Folder of the base model, or its name on the Hugging Face Hub."
+    )
 
 
 class QuantConfig(Section):
@@ -191,12 +202,12 @@ class LoraConfig(Section):
 class DataConfig(Section):
     """The data sets and how rows become tokens."""
 
-    train: Text | None = Field(
+    train: Annotated[Text | None, _FREE_ON_RESUME] = Field(
         None,
         description="Training data: a .jsonl, .json, .csv, .parquet or .txt file, a folder of "
         "them, or a data set of the Hugging Face Hub as owner/name:split (training needs one).",
     )
-    eval: Text | None = Field(
+    eval: Annotated[Text | None, _FREE_ON_RESUME] = Field(
         None, description="Held-out data in the same formats, or null for no evaluation."
     )
     max_seq_length: int = Field(1024, ge=2, description="Longest row in tokens.")
@@ -234,7 +245,9 @@ class DataConfig(Section):
         description="Whether the rows of a step are cut into micro-batches by their length, which "
         "saves padding and changes nothing else.",
     )
-    cache: bool = Field(True, description="Whether prepared data is kept on disk for the next run.")
+    cache: Annotated[bool, _FREE_ON_RESUME] = Field(
+        True, description="Whether prepared data is kept on disk for the next run."
+    )
     chat_template: Text | None = Field(
         None,
         description="Chat template used instead of the tokenizer's: a .jinja file, the template "
@@ -255,7 +268,7 @@ class TrainConfig(Section):
     gradient_accumulation_steps: PositiveInt = Field(
         16, description="Micro-batches whose gradients are summed for one optimizer step."
     )
-    gradient_checkpointing: bool = Field(
+    gradient_checkpointing: Annotated[bool, _FREE_ON_RESUME] = Field(
         True, description="Whether layers are recomputed in the backward pass to save memory."
     )
     compute_dtype: Literal["bfloat16", "float32"] = Field(
@@ -385,6 +398,18 @@ class DeviceConfig(Section):
         description="Whether ways of cutting kernels are timed before training, once per GPU "
         "and model shape; auto does so where the run is long enough to gain by it.",
     )
+    dispatches_per_submit: int = Field(
+        100,
+        ge=1,
+        description="After how many dispatches work is handed to the driver: fewer where a desktop "
+        "system resets a GPU that is slow to answer.",
+    )
+    timeout: float | None = Field(
+        None,
+        gt=0,
+        description="Seconds after which a driver that does not answer counts as hung; null is "
+        "1800, and no limit for a software GPU.",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -409,10 +434,18 @@ class Config(Section):
     data: DataConfig = Field(default_factory=DataConfig, description="The data sets.")
     train: TrainConfig = Field(default_factory=TrainConfig, description="The training loop.")
     optim: OptimConfig = Field(default_factory=OptimConfig, description="AdamW and its schedule.")
-    eval: EvalConfig = Field(default_factory=EvalConfig, description="Evaluation on held-out data.")
-    log: LogConfig = Field(default_factory=LogConfig, description="Logging.")
-    output: OutputConfig = Field(default_factory=OutputConfig, description="The run's folder.")
-    device: DeviceConfig = Field(default_factory=DeviceConfig, description="The GPU.")
+    eval: Annotated[EvalConfig, _FREE_ON_RESUME] = Field(
+        default_factory=EvalConfig, description="Evaluation on held-out data."
+    )
+    log: Annotated[LogConfig, _FREE_ON_RESUME] = Field(
+        default_factory=LogConfig, description="Logging."
+    )
+    output: Annotated[OutputConfig, _FREE_ON_RESUME] = Field(
+        default_factory=OutputConfig, description="The run's folder."
+    )
+    device: Annotated[DeviceConfig, _FREE_ON_RESUME] = Field(
+        default_factory=DeviceConfig, description="The GPU."
+    )
 
     def require_train_path(self) -> str:
         """The training file.
@@ -427,6 +460,20 @@ class Config(Section):
             )
         return self.data.train
 
+    def fixed_settings(self) -> dict[str, Any]:
+        """The settings that a run keeps when it goes on, by names such as ``lora.r``."""
+        return {
+            f"{section}.{key}": getattr(values, key)
+            for section, values in self
+            if not _is_free(type(self).model_fields[section])
+            for key, field in type(values).model_fields.items()
+            if not _is_free(field)
+        }
+
     def to_yaml(self) -> str:
         """The whole configuration as YAML that ``load_config`` reads back to an equal one."""
         return dump_yaml(self.model_dump())
+
+
+def _is_free(field: FieldInfo) -> bool:
+    return _FREE_ON_RESUME in field.metadata

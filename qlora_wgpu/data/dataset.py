@@ -10,13 +10,25 @@ from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
+from qlora_wgpu.cache_folder import cache_problem
 from qlora_wgpu.data.chat import ChatTemplate, find_chat_template
 from qlora_wgpu.data.examples import Counts, Dataset, Example
-from qlora_wgpu.data.formats import CHATS, Encoded, RowEncoder, TrainOn, detect_format, with_columns
+from qlora_wgpu.data.formats import (
+    CHATS,
+    EmptyRow,
+    Encoded,
+    RowEncoder,
+    TrainOn,
+    detect_format,
+    is_blank,
+    with_columns,
+)
 from qlora_wgpu.data.hub_datasets import download, is_dataset_name
+from qlora_wgpu.data.long_text import document_ids
 from qlora_wgpu.data.masking import end_of_turn
 from qlora_wgpu.data.prepared import Writer, cache_folder, key_of, learns, prepare
-from qlora_wgpu.data.sources import data_files, read_rows, read_text
+from qlora_wgpu.data.sources import data_files, holds_documents, read_rows
+from qlora_wgpu.data.text_file import file_parts
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import DataError, TokenizerError
 
@@ -24,6 +36,7 @@ __all__ = ["Dataset", "Example", "Preparation", "load_dataset"]
 
 Truncation = Literal["keep_start", "keep_end", "drop", "error"]
 _REPORTED_EVERY = 256  # rows between two reports of progress
+_NAMED = 5  # empty rows, in a warning
 
 
 @dataclass(frozen=True)
@@ -72,7 +85,7 @@ def load_dataset(
         max_seq_length: Longest example in tokens, at least 2.
         chat_template: ``data.chat_template``: see ``find_chat_template``.
         how: Everything else about the preparation, instead of the two before.
-        cache: Whether what is prepared is kept on disk for the next time.
+        cache: Whether what is prepared is kept on disk for the next time, where that is possible.
         progress: Called now and then with the number of rows that are done.
 
     Raises:
@@ -81,7 +94,8 @@ def load_dataset(
     """
     how = how or Preparation(max_seq_length, chat_template)
     source = _open(path, tokenizer, how, progress)
-    folder = cache_folder() / source.key if cache else None
+    keeps = cache and cache_problem() is None
+    folder = cache_folder() / source.key if keeps else None
     return prepare(folder, source.fill)
 
 
@@ -136,6 +150,20 @@ def _settings(
     }
 
 
+def _not_blank(path: Path) -> Iterator[str]:
+    """The parts of a text.
+
+    Raises:
+        DataError: If it cannot be read, or holds nothing but white space.
+    """
+    blank = True
+    for part in file_parts(path):
+        blank = blank and not part.strip()
+        yield part
+    if blank:
+        raise DataError(f"{path.name} holds no text")
+
+
 class _Source:
     """The files of a data set, and how their rows become examples."""
 
@@ -178,10 +206,12 @@ class _Source:
         """
         self._encoder = RowEncoder(self._tokenizer, self._template, self._how.train_on)
         self._counts = Counts()
+        self._empty: list[str] = []  # where the first of them stand
         self._end_learnt = not self._tokenizer.eos_token_ids
+        self._first_chat = True
         self._other_end: int | None = None
         self._other_end_learnt = False
-        if self._files[0].suffix.lower() == ".txt":
+        if holds_documents(self._files):
             yield from self._windows()
         else:
             yield from self._encoded_rows(empty=empty)
@@ -191,30 +221,38 @@ class _Source:
         length = self._how.max_seq_length
         self._end_learnt = True  # there are no turns
         for path in self._files:
-            ids = self._tokenizer.encode(read_text(path))
-            if len(ids) < 2:
+            ids: list[int] = []
+            windows = 0
+            for piece in document_ids(self._tokenizer, _not_blank(path)):
+                ids += piece
+                whole = len(ids) - len(ids) % length
+                for begin in range(0, whole, length):
+                    yield self._window(ids[begin : begin + length])
+                windows += whole // length
+                del ids[:whole]
+            if not windows and len(ids) < 2:
                 raise DataError(
                     f"{path.name} holds fewer than two tokens: there is nothing to learn"
                 )
-            for i in range(max(len(ids) // length, 1)):
-                window = ids[i * length : (i + 1) * length]
-                self._count(rows=1)
-                yield Encoded(window, list(window), self._tokenizer.decode(window, False))
+            if not windows:
+                yield self._window(ids)
+
+    def _window(self, ids: list[int]) -> Encoded:
+        self._count(rows=1)
+        return Encoded(ids, list(ids), self._tokenizer.decode(ids, False))
 
     def _encoded_rows(self, *, empty: bool) -> Iterator[Encoded]:
         ends = self._tokenizer.eos_token_ids
         for where, row, row_format in self._rows():
-            if self._counts.rows == 0 and self._template is not None and row_format in CHATS:
-                self._other_end = end_of_turn(self._template, self._tokenizer)
             self._count(rows=1)
             if self._counts.rows % _REPORTED_EVERY == 0:
                 self._progress(self._counts.rows)
-            try:
-                encoded = self._encoder.encode(row, row_format)
-            except DataError as err:
-                raise DataError(f"{where}: {err}") from err
-            except TokenizerError as err:
-                raise TokenizerError(f"{where}: {err}") from err
+            encoded = self._encoded(where, row, row_format)
+            if encoded is None:
+                continue
+            if self._first_chat and self._template is not None and row_format in CHATS:
+                self._first_chat = False
+                self._other_end = end_of_turn(self._template, self._tokenizer)
             self._end_learnt = self._end_learnt or not ends.isdisjoint(encoded.labels)
             if self._other_end is not None and self._other_end in encoded.labels:
                 self._other_end_learnt = True
@@ -228,6 +266,25 @@ class _Source:
             else:
                 self._count(truncated=int(cut is not encoded))
                 yield cut
+
+    def _encoded(self, where: str, row: dict[str, Any], row_format: str) -> Encoded | None:
+        """A row as tokens, or None where it holds nothing."""
+        try:
+            if not row_format:
+                raise EmptyRow("the row has no value")
+            return self._encoder.encode(row, row_format)
+        except EmptyRow:
+            self._leave_out(where)
+            return None
+        except DataError as err:
+            raise DataError(f"{where}: {err}") from err
+        except TokenizerError as err:
+            raise TokenizerError(f"{where}: {err}") from err
+
+    def _leave_out(self, where: str) -> None:
+        self._count(empty=1)
+        if len(self._empty) < _NAMED:
+            self._empty.append(where)
 
     def _cut(self, encoded: Encoded, where: str) -> Encoded | None:
         """The part of a row that is kept, or None if nothing is."""
@@ -250,11 +307,14 @@ class _Source:
         self._counts = Counts(**{name: count + more.get(name, 0) for name, count in now.items()})
 
     def _rows(self) -> Iterator[tuple[str, dict[str, Any], str]]:
-        """Rows, where each stands, and their format, which all share."""
+        """Rows, where each stands, and their format, which all share; none where one is blank."""
         row_format: str | None = None if self._how.row_format == "auto" else self._how.row_format
         first = ""
         for path in self._files:
             for where, given in read_rows(path):
+                if is_blank(given):
+                    yield where, given, ""
+                    continue
                 try:
                     row = with_columns(given, self._how.columns)
                     own_format = detect_format(row, self._how.row_format)
@@ -273,7 +333,9 @@ class _Source:
         counts = self._counts
         if not counts.rows:
             return f"{self._name} holds no row at all"
-        left_out = counts.dropped + counts.without_labels
+        if counts.empty == counts.rows:
+            return f"{self._name} holds nothing: all of its {counts.rows} rows are empty"
+        left_out = counts.dropped + counts.without_labels + counts.empty
         return (
             f"{self._name} has nothing to learn within "
             f"max_seq_length={self._how.max_seq_length}: all of its {left_out} rows were left out"
@@ -284,6 +346,12 @@ class _Source:
         within = f"max_seq_length={self._how.max_seq_length}"
         where = "end" if self._how.truncation == "keep_start" else "beginning"
         notes = []
+        if counts.empty:
+            more = ", …" if counts.empty > len(self._empty) else ""
+            notes.append(
+                f"{counts.empty} of {counts.rows} rows hold nothing and were left out "
+                f"({', '.join(self._empty)}{more})"
+            )
         if counts.truncated:
             notes.append(
                 f"{counts.truncated} of {counts.rows} rows are longer than {within} and were cut "

@@ -47,12 +47,14 @@ class Counts:
         truncated: Examples that were cut to the maximum length.
         dropped: Rows that were left out because they are too long.
         without_labels: Rows that were left out because nothing in them is learnt.
+        empty: Rows that were left out because they hold nothing.
     """
 
     rows: int = 0
     truncated: int = 0
     dropped: int = 0
     without_labels: int = 0
+    empty: int = 0
 
 
 class Dataset(Sequence[Example]):

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from qlora_wgpu.data.chat import ChatTemplate
-from qlora_wgpu.data.masking import Span, assistant_spans, tokens_in_spans
+from qlora_wgpu.data.json_text import parse_json
+from qlora_wgpu.data.long_text import document_ids, size_of
+from qlora_wgpu.data.masking import Span, assistant_spans, last_turn_spans, tokens_in_spans
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.labels import IGNORE_INDEX
+from qlora_wgpu.limits import MAX_AT_ONCE, MAX_MESSAGES, MAX_TEXT
+from qlora_wgpu.visible import quoted
+
+_SHOWN_KEYS = 8  # of a row, in a message
+_COMPARED_KEYS = 64  # with those that are known
 
 TrainOn = Literal["auto", "assistant", "last_turn", "completion", "all"]
 
@@ -46,6 +52,10 @@ _TASK = "Below is an instruction that describes a task"
 _REQUEST = "Write a response that appropriately completes the request."
 
 
+class EmptyRow(DataError):
+    """A row of a format that holds nothing: it is left out and counted, and ends no run."""
+
+
 def with_columns(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
     """A row under its format's keys.
 
@@ -59,9 +69,9 @@ def with_columns(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str
     renamed = dict(row)
     for key, column in columns.items():
         if column not in row:
-            names = ", ".join(f"'{name}'" for name in list(row)[:8]) or "none"
             raise DataError(
-                f"data.columns names the column '{column}' for '{key}', but the row's are {names}"
+                f"data.columns names the column '{column}' for '{key}', but the row's are "
+                f"{_keys_of(row)}"
             )
         renamed[key] = row[column]
     return renamed
@@ -70,6 +80,9 @@ def with_columns(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str
 def detect_format(row: Mapping[str, Any], row_format: str = "auto") -> str:
     """Names the format of a row by its keys.
 
+    Keys without a value count only where nothing else makes a format: a table has all columns in
+    every row.
+
     Args:
         row: The row.
         row_format: The format it must have, if any.
@@ -77,19 +90,30 @@ def detect_format(row: Mapping[str, Any], row_format: str = "auto") -> str:
     Raises:
         DataError: If the keys fit no format.
     """
-    for name, keys in FORMATS.items():
-        if row_format in ("auto", name) and all(key in row for key in keys):
-            return name
-    names = ", ".join(f"'{key}'" for key in list(row)[:8]) or "none"
+    filled = {key for key, value in row.items() if value is not None}
+    for present in (filled, row.keys()):
+        for name, keys in FORMATS.items():
+            if row_format in ("auto", name) and present >= set(keys):
+                return name
     near = [
-        f"'{key}' looks like '{close[0]}'"
-        for key in row
-        if key not in _KNOWN_KEYS and (close := difflib.get_close_matches(key, _KNOWN_KEYS, n=1))
+        f"{quoted(key)} looks like '{close[0]}'"
+        for key in list(row)[:_COMPARED_KEYS]
+        if key not in _KNOWN_KEYS
+        and (close := difflib.get_close_matches(key[:_COMPARED_KEYS], _KNOWN_KEYS, n=1))
     ]
     formats = FORMATS.values() if row_format == "auto" else [FORMATS[row_format]]
     needed = "; or ".join(" and ".join(f"'{key}'" for key in keys) for keys in formats)
     hint = f" ({near[0]})" if near else ""
-    raise DataError(f"a row needs the key {needed}; its keys are {names}{hint}")
+    raise DataError(f"a row needs the key {needed}; its keys are {_keys_of(row)}{hint}")
+
+
+def _keys_of(row: Mapping[str, Any]) -> str:
+    return ", ".join(quoted(key) for key in list(row)[:_SHOWN_KEYS]) or "none"
+
+
+def is_blank(row: Mapping[str, Any]) -> bool:
+    """Whether a row holds no value at all, whatever its keys are."""
+    return all(value is None for value in row.values())
 
 
 class Encoded(NamedTuple):
@@ -144,9 +168,13 @@ class RowEncoder:
             Ids and labels of equal length, and the text.
 
         Raises:
+            EmptyRow: If the row holds nothing but white space.
             DataError: If a value of the row is missing or of the wrong type, or the chat template
                 cannot take it.
         """
+        if all(row.get(key) is None for key in FORMATS[row_format]):
+            needed = " or ".join(f"'{key}'" for key in FORMATS[row_format])
+            raise EmptyRow(f"{needed} must be a list of messages or a text, got nothing")
         return self._encoders[row_format](row)
 
     def _messages(self, row: Mapping[str, Any]) -> Encoded:
@@ -163,6 +191,8 @@ class RowEncoder:
         return self._chat(messages, row)
 
     def _chat(self, messages: list[dict[str, Any]], row: Mapping[str, Any]) -> Encoded:
+        if not any(map(_says_anything, messages)):
+            raise EmptyRow("the messages hold no text at all")
         if self._template is None:
             raise DataError(
                 "the rows are conversations but the tokenizer has no chat template: set "
@@ -173,9 +203,9 @@ class RowEncoder:
             isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
         ):
             raise DataError("'tools' must be a list of objects")
-        text, spans = assistant_spans(
-            self._template, messages, tools or None, self._tokenizer.eos_token
-        )
+        last = self._train_on in ("last_turn", "completion")
+        find = last_turn_spans if last else assistant_spans
+        text, spans = find(self._template, messages, tools or None, self._tokenizer.eos_token)
         self.num_system_dropped += any(
             message["role"] == "system"
             and isinstance(message.get("content"), str)
@@ -184,14 +214,8 @@ class RowEncoder:
         )
         if self._train_on == "all":
             spans = [(0, len(text))]
-        elif self._train_on in ("last_turn", "completion"):
-            spans = self._last_turn(messages, spans)
         # The template writes the special tokens itself, the beginning-of-sequence token included.
         return self._masked(text, spans, add_special_tokens=False)
-
-    @staticmethod
-    def _last_turn(messages: list[dict[str, Any]], spans: list[Span]) -> list[Span]:
-        return spans[-1:] if messages[-1]["role"] == "assistant" else []
 
     def _prompt_completion(self, row: Mapping[str, Any]) -> Encoded:
         return self._answer(_text_of(row, "prompt"), _text_of(row, "completion"))
@@ -199,32 +223,49 @@ class RowEncoder:
     def _instruction(self, row: Mapping[str, Any]) -> Encoded:
         extra = "" if row.get("input") is None else _text_of(row, "input")
         prompt = alpaca_prompt(_text_of(row, "instruction"), extra)
-        return self._answer(prompt, _text_of(row, "output"))
+        output = _text_of(row, "output")
+        _check_not_blank(row["instruction"] + extra + output)
+        return self._answer(prompt, output)
 
     def _text(self, row: Mapping[str, Any]) -> Encoded:
         if self._train_on not in ("auto", "all"):
             raise DataError(
                 f"data.train_on is {self._train_on}, but a 'text' has no turns: set it to all"
             )
-        return self._answer("", _text_of(row, "text"), learn_all=True)
+        text = _text_of(row, "text")
+        _check_not_blank(text)
+        if size_of(text) > MAX_TEXT:
+            raise _too_long(text, MAX_TEXT)
+        pieces = document_ids(self._tokenizer, [text], self._needs_special_tokens(text))
+        ids = [i for piece in pieces for i in piece]
+        return self._ended(ids, list(ids), text)
 
-    def _answer(self, prompt: str, answer: str, learn_all: bool = False) -> Encoded:
-        text = prompt + answer
-        if not text:
-            raise DataError("the row has no text at all")
+    def _needs_special_tokens(self, text: str) -> bool:
+        """Whether a row's text does not begin with a special token of its own."""
         bos = self._tokenizer.bos_token
-        add_special_tokens = not (bos and text.startswith(bos))
-        ids, labels, _ = self._masked(text, [(len(prompt), len(text))], add_special_tokens)
+        return not (bos and text.startswith(bos))
+
+    def _answer(self, prompt: str, answer: str) -> Encoded:
+        text = prompt + answer
+        _check_not_blank(text)
+        answered = [(len(prompt), len(text))]
+        ids, labels, _ = self._masked(text, answered, self._needs_special_tokens(text))
+        encoded = self._ended(ids, labels, text)
+        return encoded._replace(labels=list(ids)) if self._train_on == "all" else encoded
+
+    def _ended(self, ids: list[int], labels: list[int], text: str) -> Encoded:
+        """The row with the end-of-sequence token behind it, which is learnt."""
         eos = self._tokenizer.eos_token_id
         if eos is not None:
             if not ids or ids[-1] != eos:
                 ids.append(eos)
                 labels.append(eos)
             labels[-1] = eos
-        learn_all = learn_all or self._train_on == "all"
-        return Encoded(ids, list(ids) if learn_all else labels, text)
+        return Encoded(ids, labels, text)
 
     def _masked(self, text: str, spans: list[Span], add_special_tokens: bool) -> Encoded:
+        if size_of(text) > MAX_AT_ONCE:
+            raise _too_long(text, MAX_AT_ONCE)
         ids, offsets = self._tokenizer.encode_with_offsets(text, add_special_tokens)
         learnt = tokens_in_spans(offsets, spans)
         labels = [i if yes else IGNORE_INDEX for i, yes in zip(ids, learnt, strict=True)]
@@ -241,6 +282,26 @@ def alpaca_prompt(instruction: str, extra: str = "") -> str:
     )
 
 
+def _too_long(text: str, limit: int) -> DataError:
+    return DataError(
+        f"its text has {size_of(text):,} bytes, more than {limit:,}: cut it into several rows, or "
+        "put a document into a .txt file"
+    )
+
+
+def _check_not_blank(text: str) -> None:
+    if not text.strip():
+        raise EmptyRow("the row has no text at all")
+
+
+def _says_anything(message: Mapping[str, Any]) -> bool:
+    """Whether a message has more than its role and white space."""
+    others = (value for key, value in message.items() if key not in ("role", "content"))
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"text": content}]
+    return any(others) or any(str(part.get("text") or "").strip() for part in parts)
+
+
 def _text_of(row: Mapping[str, Any], key: str) -> str:
     value = row[key]
     if not isinstance(value, str):
@@ -249,14 +310,23 @@ def _text_of(row: Mapping[str, Any], key: str) -> str:
 
 
 def _checked_messages(value: Any, key: str) -> list[dict[str, Any]]:
-    if not isinstance(value, list) or not value:
-        raise DataError(f"'{key}' must be a list of messages that is not empty")
-    for number, message in enumerate(value, start=1):
+    messages = _list_of(value, f"'{key}' must be a list of messages that is not empty")
+    for number, message in enumerate(messages, start=1):
         if not isinstance(message, dict):
             raise DataError(f"message {number} must be an object, got {_kind(message)}")
         if not isinstance(message.get("role"), str) or not message["role"]:
             raise DataError(f"message {number} needs a 'role' such as 'user' or 'assistant'")
         _check_content(message, number)
+    return messages
+
+
+def _list_of(value: Any, requirement: str) -> list[Any]:
+    if value is None or value in ([], ""):
+        raise EmptyRow(requirement)
+    if not isinstance(value, list):
+        raise DataError(requirement)
+    if len(value) > MAX_MESSAGES:
+        raise DataError(f"it has {len(value):,} messages, more than {MAX_MESSAGES:,}")
     return value
 
 
@@ -270,7 +340,7 @@ def _check_content(message: Mapping[str, Any], number: int) -> None:
         for part in content:
             if part.get("type") != "text" or not isinstance(part.get("text"), str):
                 raise DataError(
-                    f"message {number} holds a part of type {part.get('type')!r}: "
+                    f"message {number} holds a part of type {quoted(part.get('type'))}: "
                     "only text can be learnt"
                 )
         return
@@ -278,16 +348,15 @@ def _check_content(message: Mapping[str, Any], number: int) -> None:
 
 
 def _from_sharegpt(turns: Any) -> list[dict[str, Any]]:
-    if not isinstance(turns, list) or not turns:
-        raise DataError("'conversations' must be a list of turns that is not empty")
     messages = []
-    for number, turn in enumerate(turns, start=1):
+    requirement = "'conversations' must be a list of turns that is not empty"
+    for number, turn in enumerate(_list_of(turns, requirement), start=1):
         if not isinstance(turn, dict) or "from" not in turn or "value" not in turn:
             raise DataError(f"turn {number} needs 'from' and 'value'")
         role = _SHAREGPT_ROLES.get(str(turn["from"]).lower())
         if role is None:
             raise DataError(
-                f"turn {number} is from {turn['from']!r}, which is none of "
+                f"turn {number} is from {quoted(turn['from'])}, which is none of "
                 f"{', '.join(sorted(_SHAREGPT_ROLES))}"
             )
         if not isinstance(turn["value"], str):
@@ -300,9 +369,9 @@ def _from_json(value: Any) -> Any:
     """A list that a table keeps as text."""
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
-            return json.loads(value)
-        except ValueError as err:
-            raise DataError(f"a list kept as text is not valid JSON: {err}") from err
+            return parse_json(value)
+        except DataError as err:
+            raise DataError(f"a list kept as text is {err}") from err
     return value
 
 

@@ -6,6 +6,8 @@ import re
 from pathlib import Path, PurePosixPath
 
 from qlora_wgpu.errors import DataError
+from qlora_wgpu.files import file_text
+from qlora_wgpu.limits import KIB
 
 _NAME = re.compile(
     r"(?P<name>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?::(?P<split>[\w./-]+))?", re.ASCII
@@ -37,7 +39,7 @@ def download(text: str) -> list[Path]:
     assert match is not None
     name, split = match["name"], match["split"] or "train"
     try:
-        if huggingface_hub.constants.is_offline_mode():
+        if huggingface_hub.constants.HF_HUB_OFFLINE:
             cached = _cached(name)
             names = [p.relative_to(cached).as_posix() for p in cached.rglob("*") if p.is_file()]
             return [cached / file for file in choose(name, names, split)]
@@ -71,7 +73,7 @@ def _cached(name: str) -> Path:
 
     place = Path(huggingface_hub.constants.HF_HUB_CACHE) / f"datasets--{name.replace('/', '--')}"
     try:
-        commit = (place / "refs" / "main").read_text(encoding="utf-8").strip()
+        commit = file_text(place / "refs" / "main", KIB).strip()
     except OSError:
         raise DataError(
             f"the data set {name} is not in the local cache, and the hub is offline "

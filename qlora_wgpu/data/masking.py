@@ -60,6 +60,101 @@ def assistant_spans(
     return rendered.text, spans
 
 
+def last_turn_spans(
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    eos_token: str | None = None,
+) -> tuple[str, list[Span]]:
+    """Renders a conversation and finds the assistant's last turn, the last message, in it.
+
+    A template may mark several passages of a turn, such as its thoughts, its answer and its end,
+    and nothing at the marks says whose turn they are in. So they are told apart by where the
+    message before the turn ends: in what the template makes of the conversation without the turn,
+    or, where that changes earlier turns, by an exchange of that message's content.
+
+    Args:
+        template: The chat template.
+        messages: The conversation.
+        tools: JSON schemas of functions that the model may call.
+        eos_token: Text that some templates put after the very last turn only.
+
+    Returns:
+        The text, and ascending half-open character ranges: none where the assistant has not spoken
+        last.
+
+    Raises:
+        DataError: If the template refuses the conversation, or the turn cannot be found for
+            certain.
+    """
+    text, spans = assistant_spans(template, messages, tools, eos_token)
+    if messages[-1]["role"] != "assistant":
+        return text, []
+    if not template.marks_assistant:
+        return text, spans[-1:]
+    if not any(message["role"] == "assistant" for message in messages[:-1]):
+        return text, spans
+    begin = _end_by_omission(template, messages, tools, text, spans)
+    if begin is None:
+        begin = _end_by_exchange(template, messages, tools, text)
+    if begin is None:
+        raise DataError(
+            "the assistant's last turn cannot be told apart in the rendered chat: set "
+            "data.train_on to assistant, or use another data.chat_template"
+        )
+    return text, [span for span in spans if span[1] > begin]
+
+
+def _end_by_omission(
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None,
+    text: str,
+    spans: Sequence[Span],
+) -> int | None:
+    """Where the text begins to differ from that without the last message.
+
+    None where earlier turns differ, too: then that place says nothing.
+    """
+    try:
+        without = template.render(messages[:-1], tools=tools)
+    except DataError:
+        return None
+    begin = common_prefix(without.text, text)
+    earlier = without.spans or []
+    same = list(spans[: len(earlier)]) == earlier and all(end <= begin for _, end in earlier)
+    return begin if same else None
+
+
+def _end_by_exchange(
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None,
+    text: str,
+) -> int | None:
+    """Where the content of the message before the last one ends."""
+    sentinel = _unused(text)
+    before = messages[-2]
+    exchanged = {**before, "content": _like(before.get("content"), sentinel)}
+    try:
+        whole = template.render([*messages[:-2], exchanged, messages[-1]], tools=tools).text
+    except DataError:
+        return None
+    _, _, tail = whole.rpartition(sentinel)
+    if whole.count(sentinel) != 1 or not text.endswith(tail):
+        return None
+    return len(text) - len(tail)
+
+
+def common_prefix(a: str, b: str) -> int:
+    """The number of characters that two texts begin with alike."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
+    return low
+
+
 class _TurnFinder:
     def __init__(
         self,
@@ -99,9 +194,7 @@ class _TurnFinder:
 
     def by_exchange(self, index: int) -> Span | None:
         """The turn as what changes in the text when its content does."""
-        sentinel = next(
-            word for word in map(_SENTINEL.format, range(1 << 20)) if word not in self._text
-        )
+        sentinel = _unused(self._text)
         message = self._messages[index]
         content = message.get("content")
         exchanged = {**message, "content": _like(content, sentinel)}
@@ -128,6 +221,11 @@ class _TurnFinder:
             if tail.startswith(closing):
                 return start, end + len(closing)
         return None
+
+
+def _unused(text: str) -> str:
+    """A word that a text does not hold."""
+    return next(word for word in map(_SENTINEL.format, range(1 << 20)) if word not in text)
 
 
 def _like(content: Any, sentinel: str) -> Any:

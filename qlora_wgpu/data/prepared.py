@@ -10,8 +10,9 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,12 +20,19 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.cache_folder import cache_path, make_cache_folder
+from qlora_wgpu.cache_folder import cache_path, is_own, make_cache_folder
+from qlora_wgpu.checkpoint import FileLock
+from qlora_wgpu.checkpoint.atomic import flush_tree
 from qlora_wgpu.data.examples import Counts, Dataset
+from qlora_wgpu.files import file_text, open_file
 from qlora_wgpu.labels import IGNORE_INDEX
+from qlora_wgpu.limits import OWN_JSON_BYTES
 
 _KEPT = 32  # data sets in the cache
-VERSION = 1  # of how rows become tokens; a new one makes old folders unused
+VERSION = 2  # of how rows become tokens; a new one makes old folders unused
+_UNFINISHED = ".unfinished-"
+_LOCK = ".lock"  # in an unfinished folder, held by its writer
+_STALE_SECONDS = 3600  # without a lock: of an older version, or between its making and its lock
 _ARRAYS = {"ids": np.int32, "labels": np.int32, "ends": np.int64}
 
 
@@ -38,9 +46,21 @@ def key_of(files: list[Path], settings: Mapping[str, Any]) -> str:
     digest = hashlib.sha256(json.dumps([VERSION, settings], sort_keys=True).encode())
     for path in files:
         digest.update(path.name.encode())
-        with path.open("rb") as file:
+        with open_file(path) as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()[:32]
+
+
+class _NotKept(Exception):
+    """Files of the cache cannot be written."""
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as err:
+        raise _NotKept(f"{folder} cannot be written: {err.strerror or err}") from err
 
 
 class Writer:
@@ -54,13 +74,25 @@ class Writer:
         """
         self._folder = folder
         self._unfinished: Path | None = None
+        self._lock: FileLock | None = None
         self._files: dict[str, BinaryIO] = {}
         self._parts: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in _ARRAYS}
+        self._digests = {name: hashlib.sha256() for name in _ARRAYS}
         self._end = 0
         if folder is not None:
-            make_cache_folder(folder.parent)
-            self._unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder.parent))
-            self._files = {n: (self._unfinished / f"{n}.bin").open("wb") for n in _ARRAYS}
+            try:
+                with _writing(folder.parent):
+                    self._begin(folder.parent)
+            except _NotKept:
+                self.discard()
+                raise
+
+    def _begin(self, cache: Path) -> None:
+        make_cache_folder(cache)
+        self._unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=cache))
+        self._lock = FileLock(self._unfinished / _LOCK)
+        self._lock.acquire()
+        self._files = {n: (self._unfinished / f"{n}.bin").open("wb") for n in _ARRAYS}
 
     def add(self, ids: list[int], labels: list[int]) -> None:
         """Appends an example."""
@@ -73,7 +105,9 @@ class Writer:
         if self._folder is None:
             self._parts[name].append(array)
         else:
-            self._files[name].write(array.data)
+            with _writing(self._folder.parent):
+                self._files[name].write(array.data)
+            self._digests[name].update(array.data)
 
     def finish(self, counts: Counts, warnings: list[str]) -> Dataset:
         """Closes the data set and opens it for reading."""
@@ -83,49 +117,79 @@ class Writer:
                 for name, dtype in _ARRAYS.items()
             }
             return Dataset.of_arrays(**arrays, counts=counts, warnings=warnings)
+        with _writing(self._folder.parent):
+            self._publish(self._unfinished, self._folder, counts, warnings)
+        dataset = read(self._folder)
+        if dataset is None:
+            raise _NotKept(f"{self._folder} cannot be read again")
+        return dataset
+
+    def _publish(self, unfinished: Path, folder: Path, counts: Counts, warnings: list[str]) -> None:
         for file in self._files.values():
             file.close()
-        about = {"counts": asdict(counts), "warnings": warnings}
-        (self._unfinished / "about.json").write_text(json.dumps(about), encoding="utf-8")
-        try:
-            self._unfinished.rename(self._folder)
-        except OSError:  # another run has just finished the same
-            shutil.rmtree(self._unfinished, ignore_errors=True)
-        self._unfinished = None
-        dataset = read(self._folder)
-        assert dataset is not None
-        return dataset
+        about = {
+            "counts": asdict(counts),
+            "warnings": warnings,
+            "sha256": {name: digest.hexdigest() for name, digest in self._digests.items()},
+        }
+        (unfinished / "about.json").write_text(json.dumps(about), encoding="utf-8")
+        self._unlock()
+        flush_tree(unfinished)
+        if not folder.exists():  # or another run has just finished the same
+            unfinished.rename(folder)
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock.path.unlink(missing_ok=True)
+            self._lock = None
 
     def discard(self) -> None:
         """Removes what was written; nothing where the data set is finished."""
         for file in self._files.values():
-            file.close()
+            with suppress(OSError):
+                file.close()
+        with suppress(OSError):  # what remains is swept up by the next run
+            self._unlock()
         if self._unfinished is not None:
             shutil.rmtree(self._unfinished, ignore_errors=True)
 
 
 def read(folder: Path) -> Dataset | None:
-    """A finished data set, or None where there is none or it is damaged."""
+    """A finished data set, or None where there is none, or none that is whole and the user's."""
+    if not is_own(folder):
+        return None
     try:
-        about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+        about = json.loads(file_text(folder / "about.json", OWN_JSON_BYTES))
+        if any(_sha256(folder / f"{n}.bin") != about["sha256"][n] for n in _ARRAYS):
+            return None
         arrays = {n: _mapped(folder / f"{n}.bin", dtype) for n, dtype in _ARRAYS.items()}
-        counts = Counts(**about["counts"])
-    except (OSError, ValueError, KeyError, TypeError):
+        counts = Counts(**{name: int(count) for name, count in about["counts"].items()})
+        warnings = [str(text) for text in about["warnings"]]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     total = int(arrays["ends"][-1]) if len(arrays["ends"]) else 0
     if not len(arrays["ids"]) == len(arrays["labels"]) == total:
         return None
-    return Dataset.of_arrays(**arrays, counts=counts, warnings=about["warnings"])
+    return Dataset.of_arrays(**arrays, counts=counts, warnings=warnings)
+
+
+def _sha256(path: Path) -> str:
+    with open_file(path) as file:  # not through the map, which would count as memory
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _mapped(path: Path, dtype: Any) -> npt.NDArray[Any]:
     if path.stat().st_size == 0:
         return np.zeros(0, dtype)
-    return np.memmap(path, dtype, mode="r")
+    with open_file(path) as file:
+        return np.memmap(file, dtype, mode="r")
 
 
 def prepare(folder: Path | None, fill: Callable[[Writer], tuple[Counts, list[str]]]) -> Dataset:
     """The data set of a folder, made by ``fill`` if it is not there.
+
+    Where the folder cannot be written, it is made in memory, with a warning.
 
     Args:
         folder: The folder to keep the data in, or None for memory only.
@@ -136,20 +200,48 @@ def prepare(folder: Path | None, fill: Callable[[Writer], tuple[Counts, list[str
         with suppress(OSError):
             (folder / "about.json").touch()  # used just now: see _forget_oldest
         return dataset
-    if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
-        _forget_oldest(folder.parent)
-    writer = Writer(folder)
+    if folder is None:
+        return _filled(Writer(None), fill)
+    shutil.rmtree(folder, ignore_errors=True)
+    _sweep(folder.parent)
+    _forget_oldest(folder.parent)
+    try:
+        return _filled(Writer(folder), fill)
+    except _NotKept as err:
+        dataset = _filled(Writer(None), fill)
+        dataset.warnings += (f"prepared data is not kept for the next run: {err}",)
+        return dataset
+
+
+def _filled(writer: Writer, fill: Callable[[Writer], tuple[Counts, list[str]]]) -> Dataset:
     try:
         return writer.finish(*fill(writer))
     finally:
         writer.discard()
 
 
+def _sweep(cache: Path) -> None:
+    """Removes what killed runs left half prepared, and nothing that a run is preparing."""
+    for unfinished in cache.glob(f"{_UNFINISHED}*"):
+        with suppress(OSError):
+            if _is_stale(unfinished):
+                shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _is_stale(unfinished: Path) -> bool:
+    if not (unfinished / _LOCK).exists():
+        newest = max(path.stat().st_mtime for path in (unfinished, *unfinished.iterdir()))
+        return time.time() - newest > _STALE_SECONDS
+    lock = FileLock(unfinished / _LOCK)
+    is_stale = lock.acquire() and lock.is_exclusive
+    lock.release()
+    return is_stale
+
+
 def _forget_oldest(cache: Path) -> None:
     """Makes room: of all prepared data, those used last are kept."""
-    kept = list(cache.glob("*/about.json"))
     with suppress(OSError):
+        kept = list(cache.glob("*/about.json"))
         for about in sorted(kept, key=lambda p: p.stat().st_mtime)[: -_KEPT + 1]:
             shutil.rmtree(about.parent, ignore_errors=True)
 

@@ -3,33 +3,43 @@
 from __future__ import annotations
 
 import csv
-import importlib
+import importlib.util
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
+from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, TextIO
 
+from qlora_wgpu.data import parquet_child
+from qlora_wgpu.data.json_text import checked
 from qlora_wgpu.errors import DataError
+from qlora_wgpu.files import open_file
+from qlora_wgpu.limits import MAX_COLUMNS, MAX_EXPANSION, MAX_LINE, MAX_TABLE_MEMORY
+from qlora_wgpu.visible import one_line
 
-_LONGEST_CELL = 1 << 27
-_ROWS_AT_ONCE = 256
+_LONGEST_REASON = 300  # characters of a library's message
 
 
 def csv_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields where a row stands and the row; its first line names the columns.
 
     Raises:
-        DataError: If it is not UTF-8, a line has more or fewer cells than columns, or two columns
-            have one name.
+        DataError: If it is not UTF-8, a line has more or fewer cells than columns, two columns
+            have one name, or a row is too long.
     """
-    csv.field_size_limit(_LONGEST_CELL)
+    csv.field_size_limit(MAX_LINE)
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, strict=True)
+        with TextIOWrapper(open_file(path), encoding="utf-8-sig", newline="") as file:
+            lines = _RecordLines(file, path.name)
+            reader = csv.reader(lines, strict=True)
             names = next(reader, [])
-            if len(set(names)) != len(names) or not all(names):
-                raise DataError(f"{path.name}: its first line must name every column once")
+            _check_columns(names, path.name)
+            lines.begin()
             for cells in reader:
                 where = f"{path.name} line {reader.line_num}"
+                lines.begin()
                 if not cells:
                     continue
                 if len(cells) != len(names):
@@ -46,33 +56,110 @@ def csv_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise DataError(f"the data file {path} cannot be read: {err.strerror or err}") from err
 
 
+class _RecordLines:
+    """The lines of a file, of which one record may take so many characters and no more."""
+
+    def __init__(self, file: TextIO, name: str) -> None:
+        self._file = file
+        self._name = name
+        self._first = self._line = 1
+        self._left = MAX_LINE
+
+    def begin(self) -> None:
+        """Another record begins with the next line."""
+        self._first, self._left = self._line, MAX_LINE
+
+    def __iter__(self) -> _RecordLines:
+        return self
+
+    def __next__(self) -> str:
+        line = self._file.readline(self._left + 1)
+        if len(line) > self._left:
+            raise DataError(
+                f"{self._name}: the row that begins in line {self._first} is longer than "
+                f"{MAX_LINE >> 20} MiB: is a quote left open?"
+            )
+        if not line:
+            raise StopIteration
+        self._left -= len(line)
+        self._line += 1
+        return line
+
+
+def _check_columns(names: list[str], file: str) -> None:
+    if len(names) > MAX_COLUMNS:
+        raise DataError(f"{file}: it has {len(names):,} columns, more than {MAX_COLUMNS:,}")
+    if len(set(names)) != len(names) or not all(names):
+        raise DataError(f"{file}: its first line must name every column once")
+
+
 def parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields where a row stands and the row, a few hundred rows in memory at a time.
+    """Yields where a row stands and the row.
+
+    A process of its own reads the file: a few bytes of Parquet can stand for gigabytes, and the
+    library may end the process on a damaged file.
 
     Raises:
-        DataError: If the extra ``parquet`` is not installed or the file is damaged.
+        DataError: If the extra ``parquet`` is not installed, the file is damaged or takes too much
+            memory, or a row is too long.
     """
-    try:
-        parquet = importlib.import_module("pyarrow.parquet")
-    except ImportError:
+    if importlib.util.find_spec("pyarrow") is None or not _has_parquet():
         raise DataError(
             f"{path.name}: Parquet files need the extra: pip install 'qlora-wgpu[parquet]'"
-        ) from None
-    number = 0
+        )
+    limits = (MAX_TABLE_MEMORY, MAX_LINE, MAX_COLUMNS, MAX_EXPANSION)
+    # Without -P the folder of the script would be one to import from.
+    command = [sys.executable, "-P", parquet_child.__file__, str(path), *map(str, limits)]
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as child:
+        try:
+            assert child.stdout is not None
+            yield from _rows_of(child.stdout, path.name)
+        finally:
+            child.kill()
+
+
+def _has_parquet() -> bool:
     try:
-        with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f"{path.name} row {number}", _without_nulls(row)
-    except DataError:
-        raise
-    except Exception as err:  # pyarrow's errors have no common base
-        raise DataError(f"{path.name} is no Parquet file that can be read: {err}") from err
+        return importlib.util.find_spec("pyarrow.parquet") is not None
+    except ValueError:  # it is there and broken
+        return False
 
 
-def _without_nulls(value: Any) -> Any:
+def _rows_of(lines: IO[bytes], name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows that the process writes, a line each, until the line that says how it ended."""
+    number = 0
+    while line := lines.readline():
+        kind, text = line[:1], line[1:].decode("utf-8")
+        if kind == parquet_child.END:
+            return
+        if kind == parquet_child.ERROR:
+            raise DataError(f"{name} is no Parquet file that can be read: {_reason(text)}")
+        number += 1
+        where = f"{name} row {number}"
+        try:
+            yield where, _without_nulls(checked(json.loads(text), text))
+        except RecursionError as err:
+            raise DataError(f"{where}: it is nested too deeply") from err
+        except DataError as err:
+            raise DataError(f"{where}: {err}") from err
+    raise DataError(
+        f"{name} cannot be read beyond row {number:,}: it is damaged, or its rows take more than "
+        f"{MAX_TABLE_MEMORY >> 20} MiB of memory"
+    )
+
+
+def _reason(text: str) -> str:
+    return one_line(text.strip())[:_LONGEST_REASON]
+
+
+def _without_nulls(row: dict[str, Any]) -> dict[str, Any]:
     """A row as JSON lines would have it: a table fills keys that an object lacks with nothing."""
+    return {key: _cleaned(value) for key, value in row.items()}
+
+
+def _cleaned(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
-    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
+        return {key: _cleaned(item) for key, item in value.items() if item is not None}
+    return [_cleaned(item) for item in value] if isinstance(value, list) else value

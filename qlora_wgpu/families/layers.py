@@ -87,12 +87,20 @@ class LayerOps:
     def rope(
         self, x: Tensor, rotation: Rope, head_dim: int, *, interleaved: bool = False
     ) -> Tensor:
-        """Rotates every head by its token's position."""
+        """Rotates every head by its token's position, and by its sample's length if that counts."""
+        table, rows = self._table(rotation)
+        dim = rotation.rotary_dim
+        return rope(self.g, x, table, self.batch, head_dim, dim, interleaved=interleaved, rows=rows)
+
+    def _table(self, rotation: Rope) -> tuple[Tensor, Tensor | None]:
+        """Angles by position, or with the rows of what the host writes for every token."""
+        if rotation.by_length:
+            angles = self.batch.angles_of(rotation)
+            return angles.table, angles.rows
         if rotation not in self._tables:
             table = self.g.constant("rope table", rotation.table(self.batch.span))
             self._tables[rotation] = table
-        table, dim = self._tables[rotation], rotation.rotary_dim
-        return rope(self.g, x, table, self.batch, head_dim, dim, interleaved=interleaved)
+        return self._tables[rotation], None
 
     def attention(
         self,

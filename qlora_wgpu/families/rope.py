@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from qlora_wgpu.errors import UnsupportedModelError
+from qlora_wgpu.errors import UnsupportedModelError, brief
+from qlora_wgpu.families.config_reader import is_above_zero
 from qlora_wgpu.families.rope_kinds import (
     KINDS,
     LISTS,
     FloatArray,
     Frequencies,
     RopeParameters,
-    is_above_zero,
 )
 
 _SYNONYMS = {"su": "longrope"}  # as the first Phi 3 configurations have it
@@ -35,19 +36,38 @@ class Rope:
 
     Attributes:
         rotary_dim: Elements of a head that are rotated.
-        frequencies: Angle per position of each pair, for sequences of a length.
+        frequencies: Angle per position of each pair, for samples of a length.
         factor: Factor of cosines and sines.
+        by_length: Whether frequencies depend on the length at all.
     """
 
     rotary_dim: int
     frequencies: Frequencies
     factor: float = 1.0
+    by_length: bool = False
 
     def table(self, positions: int) -> FloatArray:
-        """(positions, rotary_dim / 2, 2) of (cos, sin), angles in float32 as in PyTorch."""
-        angles = np.arange(positions, dtype=np.float32)[:, None] * self.frequencies(positions)
+        """(positions, rotary_dim / 2, 2) of (cos, sin), of a sample of so many tokens."""
+        return self.angles(np.arange(positions), np.array([positions]))
+
+    def angles(
+        self, positions: npt.NDArray[np.integer[Any]], lengths: npt.NDArray[np.integer[Any]]
+    ) -> FloatArray:
+        """(tokens, rotary_dim / 2, 2) of (cos, sin), angles in float32 as in PyTorch.
+
+        Args:
+            positions: Where in its sample each token stands.
+            lengths: How long that sample is; one for each token, or one for all.
+        """
+        distinct, which = np.unique(lengths, return_inverse=True)
+        frequencies = np.stack([self.frequencies(int(length)) for length in distinct])[which]
+        angles = positions.astype(np.float32)[:, None] * frequencies
         table: FloatArray = np.stack([np.cos(angles), np.sin(angles)], axis=-1)
         return table if self.factor == 1.0 else table * np.float32(self.factor)
+
+    def is_same(self, length: int, other: int) -> bool:
+        """Whether samples of these two lengths are rotated alike."""
+        return np.array_equal(self.frequencies(length), self.frequencies(other))
 
 
 def read_rope(
@@ -76,14 +96,15 @@ def read_rope(
         parameters = parameters[layer_type]
     if not isinstance(parameters, Mapping):
         raise UnsupportedModelError(
-            f"config.json: RoPE's parameters must be keys, got {parameters!r}"
+            f"config.json: RoPE's parameters must be keys, got {brief(parameters)}"
         )
     thetas = (parameters.get("rope_theta"), config.get("rope_theta"), default_theta)
     values = {**parameters, "rope_theta": next(t for t in thetas if t is not None)}
     kind = _kind(values)
     _check_keys(kind, values)
     rotary_dim = _rotary_dim(config, values, head_dim, default_partial)
-    return Rope(rotary_dim, *KINDS[kind].scale(RopeParameters(config, values, rotary_dim)))
+    scaling = KINDS[kind].scale(RopeParameters(config, values, rotary_dim))
+    return Rope(rotary_dim, *scaling, KINDS[kind].by_length)
 
 
 def _kind(values: Mapping[str, Any]) -> str:
@@ -91,7 +112,7 @@ def _kind(values: Mapping[str, Any]) -> str:
     kind = _SYNONYMS.get(kind, kind) if isinstance(kind, str) else kind
     if not isinstance(kind, str) or kind not in KINDS:
         raise UnsupportedModelError(
-            f"config.json: rope type {kind!r} is not supported (known: {', '.join(KINDS)})"
+            f"config.json: rope type {brief(kind)} is not supported (known: {', '.join(KINDS)})"
         )
     return kind
 
@@ -104,14 +125,14 @@ def _check_keys(kind: str, values: Mapping[str, Any]) -> None:
     if wrong:
         raise UnsupportedModelError(
             f"config.json: RoPE of type {kind!r} has missing or unknown keys: "
-            f"{', '.join(sorted(wrong))}"
+            f"{', '.join(sorted(wrong))[:200]}"
         )
     for key in sorted(keys - _NOT_NUMBERS):
         numbers = values[key] if key in LISTS else [values[key]]
         if not isinstance(numbers, list) or not all(map(is_above_zero, numbers)):
             form = "a list of numbers" if key in LISTS else "a number"
             raise UnsupportedModelError(
-                f"config.json: RoPE's {key} must be {form} above zero, got {values[key]!r}"
+                f"config.json: RoPE's {key} must be {form} above zero, got {brief(values[key])}"
             )
 
 
@@ -122,7 +143,7 @@ def _rotary_dim(
     share = default if share is None else share
     if not is_above_zero(share) or share > 1:
         raise UnsupportedModelError(
-            f"config.json: partial_rotary_factor must be above 0 and at most 1, got {share!r}"
+            f"config.json: partial_rotary_factor must be above 0 and at most 1, got {brief(share)}"
         )
     rotary_dim = int(head_dim * share)
     if rotary_dim < 2 or rotary_dim % 2:

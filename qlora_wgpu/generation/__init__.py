@@ -2,5 +2,6 @@
 
 from qlora_wgpu.generation.decoder import Decoder
 from qlora_wgpu.generation.generate import generate
+from qlora_wgpu.generation.text import continuation
 
-__all__ = ["Decoder", "generate"]
+__all__ = ["Decoder", "continuation", "generate"]

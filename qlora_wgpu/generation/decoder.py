@@ -19,7 +19,11 @@ FloatArray = npt.NDArray[np.float32]
 
 
 class Decoder:
-    """Next-token logits for one text of bounded length, with keys and values kept on the device."""
+    """Next-token logits for one text of bounded length, with keys and values kept on the device.
+
+    They are those of the text so far by itself. Where its length changes how it is rotated, the
+    keys of its tokens change, too, and it is computed anew.
+    """
 
     def __init__(self, model: QLoRAModel, capacity: int) -> None:
         """Allocates nothing yet.
@@ -31,12 +35,18 @@ class Decoder:
         self._model = model
         self._cache = KVCache(capacity)
         self._programs: dict[int, LogitsPrograms] = {}
-        self.length = 0
+        self._ids: list[int] = []
+        self._rotated_length = 0
 
     @property
     def capacity(self) -> int:
         """Most tokens of the text."""
         return self._cache.capacity
+
+    @property
+    def length(self) -> int:
+        """Tokens of the text so far."""
+        return len(self._ids)
 
     def start(self, prompt_ids: Sequence[int]) -> FloatArray:
         """Begins a new text; float32 logits (vocab_size) of the token after it.
@@ -48,10 +58,11 @@ class Decoder:
         if not 0 < len(ids) <= self.capacity:
             raise ShapeError(f"a prompt of {len(ids)} tokens does not fit {self.capacity}")
         length = max(bucket_length(len(ids), self.capacity), 2)
-        row = np.zeros((1, length), np.int64)
-        row[0, : len(ids)] = ids
-        logits = self._logits(row, len(ids) - 1, past=0)
-        self.length = len(ids)
+        row, mask = np.zeros((2, 1, length), np.int64)
+        row[0, : len(ids)], mask[0, : len(ids)] = ids, 1
+        logits = self._logits(row, mask, len(ids) - 1, past=0)
+        self._ids = ids.tolist()
+        self._rotated_length = len(ids)
         return logits
 
     def step(self, token: int) -> FloatArray:
@@ -62,16 +73,30 @@ class Decoder:
         """
         if self.length >= self.capacity:
             raise ShapeError(f"the text is full: it holds {self.capacity} tokens")
-        logits = self._logits(np.array([[token]]), 0, past=self.length)
-        self.length += 1
+        if self._turns(self.length + 1):
+            return self.start([*self._ids, token])
+        row = np.array([[token]])
+        logits = self._logits(row, np.ones_like(row), 0, past=self.length)
+        self._ids.append(token)
         return logits
 
-    def _logits(self, row: npt.NDArray[np.int64], column: int, past: int) -> FloatArray:
+    def _turns(self, length: int) -> bool:
+        """Whether a text of this length is rotated in another way than the keys that are kept."""
+        rotations = {r for program in self._programs.values() for r in program.batch.angles}
+        return not all(rotation.is_same(length, self._rotated_length) for rotation in rotations)
+
+    def _logits(
+        self,
+        row: npt.NDArray[np.int64],
+        mask: npt.NDArray[np.int64],
+        column: int,
+        past: int,
+    ) -> FloatArray:
         """Logits of one column of a batch of one row."""
         ids = batch_encoding.checked_ids(row, self._model.architecture.vocab_size)
         length = ids.shape[1]
         if length not in self._programs:
             batch = make_batch_buffers(1, length, CacheView(self._cache))
             self._programs[length] = self._model.programs.logits(batch)
-        logits = self._programs[length].run(ids, np.ones_like(ids), np.array([column]), past)
+        logits = self._programs[length].run(ids, mask, np.array([column]), past)
         return np.ascontiguousarray(logits[0])

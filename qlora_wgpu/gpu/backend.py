@@ -105,9 +105,3 @@ class Backend(ABC):
     def matrix_shapes(self, adapter: Any) -> tuple[MatrixShape, ...]:
         """Products of f16 with float32 sums that the adapter's matrix units offer."""
         return ()
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether an error of the WebGPU module means that the device has no memory left."""
-    text = f"{type(error).__name__} {error}".lower()
-    return "not enough memory" in text or "out of memory" in text or "outofmemory" in text

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from qlora_wgpu.gpu.backend import Backend, MatrixShape
+from qlora_wgpu.gpu.preprocessor import without_comments
 
 _MATRIX = "chromium-experimental-subgroup-matrix"
+# Calls, builtin values and matrices; other names may have the word in them.
+_SUBGROUPS = re.compile(
+    r"\b(?:subgroup[A-Z]|quad[A-Z])\w*\s*[(<]|@builtin\s*\(\s*(?:subgroup_|num_subgroups\b)"
+    r"|\bsubgroup_matrix_"
+)
 
 
 class Dawn(Backend):
@@ -46,7 +53,8 @@ class Dawn(Backend):
 
     def dialect(self, code: str) -> str:
         """Enables subgroups where they are used, on the first line so that numbers stay true."""
-        return f"enable subgroups; {code}" if "subgroup" in code else code
+        used = _SUBGROUPS.search(without_comments(code))
+        return f"enable subgroups; {code}" if used else code
 
     def matrix_shapes(self, adapter: Any) -> tuple[MatrixShape, ...]:
         """The shapes that the adapter lists, the largest first."""

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.errors import DeviceError, OutOfMemoryError
+from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.adapters import choose_adapter
-from qlora_wgpu.gpu.backend import is_out_of_memory
+from qlora_wgpu.gpu.calls import driver_call
 from qlora_wgpu.gpu.probe import matrix_shape, subgroup_size
 from qlora_wgpu.gpu.profile import Profile, cpu_profile, gpu_profile
 from qlora_wgpu.gpu.wgsl import Shader
@@ -22,7 +24,9 @@ ALIGNMENT = 256  # of buffer windows: the most any GPU asks for
 TEXTURE_WIDTH = 1024  # texels; shaders/common/texel.wgsl has it too
 _TEXTURE_ROW = 16 * TEXTURE_WIDTH  # bytes
 _UPLOAD_CHUNK = 16 << 20  # unsubmitted writes pile up in host memory
-_MAX_WORKGROUPS = 65_535
+_TIMEOUT = 1800.0  # seconds
+# Desktop systems end work that takes too long.
+DISPATCHES_PER_SUBMIT = 100
 
 
 @dataclass
@@ -59,16 +63,27 @@ class Device:
         features: Features of the device that are used, by WebGPU's names.
         memory: Bytes allocated on the device, by kind.
         profile: How kernels are cut for this kind of GPU.
+        dispatches_per_submit: After how many dispatches work is handed to the driver.
+        timeout: Seconds after which a call into the driver counts as hung.
     """
 
     def __init__(
-        self, gpu: str = "auto", backend: str = "auto", *, adapter: str | None = None
+        self,
+        gpu: str = "auto",
+        backend: str = "auto",
+        *,
+        dispatches_per_submit: int = DISPATCHES_PER_SUBMIT,
+        timeout: float | None = None,
+        adapter: str | None = None,
     ) -> None:
         """Opens a device.
 
         Args:
             gpu: ``"auto"``, an index, or part of a name, as ``qlora-wgpu doctor`` lists them.
             backend: ``"auto"``, ``"wgpu"`` or ``"dawn"``.
+            dispatches_per_submit: After how many dispatches work is handed to the driver.
+            timeout: Seconds after which a call into the driver counts as hung; None is half an
+                hour, and no limit for a software GPU, which cannot hang but may be slow.
             adapter: The former name of ``gpu``.
 
         Raises:
@@ -80,11 +95,31 @@ class Device:
         chosen = choose_adapter(gpu, backend)
         self.backend = chosen.backend
         self.gpu = chosen.raw
+        self.dispatches_per_submit = dispatches_per_submit
+        self.timeout = timeout or (math.inf if self.is_cpu else _TIMEOUT)
         self.features = frozenset(self.backend.features_of(self.gpu))
-        self.raw = self.backend.request_device(self.gpu)
+        with self.driver_call("opening it"):
+            self.raw = self.backend.request_device(self.gpu)
         self.memory = MemoryCounter()
         self._pipelines: dict[str, Any] = {}
         self.profile = self._choose_profile()
+
+    def driver_call(self, what: str) -> AbstractContextManager[None]:
+        """What every call into the driver is made in that may wait for it or fail.
+
+        Args:
+            what: What is done, for messages: ``"reading a result"``.
+        """
+        return driver_call(self.name, what, self.timeout)
+
+    def submit(self, *commands: Any) -> None:
+        """Hands finished command buffers to the driver; does not wait.
+
+        Raises:
+            DeviceError: If the driver refuses them, or the GPU was lost.
+        """
+        with self.driver_call("submitting work"):
+            self.raw.queue.submit(list(commands))
 
     @property
     def adapter(self) -> Any:
@@ -171,15 +206,14 @@ class Device:
                 f"{most:,}: lower the batch size or data.max_seq_length"
             )
         try:
-            memory = make()
-        except Exception as err:
-            if is_out_of_memory(err):
-                raise OutOfMemoryError(
-                    f"{self.name} has no memory for {label or kind} ({nbytes:,} bytes, after "
-                    f"{self.memory.total:,}): lower the batch size or data.max_seq_length, or "
-                    "turn on train.gradient_checkpointing"
-                ) from err
-            raise DeviceError(f"{self.name} refused {label or kind}: {err}") from err
+            with self.driver_call(f"allocating {label or kind}"):
+                memory = make()
+        except OutOfMemoryError as err:
+            raise OutOfMemoryError(
+                f"{self.name} has no memory for {label or kind} ({nbytes:,} bytes, after "
+                f"{self.memory.total:,}): lower the batch size or data.max_seq_length, or "
+                "turn on train.gradient_checkpointing"
+            ) from err
         self.memory.add(kind, nbytes)
         return memory
 
@@ -192,14 +226,16 @@ class Device:
             view = memoryview(view.tobytes() + bytes(-view.nbytes % 4))
         for start in range(0, view.nbytes, _UPLOAD_CHUNK):
             piece = view[start : start + _UPLOAD_CHUNK]
-            self.raw.queue.write_buffer(buffer, offset + start, piece)
+            with self.driver_call("uploading data"):
+                self.raw.queue.write_buffer(buffer, offset + start, piece)
             if view.nbytes > _UPLOAD_CHUNK:
-                self.raw.queue.submit([])
+                self.submit()
 
     def read(self, buffer: Any, nbytes: int, offset: int = 0) -> memoryview:
         """Waits for all submitted work and copies bytes back."""
         padded = nbytes + -nbytes % 4
-        data: memoryview = self.raw.queue.read_buffer(buffer, offset, padded)
+        with self.driver_call("reading a result"):
+            data: memoryview = self.raw.queue.read_buffer(buffer, offset, padded)
         return data[:nbytes]
 
     def write_texture(self, texture: Any, data: npt.NDArray[Any]) -> None:
@@ -209,22 +245,24 @@ class Device:
         for row in range(0, -(-flat.size // _TEXTURE_ROW), rows):
             piece = flat[row * _TEXTURE_ROW : (row + rows) * _TEXTURE_ROW]
             height = -(-piece.size // _TEXTURE_ROW)
-            self.raw.queue.write_texture(
-                {"texture": texture, "origin": (0, row, 0)},
-                np.pad(piece, (0, height * _TEXTURE_ROW - piece.size)),
-                {"bytes_per_row": _TEXTURE_ROW, "rows_per_image": height},
-                (TEXTURE_WIDTH, height, 1),
-            )
-            self.raw.queue.submit([])
+            with self.driver_call("uploading data"):
+                self.raw.queue.write_texture(
+                    {"texture": texture, "origin": (0, row, 0)},
+                    np.pad(piece, (0, height * _TEXTURE_ROW - piece.size)),
+                    {"bytes_per_row": _TEXTURE_ROW, "rows_per_image": height},
+                    (TEXTURE_WIDTH, height, 1),
+                )
+            self.submit()
 
     def read_texture(self, texture: Any, nbytes: int, offset: int = 0) -> memoryview:
         """Waits for all submitted work and copies a texture's bytes back."""
         first, last = offset // _TEXTURE_ROW, -(-(offset + nbytes) // _TEXTURE_ROW)
-        data: memoryview = self.raw.queue.read_texture(
-            {"texture": texture, "origin": (0, first, 0)},
-            {"bytes_per_row": _TEXTURE_ROW, "rows_per_image": last - first},
-            (TEXTURE_WIDTH, last - first, 1),
-        )
+        with self.driver_call("reading a result"):
+            data: memoryview = self.raw.queue.read_texture(
+                {"texture": texture, "origin": (0, first, 0)},
+                {"bytes_per_row": _TEXTURE_ROW, "rows_per_image": last - first},
+                (TEXTURE_WIDTH, last - first, 1),
+            )
         start = offset - first * _TEXTURE_ROW
         return data.cast("B")[start : start + nbytes]
 
@@ -232,27 +270,29 @@ class Device:
         """Compiles a shader, once."""
         pipeline = self._pipelines.get(shader.label)
         if pipeline is None:
-            try:
-                module = self.raw.create_shader_module(
-                    code=self.backend.dialect(shader.code), label=shader.label
-                )
-                pipeline = self.raw.create_compute_pipeline(
-                    layout="auto", compute={"module": module, "entry_point": "main"}
-                )
-            except Exception as err:
-                raise DeviceError(f"{self.name} cannot compile {shader.label}: {err}") from err
+            with self.driver_call(f"compiling {shader.label}"):
+                pipeline = self._compile(shader)
             self._pipelines[shader.label] = pipeline
         return pipeline
 
+    def _compile(self, shader: Shader) -> Any:
+        code = self.backend.dialect(shader.code)
+        module = self.raw.create_shader_module(code=code, label=shader.label)
+        return self.raw.create_compute_pipeline(
+            layout="auto", compute={"module": module, "entry_point": "main"}
+        )
+
     def dispatch(self, pipeline: Any, group: Any, workgroups: tuple[int, int, int]) -> None:
         """Runs one kernel, in a submit of its own."""
-        encoder = self.raw.create_command_encoder()
-        compute = encoder.begin_compute_pass()
-        compute.set_pipeline(pipeline)
-        compute.set_bind_group(0, group)
-        compute.dispatch_workgroups(*workgroups)
-        compute.end()
-        self.raw.queue.submit([encoder.finish()])
+        with self.driver_call("recording work"):
+            encoder = self.raw.create_command_encoder()
+            compute = encoder.begin_compute_pass()
+            compute.set_pipeline(pipeline)
+            compute.set_bind_group(0, group)
+            compute.dispatch_workgroups(*workgroups)
+            compute.end()
+            commands = encoder.finish()
+        self.submit(commands)
 
     def bind_group(self, shader: Shader, windows: dict[str, tuple[Any, int, int]]) -> Any:
         """Binds windows ``(buffer, offset, nbytes)``, or whole textures, to a shader's names."""
@@ -268,8 +308,9 @@ class Device:
                 else {"buffer": memory, "offset": offset, "size": size}
             )
             entries.append({"binding": indices[name], "resource": resource})
-        layout = self.pipeline(shader).get_bind_group_layout(0)
-        return self.raw.create_bind_group(layout=layout, entries=entries, label=shader.label)
+        with self.driver_call(f"binding {shader.label}"):
+            layout = self.pipeline(shader).get_bind_group_layout(0)
+            return self.raw.create_bind_group(layout=layout, entries=entries, label=shader.label)
 
 
 def buffer_bytes(nbytes: int) -> int:
@@ -280,15 +321,3 @@ def buffer_bytes(nbytes: int) -> int:
 def texture_bytes(nbytes: int) -> int:
     """Bytes that a texture of this size takes on the device: whole rows of texels."""
     return max(-(-nbytes // _TEXTURE_ROW), 1) * _TEXTURE_ROW
-
-
-def fold_workgroups(count: int) -> tuple[int, int, int]:
-    """Spreads a one-dimensional count of workgroups over x and y within WebGPU's limit.
-
-    Shaders recover the index as ``workgroup_id.y * num_workgroups.x + workgroup_id.x`` and must
-    return where it lies past their end.
-    """
-    if count <= _MAX_WORKGROUPS:
-        return (max(count, 1), 1, 1)
-    rows = -(-count // _MAX_WORKGROUPS)
-    return (-(-count // rows), rows, 1)

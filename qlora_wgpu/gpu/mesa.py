@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import MutableMapping
-from pathlib import Path
 
 from qlora_wgpu.cache_folder import cache_path, make_cache_folder
+from qlora_wgpu.files import file_bytes
+from qlora_wgpu.limits import MIB
 
 
 def widen_software_vectors(environ: MutableMapping[str, str]) -> None:
@@ -21,14 +21,17 @@ def widen_software_vectors(environ: MutableMapping[str, str]) -> None:
     environ["LP_NATIVE_VECTOR_WIDTH"] = "512"
     if not {"MESA_SHADER_CACHE_DIR", "MESA_SHADER_CACHE_DISABLE"} & environ.keys():
         folder = cache_path("mesa-512")
-        with contextlib.suppress(OSError):  # Mesa makes the last folder only
-            make_cache_folder(folder)
-        environ["MESA_SHADER_CACHE_DIR"] = str(folder)
+        try:
+            make_cache_folder(folder)  # Mesa makes the last folder only
+        except OSError:
+            environ["MESA_SHADER_CACHE_DISABLE"] = "true"  # else it complains on stderr
+        else:
+            environ["MESA_SHADER_CACHE_DIR"] = str(folder)
 
 
 def _has_avx512() -> bool:
     try:
-        flags = set(Path("/proc/cpuinfo").read_text(encoding="ascii", errors="ignore").split())
+        flags = set(file_bytes("/proc/cpuinfo", 16 * MIB).decode("ascii", "ignore").split())
     except OSError:
         return False
     # Mesa's code for 512 bits needs these parts of AVX-512.

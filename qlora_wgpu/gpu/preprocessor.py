@@ -27,10 +27,34 @@ from qlora_wgpu.gpu.operands import Bound, Operand, parse
 Constant = bool | int | float
 _UNROLL = re.compile(r"^//#unroll\s+([^:]+?)\s*(?::(.*))?$")
 _NAMED = re.compile(r"//#(?:input|output)\s+\d+\s+(\w+)|@binding\(\d+\)\s*var(?:<[^>]*>)?\s+(\w+)")
+_COMMENT_BEGINS = re.compile(r"//[^\n]*|/\*")
+GRID = ("GRID_X", "GRID_Y", "GRID_Z")
+FOLD = "FOLD"
+"""Constants of a shader whose grid is folded: its sizes, and the width of what is dispatched."""
+_MAIN_GROUP = re.compile(r"@builtin\(workgroup_id\)\s*(\w+)(\s*:\s*vec3<u32>[^{]*)\{")
+_WITHIN_COMMENT = re.compile(r"/\*|\*/")  # block comments nest
 
 
 class ShaderSourceError(Exception):
     """A shader file of this package is wrong: a programming error, not a user's."""
+
+
+def without_comments(code: str) -> str:
+    """WGSL with a space for each comment; lines keep their numbers.
+
+    What asks whether a name is in a shader asks here, so that no comment answers.
+    """
+    kept: list[str] = []
+    depth = at = 0
+    while at < len(code):
+        match = (_WITHIN_COMMENT if depth else _COMMENT_BEGINS).search(code, at)
+        end = match.start() if match else len(code)
+        kept.append("\n" * code.count("\n", at, end) if depth else code[at:end])
+        at = match.end() if match else end
+        mark = match.group() if match else ""
+        depth += {"/*": 1, "*/": -1}.get(mark, 0)
+        kept.append(" " if mark else "")
+    return "".join(kept)
 
 
 @dataclass
@@ -58,14 +82,17 @@ class Source:
     def expand(self, path: str) -> str:
         """A file's code, its includes and its operands' functions behind it."""
         code = self._file(path)
+        bare = without_comments(code)
         for name, where in self.conditions.items():
             if name not in self.names:
                 raise ShaderSourceError(f"{where}: {name} is not a binding")
-        functions = "\n".join(self._functions(code))
-        if re.search(r"\bEight\b|\bpack_bf16\b|\bunpack_bf16\b|Float8", code + functions):
+        functions = "\n".join(self._functions(bare))
+        if re.search(r"\bEight\b|\bpack_bf16\b|\bunpack_bf16\b|Float8", bare + functions):
             functions += "\n" + self._include("common/eight.wgsl", path)
-        if "texel_at(" in code + functions:
+        if "texel_at(" in bare + functions:
             functions += "\n" + self._include("common/texel.wgsl", path)
+        if FOLD in self.constants:
+            code = _folded(code, path)
         return _with_first_texels(f"{code}\n{functions}", self.texture_inputs(), path)
 
     def texture_inputs(self) -> list[str]:
@@ -164,7 +191,9 @@ class Source:
                 if not open_blocks:
                     raise ShaderSourceError(f"{where}: //#end without //#unroll")
                 begin, counters, opened = open_blocks.pop()
-                body = " ".join(_without_comment(part) for part in done[begin:] if part.strip())
+                body = " ".join(
+                    without_comments(part).strip() for part in done[begin:] if part.strip()
+                )
                 done[begin:] = [""] * (len(done) - begin)
                 done.append(self._repeat(counters, body, opened))
             elif text.startswith("//#"):
@@ -174,7 +203,7 @@ class Source:
         if open_blocks:
             raise ShaderSourceError(f"{open_blocks[-1][2]}: //#unroll without //#end")
         for number, line in enumerate(done, 1):
-            if "$" in line.split("//")[0]:
+            if "$" in without_comments(line):
                 raise ShaderSourceError(f"{path}:{number}: unknown counter in {line.strip()!r}")
         return done
 
@@ -196,10 +225,6 @@ class Source:
         return " ".join(pieces)
 
 
-def _without_comment(line: str) -> str:
-    return line.split("//")[0].strip()
-
-
 def _inside_if(live: list[bool], where: str) -> None:
     if len(live) == 1:
         raise ShaderSourceError(f"{where}: //#else or //#endif without //#if")
@@ -213,4 +238,22 @@ def _with_first_texels(code: str, names: list[str], path: str) -> str:
     code, count = re.subn(r"(struct\s+Params\s*\{[^}]*?,?)(\s*\})", rf"\1{fields}\2", code, count=1)
     if not count:
         raise ShaderSourceError(f"{path}: reads textures and has no struct Params")
+    return code
+
+
+def _folded(code: str, path: str) -> str:
+    """Begins ``main`` with its place in a grid that is dispatched as a rectangle."""
+
+    def begun(main: re.Match[str]) -> str:
+        place = (
+            f" let place = dispatched.y * {FOLD} + dispatched.x;"
+            " if (place >= GRID_X * GRID_Y * GRID_Z) { return; }"
+            f" let {main[1]} = vec3<u32>(place % GRID_X, place / GRID_X % GRID_Y,"
+            " place / (GRID_X * GRID_Y));"
+        )
+        return f"@builtin(workgroup_id) dispatched{main[2]}{{{place}"
+
+    code, count = _MAIN_GROUP.subn(begun, code, count=1)
+    if not count:
+        raise ShaderSourceError(f"{path}: a folded grid needs a main with a workgroup_id")
     return code

@@ -22,10 +22,11 @@ class Readback:
         self._device = device
         self._source = buffer
         self._nbytes = nbytes
-        self._free = deque(
-            device.raw.create_buffer(size=nbytes, usage=flags, label="readback")
-            for _ in range(depth)
-        )
+        with device.driver_call("allocating room for results"):
+            self._free = deque(
+                device.raw.create_buffer(size=nbytes, usage=flags, label="readback")
+                for _ in range(depth)
+            )
         self._pending: deque[tuple[Any, Any]] = deque()
         device.memory.add("inputs", depth * nbytes)
 
@@ -41,16 +42,18 @@ class Readback:
     def request(self) -> None:
         """Queues a copy; does not wait."""
         staging = self._free.popleft()
-        encoder = self._device.raw.create_command_encoder()
-        encoder.copy_buffer_to_buffer(self._source, 0, staging, 0, self._nbytes)
-        self._device.raw.queue.submit([encoder.finish()])
-        self._pending.append((staging, staging.map_async("READ")))
+        with self._device.driver_call("asking for a result"):
+            encoder = self._device.raw.create_command_encoder()
+            encoder.copy_buffer_to_buffer(self._source, 0, staging, 0, self._nbytes)
+            self._device.submit(encoder.finish())
+            self._pending.append((staging, staging.map_async("READ")))
 
     def take(self) -> bytes:
         """The bytes of the oldest copy; waits for it if it has not arrived."""
         staging, promise = self._pending.popleft()
-        promise.sync_wait()
-        data = bytes(staging.read_mapped())
-        staging.unmap()
+        with self._device.driver_call("waiting for a result"):
+            promise.sync_wait()
+            data = bytes(staging.read_mapped())
+            staging.unmap()
         self._free.append(staging)
         return data

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.gpu.device import fold_workgroups
+from qlora_wgpu.gpu.grid import Workgroups, fold_grid, fold_workgroups
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.autodiff import VJP, Tape
@@ -69,7 +69,7 @@ class Graph:
     def launch(
         self,
         path: str,
-        workgroups: tuple[int, int, int] | int,
+        workgroups: Workgroups | int,
         tensors: Mapping[str, Tensor | None],
         params: Mapping[str, int | float] | None = None,
         constants: Mapping[str, Constant] | None = None,
@@ -80,7 +80,7 @@ class Graph:
 
         Args:
             path: The shader's file.
-            workgroups: How many, along x, y, z; or for an element-wise kernel
+            workgroups: How many, along x, y, z, in any number; or for an element-wise kernel
                 (``common/flat.wgsl``) how many elements.
             tensors: One per binding of the shader, by name; None for one that is not bound.
             params: The fields of its uniform ``Params``.
@@ -97,6 +97,9 @@ class Graph:
             flat, each = self.profile.flat_group, self.profile.elements_per_thread
             chosen |= {"FLAT": flat, "ELEMENTS": each}
             workgroups = fold_workgroups(ceil_div(workgroups, flat * each))
+        else:
+            workgroups, folding = fold_grid(workgroups)
+            chosen |= folding
         bound = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         label = label or path.removesuffix(".wgsl")
         self.launches.append(Launch(path, bound, params or {}, chosen, workgroups, label, flops))

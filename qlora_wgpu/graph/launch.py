@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from qlora_wgpu.errors import OutOfMemoryError
+from qlora_wgpu.gpu.grid import Workgroups, is_within_limits
 from qlora_wgpu.gpu.operands import Bound
 from qlora_wgpu.gpu.wgsl import Constant, Shader, load_shader
 from qlora_wgpu.graph.tensor import Tensor
@@ -25,7 +26,7 @@ class Launch:
         tensors: What is bound, by the shader's names.
         values: The fields of the shader's uniform ``Params``.
         constants: What is appended to its source; booleans choose its lines.
-        workgroups: How many, along x, y, z.
+        workgroups: How many are dispatched, along x, y, z.
         label: For timing tables.
         flops: Floating-point operations, of products only.
         first_texels: Where inputs begin that are windows of a texture's copy.
@@ -37,7 +38,7 @@ class Launch:
     tensors: dict[str, Tensor]
     values: Mapping[str, int | float]
     constants: dict[str, Constant]
-    workgroups: tuple[int, int, int]
+    workgroups: Workgroups
     label: str
     flops: int
     first_texels: dict[str, int] = field(default_factory=dict)
@@ -45,6 +46,8 @@ class Launch:
     params: bytes = field(init=False)
 
     def __post_init__(self) -> None:
+        if not is_within_limits(self.workgroups):
+            raise GraphError(f"{self.label}: {self.workgroups} workgroups are too many at once")
         self.specialize()
 
     @property

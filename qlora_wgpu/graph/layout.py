@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qlora_wgpu.gpu.device import fold_workgroups
+from qlora_wgpu.gpu.grid import fold_workgroups
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.graph.dtype import ITEM_SIZE, ceil_div
 from qlora_wgpu.graph.launch import GraphError, Launch

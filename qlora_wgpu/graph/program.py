@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from qlora_wgpu.gpu.backend import Dispatch
 from qlora_wgpu.gpu.device import ALIGNMENT, Device
 from qlora_wgpu.graph.plan import Plan
 from qlora_wgpu.graph.tensor import Storage, Tensor
-
-# A submit is cut after so many dispatches, since desktop systems end work that takes too long.
-_LAUNCHES_PER_SUBMIT = 100
 
 
 class SlotPool:
@@ -79,7 +77,7 @@ class Program:
         self._slots = pool.take(plan)
         self._uniforms = self._upload_params()
         offset = 0
-        self.dispatches = []
+        self.dispatches: list[Dispatch] = []
         for launch in plan.launches:
             windows = {name: self._window(tensor) for name, tensor in launch.tensors.items()}
             if launch.params:
@@ -103,14 +101,18 @@ class Program:
 
     def run(self) -> None:
         """Submits all dispatches, in pieces; does not wait."""
-        raw = self._device.raw
-        for start in range(0, len(self.dispatches), _LAUNCHES_PER_SUBMIT):
-            encoder = raw.create_command_encoder()
+        size = self._device.dispatches_per_submit
+        for start in range(0, len(self.dispatches), size):
+            self._device.submit(self._recorded(self.dispatches[start : start + size]))
+
+    def _recorded(self, dispatches: list[Dispatch]) -> Any:
+        device = self._device
+        with device.driver_call("recording work"):
+            encoder = device.raw.create_command_encoder()
             compute = encoder.begin_compute_pass()
-            part = self.dispatches[start : start + _LAUNCHES_PER_SUBMIT]
-            self._device.backend.record(compute, part)
+            device.backend.record(compute, dispatches)
             compute.end()
-            raw.queue.submit([encoder.finish()])
+            return encoder.finish()
 
     def read(self, tensor: Tensor) -> memoryview:
         """Waits, and returns a tensor's bytes, padding included."""

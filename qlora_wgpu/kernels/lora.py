@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from qlora_wgpu.gpu.grid import Workgroups
 from qlora_wgpu.gpu.profile import CPU_PROFILE, Profile
 from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.dtype import ceil_div, round_up
@@ -85,7 +86,7 @@ class Down:
             raise GraphError(f"lora: {self.x}, {self.lora.a} and {self.u} do not fit")
 
     def _launch(
-        self, g: Graph, path: str, workgroups: tuple[int, int, int], cut: dict[str, Constant]
+        self, g: Graph, path: str, workgroups: Workgroups, cut: dict[str, Constant]
     ) -> None:
         masked = self.lora.mask is not None
         tensors: dict[str, Tensor | None] = {
@@ -176,7 +177,7 @@ class UpGrad:
             raise GraphError(f"lora: {self.dy}, {self.lora.b} and {self.du} do not fit")
 
     def _launch(
-        self, g: Graph, path: str, workgroups: tuple[int, int, int], cut: dict[str, Constant]
+        self, g: Graph, path: str, workgroups: Workgroups, cut: dict[str, Constant]
     ) -> None:
         tensors: dict[str, Tensor | None] = {"dy": self.dy, "b": self.lora.b, "du": self.du}
         constants = {**expert_constants(self.experts, tensors), **cut}

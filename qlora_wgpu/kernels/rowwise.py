@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qlora_wgpu.gpu.device import fold_workgroups
+from qlora_wgpu.gpu.grid import Workgroups
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.dtype import ceil_div
@@ -21,9 +21,9 @@ def row_constants(g: Graph) -> dict[str, Constant]:
     }
 
 
-def row_workgroups(g: Graph, rows: int) -> tuple[int, int, int]:
+def row_workgroups(g: Graph, rows: int) -> Workgroups:
     """Workgroups that cover so many rows."""
-    return fold_workgroups(ceil_div(rows, g.profile.rows_per_group))
+    return (ceil_div(rows, g.profile.rows_per_group), 1, 1)
 
 
 def _changes(profile: Profile) -> tuple[Change, ...]:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.errors import ShapeError
+from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.ops.batch import (
     INFO_DROPOUT,
@@ -134,6 +135,39 @@ def positions(mask: IntArray) -> IntArray:
     """
     count = np.arange(mask.shape[1])
     return count - np.maximum.accumulate((_begins(mask) & (mask > 1)) * count, axis=1)
+
+
+def sample_lengths(mask: IntArray) -> IntArray:
+    """(batch, seq): how many positions each token's sample takes; 1 for padding.
+
+    A sample's length is its last token's position and one: what follows in its row, be it padding
+    or another sample, does not count.
+    """
+    rows, segment = np.arange(len(mask))[:, None], segments(mask)
+    lengths = np.zeros((len(mask), mask.shape[1] + 1), np.int64)
+    np.maximum.at(lengths, (rows, segment), positions(mask) + 1)
+    lengths[:, 0] = 1
+    return lengths[rows, segment]
+
+
+def write_batch(
+    device: Device,
+    batch: BatchBuffers,
+    ids: IntArray,
+    mask: IntArray,
+    targets: IntArray | None = None,
+    rows: npt.NDArray[np.integer[Any]] | None = None,
+    dropout_key: int | None = None,
+    past: int = 0,
+) -> None:
+    """Writes all of a micro-batch to a device; arguments as for ``encode_batch``."""
+    data = encode_batch(batch, ids, mask, targets, rows, dropout_key, past)
+    device.write(batch.storage.buffer, data)
+    for rotation, angles in batch.angles.items():
+        assert angles.table.storage is not None
+        at, lengths = positions(mask) + past, sample_lengths(mask) + past
+        table = rotation.angles(at.reshape(-1), lengths.reshape(-1))
+        device.write(angles.table.storage.buffer, np.ascontiguousarray(table))
 
 
 def encode_batch(

@@ -148,9 +148,7 @@ class LoadedModel:
         if dropout_key is not None:
             check_trainable(self.adapter.config)
         batch, program = self._step("train", *ids.shape)
-        self._write_batch(
-            batch, batch_encoding.encode_batch(batch, ids, mask, targets, dropout_key=dropout_key)
-        )
+        batch_encoding.write_batch(self.device, batch, ids, mask, targets, dropout_key=dropout_key)
         program.run()
         return int((targets != IGNORE_INDEX).sum())
 
@@ -169,9 +167,6 @@ class LoadedModel:
     def new_program(self, graph: Graph, outputs: tuple[Tensor, ...] = ()) -> Program:
         """Plans a graph and makes it ready; its slots are shared with the model's others."""
         return self.programs.from_graph(graph, outputs)
-
-    def _write_batch(self, batch: BatchBuffers, data: npt.NDArray[np.uint8]) -> None:
-        self.device.write(batch.storage.buffer, data)
 
     def _step(self, kind: str, batch: int, seq: int) -> tuple[BatchBuffers, Program]:
         return self.programs.step(self.options.step(kind, batch, seq))

@@ -48,8 +48,7 @@ class LogitsPrograms:
         out = np.empty((len(rows), self.logits.columns), np.float32)
         for first in range(0, len(rows), count):
             part = rows[first : first + count]
-            data = batch_encoding.encode_batch(self.batch, ids, mask, rows=part, past=past)
-            self.device.write(self.batch.storage.buffer, data)
+            batch_encoding.write_batch(self.device, self.batch, ids, mask, rows=part, past=past)
             if first == 0:
                 self.hidden.run()
             self.head.run()

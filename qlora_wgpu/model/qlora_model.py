@@ -145,7 +145,7 @@ class QLoRAModel(LoadedModel):
                 self.read_stats()  # waits, so that the queue stays short
             ids, targets, mask = self.checked(input_ids, labels, attention_mask)
             batch, program = self._step("loss", *ids.shape)
-            self._write_batch(batch, batch_encoding.encode_batch(batch, ids, mask, targets))
+            batch_encoding.write_batch(self.device, batch, ids, mask, targets)
             program.run()
         stats = self.read_stats()
         loss, tokens = float(stats[STATS_LOSS]), int(stats[STATS_TOKENS])

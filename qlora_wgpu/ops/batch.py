@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from qlora_wgpu.graph.tensor import Storage, Tensor, vector
 from qlora_wgpu.ops.kv_cache import CacheView
@@ -10,9 +14,40 @@ from qlora_wgpu.ops.kv_cache import CacheView
 INFO_LABEL_ROWS, INFO_DROPOUT, INFO_KEY, INFO_PAST, INFO_LENGTH = 0, 1, 2, 3, 4
 
 
+class Rotation(Protocol):
+    """A rotation of heads whose angles depend on the length of a token's sample."""
+
+    @property
+    def rotary_dim(self) -> int:
+        """Elements of a head that are rotated."""
+
+    def angles(
+        self, positions: npt.NDArray[np.integer[Any]], lengths: npt.NDArray[np.integer[Any]]
+    ) -> npt.NDArray[np.float32]:
+        """(tokens, rotary_dim / 2, 2) of (cos, sin)."""
+
+    def is_same(self, length: int, other: int) -> bool:
+        """Whether samples of these two lengths are rotated alike."""
+
+
+@dataclass(frozen=True)
+class Angles:
+    """A rotation of one micro-batch, which the host writes with it.
+
+    Attributes:
+        table: float32 (batch · seq · rotary_dim) of (cos, sin): a row for each token.
+        rows: uint32 (batch · seq), the numbers of its rows in order.
+    """
+
+    table: Tensor
+    rows: Tensor
+
+
 @dataclass(frozen=True)
 class BatchBuffers:
     """The inputs that the host writes before a micro-batch: one buffer, written at once.
+
+    What few models need besides, angles by the samples' lengths, has buffers of its own.
 
     Attributes:
         batch: Sequences.
@@ -27,6 +62,7 @@ class BatchBuffers:
             cache.
         cache: Where keys and values are kept while text is generated.
         noise: NEFTune's α: how much noise the embedding of training batches gets.
+        angles: Of the rotations that ``angles_of`` was asked for.
     """
 
     batch: int
@@ -40,6 +76,7 @@ class BatchBuffers:
     info: Tensor
     cache: CacheView | None = None
     noise: float = 0.0
+    angles: dict[Rotation, Angles] = field(default_factory=dict, compare=False)
 
     @property
     def rows(self) -> int:
@@ -51,6 +88,22 @@ class BatchBuffers:
         """Positions that its tokens may have."""
         return self.seq if self.cache is None else self.cache.capacity
 
+    def angles_of(self, rotation: Rotation) -> Angles:
+        """Room for a rotation's angles, which is written with the batch from now on."""
+        if rotation not in self.angles:
+            length = self.rows * rotation.rotary_dim
+            numbers = np.arange(self.rows, dtype=np.uint32)
+            self.angles[rotation] = Angles(
+                vector("angles", length, "float32", Storage("angles", "inputs", 4 * length)),
+                vector(
+                    "row numbers",
+                    self.rows,
+                    "uint32",
+                    Storage("row numbers", "tables", numbers.nbytes, numbers),
+                ),
+            )
+        return self.angles[rotation]
+
 
 def make_batch_buffers(
     batch: int, seq: int, cache: CacheView | None = None, *, noise: float = 0.0
@@ -60,18 +113,18 @@ def make_batch_buffers(
     window = -(-rows * 4 // 256) * 256
     storage = Storage("a batch's inputs", "inputs", 5 * window + 256)
 
-    def field(name: str, index: int, dtype: str = "uint32") -> Tensor:
+    def part(name: str, index: int, dtype: str = "uint32") -> Tensor:
         return vector(name, rows, dtype, storage, index * window)
 
     return BatchBuffers(
         batch,
         seq,
         storage,
-        field("input_ids", 0),
-        field("targets", 1, "int32"),
-        field("label_rows", 2),
-        field("positions", 3),
-        field("segments", 4),
+        part("input_ids", 0),
+        part("targets", 1, "int32"),
+        part("label_rows", 2),
+        part("positions", 3),
+        part("segments", 4),
         vector("batch_info", INFO_LENGTH, "uint32", storage, 5 * window),
         cache,
         noise,

@@ -17,6 +17,7 @@ def rope(
     rotary_dim: int,
     *,
     interleaved: bool = False,
+    rows: Tensor | None = None,
 ) -> Tensor:
     """Rotates every head of x by its token's position.
 
@@ -24,10 +25,11 @@ def rope(
         g: The graph.
         x: (rows, heads · head_dim).
         table: float32 (positions, rotary_dim / 2) of (cos, sin).
-        batch: Whose ``positions`` are used.
+        batch: Whose ``positions`` are used, where no ``rows`` are given.
         head_dim: Elements of a head; even.
         rotary_dim: How many of them are rotated.
         interleaved: Whether pairs are neighbours, instead of half of rotary_dim apart.
+        rows: Which row of the table each row of x is rotated by, instead of that of its position.
 
     Returns:
         (rows, heads · head_dim) operand.
@@ -38,7 +40,7 @@ def rope(
 
     def rotated(source: Tensor, name: str, sign: float) -> Tensor:
         y = g.operand(name, x.rows, x.columns)
-        positions = batch.positions
+        positions = batch.positions if rows is None else rows
         problem = Rope(source, y, table, positions, head_dim, rotary_dim, interleaved, sign)
         ROPE.launch(g, problem)
         return y

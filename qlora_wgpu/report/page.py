@@ -10,11 +10,20 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from qlora_wgpu.checkpoint import write_file
 from qlora_wgpu.report.charts import Line, chart, smoothed
+from qlora_wgpu.visible import visible
+
+
+def _shown(value: object) -> object:
+    """A value for the page, where marks for the direction of writing have no power either."""
+    return value if isinstance(value, Markup) else visible(str(value))
+
 
 _TEMPLATES = Environment(
     loader=PackageLoader("qlora_wgpu.report", "."),
     autoescape=True,
+    finalize=_shown,
     undefined=StrictUndefined,
     keep_trailing_newline=True,
 )
@@ -48,8 +57,11 @@ def write_report(path: Path, facts: Facts, rows: Sequence[Mapping[str, Any]]) ->
         path: report.html.
         facts: What the page tells besides its curves.
         rows: The rows of metrics.jsonl.
+
+    Raises:
+        CheckpointError: If it cannot be written.
     """
-    path.write_text(page(facts, rows), encoding="utf-8")
+    write_file(path, page(facts, rows).encode())
 
 
 def page(facts: Facts, rows: Sequence[Mapping[str, Any]]) -> str:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import importlib
+import io
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from qlora_wgpu.checkpoint import write_file
 from qlora_wgpu.report.charts import smoothed
 from qlora_wgpu.report.page import points
 
 
 def write_png(path: Path, rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Writes the curve; False where matplotlib is not installed."""
+    """Writes the curve; False where matplotlib is not installed.
+
+    Raises:
+        CheckpointError: If it cannot be written.
+    """
+    # It tells of a home folder that cannot be written, which is none of the run's business.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     try:
         figure_type = importlib.import_module("matplotlib.figure").Figure
     except ImportError:
@@ -30,5 +39,7 @@ def write_png(path: Path, rows: Sequence[Mapping[str, Any]]) -> bool:
     axes.grid(alpha=0.3)
     if loss or held_out:
         axes.legend()
-    figure.savefig(path)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png")
+    write_file(path, picture.getvalue())
     return True

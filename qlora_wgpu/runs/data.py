@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from qlora_wgpu.cache_folder import cache_problem
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.schema import DataConfig
@@ -77,9 +78,11 @@ def prepare(
         TokenizerError: If the model's folder has no tokenizer.
     """
     settings = as_config(config, overrides)
+    observer = observer or Observer()
+    warn_of_cache(observer)
     path = data_path(settings, held_out=held_out)
     tokenizer = Tokenizer.from_folder(ModelFolder.without_weights(settings.model.path).path)
-    dataset = read_dataset(settings.data, path, tokenizer, observer or Observer())
+    dataset = read_dataset(settings.data, path, tokenizer, observer)
     return PreparedData(path, dataset, tokenizer, BatchPlan.of(dataset.lengths, settings))
 
 
@@ -103,6 +106,7 @@ def read_run_data(settings: Config, source: OpenedModel, observer: Observer) -> 
         ConfigError: If ``data.train`` is not set.
         DataError: If the data cannot be read or does not fit the model.
     """
+    warn_of_cache(observer)
     vocabulary, tokenizer = source.architecture.vocab_size, source.tokenizer
 
     def read(path: str) -> Dataset:
@@ -114,6 +118,13 @@ def read_run_data(settings: Config, source: OpenedModel, observer: Observer) -> 
     held_out = None if settings.data.eval is None else read(settings.data.eval)
     plan = BatchPlan.of(train.lengths, settings)
     return RunData(train, held_out, plan, settings.data.max_seq_length)
+
+
+def warn_of_cache(observer: Observer) -> None:
+    """Tells once a run that nothing can be kept for the next one, where that is so."""
+    problem = cache_problem()
+    if problem is not None:
+        observer.warning(problem)
 
 
 def preparation(settings: DataConfig) -> Preparation:

@@ -12,7 +12,7 @@ from qlora_wgpu.config.as_trained import explicit_in
 from qlora_wgpu.data import Dataset
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.model.qlora_model import QLoRAModel
-from qlora_wgpu.runs.data import check_ids, read_dataset
+from qlora_wgpu.runs.data import check_ids, read_dataset, warn_of_cache
 from qlora_wgpu.runs.opening import (
     OpenedModel,
     load_adapted,
@@ -95,6 +95,7 @@ def evaluate(
     adapter = adapter or _adapter_of(settings)
     settings = _opened(settings, adapter, overrides, observer)
     source = OpenedModel.open(settings.model.path)
+    warn_of_cache(observer)
     dataset = read_dataset(settings.data, path, source.tokenizer, observer)
     check_ids(path, dataset, source.architecture.vocab_size)
     model = load_adapted(source, adapter, settings, observer)

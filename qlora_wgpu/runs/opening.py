@@ -71,19 +71,29 @@ class OpenedModel:
         return Tokenizer.from_folder(self.path)
 
 
+def device_of(settings: DeviceConfig) -> Device:
+    """The GPU that a configuration names.
+
+    Raises:
+        DeviceError: If there is none such.
+    """
+    return Device(
+        settings.gpu,
+        settings.backend,
+        dispatches_per_submit=settings.dispatches_per_submit,
+        timeout=settings.timeout,
+    )
+
+
 def open_device(settings: DeviceConfig, observer: Observer) -> Device:
     """Opens the GPU of a configuration, and checks its driver the first time.
 
     Raises:
         DeviceError: If there is none, or its driver computes wrongly.
     """
-
-    def another() -> Device:
-        return Device(settings.gpu, settings.backend)
-
     observer.activity("opening the device")
-    device = another()
-    ensure_sound(device, another, observer.activity)
+    device = device_of(settings)
+    ensure_sound(device, lambda: device_of(settings), observer.activity)
     observer.activity("")
     return device
 
@@ -195,7 +205,7 @@ def load_adapted(
         tensors, stored = load_adapter(adapter)
         adapted = {layer.module for layer in adapted_layers(tensors)}
         lora = lora_config(stored, adapted, source.architecture.experts)
-    device = Device(settings.device.gpu, settings.device.backend)
+    device = device_of(settings.device)
     layout = device_layout(
         source.pretrained, lora, settings.quant, settings.train.compute_dtype, device
     )

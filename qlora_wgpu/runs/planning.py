@@ -11,6 +11,7 @@ from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.runs.data import RunData
+from qlora_wgpu.runs.opening import device_of
 from qlora_wgpu.training import Observer, training_options
 from qlora_wgpu.tuning.cache import key_of, known_keys, tuned
 from qlora_wgpu.tuning.tuner import Task
@@ -78,12 +79,8 @@ def tune_device(
     worth = _work(architecture, tokens) >= _WORTH[device.is_cpu]
     if settings.tune == "auto" and not is_known and not worth:
         return
-
-    def another() -> Device:
-        return Device(settings.gpu, settings.backend)
-
     observer.activity("timing kernels")
-    choice = tuned(device, task, another, observer.activity)
+    choice = tuned(device, task, lambda: device_of(settings), observer.activity)
     observer.activity("")
     observer.tuned(choice.notes)
 

@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
 from qlora_wgpu.config import Config
+from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.report import Facts, write_png, write_report
-from qlora_wgpu.training import TrainResult
+from qlora_wgpu.training import Observer, TrainResult, read_rows
 
 
-def write_reports(settings: Config, model: QLoRAModel, result: TrainResult) -> tuple[Path, ...]:
+def write_reports(
+    settings: Config, model: QLoRAModel, result: TrainResult, observer: Observer
+) -> tuple[Path, ...]:
     """Writes report.html, and with matplotlib loss.png, into the run's folder.
+
+    Args:
+        settings: The run's.
+        model: Base and adapter.
+        result: The run's figures.
+        observer: Who is told that one cannot be written, which does not matter to the run.
 
     Returns:
         What was written.
     """
     page, picture = result.run_dir / "report.html", result.run_dir / "loss.png"
-    metrics = (result.run_dir / "metrics.jsonl").read_text(encoding="utf-8")
-    rows = [json.loads(line) for line in metrics.splitlines()]
-    write_report(page, _facts(settings, model, result), rows)
-    return (page, picture) if write_png(picture, rows) else (page,)
+    written: list[Path] = []
+    try:
+        rows = read_rows(result.run_dir / "metrics.jsonl")
+        write_report(page, _facts(settings, model, result), rows)
+        written.append(page)
+        if write_png(picture, rows):
+            written.append(picture)
+    except CheckpointError as err:
+        observer.warning(str(err))
+    return tuple(written)
 
 
 def _facts(settings: Config, model: QLoRAModel, result: TrainResult) -> Facts:

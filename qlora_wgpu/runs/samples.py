@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qlora_wgpu.data import Dataset, Tokenizer
-from qlora_wgpu.generation import generate
+from qlora_wgpu.generation import continuation, generate
 from qlora_wgpu.generation.decoder import Decoder
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.qlora_model import QLoRAModel
@@ -30,7 +30,7 @@ class SampleText:
         self._prompt = [int(i) for i in example.input_ids[:length]]
         answer = [int(i) for i in example.input_ids[length : length + _TOKENS]]
         self.prompt = tokenizer.decode(self._prompt)
-        self.expected = tokenizer.decode(answer)
+        self.expected = continuation(tokenizer, self._prompt, answer)
         self._decoder = Decoder(model, len(self._prompt) + _TOKENS)
 
     def text(self) -> str:
@@ -42,4 +42,4 @@ class SampleText:
             stop_ids=self._tokenizer.eos_token_ids,
             decoder=self._decoder,
         )
-        return self._tokenizer.decode(list(ids))
+        return continuation(self._tokenizer, self._prompt, list(ids))

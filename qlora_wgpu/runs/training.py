@@ -21,12 +21,12 @@ from qlora_wgpu.training import (
     Sample,
     Trainer,
     TrainResult,
-    check_same_run,
-    holds_run,
+    check_resumable,
     refuse_existing_run,
+    settle_run,
     training_options,
 )
-from qlora_wgpu.training.reporters import ObserverList, reporters
+from qlora_wgpu.training.reporters import Guarded, ObserverList, reporters
 
 
 def train(
@@ -48,7 +48,7 @@ def train(
         observer: Who is told what goes on; by default nobody.
         overwrite: Whether a run in ``output.dir`` may be replaced.
         resume: Whether the run in ``output.dir`` goes on from its newest whole checkpoint, bit by
-            bit; begins one where there is none.
+            bit; begins one where there is none. A finished one is left as it is.
         overrides: Texts such as ``"optim.learning_rate=1e-4"``, for a YAML file.
 
     Returns:
@@ -56,7 +56,8 @@ def train(
 
     Raises:
         ConfigError: If the configuration is wrong, or ``output.dir`` holds another run.
-        CheckpointError: If the model or a checkpoint is missing or damaged.
+        CheckpointError: If the model or a checkpoint is missing or damaged, or the final adapter
+            could not be written into ``output.dir``; says where it is.
         UnsupportedModelError: If the model asks for something that is not computed here.
         DataError: If the data cannot be read or has nothing to learn.
         DeviceError: If there is no usable GPU, or its driver computes wrongly.
@@ -76,14 +77,16 @@ def train(
     texts = Sample(sample.prompt, sample.expected, before=sample.text())
     observer.sampled(texts)
     others = reporters(settings.log.report_to, Path(settings.output.dir), settings.model_dump())
-    everyone = ObserverList([observer, *others])
+    guarded = [Guarded(reporter, observer.warning) for reporter in others]
+    everyone = ObserverList([observer, *guarded])
     trainer = Trainer(model, settings, everyone, overwrite=overwrite, resume=resume)
     result = trainer.train(data.train, data.held_out)
     if not result.interrupted:
         texts = replace(texts, after=sample.text())
         observer.sampled(texts)
     result = replace(result, sample=texts)
-    reports = write_reports(settings, model, result)
+    # The pages of a finished run are those of its training.
+    reports = () if result.was_finished else write_reports(settings, model, result, observer)
     observer.reported(reports)
     return replace(result, reports=reports)
 
@@ -92,16 +95,18 @@ def check_output(settings: Config, *, overwrite: bool, resume: bool) -> None:
     """Makes sure that nothing is lost or mixed up, before anything takes time.
 
     Raises:
-        ConfigError: If ``output.dir`` holds a run that may not be replaced, or is another one.
+        ConfigError: If ``output.dir`` holds a run that may not be replaced, is another one, or is
+            being written.
     """
     if overwrite and resume:
         raise ConfigError("overwrite and resume exclude each other: choose one")
     settings.require_train_path()
     output = Path(settings.output.dir)
-    if resume and holds_run(output):
-        check_same_run(output, settings)
-    elif not overwrite and not resume:
+    if not (overwrite or resume):
         refuse_existing_run(output)
+    settle_run(output)
+    if resume:
+        check_resumable(output, settings)
 
 
 def _open_model(
@@ -110,6 +115,8 @@ def _open_model(
     """The model on its device, ready for its longest step."""
     device = open_device(settings.device, observer)
     layout = plan_layout(settings, source.pretrained, data, device, observer)
+    assert source.pretrained.folder is not None
+    source.pretrained.folder.start_fingerprint()  # checkpoints keep it
     options = training_options(settings.train)
     model = load_model(layout, device, observer, seed=settings.train.seed, options=options)
     if settings.lora.init_from is not None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from qlora_wgpu.cache_folder import cache_path, make_cache_folder
+from qlora_wgpu.cache_folder import cache_path, read_json
+from qlora_wgpu.checkpoint.cache_file import write_cache_file
 from qlora_wgpu.errors import DeviceError, OutOfMemoryError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.identity import identity
@@ -101,7 +101,8 @@ def ensure_sound(
             "update the driver, choose another GPU (device.gpu) or backend "
             "(device.backend), and see `qlora-wgpu doctor --check`"
         )
-    _write([*passed, key])
+    # Where it cannot be kept, it is checked again next time.
+    write_cache_file(cache_file(), json.dumps([*passed, key]) + "\n")
 
 
 def _result(
@@ -138,19 +139,5 @@ def cache_file() -> Path:
 
 
 def _read() -> list[str]:
-    try:
-        keys = json.loads(cache_file().read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []
+    keys = read_json(cache_file())
     return [key for key in keys if isinstance(key, str)] if isinstance(keys, list) else []
-
-
-def _write(keys: list[str]) -> None:
-    path = cache_file()
-    try:
-        make_cache_folder(path.parent)
-        part = path.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps(keys) + "\n", encoding="utf-8")
-        part.replace(path)
-    except OSError:
-        pass  # it is checked again next time

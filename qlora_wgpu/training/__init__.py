@@ -2,8 +2,9 @@
 
 from qlora_wgpu.training.observer import Observer, RunSetup
 from qlora_wgpu.training.result import Sample, TrainResult
-from qlora_wgpu.training.resume_check import check_same_run, holds_run
-from qlora_wgpu.training.run_folder import refuse_existing_run
+from qlora_wgpu.training.resume_check import check_resumable
+from qlora_wgpu.training.run_folder import refuse_existing_run, settle_run
+from qlora_wgpu.training.run_log import read_rows
 from qlora_wgpu.training.trainer import Trainer, training_options
 
 __all__ = [
@@ -12,8 +13,9 @@ __all__ = [
     "Sample",
     "TrainResult",
     "Trainer",
-    "check_same_run",
-    "holds_run",
+    "check_resumable",
+    "read_rows",
     "refuse_existing_run",
+    "settle_run",
     "training_options",
 ]

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from qlora_wgpu.checkpoint import SafetensorsFile, atomic_folder, write_safetensors
+from qlora_wgpu.checkpoint import (
+    SafetensorsFile,
+    atomic_folder,
+    read_manifest,
+    write_file,
+    write_manifest,
+    write_safetensors,
+)
 from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.files import file_text
+from qlora_wgpu.limits import OWN_JSON_BYTES
 from qlora_wgpu.lora import load_adapter
+from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.model.loaded_model import FloatArray
 from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.training.run_folder import step_of
 from qlora_wgpu.training.state import RunState
 
 _MOMENTS, _STATE = "optimizer.safetensors", "trainer_state.json"
+_LABELS = ("exp_avg", "exp_avg_sq")
 
 
-def save_checkpoint(folder: Path, model: QLoRAModel, state: RunState) -> None:
+def save_checkpoint(
+    folder: Path, model: QLoRAModel, state: RunState, identity: Mapping[str, Any]
+) -> None:
     """Writes everything that a run needs to go on; the folder appears whole or not at all.
 
     Data order and dropout follow from the seed and the step, so they need no state.
@@ -22,6 +39,7 @@ def save_checkpoint(folder: Path, model: QLoRAModel, state: RunState) -> None:
         folder: The checkpoint's folder.
         model: Between two steps.
         state: The run's figures.
+        identity: The run's identity, which the manifest keeps.
 
     Raises:
         CheckpointError: If it cannot be written.
@@ -29,64 +47,87 @@ def save_checkpoint(folder: Path, model: QLoRAModel, state: RunState) -> None:
     adapter = model.adapter
     with atomic_folder(folder) as unfinished:
         model.save_adapter(unfinished)
+        flats = (adapter.first_moment, adapter.second_moment)
         moments = {
             f"{label}.{name}": array
-            for label, flat in (
-                ("exp_avg", adapter.first_moment),
-                ("exp_avg_sq", adapter.second_moment),
-            )
+            for label, flat in zip(_LABELS, flats, strict=True)
             for name, array in adapter.split(model.read_flat(flat)).items()
         }
         write_safetensors(unfinished / _MOMENTS, moments)
-        (unfinished / _STATE).write_text(state.to_json(), encoding="utf-8")
+        write_file(unfinished / _STATE, state.to_json().encode())
+        write_manifest(unfinished, {"step": state.step, **identity})
 
 
-def load_checkpoint(folder: Path, model: QLoRAModel) -> RunState:
+def load_checkpoint(
+    folder: Path, model: QLoRAModel, refuse_other: Callable[[Mapping[str, Any]], None]
+) -> RunState:
     """Puts a checkpoint's adapter and moments onto the device.
 
+    Args:
+        folder: The checkpoint's folder.
+        model: The model, whose adapter goes on.
+        refuse_other: Raises an error if the manifest is another run's.
+
     Raises:
-        CheckpointError: If a file is missing or damaged, or does not fit the model; nothing has
-            been put anywhere then.
+        CheckpointError: If a file is missing, damaged or of another step, or does not fit the
+            model; nothing has been put anywhere then.
+        ConfigError: If ``refuse_other`` says so.
     """
+    manifest = read_manifest(folder)
+    refuse_other(manifest)
+    state = _read_state(folder / _STATE)
+    if not state.step == manifest["step"] == step_of(folder):
+        raise CheckpointError(f"{folder} holds the state after step {state.step}")
     adapter = model.adapter
-    try:
-        text = (folder / _STATE).read_text(encoding="utf-8")
-    except (OSError, ValueError) as err:
-        raise CheckpointError(f"{folder / _STATE} cannot be read: {err}") from err
-    state = RunState.from_json(text, str(folder / _STATE))
     tensors, _ = load_adapter(folder)
     parameters = adapter.join(tensors)
-    with SafetensorsFile(folder / _MOMENTS) as file:
-        stored = {name: file.float32(name) for name in file.names()}
-    moments = []
-    for label in ("exp_avg", "exp_avg_sq"):
-        own = {
-            n.removeprefix(f"{label}."): a for n, a in stored.items() if n.startswith(f"{label}.")
-        }
-        moments.append(adapter.join(own))
+    first, second = _read_moments(folder / _MOMENTS, adapter)
     model.write_parameters(parameters)
-    model.write_flat(adapter.first_moment, moments[0])
-    model.write_flat(adapter.second_moment, moments[1])
+    model.write_flat(adapter.first_moment, first)
+    model.write_flat(adapter.second_moment, second)
     return state
 
 
-def load_newest(folders: list[Path], model: QLoRAModel) -> tuple[Path, RunState, list[str]]:
+def _read_state(path: Path) -> RunState:
+    try:
+        text = file_text(path, OWN_JSON_BYTES)
+    except (OSError, ValueError) as err:
+        raise CheckpointError(f"{path} cannot be read: {err}") from err
+    return RunState.from_json(text, str(path))
+
+
+def _read_moments(path: Path, adapter: Adapter) -> list[FloatArray]:
+    with SafetensorsFile(path) as file:
+        stored = {name: file.float32(name) for name in file.names()}
+    return [
+        adapter.join(
+            {n.removeprefix(f"{x}."): a for n, a in stored.items() if n.startswith(f"{x}.")}
+        )
+        for x in _LABELS
+    ]
+
+
+def load_newest(
+    folders: list[Path], model: QLoRAModel, refuse_other: Callable[[Mapping[str, Any]], None]
+) -> tuple[Path, RunState, list[str]]:
     """Loads the newest checkpoint that is whole.
 
     Args:
         folders: Checkpoints, oldest first.
         model: The model, whose adapter goes on.
+        refuse_other: Raises an error if a whole one is another run's.
 
     Returns:
         The checkpoint, its figures, and a sentence about each newer one that was passed over.
 
     Raises:
         CheckpointError: If none can be loaded.
+        ConfigError: If ``refuse_other`` says so.
     """
     passed: list[str] = []
     for folder in reversed(folders):
         try:
-            return folder, load_checkpoint(folder, model), passed
+            return folder, load_checkpoint(folder, model, refuse_other), passed
         except CheckpointError as err:
             passed.append(f"{folder.name} is passed over: {err}")
     raise CheckpointError(

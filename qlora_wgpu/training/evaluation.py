@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from qlora_wgpu.checkpoint import atomic_folder
 from qlora_wgpu.data import Batch, Dataset
+from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.training.batching import in_order, padded_batch
+from qlora_wgpu.training.best_adapter import BestAdapter, save_best
 from qlora_wgpu.training.run import Run
 
 
@@ -46,6 +47,11 @@ class Evaluator:
         self._rows = rows
         self._every = _steps_between(run.config.eval.eval_steps, total_steps)
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether the adapter as it is has not been measured."""
+        return self._rows is not None and self._run.state.eval_step != self._run.state.step
+
     def is_due(self, step: int) -> bool:
         """Whether the held-out loss is measured after a step."""
         return self._rows is not None and self._every > 0 and step % self._every == 0
@@ -77,16 +83,21 @@ class Evaluator:
         row = {"step": step, "eval_loss": loss}
         run.folder.log(row)
         run.observer.evaluation(row)
-        best = run.state.evaluated(loss, step, run.config.eval.early_stopping_threshold)
-        if best and step and self._keeps_best:
-            with atomic_folder(run.folder.best) as unfinished:
-                run.model.save_adapter(unfinished)
+        lowest = run.state.evaluated(loss, step, run.config.eval.early_stopping_threshold)
+        if lowest and run.keeps_best:
+            self._keep_best(step, loss)
         return loss
 
-    @property
-    def _keeps_best(self) -> bool:
-        settings = self._run.config.eval
-        return settings.load_best_model_at_end or settings.early_stopping_patience is not None
+    def _keep_best(self, step: int, loss: float) -> None:
+        """Keeps the adapter in memory, and on the disk if that takes it."""
+        run = self._run
+        parameters = run.model.read_flat(run.model.adapter.parameters).copy()
+        run.best = BestAdapter(step, loss, parameters)
+        try:
+            run.folder.require_own()
+            save_best(run.folder.best, run.model, step, loss)
+        except CheckpointError as err:
+            run.observer.warning(f"the best adapter so far is kept in memory only: {err}")
 
 
 def _steps_between(eval_steps: float, total: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 
 from qlora_wgpu.data import Dataset
+from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.readback import Readback
 from qlora_wgpu.training.batching import BatchPlan, padded_batch
 from qlora_wgpu.training.evaluation import Evaluator
@@ -53,13 +54,31 @@ class TrainingLoop:
         self._run.throughput.start()
         with StopRequest() as stop:
             try:
-                for step in range(self._run.state.step + 1, self._plan.total_steps + 1):
-                    if not self._submit(step, stop) or self._ends_after(step):
-                        break
+                self._do_steps(stop)
             except KeyboardInterrupt:
                 stop.requested = True
+            except OutOfMemoryError as err:
+                raise self._saved_after(err) from err
             self._finish_all()
         return stop.requested
+
+    def _saved_after(self, error: OutOfMemoryError) -> OutOfMemoryError:
+        """Saves the steps that are done; the device still works, and no step is half applied."""
+        self._finish_all()
+        self._run.model.zero_gradient()
+        step = self._run.state.step
+        if self._run.saved_at != step and not self._run.save():
+            return error
+        return OutOfMemoryError(
+            f"{error}; the run is saved after step {step}, and --resume goes on"
+        )
+
+    def _do_steps(self, stop: StopRequest) -> None:
+        """Does them until the last, or one that stops the run."""
+        for step in range(self._run.state.step + 1, self._plan.total_steps + 1):
+            if self._evaluator.has_stalled or not self._submit(step, stop):
+                return
+            self._follow(step)
 
     def _submit(self, step: int, stop: StopRequest) -> bool:
         """Queues a step; False if it was stopped before its end."""
@@ -72,24 +91,23 @@ class TrainingLoop:
         self._submitted.append(SubmittedStep(step, float(self._rates[step - 1]), tokens))
         return True
 
-    def _ends_after(self, step: int) -> bool:
-        """Does what is due after a step; whether the run ends there."""
-        evaluates = self._evaluator.is_due(step)
-        saves = step % self._run.config.output.save_steps == 0
+    def _follow(self, step: int) -> None:
+        """Does what is due after a step; after the last one, that is left to the run's end."""
+        ends = step == self._plan.total_steps
+        evaluates = self._evaluator.is_due(step) and not ends
+        saves = step % self._run.config.output.save_steps == 0 and not ends
         # One step stays on its way unless somebody needs the device's state now.
         while self._submitted and (self._readback.full or evaluates or saves):
             self._finish_oldest()
         if evaluates:
             self._evaluator.measure(step)
-        if saves:
-            self._run.save()
         if self._evaluator.has_stalled:
             self._run.observer.warning(
                 f"stopped early after step {step}: the held-out loss has not fallen in "
                 f"{self._run.state.without_gain} evaluations"
             )
-            return True
-        return False
+        elif saves:
+            self._run.save()
 
     def _finish_oldest(self) -> None:
         self._log.finish(self._submitted.popleft(), self._readback.take())

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
+import socket
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ class TensorBoard(Observer):
     """Writes event files that ``tensorboard --logdir`` shows."""
 
     def __init__(self, folder: Path) -> None:
-        """Opens a writer.
+        """Writes nothing yet.
 
         Raises:
             ConfigError: If TensorBoard is not installed.
@@ -26,11 +29,12 @@ class TensorBoard(Observer):
             # TensorBoard's own writer: PyTorch's would need PyTorch.
             self._event = importlib.import_module("tensorboard.compat.proto.event_pb2").Event
             self._summary = importlib.import_module("tensorboard.compat.proto.summary_pb2").Summary
-            writer = importlib.import_module("tensorboard.summary.writer.event_file_writer")
+            records = importlib.import_module("tensorboard.summary.writer.record_writer")
         except ImportError:
             raise ConfigError(_HINT.format("tensorboard")) from None
-        folder.mkdir(parents=True, exist_ok=True)
-        self._writer = writer.EventFileWriter(str(folder))
+        self._writer = records.RecordWriter
+        self._folder = folder
+        self._file: Path | None = None
 
     def step(self, row: Row) -> None:
         """Passes the row on."""
@@ -46,9 +50,21 @@ class TensorBoard(Observer):
             for key, value in row.items()
             if key != "step" and value is not None
         ]
-        event = self._event(step=row["step"], summary=self._summary(value=values))
-        self._writer.add_event(event)
-        self._writer.flush()
+        if self._file is None:
+            self._file = self._begun()
+        self._append(self._file, self._event(step=row["step"], summary=self._summary(value=values)))
+
+    def _begun(self) -> Path:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}"
+        self._append(self._folder / name, self._event(file_version="brain.Event:2"))
+        return self._folder / name
+
+    def _append(self, path: Path, event: Any) -> None:
+        """Without TensorBoard's thread, so that what cannot be written is an error here."""
+        event.wall_time = time.time()
+        with path.open("ab") as file:
+            self._writer(file).write(event.SerializeToString())
 
 
 class WeightsAndBiases(Observer):
@@ -81,6 +97,38 @@ class WeightsAndBiases(Observer):
     def _log(self, section: str, row: Row) -> None:
         values = {f"{section}/{k}": v for k, v in row.items() if k != "step" and v is not None}
         self._run.log(values, step=row["step"])
+
+
+class Guarded(Observer):
+    """Passes rows on to a reporter until that fails: it is told once, and the run goes on."""
+
+    def __init__(self, reporter: Observer, warn: Callable[[str], None]) -> None:
+        """Guards a reporter.
+
+        Args:
+            reporter: Who gets the rows.
+            warn: Told of the first failure.
+        """
+        self._reporter: Observer | None = reporter
+        self._warn = warn
+
+    def step(self, row: Row) -> None:
+        """Passes the row on."""
+        self._tell(lambda reporter: reporter.step(row))
+
+    def evaluation(self, row: Row) -> None:
+        """Passes the row on."""
+        self._tell(lambda reporter: reporter.evaluation(row))
+
+    def _tell(self, event: Callable[[Observer], None]) -> None:
+        if self._reporter is None:
+            return
+        try:
+            event(self._reporter)
+        except Exception as err:  # a service's errors have no common base
+            name = type(self._reporter).__name__
+            self._reporter = None
+            self._warn(f"{name} gets no more rows: {err}")
 
 
 class ObserverList(Observer):

@@ -38,6 +38,7 @@ class TrainResult:
         seconds: Time from the first step to the end.
         interrupted: Whether the user stopped it early.
         stopped_early: Whether it ended because the held-out loss no longer fell.
+        was_finished: Whether it had ended before it was resumed, so that nothing was trained.
         run_dir: The run's folder.
         adapter_dir: The final adapter within it.
         peak_bytes: Most bytes that were ever allocated on the device.
@@ -58,5 +59,6 @@ class TrainResult:
     run_dir: Path
     adapter_dir: Path
     peak_bytes: int
+    was_finished: bool = False
     sample: Sample | None = None
     reports: tuple[Path, ...] = ()

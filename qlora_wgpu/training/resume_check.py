@@ -8,14 +8,31 @@ from pathlib import Path
 from qlora_wgpu.config import Config, load_config
 from qlora_wgpu.config.renamed import RenamedKeyWarning
 from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.training.run_folder import checkpoint_folders
+from qlora_wgpu.training.run_identity import refuse_other_settings
 
-# Where the run is written and shown, and what it runs on.
-_FREE = ("output", "log", "device")
 
+def check_resumable(path: Path, config: Config) -> bool:
+    """Whether a folder holds a run to go on with; False if one may begin there.
 
-def holds_run(path: Path) -> bool:
-    """Whether a folder holds a run with a checkpoint to go on from."""
-    return (path / "config.yaml").is_file() and any((path / "checkpoints").glob("step-*"))
+    Raises:
+        ConfigError: If it holds another run, or one that has nothing to go on from and would be
+            lost.
+    """
+    has_checkpoint, has_adapter = bool(checkpoint_folders(path)), (path / "adapter").exists()
+    if (path / "config.yaml").exists():
+        check_same_run(path, config)
+    elif has_checkpoint or has_adapter:
+        raise ConfigError(
+            f"{path} holds a run without its config.yaml, so nothing says whether it is the same "
+            "run: put the file back, or train with --overwrite to begin anew"
+        )
+    if has_adapter and not has_checkpoint:
+        raise ConfigError(
+            f"the run in {path} has an adapter, but no checkpoint to go on from: use it as it is, "
+            "or train with --overwrite to begin anew"
+        )
+    return has_checkpoint
 
 
 def check_same_run(path: Path, config: Config) -> None:
@@ -26,15 +43,5 @@ def check_same_run(path: Path, config: Config) -> None:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RenamedKeyWarning)  # the file is ours, not the user's
-        before = load_config(path / "config.yaml").model_dump()
-    for section, values in config.model_dump().items():
-        if section in _FREE:
-            continue
-        for key, value in values.items():
-            old = before[section].get(key)
-            if old != value:
-                raise ConfigError(
-                    f"the run in {path} was begun with {section}.{key} = {old!r}, now it is "
-                    f"{value!r}: go on with the old setting, or begin a new run in another "
-                    "output.dir"
-                )
+        before = load_config(path / "config.yaml")
+    refuse_other_settings(before.fixed_settings(), config.fixed_settings(), str(path))

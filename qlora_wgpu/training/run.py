@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from qlora_wgpu.config import Config
-from qlora_wgpu.errors import TrainingError
+from qlora_wgpu.errors import CheckpointError, TrainingError
 from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.training.best_adapter import BestAdapter
 from qlora_wgpu.training.checkpoints import save_checkpoint
 from qlora_wgpu.training.observer import Observer
 from qlora_wgpu.training.run_folder import RunFolder
+from qlora_wgpu.training.run_identity import RunIdentity
 from qlora_wgpu.training.state import RunState
 from qlora_wgpu.training.throughput import ThroughputMeter
 
@@ -23,9 +25,11 @@ class Run:
         config: The settings.
         observer: Who is told.
         folder: The folder that everything is written to.
+        identity: The settings, data and base that checkpoints belong to.
         state: The figures that checkpoints keep.
         longest: Most tokens of a training row.
-        saved_at: The step of the newest checkpoint.
+        saved_at: The step of the newest checkpoint; -1 without.
+        best: The adapter with the lowest held-out loss, where it is kept.
         throughput: Tokens per second.
     """
 
@@ -33,18 +37,53 @@ class Run:
     config: Config
     observer: Observer
     folder: RunFolder
+    identity: RunIdentity
     state: RunState
     longest: int
-    saved_at: int = 0
+    saved_at: int = -1
+    best: BestAdapter | None = None
     throughput: ThroughputMeter = field(default_factory=ThroughputMeter)
 
-    def save(self) -> None:
-        """Writes a checkpoint and removes those that are too many."""
+    @property
+    def keeps_best(self) -> bool:
+        """Whether the best adapter is kept beside the last one."""
+        settings = self.config.eval
+        return settings.load_best_model_at_end or settings.early_stopping_patience is not None
+
+    def save(self) -> bool:
+        """Writes a checkpoint and removes those that are too many; False if it cannot be written.
+
+        That does not end a run: older checkpoints stay, and the next save is another try.
+        """
         with self.throughput.paused():
-            step = self.saved_at = self.state.step
-            save_checkpoint(self.folder.checkpoint_folder(step), self.model, self.state)
+            try:
+                self._save()
+            except CheckpointError as err:
+                self.observer.warning(
+                    f"the state after step {self.state.step} was not saved: {err}; {self._kept()}"
+                )
+                return False
+            self.tidy()
+        self.observer.saved(self.folder.checkpoint_folder(self.saved_at))
+        return True
+
+    def _save(self) -> None:
+        self.folder.require_own()
+        self.folder.flush_log()
+        folder = self.folder.checkpoint_folder(self.state.step)
+        save_checkpoint(folder, self.model, self.state, self.identity.record)
+        self.saved_at = self.state.step
+
+    def _kept(self) -> str:
+        return "no other one is there yet" if self.saved_at < 0 else f"step-{self.saved_at} is kept"
+
+    def tidy(self) -> None:
+        """Removes what a new checkpoint or adapter has made superfluous; what stays is no harm."""
+        try:
+            self.folder.forget_replaced()
             self.folder.prune(self.config.output.save_total_limit)
-            self.observer.saved(self.folder.checkpoint_folder(step))
+        except CheckpointError as err:
+            self.observer.warning(f"{err}; it does no harm there")
 
     def failure(self, what: str) -> TrainingError:
         """The error that ends a run which learns nothing any more."""

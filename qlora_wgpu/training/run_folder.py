@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.checkpoint import FileLock, remove, settle, settle_all, write_file
+from qlora_wgpu.errors import CheckpointError, ConfigError
+from qlora_wgpu.training.replaced_run import REPLACED, Replaced
+from qlora_wgpu.training.run_log import RunLog
 
+_LOCK = ".lock"
 _WRITTEN = ("adapter", "best", "checkpoints", "metrics.jsonl", "config.yaml")
+_SHOWN = ("report.html", "loss.png", "tensorboard")
+_PARTS = (*_WRITTEN, *_SHOWN)
 
 
 def refuse_existing_run(path: Path) -> None:
     """Raises a ConfigError if a folder holds anything that a run would replace."""
-    written = next((name for name in _WRITTEN if (path / name).exists()), None)
+    written = next((name for name in (*_WRITTEN, REPLACED) if (path / name).exists()), None)
     if written is not None:
         raise ConfigError(
             f"output.dir {path} already holds a run ({written}): choose another folder, or train "
@@ -22,8 +28,18 @@ def refuse_existing_run(path: Path) -> None:
         )
 
 
+def settle_run(path: Path) -> None:
+    """Clears up what a killed run left in a folder, if there is one.
+
+    Raises:
+        ConfigError: If another run is writing it, or it cannot be written.
+    """
+    if any((path / name).exists() for name in (*_PARTS, REPLACED)):
+        RunFolder(path, "", resume=True).close()
+
+
 class RunFolder:
-    """Writes what a run leaves behind.
+    """Writes what a run leaves behind. While it is open, no other run can have the folder.
 
     Attributes:
         path: The folder.
@@ -33,7 +49,13 @@ class RunFolder:
     """
 
     def __init__(
-        self, path: Path, config_yaml: str, *, overwrite: bool = False, resume: bool = False
+        self,
+        path: Path,
+        config_yaml: str,
+        *,
+        overwrite: bool = False,
+        resume: bool = False,
+        warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         """Creates the folder and saves the resolved configuration in it.
 
@@ -41,60 +63,126 @@ class RunFolder:
             path: The folder.
             config_yaml: The configuration.
             overwrite: Whether a run that is there may be replaced.
-            resume: Whether a run that is there goes on; its files stay as they are.
+            resume: Whether a run that is there may go on; its files stay as they are.
+            warn: Told what could not be written and does not end the run.
 
         Raises:
-            ConfigError: If it holds a run already, or cannot be created.
+            ConfigError: If it holds a run already, another run is writing it, or it cannot be
+                created.
         """
         self.path = path
         self.adapter = path / "adapter"
         self.best = path / "best"
         self.checkpoints = path / "checkpoints"
-        self._metrics = path / "metrics.jsonl"
-        if resume:
-            return
-        if not overwrite:
+        self._log = RunLog(path / "metrics.jsonl", warn)
+        self._replaced = Replaced(path, _PARTS)
+        self._lock = FileLock(path / _LOCK)
+        if not (overwrite or resume):
             refuse_existing_run(path)
         try:
-            self._remove_old_run()
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
-            (path / "config.yaml").write_text(config_yaml, encoding="utf-8")
-            self._metrics.write_text("", encoding="utf-8")
-        except OSError as err:
-            raise ConfigError(f"output.dir {path} cannot be written: {err.strerror}") from err
+            self._open()
+            if not resume:
+                if not overwrite:
+                    refuse_existing_run(path)  # now that nobody else can begin one
+                self.begin(config_yaml)
+        except BaseException:
+            self.close()
+            raise
 
-    def _remove_old_run(self) -> None:
-        self._metrics.unlink(missing_ok=True)
-        for folder in (self.adapter, self.best, self.checkpoints):
-            if folder.exists():
-                shutil.rmtree(folder)
+    def _open(self) -> None:
+        """Takes the folder, and clears up what a killed run left."""
+        with self._explained():
+            self.path.mkdir(parents=True, exist_ok=True)
+            if not self._lock.acquire():
+                raise ConfigError(
+                    f"another run is writing output.dir {self.path}: wait for its end, or choose "
+                    "another folder"
+                )
+            for name in _PARTS:
+                settle(self.path / name)
+            settle_all(self.checkpoints)
+            self._replaced.settle()
+
+    def begin(self, config_yaml: str) -> None:
+        """Makes place for a run and writes what it starts with.
+
+        A run that is there and has a checkpoint or an adapter is moved aside, until this one has
+        either, too.
+
+        Raises:
+            ConfigError: If the folder cannot be written.
+        """
+        with self._explained():
+            if self.adapter.exists() or self.checkpoint_folders():
+                self._replaced.move_aside()
+            for name in _PARTS:
+                if name != "config.yaml":  # the last to go, since it says that this is a run
+                    remove(self.path / name)
+            self.write_config(config_yaml)
+            self.checkpoints.mkdir()
+            self._log.begin()
+
+    def close(self) -> None:
+        """Lets another run have the folder."""
+        self._lock.release()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except CheckpointError as err:
+            raise ConfigError(f"output.dir {self.path} cannot be written: {err}") from err
+        except OSError as err:
+            reason = err.strerror or err
+            raise ConfigError(f"output.dir {self.path} cannot be written: {reason}") from err
+
+    # -- while it goes on ---------------------------------------------------------------------
+
+    def require_own(self) -> None:
+        """Makes sure that the folder is still the one that was opened.
+
+        Raises:
+            CheckpointError: If it has been removed, moved or replaced.
+        """
+        if not self._lock.is_in_place:
+            raise CheckpointError(f"{self.path} has been removed or replaced")
+
+    def write_config(self, config_yaml: str) -> None:
+        """Writes config.yaml.
+
+        Raises:
+            CheckpointError: If it cannot be written.
+        """
+        write_file(self.path / "config.yaml", config_yaml.encode())
 
     def log(self, row: dict[str, Any]) -> None:
-        """Appends a row to metrics.jsonl."""
-        with self._metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, allow_nan=False) + "\n")
+        """Appends a row to metrics.jsonl; one that cannot be written waits for the next."""
+        self._log.append(row)
 
-    def rows(self) -> list[dict[str, Any]]:
-        """The rows of metrics.jsonl; a last one that was cut off is left out."""
-        rows = []
-        text = self._metrics.read_text(encoding="utf-8") if self._metrics.exists() else ""
-        for line in text.splitlines():
-            try:
-                rows.append(json.loads(line))
-            except ValueError:
-                break
-        return rows
+    def flush_log(self) -> None:
+        """Brings metrics.jsonl to the disk."""
+        self._log.flush()
 
-    def forget_after(self, step: int) -> None:
-        """Removes the rows and checkpoints of later steps, which will be done again."""
-        kept = [row for row in self.rows() if row.get("step", 0) <= step]
-        text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in kept)
-        unfinished = self._metrics.with_suffix(".unfinished")
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.replace(self._metrics)
-        for folder in self.checkpoint_folders():
-            if _step_of(folder) > step:
-                shutil.rmtree(folder)
+    def forget_after(self, step: int, logged_step: int, eval_step: int) -> None:
+        """Removes the rows and checkpoints of what will be done again.
+
+        Args:
+            step: The last step whose checkpoint stays.
+            logged_step: The last step whose row stays.
+            eval_step: The last step whose evaluation stays.
+
+        Raises:
+            ConfigError: If the folder cannot be written.
+        """
+
+        def is_kept(row: dict[str, Any]) -> bool:
+            return bool(row["step"] <= (eval_step if "eval_loss" in row else logged_step))
+
+        with self._explained():
+            self._log.keep(is_kept)
+            for folder in self.checkpoint_folders():
+                if step_of(folder) > step:
+                    remove(folder)
 
     def checkpoint_folder(self, step: int) -> Path:
         """The folder of a step's checkpoint."""
@@ -102,17 +190,41 @@ class RunFolder:
 
     def checkpoint_folders(self) -> list[Path]:
         """The checkpoints that are there, oldest first."""
-        folders = [p for p in self.checkpoints.glob("step-*") if _step_of(p) >= 0]
-        return sorted(folders, key=_step_of)
+        return checkpoint_folders(self.path)
 
     def prune(self, keep: int | None) -> None:
-        """Removes all but the newest ``keep`` checkpoints."""
+        """Removes all but the newest ``keep`` checkpoints, and what was left of others.
+
+        Raises:
+            CheckpointError: If one cannot be removed.
+        """
+        settle_all(self.checkpoints)
         if keep is None:
             return
         for old in self.checkpoint_folders()[:-keep]:
-            shutil.rmtree(old)
+            remove(old)
+
+    @property
+    def replaced(self) -> Path | None:
+        """Where the run is kept that this one is to replace, until it has something to show."""
+        return self._replaced.path if self._replaced.path.exists() else None
+
+    def forget_replaced(self) -> None:
+        """Removes the run that this one has replaced.
+
+        Raises:
+            CheckpointError: If it cannot be removed.
+        """
+        self._replaced.remove()
 
 
-def _step_of(folder: Path) -> int:
+def checkpoint_folders(path: Path) -> list[Path]:
+    """The checkpoints of the run in a folder, oldest first."""
+    folders = [p for p in (path / "checkpoints").glob("step-*") if step_of(p) >= 0]
+    return sorted(folders, key=step_of)
+
+
+def step_of(folder: Path) -> int:
+    """The step after which a checkpoint was made, by its name; -1 if it is none."""
     digits = folder.name.removeprefix("step-")
-    return int(digits) if digits.isdigit() else -1
+    return int(digits) if digits.isdecimal() and digits.isascii() else -1

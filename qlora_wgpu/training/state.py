@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -16,21 +17,26 @@ class RunState:
     Attributes:
         step: Steps done.
         num_tokens: Tokens trained on, padding not counted.
-        data: Fingerprint of the training data.
+        logged_step: The last step that metrics.jsonl has a row of.
         window: Loss sum and label tokens of each step since the last logged one.
+        learning_rate: The last step's.
+        grad_norm: The last step's.
         last_loss: Mean loss of the last logged steps.
         eval_loss_before: Held-out loss before the first step.
         eval_loss: The latest one, after ``eval_step`` steps.
         eval_step: When it was measured.
         best_loss: The lowest one.
         best_step: When it was measured.
-        without_gain: Evaluations since the best one.
+        without_gain: Evaluations in a row that were not lower by the user's threshold.
+        finished: Whether the run has ended, with all that belongs to its end.
     """
 
     step: int = 0
     num_tokens: int = 0
-    data: str = ""
+    logged_step: int = 0
     window: list[tuple[float, float]] = field(default_factory=list)
+    learning_rate: float = 0.0
+    grad_norm: float = 0.0
     last_loss: float | None = None
     eval_loss_before: float | None = None
     eval_loss: float | None = None
@@ -38,6 +44,7 @@ class RunState:
     best_loss: float | None = None
     best_step: int = -1
     without_gain: int = 0
+    finished: bool = False
 
     def to_json(self) -> str:
         """The state as text, from which floats come back bit by bit."""
@@ -62,10 +69,21 @@ class RunState:
         return state
 
     def evaluated(self, loss: float, step: int, threshold: float) -> bool:
-        """Notes a held-out loss; whether it is the best one, by more than ``threshold``."""
+        """Notes a held-out loss; whether it is the lowest.
+
+        Args:
+            loss: The loss.
+            step: The steps done.
+            threshold: The least fall below the lowest one that patience counts as one.
+        """
         self.eval_loss, self.eval_step = loss, step
-        if self.best_loss is None or loss < self.best_loss - threshold:
-            self.best_loss, self.best_step, self.without_gain = loss, step, 0
-            return True
-        self.without_gain += 1
-        return False
+        lowest = math.inf if self.best_loss is None else self.best_loss
+        self.without_gain = 0 if lowest - loss > threshold else self.without_gain + 1
+        if loss >= lowest:
+            return False
+        self.best_loss, self.best_step = loss, step
+        return True
+
+    def forget_best(self) -> None:
+        """The next evaluation is the best one."""
+        self.best_loss, self.best_step, self.without_gain = None, -1, 0

@@ -45,8 +45,9 @@ class StepLog:
         state.num_tokens += submitted.tokens
         state.window.append((loss, float(labels)))
         self._run.throughput.add(submitted.tokens)
+        state.learning_rate, state.grad_norm = submitted.learning_rate, norm
         if submitted.step % self._run.config.log.logging_steps == 0:
-            self._log(submitted, norm)
+            log_window(self._run)
 
     def _check(self, step: int, loss: float, labels: int, norm: float) -> None:
         if not (math.isfinite(loss) and math.isfinite(norm)):
@@ -57,18 +58,23 @@ class StepLog:
                 "steps far above the first ones"
             )
 
-    def _log(self, submitted: SubmittedStep, norm: float) -> None:
-        run, state = self._run, self._run.state
-        total, count = sum(w[0] for w in state.window), sum(w[1] for w in state.window)
-        state.last_loss = total / count if count else None
-        row: Row = {
-            "step": submitted.step,
-            "loss": state.last_loss,
-            "learning_rate": submitted.learning_rate,
-            "grad_norm": norm,
-            "num_tokens": state.num_tokens,
-            "tokens_per_second": run.throughput.tokens_per_second,
-        }
-        state.window.clear()
-        run.folder.log(row)
-        run.observer.step(row)
+
+def log_window(run: Run) -> None:
+    """Logs the steps since the last row, if there are any."""
+    state = run.state
+    if not state.window:
+        return
+    total, count = sum(w[0] for w in state.window), sum(w[1] for w in state.window)
+    state.last_loss = total / count if count else None
+    row: Row = {
+        "step": state.step,
+        "loss": state.last_loss,
+        "learning_rate": state.learning_rate,
+        "grad_norm": state.grad_norm,
+        "num_tokens": state.num_tokens,
+        "tokens_per_second": run.throughput.tokens_per_second,
+    }
+    state.window.clear()
+    state.logged_step = state.step
+    run.folder.log(row)
+    run.observer.step(row)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.cache_folder import cache_path, make_cache_folder
+from qlora_wgpu.cache_folder import cache_path, read_json
+from qlora_wgpu.checkpoint.cache_file import write_cache_file
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.identity import identity
 from qlora_wgpu.gpu.profile import Profile
@@ -42,9 +42,10 @@ def tuned(
     """
     key = key_of(device, task)
     entries = _read()
+    problem = ""
     if key not in entries:
         choice = tune(open_device(), task, progress)
-        entries[key] = {
+        entry = {
             "device": device.name,
             "driver": device.gpu.info["description"],
             "shape": task.sizes,
@@ -53,11 +54,15 @@ def tuned(
             "profile": asdict(choice.profile),
             "notes": list(choice.notes),
         }
-        _write(entries)
+        entries[key] = {**entry, "sha256": _digest(entry)}
+        problem = write_cache_file(cache_file(), json.dumps(entries, indent=1) + "\n")
     entry = entries[key]
     profile = _profile(entry.get("profile"), device.profile)
     device.profile = profile
-    return Choice(profile, tuple(str(note) for note in entry.get("notes", ())))
+    notes = [str(note) for note in entry.get("notes", ())]
+    return Choice(
+        profile, (*notes, *([f"not kept for the next run: {problem}"] if problem else []))
+    )
 
 
 def choices_for(device: Device) -> list[dict[str, Any]]:
@@ -100,23 +105,19 @@ def _profile(stored: Any, default: Profile) -> Profile:
 
 
 def _read() -> dict[str, dict[str, Any]]:
-    try:
-        entries = json.loads(cache_file().read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    entries = read_json(cache_file())
+    if not isinstance(entries, dict):
         return {}  # nothing, or nothing usable: it is made anew
-    return (
-        {k: v for k, v in entries.items() if isinstance(v, dict)}
-        if isinstance(entries, dict)
-        else {}
-    )
+    return {key: entry for key, entry in entries.items() if _is_whole(entry)}
 
 
-def _write(entries: dict[str, dict[str, Any]]) -> None:
-    path = cache_file()
-    try:
-        make_cache_folder(path.parent)
-        part = path.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
-        part.replace(path)
-    except OSError:
-        pass  # a cache that cannot be written costs time only
+def _is_whole(entry: Any) -> bool:
+    """Whether an entry is as it was written: nothing else of it is looked at."""
+    if not isinstance(entry, dict):
+        return False
+    rest = {name: value for name, value in entry.items() if name != "sha256"}
+    return entry.get("sha256") == _digest(rest)
+
+
+def _digest(entry: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()

@@ -34,15 +34,15 @@ fn live(unit: u32) -> vec4<bool> {
 }
 
 @compute @workgroup_size(THREADS, ROWS)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
-    let assigned = (group.y * groups.x + group.x) * ROWS + local.y;
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
+    let assigned = group.x * ROWS + local.y;
     // Every invocation reaches the barriers; one past the end repeats the last row, unstored.
     let row = min(assigned, params.count - 1u);
     let exists = assigned < params.count && params.first + row < batch_info[0];
     let thread = local.x;
     let base = row * params.stride;
     var units = params.stride;
-    if (params.first + (group.y * groups.x + group.x) * ROWS >= batch_info[0]) {
+    if (params.first + group.x * ROWS >= batch_info[0]) {
         units = 0u;
     }
     let lowest = vec4<f32>(-3.0e38);

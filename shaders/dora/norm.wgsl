@@ -20,9 +20,9 @@ struct Params {
 @group(0) @binding(4) var<storage, read_write> inverse: array<f32>;
 
 @compute @workgroup_size(THREADS, ROWS)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
     // Every invocation reaches the barriers: a row past the end repeats the last one.
-    let row = min((group.y * groups.x + group.x) * ROWS + local.y, params.rows - 1u);
+    let row = min(group.x * ROWS + local.y, params.rows - 1u);
     let b_at = (params.row0 + row) * params.r_stride;
     var sum = 0.0;
     for (var i = local.x; i < params.stride; i += THREADS) {

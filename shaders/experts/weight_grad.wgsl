@@ -18,9 +18,9 @@ struct Params {
 @group(0) @binding(4) var<storage, read_write> dweights: array<f32>;
 
 @compute @workgroup_size(THREADS, ROWS)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
     // Every invocation reaches the barriers: one past the end repeats the last assignment.
-    let assignment = min((group.y * groups.x + group.x) * ROWS + local.y, params.assignments - 1u);
+    let assignment = min(group.x * ROWS + local.y, params.assignments - 1u);
     let row = assignment / params.top_k;
     let x_at = slots[assignment] * params.stride;
     var sum = 0.0;

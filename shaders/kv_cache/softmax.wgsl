@@ -12,8 +12,8 @@ struct Params {
 @group(0) @binding(1) var<storage, read_write> scores: array<f32>;
 
 @compute @workgroup_size(THREADS, ROWS)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
-    let index = (group.y * groups.x + group.x) * ROWS + local.y;
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
+    let index = group.x * ROWS + local.y;
     // Every invocation reaches the barriers; one past the end repeats the last row, unstored.
     let base = min(index, params.heads - 1u) * params.stride;
     var own = -3.0e38;

@@ -26,9 +26,9 @@ fn centred(at: u32, unit: u32, mean: f32) -> Eight {
 }
 
 @compute @workgroup_size(THREADS, ROWS)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
     // Every invocation reaches the barriers: a row past the end repeats the last one.
-    let row = min((group.y * groups.x + group.x) * ROWS + local.y, params.rows - 1u);
+    let row = min(group.x * ROWS + local.y, params.rows - 1u);
     let thread = local.x;
     let base = row * params.stride;
     var sum = 0.0;

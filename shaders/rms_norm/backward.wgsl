@@ -18,8 +18,8 @@ struct Params {
 //#output 5 dx: 4 sum
 
 @compute @workgroup_size(THREADS, ROWS)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
-    let wanted = (group.y * groups.x + group.x) * ROWS + local.y;
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
+    let wanted = group.x * ROWS + local.y;
     // Every invocation reaches the barriers; one past the end repeats the last row, unstored.
     let row = min(wanted, params.rows - 1u);
     let thread = local.x;

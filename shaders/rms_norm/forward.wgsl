@@ -20,9 +20,9 @@ struct Params {
 //#input 5 residual?: 8
 
 @compute @workgroup_size(THREADS, ROWS)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
     // Every invocation reaches the barriers: a row past the end repeats the last one.
-    let row = min((group.y * groups.x + group.x) * ROWS + local.y, params.rows - 1u);
+    let row = min(group.x * ROWS + local.y, params.rows - 1u);
     let thread = local.x;
     let base = row * params.stride;
     var sum = 0.0;

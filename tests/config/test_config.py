@@ -82,7 +82,13 @@ DEFAULTS = {
     },
     "log": {"logging_steps": 1, "report_to": []},
     "output": {"dir": "runs/first", "save_steps": 50, "save_total_limit": 2},
-    "device": {"gpu": "auto", "backend": "auto", "tune": "auto"},
+    "device": {
+        "gpu": "auto",
+        "backend": "auto",
+        "tune": "auto",
+        "dispatches_per_submit": 100,
+        "timeout": None,
+    },
 }
 
 

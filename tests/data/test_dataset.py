@@ -165,6 +165,13 @@ def test_text_of_one_token(tmp_path) -> None:
         load_dataset(path, tiny_tokenizer(bos=False), 8)
 
 
+def test_text_of_white_space(tmp_path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b" \n")
+    with pytest.raises(DataError, match="holds no text"):
+        load_dataset(path, tiny_tokenizer(), 8)
+
+
 def test_max_seq_length_of_one(tmp_path) -> None:
     with pytest.raises(DataError, match="at least 2"):
         load_dataset(tmp_path / "a.txt", tiny_tokenizer(), 1)

@@ -1,11 +1,13 @@
 """What can be said of data in a configuration: sources, columns, what is learnt, what is cut."""
 
 import json
+import os
 
 import numpy as np
 import pytest
 from support.tiny_tokenizer import learnt, tiny_tokenizer
 
+from qlora_wgpu.checkpoint import FileLock
 from qlora_wgpu.data import Preparation, load_dataset, prepared
 from qlora_wgpu.errors import DataError
 
@@ -232,3 +234,64 @@ def test_an_end_that_is_never_learnt_is_told(tmp_path):
     rows = write(tmp_path / "a.jsonl", [{"messages": CHAT}])
     dataset = load(rows, chat_template=template)
     assert "no end-of-turn token is learnt anywhere" in dataset.warnings[0]
+
+
+def test_what_killed_runs_left_half_prepared_goes(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    cache = prepared.cache_folder()
+    for name in ("killed", "live", "old", "young"):
+        (cache / f".unfinished-{name}").mkdir(parents=True)
+        (cache / f".unfinished-{name}" / "ids.bin").write_bytes(b"x")
+    (cache / ".unfinished-killed" / ".lock").touch()
+    live = FileLock(cache / ".unfinished-live" / ".lock")
+    assert live.acquire()
+    for path in (cache / ".unfinished-old", cache / ".unfinished-old" / "ids.bin"):
+        os.utime(path, (0, 0))
+    cached(write(tmp_path / "a.jsonl", [{"text": "abc"}]))
+    left = sorted(p.name for p in cache.glob(".unfinished-*"))
+    assert left == [".unfinished-live", ".unfinished-young"]
+    live.release()
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    rows = write(tmp_path / "a.jsonl", [{"text": "abc"}])
+    assert texts(cached(rows)) == texts(load(rows))
+
+
+def test_a_cache_that_is_full_half_way_is_done_without(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    add, calls = prepared.Writer.add, []
+
+    def full(self, ids, labels):
+        calls.append(self._folder)
+        if self._folder is not None and len(calls) == 3:
+            with prepared._writing(self._folder):
+                raise OSError(28, "No space left on device")
+        add(self, ids, labels)
+
+    monkeypatch.setattr(prepared.Writer, "add", full)
+    dataset = cached(write(tmp_path / "a.jsonl", [{"text": letter * 3} for letter in "abcd"]))
+    assert len(dataset) == 4 and "No space left on device" in dataset.warnings[-1]
+    assert "prepared data is not kept for the next run" in dataset.warnings[-1]
+    assert list(prepared.cache_folder().iterdir()) == []
+
+
+def test_prepared_data_that_was_changed_is_made_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    rows = write(tmp_path / "a.jsonl", [{"messages": CHAT}])
+    before = cached(rows).fingerprint
+    [folder] = prepared.cache_folder().iterdir()
+    for name in ("ids.bin", "labels.bin", "ends.bin"):
+        raw = bytearray((folder / name).read_bytes())
+        raw[0] ^= 1  # as long as it was
+        (folder / name).write_bytes(raw)
+        assert cached(rows).fingerprint == before, name
+    about = json.loads((folder / "about.json").read_text())
+    for wrong in ([], {**about, "warnings": 3}, {**about, "counts": {"rows": "x"}}, {"a": 1}):
+        (folder / "about.json").write_text(json.dumps(wrong))
+        assert cached(rows).fingerprint == before
+        assert json.loads((folder / "about.json").read_text()) == about
+    (folder / "about.json").write_text("[" * 100_000)
+    assert cached(rows).fingerprint == before

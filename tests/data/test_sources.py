@@ -7,7 +7,8 @@ import os
 
 import pytest
 
-from qlora_wgpu.data.sources import check_file, read_rows, read_text
+from qlora_wgpu.data.sources import check_file, read_rows
+from qlora_wgpu.data.text_file import file_parts
 from qlora_wgpu.errors import DataError
 
 
@@ -87,13 +88,10 @@ def test_wrong_lists(tmp_path, content, expected) -> None:
 def test_text(tmp_path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbfa\r\nb\n")
-    assert read_text(path) == "a\r\nb\n"
-    path.write_bytes(b" \n")
-    with pytest.raises(DataError, match="holds no text"):
-        read_text(path)
+    assert "".join(file_parts(path)) == "a\r\nb\n"
     path.write_bytes(b"a\n\nb\xff")
     with pytest.raises(DataError, match=r"a\.txt line 3 is not UTF-8"):
-        read_text(path)
+        list(file_parts(path))
 
 
 def test_missing_files_and_near_names(tmp_path) -> None:

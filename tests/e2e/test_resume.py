@@ -5,10 +5,11 @@ import signal
 import threading
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from e2e.test_training import Warnings, config, metrics, opened, rows
 from e2e.tiny import write_model
-from qlora_wgpu import Trainer
+from qlora_wgpu import Trainer, load_config
 from qlora_wgpu.errors import CheckpointError, ConfigError, TrainingError
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.divergence import Divergence
@@ -181,3 +182,250 @@ def test_a_loss_that_diverges_ends_the_run(folder, device, tmp_path, monkeypatch
         run(folder, device, tmp_path / "r", train={"max_steps": 20})
     kept = {p.name for p in (tmp_path / "r" / "checkpoints").iterdir()}
     assert kept == {"step-3", "step-6", "step-9"} and len(metrics(tmp_path / "r")) > 4
+
+
+class Told(Warnings):
+    def __init__(self):
+        super().__init__()
+        self.notes = []
+
+    def note(self, text):
+        self.notes.append(text)
+
+
+def files(out):
+    return {
+        str(p.relative_to(out)): p.read_bytes()
+        for p in out.rglob("*")
+        if p.is_file() and p.name not in (".lock", "config.yaml")
+    }
+
+
+def test_a_finished_run_is_left_as_it_is(folder, device, tmp_path, whole):
+    shutil.copytree(whole, tmp_path / "r")
+    observer = Told()
+    result = run(folder, device, tmp_path / "r", observer=observer, resume=True)
+    assert result.was_finished and result.steps == 9 and not result.interrupted
+    assert observer.notes == [
+        f"the run in {tmp_path / 'r'} is finished, after 9 steps: nothing is left to train"
+    ]
+    assert files(tmp_path / "r") == files(whole)
+    shutil.rmtree(tmp_path / "r" / "adapter")
+    run(folder, device, tmp_path / "r", resume=True)
+    assert files(tmp_path / "r") == files(whole)
+
+
+def test_a_run_shorter_than_save_steps_is_known_as_finished(folder, device, tmp_path):
+    settings = {"train": {"max_steps": 2}, "output": {"save_steps": 50}}
+    out = tmp_path / "r"
+    run(folder, device, out, **settings)
+    before = files(out)
+    assert run(folder, device, out, resume=True, **settings).was_finished
+    with pytest.raises(ConfigError, match=r"optim.learning_rate = 0.01, now it is 0.02"):
+        run(folder, device, out, resume=True, optim={"learning_rate": 2e-2}, **settings)
+    assert files(out) == before
+    shutil.rmtree(out / "checkpoints")  # as older versions left it
+    before = files(out)
+    with pytest.raises(ConfigError, match="has an adapter, but no checkpoint to go on from"):
+        run(folder, device, out, resume=True, **settings)
+    (out / "config.yaml").rename(out / "else.yaml")
+    with pytest.raises(ConfigError, match=r"without its config\.yaml"):
+        run(folder, device, out, resume=True, **settings)
+    assert {k: v for k, v in files(out).items() if k != "else.yaml"} == before
+
+
+def test_all_steps_are_logged_and_the_rest_only_once(folder, device, tmp_path):
+    settings = {"log": {"logging_steps": 4}, "eval": {"eval_steps": 4}}
+    out, again = tmp_path / "whole", tmp_path / "r"
+    run(folder, device, out, **settings)
+    rows_of = [r["step"] for r in metrics(out) if "loss" in r]
+    evaluated = [r["step"] for r in metrics(out) if "eval_loss" in r]
+    assert rows_of == [4, 8, 9] and evaluated == [0, 4, 8, 9]
+
+    class KillAtEnd(Observer):
+        def evaluation(self, row):
+            if row["step"] == 9:
+                raise Killed
+
+    with pytest.raises(Killed):
+        run(folder, device, again, observer=KillAtEnd(), **settings)
+    run(folder, device, again, resume=True, **settings)
+    assert logged(again) == logged(out) and adapter(again) == adapter(out)
+
+
+HARM = {
+    "train": {"max_steps": 30},
+    "optim": {"learning_rate": 5e-2, "lr_scheduler_type": "constant"},
+    "eval": {"eval_steps": 2, "early_stopping_patience": 2},
+}
+
+
+def test_an_early_stopped_run_does_not_go_on(folder, device, tmp_path):
+    out = tmp_path / "r"
+    first = run(folder, device, out, **HARM)
+    before = files(out)
+    assert first.stopped_early
+    for _ in range(2):
+        again = run(folder, device, out, resume=True, **HARM)
+        assert again.was_finished and again.stopped_early and again.steps == first.steps
+    assert files(out) == before
+    patient = {**HARM, "eval": {**HARM["eval"], "early_stopping_patience": 3}}
+    longer = run(folder, device, out, resume=True, **patient)
+    assert longer.steps == first.steps + 2 and longer.stopped_early
+
+
+def test_the_adapter_of_step_0_may_be_the_best(folder, device, tmp_path):
+    """Numbers go up in training, and down in what is held out."""
+    held_out = [{"input_ids": row["input_ids"][::-1]} for row in rows(4, seed=1)]
+    settings = config(
+        folder,
+        tmp_path / "r",
+        optim={"learning_rate": 5e-2, "lr_scheduler_type": "constant"},
+        eval={"eval_steps": 1, "load_best_model_at_end": True},
+    )
+    observer, model = Told(), opened(folder, device)
+    fresh = model.adapter_state_dict()
+    result = Trainer(model, settings, observer).train(rows(), held_out)
+    assert result.best_step == 0 and result.best_eval_loss == result.eval_loss_before
+    assert any("no evaluation was better than the one before" in text for text in observer.texts)
+    kept = load_file(tmp_path / "r" / "adapter" / "adapter_model.safetensors")
+    assert all((kept[name] == array).all() for name, array in fresh.items())
+
+
+def test_what_cannot_change_the_result_may_change(folder, device, tmp_path, whole):
+    """Among it gradient checkpointing, whose bits are the same."""
+    out = tmp_path / "r"
+    with pytest.raises(Killed):
+        run(folder, device, out, observer=Kill(4))
+    model = opened(folder, device, lora_dropout=0.1)
+    changed = {
+        "data": {"cache": False},
+        "train": {**SETTINGS["train"], "gradient_checkpointing": False},
+        "eval": {"eval_steps": 0},
+        "log": {"logging_steps": 1},
+        "output": {"save_steps": 2},
+    }
+    settings = config(folder, out, **{**SETTINGS, **changed})
+    Trainer(model, settings, resume=True).train(rows(), rows(4, seed=1))
+    assert adapter(out) == adapter(whole)
+    assert load_config(out / "config.yaml") == settings
+
+
+def test_another_base_under_the_same_path_is_refused(folder, device, tmp_path, whole):
+    shutil.copytree(whole, tmp_path / "r")
+    base = tmp_path / "base"
+    shutil.copytree(folder, base)
+    run(base, device, tmp_path / "r", resume=True)  # the same elsewhere is the same
+    before = files(tmp_path / "r")
+    tensors = load_file(base / "model.safetensors")
+    tensors["model.layers.0.input_layernorm.weight"][3] *= 1.01
+    save_file(tensors, base / "model.safetensors")
+    with pytest.raises(ConfigError, match="begun with other base weights"):
+        run(base, device, tmp_path / "r", resume=True)
+    shutil.copytree(folder, base, dirs_exist_ok=True)
+    text = (base / "config.json").read_text()
+    (base / "config.json").write_text(text.replace("1e-05", "1e-06"))
+    with pytest.raises(ConfigError, match=r"other values in the base's config\.json"):
+        run(base, device, tmp_path / "r", resume=True)
+    assert files(tmp_path / "r") == before
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["adapter_model.safetensors", "optimizer.safetensors", "trainer_state.json", "manifest.json"],
+)
+def test_files_of_another_step_are_noticed(folder, device, tmp_path, whole, name):
+    shutil.copytree(whole, tmp_path / "r")
+    checkpoints = tmp_path / "r" / "checkpoints"
+    shutil.copy(checkpoints / "step-6" / name, checkpoints / "step-9" / name)
+    observer = Warnings()
+    run(folder, device, tmp_path / "r", observer=observer, resume=True)
+    assert len(observer.texts) == 1 and observer.texts[0].startswith("step-9 is passed over")
+    assert adapter(tmp_path / "r") == adapter(whole)
+    assert logged(tmp_path / "r") == logged(whole)
+
+
+def test_a_checkpoint_that_cannot_be_written_does_not_end_a_run(
+    folder, device, tmp_path, whole, monkeypatch
+):
+    from qlora_wgpu.training import run as run_module
+
+    save = run_module.save_checkpoint
+
+    def full(folder, model, state, identity):
+        if state.step in (3, 9):
+            raise CheckpointError(f"{folder} cannot be written: No space left on device")
+        save(folder, model, state, identity)
+
+    monkeypatch.setattr(run_module, "save_checkpoint", full)
+    observer = Warnings()
+    out = tmp_path / "r"
+    run(folder, device, out, observer=observer)
+    assert [t.split(":")[0] for t in observer.texts] == [
+        "the state after step 3 was not saved",
+        "the state after step 9 was not saved",
+        "the state after step 9 was not saved",
+    ]
+    assert "step-6 is kept" in observer.texts[-1]
+    assert adapter(out) == adapter(whole)
+    monkeypatch.undo()
+    run(folder, device, out, resume=True)
+    assert adapter(out) == adapter(whole) and logged(out) == logged(whole)
+
+
+class Lose(Observer):
+    """Takes the run's folder away after a step."""
+
+    def __init__(self, out):
+        self.out, self.texts = out, []
+
+    def step(self, row):
+        if row["step"] == 4:
+            shutil.rmtree(self.out)
+
+    def warning(self, text):
+        self.texts.append(text)
+
+
+def test_a_run_whose_folder_is_lost_saves_its_adapter_elsewhere(
+    folder, device, tmp_path, whole, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    observer = Lose(tmp_path / "r")
+    with pytest.raises(CheckpointError, match=r"removed or replaced; the adapter after step 9 is"):
+        run(folder, device, tmp_path / "r", observer=observer)
+    [saved] = (tmp_path / "cache" / "qlora-wgpu" / "rescued").iterdir()
+    name = "adapter_model.safetensors"
+    assert (saved / name).read_bytes() == (whole / "adapter" / name).read_bytes()
+    assert not (tmp_path / "r").exists()
+    assert sum("metrics.jsonl cannot be written" in text for text in observer.texts) == 1
+
+
+def test_two_runs_do_not_share_a_folder(folder, device, tmp_path):
+    class Second(Observer):
+        refused = 0
+
+        def step(self, row):
+            for options in ({"overwrite": True}, {"resume": True}):
+                settings = config(folder, tmp_path / "r", **SETTINGS)
+                with pytest.raises(ConfigError, match="another run is writing"):
+                    Trainer(model, settings, **options).train(rows(), rows(4, seed=1))
+                self.refused += 1
+
+    model, observer = opened(folder, device, lora_dropout=0.1), Second()
+    run(folder, device, tmp_path / "r", observer=observer, train={"max_steps": 2})
+    assert observer.refused == 2
+
+
+def test_the_replaced_run_stays_until_the_new_one_has_a_checkpoint(
+    folder, device, tmp_path, whole, monkeypatch
+):
+    shutil.copytree(whole, tmp_path / "r")
+    settings = config(folder, tmp_path / "r", **SETTINGS)
+    model = opened(folder, device, lora_dropout=0.1)
+    with pytest.raises(Killed):
+        Trainer(model, settings, Kill(2), overwrite=True).train(rows(), rows(4, seed=1))
+    assert adapter(tmp_path / "r" / "replaced") == adapter(whole)
+    with pytest.raises(Killed):
+        Trainer(model, settings, Kill(4), overwrite=True).train(rows(), rows(4, seed=1))
+    assert not (tmp_path / "r" / "replaced").exists()

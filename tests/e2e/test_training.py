@@ -8,7 +8,7 @@ from safetensors.numpy import load_file
 
 from e2e.tiny import VOCAB, write_model
 from qlora_wgpu import Config, LoraConfig, QLoRAModel, Trainer, load_config
-from qlora_wgpu.errors import ConfigError, DataError, TrainingError
+from qlora_wgpu.errors import ConfigError, DataError, OutOfMemoryError, TrainingError
 from qlora_wgpu.training import Observer
 
 
@@ -323,3 +323,26 @@ def test_the_memory_plan_is_what_is_taken(tmp_path):
     taken = fresh.memory.by_kind
     for kind in ("activations", "base", "adapter", "gradients", "optimizer", "norms"):
         assert taken[kind] == planned[kind], kind
+
+
+def test_want_of_memory_in_a_step_keeps_the_steps_before(folder, device, tmp_path, monkeypatch):
+    whole = config(folder, tmp_path / "whole")
+    Trainer(opened(folder, device), whole).train(rows())
+
+    settings = config(folder, tmp_path / "run", output={"save_steps": 100})
+    model, batches = opened(folder, device), []
+    accumulate = QLoRAModel.accumulate
+
+    def exhausted(self, *args, **kwargs):
+        batches.append(args)
+        if len(batches) == 8:  # the second half of the fourth step
+            raise OutOfMemoryError("there is no memory for another thing")
+        return accumulate(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(QLoRAModel, "accumulate", exhausted)
+        with pytest.raises(OutOfMemoryError, match="saved after step 3, and --resume goes on"):
+            Trainer(model, settings).train(rows())
+    Trainer(opened(folder, device), settings, resume=True).train(rows())
+    name = "adapter/adapter_model.safetensors"
+    assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

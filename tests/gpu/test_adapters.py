@@ -111,6 +111,26 @@ def test_dialects():
     assert Dawn().dialect("x") == "x" and WgpuNative().dialect("subgroupAdd") == "subgroupAdd"
 
 
+@pytest.mark.parametrize(
+    ("code", "asks"),
+    [
+        ("let s = subgroupAdd (x);", True),
+        ("fn f(@builtin( subgroup_invocation_id ) lane: u32) {}", True),
+        ("fn f(@builtin(num_subgroups) n: u32) {}", True),
+        ("var a: subgroup_matrix_left<f16, 8, 8>;", True),
+        ("let s = quadSwapX(x);", True),
+        ("/* a /* b */ subgroupAdd(x) */ x", False),
+        ("x // each subgroup: subgroupAdd(x)", False),
+        ("/* // */ subgroupAdd(x)", True),
+        ("// /*\nsubgroupAdd(x) // */", True),
+        ("let rows_of_subgroup = 1u; const SUBGROUP = false;", False),
+        ("let subgroup = index / 32u;", False),
+    ],
+)
+def test_dawn_enables_subgroups_where_code_uses_them(code, asks):
+    assert Dawn().dialect(code) == ("enable subgroups; " if asks else "") + code
+
+
 class Pass:
     def __init__(self):
         self.calls = []

@@ -169,3 +169,13 @@ def test_every_broadcast_is_of_one_invocation(write):
         "fn broadcast_y_1(raw: vec4<u32>) -> vec4<u32> { return subgroupBroadcast(raw, 1u); }"
         in code
     )
+
+
+def test_no_comment_counts_as_code(write):
+    hidden = "/* @group(0) @binding(2) var<storage, read> y: array<f32>; */\n"
+    comments = "// Eight texel_at(x) $i\n" + hidden
+    write("a.wgsl", comments + HEAD + MAIN)
+    shader = load()
+    assert "struct Eight" not in shader.code and "fn texel_at" not in shader.code
+    assert set(shader.bindings) == {"x"}
+    assert shader.code.splitlines()[2] == HEAD.strip()

@@ -12,6 +12,7 @@ from qlora_wgpu.model.batch_encoding import (
     checked_mask,
     encode_batch,
     positions,
+    sample_lengths,
     segments,
     shifted_targets,
 )
@@ -185,3 +186,11 @@ def test_rows_of_a_data_set():
 def test_wrong_rows(rows, message):
     with pytest.raises(DataError, match=message):
         as_dataset(rows, "d", VOCAB)
+
+
+def test_lengths_of_samples():
+    mask = np.array([[1, 1, 1, 0, 0], [0, 1, 1, 0, 0], [1, 1, 2, 3, 3], [0, 0, 0, 0, 0]])
+    expected = [[3, 3, 3, 1, 1], [1, 3, 3, 1, 1], [2, 2, 1, 2, 2], [1] * 5]
+    assert sample_lengths(mask).tolist() == expected
+    # What follows a sample changes nothing for it, and padding within one counts as ever.
+    assert sample_lengths(np.array([[1, 0, 1, 0, 2, 0]]))[0, [0, 2, 4]].tolist() == [3, 3, 1]

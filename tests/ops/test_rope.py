@@ -33,3 +33,25 @@ def test_rope(device, profile, dtype, heads, head_dim, rotary_dim, interleaved, 
     assert_close(got_y, expected, tolerance(dtype), "one rounding")
     expected = reference.backward(dy, *exact, interleaved=interleaved)
     assert_close(got_dx, expected, tolerance(dtype), "one rounding")
+
+
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+def test_rows_of_ones_own(device, profile, dtype):
+    """Each row of x by the row of the table that it is told, forward and back."""
+    rng = np.random.default_rng(3)
+    x, dy = rng.standard_normal((7, 64)), rng.standard_normal((7, 64))
+    table = rng.standard_normal((9, 16, 2)).astype(np.float32)
+    rows = np.array([8, 0, 3, 3, 7, 1, 2])
+    bench = Bench(device, dtype, PROFILES[profile])
+    tx = bench.operand(x, grad=True)
+    y = rope(
+        bench.graph, tx, bench.graph.constant("table", table), bench.batch_of(1, 7), 64, 32,
+        rows=bench.given(rows, "uint32"),
+    )  # fmt: skip
+    (dx,) = bench.gradients(y, bench.given(dy, "float32"), tx)
+    exact = (rows, table.astype(float), 64, 32)
+    for got, of, function in zip(
+        bench.run(y, dx), (rounded(x, dtype), rounded(dy, "float32")),
+        (reference.forward, reference.backward), strict=True,
+    ):  # fmt: skip
+        assert_close(got, function(of, *exact), tolerance(dtype), "one rounding")

@@ -17,7 +17,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
-from seeded import VOCAB, adapter, batch, weights
+from seeded import VOCAB, adapter, batch, samples, weights
 from torch.nn.utils.parametrize import register_parametrization
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -250,18 +250,86 @@ def adapted(case, dtype):
     return model, trained
 
 
+def by_length(case):
+    """Whether a sample's length changes how it is rotated."""
+    parameters = CASES[case][1].get("rope_parameters", {})
+    return parameters.get("rope_type") in ("dynamic", "longrope")
+
+
+def afresh(model):
+    """Forgets the frequencies of longer samples, which dynamic RoPE goes on with."""
+    for module in model.modules():
+        if hasattr(module, "original_inv_freq"):
+            module.inv_freq.copy_(module.original_inv_freq)
+            module.max_seq_len_cached = module.original_max_seq_len
+    return model
+
+
+def alone(model, ids, labels):
+    """The mean loss over the labels of samples, each by itself."""
+    counts = [int((row[1:] != -100).sum()) for row in labels]
+    total = 0.0
+    for row, targets, count in zip(ids, labels, counts, strict=True):
+        if count:
+            total += count * afresh(model)(input_ids=row[None], labels=targets[None]).loss
+    return total / sum(counts)
+
+
+def gradients_of(trained, prefix):
+    return {
+        f"{prefix}:{peft_name(name)}": parameter.grad.float().numpy().copy()
+        for name, parameter in trained.items()
+    }
+
+
+def packed(case):
+    """Logits of samples alone, and the loss and the gradients of all of them together."""
+    model, trained = adapted(case, torch.float64)
+    ids = [torch.from_numpy(sample) for sample in samples()]
+    with torch.no_grad():
+        logits = [afresh(model)(input_ids=row[None]).logits[0, :, :SHOWN] for row in ids]
+    loss = alone(model, ids, ids)
+    loss.backward()
+    return {
+        "packed_logits": torch.cat(logits).float().numpy(), "packed_loss": loss.item(),
+        **gradients_of(trained, "packed_grad"),
+    }  # fmt: skip
+
+
+def text(case, count=9):
+    """A text that grows past 16 tokens by what is likeliest after it, each time read anew."""
+    model = adapted(case, torch.float64)[0]
+    ids = start = torch.from_numpy(samples((12,))[0])[None]
+    rows = []
+    with torch.no_grad():
+        for _ in range(count):
+            rows.append(afresh(model)(input_ids=ids, use_cache=False).logits[0, -1])
+            ids = torch.cat([ids, rows[-1].argmax()[None, None]], 1)
+        if case.startswith("phi3"):  # which reads a text anew where it becomes long
+            generated = afresh(model).generate(input_ids=start, max_new_tokens=count)
+            assert torch.equal(generated, ids), (generated, ids)
+    return {"text": ids[0].numpy(), "text_logits": torch.stack(rows)[:, :SHOWN].float().numpy()}
+
+
+def loss_of(case, model, ids, mask, labels):
+    """The loss of a batch; of rows by themselves where the longest would change the others."""
+    if not by_length(case):
+        return model(input_ids=ids, attention_mask=mask, labels=labels).loss
+    rows = list(zip(ids, mask, labels, strict=True))
+    return alone(model, [i[m == 1] for i, m, _ in rows], [t[m == 1] for _, m, t in rows])
+
+
 def train(case, dtype):
     """Ten losses, and the gradients of the first step."""
-    ids, mask, labels = (torch.from_numpy(a) for a in batch())
+    inputs = [torch.from_numpy(a) for a in batch()]
     model, trained = adapted(case, dtype)
     optimizer = torch.optim.AdamW(trained.values(), lr=RATE, weight_decay=0.01)
     losses, gradients = [], {}
     for step in range(STEPS):
-        loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
+        loss = loss_of(case, model, *inputs)
         loss.backward()
         if step == 0:
-            for name, parameter in trained.items():
-                gradients[f"grad:{peft_name(name)}"] = parameter.grad.float().numpy().copy()
+            gradients = gradients_of(trained, "grad")
         torch.nn.utils.clip_grad_norm_(trained.values(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -274,7 +342,12 @@ def record(case):
     ids, mask, _ = (torch.from_numpy(a) for a in batch())
     with torch.no_grad():
         logits = model(input_ids=ids, attention_mask=mask).logits
+        if by_length(case):
+            for row, seen in zip(range(len(ids)), mask == 1, strict=True):
+                logits[row, seen] = afresh(model)(input_ids=ids[row, seen][None]).logits[0]
     losses, gradients = train(case, torch.float64)
+    if by_length(case):
+        gradients |= {**packed(case), **text(case)}
     recorded = {
         "config": json.dumps(config), "shapes": json.dumps(shapes), "norm_offset": offset,
         "logits": logits[..., :SHOWN].float().numpy(), "lse": torch.logsumexp(logits, -1).numpy(),

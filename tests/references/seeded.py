@@ -33,6 +33,12 @@ def adapter(shapes):
     }
 
 
+def samples(lengths=(7, 21, 16, 17, 23)):
+    """Ids of samples on both sides of 16 tokens."""
+    random = np.random.default_rng(6)
+    return [random.integers(0, VOCAB, length) for length in lengths]
+
+
 def batch(seq=24):
     """Ids, mask and labels: row 1 is padded at its end, row 2 has nothing to learn."""
     random = np.random.default_rng(5)

@@ -1,11 +1,13 @@
 """A run's folder: nothing of the user's is replaced unasked, and only old checkpoints go."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
-from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.training.run_folder import RunFolder, refuse_existing_run
+from qlora_wgpu.errors import CheckpointError, ConfigError
+from qlora_wgpu.training.run_folder import RunFolder, refuse_existing_run, settle_run
 
 
 def test_a_new_folder_gets_its_parts(tmp_path):
@@ -82,3 +84,113 @@ def test_the_newest_checkpoints_stay(tmp_path, keep, left):
     assert len(list(run.checkpoints.iterdir())) == 3
     run.prune(keep)
     assert sorted(int(p.name.removeprefix("step-")) for p in run.checkpoints.iterdir()) == left
+
+
+def test_one_run_at_a_time(tmp_path):
+    first = RunFolder(tmp_path / "r", "x")
+    for options in ({"overwrite": True}, {"resume": True}):
+        with pytest.raises(ConfigError, match="another run is writing"):
+            RunFolder(tmp_path / "r", "y", **options)
+    with pytest.raises(ConfigError, match="another run is writing"):
+        settle_run(tmp_path / "r")
+    assert (tmp_path / "r" / "config.yaml").read_text() == "x"
+    first.close()
+    RunFolder(tmp_path / "r", "y", overwrite=True)
+
+
+def test_a_folder_that_is_lost_is_noticed(tmp_path):
+    run = RunFolder(tmp_path / "r", "x")
+    run.require_own()
+    shutil.rmtree(tmp_path / "r")
+    with pytest.raises(CheckpointError, match="removed or replaced"):
+        run.require_own()
+    RunFolder(tmp_path / "r", "other")
+    with pytest.raises(CheckpointError, match="removed or replaced"):
+        run.require_own()
+
+
+def old_run(path):
+    for part in ("adapter", "best", "checkpoints/step-7", "tensorboard"):
+        (path / part).mkdir(parents=True)
+        (path / part / "file").write_text("old")
+    for part in ("metrics.jsonl", "report.html", "config.yaml"):
+        (path / part).write_text("old")
+
+
+def tree(path):
+    return {str(p.relative_to(path)): p.read_text() for p in path.rglob("*") if p.is_file()}
+
+
+def test_a_replaced_run_stays_until_there_is_something_to_show(tmp_path):
+    path = tmp_path / "r"
+    old_run(path)
+    before = tree(path)
+    run = RunFolder(path, "new", overwrite=True)
+    assert run.replaced is not None and tree(run.replaced) == before
+    run.close()
+    # One that was begun and has nothing to show does not push it out.
+    run = RunFolder(path, "newer", overwrite=True)
+    assert tree(run.replaced) == before
+    run.checkpoint_folder(1).mkdir()
+    run.forget_replaced()
+    assert run.replaced is None and (path / "config.yaml").read_text() == "newer"
+    with pytest.raises(ConfigError, match="already holds a run"):
+        refuse_existing_run(path)
+
+
+def test_a_kill_while_a_run_is_replaced_loses_nothing(tmp_path, monkeypatch):
+    """At each rename, removal and write of a beginning."""
+
+    class Kill(BaseException):
+        pass
+
+    at, left = 0, 0
+
+    def counted(original):
+        def call(*args, **options):
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise Kill
+            return original(*args, **options)
+
+        return call
+
+    for name in ("rename", "replace", "mkdir", "unlink"):
+        monkeypatch.setattr(Path, name, counted(getattr(Path, name)))
+    while True:
+        at += 1
+        path, left = tmp_path / str(at), 0
+        old_run(path)
+        before, left = tree(path), at
+        try:
+            RunFolder(path, "new", overwrite=True).close()
+            break
+        except Kill:
+            left = 0
+        settle_run(path)
+        after = {k: v for k, v in tree(path).items() if k != ".lock"}
+        if (path / "config.yaml").read_text() == "old":
+            assert after == before, at
+        else:
+            assert tree(path / "replaced") == before, at
+        RunFolder(path, "new", overwrite=True).close()
+    assert at > 12
+
+
+def test_pruning_leaves_no_half_checkpoint(tmp_path, monkeypatch):
+    run = RunFolder(tmp_path / "r", "x")
+    for step in (1, 2):
+        run.checkpoint_folder(step).mkdir()
+        (run.checkpoint_folder(step) / "file").write_text("x")
+
+    def killed(path):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run.prune(1)
+    assert [p.name for p in run.checkpoint_folders()] == ["step-2"]
+    monkeypatch.undo()
+    run.prune(1)
+    assert [p.name for p in run.checkpoints.iterdir()] == ["step-2"]

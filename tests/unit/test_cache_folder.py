@@ -7,8 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from qlora_wgpu.cache_folder import cache_path, make_cache_folder
+from qlora_wgpu.cache_folder import (
+    cache_path,
+    cache_problem,
+    make_cache_folder,
+    read_json,
+)
+from qlora_wgpu.checkpoint.cache_file import write_cache_file
 from qlora_wgpu.data.prepared import cache_folder
+from qlora_wgpu.gpu.mesa import widen_software_vectors
 from qlora_wgpu.selfcheck import results
 from qlora_wgpu.tuning import cache
 
@@ -41,3 +48,80 @@ def test_nobody_else_looks_into_it(monkeypatch, tmp_path):
         assert stat.S_IMODE(cache_path().stat().st_mode) == 0o700
         assert cache_path("data").is_dir()
         cache_path().chmod(0o755)  # as older versions left it
+
+
+@pytest.fixture
+def home(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def spoil(home, how):
+    """A cache folder that cannot be used, even by root."""
+    if how == "a file instead":
+        (home / "cache").write_text("")
+    elif how == "a file below":
+        (home / "cache" / "qlora-wgpu").mkdir(parents=True)
+        (home / "cache" / "qlora-wgpu" / "data").write_text("")
+    else:
+        (home / "cache").symlink_to("/proc/self")
+
+
+@linux
+@pytest.mark.parametrize("how", ["a file instead", "a file below", "no file system for it"])
+def test_a_cache_that_cannot_be_used_is_told_in_one_sentence(home, how):
+    assert cache_problem() is None
+    for path in sorted(home.rglob("*"), reverse=True):
+        path.rmdir()
+    spoil(home, how)
+    problem = cache_problem()
+    assert problem.startswith(f"the cache folder {home}/cache/qlora-wgpu cannot be used (")
+    assert "\n" not in problem and "XDG_CACHE_HOME" in problem
+    write_cache_file(cache_path("tuning.json"), "[1]")  # goes on without
+    assert read_json(cache_path("tuning.json")) in ([1], None)
+
+
+@linux
+def test_without_a_home_folder_nothing_is_kept_in_the_present_one(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("platformdirs.user_cache_dir", lambda *_, **__: "~/.cache/qlora-wgpu")
+    assert "no absolute path" in cache_problem()
+    write_cache_file(cache_path("tuning.json"), "[1]")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "~" / ".cache" / "qlora-wgpu").mkdir(parents=True)
+    (tmp_path / "~" / ".cache" / "qlora-wgpu" / "tuning.json").write_text("[1]")
+    assert read_json(cache_path("tuning.json")) is None  # nor read there
+
+
+@linux
+def test_a_user_without_a_home_folder(monkeypatch):
+    def nowhere(*_, **__):
+        raise RuntimeError("could not determine the home directory")
+
+    monkeypatch.setattr("platformdirs.user_cache_dir", nowhere)
+    assert "no absolute path" in cache_problem()
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="Windows has no such owners")
+def test_a_cache_of_another_user_is_not_trusted(monkeypatch, home):
+    write_cache_file(cache_path("tuning.json"), "[1]")
+    assert read_json(cache_path("tuning.json")) == [1]
+    monkeypatch.setattr("os.getuid", lambda: 12345)
+    assert read_json(cache_path("tuning.json")) is None
+    assert "belongs to another user" in cache_problem()
+
+
+def test_what_is_no_json_is_nothing(home):
+    write_cache_file(cache_path("tuning.json"), "[1]")
+    for text in ("{", "[" * 100_000, "\udcff"):
+        cache_path("tuning.json").write_bytes(text.encode("utf-8", "surrogatepass"))
+        assert read_json(cache_path("tuning.json")) is None
+
+
+def test_mesa_keeps_no_shaders_where_it_cannot(monkeypatch, home):
+    monkeypatch.setattr("qlora_wgpu.gpu.mesa._has_avx512", lambda: True)
+    spoil(home, "a file instead")
+    environ = {}
+    widen_software_vectors(environ)
+    assert environ.pop("LP_NATIVE_VECTOR_WIDTH") == "512"
+    assert environ == {"MESA_SHADER_CACHE_DISABLE": "true"}

@@ -1,0 +1,76 @@
+"""A claim on a folder that ends with its process, however that ends."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from pathlib import Path
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _claim(descriptor: int) -> None:
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+
+else:
+    import fcntl
+
+    def _claim(descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+_HELD = (errno.EAGAIN, errno.EACCES, errno.EWOULDBLOCK)
+
+
+class FileLock:
+    """A lock on a file, held by one opener at a time; the file stays when it is released.
+
+    Where a file system has no locks, everybody gets it.
+
+    Attributes:
+        path: The file.
+        is_exclusive: Whether nobody else can have it, while it is held.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Does not take it yet."""
+        self.path = path
+        self.is_exclusive = False
+        self._descriptor: int | None = None
+
+    def acquire(self) -> bool:
+        """Takes it; False if somebody else has it.
+
+        Raises:
+            OSError: If the file cannot be made.
+        """
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            _claim(descriptor)
+            self.is_exclusive = True
+        except OSError as err:
+            if err.errno in _HELD:
+                os.close(descriptor)
+                return False
+        self._descriptor = descriptor
+        return True
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the path still leads to the file that was locked."""
+        if self._descriptor is None:
+            return False
+        try:
+            return os.path.samestat(self.path.stat(), os.fstat(self._descriptor))
+        except OSError:
+            return False
+
+    def release(self) -> None:
+        """Gives it back; nothing where it is not held."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor, self.is_exclusive = None, False
+
+    def __del__(self) -> None:
+        self.release()

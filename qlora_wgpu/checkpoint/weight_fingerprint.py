@@ -1,0 +1,63 @@
+"""The identity of a model's weights: a hash over every tensor, made while they are read."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
+
+
+class WeightFingerprint:
+    """Hashes a model's tensors in a thread, beside whoever reads them.
+
+    Names, types, shapes and bytes count, whether a tensor is used or not; which file holds it does
+    not. A tensor is hashed when it is first read, so that its bytes come from the disk once;
+    hashing leaves the interpreter's lock to others.
+    """
+
+    def __init__(self, files: Mapping[str, SafetensorsFile]) -> None:
+        """Watches what is read from now on.
+
+        Args:
+            files: The open file of every tensor, by the tensor's name.
+        """
+        self._files = files
+        self._pool = ThreadPoolExecutor(1, "fingerprint")
+        self._hashes: dict[str, Future[bytes]] = {}
+        for file in set(files.values()):
+            file.on_read = self._add
+
+    def finish(self) -> None:
+        """Hashes all that has not been read, without waiting for it."""
+        for file in set(self._files.values()):
+            file.on_read = None
+        for name in self._files:
+            self._add(name)
+        self._pool.shutdown(wait=False)
+
+    @property
+    def hexdigest(self) -> str:
+        """The hash over everything; waits for it."""
+        whole = hashlib.sha256()
+        for name in sorted(self._hashes):
+            whole.update(self._hashes[name].result())
+        return whole.hexdigest()
+
+    def _add(self, name: str) -> None:
+        if name not in self._hashes:
+            file = self._files[name]
+            about = repr((name, file.dtype(name), file.shape(name)))
+            self._hashes[name] = self._pool.submit(_hash_of, about, file.stored_bytes(name))
+
+
+def _hash_of(about: str, data: npt.NDArray[np.uint8]) -> bytes:
+    digest = hashlib.sha256(about.encode())
+    view: Any = data.data
+    digest.update(view)
+    return digest.digest()

@@ -1,0 +1,93 @@
+"""Reads a Parquet file in a process of its own, with little memory; no module but pyarrow's.
+
+It is started as a script, with the file and its limits, and writes a line for each row.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+ROW, END, ERROR = b"r", b"e", b"!"  # what a line begins with
+_ROWS_AT_ONCE = 64
+_LARGE = 16 << 20  # bytes: of rows that become objects one by one, of files not read twice
+_NO_BOMB = 128 << 20  # bytes of rows that any file may have
+_BUFFER = 1 << 20  # bytes of the file that are read ahead
+
+
+def main(path: str, memory: int, longest: int, columns: int, expansion: int) -> None:
+    """Writes all rows to stdout, or what is wrong with the file."""
+    out = sys.stdout.buffer
+    _limit_memory(memory)
+    try:
+        for row in _rows(path, columns, expansion):
+            line = json.dumps(row, default=_unread).encode()
+            if len(line) > longest:
+                raise ValueError(f"a row of {len(line):,} bytes is longer than {longest:,}")
+            _write(out, ROW, line)
+    except MemoryError:
+        return  # without the last line: see qlora_wgpu/data/tables.py
+    except Exception as err:  # pyarrow's errors have no common base
+        _write(out, ERROR, f"{err}".replace("\n", " ").encode("utf-8", "replace"))
+    else:
+        _write(out, END, b"")
+
+
+def _limit_memory(nbytes: int) -> None:
+    # Windows has none; there, the process is apart, but not bounded.
+    with suppress(ImportError, ValueError, OSError):
+        resource = importlib.import_module("resource")
+        resource.setrlimit(resource.RLIMIT_DATA, (nbytes, nbytes))
+
+
+def _rows(path: str, columns: int, expansion: int) -> Iterator[dict[str, Any]]:
+    arrow = importlib.import_module("pyarrow")
+    parquet = importlib.import_module("pyarrow.parquet")
+    arrow.set_memory_pool(arrow.system_memory_pool())  # others take more than they need
+    arrow.set_cpu_count(1)
+    with parquet.ParquetFile(path, buffer_size=_BUFFER) as file:
+        names = file.schema_arrow.names
+        if len(names) > columns:
+            raise ValueError(f"it has {len(names):,} columns, more than {columns:,}")
+        if len(set(names)) != len(names):
+            raise ValueError("two columns have one name")
+        size = Path(path).stat().st_size
+        if size < _LARGE:  # soon done, and nobody learns from the first rows of a bomb
+            _check_expansion(file, max(expansion * size, _NO_BOMB))
+        for batch in _batches(file):
+            if batch.nbytes < _LARGE:
+                yield from batch.to_pylist()
+            else:
+                rows = range(batch.num_rows)
+                yield from ({n: batch.column(n)[i].as_py() for n in names} for i in rows)
+
+
+def _batches(file: Any) -> Iterator[Any]:
+    return iter(file.iter_batches(batch_size=_ROWS_AT_ONCE, use_threads=False))
+
+
+def _check_expansion(file: Any, most: int) -> None:
+    total = 0
+    for batch in _batches(file):
+        total += batch.nbytes
+        if total > most:
+            raise ValueError(f"its rows take more than {most:,} bytes, far more than the file")
+
+
+def _unread(value: object) -> dict[str, str]:
+    """What stands for a value that JSON does not have, such as bytes or a date."""
+    return {"type": type(value).__name__}
+
+
+def _write(out: BinaryIO, kind: bytes, line: bytes) -> None:
+    out.write(kind + line + b"\n")
+    out.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(int, sys.argv[2:6]))

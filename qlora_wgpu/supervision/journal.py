@@ -1,0 +1,75 @@
+"""What a supervised process leaves for its supervisor: files in a folder that only they know."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+_VARIABLE = "QLORA_WGPU_SUPERVISOR"  # "process id:folder", for the next process alone
+
+
+@dataclass(frozen=True)
+class Journal:
+    """The folder between a supervisor and its process.
+
+    Attributes:
+        supervisor: The supervisor's process id.
+        folder: Where the files are.
+    """
+
+    supervisor: int
+    folder: Path
+
+    @property
+    def driver_log(self) -> Path:
+        """What native libraries wrote to standard error."""
+        return self.folder / "driver.log"
+
+    @property
+    def _checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    @property
+    def _opened(self) -> Path:
+        return self.folder / "opened"
+
+    def environment(self) -> dict[str, str]:
+        """The variables that hand the journal to a process."""
+        return {**os.environ, _VARIABLE: f"{self.supervisor}:{self.folder}"}
+
+    @classmethod
+    def inherited(cls) -> Journal | None:
+        """The journal handed to this process; None if nobody supervises it."""
+        supervisor, colon, folder = os.environ.pop(_VARIABLE, "").partition(":")
+        return cls(int(supervisor), Path(folder)) if colon and supervisor.isdigit() else None
+
+    def note_opened(self) -> None:
+        """Notes that the run's folder is this run's own."""
+        self._opened.touch()
+
+    def note_checkpoint(self, folder: Path) -> None:
+        """Notes a checkpoint that is whole."""
+        with self._checkpoints.open("a", encoding="utf-8") as file:
+            file.write(f"{folder}\n")
+
+    @property
+    def has_opened(self) -> bool:
+        """Whether the run had begun to write its folder."""
+        return self._opened.exists()
+
+    def checkpoints(self) -> list[str]:
+        """The checkpoints noted so far, over all processes."""
+        if not self._checkpoints.exists():
+            return []
+        return self._checkpoints.read_text(encoding="utf-8").splitlines()
+
+    def last_words(self) -> str:
+        """Why a native library gave up, as far as it said so."""
+        if not self.driver_log.exists():
+            return ""
+        text = self.driver_log.read_text(encoding="utf-8", errors="replace")
+        _, panicked, rest = text.rpartition("panicked at")
+        lines = rest.partition("stack backtrace:")[0].splitlines()[1:] if panicked else []
+        said = [line.strip() for line in lines if line.strip() and not line.startswith("note:")]
+        return said[-1] if said else ""

@@ -1,0 +1,172 @@
+"""The supervising side: it starts a command, passes signals on, and explains a crash.
+
+A training run goes on from its newest checkpoint; each time it asks the driver for less at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from qlora_wgpu.supervision.exit_codes import ERROR, HUNG, LOST, crash_name, signal_name
+from qlora_wgpu.supervision.journal import Journal
+
+# Dispatches to a submit, in the attempts after a crash: drivers end work that takes them too long.
+_SMALLER_SUBMITS = (25, 5, 1)
+_ADVICE = (
+    "update its driver, choose another with device.gpu or device.backend, or see what "
+    "`qlora-wgpu doctor --check` says"
+)
+
+
+def supervise(arguments: Sequence[str]) -> int:
+    """Runs a command of ``qlora-wgpu`` in a process of its own.
+
+    Args:
+        arguments: Those of the command line.
+
+    Returns:
+        The exit code.
+    """
+    with tempfile.TemporaryDirectory(prefix="qlora-wgpu-", ignore_cleanup_errors=True) as folder:
+        journal = Journal(os.getpid(), Path(folder))
+        if arguments and arguments[0] == "train":
+            return _Training(tuple(arguments), journal).run()
+        code = _run(arguments, journal, own_group=False)
+        failure = _failure(code, journal)
+        if failure is None:
+            return _exit_code(code)
+        _tell_error(f"{failure}: {_ADVICE}")
+        return ERROR
+
+
+@dataclass
+class _Training:
+    """The attempts of a training run."""
+
+    arguments: tuple[str, ...]
+    journal: Journal
+
+    def run(self) -> int:
+        """Runs until the run ends, or gets nowhere."""
+        checkpoints, attempt = 0, 0
+        arguments = self.arguments
+        while True:
+            code = _run(arguments, self.journal, own_group=True)
+            failure = _failure(code, self.journal)
+            if failure is None:
+                return _exit_code(code)
+            saved = self.journal.checkpoints()
+            if len(set(saved)) > checkpoints:  # it got further than before
+                checkpoints, attempt = len(set(saved)), 0
+            if attempt == len(_SMALLER_SUBMITS):
+                _tell_error(f"{failure}, as before: {self._kept(saved)}{_ADVICE}")
+                return ERROR
+            dispatches = _SMALLER_SUBMITS[attempt]
+            attempt += 1
+            arguments = self._again(dispatches)
+            _tell(
+                f"note: {failure}; going on from {saved[-1] if saved else 'the beginning'} with "
+                f"device.dispatches_per_submit={dispatches}"
+            )
+
+    def _again(self, dispatches: int) -> tuple[str, ...]:
+        """The arguments of an attempt that goes on where the one before ended."""
+        own = tuple(a for a in self.arguments if a not in ("--overwrite", "--resume"))
+        again = (*own, f"device.dispatches_per_submit={dispatches}")
+        if self.journal.checkpoints() or "--resume" in self.arguments:
+            return (*again, "--resume")
+        # Without a checkpoint the folder, once it is ours, holds nothing worth keeping.
+        replaces = "--overwrite" in self.arguments or self.journal.has_opened
+        return (*again, "--overwrite") if replaces else again
+
+    @staticmethod
+    def _kept(saved: Sequence[str]) -> str:
+        return f"{saved[-1]} is kept, and --resume goes on from it; " if saved else ""
+
+
+def _failure(code: int, journal: Journal) -> str | None:
+    """What the driver did to a process, as the beginning of a sentence; None if nothing."""
+    if code == LOST:
+        return "the GPU was lost"
+    if code == HUNG:
+        return f"the GPU's driver hangs ({journal.last_words()})"
+    crash = crash_name(code, windows=os.name == "nt")
+    if crash is None:
+        return None
+    words = journal.last_words()
+    return f"the GPU's driver ended the process ({crash}{': ' if words else ''}{words})"
+
+
+def _exit_code(code: int) -> int:
+    if signal_name(code) == "SIGKILL":
+        _tell_error(
+            "the process was killed from outside, as systems do that run out of memory: what it "
+            "had saved is kept, and --resume goes on with a training run"
+        )
+        return ERROR
+    return 128 - code if code < 0 else code  # as shells tell a signal
+
+
+def _run(arguments: Sequence[str], journal: Journal, *, own_group: bool) -> int:
+    # A group of its own, so that Ctrl-C comes once: from here. It cannot read from the terminal.
+    own_group = own_group and os.name == "posix"
+    process = subprocess.Popen(
+        [*_command(), *arguments],
+        env=journal.environment(),
+        process_group=0 if own_group else None,
+    )
+    with _passing_on_signals(process, interrupts=own_group):
+        return process.wait()
+
+
+def _command() -> list[str]:
+    # -P unless the working directory is searched already: modules of a stranger may lie there.
+    searched = not sys.flags.safe_path and Path(sys.path[0]) == Path.cwd()
+    return [sys.executable, *([] if searched else ["-P"]), "-m", "qlora_wgpu"]
+
+
+@contextmanager
+def _passing_on_signals(process: subprocess.Popen[bytes], *, interrupts: bool) -> Iterator[None]:
+    """Passes on what asks a process to end; what stops it for a while stops both."""
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        process.send_signal(number)
+
+    def pause(number: int, frame: FrameType | None) -> None:
+        process.send_signal(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        process.send_signal(signal.SIGCONT)
+
+    handlers = {signal.SIGTERM: pass_on, signal.SIGINT: pass_on if interrupts else signal.SIG_IGN}
+    if os.name == "posix":
+        handlers[signal.SIGHUP] = pass_on
+        if interrupts:
+            handlers[signal.SIGTSTP] = pause
+    before = {number: signal.getsignal(number) for number in handlers}
+    for number, handler in handlers.items():
+        if before[number] is not signal.SIG_IGN:  # nohup keeps its meaning
+            signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, own in before.items():
+            signal.signal(number, own)
+
+
+def _tell(text: str) -> None:
+    click.secho(text, fg="yellow", err=True)
+
+
+def _tell_error(text: str) -> None:
+    click.secho(f"error: {text}", fg="red", err=True)

@@ -1,0 +1,125 @@
+"""A run's end: the last evaluation, the final adapter, and a checkpoint that knows it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from qlora_wgpu.checkpoint import settle
+from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.lora import load_adapter
+from qlora_wgpu.training.evaluation import Evaluator
+from qlora_wgpu.training.rescue import rescued
+from qlora_wgpu.training.run import Run
+from qlora_wgpu.training.step_log import log_window
+
+
+def finish(run: Run, evaluator: Evaluator) -> None:
+    """Measures and writes what a run ends with; the model has the final adapter then.
+
+    A kill at any point leaves a run that goes on and ends in the same way: that it is finished is
+    written last.
+
+    Raises:
+        CheckpointError: If the adapter cannot be written into the run's folder; says where it is.
+        TrainingError: If the held-out loss is not finite.
+    """
+    log_window(run)
+    if evaluator.is_pending:
+        if run.saved_at != run.state.step:
+            run.save()  # measuring may take long
+        evaluator.measure(run.state.step)
+    _adopt_best(run)
+    with _final_parameters(run):
+        _save_adapter(run)
+    run.state.finished = True
+    if not run.save():
+        run.state.finished = False
+    _put_best(run)
+
+
+def interrupt(run: Run) -> None:
+    """Writes what a stopped run goes on from.
+
+    Raises:
+        CheckpointError: If its state or its adapter cannot be written; says where the adapter is.
+    """
+    run.model.zero_gradient()
+    saved = run.saved_at == run.state.step or run.save()
+    _save_adapter(run)
+    if not saved:
+        raise CheckpointError(
+            f"the run was stopped after step {run.state.step}, and its state could not be saved: "
+            f"--resume goes on from an older checkpoint, if there is one in "
+            f"{run.folder.checkpoints}; its adapter is in {run.folder.adapter}"
+        )
+
+
+def revisit(run: Run) -> None:
+    """Makes sure that a finished run has its adapter, and gives it to the model.
+
+    Raises:
+        CheckpointError: If it is missing and cannot be written; says where it is.
+    """
+    run.observer.note(
+        f"the run in {run.folder.path} is finished, after {run.state.step} steps: nothing is left "
+        "to train"
+    )
+    if not _is_whole(run):
+        _adopt_best(run)
+        with _final_parameters(run):
+            _save_adapter(run)
+    _put_best(run)
+
+
+def _adopt_best(run: Run) -> None:
+    """The best adapter that is kept is the one that the result names."""
+    if not run.config.eval.load_best_model_at_end:
+        return
+    if run.best is None:
+        if run.state.best_loss is not None and run.state.best_step != run.state.step:
+            run.observer.warning("the best adapter was not kept: the last one is the final one")
+        return
+    run.state.best_loss, run.state.best_step = run.best.loss, run.best.step
+    if run.best.step == 0:
+        run.observer.warning(
+            "no evaluation was better than the one before training: the final adapter is the one "
+            "that the run began with"
+        )
+
+
+@contextmanager
+def _final_parameters(run: Run) -> Iterator[None]:
+    """While it is entered, the model has the final adapter; checkpoints keep the last one."""
+    last = run.model.read_flat(run.model.adapter.parameters).copy()
+    _put_best(run)
+    try:
+        yield
+    finally:
+        run.model.write_parameters(last)
+
+
+def _put_best(run: Run) -> None:
+    if run.config.eval.load_best_model_at_end and run.best is not None:
+        run.model.write_parameters(run.best.parameters)
+
+
+def _is_whole(run: Run) -> bool:
+    try:
+        load_adapter(run.folder.adapter)
+    except CheckpointError:
+        return False
+    return True
+
+
+def _save_adapter(run: Run) -> None:
+    try:
+        run.folder.require_own()
+        settle(run.folder.adapter)
+        run.model.save_adapter(run.folder.adapter)
+    except CheckpointError as err:
+        elsewhere = rescued(run.folder.path.name, run.model.save_adapter)
+        where = f"is in {elsewhere}" if elsewhere else "could not be saved anywhere else, either"
+        raise CheckpointError(f"{err}; the adapter after step {run.state.step} {where}") from err
+    run.tidy()
+    run.observer.saved(run.folder.adapter)

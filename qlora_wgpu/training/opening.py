@@ -1,0 +1,100 @@
+"""A run's beginning: a new folder, or an old one with its newest checkpoint loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from qlora_wgpu.config import Config
+from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.training.best_adapter import load_best
+from qlora_wgpu.training.checkpoints import load_newest
+from qlora_wgpu.training.observer import Observer
+from qlora_wgpu.training.resume_check import check_resumable
+from qlora_wgpu.training.run import Run
+from qlora_wgpu.training.run_folder import RunFolder
+from qlora_wgpu.training.run_identity import RunIdentity
+from qlora_wgpu.training.state import RunState
+
+
+def open_run(
+    model: QLoRAModel,
+    config: Config,
+    observer: Observer,
+    identity: RunIdentity,
+    longest: int,
+    *,
+    overwrite: bool,
+    resume: bool,
+) -> Run:
+    """Takes a run's folder; its ``close`` is the caller's.
+
+    Args:
+        model: Base and adapter.
+        config: The settings.
+        observer: Who is told.
+        identity: What checkpoints must belong to.
+        longest: Most tokens of a training row.
+        overwrite: Whether a run that is there may be replaced.
+        resume: Whether a run that is there goes on.
+
+    Raises:
+        ConfigError: If the folder holds a run, is another run's or cannot be written.
+        CheckpointError: If a run is to go on and none of its checkpoints can be loaded.
+    """
+    path = Path(config.output.dir)
+    folder = RunFolder(
+        path, config.to_yaml(), overwrite=overwrite, resume=resume, warn=observer.warning
+    )
+    run = Run(model, config, observer, folder, identity, RunState(), longest)
+    try:
+        if resume:
+            if check_resumable(path, config):
+                _go_on(run)
+            else:
+                folder.begin(config.to_yaml())
+    except BaseException:
+        folder.close()
+        raise
+    return run
+
+
+def _go_on(run: Run) -> None:
+    folder, path = run.folder, str(run.folder.path)
+
+    def refuse_other(manifest: Mapping[str, Any]) -> None:
+        run.identity.refuse_other(manifest, path)
+
+    checkpoint, state, passed = load_newest(folder.checkpoint_folders(), run.model, refuse_other)
+    for sentence in passed:
+        run.observer.warning(sentence)
+    run.state, run.saved_at = state, state.step
+    folder.forget_after(state.step, state.logged_step, state.eval_step)
+    try:
+        folder.write_config(run.config.to_yaml())
+    except CheckpointError as err:
+        run.observer.warning(f"{err}; it stays as it was")
+    _load_best(run)
+    run.observer.resumed(checkpoint, state.step)
+
+
+def _load_best(run: Run) -> None:
+    """Takes the best adapter from its folder.
+
+    One of a later step than the checkpoint's is of this run, too: it was killed after that
+    evaluation, which will be made again.
+    """
+    state = run.state
+    if not run.keeps_best or state.best_loss is None:
+        return
+    best = load_best(run.folder.best, run.model)
+    if best is not None and (best.step == state.best_step or best.step > state.step):
+        run.best = best
+    elif not state.finished:
+        run.observer.warning(
+            f"the adapter with the lowest held-out loss so far, of step {state.best_step}, was not "
+            "kept: the best one is looked for from here on"
+        )
+        state.forget_best()

@@ -1,0 +1,95 @@
+"""The settings, data and base weights that make a run this run and no other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+from qlora_wgpu.config import Config
+from qlora_wgpu.data import Dataset
+from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.model.qlora_model import QLoRAModel
+
+
+class RunIdentity:
+    """The identity of a run, as every checkpoint of it keeps it."""
+
+    def __init__(
+        self, model: QLoRAModel, config: Config, rows: Dataset, held_out: Dataset | None
+    ) -> None:
+        """Begins to hash what has not been hashed of the base weights.
+
+        Args:
+            model: Base and adapter; their own settings count, not the configuration's.
+            config: All other settings.
+            rows: The training data.
+            held_out: The held-out data.
+        """
+        self._folder = model.folder
+        self._folder.finish_fingerprint()
+        own = config.model_copy(update={"lora": model.adapter.config, "quant": model.quant})
+        self._settings = {**own.fixed_settings(), "train.compute_dtype": model.compute_dtype}
+        self._data = rows.fingerprint
+        self._held_out = held_out.fingerprint if held_out is not None else None
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """The identity as JSON has it; waits for the base weights to be hashed."""
+        return {
+            "settings": json.loads(json.dumps(self._settings)),
+            "data": self._data,
+            "held_out_data": self._held_out,
+            "base": self._folder.fingerprint,
+        }
+
+    def refuse_other(self, kept: Mapping[str, Any], where: str) -> None:
+        """Makes sure that a checkpoint is this run's.
+
+        Args:
+            kept: The checkpoint's record.
+            where: The run's folder.
+
+        Raises:
+            ConfigError: If something decides otherwise what is computed.
+        """
+        refuse_other_settings(kept["settings"], self.record["settings"], where)
+        for key, name, advice in (
+            ("data", "training data", "the same"),
+            ("held_out_data", "held-out data", "the same"),
+            ("base", "base weights", "the base that it was begun with"),
+        ):
+            if kept[key] != self.record[key]:
+                raise ConfigError(
+                    f"the run in {where} was begun with other {_named(name, kept[key], self)}: go "
+                    f"on with {advice}, or begin a new run in another output.dir"
+                )
+
+
+def refuse_other_settings(before: Mapping[str, Any], now: Mapping[str, Any], where: str) -> None:
+    """Makes sure that a run goes on with the settings that decide what is computed.
+
+    Args:
+        before: Those that it was begun with; what an older version did not know counts as equal.
+        now: Those that it would go on with.
+        where: The run's folder.
+
+    Raises:
+        ConfigError: If one differs.
+    """
+    for key, value in now.items():
+        old = before.get(key, value)
+        if old != value:
+            raise ConfigError(
+                f"the run in {where} was begun with {key} = {old!r}, now it is {value!r}: go on "
+                "with the old setting, or begin a new run in another output.dir"
+            )
+
+
+def _named(name: str, kept: Any, identity: RunIdentity) -> str:
+    """The words for what differs; of a base, it may be its config.json alone."""
+    base = identity.record["base"]
+    if name != "base weights" or kept["weights"] != base["weights"]:
+        return name
+    return "values in the base's config.json"

@@ -1,0 +1,99 @@
+"""metrics.jsonl: a row for each logged step and each evaluation."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from qlora_wgpu.checkpoint import append_line, write_file
+from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.files import file_bytes
+from qlora_wgpu.limits import OWN_LOG_BYTES
+from qlora_wgpu.training.observer import Row
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a metrics.jsonl; what is torn or no row is left out.
+
+    Raises:
+        CheckpointError: If the file is there and cannot be read.
+    """
+    try:
+        text = file_bytes(path, OWN_LOG_BYTES).decode("utf-8", errors="replace")
+    except FileNotFoundError:
+        return []
+    except OSError as err:
+        raise CheckpointError(f"{path} cannot be read: {err.strerror or err}") from err
+    return [row for line in text.splitlines() if (row := _row(line)) is not None]
+
+
+def _row(line: str) -> Row | None:
+    try:
+        row = json.loads(line, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is never logged")
+
+
+class RunLog:
+    """Appends rows. One that cannot be written waits for the next; it never ends a run."""
+
+    def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
+        """Writes nothing yet.
+
+        Args:
+            path: metrics.jsonl.
+            warn: Told, once, that rows cannot be written.
+        """
+        self._path = path
+        self._warn = warn
+        self._waiting: list[str] = []
+        self._has_warned = False
+
+    def begin(self) -> None:
+        """Empties it.
+
+        Raises:
+            CheckpointError: If it cannot be written.
+        """
+        write_file(self._path, b"")
+
+    def append(self, row: Row) -> None:
+        """Adds a row."""
+        self._waiting.append(json.dumps(row, allow_nan=False))
+        try:
+            while self._waiting:
+                append_line(self._path, self._waiting[0])
+                self._waiting.pop(0)
+        except CheckpointError as err:
+            self._complain(err)
+
+    def flush(self) -> None:
+        """Brings what was appended to the disk, as a checkpoint relies on its rows being there."""
+        try:
+            with self._path.open("rb+") as file:
+                os.fsync(file.fileno())
+        except OSError as err:
+            self._complain(CheckpointError(f"{self._path} cannot be written: {err.strerror}"))
+
+    def keep(self, is_kept: Callable[[Row], bool]) -> None:
+        """Removes all rows but some.
+
+        Raises:
+            CheckpointError: If it cannot be written.
+        """
+        rows = read_rows(self._path)
+        text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows if is_kept(row))
+        write_file(self._path, text.encode())
+
+    def _complain(self, err: CheckpointError) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            self._warn(f"{err}; training goes on, and tries again with each row")

@@ -1,0 +1,92 @@
+"""Runs that are killed, resumed, killed again ... until they end: nothing may be lost.
+
+usage: python -m tests.campaigns.kills [--count KILLS] [--seed S] [--seconds T]
+
+Half of the kills happen at a file operation, in the middle of it where it is a write; half at any
+moment. A chain is repeated by its seed, as far as moments can be.
+"""
+
+from __future__ import annotations
+
+import random
+
+from tests.campaigns.file_faults import Fault
+from tests.campaigns.scenes import Stage, Trial, some_scene, staged
+from tests.campaigns.support import Tally, campaign
+from tests.campaigns.warm_process import Outcome
+
+LONGEST = 12  # runs of a chain, of which the last is not disturbed
+
+
+def kills(count: int, seed: int, tally: Tally) -> None:
+    """Chains until there were so many kills."""
+    done, number = 0, 0
+    with staged() as stage:
+        while done < count and not tally.over:
+            done += chain(stage, f"{seed}/{number}", tally)
+            number += 1
+    tally.outcomes["kills"] = done
+    tally.outcomes["chains"] = number
+
+
+def chain(stage: Stage, name: str, tally: Tally) -> int:
+    """One run in pieces; how often it was killed."""
+    rng = random.Random(name)
+    scene = some_scene(stage, rng)
+    story, killed = [scene.name], 0
+    with stage.trial(scene) as trial:
+        options = _beginning(stage, trial, rng, story)
+        for link in range(LONGEST):
+            outcome = _disturbed(trial, options, rng, story, last=link == LONGEST - 1)
+            for fault in outcome.faults():
+                tally.fail(fault, f"chain {name}: {', '.join(story)}: {outcome.gist}")
+            if not outcome.killed:
+                break
+            killed += 1
+            options = ["--resume"]
+        if outcome.code == 2 and "was begun with" in outcome.sentence:
+            # The old run, which was to be replaced, is still whole: it is not gone on with.
+            tally.add("the run to be replaced was kept")
+            outcome = trial.train("--overwrite")
+        _judge(trial, outcome, tally, f"chain {name}: {', '.join(story)}")
+    return killed
+
+
+def _beginning(stage: Stage, trial: Trial, rng: random.Random, story: list[str]) -> list[str]:
+    """Sometimes another run's folder is there and to be replaced."""
+    if rng.random() > 0.25:
+        return []
+    other = Trial(trial.path, stage.scene("best" if trial.scene.name != "best" else "two kept"))
+    assert other.train().code == 0
+    story.append(f"over {other.scene.name}")
+    return ["--overwrite"]
+
+
+def _disturbed(
+    trial: Trial, options: list[str], rng: random.Random, story: list[str], *, last: bool
+) -> Outcome:
+    if last:
+        return trial.train(*options)
+    if rng.random() < 0.5:
+        moment = rng.uniform(0.2, 1.1)
+        story.append(f"{moment:.2f} s")
+        return trial.train(*options, kill_after=moment)
+    at = rng.randint(1, trial.scene.operations)
+    half = rng.random() < 0.5
+    story.append(f"operation {at}{' half' if half else ''}")
+    return trial.train(*options, fault=Fault(trial.path, at, "kill", half=half))
+
+
+def _judge(trial: Trial, outcome: Outcome, tally: Tally, how: str) -> None:
+    if outcome.code != 0 and not outcome.faults():
+        tally.fail("refused to go on", f"{how}: {outcome.sentence}")
+        return
+    losses = trial.losses()
+    for loss in losses:
+        tally.fail(loss, how)
+    if not losses:
+        tally.add("chains with the same adapter, rows and files")
+
+
+if __name__ == "__main__":
+    campaign("kills", kills, 1000)

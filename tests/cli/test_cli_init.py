@@ -1,0 +1,64 @@
+"""``init``: what it makes of long chats, of documents, and of names."""
+
+import json
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from e2e.tiny import write_model
+
+from qlora_wgpu.cli.init import init
+from qlora_wgpu.data import Preparation, Tokenizer, load_dataset
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("init")
+    write_model(folder / "model")
+    config = json.loads((folder / "model" / "config.json").read_text())
+    (folder / "long").mkdir()
+    for file in (folder / "model").glob("*.json"):
+        (folder / "long" / file.name).write_bytes(file.read_bytes())
+    config["max_position_embeddings"] = 16384
+    (folder / "long" / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def fitted(place, model, data, out="run.yaml"):
+    args = ["--model", place / model, "--data", place / data, "--out", place / out, "--overwrite"]
+    done = CliRunner().invoke(init, list(map(str, args)))
+    assert done.exit_code == 0, done.output
+    text = (place / out).read_text()
+    return text, yaml.safe_load(text)["data"]
+
+
+def used(place, model, data):
+    how = Preparation(data["max_seq_length"], truncation=data.get("truncation", "keep_start"))
+    tokenizer = Tokenizer.from_folder(place / model)
+    return load_dataset(data["train"], tokenizer, data["max_seq_length"], how=how)
+
+
+@pytest.mark.parametrize(("model", "length"), [("long", 8192), ("model", 256)])
+def test_long_chats_are_not_cut_to_what_teaches_nothing(place, model, length):
+    chat = [{"role": "user", "content": "a " * 2500}, {"role": "assistant", "content": "b"}]
+    (place / "chats.jsonl").write_text((json.dumps({"messages": chat}) + "\n") * 4)
+    text, data = fitted(place, model, "chats.jsonl")
+    assert data["max_seq_length"] == length and "on 4 rows of" in text
+    assert ("truncation" in data) == (model == "model")
+    dataset = used(place, model, data)
+    assert len(dataset) == 4 and dataset.num_label_tokens >= 4
+
+
+def test_documents_are_cut_into_windows(place):
+    (place / "long.txt").write_text("the quick brown fox. " * 1000)
+    text, data = fitted(place, "long", "long.txt")
+    assert data["max_seq_length"] == 1024 and "truncation" not in data
+    assert f"on {len(used(place, 'long', data))} rows of" in text
+
+
+def test_a_name_cannot_write_into_the_file(place):
+    name = "a\nlora: {r: 9}\n#\x1b[2J\u202e.jsonl"
+    (place / name).write_text('{"text": "abc"}\n')
+    text, data = fitted(place, "model", name)
+    assert data["train"] == str(place / name) and yaml.safe_load(text)["lora"]["r"] == 16
+    assert "\x1b" not in text and "\u202e" not in text

@@ -1,0 +1,56 @@
+"""Calls into the driver: their errors as sentences, and how long they take."""
+
+import time
+
+import numpy as np
+import pytest
+
+from qlora_wgpu.errors import DeviceError, DeviceLostError, OutOfMemoryError
+from qlora_wgpu.gpu.calls import driver_call, overdue_call
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.readback import Readback
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "words"),
+    [
+        (
+            "Error\n\nCaused by:\n    Parent device is lost",
+            DeviceLostError,
+            "lost",
+        ),
+        ("Not enough memory left.", OutOfMemoryError, "ran out of memory"),
+        ("Validation Error\n\nCaused by:\n  In f\n    bad size", DeviceError, "In f bad size"),
+        ("", DeviceError, "RuntimeError"),
+    ],
+)
+def test_errors_become_sentences(text, kind, words):
+    with pytest.raises(DeviceError) as raised, driver_call("a GPU", "adding"):
+        raise RuntimeError(text)
+    assert type(raised.value) is kind
+    assert words in str(raised.value) and "while adding" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_only_a_call_that_has_not_returned_is_overdue():
+    assert overdue_call() is None
+    with driver_call("a GPU", "sleeping", timeout=0.01):
+        with driver_call("a GPU", "waking", timeout=60):
+            time.sleep(0.02)
+            assert overdue_call() is None
+        assert "while sleeping" in overdue_call()
+    assert overdue_call() is None
+
+
+def test_a_lost_device_says_so_whatever_is_asked_of_it():
+    device = Device()
+    buffer = device.buffer(16, "weights")
+    device.raw.destroy()
+    with pytest.raises(DeviceLostError):
+        device.buffer(16, "weights")
+    with pytest.raises(DeviceError):
+        Readback(device, buffer, 16).request()
+    with pytest.raises(DeviceError):
+        device.write(buffer, np.zeros(4, np.float32))
+    with pytest.raises(DeviceError):
+        device.read(buffer, 16)

@@ -1,0 +1,45 @@
+"""Stands in for ``qlora-wgpu``: a process that does what the tests tell it to.
+
+usage: faulty_command.py train STEPS…, one per attempt: save | crash | hang | lost | kill | sleep
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from qlora_wgpu.supervision import child
+from qlora_wgpu.supervision.exit_codes import LOST
+from qlora_wgpu.supervision.journal import Journal
+
+journal = Journal.inherited()
+child.begin(journal)
+attempts = Path("attempts")
+with attempts.open("a") as file:
+    file.write(" ".join(sys.argv[1:]) + "\n")
+number = len(attempts.read_text().splitlines())
+plan = [word for word in sys.argv[2:] if ":" in word][number - 1].partition(":")[2]
+for step in filter(None, plan.split("+")):
+    if step.startswith("save"):
+        journal.note_checkpoint(Path(step))
+    elif step == "open":
+        journal.note_opened()
+    elif step == "crash":
+        os.write(2, b"thread 'x' panicked at lib.rs:1\nParent device is lost\nstack backtrace:\n")
+        os.abort()
+    elif step == "hang":
+        child.end_if_hung(lambda: "no answer for 1 s")
+        time.sleep(60)
+    elif step == "lost":
+        print("error: the GPU was lost", file=sys.stderr)
+        sys.exit(LOST)
+    elif step == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif step == "mistake":
+        sys.exit(2)
+    elif step == "sleep":
+        Path("ready").write_text(str(os.getpid()))
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+        signal.signal(signal.SIGINT, lambda *_: sys.exit(8))
+        time.sleep(60)

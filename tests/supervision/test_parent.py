@@ -1,0 +1,130 @@
+"""What a supervisor does when its process ends, with a process that ends as the test wants."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+SUPERVISE = """\
+import sys
+from qlora_wgpu.supervision import parent
+parent._command = lambda: [sys.executable, sys.argv[1]]
+sys.exit(parent.supervise(sys.argv[2:]))
+"""
+
+
+def command(*arguments):
+    return [sys.executable, "-c", SUPERVISE, str(HERE / "faulty_command.py"), *arguments]
+
+
+def supervised(folder, *arguments):
+    done = subprocess.run(
+        command(*arguments), cwd=folder, capture_output=True, text=True, timeout=60, check=False
+    )
+    attempts = (folder / "attempts").read_text().splitlines()
+    return done, attempts
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [("crash", "SIGABRT: Parent device is lost"), ("hang", "hangs (no answer"), ("lost", "lost")],
+)
+def test_training_goes_on_from_the_newest_checkpoint(tmp_path, failure, words):
+    done, attempts = supervised(
+        tmp_path, "train", "--overwrite", f"1:open+save-1+save-2+{failure}", "2:save-3"
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(attempts) == 2
+    assert attempts[1].endswith("device.dispatches_per_submit=25 --resume")
+    assert "--overwrite" not in attempts[1]
+    note = done.stderr.splitlines()[-1]
+    assert note.startswith("note: ") and words in note and "from save-2 with" in note
+    assert "panicked" not in done.stderr
+
+
+def test_without_a_checkpoint_the_run_begins_again(tmp_path):
+    done, attempts = supervised(tmp_path, "train", "1:open+crash", "2:")
+    assert done.returncode == 0 and "from the beginning" in done.stderr
+    assert attempts[1].endswith("--overwrite")
+
+
+def test_a_folder_that_was_not_opened_is_never_overwritten(tmp_path):
+    _, attempts = supervised(tmp_path, "train", "1:crash", "2:")
+    assert "--overwrite" not in attempts[1] and "--resume" not in attempts[1]
+
+
+def test_a_resumed_run_is_resumed_again(tmp_path):
+    _, attempts = supervised(tmp_path, "train", "--resume", "1:open+crash", "2:")
+    assert attempts[1].count("--resume") == 1 and "--overwrite" not in attempts[1]
+
+
+def test_each_attempt_asks_for_less_and_the_fourth_is_the_last(tmp_path):
+    done, attempts = supervised(tmp_path, "train", *["n:open+save-1+crash"] * 9)
+    assert done.returncode == 2
+    dispatches = [word for line in attempts for word in line.split() if word.startswith("device.")]
+    assert [int(word.partition("=")[2]) for word in dispatches] == [25, 5, 1]
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: ") and "save-1 is kept" in last and "doctor --check" in last
+
+
+def test_progress_gives_new_attempts(tmp_path):
+    plans = [f"{n}:open+save-{n}+crash" for n in range(8)]
+    done, attempts = supervised(tmp_path, "train", *plans, "8:")
+    assert done.returncode == 0 and len(attempts) == 9
+
+
+@pytest.mark.parametrize("verb", ["eval", "doctor"])
+def test_other_commands_are_explained_and_not_repeated(tmp_path, verb):
+    done, attempts = supervised(tmp_path, verb, "1:crash")
+    assert done.returncode == 2 and len(attempts) == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: the GPU's driver ended the process (SIGABRT")
+
+
+def test_a_mistake_is_not_repeated(tmp_path):
+    done, attempts = supervised(tmp_path, "train", "1:mistake")
+    assert done.returncode == 2 and len(attempts) == 1 and not done.stderr
+
+
+def test_a_process_killed_from_outside_is_not_repeated(tmp_path):
+    done, attempts = supervised(tmp_path, "train", "1:open+kill")
+    assert done.returncode == 2 and len(attempts) == 1
+    assert "killed from outside" in done.stderr
+
+
+def sleeping(folder):
+    process = subprocess.Popen(command("train", "1:sleep"), cwd=folder)
+    ready = folder / "ready"
+    while not ready.exists() or not ready.read_text():
+        time.sleep(0.01)
+    return process, int(ready.read_text())
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 7), (signal.SIGINT, 8)])
+def test_signals_are_passed_on(tmp_path, number, code):
+    process, _ = sleeping(tmp_path)
+    process.send_signal(number)
+    assert process.wait(10) == code
+
+
+def test_no_process_outlives_its_supervisor(tmp_path):
+    process, child = sleeping(tmp_path)
+    process.kill()
+    process.wait(10)
+    deadline = time.monotonic() + 10
+    while is_running(child):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def is_running(process):
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
