@@ -23,9 +23,7 @@ from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.visible import one_line, quoted, visible, visible_json, without_secrets
 
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-HOSTILE = (
-    "\x1b]0;owned\x07\x1b[2J\x9b31m\rover\x08\u202egnp.exe\u2066\x7f\ud800[red]x[/gone]:smile:"
-)
+HOSTILE = "\x1b]0;own\x07\x1b[2J\x9b31m\rover\x08\u202egnp.exe\u2066\x7f\ud800[red]x[/gone]:smile:"
 SHOWN = r"\x1b]0;own\x07\x1b[2J\x9b31m\rover\x08\u202egnp.exe\u2066\x7f\ud800[red]x[/gone]:smile:"
 
 
