@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -78,15 +79,16 @@ def test_a_local_model_opens_no_connection_and_keeps_no_token(place):
 
 
 def test_a_message_of_the_hub_shows_no_token(place, monkeypatch, capsys):
-    from qlora_wgpu.cli import main
+    from qlora_wgpu import cli
     from qlora_wgpu.errors import DataError
 
     def fail(*_, **__):
         raise DataError(f"cannot be had: https://user:pass@host/?token={SECRET}")
 
     monkeypatch.setattr("qlora_wgpu.runs.prepare", fail)
+    monkeypatch.setattr("qlora_wgpu.cli.commands", deepcopy(cli.commands))
     monkeypatch.setenv("HF_TOKEN", SECRET)
     monkeypatch.setattr(sys, "argv", ["qlora-wgpu", "data", str(place / "run.yaml")])
     with pytest.raises(SystemExit):
-        main()
+        cli.main()
     assert "https://***@host/?token=***" in capsys.readouterr().err
