@@ -34,7 +34,7 @@ def compose(read: ConfigReader) -> Decoder:
         name="block_sparse_moe",
         leaves=("w1", "w3", "w2"),
     )
-    norm = RMSNorm(read.number("rms_norm_eps", 1e-6))
+    norm = RMSNorm(read.number("rms_norm_eps", 1e-5))
     return Decoder(
         dimensions,
         norm,
