@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-Number = TypeVar("Number", int, int | float)
-
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.sandbox.expressions import ANY_PARENT, ExpressionError, fits
+
+Number = TypeVar("Number", int, int | float)
 
 
 def value_for(patterns: Mapping[str, Number], module: str, default: Number) -> Number:
