@@ -117,7 +117,7 @@ def problems_of(
     """
     problems = []
     for error in err.errors(include_url=False):
-        loc = tuple(str(part) for part in error["loc"])
+        loc = tuple(str(part)[:80] for part in error["loc"])
         if error["type"] == "extra_forbidden":
             problems.append(Problem(loc, "unknown", suggest(loc)))
         elif error["type"] == "missing":
