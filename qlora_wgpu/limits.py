@@ -40,7 +40,9 @@ NUMBERS = (1e-30, 1e15)  # epsilons, factors, scales: the least above zero, and 
 
 # A run.
 STEPS = 10**9
-EPOCHS = 10**6
+COUNT = 2**31 - 1  # of anything else
+LEARNING_RATES = (1e-12, 1e6)
+BETA = 0.999999  # more is one in float32, nearly
 TOKENS_OF_A_ROW = 2**24
 ROWS_OF_A_BATCH = 2**20
 RANK = 2**14
