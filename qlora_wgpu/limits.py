@@ -19,6 +19,7 @@ OWN_LOG_BYTES = 1024 * MIB
 YAML_BYTES = 128 * KIB  # a chat template may be written in it
 YAML_NODES = 10_000  # keys, values, lists
 YAML_DEPTH = 16
+YAML_KEY = 500  # characters; it may be a pattern
 PROBLEMS_SHOWN = 20
 
 # A safetensors file.
