@@ -8,7 +8,7 @@ from qlora_wgpu.config import OptimConfig
 from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.ops.adamw import AdamWConfig, AdamWState, adamw
-from qlora_wgpu.training.schedule import step_table
+from qlora_wgpu.training.schedule import STEP_NUMBERS, Schedule
 
 
 class Optimizer:
@@ -23,9 +23,9 @@ class Optimizer:
             total_steps: Steps of the whole run.
         """
         self._model = model
-        self._table = step_table(optim, total_steps)
-        info = Storage("step info", "inputs", self._table[0].nbytes)
-        self._info = vector("step_info", self._table.shape[1], "float32", info)
+        self._schedule = Schedule(optim, total_steps)
+        info = Storage("step info", "inputs", 4 * STEP_NUMBERS)
+        self._info = vector("step_info", STEP_NUMBERS, "float32", info)
         adapter = model.adapter
         state = AdamWState(
             parameters=adapter.parameters,
@@ -55,5 +55,9 @@ class Optimizer:
 
     def step(self, step: int) -> None:
         """Queues the update of step 1, 2, …; does not wait. The gradient is zeroed by it."""
-        self._model.write_flat(self._info, self._table[step - 1])
+        self._model.write_flat(self._info, self._schedule.row(step))
         self._program.run()
+
+    def rate(self, step: int) -> float:
+        """The learning rate of step 1, 2, …."""
+        return self._schedule.rate(step)
