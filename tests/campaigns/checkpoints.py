@@ -69,7 +69,7 @@ def checkpoints(count: int, seed: int, tally: Tally) -> None:
         stage.define(SCENE, output={"save_total_limit": 3})
         scene = stage.scene(SCENE)
         stopped = Stopped(_stopped(stage, scene, "own"), _stopped(stage, scene, "other", 7))
-        for number in range(count):
+        for number in range(tally.first, tally.first + count):
             if tally.over:
                 break
             rng = random.Random(f"{seed}/{number}")

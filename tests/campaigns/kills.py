@@ -1,9 +1,10 @@
 """Runs that are killed, resumed, killed again ... until they end: nothing may be lost.
 
-usage: python -m tests.campaigns.kills [--count KILLS] [--seed S] [--seconds T]
+usage: python -m tests.campaigns.kills [--count KILLS] [--seed S] [--seconds T] [--first N]
 
 Half of the kills happen at a file operation, in the middle of it where it is a write; half at any
-moment. A chain is repeated by its seed, as far as moments can be.
+moment. A chain "S/N" is repeated by --seed S --first N --count 1,
+as far as moments can be.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import random
 
 from tests.campaigns.file_faults import Fault
-from tests.campaigns.scenes import Stage, Trial, some_scene, staged
+from tests.campaigns.scenes import OLDER, Stage, Trial, some_scene, staged
 from tests.campaigns.support import Tally, campaign
 from tests.campaigns.warm_process import Outcome
 
@@ -20,13 +21,13 @@ LONGEST = 12  # runs of a chain, of which the last is not disturbed
 
 def kills(count: int, seed: int, tally: Tally) -> None:
     """Chains until there were so many kills."""
-    done, number = 0, 0
+    done, number = 0, tally.first
     with staged() as stage:
         while done < count and not tally.over:
             done += chain(stage, f"{seed}/{number}", tally)
             number += 1
     tally.outcomes["kills"] = done
-    tally.outcomes["chains"] = number
+    tally.outcomes["chains"] = number - tally.first
 
 
 def chain(stage: Stage, name: str, tally: Tally) -> int:
@@ -56,9 +57,8 @@ def _beginning(stage: Stage, trial: Trial, rng: random.Random, story: list[str])
     """Sometimes another run's folder is there and to be replaced."""
     if rng.random() > 0.25:
         return []
-    other = Trial(trial.path, stage.scene("best" if trial.scene.name != "best" else "two kept"))
-    assert other.train().code == 0
-    story.append(f"over {other.scene.name}")
+    assert Trial(trial.path, stage.scene(OLDER)).train().code == 0
+    story.append("over another run")
     return ["--overwrite"]
 
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -42,7 +43,9 @@ COMMON: dict[str, dict[str, Any]] = {
     "eval": {"eval_steps": 2, "load_best_model_at_end": True},
     "output": {"save_steps": 1, "save_total_limit": 1},
 }
-RESCUED = "cache/qlora-wgpu/rescued"
+# Prepared data of whatever run, and adapters that could not be saved in their place.
+KEPT = re.compile(r"cache/qlora-wgpu/(data/[0-9a-f]{32}|rescued)")
+OLDER = "an older run"  # of another seed: what it has left is of no use to others
 SCENES: dict[str, dict[str, dict[str, Any]]] = {
     "best": {},
     "two kept": {
@@ -135,8 +138,7 @@ class Trial:
 
     def files(self) -> set[str]:
         names = {p.relative_to(self.path).as_posix() for p in self.path.rglob("*")}
-        # Adapters that could not be saved in their place are kept for the user.
-        return {_stable(name) for name in names if not name.startswith(RESCUED)}
+        return {_stable(name) for name in names if not KEPT.match(name)}
 
     def losses(self) -> list[str]:
         """How this differs from what an undisturbed run leaves."""
@@ -177,7 +179,7 @@ class Stage:
         self._checked = self._users_check = b""
         self._keep_compiled_shaders()
         self.scenes: dict[str, Scene] = {}
-        self._changes = dict(SCENES)
+        self._changes = {**SCENES, OLDER: {"train": {"seed": 7}}}
 
     def scene(self, name: str) -> Scene:
         """A scene with what it leaves; run the first time that it is asked for."""
