@@ -15,6 +15,9 @@ from typing import Any
 
 import platformdirs
 
+from qlora_wgpu.files import file_text
+from qlora_wgpu.limits import OWN_JSON_BYTES
+
 
 def cache_path(*names: str) -> Path:
     """A path in the operating system's cache folder for this package; nothing is made there.
@@ -82,6 +85,6 @@ def read_json(path: Path) -> Any:
     if not is_own(path):
         return None
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(file_text(path, OWN_JSON_BYTES))
     except (OSError, ValueError, RecursionError):
         return None

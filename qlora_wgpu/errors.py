@@ -6,7 +6,16 @@ prints it without a traceback and exits with ``exit_code``.
 
 from __future__ import annotations
 
+import reprlib
+from typing import Any
+
 from qlora_wgpu.supervision.exit_codes import ERROR, LOST
+
+_BRIEF = reprlib.Repr()
+_BRIEF.maxlevel = 2
+_BRIEF.maxstring = _BRIEF.maxother = 120
+_BRIEF.maxlong = 40
+_BRIEF.maxlist = _BRIEF.maxtuple = _BRIEF.maxdict = 6
 
 
 class QLoRAError(Exception):
@@ -55,3 +64,8 @@ class ShapeError(QLoRAError):
 
 class TrainingError(QLoRAError):
     """Training cannot go on, for instance because the loss is no longer finite."""
+
+
+def brief(value: Any) -> str:
+    """A value of a foreign file for a message: its ``repr``, of bounded length and depth."""
+    return _BRIEF.repr(value)

@@ -1,6 +1,49 @@
-"""Limits at the doors through which what others wrote comes in; docs/limits.md tells of each."""
+"""Limits of what is read from outside; docs/limits.md explains each.
 
-from __future__ import annotations
+They are far above what real models, data and runs have, and low enough that a file which is
+damaged, or made to do harm, costs neither minutes nor gigabytes.
+"""
+
+KIB, MIB = 2**10, 2**20
+
+# Files that are read whole.
+MODEL_JSON_BYTES = 4 * MIB  # config.json, adapter_config.json and the like
+INDEX_BYTES = 64 * MIB  # the index of the largest models takes a few MiB
+TOKENIZER_CONFIG_BYTES = 16 * MIB
+TOKENIZER_BYTES = 128 * MIB  # the largest known has 33 MiB
+TEMPLATE_BYTES = MIB
+OWN_JSON_BYTES = 64 * MIB  # what this package wrote itself: states and caches
+OWN_LOG_BYTES = 1024 * MIB
+
+# A configuration in YAML.
+YAML_BYTES = 128 * KIB  # a chat template may be written in it
+YAML_NODES = 10_000  # keys, values, lists
+YAML_DEPTH = 16
+PROBLEMS_SHOWN = 20
+
+# A safetensors file.
+HEADER_BYTES = 16 * MIB
+TENSORS = 100_000
+DIMENSIONS = 32  # NumPy's limit before version 2
+
+# A model, by its config.json: some ten times the largest that there are.
+LAYERS = 256
+EXPERTS = 4096
+LINEARS = 65_536  # matrices of all layers and experts
+HEADS = 4096
+HEAD_DIM = 1024
+WIDTH = 2**20  # of the residual stream and of an MLP
+VOCABULARY = 2**23
+MATRIX_ELEMENTS = 2**34
+PARAMETERS = 2**42
+NUMBERS = (1e-30, 1e15)  # epsilons, factors, scales: the least above zero, and the largest
+
+# A run.
+STEPS = 10**9
+EPOCHS = 10**6
+TOKENS_OF_A_ROW = 2**24
+ROWS_OF_A_BATCH = 2**20
+RANK = 2**14
 
 # Data files (qlora_wgpu/data)
 MAX_LINE = 16 << 20  # bytes of a row: a line of JSON, a record of CSV
@@ -13,3 +56,12 @@ MAX_ENTRIES = 100_000  # entries of a data folder that are looked at
 MAX_TABLE_MEMORY = 768 << 20  # bytes that the process which reads a Parquet file may take
 MAX_EXPANSION = 1000  # bytes of a Parquet file's rows for each of its own, from 128 MiB on
 MAX_QUOTED = 80  # characters of the user's data in a message
+
+# A stranger's template, tokenizer or pattern in a process of its own (qlora_wgpu/sandbox)
+CHILD_BYTES = 512 << 20
+CHILD_SECONDS = 2.0  # of computing, for one answer; ten times that by the clock
+CHILD_SECONDS_REGAINED = 0.05  # with each answer: what all together take is bounded as well
+CHILD_SECONDS_PER_BYTE = 2e-7  # of the question
+ANSWER_BYTES = 64 << 20
+TOKEN_ID = 1 << 23
+PATTERN_CHARACTERS = 100_000

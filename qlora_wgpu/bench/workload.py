@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from qlora_wgpu.bench.shapes import Shape
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import ConfigError, OutOfMemoryError
 from qlora_wgpu.families.family import find_family
+from qlora_wgpu.files import file_text
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.limits import MIB
 from qlora_wgpu.model.memory import plan_training_memory
 
 
@@ -111,7 +112,7 @@ class Workload:
 def _available_bytes() -> int | None:
     """Host memory that can be taken without swapping; None where the system does not tell."""
     try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        for line in file_text("/proc/meminfo", MIB, "ascii").splitlines():
             if line.startswith("MemAvailable:"):
                 return 1024 * int(line.split()[1])
     except (OSError, ValueError, IndexError):

@@ -8,21 +8,22 @@ from typing import Any
 
 from qlora_wgpu.checkpoint.file_signatures import LFS_PREFIX
 from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.files import file_bytes
+from qlora_wgpu.limits import MODEL_JSON_BYTES
 
-_MAX_BYTES = 64 * 2**20  # the index of the largest models takes a few MiB
 
-
-def read_json_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path, most: int = MODEL_JSON_BYTES) -> dict[str, Any]:
     """Reads a JSON object.
+
+    Args:
+        path: The file.
+        most: Bytes that it may have.
 
     Raises:
         CheckpointError: If the file is missing, too large, not JSON, or holds no object.
     """
     try:
-        size = path.stat().st_size
-        if size > _MAX_BYTES:
-            raise CheckpointError(f"{path} has {size} bytes, which is too large for such a file")
-        raw = path.read_bytes()
+        raw = file_bytes(path, most)
     except OSError as err:
         raise CheckpointError(f"{path} cannot be read: {err.strerror}") from err
     if raw.startswith(LFS_PREFIX):

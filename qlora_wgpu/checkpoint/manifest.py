@@ -15,6 +15,7 @@ from typing import Any
 from qlora_wgpu.checkpoint.atomic import write_file
 from qlora_wgpu.checkpoint.json_file import read_json_object
 from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.files import open_file
 
 MANIFEST = "manifest.json"
 _VERSION = 1
@@ -66,7 +67,7 @@ def _hash_of(body: Mapping[str, Any]) -> str:
 
 
 def _record(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         digest = hashlib.file_digest(file, _HASH).hexdigest()
         return {"size": file.tell(), _HASH: digest}
 

@@ -18,7 +18,8 @@ from qlora_wgpu.checkpoint.json_file import read_json_object
 from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile, nearest
 from qlora_wgpu.checkpoint.weight_files import open_weights
 from qlora_wgpu.checkpoint.weight_fingerprint import WeightFingerprint
-from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
+from qlora_wgpu.errors import CheckpointError, UnsupportedModelError, brief
+from qlora_wgpu.files import is_there
 from qlora_wgpu.quant import NF4Tensor
 
 
@@ -172,7 +173,7 @@ def _find(text: str, *, weights: bool) -> Path:
 
 def _read_config(path: Path) -> dict[str, Any]:
     file = path / "config.json"
-    if not file.exists():
+    if not is_there(file):
         if (path / "adapter_config.json").exists():
             raise CheckpointError(
                 f"{path} holds a PEFT adapter, not a model: give the folder of its base model"
@@ -182,13 +183,19 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _check_quantization(path: Path, quantization: Any) -> None:
-    if not isinstance(quantization, dict):
+    if quantization is None:
         return
+    if not isinstance(quantization, dict):
+        raise CheckpointError(
+            f"{path / 'config.json'}: quantization_config must be an object, got "
+            f"{brief(quantization)}"
+        )
     method = quantization.get("quant_method", "bitsandbytes")
     if method != "bitsandbytes":
+        name = brief(method).strip("'")
         raise UnsupportedModelError(
-            f"{path} is quantized with {method}, but only bitsandbytes' NF4 is read: take the "
-            "unquantized model"
+            f"{path} is quantized with {name}, but only bitsandbytes' NF4 is "
+            "read: take the unquantized model"
         )
     if quantization.get("load_in_8bit") or quantization.get("_load_in_8bit"):
         raise UnsupportedModelError(

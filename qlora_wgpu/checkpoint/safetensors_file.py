@@ -15,13 +15,10 @@ import numpy.typing as npt
 from qlora_wgpu.bfloat16 import from_bfloat16
 from qlora_wgpu.checkpoint.file_signatures import what_it_is
 from qlora_wgpu.checkpoint.safetensors_format import FLOATS, NUMPY_DTYPES
-from qlora_wgpu.checkpoint.safetensors_header import (
-    MAX_HEADER_BYTES,
-    HeaderError,
-    TensorEntry,
-    parse_header,
-)
-from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.checkpoint.safetensors_header import HeaderError, TensorEntry, read_header
+from qlora_wgpu.errors import CheckpointError, brief
+from qlora_wgpu.files import open_file
+from qlora_wgpu.limits import HEADER_BYTES
 
 _MAX_SUGGESTED_FROM = 20_000  # a search for similar names takes seconds beyond that
 
@@ -85,7 +82,7 @@ class SafetensorsFile:
         """A tensor as a read-only view of the file; bfloat16 as uint16, 8-bit floats as uint8.
 
         Raises:
-            CheckpointError: If there is no such tensor, or its elements are smaller than a byte.
+            CheckpointError: If there is no such tensor, or NumPy has no such elements or shape.
         """
         entry = self._entry(name)
         if entry.dtype not in NUMPY_DTYPES:
@@ -94,7 +91,14 @@ class SafetensorsFile:
             )
         if self.on_read is not None:
             self.on_read(name)
-        return self.stored_bytes(name).view(NUMPY_DTYPES[entry.dtype]).reshape(entry.shape)
+        array = self.stored_bytes(name).view(NUMPY_DTYPES[entry.dtype])
+        try:
+            return array.reshape(entry.shape)
+        except (ValueError, OverflowError) as err:  # of no elements, but with huge dimensions
+            raise CheckpointError(
+                f"{self.path}: tensor {brief(name)} has shape {brief(entry.shape)}, which NumPy "
+                "does not take"
+            ) from err
 
     def stored_bytes(self, name: str) -> npt.NDArray[np.uint8]:
         """A tensor's bytes, whatever their type, as a read-only view of the file."""
@@ -143,7 +147,7 @@ def nearest(name: str, names: list[str]) -> str:
 def _open(
     path: Path,
 ) -> tuple[dict[str, TensorEntry], Mapping[str, str], npt.NDArray[np.uint8] | None]:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         size = file.seek(0, 2)
         file.seek(0)
         start = file.read(64)
@@ -154,10 +158,10 @@ def _open(
         if size < 8:
             raise HeaderError(f"is no safetensors file: it has only {size} bytes")
         length = int.from_bytes(start[:8], "little")
-        if length > MAX_HEADER_BYTES:
+        if length > HEADER_BYTES:
             raise HeaderError(
                 f"is no safetensors file: its header would have {length} bytes, more than the "
-                f"{MAX_HEADER_BYTES} allowed"
+                f"{HEADER_BYTES} allowed"
             )
         if length > size - 8:
             raise HeaderError(
@@ -165,7 +169,8 @@ def _open(
                 "download or copy it again"
             )
         file.seek(8)
-        entries, metadata = parse_header(file.read(length), size - 8 - length)
-    if size == 8 + length:  # nothing to map
-        return entries, metadata, np.empty(0, np.uint8)
-    return entries, metadata, np.memmap(path, np.uint8, "r", offset=8 + length).view(np.ndarray)
+        entries, metadata = read_header(path, file.read(length), size - 8 - length)
+        if size == 8 + length:  # nothing to map
+            return entries, metadata, np.empty(0, np.uint8)
+        mapped = np.memmap(file, np.uint8, "r", offset=8 + length)
+    return entries, metadata, mapped.view(np.ndarray)

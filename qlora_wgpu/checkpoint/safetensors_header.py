@@ -1,23 +1,23 @@
-"""The header of a safetensors file, checked in full before any tensor is touched.
+"""The header of a safetensors file, as the safetensors library reads it.
 
-Format: 8 bytes header length (little-endian), a JSON object, then the tensors' bytes. Every byte of
-the data belongs to exactly one tensor. The checks are those of the reference implementation and
-some it leaves out (duplicate names, a bound on memory), because a checkpoint is a foreign file.
+A file that the library refuses is refused here, and one that it takes is taken, within the limits
+of ``limits.py``: two readers that differ would make of one file two models.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.checkpoint.safetensors_format import BITS
+from safetensors import safe_open
 
-MAX_HEADER_BYTES = 16 * 2**20
-MAX_TENSORS = 100_000
-_MAX_DIMENSIONS = 32  # NumPy's limit before version 2
+from qlora_wgpu.checkpoint.safetensors_damage import damage
+from qlora_wgpu.errors import brief
+from qlora_wgpu.limits import DIMENSIONS, TENSORS
 
 
 class HeaderError(Exception):
@@ -41,94 +41,66 @@ class TensorEntry:
     end: int
 
 
-def parse_header(raw: bytes, data_bytes: int) -> tuple[dict[str, TensorEntry], Mapping[str, str]]:
-    """Parses and checks a header.
+def read_header(
+    path: Path, raw: bytes, data_bytes: int
+) -> tuple[dict[str, TensorEntry], Mapping[str, str]]:
+    """Reads and checks a header.
 
     Args:
-        raw: The JSON text.
-        data_bytes: Bytes that follow it in the file.
+        path: A regular file.
+        raw: Its header.
+        data_bytes: Bytes that follow the header.
 
     Returns:
         The tensors by name, in the order of the header, and the metadata.
 
     Raises:
-        HeaderError: If anything is wrong with it.
+        HeaderError: If the library refuses the file, or it is beyond the limits.
     """
-    try:
-        header = json.loads(raw.decode("utf-8"), object_pairs_hook=_without_duplicates)
-    except UnicodeDecodeError as err:
-        raise HeaderError(f"is damaged: its header is not UTF-8 at byte {8 + err.start}") from err
-    except (RecursionError, ValueError) as err:
-        raise HeaderError(f"is damaged: its header is not JSON ({err})") from err
-    if not isinstance(header, dict):
-        raise HeaderError("is damaged: its header is no JSON object")
-    metadata = _metadata(header.pop("__metadata__", {}))
-    if len(header) > MAX_TENSORS:
-        raise HeaderError(f"lists {len(header)} tensors, more than the {MAX_TENSORS} allowed")
-    entries = {name: _entry(name, value) for name, value in header.items()}
-    _check_cover(entries, data_bytes, 8 + len(raw))
+    with _refusals(raw, data_bytes), safe_open(path, framework="numpy") as file:
+        names, metadata = set(file.keys()), file.metadata() or {}
+    if len(names) > TENSORS:
+        raise HeaderError(f"lists {len(names)} tensors, more than the {TENSORS} allowed")
+    entries = _entries(raw)
+    last = max((entry.end for entry in entries.values()), default=0)
+    if entries.keys() != names or last != data_bytes:
+        raise HeaderError("has changed while it was read: try again")
     return entries, metadata
 
 
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) < len(pairs):
-        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
-        raise HeaderError(f"is damaged: its header lists {twice!r} twice")
-    return result
-
-
-def _metadata(value: Any) -> Mapping[str, str]:
-    if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
-        raise HeaderError("is damaged: its metadata is no map of strings")
-    return value
+def _entries(raw: bytes) -> dict[str, TensorEntry]:
+    """What a header says that the library has checked, but of which it does not tell all."""
+    try:
+        header = json.loads(raw)
+    except ValueError as err:  # an integer of more digits than Python reads, where none is needed
+        raise HeaderError(f"has a header that is not read: {err}") from err
+    header.pop("__metadata__", None)
+    return {name: _entry(name, value) for name, value in header.items()}
 
 
 def _entry(name: str, value: Any) -> TensorEntry:
-    if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
+    keys = ("dtype", "shape", "data_offsets")
+    dtype, shape, (begin, end) = value if isinstance(value, list) else [value[k] for k in keys]
+    if len(shape) > DIMENSIONS:
         raise HeaderError(
-            f"is damaged: tensor {name!r} must have dtype, shape and data_offsets, and only these"
+            f"has shape {brief(shape)} for tensor {brief(name)}: more than {DIMENSIONS} dimensions "
+            "are not allowed"
         )
-    dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in BITS:
-        raise HeaderError(f"has tensor {name!r} of unknown dtype {dtype!r}")
-    if not _are_sizes(shape) or len(shape) > _MAX_DIMENSIONS:
-        raise HeaderError(f"is damaged: tensor {name!r} has shape {str(shape)[:80]}")
-    if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise HeaderError(f"is damaged: tensor {name!r} has data_offsets {str(offsets)[:80]}")
-    begin, end = offsets
-    bits = BITS[dtype]
-    for size in shape:
-        bits *= size
-    if bits != 8 * (end - begin):
-        raise HeaderError(
-            f"is damaged: tensor {name!r}, {dtype} {shape}, needs {-(-bits // 8)} bytes, but its "
-            f"data_offsets give it {end - begin}"
-        )
+    if isinstance(dtype, dict):  # {"F32": null}, which the library takes for "F32"
+        (dtype,) = dtype
     return TensorEntry(dtype, tuple(shape), begin, end)
 
 
-def _are_sizes(value: Any) -> bool:
-    """Whether it is a list of integers from 0 to 2^63 - 1; ``True`` is no integer here."""
-    return isinstance(value, list) and all(type(x) is int and 0 <= x < 2**63 for x in value)
-
-
-def _check_cover(entries: Mapping[str, TensorEntry], data_bytes: int, header_bytes: int) -> None:
-    """Every byte belongs to exactly one tensor."""
-    reached = 0
-    last = ""
-    for name, entry in sorted(entries.items(), key=lambda item: (item[1].begin, item[1].end)):
-        if entry.begin < reached:
-            raise HeaderError(f"is damaged: tensors {last!r} and {name!r} overlap")
-        if entry.begin > reached:
-            raise HeaderError(
-                f"is damaged: {entry.begin - reached} bytes before tensor {name!r} belong to none"
-            )
-        reached, last = entry.end, name
-    if reached > data_bytes:
-        raise HeaderError(
-            f"is truncated: its header says {header_bytes + reached} bytes, the file has "
-            f"{header_bytes + data_bytes}; download or copy it again"
-        )
-    if reached < data_bytes:
-        raise HeaderError(f"is damaged: its last {data_bytes - reached} bytes belong to no tensor")
+@contextmanager
+def _refusals(raw: bytes, data_bytes: int) -> Iterator[None]:
+    """Turns what the library raises into a sentence that says where the damage is."""
+    try:
+        yield
+    except HeaderError:
+        raise
+    except BaseException as err:
+        # A panic of the library is no Exception; an interrupt must stay one.
+        if not isinstance(err, Exception) and type(err).__name__ != "PanicException":
+            raise
+        reason = damage(raw, data_bytes) or f"is damaged: {' '.join(str(err).split())[:300]}"
+        raise HeaderError(reason) from err

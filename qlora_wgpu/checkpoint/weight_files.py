@@ -8,9 +8,11 @@ from pathlib import Path
 from qlora_wgpu.checkpoint.json_file import read_json_object
 from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
 from qlora_wgpu.checkpoint.safetensors_format import INDEX, WEIGHTS
-from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.errors import CheckpointError, brief
+from qlora_wgpu.files import is_there
+from qlora_wgpu.limits import INDEX_BYTES
 
-_SHARD = re.compile(r"[^/\\\0]+\.safetensors")
+_SHARD = re.compile(r"[^/\\\x00-\x1f\x7f]{1,240}\.safetensors")
 
 
 def open_weights(folder: Path) -> dict[str, SafetensorsFile]:
@@ -25,25 +27,27 @@ def open_weights(folder: Path) -> dict[str, SafetensorsFile]:
         CheckpointError: If there are none, one is missing or damaged, or the index contradicts
             them.
     """
-    if (folder / WEIGHTS).is_file():
+    if is_there(folder / WEIGHTS):
         file = SafetensorsFile(folder / WEIGHTS)
         return dict.fromkeys(file.names(), file)
-    if (folder / INDEX).is_file():
+    if is_there(folder / INDEX):
         return _open_shards(folder)
     raise CheckpointError(f"{folder} has no {WEIGHTS}{_what_it_has_instead(folder)}")
 
 
 def _open_shards(folder: Path) -> dict[str, SafetensorsFile]:
     index = folder / INDEX
-    weight_map = read_json_object(index).get("weight_map")
+    weight_map = read_json_object(index, INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index} has no weight_map that says which shard holds what")
     for name, shard in weight_map.items():
         # A shard lies in the folder itself: an index must not point anywhere else.
         if not isinstance(shard, str) or not _SHARD.fullmatch(shard):
-            raise CheckpointError(f"{index} gives {shard!r} as the file of tensor {name!r}")
+            raise CheckpointError(
+                f"{index} gives {brief(shard)} as the file of tensor {brief(name)}"
+            )
     shards = sorted(set(weight_map.values()))
-    missing = [shard for shard in shards if not (folder / shard).is_file()]
+    missing = [shard for shard in shards if not is_there(folder / shard)]
     if missing:
         raise CheckpointError(
             f"{folder} lacks {missing[0]} ({len(missing)} of {len(shards)} shards in {INDEX} are "
@@ -53,8 +57,8 @@ def _open_shards(folder: Path) -> dict[str, SafetensorsFile]:
     for name, shard in weight_map.items():
         if name not in files[shard]:
             raise CheckpointError(
-                f"{index} says that {shard} holds tensor {name!r}, but it does not: download the "
-                "model again"
+                f"{index} says that {shard} holds tensor {brief(name)}, but it does not: "
+                "download the model again"
             )
     unlisted = {name: file for file in files.values() for name in file.names()}
     return unlisted | {name: files[shard] for name, shard in weight_map.items()}

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.limits import PROBLEMS_SHOWN
 
 _MAX_SHOWN = 60
 
@@ -131,5 +132,7 @@ def config_error(sentences: Sequence[str], source: str) -> ConfigError:
     """One error for all that is wrong with ``source`` (a file's name or a class)."""
     if len(sentences) == 1:
         return ConfigError(sentences[0])
-    lines = "".join(f"\n  - {sentence}" for sentence in sentences)
-    return ConfigError(f"{source} has {len(sentences)} problems:{lines}")
+    lines = "".join(f"\n  - {sentence}" for sentence in sentences[:PROBLEMS_SHOWN])
+    more = len(sentences) - PROBLEMS_SHOWN
+    rest = f"\n  - and {more} more" if more > 0 else ""
+    return ConfigError(f"{source} has {len(sentences)} problems:{lines}{rest}")

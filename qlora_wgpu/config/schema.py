@@ -26,6 +26,7 @@ from qlora_wgpu.config.renamed import with_new_names
 from qlora_wgpu.config.section import Section
 from qlora_wgpu.config.yaml_file import dump_yaml
 from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.sandbox.expressions import check_expression
 
 ALL_LINEAR = "all-linear"
 _WORD = re.compile(r"\w*")  # as a regular expression it would fit no whole name
@@ -45,10 +46,7 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 def _regular_expression(value: str) -> str:
-    try:
-        re.compile(value)
-    except re.error as err:
-        raise ValueError(f"is no regular expression: {err}") from err
+    check_expression(value)
     return value
 
 

@@ -15,9 +15,8 @@ from typing import Any
 import yaml
 
 from qlora_wgpu.errors import ConfigError
-
-MAX_BYTES = 1 << 20
-_MAX_DEPTH = 16
+from qlora_wgpu.files import file_bytes
+from qlora_wgpu.limits import YAML_BYTES, YAML_DEPTH, YAML_NODES
 
 _INT = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
 _FLOAT = re.compile(
@@ -50,15 +49,12 @@ def read_yaml_file(path: Path) -> YamlFile:
     if path.is_dir():
         raise ConfigError(f"{path} is a folder: name the YAML file in it")
     try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
+        raw = file_bytes(path, YAML_BYTES)
     except FileNotFoundError:
         raise ConfigError(f"the configuration file {path} does not exist") from None
     except (OSError, ValueError) as err:
         reason = getattr(err, "strerror", None) or str(err)
         raise ConfigError(f"the configuration file {path} cannot be read: {reason}") from None
-    if len(raw) > MAX_BYTES:
-        raise ConfigError(f"{path} is larger than 1 MiB, so it is no configuration file")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as err:
@@ -83,6 +79,8 @@ def parse_yaml_mapping(text: str, name: str) -> YamlFile:
 
 def parse_yaml_value(text: str, name: str) -> Any:
     """Parses one value, as it stands after the ``=`` of an override."""
+    if len(text) > YAML_BYTES:
+        raise ConfigError(f"{name[:80]}... is longer than {YAML_BYTES:,} characters")
     node = _compose(text, name)
     return None if node is None else _construct(node, (), name, {})
 
@@ -113,7 +111,7 @@ def _explain(err: yaml.MarkedYAMLError) -> str:
 
 def _compose_plain(text: str, name: str) -> yaml.Node | None:
     """Composes one document after refusing, on its events, what would not be plain."""
-    documents = depth = 0
+    documents = depth = nodes = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         line = event.start_mark.line + 1 if event.start_mark else 0
         if isinstance(event, yaml.DocumentStartEvent):
@@ -122,8 +120,14 @@ def _compose_plain(text: str, name: str) -> yaml.Node | None:
                 raise ConfigError(f"{name} (line {line}) starts a second document: keep one")
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth > _MAX_DEPTH:  # deeper ones take quadratic time, then exhaust the stack
+        if depth > YAML_DEPTH:  # deeper ones take quadratic time, then exhaust the stack
             raise ConfigError(f"{name} (line {line}) is nested too deeply")
+        nodes += isinstance(event, yaml.NodeEvent)
+        if nodes > YAML_NODES:  # each takes a tenth of a millisecond
+            raise ConfigError(
+                f"{name} (line {line}) has more than {YAML_NODES:,} keys and values, so it is no "
+                "configuration"
+            )
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
             raise ConfigError(
                 f"{name} (line {line}) uses an anchor or alias (& or *), which is not read: "

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import jinja2
-import jinja2.nodes
-from jinja2.exceptions import SecurityError
-
 from qlora_wgpu.config.paths import is_inline_template
-from qlora_wgpu.data.sandbox import (
-    MAX_CHARACTERS,
-    SPAN_END,
-    SPAN_START,
-    ChatEnvironment,
-    GenerationExtension,
-    LimitExceeded,
-    RefusedConversation,
-    start_counting,
-)
 from qlora_wgpu.data.tokenizer import Tokenizer
-from qlora_wgpu.errors import DataError, TokenizerError
+from qlora_wgpu.errors import DataError, QLoRAError, TokenizerError
+from qlora_wgpu.files import file_text
+from qlora_wgpu.limits import TEMPLATE_BYTES
+from qlora_wgpu.sandbox.jinja import SPAN_END, SPAN_START
+from qlora_wgpu.sandbox.process import ChildProcess, Stopped
+from qlora_wgpu.sandbox.templates import marks_assistant, render
 
 BUILT_IN_TEMPLATES = {
     "chatml": """\
@@ -77,10 +67,11 @@ class ChatTemplate:
             special_tokens: Texts by name, such as ``{"bos_token": "<s>"}``.
 
         Raises:
-            TokenizerError: If the template is no valid Jinja.
+            TokenizerError: If the template is no valid Jinja, or takes too much to compile.
         """
         self.source = source
-        self._template, self.marks_assistant = _compile(source)
+        self._stopped = ""
+        self.marks_assistant: bool = self._call(marks_assistant, source)
         self._special_tokens = dict(special_tokens or {})
 
     def render(
@@ -100,30 +91,34 @@ class ChatTemplate:
             DataError: If the template refuses or cannot take the conversation.
             TokenizerError: If the template exceeds its bounds.
         """
-        start_counting()
-        pieces, length = [], 0
+        plain = [_plain(_with_reasoning(message)) for message in messages]
         try:
-            for piece in self._template.generate(
-                messages=[_plain(_with_reasoning(message)) for message in messages],
-                tools=_plain(tools),
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self._special_tokens,
-            ):
-                length += len(piece)
-                if length > MAX_CHARACTERS:
-                    raise LimitExceeded(f"it writes more than {MAX_CHARACTERS:,} characters")
-                pieces.append(piece)
-        except RefusedConversation as err:
-            raise DataError(f"the chat template refuses this conversation: {err}") from err
-        except SecurityError as err:
-            raise TokenizerError(f"the chat template is stopped: {err}") from err
-        except (jinja2.TemplateError, RecursionError, MemoryError) as err:
+            text, spans = self._call(
+                render,
+                self.source,
+                self._special_tokens,
+                plain,
+                _plain(tools),
+                add_generation_prompt,
+            )
+        except QLoRAError:
+            raise
+        except Exception as err:  # what cannot be handed to another process
             raise DataError(f"the chat template cannot render this conversation: {err}") from err
-        except Exception as err:  # a template can raise anything its filters and operators raise
-            raise DataError(f"the chat template cannot render this conversation: {err}") from err
-        text, spans = _take_marks("".join(pieces))
-        return RenderedChat(text, spans if self.marks_assistant else None)
+        marked = [(int(first), int(end)) for first, end in spans]
+        return RenderedChat(text, marked if self.marks_assistant else None)
+
+    def _call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Calls a function of the sandbox: here for templates of this package's own."""
+        if self.source in BUILT_IN_TEMPLATES.values():
+            return function(*args)
+        if self._stopped:  # once is enough
+            raise TokenizerError(self._stopped)
+        try:
+            return templates_process().call(function, *args)
+        except Stopped as err:
+            self._stopped = f"the chat template is stopped: it {err}"
+            raise TokenizerError(self._stopped) from err
 
 
 def render_chat(
@@ -162,9 +157,15 @@ def find_chat_template(setting: str | None, tokenizer: Tokenizer) -> ChatTemplat
     return None if source is None else ChatTemplate(source, tokenizer.special_tokens)
 
 
+@lru_cache(maxsize=1)
+def templates_process() -> ChildProcess:
+    """The process that renders the templates of strangers, one for all."""
+    return ChildProcess("templates")
+
+
 def _read_template(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return file_text(path, TEMPLATE_BYTES, "utf-8-sig")
     except FileNotFoundError:
         raise TokenizerError(
             f"the chat template {path} does not exist: data.chat_template is a .jinja file, "
@@ -172,25 +173,6 @@ def _read_template(path: Path) -> str:
         ) from None
     except (OSError, ValueError) as err:
         raise TokenizerError(f"the chat template {path} cannot be read: {err}") from err
-
-
-@lru_cache(maxsize=16)
-def _compile(source: str) -> tuple[jinja2.Template, bool]:
-    if SPAN_START in source or SPAN_END in source:
-        raise TokenizerError("the chat template holds the noncharacters U+FDD0 or U+FDD1")
-    environment = ChatEnvironment()
-    try:
-        tree = environment.parse(source)
-        template = environment.from_string(source)
-    except jinja2.TemplateSyntaxError as err:
-        raise TokenizerError(f"the chat template is broken (line {err.lineno}): {err}") from err
-    except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as err:
-        raise TokenizerError(f"the chat template is broken: {err}") from err
-    marks = any(
-        node.identifier == GenerationExtension.identifier
-        for node in tree.find_all(jinja2.nodes.ExtensionAttribute)
-    )
-    return template, marks
 
 
 def _with_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,22 +191,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     return value
-
-
-def _take_marks(marked: str) -> tuple[str, list[tuple[int, int]]]:
-    """Removes the marks and returns where they stood; nested ones count as the outermost."""
-    pieces: list[str] = []
-    spans: list[tuple[int, int]] = []
-    length = depth = start = 0
-    for piece in re.split(f"([{SPAN_START}{SPAN_END}])", marked):
-        if piece == SPAN_START:
-            start = length if depth == 0 else start
-            depth += 1
-        elif piece == SPAN_END:
-            depth -= 1
-            if depth == 0 and length > start:
-                spans.append((start, length))
-        else:
-            pieces.append(piece)
-            length += len(piece)
-    return "".join(pieces), spans

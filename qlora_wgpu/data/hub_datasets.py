@@ -6,6 +6,8 @@ import re
 from pathlib import Path, PurePosixPath
 
 from qlora_wgpu.errors import DataError
+from qlora_wgpu.files import file_text
+from qlora_wgpu.limits import KIB
 
 _NAME = re.compile(
     r"(?P<name>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?::(?P<split>[\w./-]+))?", re.ASCII
@@ -71,7 +73,7 @@ def _cached(name: str) -> Path:
 
     place = Path(huggingface_hub.constants.HF_HUB_CACHE) / f"datasets--{name.replace('/', '--')}"
     try:
-        commit = (place / "refs" / "main").read_text(encoding="utf-8").strip()
+        commit = file_text(place / "refs" / "main", KIB).strip()
     except OSError:
         raise DataError(
             f"the data set {name} is not in the local cache, and the hub is offline "

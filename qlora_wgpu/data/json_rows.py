@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 from qlora_wgpu.data.json_text import checked, parse_json, raw_decode, refusal, skip_space
 from qlora_wgpu.data.text_file import TextFile
 from qlora_wgpu.errors import DataError
+from qlora_wgpu.files import open_file
 from qlora_wgpu.limits import MAX_LINE
 
 _NEAR_THE_END = 16  # characters: what is cut off within a number, an escape or a word
@@ -25,7 +26,7 @@ def json_lines(path: Path) -> Rows:
         DataError: If the file cannot be read, or a line is too long, not UTF-8 or no JSON object.
     """
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             for number, raw in enumerate(_lines(file, path.name), start=1):
                 where = f"{path.name} line {number}"
                 text = _decoded(raw, where, first=number == 1)

@@ -24,7 +24,9 @@ from qlora_wgpu.cache_folder import cache_path, is_own, make_cache_folder
 from qlora_wgpu.checkpoint import FileLock
 from qlora_wgpu.checkpoint.atomic import flush_tree
 from qlora_wgpu.data.examples import Counts, Dataset
+from qlora_wgpu.files import file_text, open_file
 from qlora_wgpu.labels import IGNORE_INDEX
+from qlora_wgpu.limits import OWN_JSON_BYTES
 
 _KEPT = 32  # data sets in the cache
 VERSION = 2  # of how rows become tokens; a new one makes old folders unused
@@ -44,7 +46,7 @@ def key_of(files: list[Path], settings: Mapping[str, Any]) -> str:
     digest = hashlib.sha256(json.dumps([VERSION, settings], sort_keys=True).encode())
     for path in files:
         digest.update(path.name.encode())
-        with path.open("rb") as file:
+        with open_file(path) as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()[:32]
 
@@ -158,7 +160,7 @@ def read(folder: Path) -> Dataset | None:
     if not is_own(folder):
         return None
     try:
-        about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
+        about = json.loads(file_text(folder / "about.json", OWN_JSON_BYTES))
         if any(_sha256(folder / f"{n}.bin") != about["sha256"][n] for n in _ARRAYS):
             return None
         arrays = {n: _mapped(folder / f"{n}.bin", dtype) for n, dtype in _ARRAYS.items()}
@@ -173,14 +175,15 @@ def read(folder: Path) -> Dataset | None:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:  # not through the map, which would count as memory
+    with open_file(path) as file:  # not through the map, which would count as memory
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _mapped(path: Path, dtype: Any) -> npt.NDArray[Any]:
     if path.stat().st_size == 0:
         return np.zeros(0, dtype)
-    return np.memmap(path, dtype, mode="r")
+    with open_file(path) as file:
+        return np.memmap(file, dtype, mode="r")
 
 
 def prepare(folder: Path | None, fill: Callable[[Writer], tuple[Counts, list[str]]]) -> Dataset:

@@ -8,12 +8,14 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, Any, TextIO
 
 from qlora_wgpu.data import parquet_child
 from qlora_wgpu.data.json_text import checked
 from qlora_wgpu.errors import DataError
+from qlora_wgpu.files import open_file
 from qlora_wgpu.limits import MAX_COLUMNS, MAX_EXPANSION, MAX_LINE, MAX_TABLE_MEMORY
 from qlora_wgpu.visible import one_line
 
@@ -29,7 +31,7 @@ def csv_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """
     csv.field_size_limit(MAX_LINE)
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with TextIOWrapper(open_file(path), encoding="utf-8-sig", newline="") as file:
             lines = _RecordLines(file, path.name)
             reader = csv.reader(lines, strict=True)
             names = next(reader, [])

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 
 from qlora_wgpu.errors import DataError
+from qlora_wgpu.files import open_file
 
 _CHUNK = 1 << 20  # bytes
 
@@ -26,7 +27,7 @@ class TextFile:
         self._decode = codecs.getincrementaldecoder("utf-8-sig")().decode
         self._line_ends = 0
         try:
-            self._file = path.open("rb")
+            self._file = open_file(path)
         except OSError as err:
             raise self._unreadable(err) from err
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
 from qlora_wgpu.errors import TokenizerError
+from qlora_wgpu.files import file_bytes, file_text, is_there
+from qlora_wgpu.limits import TEMPLATE_BYTES, TOKENIZER_BYTES, TOKENIZER_CONFIG_BYTES
+from qlora_wgpu.sandbox.tokenizers import ConfinedTokenizer, library_errors, open_tokenizer
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
@@ -32,7 +34,7 @@ class Tokenizer:
 
     def __init__(
         self,
-        backend: tokenizers.Tokenizer,
+        backend: tokenizers.Tokenizer | ConfinedTokenizer,
         special_tokens: dict[str, str] | None = None,
         chat_template: str | None = None,
         eos_token_ids: Sequence[int] = (),
@@ -46,7 +48,7 @@ class Tokenizer:
             eos_token_ids: Further ids that end a generation.
         """
         self._backend = backend
-        with _library_errors("the tokenizer cannot be used"):
+        with library_errors("the tokenizer cannot be used"):
             backend.no_truncation()
             backend.no_padding()
         self.chat_template = chat_template
@@ -75,15 +77,19 @@ class Tokenizer:
         path = folder / "tokenizer.json"
         if not folder.is_dir():
             raise TokenizerError(f"the tokenizer folder {folder} does not exist")
-        if not path.is_file():
+        if not is_there(path):
             hint = (
                 "it holds tokenizer.model only; load and save it once with transformers to get one"
                 if (folder / "tokenizer.model").is_file()
                 else "copy the tokenizer of the base model there"
             )
             raise TokenizerError(f"{folder} has no tokenizer.json: {hint}")
-        with _library_errors(f"{path} is not a tokenizer that can be read"):
-            backend = tokenizers.Tokenizer.from_file(str(path))
+        try:
+            backend = open_tokenizer(file_bytes(path, TOKENIZER_BYTES))
+        except OSError as err:
+            raise TokenizerError(f"{path} cannot be read: {err.strerror or err}") from err
+        except TokenizerError as err:
+            raise TokenizerError(f"{path} is not a tokenizer that can be read: {err}") from err
 
         config = _read_json(folder / "tokenizer_config.json")
         tokens_map = _read_json(folder / "special_tokens_map.json")
@@ -127,7 +133,7 @@ class Tokenizer:
             raise TokenizerError(f"only text can be encoded, got {type(text).__name__}")
         if _SURROGATE.search(text):
             raise TokenizerError("a text with a lone surrogate (half a character) has no tokens")
-        with _library_errors("the text cannot be encoded"):
+        with library_errors("the text cannot be encoded"):
             encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
             return list(encoding.ids), list(encoding.offsets)
 
@@ -137,7 +143,7 @@ class Tokenizer:
         Raises:
             TokenizerError: If an id is not a whole number from 0 on.
         """
-        with _library_errors("the token ids cannot be decoded"):
+        with library_errors("the token ids cannot be decoded"):
             kept = [int(i) for i in ids]
             if skip_special_tokens:  # the library's own switch misses tokens marked "normalized"
                 kept = [i for i in kept if i not in self._special_ids]
@@ -193,26 +199,12 @@ class Tokenizer:
         return self._special_id("pad_token")
 
 
-@contextmanager
-def _library_errors(what: str) -> Iterator[None]:
-    """Turns what ``tokenizers`` raises into TokenizerError, its panics included."""
-    try:
-        yield
-    except TokenizerError:
-        raise
-    except BaseException as err:
-        # A Rust panic is raised as a BaseException; an interrupt must stay one.
-        if isinstance(err, Exception) or type(err).__name__ == "PanicException":
-            raise TokenizerError(f"{what}: {err}") from err
-        raise
-
-
 def _read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file, or an empty one where there is no such file."""
-    if not path.is_file():
+    if not is_there(path):
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8-sig"))
+        value = json.loads(file_text(path, TOKENIZER_CONFIG_BYTES, "utf-8-sig"))
     except (OSError, ValueError, RecursionError) as err:
         raise TokenizerError(f"{path} cannot be read as JSON: {err}") from err
     if not isinstance(value, dict):
@@ -224,24 +216,26 @@ def _token_text(value: Any) -> str | None:
     """A token as both styles write it: plain text, or an object with ``content``."""
     if isinstance(value, dict):
         value = value.get("content")
-    return value if isinstance(value, str) and value else None
+    if not isinstance(value, str) or _SURROGATE.search(value):
+        return None
+    return value or None
 
 
 def _id_list(value: Any) -> list[int]:
     values = value if isinstance(value, list) else [value]
-    return [v for v in values if isinstance(v, int) and not isinstance(v, bool) and v >= 0]
+    return [v for v in values if isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 2**32]
 
 
-def _first_token(backend: tokenizers.Tokenizer, value: Any) -> str | None:
+def _first_token(backend: tokenizers.Tokenizer | ConfinedTokenizer, value: Any) -> str | None:
     to_token: Callable[[int], str | None] = backend.id_to_token
     return next((t for i in _id_list(value) if (t := to_token(i)) is not None), None)
 
 
 def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
     path = folder / "chat_template.jinja"
-    if path.is_file():
+    if is_there(path):
         try:
-            return path.read_text(encoding="utf-8-sig")
+            return file_text(path, TEMPLATE_BYTES, "utf-8-sig")
         except (OSError, ValueError) as err:
             raise TokenizerError(f"{path} cannot be read: {err}") from err
     template = config.get("chat_template")
@@ -249,7 +243,7 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
         return template
     named = template
     if isinstance(template, list):
-        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+        named = {str(t.get("name")): t.get("template") for t in template if isinstance(t, dict)}
     if isinstance(named, dict):
         if isinstance(named.get("default"), str):
             return str(named["default"])

@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
-from qlora_wgpu.errors import UnsupportedModelError
+from qlora_wgpu.errors import UnsupportedModelError, brief
+from qlora_wgpu.limits import EXPERTS, HEAD_DIM, HEADS, LAYERS, NUMBERS, VOCABULARY, WIDTH
+
+_MOST = {
+    "hidden_size": WIDTH,
+    "intermediate_size": WIDTH,
+    "moe_intermediate_size": WIDTH,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": HEADS,
+    "head_dim": HEAD_DIM,
+    "vocab_size": VOCABULARY,
+    "num_experts": EXPERTS,
+    "num_local_experts": EXPERTS,
+}
+_MOST_OF_ANY = 2**31 - 1  # what kernels count with
+
+
+def is_above_zero(value: Any) -> TypeGuard[float]:
+    """Whether a value is a number above zero that float32 holds with room to spare."""
+    least, most = NUMBERS
+    return type(value) in (int, float) and least <= value <= most
 
 
 class ConfigReader:
@@ -30,7 +50,12 @@ class ConfigReader:
         value = default if value is None else value
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise UnsupportedModelError(
-                f"config.json: {key} must be a positive integer, got {value!r}"
+                f"config.json: {key} must be a positive integer, got {brief(value)}"
+            )
+        most = _MOST.get(key, _MOST_OF_ANY)
+        if value > most:
+            raise UnsupportedModelError(
+                f"config.json: {key} is {brief(value)}, more than the {most:,} that are read"
             )
         return value
 
@@ -38,10 +63,12 @@ class ConfigReader:
         """A finite number that is not negative."""
         value = self.config.get(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool):
-            raise UnsupportedModelError(f"config.json: {key} must be a number, got {value!r}")
-        if not 0 <= value < math.inf:
+            raise UnsupportedModelError(f"config.json: {key} must be a number, got {brief(value)}")
+        if value != 0 and not is_above_zero(value):
+            least, most = NUMBERS
             raise UnsupportedModelError(
-                f"config.json: {key} must be finite and not negative, got {value!r}"
+                f"config.json: {key} must be finite and not negative, 0 or from {least:g} to "
+                f"{most:g}, got {brief(value)}"
             )
         return float(value)
 
@@ -50,7 +77,9 @@ class ConfigReader:
         value = self.config.get(key)
         value = default if value is None else value
         if not isinstance(value, bool):
-            raise UnsupportedModelError(f"config.json: {key} must be true or false, got {value!r}")
+            raise UnsupportedModelError(
+                f"config.json: {key} must be true or false, got {brief(value)}"
+            )
         return value
 
     def choice(self, key: str, allowed: tuple[Any, ...], default: Any = None) -> Any:
@@ -59,7 +88,7 @@ class ConfigReader:
         if value not in allowed:
             supported = ", ".join(map(repr, allowed))
             raise UnsupportedModelError(
-                f"config.json: {key} = {value!r} is not supported (supported: {supported})"
+                f"config.json: {key} = {brief(value)} is not supported (supported: {supported})"
             )
         return value
 
@@ -72,9 +101,9 @@ class ConfigReader:
         value = self.config.get(key, default)
         if value is None:
             return None
-        if type(value) not in (int, float) or not 0 < value < math.inf:
+        if not is_above_zero(value):
             raise UnsupportedModelError(
-                f"config.json: {key} must be a number above zero or null, got {value!r}"
+                f"config.json: {key} must be a number above zero or null, got {brief(value)}"
             )
         return float(value)
 

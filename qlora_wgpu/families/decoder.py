@@ -16,6 +16,7 @@ from qlora_wgpu.families.dimensions import Dimensions
 from qlora_wgpu.families.family import Architecture, Modules, Weights
 from qlora_wgpu.families.layers import LayerOps
 from qlora_wgpu.families.norm import Norm
+from qlora_wgpu.families.sizes import check_sizes
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.batch import BatchBuffers
@@ -154,6 +155,7 @@ class Decoder:
         for i, layer in enumerate(self.layers):
             weights += layer.weights(self._at(i))
         weights += self.norm.weights(f"{self.prefix}norm", self.dimensions.hidden_size)
+        check_sizes(weights, self.dimensions.vocab_size * self.dimensions.hidden_size)
         return Architecture(
             config=self,
             vocab_size=self.dimensions.vocab_size,

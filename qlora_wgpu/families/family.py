@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from qlora_wgpu.errors import UnsupportedModelError
+from qlora_wgpu.errors import UnsupportedModelError, brief
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.batch import BatchBuffers
@@ -185,7 +185,7 @@ def find_family(config: Mapping[str, Any]) -> Family:
     family = (_REGISTERED.get(name) or _built_in(name)) if isinstance(name, str) else None
     if family is None:
         raise UnsupportedModelError(
-            f"config.json: model_type {name!r} is not supported "
+            f"config.json: model_type {brief(name)} is not supported "
             f"(supported: {', '.join(known_families())})"
         )
     return family
@@ -199,7 +199,7 @@ def known_families() -> list[str]:
 
 def _built_in(model_type: str) -> Family | None:
     """The family of the file that is named so, if there is one."""
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", model_type):
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", model_type):
         return None
     path = f"{__package__}.{model_type}"
     try:

@@ -62,6 +62,7 @@ def _sparse_layers(read: ConfigReader, layers: int) -> list[bool]:
     if not isinstance(dense, list) or not all(isinstance(i, int) for i in dense):
         raise UnsupportedModelError("config.json: mlp_only_layers must be a list of integers")
     step = read.integer("decoder_sparse_step", 1)
+    dense = set(dense)
     return [i not in dense and (i + 1) % step == 0 for i in range(layers)]
 
 

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.errors import UnsupportedModelError
+from qlora_wgpu.errors import UnsupportedModelError, brief
+from qlora_wgpu.families.config_reader import is_above_zero
 from qlora_wgpu.families.rope_kinds import (
     KINDS,
     LISTS,
     FloatArray,
     Frequencies,
     RopeParameters,
-    is_above_zero,
 )
 
 _SYNONYMS = {"su": "longrope"}  # as the first Phi 3 configurations have it
@@ -96,7 +96,7 @@ def read_rope(
         parameters = parameters[layer_type]
     if not isinstance(parameters, Mapping):
         raise UnsupportedModelError(
-            f"config.json: RoPE's parameters must be keys, got {parameters!r}"
+            f"config.json: RoPE's parameters must be keys, got {brief(parameters)}"
         )
     thetas = (parameters.get("rope_theta"), config.get("rope_theta"), default_theta)
     values = {**parameters, "rope_theta": next(t for t in thetas if t is not None)}
@@ -112,7 +112,7 @@ def _kind(values: Mapping[str, Any]) -> str:
     kind = _SYNONYMS.get(kind, kind) if isinstance(kind, str) else kind
     if not isinstance(kind, str) or kind not in KINDS:
         raise UnsupportedModelError(
-            f"config.json: rope type {kind!r} is not supported (known: {', '.join(KINDS)})"
+            f"config.json: rope type {brief(kind)} is not supported (known: {', '.join(KINDS)})"
         )
     return kind
 
@@ -125,14 +125,14 @@ def _check_keys(kind: str, values: Mapping[str, Any]) -> None:
     if wrong:
         raise UnsupportedModelError(
             f"config.json: RoPE of type {kind!r} has missing or unknown keys: "
-            f"{', '.join(sorted(wrong))}"
+            f"{', '.join(sorted(wrong))[:200]}"
         )
     for key in sorted(keys - _NOT_NUMBERS):
         numbers = values[key] if key in LISTS else [values[key]]
         if not isinstance(numbers, list) or not all(map(is_above_zero, numbers)):
             form = "a list of numbers" if key in LISTS else "a number"
             raise UnsupportedModelError(
-                f"config.json: RoPE's {key} must be {form} above zero, got {values[key]!r}"
+                f"config.json: RoPE's {key} must be {form} above zero, got {brief(values[key])}"
             )
 
 
@@ -143,7 +143,7 @@ def _rotary_dim(
     share = default if share is None else share
     if not is_above_zero(share) or share > 1:
         raise UnsupportedModelError(
-            f"config.json: partial_rotary_factor must be above 0 and at most 1, got {share!r}"
+            f"config.json: partial_rotary_factor must be above 0 and at most 1, got {brief(share)}"
         )
     rotary_dim = int(head_dim * share)
     if rotary_dim < 2 or rotary_dim % 2:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.errors import UnsupportedModelError
+from qlora_wgpu.families.config_reader import is_above_zero
 
 FloatArray = npt.NDArray[np.float32]
 Frequencies = Callable[[int], FloatArray]
@@ -38,7 +39,8 @@ class RopeParameters:
     def frequencies(self, theta: float | None = None) -> FloatArray:
         """Angles per position without any scaling, by another base than its own if given."""
         exponents = np.arange(0, self.rotary_dim, 2, dtype=np.float32) / np.float32(self.rotary_dim)
-        base = np.float32(self.values["rope_theta"] if theta is None else theta)
+        theta = self.values["rope_theta"] if theta is None else theta
+        base = np.float32(min(theta, float(np.finfo(np.float32).max)))
         plain: FloatArray = np.float32(1.0) / base**exponents
         return plain
 
@@ -72,15 +74,10 @@ class Kind:
     by_length: bool = False
 
 
-def is_above_zero(value: Any) -> TypeGuard[float]:
-    """Whether a value is a finite number above zero."""
-    return type(value) in (int, float) and 0 < value < math.inf
-
-
 def _above_zero(length: Any) -> float:
-    if not is_above_zero(length):
+    if not is_above_zero(length) or length <= 1:
         raise UnsupportedModelError(
-            "config.json: this kind of RoPE needs max_position_embeddings, a number above zero"
+            "config.json: this kind of RoPE needs max_position_embeddings, a number above one"
         )
     return float(length)
 
@@ -128,6 +125,8 @@ def _yarn(rope: RopeParameters) -> tuple[Frequencies, float]:
     """YaRN (Peng et al., 2023): pairs are stretched by factor unless they turn often."""
     plain, factor = rope.frequencies(), rope.number("factor")
     original, theta, count = rope.original_length(), rope.number("rope_theta"), len(plain)
+    if theta <= 1:
+        raise UnsupportedModelError("config.json: RoPE of type 'yarn' needs a rope_theta above one")
 
     def pair_that_turns(times: float) -> float:
         return count * math.log(original / (times * 2 * math.pi)) / math.log(theta)

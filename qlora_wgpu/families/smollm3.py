@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qlora_wgpu.errors import UnsupportedModelError
+from qlora_wgpu.errors import UnsupportedModelError, brief
 from qlora_wgpu.families.attention import Attention
 from qlora_wgpu.families.config_reader import ConfigReader
 from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Layer
@@ -43,10 +43,14 @@ def _rotated_layers(read: ConfigReader, layers: int) -> list[bool]:
     if rotated is None:
         every = read.integer("no_rope_layer_interval", 4)
         return [(i + 1) % every != 0 for i in range(layers)]
-    if not isinstance(rotated, list) or len(rotated) != layers:
+    if (
+        not isinstance(rotated, list)
+        or len(rotated) != layers
+        or not all(isinstance(value, int) for value in rotated)
+    ):
         raise UnsupportedModelError(
             f"config.json: no_rope_layers must have a 0 or 1 for each of the "
-            f"{layers} layers, got {rotated!r}"
+            f"{layers} layers, got {brief(rotated)}"
         )
     return [bool(value) for value in rotated]
 

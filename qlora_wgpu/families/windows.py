@@ -24,7 +24,11 @@ def layer_windows(read: ConfigReader, slides: Sequence[bool]) -> Windows:
     types = read.config.get("layer_types")
     if types is not None:
         kinds = ("full_attention", "sliding_attention")
-        if not isinstance(types, list) or len(types) != len(slides) or not set(types) <= set(kinds):
+        if (
+            not isinstance(types, list)
+            or len(types) != len(slides)
+            or not all(isinstance(name, str) and name in kinds for name in types)
+        ):
             raise UnsupportedModelError(
                 f"config.json: layer_types must name {' or '.join(kinds)} for each of the "
                 f"{len(slides)} layers"

@@ -6,8 +6,10 @@ import hashlib
 import json
 from functools import cache
 
+from qlora_wgpu.files import file_bytes
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.wgsl import shader_folder
+from qlora_wgpu.limits import MIB
 from qlora_wgpu.version import __version__
 
 
@@ -27,5 +29,5 @@ def shader_hash() -> str:
     """A hash of all shaders."""
     digest = hashlib.sha256()
     for path in sorted(shader_folder().rglob("*.wgsl")):
-        digest.update(path.read_bytes())
+        digest.update(file_bytes(path, MIB))
     return digest.hexdigest()

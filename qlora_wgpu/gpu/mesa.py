@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from pathlib import Path
 
 from qlora_wgpu.cache_folder import cache_path, make_cache_folder
+from qlora_wgpu.files import file_bytes
+from qlora_wgpu.limits import MIB
 
 
 def widen_software_vectors(environ: MutableMapping[str, str]) -> None:
@@ -30,7 +31,7 @@ def widen_software_vectors(environ: MutableMapping[str, str]) -> None:
 
 def _has_avx512() -> bool:
     try:
-        flags = set(Path("/proc/cpuinfo").read_text(encoding="ascii", errors="ignore").split())
+        flags = set(file_bytes("/proc/cpuinfo", 16 * MIB).decode("ascii", "ignore").split())
     except OSError:
         return False
     # Mesa's code for 512 bits needs these parts of AVX-512.

@@ -10,8 +10,10 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
+from qlora_wgpu.files import file_text
 from qlora_wgpu.gpu.operands import ANYTHING, Bound, Operand
 from qlora_wgpu.gpu.preprocessor import Constant, ShaderSourceError, Source, without_comments
+from qlora_wgpu.limits import MIB
 
 __all__ = ["Binding", "Constant", "Constants", "Shader", "ShaderSourceError", "load_shader"]
 
@@ -124,7 +126,7 @@ def load_shader(path: str, constants: Constants = (), bound: Bindings = ()) -> S
 @cache
 def _read(path: str) -> str:
     try:
-        return (shader_folder() / path).read_text(encoding="utf-8")
+        return file_text(shader_folder() / path, MIB)
     except OSError as err:
         raise ShaderSourceError(f"shader {path} cannot be read: {err}") from err
 

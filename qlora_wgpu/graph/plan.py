@@ -6,6 +6,7 @@ writing in one dispatch even where the ranges are disjoint.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import Counter
 from dataclasses import dataclass
 
@@ -111,14 +112,20 @@ def _assign_slots(
         first, last = lives[tensor]
         # Slots come in falling size, so the last one that is free is the tightest.
         for slot in range(len(sizes) - 1, -1, -1):
-            free = all(last < a or first > b for a, b in taken[slot])
-            if free and textures[slot] == tensor.texture:
+            if textures[slot] == tensor.texture and _is_free(taken[slot], first, last):
                 break
         else:
             slot = len(sizes)
             sizes.append(tensor.nbytes)
             textures.append(tensor.texture)
             taken.append([])
-        taken[slot].append((first, last))
+        insort(taken[slot], (first, last))
         slot_of[tensor] = slot
     return sizes, textures, slot_of
+
+
+def _is_free(taken: list[tuple[int, int]], first: int, last: int) -> bool:
+    """Whether a span of launches meets none of those in a list, which is sorted."""
+    after = bisect_left(taken, (first, first))
+    before_next = after == len(taken) or last < taken[after][0]
+    return before_next and (after == 0 or taken[after - 1][1] < first)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.checkpoint.json_file import read_json_object
-from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
+from qlora_wgpu.errors import CheckpointError, UnsupportedModelError, brief
 from qlora_wgpu.lora.patterns import value_for
+from qlora_wgpu.sandbox.expressions import ExpressionError, check_expression
 
 _UNUSED: dict[str, Any] = {
     "auto_mapping": None,
@@ -134,24 +134,26 @@ def read_adapter_config(path: Path, adapted: list[str]) -> AdapterConfig:
 def _refuse_what_is_not_computed(path: Path, fields: Mapping[str, Any]) -> None:
     kind = fields.get("peft_type")
     if kind != "LORA":
-        raise UnsupportedModelError(f"{path}: peft_type is {kind!r}, but only 'LORA' is read")
+        raise UnsupportedModelError(f"{path}: peft_type is {brief(kind)}, but only 'LORA' is read")
     task = fields.get("task_type")
     if task not in (None, "CAUSAL_LM"):
-        raise UnsupportedModelError(f"{path}: task_type is {task!r}, but only 'CAUSAL_LM' is read")
+        raise UnsupportedModelError(
+            f"{path}: task_type is {brief(task)}, but only 'CAUSAL_LM' is read"
+        )
     for key, meaning in _REFUSED.items():
         if fields.get(key):
             raise UnsupportedModelError(
-                f"{path}: {key} is {str(fields[key])[:60]}, and {meaning} is not supported"
+                f"{path}: {key} is {brief(fields[key])}, and {meaning} is not supported"
             )
     bias = fields.get("bias", "none")
     if bias != "none":
         raise UnsupportedModelError(
-            f"{path}: bias is {bias!r}, and trained biases are not supported"
+            f"{path}: bias is {brief(bias)}, and trained biases are not supported"
         )
     start = fields.get("init_lora_weights")
     if start not in _STARTS_THAT_KEEP_THE_BASE:
         raise UnsupportedModelError(
-            f"{path}: init_lora_weights is {start!r}, which changes the base weights as well; "
+            f"{path}: init_lora_weights is {brief(start)}, which changes the base weights as well; "
             "convert the adapter with PEFT's save_pretrained(path_initial_model_for_weight_"
             "conversion=...)"
         )
@@ -161,28 +163,28 @@ def _number(path: Path, fields: Mapping[str, Any], key: str) -> int | float:
     """A number above zero, an integer if it is whole."""
     value: Any = fields.get(key)
     if type(value) not in (int, float) or not 0 < value < 2**31:
-        raise CheckpointError(f"{path}: {key} is {value!r}, not a number above zero")
+        raise CheckpointError(f"{path}: {key} is {brief(value)}, not a number above zero")
     return int(value) if value == int(value) else float(value)
 
 
 def _dropout(path: Path, fields: Mapping[str, Any]) -> float:
     dropout: Any = fields.get("lora_dropout", 0.0)
     if type(dropout) not in (int, float) or not 0 <= dropout < 1:
-        raise CheckpointError(f"{path}: lora_dropout is {dropout!r}, not a number from 0 to 1")
+        raise CheckpointError(f"{path}: lora_dropout is {brief(dropout)}, not a number from 0 to 1")
     return float(dropout)
 
 
 def _flag(path: Path, fields: Mapping[str, Any], key: str) -> bool:
     flag = fields.get(key, False)
     if not isinstance(flag, bool):
-        raise CheckpointError(f"{path}: {key} is {flag!r}, not true or false")
+        raise CheckpointError(f"{path}: {key} is {brief(flag)}, not true or false")
     return flag
 
 
 def _base_model(path: Path, fields: Mapping[str, Any]) -> str | None:
     name = fields.get("base_model_name_or_path")
     if name is not None and not isinstance(name, str):
-        raise CheckpointError(f"{path}: base_model_name_or_path is {name!r}, not a name")
+        raise CheckpointError(f"{path}: base_model_name_or_path is {brief(name)}, not a name")
     return name
 
 
@@ -199,13 +201,13 @@ def _ranks(path: Path, fields: Mapping[str, Any]) -> dict[str, int]:
 def _pattern(path: Path, fields: Mapping[str, Any], key: str) -> dict[str, int | float]:
     pattern = fields.get(key) or {}
     if not isinstance(pattern, dict):
-        raise CheckpointError(f"{path}: {key} is {pattern!r}, not numbers by names")
+        raise CheckpointError(f"{path}: {key} is {brief(pattern)}, not numbers by names")
     numbers = {name: _number(path, pattern, name) for name in pattern}
     for name in pattern:
         try:
-            re.compile(name)
-        except re.error as err:
-            raise CheckpointError(f"{path}: {key} has the broken pattern {name!r}: {err}") from err
+            check_expression(name)
+        except ExpressionError as err:
+            raise CheckpointError(f"{path}: {key}: {brief(name)} {err}") from err
     return numbers
 
 
@@ -220,5 +222,5 @@ def _target_modules(path: Path, fields: Mapping[str, Any], adapted: list[str]) -
         or not targets
         or not all(isinstance(name, str) and name for name in targets)
     ):
-        raise CheckpointError(f"{path}: target_modules is {targets!r}, not a list of names")
+        raise CheckpointError(f"{path}: target_modules is {brief(targets)}, not a list of names")
     return sorted(set(targets))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import TypeVar
+
+from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.sandbox.expressions import ANY_PARENT, ExpressionError, fits
 
 Number = TypeVar("Number", int, int | float)
 
@@ -17,9 +19,19 @@ def value_for(patterns: Mapping[str, Number], module: str, default: Number) -> N
             with ``^`` for the whole name only.
         module: A module's full name.
         default: The value where no pattern fits.
+
+    Raises:
+        ConfigError: If a pattern takes too long.
     """
     for pattern, value in patterns.items():
-        whole = pattern if pattern.startswith("^") else rf"(.*\.)?({pattern})"
-        if re.fullmatch(whole.removeprefix("^").removesuffix("$"), module):
+        if _fits(pattern, module):
             return value
     return default
+
+
+def _fits(pattern: str, module: str) -> bool:
+    whole = pattern if pattern.startswith("^") else rf"{ANY_PARENT}({pattern})"
+    try:
+        return fits(whole.removeprefix("^").removesuffix("$"), module)
+    except ExpressionError as err:
+        raise ConfigError(f"the pattern {pattern[:80]!r} for names of modules {err}") from err

@@ -12,6 +12,7 @@ import numpy as np
 from qlora_wgpu.checkpoint.atomic import atomic_folder, write_file, write_safetensors
 from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
+from qlora_wgpu.files import is_there
 from qlora_wgpu.lora.adapter_config import AdapterConfig, read_adapter_config, to_json
 from qlora_wgpu.lora.names import (
     LORA_A,
@@ -83,7 +84,7 @@ def _write(folder: Path, tensors: Mapping[str, Float32Array], config: str) -> No
 def _check_files(folder: Path) -> None:
     if not folder.is_dir():
         raise CheckpointError(f"there is no adapter folder '{folder}'")
-    missing = [name for name in (CONFIG, WEIGHTS) if not (folder / name).is_file()]
+    missing = [name for name in (CONFIG, WEIGHTS) if not is_there(folder / name)]
     if not missing:
         return
     if WEIGHTS in missing and (folder / "adapter_model.bin").is_file():

@@ -10,6 +10,7 @@ from qlora_wgpu.config import ALL_LINEAR, LoraConfig
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.family import ExpertSpec, LinearSpec
 from qlora_wgpu.lora.adapter_config import AdapterConfig
+from qlora_wgpu.sandbox.expressions import ExpressionError, fits
 
 _LAYER = re.compile(r".*?\.[^.]*\.(\d+)\.")
 
@@ -43,7 +44,10 @@ def targeted(
 
 
 def _fitting_pattern(linears: Sequence[LinearSpec], pattern: str) -> set[str]:
-    names = {spec.name for spec in linears if re.fullmatch(pattern, spec.name)}
+    try:
+        names = {spec.name for spec in linears if fits(pattern, spec.name)}
+    except ExpressionError as err:
+        raise ConfigError(f"lora.target_modules: {pattern[:80]!r} {err}") from err
     if not names:
         raise ConfigError(
             f"lora.target_modules: no adaptable layer's whole name fits {pattern!r}; one is "

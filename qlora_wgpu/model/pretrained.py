@@ -11,6 +11,7 @@ from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.families.family import Architecture, Family, find_family
 from qlora_wgpu.model.own_head import has_own_head
 from qlora_wgpu.model.storage_forms import kept_in_floats
+from qlora_wgpu.model.stored_shapes import check_stored_shapes
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,10 @@ class Pretrained:
             CheckpointError: If there is no such model, or a file of it is missing or damaged.
             UnsupportedModelError: If it asks for something that is not computed here.
         """
-        return cls.from_folder(ModelFolder.open(str(path)), str(path))
+        folder = ModelFolder.open(str(path))
+        pretrained = cls.from_folder(folder, str(path))
+        check_stored_shapes(folder, pretrained.architecture)
+        return pretrained
 
     @classmethod
     def from_folder(cls, folder: ModelFolder, name_or_path: str) -> Pretrained:

@@ -15,6 +15,8 @@ from qlora_wgpu.checkpoint import (
     write_safetensors,
 )
 from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.files import file_text
+from qlora_wgpu.limits import OWN_JSON_BYTES
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model.loaded_model import FloatArray
@@ -88,7 +90,7 @@ def load_checkpoint(
 
 def _read_state(path: Path) -> RunState:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = file_text(path, OWN_JSON_BYTES)
     except (OSError, ValueError) as err:
         raise CheckpointError(f"{path} cannot be read: {err}") from err
     return RunState.from_json(text, str(path))

@@ -10,6 +10,8 @@ from typing import NoReturn
 
 from qlora_wgpu.checkpoint import append_line, write_file
 from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.files import file_bytes
+from qlora_wgpu.limits import OWN_LOG_BYTES
 from qlora_wgpu.training.observer import Row
 
 
@@ -20,7 +22,7 @@ def read_rows(path: Path) -> list[Row]:
         CheckpointError: If the file is there and cannot be read.
     """
     try:
-        text = path.read_bytes().decode("utf-8", errors="replace")
+        text = file_bytes(path, OWN_LOG_BYTES).decode("utf-8", errors="replace")
     except FileNotFoundError:
         return []
     except OSError as err:

@@ -231,7 +231,7 @@ def test_missing_model(load) -> None:
         (b"model: {path: 'a\x07b'}\n", "(line 1) holds the control character U+0007"),
         ("a: " + "[" * 100_000, "nested too deeply"),
         (MODEL + "lora: {r: " + "[" * 50 + "]" * 50 + "}\n", "(line 2) is nested too deeply"),
-        ("# " + "x" * (1 << 20), "larger than 1 MiB"),
+        ("# " + "x" * (1 << 20), "is too large"),
         (MODEL + "train: {seed: 1" + "0" * 5000 + "}\n", "too many digits"),
     ],
     ids=lambda value: repr(value)[:40],
@@ -487,3 +487,26 @@ def test_an_old_name_beside_the_new_one_is_an_error(load):
 def test_an_old_name_s_value_is_checked_and_its_line_named(load):
     with pytest.warns(RenamedKeyWarning), pytest.raises(ConfigError, match=r"device\.gpu.*line 3"):
         load(MODEL + "device:\n  adapter: [1]\n")
+
+
+N = 1 << 17  # bytes; all of these took over ten seconds at a MiB
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"lora: {{layers_to_transform: [{'-1,' * (N // 4)}]}}", "10,000 keys and values"),
+        (f"a: [{'[],' * (N // 4)}]", "10,000 keys and values"),
+        (f"a: [{'a: 1,' * (N // 6)}]", "10,000 keys and values"),
+        ("".join(f"key{i}:\n" for i in range(4000)), "and 3980 more"),
+        (f"log: {{report_to: [{'a,' * 4000}]}}", "and 3980 more"),
+        (f"lora: {{target_modules: '{'(' * 1500 + ')' * 1500}'}}", "no regular expression"),
+        (f"lora: {{target_modules: 'a{{{2**80}}}'}}", "no regular expression"),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_what_is_far_too_much_ends_soon_with_few_lines(load, text, expected) -> None:
+    start = time.monotonic()
+    message = failure(load, MODEL + text + "\n")
+    assert expected in message and len(message) < 6000
+    assert time.monotonic() - start < 5.0

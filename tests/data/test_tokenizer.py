@@ -9,8 +9,8 @@ from support.tiny_tokenizer import SPECIAL, tiny_backend, tiny_tokenizer, write_
 from tokenizers import AddedToken, normalizers
 
 from qlora_wgpu.data import Tokenizer
-from qlora_wgpu.data.tokenizer import _library_errors
 from qlora_wgpu.errors import TokenizerError
+from qlora_wgpu.sandbox.tokenizers import library_errors
 
 TEXTS = ["Hello", " Hi \n", "", "你好 🙂", "é\u0301", "\x00\t", "a" * 1000]
 
@@ -168,9 +168,9 @@ def test_ids_outside_the_vocabulary_decode_to_nothing() -> None:
 
 def test_panics_become_errors_and_interrupts_stay() -> None:
     panic = type("PanicException", (BaseException,), {})
-    with pytest.raises(TokenizerError, match="it broke: index"), _library_errors("it broke"):
+    with pytest.raises(TokenizerError, match="it broke: index"), library_errors("it broke"):
         raise panic("index out of bounds")
-    with pytest.raises(KeyboardInterrupt), _library_errors("it broke"):
+    with pytest.raises(KeyboardInterrupt), library_errors("it broke"):
         raise KeyboardInterrupt
 
 

@@ -1,16 +1,20 @@
 """A Jinja environment for templates that came with a downloaded model: no code, no endlessness.
 
 Jinja's sandbox stops access to Python's internals and changes to values. It does not stop loops
-without end or texts without bound, so those are counted here.
+without end or texts without bound: steps are counted here and single values held to a size, so that
+most of them end with a sentence. What goes on within filters and comparisons cannot be counted;
+the process that this runs in is held to its time and memory (``process.py``).
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from datetime import datetime
+from types import BuiltinFunctionType, FunctionType, MethodType, MethodWrapperType
 from typing import Any, NoReturn
 
 import jinja2
@@ -18,12 +22,25 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.visitor
 from jinja2.exceptions import SecurityError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.runtime import BlockReference
+from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 
 MAX_CHARACTERS = 10_000_000
 MAX_STEPS = 250_000
 _LARGEST = {"*": 10**9, "**": 100}  # operands: products and powers of such stay small
 _MAX_WIDTH = 100_000  # of a padded or indented text
+
+_TELL_ADDRESSES = (
+    BuiltinFunctionType,
+    FunctionType,
+    MethodType,
+    MethodWrapperType,
+    BlockReference,
+)
+_STREAMS = (
+    *("batch", "items", "map", "reject", "rejectattr"),
+    *("reverse", "select", "selectattr", "slice", "unique"),
+)
 
 # Private-use characters around assistant text. Unlike counted positions they stay right when a
 # template captures a block in a variable or a macro before printing it.
@@ -83,6 +100,56 @@ class _Guard(jinja2.visitor.NodeTransformer):
         return jinja2.nodes.Call(concat, node.nodes, [], None, None).set_lineno(node.lineno)
 
 
+class _Function:
+    """A function or method that a template got hold of: to be called, not to be looked at."""
+
+    __slots__ = ("function",)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function."""
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return "<function>"  # Python's own tells addresses
+
+
+class _Stream:
+    """What a filter gives piece by piece."""
+
+    __slots__ = ("_pieces",)
+
+    def __init__(self, pieces: Iterator[Any]) -> None:
+        self._pieces = pieces
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._pieces
+
+    def __next__(self) -> Any:
+        return next(self._pieces)
+
+    def __repr__(self) -> str:
+        return "<generator>"
+
+
+def _hidden(value: Any) -> Any:
+    """A value without what Python would write of its address."""
+    return _Function(value) if callable(value) and isinstance(value, _TELL_ADDRESSES) else value
+
+
+def _streaming(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter whose iterators do not tell their addresses."""
+
+    @functools.wraps(original)  # Jinja's marks included
+    def stream(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        return _Stream(result) if isinstance(result, Iterator) else result
+
+    return stream
+
+
 class GenerationExtension(jinja2.ext.Extension):
     """``{% generation %}...{% endgeneration %}``: marks what the assistant writes."""
 
@@ -118,15 +185,26 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         )
         now = datetime.now()  # one moment, so that a date cannot change between two renderings
         self.filters["tojson"] = _tojson
-        self.globals["raise_exception"] = _raise_exception
-        self.globals["strftime_now"] = lambda pattern: _strftime(now, pattern)
+        self.globals["range"] = _Function(safe_range)
+        self.globals["raise_exception"] = _Function(_raise_exception)
+        self.globals["strftime_now"] = _Function(lambda pattern: _strftime(now, pattern))
         for name in ("center", "indent", "format", "replace", "join", "wordwrap", "urlize"):
             self.filters[name] = _bounded_filter(name, self.filters[name])
+        for name in _STREAMS:
+            self.filters[name] = _streaming(self.filters[name])
         for name in ("lipsum", "cycler", "joiner"):
             self.globals.pop(name, None)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> Any:
         return _Guard().visit(super()._parse(source, name, filename))
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """An attribute or item, functions without their addresses."""
+        return _hidden(super().getattr(obj, attribute))
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """An item or attribute, functions without their addresses."""
+        return _hidden(super().getitem(obj, argument))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Computes ``left operator right`` after a look at how large it would be."""
@@ -145,6 +223,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
     def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Calls a function or method after a look at how large its result would be."""
+        obj = obj.function if isinstance(obj, _Function) else obj
         method = getattr(obj, "__wrapped__", obj)  # the sandbox wraps str.format
         owner = getattr(method, "__self__", None)
         if isinstance(owner, str):

@@ -1,0 +1,87 @@
+"""The one door through which files are opened for reading.
+
+A folder from outside may hold a named pipe, which would block for ever, a device such as
+/dev/zero, which has no end, or a file that is far larger than what it is called. Links are
+followed: the caches of the Hugging Face hub consist of them. Whatever is wrong is an ``OSError``
+whose ``strerror`` ends the caller's sentence.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from io import BufferedReader
+from pathlib import Path
+
+# Without waiting for somebody to write, without becoming the terminal of this process.
+_FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOCTTY", "O_BINARY"))
+
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def open_file(path: str | os.PathLike[str]) -> BufferedReader:
+    """Opens a regular file, or a link to one, for reading bytes.
+
+    Raises:
+        OSError: If there is none, it may not be read, or it is something else.
+    """
+    _check_regular(path, os.stat(path))  # noqa: PTH116 (opening a device may already do something)
+    descriptor = os.open(path, _FLAGS)
+    try:
+        _check_regular(path, os.fstat(descriptor))  # it may have been replaced just now
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def file_bytes(path: str | os.PathLike[str], most: int) -> bytes:
+    """The whole of a file, which may grow meanwhile.
+
+    Args:
+        path: A regular file, or a link to one.
+        most: Bytes that it may have.
+
+    Raises:
+        OSError: If it cannot be read or is larger.
+    """
+    with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        content = file.read(most + 1) if size <= most else b""
+    if max(size, len(content)) > most:
+        reason = f"it is too large: such a file may have {most:,} bytes"
+        raise OSError(errno.EFBIG, reason, str(path))
+    return content
+
+
+def file_text(path: str | os.PathLike[str], most: int, encoding: str = "utf-8") -> str:
+    """The text of a file, line ends as line feeds; arguments as for ``file_bytes``.
+
+    Raises:
+        OSError: If it cannot be read or is larger.
+        UnicodeDecodeError: If it is not in this encoding.
+    """
+    return file_bytes(path, most).decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
+
+
+def is_there(path: Path) -> bool:
+    """Whether a folder has an entry of that name, of whatever kind, links to nothing included.
+
+    An entry that is there but cannot be read is never passed over as if it were missing.
+    """
+    return os.path.lexists(path)
+
+
+def _check_regular(path: str | os.PathLike[str], status: os.stat_result) -> None:
+    kind = stat.S_IFMT(status.st_mode)
+    if kind == stat.S_IFDIR:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if kind != stat.S_IFREG:
+        reason = f"it is {_KINDS.get(kind, 'something else')}, not a regular file"
+        raise OSError(errno.EINVAL, reason, str(path))

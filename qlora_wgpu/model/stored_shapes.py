@@ -1,0 +1,46 @@
+"""Whether a folder holds the tensors that config.json speaks of, told before anything is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.checkpoint.bitsandbytes_format import NF4_STATE
+from qlora_wgpu.checkpoint.safetensors_format import FLOATS
+from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.families.family import Architecture
+from qlora_wgpu.model.weight_names import stored_embedding, stored_name
+
+
+def check_stored_shapes(folder: ModelFolder, architecture: Architecture) -> None:
+    """Compares the shapes in the files' headers with those that config.json asks for.
+
+    Quantized tensors are left to their reader, which knows their shapes.
+
+    Raises:
+        CheckpointError: If a tensor is missing or has another shape.
+    """
+    for name, expected in _shapes(folder, architecture):
+        stored = stored_name(folder, architecture, name)
+        shape = folder.shape(stored)
+        if folder.has(f"{stored}{NF4_STATE}") or folder.dtype(stored) not in FLOATS:
+            continue
+        if shape != expected:
+            raise CheckpointError(
+                f"{folder.path}: {stored} has shape {shape}, but config.json asks for {expected}"
+            )
+
+
+def _shapes(
+    folder: ModelFolder, architecture: Architecture
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    size = (architecture.vocab_size, architecture.hidden_size)
+    yield stored_embedding(folder, architecture), size
+    if not architecture.tied:
+        yield architecture.head_name, size
+    yield from architecture.norm_shapes.items()
+    yield from architecture.routers.items()
+    for spec in architecture.every_linear:
+        yield f"{spec.name}.weight", (spec.out_features, spec.in_features)
+        if spec.bias:
+            yield f"{spec.name}.bias", (spec.out_features,)

@@ -1,0 +1,218 @@
+"""Functions called in a child process that may neither compute nor grow without bound.
+
+The child ends itself when a call takes too long, even where this process has been killed
+meanwhile, and ends when its pipe does. What it answers is JSON, so that nothing it may have been
+made to say can run here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from qlora_wgpu import errors
+from qlora_wgpu.limits import (
+    ANSWER_BYTES,
+    CHILD_BYTES,
+    CHILD_SECONDS,
+    CHILD_SECONDS_PER_BYTE,
+    CHILD_SECONDS_REGAINED,
+)
+
+QUESTION = struct.Struct("<Qd")  # bytes that follow, and seconds that answering may take
+ANSWER = struct.Struct("<Qd")  # bytes that follow, and seconds that it took
+
+# The package's own __init__ would import all of it, which takes most of a second.
+_START = """\
+import sys, types
+sys.path[:] = {path!r}
+package = types.ModuleType("qlora_wgpu")
+package.__path__ = [{package!r}]
+sys.modules["qlora_wgpu"] = package
+from qlora_wgpu.sandbox.child import main
+main({module!r})
+"""
+_ENVIRONMENT = (
+    "SYSTEMROOT",
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "DYLD_LIBRARY_PATH",
+    "TZ",
+    "LANG",
+    "LC_ALL",
+)
+
+
+class Stopped(Exception):
+    """A call was not answered; the message says what it does, as in "takes too long"."""
+
+
+class ChildProcess:
+    """A child process that answers calls, one at a time, and is started when it is needed.
+
+    After a call that went wrong it is ended, and the next call starts another one.
+    """
+
+    def __init__(self, module: str, setup: tuple[Any, ...] = ()) -> None:
+        """Says what the process will need; nothing is started yet.
+
+        Args:
+            module: The module of ``qlora_wgpu.sandbox`` whose functions will be called: it imports
+                all that they need, for the child can open no file once it has begun.
+            setup: A function and its arguments, called first in each process that is started.
+        """
+        self._module = module
+        self._setup = setup
+        self._lock = threading.RLock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = 0
+        self._spare = CHILD_SECONDS
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """What a function gives for some arguments, as JSON keeps it.
+
+        Raises:
+            Stopped: If it takes too long or too much memory, or ends the process.
+            QLoRAError: What the function itself raises.
+        """
+        question = pickle.dumps((function, args), pickle.HIGHEST_PROTOCOL)
+        with self._lock:
+            if not self._is_running():
+                self._start()
+            answer = self._ask(question)
+        return _value(answer)
+
+    def close(self) -> None:
+        """Ends the process, if there is one."""
+        if self._process is not None:
+            self._finalizer()
+        self._process = None
+
+    def _is_running(self) -> bool:
+        """Whether there is a process, and this one did not inherit it from the one that forked."""
+        if self._process is None or self._owner != os.getpid():
+            return False
+        return self._process.poll() is None
+
+    def _start(self) -> None:
+        package = Path(__file__).resolve().parents[1]
+        start = _START.format(path=_paths(), package=str(package), module=self._module)
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-c", start],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=_environment(),
+            start_new_session=True,  # an interrupt at the keyboard is not for it
+        )
+        self._owner = os.getpid()
+        self._finalizer = weakref.finalize(self, _end, self._process, self._owner)
+        self._spare = CHILD_SECONDS
+        if self._setup:
+            _value(self._ask(pickle.dumps((self._setup[0], self._setup[1:]))))
+
+    def _ask(self, question: bytes) -> Mapping[str, Any]:
+        """Sends a call and waits for what comes back; ends the process where that goes wrong."""
+        assert self._process is not None and self._process.stdin and self._process.stdout
+        seconds = self._spare + len(question) * CHILD_SECONDS_PER_BYTE
+        try:
+            self._process.stdin.write(QUESTION.pack(len(question), seconds))
+            self._process.stdin.write(question)
+            self._process.stdin.flush()
+            answer, spent = _read(self._process)
+        except (OSError, EOFError):
+            self._fail(seconds)
+        except BaseException:  # an interrupt would leave half an answer in the pipe
+            self.close()
+            raise
+        self._spare = min(seconds - spent + CHILD_SECONDS_REGAINED, CHILD_SECONDS)
+        if "stopped" in answer:
+            self.close()
+            raise Stopped(answer["stopped"])
+        return answer
+
+    def _fail(self, seconds: float) -> NoReturn:
+        process, self._process = self._process, None
+        assert process is not None
+        _close_pipes(process)
+        try:
+            status = process.wait(1)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            status = process.wait()
+        raise Stopped(_reason(status, seconds)) from None
+
+
+def _paths() -> list[str]:
+    return [str(Path(entry).resolve()) for entry in sys.path if isinstance(entry, str)]
+
+
+def _environment() -> dict[str, str]:
+    """Nothing that is secret, and nothing that makes a library start threads."""
+    kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    return {**kept, "TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "1"}
+
+
+def _read(process: subprocess.Popen[bytes]) -> tuple[Mapping[str, Any], float]:
+    """An answer, and the seconds of computing that it took."""
+    size, spent = ANSWER.unpack(_exactly(process, ANSWER.size))
+    if size > ANSWER_BYTES:
+        raise OSError("too large an answer")
+    answer = json.loads(_exactly(process, size).decode("utf-8", "surrogatepass"))
+    assert isinstance(answer, dict)
+    return answer, spent
+
+
+def _exactly(process: subprocess.Popen[bytes], size: int) -> bytes:
+    assert process.stdout is not None
+    part = process.stdout.read(size)
+    if len(part) < size:
+        raise EOFError("the process has ended")
+    return part
+
+
+def _value(answer: Mapping[str, Any]) -> Any:
+    if "error" in answer:
+        name, message = answer["error"]
+        kind = getattr(errors, name, None)
+        is_ours = isinstance(kind, type) and issubclass(kind, errors.QLoRAError)
+        raise (kind if is_ours and kind else errors.QLoRAError)(message)
+    return answer["value"]
+
+
+def _reason(status: int, seconds: float) -> str:
+    timers = {-getattr(signal, name, -1) for name in ("SIGALRM", "SIGPROF")}  # 1 on Windows
+    if status in timers:
+        return f"takes more than {seconds:.1f} seconds of computing"
+    if status < 0:
+        name = signal.Signals(-status).name
+        return f"ends its process ({name}), which may have {CHILD_BYTES // 2**20} MB of memory"
+    return f"ends its process (status {status}), which may have {CHILD_BYTES // 2**20} MB of memory"
+
+
+def _close_pipes(process: subprocess.Popen[bytes]) -> None:
+    for pipe in (process.stdin, process.stdout):
+        try:
+            if pipe is not None:
+                pipe.close()
+        except OSError:  # what is still to be written has no reader
+            pass
+
+
+def _end(process: subprocess.Popen[bytes], owner: int) -> None:
+    """Ends a process that this one started, not one that it inherited."""
+    if owner != os.getpid():
+        return
+    process.kill()  # it has nothing to save
+    _close_pipes(process)
+    process.wait()

@@ -1,0 +1,128 @@
+"""Compiling and rendering of chat templates: what runs in a process of its own for strangers'."""
+
+from __future__ import annotations
+
+import codecs
+import importlib
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import jinja2
+import jinja2.nodes
+from jinja2.exceptions import SecurityError
+
+from qlora_wgpu.errors import DataError, TokenizerError
+from qlora_wgpu.sandbox.jinja import (
+    MAX_CHARACTERS,
+    SPAN_END,
+    SPAN_START,
+    ChatEnvironment,
+    GenerationExtension,
+    LimitExceeded,
+    RefusedConversation,
+    start_counting,
+)
+
+# What Jinja, MarkupSafe and Python import when they first need it: a process of strangers' code can
+# open no file any more by then.
+for _module in ("html.entities", "jinja2.debug", "unicodedata"):
+    importlib.import_module(_module)
+for _codec in ("ascii", "latin-1", "raw_unicode_escape", "unicode_escape", "utf-16", "utf-32"):
+    codecs.lookup(_codec)
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_MARKS = re.compile(f"([{SPAN_START}{SPAN_END}])")
+
+
+def marks_assistant(source: str) -> bool:
+    """Whether a template has ``{% generation %}`` blocks.
+
+    Raises:
+        TokenizerError: If it is no valid Jinja.
+    """
+    return _compile(source)[1]
+
+
+def render(
+    source: str,
+    special_tokens: Mapping[str, str],
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
+    add_generation_prompt: bool,
+) -> tuple[str, list[tuple[int, int]]]:
+    """A conversation's text, and the ranges of characters that the template marks.
+
+    Raises:
+        DataError: If the template refuses or cannot take the conversation.
+        TokenizerError: If the template exceeds its bounds.
+    """
+    template = _compile(source)[0]
+    start_counting()
+    pieces, length = [], 0
+    try:
+        for piece in template.generate(
+            messages=messages,
+            tools=tools,
+            documents=None,
+            add_generation_prompt=add_generation_prompt,
+            **special_tokens,
+        ):
+            length += len(piece)
+            if length > MAX_CHARACTERS:
+                raise LimitExceeded(f"it writes more than {MAX_CHARACTERS:,} characters")
+            pieces.append(piece)
+    except RefusedConversation as err:
+        raise DataError(f"the chat template refuses this conversation: {_told(err)}") from err
+    except SecurityError as err:
+        raise TokenizerError(f"the chat template is stopped: {_told(err)}") from err
+    except MemoryError:
+        raise  # told by the process that this runs in
+    except Exception as err:  # a template can raise anything its filters and operators raise
+        raise DataError(f"the chat template cannot render this conversation: {_told(err)}") from err
+    return _take_marks("".join(pieces))
+
+
+@lru_cache(maxsize=16)
+def _compile(source: str) -> tuple[jinja2.Template, bool]:
+    if SPAN_START in source or SPAN_END in source:
+        raise TokenizerError("the chat template holds the noncharacters U+FDD0 or U+FDD1")
+    environment = ChatEnvironment()
+    try:
+        tree = environment.parse(source)
+        template = environment.from_string(source)
+    except jinja2.TemplateSyntaxError as err:
+        raise TokenizerError(f"the chat template is broken (line {err.lineno}): {err}") from err
+    except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as err:
+        raise TokenizerError(f"the chat template is broken: {_told(err)}") from err
+    marks = any(
+        node.identifier == GenerationExtension.identifier
+        for node in tree.find_all(jinja2.nodes.ExtensionAttribute)
+    )
+    return template, marks
+
+
+def _told(err: Exception) -> str:
+    """An error's message as far as it is worth reading."""
+    message = _ADDRESS.sub("", str(err))
+    return message if len(message) <= 300 else f"{message[:300]}…"
+
+
+def _take_marks(marked: str) -> tuple[str, list[tuple[int, int]]]:
+    """Removes the marks and returns where they stood; nested ones count as the outermost."""
+    pieces: list[str] = []
+    spans: list[tuple[int, int]] = []
+    length = depth = start = 0
+    for piece in _MARKS.split(marked):
+        if piece == SPAN_START:
+            start = length if depth == 0 else start
+            depth += 1
+        elif piece == SPAN_END:
+            depth -= 1
+            if depth == 0 and length > start:
+                spans.append((start, length))
+        else:
+            pieces.append(piece)
+            length += len(piece)
+    return "".join(pieces), spans

@@ -1,0 +1,195 @@
+"""Tokenizers of strangers: read and tried in a process of its own, and used there if need be.
+
+The library of tokenizers computes whatever tokenizer.json says: its regular expressions search back
+as long as they like, its replacements may grow a text without bound, and where memory runs out it
+ends the process. So a file is first read in a child process. If all its parts are ones whose
+time and memory are bounded by the text's, this process reads it, too; else the child keeps it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+import tokenizers
+
+from qlora_wgpu.cache_folder import cache_path, make_cache_folder
+from qlora_wgpu.errors import TokenizerError
+from qlora_wgpu.limits import TOKEN_ID
+from qlora_wgpu.sandbox.process import ChildProcess, Stopped
+from qlora_wgpu.sandbox.tokenizer_parts import is_bounded
+
+_VERSION = 1  # of what is looked at; a new one looks anew
+_PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+_TRIAL = "A trial: 12 words,\n\tsome   of them naïve — 漢字. " * 4
+
+
+def open_tokenizer(content: bytes) -> tokenizers.Tokenizer | ConfinedTokenizer:
+    """The tokenizer of a file's content, here or in a process of its own.
+
+    Raises:
+        TokenizerError: If the library cannot read it or use it.
+    """
+    seen = cache_path("tokenizers", f"{_VERSION}-{_library()}-{_hash(content)}")
+    if not seen.is_file():
+        confined = ConfinedTokenizer(content)
+        if not confined.is_bounded():
+            return confined
+        confined.close()
+        with suppress(OSError):  # looked at again next time
+            make_cache_folder(seen.parent)
+            seen.touch()
+    with library_errors("the library of tokenizers refuses it"):
+        return tokenizers.Tokenizer.from_buffer(content)
+
+
+def _library() -> str:
+    return importlib.metadata.version("tokenizers")
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:32]
+
+
+class _Encoding(NamedTuple):
+    ids: list[int]
+    offsets: list[tuple[int, int]]
+
+
+class _AddedToken(NamedTuple):
+    special: bool
+
+
+class ConfinedTokenizer:
+    """What this package uses of a ``tokenizers.Tokenizer``, in a process of its own."""
+
+    def __init__(self, content: bytes) -> None:
+        """Takes the content of a tokenizer.json, which is read when it is first used."""
+        self._content = content
+        self._process = ChildProcess("tokenizers", (_load, content))
+
+    def is_bounded(self) -> bool:
+        """Whether each part's time and memory are bounded by a text's."""
+        return bool(self._call(_is_bounded))
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.close()
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> _Encoding:
+        """Ids and ranges of characters."""
+        ids, offsets = self._call(_encode, text, add_special_tokens)
+        return _Encoding(ids, [(first, end) for first, end in offsets])
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of ids."""
+        return str(self._call(_decode, list(ids), skip_special_tokens))
+
+    def token_to_id(self, token: str) -> int | None:
+        """Id of a token, or None."""
+        number: int | None = self._call(_token_to_id, token)
+        return number
+
+    def id_to_token(self, number: int) -> str | None:
+        """Text of an id, or None."""
+        token: str | None = self._call(_id_to_token, number)
+        return token
+
+    def get_vocab_size(self, with_added_tokens: bool = True) -> int:
+        """Number of tokens."""
+        return int(self._call(_vocab_size, with_added_tokens))
+
+    def get_added_tokens_decoder(self) -> Mapping[int, _AddedToken]:
+        """The added tokens by their ids."""
+        return {number: _AddedToken(special) for number, special in self._call(_added_tokens)}
+
+    def to_str(self) -> str:
+        """What it was made of."""
+        return self._content.decode("utf-8", "replace")
+
+    def no_truncation(self) -> None:
+        """Nothing: it never truncates."""
+
+    def no_padding(self) -> None:
+        """Nothing: it never pads."""
+
+    def _call(self, function: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return self._process.call(function, *args)
+        except Stopped as err:
+            raise TokenizerError(f"the tokenizer is stopped: it {err}") from err
+
+
+@contextmanager
+def library_errors(what: str) -> Iterator[None]:
+    """Turns what ``tokenizers`` raises into TokenizerError, its panics included."""
+    try:
+        yield
+    except (TokenizerError, MemoryError):
+        raise
+    except BaseException as err:
+        # A Rust panic is raised as a BaseException; an interrupt must stay one.
+        if isinstance(err, Exception) or type(err).__name__ == "PanicException":
+            raise TokenizerError(f"{what}: {str(err)[:300]}") from err
+        raise
+
+
+# --- what follows runs in the child process
+
+_backend: tokenizers.Tokenizer
+_longest_token: int
+
+
+def _load(content: bytes) -> None:
+    global _backend, _longest_token
+    with library_errors("the library of tokenizers refuses it"):
+        _backend = tokenizers.Tokenizer.from_buffer(content)
+        _backend.no_truncation()
+        _backend.no_padding()
+        vocabulary = _backend.get_vocab(with_added_tokens=True)
+    highest = max(vocabulary.values(), default=0)
+    _longest_token = max(map(len, vocabulary), default=0)
+    if highest > TOKEN_ID:
+        raise TokenizerError(f"it has a token with the id {highest}, above {TOKEN_ID}")
+
+
+def _is_bounded() -> bool:
+    with library_errors("it cannot be used"):
+        _backend.decode(_backend.encode(_TRIAL).ids)
+        states = {name: getattr(_backend, name) for name in _PARTS}
+        parts = {n: s and json.loads(s.__getstate__()) for n, s in states.items()}
+    word = getattr(_backend.model, "max_input_chars_per_word", 0)
+    return is_bounded(parts, _longest_token, word)
+
+
+def _encode(text: str, add_special_tokens: bool) -> tuple[list[int], list[tuple[int, int]]]:
+    with library_errors("it cannot encode the text"):
+        encoding = _backend.encode(text, add_special_tokens=add_special_tokens)
+        return encoding.ids, encoding.offsets
+
+
+def _decode(ids: list[int], skip_special_tokens: bool) -> str:
+    with library_errors("it cannot decode the ids"):
+        return str(_backend.decode(ids, skip_special_tokens=skip_special_tokens))
+
+
+def _token_to_id(token: str) -> int | None:
+    number: int | None = _backend.token_to_id(token)
+    return number
+
+
+def _id_to_token(number: int) -> str | None:
+    token: str | None = _backend.id_to_token(number)
+    return token
+
+
+def _vocab_size(with_added_tokens: bool) -> int:
+    return int(_backend.get_vocab_size(with_added_tokens=with_added_tokens))
+
+
+def _added_tokens() -> list[tuple[int, bool]]:
+    return [(i, bool(t.special)) for i, t in _backend.get_added_tokens_decoder().items()]
