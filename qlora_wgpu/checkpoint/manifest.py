@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.checkpoint.atomic import write_file
 from qlora_wgpu.checkpoint.json_file import read_json_object
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.files import open_file
@@ -26,17 +25,16 @@ def write_manifest(folder: Path, about: Mapping[str, Any]) -> None:
     """Lists the files that a folder holds, and says what they are.
 
     Args:
-        folder: The folder, with everything else written.
+        folder: An unfinished folder, with everything else written; see ``atomic_folder``.
         about: What the files belong to, as JSON has it.
 
     Raises:
-        CheckpointError: If it cannot be written.
-        OSError: If a file cannot be read.
+        OSError: If it cannot be written, or a file cannot be read.
     """
     files = {path.name: _record(path) for path in sorted(folder.iterdir()) if path.is_file()}
     body = {"format_version": _VERSION, **about, "files": files}
     text = json.dumps({**body, _HASH: _hash_of(body)}, indent=1, allow_nan=False)
-    write_file(folder / MANIFEST, text.encode() + b"\n")
+    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from qlora_wgpu.checkpoint import (
     SafetensorsFile,
     atomic_folder,
     read_manifest,
-    write_file,
     write_manifest,
     write_safetensors,
 )
@@ -54,7 +53,7 @@ def save_checkpoint(
             for name, array in adapter.split(model.read_flat(flat)).items()
         }
         write_safetensors(unfinished / _MOMENTS, moments)
-        write_file(unfinished / _STATE, state.to_json().encode())
+        (unfinished / _STATE).write_text(state.to_json(), encoding="utf-8")
         write_manifest(unfinished, {"step": state.step, **identity})
 
 
