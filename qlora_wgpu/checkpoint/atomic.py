@@ -96,7 +96,8 @@ def append_line(path: str | PathLike[str], line: str) -> None:
     """Appends a line to a text file, which is made if it is not there.
 
     A last line that has no end was torn by a kill or a full disk, and is dropped first. If the new
-    one cannot be written whole, nothing of it stays.
+    one cannot be written whole, nothing of it stays. A line that the file ends with already is not
+    added: it was written, and only closing the file failed.
 
     Raises:
         CheckpointError: If it cannot be written.
@@ -105,10 +106,11 @@ def append_line(path: str | PathLike[str], line: str) -> None:
     # Without a buffer, or closing the file would try again what has just failed.
     with _explained(path), path.open("ab+", buffering=0) as file:
         end = _end_of_lines(file)
+        if _ends_with(file, end, data):
+            return
         try:
             file.truncate(end)
-            if file.write(data) < len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            _write_all(file, data)
         except OSError:
             with suppress(OSError):
                 file.truncate(end)
@@ -219,6 +221,20 @@ def _end_of_lines(file: IO[bytes]) -> int:
         return size
     file.seek(0)
     return file.read(size).rfind(b"\n") + 1
+
+
+def _ends_with(file: IO[bytes], end: int, line: bytes) -> bool:
+    begin = end - len(line) - 1  # and the line end before it
+    file.seek(max(begin, 0))
+    return file.read(end - max(begin, 0)) == (line if begin < 0 else b"\n" + line)
+
+
+def _write_all(file: IO[bytes], data: bytes) -> None:
+    while data:  # a write may take a part
+        written = file.write(data)
+        if not written:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        data = data[written:]
 
 
 def flush_tree(folder: Path) -> None:

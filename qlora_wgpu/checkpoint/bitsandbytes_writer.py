@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -59,8 +60,13 @@ def nf4_parts(name: str, weight: NF4Tensor, dtype: str) -> dict[str, npt.NDArray
     return parts
 
 
-def quantization_config(double_quant: bool) -> dict[str, Any]:
-    """The ``quantization_config`` of config.json for a folder with weights in 4 bits."""
+def quantization_config(double_quant: bool, skipped: Sequence[str]) -> dict[str, Any]:
+    """The ``quantization_config`` of config.json for a folder with weights in 4 bits.
+
+    Args:
+        double_quant: Whether their scales are in 8 bits.
+        skipped: The modules that are kept as they were, by transformers' names.
+    """
     return {
         "quant_method": "bitsandbytes",
         "load_in_4bit": True,
@@ -69,6 +75,7 @@ def quantization_config(double_quant: bool) -> dict[str, Any]:
         "bnb_4bit_use_double_quant": double_quant,
         "bnb_4bit_quant_storage": "uint8",
         "bnb_4bit_compute_dtype": "bfloat16",
+        "llm_int8_skip_modules": list(skipped),
     }
 
 

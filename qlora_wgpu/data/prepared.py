@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -21,18 +19,15 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.cache_folder import cache_path, is_own, make_cache_folder
-from qlora_wgpu.checkpoint import FileLock
 from qlora_wgpu.checkpoint.atomic import flush_tree
 from qlora_wgpu.data.examples import Counts, Dataset
+from qlora_wgpu.data.unfinished import Unfinished, sweep
 from qlora_wgpu.files import file_text, open_file
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.limits import OWN_JSON_BYTES
 
 _KEPT = 32  # data sets in the cache
 VERSION = 2  # of how rows become tokens; a new one makes old folders unused
-_UNFINISHED = ".unfinished-"
-_LOCK = ".lock"  # in an unfinished folder, held by its writer
-_STALE_SECONDS = 3600  # without a lock: of an older version, or between its making and its lock
 _ARRAYS = {"ids": np.int32, "labels": np.int32, "ends": np.int64}
 
 
@@ -73,8 +68,7 @@ class Writer:
             folder: The folder to keep the data in, or None for memory.
         """
         self._folder = folder
-        self._unfinished: Path | None = None
-        self._lock: FileLock | None = None
+        self._unfinished: Unfinished | None = None
         self._files: dict[str, BinaryIO] = {}
         self._parts: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in _ARRAYS}
         self._digests = {name: hashlib.sha256() for name in _ARRAYS}
@@ -89,10 +83,8 @@ class Writer:
 
     def _begin(self, cache: Path) -> None:
         make_cache_folder(cache)
-        self._unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=cache))
-        self._lock = FileLock(self._unfinished / _LOCK)
-        self._lock.acquire()
-        self._files = {n: (self._unfinished / f"{n}.bin").open("wb") for n in _ARRAYS}
+        self._unfinished = Unfinished(cache)
+        self._files = {n: (self._unfinished.path / f"{n}.bin").open("wb") for n in _ARRAYS}
 
     def add(self, ids: list[int], labels: list[int]) -> None:
         """Appends an example."""
@@ -124,7 +116,9 @@ class Writer:
             raise _NotKept(f"{self._folder} cannot be read again")
         return dataset
 
-    def _publish(self, unfinished: Path, folder: Path, counts: Counts, warnings: list[str]) -> None:
+    def _publish(
+        self, unfinished: Unfinished, folder: Path, counts: Counts, warnings: list[str]
+    ) -> None:
         for file in self._files.values():
             file.close()
         about = {
@@ -132,27 +126,17 @@ class Writer:
             "warnings": warnings,
             "sha256": {name: digest.hexdigest() for name, digest in self._digests.items()},
         }
-        (unfinished / "about.json").write_text(json.dumps(about), encoding="utf-8")
-        self._unlock()
-        flush_tree(unfinished)
-        if not folder.exists():  # or another run has just finished the same
-            unfinished.rename(folder)
-
-    def _unlock(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
-            self._lock.path.unlink(missing_ok=True)
-            self._lock = None
+        (unfinished.path / "about.json").write_text(json.dumps(about), encoding="utf-8")
+        flush_tree(unfinished.path)
+        unfinished.publish(folder)
 
     def discard(self) -> None:
         """Removes what was written; nothing where the data set is finished."""
         for file in self._files.values():
             with suppress(OSError):
                 file.close()
-        with suppress(OSError):  # what remains is swept up by the next run
-            self._unlock()
         if self._unfinished is not None:
-            shutil.rmtree(self._unfinished, ignore_errors=True)
+            self._unfinished.discard()
 
 
 def read(folder: Path) -> Dataset | None:
@@ -195,6 +179,8 @@ def prepare(folder: Path | None, fill: Callable[[Writer], tuple[Counts, list[str
         folder: The folder to keep the data in, or None for memory only.
         fill: Adds all examples to a writer, and returns what became of the rows and what to tell.
     """
+    if folder is not None:
+        sweep(folder.parent)
     dataset = read(folder) if folder is not None else None
     if dataset is not None and folder is not None:
         with suppress(OSError):
@@ -203,7 +189,6 @@ def prepare(folder: Path | None, fill: Callable[[Writer], tuple[Counts, list[str
     if folder is None:
         return _filled(Writer(None), fill)
     shutil.rmtree(folder, ignore_errors=True)
-    _sweep(folder.parent)
     _forget_oldest(folder.parent)
     try:
         return _filled(Writer(folder), fill)
@@ -218,24 +203,6 @@ def _filled(writer: Writer, fill: Callable[[Writer], tuple[Counts, list[str]]]) 
         return writer.finish(*fill(writer))
     finally:
         writer.discard()
-
-
-def _sweep(cache: Path) -> None:
-    """Removes what killed runs left half prepared, and nothing that a run is preparing."""
-    for unfinished in cache.glob(f"{_UNFINISHED}*"):
-        with suppress(OSError):
-            if _is_stale(unfinished):
-                shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def _is_stale(unfinished: Path) -> bool:
-    if not (unfinished / _LOCK).exists():
-        newest = max(path.stat().st_mtime for path in (unfinished, *unfinished.iterdir()))
-        return time.time() - newest > _STALE_SECONDS
-    lock = FileLock(unfinished / _LOCK)
-    is_stale = lock.acquire() and lock.is_exclusive
-    lock.release()
-    return is_stale
 
 
 def _forget_oldest(cache: Path) -> None:

@@ -20,6 +20,7 @@ from qlora_wgpu.checkpoint.stream import Entry
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.export.folders import Tensors, write_folder
+from qlora_wgpu.export.skip_list import skipped_modules
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.model.weights import stored_name
 from qlora_wgpu.quant import quantize_nf4
@@ -32,16 +33,20 @@ def quantize_folder(
     out: str | PathLike[str],
     quant: QuantConfig | None = None,
     *,
+    experts: bool = False,
     progress: Callable[[str], None] = lambda name: None,
 ) -> None:
     """Writes a 4-bit folder that bitsandbytes and this package read; one tensor in memory at once.
 
-    Embeddings, ``lm_head``, norms, biases and routers stay as they are.
+    Embeddings, ``lm_head``, norms, biases and routers stay as they are, and so does all that is no
+    part of the text model. Experts do, too, since transformers 5 stacks them, and neither it nor
+    bitsandbytes takes them in 4 bits.
 
     Args:
         model: Folder or hub name of the model.
         out: The new folder.
         quant: Block size and double quantization.
+        experts: Whether experts are quantized, too; this package alone opens such a folder.
         progress: Called with each tensor's name before it is written.
 
     Raises:
@@ -55,9 +60,8 @@ def quantize_folder(
     if folder.config.get("quantization_config"):
         raise UnsupportedModelError(f"{model} is quantized already: nothing to do")
     architecture = find_family(folder.config).read(folder.config)
-    linears = {
-        stored_name(folder, architecture, f"{s.name}.weight") for s in architecture.every_linear
-    }
+    specs = architecture.every_linear if experts else architecture.linears
+    linears = {stored_name(folder, architecture, f"{s.name}.weight") for s in specs}
     parts: dict[str, dict[str, npt.NDArray[Any]]] = {}
 
     def quantized(name: str) -> dict[str, npt.NDArray[Any]]:
@@ -80,6 +84,8 @@ def quantize_folder(
 
     config = {
         **folder.config,
-        "quantization_config": quantization_config(settings.double_quant),
+        "quantization_config": quantization_config(
+            settings.double_quant, skipped_modules(folder, architecture, linears)
+        ),
     }
     write_folder(folder, Path(out), config, tensors_of, progress)

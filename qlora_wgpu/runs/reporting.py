@@ -18,6 +18,8 @@ def write_reports(
 ) -> tuple[Path, ...]:
     """Writes report.html, and with matplotlib loss.png, into the run's folder.
 
+    Those of a run that had been finished before stay as they are; what is missing is written.
+
     Args:
         settings: The run's.
         model: Base and adapter.
@@ -31,9 +33,10 @@ def write_reports(
     written: list[Path] = []
     try:
         rows = read_rows(result.run_dir / "metrics.jsonl")
-        write_report(page, _facts(settings, model, result), rows)
-        written.append(page)
-        if write_png(picture, rows):
+        if not (result.was_finished and page.exists()):
+            write_report(page, _facts(settings, model, result), rows)
+            written.append(page)
+        if not (result.was_finished and picture.exists()) and write_png(picture, rows):
             written.append(picture)
     except CheckpointError as err:
         observer.warning(str(err))

@@ -85,8 +85,7 @@ def train(
         texts = replace(texts, after=sample.text())
         observer.sampled(texts)
     result = replace(result, sample=texts)
-    # The pages of a finished run are those of its training.
-    reports = () if result.was_finished else write_reports(settings, model, result, observer)
+    reports = write_reports(settings, model, result, observer)
     observer.reported(reports)
     return replace(result, reports=reports)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qlora_wgpu.checkpoint import atomic_folder, read_manifest, write_manifest
@@ -14,22 +14,36 @@ from qlora_wgpu.model.qlora_model import QLoRAModel
 
 @dataclass(frozen=True, eq=False)
 class BestAdapter:
-    """An adapter's parameters, the held-out loss with them, and the steps done."""
+    """An adapter's parameters, the held-out loss with them, and the steps done.
+
+    Attributes:
+        step: The steps done.
+        loss: The held-out loss.
+        parameters: In their order on the device.
+        is_saved: Whether it is on the disk.
+    """
 
     step: int
     loss: float
     parameters: FloatArray
+    is_saved: bool = False
 
 
-def save_best(folder: Path, model: QLoRAModel, step: int, loss: float) -> None:
-    """Writes the adapter as it is now.
+def save_best(folder: Path, model: QLoRAModel, best: BestAdapter) -> BestAdapter:
+    """Writes an adapter; the model has its own again afterwards.
 
     Raises:
         CheckpointError: If it cannot be written.
     """
-    with atomic_folder(folder) as unfinished:
-        model.save_adapter(unfinished)
-        write_manifest(unfinished, {"step": step, "eval_loss": loss})
+    present = model.read_flat(model.adapter.parameters).copy()
+    model.write_parameters(best.parameters)
+    try:
+        with atomic_folder(folder) as unfinished:
+            model.save_adapter(unfinished)
+            write_manifest(unfinished, {"step": best.step, "eval_loss": best.loss})
+    finally:
+        model.write_parameters(present)
+    return replace(best, is_saved=True)
 
 
 def load_best(folder: Path, model: QLoRAModel) -> BestAdapter | None:
@@ -37,6 +51,6 @@ def load_best(folder: Path, model: QLoRAModel) -> BestAdapter | None:
     try:
         manifest = read_manifest(folder)
         parameters = model.adapter.join(load_adapter(folder)[0])
-        return BestAdapter(int(manifest["step"]), float(manifest["eval_loss"]), parameters)
+        return BestAdapter(int(manifest["step"]), float(manifest["eval_loss"]), parameters, True)
     except (CheckpointError, KeyError):
         return None

@@ -10,7 +10,7 @@ from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.training.batching import in_order, padded_batch
-from qlora_wgpu.training.best_adapter import BestAdapter, save_best
+from qlora_wgpu.training.best_adapter import BestAdapter
 from qlora_wgpu.training.run import Run
 
 
@@ -94,10 +94,11 @@ class Evaluator:
         parameters = run.model.read_flat(run.model.adapter.parameters).copy()
         run.best = BestAdapter(step, loss, parameters)
         try:
-            run.folder.require_own()
-            save_best(run.folder.best, run.model, step, loss)
+            run.save_best()
         except CheckpointError as err:
-            run.observer.warning(f"the best adapter so far is kept in memory only: {err}")
+            run.observer.warning(
+                f"the best adapter so far is in memory only: {err}; the next checkpoint tries again"
+            )
 
 
 def _steps_between(eval_steps: float, total: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from qlora_wgpu.config import Config
 from qlora_wgpu.errors import CheckpointError, TrainingError
 from qlora_wgpu.model.qlora_model import QLoRAModel
-from qlora_wgpu.training.best_adapter import BestAdapter
+from qlora_wgpu.training.best_adapter import BestAdapter, save_best
 from qlora_wgpu.training.checkpoints import save_checkpoint
 from qlora_wgpu.training.observer import Observer
 from qlora_wgpu.training.run_folder import RunFolder
@@ -67,8 +67,19 @@ class Run:
         self.observer.saved(self.folder.checkpoint_folder(self.saved_at))
         return True
 
+    def save_best(self) -> None:
+        """Writes the best adapter into its folder, if it is not there.
+
+        Raises:
+            CheckpointError: If it cannot be written.
+        """
+        if self.best is not None and not self.best.is_saved:
+            self.folder.require_own()
+            self.best = save_best(self.folder.best, self.model, self.best)
+
     def _save(self) -> None:
         self.folder.require_own()
+        self.save_best()  # a checkpoint that names it could not be gone on with rightly
         self.folder.flush_log()
         folder = self.folder.checkpoint_folder(self.state.step)
         save_checkpoint(folder, self.model, self.state, self.identity.record)

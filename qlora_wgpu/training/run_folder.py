@@ -124,6 +124,7 @@ class RunFolder:
 
     def close(self) -> None:
         """Lets another run have the folder."""
+        self._log.close()
         self._lock.release()
 
     @contextmanager
@@ -219,12 +220,23 @@ class RunFolder:
 
 
 def checkpoint_folders(path: Path) -> list[Path]:
-    """The checkpoints of the run in a folder, oldest first."""
-    folders = [p for p in (path / "checkpoints").glob("step-*") if step_of(p) >= 0]
-    return sorted(folders, key=step_of)
+    """The checkpoints of the run in a folder, oldest first.
+
+    Raises:
+        CheckpointError: If the folder cannot be looked into.
+    """
+    folder = path / "checkpoints"
+    try:
+        entries = list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as err:
+        raise CheckpointError(f"{folder} cannot be read: {err.strerror or err}") from err
+    return sorted((p for p in entries if step_of(p) >= 0), key=step_of)
 
 
 def step_of(folder: Path) -> int:
     """The step after which a checkpoint was made, by its name; -1 if it is none."""
-    digits = folder.name.removeprefix("step-")
-    return int(digits) if digits.isdecimal() and digits.isascii() else -1
+    word, _, digits = folder.name.partition("-")
+    is_step = word == "step" and digits.isdecimal() and digits.isascii()
+    return int(digits) if is_step else -1

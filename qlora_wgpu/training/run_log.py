@@ -68,6 +68,15 @@ class RunLog:
     def append(self, row: Row) -> None:
         """Adds a row."""
         self._waiting.append(json.dumps(row, allow_nan=False))
+        self._write_waiting()
+
+    def close(self) -> None:
+        """Tries once more to write what still waits, and tells how much is missing."""
+        self._write_waiting()
+        if self._waiting:
+            self._warn(f"{self._path} lacks its last {len(self._waiting)} rows")
+
+    def _write_waiting(self) -> None:
         try:
             while self._waiting:
                 append_line(self._path, self._waiting[0])
@@ -77,6 +86,7 @@ class RunLog:
 
     def flush(self) -> None:
         """Brings what was appended to the disk, as a checkpoint relies on its rows being there."""
+        self._write_waiting()
         try:
             with self._path.open("rb+") as file:
                 os.fsync(file.fileno())

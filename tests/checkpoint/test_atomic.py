@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from qlora_wgpu.checkpoint import atomic_folder, write_file, write_safetensors
+from qlora_wgpu.checkpoint import append_line, atomic_folder, write_file, write_safetensors
 from qlora_wgpu.errors import CheckpointError
 
 
@@ -220,3 +220,38 @@ def test_a_killed_writer_leaves_only_whole_files_and_folders(tmp_path: Path) -> 
             content = contents.pop()
             number = content[: len(content) // 20000]
             assert content == number * 20000
+
+
+def test_a_line_is_written_in_as_many_parts_as_it_takes(tmp_path, monkeypatch):
+    path = tmp_path / "log"
+    open_file = Path.open
+
+    class Short:
+        """Takes half of what it is given, as a write may."""
+
+        def __init__(self, file):
+            self._file = file
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *exception):
+            self._file.close()
+
+        def __getattr__(self, name):
+            return getattr(self._file, name)
+
+        def write(self, data):
+            return self._file.write(data[: max(1, len(data) // 2)])
+
+    monkeypatch.setattr(Path, "open", lambda *args, **options: Short(open_file(*args, **options)))
+    append_line(path, "one row")
+    append_line(path, "another")
+    assert path.read_bytes() == b"one row\nanother\n"
+
+
+def test_a_line_that_is_there_is_not_written_again(tmp_path):
+    path = tmp_path / "log"
+    for line in ("a", "ba", "ba", "a", "a", ""):
+        append_line(path, line)
+    assert path.read_bytes() == b"a\nba\na\n\n"

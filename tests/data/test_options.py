@@ -242,14 +242,21 @@ def test_what_killed_runs_left_half_prepared_goes(tmp_path, monkeypatch):
     for name in ("killed", "live", "old", "young"):
         (cache / f".unfinished-{name}").mkdir(parents=True)
         (cache / f".unfinished-{name}" / "ids.bin").write_bytes(b"x")
-    (cache / ".unfinished-killed" / ".lock").touch()
-    live = FileLock(cache / ".unfinished-live" / ".lock")
+    for name in ("killed", "gone"):  # the folder of the second was finished
+        (cache / f".unfinished-{name}.lock").touch()
+    live = FileLock(cache / ".unfinished-live.lock")
     assert live.acquire()
     for path in (cache / ".unfinished-old", cache / ".unfinished-old" / "ids.bin"):
         os.utime(path, (0, 0))
-    cached(write(tmp_path / "a.jsonl", [{"text": "abc"}]))
-    left = sorted(p.name for p in cache.glob(".unfinished-*"))
-    assert left == [".unfinished-live", ".unfinished-young"]
+    rows = write(tmp_path / "a.jsonl", [{"text": "abc"}])
+    expected = [".unfinished-live", ".unfinished-live.lock", ".unfinished-young"]
+    for _ in range(2):  # prepared anew, and from the cache
+        cached(rows)
+        assert sorted(p.name for p in cache.glob(".unfinished-*")) == expected
+        (cache / ".unfinished-late.lock").touch()
+        (cache / ".unfinished-late").mkdir()
+    cached(rows)
+    assert sorted(p.name for p in cache.glob(".unfinished-*")) == expected
     live.release()
 
 

@@ -292,6 +292,31 @@ def test_the_adapter_of_step_0_may_be_the_best(folder, device, tmp_path):
     assert all((kept[name] == array).all() for name, array in fresh.items())
 
 
+def test_a_best_adapter_that_cannot_be_written_is_tried_again(
+    folder, device, tmp_path, monkeypatch
+):
+    from qlora_wgpu.training import run as run_module
+
+    save, failures = run_module.save_best, []
+
+    def full(folder, *args):
+        if len(failures) < 2:  # when it is measured, and at the next checkpoint
+            failures.append(folder)
+            raise CheckpointError(f"{folder} cannot be written: No space left on device")
+        return save(folder, *args)
+
+    best = {"eval": {"eval_steps": 2, "load_best_model_at_end": True}, "output": {"save_steps": 1}}
+    run(folder, device, tmp_path / "whole", **best)
+    monkeypatch.setattr(run_module, "save_best", full)
+    observer = Warnings()
+    run(folder, device, tmp_path / "r", observer=observer, **best)
+    assert len(failures) == 2 and "is in memory only" in observer.texts[0]
+    assert "was not saved" in observer.texts[1]
+    for name in ("adapter", "best"):
+        path = f"{name}/adapter_model.safetensors"
+        assert (tmp_path / "r" / path).read_bytes() == (tmp_path / "whole" / path).read_bytes()
+
+
 def test_what_cannot_change_the_result_may_change(folder, device, tmp_path, whole):
     """Among it gradient checkpointing, whose bits are the same."""
     out = tmp_path / "r"
