@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from copy import deepcopy
 from io import StringIO
 
 import pytest
@@ -15,7 +16,7 @@ from rich.text import Text
 from support.tiny_tokenizer import tiny_tokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
-from qlora_wgpu.cli import commands, main
+from qlora_wgpu import cli
 from qlora_wgpu.cli._display import Display
 from qlora_wgpu.cli._terminal import Terminal, write_json
 from qlora_wgpu.cli._text import stream
@@ -23,9 +24,7 @@ from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.visible import one_line, quoted, visible, visible_json, without_secrets
 
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-HOSTILE = (
-    "\x1b]0;owned\x07\x1b[2J\x9b31m\rover\x08\u202egnp.exe\u2066\x7f\ud800[red]x[/gone]:smile:"
-)
+HOSTILE = "\x1b]0;own\x07\x1b[2J\x9b31m\rover\x08\u202egnp.exe\u2066\x7f\ud800[red]x[/gone]:smile:"
 SHOWN = r"\x1b]0;own\x07\x1b[2J\x9b31m\rover\x08\u202egnp.exe\u2066\x7f\ud800[red]x[/gone]:smile:"
 
 
@@ -120,6 +119,12 @@ def test_half_a_character_before_does_not_hurt():
     assert stream(tokenizer, whole[3:], context=whole[:3]) == "☃"
 
 
+@pytest.fixture(autouse=True)
+def own_commands(monkeypatch):
+    """Commands remember the help of whoever called them first, which other tests look at."""
+    monkeypatch.setattr("qlora_wgpu.cli.commands", deepcopy(cli.commands))
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("terminal")
@@ -137,7 +142,9 @@ def test_names_and_rows(place, monkeypatch):
     (place / NAME).write_text(json.dumps(rows[0]) + "\n{}\n")
     config = {"model": {"path": str(place / "model")}, "data": {"train": str(place / NAME)}}
     (place / "run.yaml").write_text(json.dumps(config))
-    done = CliRunner().invoke(commands, ["data", str(place / "run.yaml"), "data.max_seq_length=64"])
+    done = CliRunner().invoke(
+        cli.commands, ["data", str(place / "run.yaml"), "data.max_seq_length=64"]
+    )
     assert done.exit_code == 0, done.output
     assert "1 of 2 rows hold nothing" in " ".join(done.output.split())
     assert not OBEYED.search(done.output)
@@ -160,7 +167,7 @@ def test_mistakes(place, monkeypatch, capsys, args):
     (place / "run.yaml").write_text(json.dumps(config))
     monkeypatch.setattr(sys, "argv", ["qlora-wgpu", *args])
     with pytest.raises(SystemExit) as caught:
-        main()
+        cli.main()
     output = capsys.readouterr()
     assert caught.value.code == 2 and not OBEYED.search(output.err + output.out)
     assert r"\x1b[2J" in output.err

@@ -73,6 +73,14 @@ def test_whatever_stands_in_a_name_is_text():
     assert hostile.texts.count(SCRIPT) == plain.texts.count("a word") == 9
 
 
+def test_marks_of_direction_have_no_power_on_the_page():
+    facts = Facts("a\u202eb", "c\x1b[2J", {}, {"after": "d\u2066e\nf"}, {}, "g\x9b")
+    text = page(facts, ROWS)
+    for shown in (r"a\u202eb", r"c\x1b[2J", "d\\u2066e\nf", r"g\x9b"):
+        assert shown in text
+    assert not set("\u202e\u2066\x1b\x9b") & set(text)
+
+
 def test_names_in_charts_are_text():
     svg = chart(SCRIPT, [Line(SCRIPT, "dots", [(1, 2.0)])], lambda value: SCRIPT)
     assert "<script>" not in svg and "&lt;script&gt;" in svg
