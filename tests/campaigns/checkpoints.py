@@ -22,7 +22,7 @@ from typing import Any
 from tests.campaigns.file_faults import Fault, put_folder
 from tests.campaigns.scenes import COMMON, Scene, Stage, Trial, staged
 from tests.campaigns.support import Tally, campaign
-from tests.campaigns.warm_process import Outcome, Worker
+from tests.campaigns.warm_process import Outcome
 
 SCENE = "three kept"
 EXTRA = (".nfs0001", "notes.txt", "adapter_model.bin", "adapter_model.safetensors~")
@@ -63,20 +63,22 @@ class Stopped:
 
 
 def checkpoints(count: int, seed: int, tally: Tally) -> None:
-    """Corruptions; every tenth is of what the run was begun with."""
-    worker = Worker()
+    """The campaign, on a stage of its own."""
     with staged() as stage:
-        stage.define(SCENE, output={"save_total_limit": 3})
-        scene = stage.scene(SCENE)
-        stopped = Stopped(_stopped(stage, scene, "own"), _stopped(stage, scene, "other", 7))
-        for number in range(count):
-            if tally.over:
-                break
-            rng = random.Random(f"{seed}/{number}")
-            one = _identity if number % 10 == 9 else _corruption
-            with stage.trial(scene) as trial:
-                one(trial, stage, stopped, rng, worker, tally, f"{seed}/{number}")
-        worker.end()
+        run(stage, count, seed, tally)
+
+
+def run(stage: Stage, count: int, seed: int, tally: Tally) -> None:
+    """Corruptions; every tenth is of what the run was begun with."""
+    stage.define(SCENE, output={"save_total_limit": 3})
+    scene = stage.scene(SCENE)
+    stopped = Stopped(_stopped(stage, scene, "own"), _stopped(stage, scene, "other", 7))
+    for number in range(tally.first, tally.first + count):
+        if tally.over:
+            break
+        one = _identity if number % 10 == 9 else _corruption
+        with stage.trial(scene) as trial:
+            one(stage, trial, stopped, tally, f"{seed}/{number}")
 
 
 def _stopped(stage: Stage, scene: Scene, name: str, seed: int = 0) -> Path:
@@ -85,7 +87,7 @@ def _stopped(stage: Stage, scene: Scene, name: str, seed: int = 0) -> Path:
     for part in range(85, 30, -5):
         with stage.trial(scene) as trial:
             at = scene.operations * part // 100
-            trial.train(f"train.seed={seed}", fault=Fault(trial.path, at, "kill"))
+            stage.run(trial.command(f"train.seed={seed}", fault=Fault(trial.path, at, "kill")))
             folders = {p.name for p in (trial.out / "checkpoints").glob("step-*")}
             if folders == {"step-2", "step-3", "step-4"}:
                 for leftover in (trial.out / "checkpoints").glob(".*"):
@@ -95,15 +97,8 @@ def _stopped(stage: Stage, scene: Scene, name: str, seed: int = 0) -> Path:
     raise AssertionError("no moment has three checkpoints")
 
 
-def _corruption(
-    trial: Trial,
-    stage: Stage,
-    stopped: Stopped,
-    rng: random.Random,
-    worker: Worker,
-    tally: Tally,
-    name: str,
-) -> None:
+def _corruption(stage: Stage, trial: Trial, stopped: Stopped, tally: Tally, name: str) -> None:
+    rng = random.Random(name)
     shutil.copytree(stopped.own, trial.out)
     kind = rng.choice(list(CORRUPTIONS))
     targets = ["step-4", *rng.choice([[], [], ["step-3"], ["step-3", "step-2"]])]
@@ -117,7 +112,7 @@ def _corruption(
         tally.add("nothing changed")
         return
     changed = trial.contents()
-    outcome = worker.run(trial.command("--resume"))
+    outcome = stage.worker.run(trial.command("--resume"))
     how = f"{name}: {kind}: {'; '.join(what)}: {outcome.gist}"
     newest = _newest(before), _newest(_content(trial.out))
     harmless = best or "all of step" in what[0] or kind == "extra file" or newest[0] == newest[1]
@@ -158,21 +153,14 @@ def _is_extra(loss: str) -> bool:
     return loss.startswith("left behind") and loss.endswith(EXTRA)
 
 
-def _identity(
-    trial: Trial,
-    stage: Stage,
-    stopped: Stopped,
-    rng: random.Random,
-    worker: Worker,
-    tally: Tally,
-    name: str,
-) -> None:
+def _identity(stage: Stage, trial: Trial, stopped: Stopped, tally: Tally, name: str) -> None:
     """Goes on with another base, other data or other settings under the same names."""
+    rng = random.Random(name)
     shutil.copytree(stopped.own, trial.out)
     before = trial.contents()
     kind = rng.choice(["weights", "weights", "data", "settings", "free", "touched", "tokenizer"])
     with _changed(stage, kind, rng) as options:
-        outcome = worker.run(trial.command("--resume", *options))
+        outcome = stage.worker.run(trial.command("--resume", *options))
     how = f"{name}: other {kind} {' '.join(options)}: {outcome.gist}"
     for fault in outcome.faults():
         tally.fail(fault, how)

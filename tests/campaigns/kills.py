@@ -1,9 +1,10 @@
 """Runs that are killed, resumed, killed again ... until they end: nothing may be lost.
 
-usage: python -m tests.campaigns.kills [--count KILLS] [--seed S] [--seconds T]
+usage: python -m tests.campaigns.kills [--count KILLS] [--seed S] [--seconds T] [--first N]
 
 Half of the kills happen at a file operation, in the middle of it where it is a write; half at any
-moment. A chain is repeated by its seed, as far as moments can be.
+moment. A chain "S/N" is repeated by --seed S --first N --count 1,
+as far as moments can be.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import random
 
 from tests.campaigns.file_faults import Fault
-from tests.campaigns.scenes import Stage, Trial, some_scene, staged
+from tests.campaigns.scenes import OLDER, Stage, Trial, staged
 from tests.campaigns.support import Tally, campaign
 from tests.campaigns.warm_process import Outcome
 
@@ -19,25 +20,30 @@ LONGEST = 12  # runs of a chain, of which the last is not disturbed
 
 
 def kills(count: int, seed: int, tally: Tally) -> None:
-    """Chains until there were so many kills."""
-    done, number = 0, 0
+    """The campaign, on a stage of its own."""
     with staged() as stage:
-        while done < count and not tally.over:
-            done += chain(stage, f"{seed}/{number}", tally)
-            number += 1
+        run(stage, count, seed, tally)
+
+
+def run(stage: Stage, count: int, seed: int, tally: Tally) -> None:
+    """Chains until there were so many kills."""
+    done, number = 0, tally.first
+    while done < count and not tally.over:
+        done += chain(stage, f"{seed}/{number}", tally)
+        number += 1
     tally.outcomes["kills"] = done
-    tally.outcomes["chains"] = number
+    tally.outcomes["chains"] = number - tally.first
 
 
 def chain(stage: Stage, name: str, tally: Tally) -> int:
     """One run in pieces; how often it was killed."""
     rng = random.Random(name)
-    scene = some_scene(stage, rng)
+    scene = stage.some_scene(rng)
     story, killed = [scene.name], 0
     with stage.trial(scene) as trial:
         options = _beginning(stage, trial, rng, story)
         for link in range(LONGEST):
-            outcome = _disturbed(trial, options, rng, story, last=link == LONGEST - 1)
+            outcome = _disturbed(stage, trial, options, rng, story, last=link == LONGEST - 1)
             for fault in outcome.faults():
                 tally.fail(fault, f"chain {name}: {', '.join(story)}: {outcome.gist}")
             if not outcome.killed:
@@ -47,7 +53,7 @@ def chain(stage: Stage, name: str, tally: Tally) -> int:
         if outcome.code == 2 and "was begun with" in outcome.sentence:
             # The old run, which was to be replaced, is still whole: it is not gone on with.
             tally.add("the run to be replaced was kept")
-            outcome = trial.train("--overwrite")
+            outcome = stage.worker.run(trial.command("--overwrite"))
         _judge(trial, outcome, tally, f"chain {name}: {', '.join(story)}")
     return killed
 
@@ -56,25 +62,31 @@ def _beginning(stage: Stage, trial: Trial, rng: random.Random, story: list[str])
     """Sometimes another run's folder is there and to be replaced."""
     if rng.random() > 0.25:
         return []
-    other = Trial(trial.path, stage.scene("best" if trial.scene.name != "best" else "two kept"))
-    assert other.train().code == 0
-    story.append(f"over {other.scene.name}")
+    older = Trial(trial.path, stage.scene(OLDER))
+    assert stage.worker.run(older.command()).code == 0
+    story.append("over another run")
     return ["--overwrite"]
 
 
 def _disturbed(
-    trial: Trial, options: list[str], rng: random.Random, story: list[str], *, last: bool
+    stage: Stage,
+    trial: Trial,
+    options: list[str],
+    rng: random.Random,
+    story: list[str],
+    *,
+    last: bool,
 ) -> Outcome:
     if last:
-        return trial.train(*options)
-    if rng.random() < 0.5:
+        return stage.run(trial.command(*options))
+    if rng.random() < 0.5 and not stage.quick:
         moment = rng.uniform(0.2, 1.1)
         story.append(f"{moment:.2f} s")
-        return trial.train(*options, kill_after=moment)
+        return stage.run(trial.command(*options), kill_after=moment)
     at = rng.randint(1, trial.scene.operations)
     half = rng.random() < 0.5
     story.append(f"operation {at}{' half' if half else ''}")
-    return trial.train(*options, fault=Fault(trial.path, at, "kill", half=half))
+    return stage.run(trial.command(*options, fault=Fault(trial.path, at, "kill", half=half)))
 
 
 def _judge(trial: Trial, outcome: Outcome, tally: Tally, how: str) -> None:

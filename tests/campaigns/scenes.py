@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -16,9 +17,8 @@ from typing import Any
 import yaml
 
 from qlora_wgpu.cache_folder import cache_path
-from tests.campaigns import warm_process
 from tests.campaigns.file_faults import Fault
-from tests.campaigns.warm_process import Command, Outcome
+from tests.campaigns.warm_process import Command, Outcome, Worker, run, warm_up
 from tests.e2e.tiny import write_chats, write_model
 
 SIZES: dict[str, Any] = {
@@ -42,7 +42,9 @@ COMMON: dict[str, dict[str, Any]] = {
     "eval": {"eval_steps": 2, "load_best_model_at_end": True},
     "output": {"save_steps": 1, "save_total_limit": 1},
 }
-RESCUED = "cache/qlora-wgpu/rescued"
+# Prepared data of whatever run, and adapters that could not be saved in their place.
+KEPT = re.compile(r"cache/qlora-wgpu/(data/[0-9a-f]{32}|rescued)")
+OLDER = "an older run"  # of another seed: what it has left is of no use to others
 SCENES: dict[str, dict[str, dict[str, Any]]] = {
     "best": {},
     "two kept": {
@@ -115,12 +117,6 @@ class Trial:
         plots = self.scene.name == "pictures"
         return Command(arguments, environ, fault or Fault(self.path), plots)
 
-    def train(
-        self, *options: str, fault: Fault | None = None, kill_after: float | None = None
-    ) -> Outcome:
-        """Runs it in a process of its own."""
-        return warm_process.run(self.command(*options, fault=fault), kill_after)
-
     def adapter(self) -> bytes:
         with contextlib.suppress(OSError):
             return (self.out / "adapter" / "adapter_model.safetensors").read_bytes()
@@ -135,8 +131,7 @@ class Trial:
 
     def files(self) -> set[str]:
         names = {p.relative_to(self.path).as_posix() for p in self.path.rglob("*")}
-        # Adapters that could not be saved in their place are kept for the user.
-        return {_stable(name) for name in names if not name.startswith(RESCUED)}
+        return {_stable(name) for name in names if not KEPT.match(name)}
 
     def losses(self) -> list[str]:
         """How this differs from what an undisturbed run leaves."""
@@ -161,10 +156,18 @@ class Trial:
 
 
 class Stage:
-    """The model, the data and the scenes, in memory where the system has a folder there."""
+    """The model, the data and the scenes, in memory where the system has a folder there.
 
-    def __init__(self, path: Path) -> None:
+    Attributes:
+        path: Its folder.
+        quick: Whether one scene is enough, and one process for all that is not killed.
+        worker: That process.
+    """
+
+    def __init__(self, path: Path, *, quick: bool = False) -> None:
         self.path = path
+        self.quick = quick
+        self.worker = Worker()
         (path / "tmp").mkdir()
         write_model(path / "base", **SIZES)
         vocabulary = json.loads((path / "base" / "config.json").read_text())["vocab_size"]
@@ -177,7 +180,7 @@ class Stage:
         self._checked = self._users_check = b""
         self._keep_compiled_shaders()
         self.scenes: dict[str, Scene] = {}
-        self._changes = dict(SCENES)
+        self._changes = {**SCENES, OLDER: {"train": {"seed": 7}}}
 
     def scene(self, name: str) -> Scene:
         """A scene with what it leaves; run the first time that it is asked for."""
@@ -186,11 +189,19 @@ class Stage:
         if name not in self.scenes:
             scene = self.scenes[name] = Scene(name, self.config(name, self._changes[name]))
             with self.trial(scene) as trial:
-                outcome = trial.train()
+                outcome = self.worker.run(trial.command())
                 assert outcome.code == 0, outcome.text
                 scene.adapter, scene.rows = trial.adapter(), trial.rows()
                 scene.files, scene.operations = trial.files(), outcome.operations
         return self.scenes[name]
+
+    def some_scene(self, rng: random.Random) -> Scene:
+        """One of those that are drawn from."""
+        return self.scene("two kept" if self.quick else rng.choice(list(SCENES)))
+
+    def run(self, command: Command, kill_after: float | None = None) -> Outcome:
+        """Runs a command that may be killed."""
+        return self.worker.run(command) if self.quick else run(command, kill_after)
 
     def define(self, name: str, **changes: dict[str, Any]) -> None:
         """Adds a scene, by what differs from the common configuration."""
@@ -228,7 +239,8 @@ class Stage:
         with self.trial(Scene("first", self.config("first"))) as trial:
             if self._users_check:
                 (trial.cache / "qlora-wgpu" / "checked.json").write_bytes(self._users_check)
-            outcome = warm_process.warm_up(trial.train)
+            command = trial.command()
+            outcome = self.worker.run(command) if self.quick else warm_up(command)
             assert outcome.code == 0, outcome.text
             self._checked = (trial.cache / "qlora-wgpu" / "checked.json").read_bytes()
 
@@ -244,15 +256,15 @@ class Stage:
 
 
 @contextlib.contextmanager
-def staged() -> Iterator[Stage]:
+def staged(*, quick: bool = False) -> Iterator[Stage]:
     """A stage that is taken down afterwards."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="campaign-", dir=memory) as folder:
-        yield Stage(Path(folder).resolve())
-
-
-def some_scene(stage: Stage, rng: random.Random, names: list[str] | None = None) -> Scene:
-    return stage.scene(rng.choice(names or list(SCENES)))
+        stage = Stage(Path(folder).resolve(), quick=quick)
+        try:
+            yield stage
+        finally:
+            stage.worker.end()
 
 
 def _without_timings(row: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from collections.abc import Callable
 class Tally:
     """Outcomes of a campaign; those that must not be are kept with how to repeat them."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, first: int = 0) -> None:
+        self.first = first  # of its trials, so that one can be repeated by itself
         self.outcomes: Counter[str] = Counter()
         self.failures: list[str] = []
         self._end = time.monotonic() + seconds
@@ -42,8 +43,9 @@ def campaign(title: str, body: Callable[[int, int, Tally], None], count: int) ->
     parser.add_argument("--count", type=int, default=count)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--first", type=int, default=0, help="the number of its first trial")
     options = parser.parse_args()
-    tally = Tally(options.seconds)
+    tally = Tally(options.seconds, options.first)
     body(options.count, options.seed, tally)
     tally.show(f"{title}, seed {options.seed}")
     sys.exit(1 if tally.failures else 0)

@@ -1,16 +1,33 @@
-"""Short forms of the crash campaigns; each in a process of its own, since they fork."""
+"""A short form of the crash campaigns, in a process of its own, since they fork."""
 
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from tests.campaigns import checkpoints, io_faults, kills
+from tests.campaigns.scenes import staged
+from tests.campaigns.support import Tally
 
-ROOT = Path(__file__).parents[2]
+SHORT = "from tests.campaigns.test_crash import short; short()"
 
 
-@pytest.mark.parametrize("name, count", [("kills", 3), ("io_faults", 12), ("checkpoints", 20)])
-def test_nothing_is_lost(name, count):
-    command = [sys.executable, "-m", f"tests.campaigns.{name}", "--count", str(count)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+def short() -> None:
+    """All three on one stage; ends with 1 where something is lost."""
+    tally = Tally(seconds=120)
+    with staged(quick=True) as stage:
+        kills.run(stage, 2, 0, tally)
+        io_faults.run(stage, 5, 0, tally)
+        checkpoints.run(stage, 8, 2, tally)
+    sys.exit(1 if tally.failures else 0)
+
+
+def test_nothing_is_lost():
+    done = subprocess.run(
+        [sys.executable, "-c", SHORT],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
