@@ -8,6 +8,7 @@ from pathlib import Path
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.runs.data import RunData, read_run_data
 from qlora_wgpu.runs.opening import OpenedModel, load_model, open_device
@@ -15,6 +16,7 @@ from qlora_wgpu.runs.planning import plan_layout
 from qlora_wgpu.runs.reporting import write_reports
 from qlora_wgpu.runs.samples import SampleText
 from qlora_wgpu.runs.settings import AnyConfig, as_config
+from qlora_wgpu.runs.soundness import check_driver
 from qlora_wgpu.training import (
     Observer,
     RunSetup,
@@ -110,6 +112,11 @@ def _open_model(
     """The model on its device, ready for its longest step."""
     device = open_device(settings.device, observer)
     layout = plan_layout(settings, source.pretrained, data, device, observer)
+
+    def another() -> Device:
+        return Device(settings.device.gpu, settings.device.backend)
+
+    check_driver(device, another, settings, layout, data.length, observer)
     options = training_options(settings.train)
     model = load_model(layout, device, observer, seed=settings.train.seed, options=options)
     if settings.lora.init_from is not None:
