@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +15,7 @@ from qlora_wgpu.files import file_text
 from qlora_wgpu.limits import TEMPLATE_BYTES
 from qlora_wgpu.sandbox.jinja import SPAN_END, SPAN_START
 from qlora_wgpu.sandbox.process import ChildProcess, Stopped
-from qlora_wgpu.sandbox.templates import marks_assistant, render
+from qlora_wgpu.sandbox.templates import marks_assistant, render, render_with_prefixes
 
 BUILT_IN_TEMPLATES = {
     "chatml": """\
@@ -73,6 +73,7 @@ class ChatTemplate:
         self._stopped = ""
         self.marks_assistant: bool = self._call(marks_assistant, source)
         self._special_tokens = dict(special_tokens or {})
+        self._ahead = _Ahead((), None, ())
 
     def render(
         self,
@@ -91,16 +92,17 @@ class ChatTemplate:
             DataError: If the template refuses or cannot take the conversation.
             TokenizerError: If the template exceeds its bounds.
         """
+        text = self._ahead.text_of(messages, add_generation_prompt, tools)
+        if text is not None:
+            return RenderedChat(text, None)
         plain = [_plain(_with_reasoning(message)) for message in messages]
+        given = self.source, self._special_tokens, plain, _plain(tools)
         try:
-            text, spans = self._call(
-                render,
-                self.source,
-                self._special_tokens,
-                plain,
-                _plain(tools),
-                add_generation_prompt,
-            )
+            if add_generation_prompt or self.marks_assistant:
+                text, spans = self._call(render, *given, add_generation_prompt)
+            else:
+                (text, spans), prefixes = self._call(render_with_prefixes, *given)
+                self._ahead = _Ahead(messages, tools, prefixes)
         except QLoRAError:
             raise
         except Exception as err:  # what cannot be handed to another process
@@ -119,6 +121,30 @@ class ChatTemplate:
         except Stopped as err:
             self._stopped = f"the chat template is stopped: it {err}"
             raise TokenizerError(self._stopped) from err
+
+
+class _Ahead:
+    """Beginnings of the conversation rendered last: asked for next, and not worth another call."""
+
+    def __init__(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: object,
+        prefixes: Iterable[tuple[int, bool, str | None]],
+    ) -> None:
+        self._messages = list(messages)
+        self._tools = tools
+        self._texts = {(length, prompt): text for length, prompt, text in prefixes}
+
+    def text_of(
+        self, messages: Sequence[Mapping[str, Any]], prompt: bool, tools: object
+    ) -> str | None:
+        """The text of the very same messages, if it is known."""
+        text = self._texts.get((len(messages), prompt))
+        if text is None or tools is not self._tools:
+            return None
+        same = all(a is b for a, b in zip(messages, self._messages, strict=False))
+        return text if same else None
 
 
 def render_chat(

@@ -33,6 +33,7 @@ for _codec in ("ascii", "latin-1", "raw_unicode_escape", "unicode_escape", "utf-
     codecs.lookup(_codec)
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_TURNS = 8  # of which the texts before and after are rendered at once
 _MARKS = re.compile(f"([{SPAN_START}{SPAN_END}])")
 
 
@@ -82,6 +83,36 @@ def render(
     except Exception as err:  # a template can raise anything its filters and operators raise
         raise DataError(f"the chat template cannot render this conversation: {_told(err)}") from err
     return _take_marks("".join(pieces))
+
+
+def render_with_prefixes(
+    source: str,
+    special_tokens: Mapping[str, str],
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
+) -> tuple[tuple[str, list[tuple[int, int]]], list[tuple[int, bool, str | None]]]:
+    """A conversation's text, and those that the assistant's turns are found by.
+
+    Returns:
+        What ``render`` gives; and for beginnings of the conversation how many messages they have,
+        whether the generation prompt follows, and the text, or None where it is refused.
+    """
+    whole = render(source, special_tokens, messages, tools, False)
+    turns = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
+    prefixes = []
+    for length, prompt in [(i + ahead, not ahead) for i in turns[:_TURNS] for ahead in (0, 1)]:
+        if 0 < length < len(messages):
+            prefixes.append(
+                (length, prompt, _text(source, special_tokens, messages[:length], tools, prompt))
+            )
+    return whole, prefixes
+
+
+def _text(source: str, *args: Any) -> str | None:
+    try:
+        return render(source, *args)[0]
+    except DataError:
+        return None
 
 
 @lru_cache(maxsize=16)
