@@ -19,6 +19,7 @@ OWN_LOG_BYTES = 1024 * MIB
 YAML_BYTES = 128 * KIB  # a chat template may be written in it
 YAML_NODES = 10_000  # keys, values, lists
 YAML_DEPTH = 16
+YAML_KEY = 500  # characters; it may be a pattern
 PROBLEMS_SHOWN = 20
 
 # A safetensors file.
@@ -40,7 +41,9 @@ NUMBERS = (1e-30, 1e15)  # epsilons, factors, scales: the least above zero, and 
 
 # A run.
 STEPS = 10**9
-EPOCHS = 10**6
+COUNT = 2**31 - 1  # of anything else
+LEARNING_RATES = (1e-12, 1e6)
+BETA = 0.999999  # more is one in float32, nearly
 TOKENS_OF_A_ROW = 2**24
 ROWS_OF_A_BATCH = 2**20
 RANK = 2**14

@@ -82,6 +82,10 @@ def _hint(kind: str, value: Any) -> str:
     return ""
 
 
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.12g}"
+
+
 def _requirement(error: Mapping[str, Any]) -> str:
     """The "must be ..." part for one of pydantic's errors."""
     kind, context = error["type"], error.get("ctx", {})
@@ -92,11 +96,11 @@ def _requirement(error: Mapping[str, Any]) -> str:
     if kind == "greater_than":
         return f"must be greater than {context['gt']:g}"
     if kind == "greater_than_equal":
-        return f"must be at least {context['ge']:g}"
+        return f"must be at least {_number(context['ge'])}"
     if kind == "less_than":
         return f"must be less than {context['lt']:g}"
     if kind == "less_than_equal":
-        return f"must be at most {context['le']:g}"
+        return f"must be at most {_number(context['le'])}"
     if kind == "value_error":
         return str(context["error"])
     if kind == "string_too_short":
@@ -117,7 +121,7 @@ def problems_of(
     """
     problems = []
     for error in err.errors(include_url=False):
-        loc = tuple(str(part) for part in error["loc"])
+        loc = tuple(str(part)[:80] for part in error["loc"])
         if error["type"] == "extra_forbidden":
             problems.append(Problem(loc, "unknown", suggest(loc)))
         elif error["type"] == "missing":

@@ -26,6 +26,16 @@ from qlora_wgpu.config.renamed import with_new_names
 from qlora_wgpu.config.section import Section
 from qlora_wgpu.config.yaml_file import dump_yaml
 from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.limits import (
+    BETA,
+    COUNT,
+    LEARNING_RATES,
+    NUMBERS,
+    RANK,
+    ROWS_OF_A_BATCH,
+    STEPS,
+    TOKENS_OF_A_ROW,
+)
 from qlora_wgpu.sandbox.expressions import check_expression
 
 ALL_LINEAR = "all-linear"
@@ -41,8 +51,20 @@ class FreeOnResume:
 
 _FREE_ON_RESUME = FreeOnResume()
 
-PositiveInt = Annotated[int, Field(ge=1)]
+PositiveInt = Annotated[int, Field(ge=1, le=COUNT)]
+Rank = Annotated[int, Field(ge=1, le=RANK)]
 Text = Annotated[str, Field(min_length=1)]
+
+
+def _in_float32(value: float) -> float:
+    """Refuses what the device would take for zero or infinity."""
+    least, most = NUMBERS
+    if value != 0 and not least <= abs(value) <= most:
+        raise ValueError(f"must be 0 or from {least:g} to {most:g}")
+    return value
+
+
+Float = Annotated[float, AfterValidator(_in_float32)]
 
 
 def _regular_expression(value: str) -> str:
@@ -85,13 +107,13 @@ PositiveNumber = Annotated[
 
 
 def _max_steps(value: int) -> int:
-    if value != -1 and value < 1:
-        raise ValueError("must be at least 1, or -1 for no limit")
+    if value != -1 and not 1 <= value <= STEPS:
+        raise ValueError(f"must be from 1 to {STEPS:,}, or -1 for no limit")
     return value
 
 
 def _eval_steps(value: Any) -> int | float:
-    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    whole = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= COUNT
     if whole or (isinstance(value, float) and 0.0 < value < 1.0):
         return value  # type: ignore[no-any-return]
     raise ValueError(
@@ -141,11 +163,11 @@ class QuantConfig(Section):
 class LoraConfig(Section):
     """The trained low-rank adapter, with PEFT's names."""
 
-    r: PositiveInt = Field(16, description="Rank of the adapter matrices.")
+    r: Rank = Field(16, description="Rank of the adapter matrices.")
     lora_alpha: PositiveNumber = Field(
         32, description="Numerator of the scaling, which is lora_alpha / r."
     )
-    lora_dropout: float = Field(
+    lora_dropout: Float = Field(
         0.0, ge=0.0, lt=1.0, description="Probability of dropping an input of the adapter."
     )
     target_modules: Annotated[
@@ -172,7 +194,7 @@ class LoraConfig(Section):
         description="Whether each output's magnitude is trained by itself (DoRA); needs "
         "lora_dropout 0.",
     )
-    rank_pattern: dict[Pattern, PositiveInt] = Field(
+    rank_pattern: dict[Pattern, Rank] = Field(
         {}, description="Ranks of modules that differ from r, by patterns of their names."
     )
     alpha_pattern: dict[Pattern, PositiveNumber] = Field(
@@ -210,7 +232,9 @@ class DataConfig(Section):
     eval: Annotated[Text | None, _FREE_ON_RESUME] = Field(
         None, description="Held-out data in the same formats, or null for no evaluation."
     )
-    max_seq_length: int = Field(1024, ge=2, description="Longest row in tokens.")
+    max_seq_length: int = Field(
+        1024, ge=2, le=TOKENS_OF_A_ROW, description="Longest row in tokens."
+    )
     format: Literal[
         "auto",
         "messages",
@@ -264,7 +288,9 @@ class TrainConfig(Section):
     max_steps: Annotated[int, AfterValidator(_max_steps)] = Field(
         -1, description="Number of optimizer steps, which overrides num_train_epochs; -1 for none."
     )
-    per_device_train_batch_size: PositiveInt = Field(1, description="Rows in a micro-batch.")
+    per_device_train_batch_size: int = Field(
+        1, ge=1, le=ROWS_OF_A_BATCH, description="Rows in a micro-batch."
+    )
     gradient_accumulation_steps: PositiveInt = Field(
         16, description="Micro-batches whose gradients are summed for one optimizer step."
     )
@@ -274,20 +300,20 @@ class TrainConfig(Section):
     compute_dtype: Literal["bfloat16", "float32"] = Field(
         "bfloat16", description="Type of matmul operands; sums are float32 in either case."
     )
-    label_smoothing_factor: float = Field(
+    label_smoothing_factor: Float = Field(
         0.0,
         ge=0.0,
         lt=1.0,
         description="Share of each label that is spread over the whole vocabulary; the held-out "
         "loss stays without.",
     )
-    z_loss_weight: float = Field(
+    z_loss_weight: Float = Field(
         0.0,
         ge=0.0,
         description="Weight of the squared logarithm of the softmax's normalizer, added to the "
         "loss in training; 1e-4 is usual, 0 turns it off.",
     )
-    neftune_noise_alpha: float = Field(
+    neftune_noise_alpha: Float = Field(
         0.0,
         ge=0.0,
         description="Strength of the noise that is added to embeddings in training (NEFTune); 5 is "
@@ -301,27 +327,33 @@ class TrainConfig(Section):
 class OptimConfig(Section):
     """AdamW and its schedule."""
 
-    learning_rate: float = Field(2e-4, gt=0.0, description="Peak learning rate.")
+    learning_rate: Float = Field(
+        2e-4, gt=0.0, ge=LEARNING_RATES[0], le=LEARNING_RATES[1], description="Peak learning rate."
+    )
     lr_scheduler_type: Literal["constant", "linear", "cosine", "constant_with_warmup"] = Field(
         "cosine",
         description="Shape of the learning rate after warm-up; constant has no warm-up at all.",
     )
-    warmup_ratio: float = Field(
+    warmup_ratio: Float = Field(
         0.03, ge=0.0, le=1.0, description="Share of all steps spent on linear warm-up from zero."
     )
     warmup_steps: int = Field(
-        0, ge=0, description="Steps of linear warm-up; 0 means that warmup_ratio decides."
+        0, ge=0, le=STEPS, description="Steps of linear warm-up; 0 means that warmup_ratio decides."
     )
-    loraplus_lr_ratio: float = Field(
+    loraplus_lr_ratio: Float = Field(
         1.0, gt=0.0, description="Learning rate of B over that of A (LoRA+, where 16 is usual)."
     )
-    weight_decay: float = Field(0.0, ge=0.0, description="Decoupled weight decay of AdamW.")
-    max_grad_norm: float = Field(
+    weight_decay: Float = Field(0.0, ge=0.0, description="Decoupled weight decay of AdamW.")
+    max_grad_norm: Float = Field(
         1.0, ge=0.0, description="Largest global norm of the gradient; 0 turns clipping off."
     )
-    adam_beta1: float = Field(0.9, ge=0.0, lt=1.0, description="Decay rate of the first moment.")
-    adam_beta2: float = Field(0.999, ge=0.0, lt=1.0, description="Decay rate of the second moment.")
-    adam_epsilon: float = Field(
+    adam_beta1: Float = Field(
+        0.9, ge=0.0, lt=1.0, le=BETA, description="Decay rate of the first moment."
+    )
+    adam_beta2: Float = Field(
+        0.999, ge=0.0, lt=1.0, le=BETA, description="Decay rate of the second moment."
+    )
+    adam_epsilon: Float = Field(
         1e-8, gt=0.0, description="Term added to the denominator of the update."
     )
 
@@ -354,7 +386,7 @@ class EvalConfig(Section):
         description="Evaluations in a row without a lower held-out loss after which the run ends, "
         "or null for never.",
     )
-    early_stopping_threshold: float = Field(
+    early_stopping_threshold: Float = Field(
         0.0, ge=0.0, description="Least fall of the held-out loss that counts as lower."
     )
 

@@ -16,7 +16,7 @@ import yaml
 
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.files import file_bytes
-from qlora_wgpu.limits import YAML_BYTES, YAML_DEPTH, YAML_NODES
+from qlora_wgpu.limits import YAML_BYTES, YAML_DEPTH, YAML_KEY, YAML_NODES
 
 _INT = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
 _FLOAT = re.compile(
@@ -156,6 +156,11 @@ def _construct(
         if not isinstance(key_node, yaml.ScalarNode):
             raise ConfigError(f"{name} (line {line}) has a key that is not plain text")
         key = key_node.value
+        if len(key) > YAML_KEY or not key.isprintable():
+            raise ConfigError(
+                f"{name} (line {line}) has a key that is longer than {YAML_KEY} characters or "
+                "holds a control character"
+            )
         key_path = (*path, key)
         if key in values:
             raise ConfigError(

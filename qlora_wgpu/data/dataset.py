@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -144,7 +143,7 @@ def _settings(
         "template": source,
         # Some templates write the date.
         "date": date.today().isoformat() if "strftime_now" in source else "",
-        "tokenizer": hashlib.sha256(tokenizer.to_json().encode()).hexdigest(),
+        "tokenizer": tokenizer.fingerprint,
         "special_tokens": tokenizer.special_tokens,
         "ends": sorted(tokenizer.eos_token_ids),
     }

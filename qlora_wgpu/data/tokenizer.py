@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +87,8 @@ class Tokenizer:
             )
             raise TokenizerError(f"{folder} has no tokenizer.json: {hint}")
         try:
-            backend = open_tokenizer(file_bytes(path, TOKENIZER_BYTES))
+            content = file_bytes(path, TOKENIZER_BYTES)
+            backend = open_tokenizer(content)
         except OSError as err:
             raise TokenizerError(f"{path} cannot be read: {err.strerror or err}") from err
         except TokenizerError as err:
@@ -104,12 +107,15 @@ class Tokenizer:
                 text = _first_token(backend, ids.get(f"{name}_id"))
             if text is not None:
                 special[name] = text
-        return cls(
+        tokenizer = cls(
             backend,
             special,
             _chat_template(folder, config),
             [i for i in _id_list(ids.get("eos_token_id")) if backend.id_to_token(i) is not None],
         )
+        # What the library writes of a vocabulary with holes goes to the terminal as well.
+        tokenizer.fingerprint = hashlib.sha256(content).hexdigest()
+        return tokenizer
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text.
@@ -155,9 +161,10 @@ class Tokenizer:
         special = next((i for i in ids if i in self._special_ids and i != unknown), None)
         return None if special is None else str(self._backend.id_to_token(special))
 
-    def to_json(self) -> str:
-        """The whole of tokenizer.json as it is used."""
-        return str(self._backend.to_str())
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the whole of tokenizer.json."""
+        return hashlib.sha256(str(self._backend.to_str()).encode()).hexdigest()
 
     @property
     def vocab_size(self) -> int:

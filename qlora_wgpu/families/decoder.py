@@ -133,6 +133,8 @@ class Decoder:
         prefix: How the names of its modules begin.
         stored_prefixes: See ``Architecture``.
         embedding_scale: Factor of the embedding.
+        noise_scale: Factor of NEFTune's noise, which Hugging Face adds to what the embedding's
+            module returns: the factor of that, where the model multiplies it later.
         logit_scale: Factor of the head's product.
         logit_softcap: Bound of the logits, if any.
         notes: See ``Architecture``.
@@ -145,6 +147,7 @@ class Decoder:
     prefix: str = "model."
     stored_prefixes: tuple[tuple[str, str], ...] = ()
     embedding_scale: float = 1.0
+    noise_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     notes: tuple[str, ...] = ()
@@ -180,7 +183,7 @@ class Decoder:
         def layer(h: Tensor, i: int) -> Tensor:
             return self.layers[i].trace(ops, h, self._at(i))
 
-        h = ops.embedding(self.embedding_scale)
+        h = ops.embedding(self.embedding_scale, self.noise_scale)
         h = ops.layers(h, layer, len(self.layers), checkpointing=checkpointing)
         return self.norm.trace(ops, h, f"{self.prefix}norm")
 
@@ -205,6 +208,9 @@ class DecoderFamily:
 
     def read(self, config: Mapping[str, Any]) -> Architecture:
         """Reads a config.json."""
+        for part in (config, config.get("text_config")):
+            if isinstance(part, Mapping):
+                ConfigReader(part).choice("is_causal", (True,), True)
         return self.compose(ConfigReader(config)).architecture()
 
     def forward(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 
 from qlora_wgpu.families.attention import Attention, QKNorm
@@ -13,7 +12,7 @@ from qlora_wgpu.families.dimensions import Dimensions
 from qlora_wgpu.families.gemma2 import read_score_scale
 from qlora_wgpu.families.mlp import GatedMLP
 from qlora_wgpu.families.norm import RMSNorm
-from qlora_wgpu.families.rope import Rope, read_rope
+from qlora_wgpu.families.rope import Rope, read_ropes_of_layers
 from qlora_wgpu.families.windows import Windows, layer_windows
 
 
@@ -33,7 +32,6 @@ def compose(read: ConfigReader) -> Decoder:
         o_bias=bias,
         qk_norm=QKNorm(eps),
         scale=read_score_scale(read),
-        softcap=read.softcap("attn_logit_softcapping"),
     )
     sliding = replace(attention, rope=near)
     mlp, norm = GatedMLP(dimensions, "gelu_pytorch_tanh"), RMSNorm(eps, offset=1.0)
@@ -48,24 +46,28 @@ def compose(read: ConfigReader) -> Decoder:
         tied=read.flag("tie_word_embeddings", True),
         embedding_scale=math.sqrt(dimensions.hidden_size),
         logit_softcap=read.softcap("final_logit_softcapping"),
+        notes=_notes(read),
     )
+
+
+def _notes(read: ConfigReader) -> tuple[str, ...]:
+    """Norms of queries and keys took the place of Gemma 2's bound; transformers ignores it, too."""
+    bound = read.softcap("attn_logit_softcapping")
+    if bound is None:
+        return ()
+    return (f"attn_logit_softcapping = {bound} of config.json is not applied, as in transformers",)
 
 
 def _windows(read: ConfigReader, layers: int) -> Windows:
     """Five layers of six slide, or what ``sliding_window_pattern`` says."""
-    old = "sliding_window_pattern"
-    every = read.integer(old if old in read.config else f"_{old}", 6)
+    every = read.integer("sliding_window_pattern", 6)
     return layer_windows(read, [(i + 1) % every != 0 for i in range(layers)])
 
 
 def _ropes(read: ConfigReader, head_dim: int) -> tuple[Rope, Rope]:
-    """The rotation of layers that see everything, and of those that slide: not rescaled."""
-    if isinstance(read.config.get("rope_parameters"), Mapping):
-        far = read_rope(read.config, head_dim, layer_type="full_attention")
-        return far, read_rope(read.config, head_dim, layer_type="sliding_attention")
-    base = read.number("rope_local_base_freq", 10000.0)
-    far = read_rope(read.config, head_dim, default_theta=1e6)
-    return far, read_rope({"rope_theta": base}, head_dim)
+    """The rotation of layers that see everything, and of those that slide."""
+    near = read.number("rope_local_base_freq", 10_000.0)
+    return read_ropes_of_layers(read.config, head_dim, 1_000_000.0, near)
 
 
 FAMILY = DecoderFamily(compose)

@@ -35,12 +35,14 @@ def compose(read: ConfigReader) -> Decoder:
     mlp = GatedMLP(dimensions, read_activation(read), mlp_bias)
     norm = RMSNorm(read.number("rms_norm_eps", 1e-6))
     layer = Layer(norm, attention, mlp, residual_scale=residual_scale)
+    multiplier = read.number("embedding_multiplier", 1.0)
     return Decoder(
         dimensions,
         norm,
         layers=(layer,) * dimensions.num_hidden_layers,
         tied=read.flag("tie_word_embeddings"),
-        embedding_scale=read.number("embedding_multiplier", 1.0),
+        embedding_scale=multiplier,
+        noise_scale=multiplier,
         logit_scale=1.0 / divisor,
     )
 

@@ -39,9 +39,9 @@ class LayerOps:
 
     # -- ops with weights ------------------------------------------------------------------
 
-    def embedding(self, scale: float = 1.0) -> Tensor:
+    def embedding(self, scale: float = 1.0, noise_scale: float = 1.0) -> Tensor:
         """The batch's tokens, (rows, hidden_size) float32."""
-        return embedding(self.g, self._modules.embedding, self.batch, scale)
+        return embedding(self.g, self._modules.embedding, self.batch, scale, noise_scale)
 
     def linear(
         self, x: Tensor, name: str, residual: Tensor | None = None, **options: Any

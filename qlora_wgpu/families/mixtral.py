@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from qlora_wgpu.families.attention import Attention
 from qlora_wgpu.families.config_reader import ConfigReader
 from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Layer
@@ -12,17 +10,14 @@ from qlora_wgpu.families.mlp import read_activation
 from qlora_wgpu.families.moe import Experts, read_expert_counts
 from qlora_wgpu.families.norm import RMSNorm
 from qlora_wgpu.families.rope import read_rope
-from qlora_wgpu.families.windows import layer_windows
 
 
 def compose(read: ConfigReader) -> Decoder:
     """Every layer slides, if there is a window; the weights of a token's experts sum to one."""
     read.no_dropout("attention_dropout", "router_jitter_noise")
     dimensions = Dimensions.read(read)
-    slides = read.config.get("sliding_window") is not None
-    windows = layer_windows(read, [slides] * dimensions.num_hidden_layers)
     rope = read_rope(read.config, dimensions.head_dim, default_theta=1_000_000.0)
-    attention = Attention(dimensions, rope)
+    attention = Attention(dimensions, rope, window=read.optional_integer("sliding_window"))
     num_experts, num_experts_per_tok = read_expert_counts(read, 8, 2)
     experts = Experts(
         dimensions.hidden_size,
@@ -34,11 +29,11 @@ def compose(read: ConfigReader) -> Decoder:
         name="block_sparse_moe",
         leaves=("w1", "w3", "w2"),
     )
-    norm = RMSNorm(read.number("rms_norm_eps", 1e-6))
+    norm = RMSNorm(read.number("rms_norm_eps", 1e-5))
     return Decoder(
         dimensions,
         norm,
-        layers=tuple(Layer(norm, replace(attention, window=w), experts) for w in windows),
+        layers=(Layer(norm, attention, experts),) * dimensions.num_hidden_layers,
         tied=read.flag("tie_word_embeddings"),
     )
 

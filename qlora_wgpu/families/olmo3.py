@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from qlora_wgpu.errors import UnsupportedModelError
@@ -12,7 +11,7 @@ from qlora_wgpu.families.decoder import POST_NORM, Decoder, DecoderFamily, Layer
 from qlora_wgpu.families.dimensions import Dimensions
 from qlora_wgpu.families.mlp import GatedMLP, read_activation
 from qlora_wgpu.families.norm import RMSNorm
-from qlora_wgpu.families.rope import Rope, read_rope
+from qlora_wgpu.families.rope import Rope, read_ropes_of_layers
 from qlora_wgpu.families.windows import layer_windows
 
 THETA = 500_000.0
@@ -43,20 +42,12 @@ def compose(read: ConfigReader) -> Decoder:
 
 def _ropes(read: ConfigReader, head_dim: int) -> tuple[Rope, Rope]:
     """The rotation of layers that see everything, and of those that slide."""
-    parameters = read.config.get("rope_parameters")
-    if parameters is None:  # as the first files have it: what slides is not rescaled
-        if read.number("rope_theta", THETA) != THETA:
-            raise UnsupportedModelError(
-                f"config.json: rope_theta {read.config['rope_theta']} is read in two ways by "
-                "versions of transformers: give rope_parameters of both kinds of layers instead"
-            )
-        parameters = {"full_attention": read.config.get("rope_scaling"), "sliding_attention": {}}
-    kinds = ("full_attention", "sliding_attention")
-    if not isinstance(parameters, Mapping) or not set(kinds) <= set(parameters):
-        raise UnsupportedModelError(f"config.json: rope_parameters must have {' and '.join(kinds)}")
-    config = {**read.config, "rope_parameters": {k: parameters[k] or {} for k in kinds}}
-    far, near = (read_rope(config, head_dim, layer_type=k, default_theta=THETA) for k in kinds)
-    return far, near
+    if read.config.get("rope_parameters") is None and read.number("rope_theta", THETA) != THETA:
+        raise UnsupportedModelError(
+            f"config.json: rope_theta {read.config['rope_theta']} is read in two ways by "
+            "versions of transformers: give rope_parameters of both kinds of layers instead"
+        )
+    return read_ropes_of_layers(read.config, head_dim, THETA, THETA)
 
 
 FAMILY = DecoderFamily(compose)

@@ -16,7 +16,9 @@ def compose(read: ConfigReader) -> Decoder:
     read.no_dropout("attention_dropout", "embd_pdrop", "resid_pdrop")
     read.choice("attention_bias", (None, False))
     dimensions = Dimensions.read(read)
-    rope = read_rope(read.config, dimensions.head_dim)
+    # transformers gives every such model a first length, which counts before that of RoPE's keys.
+    config = read.with_defaults(original_max_position_embeddings=4096).config
+    rope = read_rope(config, dimensions.head_dim, default_partial=1.0)
     window = read.optional_integer("sliding_window")
     attention = Attention(dimensions, rope, window, fused=True)
     mlp = FusedGatedMLP(dimensions, read_activation(read))

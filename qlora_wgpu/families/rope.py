@@ -74,26 +74,23 @@ def read_rope(
     config: Mapping[str, Any],
     head_dim: int,
     *,
-    layer_type: str | None = None,
-    default_partial: float = 1.0,
+    default_partial: float | None = None,
     default_theta: float = 10000.0,
 ) -> Rope:
-    """Reads ``rope_parameters``, or ``rope_theta`` and ``rope_scaling``.
+    """Reads ``rope_parameters``, or ``rope_theta`` and ``rope_scaling``, as transformers does.
 
     Args:
         config: A config.json.
         head_dim: Elements of a head.
-        layer_type: Which of several entries counts, where layers differ in it.
-        default_partial: The share of a head that is rotated, where no key says it.
+        default_partial: The share of a head that is rotated, where no key says it; None for
+            families that know no such share, whatever the file says.
         default_theta: The base, where no key says it.
 
     Raises:
         UnsupportedModelError: If the kind of scaling or one of its keys is not known, or a value
             is none that it can be.
     """
-    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if isinstance(parameters, Mapping) and layer_type is not None and layer_type in parameters:
-        parameters = parameters[layer_type]
+    parameters = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(parameters, Mapping):
         raise UnsupportedModelError(
             f"config.json: RoPE's parameters must be keys, got {brief(parameters)}"
@@ -102,9 +99,51 @@ def read_rope(
     values = {**parameters, "rope_theta": next(t for t in thetas if t is not None)}
     kind = _kind(values)
     _check_keys(kind, values)
-    rotary_dim = _rotary_dim(config, values, head_dim, default_partial)
+    rotary_dim = head_dim
+    if default_partial is not None:
+        rotary_dim = _rotary_dim(config, values, head_dim, default_partial)
+    elif kind != "default":  # which alone leaves a share out of account
+        _check_whole(config, values)
     scaling = KINDS[kind].scale(RopeParameters(config, values, rotary_dim))
     return Rope(rotary_dim, *scaling, KINDS[kind].by_length)
+
+
+def read_ropes_of_layers(
+    config: Mapping[str, Any], head_dim: int, theta: float, sliding_theta: float
+) -> tuple[Rope, Rope]:
+    """The rotation of layers that see everything, and of those that slide.
+
+    Args:
+        config: A config.json; its ``rope_scaling`` and ``rope_theta`` are of the first kind.
+        head_dim: Elements of a head.
+        theta: The base of the first kind, where no key says it.
+        sliding_theta: The base of the second.
+
+    Raises:
+        UnsupportedModelError: If ``rope_parameters`` has no such kinds, or as ``read_rope`` does.
+    """
+    kinds = ("full_attention", "sliding_attention")
+    both = config.get("rope_parameters")
+    both = {} if both is None else both
+    if not isinstance(both, Mapping) or not set(both) <= set(kinds):
+        raise UnsupportedModelError(
+            f"config.json: rope_parameters must have {' and '.join(kinds)}, got {both!r}"
+        )
+    full = {**(both.get(kinds[0]) or {}), **(config.get("rope_scaling") or {})}
+    base = config.get("rope_theta")
+    far = _read_entry(config, full, head_dim, theta if base is None else base)
+    return far, _read_entry(config, both.get(kinds[1]) or {}, head_dim, sliding_theta)
+
+
+def _read_entry(
+    config: Mapping[str, Any], entry: Mapping[str, Any], head_dim: int, theta: float
+) -> Rope:
+    """A rotation of one kind of layers: no other key tells of it but the model's length."""
+    # transformers looks for this one beside the kinds, where it never is.
+    parameters = {key: value for key, value in entry.items() if key != "truncate"}
+    longest = config.get("max_position_embeddings")
+    alone = {"rope_parameters": parameters, "max_position_embeddings": longest}
+    return read_rope(alone, head_dim, default_theta=theta)
 
 
 def _kind(values: Mapping[str, Any]) -> str:
@@ -139,8 +178,8 @@ def _check_keys(kind: str, values: Mapping[str, Any]) -> None:
 def _rotary_dim(
     config: Mapping[str, Any], values: Mapping[str, Any], head_dim: int, default: float
 ) -> int:
-    share = values.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    share = default if share is None else share
+    share = {"partial_rotary_factor": default, **config, **values}["partial_rotary_factor"]
+    share = 1.0 if share is None else share
     if not is_above_zero(share) or share > 1:
         raise UnsupportedModelError(
             f"config.json: partial_rotary_factor must be above 0 and at most 1, got {brief(share)}"
@@ -152,3 +191,13 @@ def _rotary_dim(
             f"{rotary_dim} elements, which is no even number above zero"
         )
     return rotary_dim
+
+
+def _check_whole(config: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Refuses a share of heads where transformers itself fails at one."""
+    share = {"partial_rotary_factor": None, **config, **values}["partial_rotary_factor"]
+    if share not in (None, 1):
+        raise UnsupportedModelError(
+            f"config.json: partial_rotary_factor {share!r} is not supported for this model_type "
+            "with RoPE that is scaled"
+        )

@@ -47,7 +47,7 @@ class RopeParameters:
     def original_length(self) -> float:
         """Positions that the model was first trained on."""
         key = "original_max_position_embeddings"
-        for length in (self.values.get(key), self.config.get(key)):
+        for length in (self.config.get(key), self.values.get(key)):
             if length is not None:
                 return _above_zero(length)
         return self.longest()
@@ -113,7 +113,7 @@ def _llama3(rope: RopeParameters) -> tuple[Frequencies, float]:
         raise UnsupportedModelError(
             "config.json: RoPE's low_freq_factor must be below its high_freq_factor"
         )
-    plain, context = rope.frequencies(), rope.number("original_max_position_embeddings")
+    plain, context = rope.frequencies(), rope.original_length()
     waves = 2 * math.pi / plain
     share = np.clip((context / waves - low) / (high - low), 0.0, 1.0).astype(np.float32)
     stretched = plain / np.float32(rope.number("factor"))
@@ -189,12 +189,7 @@ KINDS = {
     "default": Kind(_default),
     "linear": Kind(_linear, frozenset({"factor"})),
     "dynamic": Kind(_dynamic, frozenset({"factor"}), by_length=True),
-    "llama3": Kind(
-        _llama3,
-        frozenset(
-            {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
-        ),
-    ),
+    "llama3": Kind(_llama3, frozenset({"factor", "low_freq_factor", "high_freq_factor"})),
     "yarn": Kind(
         _yarn,
         frozenset({"factor"}),

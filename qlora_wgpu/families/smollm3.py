@@ -12,7 +12,7 @@ from qlora_wgpu.families.dimensions import Dimensions
 from qlora_wgpu.families.mlp import GatedMLP, read_activation
 from qlora_wgpu.families.norm import RMSNorm
 from qlora_wgpu.families.rope import read_rope
-from qlora_wgpu.families.windows import upper_windows
+from qlora_wgpu.families.windows import layer_windows
 
 
 def compose(read: ConfigReader) -> Decoder:
@@ -25,7 +25,8 @@ def compose(read: ConfigReader) -> Decoder:
     mlp = GatedMLP(dimensions, read_activation(read), read.flag("mlp_bias"))
     norm = RMSNorm(read.number("rms_norm_eps", 1e-6))
     rotated = _rotated_layers(read, dimensions.num_hidden_layers)
-    windows = upper_windows(read, dimensions.num_hidden_layers)
+    slides = read.flag("use_sliding_window") and read.config.get("sliding_window") is not None
+    windows = layer_windows(read, [slides and not turns for turns in rotated])
     return Decoder(
         dimensions,
         norm,

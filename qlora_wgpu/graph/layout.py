@@ -15,24 +15,25 @@ from qlora_wgpu.graph.launch import GraphError, Launch
 from qlora_wgpu.graph.tensor import TEXEL, Storage, Tensor, vector
 
 
-def lay_out(launches: list[Launch], profile: Profile) -> list[Launch]:
+def lay_out(launches: list[Launch], profile: Profile, *, in_textures: bool = False) -> list[Launch]:
     """Gives every tensor its memory and every launch its variant; inserts the copies.
 
     Args:
         launches: In the order they run.
         profile: How the copies are cut.
+        in_textures: Whether every tensor lies in a texture that may.
 
     Raises:
         GraphError: If a kernel insists on writing memory that its tensor does not lie in.
     """
-    _choose_memory(launches)
+    _choose_memory(launches, in_textures=in_textures)
     copies = _Copies(profile)
     for launch in launches:
         copies.place(launch)
     return copies.launches
 
 
-def _choose_memory(launches: list[Launch]) -> None:
+def _choose_memory(launches: list[Launch], *, in_textures: bool) -> None:
     intermediates: set[Tensor] = set()
     in_texture: set[Tensor] = set()
     in_buffer: set[Tensor] = set()
@@ -43,8 +44,10 @@ def _choose_memory(launches: list[Launch]) -> None:
                 intermediates.add(tensor)
                 if binding.memory == "texture":
                     in_texture.add(tensor)
-                elif binding.memory == "buffer" and binding.writable:
+                elif binding.memory == "buffer" and (binding.writable or in_textures):
                     in_buffer.add(tensor)
+                elif in_textures:
+                    in_texture.add(tensor)
     for tensor in intermediates:
         tensor.texture = tensor in in_texture and tensor not in in_buffer
 

@@ -57,17 +57,19 @@ class Plan:
         return total
 
 
-def make_plan(graph: Graph, outputs: tuple[Tensor, ...] = ()) -> Plan:
+def make_plan(graph: Graph, outputs: tuple[Tensor, ...] = (), *, in_textures: bool = False) -> Plan:
     """Plans a traced graph.
 
     Args:
         graph: What was traced.
         outputs: Intermediates that are read after the run, and therefore keep their slots.
+        in_textures: Whether all intermediates that may lie in textures do, for checks.
 
     Returns:
         A plan with only the launches that lead to an output or to bytes that outlive the run.
     """
-    launches = lay_out(_needed(graph.launches, outputs), graph.profile)
+    needed = _needed(graph.launches, outputs)
+    launches = lay_out(needed, graph.profile, in_textures=in_textures)
     slots, textures, slot_of = _assign_slots(_lifetimes(launches, outputs))
     storages = dict.fromkeys(
         t.storage for launch in launches for t in launch.tensors.values() if t.storage is not None

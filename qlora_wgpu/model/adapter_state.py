@@ -11,6 +11,7 @@ from qlora_wgpu.config import QuantConfig, load_config
 from qlora_wgpu.config.as_trained import find_run
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.program import allocate
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.lora import AdapterConfig
@@ -45,15 +46,21 @@ def neutral_parameters(layout: ModelLayout, programs: Programs, device: Device) 
     write_vector(device, adapter.parameters, flat)
     for name, lora in adapter.loras.items():
         assert lora.magnitude is not None
-        weight, graph = layout.network.modules.linears[name].weight, layout.new_graph()
-        norms = graph.float_vector("norms", weight.rows)
-        for row0, w in weight.shards(graph):
-            dora.norm(graph, w, lora, norms, row0, 0.0, plain=True)
+        graph, norms = norms_graph(layout, name)
         program = programs.from_graph(graph, (norms,))
         program.run()
         first = lora.magnitude.offset // 4
-        flat[first : first + weight.rows] = np.frombuffer(program.read(norms), np.float32)
+        flat[first : first + norms.columns] = np.frombuffer(program.read(norms), np.float32)
     return flat
+
+
+def norms_graph(layout: ModelLayout, name: str) -> tuple[Graph, Tensor]:
+    """The norms of the rows of a base's layer."""
+    weight, graph = layout.network.modules.linears[name].weight, layout.new_graph()
+    norms = graph.float_vector("norms", weight.rows)
+    for row0, w in weight.shards(graph):
+        dora.norm(graph, w, layout.adapter.loras[name], norms, row0, 0.0, plain=True)
+    return graph, norms
 
 
 def check_scaling(stored: AdapterConfig, adapter: Adapter, path: str | PathLike[str]) -> None:

@@ -11,7 +11,7 @@ from qlora_wgpu.gpu.device import ALIGNMENT, Device
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.plan import Plan, make_plan
-from qlora_wgpu.graph.tensor import Storage, vector
+from qlora_wgpu.graph.tensor import Storage, Tensor, vector
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model.network import Network
 from qlora_wgpu.model.options import StepOptions
@@ -118,6 +118,12 @@ class ModelLayout:
             objective=options.objective,
         )
         return PlannedStep(batch, make_plan(graph))
+
+    def logits_graphs(self, batch: BatchBuffers) -> tuple[Graph, Graph, Tensor]:
+        """The hidden states of a batch, and from them the logits of a few rows at a time."""
+        first, second = self.new_graph(), self.new_graph()
+        hidden = self.network.trace_hidden(first, batch)
+        return first, second, self.network.trace_logits(second, hidden, batch)
 
     def memory(self, options: StepOptions) -> Counter[str]:
         """Bytes on the device by kind while steps with these options train."""

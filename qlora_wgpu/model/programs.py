@@ -81,10 +81,7 @@ class Programs:
 
     def logits(self, batch: BatchBuffers) -> LogitsPrograms:
         """New programs for a batch, which may carry a cache of keys and values."""
-        graph = self._layout.new_graph()
-        hidden = self._layout.network.trace_hidden(graph, batch)
-        first = self.from_graph(graph)
-        graph = self._layout.new_graph()
-        logits = self._layout.network.trace_logits(graph, hidden, batch)
+        hidden, graph, logits = self._layout.logits_graphs(batch)
+        first = self.from_graph(hidden)
         head = self.from_graph(graph, (logits,))
         return LogitsPrograms(self._device, batch, first, head, logits)

@@ -14,7 +14,13 @@ from qlora_wgpu.ops.modules import Matrix
 _NOISE_KEY = zlib.crc32(b"neftune")
 
 
-def embedding(g: Graph, weight: Matrix, batch: BatchBuffers, scale: float = 1.0) -> Tensor:
+def embedding(
+    g: Graph,
+    weight: Matrix,
+    batch: BatchBuffers,
+    scale: float = 1.0,
+    noise_scale: float = 1.0,
+) -> Tensor:
     """Looks up a batch's tokens.
 
     Args:
@@ -24,6 +30,7 @@ def embedding(g: Graph, weight: Matrix, batch: BatchBuffers, scale: float = 1.0)
             adds noise in ±α / √(seq · hidden_size) to training batches (NEFTune, Jain et al.,
             2023).
         scale: What the rows are multiplied by.
+        noise_scale: What the noise is multiplied by.
 
     Returns:
         (rows, hidden_size) float32.
@@ -42,7 +49,7 @@ def embedding(g: Graph, weight: Matrix, batch: BatchBuffers, scale: float = 1.0)
                 "shard_rows": shard.rows,
                 "scale": scale,
                 "columns": y.columns,
-                "noise": batch.noise / math.sqrt(batch.seq * y.columns),
+                "noise": noise_scale * batch.noise / math.sqrt(batch.seq * y.columns),
                 **dropout_params(None),
                 "module_key": _NOISE_KEY,
             },

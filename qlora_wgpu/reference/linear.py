@@ -25,16 +25,23 @@ def backward(
 def dropout_mask(
     rows: int, stride: int, columns: int, p: float, batch_key: int, module_key: int
 ) -> Array:
-    """The mask of a module's input, bit for bit: 0 or 1 / (1 - p), (rows, columns).
+    """The mask of a module's input, bit for bit: 0 or 1 / (1 - p), (rows, columns)."""
+    bits = random_bits(rows, stride, columns, batch_key, module_key)
+    below = np.uint32(min(round((1 - p) * 2**32), 2**32 - 1))
+    mask: Array = np.where(bits < below, np.float64(np.float32(1 / (1 - p))), 0.0)
+    return mask
+
+
+def random_bits(
+    rows: int, stride: int, columns: int, batch_key: int, module_key: int
+) -> npt.NDArray[np.uint32]:
+    """Random bits of each element, (rows, columns).
 
     Element (row, column) has the index row · stride + column.
     """
     row, column = np.arange(rows, dtype=np.uint32), np.arange(columns, dtype=np.uint32)
     index: npt.NDArray[np.uint32] = row[:, None] * np.uint32(stride) + column
-    bits = _mix(_mix(index + np.uint32(batch_key)) ^ np.uint32(module_key))
-    below = np.uint32(min(round((1 - p) * 2**32), 2**32 - 1))
-    mask: Array = np.where(bits < below, np.float64(np.float32(1 / (1 - p))), 0.0)
-    return mask
+    return _mix(_mix(index + np.uint32(batch_key)) ^ np.uint32(module_key))
 
 
 def _mix(v: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:

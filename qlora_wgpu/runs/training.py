@@ -10,11 +10,12 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.runs.data import RunData, read_run_data
-from qlora_wgpu.runs.opening import OpenedModel, load_model, open_device
+from qlora_wgpu.runs.opening import OpenedModel, device_of, load_model, open_device
 from qlora_wgpu.runs.planning import plan_layout
 from qlora_wgpu.runs.reporting import write_reports
 from qlora_wgpu.runs.samples import SampleText
 from qlora_wgpu.runs.settings import AnyConfig, as_config
+from qlora_wgpu.runs.soundness import check_driver
 from qlora_wgpu.training import (
     Observer,
     RunSetup,
@@ -116,6 +117,9 @@ def _open_model(
     layout = plan_layout(settings, source.pretrained, data, device, observer)
     assert source.pretrained.folder is not None
     source.pretrained.folder.start_fingerprint()  # checkpoints keep it
+    check_driver(
+        device, lambda: device_of(settings.device), settings, layout, data.length, observer
+    )
     options = training_options(settings.train)
     model = load_model(layout, device, observer, seed=settings.train.seed, options=options)
     if settings.lora.init_from is not None:

@@ -13,6 +13,7 @@ import importlib.metadata
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import tokenizers
@@ -25,6 +26,7 @@ from qlora_wgpu.sandbox.tokenizer_parts import is_bounded
 
 _VERSION = 1  # of what is looked at; a new one looks anew
 _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+_SMALL = 1 << 20  # bytes of a file whose memory is not worth a new process
 _TRIAL = "A trial: 12 words,\n\tsome   of them naïve — 漢字. " * 4
 
 
@@ -36,15 +38,29 @@ def open_tokenizer(content: bytes) -> tokenizers.Tokenizer | ConfinedTokenizer:
     """
     seen = cache_path("tokenizers", f"{_VERSION}-{_library()}-{_hash(content)}")
     if not seen.is_file():
-        confined = ConfinedTokenizer(content)
-        if not confined.is_bounded():
-            return confined
-        confined.close()
+        if not _examine(content):
+            return ConfinedTokenizer(content)
         with suppress(OSError):  # looked at again next time
             make_cache_folder(seen.parent)
             seen.touch()
     with library_errors("the library of tokenizers refuses it"):
         return tokenizers.Tokenizer.from_buffer(content)
+
+
+def _examine(content: bytes) -> bool:
+    """Whether a tokenizer can be read, and whether each of its parts is bounded."""
+    try:
+        return bool(_examiner().call(_load_and_look, content))
+    except Stopped as err:
+        raise TokenizerError(f"it {err}") from err
+    finally:
+        if len(content) > _SMALL:  # a process keeps what it once had
+            _examiner().close()
+
+
+@lru_cache(maxsize=1)
+def _examiner() -> ChildProcess:
+    return ChildProcess("tokenizers")
 
 
 def _library() -> str:
@@ -71,10 +87,6 @@ class ConfinedTokenizer:
         """Takes the content of a tokenizer.json, which is read when it is first used."""
         self._content = content
         self._process = ChildProcess("tokenizers", (_load, content))
-
-    def is_bounded(self) -> bool:
-        """Whether each part's time and memory are bounded by a text's."""
-        return bool(self._call(_is_bounded))
 
     def close(self) -> None:
         """Ends the process."""
@@ -157,7 +169,8 @@ def _load(content: bytes) -> None:
         raise TokenizerError(f"it has a token with the id {highest}, above {TOKEN_ID}")
 
 
-def _is_bounded() -> bool:
+def _load_and_look(content: bytes) -> bool:
+    _load(content)
     with library_errors("it cannot be used"):
         _backend.decode(_backend.encode(_TRIAL).ids)
         states = {name: getattr(_backend, name) for name in _PARTS}

@@ -1,6 +1,12 @@
 """Whether a driver computes what the kernels say: every variant against its NumPy reference."""
 
 from qlora_wgpu.selfcheck.cases import checks
-from qlora_wgpu.selfcheck.results import Result, check_device, ensure_sound, variants
+from qlora_wgpu.selfcheck.results import (
+    Result,
+    check_device,
+    check_launches,
+    ensure_sound,
+    variants,
+)
 
-__all__ = ["Result", "check_device", "checks", "ensure_sound", "variants"]
+__all__ = ["Result", "check_device", "check_launches", "checks", "ensure_sound", "variants"]

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qlora_wgpu.cache_folder import cache_path, read_json
 from qlora_wgpu.checkpoint.cache_file import write_cache_file
-from qlora_wgpu.errors import DeviceError, OutOfMemoryError
+from qlora_wgpu.errors import DeviceError, DeviceLostError, OutOfMemoryError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.identity import identity
 from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, Profile
-from qlora_wgpu.selfcheck.cases import checks
-from qlora_wgpu.selfcheck.runner import Runner
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.launch import Launch
+from qlora_wgpu.selfcheck.cases import Case, cases_for, checks
+from qlora_wgpu.selfcheck.coverage import Statements, covering, fewest, statements
+from qlora_wgpu.selfcheck.runner import Runner, Traced, Tracer
 
-# Sums of float32 in any order, and one rounding of operands to bfloat16 on the way.
-BOUNDS = {"float32": 2e-5, "bfloat16": 1.2e-2}
+DTYPES = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class Result:
         variant: How its kernels were cut.
         dtype: Element type of operands.
         error: The largest, relative to the largest value; infinite where something is no number.
+        excess: The largest as a multiple of what its type allows.
         refusal: The driver's error instead of a result, if there was one.
         shaders: The files that ran.
     """
@@ -37,13 +42,14 @@ class Result:
     variant: str
     dtype: str
     error: float
+    excess: float
     refusal: str = ""
     shaders: frozenset[str] = frozenset()
 
     @property
     def good(self) -> bool:
         """Whether the driver computed it, and near enough."""
-        return not self.refusal and self.error <= BOUNDS[self.dtype]
+        return not self.refusal and self.excess <= 1.0
 
 
 def variants(device: Device) -> dict[str, Profile]:
@@ -60,43 +66,82 @@ def variants(device: Device) -> dict[str, Profile]:
     return profiles
 
 
-def check_device(device: Device, *, short: bool = False) -> Iterator[Result]:
-    """Runs all checks; with ``short`` those of the device's own kernels in bfloat16 alone."""
+def check_device(device: Device) -> Iterator[Result]:
+    """Runs all checks of all variants in both types."""
     for variant, profile in variants(device).items():
-        for dtype in BOUNDS:
-            if short and (variant, dtype) != ("own", "bfloat16"):
-                continue
-            for name, check in checks().items():
-                yield _result(device, name, check, variant, profile, dtype)
+        for dtype in DTYPES:
+            cases = cases_of(device, profile, dtype)
+            for name in checks():
+                own = [case for case in cases if case.check == name]
+                yield _result(device, own, variant, profile, dtype)
+
+
+def check_launches(device: Device, graph: Graph, launches: Iterable[Launch]) -> Iterator[Result]:
+    """Runs the checks that execute what a run's launches execute.
+
+    Args:
+        device: Where they run.
+        graph: One of the run's, for its element type and how its kernels are cut.
+        launches: All launches of the run.
+    """
+    traced = _traced(device, graph.profile, graph.dtype)
+    for case in covering(statements(launches), traced)[0]:
+        yield _result(device, [case], "own", graph.profile, graph.dtype)
+
+
+def cases_of(device: Device, profile: Profile, dtype: str) -> list[Case]:
+    """All checks in buffers, and those in textures that execute anything else."""
+    traced = _traced(device, profile, dtype)
+    chosen = [case for case in traced if not case.in_textures]
+    missing = frozenset[tuple[str, str]]().union(*traced.values())
+    missing -= frozenset[tuple[str, str]]().union(*(traced[case] for case in chosen))
+    return chosen + fewest(missing, traced)
+
+
+def _traced(device: Device, profile: Profile, dtype: str) -> dict[Case, Statements]:
+    """What each check executes."""
+    traced = {}
+    for case in cases_for(profile):
+        run = Tracer(device, profile, dtype, in_textures=case.in_textures)
+        with suppress(Traced):
+            case.function(run, *case.arguments)
+        traced[case] = statements(run.launches)
+    return traced
 
 
 def ensure_sound(
     device: Device,
     open_device: Callable[[], Device],
+    graph: Graph,
+    launches: Iterable[Launch],
     progress: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Runs the short form once per GPU, driver, version and shaders.
+    """Checks a run's kernels, once per GPU, driver, version and statements of their shaders.
 
     Args:
         device: The device that is to be used.
         open_device: Opens the same GPU once more, so that nothing of the check stays on it.
+        graph: One of the run's, for its element type and how its kernels are cut.
+        launches: All launches of the run.
         progress: Called with what is going on.
 
     Raises:
         DeviceError: If the driver computes wrongly; it is not remembered then.
     """
-    key = identity(device)
+    launches = list(launches)
+    key = _key(device, graph, launches)
     passed = _read()
     if key in passed:
         return
     progress("checking that the driver computes rightly, once")
-    wrong = [result for result in check_device(open_device(), short=True) if not result.good]
+    results = list(check_launches(open_device(), graph, launches))
+    wrong = [result for result in results if not result.good]
     if wrong:
         first = wrong[0]
         what = first.refusal or f"{first.error:.1e} away from what it should be"
         raise DeviceError(
             f"{device.name} ({device.gpu.info['description'] or 'driver not told'}) does not "
-            f"compute rightly: {first.check} is {what} ({len(wrong)} of {len(checks())} checks "
+            f"compute rightly: {first.check} is {what} ({len(wrong)} of {len(results)} checks "
             "fail); "
             "update the driver, choose another GPU (device.gpu) or backend "
             "(device.backend), and see `qlora-wgpu doctor --check`"
@@ -105,22 +150,29 @@ def ensure_sound(
     write_cache_file(cache_file(), json.dumps([*passed, key]) + "\n")
 
 
+def _key(device: Device, graph: Graph, launches: list[Launch]) -> str:
+    """A name of the device, how its kernels are cut, and all statements that run."""
+    needed = sorted(statements(launches))
+    parts = [identity(device), repr(graph.profile), graph.dtype, needed]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
 def _result(
-    device: Device,
-    name: str,
-    check: Callable[[Runner], None],
-    variant: str,
-    profile: Profile,
-    dtype: str,
+    device: Device, cases: list[Case], variant: str, profile: Profile, dtype: str
 ) -> Result:
-    run = Runner(device, profile, dtype)
-    try:
-        check(run)
-    except OutOfMemoryError:
-        raise
-    except Exception as err:  # whatever a driver's compiler or its validation raises
-        return Result(name, variant, dtype, float("inf"), _reason(err))
-    return Result(name, variant, dtype, run.worst, shaders=frozenset(run.shaders))
+    name, error, excess = cases[0].check, 0.0, 0.0
+    shaders: set[str] = set()
+    for case in cases:
+        run = Runner(device, profile, dtype, in_textures=case.in_textures)
+        try:
+            case.function(run, *case.arguments)
+        except (OutOfMemoryError, DeviceLostError):
+            raise
+        except Exception as err:  # whatever a driver's compiler or its validation raises
+            return Result(name, variant, dtype, float("inf"), float("inf"), _reason(err))
+        error, excess = max(error, run.worst), max(excess, run.excess)
+        shaders |= run.shaders
+    return Result(name, variant, dtype, error, excess, shaders=frozenset(shaders))
 
 
 def _reason(err: Exception) -> str:

@@ -12,7 +12,8 @@ from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.graph.dtype import ceil_div, pad_rows
 from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.plan import make_plan
+from qlora_wgpu.graph.launch import Launch
+from qlora_wgpu.graph.plan import Plan, make_plan
 from qlora_wgpu.graph.program import Program, SlotPool, allocate
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, row
 from qlora_wgpu.model import batch_encoding
@@ -20,6 +21,11 @@ from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
 
 Array = npt.NDArray[np.float64]
 
+
+# What float32 sums may be off by in any order, relative to the largest value.
+SUMS = 2e-5
+# What storing a value in its type may change of it: half a unit of its last place.
+ROUNDING = {"float32": 0.0, "bfloat16": 2.0**-8}
 
 # NaN as float32, and in both halves as bfloat16: what is read before it is written shows.
 POISON = 0x7FC17FC1
@@ -38,16 +44,33 @@ class Runner:
     Attributes:
         graph: The graph that ops are traced into.
         worst: The largest error of what was compared so far, relative to the largest value.
-        shaders: The files that ran.
+        excess: The largest error as a multiple of what is allowed.
+        launches: What ran.
     """
 
-    def __init__(self, device: Device, profile: Profile, dtype: str) -> None:
-        """Starts an empty graph of an element type, with kernels cut as the profile says."""
+    def __init__(
+        self, device: Device, profile: Profile, dtype: str, *, in_textures: bool = False
+    ) -> None:
+        """Starts an empty graph.
+
+        Args:
+            device: Where it will run.
+            profile: How kernels are cut.
+            dtype: The element type of operands.
+            in_textures: Whether all that may lie in textures does, instead of what must.
+        """
         self.device = device
         self.dtype = dtype
         self.graph = Graph(dtype, profile, device.max_binding)
         self.worst = 0.0
-        self.shaders: set[str] = set()
+        self.excess = 0.0
+        self.launches: list[Launch] = []
+        self._in_textures = in_textures and profile.textures
+
+    @property
+    def shaders(self) -> set[str]:
+        """The files that ran."""
+        return {launch.path for launch in self.launches}
 
     def rounded(self, array: Array) -> Array:
         """An array as an operand holds it."""
@@ -78,9 +101,10 @@ class Runner:
         ids: npt.NDArray[np.int64] | None = None,
         targets: npt.NDArray[np.int64] | None = None,
         dropout_key: int | None = None,
+        noise: float = 0.0,
     ) -> BatchBuffers:
         """A batch of these inputs."""
-        buffers = make_batch_buffers(*mask.shape)
+        buffers = make_batch_buffers(*mask.shape, noise=noise)
         ids = np.zeros_like(mask) if ids is None else ids
         buffers.storage.data = batch_encoding.encode_batch(
             buffers, ids, mask, targets, dropout_key=dropout_key
@@ -103,9 +127,31 @@ class Runner:
         program = self._run(outputs)
         return [self._rows(program, t)[:, : t.columns].copy().view(np.uint32) for t in outputs]
 
+    def _plan(self, outputs: tuple[Tensor, ...]) -> Plan:
+        if self._in_textures:
+            self._move_inputs()
+        intermediates = tuple(t for t in outputs if t.storage is None)
+        plan = make_plan(self.graph, intermediates, in_textures=self._in_textures)
+        self.launches += plan.launches
+        return plan
+
+    def _move_inputs(self) -> None:
+        """Puts what was given into textures where every reader takes that."""
+        readers: dict[Storage, list[tuple[Tensor, str]]] = {}
+        for launch in self.graph.launches:
+            for name, tensor in launch.tensors.items():
+                if tensor.storage is not None:
+                    use = tensor, launch.shader.bindings[name].memory
+                    readers.setdefault(tensor.storage, []).append(use)
+        for storage, uses in readers.items():
+            movable = storage.label == "given" and storage.buffer is None
+            if movable and all(memory != "buffer" and t.rows > 1 for t, memory in uses):
+                storage.texture = True
+                for tensor, _ in uses:
+                    tensor.texture = True
+
     def _run(self, outputs: tuple[Tensor, ...]) -> Program:
-        plan = make_plan(self.graph, tuple(t for t in outputs if t.storage is None))
-        self.shaders |= {launch.path for launch in plan.launches}
+        plan = self._plan(outputs)
         for tensor in outputs:  # an op may hand on what it was given
             if tensor.storage is not None:
                 allocate(self.device, tensor.storage)
@@ -127,11 +173,58 @@ class Runner:
         return flat.reshape(tensor.rows, tensor.stride)
 
     def _array(self, program: Program, tensor: Tensor) -> Array:
-        return self._rows(program, tensor)[:, : tensor.columns].astype(np.float64)
+        rows = self._rows(program, tensor)
+        written = ~np.isnan(rows).all(axis=1)
+        if rows[written, tensor.columns :].any():
+            self.excess = float("inf")  # kernels count on zeros there
+        return rows[:, : tensor.columns].astype(np.float64)
 
-    def compare(self, got: Array, expected: Array) -> None:
-        """Notes how far a result is from its reference; NaN counts as infinitely far."""
-        scale = max(float(np.abs(expected).max(initial=0.0)), 1e-30)
-        apart = np.abs(np.asarray(got) - expected) / scale
-        error = float(np.where(np.isfinite(apart), apart, np.inf).max(initial=0.0))
-        self.worst = max(self.worst, error)
+    def compare(
+        self,
+        got: Array,
+        expected: Array,
+        dtype: str = "float32",
+        *,
+        inner: float = 0.0,
+        by_row: bool = False,
+    ) -> None:
+        """Notes how far a result is from its reference; NaN counts as infinitely far.
+
+        Args:
+            got: The result.
+            expected: What it should be.
+            dtype: The type that it is stored in, and so rounded to.
+            inner: What roundings on the way to it allow besides, relative to the largest value.
+            by_row: Whether each row is measured by its own largest value.
+        """
+        sizes = np.abs(expected)
+        largest = sizes.max(axis=-1, keepdims=True, initial=0.0) if by_row else sizes.max(initial=0)
+        scale = np.maximum(largest, 1e-30)
+        apart = np.abs(np.asarray(got) - expected)
+        apart = np.where(np.isfinite(apart), apart, np.inf)
+        allowed = (SUMS + inner) * scale + ROUNDING[dtype] * sizes
+        self.worst = max(self.worst, float((apart / scale).max(initial=0.0)))
+        self.excess = max(self.excess, float((apart / allowed).max(initial=0.0)))
+
+    def compare_exactly(self, got: Array, expected: Array) -> None:
+        """Notes whether a result has every bit of its reference; NaN is like NaN."""
+        same = np.asarray(got) == expected
+        if not (same | (np.isnan(got) & np.isnan(expected))).all():
+            self.worst = self.excess = float("inf")
+
+
+class Traced(Exception):
+    """A check has traced all that it launches."""
+
+
+class Tracer(Runner):
+    """Notes what a check would run, and ends it there."""
+
+    def run(self, *outputs: Tensor) -> list[Array]:
+        """Notes the launches.
+
+        Raises:
+            Traced: Always.
+        """
+        self._plan(outputs)
+        raise Traced

@@ -13,6 +13,8 @@ import numpy.typing as npt
 from qlora_wgpu.config import Config
 from qlora_wgpu.data import Batch, Example, bucket_length, collate, epoch_order
 from qlora_wgpu.data.packing import pack
+from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.limits import STEPS
 
 Rows = list[tuple[int, ...]]
 
@@ -48,6 +50,9 @@ class BatchPlan:
         Args:
             lengths: Tokens of each example.
             config: How they are packed, batched and repeated.
+
+        Raises:
+            ConfigError: If it makes more steps than there can be.
         """
         train, data = config.train, config.data
         rows: Rows = [(i,) for i in range(len(lengths))]
@@ -55,7 +60,12 @@ class BatchPlan:
             rows = pack(lengths, max(data.max_seq_length, int(lengths.max())))
         batches = math.ceil(len(rows) / train.per_device_train_batch_size)
         per_epoch = math.ceil(batches / train.gradient_accumulation_steps)
-        total = math.ceil(train.num_train_epochs * per_epoch)
+        total = train.num_train_epochs * per_epoch
+        if train.max_steps < 0 and total > STEPS:
+            raise ConfigError(
+                f"train.num_train_epochs = {train.num_train_epochs:g} makes {total:.3g} steps, "
+                f"more than {STEPS:,}: lower it, or set train.max_steps"
+            )
         return cls(
             rows=rows,
             lengths=np.array([lengths[list(row)].sum() for row in rows], np.int64),
@@ -64,7 +74,7 @@ class BatchPlan:
             seed=train.seed,
             grouped=data.group_by_length and not data.packing,
             steps_per_epoch=per_epoch,
-            total_steps=train.max_steps if train.max_steps > 0 else total,
+            total_steps=train.max_steps if train.max_steps > 0 else math.ceil(total),
         )
 
     @property

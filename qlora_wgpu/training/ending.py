@@ -25,9 +25,9 @@ def finish(run: Run, evaluator: Evaluator) -> None:
         TrainingError: If the held-out loss is not finite.
     """
     log_window(run)
+    if run.saved_at != run.state.step:
+        run.save()  # measuring may take long, and an adapter alone cannot be gone on with
     if evaluator.is_pending:
-        if run.saved_at != run.state.step:
-            run.save()  # measuring may take long
         evaluator.measure(run.state.step)
     _adopt_best(run)
     with _final_parameters(run):

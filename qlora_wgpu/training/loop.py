@@ -14,7 +14,6 @@ from qlora_wgpu.training.batching import BatchPlan, padded_batch
 from qlora_wgpu.training.evaluation import Evaluator
 from qlora_wgpu.training.optimizer import Optimizer
 from qlora_wgpu.training.run import Run
-from qlora_wgpu.training.schedule import learning_rates
 from qlora_wgpu.training.step_log import StepLog, SubmittedStep
 from qlora_wgpu.training.stopping import StopRequest
 
@@ -47,7 +46,6 @@ class TrainingLoop:
         self._log = StepLog(run)
         self._readback = Readback(run.model.device, *run.model.stats_window)
         self._submitted: deque[SubmittedStep] = deque()
-        self._rates = learning_rates(run.config.optim, plan.total_steps)
 
     def run(self) -> bool:
         """Does the steps; whether somebody stopped it."""
@@ -60,6 +58,8 @@ class TrainingLoop:
             except OutOfMemoryError as err:
                 raise self._saved_after(err) from err
             self._finish_all()
+        if not stop.requested:
+            self._log.check_end()
         return stop.requested
 
     def _saved_after(self, error: OutOfMemoryError) -> OutOfMemoryError:
@@ -88,7 +88,7 @@ class TrainingLoop:
         self._optimizer.step(step)
         self._readback.request()
         self._run.model.zero_stats()
-        self._submitted.append(SubmittedStep(step, float(self._rates[step - 1]), tokens))
+        self._submitted.append(SubmittedStep(step, self._optimizer.rate(step), tokens))
         return True
 
     def _follow(self, step: int) -> None:

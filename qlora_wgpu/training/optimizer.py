@@ -5,10 +5,43 @@ from __future__ import annotations
 import numpy as np
 
 from qlora_wgpu.config import OptimConfig
-from qlora_wgpu.graph.tensor import Storage, vector
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.tensor import Storage, Tensor, vector
+from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.ops.adamw import AdamWConfig, AdamWState, adamw
-from qlora_wgpu.training.schedule import step_table
+from qlora_wgpu.training.schedule import STEP_NUMBERS, Schedule
+
+
+def trace_update(
+    graph: Graph, adapter: Adapter, stats: Tensor, info: Tensor, optim: OptimConfig
+) -> None:
+    """Adds the launches of one update.
+
+    Args:
+        graph: What they are added to.
+        adapter: Whose parameters are updated.
+        stats: The micro-batches' sums.
+        info: The step's learning rates and bias corrections.
+        optim: AdamW's constants.
+    """
+    state = AdamWState(
+        parameters=adapter.parameters,
+        gradient=adapter.gradient,
+        first_moment=adapter.first_moment,
+        second_moment=adapter.second_moment,
+        step_info=info,
+        stats=stats,
+        split=adapter.b_begin,
+    )
+    config = AdamWConfig(
+        adam_beta1=optim.adam_beta1,
+        adam_beta2=optim.adam_beta2,
+        adam_epsilon=optim.adam_epsilon,
+        weight_decay=optim.weight_decay,
+        max_grad_norm=optim.max_grad_norm,
+    )
+    adamw(graph, state, config)
 
 
 class Optimizer:
@@ -23,37 +56,22 @@ class Optimizer:
             total_steps: Steps of the whole run.
         """
         self._model = model
-        self._table = step_table(optim, total_steps)
-        info = Storage("step info", "inputs", self._table[0].nbytes)
-        self._info = vector("step_info", self._table.shape[1], "float32", info)
-        adapter = model.adapter
-        state = AdamWState(
-            parameters=adapter.parameters,
-            gradient=adapter.gradient,
-            first_moment=adapter.first_moment,
-            second_moment=adapter.second_moment,
-            step_info=self._info,
-            stats=model.stats,
-            split=adapter.b_begin,
-        )
+        self._schedule = Schedule(optim, total_steps)
+        info = Storage("step info", "inputs", 4 * STEP_NUMBERS)
+        self._info = vector("step_info", STEP_NUMBERS, "float32", info)
         graph = model.new_graph()
-        adamw(
-            graph,
-            state,
-            AdamWConfig(
-                adam_beta1=optim.adam_beta1,
-                adam_beta2=optim.adam_beta2,
-                adam_epsilon=optim.adam_epsilon,
-                weight_decay=optim.weight_decay,
-                max_grad_norm=optim.max_grad_norm,
-            ),
-        )
+        trace_update(graph, model.adapter, model.stats, self._info, optim)
         self._program = model.new_program(graph)
+        adapter = model.adapter
         zeros = np.zeros(adapter.length, np.float32)
         model.write_flat(adapter.first_moment, zeros)
         model.write_flat(adapter.second_moment, zeros)
 
     def step(self, step: int) -> None:
         """Queues the update of step 1, 2, …; does not wait. The gradient is zeroed by it."""
-        self._model.write_flat(self._info, self._table[step - 1])
+        self._model.write_flat(self._info, self._schedule.row(step))
         self._program.run()
+
+    def rate(self, step: int) -> float:
+        """The learning rate of step 1, 2, …."""
+        return self._schedule.rate(step)

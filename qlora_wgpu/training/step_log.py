@@ -28,7 +28,7 @@ class StepLog:
     def __init__(self, run: Run) -> None:
         """Has seen no step yet."""
         self._run = run
-        self._divergence = Divergence()
+        self._divergence = Divergence(math.log(run.model.architecture.vocab_size))
 
     def finish(self, submitted: SubmittedStep, data: bytes) -> None:
         """Takes in a step's sums.
@@ -49,13 +49,22 @@ class StepLog:
         if submitted.step % self._run.config.log.logging_steps == 0:
             log_window(self._run)
 
+    def check_end(self) -> None:
+        """Looks back once all steps are done.
+
+        Raises:
+            TrainingError: If a run of few steps has diverged.
+        """
+        if reason := self._divergence.ended():
+            raise self._run.failure(f"the loss has diverged: as the run ends, {reason}")
+
     def _check(self, step: int, loss: float, labels: int, norm: float) -> None:
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise self._run.failure(f"the loss or its gradient is no longer finite at step {step}")
-        if labels and self._divergence.diverged(loss / labels):
+        if labels and (reason := self._divergence.diverged(loss / labels, norm)):
             raise self._run.failure(
-                f"the loss has diverged: {loss / labels:.2f} at step {step}, and for ten "
-                "steps far above the first ones"
+                f"the loss has diverged: {loss / labels:.2f} at step {step}, and for ten steps "
+                f"{reason}"
             )
 
 

@@ -135,6 +135,26 @@ TOKENIZER_FILES: dict[str, dict[str, Any]] = {
 }
 
 
+def write_adapter(folder: Path) -> None:
+    """A sound adapter of one layer."""
+    folder.mkdir()
+    name = "base_model.model.model.layers.0.self_attn.q_proj"
+    arrays = {f"{name}.lora_A.weight": (2, 8), f"{name}.lora_B.weight": (8, 2)}
+    write_safetensors(
+        folder / "adapter_model.safetensors",
+        {key: np.zeros(shape, np.float32) for key, shape in arrays.items()},
+    )
+    config = {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 2, "lora_alpha": 4,
+        "lora_dropout": 0.0,
+        "target_modules": ["q_proj"], "bias": "none", "use_rslora": False, "use_dora": False,
+        "rank_pattern": {}, "alpha_pattern": {}, "layers_to_transform": None,
+        "init_lora_weights": True,
+        "modules_to_save": None, "base_model_name_or_path": "x", "fan_in_fan_out": False,
+    }  # fmt: skip
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+
+
 class Folders:
     """Sound folders of every family, whose files are changed one at a time."""
 
@@ -143,7 +163,7 @@ class Folders:
         self.place = place
         for name, config in self.configs.items():
             self._write_model(place / name, config)
-        self._write_adapter(place / "adapter")
+        write_adapter(place / "adapter")
         (place / "tokenizer").mkdir()
         tiny_backend().save(str(place / "tokenizer" / "tokenizer.json"))
         self.adapter = json.loads((place / "adapter" / "adapter_config.json").read_text())
@@ -164,24 +184,6 @@ class Folders:
                 shapes[f"{spec.name}.bias"] = (spec.out_features,)
         arrays = {name: np.zeros(shape, np.float16) for name, shape in shapes.items()}
         write_safetensors(folder / "model.safetensors", arrays)
-
-    def _write_adapter(self, folder: Path) -> None:
-        folder.mkdir()
-        name = "base_model.model.model.layers.0.self_attn.q_proj"
-        arrays = {f"{name}.lora_A.weight": (2, 8), f"{name}.lora_B.weight": (8, 2)}
-        write_safetensors(
-            folder / "adapter_model.safetensors",
-            {key: np.zeros(shape, np.float32) for key, shape in arrays.items()},
-        )
-        config = {
-            "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 2, "lora_alpha": 4,
-            "lora_dropout": 0.0,
-            "target_modules": ["q_proj"], "bias": "none", "use_rslora": False, "use_dora": False,
-            "rank_pattern": {}, "alpha_pattern": {}, "layers_to_transform": None,
-            "init_lora_weights": True,
-            "modules_to_save": None, "base_model_name_or_path": "x", "fan_in_fan_out": False,
-        }  # fmt: skip
-        (folder / "adapter_config.json").write_text(json.dumps(config))
 
     def model(self, rng: random.Random) -> Case:
         """A mutated config.json beside sound weights."""

@@ -167,7 +167,7 @@ def test_mistakes(place, monkeypatch, capsys, args):
     (place / "run.yaml").write_text(json.dumps(config))
     monkeypatch.setattr(sys, "argv", ["qlora-wgpu", *args])
     with pytest.raises(SystemExit) as caught:
-        cli.main()
+        cli.run_command()
     output = capsys.readouterr()
     assert caught.value.code == 2 and not OBEYED.search(output.err + output.out)
     assert r"\x1b[2J" in output.err

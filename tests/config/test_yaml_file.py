@@ -500,6 +500,8 @@ N = 1 << 17  # bytes; all of these took over ten seconds at a MiB
         (f"a: [{'a: 1,' * (N // 6)}]", "10,000 keys and values"),
         ("".join(f"key{i}:\n" for i in range(4000)), "and 3980 more"),
         (f"log: {{report_to: [{'a,' * 4000}]}}", "and 3980 more"),
+        (f"? {'k' * (N // 2)}\n: 1", "has a key that is longer than 500 characters"),
+        ('"a\\nb": 1', "or holds a control character"),
         (f"lora: {{target_modules: '{'(' * 1500 + ')' * 1500}'}}", "no regular expression"),
         (f"lora: {{target_modules: 'a{{{2**80}}}'}}", "no regular expression"),
     ],

@@ -8,9 +8,13 @@ import pytest
 from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.gpu import wgsl
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.graph.plan import make_plan
+from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.kernels import kernels
 from qlora_wgpu.kernels.gemm import MatrixUnits
 from qlora_wgpu.kernels.kernel import Kernel
+from qlora_wgpu.ops.adamw import AdamWConfig, AdamWState, adamw
+from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.selfcheck import check_device, checks, ensure_sound, results, variants
 from qlora_wgpu.selfcheck.runner import Runner
 
@@ -60,21 +64,41 @@ def broken(monkeypatch):
     wgsl.load_shader.cache_clear()
 
 
-def test_wrong_results_are_refused_and_not_remembered(device, broken, monkeypatch, tmp_path):
+@pytest.fixture
+def sound(device, monkeypatch, tmp_path):
+    """Checks a run of AdamW and a rotation, what was passed kept in a folder of the test's."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def checking(progress=lambda text: None, shape=(3, 48), dtype="bfloat16"):
+        run = Runner(device, device.profile, dtype)
+        batch = run.batch(np.ones((1, shape[0]), np.int64))
+        table = run.graph.constant("table", np.zeros((shape[0], 12, 2), np.float32))
+        y = rope(run.graph, run.operand(np.zeros(shape)), table, batch, 24, 24, interleaved=True)
+        flat = [vector("flat", 8, "float32", Storage("", "check", 32)) for _ in range(6)]
+        adamw(run.graph, AdamWState(*flat), AdamWConfig())
+        launches = make_plan(run.graph, (y,)).launches
+        ensure_sound(device, Device, run.graph, launches, progress)
+
+    return checking
+
+
+def test_wrong_results_are_refused_and_not_remembered(sound, broken):
     broken("adamw/update.wgsl", "sqrt(new_v)", "new_v")
     for _ in range(2):
-        with pytest.raises(DeviceError, match=r"does not compute rightly: optimizer is .*1 of \d+"):
-            ensure_sound(device, Device)
+        with pytest.raises(DeviceError, match=r"does not compute rightly: optimizer is .* of \d+"):
+            sound()
     assert not results.cache_file().exists()
 
 
-def test_a_driver_that_refuses_a_shader(device, broken, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    broken("rope/rotate.wgsl", "fn each", "fn other")
-    broken("rope/rotate_texture.wgsl", "fn each", "fn other")
+def test_a_driver_that_refuses_a_shader(sound, broken):
+    broken("rope/rotate.wgsl", "fn rotated", "fn other")
     with pytest.raises(DeviceError, match="rope is "):
-        ensure_sound(device, Device)
+        sound()
+
+
+def test_what_a_run_does_not_launch_is_not_checked(sound, broken):
+    broken("glu/forward.wgsl", "fn each", "fn other")
+    sound()
 
 
 @pytest.mark.parametrize(
@@ -99,16 +123,17 @@ def test_a_refusal_is_the_line_that_says_what_is_wrong(message, reason):
     assert results._reason(ValueError(message)) == reason
 
 
-def test_a_sound_driver_is_remembered(device, monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_a_sound_driver_is_remembered_for_what_was_checked(device, sound):
     messages = []
     before = device.memory.total
-    ensure_sound(device, Device, messages.append)
+    sound(messages.append)
     assert device.memory.total == before  # nothing of it stays
     assert len(messages) == 1 and len(json.loads(results.cache_file().read_text())) == 1
-    monkeypatch.setattr("qlora_wgpu.selfcheck.results.check_device", None)  # not run again
-    ensure_sound(device, Device, messages.append)
+    sound(messages.append)
+    sound(messages.append, shape=(5, 72))  # sizes are no reason
     assert len(messages) == 1
+    sound(messages.append, dtype="float32")
+    assert len(messages) == 2 and len(json.loads(results.cache_file().read_text())) == 2
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -23,8 +23,8 @@ def refuse(event, details):
         raise OSError("no connection is to be opened")
 
 sys.addaudithook(refuse)
-from qlora_wgpu.cli import main
-main()
+from qlora_wgpu.cli import run_command
+run_command()
 """
 
 
@@ -60,7 +60,7 @@ def place(tmp_path_factory):
 
 
 def test_the_guard_sees_connections(place):
-    script = GUARDED.replace("from qlora_wgpu.cli import main\nmain()", "")
+    script = GUARDED.replace("from qlora_wgpu.cli import run_command\nrun_command()", "")
     script += "import urllib.request\nurllib.request.urlopen('http://127.0.0.1:9')\n"
     assert "CONNECTS: socket." in run(place, script=script).stderr
 
@@ -90,5 +90,5 @@ def test_a_message_of_the_hub_shows_no_token(place, monkeypatch, capsys):
     monkeypatch.setenv("HF_TOKEN", SECRET)
     monkeypatch.setattr(sys, "argv", ["qlora-wgpu", "data", str(place / "run.yaml")])
     with pytest.raises(SystemExit):
-        cli.main()
+        cli.run_command()
     assert "https://***@host/?token=***" in capsys.readouterr().err

@@ -5,15 +5,35 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
-from qlora_wgpu.selfcheck.runner import Runner
+from qlora_wgpu.gpu.profile import Profile
+from qlora_wgpu.selfcheck.cases.common import arguments_of
 
 _PREFIX = "check_"
 
 
-def checks() -> dict[str, Callable[[Runner], None]]:
-    """All checks by their names."""
-    functions: dict[str, Callable[[Runner], None]] = {}
+@dataclass(frozen=True)
+class Case:
+    """A check with its arguments.
+
+    Attributes:
+        check: The check's name.
+        function: Takes a ``Runner`` and the arguments.
+        arguments: One of those that the function is decorated with.
+        in_textures: Whether all that may lie in textures does, instead of what must.
+    """
+
+    check: str
+    function: Callable[..., None]
+    arguments: tuple[Any, ...]
+    in_textures: bool
+
+
+def checks() -> dict[str, Callable[..., None]]:
+    """The functions of all checks by their names."""
+    functions: dict[str, Callable[..., None]] = {}
     for module in sorted(module.name for module in pkgutil.iter_modules(__path__)):
         members = vars(importlib.import_module(f"{__name__}.{module}"))
         functions |= {
@@ -22,3 +42,14 @@ def checks() -> dict[str, Callable[[Runner], None]]:
             if name.startswith(_PREFIX)
         }
     return functions
+
+
+def cases_for(profile: Profile) -> list[Case]:
+    """All checks with all their arguments, in every memory that a profile's kernels use."""
+    places = (False, True) if profile.textures else (False,)
+    return [
+        Case(name, function, arguments, in_textures)
+        for name, function in checks().items()
+        for arguments in arguments_of(function)
+        for in_textures in places
+    ]

@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import ExpertSpec, LinearSpec
+from qlora_wgpu.graph.tensor import Tensor, matrix
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.selfcheck.runner import Array
+
+CheckT = TypeVar("CheckT", bound=Callable[..., None])
 
 ROWS = 37
 ONES = np.ones((1, ROWS), np.int64)
 KEY = 12345  # of dropout
+
+
+def each(*arguments: tuple[Any, ...]) -> Callable[[CheckT], CheckT]:
+    """Marks a check that is run once with each of these arguments."""
+
+    def mark(check: CheckT) -> CheckT:
+        vars(check)["arguments"] = arguments
+        return check
+
+    return mark
+
+
+def arguments_of(check: Callable[..., None]) -> tuple[tuple[Any, ...], ...]:
+    """What a check is run with; nothing, once, if it is not marked."""
+    marked: tuple[tuple[Any, ...], ...] = vars(check).get("arguments", ((),))
+    return marked
 
 
 def normal(name: str, *shape: int) -> Array:
@@ -21,15 +42,33 @@ def normal(name: str, *shape: int) -> Array:
     return np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape)
 
 
+def uneven(name: str, rows: int, columns: int) -> Array:
+    """Normal numbers whose rows are of several sizes, so small that a norm's ε counts, too."""
+    sizes = np.array([1.0, 2e-3, 30.0])[np.arange(rows) % 3, None]
+    scaled: Array = normal(name, rows, columns) * sizes
+    return scaled
+
+
 def filled_adapter(
     config: LoraConfig, linears: list[LinearSpec], experts: list[ExpertSpec] | None = None
 ) -> tuple[Adapter, dict[str, Array]]:
-    """An adapter with normal numbers, its gradient zero, and its parts as float32 holds them."""
+    """An adapter of normal numbers, its gradient so far one; and its parts in float32."""
     adapter = Adapter(config, linears, experts or [])
     parts = adapter.split(adapter.initial(0))
     values = {n: normal(n, *a.shape).astype(np.float32) for n, a in parts.items()}
     flat = adapter.join(values)
-    for vector, data in ((adapter.parameters, flat), (adapter.gradient, np.zeros_like(flat))):
+    for vector, data in ((adapter.parameters, flat), (adapter.gradient, np.ones_like(flat))):
         assert vector.storage is not None
         vector.storage.data = data
     return adapter, {name: array.astype(np.float64) for name, array in values.items()}
+
+
+def whole_gradient(adapter: Adapter) -> Tensor:
+    """The flat vector of an adapter's gradients."""
+    return matrix("gradient", 1, adapter.length, "float32", adapter.gradient.storage)
+
+
+def joined(adapter: Adapter, gradients: dict[str, Array]) -> Array:
+    """The flat vector that was one before these gradients, by names, were added to it."""
+    values = {name: array.astype(np.float32) for name, array in gradients.items()}
+    return adapter.join(values)[None].astype(np.float64) + 1.0

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
+from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.activation import activation
 from qlora_wgpu.ops.columns import columns
 from qlora_wgpu.ops.glu import glu
@@ -14,93 +17,142 @@ from qlora_wgpu.reference import activation as activation_reference
 from qlora_wgpu.reference import glu as glu_reference
 from qlora_wgpu.reference import layer_norm as layer_norm_reference
 from qlora_wgpu.reference import rms_norm as rms_norm_reference
-from qlora_wgpu.selfcheck.cases.common import ROWS, normal
-from qlora_wgpu.selfcheck.runner import Runner
+from qlora_wgpu.selfcheck.cases.common import ROWS, each, normal, uneven
+from qlora_wgpu.selfcheck.runner import Array, Runner
+
+_Maker = Callable[[Array], Tensor]
+_WIDE = 530  # more than a row's threads take at once
 
 
-def check_rms_norm(run: Runner) -> None:
-    """y and dx, which is added to the residual's gradient."""
-    x, dy, weight = normal("x", ROWS, 130), normal("dy", ROWS, 130), normal("weight", 130)
-    skip = normal("skip", ROWS, 130)
-    tx, tskip = run.float32(x, grad=True), run.float32(skip, grad=True)
+def _types(run: Runner, rounded_first: bool) -> tuple[_Maker, _Maker]:
+    """What makes the first gradient, and the second one."""
+    return (run.operand, run.float32) if rounded_first else (run.float32, run.operand)
+
+
+@each((True,), (False,))
+def check_rms_norm(run: Runner, rounded_first: bool) -> None:
+    """y, and dx of two uses, each with a gradient of its own type; one adds to a residual."""
+    x, weight, skip = uneven("x", ROWS, _WIDE), normal("weight", _WIDE), normal("skip", ROWS, _WIDE)
+    dy, dz = normal("dy", ROWS, _WIDE), normal("dz", ROWS, _WIDE)
+    tskip = (run.operand if rounded_first else run.float32)(skip, grad=True)
+    tx = run.float32(x, grad=True)
     y = rms_norm(run.graph, tx, run.float32(weight), 1e-5)
     z = rms_norm(run.graph, tx, run.float32(weight), 1e-5, residual=tskip)
-    run.graph.add_gradient(z, run.float32(dy))
-    dx, dskip = run.gradients(y, run.operand(dy), tx, tskip)
+    first, second = _types(run, rounded_first)
+    run.graph.add_gradient(z, first(dz))
+    dx, dskip = run.gradients(y, second(dy), tx, tskip)
     got_y, got_z, got_dx, got_skip = run.run(y, z, dx, dskip)
+    dy, dz = (dy, run.rounded(dz)) if rounded_first else (run.rounded(dy), dz)
+    x = np.asarray(x, np.float32).astype(np.float64)
     exact = rms_norm_reference.forward(x, weight, 1e-5)
-    run.compare(got_y, exact)
-    run.compare(got_z, exact + skip)
-    run.compare(got_skip, dy)
-    run.compare(got_dx, rms_norm_reference.backward(dy + run.rounded(dy), x, weight, 1e-5))
+    run.compare(got_y, exact, y.dtype, by_row=True)
+    skip = run.rounded(skip) if rounded_first else skip
+    run.compare(got_z, exact + skip, z.dtype, by_row=True)
+    run.compare(got_skip, dz, dskip.dtype)
+    run.compare(got_dx, rms_norm_reference.backward(dy + dz, x, weight, 1e-5), by_row=True)
 
 
-def check_layer_norm(run: Runner) -> None:
-    """y and dx."""
-    x, dy = normal("x", ROWS, 130), normal("dy", ROWS, 130)
-    weight, bias = normal("weight", 130), normal("bias", 130)
+@each((True, True), (False, True), (True, False), (False, False))
+def check_layer_norm(run: Runner, has_bias: bool, rounded_first: bool) -> None:
+    """y and dx of two uses, each with a gradient of its own type."""
+    x, weight, bias = uneven("x", ROWS, _WIDE), normal("weight", _WIDE), normal("bias", _WIDE)
+    dy, dz = normal("dy", ROWS, _WIDE), normal("dz", ROWS, _WIDE)
+    x += 0.5 * np.abs(x).max(axis=1, keepdims=True)  # a mean to be taken away
     tx = run.float32(x, grad=True)
-    y = layer_norm(run.graph, tx, run.float32(weight), run.float32(bias), 1e-5)
-    got_y, got_dx = run.run(y, *run.gradients(y, run.float32(dy), tx))
-    run.compare(got_y, layer_norm_reference.forward(x, weight, bias, 1e-5))
-    run.compare(got_dx, layer_norm_reference.backward(dy, x, weight, 1e-5))
+    tbias = run.float32(bias) if has_bias else None
+    y = layer_norm(run.graph, tx, run.float32(weight), tbias, 1e-5)
+    z = layer_norm(run.graph, tx, run.float32(weight), tbias, 1e-5)
+    first, second = _types(run, rounded_first)
+    run.graph.add_gradient(z, first(dz))
+    got_y, got_dx = run.run(y, *run.gradients(y, second(dy), tx))
+    dy, dz = (dy, run.rounded(dz)) if rounded_first else (run.rounded(dy), dz)
+    x = np.asarray(x, np.float32).astype(np.float64)
+    exact = layer_norm_reference.forward(x, weight, bias * has_bias, 1e-5)
+    run.compare(got_y, exact, y.dtype, by_row=True)
+    run.compare(got_dx, layer_norm_reference.backward(dy + dz, x, weight, 1e-5), by_row=True)
 
 
-def check_glu(run: Runner) -> None:
+def _slopes(name: str) -> Array:
+    """Inputs of an activation: normal ones, and those from where it is flat on both sides."""
+    x = 3 * normal(name, ROWS, 52)
+    x[:, ::5] = np.linspace(-30, 30, x[:, ::5].size).reshape(ROWS, -1)
+    return x
+
+
+@each(("silu",), ("gelu_pytorch_tanh",), ("gelu",))
+def check_glu(run: Runner, name: str) -> None:
     """SwiGLU and GeGLU with their gradients."""
-    for name in ("silu", "gelu_pytorch_tanh", "gelu"):
-        gate, up, dy = (normal(n, ROWS, 52) for n in ("gate", "up", "dy"))
-        tensors = [run.operand(3 * gate, grad=True), run.operand(up, grad=True)]
-        y = glu(run.graph, tensors[0], tensors[1], name)
-        got = run.run(y, *run.gradients(y, run.float32(dy), *tensors))
-        gate, up = run.rounded(3 * gate), run.rounded(up)
-        run.compare(got[0], glu_reference.forward(gate, up, name))
-        expected = glu_reference.backward(dy, gate, up, name)
-        for gradient, exact in zip(got[1:], expected, strict=True):
-            run.compare(gradient, exact)
+    gate, up, dy = _slopes("gate"), normal("up", ROWS, 52), normal("dy", ROWS, 52)
+    tensors = [run.operand(gate, grad=True), run.operand(up, grad=True)]
+    y = glu(run.graph, tensors[0], tensors[1], name)
+    gradients = run.gradients(y, run.float32(dy), *tensors)
+    got = run.run(y, *gradients)
+    gate, up = run.rounded(gate), run.rounded(up)
+    run.compare(got[0], glu_reference.forward(gate, up, name), y.dtype)
+    expected = glu_reference.backward(dy, gate, up, name)
+    for value, exact, gradient in zip(got[1:], expected, gradients, strict=True):
+        run.compare(value, exact, gradient.dtype)
 
 
-def check_activation(run: Runner) -> None:
+@each(*((name, exact) for name in ("gelu", "silu", "gelu_pytorch_tanh") for exact in (True, False)))
+def check_activation(run: Runner, name: str, exact_gradient: bool) -> None:
     """y and dx, with a gradient of each type."""
-    for dtype in ("float32", run.dtype):
-        x, dy = 3 * normal("x", ROWS, 52), normal("dy", ROWS, 52)
-        tx = run.operand(x, grad=True)
-        y = activation(run.graph, tx, "gelu")
-        cotangent = run.float32(dy) if dtype == "float32" else run.operand(dy)
-        got_y, got_dx = run.run(y, *run.gradients(y, cotangent, tx))
-        x = run.rounded(x)
-        dy = dy if dtype == "float32" else run.rounded(dy)
-        run.compare(got_y, activation_reference.forward(x, "gelu"))
-        run.compare(got_dx, dy * activation_reference.slope(x, "gelu"))
+    x, dy = _slopes("x"), normal("dy", ROWS, 52)
+    tx = run.operand(x, grad=True)
+    y = activation(run.graph, tx, name)
+    cotangent = run.float32(dy) if exact_gradient else run.operand(dy)
+    (dx,) = run.gradients(y, cotangent, tx)
+    got_y, got_dx = run.run(y, dx)
+    x = run.rounded(x)
+    dy = dy if exact_gradient else run.rounded(dy)
+    run.compare(got_y, activation_reference.forward(x, name), y.dtype)
+    run.compare(got_dx, dy * activation_reference.slope(x, name), dx.dtype)
 
 
-def check_columns(run: Runner) -> None:
+@each((True,), (False,))
+def check_columns(run: Runner, rounded_first: bool) -> None:
     """Slices that overlap, and the sum of their gradients."""
-    x, dys = normal("x", ROWS, 45), (normal("dy", ROWS, 14), normal("dz", ROWS, 21))
+    x, dys = normal("x", ROWS, 45), [normal("dy", ROWS, 14), normal("dz", ROWS, 21)]
     tx = run.operand(x, grad=True)
     slices = [columns(run.graph, tx, 3, 14), columns(run.graph, tx, 9, 21)]
-    run.graph.add_gradient(slices[0], run.float32(dys[0]))
-    (dx,) = run.gradients(slices[1], run.operand(dys[1]), tx)
+    first, second = _types(run, rounded_first)
+    run.graph.add_gradient(slices[0], first(dys[0]))
+    (dx,) = run.gradients(slices[1], second(dys[1]), tx)
     *got, got_dx = run.run(*slices, dx)
+    rounded = 0 if rounded_first else 1
+    dys[rounded] = run.rounded(dys[rounded])
     exact = np.zeros_like(x)
     exact[:, 3:17] += dys[0]
-    exact[:, 9:30] += run.rounded(dys[1])
-    run.compare(got[0], run.rounded(x)[:, 3:17])
-    run.compare(got[1], run.rounded(x)[:, 9:30])
+    exact[:, 9:30] += dys[1]
+    run.compare_exactly(got[0], run.rounded(x)[:, 3:17])
+    run.compare_exactly(got[1], run.rounded(x)[:, 9:30])
     run.compare(got_dx, exact)
 
 
 def check_types(run: Runner) -> None:
     """Copies in another type, and gradients of both types added up."""
-    x, dys = normal("x", ROWS, 45), (normal("dy", ROWS, 45), normal("dz", ROWS, 45))
+    x, dys = normal("x", ROWS, 45), [normal(name, ROWS, 45) for name in ("dy", "dz", "dw", "dv")]
     tx = run.float32(x, grad=True)
     y = cast(run.graph, tx)
     z = as_float32(run.graph, y)
-    w = cast(run.graph, tx)
-    for tensor, dy in ((z, dys[0]), (w, dys[1])):
-        run.graph.add_gradient(tensor, run.operand(dy))
+    copies = [z, *(cast(run.graph, tx) for _ in dys[1:])]
+    for index, (tensor, dy) in enumerate(zip(copies, dys, strict=True)):
+        run.graph.add_gradient(tensor, (run.float32, run.operand)[index % 2](dy))
     run.graph.backward()
     got_dx, *got_z = run.run(run.graph.gradient_of(tx), *([z] if z is not tx else []))
     for got in got_z:
-        run.compare(got, run.rounded(x))
-    run.compare(got_dx, run.rounded(dys[0]) + run.rounded(dys[1]))
+        run.compare_exactly(got, run.rounded(x))
+    exact = [(run.rounded(dy) if index % 2 else dy) for index, dy in enumerate(dys)]
+    run.compare(got_dx, np.sum(exact, axis=0))
+
+
+def check_rounding(run: Runner) -> None:
+    """Every bit of what is rounded: ties to both sides, infinities and NaN."""
+    high = np.arange(0x3F70, 0x3F90, dtype=np.uint32)[:, None] << 16
+    low = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
+    bits = np.concatenate([(high | low).ravel(), (high | low).ravel() | 0x80000000])
+    special = [0x7F800000, 0xFF800000, 0x7F7FFFFF, 0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF]
+    x = np.concatenate([bits, np.array(special, np.uint32)]).view(np.float32)[None]
+    y = cast(run.graph, run.float32(x.astype(np.float64)))
+    (got,) = run.run(as_float32(run.graph, y))
+    run.compare_exactly(got, run.rounded(x.astype(np.float64)))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import zlib
+from dataclasses import replace
+
 import numpy as np
 
 from qlora_wgpu.graph.tensor import Storage, Tensor, vector
@@ -12,84 +16,151 @@ from qlora_wgpu.ops.embedding import embedding
 from qlora_wgpu.ops.modules import DenseMatrix, Head
 from qlora_wgpu.reference import adamw as adamw_reference
 from qlora_wgpu.reference import cross_entropy as cross_entropy_reference
-from qlora_wgpu.selfcheck.cases.common import ONES, ROWS, normal
-from qlora_wgpu.selfcheck.runner import Array, Runner
+from qlora_wgpu.reference import embedding as embedding_reference
+from qlora_wgpu.selfcheck.cases.common import KEY, ONES, ROWS, each, normal
+from qlora_wgpu.selfcheck.runner import ROUNDING, Array, Runner
 
-_VOCAB = 331
+_VOCAB, _COLUMNS = 1101, 68
+_BATCH = (3, 131)  # more labels than one workgroup adds up at once
 
 
-def _targets() -> np.ndarray:
-    targets = np.random.default_rng(1).integers(0, _VOCAB, (1, ROWS))
-    targets[0, ::3] = IGNORE_INDEX
+def _targets(*shape: int) -> np.ndarray:
+    targets = np.random.default_rng(1).integers(0, _VOCAB, shape)
+    targets[:, ::3] = IGNORE_INDEX
+    targets[:, 1], targets[:, 2] = 0, _VOCAB - 1
     return targets
 
 
-def _loss(run: Runner, softcap: float | None, smoothing: float, z_loss: float) -> None:
-    columns, targets = 20, _targets()
-    hidden, head = normal("hidden", ROWS, columns), normal("head", _VOCAB, columns)
-    th, stats = run.operand(hidden, grad=True), run.float32(np.zeros((1, 4)))
-    matrix = DenseMatrix(_VOCAB, columns, ((0, run.operand(head)),))
+def _head(run: Runner, head: Array, softcap: float | None) -> Head:
+    """A head in two shards, the logits of few rows at once."""
+    g = run.graph
+    g.profile = replace(g.profile, logits_bytes=4 * _VOCAB * 112, head_block=256)
+    pieces = tuple((i, run.operand(head[i : i + 600])) for i in (0, 600))
+    return Head(DenseMatrix(_VOCAB, _COLUMNS, pieces), 0.7, softcap)
+
+
+@each(
+    *((cap, *objective) for cap in (None, 5.0) for objective in ((0.0, 0.0), (0.1, 0.01))),
+)
+def check_cross_entropy(
+    run: Runner, softcap: float | None, smoothing: float, z_loss: float
+) -> None:
+    """Summed loss through lm_head, and the gradient of the hidden states, in several chunks."""
+    rows, targets = math.prod(_BATCH), _targets(*_BATCH)
+    hidden, head = normal("hidden", rows, _COLUMNS), normal("head", _VOCAB, _COLUMNS)
+    th = run.operand(hidden, grad=True)
+    stats = run.float32(np.array([[1000.0, 7.0, 3.0, 4.0]]))
+    batch = run.batch(np.ones(_BATCH, np.int64), targets=targets)
     cross_entropy(
-        run.graph, th, Head(matrix, 0.7, softcap), run.batch(ONES, targets=targets), stats,
-        gradient=True, objective=Objective(smoothing, z_loss),
+        run.graph, th, _head(run, head, softcap), batch, stats, gradient=True,
+        objective=Objective(smoothing, z_loss),
     )  # fmt: skip
     got_stats, got = run.run(stats, run.graph.gradient_of(th))
     hidden, head = run.rounded(hidden), run.rounded(head)
     options = (0.7, softcap, smoothing, z_loss)
-    loss = cross_entropy_reference.forward(hidden, head, targets[0], *options)
-    run.compare(got_stats[0, :2], np.array([loss, np.sum(targets != IGNORE_INDEX)]))
-    run.compare(got, cross_entropy_reference.backward(hidden, head, targets[0], *options))
+    flat = targets.ravel()
+    loss = cross_entropy_reference.forward(hidden, head, flat, *options)
+    labels = np.sum(flat != IGNORE_INDEX)
+    for value, exact in zip(got_stats[0], (1000.0 + loss, 7.0 + labels, 3.0, 4.0), strict=True):
+        run.compare(value, np.array(exact))
+    exact = cross_entropy_reference.backward(hidden, head, flat, *options)
+    # The logits' gradient is an operand.
+    run.compare(got, exact, inner=ROUNDING[run.dtype])
 
 
-def check_cross_entropy(run: Runner) -> None:
-    """Summed loss through lm_head, and the gradient of the hidden states."""
-    _loss(run, None, 0.0, 0.0)
-    _loss(run, 5.0, 0.1, 0.01)
+@each((None, True), (5.0, True), (None, False))
+def check_logits(run: Runner, softcap: float | None, labels: bool) -> None:
+    """Logits of the rows that have a label, capped, and the loss without a gradient.
+
+    It is small, as every label is the likeliest: an error of the logarithm shows.
+    """
+    hidden, head = normal("hidden", ROWS, _COLUMNS), normal("head", _VOCAB, _COLUMNS)
+    hidden *= np.array([0.3, 3.0])[np.arange(ROWS) % 2, None]
+    exact = 0.7 * run.rounded(hidden) @ run.rounded(head).T
+    exact = exact if softcap is None else softcap * np.tanh(exact / softcap)
+    targets = np.where(_targets(1, ROWS) == IGNORE_INDEX, IGNORE_INDEX, exact.argmax(axis=1))
+    rows = np.flatnonzero(targets[0] != IGNORE_INDEX)
+    batch = run.batch(ONES, targets=targets)
+    first, count = 5, len(rows) - 2  # some before, and three that are none
+    module, th = _head(run, head, softcap), run.operand(hidden)
+    logits = logits_of_rows(run.graph, th, module, batch, first, count)
+    stats = run.float32(np.array([[0.5, 7.0, 3.0, 4.0]]))
+    if labels:
+        cross_entropy(run.graph, th, module, batch, stats, gradient=False)
+    got, got_stats = run.run(logits, stats)
+    run.compare(got[: len(rows) - first], exact[rows[first:]])
+    if labels:
+        options = (run.rounded(hidden), run.rounded(head), targets[0], 0.7, softcap, 0.0, 0.0)
+        loss = cross_entropy_reference.forward(*options)
+        for value, sum_ in zip(got_stats[0], (0.5 + loss, 7.0 + len(rows)), strict=False):
+            run.compare(value, np.array(sum_))
 
 
-def check_logits(run: Runner) -> None:
-    """Logits of the rows that have a label, capped."""
-    hidden, head = normal("hidden", ROWS, 20), normal("head", _VOCAB, 20)
-    matrix = DenseMatrix(_VOCAB, 20, ((0, run.operand(head)),))
-    rows = np.flatnonzero(_targets()[0] != IGNORE_INDEX)
-    batch = run.batch(ONES, targets=_targets())
-    head_of = Head(matrix, softcap=5.0)
-    logits = logits_of_rows(run.graph, run.operand(hidden), head_of, batch, 0, len(rows))
-    (got,) = run.run(logits)
-    exact = run.rounded(hidden)[rows] @ run.rounded(head).T
-    run.compare(got, 5.0 * np.tanh(exact / 5.0))
-
-
-def check_embedding(run: Runner) -> None:
-    """Looked-up rows, in two shards."""
-    weight, ids = normal("weight", 83, 20), np.random.default_rng(2).integers(0, 83, (1, ROWS))
+@each((0.0, None), (5.0, KEY), (5.0, None))
+def check_embedding(run: Runner, noise: float, key: int | None) -> None:
+    """Looked-up rows, in two shards, and their noise."""
+    rows, columns = 83, 21
+    weight = normal("weight", rows, columns)
+    ids = np.random.default_rng(2).permutation(rows)[None]
     pieces = tuple((i, run.operand(weight[i : i + 48])) for i in (0, 48))
-    y = embedding(run.graph, DenseMatrix(83, 20, pieces), run.batch(ONES, ids), 2.0)
+    batch = run.batch(np.ones_like(ids), ids, dropout_key=key, noise=noise)
+    y = embedding(run.graph, DenseMatrix(rows, columns, pieces), batch, 2.0)
     (got,) = run.run(y)
-    run.compare(got, 2.0 * run.rounded(weight)[ids[0]])
+    exact = 2.0 * run.rounded(weight)[ids[0]]
+    if key is not None:
+        most = noise / math.sqrt(rows * columns)
+        module = zlib.crc32(b"neftune")
+        exact += embedding_reference.noise(rows, y.stride, columns, most, key, module)
+    run.compare(got, exact)
 
 
-def check_optimizer(run: Runner) -> None:
-    """Norm, clipping and two steps of AdamW."""
-    length, config = 1216, AdamWConfig(weight_decay=0.1)
-    state = adamw_reference.State(normal("p", length), np.zeros(length), np.zeros(length))
+def _flat(values: Array) -> Tensor:
+    data = np.asarray(values, np.float32)
+    return vector("flat", data.size, "float32", Storage("flat", "check", data.nbytes, data))
 
-    def flat(values: Array) -> Tensor:
-        data = np.asarray(values, np.float32)
-        return vector("flat", data.size, "float32", Storage("flat", "check", data.nbytes, data))
 
-    p, m, v = state.p.copy(), state.m.copy(), state.v.copy()
+@each((1.0, 17.0, 1.0), (0.0, 17.0, 1.0), (1e4, 17.0, 1.0), (1.0, 0.0, 1.0), (1.0, 17.0, np.nan),
+      (1.0, 17.0, np.inf), (1.0, 17.0, -np.inf), (1.0, 17.0, 1e19))  # fmt: skip
+def check_optimizer(run: Runner, max_norm: float, tokens: float, factor: float) -> None:
+    """Two steps of AdamW: clipped or not, without labels, and refused for their norm."""
+    length, split = 1216, 500
+    state = adamw_reference.State(
+        normal("p", length), 0.1 * normal("m", length), 0.1 * normal("v", length) ** 2
+    )
+    config = AdamWConfig(weight_decay=0.1, max_grad_norm=max_norm, adam_epsilon=1e-3)
+    updates = tokens > 0 and factor == 1.0
     for t in (1, 2):
         gradient = 3 * normal(f"gradient {t}", length)
-        info = np.array([1e-2, 1 - 0.9**t, np.sqrt(1 - 0.999**t), 1e-2])
-        tensors = [flat(a) for a in (p, gradient, m, v, info, np.array([9.0, 17.0, 7.0, 7.0]))]
-        tp, tg, tm, tv, step, stats = tensors
-        adamw(run.graph, AdamWState(tp, tg, tm, tv, step, stats), config)
-        p, m, v = (a[0] for a in run.run(tp, tm, tv))
+        gradient[1111 if factor != 1e19 else slice(None)] *= factor
+        info = np.array([1e-2, 1 - 0.9**t, np.sqrt(1 - 0.999**t), 3e-2])
+        given = (state.p, gradient, state.m, state.v, info, np.array([9.0, tokens, 7.0, 7.0]))
+        tp, tg, tm, tv, step, stats = map(_flat, given)
+        adamw(run.graph, AdamWState(tp, tg, tm, tv, step, stats, split), config)
+        p, m, v, got_stats, got_gradient = (a[0] for a in run.run(tp, tm, tv, stats, tg))
         run.graph.launches.clear()
-        adamw_reference.step(
-            state, gradient, 17, t, lr=1e-2, beta1=0.9, beta2=0.999, epsilon=1e-8,
-            weight_decay=0.1, max_norm=1.0,
-        )  # fmt: skip
-    for got, exact in ((p, state.p), (m, state.m), (v, state.v)):
-        run.compare(got, exact)
+        run.compare_exactly(got_gradient, np.zeros(length))
+        if not updates:
+            for got, kept in ((p, state.p), (m, state.m), (v, state.v)):
+                run.compare_exactly(got, kept.astype(np.float32))
+            run.compare_exactly(got_stats[3], np.array(0.0))
+            is_norm = np.isfinite(got_stats[2]) == (tokens == 0 or factor == 1e19)
+            run.compare_exactly(got_stats[[0, 1]], np.array([9.0, tokens]))
+            run.compare_exactly(np.array(float(is_norm or factor == 1e19)), np.array(1.0))
+            continue
+        parts, norm = [], 0.0
+        for rate in (info[0], info[3]):
+            part = replace(state)
+            norm = adamw_reference.step(
+                part, gradient, int(tokens), t, lr=rate, beta1=0.9, beta2=0.999, epsilon=1e-3,
+                weight_decay=0.1, max_norm=max_norm,
+            )  # fmt: skip
+            parts.append(part)
+        first = np.arange(length) < split
+        exact = replace(parts[0], p=np.where(first, parts[0].p, parts[1].p))
+        for got, value in ((p, exact.p), (m, exact.m), (v, exact.v)):
+            run.compare(got, value)
+        clipped = min(1.0, max_norm / (norm + 1e-6)) if max_norm > 0 else 1.0
+        for value, stat in zip(got_stats, (9.0, tokens, norm, clipped / tokens), strict=True):
+            run.compare(value, np.array(stat))
+        run.compare(p - state.p.astype(np.float32), exact.p - state.p, inner=1e-4)
+        state = replace(exact, p=p, m=m, v=v)

@@ -1,59 +1,140 @@
-"""A mixture of experts: routing, the experts' layer, and what comes back."""
+"""A mixture of experts: routing, the experts' layers, and what comes back."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import ExpertSpec
+from qlora_wgpu.graph.tensor import Storage
+from qlora_wgpu.model.nf4_weights import (
+    codebook_tensor,
+    device_arrays,
+    fits_words,
+    format_of,
+    lay_out,
+    words,
+)
 from qlora_wgpu.ops.experts import expert_linear
-from qlora_wgpu.ops.modules import DenseExperts, ExpertLinear
+from qlora_wgpu.ops.modules import DenseExperts, ExpertLinear, ExpertMatrix
 from qlora_wgpu.ops.routing import combine, permute, route
+from qlora_wgpu.quant import quantize_nf4
 from qlora_wgpu.reference import experts as reference
-from qlora_wgpu.selfcheck.cases.common import ONES, ROWS, filled_adapter, normal
-from qlora_wgpu.selfcheck.runner import Runner
+from qlora_wgpu.selfcheck.cases.common import (
+    each,
+    filled_adapter,
+    joined,
+    normal,
+    whole_gradient,
+)
+from qlora_wgpu.selfcheck.runner import ROUNDING, Array, Runner
 
-_EXPERTS, _TOP_K, _INNER, _OUTER = 5, 2, 36, 20
-_STACK = ExpertSpec("mlp.experts", "up_proj", _EXPERTS, _OUTER, _INNER)
+_ROWS, _EXPERTS, _TOP_K = 150, 5, 2
+_NAMES = ("gate_proj", "up_proj")
 
 
-def _mixture(run: Runner, normalized: bool) -> None:
-    x, dy = normal("x", ROWS, _INNER), normal("dy", ROWS, _OUTER)
-    logits, skip = normal("logits", ROWS, _EXPERTS), normal("skip", ROWS, _OUTER)
-    w = normal("w", _EXPERTS, _OUTER, _INNER)
-    config = LoraConfig(r=3, lora_alpha=3, target_modules=["up_proj"])
-    adapter, parts = filled_adapter(config, [], [_STACK])
-    pieces = ((0, 2, run.operand(w[:2].reshape(-1, _INNER))),
-              (2, 3, run.operand(w[2:].reshape(-1, _INNER))))  # fmt: skip
-    experts = DenseExperts(_EXPERTS, _OUTER, _INNER, pieces)
-    layer = ExpertLinear("up", experts, adapter.expert_loras[_STACK.name])
-    g, tx, tlogits = run.graph, run.operand(x, grad=True), run.float32(logits, grad=True)
+def _logits() -> Array:
+    """Router's outputs: one expert has more than a tile's rows, one none, and some are equal."""
+    logits = normal("logits", _ROWS, _EXPERTS) + np.array([0.0, -9.0, 2.0, 0.0, 0.0])
+    logits[::7, 4] = logits[::7, 0] = 3.0
+    exact: Array = logits.astype(np.float32).astype(np.float64)
+    return exact
+
+
+def _dense(run: Runner, w: Array) -> tuple[ExpertMatrix, Array]:
+    """Experts in two shards, and their weights as they are held."""
+    experts, outer, inner = w.shape
+    pieces = tuple(
+        (first, count, run.operand(w[first : first + count].reshape(-1, inner)))
+        for first, count in ((0, 2), (2, 3))
+    )
+    return DenseExperts(experts, outer, inner, pieces), run.rounded(w)
+
+
+def _quantized(run: Runner, w: Array, double: bool = False) -> tuple[ExpertMatrix, Array]:
+    """Experts of 4 bits, two at a time, and their weights as they are decoded."""
+    parts = [quantize_nf4(part.astype(np.float32), 64, double) for part in w]
+    form, codebook = format_of(parts[0]), None
+    if run.graph.profile.textures and fits_words(form, w.shape[2]):
+        codebook = codebook_tensor(form, Storage)
+
+    def keep(label: str, nbytes: int) -> Storage:
+        return Storage(label, "check", nbytes)
+
+    matrix, storages = lay_out("w", w.shape[1:], form, len(w), keep, codebook)
+    for leaf, storage in storages.items():
+        each_one = [words(device_arrays(part)[leaf]) for part in parts]
+        size = storage.nbytes // 4 // len(w)
+        storage.data = np.stack([np.pad(a, (0, size - a.size)) for a in each_one])
+    run.graph.max_binding = 2 * run.operand(np.zeros(w.shape[1:])).nbytes
+    held = np.stack([run.rounded(part.dequantize().astype(np.float64)) for part in parts])
+    return matrix, held
+
+
+_STORED: dict[str, Callable[[Runner, Array], tuple[ExpertMatrix, Array]]] = {
+    "dense": _dense,
+    "nf4": _quantized,
+    "double": partial(_quantized, double=True),
+}
+
+
+@each(
+    (36, 20, "dense", True, True),
+    (36, 68, "dense", False, True),
+    (96, 68, "nf4", True, False),
+    (36, 20, "nf4", False, False),
+    (64, 20, "double", True, True),
+    (36, 68, "double", True, True),
+)
+def check_experts(
+    run: Runner, inner: int, outer: int, storage: str, normalized: bool, has_adapter: bool
+) -> None:
+    """Two layers of all experts, added up: y, dx, and the gradients of router and adapter."""
+    g = run.graph
+    x, dy, skip = (
+        normal("x", _ROWS, inner),
+        normal("dy", _ROWS, outer),
+        normal("skip", _ROWS, outer),
+    )
+    stacks = [ExpertSpec("mlp.experts", name, _EXPERTS, outer, inner) for name in _NAMES]
+    config = LoraConfig(r=11, lora_alpha=11, target_modules=list(_NAMES))
+    adapter, parts = filled_adapter(config, [], stacks)
+    logits = _logits()
+    tx, tlogits = run.operand(x, grad=True), run.float32(logits, grad=True)
     routing = route(g, tlogits, _TOP_K, normalized=normalized)
-    y = expert_linear(g, permute(g, tx, routing), layer, routing, run.batch(ONES))
-    y = combine(g, y, routing, run.float32(skip))
-    dx, dlogits = run.gradients(y, run.float32(dy), tx, tlogits)
-    got_y, got_dx, got_dlogits, flat = run.run(y, dx, dlogits, adapter.gradient)
-    factors = {leaf: np.stack([parts[n] for n in sorted(parts) if leaf in n])
-               for leaf in ("lora_A", "lora_B")}  # fmt: skip
-    a, b = factors["lora_A"], factors["lora_B"]
-    full = run.rounded(w.reshape(-1, _INNER)).reshape(w.shape) + b @ a
+    batch, permuted = run.batch(np.ones((1, _ROWS), np.int64)), permute(g, tx, routing)
+    y, full, factors = run.float32(skip), [], []
+    for stack in stacks:
+        w = normal(f"w of {stack.leaf}", _EXPERTS, outer, inner)
+        weight, held = _STORED[storage](run, w)
+        lora = adapter.expert_loras[stack.name] if has_adapter else None
+        made = expert_linear(g, permuted, ExpertLinear("up", weight, lora), routing, batch)
+        y = combine(g, made, routing, y)
+        names = sorted(n for n in parts if stack.leaf in n)
+        a, b = (np.stack([parts[n] for n in names if leaf in n]) for leaf in ("lora_A", "lora_B"))
+        full.append(held + has_adapter * (b @ a))
+        factors.append((names, a, b))
+    gradients = run.gradients(y, run.float32(dy), tx, tlogits)
+    flat = [whole_gradient(adapter)] if has_adapter else []
+    got_y, got_x, got_logits, *got_flat = run.run(y, *gradients, *flat)
     x = run.rounded(x)
     ids, weights = reference.route(logits, _TOP_K, normalized=normalized)
-    dx_exact, dweights, dw = reference.mix_backward(dy, x, ids, weights, full)
-    run.compare(got_y, reference.mix(x, ids, weights, full) + skip)
-    run.compare(got_dx, dx_exact)
-    dlogits_exact = reference.route_backward(dweights, logits, ids, normalized=normalized)
-    run.compare(got_dlogits, dlogits_exact)
-    gradients = adapter.split(flat[0].astype(np.float32))
-    names = sorted(gradients)
-    for leaf, exact in (
-        ("lora_A", np.swapaxes(b, 1, 2) @ dw),
-        ("lora_B", dw @ np.swapaxes(a, 1, 2)),
-    ):
-        run.compare(np.stack([gradients[n] for n in names if leaf in n]).astype(np.float64), exact)
-
-
-def check_experts(run: Runner) -> None:
-    """Checks experts with and without weights that sum up to one."""
-    _mixture(run, True)
-    _mixture(run, False)
+    total, dtotal, dweights = skip, np.zeros_like(x), np.zeros_like(weights)
+    by_name: dict[str, Array] = {}
+    for w, (names, a, b) in zip(full, factors, strict=True):
+        total = total + reference.mix(x, ids, weights, w)
+        dx, dw_part, dw = reference.mix_backward(dy, x, ids, weights, w)
+        dtotal, dweights = dtotal + dx, dweights + dw_part
+        both = (("lora_A", np.swapaxes(b, 1, 2) @ dw), ("lora_B", dw @ np.swapaxes(a, 1, 2)))
+        for leaf, exact in both:
+            by_name |= dict(zip([n for n in names if leaf in n], exact, strict=True))
+    # What experts make, and what comes back to them, are operands.
+    run.compare(got_y, total, inner=ROUNDING[run.dtype])
+    run.compare(got_x, dtotal, inner=ROUNDING[run.dtype])
+    exact = reference.route_backward(dweights, logits, ids, normalized=normalized)
+    run.compare(got_logits, exact, inner=ROUNDING[run.dtype])
+    for values in got_flat:
+        run.compare(values, joined(adapter, by_name), inner=ROUNDING[run.dtype])

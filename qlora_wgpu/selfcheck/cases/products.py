@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import LinearSpec
 from qlora_wgpu.graph.dtype import padded
-from qlora_wgpu.graph.tensor import row_blocks
+from qlora_wgpu.graph.tensor import Tensor, row_blocks
+from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model.weights import nf4_matrix
 from qlora_wgpu.ops import dora
 from qlora_wgpu.ops.linear import linear
@@ -15,46 +18,137 @@ from qlora_wgpu.ops.modules import DenseMatrix, Linear
 from qlora_wgpu.quant import quantize_nf4
 from qlora_wgpu.reference import dora as dora_reference
 from qlora_wgpu.reference import linear as linear_reference
-from qlora_wgpu.selfcheck.cases.common import KEY, ONES, ROWS, filled_adapter, normal
-from qlora_wgpu.selfcheck.runner import Runner
+from qlora_wgpu.selfcheck.cases.common import (
+    KEY,
+    ROWS,
+    each,
+    filled_adapter,
+    joined,
+    normal,
+    whole_gradient,
+)
+from qlora_wgpu.selfcheck.runner import ROUNDING, Array, Runner
 
-_NAME = "model.layers.0.x"
-
-
-def check_dequantization(run: Runner) -> None:
-    """NF4 codes, singly and doubly quantized, whole words and not."""
-    for shape in ((37, 20), (21, 96), (5, 7)):
-        for double in (True, False):
-            quantized = quantize_nf4(normal("w", *shape).astype(np.float32), 64, double)
-            weight = nf4_matrix("w", quantized, textures=run.graph.profile.textures)
-            shards = [shard for _, shard in weight.shards(run.graph)]
-            exact = run.rounded(quantized.dequantize().astype(np.float64))
-            run.compare(np.concatenate(run.run(*shards)), exact)
+_NAMES = ("model.layers.0.q_proj", "model.layers.0.up_proj")
 
 
-def check_linear(run: Runner) -> None:
-    """y, dx, dA and dB of a layer with LoRA and dropout, a bias and a residual, in two shards."""
-    inner, outer, r = 72, 130, 5
-    x, dy, w = normal("x", ROWS, inner), normal("dy", ROWS, outer), normal("w", outer, inner)
-    bias, skip = normal("bias", outer), normal("skip", ROWS, outer)
-    config = LoraConfig(r=r, lora_alpha=r, lora_dropout=0.3)
-    adapter, parts = filled_adapter(config, [LinearSpec(_NAME, outer, inner)])
-    lora = adapter.loras[_NAME]
-    pieces = tuple((i, run.operand(w[i : i + 72])) for i in range(0, outer, 72))
-    layer = Linear("x", DenseMatrix(outer, inner, pieces), run.float32(bias), lora)
+@each(*((shape, double) for shape in ((37, 20), (90, 96), (5, 7)) for double in (True, False)))
+def check_dequantization(run: Runner, shape: tuple[int, int], double: bool) -> None:
+    """NF4 codes, singly and doubly quantized, whole words and not, in several shards."""
+    weights = normal("w", *shape) * np.geomspace(0.1, 10, shape[0])[:, None]
+    quantized = quantize_nf4(weights.astype(np.float32), 64, double)
+    weight = nf4_matrix("w", quantized, textures=run.graph.profile.textures)
+    run.graph.max_binding = 32 * run.operand(np.zeros((1, shape[1]))).nbytes
+    shards = [shard for _, shard in weight.shards(run.graph)]
+    exact = run.rounded(quantized.dequantize().astype(np.float64))
+    run.compare(np.concatenate(run.run(*shards)), exact, shards[0].dtype, by_row=True)
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    rows: int
+    inner: int
+    outer: int
+    r: int
+
+
+_ODD = _Sizes(ROWS, 72, 130, 5)
+_LARGE = _Sizes(150, 530, 530, 37)  # more than one workgroup makes, or adds up at once
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What a layer has: the output is an operand, float32, or float32 with a residual."""
+
+    bias: bool
+    output: str
+    dropout: float
+    sizes: _Sizes = _ODD
+    adapter: bool = True
+
+
+@each(
+    (_Options(True, "residual", 0.3),),
+    (_Options(False, "residual", 0.0, _LARGE),),
+    (_Options(False, "operand", 0.3, _LARGE),),
+    (_Options(True, "operand", 0.0),),
+    (_Options(True, "float32", 0.3),),
+    (_Options(False, "float32", 0.0),),
+    (_Options(False, "float32", 0.0, adapter=False),),
+    (_Options(False, "operand", 0.0, adapter=False),),
+    (_Options(True, "residual", 0.0, adapter=False),),
+)
+def check_linear(run: Runner, options: _Options) -> None:
+    """Two layers of one input, in two shards: y, the sum of dx, and the adapter's gradient."""
+    s, g = options.sizes, run.graph
+    specs = [LinearSpec(name, s.outer, s.inner) for name in _NAMES]
+    config = LoraConfig(r=s.r, lora_alpha=2 * s.r, lora_dropout=options.dropout)
+    adapter, parts = filled_adapter(config, specs)
+    x, skip = normal("x", s.rows, s.inner), normal("skip", s.rows, s.outer)
+    bias = normal("bias", s.outer) * options.bias
     tx, tskip = run.operand(x, grad=True), run.float32(skip, grad=True)
-    y = linear(run.graph, tx, layer, run.batch(ONES, dropout_key=KEY), tskip)
-    dx, dskip = run.gradients(y, run.float32(dy), tx, tskip)
-    got_y, got_dx, got_skip, da, db = run.run(y, dx, dskip, lora.grad_a, lora.grad_b)
-    a, b = parts.values()
-    stride = padded(inner)
-    mask = linear_reference.dropout_mask(ROWS, stride, inner, 0.3, KEY, lora.key)
-    x, w = run.rounded(x), run.rounded(w)
-    run.compare(got_y, linear_reference.forward(x, w, bias, a, b, 1.0, mask) + skip)
-    run.compare(got_skip, dy)
-    expected = linear_reference.backward(run.rounded(dy), x, w, a, b, 1.0, mask)
-    for gradient, exact in zip((got_dx, da, db), expected, strict=True):
-        run.compare(gradient, exact)
+    batch = run.batch(np.ones((1, s.rows), np.int64), dropout_key=KEY)
+    residual = tskip if options.output == "residual" else None
+    ys: list[Tensor] = []
+    for name in _NAMES:
+        lora = adapter.loras[name] if options.adapter else None
+        pieces = _pieces(run, normal(f"w of {name}", s.outer, s.inner), 72)
+        tbias = run.float32(bias) if options.bias else None
+        layer = Linear(name, DenseMatrix(s.outer, s.inner, pieces), tbias, lora)
+        exact_type = options.output == "float32"
+        ys.append(linear(g, tx, layer, batch, residual, float32=exact_type))
+    dys = [normal(f"dy of {name}", s.rows, s.outer) for name in _NAMES]
+    g.add_gradient(ys[1], run.operand(dys[1]))
+    dx, *dskip = run.gradients(ys[0], run.float32(dys[0]), tx, *([residual] if residual else []))
+    flat = whole_gradient(adapter)
+    got_x, *got = run.run(dx, *ys, *dskip, *([flat] if options.adapter else []))
+    expected = _two_layers(run, options, adapter, parts, x, bias, dys)
+    for y, value, exact in zip(ys, got, expected.ys, strict=False):
+        run.compare(value, exact + (skip if residual else 0.0), y.dtype)
+    run.compare(got_x, expected.dx)
+    if residual:
+        run.compare(got[2], dys[0] + run.rounded(dys[1]))
+    if options.adapter:
+        run.compare(got[-1], joined(adapter, expected.gradients))
+
+
+@dataclass(frozen=True)
+class _Expected:
+    ys: list[Array]
+    dx: Array
+    gradients: dict[str, Array]
+
+
+def _two_layers(
+    run: Runner,
+    options: _Options,
+    adapter: Adapter,
+    parts: dict[str, Array],
+    x: Array,
+    bias: Array,
+    dys: list[Array],
+) -> _Expected:
+    s, x = options.sizes, run.rounded(x)
+    ys, total = [], np.zeros_like(x)
+    gradients: dict[str, Array] = {}
+    for name, dy in zip(_NAMES, dys, strict=True):
+        names = [n for n in parts if name in n]
+        a, b = (parts[n] * options.adapter for n in names)
+        w, key = run.rounded(normal(f"w of {name}", s.outer, s.inner)), adapter.loras[name].key
+        mask = np.ones_like(x)
+        if options.dropout:
+            drawn = (s.rows, padded(s.inner), s.inner, options.dropout, KEY, key)
+            mask = linear_reference.dropout_mask(*drawn)
+        ys.append(linear_reference.forward(x, w, bias, a, b, 2.0, mask))
+        dx, da, db = linear_reference.backward(run.rounded(dy), x, w, a, b, 2.0, mask)
+        total += dx
+        gradients |= dict(zip(names, (da, db), strict=True))
+    return _Expected(ys, total, gradients)
+
+
+def _pieces(run: Runner, w: Array, rows: int) -> tuple[tuple[int, Tensor], ...]:
+    """A matrix in shards of so many rows."""
+    return tuple((i, run.operand(w[i : i + rows])) for i in range(0, len(w), rows))
 
 
 def check_long_product(run: Runner) -> None:
@@ -63,7 +157,7 @@ def check_long_product(run: Runner) -> None:
     x, w = normal("x", rows, inner), normal("w", outer, inner)
     dys = normal("dy", rows, outer), normal("dz", rows, outer)
     layer = Linear("x", DenseMatrix(outer, inner, ((0, run.operand(w)),)), None, None)
-    tx, batch = run.operand(x, grad=True), run.batch(ONES[:, :rows])
+    tx, batch = run.operand(x, grad=True), run.batch(np.ones((1, rows), np.int64))
     for dy in dys:
         y = linear(run.graph, tx, layer, batch)
         run.graph.add_gradient(y, run.float32(dy))
@@ -72,40 +166,58 @@ def check_long_product(run: Runner) -> None:
     run.compare(got, sum(run.rounded(dy) for dy in dys) @ run.rounded(w))
 
 
-def check_dora(run: Runner) -> None:
-    """y, dx and the gradients of A, B and the magnitudes."""
-    inner, outer = 44, 83
-    x, dy, w = normal("x", ROWS, inner), normal("dy", ROWS, outer), normal("w", outer, inner)
-    bias, skip = normal("bias", outer), normal("skip", ROWS, outer)
-    config = LoraConfig(r=3, lora_alpha=6, use_dora=True)
-    adapter, parts = filled_adapter(config, [LinearSpec(_NAME, outer, inner)])
-    lora, grad = adapter.loras[_NAME], adapter.loras[_NAME].grad_magnitude
-    assert grad is not None
-    matrix = DenseMatrix(outer, inner, ((0, run.operand(w)),))
-    tx = run.operand(x, grad=True)
-    layer = Linear("x", matrix, run.float32(bias), lora)
-    y = linear(run.graph, tx, layer, run.batch(ONES), run.float32(skip))
-    (dx,) = run.gradients(y, run.float32(dy), tx)
-    got_y, got_dx, da, db, dm = run.run(y, dx, lora.grad_a, lora.grad_b, grad)
-    a, b, m = parts.values()
-    x, w, dy = run.rounded(x), run.rounded(w), np.asarray(dy, np.float32).astype(np.float64)
-    norms, mask = dora_reference.norm(w, a, b, 2.0), np.ones_like(x)
-    z = run.rounded(linear_reference.forward(x, w, np.zeros(outer), a, b, 2.0, mask))
-    run.compare(got_y, dora_reference.forward(z, m, norms) + bias + skip)
-    dz, exact_dm = dora_reference.backward(dy, z, m, norms)
-    expected = linear_reference.backward(run.rounded(dz), x, w, a, b, 2.0, mask)
-    for gradient, exact in zip((got_dx, da, db, dm[0]), (*expected, exact_dm), strict=True):
-        run.compare(gradient, exact)
+@each((True, "residual"), (False, "operand"), (True, "operand"), (False, "residual"),
+      (False, "float32"), (True, "float32"))  # fmt: skip
+def check_dora(run: Runner, has_bias: bool, output: str) -> None:
+    """Two layers of one input: y, the sum of dx, and the gradients of A, B and the magnitudes."""
+    rows, inner, outer, g = ROWS, 530, 83, run.graph
+    specs = [LinearSpec(name, outer, inner) for name in _NAMES]
+    adapter, parts = filled_adapter(LoraConfig(r=3, lora_alpha=6, use_dora=True), specs)
+    x, skip = normal("x", rows, inner), normal("skip", rows, outer)
+    bias, tx = normal("bias", outer) * has_bias, run.operand(x, grad=True)
+    tbias = run.float32(bias) if has_bias else None
+    residual = run.float32(skip) if output == "residual" else None
+    batch, ys = run.batch(np.ones((1, rows), np.int64)), []
+    for name in _NAMES:
+        pieces = _pieces(run, normal(f"w of {name}", outer, inner), 48)
+        layer = Linear(name, DenseMatrix(outer, inner, pieces), tbias, adapter.loras[name])
+        ys.append(linear(g, tx, layer, batch, residual, float32=output == "float32"))
+    dys = [normal(f"dy of {name}", rows, outer) for name in _NAMES]
+    g.add_gradient(ys[1], run.operand(dys[1]))
+    (dx,) = run.gradients(ys[0], run.float32(dys[0]), tx)
+    *got, got_x, got_flat = run.run(*ys, dx, whole_gradient(adapter))
+    x, total = run.rounded(x), np.zeros_like(x)
+    gradients: dict[str, Array] = {}
+    for name, y, value, dy in zip(_NAMES, ys, got, (dys[0], run.rounded(dys[1])), strict=True):
+        names = [n for n in parts if name in n]
+        a, b, m = (parts[n] for n in names)
+        w, mask = run.rounded(normal(f"w of {name}", outer, inner)), np.ones_like(x)
+        norms = dora_reference.norm(w, a, b, 2.0)
+        z = linear_reference.forward(x, w, np.zeros(outer), a, b, 2.0, mask)
+        exact = dora_reference.forward(z, m, norms) + bias + (skip if residual else 0.0)
+        # What is scaled is an operand.
+        run.compare(value, exact, y.dtype, inner=ROUNDING[run.dtype])
+        dz, dm = dora_reference.backward(dy, z, m, norms)
+        dx_part, da, db = linear_reference.backward(run.rounded(dz), x, w, a, b, 2.0, mask)
+        total += dx_part
+        gradients |= dict(zip(names, (da, db, dm), strict=True))
+    rounding = ROUNDING[run.dtype] / 2  # of sums
+    run.compare(got_x, total, inner=rounding)
+    run.compare(got_flat, joined(adapter, gradients), inner=rounding)
 
 
-def check_dora_norms(run: Runner) -> None:
-    """Norms of a shard of rows."""
-    w = normal("w", 300, 44)
-    config = LoraConfig(r=3, lora_alpha=6, use_dora=True)
-    adapter, parts = filled_adapter(config, [LinearSpec(_NAME, 300, 44)])
-    out = run.graph.float_vector("norms", 300)
+@each((True,), (False,))
+def check_dora_norms(run: Runner, plain: bool) -> None:
+    """Norms of shards of rows, or one by them; of a row of zeros that is zero."""
+    rows, inner, name = 300, 530, _NAMES[0]
+    w = normal("w", rows, inner)
+    adapter, parts = filled_adapter(
+        LoraConfig(r=3, lora_alpha=6, use_dora=True), [LinearSpec(name, rows, inner)]
+    )
+    out = run.graph.float_vector("norms", rows)
     for first, block in row_blocks(run.operand(w), 256):
-        dora.norm(run.graph, block, adapter.loras[_NAME], out, first, 2.0, plain=True)
+        dora.norm(run.graph, block, adapter.loras[name], out, first, 2.0, plain=plain)
     a, b, _ = parts.values()
     (got,) = run.run(out)
-    run.compare(got[0], dora_reference.norm(run.rounded(w), a, b, 2.0))
+    exact = dora_reference.norm(run.rounded(w), a, b, 2.0)
+    run.compare(got[0], exact if plain else 1 / exact)

@@ -1,0 +1,70 @@
+"""Which checks a run needs: those that execute every statement that its own shaders hold.
+
+Shapes decide some numbers of a shader, and how often a line is unrolled: numbers do not count.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+
+from qlora_wgpu.graph.launch import Launch
+from qlora_wgpu.selfcheck.cases import Case
+
+Statements = frozenset[tuple[str, str]]  # each with its shader's file
+
+_COMMENT = re.compile(r"//[^\n]*")
+_END = re.compile(r"[;{}\n]")
+_NUMBER = re.compile(r"\d+")
+_FIELDS = re.compile(r"(\w+: [\w<>]+,?\s*)+")  # of a struct: nothing is executed
+
+
+def statements(launches: Iterable[Launch]) -> Statements:
+    """All statements that these launches execute."""
+    shaders = {launch.shader.label: launch.shader for launch in launches}
+    parts = (_statements(shader.path, shader.code) for shader in shaders.values())
+    return frozenset().union(*parts)
+
+
+@cache
+def _statements(path: str, code: str) -> Statements:
+    pieces = (piece.strip() for piece in _END.split(_COMMENT.sub("", code)))
+    executed = (piece for piece in pieces if piece and not _FIELDS.fullmatch(piece))
+    return frozenset((path, _NUMBER.sub("#", piece)) for piece in executed)
+
+
+def covering(
+    needed: Statements, traced: Mapping[Case, Statements]
+) -> tuple[list[Case], Statements]:
+    """Chooses checks for what is needed.
+
+    Args:
+        needed: A run's statements.
+        traced: What each check executes.
+
+    Returns:
+        Every check of nothing but those statements, and few others for the rest; and what no
+        check executes.
+    """
+    chosen = [case for case, own in traced.items() if own <= needed]
+    chosen += fewest(needed.difference(*(traced[case] for case in chosen)), traced)
+    return chosen, needed.difference(*(traced[case] for case in chosen))
+
+
+def fewest(missing: Statements, traced: Mapping[Case, Statements]) -> list[Case]:
+    """Few checks that execute what is missing, as far as any does."""
+    chosen: list[Case] = []
+    while missing:
+        best = max(traced, key=lambda case: _gain(traced[case], missing))
+        if not traced[best] & missing:
+            break
+        chosen.append(best)
+        missing -= traced[best]
+    return chosen
+
+
+def _gain(own: Statements, missing: Statements) -> tuple[int, int]:
+    """Statements that are missing count; among equals, those that nobody asked for cost."""
+    common = len(own & missing)
+    return common, -len(own)

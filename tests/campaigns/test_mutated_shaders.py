@@ -1,0 +1,46 @@
+"""A few shaders with one operator changed, each refused; the campaign draws hundreds."""
+
+import random
+
+import pytest
+
+from campaigns.shader_mutants import Loader, Mutant, of_a_file, of_a_statement
+from qlora_wgpu.gpu import wgsl
+from qlora_wgpu.gpu.wgsl import load_shader
+from qlora_wgpu.selfcheck.cases import cases_for
+from qlora_wgpu.selfcheck.results import _result
+
+# File, what stands there, what instead, and the check with its first arguments.
+MUTANTS = [
+    ("cross_entropy/total.wgsl", "stats[0] += total", "stats[0] = total", "cross_entropy"),
+    ("cross_entropy/total.wgsl", "i += THREADS", "i += THREADS * 8u", "cross_entropy"),
+    ("common/log.wgsl", "(1.0 / 3.0 +", "(1.25 / 3.0 +", "logits"),
+    ("common/bfloat16.wgsl", "+ odd)", "- odd)", "rounding"),
+    ("rms_norm/backward.wgsl", "(r * mean)", "(r + mean)", "rms_norm"),
+    ("common/gemm_interface.wgsl", "v += load_residual(at)", "v = load_residual(at)", "linear"),
+]
+
+
+@pytest.fixture(scope="module")
+def load():
+    loader = Loader()
+    with loader.installed():
+        yield loader
+
+
+@pytest.mark.parametrize(("path", "before", "after", "check"), MUTANTS)
+def test_a_mutant_is_refused(device, load, path, before, after, check):
+    lines = (wgsl.shader_folder() / path).read_text().split("\n")
+    number = next(i for i, line in enumerate(lines) if before in line)
+    changed = lines[number].replace(before, after)
+    case = next(case for case in cases_for(device.profile) if case.check == check)
+    with load.mutated(Mutant("chosen", path, lines[number], changed, number)):
+        assert not _result(device, [case], "own", device.profile, "bfloat16").good
+
+
+def test_mutants_follow_from_their_seed_and_change_something():
+    shaders = [load_shader("tensor/fill.wgsl", (("ELEMENTS", 1), ("FLAT", 8)), ())]
+    for seed in range(20):
+        one, again = (of_a_file(random.Random(seed)) for _ in range(2))
+        assert one == again and one.before != one.after
+        assert of_a_statement(random.Random(seed), shaders).path == "tensor/fill.wgsl"

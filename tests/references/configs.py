@@ -1,0 +1,326 @@
+"""Reads config.json files as transformers does, and compares: every key, other values.
+
+usage: python tests/references/configs.py [--count N] [--seed S] [--record FILE] [MODEL_TYPE ...]
+
+Each trial is a small config.json of a family with one key changed (or, with --count, with a few at
+random). transformers makes a float64 model of it with seeded weights; ``numpy_model`` computes what
+our family composes. Logits must agree, or one of the two must refuse. Needs torch and transformers
+besides this project. --record writes trials that agree and tell something to FILE: the tests have
+them in tests/families/config_keys.npz.
+"""
+
+import argparse
+import itertools
+import json
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+from qlora_wgpu.errors import UnsupportedModelError  # noqa: E402
+from qlora_wgpu.families.family import find_family  # noqa: E402
+from references import numpy_model  # noqa: E402
+from references.seeded import VOCAB, samples, weights  # noqa: E402
+
+ABSENT = "(absent)"
+SHOWN = 12
+# Keys that some families honour and others ignore.
+TELLING = {
+    "partial_rotary_factor", "attn_logit_softcapping", "sliding_window", "layer_types",
+    "use_sliding_window", "original_max_position_embeddings", "sliding_window_pattern",
+    "_sliding_window_pattern", "rope_local_base_freq",
+}  # fmt: skip
+BASE = {
+    "vocab_size": VOCAB, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
+    "pad_token_id": None, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+LISTS = {"short_factor": [1.0, 1.5, 3.0], "long_factor": [2.0, 4.0, 9.0]}
+OWN = {
+    "qwen3_moe": {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "gemma": {"head_dim": 6}, "gemma2": {"head_dim": 6}, "gemma3_text": {"head_dim": 6},
+    "qwen3": {"head_dim": 6}, "glm4": {"head_dim": 8}, "stablelm": {"partial_rotary_factor": 0.67},
+    "smollm3": {"no_rope_layers": [1, 0, 1]},
+}  # fmt: skip
+MODEL_TYPES = [
+    "cohere", "gemma", "gemma2", "gemma3_text", "glm4", "granite", "llama", "mistral", "mixtral",
+    "olmo2", "olmo3", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3", "stablelm", "starcoder2",
+    "gemma3",
+]  # fmt: skip
+TEXT = ["full_attention", "sliding_attention"]
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8,
+}  # fmt: skip
+LONG = {"rope_type": "longrope", **LISTS}
+ROPES = [
+    {"rope_type": "default", "rope_theta": 77.0},
+    {"rope_type": "linear", "factor": 3.0}, {"type": "linear", "factor": 3.0, "rope_theta": 77.0},
+    {"rope_type": "dynamic", "factor": 3.0}, YARN, {**YARN, "rope_theta": 77.0},
+    {**YARN, "truncate": False, "beta_fast": 4.0, "beta_slow": 2.0},
+    {**YARN, "attention_factor": 1.7}, {**YARN, "mscale": 0.7, "mscale_all_dim": 0.3},
+    {k: v for k, v in YARN.items() if not k.startswith("original")},
+    {k: v for k, v in YARN.items() if k != "factor"}, {**YARN, "factor": None},
+    LLAMA3, {k: v for k, v in LLAMA3.items() if not k.startswith("original")},
+    LONG, {**LONG, "original_max_position_embeddings": 8},
+    {**LONG, "original_max_position_embeddings": 8, "factor": 5.0},
+    {**LONG, "original_max_position_embeddings": 8, "attention_factor": 1.4},
+    {"type": "su", **LISTS, "original_max_position_embeddings": 8},
+    {"rope_type": "default", "partial_rotary_factor": 0.67},
+    {"rope_type": "default", "partial_rotary_factor": 0.34, "rope_theta": 77.0},
+    {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.67},
+    {"rope_type": "default", "rope_theta": None}, {"rope_theta": 77.0}, {"rope_type": None}, {},
+    {"rope_type": "proportional", "partial_rotary_factor": 0.5}, {"rope_type": "mrope"},
+    {"full_attention": {"rope_type": "default", "rope_theta": 77.0}},
+    {"sliding_attention": {"rope_type": "default", "rope_theta": 77.0}},
+    {
+        "full_attention": {**YARN, "truncate": False},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 33.0},
+    },
+    {"full_attention": YARN, "sliding_attention": None},
+    {"full_attention": {"rope_type": "linear", "factor": 2.0}, "sliding_attention": {}},
+    {
+        "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 55.0},
+        "sliding_attention": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 33.0},
+    },
+]  # fmt: skip
+ALIKE = [  # keys that take the same values
+    (
+        "hidden_act hidden_activation",
+        ["silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "quick_gelu", None],
+    ),
+    ("rms_norm_eps layer_norm_eps norm_epsilon norm_eps layernorm_epsilon", [0.3, 0, 1e-5]),
+    ("rope_theta rope_local_base_freq", [77.0, None, 1]),
+    ("rope_parameters rope_scaling", [*ROPES, None]),
+    ("partial_rotary_factor rotary_pct", [0.67, 0.34, 1.0, None]),
+    (
+        "tie_word_embeddings attention_bias mlp_bias use_bias bias use_qkv_bias qkv_bias"
+        " qk_layernorm use_qk_norm use_parallel_residual use_sliding_window norm_topk_prob"
+        " use_bidirectional_attention output_router_logits is_decoder is_causal use_mup"
+        " add_cross_attention output_hidden_states output_attentions use_cache rope_interleaved"
+        " is_encoder_decoder",
+        [True, False, None],
+    ),
+    (
+        "attention_dropout resid_pdrop embd_pdrop hidden_dropout residual_dropout"
+        " embedding_dropout router_jitter_noise",
+        [0.2],
+    ),
+    ("attn_logit_softcapping final_logit_softcapping logit_softcapping", [0.7, 3, None]),
+    (
+        "embedding_multiplier residual_multiplier attention_multiplier logits_scaling logit_scale"
+        " initializer_range router_aux_loss_coef embed_scale clip_qkv",
+        [0.6, 2.0],
+    ),
+    ("num_experts num_local_experts n_routed_experts", [3]),
+    ("attn_implementation _attn_implementation", ["sdpa"]),
+    ("dtype torch_dtype", ["float16", "bfloat16"]),
+]
+VALUES = {key: values for keys, values in ALIKE for key in keys.split()} | {
+    "head_dim": [6, 8, 10, None], "num_key_value_heads": [1, 4, None],
+    "num_attention_heads": [2, 8], "num_hidden_layers": [1, 2],
+    "max_position_embeddings": [8, 12, 48], "original_max_position_embeddings": [8, 100],
+    "sliding_window": [5, 1, 100, None], "max_window_layers": [0, 1, 2, 9],
+    "sliding_window_pattern": [1, 2, 3], "_sliding_window_pattern": [2],
+    "layer_types": [TEXT[:1] * 3, TEXT[1:] * 3, [*TEXT, TEXT[0]], ["chunked_attention"] * 3, None],
+    "query_pre_attn_scalar": [7, None], "no_rope_layer_interval": [2, 1],
+    "no_rope_layers": [[0, 1, 1], [1, 1, 1], [], None], "num_experts_per_tok": [1, 3],
+    "decoder_sparse_step": [2, 0], "mlp_only_layers": [[1], [-1]], "moe_intermediate_size": [20],
+    "shared_expert_intermediate_size": [8], "pad_token_id": [0, 5], "bos_token_id": [1],
+    "pretraining_tp": [2], "chunk_size_feed_forward": [2], "attention_chunk_size": [4],
+    "dual_chunk_attention_config": [{"chunk_size": 4}], "hidden_size_per_layer_input": [8],
+    "architectures": [["Other"]], "embedding_size": [12],
+}  # fmt: skip
+
+
+def base(model_type):
+    config = {"model_type": model_type, **BASE, **OWN.get(model_type, {})}
+    if model_type == "gemma3":
+        text = {**BASE, **OWN["gemma3_text"], "model_type": "gemma3_text"}
+        return {"model_type": "gemma3", "text_config": text}
+    return config
+
+
+def changed(model_type, changes):
+    config = base(model_type)
+    inner = config.get("text_config", config)
+    for key, value in changes.items():
+        if value == ABSENT:
+            inner.pop(key, None)
+        else:
+            inner[key] = value
+    return json.loads(json.dumps(config))  # no part is shared
+
+
+def singles(model_type):
+    """Every key with every other value, and without it."""
+    config = base(model_type).get("text_config", base(model_type))
+    sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "model_type")
+    for key in [*dict.fromkeys([*config, *VALUES])]:
+        for value in VALUES.get(key, []):
+            yield {key: value}
+        if key in config and key not in sizes:
+            yield {key: ABSENT}
+    for window, types in itertools.product((5, None), VALUES["layer_types"]):
+        yield {"sliding_window": window, "layer_types": types}
+        yield {"sliding_window": window, "layer_types": types, "use_sliding_window": True}
+    for rope in ROPES:  # of models that were stretched
+        yield {"rope_parameters": rope, "original_max_position_embeddings": 12}
+        yield {"rope_parameters": rope, "rope_theta": 50.0}
+        yield {"rope_scaling": rope, "rope_theta": 50.0}
+    yield {"rope_parameters": ROPES[0], "rope_scaling": ROPES[1]}
+
+
+def several(model_type, count, random):
+    """A few keys at once."""
+    keys = list(VALUES)
+    for _ in range(count):
+        chosen = random.choice(len(keys), random.integers(2, 5), replace=False)
+        options = [VALUES[keys[i]] for i in chosen]
+        picked = [option[random.integers(len(option))] for option in options]
+        yield dict(zip((keys[i] for i in chosen), picked, strict=True))
+
+
+def theirs(config, ids):
+    """transformers' logits and the weights they were made with; an Exception where it fails."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    stacked = {"qwen3_moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
+               "mixtral": ("block_sparse_moe", "w1", "w3", "w2")}  # fmt: skip
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "config.json").write_text(json.dumps(config))
+            read = AutoConfig.from_pretrained(folder)
+        read = read.get_text_config() if config["model_type"] == "gemma3" else read
+        model = AutoModelForCausalLM.from_config(
+            read, attn_implementation="eager", experts_implementation="eager", dtype=torch.float64
+        )
+        model = model.to(torch.float64).eval()
+        arrays, offset = {}, 1.0 if "gemma" in config["model_type"] else 0.0
+        tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+        for name, parameter in model.named_parameters():
+            if tied and name == "lm_head.weight":
+                continue
+            if ".experts." in name:
+                at, gate, up, down = stacked[config["model_type"]]
+                count, rows, columns = parameter.shape
+                leaves = (gate, up) if "gate_up" in name else (down,)
+                prefix = name.split("mlp.")[0] + at + ".experts."
+                own = weights({
+                    f"{prefix}{i}.{leaf}.weight": (rows // len(leaves), columns)
+                    for i in range(count) for leaf in leaves
+                }, offset)  # fmt: skip
+                stack = np.concatenate(list(own.values())).reshape(parameter.shape)
+            else:
+                file = name
+                if config["model_type"] == "mixtral" and ".mlp.gate" in name:
+                    file = name.replace(".mlp.", ".block_sparse_moe.")
+                if config["model_type"] == "gemma3":
+                    file = name.replace("model.", "model.language_model.", 1)
+                if "_layernorm.norms." in file:
+                    return ValueError("a norm of each head"), {}
+                own = weights({file: tuple(parameter.shape)}, offset)
+                stack = own[file]
+            arrays |= own
+            with torch.no_grad():
+                parameter.copy_(torch.from_numpy(stack))
+        with torch.no_grad():
+            output = model(input_ids=torch.from_numpy(ids)[None], use_cache=False, return_dict=True)
+        return output.logits[0].double().numpy(), arrays
+    except Exception as err:
+        return err, {}
+
+
+def ours(config, arrays, ids):
+    """Our logits; an UnsupportedModelError where we refuse, any other Exception is a fault."""
+    try:
+        architecture = find_family(config).read(config)
+        if arrays:
+            shapes = {name: tuple(shape) for name, shape in numpy_model.names(architecture).items()}
+            held = {name: array.shape for name, array in arrays.items()}
+            if shapes != held:  # which loading says
+                return UnsupportedModelError(
+                    f"the files hold other tensors: {shapes.items() ^ held.items()}"
+                )
+            return numpy_model.logits(config, arrays, ids)
+    except Exception as err:
+        return err
+    return None
+
+
+def outcome(config, ids):
+    """What became of a trial, why, and transformers' logits if there are any."""
+    expected, arrays = theirs(config, ids)
+    got = ours(config, arrays, ids)
+    if isinstance(got, UnsupportedModelError):
+        both = isinstance(expected, Exception)
+        return ("both refuse" if both else "refused here"), str(got), expected
+    if isinstance(got, Exception):
+        return "FAULT", repr(got), expected
+    if isinstance(expected, Exception):
+        return "refused there", f"{type(expected).__name__}: {expected}", expected
+    if not np.isfinite(expected).all():
+        return "not finite", "", expected
+    apart = np.abs(got - expected).max() / np.abs(expected).max()
+    return ("agree" if apart <= 1e-5 else "WRONG"), f"{apart:.1e}", expected
+
+
+def note(recorded, model_type, changes, logits):
+    """Keeps a trial that differs from all with the same keys, or where a key is to be ignored."""
+    keys = set(changes)
+    before = [
+        kept
+        for (m, text), kept in recorded.items()
+        if m == model_type and (set(json.loads(text)) == keys or text == "{}")
+    ]
+    if keys & TELLING or not any(np.allclose(kept, logits, 1e-5, 1e-6) for kept in before):
+        recorded[model_type, json.dumps(changes)] = logits
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model_types", nargs="*")
+    parser.add_argument("--count", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--record")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    ids = samples((20,))[0]
+    random = np.random.default_rng(options.seed)
+    table, recorded = Counter(), {}
+    for model_type in options.model_types or MODEL_TYPES:
+        trials = [{}, *singles(model_type), *several(model_type, options.count, random)]
+        for changes in trials:
+            config = changed(model_type, changes)
+            what, why, expected = outcome(config, ids)
+            table[model_type, what] += 1
+            if what in ("WRONG", "FAULT", "refused there", "refused here"):
+                print(f"{what:14} {model_type:12} {json.dumps(changes)}  {why[:170]}", flush=True)
+            if what == "agree":
+                note(recorded, model_type, changes, expected[-1, :SHOWN].astype(np.float32))
+    if options.record:
+        trials = json.dumps([[m, json.loads(changes)] for m, changes in recorded])
+        np.savez_compressed(options.record, trials=trials, logits=np.stack([*recorded.values()]))
+    kinds = sorted({what for _, what in table})
+    print("model_type".ljust(14), *(kind.rjust(14) for kind in kinds))
+    for model_type in dict.fromkeys(m for m, _ in table):
+        print(model_type.ljust(14), *(str(table[model_type, kind]).rjust(14) for kind in kinds))
+    wrong = sum(count for (_, what), count in table.items() if what.isupper())
+    print(f"{sum(table.values())} trials, {wrong} wrong")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,138 @@
+"""A decoder's own ``trace`` in NumPy: logits in float64, from weights by their files' names.
+
+``NumpyOps`` stands in for ``LayerOps``, so that what is computed is what a family composes, and no
+device is asked. Batches are one row without padding.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from qlora_wgpu.families.family import find_family
+from qlora_wgpu.families.layers import LayerOps
+from qlora_wgpu.families.moe import Experts
+from qlora_wgpu.ops.activation import ACTIVATIONS
+from qlora_wgpu.reference import activation, attention, rope
+
+
+def logits(config, arrays, ids):
+    """(seq, vocab_size) float64 logits of one row of ids.
+
+    Raises:
+        UnsupportedModelError: If the config.json asks for what is not computed.
+        KeyError, ValueError: If the arrays are not those of such a model.
+    """
+    architecture = find_family(config).read(config)
+    decoder, ops = architecture.config, NumpyOps(architecture, arrays, np.asarray(ids))
+    layers = tuple(replace(layer, mlp=_in_numpy(layer.mlp)) for layer in decoder.layers)
+    hidden = replace(decoder, layers=layers).trace(ops, checkpointing=False)
+    head = architecture.embed_name if architecture.tied else architecture.head_name
+    result = architecture.logit_scale * hidden @ ops.array(head).T
+    cap = architecture.logit_softcap
+    return result if cap is None else cap * np.tanh(result / cap)
+
+
+def names(architecture):
+    """Every tensor of the model's files and its shape."""
+    hidden = (architecture.vocab_size, architecture.hidden_size)
+    shapes = {architecture.embed_name: hidden}
+    if not architecture.tied:
+        shapes[architecture.head_name] = hidden
+    for spec in architecture.every_linear:
+        shapes[f"{spec.name}.weight"] = (spec.out_features, spec.in_features)
+        if spec.bias:
+            shapes[f"{spec.name}.bias"] = (spec.out_features,)
+    return {**shapes, **architecture.norm_shapes, **architecture.routers}
+
+
+class NumpyOps(LayerOps):
+    """``LayerOps`` on float64 arrays of (tokens, columns)."""
+
+    def __init__(self, architecture, arrays, ids):
+        self._architecture, self._arrays, self._ids = architecture, arrays, ids
+        self._offset = architecture.norm_offset
+
+    def array(self, name):
+        return self._arrays[name].astype(np.float64)
+
+    def embedding(self, scale=1.0, noise_scale=1.0):
+        return scale * self.array(self._architecture.embed_name)[self._ids]
+
+    def linear(self, x, name, residual=None, *, float32=False, multiplier=1.0):
+        y = multiplier * (x @ self.array(f"{name}.weight").T)
+        if f"{name}.bias" in self._arrays:
+            y = y + self.array(f"{name}.bias")
+        return y if residual is None else residual + y
+
+    def router(self, x, name):
+        return self.linear(x, name)
+
+    def rms_norm(self, x, name, eps, residual=None):
+        y = self._weight(name) * x / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
+        return y if residual is None else residual + y
+
+    def layer_norm(self, x, name, eps):
+        centred = x - x.mean(-1, keepdims=True)
+        y = self._weight(name) * centred / np.sqrt((centred**2).mean(-1, keepdims=True) + eps)
+        return y + self.array(f"{name}.bias") if f"{name}.bias" in self._arrays else y
+
+    def qk_norm(self, x, name, eps):
+        heads = x.reshape(len(x), -1, self._weight(name).shape[-1])
+        return self.rms_norm(heads, name, eps).reshape(x.shape)
+
+    def qk_layer_norm(self, x, name, eps):
+        heads = x.reshape(len(x), *self._weight(name).shape)
+        return self.layer_norm(heads, name, eps).reshape(x.shape)
+
+    def rope(self, x, rotation, head_dim, *, interleaved=False):
+        positions = np.arange(len(x))
+        table = rotation.angles(positions, np.full(len(x), len(x))).astype(np.float64)
+        dim = rotation.rotary_dim
+        return rope.forward(x, positions, table, head_dim, dim, interleaved=interleaved)
+
+    def attention(self, q, k, v, head_dim, scale, window=None, softcap=None):
+        segments = np.ones((1, len(q)), np.int64)
+        return attention.forward(q, k, v, segments, head_dim, scale, window, softcap)
+
+    def glu(self, gate, up, name):
+        return self.activation(gate, name) * up
+
+    def activation(self, x, name):
+        kinds = {"silu": (True, False), "gelu": (False, True), "tanh": (False, False)}
+        constants = (ACTIVATIONS[name]["SILU"], ACTIVATIONS[name]["ERF"])
+        return activation.forward(x, next(k for k, v in kinds.items() if v == constants))
+
+    def columns(self, x, first, count):
+        return x[:, first : first + count]
+
+    def operand(self, x):
+        return x
+
+    def _weight(self, name):
+        return self.array(f"{name}.weight") + self._offset
+
+
+class _Experts:
+    """A mixture of experts, every expert for every token."""
+
+    def __init__(self, experts):
+        self._experts = experts
+
+    def trace(self, ops, x, at, residual, scale):
+        of, at = self._experts, f"{at}{self._experts.name}."
+        scores = ops.router(x, f"{at}gate")
+        p = np.exp(scores - scores.max(-1, keepdims=True))
+        p /= p.sum(-1, keepdims=True)
+        least = np.sort(p, -1)[:, -of.num_experts_per_tok]
+        p = np.where(p >= least[:, None], p, 0.0)
+        if of.norm_topk_prob:
+            p /= p.sum(-1, keepdims=True)
+        for i in range(of.num_experts):
+            gate, up, down = (f"{at}experts.{i}.{leaf}" for leaf in of.leaves)
+            inner = ops.glu(ops.linear(x, gate), ops.linear(x, up), of.activation)
+            residual = residual + p[:, i : i + 1] * ops.linear(inner, down)
+        return residual
+
+
+def _in_numpy(mlp):
+    return _Experts(mlp) if isinstance(mlp, Experts) else mlp

@@ -1,0 +1,60 @@
+"""Whatever a family launches is executed by a check, statement for statement."""
+
+from dataclasses import replace
+
+import pytest
+from references.sized import traced_configs, with_head_dim
+
+from qlora_wgpu.config import Config, LoraConfig, QuantConfig
+from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.model.layout import ModelLayout
+from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.runs.soundness import run_launches
+from qlora_wgpu.selfcheck.coverage import covering, statements
+from qlora_wgpu.selfcheck.results import _traced
+
+PROFILES = {
+    "own": None,
+    "buffers": CPU_PROFILE,
+    "registers": GPU_PROFILE,
+    "workgroup memory": replace(GPU_PROFILE, gemm_kind="tiled"),
+}
+SETTINGS = (
+    {"neftune_noise_alpha": 5.0, "label_smoothing_factor": 0.1, "gradient_checkpointing": True},
+    {"gradient_checkpointing": False},
+)
+
+
+def launches(family, index, dtype, profile):
+    """All that a run of a family launches, its options and heads in turn."""
+    lora = LoraConfig(r=5, lora_dropout=0.0 if index % 2 else 0.1, use_dora=index % 2 == 1)
+    quant = QuantConfig(scheme=("nf4", "none")[index // 2 % 2], double_quant=index % 3 > 0)
+    config = with_head_dim(traced_configs()[family], (24, 64, 128)[index % 3])
+    train = {"compute_dtype": dtype, "per_device_train_batch_size": 2, **SETTINGS[index % 2]}
+    settings = Config.model_validate({"model": {"path": "none"}, "train": train})
+    layout = ModelLayout(
+        Pretrained.from_config(config), lora, quant, dtype, profile=profile, max_binding=1 << 27
+    )
+    return list(run_launches(settings, layout, 24))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", PROFILES)
+def test_every_statement_is_checked(device, name, dtype):
+    profile = PROFILES[name] or device.profile
+    traced = _traced(device, profile, dtype)
+    for index, family in enumerate(traced_configs()):
+        ran = launches(family, index, dtype, profile)
+        cases, missing = covering(statements(ran), traced)
+        assert not missing, (family, sorted(missing))
+        assert len(cases) < len(traced) / 2
+
+
+def test_a_statement_that_no_check_has_is_noticed(device):
+    graph = Graph("bfloat16", device.profile)
+    x, y = graph.float32("x", 3, 8), graph.operand("y", 3, 8)
+    graph.launch("tensor/convert.wgsl", 3, {"x": x, "y": y}, {"units": 3})
+    needed = statements(graph.launches) | {("tensor/convert.wgsl", "let new = # + #")}
+    _, missing = covering(needed, _traced(device, device.profile, "bfloat16"))
+    assert missing == {("tensor/convert.wgsl", "let new = # + #")}
