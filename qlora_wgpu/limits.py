@@ -46,7 +46,7 @@ LEARNING_RATES = (1e-12, 1e6)
 BETA = 0.999999  # more is one in float32, nearly
 TOKENS_OF_A_ROW = 2**24
 ROWS_OF_A_BATCH = 2**20
-RANK = 2**14
+RANK = 4096
 
 # Data files (qlora_wgpu/data)
 MAX_LINE = 16 << 20  # bytes of a row: a line of JSON, a record of CSV

@@ -512,3 +512,24 @@ def test_what_is_far_too_much_ends_soon_with_few_lines(load, text, expected) -> 
     message = failure(load, MODEL + text + "\n")
     assert expected in message and len(message) < 6000
     assert time.monotonic() - start < 5.0
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        ("train: {max_steps: 1000000000000}", "must be from 1 to 1,000,000,000, or -1"),
+        ("lora: {r: 1000000}", "must be at most 4,096, got 1000000"),
+        ("lora: {rank_pattern: {q_proj: 1000000}}", "must be at most 4,096"),
+        ("train: {per_device_train_batch_size: 10000000}", "must be at most 1,048,576"),
+        ("data: {max_seq_length: 9223372036854775808}", "must be at most 16,777,216"),
+        ("output: {save_steps: 9223372036854775808}", "must be at most 2,147,483,647"),
+        ("optim: {learning_rate: 1e-300}", "must be at least 1e-12, got 1e-300"),
+        ("optim: {learning_rate: 1e7}", "must be at most 1000000, got"),
+        ("optim: {max_grad_norm: 1e-300}", "must be 0 or from 1e-30 to 1e+15, got 1e-300"),
+        ("optim: {adam_epsilon: 1e-300}", "must be 0 or from 1e-30 to 1e+15"),
+        ("optim: {adam_beta2: 0.9999999999999999}", "must be at most 0.999999"),
+        ("eval: {early_stopping_threshold: 1e300}", "must be 0 or from 1e-30 to 1e+15"),
+    ],
+)
+def test_numbers_out_of_all_proportion(load, section, expected) -> None:
+    assert expected in failure(load, MODEL + section + "\n")

@@ -1,6 +1,7 @@
 """How config.json files are read: defaults, old keys, and what is refused by name."""
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -181,3 +182,51 @@ def test_every_family_names_its_layers_once(model_type):
     names = [spec.name for spec in architecture.every_linear]
     assert len(names) == len(set(names)) and len(names) % 4 == 0
     assert not set(names) & {name.rsplit(".", 1)[0] for name in architecture.norms}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, more than the 256"),
+        ({"num_hidden_layers": 10**400}, "num_hidden_layers is 1000"),
+        ({"head_dim": 10**9}, "head_dim is 1000000000, more than the 1,024"),
+        ({"num_attention_heads": 10**6, "num_key_value_heads": 1}, "more than the 4,096"),
+        (
+            {"hidden_size": 2**20, "vocab_size": 2**20, "head_dim": 64},
+            "1,099,511,627,776 elements is larger",
+        ),
+        ({"vocab_size": 2**40}, "vocab_size is 1099511627776, more than the 8,388,608"),
+        ({"rms_norm_eps": 10**400}, "rms_norm_eps must be finite"),
+        ({"rms_norm_eps": 1e300}, "rms_norm_eps must be finite"),
+        ({"rope_theta": 10**400}, "rope_theta must be a number above zero"),
+        ({"hidden_act": ["x" * 10**6]}, "hidden_act = \\['xxx"),
+        ({"model_type": "x" * 10**6}, "model_type 'xxx.* is not supported"),
+    ],
+)
+def test_what_is_far_too_large(changes, message):
+    with pytest.raises(UnsupportedModelError, match=message) as caught:
+        read(**{"model_type": "llama", **changes})
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [
+        ("mistral", {"layer_types": [["full_attention"]] * 4}),
+        ("smollm3", {"no_rope_layers": [[]] * 4}),
+        ("phi3", {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 6,
+                                   "long_factor": [1.0] * 6},
+                  "original_max_position_embeddings": 1}),
+        ("llama", {"rope_scaling": {"type": "yarn", "factor": 2.0}, "rope_theta": 1}),
+        ("qwen3_moe", {"num_experts": 4096, "num_hidden_layers": 100}),
+    ],
+)  # fmt: skip
+def test_values_that_were_tracebacks_or_gigabytes(model_type, changes):
+    with pytest.raises(UnsupportedModelError):
+        read(model_type, **changes)
+
+
+def test_many_layers_without_experts_are_read_soon():
+    begin = time.process_time()
+    read("qwen3_moe", mlp_only_layers=list(range(10**6)), num_hidden_layers=200)
+    assert time.process_time() - begin < 2.0
