@@ -34,8 +34,8 @@ LINEARS = 65_536  # matrices of all layers and experts
 HEADS = 4096
 HEAD_DIM = 1024
 WIDTH = 2**20  # of the residual stream and of an MLP
-VOCABULARY = 2**23
-MATRIX_ELEMENTS = 2**34
+VOCABULARY = 2**32
+MATRIX_ELEMENTS = 2**37
 PARAMETERS = 2**42
 NUMBERS = (1e-30, 1e15)  # epsilons, factors, scales: the least above zero, and the largest
 

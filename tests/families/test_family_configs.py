@@ -195,7 +195,7 @@ def test_every_family_names_its_layers_once(model_type):
             {"hidden_size": 2**20, "vocab_size": 2**20, "head_dim": 64},
             "1,099,511,627,776 elements is larger",
         ),
-        ({"vocab_size": 2**40}, "vocab_size is 1099511627776, more than the 8,388,608"),
+        ({"vocab_size": 2**40}, "vocab_size is 1099511627776, more than the 4,294,967,296"),
         ({"rms_norm_eps": 10**400}, "rms_norm_eps must be finite"),
         ({"rms_norm_eps": 1e300}, "rms_norm_eps must be finite"),
         ({"rope_theta": 10**400}, "rope_theta must be a number above zero"),
