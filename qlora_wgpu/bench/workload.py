@@ -12,7 +12,7 @@ from qlora_wgpu.errors import ConfigError, OutOfMemoryError
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.files import file_text
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.limits import MIB
+from qlora_wgpu.limits import MIB, RANK
 from qlora_wgpu.model.memory import plan_training_memory
 
 
@@ -42,12 +42,14 @@ class Workload:
         """Checks the numbers.
 
         Raises:
-            ConfigError: If one is too small, or the sequence longer than the model's.
+            ConfigError: If one is too small or too large, or the sequence longer than the model's.
         """
         for name, least in (("batch", 1), ("seq", 2), ("rank", 1), ("steps", 1)):
             value = getattr(self, name)
             if value < least:
                 raise ConfigError(f"--{name} must be at least {least}, got {value}")
+        if self.rank > RANK:
+            raise ConfigError(f"--rank must be at most {RANK:,}, got {self.rank}")
         longest = self.shape.config.get("max_position_embeddings")
         if isinstance(longest, int) and self.seq > longest:
             raise ConfigError(

@@ -90,11 +90,7 @@ def read_rope(
         UnsupportedModelError: If the kind of scaling or one of its keys is not known, or a value
             is none that it can be.
     """
-    parameters = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if not isinstance(parameters, Mapping):
-        raise UnsupportedModelError(
-            f"config.json: RoPE's parameters must be keys, got {brief(parameters)}"
-        )
+    parameters = _keys(config.get("rope_scaling") or config.get("rope_parameters"))
     thetas = (parameters.get("rope_theta"), config.get("rope_theta"), default_theta)
     values = {**parameters, "rope_theta": next(t for t in thetas if t is not None)}
     kind = _kind(values)
@@ -129,10 +125,19 @@ def read_ropes_of_layers(
         raise UnsupportedModelError(
             f"config.json: rope_parameters must have {' and '.join(kinds)}, got {both!r}"
         )
-    full = {**(both.get(kinds[0]) or {}), **(config.get("rope_scaling") or {})}
+    scaling = config.get("rope_scaling")
+    full = {**_keys(both.get(kinds[0])), **_keys(scaling)}
     base = config.get("rope_theta")
     far = _read_entry(config, full, head_dim, theta if base is None else base)
-    return far, _read_entry(config, both.get(kinds[1]) or {}, head_dim, sliding_theta)
+    return far, _read_entry(config, _keys(both.get(kinds[1])), head_dim, sliding_theta)
+
+
+def _keys(parameters: Any) -> Mapping[str, Any]:
+    if parameters and not isinstance(parameters, Mapping):
+        raise UnsupportedModelError(
+            f"config.json: RoPE's parameters must be keys, got {brief(parameters)}"
+        )
+    return parameters or {}
 
 
 def _read_entry(

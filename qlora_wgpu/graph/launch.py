@@ -47,7 +47,10 @@ class Launch:
 
     def __post_init__(self) -> None:
         if not is_within_limits(self.workgroups):
-            raise GraphError(f"{self.label}: {self.workgroups} workgroups are too many at once")
+            raise OutOfMemoryError(
+                f"{self.label} has more elements than kernels can count: lower the batch size or "
+                "data.max_seq_length"
+            )
         self.specialize()
 
     @property

@@ -142,7 +142,6 @@ MISTAKES = {
     "eps": (("train", "run.yaml"), edit_config(rms_norm_eps=float("inf")), None, "rms_norm_eps"),
     "no heads": (("train", "run.yaml"), edit_config(num_attention_heads=0), None, "num_attention"),
     "kv heads": (("train", "run.yaml"), edit_config(num_key_value_heads=4), None, "no multiple"),
-    "ids": (("train", "run.yaml"), edit_config(vocab_size=9), None, "example 1 has the token id"),
     "untied without a head": (
         ("train", "run.yaml"), edit_config(tie_word_embeddings=False), None, "lm_head",
     ),
@@ -165,7 +164,7 @@ MISTAKES = {
     "broken config": (("train", "run.yaml"), replace("model/config.json", "{"), None, "config"),
     "out is a file": (("train", "run.yaml", "output.dir=run.yaml"), None, None, "run.yaml"),
     "enormous": (
-        ("train", "run.yaml", "train.per_device_train_batch_size=100000000"), None, None, "lower",
+        ("train", "run.yaml", "train.per_device_train_batch_size=1000000"), None, None, "lower",
     ),
     "tune": (("train", "run.yaml", "device.tune=often"), None, None, "device.tune"),
     "no tokenizer": (("train", "run.yaml"), remove("model/tokenizer.json"), None, "tokenizer"),

@@ -394,7 +394,6 @@ def test_wrong_inputs(model, ids, labels, mask, message):
         ({"rope_scaling": {"rope_type": "mrope", "factor": 2.0}}, "mrope"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "factor"),
         ({"rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": [1]}}, "pairs"),
-        ({"partial_rotary_factor": 0.01}, "partial_rotary_factor"),
         ({"hidden_act": "relu2"}, "relu2"),
         ({"num_key_value_heads": 4}, "multiple"),
         ({"attention_dropout": 0.1}, "attention_dropout"),

@@ -9,10 +9,11 @@ import qlora_wgpu
 from e2e.tiny import write_chats, write_model
 from qlora_wgpu import runs
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.errors import ConfigError, DataError
 from qlora_wgpu.families import llama
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.model.network import Network
+from qlora_wgpu.runs.data import check_ids
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.observer import EVENTS
 
@@ -198,3 +199,10 @@ def test_estimate_and_prepare(place, counts):
     assert counts["opened"] == counts["read"] == 1  # the form of weights is read
     prepared = runs.prepare(place / "run.yaml", held_out=True)
     assert len(prepared.dataset) == 6 and prepared.plan.total_steps == 3
+
+
+def test_ids_that_the_model_does_not_have_are_refused(place):
+    dataset = runs.prepare(place / "run.yaml").dataset
+    check_ids("train.jsonl", dataset, dataset.max_token_id + 1)
+    with pytest.raises(DataError, match=r"train.jsonl: example \d+ has the token id"):
+        check_ids("train.jsonl", dataset, dataset.max_token_id)

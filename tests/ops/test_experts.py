@@ -192,6 +192,9 @@ def test_quantized_experts(device, monkeypatch, profile, dtype, double_quant, sh
         def has(self, name):
             return True
 
+        def names(self):
+            return []
+
         def nf4(self, name):
             return None
 
