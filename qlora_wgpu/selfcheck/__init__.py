@@ -5,8 +5,17 @@ from qlora_wgpu.selfcheck.results import (
     Result,
     check_device,
     check_launches,
+    check_variant,
     ensure_sound,
     variants,
 )
 
-__all__ = ["Result", "check_device", "check_launches", "checks", "ensure_sound", "variants"]
+__all__ = [
+    "Result",
+    "check_device",
+    "check_launches",
+    "check_variant",
+    "checks",
+    "ensure_sound",
+    "variants",
+]

@@ -68,12 +68,18 @@ def variants(device: Device) -> dict[str, Profile]:
 
 def check_device(device: Device) -> Iterator[Result]:
     """Runs all checks of all variants in both types."""
-    for variant, profile in variants(device).items():
+    for variant in variants(device):
         for dtype in DTYPES:
-            cases = cases_of(device, profile, dtype)
-            for name in checks():
-                own = [case for case in cases if case.check == name]
-                yield _result(device, own, variant, profile, dtype)
+            yield from check_variant(device, variant, dtype)
+
+
+def check_variant(device: Device, variant: str, dtype: str) -> Iterator[Result]:
+    """Runs all checks of one variant in one type."""
+    profile = variants(device)[variant]
+    cases = cases_of(device, profile, dtype)
+    for name in checks():
+        own = [case for case in cases if case.check == name]
+        yield _result(device, own, variant, profile, dtype)
 
 
 def check_launches(device: Device, graph: Graph, launches: Iterable[Launch]) -> Iterator[Result]:

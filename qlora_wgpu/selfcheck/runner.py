@@ -185,26 +185,35 @@ class Runner:
         expected: Array,
         dtype: str = "float32",
         *,
-        inner: float = 0.0,
+        inner: float | Array = 0.0,
         by_row: bool = False,
     ) -> None:
         """Notes how far a result is from its reference; NaN counts as infinitely far.
+
+        Roundings go up as often as down: their sum is looked at, too.
 
         Args:
             got: The result.
             expected: What it should be.
             dtype: The type that it is stored in, and so rounded to.
-            inner: What roundings on the way to it allow besides, relative to the largest value.
+            inner: What roundings on the way to it allow besides: a share of the largest value, or
+                so much of each.
             by_row: Whether each row is measured by its own largest value.
         """
         sizes = np.abs(expected)
         largest = sizes.max(axis=-1, keepdims=True, initial=0.0) if by_row else sizes.max(initial=0)
         scale = np.maximum(largest, 1e-30)
-        apart = np.abs(np.asarray(got) - expected)
+        apart = np.asarray(got) - expected
         apart = np.where(np.isfinite(apart), apart, np.inf)
-        allowed = (SUMS + inner) * scale + ROUNDING[dtype] * sizes
-        self.worst = max(self.worst, float((apart / scale).max(initial=0.0)))
-        self.excess = max(self.excess, float((apart / allowed).max(initial=0.0)))
+        roundings = inner * scale if isinstance(inner, float) else inner
+        roundings = roundings + ROUNDING[dtype] * sizes
+        sums = SUMS * scale + np.zeros_like(sizes)
+        self.worst = max(self.worst, float((np.abs(apart) / scale).max(initial=0.0)))
+        excess = np.abs(apart) / (roundings + sums)
+        self.excess = max(self.excess, float(excess.max(initial=0.0)))
+        outwards = abs(float(np.sum(np.where(expected < 0, -apart, apart))))
+        likely = 4.0 * float(np.sqrt(np.sum(roundings**2))) + float(np.sum(sums))
+        self.excess = max(self.excess, outwards / likely if sizes.size else 0.0)
 
     def compare_exactly(self, got: Array, expected: Array) -> None:
         """Notes whether a result has every bit of its reference; NaN is like NaN."""

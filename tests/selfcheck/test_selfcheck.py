@@ -1,6 +1,7 @@
 """The check of a driver finds what is wrong, and says so once."""
 
 import json
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -15,32 +16,56 @@ from qlora_wgpu.kernels.gemm import MatrixUnits
 from qlora_wgpu.kernels.kernel import Kernel
 from qlora_wgpu.ops.adamw import AdamWConfig, AdamWState, adamw
 from qlora_wgpu.ops.rope import rope
-from qlora_wgpu.selfcheck import check_device, checks, ensure_sound, results, variants
-from qlora_wgpu.selfcheck.runner import Runner
+from qlora_wgpu.selfcheck import (
+    check_device,
+    check_variant,
+    checks,
+    ensure_sound,
+    results,
+    variants,
+)
+from qlora_wgpu.selfcheck.runner import Runner, Traced, Tracer
 
 # Launched by tools that do not compute a model.
 NO_KERNELS = {"common", "probe", "bench"}
 
 
-def test_this_driver_is_sound_and_everything_is_checked(device, monkeypatch):
-    launch, chosen = Kernel.launch, set()
+@pytest.mark.parametrize("dtype", results.DTYPES)
+@pytest.mark.parametrize("index", range(4))
+def test_this_driver_is_sound(device, index, dtype):
+    names = list(variants(device))
+    if index < len(names):
+        outcomes = list(check_variant(device, names[index], dtype))
+        assert {r.check for r in outcomes} == set(checks())
+        assert all(r.good for r in outcomes), [r for r in outcomes if not r.good]
+
+
+def test_doctor_goes_through_all_variants_in_both_types(device, monkeypatch):
+    monkeypatch.setattr(results, "check_variant", lambda *given: [given[1:]])
+    pairs = {(name, dtype) for name in variants(device) for dtype in ("float32", "bfloat16")}
+    assert set(check_device(device)) == pairs
+
+
+def test_everything_is_checked(device, monkeypatch):
+    launch, chosen, launched = Kernel.launch, set(), set()
 
     def noted(kernel, g, problem):
         chosen.add(next(type(v) for v in kernel.variants if v.fits(problem, g.profile)))
         launch(kernel, g, problem)
 
     monkeypatch.setattr(Kernel, "launch", noted)
-    outcomes = list(check_device(device))
-    assert {r.check for r in outcomes} == set(checks())
-    assert {r.variant for r in outcomes} == set(variants(device))
-    assert all(r.good for r in outcomes), [r for r in outcomes if not r.good]
+    for profile in variants(device).values():
+        for case in results.cases_of(device, profile, "bfloat16"):
+            run = Tracer(device, profile, "bfloat16", in_textures=case.in_textures)
+            with suppress(Traced):
+                case.function(run, *case.arguments)
+            launched |= run.shaders
     if not device.is_cpu:
         return  # only software adapters run the kernels of GPUs and their own
     # Matrix units are no variant of theirs.
     assert chosen | {MatrixUnits} == {type(v) for kernel in kernels() for v in kernel.variants}
     folder = wgsl.shader_folder()
     paths = {path.relative_to(folder).as_posix() for path in folder.rglob("*.wgsl")}
-    launched = set().union(*(r.shaders for r in outcomes))
     assert launched == {path for path in paths if path.split("/")[0] not in NO_KERNELS}
 
 

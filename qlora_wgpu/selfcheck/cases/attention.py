@@ -69,10 +69,9 @@ def check_rope(run: Runner, head_dim: int, rotary_dim: int, interleaved: bool) -
     run.compare(got_dx, rope_reference.backward(dy, *shape, interleaved=interleaved), dx.dtype)
 
 
-@each((20, True), (22, True), (20, False), (22, False))
-def check_qk_norm(run: Runner, head_dim: int, exact_gradient: bool) -> None:
+@each((4, 24, True), (3, 22, True), (4, 24, False), (3, 22, False))
+def check_qk_norm(run: Runner, heads: int, head_dim: int, exact_gradient: bool) -> None:
     """y and dx of each head."""
-    heads = 3
     x, dy = uneven("x", _ROWS, heads * head_dim), normal("dy", _ROWS, heads * head_dim)
     weight = normal("weight", head_dim)
     tx = run.operand(x, grad=True)
@@ -87,10 +86,9 @@ def check_qk_norm(run: Runner, head_dim: int, exact_gradient: bool) -> None:
     run.compare(got_dx, exact.reshape(got_dx.shape), dx.dtype, by_row=True)
 
 
-@each((20, True), (22, True), (20, False), (22, False))
-def check_qk_layer_norm(run: Runner, head_dim: int, exact_gradient: bool) -> None:
+@each((4, 24, True), (3, 22, True), (4, 24, False), (3, 22, False))
+def check_qk_layer_norm(run: Runner, heads: int, head_dim: int, exact_gradient: bool) -> None:
     """y and dx of heads with weights of their own."""
-    heads = 3
     x, dy = uneven("x", _ROWS, heads * head_dim), normal("dy", _ROWS, heads * head_dim)
     x += 0.5 * np.abs(x).max(axis=1, keepdims=True)  # a mean to be taken away
     weight = normal("weight", heads, head_dim)

@@ -32,14 +32,23 @@ from qlora_wgpu.selfcheck.cases.common import (
 )
 from qlora_wgpu.selfcheck.runner import ROUNDING, Array, Runner
 
-_ROWS, _EXPERTS, _TOP_K = 150, 5, 2
+_ROWS, _EXPERTS, _TOP_K = 150, 6, 2
 _NAMES = ("gate_proj", "up_proj")
 
 
 def _logits() -> Array:
-    """Router's outputs: one expert has more than a tile's rows, one none, and some are equal."""
-    logits = normal("logits", _ROWS, _EXPERTS) + np.array([0.0, -9.0, 2.0, 0.0, 0.0])
-    logits[::7, 4] = logits[::7, 0] = 3.0
+    """Router's outputs that fill tiles of 64 rows, go one beyond them, or leave an expert none.
+
+    Some of the chosen are equal, and some are equal to the best that is not chosen.
+    """
+    chosen = np.repeat([2, 0, 3, 4, 5], [128, 65, 64, 42, 1]).reshape(2, _ROWS)
+    logits = 0.5 * normal("logits", _ROWS, _EXPERTS)
+    rows = np.arange(_ROWS)
+    for ids in chosen:
+        logits[rows, ids] += 6.0
+    logits[rows[::5], chosen[0, ::5]] = logits[rows[::5], chosen[1, ::5]]
+    lowest = np.minimum(logits[rows, chosen[0]], logits[rows, chosen[1]])
+    logits[1:-1:5, 5] = lowest[1:-1:5]
     exact: Array = logits.astype(np.float32).astype(np.float64)
     return exact
 
@@ -49,7 +58,7 @@ def _dense(run: Runner, w: Array) -> tuple[ExpertMatrix, Array]:
     experts, outer, inner = w.shape
     pieces = tuple(
         (first, count, run.operand(w[first : first + count].reshape(-1, inner)))
-        for first, count in ((0, 2), (2, 3))
+        for first, count in ((0, 2), (2, 4))
     )
     return DenseExperts(experts, outer, inner, pieces), run.rounded(w)
 

@@ -194,9 +194,10 @@ def check_dora(run: Runner, has_bias: bool, output: str) -> None:
         w, mask = run.rounded(normal(f"w of {name}", outer, inner)), np.ones_like(x)
         norms = dora_reference.norm(w, a, b, 2.0)
         z = linear_reference.forward(x, w, np.zeros(outer), a, b, 2.0, mask)
-        exact = dora_reference.forward(z, m, norms) + bias + (skip if residual else 0.0)
+        scaled = dora_reference.forward(z, m, norms)
+        exact = scaled + bias + (skip if residual else 0.0)
         # What is scaled is an operand.
-        run.compare(value, exact, y.dtype, inner=ROUNDING[run.dtype])
+        run.compare(value, exact, y.dtype, inner=ROUNDING[run.dtype] * np.abs(scaled))
         dz, dm = dora_reference.backward(dy, z, m, norms)
         dx_part, da, db = linear_reference.backward(run.rounded(dz), x, w, a, b, 2.0, mask)
         total += dx_part
