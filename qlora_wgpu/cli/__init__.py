@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import warnings
+from typing import Any
 
 import click
 
@@ -56,6 +58,7 @@ def run_command(journal: Journal | None = None) -> None:
     if journal is not None:
         end_if_hung(overdue_call)
     write_what_can_be_written()
+    warnings.showwarning = _tell
     try:
         commands.main(prog_name="qlora-wgpu", standalone_mode=True, obj=journal)
     except QLoRAError as err:
@@ -63,3 +66,8 @@ def run_command(journal: Journal | None = None) -> None:
             f"error: {err}", style="red", markup=False, highlight=False
         )
         sys.exit(err.exit_code)
+
+
+def _tell(message: Warning | str, *where: Any, **options: Any) -> None:
+    """Shows a warning as a sentence; where in the code it arose says nothing to a user."""
+    Terminal(stderr=True, soft_wrap=True).print(f"warning: {message}", style="yellow")
