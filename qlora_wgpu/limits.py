@@ -35,6 +35,7 @@ HEADS = 4096
 HEAD_DIM = 1024
 WIDTH = 2**20  # of the residual stream and of an MLP
 VOCABULARY = 2**32
+VOCABULARY_TRACED = 2**23  # logits are computed in chunks, which are many beyond
 MATRIX_ELEMENTS = 2**37
 PARAMETERS = 2**42
 NUMBERS = (1e-30, 1e15)  # epsilons, factors, scales: the least above zero, and the largest
@@ -45,7 +46,6 @@ COUNT = 2**31 - 1  # of anything else
 LEARNING_RATES = (1e-12, 1e6)
 BETA = 0.999999  # more is one in float32, nearly
 TOKENS_OF_A_ROW = 2**24
-ROWS_OF_A_BATCH = 2**20
 RANK = 4096
 
 # Data files (qlora_wgpu/data)

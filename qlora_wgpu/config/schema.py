@@ -32,7 +32,6 @@ from qlora_wgpu.limits import (
     LEARNING_RATES,
     NUMBERS,
     RANK,
-    ROWS_OF_A_BATCH,
     STEPS,
     TOKENS_OF_A_ROW,
 )
@@ -288,9 +287,7 @@ class TrainConfig(Section):
     max_steps: Annotated[int, AfterValidator(_max_steps)] = Field(
         -1, description="Number of optimizer steps, which overrides num_train_epochs; -1 for none."
     )
-    per_device_train_batch_size: int = Field(
-        1, ge=1, le=ROWS_OF_A_BATCH, description="Rows in a micro-batch."
-    )
+    per_device_train_batch_size: PositiveInt = Field(1, description="Rows in a micro-batch.")
     gradient_accumulation_steps: PositiveInt = Field(
         16, description="Micro-batches whose gradients are summed for one optimizer step."
     )

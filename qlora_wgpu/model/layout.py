@@ -7,11 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from qlora_wgpu.config import LoraConfig, QuantConfig
+from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.device import ALIGNMENT, Device
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.plan import Plan, make_plan
 from qlora_wgpu.graph.tensor import Storage, Tensor, vector
+from qlora_wgpu.limits import VOCABULARY_TRACED
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model.network import Network
 from qlora_wgpu.model.options import StepOptions
@@ -69,6 +71,7 @@ class ModelLayout:
         Raises:
             CheckpointError: If the files lack a tensor or hold one that config.json denies.
             ConfigError: If the adapter does not fit the model.
+            OutOfMemoryError: If the vocabulary is far larger than any.
         """
         self.pretrained = pretrained
         self.quant = quant
@@ -76,6 +79,11 @@ class ModelLayout:
         self.profile = profile
         self.max_binding = max_binding
         architecture = pretrained.architecture
+        if architecture.vocab_size > VOCABULARY_TRACED:
+            raise OutOfMemoryError(
+                f"config.json: logits of a vocabulary of {architecture.vocab_size:,} are not "
+                f"planned, only of {VOCABULARY_TRACED:,}"
+            )
         self.adapter = Adapter(lora, architecture.linears, architecture.experts)
         self._weights = WeightLayout(
             quant,

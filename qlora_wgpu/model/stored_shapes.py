@@ -1,8 +1,9 @@
-"""Whether a folder holds the tensors that config.json speaks of, told before anything is made."""
+"""Whether a folder holds all that config.json speaks of, told before anything is made of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import lt
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.bitsandbytes_format import NF4_STATE
@@ -13,19 +14,19 @@ from qlora_wgpu.model.weight_names import stored_embedding, stored_name
 
 
 def check_stored_shapes(folder: ModelFolder, architecture: Architecture) -> None:
-    """Compares the shapes in the files' headers with those that config.json asks for.
+    """Refuses a config.json that asks for more than there is in the files, by their headers.
 
-    Quantized tensors are left to their reader, which knows their shapes.
+    Smaller shapes are left to those who read the tensors, and so are quantized ones.
 
     Raises:
-        CheckpointError: If a tensor is missing or has another shape.
+        CheckpointError: If a tensor is missing or smaller than config.json says.
     """
     for name, expected in _shapes(folder, architecture):
         stored = stored_name(folder, architecture, name)
         shape = folder.shape(stored)
         if folder.has(f"{stored}{NF4_STATE}") or folder.dtype(stored) not in FLOATS:
             continue
-        if shape != expected:
+        if len(shape) != len(expected) or any(map(lt, shape, expected)):
             raise CheckpointError(
                 f"{folder.path}: {stored} has shape {shape}, but config.json asks for {expected}"
             )

@@ -520,7 +520,7 @@ def test_what_is_far_too_much_ends_soon_with_few_lines(load, text, expected) -> 
         ("train: {max_steps: 1000000000000}", "must be from 1 to 1,000,000,000, or -1"),
         ("lora: {r: 1000000}", "must be at most 4,096, got 1000000"),
         ("lora: {rank_pattern: {q_proj: 1000000}}", "must be at most 4,096"),
-        ("train: {per_device_train_batch_size: 10000000}", "must be at most 1,048,576"),
+        ("train: {per_device_train_batch_size: 10000000000}", "must be at most 2,147,483,647"),
         ("data: {max_seq_length: 9223372036854775808}", "must be at most 16,777,216"),
         ("output: {save_steps: 9223372036854775808}", "must be at most 2,147,483,647"),
         ("optim: {learning_rate: 1e-300}", "must be at least 1e-12, got 1e-300"),
