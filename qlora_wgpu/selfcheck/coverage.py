@@ -44,12 +44,19 @@ def covering(
         traced: What each check executes.
 
     Returns:
-        Every check of nothing but those statements, and few others for the rest; and what no
-        check executes.
+        Every check that the run's shaders pass through as they are, and few others for the rest;
+        and what no check executes.
     """
-    chosen = [case for case, own in traced.items() if own <= needed]
+    files = {path for path, _ in needed}
+    chosen = [case for case, own in traced.items() if _is_alike(own - needed, files)]
     chosen += fewest(needed.difference(*(traced[case] for case in chosen)), traced)
     return chosen, needed.difference(*(traced[case] for case in chosen))
+
+
+def _is_alike(foreign: Statements, files: set[str]) -> bool:
+    """Whether what a check executes beyond a run is no more than one file that the run lacks."""
+    others = {path for path, _ in foreign}
+    return len(others) <= 1 and not others & files
 
 
 def fewest(missing: Statements, traced: Mapping[Case, Statements]) -> list[Case]:

@@ -32,23 +32,23 @@ from qlora_wgpu.selfcheck.cases.common import (
 )
 from qlora_wgpu.selfcheck.runner import ROUNDING, Array, Runner
 
-_ROWS, _EXPERTS, _TOP_K = 150, 6, 2
+_MANY, _EXPERTS, _TOP_K = 150, 6, 2
 _NAMES = ("gate_proj", "up_proj")
 
 
-def _logits() -> Array:
-    """Router's outputs that fill tiles of 64 rows, go one beyond them, or leave an expert none.
+def _logits(rows: int) -> Array:
+    """Router's outputs: of one row, or so that experts have whole tiles, one row more, or none.
 
     Some of the chosen are equal, and some are equal to the best that is not chosen.
     """
-    chosen = np.repeat([2, 0, 3, 4, 5], [128, 65, 64, 42, 1]).reshape(2, _ROWS)
-    logits = 0.5 * normal("logits", _ROWS, _EXPERTS)
-    rows = np.arange(_ROWS)
+    chosen = np.repeat([2, 0, 3, 4, 5], [128, 65, 64, 42, 1]).reshape(2, _MANY)[:, -rows:]
+    logits = 0.5 * normal("logits", rows, _EXPERTS)
+    row = np.arange(rows)
     for ids in chosen:
-        logits[rows, ids] += 6.0
-    logits[rows[::5], chosen[0, ::5]] = logits[rows[::5], chosen[1, ::5]]
-    lowest = np.minimum(logits[rows, chosen[0]], logits[rows, chosen[1]])
-    logits[1:-1:5, 5] = lowest[1:-1:5]
+        logits[row, ids] += 6.0
+    logits[row[1::5], chosen[0, 1::5]] = logits[row[1::5], chosen[1, 1::5]]
+    lowest = np.minimum(logits[row, chosen[0]], logits[row, chosen[1]])
+    logits[2:-1:5, 5] = lowest[2:-1:5]
     exact: Array = logits.astype(np.float32).astype(np.float64)
     return exact
 
@@ -92,6 +92,8 @@ _STORED: dict[str, Callable[[Runner, Array], tuple[ExpertMatrix, Array]]] = {
 
 @each(
     (36, 20, "dense", True, True),
+    (36, 20, "dense", True, False, 1),
+    (36, 20, "dense", False, False, 1),
     (36, 68, "dense", False, True),
     (96, 68, "nf4", True, False),
     (36, 20, "nf4", False, False),
@@ -99,22 +101,28 @@ _STORED: dict[str, Callable[[Runner, Array], tuple[ExpertMatrix, Array]]] = {
     (36, 68, "double", True, True),
 )
 def check_experts(
-    run: Runner, inner: int, outer: int, storage: str, normalized: bool, has_adapter: bool
+    run: Runner,
+    inner: int,
+    outer: int,
+    storage: str,
+    normalized: bool,
+    has_adapter: bool,
+    rows: int = _MANY,
 ) -> None:
     """Two layers of all experts, added up: y, dx, and the gradients of router and adapter."""
     g = run.graph
     x, dy, skip = (
-        normal("x", _ROWS, inner),
-        normal("dy", _ROWS, outer),
-        normal("skip", _ROWS, outer),
+        normal("x", rows, inner),
+        normal("dy", rows, outer),
+        normal("skip", rows, outer),
     )
     stacks = [ExpertSpec("mlp.experts", name, _EXPERTS, outer, inner) for name in _NAMES]
     config = LoraConfig(r=11, lora_alpha=11, target_modules=list(_NAMES))
     adapter, parts = filled_adapter(config, [], stacks)
-    logits = _logits()
+    logits = _logits(rows)
     tx, tlogits = run.operand(x, grad=True), run.float32(logits, grad=True)
     routing = route(g, tlogits, _TOP_K, normalized=normalized)
-    batch, permuted = run.batch(np.ones((1, _ROWS), np.int64)), permute(g, tx, routing)
+    batch, permuted = run.batch(np.ones((1, rows), np.int64)), permute(g, tx, routing)
     y, full, factors = run.float32(skip), [], []
     for stack in stacks:
         w = normal(f"w of {stack.leaf}", _EXPERTS, outer, inner)
