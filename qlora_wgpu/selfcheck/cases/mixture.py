@@ -92,6 +92,8 @@ _STORED: dict[str, Callable[[Runner, Array], tuple[ExpertMatrix, Array]]] = {
 
 @each(
     (36, 20, "dense", True, True),
+    (36, 20, "dense", True, False),
+    (36, 20, "dense", False, False),
     (36, 20, "dense", True, False, 1),
     (36, 20, "dense", False, False, 1),
     (36, 68, "dense", False, True),
