@@ -37,6 +37,7 @@ from qlora_wgpu.runs.data import read_run_data
 from qlora_wgpu.runs.opening import OpenedModel
 from qlora_wgpu.training import Observer
 root = Path(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))  # so that a failure spares the machine
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 begin = time.process_time()
 try:
