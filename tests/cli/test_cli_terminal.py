@@ -143,7 +143,7 @@ def test_names_and_rows(place, monkeypatch):
     config = {"model": {"path": str(place / "model")}, "data": {"train": str(place / NAME)}}
     (place / "run.yaml").write_text(json.dumps(config))
     done = CliRunner().invoke(
-        cli.commands, ["data", str(place / "run.yaml"), "data.max_seq_length=64"]
+        deepcopy(cli.commands), ["data", str(place / "run.yaml"), "data.max_seq_length=64"]
     )
     assert done.exit_code == 0, done.output
     assert "1 of 2 rows hold nothing" in " ".join(done.output.split())

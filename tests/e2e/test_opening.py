@@ -3,6 +3,7 @@
 import json
 import shutil
 import warnings
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -141,7 +142,7 @@ def opened(monkeypatch):
     monkeypatch.setattr("qlora_wgpu.cli.exporting.load_adapted", stop)
 
     def run(*args):
-        result = CliRunner().invoke(commands, list(map(str, args)))
+        result = CliRunner().invoke(deepcopy(commands), list(map(str, args)))
         assert isinstance(result.exception, Opened), result.output
         return result.exception.args[0], " ".join(result.output.split())
 
