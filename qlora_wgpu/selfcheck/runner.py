@@ -211,9 +211,11 @@ class Runner:
         self.worst = max(self.worst, float((np.abs(apart) / scale).max(initial=0.0)))
         excess = np.abs(apart) / (roundings + sums)
         self.excess = max(self.excess, float(excess.max(initial=0.0)))
+        if not sizes.size or not np.isfinite(self.excess):
+            return  # there is no sum of infinities
         outwards = abs(float(np.sum(np.where(expected < 0, -apart, apart))))
         likely = 4.0 * float(np.sqrt(np.sum(roundings**2))) + float(np.sum(sums))
-        self.excess = max(self.excess, outwards / likely if sizes.size else 0.0)
+        self.excess = max(self.excess, outwards / likely)
 
     def compare_exactly(self, got: Array, expected: Array) -> None:
         """Notes whether a result has every bit of its reference; NaN is like NaN."""
