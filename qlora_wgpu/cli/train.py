@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections import Counter
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from qlora_wgpu import runs
 from qlora_wgpu.cli._display import TrainingDisplay
@@ -46,7 +46,14 @@ def train(
     with TrainingDisplay(console) as display:
         observer = display if journal is None else ObserverList([display, Noted(journal)])
         result = runs.train(settings, observer, overwrite=overwrite, resume=resume)
-    _show_result(console, result)
+    _show_result(console, result, _again(config, overrides))
+    if result.stop_signal is not None:
+        sys.exit(128 + result.stop_signal)  # as shells tell a signal, so that no `&&` goes on
+
+
+def _again(config: str, overrides: tuple[str, ...]) -> str:
+    """The command that goes on with a run."""
+    return shlex.join(["qlora-wgpu", "train", config, *overrides, "--resume"])
 
 
 class Noted(Observer):
@@ -68,16 +75,15 @@ class Noted(Observer):
         self._journal.note_checkpoint(folder)
 
 
-def _show_result(console: Console, result: TrainResult) -> None:
+def _show_result(console: Terminal, result: TrainResult, again: str) -> None:
     if result.interrupted:
         console.print(
-            f"stopped after step {result.steps}; its state is saved: `--resume` goes on",
+            f"stopped after step {result.steps}; its state is saved, and `{again}` goes on",
             style="yellow",
+            highlight=False,
+            soft_wrap=True,  # a command that is copied is in one piece
         )
-    table = Table(show_header=False, box=None)
-    for name, value in _figures(result).items():
-        table.add_row(name, value)
-    console.print(table, highlight=False, markup=False)
+    console.facts(_figures(result))
     if result.reports:
         page, *pictures = result.reports
         named = "".join(f" and {picture.name}" for picture in pictures)

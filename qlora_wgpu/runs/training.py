@@ -75,7 +75,9 @@ def train(
     model = _open_model(settings, source, data, observer)
     observer.setup(_setup(settings, model, data))
     sample = SampleText(model, source.tokenizer, data.held_out or data.train)
+    observer.activity("writing a text before training")
     texts = Sample(sample.prompt, sample.expected, before=sample.text())
+    observer.activity("")
     observer.sampled(texts)
     others = reporters(settings.log.report_to, Path(settings.output.dir), settings.model_dump())
     guarded = [Guarded(reporter, observer.warning) for reporter in others]
@@ -83,7 +85,9 @@ def train(
     trainer = Trainer(model, settings, everyone, overwrite=overwrite, resume=resume)
     result = trainer.train(data.train, data.held_out)
     if not result.interrupted:
+        observer.activity("writing a text after training")
         texts = replace(texts, after=sample.text())
+        observer.activity("")
         observer.sampled(texts)
     result = replace(result, sample=texts)
     reports = write_reports(settings, model, result, observer)

@@ -42,6 +42,7 @@ class TrainResult:
         run_dir: The run's folder.
         adapter_dir: The final adapter within it.
         peak_bytes: Most bytes that were ever allocated on the device.
+        stop_signal: The number of the signal that did, as with Ctrl-C or SIGTERM.
         sample: A text before and after; None from a ``Trainer``, which has no tokenizer.
         reports: Pages and pictures of the run that were written; none from a ``Trainer``.
     """
@@ -60,5 +61,6 @@ class TrainResult:
     adapter_dir: Path
     peak_bytes: int
     was_finished: bool = False
+    stop_signal: int | None = None
     sample: Sample | None = None
     reports: tuple[Path, ...] = ()

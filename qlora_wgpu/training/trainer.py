@@ -123,7 +123,7 @@ class Trainer:
         evaluator = Evaluator(run, held_out, plan.total_steps)
         is_over = run.state.step >= plan.total_steps or evaluator.has_stalled
         was_finished = run.state.finished and is_over
-        interrupted, started = False, time.perf_counter()
+        interrupted, stop_signal, started = False, None, time.perf_counter()
         if was_finished:
             revisit(run)
         else:
@@ -133,14 +133,16 @@ class Trainer:
             if run.saved_at < 0:
                 run.state.eval_loss_before = evaluator.measure(0)
             started = time.perf_counter()
-            interrupted = TrainingLoop(run, rows, plan, optimizer, evaluator).run()
+            loop = TrainingLoop(run, rows, plan, optimizer, evaluator)
+            interrupted, stop_signal = loop.run(), loop.stop_signal
         seconds = time.perf_counter() - started
         if interrupted:
             interrupt(run)
         elif not was_finished:
             finish(run, evaluator)
         result = _result(
-            run, seconds, interrupted=interrupted, was_finished=was_finished,
+            run, seconds, interrupted=interrupted, stop_signal=stop_signal,
+            was_finished=was_finished,
             stopped_early=not interrupted and run.state.step < plan.total_steps,
         )  # fmt: skip
         self._observer.finished(result)
@@ -166,8 +168,9 @@ def _learnable(rows: Sequence[Any], name: str, vocab_size: int, otherwise: str) 
 
 
 def _result(
-    run: Run, seconds: float, *, interrupted: bool, was_finished: bool, stopped_early: bool
-) -> TrainResult:
+    run: Run, seconds: float, *, interrupted: bool, stop_signal: int | None, was_finished: bool,
+    stopped_early: bool,
+) -> TrainResult:  # fmt: skip
     state = run.state
     return TrainResult(
         steps=state.step,
@@ -179,6 +182,7 @@ def _result(
         num_tokens=state.num_tokens,
         seconds=seconds,
         interrupted=interrupted,
+        stop_signal=stop_signal,
         stopped_early=stopped_early,
         was_finished=was_finished,
         run_dir=run.folder.path,
