@@ -68,6 +68,7 @@ def estimate(
         scheme=_one_of("--scheme", scheme, _SCHEMES),
         compute_dtype=_one_of("--dtype", dtype, _DTYPES),
         budget=None if budget is None else read_bytes("--budget", budget),
+        by_data=True,
     )
     _show(Terminal(), target, result)
     if json_file is not None:

@@ -27,7 +27,8 @@ from qlora_wgpu.training.reporters import ObserverList
     "--resume",
     is_flag=True,
     help="Go on with the run in output.dir from its newest whole checkpoint, bit by bit as if it "
-    "had not stopped; begins one where there is none, and leaves a finished one as it is.",
+    "had not stopped; begins one where there is none. A finished one stays as it is, or goes on "
+    "with more epochs or steps.",
 )
 @click.pass_obj
 def train(
@@ -82,6 +83,10 @@ def _show_result(console: Terminal, result: TrainResult, again: str) -> None:
             style="yellow",
             highlight=False,
             soft_wrap=True,  # a command that is copied is in one piece
+        )
+    if result.was_finished:
+        console.print(
+            "to go on with it, raise train.num_train_epochs or train.max_steps", highlight=False
         )
     console.facts(_figures(result))
     if result.reports:

@@ -160,6 +160,7 @@ def estimate(
     scheme: Literal["nf4", "none"] | None = None,
     compute_dtype: Literal["bfloat16", "float32"] | None = None,
     budget: int | None = None,
+    by_data: bool = False,
 ) -> Estimate:
     """Plans the memory of training; no GPU is needed, and of weights only their form is read.
 
@@ -168,13 +169,14 @@ def estimate(
             a config.json or model folder, or a shape's name such as ``"llama-3.1-8b"``.
         overrides: Texts such as ``"lora.r=8"``, for a YAML file.
         batch: Rows of a micro-batch, instead of the target's (1 without a run).
-        seq: Tokens of a row, instead of the target's: of a run whose data is here its longest
-            batch's, else ``data.max_seq_length`` (1,024 without a run).
+        seq: Tokens of a row, instead of the target's (1,024 without a run).
         rank: The adapter's rank, instead of the target's.
         checkpointing: Whether layers are recomputed in the backward, instead of the target's.
         scheme: How frozen layers are stored, instead of the target's.
         compute_dtype: Type of matmul operands, instead of the target's.
         budget: Bytes of memory that there are; the largest batch and sequence are looked for.
+        by_data: Whether a run's longest batch is that of its data, where this is here, as training
+            plans it; else it is of ``data.max_seq_length``.
 
     Raises:
         ConfigError: If the target is wrong or absurdly large.
@@ -186,7 +188,10 @@ def estimate(
     if is_run:
         settings = as_config(target, overrides)
         here = Target.here(settings.device)
-        workload = _workload_of_run(settings, settings.data.max_seq_length if seq else None)
+        length = settings.data.max_seq_length
+        if by_data and seq is None:
+            length = _longest_batch(settings)
+        workload = _workload_of_run(settings, length)
     else:
         here, workload = Target.here(), _workload_of_shape(str(target), overrides)
     workload = _changed(workload, batch, seq, rank, scheme)
@@ -240,7 +245,7 @@ def _workload_of_shape(target: str, overrides: Sequence[str]) -> Workload:
     )
 
 
-def _workload_of_run(settings: Config, length: int | None) -> Workload:
+def _workload_of_run(settings: Config, length: int) -> Workload:
     train = settings.train
     return Workload(
         _base(settings.model.path),
@@ -248,7 +253,7 @@ def _workload_of_run(settings: Config, length: int | None) -> Workload:
         settings.quant,
         train.compute_dtype,
         train.per_device_train_batch_size,
-        _longest_batch(settings) if length is None else length,
+        length,
         train.gradient_checkpointing,
         train.gradient_accumulation_steps,
     )

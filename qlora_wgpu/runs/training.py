@@ -8,6 +8,7 @@ from pathlib import Path
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.runs.data import RunData, read_run_data
 from qlora_wgpu.runs.opening import OpenedModel, device_of, load_model, open_device
@@ -24,6 +25,7 @@ from qlora_wgpu.training import (
     TrainResult,
     check_resumable,
     refuse_existing_run,
+    require_writable,
     settle_run,
     training_options,
 )
@@ -68,11 +70,12 @@ def train(
     settings = as_config(config, overrides)
     observer = observer or Observer()
     check_output(settings, overwrite=overwrite, resume=resume)
-    source = OpenedModel.open(settings.model.path)  # says what is not supported before data is read
+    device = open_device(settings.device, observer)  # says that there is none before data is read
+    source = OpenedModel.open(settings.model.path)  # and what is not supported
     for text in source.notes:
         observer.note(text)
     data = read_run_data(settings, source, observer)
-    model = _open_model(settings, source, data, observer)
+    model = _open_model(settings, source, data, device, observer)
     observer.setup(_setup(settings, model, data))
     sample = SampleText(model, source.tokenizer, data.held_out or data.train)
     observer.activity("writing a text before training")
@@ -106,6 +109,7 @@ def check_output(settings: Config, *, overwrite: bool, resume: bool) -> None:
         raise ConfigError("overwrite and resume exclude each other: choose one")
     settings.require_train_path()
     output = Path(settings.output.dir)
+    require_writable(output)
     if not (overwrite or resume):
         refuse_existing_run(output)
     settle_run(output)
@@ -114,10 +118,9 @@ def check_output(settings: Config, *, overwrite: bool, resume: bool) -> None:
 
 
 def _open_model(
-    settings: Config, source: OpenedModel, data: RunData, observer: Observer
+    settings: Config, source: OpenedModel, data: RunData, device: Device, observer: Observer
 ) -> QLoRAModel:
     """The model on its device, ready for its longest step."""
-    device = open_device(settings.device, observer)
     layout = plan_layout(settings, source.pretrained, data, device, observer)
     assert source.pretrained.folder is not None
     source.pretrained.folder.start_fingerprint()  # checkpoints keep it
