@@ -138,9 +138,9 @@ class TrainingDisplay(Display):
 
     def stop(self) -> None:
         """Takes away what moves; the bar stays as it is."""
-        super().stop()
         if self._progress.live.is_started:
             self._progress.stop()
+        super().stop()
 
     def setup(self, setup: RunSetup) -> None:
         """Prints a table."""

@@ -76,7 +76,7 @@ class Noted(Observer):
         self._journal.note_checkpoint(folder)
 
 
-def _show_result(console: Terminal, result: TrainResult, again: str) -> None:
+def _show_result(console: Terminal, result: TrainResult, again: str = "--resume") -> None:
     if result.interrupted:
         console.print(
             f"stopped after step {result.steps}; its state is saved, and `{again}` goes on",
@@ -103,7 +103,7 @@ def _figures(result: TrainResult) -> dict[str, str]:
     if result.best_step is not None and result.best_step != result.steps:
         figures["best"] = f"{result.best_eval_loss:.4f} after step {result.best_step}"
     if result.sample is not None:
-        figures |= vars(result.sample)
+        figures |= {name: text for name, text in vars(result.sample).items() if text}
     figures["trained"] = (
         f"{result.num_tokens:,} tokens in {result.seconds:,.0f} s, device memory at most "
         f"{result.peak_bytes / 2**20:,.1f} MiB"

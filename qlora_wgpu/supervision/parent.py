@@ -169,7 +169,8 @@ class _Asked:
             self.since = now
             self.process.send_signal(number)
             if self.is_patient and self.journal.has_opened:
-                _tell("note: stopping, with what is done saved; once more ends it at once")
+                beside_a_bar = "\n" if sys.stderr.isatty() else ""
+                _tell(f"{beside_a_bar}note: stopping, and saving; once more ends it at once")
         elif now - self.since > SAME_WISH and self.process.poll() is None:
             self.killed_by = number
             self.process.kill()

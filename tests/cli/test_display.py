@@ -32,6 +32,8 @@ def screen(monkeypatch, *, terminal):
         for step in range(1, 31):
             row = {"step": step, "loss": 1.5, "grad_norm": 0.5, "learning_rate": 1e-4}
             display.step({**row, "tokens_per_second": 1234.0})
+        if terminal:
+            display.stop()
     return out.getvalue()
 
 
@@ -49,6 +51,7 @@ def test_a_terminal_gets_a_bar_that_lives_while_the_loss_is_measured(monkeypatch
     text = screen(monkeypatch, terminal=True)
     assert "held-out loss: 12 of 208 rows" in text and "━" in text
     assert text.count("grad norm") == 10
+    assert "30/30" in text and "loss 1.5000" in text.rpartition("30/30")[2]  # as it stays
 
 
 def test_the_memory_line_is_one_and_has_no_zeros():
