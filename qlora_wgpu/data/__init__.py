@@ -9,7 +9,7 @@ from qlora_wgpu.data.formats import FORMATS, RowEncoder, alpaca_prompt
 from qlora_wgpu.data.hub_datasets import is_dataset_name
 from qlora_wgpu.data.masking import assistant_spans, closing_text, end_of_turn
 from qlora_wgpu.data.prompt_files import prompt_kind, read_prompt_files, save_prompt_files
-from qlora_wgpu.data.prompt_format import PromptFormat
+from qlora_wgpu.data.prompt_format import PromptFormat, PromptKind
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.labels import IGNORE_INDEX
 
@@ -24,6 +24,7 @@ __all__ = [
     "Example",
     "Preparation",
     "PromptFormat",
+    "PromptKind",
     "RenderedChat",
     "RowEncoder",
     "Tokenizer",

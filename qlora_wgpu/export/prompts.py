@@ -30,7 +30,8 @@ def take_over_prompts(adapter: Path, target: Path) -> None:
     if prompt.get("prompt_format", "chat") != "chat":  # chats are what a model has without it
         _write(target / PROMPT_FORMAT, prompt)
     ends, known = _ends(folder), _ends(target)
-    if not ends <= known:
+    # A single one is the tokenizer's own, where a model names none.
+    if not ends <= known and (known or len(ends) > 1):
         _write(
             target / GENERATION,
             {**_read(target / GENERATION), "eos_token_id": sorted(ends | known)},
