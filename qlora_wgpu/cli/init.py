@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 
 from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.cli._template import chosen_template
 from qlora_wgpu.cli._terminal import Terminal
-from qlora_wgpu.data import Dataset, Preparation, Tokenizer, load_dataset, suitable_template
+from qlora_wgpu.data import Dataset, Preparation, Tokenizer, load_dataset
 from qlora_wgpu.data.prepared import learns
 from qlora_wgpu.data.sources import data_files, holds_documents
 from qlora_wgpu.errors import ConfigError
@@ -56,7 +57,7 @@ def _fitted(model_path: str, data_path: str, eval_path: str | None) -> str:
     folder = ModelFolder.without_weights(model_path)
     architecture = find_family(folder.config).read(folder.config)
     tokenizer = Tokenizer.from_folder(folder.path)
-    template = None if tokenizer.chat_template is not None else suitable_template(tokenizer)
+    template = chosen_template(data_path, tokenizer)
     how = Preparation(max_seq_length=1 << 20, chat_template=template)
     dataset = load_dataset(data_path, tokenizer, 2, how=how)
     lengths = sorted(dataset.lengths.tolist())

@@ -34,6 +34,7 @@ CHATS = {
     "answered": [USER, ANSWER],
     "with system": [SYSTEM, USER, ANSWER],
     "asked again": [SYSTEM, USER, ANSWER, MORE],
+    "spaces": [{"role": "user", "content": " Hi \n"}, {"role": "assistant", "content": " 4 \n"}],
     "twice": [USER, ANSWER, MORE, {"role": "assistant", "content": "6"}],
     "long": [SYSTEM, USER, ANSWER, MORE, {"role": "assistant", "content": "6,\nI think."}],
 }
@@ -51,12 +52,12 @@ def own(name: str) -> ChatTemplate:
     ("name", "real", "chats"),
     [
         ("llama3", "llama3", CHATS),
-        ("gemma", "gemma", ["asked", "answered"]),
+        ("gemma", "gemma", ["asked", "answered", "spaces"]),
         ("gemma", "gemma3", CHATS),
         ("phi", "phi3", CHATS),
         ("phi", "phi3_5", CHATS),
-        ("mistral", "mistral_v03_hf", ["asked", "answered", "twice"]),
-        ("mistral", "mistral_common_v3_spm", CHATS),
+        ("mistral", "mistral_v03_hf", ["asked", "answered", "spaces", "twice"]),
+        ("mistral", "mistral_common_v3_spm", sorted(set(CHATS) - {"spaces"})),
         ("zephyr", "tinyllama", CHATS),
         ("chatml", "qwen2_5", ["with system", "asked again", "long"]),
         ("chatml", "qwen3", ["asked", "asked again"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import tokenizers
 from support.recorded import RECORDED, needs_recordings
 from support.tiny_tokenizer import write_folder
 
@@ -74,6 +75,23 @@ def test_alpaca_chats_with_the_prompt_of_its_rows(tmp_path, bos) -> None:
     assert again.stop_ids == {ids[-1]} and again.stop_text == ""
     hugging_face = again.tokenizer.chat_template
     assert "### Response:" in hugging_face and ("bos_token" in hugging_face) == bos
+
+
+def test_alpaca_where_a_text_begins_otherwise_than_what_follows_a_token(tmp_path) -> None:
+    """Llama's tokenizers put a space before a text, but not after a special token."""
+    vocab = {piece: i for i, piece in enumerate(["<unk>", "<s>", "</s>", "\u2581", "Below", "B"])}
+    backend = tokenizers.Tokenizer(tokenizers.models.Unigram([(p, -float(i)) for p, i in
+                                                              vocab.items()], 0))  # fmt: skip
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="first")
+    backend.add_special_tokens(["<s>", "</s>"])
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    tok = Tokenizer(backend, {"bos_token": "<s>", "eos_token": "</s>"})
+    row = {"instruction": "Add.", "output": ""}
+    ids, _, _ = RowEncoder(tok, None).encode(row, "instruction/output")
+    assert tok.encode("<s>Below", False) != tok.encode("Below")
+    assert PromptFormat.alpaca(tok).ids([USER]) == ids[:-1]
 
 
 @pytest.mark.parametrize("rows", ["text", "prompt/completion"])
