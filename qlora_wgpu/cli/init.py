@@ -7,9 +7,8 @@ from pathlib import Path
 import click
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.cli._template import chosen_template
 from qlora_wgpu.cli._terminal import Terminal
-from qlora_wgpu.data import Dataset, Preparation, Tokenizer, load_dataset
+from qlora_wgpu.data import Dataset, Preparation, Tokenizer, chosen_template, load_dataset
 from qlora_wgpu.data.prepared import learns
 from qlora_wgpu.data.sources import data_files, holds_documents
 from qlora_wgpu.errors import ConfigError

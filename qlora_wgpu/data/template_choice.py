@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from qlora_wgpu.data import CHATS, Preparation, Tokenizer, row_format, suitable_template
+from qlora_wgpu.data.built_in_templates import suitable_template
+from qlora_wgpu.data.dataset import Preparation, row_format
+from qlora_wgpu.data.formats import CHATS
+from qlora_wgpu.data.tokenizer import Tokenizer
 
 
 def chosen_template(data_path: str, tokenizer: Tokenizer) -> str | None:
