@@ -6,11 +6,10 @@ from pathlib import Path
 
 import click
 
-from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.config.commented_yaml import commented_yaml
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.runs.first_settings import first_settings, template_for
+from qlora_wgpu.runs.first_settings import first_settings
 
 
 @click.command()
@@ -45,5 +44,4 @@ def init(model_path: str, data_path: str, eval_path: str | None, out: str, overw
 
 def _fitted(model_path: str, data_path: str, eval_path: str | None) -> str:
     """The file for a model and its data."""
-    template = template_for(ModelFolder.without_weights(model_path))
-    return commented_yaml(*first_settings(model_path, data_path, eval_path, template))
+    return commented_yaml(*first_settings(model_path, data_path, eval_path))

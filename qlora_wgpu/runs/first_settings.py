@@ -10,7 +10,7 @@ from pathlib import Path
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.config.commented_yaml import Setting
-from qlora_wgpu.data import Dataset, Preparation, Tokenizer, load_dataset
+from qlora_wgpu.data import Dataset, Preparation, Tokenizer, chosen_template, load_dataset
 from qlora_wgpu.data.prepared import learns
 from qlora_wgpu.data.sources import data_files, holds_documents
 from qlora_wgpu.errors import QLoRAError
@@ -115,7 +115,7 @@ class FirstData:
 
 
 def first_settings(
-    model: str, train: str, held_out: str | None, template: str | None, room: Room | None = None
+    model: str, train: str, held_out: str | None, room: Room | None = None
 ) -> tuple[str, list[Setting]]:
     """Chooses the settings of a first run.
 
@@ -123,7 +123,6 @@ def first_settings(
         model: Folder or hub name of the base.
         train: Path or hub name of the data.
         held_out: Path or hub name of held-out data.
-        template: Chat template for a tokenizer that has none; None where it has one.
         room: The memory to plan for; by default that of the GPU here.
 
     Returns:
@@ -137,7 +136,9 @@ def first_settings(
     room = room or Room.here()
     folder = ModelFolder.without_weights(model)
     pretrained = Pretrained.from_config(folder.config)
-    data = FirstData.read(train, folder, Tokenizer.from_folder(folder.path), template)
+    tokenizer = Tokenizer.from_folder(folder.path)
+    template = chosen_template(train, tokenizer)
+    data = FirstData.read(train, folder, tokenizer, template)
     workload = Workload(pretrained, LoraConfig(), QuantConfig(), "bfloat16", 1, 1, False)
 
     @cache
@@ -180,9 +181,9 @@ def _data(
         Setting("data.train", train),
         Setting("data.eval", held_out or "held-out.jsonl", is_active=held_out is not None),
     ]
-    if template is not None and not data.are_documents:
+    if template is not None:
         settings.append(
-            Setting("data.chat_template", template, "the tokenizer has none of its own")
+            Setting("data.chat_template", template, "fits the tokenizer, which has none")
         )
     longest = f"tokens; the longest row has {data.lengths[-1]:,}"
     settings.append(Setting("data.max_seq_length", batches.length, longest))
@@ -267,8 +268,3 @@ def _common(lengths: list[int]) -> int:
 
 def _plain(name: str) -> str:
     return "".join(c if c.isalnum() or c in "._-" else "-" for c in name).strip(".") or "run"
-
-
-def template_for(folder: ModelFolder) -> str | None:
-    """The chat template that a tokenizer lacks; None where it has its own."""
-    return None if Tokenizer.from_folder(folder.path).chat_template is not None else "chatml"

@@ -93,10 +93,32 @@ def test_a_card_without_room_gets_checkpointing(place, monkeypatch):
     model, data = str(place / "model"), str(place / "long.jsonl")
     target, totals = Target(), {}
     for room in (10**9, 3_000_000, 1000):
-        _, settings = first_settings(model, data, None, None, Room(target, room, "it", False))
+        _, settings = first_settings(model, data, None, Room(target, room, "it", False))
         totals[room] = {setting.key: setting for setting in settings}
     checkpointing = [t["train.gradient_checkpointing"].value for t in totals.values()]
     rows = [t["train.per_device_train_batch_size"] for t in totals.values()]
     assert checkpointing == [False, True, True]
     assert rows[0].value > rows[1].value > rows[2].value == 1
     assert rows[1].why == "fits into it" and rows[2].why.startswith("more than it")
+
+
+@pytest.mark.parametrize(
+    ("row", "template"),
+    [
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+         "plain"),
+        ({"instruction": "a", "output": "b"}, None),
+        ({"text": "a b"}, None),
+    ],
+)  # fmt: skip
+def test_a_template_for_a_tokenizer_that_has_none(place, row, template):
+    """It is one that the tokenizer knows, so that nothing is to be warned of."""
+    write_model(place / "bare")
+    config = place / "bare" / "tokenizer_config.json"
+    config.write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>"}))
+    (place / "rows.jsonl").write_text((json.dumps(row) + "\n") * 4)
+    _, data = fitted(place, "bare", "rows.jsonl")
+    assert data.get("chat_template") == template
+    how = Preparation(256, data.get("chat_template"))
+    dataset = load_dataset(data["train"], Tokenizer.from_folder(place / "bare"), 256, how=how)
+    assert not dataset.warnings
