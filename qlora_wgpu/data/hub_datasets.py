@@ -32,20 +32,20 @@ def download(text: str) -> list[Path]:
     Raises:
         DataError: If there is no such data set or split, or the hub cannot be reached.
     """
-    import huggingface_hub
-    from huggingface_hub import errors
+    # By name: what the package offers lazily is there only where somebody else has asked for it.
+    from huggingface_hub import HfApi, constants, errors, snapshot_download
 
     match = _NAME.fullmatch(text)
     assert match is not None
     name, split = match["name"], match["split"] or "train"
     try:
-        if huggingface_hub.constants.HF_HUB_OFFLINE:
+        if constants.HF_HUB_OFFLINE:
             cached = _cached(name)
             names = [p.relative_to(cached).as_posix() for p in cached.rglob("*") if p.is_file()]
             return [cached / file for file in choose(name, names, split)]
-        names = huggingface_hub.HfApi().list_repo_files(name, repo_type="dataset")
+        names = HfApi().list_repo_files(name, repo_type="dataset")
         chosen = choose(name, names, split)
-        folder = huggingface_hub.snapshot_download(name, repo_type="dataset", allow_patterns=chosen)
+        folder = snapshot_download(name, repo_type="dataset", allow_patterns=chosen)
         return [Path(folder, file) for file in chosen]
     except DataError:
         raise
@@ -69,9 +69,9 @@ def download(text: str) -> list[Path]:
 
 def _cached(name: str) -> Path:
     """The newest snapshot in the local cache, of which perhaps some files only are there."""
-    import huggingface_hub
+    from huggingface_hub import constants
 
-    place = Path(huggingface_hub.constants.HF_HUB_CACHE) / f"datasets--{name.replace('/', '--')}"
+    place = Path(constants.HF_HUB_CACHE) / f"datasets--{name.replace('/', '--')}"
     try:
         commit = file_text(place / "refs" / "main", KIB).strip()
     except OSError:
