@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from qlora_wgpu.config.renamed import with_new_names
@@ -19,6 +19,7 @@ from qlora_wgpu.config.section import Section
 from qlora_wgpu.config.values import (
     ALL_LINEAR,
     Blocksize,
+    EvalSplit,
     EvalSteps,
     Float,
     GpuName,
@@ -130,6 +131,11 @@ class DataConfig(Section):
     eval: Annotated[Text | None, _FREE_ON_RESUME] = Field(
         None, description="Held-out data in the same formats, or null for no evaluation."
     )
+    eval_split: EvalSplit = Field(
+        None,
+        description="Rows of data.train that are held out instead of data.eval: a share such as "
+        "0.05 or a number, chosen by train.seed and the rows' contents; null for none.",
+    )
     max_seq_length: int = Field(
         1024, ge=2, le=TOKENS_OF_A_ROW, description="Longest row in tokens."
     )
@@ -175,6 +181,13 @@ class DataConfig(Section):
         description="Chat template used instead of the tokenizer's: a .jinja file, the template "
         "itself, or the built-in name chatml.",
     )
+
+    @field_validator("eval_split")
+    @classmethod
+    def _alone(cls, value: float | None, info: ValidationInfo) -> float | None:
+        if value is not None and info.data.get("eval") is not None:
+            raise ValueError("cannot stand beside data.eval: keep one of the two")
+        return value
 
 
 class TrainConfig(Section):

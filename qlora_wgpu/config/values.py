@@ -116,6 +116,28 @@ EvalSteps = Annotated[
 ]
 
 
+def _eval_split(value: Any) -> int | float | None:
+    whole = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= COUNT
+    if value is None or whole or (isinstance(value, float) and 0.0 < value < 1.0):
+        return value  # type: ignore[no-any-return]
+    raise ValueError("must be a share between 0 and 1, a whole number of rows, or null for none")
+
+
+EvalSplit = Annotated[
+    int | float | None,
+    PlainValidator(_eval_split),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1},
+                {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+                {"type": "null"},
+            ]
+        }
+    ),
+]
+
+
 def _gpu(value: Any) -> Any:
     """Takes an index written as a number, as `doctor` prints it."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:

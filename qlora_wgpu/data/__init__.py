@@ -11,6 +11,7 @@ from qlora_wgpu.data.chat import (
 from qlora_wgpu.data.dataset import Preparation, encoded_examples, load_dataset
 from qlora_wgpu.data.examples import Counts, Dataset, Example
 from qlora_wgpu.data.formats import FORMATS, RowEncoder, alpaca_prompt
+from qlora_wgpu.data.held_out import content_digest, rows_in_both, split_off
 from qlora_wgpu.data.hub_datasets import is_dataset_name
 from qlora_wgpu.data.masking import assistant_spans, closing_text, end_of_turn
 from qlora_wgpu.data.tokenizer import Tokenizer
@@ -34,6 +35,7 @@ __all__ = [
     "bucket_length",
     "closing_text",
     "collate",
+    "content_digest",
     "encoded_examples",
     "end_of_turn",
     "epoch_order",
@@ -41,4 +43,6 @@ __all__ = [
     "is_dataset_name",
     "load_dataset",
     "render_chat",
+    "rows_in_both",
+    "split_off",
 ]

@@ -26,7 +26,8 @@ from qlora_wgpu.data.hub_datasets import download, is_dataset_name
 from qlora_wgpu.data.long_text import document_ids
 from qlora_wgpu.data.masking import end_of_turn
 from qlora_wgpu.data.prepared import Writer, cache_folder, key_of, learns, prepare
-from qlora_wgpu.data.sources import data_files, holds_documents, read_rows
+from qlora_wgpu.data.sources import holds_documents, read_rows, select_files, with_split
+from qlora_wgpu.data.splits import Selection
 from qlora_wgpu.data.text_file import file_parts
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import DataError, TokenizerError
@@ -67,6 +68,7 @@ def load_dataset(
     chat_template: str | None = None,
     *,
     how: Preparation | None = None,
+    held_out: bool = False,
     cache: bool = False,
     progress: Callable[[int], None] = lambda rows: None,
 ) -> Dataset:
@@ -75,8 +77,9 @@ def load_dataset(
     A ``.jsonl`` file has one JSON object per line, a ``.json`` file a list of them, a ``.csv`` file
     the names of its columns in the first line; all rows have one of the formats in
     ``qlora_wgpu.data.formats``. A ``.txt`` file is one document, cut into full windows that are
-    learnt whole; a last short window is left out unless it is the only one. A folder stands for all
-    files in it, a name of the form owner/name[:split] for a data set of the Hugging Face hub.
+    learnt whole; a last short window is left out unless it is the only one. A folder stands for its
+    files, or for one split where they are named for splits (``FOLDER:SPLIT`` names another), a name
+    of the form owner/name[:split] for a data set of the Hugging Face hub.
 
     Args:
         path: The file, folder or name.
@@ -84,6 +87,7 @@ def load_dataset(
         max_seq_length: Longest example in tokens, at least 2.
         chat_template: ``data.chat_template``: see ``find_chat_template``.
         how: Everything else about the preparation, instead of the two before.
+        held_out: Whether it is read to be measured on, which decides between splits.
         cache: Whether what is prepared is kept on disk for the next time, where that is possible.
         progress: Called now and then with the number of rows that are done.
 
@@ -92,14 +96,16 @@ def load_dataset(
         TokenizerError: If the chat template is broken.
     """
     how = how or Preparation(max_seq_length, chat_template)
-    source = _open(path, tokenizer, how, progress)
+    source = _open(path, tokenizer, how, progress, held_out=held_out)
     keeps = cache and cache_problem() is None
     folder = cache_folder() / source.key if keeps else None
-    return prepare(folder, source.fill)
+    dataset = prepare(folder, source.fill)
+    dataset.left_out = source.left_out
+    return dataset
 
 
 def encoded_examples(
-    path: str | os.PathLike[str], tokenizer: Tokenizer, how: Preparation
+    path: str | os.PathLike[str], tokenizer: Tokenizer, how: Preparation, *, held_out: bool = False
 ) -> Iterator[Encoded]:
     """Yields what ``load_dataset`` would read, with the text of each example.
 
@@ -109,7 +115,8 @@ def encoded_examples(
         DataError: If a file cannot be read or a row is wrong.
         TokenizerError: If the chat template is broken.
     """
-    return _open(path, tokenizer, how, lambda rows: None).examples(empty=True)
+    source = _open(path, tokenizer, how, lambda rows: None, held_out=held_out)
+    return source.examples(empty=True)
 
 
 def _open(
@@ -117,16 +124,21 @@ def _open(
     tokenizer: Tokenizer,
     how: Preparation,
     progress: Callable[[int], None],
+    *,
+    held_out: bool,
 ) -> _Source:
     if how.max_seq_length < 2:
         raise DataError(f"max_seq_length must be at least 2, got {how.max_seq_length}")
-    text = str(path)
-    if not Path(path).exists() and is_dataset_name(text):
-        files, name = download(text), text
-    else:
-        files, name = data_files(Path(path)), Path(path).name
+    selection = _select(path, held_out=held_out)
     template = find_chat_template(how.chat_template, tokenizer)
-    return _Source(name, files, tokenizer, template, how, progress)
+    return _Source(selection, tokenizer, template, how, progress)
+
+
+def _select(path: str | os.PathLike[str], *, held_out: bool) -> Selection:
+    text = str(path)
+    if not with_split(Path(path))[0].exists() and is_dataset_name(text):
+        return download(text, held_out=held_out)
+    return select_files(Path(path), held_out=held_out)
 
 
 def _settings(
@@ -168,15 +180,15 @@ class _Source:
 
     def __init__(
         self,
-        name: str,
-        files: list[Path],
+        selection: Selection,
         tokenizer: Tokenizer,
         template: ChatTemplate | None,
         how: Preparation,
         progress: Callable[[int], None],
     ) -> None:
-        self._name = name
-        self._files = files
+        self._name = selection.name
+        self._files = list(selection.files)
+        self.left_out = selection.left_out
         self._tokenizer = tokenizer
         self._template = template
         self._how = how

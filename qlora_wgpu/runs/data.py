@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,8 +10,18 @@ from qlora_wgpu.cache_folder import cache_problem
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.schema import DataConfig
-from qlora_wgpu.data import Dataset, Preparation, Tokenizer, bucket_length, load_dataset
+from qlora_wgpu.data import (
+    Dataset,
+    Preparation,
+    Tokenizer,
+    bucket_length,
+    load_dataset,
+    rows_in_both,
+    split_off,
+)
+from qlora_wgpu.data.splits import TEST, TRAIN, VALIDATION, in_words
 from qlora_wgpu.errors import ConfigError, DataError
+from qlora_wgpu.families.positions import longest_text
 from qlora_wgpu.runs.opening import OpenedModel
 from qlora_wgpu.runs.settings import AnyConfig, as_config
 from qlora_wgpu.training import Observer
@@ -81,8 +92,10 @@ def prepare(
     observer = observer or Observer()
     warn_of_cache(observer)
     path = data_path(settings, held_out=held_out)
-    tokenizer = Tokenizer.from_folder(ModelFolder.without_weights(settings.model.path).path)
-    dataset = read_dataset(settings.data, path, tokenizer, observer)
+    folder = ModelFolder.without_weights(settings.model.path)
+    tokenizer = Tokenizer.from_folder(folder.path)
+    dataset = read_data(settings, tokenizer, observer, held_out=held_out)
+    warn_of_long_rows(path, dataset, longest_text(folder.config), observer)
     return PreparedData(path, dataset, tokenizer, BatchPlan.of(dataset.lengths, settings))
 
 
@@ -92,11 +105,30 @@ def data_path(settings: Config, *, held_out: bool) -> str:
     Raises:
         ConfigError: If it is not set.
     """
-    if not held_out:
+    if not held_out or settings.data.eval_split is not None:
         return settings.require_train_path()
     if settings.data.eval is None:
-        raise ConfigError("data.eval is not set: there is no held-out data to show")
+        raise ConfigError(
+            "there is no held-out data: name it in data.eval, or hold some rows of data.train out "
+            "with data.eval_split, such as 0.05"
+        )
     return settings.data.eval
+
+
+def read_data(
+    settings: Config, tokenizer: Tokenizer, observer: Observer, *, held_out: bool
+) -> Dataset:
+    """A run's training data, or its held-out data, read from a path or split off.
+
+    Raises:
+        ConfigError: If it is not set.
+        DataError: If it cannot be read or has nothing to learn.
+    """
+    path, split = data_path(settings, held_out=held_out), settings.data.eval_split
+    if split is None:
+        return read_dataset(settings.data, path, tokenizer, observer, held_out=held_out)
+    whole = read_dataset(settings.data, path, tokenizer, observer)
+    return split_off(whole, split, settings.train.seed)[held_out]
 
 
 def read_run_data(settings: Config, source: OpenedModel, observer: Observer) -> RunData:
@@ -108,16 +140,58 @@ def read_run_data(settings: Config, source: OpenedModel, observer: Observer) -> 
     """
     warn_of_cache(observer)
     vocabulary, tokenizer = source.architecture.vocab_size, source.tokenizer
+    positions = longest_text(source.pretrained.config)
 
-    def read(path: str) -> Dataset:
-        dataset = read_dataset(settings.data, path, tokenizer, observer)
+    def read(path: str, *, held_out: bool = False) -> Dataset:
+        dataset = read_dataset(settings.data, path, tokenizer, observer, held_out=held_out)
         check_ids(path, dataset, vocabulary)
+        warn_of_long_rows(path, dataset, positions, observer)
         return dataset
 
-    train = read(settings.require_train_path())
-    held_out = None if settings.data.eval is None else read(settings.data.eval)
+    train, held_out = read(settings.require_train_path()), None
+    if settings.data.eval_split is not None:
+        train, held_out = split_off(train, settings.data.eval_split, settings.train.seed)
+    elif settings.data.eval is not None:
+        held_out = read(settings.data.eval, held_out=True)
+        warn_of_learnt_rows(train, held_out, observer)
     plan = BatchPlan.of(train.lengths, settings)
     return RunData(train, held_out, plan, settings.data.max_seq_length)
+
+
+def warn_of_learnt_rows(train: Dataset, held_out: Dataset, observer: Observer) -> None:
+    """Tells where the held-out loss would say nothing, since its rows are learnt from."""
+    shared = rows_in_both(train, held_out)
+    if shared == len(held_out):
+        observer.warning(
+            "all rows of data.eval stand in data.train, too, so the held-out loss does not show "
+            "what the model learns for others: data.eval_split holds rows of data.train out"
+        )
+    elif shared:
+        observer.warning(
+            f"{shared:,} of {len(held_out):,} rows of data.eval stand in data.train, too, so the "
+            "held-out loss is lower than it should be: take them out of one of the two"
+        )
+
+
+def warn_of_long_rows(
+    path: str, dataset: Dataset, positions: int | None, observer: Observer
+) -> None:
+    """Tells of rows beyond what a model was made for.
+
+    Args:
+        path: Where they come from.
+        dataset: The rows.
+        positions: Tokens of the longest text that the model was made for, if it is known.
+        observer: Who is told.
+    """
+    if positions is None or dataset.longest <= positions:
+        return
+    count = int((dataset.lengths > positions).sum())
+    observer.warning(
+        f"{Path(path).name}: {count:,} of {len(dataset):,} rows are longer than the {positions:,} "
+        "tokens that the model was made for (max_position_embeddings in config.json); set "
+        f"data.max_seq_length: {positions}"
+    )
 
 
 def warn_of_cache(observer: Observer) -> None:
@@ -140,7 +214,12 @@ def preparation(settings: DataConfig) -> Preparation:
 
 
 def read_dataset(
-    settings: DataConfig, path: str, tokenizer: Tokenizer, observer: Observer
+    settings: DataConfig,
+    path: str,
+    tokenizer: Tokenizer,
+    observer: Observer,
+    *,
+    held_out: bool = False,
 ) -> Dataset:
     """Reads and encodes a data set, or takes what an earlier run prepared.
 
@@ -154,13 +233,40 @@ def read_dataset(
         tokenizer,
         settings.max_seq_length,
         how=preparation(settings),
+        held_out=held_out,
         cache=settings.cache,
         progress=lambda rows: observer.activity(f"preparing {name}: {rows:,} rows"),
     )
     observer.activity("")
     for text in dataset.warnings:
         observer.warning(text)
+    _tell_left_out(settings, path, dataset, observer, held_out=held_out)
     return dataset
+
+
+def _tell_left_out(
+    settings: DataConfig, path: str, dataset: Dataset, observer: Observer, *, held_out: bool
+) -> None:
+    """Tells which files of a folder are not read, unless a split is asked for by its name."""
+    splits = {} if ":" in Path(path).name else {**dataset.left_out}
+    if held_out:
+        splits.pop(TRAIN, None)
+    elif settings.eval is not None:  # what it leaves out in turn is told there
+        splits = {name: files for name, files in splits.items() if not name}
+    if not splits:
+        return
+    names = in_words([file for files in splits.values() for file in files])
+    use, advice = ("measured on", "") if held_out else ("trained on", _how_to_measure(path, splits))
+    observer.warning(f"{Path(path).name}: by their names, these are not {use}: {names}{advice}")
+
+
+def _how_to_measure(path: str, splits: Iterable[str]) -> str:
+    split = next((name for name in (VALIDATION, TEST) if name in splits), None)
+    if split is None:
+        return ""
+    place = Path(path)
+    short = place.relative_to(Path.cwd()) if place.is_relative_to(Path.cwd()) else place
+    return f"; data.eval: {short.as_posix()}:{split} measures on what is held out"
 
 
 def check_ids(path: str, dataset: Dataset, vocabulary: int) -> None:

@@ -56,7 +56,7 @@ def test_a_data_set_alone_in_a_process_of_its_own(tmp_path):
     (place / "refs" / "main").write_text("abc")
     (place / "snapshots" / "abc").mkdir(parents=True)
     (place / "snapshots" / "abc" / "train.jsonl").touch()
-    code = "from qlora_wgpu.data.hub_datasets import download; print(*download('owner/chats'))"
+    code = "from qlora_wgpu.data.hub_datasets import download as d; print(*d('owner/chats').files)"
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60
