@@ -28,6 +28,7 @@ from qlora_wgpu.config.values import (
     PositiveInt,
     PositiveNumber,
     Rank,
+    RowFormat,
     TargetModules,
     Text,
 )
@@ -139,14 +140,12 @@ class DataConfig(Section):
     max_seq_length: int = Field(
         1024, ge=2, le=TOKENS_OF_A_ROW, description="Longest row in tokens."
     )
-    format: Literal[
+    format: RowFormat = Field(
         "auto",
-        "messages",
-        "conversations",
-        "prompt/completion",
-        "instruction/output",
-        "text",
-    ] = Field("auto", description="Format of the rows; auto goes by the keys of the first one.")
+        description="Format of the rows, by their keys: messages (also openai, chat_template), "
+        "conversations (sharegpt), prompt/completion, instruction/output (alpaca) or text; auto "
+        "goes by the keys of the first one.",
+    )
     columns: dict[Text, Text] = Field(
         {},
         description="Names of the rows' own columns by the format's, where they differ, "

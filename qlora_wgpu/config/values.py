@@ -138,6 +138,25 @@ EvalSplit = Annotated[
 ]
 
 
+_FORMAT_NAMES = {
+    "sharegpt": "conversations",
+    "alpaca": "instruction/output",
+    "openai": "messages",
+    "chat_template": "messages",
+}
+
+
+def _row_format(value: Any) -> Any:
+    """Takes the names that other trainers have for formats."""
+    return _FORMAT_NAMES.get(value, value) if isinstance(value, str) else value
+
+
+RowFormat = Annotated[
+    Literal["auto", "messages", "conversations", "prompt/completion", "instruction/output", "text"],
+    BeforeValidator(_row_format),
+]
+
+
 def _gpu(value: Any) -> Any:
     """Takes an index written as a number, as `doctor` prints it."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
