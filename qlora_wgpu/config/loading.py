@@ -10,11 +10,12 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import ValidationError
 
+from qlora_wgpu.config.dialects import dialect_of
 from qlora_wgpu.config.paths import resolve_path
 from qlora_wgpu.config.problems import Problem, config_error, problems_of, shown
 from qlora_wgpu.config.renamed import new_name, new_names, with_new_names
-from qlora_wgpu.config.schema import Config
-from qlora_wgpu.config.suggestions import sections, suggest_key
+from qlora_wgpu.config.schema import Config, sections
+from qlora_wgpu.config.suggestions import suggest_key
 from qlora_wgpu.config.yaml_file import YamlFile, parse_yaml_value, read_yaml_file
 from qlora_wgpu.errors import ConfigError
 
@@ -72,11 +73,22 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
             problem.sentence(_where(problem, file, path.name, origin))
             for problem in problems_of(err, suggest_key)
         ]
-        raise config_error(unplaced + invalid, source) from None
+        raise _error(path, file, unplaced + invalid, source) from None
     if unplaced:
-        raise config_error(unplaced, source)
+        raise _error(path, file, unplaced, source)
     assert isinstance(config, Config)
     return config
+
+
+def _error(path: Path, file: YamlFile, sentences: Sequence[str], source: str) -> ConfigError:
+    """All that is wrong, or, of another trainer's file, what converts it."""
+    dialect = dialect_of(file.values)
+    if dialect is None:
+        return config_error(sentences, source)
+    return ConfigError(
+        f"`qlora-wgpu init --from {path}` converts this file, which is one of {dialect.name}: its "
+        "keys are not those of this program"
+    )
 
 
 def _where(problem: Problem, file: YamlFile, name: str, origin: dict[tuple[str, ...], str]) -> str:

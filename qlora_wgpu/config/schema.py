@@ -406,3 +406,12 @@ class Config(Section):
 
 def _is_free(field: FieldInfo) -> bool:
     return _FREE_ON_RESUME in field.metadata
+
+
+def sections() -> dict[str, list[str]]:
+    """The leaf names of every section."""
+    result = {}
+    for name, field in Config.model_fields.items():
+        assert field.annotation is not None
+        result[name] = list(field.annotation.model_fields)
+    return result

@@ -86,13 +86,16 @@ def detect_format(row: Mapping[str, Any], row_format: str = "auto") -> str:
 
 
 def _hint(row: Mapping[str, Any], formats: Mapping[str, tuple[str, ...]]) -> str:
-    """How ``data.columns`` would make one of the formats of a row, or whose key is misspelt."""
+    """How a setting would make one of the formats of a row, or which key is misspelt."""
+    for name, keys in FORMATS.items():
+        if name not in formats and row.keys() >= set(keys):
+            return f", which make the format {name!r}: set data.format to it or to auto"
     for keys in formats.values():
         columns = {key: column for key in keys if (column := _column_for(key, row))}
         if len(columns) == len(keys):
             renamed = {key: column for key, column in columns.items() if key != column}
             return f": if so they are meant, set data.columns: {_in_yaml(renamed)}"
-    for key in list(row)[:_COMPARED_KEYS]:
+    for key in [key for key in list(row)[:_COMPARED_KEYS] if key not in _KNOWN_KEYS]:
         if near := difflib.get_close_matches(key[:_COMPARED_KEYS], _KNOWN_KEYS, n=1):
             return f" ({quoted(key)} looks like '{near[0]}')"
     if not row:

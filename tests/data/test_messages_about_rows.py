@@ -73,6 +73,12 @@ def test_other_columns_name_the_setting(tmp_path, row, expected):
     assert expected in str(caught.value)
 
 
+def test_another_format_than_is_set(tmp_path):
+    how = Preparation(256, row_format="instruction/output")
+    with pytest.raises(DataError, match=r"which make the format 'messages': set data\.format"):
+        load(tmp_path, [chat("user", "assistant")], how)
+
+
 def test_columns_the_wrong_way_round(tmp_path):
     how = Preparation(256, columns={"question": "prompt"})
     with pytest.raises(DataError, match=r"did you mean \{prompt: question\}\?"):
