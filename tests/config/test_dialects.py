@@ -191,6 +191,17 @@ def test_trl(place):
     assert any("TRL learns every token" in note for note in conversion.notes)
 
 
+def test_the_alignment_handbooks_mixture(place):
+    changes = {
+        "dataset_name": "LEAVE OUT",
+        "dataset_mixer": {"o/chats": 1.0, "o/more": 0.5},
+        "dataset_splits": ["train_sft", "test_sft"],
+    }
+    config, conversion = converted(place, "trl.yaml", changes)
+    assert (config.data.train, config.data.eval) == ("o/chats:train_sft", "o/chats:test_sft")
+    assert any("o/more" in left.key for left in conversion.left_out)
+
+
 def test_llama_factory(place):
     config, _ = converted(place, "llama_factory.yaml")
     assert config.data.train == str(place / "data/mine.json")

@@ -42,6 +42,7 @@ _KEYS = {
     "adam_beta1": "optim.adam_beta1",
     "adam_beta2": "optim.adam_beta2",
     "adam_epsilon": "optim.adam_epsilon",
+    "adam_eps": "optim.adam_epsilon",
     "early_stopping_patience": "eval.early_stopping_patience",
     "load_best_model_at_end": "eval.load_best_model_at_end",
     "logging_steps": "log.logging_steps",
@@ -170,7 +171,7 @@ def _convert_evaluation(draft: Draft) -> None:
     elif size:
         draft.set("data.eval_split", size if size < 1 else int(size), "val_set_size")
     steps, per_epoch = draft.take("eval_steps"), draft.take("evals_per_epoch")
-    draft.take("eval_strategy")
+    draft.take("eval_strategy", draft.take("evaluation_strategy"))
     if not (tests or size):
         if steps or per_epoch:
             draft.leave_out("eval_steps", steps or per_epoch, "there is no held-out data")

@@ -75,7 +75,8 @@ def convert_schedule(draft: Draft, key: str) -> None:
 
 def convert_precision(draft: Draft) -> None:
     """The type of matmul operands."""
-    bf16, fp16 = draft.take("bf16"), draft.take("fp16")
+    bf16 = draft.take("bf16", draft.take("bfloat16"))
+    fp16 = draft.take("fp16", draft.take("float16"))
     if bf16 in (True, "auto", "full") or draft.take("pure_bf16"):
         draft.set("train.compute_dtype", "bfloat16", "bf16")
     elif fp16:

@@ -156,6 +156,85 @@ HINTS = {
 }
 
 
+PREFIXES = {
+    "wandb_": f"no counterpart here: {_WANDB}",
+    **dict.fromkeys(
+        ("swanlab_", "mlflow_", "comet_", "trackio_", "use_otel", "otel_"),
+        "no counterpart here: TensorBoard and Weights & Biases are written to",
+    ),
+    **dict.fromkeys(
+        (
+            "fsdp",
+            "deepspeed",
+            "ddp_",
+            "ray_",
+            "expert_parallel",
+            "expert_model_parallel",
+            "tensor_model_parallel",
+            "pipeline_model_parallel",
+            "context_par",
+            "sequence_parallel",
+            "kt_",
+            "use_kt",
+        ),
+        f"no counterpart here: {_ONE_GPU}",
+    ),
+    **dict.fromkeys(
+        (
+            "liger_",
+            "unsloth_",
+            "use_kernels",
+            "use_scattermoe",
+            "use_sonicmoe",
+            "fused_attn",
+            "flex_attn",
+            "experts_implementation",
+            "use_v1_kernels",
+            "moe_grouped",
+        ),
+        f"not needed here: {_KERNELS}",
+    ),
+    **dict.fromkeys(
+        (
+            "galore_",
+            "apollo_",
+            "badam_",
+            "lisa_",
+            "relora_",
+            "oft_",
+            "freeze_",
+            "use_dft",
+            "qat",
+            "use_eaft",
+            "eaft_",
+            "jagged_restart",
+            "diffusion",
+            "reft_",
+            "pissa_",
+        ),
+        "no counterpart here: only LoRA and DoRA train, by cross-entropy",
+    ),
+    **dict.fromkeys(
+        ("image_", "video_", "audio_", "processor_type"),
+        "no counterpart here: text alone is learnt",
+    ),
+    **dict.fromkeys(("hub_",), f"no counterpart here: {_HUB}"),
+    **dict.fromkeys(
+        ("fp8", "quantize_moe", "model_quantization", "nvfp4"),
+        "no counterpart here: weights are stored in 4 bits (nf4) or as they are",
+    ),
+    "loss_watchdog": "not needed here: a run that diverges ends with a sentence",
+    "gradient_checkpointing_kwargs": "not needed here: train.gradient_checkpointing says it",
+    "lora_target_parameters": "no counterpart here: lora.target_modules names experts' layers",
+    "lora_fan_in_fan_out": "not needed here: the model's family knows it",
+    "tokenizer_use": f"not needed here: {_TOKENIZER}",
+    "device_map": f"not needed here: {_ONE_GPU}",
+    "low_cpu_mem_usage": "not needed here: weights are read one by one",
+    "min_sample_len": "not needed here: rows with nothing to learn are left out",
+    "eta_min": "no counterpart here: the rate falls to zero",
+}
+
+
 def _by_key(groups: dict[str, str], words: str) -> dict[str, str]:
     return {key: f"{words}: {why}" for why, keys in groups.items() for key in keys.split()}
 
@@ -169,4 +248,6 @@ _REASONS = {
 
 def reason_for(key: str) -> str | None:
     """Why another trainer's key has no place here, or how it is said instead."""
-    return _REASONS.get(key)
+    if key in _REASONS:
+        return _REASONS[key]
+    return next((why for prefix, why in PREFIXES.items() if key.startswith(prefix)), None)

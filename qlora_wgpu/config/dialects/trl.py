@@ -67,6 +67,12 @@ def _convert_data(draft: Draft) -> None:
         train = first.get("split", train)
         if len(mixture) > 1:
             draft.leave_out("datasets", f"{len(mixture)} of them", "the first alone is read")
+    mixer, splits = draft.take("dataset_mixer", {}), draft.take("dataset_splits", [])
+    if mixer and name is None:  # as in the alignment handbook
+        name, *others = mixer
+        train, test = (*splits, train, test)[:2] if len(splits) != 1 else (splits[0], test)
+        if others:
+            draft.leave_out("dataset_mixer", ", ".join(others), "the first alone is read")
     if name is not None:
         draft.set("data.train", hub_place(draft, str(name), config, train), "dataset_name")
         if draft.theirs.get("eval_strategy", "no") not in ("no", False):
