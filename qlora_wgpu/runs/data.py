@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qlora_wgpu.cache_folder import cache_problem
-from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.checkpoint import ModelFolder, read_manifest
 from qlora_wgpu.config import Config
+from qlora_wgpu.config.as_trained import find_run
 from qlora_wgpu.config.schema import DataConfig
 from qlora_wgpu.data import (
     Dataset,
@@ -20,12 +21,13 @@ from qlora_wgpu.data import (
     split_off,
 )
 from qlora_wgpu.data.splits import TEST, TRAIN, VALIDATION, in_words
-from qlora_wgpu.errors import ConfigError, DataError
+from qlora_wgpu.errors import CheckpointError, ConfigError, DataError
 from qlora_wgpu.families.positions import longest_text
 from qlora_wgpu.runs.opening import OpenedModel
 from qlora_wgpu.runs.settings import AnyConfig, as_config
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.batching import BatchPlan
+from qlora_wgpu.training.run_folder import checkpoint_folders
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,27 @@ def warn_of_learnt_rows(train: Dataset, held_out: Dataset, observer: Observer) -
         observer.warning(
             f"{shared:,} of {len(held_out):,} rows of data.eval stand in data.train, too, so the "
             "held-out loss is lower than it should be: take them out of one of the two"
+        )
+
+
+def warn_of_other_split(adapter: str, held_out: Dataset, observer: Observer) -> None:
+    """Tells where rows that are held out now were learnt by the run of an adapter.
+
+    Its checkpoints know which rows it was measured on; the data, or what chooses rows of it, has
+    changed since where these are others.
+    """
+    run = find_run(adapter)
+    folders = [] if run is None else checkpoint_folders(run)
+    if not folders:
+        return
+    try:
+        measured = read_manifest(folders[-1])["held_out_data"]
+    except (CheckpointError, KeyError):  # nothing is known of it
+        return
+    if measured != held_out.fingerprint:
+        observer.warning(
+            "data.eval_split holds other rows out than when the adapter was trained, so it may "
+            "have learnt some of them: data.train or the settings of its rows have changed since"
         )
 
 

@@ -11,7 +11,14 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.config.as_trained import explicit_in
 from qlora_wgpu.data import Dataset
 from qlora_wgpu.model.qlora_model import QLoRAModel
-from qlora_wgpu.runs.data import check_ids, data_path, read_data, read_dataset, warn_of_cache
+from qlora_wgpu.runs.data import (
+    check_ids,
+    data_path,
+    read_data,
+    read_dataset,
+    warn_of_cache,
+    warn_of_other_split,
+)
 from qlora_wgpu.runs.opening import (
     OpenedModel,
     load_adapted,
@@ -95,6 +102,8 @@ def evaluate(
     warn_of_cache(observer)
     if data is None:
         dataset = read_data(settings, source.tokenizer, observer, held_out=True)
+        if adapter is not None and settings.data.eval_split is not None:
+            warn_of_other_split(adapter, dataset, observer)
     else:
         dataset = read_dataset(settings.data, path, source.tokenizer, observer, held_out=True)
     check_ids(path, dataset, source.architecture.vocab_size)

@@ -9,7 +9,7 @@ from e2e.tiny import write_chats, write_model
 from qlora_wgpu import load_config, runs
 from qlora_wgpu.data import rows_in_both
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.runs.data import read_run_data
+from qlora_wgpu.runs.data import read_run_data, warn_of_other_split
 from qlora_wgpu.runs.opening import OpenedModel
 from qlora_wgpu.training import Observer
 
@@ -17,7 +17,7 @@ CONFIG = """\
 model: {path: model}
 lora: {r: 2, lora_alpha: 4}
 data: {train: chats, max_seq_length: 64}
-train: {max_steps: 2, gradient_accumulation_steps: 1}
+train: {max_steps: 1, gradient_accumulation_steps: 1}
 output: {save_steps: 1}
 device: {tune: never}
 """
@@ -67,7 +67,9 @@ def test_rows_that_are_split_off_are_the_same_for_training_resuming_and_measurin
     assert (len(train), len(held_out)) == (18, 6) and rows_in_both(train, held_out) == 0
     yaml = place / "run.yaml"
     done = qlora_wgpu.train(yaml, overrides=overrides)
-    measured = qlora_wgpu.evaluate(yaml, overrides=overrides)
+    warned = Warned()
+    measured = qlora_wgpu.evaluate(yaml, warned, overrides=overrides)
+    assert not warned.about("other rows out")
     assert measured.adapter.loss == pytest.approx(done.eval_loss, abs=1e-6)
     assert measured.adapter.tokens == held_out.num_label_tokens
     rest = runs.prepare(place / "run" / "config.yaml", held_out=True).dataset
@@ -75,6 +77,9 @@ def test_rows_that_are_split_off_are_the_same_for_training_resuming_and_measurin
     with pytest.raises(ConfigError, match=r"data\.eval_split = 0\.25, now it is 0\.5"):
         qlora_wgpu.train(yaml, overrides=[*overrides, "data.eval_split=0.5"], resume=True)
     qlora_wgpu.train(yaml, overrides=overrides, resume=True)
+    others, _ = prepared(place, *overrides, "train.seed=5", held_out=True)
+    warn_of_other_split(str(place / "run" / "adapter"), others, warned)
+    assert warned.about("holds other rows out than when the adapter was trained")
 
 
 def told_of_a_run(place, *overrides):
