@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.config.dialects import convert_file
+from qlora_wgpu.config.dialects.conversion import convert_file
 from qlora_wgpu.errors import QLoRAError
 from qlora_wgpu.families.family import find_family
 

@@ -11,7 +11,7 @@ from qlora_wgpu.cli._converting import converted
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.data import Dataset, Preparation, Tokenizer, load_dataset
 from qlora_wgpu.data.prepared import learns
-from qlora_wgpu.data.sources import data_files, holds_documents
+from qlora_wgpu.data.sources import data_files, has_validation, holds_documents
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.visible import one_line, visible_json
@@ -58,6 +58,8 @@ def init(
         missing = "--model" if model_path is None else "--data"
         raise click.MissingParameter(param_hint=f"'{missing}'", param_type="option")
     else:
+        if eval_path is None and has_validation(Path(data_path)):
+            eval_path = data_path
         with console.status("looking at the data"):
             text = _fitted(model_path, data_path, eval_path)
     try:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import ValidationError
 
-from qlora_wgpu.config.dialects import dialect_of
+from qlora_wgpu.config.dialects.conversion import dialect_of
 from qlora_wgpu.config.paths import resolve_path
 from qlora_wgpu.config.problems import Problem, config_error, problems_of, shown
 from qlora_wgpu.config.renamed import new_name, new_names, with_new_names

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 
-from qlora_wgpu.config.dialects import key_for, reason_for
+from qlora_wgpu.config.dialects.conversion import key_for
+from qlora_wgpu.config.dialects.reasons import reason_for
 from qlora_wgpu.config.schema import sections
 from qlora_wgpu.config.synonyms import KEY_OF
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
@@ -133,7 +133,9 @@ def _open(
         raise DataError(f"max_seq_length must be at least 2, got {how.max_seq_length}")
     selection = _select(path, held_out=held_out)
     template = find_chat_template(how.chat_template, tokenizer)
-    return _Source(selection, tokenizer, template, how, progress)
+    source = _Source(selection.name, list(selection.files), tokenizer, template, how, progress)
+    source.left_out = selection.left_out
+    return source
 
 
 def _select(path: str | os.PathLike[str], *, held_out: bool) -> Selection:
@@ -190,15 +192,16 @@ class _Source:
 
     def __init__(
         self,
-        selection: Selection,
+        name: str,
+        files: list[Path],
         tokenizer: Tokenizer,
         template: ChatTemplate | None,
         how: Preparation,
         progress: Callable[[int], None],
     ) -> None:
-        self._name = selection.name
-        self._files = list(selection.files)
-        self.left_out = selection.left_out
+        self._name = name
+        self._files = files
+        self.left_out: Mapping[str, Sequence[str]] = {}
         self._tokenizer = tokenizer
         self._template = template
         self._how = how

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from qlora_wgpu.data.json_rows import json_lines, json_list
-from qlora_wgpu.data.splits import Selection, by_split, chosen_split
+from qlora_wgpu.data.splits import VALIDATION, Selection, by_split, chosen_split
 from qlora_wgpu.data.tables import csv_rows, parquet_rows
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.limits import MAX_ENTRIES
@@ -94,6 +94,14 @@ def select_files(path: Path, *, held_out: bool = False) -> Selection:
         check_file(file)
     left_out = {name: [str(p) for p in paths] for name, paths in splits.items()}
     return Selection(folder.name, selected, chosen, left_out)
+
+
+def has_validation(path: Path) -> bool:
+    """Whether a folder of training data holds validation data, too, by its files' names."""
+    try:
+        return path.is_dir() and VALIDATION in select_files(path).left_out
+    except DataError:  # told where it is read
+        return False
 
 
 def with_split(path: Path) -> tuple[Path, str | None]:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from qlora_wgpu import load_config
-from qlora_wgpu.config import Config
-from qlora_wgpu.config.dialects import convert_file, dialect_of, key_for, reason_for
-from qlora_wgpu.config.dialects.conversion import DIALECTS
+from qlora_wgpu.config import Config, TrainConfig
+from qlora_wgpu.config.dialects.conversion import DIALECTS, convert_file, dialect_of, key_for
+from qlora_wgpu.config.dialects.reasons import reason_for
 from qlora_wgpu.config.schema import sections
 from qlora_wgpu.config.suggestions import suggest_key
 from qlora_wgpu.config.synonyms import KEY_OF
@@ -324,6 +324,11 @@ def test_tables_name_keys_that_there_are():
 )
 def test_hints_about_unknown_keys(loc, expected):
     assert suggest_key(loc).startswith(expected)
+
+
+def test_hints_in_python():
+    with pytest.raises(ConfigError, match="not needed here: held-out data is measured with"):
+        TrainConfig(per_device_eval_batch_size=8)
 
 
 def test_no_hint_names_the_opposite():
