@@ -167,9 +167,9 @@ def _settings(
 
 def _unknown_id(tokenizer: Tokenizer) -> int:
     """Id of the token that stands for what a tokenizer does not know; -1 without one of its own."""
-    names = dict(tokenizer.special_tokens)
-    text = names.pop("unk_token", None)
-    unknown = None if text is None or text in names.values() else tokenizer.token_id(text)
+    text = tokenizer.special_tokens.get("unk_token")
+    others = (tokenizer.bos_token, tokenizer.eos_token)  # which every row may have
+    unknown = None if text is None or text in others else tokenizer.token_id(text)
     return -1 if unknown is None else unknown
 
 

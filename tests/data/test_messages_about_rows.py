@@ -92,9 +92,10 @@ def test_unknown_tokens_are_counted(tmp_path):
     assert not any("does not know" in text for text in dataset.warnings)
     letter = tokenizer.decode(tokenizer.encode("b", False))
     tokenizer.special_tokens["unk_token"] = letter  # whatever stands for it
+    tokenizer.special_tokens["pad_token"] = letter  # as of many Llamas
     dataset = load(tmp_path, [*rows, {"text": "a"}], tokenizer=tokenizer)
     assert any("2 tokens in 2 of 3 rows are b: the tokenizer does" in t for t in dataset.warnings)
-    tokenizer.special_tokens["pad_token"] = letter  # which says nothing of what is known
+    tokenizer.special_tokens["bos_token"] = letter  # which says nothing of what is known
     dataset = load(tmp_path, rows, tokenizer=tokenizer)
     assert not any("does not know" in text for text in dataset.warnings)
 
