@@ -111,8 +111,8 @@ def data_path(settings: Config, *, held_out: bool) -> str:
         return settings.require_train_path()
     if settings.data.eval is None:
         raise ConfigError(
-            "there is no held-out data: name it in data.eval, or hold some rows of data.train out "
-            "with data.eval_split, such as 0.05"
+            "data.eval is not set: name held-out data there, or hold rows of data.train out with "
+            "data.eval_split, such as 0.05"
         )
     return settings.data.eval
 

@@ -110,5 +110,5 @@ def test_rows_beyond_the_model_are_told(place):
 
 
 def test_no_held_out_data_names_both_ways(place):
-    with pytest.raises(ConfigError, match=r"name it in data\.eval, or .* data\.eval_split"):
+    with pytest.raises(ConfigError, match=r"data\.eval is not set: .* data\.eval_split"):
         prepared(place, held_out=True)
