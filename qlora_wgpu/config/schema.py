@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
+from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES
 from qlora_wgpu.config.renamed import with_new_names
 from qlora_wgpu.config.section import Section
 from qlora_wgpu.config.values import (
@@ -178,7 +179,7 @@ class DataConfig(Section):
     chat_template: Text | None = Field(
         None,
         description="Chat template used instead of the tokenizer's: a .jinja file, the template "
-        "itself, or the built-in name chatml.",
+        f"itself, or a built-in name: {', '.join(BUILT_IN_CHAT_TEMPLATES)}.",
     )
 
     @field_validator("eval_split")

@@ -9,11 +9,10 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.config import Config, LoraConfig, ModelConfig, QuantConfig, load_config
+from qlora_wgpu.config import Config, LoraConfig, ModelConfig, QuantConfig
 from qlora_wgpu.config.as_trained import Changes, as_trained, changed, find_run, without_none
 from qlora_wgpu.config.schema import DeviceConfig
 from qlora_wgpu.data import Tokenizer
-from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.lora import load_adapter
@@ -24,6 +23,7 @@ from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import TrainingOptions
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import ComputeDtype, QLoRAModel, device_layout
+from qlora_wgpu.runs.locating import base_of
 from qlora_wgpu.training import Observer
 
 
@@ -245,7 +245,7 @@ def open_adapter(
     """
     observer = observer or Observer()
     adapter = str(adapter)
-    settings = Config(model=ModelConfig(path=str(model or _base_of(adapter))))
+    settings = Config(model=ModelConfig(path=str(model or base_of(adapter))))
     given = {
         "quant": {} if quant is None else quant.model_dump(),
         "train": {"compute_dtype": compute_dtype},
@@ -253,13 +253,3 @@ def open_adapter(
     }
     settings = opened_as_trained(settings, adapter, observer, without_none(given))
     return load_adapted(OpenedModel.open(settings.model.path), adapter, settings, observer)
-
-
-def _base_of(adapter: str) -> str:
-    """The base that an adapter's run, or else the adapter itself, names."""
-    if (run := find_run(adapter)) is not None:
-        return load_config(run / "config.yaml").model.path
-    name = load_adapter(adapter)[1].base_model_name_or_path
-    if name is None:
-        raise ConfigError(f"{adapter} names no base model: name it with model=...")
-    return name

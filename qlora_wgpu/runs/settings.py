@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
+from qlora_wgpu.checkpoint.tokenizer_files import TEMPLATE
 from qlora_wgpu.config import Config, load_config
+from qlora_wgpu.config.as_trained import changed
+from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES, is_inline_template
 from qlora_wgpu.errors import ConfigError
 
 AnyConfig = Config | str | PathLike[str] | Mapping[str, Any]
@@ -16,13 +20,17 @@ def as_config(config: AnyConfig, overrides: Sequence[str] = ()) -> Config:
     """Reads and checks a configuration.
 
     Args:
-        config: A ``Config``, the path of a YAML file, or a mapping with its sections.
+        config: A ``Config``, the path of a YAML file or of a run's folder, or a mapping with its
+            sections.
         overrides: Texts such as ``"train.max_steps=10"``, for a YAML file only.
 
     Raises:
         ConfigError: If anything in it is wrong.
     """
     if isinstance(config, str | PathLike):
+        folder = Path(config).expanduser()
+        if (folder / "config.yaml").is_file():
+            return _of_run(folder, overrides)
         return load_config(config, overrides)
     if overrides:
         raise ConfigError(
@@ -30,3 +38,20 @@ def as_config(config: AnyConfig, overrides: Sequence[str] = ()) -> Config:
             f"{type(config).__name__} itself"
         )
     return config if isinstance(config, Config) else Config.model_validate(config)
+
+
+def _of_run(run: Path, overrides: Sequence[str]) -> Config:
+    """The settings of a run, wherever its folder is now, with the chat template that it keeps."""
+    settings = load_config(run / "config.yaml", overrides)
+    changes: dict[str, dict[str, Any]] = {"output": {"dir": str(run)}}
+    kept = run / "adapter" / TEMPLATE
+    if _is_lost(settings.data.chat_template) and kept.exists():
+        changes["data"] = {"chat_template": str(kept)}
+    return changed(settings, changes)
+
+
+def _is_lost(template: str | None) -> bool:
+    """Whether a chat template is a file that is not there any more."""
+    if template is None or template in BUILT_IN_CHAT_TEMPLATES or is_inline_template(template):
+        return False
+    return not Path(template).exists()
