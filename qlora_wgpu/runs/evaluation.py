@@ -17,8 +17,8 @@ from qlora_wgpu.runs.data import (
     read_data,
     read_dataset,
     warn_of_cache,
-    warn_of_other_split,
 )
+from qlora_wgpu.runs.data_warnings import warn_of_other_split
 from qlora_wgpu.runs.opening import (
     OpenedModel,
     load_adapted,
