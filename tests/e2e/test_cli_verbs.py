@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from support.commands import run_here
 
 from e2e.test_cli import CONFIG, run
 from e2e.tiny import write_chats, write_model
@@ -29,7 +30,7 @@ def place(tmp_path_factory):
 
 
 def refused(place, *args):
-    done = run(*args, cwd=place)
+    done = run_here(*args, cwd=place)
     assert done.returncode == 2 and done.stderr.startswith("error: "), done.stderr
     assert "Traceback" not in done.stderr and done.stderr.count("\n") == 1
     return done.stderr
