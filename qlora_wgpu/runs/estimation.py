@@ -266,7 +266,8 @@ def _longest_batch(settings: Config) -> int:
         return settings.data.max_seq_length
     try:
         train = prepare(settings)
-        held_out = None if settings.data.eval is None else prepare(settings, held_out=True).dataset
+        measures = settings.data.eval is not None or settings.data.eval_split is not None
+        held_out = prepare(settings, held_out=True).dataset if measures else None
         return RunData(train.dataset, held_out, train.plan, settings.data.max_seq_length).length
     except QLoRAError:  # which training will tell of
         return settings.data.max_seq_length

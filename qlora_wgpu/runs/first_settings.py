@@ -179,7 +179,9 @@ def _data(
 ) -> list[Setting]:
     settings = [
         Setting("data.train", train),
-        Setting("data.eval", held_out or "held-out.jsonl", is_active=held_out is not None),
+        Setting("data.eval", held_out, "loss on it is measured")
+        if held_out is not None
+        else Setting("data.eval_split", 0.05, "a part to measure the loss on", is_active=False),
     ]
     if template is not None:
         settings.append(
@@ -228,7 +230,7 @@ def _optim(hidden_size: int) -> list[Setting]:
 def _output(batches: FirstBatches, name: str) -> list[Setting]:
     often = max(5, min(50, batches.steps // 4))
     return [
-        Setting("eval.eval_steps", often, "with data.eval"),
+        Setting("eval.eval_steps", often, "with held-out data"),
         Setting("output.dir", f"runs/{_plain(name)}"),
         Setting("output.save_steps", often),
     ]

@@ -16,6 +16,7 @@ from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.lora import load_adapter
+from qlora_wgpu.lora.fitting import refuse_other_base
 from qlora_wgpu.lora.names import adapted_layers
 from qlora_wgpu.lora.targets import lora_config
 from qlora_wgpu.model.layout import ModelLayout
@@ -207,6 +208,8 @@ def load_adapted(
     layout = device_layout(
         source.pretrained, lora, settings.quant, settings.train.compute_dtype, device
     )
+    if adapter is not None and tensors is not None:
+        refuse_other_base(adapter, stored, tensors, layout.adapter.shapes, settings.model.path)
     model = load_model(layout, device, observer)
     if tensors is not None:
         model.load_adapter(tensors)

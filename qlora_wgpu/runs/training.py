@@ -13,7 +13,7 @@ from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.runs.data import RunData, read_run_data
 from qlora_wgpu.runs.opening import OpenedModel, device_of, load_model, open_device
 from qlora_wgpu.runs.planning import plan_layout
-from qlora_wgpu.runs.prompts import keep_prompt
+from qlora_wgpu.runs.prompts import keep_prompt, prompt_of_run
 from qlora_wgpu.runs.reporting import write_reports
 from qlora_wgpu.runs.samples import SampleText
 from qlora_wgpu.runs.settings import AnyConfig, as_config
@@ -76,6 +76,7 @@ def train(
     for text in source.notes:
         observer.note(text)
     data = read_run_data(settings, source, observer)
+    prompt = prompt_of_run(settings, source)  # now that the data is there
     model = _open_model(settings, source, data, device, observer)
     observer.setup(_setup(settings, model, data))
     sample = SampleText(model, source.tokenizer, data.held_out or data.train)
@@ -88,7 +89,7 @@ def train(
     everyone = ObserverList([observer, *guarded])
     trainer = Trainer(model, settings, everyone, overwrite=overwrite, resume=resume)
     result = trainer.train(data.train, data.held_out)
-    keep_prompt(settings, source, result, observer)
+    keep_prompt(settings, source, prompt, result, observer)
     if not result.interrupted:
         observer.activity("writing a text after training")
         texts = replace(texts, after=sample.text())
