@@ -7,6 +7,9 @@ prints it without a traceback and exits with ``exit_code``.
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from qlora_wgpu.supervision.exit_codes import ERROR, LOST
@@ -64,6 +67,31 @@ class ShapeError(QLoRAError):
 
 class TrainingError(QLoRAError):
     """Training cannot go on, for instance because the loss is no longer finite."""
+
+
+_on_command_line = ContextVar("on_command_line", default=False)
+
+
+@contextmanager
+def on_command_line() -> Iterator[None]:
+    """While it is entered, messages name options as the command line does."""
+    token = _on_command_line.set(True)
+    try:
+        yield
+    finally:
+        _on_command_line.reset(token)
+
+
+def option(name: str, value: object = True) -> str:
+    """An option for a message, as its reader gives it: ``--resume``, or ``resume=True`` in Python.
+
+    Args:
+        name: As Python has it.
+        value: What Python gives it; ``...`` where that is the reader's.
+    """
+    if _on_command_line.get():
+        return f"--{name.replace('_', '-')}"
+    return f"{name}={'...' if value is ... else value}"
 
 
 def brief(value: Any) -> str:

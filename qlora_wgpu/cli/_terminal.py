@@ -13,6 +13,7 @@ from rich.segment import Segment
 from rich.status import Status
 from rich.text import Text
 
+from qlora_wgpu.errors import on_command_line
 from qlora_wgpu.visible import visible, visible_json, without_secrets
 
 
@@ -26,7 +27,10 @@ class Terminal(Console):
             stderr: Whether to stderr.
             soft_wrap: Whether long lines are left to the terminal.
         """
-        super().__init__(stderr=stderr, soft_wrap=soft_wrap, markup=False, emoji=False)
+        # In a notebook, plain lines: what moves would need ipywidgets there.
+        super().__init__(
+            stderr=stderr, soft_wrap=soft_wrap, markup=False, emoji=False, force_jupyter=False
+        )
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Styles a text, which is shown as it is."""
@@ -83,7 +87,7 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Reads a command's arguments and runs it."""
-        with _visible_messages():
+        with _visible_messages(), on_command_line():
             return super().invoke(ctx)
 
 

@@ -46,7 +46,7 @@ def train(
     with TrainingDisplay(console) as display:
         observer = display if journal is None else ObserverList([display, Noted(journal)])
         result = runs.train(settings, observer, overwrite=overwrite, resume=resume)
-    _show_result(console, result)
+    show_result(console, result)
 
 
 class Noted(Observer):
@@ -68,7 +68,8 @@ class Noted(Observer):
         self._journal.note_checkpoint(folder)
 
 
-def _show_result(console: Console, result: TrainResult) -> None:
+def show_result(console: Console, result: TrainResult) -> None:
+    """Prints what a run has come to."""
     if result.interrupted:
         console.print(
             f"stopped after step {result.steps}; its state is saved: `--resume` goes on",

@@ -10,7 +10,7 @@ from pathlib import Path
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.as_trained import explicit_in
 from qlora_wgpu.data import Dataset
-from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.errors import ConfigError, option
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.runs.data import check_ids, read_dataset, warn_of_cache
 from qlora_wgpu.runs.opening import (
@@ -91,7 +91,9 @@ def evaluate(
     observer = observer or Observer()
     path = data or settings.data.eval
     if path is None:
-        raise ConfigError("data.eval is not set: name held-out data there or with --data")
+        raise ConfigError(
+            f"data.eval is not set: name held-out data there or with {option('data', ...)}"
+        )
     adapter = adapter or _adapter_of(settings)
     settings = _opened(settings, adapter, overrides, observer)
     source = OpenedModel.open(settings.model.path)

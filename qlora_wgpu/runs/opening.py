@@ -15,14 +15,14 @@ from qlora_wgpu.config.schema import DeviceConfig
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.family import Architecture
+from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.lora import load_adapter
-from qlora_wgpu.lora.names import adapted_layers
-from qlora_wgpu.lora.targets import lora_config
+from qlora_wgpu.model.adapter_state import config_of
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import TrainingOptions
 from qlora_wgpu.model.pretrained import Pretrained
-from qlora_wgpu.model.qlora_model import ComputeDtype, QLoRAModel, device_layout
+from qlora_wgpu.model.qlora_model import ComputeDtype, device_layout
 from qlora_wgpu.training import Observer
 
 
@@ -201,8 +201,7 @@ def load_adapted(
     tensors = None
     if adapter is not None:
         tensors, stored = load_adapter(adapter)
-        adapted = {layer.module for layer in adapted_layers(tensors)}
-        lora = lora_config(stored, adapted, source.architecture.experts)
+        lora = config_of(stored, tensors, source.architecture)
     device = device_of(settings.device)
     layout = device_layout(
         source.pretrained, lora, settings.quant, settings.train.compute_dtype, device

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from qlora_wgpu.config import Config
+from qlora_wgpu.config.loading import Overrides
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.runs.data import RunData, read_run_data
@@ -36,9 +36,9 @@ def train(
     *,
     overwrite: bool = False,
     resume: bool = False,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
 ) -> TrainResult:
-    """Fine-tunes a model: all that ``qlora-wgpu train`` does.
+    """Fine-tunes a model: all that ``qlora-wgpu train`` does, without a word.
 
     The driver is checked the first time, memory is planned before weights are read, kernels are
     timed where the run is long, and ``output.dir`` gets the adapter, checkpoints, metrics.jsonl,
@@ -50,7 +50,7 @@ def train(
         overwrite: Whether a run in ``output.dir`` may be replaced.
         resume: Whether the run in ``output.dir`` goes on from its newest whole checkpoint, bit by
             bit; begins one where there is none. A finished one is left as it is.
-        overrides: Texts such as ``"optim.learning_rate=1e-4"``, for a YAML file.
+        overrides: Other values, as ``load_config`` takes them.
 
     Returns:
         The run's figures, a text before and after, and what was written.

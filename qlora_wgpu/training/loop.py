@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 
 from qlora_wgpu.data import Dataset
-from qlora_wgpu.errors import OutOfMemoryError
+from qlora_wgpu.errors import OutOfMemoryError, option
 from qlora_wgpu.gpu.readback import Readback
 from qlora_wgpu.training.batching import BatchPlan, padded_batch
 from qlora_wgpu.training.evaluation import Evaluator
@@ -70,12 +70,13 @@ class TrainingLoop:
         if self._run.saved_at != step and not self._run.save():
             return error
         return OutOfMemoryError(
-            f"{error}; the run is saved after step {step}, and --resume goes on"
+            f"{error}; the run is saved after step {step}, and {option('resume')} goes on"
         )
 
     def _do_steps(self, stop: StopRequest) -> None:
         """Does them until the last, or one that stops the run."""
         for step in range(self._run.state.step + 1, self._plan.total_steps + 1):
+            stop.requested |= self._run.observer.stop_reason is not None
             if self._evaluator.has_stalled or not self._submit(step, stop):
                 return
             self._follow(step)

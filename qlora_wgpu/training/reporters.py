@@ -142,6 +142,18 @@ class ObserverList(Observer):
         """
         self._all = tuple(observers)
 
+    @property
+    def stop_reason(self) -> str | None:
+        """The first reason that one of them gives."""
+        reasons = (self._reason, *(observer.stop_reason for observer in self._all))
+        return next((reason for reason in reasons if reason is not None), None)
+
+    def forget_stop(self) -> None:
+        """Passes it on."""
+        super().forget_stop()
+        for observer in self._all:
+            observer.forget_stop()
+
 
 def _forwarded(event: str) -> Callable[..., None]:
     def tell(self: ObserverList, *details: Any) -> None:

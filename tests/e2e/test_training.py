@@ -341,7 +341,7 @@ def test_want_of_memory_in_a_step_keeps_the_steps_before(folder, device, tmp_pat
 
     with monkeypatch.context() as patch:
         patch.setattr(QLoRAModel, "accumulate", exhausted)
-        with pytest.raises(OutOfMemoryError, match="saved after step 3, and --resume goes on"):
+        with pytest.raises(OutOfMemoryError, match="saved after step 3, and resume=True goes on"):
             Trainer(model, settings).train(rows())
     Trainer(opened(folder, device), settings, resume=True).train(rows())
     name = "adapter/adapter_model.safetensors"
