@@ -69,17 +69,26 @@ class TrainingError(QLoRAError):
     """Training cannot go on, for instance because the loss is no longer finite."""
 
 
-_on_command_line = ContextVar("on_command_line", default=False)
+_command: ContextVar[str] = ContextVar("command", default="")
 
 
 @contextmanager
-def on_command_line() -> Iterator[None]:
-    """While it is entered, messages name options as the command line does."""
-    token = _on_command_line.set(True)
+def on_command_line(typed: str) -> Iterator[None]:
+    """While it is entered, messages name options as the command line does.
+
+    Args:
+        typed: The whole command.
+    """
+    token = _command.set(typed)
     try:
         yield
     finally:
-        _on_command_line.reset(token)
+        _command.reset(token)
+
+
+def command() -> str:
+    """The command that is being run; empty in a Python program."""
+    return _command.get()
 
 
 def option(name: str, value: object = True) -> str:
@@ -89,7 +98,7 @@ def option(name: str, value: object = True) -> str:
         name: As Python has it.
         value: What Python gives it; ``...`` where that is the reader's.
     """
-    if _on_command_line.get():
+    if command():
         return f"--{name.replace('_', '-')}"
     return f"{name}={'...' if value is ... else value}"
 

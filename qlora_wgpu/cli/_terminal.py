@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -77,17 +78,25 @@ def write_what_can_be_written() -> None:
             reconfigure(errors="backslashreplace")
 
 
+_TYPED = f"{__name__}.typed"
+
+
 class Commands(click.Group):
     """A group whose messages about arguments show what these hold."""
 
-    def make_context(self, *args: Any, **options: Any) -> click.Context:
+    def make_context(
+        self, info_name: str | None, args: list[str], *others: Any, **options: Any
+    ) -> click.Context:
         """Reads the group's own arguments."""
         with _visible_messages():
-            return super().make_context(*args, **options)
+            typed = shlex.join(["qlora-wgpu", *args])
+            context = super().make_context(info_name, args, *others, **options)
+            context.meta[_TYPED] = typed
+            return context
 
     def invoke(self, ctx: click.Context) -> Any:
         """Reads a command's arguments and runs it."""
-        with _visible_messages(), on_command_line():
+        with _visible_messages(), on_command_line(ctx.meta[_TYPED]):
             return super().invoke(ctx)
 
 

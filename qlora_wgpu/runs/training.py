@@ -12,14 +12,13 @@ from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.runs.data import RunData, read_run_data
 from qlora_wgpu.runs.opening import OpenedModel, device_of, load_model, open_device
 from qlora_wgpu.runs.planning import plan_layout
-from qlora_wgpu.runs.reporting import write_reports
-from qlora_wgpu.runs.samples import SampleText
+from qlora_wgpu.runs.reporting import Reporter
+from qlora_wgpu.runs.samples import SampleTexts
 from qlora_wgpu.runs.settings import AnyConfig, as_config
 from qlora_wgpu.runs.soundness import check_driver
 from qlora_wgpu.training import (
     Observer,
     RunSetup,
-    Sample,
     Trainer,
     TrainResult,
     check_resumable,
@@ -67,6 +66,18 @@ def train(
     """
     settings = as_config(config, overrides)
     observer = observer or Observer()
+    reporter = Reporter(settings, observer)
+    everyone = ObserverList([observer, reporter])
+    try:
+        return _train(settings, everyone, reporter, overwrite=overwrite, resume=resume)
+    except BaseException as err:
+        reporter.failed(err)
+        raise
+
+
+def _train(
+    settings: Config, observer: Observer, reporter: Reporter, *, overwrite: bool, resume: bool
+) -> TrainResult:
     check_output(settings, overwrite=overwrite, resume=resume)
     source = OpenedModel.open(settings.model.path)  # says what is not supported before data is read
     for text in source.notes:
@@ -74,19 +85,21 @@ def train(
     data = read_run_data(settings, source, observer)
     model = _open_model(settings, source, data, observer)
     observer.setup(_setup(settings, model, data))
-    sample = SampleText(model, source.tokenizer, data.held_out or data.train)
-    texts = Sample(sample.prompt, sample.expected, before=sample.text())
-    observer.sampled(texts)
+    texts = SampleTexts(model, source.tokenizer, data.held_out or data.train)
+    samples = texts.before()
+    reporter.take_samples(samples)
+    observer.sampled(samples[0])
     others = reporters(settings.log.report_to, Path(settings.output.dir), settings.model_dump())
     guarded = [Guarded(reporter, observer.warning) for reporter in others]
     everyone = ObserverList([observer, *guarded])
     trainer = Trainer(model, settings, everyone, overwrite=overwrite, resume=resume)
     result = trainer.train(data.train, data.held_out)
     if not result.interrupted:
-        texts = replace(texts, after=sample.text())
-        observer.sampled(texts)
-    result = replace(result, sample=texts)
-    reports = write_reports(settings, model, result, observer)
+        samples = texts.after(samples)
+        reporter.take_samples(samples)
+        observer.sampled(samples[0])
+    result = replace(result, sample=samples[0], samples=samples)
+    reports = reporter.ended(result)
     observer.reported(reports)
     return replace(result, reports=reports)
 

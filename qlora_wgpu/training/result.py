@@ -44,6 +44,7 @@ class TrainResult:
         peak_bytes: Most bytes that were ever allocated on the device.
         stop_reason: What the observer said that stopped it.
         sample: A text before and after; None from a ``Trainer``, which has no tokenizer.
+        samples: All texts before and after, of which ``sample`` is the first.
         reports: Pages and pictures of the run that were written; none from a ``Trainer``.
     """
 
@@ -63,4 +64,5 @@ class TrainResult:
     was_finished: bool = False
     stop_reason: str | None = None
     sample: Sample | None = None
+    samples: tuple[Sample, ...] = ()
     reports: tuple[Path, ...] = ()
