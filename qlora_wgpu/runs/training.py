@@ -89,11 +89,17 @@ def _train(
     samples = texts.before()
     reporter.take_samples(samples)
     observer.sampled(samples[0])
-    others = reporters(settings.log.report_to, Path(settings.output.dir), settings.model_dump())
+    others = reporters(
+        settings.log.report_to, Path(settings.output.dir), settings.model_dump(), resume=resume
+    )
     guarded = [Guarded(reporter, observer.warning) for reporter in others]
     everyone = ObserverList([observer, *guarded])
     trainer = Trainer(model, settings, everyone, overwrite=overwrite, resume=resume)
-    result = trainer.train(data.train, data.held_out)
+    try:
+        result = trainer.train(data.train, data.held_out)
+    finally:
+        for each in guarded:
+            each.close()
     if not result.interrupted:
         samples = texts.after(samples)
         reporter.take_samples(samples)

@@ -14,7 +14,7 @@ from qlora_wgpu.training.run_log import RunLog
 
 _LOCK = ".lock"
 _WRITTEN = ("adapter", "best", "checkpoints", "metrics.jsonl", "config.yaml")
-_SHOWN = ("report.html", "loss.png", "tensorboard")
+_SHOWN = ("report.html", "loss.png", "tensorboard", "wandb-id.txt")
 _PARTS = (*_WRITTEN, *_SHOWN)
 
 

@@ -17,7 +17,13 @@ from qlora_wgpu.report.curves import smoothed, thinned
 from qlora_wgpu.report.page import page
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.observer import EVENTS
-from qlora_wgpu.training.reporters import ObserverList, TensorBoard, reporters
+from qlora_wgpu.training.reporters import (
+    WANDB_ID,
+    Guarded,
+    ObserverList,
+    TensorBoard,
+    reporters,
+)
 
 ROWS = [
     {"step": 0, "eval_loss": 3.0},
@@ -192,26 +198,61 @@ def test_tensorboard(tmp_path):
     assert [round(e.value, 3) for e in events.Scalars("eval/eval_loss")] == [3.0, 2.1]
 
 
-def test_weights_and_biases(tmp_path, monkeypatch):
-    """Against a stand-in: the service needs an account."""
-    logged = []
+@pytest.fixture
+def wandb(monkeypatch):
+    """A stand-in, which keeps what it is told: the service needs an account."""
+    told = []
 
     class Run:
+        def __init__(self, id):
+            self.id = id
+
         def log(self, values, step):
-            logged.append((step, values))
+            told.append((step, values))
+
+        def finish(self):
+            told.append("finished")
 
     class Module:
         @staticmethod
         def init(**options):
-            logged.append(options)
-            return Run()
+            told.append(options)
+            return Run(options.get("id", f"new-{len(told)}"))
 
     monkeypatch.setitem(sys.modules, "wandb", Module)
+    return told
+
+
+def test_weights_and_biases(tmp_path, wandb):
     [reporter] = reporters(["wandb"], tmp_path / "run", {"lora": {"r": 4}})
     reporter.step({"step": 3, "loss": 2.0, "grad_norm": None})
     reporter.evaluation({"step": 3, "eval_loss": 1.5})
-    assert logged[0]["config"] == {"lora": {"r": 4}} and logged[0]["name"] == "run"
-    assert logged[1:] == [(3, {"train/loss": 2.0}), (3, {"eval/eval_loss": 1.5})]
+    assert wandb[0]["config"] == {"lora": {"r": 4}} and wandb[0]["name"] == "run"
+    assert wandb[1:] == [(3, {"train/loss": 2.0}), (3, {"eval/eval_loss": 1.5})]
+
+
+def test_a_run_that_goes_on_goes_on_there_too(tmp_path, wandb):
+    for resume in (False, True, True, False):
+        [reporter] = reporters(["wandb"], tmp_path, {}, resume=resume)
+        guarded = Guarded(reporter, pytest.fail)
+        guarded.step({"step": 1, "loss": 2.0})
+        guarded.close()
+    begun = [options.get("id") for options in wandb if isinstance(options, dict)]
+    assert begun == [None, "new-1", "new-1", None] and wandb.count("finished") == 4
+    assert wandb[3]["resume"] == "allow" and "resume" not in wandb[0]
+
+
+@pytest.mark.parametrize("text", ["", "../x", "a b", "x" * 2000])
+def test_an_id_that_is_none_begins_anew(tmp_path, wandb, text):
+    (tmp_path / WANDB_ID).write_text(text)
+    reporters(["wandb"], tmp_path, {}, resume=True)
+    assert "id" not in wandb[0]
+
+
+def test_a_run_that_has_not_begun_leaves_the_id_of_another(tmp_path, wandb):
+    (tmp_path / WANDB_ID).write_text("kept")
+    reporters(["wandb"], tmp_path, {})
+    assert (tmp_path / WANDB_ID).read_text() == "kept"
 
 
 def test_several_observers_are_told_everything():
