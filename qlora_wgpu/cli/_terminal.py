@@ -30,8 +30,9 @@ class Terminal(Console):
         """
         # In a notebook, plain lines: what moves would need ipywidgets there.
         super().__init__(
-            stderr=stderr, soft_wrap=soft_wrap, markup=False, emoji=False, force_jupyter=False
-        )
+            stderr=stderr, soft_wrap=soft_wrap, markup=False, emoji=False, force_jupyter=False,
+            force_terminal=False if _in_notebook() else None,
+        )  # fmt: skip
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Styles a text, which is shown as it is."""
@@ -47,6 +48,12 @@ class Terminal(Console):
     def status(self, status: RenderableType, **options: Any) -> Status:
         """A line with a spinner."""
         return _PlainStatus(_plain(status), console=self, **options)
+
+
+def _in_notebook() -> bool:
+    """Whether a notebook's kernel shows what is printed, which calls itself a terminal."""
+    ipython = sys.modules.get("IPython")
+    return hasattr(ipython.get_ipython(), "kernel") if ipython is not None else False
 
 
 class _PlainStatus(Status):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 
 from qlora_wgpu.data import Dataset
-from qlora_wgpu.errors import OutOfMemoryError, option
+from qlora_wgpu.errors import DeviceLostError, OutOfMemoryError, command, option
 from qlora_wgpu.gpu.readback import Readback
 from qlora_wgpu.training.batching import BatchPlan, padded_batch
 from qlora_wgpu.training.evaluation import Evaluator
@@ -57,6 +57,8 @@ class TrainingLoop:
                 stop.requested = True
             except OutOfMemoryError as err:
                 raise self._saved_after(err) from err
+            except DeviceLostError as err:
+                raise self._kept_before(err) from err
             self._finish_all()
         if not stop.requested:
             self._log.check_end()
@@ -71,6 +73,16 @@ class TrainingLoop:
             return error
         return OutOfMemoryError(
             f"{error}; the run is saved after step {step}, and {option('resume')} goes on"
+        )
+
+    def _kept_before(self, error: DeviceLostError) -> DeviceLostError:
+        """Nothing can be read any more, but what was saved is whole."""
+        step = self._run.saved_at
+        if command() or step < 0:  # a supervised command begins again by itself
+            return error
+        return DeviceLostError(
+            f"{error}; step-{step} in {self._run.folder.checkpoints} is kept, and "
+            f"{option('resume')} goes on from it"
         )
 
     def _do_steps(self, stop: StopRequest) -> None:

@@ -10,7 +10,8 @@ import pytest
 import qlora_wgpu
 from e2e.tiny import write_chats, write_model
 from qlora_wgpu import Observer, QLoRAModel, Tokenizer, Trainer, load_config, load_dataset
-from qlora_wgpu.errors import ConfigError, DataError
+from qlora_wgpu.errors import ConfigError, DataError, DeviceLostError
+from qlora_wgpu.gpu.device import Device
 
 CONFIG = """\
 model: {path: model}
@@ -171,3 +172,25 @@ def test_the_spelling_of_paths_does_not_matter_to_resume(place, tmp_path, monkey
         other.save_adapter("other")
     with pytest.raises(ConfigError, match=r"begun with other .*lora\.init_from"):
         qlora_wgpu.train(place / "run.yaml", resume=True, init_from="other", **moved, **watch)
+
+
+def test_a_lost_device_leaves_the_last_checkpoint(place, tmp_path, monkeypatch):
+    settings = {"dir": tmp_path / "run", "max_steps": 5, "save_steps": 2, "quiet": True}
+    whole = qlora_wgpu.train(place / "run.yaml", **{**settings, "dir": tmp_path / "whole"})
+
+    class Pulled(Observer):
+        """The card is gone after a checkpoint: nothing can be handed to the driver any more."""
+
+        def saved(self, folder):
+            monkeypatch.setattr(Device, "submit", lost)
+
+    def lost(self, *commands):
+        with self.driver_call("submitting work"):
+            raise RuntimeError("Parent device is lost")
+
+    submit = Device.submit
+    with pytest.raises(DeviceLostError, match=r"step-2 in .*run/checkpoints is kept, and resume=T"):
+        qlora_wgpu.train(place / "run.yaml", Pulled(), **settings)
+    monkeypatch.setattr(Device, "submit", submit)
+    result = qlora_wgpu.train(place / "run.yaml", resume=True, **settings)
+    assert result.steps == 5 and adapter(result.adapter_dir) == adapter(whole.adapter_dir)
