@@ -49,7 +49,7 @@ its state saved.""",
 ...     max_steps=steps,
 ...     eval_steps=steps // 3,
 ... )""",
-    """>>> print(f"held-out loss {result.eval_loss_before:.2f} before, {result.eval_loss:.2f} after")
+    """>>> print(f"held-out loss {result.eval_loss_before:.2f}, then {result.eval_loss:.2f}")
 >>> sample = result.samples[1]
 >>> print("prompt:", sample.prompt)
 >>> print("before:", sample.before)
@@ -75,15 +75,11 @@ It is told of every event of a run, and may stop it. A stopped run can go on."""
 ...         if row["eval_loss"] < 3.8:
 ...             self.stop_run("the held-out loss is low enough")
 ...
->>> settings = dict(
-...     dir=folder / "stopped",
-...     max_steps=steps,
-...     eval_steps=1,
-...     quiet=True,
-... )
->>> stopped = qlora_wgpu.train(demo / "demo.yaml", Enough(), **settings)
+...
+>>> few = {"dir": folder / "stopped", "max_steps": steps, "eval_steps": 1, "quiet": True}
+>>> stopped = qlora_wgpu.train(demo / "demo.yaml", Enough(), **few)
 >>> print(stopped.steps, "steps:", stopped.stop_reason)
->>> whole = qlora_wgpu.train(demo / "demo.yaml", resume=True, **settings)
+>>> whole = qlora_wgpu.train(demo / "demo.yaml", resume=True, **few)
 >>> print(whole.steps, "steps:", whole.stop_reason)""",
     """## Its parts
 
