@@ -62,7 +62,7 @@ class Preparation:
 
 def load_dataset(
     path: str | os.PathLike[str] | Sequence[Mapping[str, Any]],
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizer | str | os.PathLike[str],
     max_seq_length: int,
     chat_template: str | None = None,
     *,
@@ -80,7 +80,7 @@ def load_dataset(
 
     Args:
         path: The file, folder or name; or the rows themselves, as mappings.
-        tokenizer: The model's tokenizer.
+        tokenizer: The model's tokenizer, or the model's folder.
         max_seq_length: Longest example in tokens, at least 2.
         chat_template: ``data.chat_template``: see ``find_chat_template``.
         how: Everything else about the preparation, instead of the two before.
@@ -92,6 +92,8 @@ def load_dataset(
         TokenizerError: If the chat template is broken.
     """
     how = how or Preparation(max_seq_length, chat_template)
+    if not isinstance(tokenizer, Tokenizer):
+        tokenizer = Tokenizer.from_folder(tokenizer)
     if not isinstance(path, str | os.PathLike):
         return encode_rows(path, tokenizer, how)
     source = _open(path, tokenizer, how, progress)

@@ -116,6 +116,7 @@ def test_a_trainer_takes_rows_of_any_format(place, model, tmp_path, rows):
 def test_a_trainer_takes_a_path_or_a_data_set(place, model, tmp_path):
     losses = []
     data = load_dataset(place / "train.jsonl", Tokenizer.from_folder(place / "model"), 64)
+    assert load_dataset(place / "train.jsonl", place / "model", 64).fingerprint == data.fingerprint
     lines = (place / "train.jsonl").read_text().splitlines()
     for number, rows in enumerate((place / "train.jsonl", data, [json.loads(x) for x in lines])):
         config = load_config(place / "run.yaml", {"dir": tmp_path / str(number), "max_steps": 1})
