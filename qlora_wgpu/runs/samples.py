@@ -13,7 +13,7 @@ from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.training import Sample
 
-_TOKENS = 96  # of a continuation
+_SHORTEST, _LONGEST = 24, 160  # tokens of a continuation, by the length of the data's
 _TEXTS = 3
 _LONG = 10.0  # seconds after which no further text is begun
 
@@ -25,6 +25,11 @@ class _Prompt:
     ids: list[int]
     answer: list[int]
 
+    @property
+    def new_tokens(self) -> int:
+        """Most tokens that the model adds."""
+        return min(max(3 * len(self.answer), _SHORTEST), _LONGEST)
+
 
 class SampleTexts:
     """Some prompts of the data, continued by the model as it is at each call."""
@@ -35,8 +40,8 @@ class SampleTexts:
         self._tokenizer = tokenizer
         chosen = sorted({round(i * (len(data) - 1) / max(_TEXTS - 1, 1)) for i in range(_TEXTS)})
         self._prompts = [_prompt(data, index) for index in chosen]
-        longest = max(len(prompt.ids) for prompt in self._prompts)
-        self._decoder = Decoder(model, longest + _TOKENS)
+        longest = max(len(prompt.ids) + prompt.new_tokens for prompt in self._prompts)
+        self._decoder = Decoder(model, longest)
 
     def before(self) -> tuple[Sample, ...]:
         """The texts before training: the first, and more of them where that does not take long."""
@@ -65,7 +70,7 @@ class SampleTexts:
         ids = generate(
             self._model,
             prompt.ids,
-            max_new_tokens=_TOKENS,
+            max_new_tokens=prompt.new_tokens,
             stop_ids=self._tokenizer.eos_token_ids,
             decoder=self._decoder,
         )
@@ -78,4 +83,4 @@ def _prompt(data: Dataset, index: int) -> _Prompt:
     # Before the first learnt token stands the prompt; where all is learnt, take the beginning.
     length = learnt[0] if learnt and learnt[0] > 1 else max(1, min(16, len(example) // 2))
     ids = [int(i) for i in example.input_ids]
-    return _Prompt(ids[:length], ids[length : length + _TOKENS])
+    return _Prompt(ids[:length], ids[length : length + _LONGEST])

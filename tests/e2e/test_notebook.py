@@ -27,7 +27,7 @@ def test_its_cells_run(tmp_path, monkeypatch, capfd):
     write_small_demo(tmp_path / "demo")
     (tmp_path / "docs").mkdir()
     monkeypatch.chdir(tmp_path / "docs")
-    monkeypatch.setattr("qlora_wgpu.runs.samples._TOKENS", 4)
+    monkeypatch.setattr("qlora_wgpu.runs.samples._LONGEST", 4)
     assert sum(re.sub(r"\bsteps = 60\b", "", cell) != cell for cell in CODE) == 1
     names = {}
     for cell in CODE:
