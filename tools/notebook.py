@@ -58,9 +58,9 @@ its state saved.""",
     """>>> sorted(path.name for path in result.run_dir.iterdir() if path.name[0] != ".")""",
     """## The model
 
-`open_adapter` opens an adapter on its base as it was trained. `generate` goes on with a text, or
-answers messages.""",
-    """>>> model = qlora_wgpu.open_adapter(result.adapter_dir)
+`open_adapter` opens what a run has trained on its base. `generate` goes on with a text, or answers
+messages.""",
+    """>>> model = qlora_wgpu.open_adapter(result.run_dir)
 >>> story = "Mia hid the red kite near the gate. Tom hurried to the beach. Where did Tom go?"
 >>> question = [{"role": "user", "content": story}]
 >>> print(model.generate(question, max_new_tokens=24))

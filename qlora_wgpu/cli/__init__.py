@@ -19,6 +19,7 @@ from qlora_wgpu.cli.eval import evaluate
 from qlora_wgpu.cli.exporting import export, merge, quantize
 from qlora_wgpu.cli.generate import generate
 from qlora_wgpu.cli.init import init
+from qlora_wgpu.cli.push import push
 from qlora_wgpu.cli.train import train
 from qlora_wgpu.errors import QLoRAError
 from qlora_wgpu.gpu.calls import overdue_call
@@ -42,6 +43,7 @@ commands.add_command(evaluate)
 commands.add_command(merge)
 commands.add_command(quantize)
 commands.add_command(export)
+commands.add_command(push)
 commands.add_command(data)
 commands.add_command(generate)
 commands.add_command(chat)

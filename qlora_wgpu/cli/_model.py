@@ -14,8 +14,10 @@ from qlora_wgpu.cli._display import Display
 from qlora_wgpu.cli._settings import read_settings
 from qlora_wgpu.config import Config, ModelConfig
 from qlora_wgpu.config.as_trained import Changes, changed, without_none
+from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.runs import OpenedModel
+from qlora_wgpu.runs.locating import Located, locate
 from qlora_wgpu.runs.opening import load_adapted, opened_as_trained
 from qlora_wgpu.training import Observer
 
@@ -29,12 +31,14 @@ class Opening:
         adapter: Folder of a PEFT adapter, or None.
         config: A run's YAML that says how the adapter was trained, or None.
         explicit: The options that were given, by the settings that they stand for.
+        by_run: Whether RUN names them.
     """
 
     model: str
     adapter: str | None
     config: str | None
     explicit: Changes
+    by_run: bool = False
 
     def settings(self, observer: Observer) -> Config:
         """The settings to open with: the options', else the YAML's, else the adapter's run's.
@@ -155,19 +159,49 @@ _SAMPLING = (
 )
 
 
+def run_argument(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``RUN``, and the options that say in other words which model and adapter are meant."""
+    for decorate in (
+        click.option("--adapter", help="Folder of a PEFT adapter, instead of RUN."),
+        click.option(
+            "--model", help="Folder or hub name of the base model, whatever RUN says of it."
+        ),
+        click.argument("run", required=False, type=click.Path()),
+    ):
+        command = decorate(command)
+    return command
+
+
+def located(
+    run: str | None, model: str | None, adapter: str | None, *, needs_adapter: bool
+) -> Located:
+    """What ``run_argument`` names.
+
+    Raises:
+        ConfigError: If it names nothing, too much, or no adapter where one is needed.
+    """
+    named = locate(run, model, adapter)
+    if needs_adapter and named.adapter is None:
+        raise ConfigError(
+            f"{named.model} is a model: name a run's folder, such as runs/first, or --adapter"
+        )
+    return named
+
+
 def opening_options(*, needs_adapter: bool = False) -> Callable[..., Any]:
-    """The options that say which model and adapter, and how they are opened.
+    """The argument and options that say which model and adapter, and how they are opened.
 
     The command gets them as one argument, ``opening``.
 
     Args:
-        needs_adapter: Whether the adapter must be named.
+        needs_adapter: Whether an adapter must be named.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(command)
         def with_opening(
-            model: str,
+            run: str | None,
+            model: str | None,
             adapter: str | None,
             config: str | None,
             scheme: str | None,
@@ -181,17 +215,15 @@ def opening_options(*, needs_adapter: bool = False) -> Callable[..., Any]:
                 "train": {"compute_dtype": compute_dtype},
                 "device": {"backend": backend, "gpu": gpu},
             }
-            opening = Opening(model, adapter, config, without_none(given))
+            named = located(run, model, adapter, needs_adapter=needs_adapter)
+            opening = Opening(
+                named.model, named.adapter, config, without_none(given), by_run=run is not None
+            )
             return command(opening=opening, **others)
 
-        options = (
-            click.option("--model", required=True, help="Folder or hub name of the base model."),
-            click.option("--adapter", required=needs_adapter, help="Folder of a PEFT adapter."),
-            *_OPENING,
-        )
-        for option in reversed(options):
+        for option in reversed(_OPENING):
             with_opening = option(with_opening)
-        return with_opening
+        return run_argument(with_opening)
 
     return decorate
 

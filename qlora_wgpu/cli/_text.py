@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from qlora_wgpu.cli._terminal import write
-from qlora_wgpu.data import ChatTemplate, Tokenizer, closing_text, end_of_turn, find_chat_template
+from qlora_wgpu.data import PromptFormat, Tokenizer, find_chat_template, suitable_template
 from qlora_wgpu.errors import TokenizerError
 from qlora_wgpu.generation import continuation
 from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.runs import OpenedModel
+from qlora_wgpu.runs.prompts import prompt_for
 
 
 def stream(
@@ -51,40 +52,32 @@ def _beginning(text: str, stop_text: str) -> int:
     return next((n for n in sizes if text.endswith(stop_text[:n])), 0)
 
 
-def stop_text(tokenizer: Tokenizer, template: ChatTemplate | None) -> str:
-    """The text that ends a turn; empty where a single token does."""
-    if template is None or end_of_turn(template, tokenizer) is not None:
-        return ""
-    return closing_text(template)
-
-
-def chat_template(tokenizer: Tokenizer, setting: str | None) -> ChatTemplate:
-    """The template of a conversation.
+def prompt_format(source: OpenedModel, adapter: str | None, setting: str | None) -> PromptFormat:
+    """How prompts are written: as the adapter was trained, or with a chat template by its name.
 
     Raises:
-        TokenizerError: If there is none.
+        TokenizerError: If the template is broken, or a file of the tokenizer damaged.
+        CheckpointError: If what is kept beside the adapter is damaged.
     """
-    template = find_chat_template(setting, tokenizer)
-    if template is None:
+    prompt = prompt_for(source, adapter)
+    if setting is None:
+        return prompt
+    return PromptFormat("chat", prompt.tokenizer, find_chat_template(setting, prompt.tokenizer))
+
+
+def require_template(prompt: PromptFormat) -> PromptFormat:
+    """The prompt's format, if it can write what somebody says.
+
+    Raises:
+        TokenizerError: If it is chats, and no template is known.
+    """
+    if prompt.kind == "chat" and prompt.template is None:
         raise TokenizerError(
-            "the model has no chat template: give --chat-template a .jinja file or chatml, or "
-            "generate without --chat"
+            "the model has no chat template: give --chat-template a .jinja file or a built-in name "
+            f"({suitable_template(prompt.tokenizer)} fits its tokenizer), or generate without "
+            "--chat"
         )
-    return template
-
-
-def chat_ids(
-    tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[dict[str, Any]]
-) -> list[int]:
-    """A conversation up to where the assistant is to speak."""
-    text = template.render(messages, add_generation_prompt=True).text
-    return tokenizer.encode(text, add_special_tokens=False)
-
-
-def stop_ids(tokenizer: Tokenizer, template: ChatTemplate | None) -> frozenset[int]:
-    """Tokens that end a text: the tokenizer's, and what the template ends a turn with."""
-    turn = end_of_turn(template, tokenizer) if template is not None else None
-    return tokenizer.eos_token_ids | ({turn} if turn is not None else set())
+    return prompt
 
 
 def longest(model: QLoRAModel) -> int | None:

@@ -11,14 +11,18 @@ from rich.console import Console
 
 from qlora_wgpu.cli._model import Opening, open_adapted, opening_options, sampling_options
 from qlora_wgpu.cli._terminal import Terminal, write
-from qlora_wgpu.cli._text import chat_ids, chat_template, longest, stop_ids, stop_text, stream
-from qlora_wgpu.data import ChatTemplate, Tokenizer
+from qlora_wgpu.cli._text import longest, prompt_format, require_template, stream
+from qlora_wgpu.data import PromptFormat
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.generation import generate
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.runs import OpenedModel
 
 _HELP = "/adapter on|off, /system TEXT, /reset, /help, /exit (or Ctrl-D)"
+_TEXT_ONLY = (
+    "note: this adapter has learnt to continue text, not to chat: each line is continued as it is, "
+    "and the lines before are forgotten (`qlora-wgpu generate` does it for one text)"
+)
 
 
 @click.command()
@@ -27,7 +31,8 @@ _HELP = "/adapter on|off, /system TEXT, /reset, /help, /exit (or Ctrl-D)"
 @click.option(
     "--chat-template",
     "template_name",
-    help="Chat template instead of the tokenizer's: a .jinja file, or chatml.",
+    help="Chat template instead of the run's or the tokenizer's: a .jinja file, or a built-in "
+    "name.",
 )
 @sampling_options
 def chat(
@@ -36,21 +41,23 @@ def chat(
     template_name: str | None,
     **sampling: Any,
 ) -> None:
-    """Talk with a model, and an adapter if one is given.
+    """Talk with what a run has trained, or with any model and adapter.
 
-    An adapter in the folder of its run is opened as the run's config.yaml says it was trained.
+    RUN is a run's folder, such as runs/first, or an adapter's or a model's. An adapter in the
+    folder of its run is opened as the run's config.yaml says it was trained, and prompts are
+    written as it has learnt them: with the chat template, Alpaca's prompt, or as plain text.
 
     A line is a turn; /adapter off answers with the base alone, /reset forgets the conversation.
     Turns can be piped in.
     """
     console = Terminal(stderr=True)
     source = OpenedModel.open(opening.model)
-    template = chat_template(source.tokenizer, template_name)
+    prompt = require_template(prompt_format(source, opening.adapter, template_name))
     model = open_adapted(console, source, opening)
+    if prompt.kind == "text":
+        console.print(_TEXT_ONLY, style="yellow", highlight=False)
     console.print(f"{model.name_or_path} on {model.device.name}: {_HELP}", highlight=False)
-    answers = _Answers(
-        model, source.tokenizer, template, sampling, has_adapter=opening.adapter is not None
-    )
+    answers = _Answers(model, prompt, sampling, has_adapter=opening.adapter is not None)
     talk = _Conversation(system)
     while (line := _read(console)) is not None:
         word, _, rest = line.partition(" ")
@@ -89,16 +96,14 @@ class _Answers:
     def __init__(
         self,
         model: QLoRAModel,
-        tokenizer: Tokenizer,
-        template: ChatTemplate,
+        prompt: PromptFormat,
         sampling: dict[str, Any],
         *,
         has_adapter: bool,
     ) -> None:
         self.adapter_on = self._has_adapter = has_adapter
         self._model = model
-        self._tokenizer = tokenizer
-        self._template = template
+        self._prompt = prompt
         self._sampling = sampling
 
     def switch_adapter(self, *, on: bool) -> None:
@@ -111,12 +116,12 @@ class _Answers:
         with self._adapter():
             tokens = generate(
                 self._model,
-                chat_ids(self._tokenizer, self._template, messages),
-                stop_ids=stop_ids(self._tokenizer, self._template),
+                self._prompt.ids(messages),
+                stop_ids=self._prompt.stop_ids,
                 max_length=longest(self._model),
                 **sampling,
             )
-            return stream(self._tokenizer, tokens, stop_text(self._tokenizer, self._template))
+            return stream(self._prompt.tokenizer, tokens, self._prompt.stop_text)
 
     def _adapter(self) -> AbstractContextManager[None]:
         if self._has_adapter and not self.adapter_on:

@@ -11,10 +11,10 @@ import numpy.typing as npt
 from rich.console import Console
 
 from qlora_wgpu.cli._display import Display
-from qlora_wgpu.cli._model import Opening, opening_options
+from qlora_wgpu.cli._model import Opening, located, opening_options, run_argument
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.config import Config, QuantConfig
-from qlora_wgpu.config.as_trained import changed
+from qlora_wgpu.config.as_trained import changed, find_run
 from qlora_wgpu.errors import ConfigError, TokenizerError
 from qlora_wgpu.export import export_gguf, quantize_folder
 from qlora_wgpu.export import merge as merge_adapter
@@ -31,7 +31,7 @@ _BLOCKSIZES = ["32", "64", "128", "256", "512", "1024", "2048", "4096"]
 
 @click.command()
 @opening_options(needs_adapter=True)
-@click.option("--out", required=True, help="The new model's folder.")
+@click.option("--out", show_default="merged, in RUN", help="The new model's folder.")
 @click.option(
     "--base",
     default="original",
@@ -44,8 +44,10 @@ _BLOCKSIZES = ["32", "64", "128", "256", "512", "1024", "2048", "4096"]
     default=True,
     help="Whether to measure how far the merged model's logits drift.",
 )
-def merge(opening: Opening, out: str, base: str, check: bool) -> None:
+def merge(opening: Opening, out: str | None, base: str, check: bool) -> None:
     """Merge an adapter into its base model.
+
+    RUN is a run's folder, such as runs/first, or an adapter's.
 
     The result is a model folder in the base's own 16-bit type, which transformers, vLLM and
     llama.cpp's converter load. How the base was quantized is known from the config.yaml of the
@@ -55,6 +57,7 @@ def merge(opening: Opening, out: str, base: str, check: bool) -> None:
     with Display(console) as display:
         settings = opening.settings(display)
     assert opening.adapter is not None
+    out = out or _beside(opening.adapter, "merged", "--out")
     with _progress(console, "merging") as progress:
         merge_adapter(
             opening.model,
@@ -107,15 +110,38 @@ def quantize(model_path: str, out: str, blocksize: str, double_quant: bool, expe
 
 
 @click.command()
-@click.option("--model", "model_path", required=True, help="Folder or hub name of the base.")
-@click.option("--adapter", required=True, help="Folder of the PEFT adapter.")
-@click.option("--gguf", "gguf_file", required=True, metavar="FILE", help="The file to write.")
-def export(model_path: str, adapter: str, gguf_file: str) -> None:
-    """Write an adapter as a GGUF file, for llama.cpp's --lora."""
+@run_argument
+@click.option(
+    "--gguf",
+    "gguf_file",
+    metavar="FILE",
+    show_default="adapter.gguf, in RUN",
+    help="The file to write.",
+)
+def export(run: str | None, model: str | None, adapter: str | None, gguf_file: str | None) -> None:
+    """Write an adapter as a GGUF file, for llama.cpp's --lora.
+
+    RUN is a run's folder, such as runs/first, or an adapter's.
+    """
+    named = located(run, model, adapter, needs_adapter=True)
+    assert named.adapter is not None
+    gguf_file = gguf_file or _beside(named.adapter, "adapter.gguf", "--gguf")
     if not gguf_file.endswith(".gguf"):
         raise ConfigError(f"--gguf {gguf_file!r} must end in .gguf")
-    count = export_gguf(model_path, adapter, gguf_file)
+    count = export_gguf(named.model, named.adapter, gguf_file)
     Terminal().print(f"{count} layers written to {gguf_file}", highlight=False)
+
+
+def _beside(adapter: str, name: str, option: str) -> str:
+    """A name in the folder of the adapter's run.
+
+    Raises:
+        ConfigError: If the adapter belongs to no run.
+    """
+    run = find_run(adapter)
+    if run is None:
+        raise ConfigError(f"{adapter} belongs to no run: say with {option} what to write")
+    return str(run / name)
 
 
 @contextmanager

@@ -8,58 +8,61 @@ import click
 
 from qlora_wgpu.cli._model import Opening, open_adapted, opening_options, sampling_options
 from qlora_wgpu.cli._terminal import Terminal, write
-from qlora_wgpu.cli._text import chat_ids, chat_template, longest, stop_ids, stop_text, stream
-from qlora_wgpu.data import ChatTemplate, Tokenizer, find_chat_template
+from qlora_wgpu.cli._text import longest, prompt_format, require_template, stream
+from qlora_wgpu.data import PromptFormat
 from qlora_wgpu.generation import generate as generate_tokens
 from qlora_wgpu.runs import OpenedModel
 
 
 @click.command()
 @opening_options()
-@click.option("--prompt", required=True, help="Text to continue.")
+@click.option("--prompt", required=True, help="Text to continue, or to answer.")
 @click.option(
-    "--chat", is_flag=True, help="Put the prompt into the chat template as a user's turn."
+    "--chat/--no-chat",
+    default=None,
+    show_default="as RUN was trained; --no-chat with --model",
+    help="Whether the prompt is put into the chat template as a user's turn (or into Alpaca's "
+    "prompt, where RUN was trained on that), or continued as it is.",
 )
 @click.option(
     "--chat-template",
     "template_name",
-    help="Chat template instead of the tokenizer's: a .jinja file, or chatml.",
+    help="Chat template instead of the run's or the tokenizer's: a .jinja file, or a built-in "
+    "name.",
 )
 @sampling_options
 def generate(
     opening: Opening,
     prompt: str,
-    chat: bool,
+    chat: bool | None,
     template_name: str | None,
     **sampling: Any,
 ) -> None:
-    """Generate text with a model, and an adapter if one is given.
+    """Generate text with what a run has trained, or with any model and adapter.
 
-    An adapter in the folder of its run is opened as the run's config.yaml says it was trained.
+    RUN is a run's folder, such as runs/first, or an adapter's or a model's. An adapter in the
+    folder of its run is opened as the run's config.yaml says it was trained.
     """
     source = OpenedModel.open(opening.model)
-    tokenizer = source.tokenizer
-    template, prompt_ids = _prompt_ids(tokenizer, prompt, template_name, chat=chat)
+    written = prompt_format(source, opening.adapter, template_name)
+    answered = _is_answered(written, opening) if chat is None else chat
+    ids = _prompt_ids(written, prompt, answered=answered)
     model = open_adapted(Terminal(stderr=True), source, opening)
-    if not chat:
+    if not answered:
         write(prompt)
+    stops = written if answered or template_name else PromptFormat.text(written.tokenizer)
     tokens = generate_tokens(
-        model,
-        prompt_ids,
-        stop_ids=stop_ids(tokenizer, template),
-        max_length=longest(model),
-        **sampling,
+        model, ids, stop_ids=stops.stop_ids, max_length=longest(model), **sampling
     )
-    context = () if chat else prompt_ids
-    stream(tokenizer, tokens, stop_text(tokenizer, template), context)
+    stream(written.tokenizer, tokens, stops.stop_text, () if answered else ids)
 
 
-def _prompt_ids(
-    tokenizer: Tokenizer, prompt: str, template_name: str | None, *, chat: bool
-) -> tuple[ChatTemplate | None, list[int]]:
-    """The template that says where a turn ends, and the prompt's tokens."""
-    if chat:
-        template = chat_template(tokenizer, template_name)
-        return template, chat_ids(tokenizer, template, [{"role": "user", "content": prompt}])
-    named = None if template_name is None else find_chat_template(template_name, tokenizer)
-    return named, tokenizer.encode(prompt)
+def _is_answered(written: PromptFormat, opening: Opening) -> bool:
+    """Whether a prompt is a turn, where nobody says it."""
+    return opening.by_run and opening.adapter is not None and written.template is not None
+
+
+def _prompt_ids(written: PromptFormat, prompt: str, *, answered: bool) -> list[int]:
+    if not answered:
+        written = PromptFormat.text(written.tokenizer)
+    return require_template(written).ids([{"role": "user", "content": prompt}])

@@ -8,7 +8,7 @@ import click
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.cli._terminal import Terminal
-from qlora_wgpu.data import Dataset, Preparation, Tokenizer, load_dataset
+from qlora_wgpu.data import Dataset, Preparation, Tokenizer, chosen_template, load_dataset
 from qlora_wgpu.data.prepared import learns
 from qlora_wgpu.data.sources import data_files, holds_documents
 from qlora_wgpu.errors import ConfigError
@@ -56,7 +56,7 @@ def _fitted(model_path: str, data_path: str, eval_path: str | None) -> str:
     folder = ModelFolder.without_weights(model_path)
     architecture = find_family(folder.config).read(folder.config)
     tokenizer = Tokenizer.from_folder(folder.path)
-    template = None if tokenizer.chat_template is not None else "chatml"
+    template = chosen_template(data_path, tokenizer)
     how = Preparation(max_seq_length=1 << 20, chat_template=template)
     dataset = load_dataset(data_path, tokenizer, 2, how=how)
     lengths = sorted(dataset.lengths.tolist())
@@ -124,7 +124,7 @@ def _yaml(
     steps = max(1, -(-rows // _STEPS))
     held = f"  eval: {_quoted(held_out)}\n" if held_out else "  # eval: held-out.jsonl\n"
     chat = (
-        "  chat_template: chatml               # the tokenizer has none of its own\n"
+        f"  chat_template: {template:<20} # what fits the tokenizer, which has none\n"
         if template
         else ""
     )

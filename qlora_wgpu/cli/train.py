@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from qlora_wgpu import runs
 from qlora_wgpu.cli._display import TrainingDisplay
 from qlora_wgpu.cli._settings import read_settings
 from qlora_wgpu.cli._terminal import Terminal
+from qlora_wgpu.data import prompt_kind
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.supervision.journal import Journal
 from qlora_wgpu.training import Observer, TrainResult
@@ -83,6 +85,15 @@ def show_result(console: Console, result: TrainResult) -> None:
         page, *pictures = result.reports
         named = "".join(f" and {picture.name}" for picture in pictures)
         console.print(f"{page}{named} written", highlight=False)
+    console.print(_next_command(result), highlight=False, soft_wrap=True)
+
+
+def _next_command(result: TrainResult) -> str:
+    """The line that shows what the run has learnt."""
+    run = shlex.quote(str(result.run_dir))
+    if prompt_kind(result.adapter_dir) == "text":
+        return f"qlora-wgpu generate {run} --prompt '...'"
+    return f"qlora-wgpu chat {run}"
 
 
 def _figures(result: TrainResult) -> dict[str, str]:

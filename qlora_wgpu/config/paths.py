@@ -6,7 +6,10 @@ import os
 import re
 from pathlib import Path
 
-BUILT_IN_CHAT_TEMPLATES = ("chatml",)
+BUILT_IN_CHAT_TEMPLATES = (
+    *("chatml", "llama2", "llama3", "gemma", "mistral", "phi", "phi4", "granite", "command-r"),
+    *("zephyr", "alpaca", "plain"),
+)
 # Two parts, the second without a file's ending, and maybe a split.
 _NAME_ON_HUB = re.compile(r"[\w.-]+/(?!.*\.(?:jsonl|json|csv|parquet|txt)$)[\w.-]+(?::[\w./-]+)?")
 

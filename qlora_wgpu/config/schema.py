@@ -22,6 +22,7 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
+from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES
 from qlora_wgpu.config.renamed import with_new_names
 from qlora_wgpu.config.section import Section
 from qlora_wgpu.config.yaml_file import dump_yaml
@@ -274,7 +275,7 @@ class DataConfig(Section):
     chat_template: Annotated[Text | None, _FREE_ON_RESUME] = Field(
         None,
         description="Chat template used instead of the tokenizer's: a .jinja file, the template "
-        "itself, or the built-in name chatml.",
+        f"itself, or a built-in name: {', '.join(BUILT_IN_CHAT_TEMPLATES)}.",
     )
 
 

@@ -9,6 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.config.paths import is_inline_template
+from qlora_wgpu.data.built_in_templates import (
+    BUILT_IN_TEMPLATES,
+    built_in_template,
+    is_built_in,
+)
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import DataError, QLoRAError, TokenizerError
 from qlora_wgpu.files import file_text
@@ -16,22 +21,6 @@ from qlora_wgpu.limits import TEMPLATE_BYTES
 from qlora_wgpu.sandbox.jinja import SPAN_END, SPAN_START
 from qlora_wgpu.sandbox.process import ChildProcess, Stopped
 from qlora_wgpu.sandbox.templates import marks_assistant, render, render_with_prefixes
-
-BUILT_IN_TEMPLATES = {
-    "chatml": """\
-{% for message in messages %}
-{{- '<|im_start|>' + message['role'] + '\\n' }}
-{%- if message['role'] == 'assistant' %}
-{%- generation %}{{ message['content'] + '<|im_end|>\\n' }}{% endgeneration %}
-{%- else %}
-{{- message['content'] + '<|im_end|>\\n' }}
-{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-{{- '<|im_start|>assistant\\n' }}
-{%- endif %}
-"""
-}
 
 # Other names under which data sets keep what templates read as `reasoning_content`.
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
@@ -112,7 +101,7 @@ class ChatTemplate:
 
     def _call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Calls a function of the sandbox: here for templates of this package's own."""
-        if self.source in BUILT_IN_TEMPLATES.values():
+        if is_built_in(self.source):
             return function(*args)
         if self._stopped:  # once is enough
             raise TokenizerError(self._stopped)
@@ -175,7 +164,7 @@ def find_chat_template(setting: str | None, tokenizer: Tokenizer) -> ChatTemplat
     if setting is None:
         source = tokenizer.chat_template
     elif setting in BUILT_IN_TEMPLATES:
-        source = BUILT_IN_TEMPLATES[setting]
+        source = built_in_template(setting, tokenizer)
     elif is_inline_template(setting):
         source = setting
     else:

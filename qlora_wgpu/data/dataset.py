@@ -139,6 +139,15 @@ def encoded_examples(
     return _open(path, tokenizer, how, lambda rows: None).examples(empty=True)
 
 
+def row_format(path: str | os.PathLike[str], tokenizer: Tokenizer, how: Preparation) -> str:
+    """A key of ``FORMATS``: what ``load_dataset`` takes the rows for, ``text`` for documents.
+
+    Raises:
+        DataError: If a file cannot be read or its first row is wrong.
+    """
+    return _open(path, tokenizer, how, lambda rows: None).row_format
+
+
 def _open(
     path: str | os.PathLike[str],
     tokenizer: Tokenizer,
@@ -213,6 +222,13 @@ class _Source:
     def key(self) -> str:
         """A hash of everything that decides what the examples are."""
         return key_of(self._files, _settings(self._how, self._tokenizer, self._template))
+
+    @property
+    def row_format(self) -> str:
+        """The format of the first row that holds anything; documents are text."""
+        if holds_documents(self._files):
+            return "text"
+        return next((name for _, _, name in self._rows() if name), "text")
 
     def fill(self, writer: Writer) -> tuple[Counts, list[str]]:
         """Adds all examples; returns what became of the rows, and what to tell of it."""
@@ -398,14 +414,7 @@ class _Source:
             )
         if self._tokenizer.eos_token_id is None:
             notes.append("the tokenizer has no end-of-sequence token, so none is learnt")
-        elif not self._end_learnt and self._other_end_learnt and self._other_end is not None:
-            name = self._tokenizer.decode([self._other_end], skip_special_tokens=False)
-            notes.append(
-                f"turns end with {name}, which is learnt, but it is not the tokenizer's "
-                f"end-of-sequence token {self._tokenizer.eos_token}: other programs have to be "
-                "told to stop there"
-            )
-        elif not self._end_learnt:
+        elif not (self._end_learnt or self._other_end_learnt):
             notes.append(
                 "no end-of-turn token is learnt anywhere, so the model will not learn when to "
                 "stop: check that data.chat_template is the one its tokenizer was made for"

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
+from qlora_wgpu.data.built_in_templates import suitable_template
 from qlora_wgpu.data.chat import ChatTemplate
 from qlora_wgpu.data.json_text import parse_json
 from qlora_wgpu.data.long_text import document_ids, size_of
@@ -196,7 +197,8 @@ class RowEncoder:
         if self._template is None:
             raise DataError(
                 "the rows are conversations but the tokenizer has no chat template: set "
-                "data.chat_template to a .jinja file or to chatml"
+                "data.chat_template to a .jinja file or a built-in name, such as "
+                f"{suitable_template(self._tokenizer)}, which fits its tokens"
             )
         tools = _from_json(row.get("tools"))
         if tools is not None and not (

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qlora_wgpu.data.chat import ChatTemplate
+from qlora_wgpu.data.message_places import Place, message_places
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import DataError, TokenizerError
 
@@ -13,6 +14,7 @@ Message = Mapping[str, Any]
 Span = tuple[int, int]
 
 _SENTINEL = "Qsentinel{}z"
+_FEW_TURNS = 16
 
 
 def assistant_spans(
@@ -46,11 +48,9 @@ def assistant_spans(
     if rendered.spans is not None:
         return rendered.text, rendered.spans
     finder = _TurnFinder(template, messages, tools, rendered.text, eos_token or "")
+    turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     spans: list[Span] = []
-    for index, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        span = finder.by_prefix(index) or finder.by_exchange(index)
+    for index, span in finder.spans(turns).items():
         if span is None or (spans and span[0] < spans[-1][1]):
             raise DataError(
                 f"the assistant's turn in message {index + 1} cannot be told apart in the rendered "
@@ -179,6 +179,35 @@ class _TurnFinder:
         except DataError:
             return None
 
+    def spans(self, turns: Sequence[int]) -> dict[int, Span | None]:
+        """The spans of turns, by the numbers of their messages; None where one cannot be told.
+
+        Finding a turn takes time with the whole conversation. In a long one, turns around which the
+        template writes the same are begun and ended alike: a few of each kind are found, and where
+        these agree, the others are theirs.
+        """
+        if len(turns) <= _FEW_TURNS:
+            return {turn: self.span(turn) for turn in turns}
+        places = message_places(self._render, self._messages, self._text, _unused(self._text))
+        spans: dict[int, Span | None] = {}
+        for kind in _kinds(turns, places):
+            spans |= self._spans_of_a_kind(kind, places)
+        return {turn: spans[turn] for turn in turns}
+
+    def _spans_of_a_kind(
+        self, turns: Sequence[int], places: Mapping[int, Place]
+    ) -> dict[int, Span | None]:
+        samples = {turn: self.span(turn) for turn in {turns[0], turns[len(turns) // 2], turns[-1]}}
+        margins = {_margins(span, places.get(turn)) for turn, span in samples.items()}
+        margin = margins.pop() if len(margins) == 1 else None
+        if margin is None:
+            return {turn: samples.get(turn) or self.span(turn) for turn in turns}
+        return {turn: _with_margins(places[turn], margin) for turn in turns}
+
+    def span(self, index: int) -> Span | None:
+        """A turn, or None where it cannot be told."""
+        return self.by_prefix(index) or self.by_exchange(index)
+
     def by_prefix(self, index: int) -> Span | None:
         """The turn between two renderings that both begin the whole text."""
         before = self._render(self._messages[:index], prompt=True)
@@ -221,6 +250,26 @@ class _TurnFinder:
             if tail.startswith(closing):
                 return start, end + len(closing)
         return None
+
+
+def _kinds(turns: Sequence[int], places: Mapping[int, Place]) -> list[list[int]]:
+    """Turns around which the template writes the same, together; of unknown place, all of them."""
+    kinds: dict[tuple[str, str] | None, list[int]] = {}
+    for turn in turns:
+        place = places.get(turn)
+        kinds.setdefault(None if place is None else (place.before, place.after), []).append(turn)
+    return list(kinds.values())
+
+
+def _margins(span: Span | None, place: Place | None) -> Span | None:
+    """How far a turn reaches beyond its content; None if that is not known."""
+    if span is None or place is None:
+        return None
+    return place.start - span[0], span[1] - place.end
+
+
+def _with_margins(place: Place, margin: Span) -> Span:
+    return place.start - margin[0], place.end + margin[1]
 
 
 def _unused(text: str) -> str:

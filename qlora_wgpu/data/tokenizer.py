@@ -166,6 +166,22 @@ class Tokenizer:
         special = next((i for i in ids if i in self._special_ids and i != unknown), None)
         return None if special is None else str(self._backend.id_to_token(special))
 
+    def knows(self, text: str, before: str = "a") -> bool:
+        """Whether a text is one token in the midst of others.
+
+        Args:
+            text: The text.
+            before: What stands before it: some tokenizers know their special tokens only at the
+                beginning of a word.
+        """
+        token = self.token_id(text)
+        return token is not None and token in self.encode(f"{before}{text}a", False)
+
+    @cached_property
+    def begins_with_bos(self) -> bool:
+        """Whether the tokenizer itself puts the token that begins a sequence before a text."""
+        return self.bos_token_id is not None and self.encode("")[:1] == [self.bos_token_id]
+
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the whole of tokenizer.json."""

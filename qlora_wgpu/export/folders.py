@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterable
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from qlora_wgpu.bfloat16 import to_bfloat16
 from qlora_wgpu.checkpoint import ModelFolder, atomic_folder
 from qlora_wgpu.checkpoint.safetensors_format import INDEX, TORCH_NAMES, WEIGHTS
 from qlora_wgpu.checkpoint.stream import Entry, write_stream
+from qlora_wgpu.checkpoint.tokenizer_files import copy_more_templates
 from qlora_wgpu.errors import CheckpointError, ConfigError
+from qlora_wgpu.export.prompts import take_over_prompts
 
 _NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".ckpt")
 Tensors = dict[str, tuple[Entry, Callable[[], npt.NDArray[Any]]]]
@@ -33,6 +36,8 @@ def write_folder(
     config: dict[str, Any],
     tensors_of: Callable[[str], Tensors],
     progress: Callable[[str], None],
+    *,
+    adapter: str | PathLike[str] | None = None,
 ) -> None:
     """Writes a model folder whose files hold what the source's files become.
 
@@ -43,6 +48,8 @@ def write_folder(
         tensors_of: What a tensor of the source becomes: none, itself or several, with their bytes
             made when they are written.
         progress: Called with each tensor's name before it is written.
+        adapter: The adapter that is part of the new model, whose tokenizer and chat template go
+            before the source's.
 
     Raises:
         CheckpointError: If the folder cannot be written.
@@ -71,17 +78,24 @@ def write_folder(
                 (unfinished / INDEX).write_text(json.dumps(index, indent=2) + "\n")
             (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n")
             copy_rest(source.path, unfinished)
+            if adapter is not None:
+                take_over_prompts(Path(adapter), unfinished)
     except OSError as err:
         raise CheckpointError(f"{target} cannot be written: {err.strerror or err}") from err
 
 
 def copy_rest(source: Path, target: Path) -> None:
-    """Copies tokenizer, templates and whatever else is no weight."""
+    """Copies tokenizer, templates and whatever else is no weight.
+
+    Raises:
+        CheckpointError: If a further chat template cannot be read or written.
+    """
     for path in sorted(source.iterdir()):
         new = target / path.name
         left_out = path.name == INDEX or path.name.startswith(".")
         if path.is_file() and not (left_out or new.exists() or path.name.endswith(_NOT_COPIED)):
             shutil.copyfile(path, new)
+    copy_more_templates(source, target)
 
 
 def as_dtype(array: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -12,19 +13,21 @@ import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.errors import CheckpointError, ConfigError, UnsupportedModelError
-from qlora_wgpu.families.family import find_family
-from qlora_wgpu.lora import load_adapter
-from qlora_wgpu.lora.names import adapted_layers
+from qlora_wgpu.families.family import ExpertSpec, find_family
+from qlora_wgpu.lora import AdapterConfig, load_adapter
+from qlora_wgpu.lora.names import AdaptedLayer, adapted_layers
 
 # llama.cpp's architectures by model type, and whether q and k are stored for neighbouring pairs
 # of a rotation instead of halves.
 _ARCHITECTURES = {
     "llama": ("LLAMA", True),
     "mistral": ("LLAMA", True),
+    "mixtral": ("LLAMA", True),
     "granite": ("GRANITE", True),
     "smollm3": ("SMOLLM3", True),
     "qwen2": ("QWEN2", False),
     "qwen3": ("QWEN3", False),
+    "qwen3_moe": ("QWEN3MOE", False),
     "gemma": ("GEMMA", False),
     "gemma2": ("GEMMA2", False),
     "gemma3_text": ("GEMMA3", False),
@@ -35,6 +38,7 @@ _ARCHITECTURES = {
     "cohere": ("COMMAND_R", False),
 }
 FloatArray = npt.NDArray[np.float32]
+Pair = tuple[FloatArray, FloatArray]
 
 
 def export_gguf(
@@ -48,7 +52,7 @@ def export_gguf(
         out: The .gguf file.
 
     Returns:
-        How many layers it adapts.
+        How many layers it adapts, each expert's counted.
 
     Raises:
         ConfigError: If the extra ``gguf`` is not installed.
@@ -84,23 +88,48 @@ def export_gguf(
     writer.add_type(gguf.GGUFType.ADAPTER)
     writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
     writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, float(peft.lora_alpha))
-    count = 0
-    for layer in adapted_layers(tensors):
-        module, a, b = layer.module, layer.a, layer.b
+    pairs = {layer.module: _scaled(layer, peft) for layer in adapted_layers(tensors)}
+    count = len(pairs)
+    for module, (a, b) in _stacked(pairs, architecture.experts).items():
         gguf_name = names.get_name(f"{module}.weight", try_suffixes=(".weight",))
         if gguf_name is None:
             raise UnsupportedModelError(f"llama.cpp has no name for {module}")
-        # llama.cpp multiplies by alpha / rank; whatever else the scaling is goes into B.
-        ratio = peft.scaling_of(module) * len(a) / peft.lora_alpha
-        b = b if ratio == 1.0 else (b * np.float32(ratio)).astype(np.float32)
         leaf = module.rpartition(".")[2]
         if permuted and leaf in heads:
             b = _to_pairs(b, heads[leaf])
         writer.add_tensor(f"{gguf_name}.lora_a", np.ascontiguousarray(a))
         writer.add_tensor(f"{gguf_name}.lora_b", np.ascontiguousarray(b))
-        count += 1
     _write(writer, path)
     return count
+
+
+def _scaled(layer: AdaptedLayer, peft: AdapterConfig) -> Pair:
+    """A and B: llama.cpp multiplies by alpha / rank; whatever else the scaling is goes into B."""
+    ratio = peft.scaling_of(layer.module) * len(layer.a) / peft.lora_alpha
+    b = layer.b if ratio == 1.0 else (layer.b * np.float32(ratio)).astype(np.float32)
+    return layer.a, b
+
+
+def _stacked(pairs: Mapping[str, Pair], experts: Sequence[ExpertSpec]) -> dict[str, Pair]:
+    """The pairs with those of a layer's experts in one: llama.cpp has all experts in one tensor.
+
+    Raises:
+        UnsupportedModelError: If some of a layer's experts have none, or another rank.
+    """
+    stacked = dict(pairs)
+    for stack in experts:
+        own = [stacked.pop(spec.name, None) for spec in stack.linears]
+        present = [pair for pair in own if pair is not None]
+        if not present:
+            continue
+        if len(present) < len(own) or len({len(a) for a, _ in present}) > 1:
+            raise UnsupportedModelError(
+                f"llama.cpp adapts all experts of a layer, and with one rank: {stack.name} has "
+                f"{len(present)} of {len(own)}; merge the adapter instead"
+            )
+        a, b = zip(*present, strict=True)
+        stacked[stack.name] = np.stack(a), np.stack(b)
+    return stacked
 
 
 def _to_pairs(b: FloatArray, heads: int) -> FloatArray:

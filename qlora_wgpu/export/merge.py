@@ -40,6 +40,8 @@ def merge(
 ) -> None:
     """Writes a merged model that transformers loads, one tensor in memory at a time.
 
+    It has the tokenizer and the chat template that are kept beside the adapter, if there are any.
+
     Args:
         model: Folder or hub name of the base.
         adapter: Folder of the PEFT adapter.
@@ -110,7 +112,7 @@ def merge(
         return weight
 
     config_json: dict[str, Any] = without(folder.config, ["quantization_config"])
-    write_folder(folder, Path(out), config_json, tensors_of, progress)
+    write_folder(folder, Path(out), config_json, tensors_of, progress, adapter=adapter)
 
 
 def _quant_of(adapter: str | PathLike[str]) -> QuantConfig:

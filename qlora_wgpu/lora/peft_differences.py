@@ -27,6 +27,7 @@ def peft_differences(
             "adapters by alpha / sqrt(2 r) times two under use_rslora: 1.41 times what was "
             "trained; merge the adapter, or train with use_rslora false"
         )
+    differences += _fused(names, experts)
     leaves = {stack.leaf for stack in experts}
     if dense := sorted(n for n in names - stacked if n.rpartition(".")[2] in leaves):
         differences.append(
@@ -35,3 +36,33 @@ def peft_differences(
             "these layers out of lora.target_modules"
         )
     return differences
+
+
+def _fused(names: set[str], experts: Sequence[ExpertSpec]) -> list[str]:
+    """What becomes of the experts' gate and up, which PEFT takes for one matrix, if not all are in.
+
+    A layer's stacks are those of gate, up and down, in that order.
+    """
+    layers: dict[str, list[ExpertSpec]] = {}
+    for stack in experts:
+        layers.setdefault(stack.at, []).append(stack)
+    told = {_fused_in(names, stacks) for stacks in layers.values() if len(stacks) == 3}
+    return sorted(told - {""})
+
+
+def _fused_in(names: set[str], stacks: Sequence[ExpertSpec]) -> str:
+    gate, up, down = (stack.leaf for stack in stacks)
+    has = [stack.linears[0].name in names for stack in stacks]
+    if has[0] != has[1]:
+        alone, other = (gate, up) if has[0] else (up, gate)
+        return (
+            f"PEFT 0.21 with transformers 5 refuses to load adapters of the experts' {alone} "
+            f"without {other}, since it fuses the two: merge the adapter, or name both in "
+            "lora.target_modules"
+        )
+    if has == [True, True, False]:
+        return (
+            f"PEFT 0.21 with transformers 5 leaves out adapters of the experts' {gate} and {up} "
+            f"where {down} has none: merge the adapter, or name all three in lora.target_modules"
+        )
+    return ""

@@ -41,6 +41,7 @@ class LoadedModel:
         adapter: The layout of the adapter's parameters.
         architecture: The architecture by config.json.
         options: How training steps are computed; replaced as a whole.
+        prompt_folder: The folder that says how prompts are written: the base's, or the adapter's.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class LoadedModel:
         self.device = device
         self.layout = layout
         self.folder: ModelFolder = layout.pretrained.folder
+        self.prompt_folder = self.folder.path
         self.quant = layout.quant
         self.compute_dtype = layout.compute_dtype
         self.name_or_path = layout.pretrained.name_or_path

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.checkpoint.tokenizer_files import tokenizer_folder
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.gpu.device import Device
@@ -89,6 +90,7 @@ class QLoRAModel(LoadedModel):
         model = cls(layout, device, seed=seed, options=options, progress=progress)
         if adapter is not None:
             model.load_adapter(adapter)
+            model.prompt_folder = tokenizer_folder(adapter) or model.prompt_folder
         return model
 
     @classmethod

@@ -17,7 +17,7 @@ def short() -> None:
     with staged(quick=True) as stage:
         kills.run(stage, 2, 0, tally)
         io_faults.run(stage, 5, 0, tally)
-        checkpoints.run(stage, 8, 2, tally)
+        checkpoints.run(stage, 4, 2, tally)
     sys.exit(1 if tally.failures else 0)
 
 

@@ -62,3 +62,25 @@ def test_a_name_cannot_write_into_the_file(place):
     text, data = fitted(place, "model", name)
     assert data["train"] == str(place / name) and yaml.safe_load(text)["lora"]["r"] == 16
     assert "\x1b" not in text and "\u202e" not in text
+
+
+@pytest.mark.parametrize(
+    ("row", "template"),
+    [
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+         "plain"),
+        ({"instruction": "a", "output": "b"}, None),
+        ({"text": "a b"}, None),
+    ],
+)  # fmt: skip
+def test_a_template_for_a_tokenizer_that_has_none(place, row, template):
+    """It is one that the tokenizer knows, so that nothing is to be warned of."""
+    write_model(place / "bare")
+    config = place / "bare" / "tokenizer_config.json"
+    config.write_text(json.dumps({"bos_token": "<s>", "eos_token": "</s>"}))
+    (place / "rows.jsonl").write_text((json.dumps(row) + "\n") * 4)
+    _, data = fitted(place, "bare", "rows.jsonl")
+    assert data.get("chat_template") == template
+    how = Preparation(256, data.get("chat_template"))
+    dataset = load_dataset(data["train"], Tokenizer.from_folder(place / "bare"), 256, how=how)
+    assert not dataset.warnings

@@ -3,8 +3,14 @@
 import pytest
 from support.tiny_tokenizer import tiny_tokenizer
 
-from qlora_wgpu.cli._text import stop_ids, stop_text, stream
-from qlora_wgpu.data import BUILT_IN_TEMPLATES, ChatTemplate, closing_text, end_of_turn
+from qlora_wgpu.cli._text import stream
+from qlora_wgpu.data import (
+    BUILT_IN_TEMPLATES,
+    ChatTemplate,
+    PromptFormat,
+    closing_text,
+    end_of_turn,
+)
 
 CHATML = ChatTemplate(BUILT_IN_TEMPLATES["chatml"])
 PLAIN = ChatTemplate("{% for m in messages %}{{ m.role }}: {{ m.content }} <END> \n{% endfor %}")
@@ -33,7 +39,8 @@ def test_where_a_turn_ends():
     assert closing_text(CHATML) == "<|im_end|>" and closing_text(PLAIN) == "<END>"
     assert end_of_turn(CHATML, tokenizer) == tokenizer.token_id("<|im_end|>")
     assert end_of_turn(PLAIN, tokenizer) is None
-    assert stop_text(tokenizer, CHATML) == "" and stop_text(tokenizer, PLAIN) == "<END>"
-    assert stop_text(tokenizer, None) == ""
-    assert stop_ids(tokenizer, CHATML) == {tokenizer.eos_token_id, tokenizer.token_id("<|im_end|>")}
-    assert stop_ids(tokenizer, None) == {tokenizer.eos_token_id}
+    chatml, plain = (PromptFormat("chat", tokenizer, t) for t in (CHATML, PLAIN))
+    text = PromptFormat.text(tokenizer)
+    assert chatml.stop_text == "" and plain.stop_text == "<END>" and text.stop_text == ""
+    assert chatml.stop_ids == {tokenizer.eos_token_id, tokenizer.token_id("<|im_end|>")}
+    assert plain.stop_ids == text.stop_ids == {tokenizer.eos_token_id}

@@ -1,6 +1,7 @@
 """The verbs around training, from the outside: init, data, eval, chat, merge, quantize, export."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import time
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from support.commands import run_here
 
 from e2e.test_cli import CONFIG, run
 from e2e.tiny import write_chats, write_model
@@ -28,7 +30,7 @@ def place(tmp_path_factory):
 
 
 def refused(place, *args):
-    done = run(*args, cwd=place)
+    done = run_here(*args, cwd=place)
     assert done.returncode == 2 and done.stderr.startswith("error: "), done.stderr
     assert "Traceback" not in done.stderr and done.stderr.count("\n") == 1
     return done.stderr
@@ -97,6 +99,33 @@ def test_chat(place):
     answers = done.stdout.splitlines()
     assert len(answers) >= 2 and answers[0] != answers[-1]
     assert "the adapter is off" in done.stderr and "/reset" in done.stderr
+
+
+def test_a_run_s_folder_is_all_that_is_needed(place, tmp_path):
+    """Even where the base has lost its template: what a prompt is like is kept by the run."""
+    shutil.copytree(place / "model", tmp_path / "model")
+    (place / "rows.jsonl").write_text('{"instruction": "what is 1?", "output": "1."}\n' * 4)
+    (tmp_path / "turns.jinja").write_text(
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    config = json.loads((tmp_path / "model/tokenizer_config.json").read_text())
+    del config["chat_template"]
+    (tmp_path / "model/tokenizer_config.json").write_text(json.dumps(config))
+    rows = {
+        "chat": ("train.jsonl", f"data.chat_template={tmp_path / 'turns.jinja'}"),
+        "alpaca": ("rows.jsonl", "data.eval=rows.jsonl", "data.max_seq_length=256"),
+    }
+    for name, (data, *more) in rows.items():
+        args = (f"model.path={tmp_path / 'model'}", f"data.train={data}", f"output.dir={name}")
+        done = run("train", "run.yaml", *args, *more, "train.max_steps=1", cwd=place)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == f"qlora-wgpu chat {name}"
+        answered = run("generate", name, "--prompt", "what is 1?", "--max-new-tokens", 2, cwd=place)
+        assert answered.returncode == 0 and "what is" not in answered.stdout, answered.stderr
+    (tmp_path / "turns.jinja").unlink()
+    done = run("eval", "chat", "data.eval=eval.jsonl", "--json", cwd=place)
+    assert json.loads(done.stdout)["adapter_path"] == "chat/adapter", done.stderr
 
 
 def logits(path, adapter=None, scheme="none"):

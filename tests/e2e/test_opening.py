@@ -175,6 +175,9 @@ def test_every_command(place, tmp_path, opened, command, monkeypatch):
     shutil.rmtree(tmp_path / "merged", ignore_errors=True)
     named, printed = opened(*args, tmp_path / "alone", "--config", place / "out/config.yaml")
     assert named.quant == QuantConfig(**QUANT) and "note" not in printed
+    shutil.rmtree(tmp_path / "merged", ignore_errors=True)
+    run, printed = opened(command, place / "out", *COMMANDS[command])
+    assert run == by_run and "note" not in printed
 
 
 def test_eval_and_its_overrides(place, tmp_path, opened):

@@ -61,6 +61,26 @@ def test_messages_name_what_a_python_call_gives(place, tmp_path):
         qlora_wgpu.evaluate({"model": {"path": str(place / "model")}})
 
 
+def test_a_model_of_a_run_answers_as_it_was_trained(place, tmp_path):
+    rows = [{"instruction": "say", "output": "one"}] * 4
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    settings = {"train": tmp_path / "rows.jsonl", "eval": None, "max_steps": 1, "quiet": True}
+    qlora_wgpu.train(place / "run.yaml", dir=tmp_path / "run", max_seq_length=256, **settings)
+    message = [{"role": "user", "content": "say"}]
+    with qlora_wgpu.open_adapter(tmp_path / "run") as model:
+        assert model.prompts.kind == "alpaca"
+        answer = model.generate(message, max_new_tokens=3)
+        ids = model.prompts.ids(message)
+        assert answer == model.tokenizer.decode(model.generate(ids, max_new_tokens=3)).lstrip()
+    base = place / "model"
+    with QLoRAModel.from_pretrained(base, adapter=tmp_path / "run" / "adapter") as model:
+        assert (
+            model.prompts.kind == "alpaca" and model.generate(message, max_new_tokens=3) == answer
+        )
+    with QLoRAModel.from_pretrained(base) as model:
+        assert model.prompts.kind == "chat"
+
+
 class Enough(Observer):
     """Stops at a step."""
 

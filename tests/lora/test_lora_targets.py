@@ -179,6 +179,30 @@ def test_what_peft_computes_otherwise():
     assert Adapter(without, sparse, [STACK]).peft_differences == []
 
 
+@pytest.mark.parametrize(
+    ("targets", "what"),
+    [
+        ("w1", "refuses to load adapters of the experts' w1 without w3"),
+        ("w3", "refuses to load adapters of the experts' w3 without w1"),
+        ("w1 w2", "refuses to load adapters of the experts' w1 without w3"),
+        ("w1 w3", "leaves out adapters of the experts' w1 and w3 where w2 has none"),
+        ("w2", None),
+        ("w1 w3 w2", None),
+        ("q_proj", None),
+    ],
+)
+def test_experts_that_peft_fuses(targets, what):
+    stacks = [
+        ExpertSpec(f"model.layers.{i}.block_sparse_moe.experts", leaf, 2, 8, 8)
+        for i in range(2)
+        for leaf in ("w1", "w3", "w2")
+    ]
+    config = LoraConfig(target_modules=targets.split())
+    texts = Adapter(config, [MIXED[0]], stacks).peft_differences
+    assert len(texts) == (what is not None)
+    assert what is None or what in texts[0]
+
+
 def test_names():
     for leaf in (LORA_A, LORA_B, MAGNITUDE):
         assert parse_name(tensor_name("model.layers.0.q_proj", leaf)) == (

@@ -1,0 +1,91 @@
+"""How a prompt is written for a model: as the rows were that it has learnt from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from qlora_wgpu.data.chat import ChatTemplate, find_chat_template
+from qlora_wgpu.data.formats import CHATS
+from qlora_wgpu.data.masking import closing_text, end_of_turn
+from qlora_wgpu.data.tokenizer import Tokenizer
+
+PromptKind = Literal["chat", "alpaca", "text"]
+
+
+@dataclass(frozen=True)
+class PromptFormat:
+    """How a prompt is written, and where its answer ends.
+
+    Attributes:
+        kind: Turns of a chat template; Alpaca's instruction; or the text itself.
+        tokenizer: The model's tokenizer.
+        template: What writes turns; None for text, and for chats of which nobody knows the turns.
+    """
+
+    kind: PromptKind
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+
+    @classmethod
+    def of_rows(cls, row_format: str, tokenizer: Tokenizer, setting: str | None) -> PromptFormat:
+        """The format of what a model learns from.
+
+        Args:
+            row_format: A key of ``FORMATS``.
+            tokenizer: The model's tokenizer.
+            setting: ``data.chat_template``.
+
+        Raises:
+            TokenizerError: If the chat template is broken.
+        """
+        if row_format in CHATS:
+            return cls("chat", tokenizer, find_chat_template(setting, tokenizer))
+        return cls.alpaca(tokenizer) if row_format == "instruction/output" else cls.text(tokenizer)
+
+    @classmethod
+    def alpaca(cls, tokenizer: Tokenizer) -> PromptFormat:
+        """The prompt of Alpaca's rows."""
+        return cls("alpaca", tokenizer, find_chat_template("alpaca", tokenizer))
+
+    @classmethod
+    def text(cls, tokenizer: Tokenizer) -> PromptFormat:
+        """A text that is to be continued."""
+        return cls("text", tokenizer, None)
+
+    def ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Tokens of a conversation up to where the model is to speak; of text, the last message's.
+
+        Raises:
+            DataError: If the template refuses the conversation.
+        """
+        if self.template is None:
+            return self._as_rows(str(messages[-1]["content"]))
+        text = self.template.render(messages, add_generation_prompt=True).text
+        if self.kind == "alpaca":
+            return self._as_rows(text.removeprefix(self.tokenizer.bos_token or ""))
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def _as_rows(self, text: str) -> list[int]:
+        """Tokens of a text as rows that are no chats have them."""
+        bos = self.tokenizer.bos_token
+        return self.tokenizer.encode(text, not (bos and text.startswith(bos)))
+
+    @property
+    def turn_end(self) -> int | None:
+        """Id of the special token that ends a turn, or None."""
+        return None if self.template is None else end_of_turn(self.template, self.tokenizer)
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end a text: the tokenizer's, and what ends a turn."""
+        end = self.turn_end
+        return self.tokenizer.eos_token_ids | ({end} if end is not None else set())
+
+    @property
+    def stop_text(self) -> str:
+        """The text that ends a turn; empty where a single token does."""
+        if self.template is None or self.turn_end is not None:
+            return ""
+        return closing_text(self.template)

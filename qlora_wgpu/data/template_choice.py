@@ -1,0 +1,25 @@
+"""The chat template that ``init`` chooses."""
+
+from __future__ import annotations
+
+from qlora_wgpu.data.built_in_templates import suitable_template
+from qlora_wgpu.data.dataset import Preparation, row_format
+from qlora_wgpu.data.formats import CHATS
+from qlora_wgpu.data.tokenizer import Tokenizer
+
+
+def chosen_template(data_path: str, tokenizer: Tokenizer) -> str | None:
+    """The name of the template that a run on some data needs besides the tokenizer.
+
+    Returns:
+        The name; None where the tokenizer has a template, or the rows are no chats.
+
+    Raises:
+        DataError: If the data cannot be read.
+    """
+    if tokenizer.chat_template is not None:
+        return None
+    how = Preparation(max_seq_length=2)
+    if row_format(data_path, tokenizer, how) not in CHATS:
+        return None
+    return suitable_template(tokenizer)

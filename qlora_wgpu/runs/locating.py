@@ -1,0 +1,106 @@
+"""A base and an adapter, found by what a user names: a run, an adapter or a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from qlora_wgpu.checkpoint.hub import is_hub_name
+from qlora_wgpu.config import load_config
+from qlora_wgpu.config.as_trained import find_run
+from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.lora import load_adapter
+from qlora_wgpu.training import checkpoint_folders
+
+
+@dataclass(frozen=True)
+class Located:
+    """What is to be opened.
+
+    Attributes:
+        model: Folder or hub name of the base.
+        adapter: Folder of the adapter, or None for the base alone.
+    """
+
+    model: str
+    adapter: str | None
+
+
+def locate(place: str | None, model: str | None = None, adapter: str | None = None) -> Located:
+    """What is meant by a run's folder, an adapter's, or a model; options say what it does not.
+
+    Args:
+        place: The run, the adapter or the model.
+        model: The base, whatever the run says.
+        adapter: The adapter, instead of ``place``.
+
+    Raises:
+        ConfigError: If nothing, or too much, is named, or there is no adapter or no base.
+    """
+    if place is not None and adapter is not None:
+        raise ConfigError(f"{place} and --adapter {adapter} both name an adapter: leave one out")
+    if place is not None and (own := _adapter_in(place)) is not None:
+        adapter = own
+    elif place is not None and model is not None:
+        raise ConfigError(f"{place} and --model {model} both name a model: leave one out")
+    else:
+        model = model or place
+    if model is not None:
+        return Located(model, adapter)
+    if adapter is None:
+        raise ConfigError("name a run's folder, such as runs/first, or a model with --model")
+    return Located(_existing_base(adapter), adapter)
+
+
+def adapter_of_run(run: Path) -> str:
+    """The final adapter of a run, else that of its newest checkpoint.
+
+    Raises:
+        ConfigError: If it has neither yet.
+    """
+    if _holds_adapter(run / "adapter"):
+        return str(run / "adapter")
+    whole = [folder for folder in checkpoint_folders(run) if _holds_adapter(folder)]
+    if not whole:
+        raise ConfigError(f"the run in {run} has no adapter and no checkpoint yet")
+    return str(whole[-1])
+
+
+def base_of(adapter: str) -> str:
+    """The base that an adapter's run, or else the adapter itself, names.
+
+    Raises:
+        ConfigError: If neither does.
+    """
+    if (run := find_run(adapter)) is not None:
+        return load_config(run / "config.yaml").model.path
+    name = load_adapter(adapter)[1].base_model_name_or_path
+    if name is None:
+        raise ConfigError(f"{adapter} names no base model: name it with --model (model=...)")
+    return name
+
+
+def _adapter_in(place: str) -> str | None:
+    """The adapter of a run's or an adapter's folder; None where it is neither."""
+    folder = Path(place).expanduser()
+    if _holds_adapter(folder):
+        return str(folder)
+    is_run = any((folder / name).exists() for name in ("adapter", "metrics.jsonl"))
+    if is_run and not (folder / "config.json").exists():
+        return adapter_of_run(folder)
+    if not folder.exists() and not is_hub_name(place):
+        raise ConfigError(f"there is no run, adapter or model in {place}")
+    return None
+
+
+def _holds_adapter(folder: Path) -> bool:
+    return (folder / "adapter_config.json").is_file()
+
+
+def _existing_base(adapter: str) -> str:
+    base = base_of(adapter)
+    if not (Path(base).expanduser().is_dir() or is_hub_name(base)):
+        raise ConfigError(
+            f"{adapter} was trained on the model {base}, which is not there: name it with --model"
+        )
+    return base

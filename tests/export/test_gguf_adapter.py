@@ -1,0 +1,85 @@
+"""GGUF adapters of mixtures: llama.cpp has the experts of a layer in one tensor."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from qlora_wgpu.errors import UnsupportedModelError
+from qlora_wgpu.export import export_gguf
+from qlora_wgpu.lora import AdapterConfig, save_adapter
+
+gguf = pytest.importorskip("gguf")  # an extra
+
+SIZES = {
+    "vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4,
+}  # fmt: skip
+MODELS = {
+    "qwen3_moe": (
+        {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+        "mlp.experts.{}.gate_proj", "mlp.experts.{}.down_proj",
+    ),
+    "mixtral": (
+        {"num_local_experts": 3, "num_experts_per_tok": 2},
+        "block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w2",
+    ),
+}  # fmt: skip
+
+
+def matrices(name: str, rows: int, columns: int, r: int = 2) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(len(name) + rows)
+    at = f"base_model.model.model.layers.1.{name}"
+    return {
+        f"{at}.lora_A.weight": rng.standard_normal((r, columns), np.float32),
+        f"{at}.lora_B.weight": rng.standard_normal((rows, r), np.float32),
+    }
+
+
+def exported(tmp_path, model_type, tensors, targets):
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": model_type, **SIZES, **MODELS[model_type][0]})
+    )
+    save_adapter(tmp_path / "adapter", tensors, AdapterConfig(2, 8, 0.0, targets, True, "a/base"))
+    count = export_gguf(tmp_path, tmp_path / "adapter", tmp_path / "a.gguf")
+    reader = gguf.GGUFReader(tmp_path / "a.gguf")
+    arch = reader.get_field("general.architecture").contents()
+    return count, arch, {tensor.name: np.asarray(tensor.data) for tensor in reader.tensors}
+
+
+@pytest.mark.parametrize(("model_type", "arch"), [("qwen3_moe", "qwen3moe"), ("mixtral", "llama")])
+def test_experts_are_stacked(tmp_path, model_type, arch) -> None:
+    _, gate, down = MODELS[model_type]
+    tensors = matrices("self_attn.v_proj", 8, 16)
+    for i in range(3):
+        tensors |= matrices(gate.format(i), 24, 16) | matrices(down.format(i), 16, 24)
+    leaves = ["v_proj", gate.rpartition(".")[2], down.rpartition(".")[2]]
+    count, architecture, written = exported(tmp_path, model_type, tensors, leaves)
+    assert (count, architecture) == (7, arch)
+    assert {name for name in written if "attn_v" in name} == {
+        "blk.1.attn_v.weight.lora_a", "blk.1.attn_v.weight.lora_b",
+    }  # fmt: skip
+    assert len(written) == 6
+    for name, leaf in (("gate", gate), ("down", down)):
+        for side, scale in (("a", 1.0), ("b", np.float32(2**0.5))):  # rsLoRA's, in B
+            stack = written[f"blk.1.ffn_{name}_exps.weight.lora_{side}"]
+            for i in range(3):
+                at = f"base_model.model.model.layers.1.{leaf.format(i)}.lora_{side.upper()}.weight"
+                assert np.allclose(stack[i], tensors[at] * scale, rtol=1e-6)
+
+
+def test_mixtral_s_queries_are_permuted_as_llama_s(tmp_path) -> None:
+    tensors = matrices("self_attn.q_proj", 16, 16)
+    _, _, written = exported(tmp_path, "mixtral", tensors, ["q_proj"])
+    b = tensors["base_model.model.model.layers.1.self_attn.q_proj.lora_B.weight"]
+    rows = written["blk.1.attn_q.weight.lora_b"] / np.float32(2**0.5)
+    assert np.allclose(rows[:4], b[[0, 2, 1, 3]], rtol=1e-6)
+
+
+def test_an_expert_that_is_left_out_is_refused(tmp_path) -> None:
+    gate = MODELS["qwen3_moe"][1]
+    tensors = matrices(gate.format(0), 24, 16) | matrices(gate.format(2), 24, 16)
+    with pytest.raises(UnsupportedModelError, match="has 2 of 3; merge"):
+        exported(tmp_path, "qwen3_moe", tensors, ["gate_proj"])

@@ -1,0 +1,87 @@
+"""What a user names, and the base and adapter that are meant."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.lora import AdapterConfig, save_adapter
+from qlora_wgpu.runs.locating import Located, locate
+
+
+def adapter(folder, base):
+    at = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
+    tensors = {f"{at}A.weight": np.ones((2, 4), np.float32)}
+    tensors[f"{at}B.weight"] = np.ones((4, 2), np.float32)
+    save_adapter(folder, tensors, AdapterConfig(2, 8, 0.0, ["q_proj"], False, base))
+    return folder
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A base, and a run of it with an adapter and two checkpoints."""
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "config.json").write_text("{}")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "metrics.jsonl").write_text("")
+    (run / "config.yaml").write_text(json.dumps({"model": {"path": str(tmp_path / "base")}}))
+    for name in ("adapter", "checkpoints/step-9", "checkpoints/step-10"):
+        adapter(run / name, "someone/else")
+    return tmp_path
+
+
+def test_a_run(place):
+    run, base = place / "run", str(place / "base")
+    assert locate(str(run)) == Located(base, str(run / "adapter"))
+    checkpoint = str(run / "checkpoints" / "step-9")
+    assert locate(checkpoint) == locate(None, None, checkpoint) == Located(base, checkpoint)
+    assert locate(str(run), "other/model") == Located("other/model", str(run / "adapter"))
+
+
+def test_a_run_that_goes_on_has_its_newest_checkpoint(place):
+    shutil.rmtree(place / "run" / "adapter")
+    assert locate(str(place / "run")).adapter.endswith("step-10")
+    shutil.rmtree(place / "run" / "checkpoints")
+    with pytest.raises(ConfigError, match="no adapter and no checkpoint yet"):
+        locate(str(place / "run"))
+
+
+def test_an_adapter_that_belongs_to_no_run(place):
+    alone = str(adapter(place / "alone", "owner/base"))
+    assert locate(alone) == Located("owner/base", alone)
+    nameless = str(adapter(place / "nameless", None))
+    with pytest.raises(ConfigError, match="names no base model"):
+        locate(nameless)
+    assert locate(None, "a/b", nameless) == locate(nameless, "a/b") == Located("a/b", nameless)
+
+
+def test_a_model_alone(place):
+    for name in (str(place / "base"), "owner/model"):
+        assert locate(name) == locate(None, name) == Located(name, None)
+
+
+def test_a_base_that_was_moved(place):
+    (place / "base").rename(place / "moved")
+    with pytest.raises(ConfigError, match=r"was trained on the model .*base, which is not"):
+        locate(str(place / "run"))
+    assert locate(str(place / "run"), str(place / "moved")).model == str(place / "moved")
+
+
+@pytest.mark.parametrize(
+    ("named", "what"),
+    [
+        (("nowhere", None, None), "there is no run, adapter or model in nowhere"),
+        ((None, None, None), "name a run's folder, such as runs/first"),
+        (("{run}", None, "x"), "both name an adapter"),
+        (("{base}", "x", None), "both name a model"),
+    ],
+)
+def test_what_is_meant_by_nothing(place, named, what):
+    named = [n and n.format(run=place / "run", base=place / "base") for n in named]
+    with pytest.raises(ConfigError, match=what):
+        locate(*named)
