@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import click
 import numpy as np
@@ -138,10 +139,10 @@ def _beside(adapter: str, name: str, option: str) -> str:
     Raises:
         ConfigError: If the adapter belongs to no run.
     """
-    run = find_run(adapter)
-    if run is None:
+    if find_run(adapter) is None:
         raise ConfigError(f"{adapter} belongs to no run: say with {option} what to write")
-    return str(run / name)
+    parent = Path(adapter).parent  # as the user has written it
+    return str((parent.parent if parent.name == "checkpoints" else parent) / name)
 
 
 @contextmanager

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from qlora_wgpu.data.built_in_templates import BUILT_IN_TEMPLATES
 from qlora_wgpu.data.chat import ChatTemplate, find_chat_template
 from qlora_wgpu.data.formats import CHATS
 from qlora_wgpu.data.masking import closing_text, end_of_turn
 from qlora_wgpu.data.tokenizer import Tokenizer
 
+_NO_TOKENS = {"bos_token": "", "eos_token": ""}
 PromptKind = Literal["chat", "alpaca", "text"]
 
 
@@ -62,9 +64,10 @@ class PromptFormat:
         """
         if self.template is None:
             return self._as_rows(str(messages[-1]["content"]))
+        if self.kind == "alpaca":  # rows have an end token behind the last answer alone
+            alpaca = ChatTemplate(BUILT_IN_TEMPLATES["alpaca"], _NO_TOKENS)
+            return self._as_rows(alpaca.render(messages).text)
         text = self.template.render(messages, add_generation_prompt=True).text
-        if self.kind == "alpaca":
-            return self._as_rows(text.removeprefix(self.tokenizer.bos_token or ""))
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def _as_rows(self, text: str) -> list[int]:

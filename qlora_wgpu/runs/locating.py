@@ -85,12 +85,17 @@ def _adapter_in(place: str) -> str | None:
     folder = Path(place).expanduser()
     if _holds_adapter(folder):
         return str(folder)
-    is_run = any((folder / name).exists() for name in ("adapter", "metrics.jsonl"))
-    if is_run and not (folder / "config.json").exists():
+    if (folder / "config.json").exists() or (is_hub_name(place) and not folder.exists()):
+        return None
+    if _is_run(folder):
         return adapter_of_run(folder)
-    if not folder.exists() and not is_hub_name(place):
-        raise ConfigError(f"there is no run, adapter or model in {place}")
-    return None
+    within = sorted(filter(_is_run, folder.iterdir())) if folder.is_dir() else []
+    hint = f": did you mean {within[0]}?" if within else ""
+    raise ConfigError(f"there is no run, adapter or model in {place}{hint}")
+
+
+def _is_run(folder: Path) -> bool:
+    return any((folder / name).exists() for name in ("adapter", "metrics.jsonl"))
 
 
 def _holds_adapter(folder: Path) -> bool:

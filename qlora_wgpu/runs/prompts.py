@@ -20,7 +20,11 @@ from qlora_wgpu.training import Observer, TrainResult
 
 
 def keep_prompt(
-    settings: Config, source: OpenedModel, result: TrainResult, observer: Observer
+    settings: Config,
+    source: OpenedModel,
+    prompt: PromptFormat,
+    result: TrainResult,
+    observer: Observer,
 ) -> None:
     """Writes the tokenizer, the chat template and the prompts' format beside a run's adapter.
 
@@ -31,7 +35,6 @@ def keep_prompt(
     if result.was_finished and (folder / PROMPT_FORMAT).exists():
         return
     try:
-        prompt = _prompt_of(settings, source)
         name = settings.data.chat_template if prompt.kind == "chat" else prompt.kind
         built_in = name if name in BUILT_IN_CHAT_TEMPLATES else None
         save_prompt_files(folder, source.path, prompt, built_in)
@@ -39,8 +42,13 @@ def keep_prompt(
         observer.warning(f"the adapter is there, but how its prompts are written is not: {err}")
 
 
-def _prompt_of(settings: Config, source: OpenedModel) -> PromptFormat:
-    """The format of the rows that a run learns from."""
+def prompt_of_run(settings: Config, source: OpenedModel) -> PromptFormat:
+    """How prompts are written for what a run learns from.
+
+    Raises:
+        ConfigError: If ``data.train`` is not set.
+        DataError: If it cannot be read.
+    """
     path, tokenizer = settings.require_train_path(), source.tokenizer
     rows = row_format(path, tokenizer, preparation(settings.data))
     return PromptFormat.of_rows(rows, tokenizer, settings.data.chat_template)

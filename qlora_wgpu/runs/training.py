@@ -12,7 +12,7 @@ from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.runs.data import RunData, read_run_data
 from qlora_wgpu.runs.opening import OpenedModel, device_of, load_model, open_device
 from qlora_wgpu.runs.planning import plan_layout
-from qlora_wgpu.runs.prompts import keep_prompt
+from qlora_wgpu.runs.prompts import keep_prompt, prompt_of_run
 from qlora_wgpu.runs.reporting import Reporter
 from qlora_wgpu.runs.samples import SampleTexts
 from qlora_wgpu.runs.settings import AnyConfig, as_config
@@ -84,6 +84,7 @@ def _train(
     for text in source.notes:
         observer.note(text)
     data = read_run_data(settings, source, observer)
+    prompt = prompt_of_run(settings, source)  # now that the data is there
     model = _open_model(settings, source, data, observer)
     observer.setup(_setup(settings, model, data))
     texts = SampleTexts(model, source.tokenizer, data.held_out or data.train)
@@ -101,7 +102,7 @@ def _train(
     finally:
         for each in guarded:
             each.close()
-    keep_prompt(settings, source, result, observer)
+    keep_prompt(settings, source, prompt, result, observer)
     if not result.interrupted:
         samples = texts.after(samples)
         reporter.take_samples(samples)

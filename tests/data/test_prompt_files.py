@@ -73,6 +73,9 @@ def test_alpaca_chats_with_the_prompt_of_its_rows(tmp_path, bos) -> None:
     ids, _, _ = RowEncoder(prompt.tokenizer, None).encode(row, "instruction/output")
     assert again.ids([USER]) == ids[:-1] and again.kind == "alpaca"
     assert again.stop_ids == {ids[-1]} and again.stop_text == ""
+    asked_again = prompt.tokenizer.decode(again.ids([USER, ANSWER, USER]), False)
+    assert asked_again.count("</s>") == 0 and asked_again.count("### Instruction:\nAdd.") == 2
+    assert "### Response:\n4\n\n### Instruction:" in asked_again
     hugging_face = again.tokenizer.chat_template
     assert "### Response:" in hugging_face and ("bos_token" in hugging_face) == bos
 

@@ -75,7 +75,8 @@ def test_a_base_that_was_moved(place):
 @pytest.mark.parametrize(
     ("named", "what"),
     [
-        (("nowhere", None, None), "there is no run, adapter or model in nowhere"),
+        (("nowhere", None, None), "there is no run, adapter or model in nowhere$"),
+        (("{run}/..", None, None), "did you mean .*run\\?"),
         ((None, None, None), "name a run's folder, such as runs/first"),
         (("{run}", None, "x"), "both name an adapter"),
         (("{base}", "x", None), "both name a model"),
