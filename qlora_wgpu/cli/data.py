@@ -15,9 +15,10 @@ from qlora_wgpu.cli._display import Display
 from qlora_wgpu.cli._settings import read_settings
 from qlora_wgpu.cli._terminal import Terminal, write_json
 from qlora_wgpu.config import Config
-from qlora_wgpu.data import Example, Tokenizer, encoded_examples
+from qlora_wgpu.data import Example, Tokenizer, content_digest, encoded_examples
 from qlora_wgpu.labels import IGNORE_INDEX
-from qlora_wgpu.runs.data import data_path, preparation
+from qlora_wgpu.runs.data import data_path, preparation, read_data
+from qlora_wgpu.training import Observer
 from qlora_wgpu.visible import visible
 
 _BARS, _BAR_WIDTH = 10, 40
@@ -51,7 +52,7 @@ def data(
     """
     settings = read_settings(config, overrides)
     if as_json:
-        _write_json(settings, data_path(settings, held_out=held_out))
+        _write_json(settings, held_out=held_out)
         return
     console = Terminal()
     with Display(console) as display:
@@ -67,11 +68,19 @@ def data(
     console.print(_figures(settings, prepared), highlight=False)
 
 
-def _write_json(settings: Config, path: str) -> None:
+def _write_json(settings: Config, *, held_out: bool) -> None:
     """Every sample as an object, one a line, on stdout."""
+    path, split = data_path(settings, held_out=held_out), settings.data.eval_split
     tokenizer = Tokenizer.from_folder(ModelFolder.without_weights(settings.model.path).path)
-    for ids, labels, text in encoded_examples(path, tokenizer, preparation(settings.data)):
-        write_json({"text": text, "input_ids": ids, "labels": labels})
+    how = preparation(settings.data)
+    chosen = None
+    if split is not None:
+        part = read_data(settings, tokenizer, Observer(), held_out=True)
+        chosen = {content_digest(example.input_ids) for example in part}
+    samples = encoded_examples(path, tokenizer, how, held_out=held_out and split is None)
+    for ids, labels, text in samples:
+        if chosen is None or (content_digest(ids) in chosen) == held_out:
+            write_json({"text": text, "input_ids": ids, "labels": labels})
 
 
 def colored(example: Example, tokenizer: Tokenizer) -> Text:

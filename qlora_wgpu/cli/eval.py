@@ -28,8 +28,8 @@ def evaluate(
 ) -> None:
     """Measure loss and perplexity on held-out data: the base against an adapter.
 
-    CONFIG is a run's YAML or its folder, such as runs/first; its data.eval is measured on, and the
-    adapter in its output.dir.
+    CONFIG is a run's YAML or its folder, such as runs/first; its held-out data (data.eval or
+    data.eval_split) is measured on, and the adapter in its output.dir.
     An adapter in the folder of its run is opened as the run's config.yaml says it was trained;
     overrides hold whatever it says.
     """

@@ -7,10 +7,11 @@ from pathlib import Path
 import click
 
 from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.cli._converting import converted
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.data import Dataset, Preparation, Tokenizer, chosen_template, load_dataset
 from qlora_wgpu.data.prepared import learns
-from qlora_wgpu.data.sources import data_files, holds_documents
+from qlora_wgpu.data.sources import data_files, has_validation, holds_documents
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.visible import one_line, visible_json
@@ -22,12 +23,25 @@ _WINDOW, _LONG = 1024, 4096  # of documents, where they are longer than that
 
 
 @click.command()
-@click.option("--model", "model_path", required=True, help="Folder or hub name of the base.")
-@click.option("--data", "data_path", required=True, help="File, folder or hub name of the data.")
+@click.option("--model", "model_path", help="Folder or hub name of the base.")
+@click.option("--data", "data_path", help="File, folder or hub name of the data.")
 @click.option("--eval", "eval_path", help="Held-out data in the same form.")
+@click.option(
+    "--from",
+    "other",
+    help="A file of Axolotl, TRL, LLaMA-Factory or mlx-lm to convert; the options above win over "
+    "what it says.",
+)
 @click.option("--out", default="run.yaml", show_default=True, help="The file to write.")
 @click.option("--overwrite", is_flag=True, help="Replace the file if it is there.")
-def init(model_path: str, data_path: str, eval_path: str | None, out: str, overwrite: bool) -> None:
+def init(
+    model_path: str | None,
+    data_path: str | None,
+    eval_path: str | None,
+    other: str | None,
+    out: str,
+    overwrite: bool,
+) -> None:
     """Write a commented YAML for a model and a data file, fitted to both.
 
     Then `qlora-wgpu data run.yaml` shows what is learnt and `qlora-wgpu train run.yaml` trains.
@@ -38,8 +52,16 @@ def init(model_path: str, data_path: str, eval_path: str | None, out: str, overw
         raise ConfigError(f"{out} is there already: name another with --out, or use --overwrite")
     if file.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"--out {out!r} must end in .yaml")
-    with console.status("looking at the data"):
-        text = _fitted(model_path, data_path, eval_path)
+    if other is not None:
+        text = converted(other, model_path, data_path, eval_path, console)
+    elif model_path is None or data_path is None:
+        missing = "--model" if model_path is None else "--data"
+        raise click.MissingParameter(param_hint=f"'{missing}'", param_type="option")
+    else:
+        if eval_path is None and has_validation(Path(data_path)):
+            eval_path = data_path
+        with console.status("looking at the data"):
+            text = _fitted(model_path, data_path, eval_path)
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as err:

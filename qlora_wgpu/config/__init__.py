@@ -2,7 +2,6 @@
 
 from qlora_wgpu.config.loading import load_config
 from qlora_wgpu.config.schema import (
-    ALL_LINEAR,
     Config,
     DataConfig,
     DeviceConfig,
@@ -15,6 +14,7 @@ from qlora_wgpu.config.schema import (
     QuantConfig,
     TrainConfig,
 )
+from qlora_wgpu.config.values import ALL_LINEAR
 
 __all__ = [
     "ALL_LINEAR",

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import ValidationError
 
+from qlora_wgpu.config.dialects.conversion import dialect_of
 from qlora_wgpu.config.overrides import located
 from qlora_wgpu.config.paths import resolve_path
 from qlora_wgpu.config.problems import Problem, config_error, problems_of, shown
 from qlora_wgpu.config.renamed import new_name, new_names, with_new_names
-from qlora_wgpu.config.schema import Config
-from qlora_wgpu.config.suggestions import sections, suggest_key
+from qlora_wgpu.config.schema import Config, sections
+from qlora_wgpu.config.suggestions import suggest_key
 from qlora_wgpu.config.yaml_file import YamlFile, parse_yaml_value, read_yaml_file
 from qlora_wgpu.errors import ConfigError
+
+_SPACELESS = re.compile(r"([\w\"']):(?=[^\s:])")
 
 _PATH_KEYS = (
     ("model", "path"),
@@ -57,9 +61,9 @@ def load_config(path: str | os.PathLike[str], overrides: Overrides = ()) -> Conf
     values, unplaced = _split_sections(file, path.name)
     origin: dict[tuple[str, ...], str] = {}
     if isinstance(overrides, Mapping):
-        for loc, value in located(overrides).items():
-            values.setdefault(loc[0], {})[loc[1]] = _plain_path(value)
-            origin[loc] = f"{'.'.join(loc)}={shown(value)}"
+        for place, value in located(overrides).items():
+            _put(values, place, _plain_path(value))
+            origin[place] = f"{'.'.join(place)}={shown(value)}"
         overrides = ()
     for text in overrides:
         try:
@@ -67,8 +71,8 @@ def load_config(path: str | os.PathLike[str], overrides: Overrides = ()) -> Conf
         except ConfigError as err:
             unplaced.append(str(err))
             continue
-        values.setdefault(loc[0], {})[loc[1]] = value
-        origin[loc] = text
+        _put(values, loc, value)
+        origin[loc[:2]] = text
 
     source = f"{path} with its overrides" if origin or overrides else str(path)
     _resolve_paths(values, set(origin), path.parent)
@@ -79,9 +83,9 @@ def load_config(path: str | os.PathLike[str], overrides: Overrides = ()) -> Conf
             problem.sentence(_where(problem, file, path.name, origin))
             for problem in problems_of(err, suggest_key)
         ]
-        raise config_error(unplaced + invalid, source) from None
+        raise _error(path, file, unplaced + invalid, source) from None
     if unplaced:
-        raise config_error(unplaced, source)
+        raise _error(path, file, unplaced, source)
     assert isinstance(config, Config)
     return config
 
@@ -108,11 +112,22 @@ def _plain_path(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
+def _error(path: Path, file: YamlFile, sentences: Sequence[str], source: str) -> ConfigError:
+    """All that is wrong, or, of another trainer's file, what converts it."""
+    dialect = dialect_of(file.values)
+    if dialect is None:
+        return config_error(sentences, source)
+    return ConfigError(
+        f"`qlora-wgpu init --from {path}` converts this file, which is one of {dialect.name}: its "
+        "keys are not those of this program"
+    )
+
+
 def _where(problem: Problem, file: YamlFile, name: str, origin: dict[tuple[str, ...], str]) -> str:
     if problem.kind == "missing":
         return f" in {name}"
-    if problem.loc in origin:
-        return f" in the override '{origin[problem.loc]}'"
+    if problem.loc[:2] in origin:
+        return f" in the override '{origin[problem.loc[:2]]}'"
     loc = problem.loc
     while loc and loc not in file.lines:
         loc = loc[:-1]
@@ -145,28 +160,62 @@ def _split_sections(file: YamlFile, name: str) -> tuple[dict[str, dict[str, Any]
     return values, wrong
 
 
-def _parse_override(text: str) -> tuple[tuple[str, str], Any]:
+def _put(values: dict[str, dict[str, Any]], loc: tuple[str, ...], value: Any) -> None:
+    """Sets a key, or an entry of the mapping that a key holds."""
+    section = values.setdefault(loc[0], {})
+    if len(loc) == 2:
+        section[loc[1]] = value
+        return
+    before = section.get(loc[1])
+    section[loc[1]] = {**(before if isinstance(before, dict) else {}), loc[2]: value}
+
+
+def _parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     key, equals, raw = text.partition("=")
     key = key.strip()
     if not equals or key.startswith("-"):
         raise ConfigError(f"the override '{text}' must look like section.key=value")
     section, dot, leaf = key.partition(".")
+    leaf, entry_dot, entry = leaf.partition(".")
     keys = sections()
     leaf = new_name(section, leaf)
-    if not dot or section not in keys or leaf not in keys[section]:
+    is_key = section in keys and leaf in keys[section]
+    if entry_dot and is_key and entry and _holds_mapping(section, leaf):
+        return (section, leaf, entry), _override_value(section, leaf, raw.strip(), text, entry=True)
+    if not dot or entry_dot or not is_key:
         if section in keys and not dot:
             raise ConfigError(
                 f"the override '{text}' names a whole section: set its keys one by one, such as "
                 f"{section}.{keys[section][0]}=..."
             )
-        loc = (section, leaf) if section in keys else (key,)
+        loc = (section, leaf) if section in keys and not entry_dot else (key,)
         raise ConfigError(f"unknown key '{key}' in the override '{text}'{suggest_key(loc)}")
     return (section, leaf), _override_value(section, leaf, raw.strip(), text)
 
 
-def _override_value(section: str, leaf: str, raw: str, text: str) -> Any:
-    """YAML, except that text keys keep what was typed: a folder may be called 2024 or a: b."""
-    holds_text = _holds_text(section, leaf)
+def _annotation(section: str, leaf: str) -> Any:
+    model: Any = Config.model_fields[section].annotation
+    return model.model_fields[leaf].annotation
+
+
+def _holds_mapping(section: str, leaf: str) -> bool:
+    return get_origin(_annotation(section, leaf)) is dict
+
+
+def _override_value(section: str, leaf: str, raw: str, text: str, *, entry: bool = False) -> Any:
+    """YAML, except that text keys keep what was typed: a folder may be called 2024 or a: b.
+
+    Args:
+        section: The key's section.
+        leaf: The key.
+        raw: What was typed.
+        text: The whole override.
+        entry: Whether it is an entry of the mapping that the key holds.
+    """
+    annotation = _annotation(section, leaf)
+    holds_text = _holds_text(get_args(annotation)[1] if entry else annotation)
+    if not entry and _holds_mapping(section, leaf):
+        raw = _SPACELESS.sub(r"\1: ", raw)  # a shell takes spaces for the end of an argument
     try:
         value = parse_yaml_value(raw, f"the override '{text}'")
     except ConfigError:
@@ -179,9 +228,11 @@ def _override_value(section: str, leaf: str, raw: str, text: str) -> Any:
     return value
 
 
-def _holds_text(section: str, leaf: str) -> bool:
-    model: Any = Config.model_fields[section].annotation
-    annotation = model.model_fields[leaf].annotation
+def _holds_text(annotation: Any) -> bool:
+    if get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    if get_origin(annotation) is dict:
+        return False
     options = [annotation] if annotation is str else get_args(annotation)
     bare = {get_args(o)[0] if get_origin(o) is Annotated else o for o in options}
     return str in bare and bare <= {str, type(None)}

@@ -7,7 +7,8 @@ from typing import Any
 
 from qlora_wgpu.config.problems import shown
 from qlora_wgpu.config.renamed import new_name
-from qlora_wgpu.config.suggestions import sections, suggest_key
+from qlora_wgpu.config.schema import sections
+from qlora_wgpu.config.suggestions import suggest_key
 from qlora_wgpu.errors import ConfigError
 
 Location = tuple[str, str]

@@ -48,6 +48,11 @@ def resolve_path(key: str, value: str, bases: tuple[Path, Path]) -> str:
             return _absolute(base, expanded)
     if key == "model.path" and not plainly_path:
         return value
+    if key in ("data.train", "data.eval"):
+        folder, colon, split = expanded.rpartition(":")  # of a folder, as in chats:validation
+        for base in bases if folder else ():
+            if _exists(base / folder):
+                return _absolute(base, folder) + colon + split
     if key in ("data.train", "data.eval") and not plainly_path and _NAME_ON_HUB.fullmatch(value):
         return value
     return _absolute(bases[0], expanded)

@@ -7,39 +7,35 @@ bitsandbytes' and mean what they mean there.
 from __future__ import annotations
 
 import math
-import re
 import warnings
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    PlainValidator,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES
 from qlora_wgpu.config.renamed import with_new_names
 from qlora_wgpu.config.section import Section
+from qlora_wgpu.config.values import (
+    ALL_LINEAR,
+    Blocksize,
+    EvalSplit,
+    EvalSteps,
+    Float,
+    GpuName,
+    MaxSteps,
+    Pattern,
+    PositiveInt,
+    PositiveNumber,
+    Rank,
+    RowFormat,
+    TargetModules,
+    Text,
+)
 from qlora_wgpu.config.yaml_file import dump_yaml
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.limits import (
-    BETA,
-    COUNT,
-    LEARNING_RATES,
-    NUMBERS,
-    RANK,
-    STEPS,
-    TOKENS_OF_A_ROW,
-)
-from qlora_wgpu.sandbox.expressions import check_expression
-
-ALL_LINEAR = "all-linear"
-_WORD = re.compile(r"\w*")  # as a regular expression it would fit no whole name
+from qlora_wgpu.limits import BETA, LEARNING_RATES, STEPS, TOKENS_OF_A_ROW
 
 
 class FreeOnResume:
@@ -50,90 +46,6 @@ class FreeOnResume:
 
 
 _FREE_ON_RESUME = FreeOnResume()
-
-PositiveInt = Annotated[int, Field(ge=1, le=COUNT)]
-Rank = Annotated[int, Field(ge=1, le=RANK)]
-Text = Annotated[str, Field(min_length=1)]
-
-
-def _in_float32(value: float) -> float:
-    """Refuses what the device would take for zero or infinity."""
-    least, most = NUMBERS
-    if value != 0 and not least <= abs(value) <= most:
-        raise ValueError(f"must be 0 or from {least:g} to {most:g}")
-    return value
-
-
-Float = Annotated[float, AfterValidator(_in_float32)]
-
-
-def _regular_expression(value: str) -> str:
-    check_expression(value)
-    return value
-
-
-Pattern = Annotated[str, Field(min_length=1), AfterValidator(_regular_expression)]
-
-
-def _target_modules(value: Any) -> str | list[str]:
-    if isinstance(value, str) and (value == ALL_LINEAR or not _WORD.fullmatch(value)):
-        return _regular_expression(value)
-    if isinstance(value, (set, frozenset)):
-        value = sorted(value, key=str)
-    if not isinstance(value, (list, tuple)) or not value:
-        raise ValueError(
-            f"must be {ALL_LINEAR!r}, a list of module names such as [q_proj, v_proj], or a "
-            "regular expression of whole names"
-        )
-    if not all(isinstance(name, str) and name for name in value):
-        raise ValueError("must list module names as text")
-    if len(set(value)) != len(value):
-        raise ValueError("must not name a module twice")
-    return list(value)
-
-
-def _positive_number(value: Any) -> int | float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 < value < math.inf:
-        raise ValueError("must be a number above 0")
-    return value  # type: ignore[no-any-return]
-
-
-PositiveNumber = Annotated[
-    int | float,
-    PlainValidator(_positive_number),
-    WithJsonSchema({"type": "number", "exclusiveMinimum": 0}),
-]
-
-
-def _max_steps(value: int) -> int:
-    if value != -1 and not 1 <= value <= STEPS:
-        raise ValueError(f"must be from 1 to {STEPS:,}, or -1 for no limit")
-    return value
-
-
-def _eval_steps(value: Any) -> int | float:
-    whole = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= COUNT
-    if whole or (isinstance(value, float) and 0.0 < value < 1.0):
-        return value  # type: ignore[no-any-return]
-    raise ValueError(
-        "must be a whole number of steps, a fraction of the run between 0 and 1, "
-        "or 0 for the end only"
-    )
-
-
-def _gpu(value: Any) -> Any:
-    """Takes an index written as a number, as `doctor` prints it."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return str(value)
-    return value
-
-
-def _not_float(value: Any) -> Any:
-    """Refuses 64.0, which equals one of the choices but is no integer."""
-    if isinstance(value, float):
-        raise ValueError("must be an integer")
-    return value
 
 
 class ModelConfig(Section):
@@ -152,9 +64,9 @@ class QuantConfig(Section):
         description="Storage of the frozen linear weights: 4-bit NormalFloat, or none to leave "
         "them unquantized.",
     )
-    blocksize: Annotated[
-        Literal[32, 64, 128, 256, 512, 1024, 2048, 4096], BeforeValidator(_not_float)
-    ] = Field(64, description="Number of weights that share one absmax scale, as in bitsandbytes.")
+    blocksize: Blocksize = Field(
+        64, description="Number of weights that share one absmax scale, as in bitsandbytes."
+    )
     double_quant: bool = Field(
         True, description="Whether the absmax scales are quantized to 8 bits themselves."
     )
@@ -170,18 +82,7 @@ class LoraConfig(Section):
     lora_dropout: Float = Field(
         0.0, ge=0.0, lt=1.0, description="Probability of dropping an input of the adapter."
     )
-    target_modules: Annotated[
-        str | list[str],
-        PlainValidator(_target_modules),
-        WithJsonSchema(
-            {
-                "anyOf": [
-                    {"type": "string", "minLength": 1},
-                    {"type": "array", "items": {"type": "string"}, "minItems": 1},
-                ]
-            }
-        ),
-    ] = Field(
+    target_modules: TargetModules = Field(
         ALL_LINEAR,
         description="Names of the linear modules that get an adapter, a regular expression of "
         "whole names, or all-linear for every one but the output head and experts.",
@@ -232,17 +133,20 @@ class DataConfig(Section):
     eval: Annotated[Text | None, _FREE_ON_RESUME] = Field(
         None, description="Held-out data in the same formats, or null for no evaluation."
     )
+    eval_split: EvalSplit = Field(
+        None,
+        description="Rows of data.train that are held out instead of data.eval: a share such as "
+        "0.05 or a number, chosen by train.seed and the rows' contents; null for none.",
+    )
     max_seq_length: int = Field(
         1024, ge=2, le=TOKENS_OF_A_ROW, description="Longest row in tokens."
     )
-    format: Literal[
+    format: RowFormat = Field(
         "auto",
-        "messages",
-        "conversations",
-        "prompt/completion",
-        "instruction/output",
-        "text",
-    ] = Field("auto", description="Format of the rows; auto goes by the keys of the first one.")
+        description="Format of the rows, by their keys: messages (also openai, chat_template), "
+        "conversations (sharegpt), prompt/completion, instruction/output (alpaca) or text; auto "
+        "goes by the keys of the first one.",
+    )
     columns: dict[Text, Text] = Field(
         {},
         description="Names of the rows' own columns by the format's, where they differ, "
@@ -278,6 +182,13 @@ class DataConfig(Section):
         f"itself, or a built-in name: {', '.join(BUILT_IN_CHAT_TEMPLATES)}.",
     )
 
+    @field_validator("eval_split")
+    @classmethod
+    def _alone(cls, value: float | None, info: ValidationInfo) -> float | None:
+        if value is not None and info.data.get("eval") is not None:
+            raise ValueError("cannot stand beside data.eval: keep one of the two")
+        return value
+
 
 class TrainConfig(Section):
     """The training loop."""
@@ -285,7 +196,7 @@ class TrainConfig(Section):
     num_train_epochs: float = Field(
         1.0, gt=0.0, description="Number of passes over the training data; may be a fraction."
     )
-    max_steps: Annotated[int, AfterValidator(_max_steps)] = Field(
+    max_steps: MaxSteps = Field(
         -1, description="Number of optimizer steps, which overrides num_train_epochs; -1 for none."
     )
     per_device_train_batch_size: PositiveInt = Field(1, description="Rows in a micro-batch.")
@@ -359,18 +270,7 @@ class OptimConfig(Section):
 class EvalConfig(Section):
     """Evaluation on held-out data."""
 
-    eval_steps: Annotated[
-        int | float,
-        PlainValidator(_eval_steps),
-        WithJsonSchema(
-            {
-                "anyOf": [
-                    {"type": "integer", "minimum": 0},
-                    {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
-                ]
-            }
-        ),
-    ] = Field(
+    eval_steps: EvalSteps = Field(
         50,
         description="Steps between evaluations, or a fraction of the whole run below 1; 0 for "
         "the end only.",
@@ -413,7 +313,7 @@ class OutputConfig(Section):
 class DeviceConfig(Section):
     """The GPU."""
 
-    gpu: Annotated[Text, BeforeValidator(_gpu)] = Field(
+    gpu: GpuName = Field(
         "auto",
         description="The GPU to use, as doctor lists them: auto, its index or part of its name.",
     )
@@ -507,3 +407,12 @@ class Config(Section):
 
 def _is_free(field: FieldInfo) -> bool:
     return _FREE_ON_RESUME in field.metadata
+
+
+def sections() -> dict[str, list[str]]:
+    """The leaf names of every section."""
+    result = {}
+    for name, field in Config.model_fields.items():
+        assert field.annotation is not None
+        result[name] = list(field.annotation.model_fields)
+    return result

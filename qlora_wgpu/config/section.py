@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
+from qlora_wgpu.config.dialects.reasons import reason_for
 from qlora_wgpu.config.problems import config_error, problems_of
 from qlora_wgpu.config.synonyms import KEY_OF
 from qlora_wgpu.errors import ConfigError
@@ -41,6 +42,8 @@ def _as_config_error(cls: type[Any], err: ValidationError) -> ConfigError:
         if len(loc) != 1:
             return ""
         meant = KEY_OF.get(loc[0], ("", ""))[1]
+        if meant not in cls.model_fields and (reason := reason_for(loc[0])):
+            return f": {reason}"
         near = difflib.get_close_matches(loc[0], cls.model_fields, n=1)
         likely = [meant] if meant in cls.model_fields else near
         return f": did you mean '{likely[0]}'?" if likely else ""

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import difflib
 
-from qlora_wgpu.config.schema import Config
-from qlora_wgpu.config.synonyms import KEY_OF, REFUSED
+from qlora_wgpu.config.dialects.conversion import key_for
+from qlora_wgpu.config.dialects.reasons import reason_for
+from qlora_wgpu.config.schema import sections
+from qlora_wgpu.config.synonyms import KEY_OF
 
-
-def sections() -> dict[str, list[str]]:
-    """The leaf names of every section."""
-    result = {}
-    for name, field in Config.model_fields.items():
-        assert field.annotation is not None
-        result[name] = list(field.annotation.model_fields)
-    return result
+_OPPOSITES = (("train", "eval"), ("min", "max"), ("beta1", "beta2"), ("steps", "epochs"))
 
 
 def suggest_key(loc: tuple[str, ...]) -> str:
@@ -33,16 +28,19 @@ def suggest_key(loc: tuple[str, ...]) -> str:
             return f": write '{rest}' under the section '{section}'"
     if len(loc) == 1:
         return _suggest_at_top(leaf, keys)
-    if leaf in REFUSED:
-        return f": {REFUSED[leaf]}"
     section = loc[0]
     if leaf in keys[section]:  # only its spelling differs
         return _did_you_mean(section, leaf)
     for other, leaves in keys.items():
         if leaf in leaves:
             return f": it belongs in section '{other}'"
-    if leaf in KEY_OF and (KEY_OF[leaf][0] == section or not _near(leaf, keys[section])):
-        return _did_you_mean(*KEY_OF[leaf])
+    meant = KEY_OF.get(leaf) or key_for(leaf)
+    if meant and meant[0] == section:
+        return _did_you_mean(*meant)
+    if reason := reason_for(leaf):
+        return f": {reason}"
+    if meant and not _near(leaf, keys[section]):
+        return _did_you_mean(*meant)
     if near := _near(leaf, keys[section]):
         return _did_you_mean(section, near)
     everywhere = {name: section for section, leaves in keys.items() for name in leaves}
@@ -55,10 +53,12 @@ def _suggest_at_top(name: str, keys: dict[str, list[str]]) -> str:
     for section, leaves in keys.items():
         if name in leaves:
             return f": it belongs in section '{section}'"
+    if meant := KEY_OF.get(name) or key_for(name):
+        return _did_you_mean(*meant)
+    if reason := reason_for(name):
+        return f": {reason}"
     if near := _near(name, list(keys)):
         return f": did you mean the section '{near}'?"
-    if name in KEY_OF:
-        return _did_you_mean(*KEY_OF[name])
     everywhere = {leaf: section for section, leaves in keys.items() for leaf in leaves}
     if near := _near(name, list(everywhere)):
         return _did_you_mean(everywhere[near], near)
@@ -66,7 +66,14 @@ def _suggest_at_top(name: str, keys: dict[str, list[str]]) -> str:
 
 
 def _near(word: str, words: list[str]) -> str | None:
-    return next(iter(difflib.get_close_matches(word, words, n=1, cutoff=0.7)), None)
+    alike = [other for other in words if not _opposite(word, other)]
+    return next(iter(difflib.get_close_matches(word, alike, n=1, cutoff=0.7)), None)
+
+
+def _opposite(word: str, other: str) -> bool:
+    """Whether two names differ in the very word that tells them apart."""
+    ours, theirs = set(word.split("_")), set(other.split("_"))
+    return any((a in ours and b in theirs) or (b in ours and a in theirs) for a, b in _OPPOSITES)
 
 
 def _did_you_mean(section: str, leaf: str) -> str:

@@ -12,7 +12,7 @@ _SYNONYMS = {
     "lora.r": "rank lora_r lora_rank dim",
     "lora.lora_alpha": "alpha",
     "lora.lora_dropout": "dropout",
-    "lora.target_modules": "targets modules lora_target_modules target keys layers",
+    "lora.target_modules": "targets modules lora_target_modules target keys",
     "lora.use_rslora": "rslora rank_stabilized",
     "data.train": "dataset train_file train_data train_path path train_dataset datasets",
     "data.eval": "eval_file eval_data validation validation_file valid val val_file test "
@@ -57,10 +57,3 @@ _SYNONYMS = {
     "device.backend": "webgpu implementation library",
 }
 KEY_OF = {word: tuple(key.split(".")) for key, words in _SYNONYMS.items() for word in words.split()}
-
-# Keys of other trainers for what is not done here, and why a run would not be what they say.
-REFUSED = {
-    "modules_to_save": "embeddings, norms and lm_head stay frozen here: LoRA pairs alone train",
-    "trainable_token_indices": "embeddings stay frozen here, only LoRA pairs are trained",
-    "bias": "biases stay frozen here, only LoRA pairs are trained",
-}

@@ -6,6 +6,7 @@ from qlora_wgpu.data.chat import ChatTemplate, RenderedChat, find_chat_template,
 from qlora_wgpu.data.dataset import Preparation, encoded_examples, load_dataset, row_format
 from qlora_wgpu.data.examples import Counts, Dataset, Example
 from qlora_wgpu.data.formats import FORMATS, RowEncoder, alpaca_prompt
+from qlora_wgpu.data.held_out import content_digest, rows_in_both, split_off
 from qlora_wgpu.data.hub_datasets import is_dataset_name
 from qlora_wgpu.data.masking import assistant_spans, closing_text, end_of_turn
 from qlora_wgpu.data.prompt_files import prompt_kind, read_prompt_files, save_prompt_files
@@ -35,6 +36,7 @@ __all__ = [
     "chosen_template",
     "closing_text",
     "collate",
+    "content_digest",
     "encoded_examples",
     "end_of_turn",
     "epoch_order",
@@ -45,6 +47,8 @@ __all__ = [
     "read_prompt_files",
     "render_chat",
     "row_format",
+    "rows_in_both",
     "save_prompt_files",
+    "split_off",
     "suitable_template",
 ]

@@ -25,11 +25,14 @@ from qlora_wgpu.data.formats import (
 from qlora_wgpu.data.hub_datasets import download, is_dataset_name
 from qlora_wgpu.data.long_text import document_ids
 from qlora_wgpu.data.masking import end_of_turn
+from qlora_wgpu.data.messages import USUAL_ROLES, roles_in_words
 from qlora_wgpu.data.prepared import Writer, cache_folder, key_of, learns, prepare
-from qlora_wgpu.data.sources import data_files, holds_documents, read_rows
+from qlora_wgpu.data.sources import holds_documents, read_rows, select_files, with_split
+from qlora_wgpu.data.splits import Selection
 from qlora_wgpu.data.text_file import file_parts
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import DataError, TokenizerError
+from qlora_wgpu.visible import quoted
 
 __all__ = ["Dataset", "Example", "Preparation", "load_dataset"]
 
@@ -67,6 +70,7 @@ def load_dataset(
     chat_template: str | None = None,
     *,
     how: Preparation | None = None,
+    held_out: bool = False,
     cache: bool = False,
     progress: Callable[[int], None] = lambda rows: None,
 ) -> Dataset:
@@ -75,8 +79,9 @@ def load_dataset(
     A ``.jsonl`` file has one JSON object per line, a ``.json`` file a list of them, a ``.csv`` file
     the names of its columns in the first line; all rows have one of the formats in
     ``qlora_wgpu.data.formats``. A ``.txt`` file is one document, cut into full windows that are
-    learnt whole; a last short window is left out unless it is the only one. A folder stands for all
-    files in it, a name of the form owner/name[:split] for a data set of the Hugging Face hub.
+    learnt whole; a last short window is left out unless it is the only one. A folder stands for its
+    files, or for one split where they are named for splits (``FOLDER:SPLIT`` names another), a name
+    of the form owner/name[:split] for a data set of the Hugging Face hub.
 
     Args:
         path: The file, folder or name; or the rows themselves, as mappings.
@@ -84,6 +89,7 @@ def load_dataset(
         max_seq_length: Longest example in tokens, at least 2.
         chat_template: ``data.chat_template``: see ``find_chat_template``.
         how: Everything else about the preparation, instead of the two before.
+        held_out: Whether it is read to be measured on, which decides between splits.
         cache: Whether what is prepared is kept on disk for the next time, where that is possible.
         progress: Called now and then with the number of rows that are done.
 
@@ -96,10 +102,12 @@ def load_dataset(
         tokenizer = Tokenizer.from_folder(tokenizer)
     if not isinstance(path, str | os.PathLike):
         return encode_rows(path, tokenizer, how)
-    source = _open(path, tokenizer, how, progress)
+    source = _open(path, tokenizer, how, progress, held_out=held_out)
     keeps = cache and cache_problem() is None
     folder = cache_folder() / source.key if keeps else None
-    return prepare(folder, source.fill)
+    dataset = prepare(folder, source.fill)
+    dataset.left_out = source.left_out
+    return dataset
 
 
 def encode_rows(
@@ -126,7 +134,7 @@ def encode_rows(
 
 
 def encoded_examples(
-    path: str | os.PathLike[str], tokenizer: Tokenizer, how: Preparation
+    path: str | os.PathLike[str], tokenizer: Tokenizer, how: Preparation, *, held_out: bool = False
 ) -> Iterator[Encoded]:
     """Yields what ``load_dataset`` would read, with the text of each example.
 
@@ -136,7 +144,8 @@ def encoded_examples(
         DataError: If a file cannot be read or a row is wrong.
         TokenizerError: If the chat template is broken.
     """
-    return _open(path, tokenizer, how, lambda rows: None).examples(empty=True)
+    source = _open(path, tokenizer, how, lambda rows: None, held_out=held_out)
+    return source.examples(empty=True)
 
 
 def row_format(path: str | os.PathLike[str], tokenizer: Tokenizer, how: Preparation) -> str:
@@ -153,16 +162,23 @@ def _open(
     tokenizer: Tokenizer,
     how: Preparation,
     progress: Callable[[int], None],
+    *,
+    held_out: bool = False,
 ) -> _Source:
     if how.max_seq_length < 2:
         raise DataError(f"max_seq_length must be at least 2, got {how.max_seq_length}")
-    text = str(path)
-    if not Path(path).exists() and is_dataset_name(text):
-        files, name = download(text), text
-    else:
-        files, name = data_files(Path(path)), Path(path).name
+    selection = _select(path, held_out=held_out)
     template = find_chat_template(how.chat_template, tokenizer)
-    return _Source(name, files, tokenizer, template, how, progress)
+    source = _Source(selection.name, list(selection.files), tokenizer, template, how, progress)
+    source.left_out = selection.left_out
+    return source
+
+
+def _select(path: str | os.PathLike[str], *, held_out: bool) -> Selection:
+    text = str(path)
+    if not with_split(Path(path))[0].exists() and is_dataset_name(text):
+        return download(text, held_out=held_out)
+    return select_files(Path(path), held_out=held_out)
 
 
 def _settings(
@@ -183,6 +199,14 @@ def _settings(
         "special_tokens": tokenizer.special_tokens,
         "ends": sorted(tokenizer.eos_token_ids),
     }
+
+
+def _unknown_id(tokenizer: Tokenizer) -> int:
+    """Id of the token that stands for what a tokenizer does not know; -1 without one of its own."""
+    text = tokenizer.special_tokens.get("unk_token")
+    others = (tokenizer.bos_token, tokenizer.eos_token)  # which every row may have
+    unknown = None if text is None or text in others else tokenizer.token_id(text)
+    return -1 if unknown is None else unknown
 
 
 def _not_blank(path: Path) -> Iterator[str]:
@@ -213,6 +237,7 @@ class _Source:
     ) -> None:
         self._name = name
         self._files = files
+        self.left_out: Mapping[str, Sequence[str]] = {}
         self._tokenizer = tokenizer
         self._template = template
         self._how = how
@@ -249,6 +274,10 @@ class _Source:
         self._encoder = RowEncoder(self._tokenizer, self._template, self._how.train_on)
         self._counts = Counts()
         self._empty: list[str] = []  # where the first of them stand
+        self._silent = 0  # rows in which the assistant says nothing
+        self._silent_roles: set[str] = set()
+        self._unknown_id = _unknown_id(self._tokenizer)
+        self._unknown_tokens = self._rows_with_unknown = 0
         self._end_learnt = not self._tokenizer.eos_token_ids
         self._first_chat = True
         self._other_end: int | None = None
@@ -298,11 +327,15 @@ class _Source:
             self._end_learnt = self._end_learnt or not ends.isdisjoint(encoded.labels)
             if self._other_end is not None and self._other_end in encoded.labels:
                 self._other_end_learnt = True
+            if unknown := encoded.ids.count(self._unknown_id):
+                self._unknown_tokens += unknown
+                self._rows_with_unknown += 1
             cut = self._cut(encoded, where)
             if cut is None:
                 self._count(dropped=1)
             elif not learns(cut.labels):
                 self._count(without_labels=1)
+                self._note_silence()
                 if empty:
                     yield cut
             else:
@@ -322,6 +355,12 @@ class _Source:
             raise DataError(f"{where}: {err}") from err
         except TokenizerError as err:
             raise TokenizerError(f"{where}: {err}") from err
+
+    def _note_silence(self) -> None:
+        roles = self._encoder.roles
+        if roles and "assistant" not in roles:
+            self._silent += 1
+            self._silent_roles |= roles
 
     def _leave_out(self, where: str) -> None:
         self._count(empty=1)
@@ -381,11 +420,20 @@ class _Source:
             return f"{self._name} holds no row at all"
         if counts.empty == counts.rows:
             return f"{self._name} holds nothing: all of its {counts.rows} rows are empty"
+        if self._silent == counts.rows:
+            rows = f"its {counts.rows} rows {self._without_assistant()}"
+            return f"{self._name} has nothing to learn: {rows}"
         left_out = counts.dropped + counts.without_labels + counts.empty
         return (
             f"{self._name} has nothing to learn within "
             f"max_seq_length={self._how.max_seq_length}: all of its {left_out} rows were left out"
         )
+
+    def _without_assistant(self) -> str:
+        roles = roles_in_words(self._silent_roles)
+        unusual = self._silent_roles - USUAL_ROLES
+        advice = "; call the one who answers assistant" if unusual else ""
+        return f"hold no turn of the assistant, which is what is learnt: roles are {roles}{advice}"
 
     def _warnings(self) -> list[str]:
         counts = self._counts
@@ -407,9 +455,11 @@ class _Source:
             notes.append(
                 f"{counts.dropped} of {counts.rows} rows are longer than {within} and were left out"
             )
-        if counts.without_labels:
+        if self._silent:
+            notes.append(f"{self._silent} of {counts.rows} rows {self._without_assistant()}")
+        if cut_away := counts.without_labels - self._silent:
             notes.append(
-                f"{counts.without_labels} of {counts.rows} rows have nothing to learn within "
+                f"{cut_away} of {counts.rows} rows have nothing to learn within "
                 f"{within} and were left out"
             )
         if self._tokenizer.eos_token_id is None:
@@ -419,11 +469,16 @@ class _Source:
                 "no end-of-turn token is learnt anywhere, so the model will not learn when to "
                 "stop: check that data.chat_template is the one its tokenizer was made for"
             )
-        if self._encoder.num_system_dropped:
+        for role, count in self._encoder.num_dropped.most_common(_NAMED):
+            kind = (
+                "the system message" if role == "system" else f"messages of the role {quoted(role)}"
+            )
+            notes.append(f"the chat template leaves {kind} out of {count} rows")
+        if self._unknown_tokens:
             notes.append(
-                f"the chat template leaves the system message out of "
-                f"{self._encoder.num_system_dropped} "
-                "rows"
+                f"{self._unknown_tokens:,} tokens in {self._rows_with_unknown} of {counts.rows} "
+                f"rows are {self._tokenizer.special_tokens['unk_token']}: the tokenizer does not "
+                "know what stands there, such as another alphabet, and the model cannot read it"
             )
         return [f"{self._name}: {note}" for note in notes]
 

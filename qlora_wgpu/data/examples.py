@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import overload
 
 import numpy as np
@@ -63,7 +64,10 @@ class Dataset(Sequence[Example]):
     Attributes:
         counts: Counts of what became of the source's rows.
         warnings: Sentences for the user about what was cut or left out.
+        left_out: Names of the source's files that belong to other splits, by their split.
     """
+
+    left_out: Mapping[str, Sequence[str]] = MappingProxyType({})
 
     def __init__(
         self,
@@ -119,6 +123,9 @@ class Dataset(Sequence[Example]):
         number = index + len(self) if index < 0 else index
         if not 0 <= number < len(self):
             raise IndexError(index)
+        return self._at(number)
+
+    def _at(self, number: int) -> Example:
         first = int(self._ends[number - 1]) if number else 0
         end = int(self._ends[number])
         return Example(np.asarray(self._ids[first:end]), np.asarray(self._labels[first:end]))

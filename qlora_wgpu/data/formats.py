@@ -2,119 +2,43 @@
 
 from __future__ import annotations
 
-import difflib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
+from qlora_wgpu.data.alpaca import alpaca_prompt
 from qlora_wgpu.data.built_in_templates import suitable_template
 from qlora_wgpu.data.chat import ChatTemplate
-from qlora_wgpu.data.json_text import parse_json
+from qlora_wgpu.data.columns import CHATS, FORMATS, EmptyRow, detect_format, is_blank, with_columns
 from qlora_wgpu.data.long_text import document_ids, size_of
 from qlora_wgpu.data.masking import Span, assistant_spans, last_turn_spans, tokens_in_spans
+from qlora_wgpu.data.messages import (
+    USUAL_ROLES,
+    checked_messages,
+    from_json,
+    from_sharegpt,
+    kind_of,
+    says_anything,
+)
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.labels import IGNORE_INDEX
-from qlora_wgpu.limits import MAX_AT_ONCE, MAX_MESSAGES, MAX_TEXT
-from qlora_wgpu.visible import quoted
+from qlora_wgpu.limits import MAX_AT_ONCE, MAX_TEXT
 
-_SHOWN_KEYS = 8  # of a row, in a message
-_COMPARED_KEYS = 64  # with those that are known
+__all__ = [
+    "CHATS",
+    "FORMATS",
+    "EmptyRow",
+    "Encoded",
+    "RowEncoder",
+    "TrainOn",
+    "alpaca_prompt",
+    "detect_format",
+    "is_blank",
+    "with_columns",
+]
 
 TrainOn = Literal["auto", "assistant", "last_turn", "completion", "all"]
-
-# The keys that make a format, in order of precedence: a row of a conversation may carry more.
-FORMATS: dict[str, tuple[str, ...]] = {
-    "messages": ("messages",),
-    "conversations": ("conversations",),
-    "prompt/completion": ("prompt", "completion"),
-    "instruction/output": ("instruction", "output"),
-    "text": ("text",),
-}
-CHATS = ("messages", "conversations")  # formats that a chat template writes
-_KNOWN_KEYS = sorted({key for keys in FORMATS.values() for key in keys})
-
-_SHAREGPT_ROLES = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "chatgpt": "assistant",
-    "model": "assistant",
-    "bing": "assistant",
-    "bard": "assistant",
-    "system": "system",
-    "tool": "tool",
-    "function": "tool",
-    "observation": "tool",
-}
-
-# The wording of Stanford Alpaca's prompts, which models and data sets have used since.
-_TASK = "Below is an instruction that describes a task"
-_REQUEST = "Write a response that appropriately completes the request."
-
-
-class EmptyRow(DataError):
-    """A row of a format that holds nothing: it is left out and counted, and ends no run."""
-
-
-def with_columns(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
-    """A row under its format's keys.
-
-    Args:
-        row: The row as it was read.
-        columns: The row's own names by the format's.
-
-    Raises:
-        DataError: If the row lacks a column.
-    """
-    renamed = dict(row)
-    for key, column in columns.items():
-        if column not in row:
-            raise DataError(
-                f"data.columns names the column '{column}' for '{key}', but the row's are "
-                f"{_keys_of(row)}"
-            )
-        renamed[key] = row[column]
-    return renamed
-
-
-def detect_format(row: Mapping[str, Any], row_format: str = "auto") -> str:
-    """Names the format of a row by its keys.
-
-    Keys without a value count only where nothing else makes a format: a table has all columns in
-    every row.
-
-    Args:
-        row: The row.
-        row_format: The format it must have, if any.
-
-    Raises:
-        DataError: If the keys fit no format.
-    """
-    filled = {key for key, value in row.items() if value is not None}
-    for present in (filled, row.keys()):
-        for name, keys in FORMATS.items():
-            if row_format in ("auto", name) and present >= set(keys):
-                return name
-    near = [
-        f"{quoted(key)} looks like '{close[0]}'"
-        for key in list(row)[:_COMPARED_KEYS]
-        if key not in _KNOWN_KEYS
-        and (close := difflib.get_close_matches(key[:_COMPARED_KEYS], _KNOWN_KEYS, n=1))
-    ]
-    formats = FORMATS.values() if row_format == "auto" else [FORMATS[row_format]]
-    needed = "; or ".join(" and ".join(f"'{key}'" for key in keys) for keys in formats)
-    hint = f" ({near[0]})" if near else ""
-    raise DataError(f"a row needs the key {needed}; its keys are {_keys_of(row)}{hint}")
-
-
-def _keys_of(row: Mapping[str, Any]) -> str:
-    return ", ".join(quoted(key) for key in list(row)[:_SHOWN_KEYS]) or "none"
-
-
-def is_blank(row: Mapping[str, Any]) -> bool:
-    """Whether a row holds no value at all, whatever its keys are."""
-    return all(value is None for value in row.values())
 
 
 class Encoded(NamedTuple):
@@ -136,8 +60,9 @@ class RowEncoder:
     token) and the end-of-sequence token behind, which is learnt.
 
     Attributes:
-        num_system_dropped: Conversations whose system message the template left out, as some do
-            without a word.
+        roles: Roles in the conversation encoded last; none for another row.
+        num_dropped: Numbers of conversations of which the template left messages out, as some do
+            without a word, by these messages' role.
     """
 
     def __init__(
@@ -153,7 +78,8 @@ class RowEncoder:
         self._train_on = train_on
         self._tokenizer = tokenizer
         self._template = template
-        self.num_system_dropped = 0
+        self.roles: frozenset[str] = frozenset()
+        self.num_dropped: Counter[str] = Counter()
         self._encoders: dict[str, Callable[[Mapping[str, Any]], Encoded]] = {
             "messages": self._messages,
             "conversations": self._conversations,
@@ -176,23 +102,24 @@ class RowEncoder:
         if all(row.get(key) is None for key in FORMATS[row_format]):
             needed = " or ".join(f"'{key}'" for key in FORMATS[row_format])
             raise EmptyRow(f"{needed} must be a list of messages or a text, got nothing")
+        self.roles = frozenset()
         return self._encoders[row_format](row)
 
     def _messages(self, row: Mapping[str, Any]) -> Encoded:
-        return self._chat(_checked_messages(_from_json(row["messages"]), "messages"), row)
+        return self._chat(checked_messages(from_json(row["messages"]), "messages"), row)
 
     def _conversations(self, row: Mapping[str, Any]) -> Encoded:
-        turns = _from_json(row["conversations"])
+        turns = from_json(row["conversations"])
         if isinstance(turns, list) and turns and isinstance(turns[0], dict) and "role" in turns[0]:
-            return self._chat(_checked_messages(turns, "conversations"), row)
-        messages = _from_sharegpt(turns)
+            return self._chat(checked_messages(turns, "conversations"), row)
+        messages = from_sharegpt(turns)
         system = row.get("system")
         if isinstance(system, str) and system.strip() and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": system})
         return self._chat(messages, row)
 
     def _chat(self, messages: list[dict[str, Any]], row: Mapping[str, Any]) -> Encoded:
-        if not any(map(_says_anything, messages)):
+        if not any(map(says_anything, messages)):
             raise EmptyRow("the messages hold no text at all")
         if self._template is None:
             raise DataError(
@@ -200,7 +127,7 @@ class RowEncoder:
                 "data.chat_template to a .jinja file or a built-in name, such as "
                 f"{suitable_template(self._tokenizer)}, which fits its tokens"
             )
-        tools = _from_json(row.get("tools"))
+        tools = from_json(row.get("tools"))
         if tools is not None and not (
             isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
         ):
@@ -208,12 +135,8 @@ class RowEncoder:
         last = self._train_on in ("last_turn", "completion")
         find = last_turn_spans if last else assistant_spans
         text, spans = find(self._template, messages, tools or None, self._tokenizer.eos_token)
-        self.num_system_dropped += any(
-            message["role"] == "system"
-            and isinstance(message.get("content"), str)
-            and message["content"].strip() not in text
-            for message in messages
-        )
+        self.roles = frozenset(message["role"] for message in messages)
+        self.num_dropped.update({m["role"] for m in messages if _is_dropped(m, text)})
         if self._train_on == "all":
             spans = [(0, len(text))]
         # The template writes the special tokens itself, the beginning-of-sequence token included.
@@ -224,7 +147,8 @@ class RowEncoder:
 
     def _instruction(self, row: Mapping[str, Any]) -> Encoded:
         extra = "" if row.get("input") is None else _text_of(row, "input")
-        prompt = alpaca_prompt(_text_of(row, "instruction"), extra)
+        system = "" if row.get("system") is None else _text_of(row, "system")
+        prompt = alpaca_prompt(_text_of(row, "instruction"), extra, system, _history(row))
         output = _text_of(row, "output")
         _check_not_blank(row["instruction"] + extra + output)
         return self._answer(prompt, output)
@@ -274,14 +198,22 @@ class RowEncoder:
         return Encoded(ids, labels, text)
 
 
-def alpaca_prompt(instruction: str, extra: str = "") -> str:
-    """The prompt of an instruction, with or without an input to it."""
-    if not extra.strip():
-        return f"{_TASK}. {_REQUEST}\n\n### Instruction:\n{instruction}\n\n### Response:\n"
-    return (
-        f"{_TASK}, paired with an input that provides further context. {_REQUEST}\n\n"
-        f"### Instruction:\n{instruction}\n\n### Input:\n{extra}\n\n### Response:\n"
-    )
+def _is_dropped(message: Mapping[str, Any], text: str) -> bool:
+    """Whether a template left a message out that it is free to leave out without being wrong."""
+    free = message["role"] == "system" or message["role"] not in USUAL_ROLES
+    content = message.get("content")
+    return free and isinstance(content, str) and content.strip() not in text
+
+
+def _history(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Instructions and answers before a row's own, as Alpaca's form keeps them."""
+    turns = from_json(row.get("history")) or []
+    pairs = [turn for turn in turns if isinstance(turn, list) and len(turn) == 2]
+    if not isinstance(turns, list) or len(pairs) < len(turns):
+        raise DataError("'history' must be a list of pairs of an instruction and its answer")
+    if not all(isinstance(text, str) for pair in pairs for text in pair):
+        raise DataError("'history' must hold text alone")
+    return [(instruction, answer) for instruction, answer in pairs]
 
 
 def _too_long(text: str, limit: int) -> DataError:
@@ -296,87 +228,8 @@ def _check_not_blank(text: str) -> None:
         raise EmptyRow("the row has no text at all")
 
 
-def _says_anything(message: Mapping[str, Any]) -> bool:
-    """Whether a message has more than its role and white space."""
-    others = (value for key, value in message.items() if key not in ("role", "content"))
-    content = message.get("content")
-    parts = content if isinstance(content, list) else [{"text": content}]
-    return any(others) or any(str(part.get("text") or "").strip() for part in parts)
-
-
 def _text_of(row: Mapping[str, Any], key: str) -> str:
     value = row[key]
     if not isinstance(value, str):
-        raise DataError(f"'{key}' must be text, got {_kind(value)}")
+        raise DataError(f"'{key}' must be text, got {kind_of(value)}")
     return value
-
-
-def _checked_messages(value: Any, key: str) -> list[dict[str, Any]]:
-    messages = _list_of(value, f"'{key}' must be a list of messages that is not empty")
-    for number, message in enumerate(messages, start=1):
-        if not isinstance(message, dict):
-            raise DataError(f"message {number} must be an object, got {_kind(message)}")
-        if not isinstance(message.get("role"), str) or not message["role"]:
-            raise DataError(f"message {number} needs a 'role' such as 'user' or 'assistant'")
-        _check_content(message, number)
-    return messages
-
-
-def _list_of(value: Any, requirement: str) -> list[Any]:
-    if value is None or value in ([], ""):
-        raise EmptyRow(requirement)
-    if not isinstance(value, list):
-        raise DataError(requirement)
-    if len(value) > MAX_MESSAGES:
-        raise DataError(f"it has {len(value):,} messages, more than {MAX_MESSAGES:,}")
-    return value
-
-
-def _check_content(message: Mapping[str, Any], number: int) -> None:
-    content = message.get("content")
-    if isinstance(content, str):
-        return
-    if content is None and message.get("tool_calls"):
-        return
-    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
-        for part in content:
-            if part.get("type") != "text" or not isinstance(part.get("text"), str):
-                raise DataError(
-                    f"message {number} holds a part of type {quoted(part.get('type'))}: "
-                    "only text can be learnt"
-                )
-        return
-    raise DataError(f"message {number} needs 'content' as text, got {_kind(content)}")
-
-
-def _from_sharegpt(turns: Any) -> list[dict[str, Any]]:
-    messages = []
-    requirement = "'conversations' must be a list of turns that is not empty"
-    for number, turn in enumerate(_list_of(turns, requirement), start=1):
-        if not isinstance(turn, dict) or "from" not in turn or "value" not in turn:
-            raise DataError(f"turn {number} needs 'from' and 'value'")
-        role = _SHAREGPT_ROLES.get(str(turn["from"]).lower())
-        if role is None:
-            raise DataError(
-                f"turn {number} is from {quoted(turn['from'])}, which is none of "
-                f"{', '.join(sorted(_SHAREGPT_ROLES))}"
-            )
-        if not isinstance(turn["value"], str):
-            raise DataError(f"turn {number} needs 'value' as text, got {_kind(turn['value'])}")
-        messages.append({"role": role, "content": turn["value"]})
-    return messages
-
-
-def _from_json(value: Any) -> Any:
-    """A list that a table keeps as text."""
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        try:
-            return parse_json(value)
-        except DataError as err:
-            raise DataError(f"a list kept as text is {err}") from err
-    return value
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", bool: "a truth value", type(None): "nothing"}
-    return names.get(type(value), "a number" if isinstance(value, (int, float)) else "text")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path, PurePosixPath
 
+from qlora_wgpu.data.sources import ABOUT
+from qlora_wgpu.data.splits import TRAIN, Selection, by_split, canonical, chosen_split, split_of
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.files import file_text
 from qlora_wgpu.limits import KIB
@@ -13,7 +15,6 @@ _NAME = re.compile(
     r"(?P<name>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?::(?P<split>[\w./-]+))?", re.ASCII
 )
 _SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
-_ABOUT = ("dataset_infos.json", "dataset_info.json", "state.json")
 
 
 def is_dataset_name(text: str) -> bool:
@@ -22,31 +23,34 @@ def is_dataset_name(text: str) -> bool:
     return match is not None and not match["name"].lower().endswith((*_SUFFIXES, ".txt"))
 
 
-def download(text: str) -> list[Path]:
+def download(text: str, *, held_out: bool = False) -> Selection:
     """The files of a split in the local cache, downloaded if they are not there yet.
 
     Args:
-        text: ``owner/name``, whose split is ``train``; ``owner/name:validation``; or with a folder
-            of the data set, ``owner/name:main/test``.
+        text: ``owner/name``, whose split is ``train`` (or that to be measured on);
+            ``owner/name:validation``; or with a folder of the data set, ``owner/name:main/test``.
+        held_out: Whether it is read to be measured on.
 
     Raises:
         DataError: If there is no such data set or split, or the hub cannot be reached.
     """
-    import huggingface_hub
-    from huggingface_hub import errors
+    # By name: what the package offers lazily is there only where somebody else has asked for it.
+    from huggingface_hub import HfApi, constants, errors, snapshot_download
 
     match = _NAME.fullmatch(text)
     assert match is not None
-    name, split = match["name"], match["split"] or "train"
+    name = match["name"]
     try:
-        if huggingface_hub.constants.HF_HUB_OFFLINE:
+        if constants.HF_HUB_OFFLINE:
             cached = _cached(name)
             names = [p.relative_to(cached).as_posix() for p in cached.rglob("*") if p.is_file()]
-            return [cached / file for file in choose(name, names, split)]
-        names = huggingface_hub.HfApi().list_repo_files(name, repo_type="dataset")
+            split = match["split"] or _usual_split(names, held_out=held_out)
+            return _selection(text, cached, names, choose(name, names, split))
+        names = HfApi().list_repo_files(name, repo_type="dataset")
+        split = match["split"] or _usual_split(names, held_out=held_out)
         chosen = choose(name, names, split)
-        folder = huggingface_hub.snapshot_download(name, repo_type="dataset", allow_patterns=chosen)
-        return [Path(folder, file) for file in chosen]
+        folder = snapshot_download(name, repo_type="dataset", allow_patterns=chosen)
+        return _selection(text, Path(folder), names, chosen)
     except DataError:
         raise
     except errors.GatedRepoError as err:
@@ -69,9 +73,9 @@ def download(text: str) -> list[Path]:
 
 def _cached(name: str) -> Path:
     """The newest snapshot in the local cache, of which perhaps some files only are there."""
-    import huggingface_hub
+    from huggingface_hub import constants
 
-    place = Path(huggingface_hub.constants.HF_HUB_CACHE) / f"datasets--{name.replace('/', '--')}"
+    place = Path(constants.HF_HUB_CACHE) / f"datasets--{name.replace('/', '--')}"
     try:
         commit = file_text(place / "refs" / "main", KIB).strip()
     except OSError:
@@ -82,29 +86,48 @@ def _cached(name: str) -> Path:
     return place / "snapshots" / commit
 
 
+def _usual_split(names: list[str], *, held_out: bool) -> str:
+    """The split that is read where none is named."""
+    if not held_out:
+        return TRAIN
+    splits = by_split(map(PurePosixPath, _rows(names))).keys() - {""}
+    return chosen_split(splits or {TRAIN}, None, "the data set", held_out=True)
+
+
+def _selection(text: str, folder: Path, names: list[str], chosen: list[str]) -> Selection:
+    """What was chosen, and what was not though it has the same kind of name."""
+    split = split_of(PurePosixPath(chosen[0]))
+    others = by_split(PurePosixPath(name) for name in _rows(names) if name not in chosen)
+    left_out = {s: list(map(str, files)) for s, files in others.items() if s not in ("", split)}
+    return Selection(text, [folder / file for file in chosen], split, left_out)
+
+
+def _rows(names: list[str]) -> list[str]:
+    """The data files among all files."""
+    return [
+        f
+        for f in names
+        if f.lower().endswith(_SUFFIXES)
+        and PurePosixPath(f).name not in ABOUT
+        and not any(part.startswith(".") for part in PurePosixPath(f).parts)
+    ]
+
+
 def choose(name: str, files: list[str], split: str) -> list[str]:
     """The files of a split among all of a data set, by their names.
 
     Raises:
         DataError: If there is none, or they are in several folders.
     """
-    rows = [
-        f
-        for f in files
-        if f.lower().endswith(_SUFFIXES)
-        and PurePosixPath(f).name not in _ABOUT
-        and not any(part.startswith(".") for part in PurePosixPath(f).parts)
-    ]
+    rows = _rows(files)
     *folders, stem = split.split("/")
-    members = [
-        f
-        for f in rows
-        if _begins(PurePosixPath(f).name, stem) or PurePosixPath(f).parent.name == stem
-        if not folders or "/".join(folders) in PurePosixPath(f).parent.as_posix()
+    inside = [f for f in rows if not folders or "/".join(folders) in _folder(f)]
+    members = [f for f in inside if _is_named(PurePosixPath(f), stem)] or [
+        f for f in inside if split_of(PurePosixPath(f)) == canonical(stem)
     ]
-    if not members and len(rows) == 1 and split == "train":
+    if not members and len(rows) == 1 and split == TRAIN:
         return rows
-    places = sorted({PurePosixPath(f).parent.as_posix() for f in members})
+    places = sorted(set(map(_folder, members)))
     if len(places) > 1:
         raise DataError(
             f"the data set {name} has {split} in several folders ({', '.join(places[:6])}): name "
@@ -120,5 +143,11 @@ def choose(name: str, files: list[str], split: str) -> list[str]:
     return sorted(f for f in members if f.lower().endswith(_SUFFIXES[best]))
 
 
-def _begins(file: str, stem: str) -> bool:
-    return re.match(rf"{re.escape(stem)}(?![A-Za-z0-9])", file) is not None
+def _folder(file: str) -> str:
+    return PurePosixPath(file).parent.as_posix()
+
+
+def _is_named(file: PurePosixPath, stem: str) -> bool:
+    """Whether a file's name begins with a split's, or its folder has it."""
+    begins = re.match(rf"{re.escape(stem)}(?![A-Za-z0-9])", file.name) is not None
+    return begins or file.parent.name == stem

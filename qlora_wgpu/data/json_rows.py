@@ -78,7 +78,8 @@ def json_list(path: Path) -> Rows:
     with TextFile(path) as file:
         text = _Window(file)
         if text.peek() != "[":
-            text.refuse_other_than_a_list()
+            yield from _one_after_another(text, path.name)
+            return
         text.take()
         number = 0
         while number or text.peek() != "]":
@@ -90,6 +91,30 @@ def json_list(path: Path) -> Rows:
         text.take()
         if text.peek():
             raise text.error("Extra data")
+
+
+def _one_after_another(text: _Window, name: str) -> Rows:
+    """The rows of JSON lines, which many keep in a file called ``.json``.
+
+    Raises:
+        DataError: If there is one value alone, which may be anything, or what is no row.
+    """
+    if not text.peek():
+        raise _no_list(name)
+    first = text.value()
+    if text.peek() != "{" or not isinstance(first, dict):
+        if text.peek():
+            raise text.error("Extra data")
+        raise _no_list(name)
+    yield f"{name} row 1", first
+    number = 1
+    while text.peek():
+        number += 1
+        yield f"{name} row {number}", _row(text.value(), f"{name} row {number}")
+
+
+def _no_list(name: str) -> DataError:
+    return DataError(f"{name} must hold a list of rows, or one object per line")
 
 
 class _Window:
@@ -179,16 +204,6 @@ class _Window:
         """Whether more text may mend it."""
         near = len(self._text) - err.pos <= _NEAR_THE_END
         return near or err.msg.startswith("Unterminated string")
-
-    def refuse_other_than_a_list(self) -> None:
-        """Raises what is wrong with a file that does not begin with a list."""
-        if self.peek():
-            self.value()
-            if self.peek():
-                raise self.error("Extra data")
-        raise DataError(
-            f"{self._file.name} must hold a list of rows: one object per line is a .jsonl file"
-        )
 
     def error(self, reason: str, at: int | None = None) -> DataError:
         """The sentence for what is wrong at a place, by default the present one."""

@@ -27,7 +27,7 @@ from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.limits import OWN_JSON_BYTES
 
 _KEPT = 32  # data sets in the cache
-VERSION = 2  # of how rows become tokens; a new one makes old folders unused
+VERSION = 3  # of how rows become tokens; a new one makes old folders unused
 _ARRAYS = {"ids": np.int32, "labels": np.int32, "ends": np.int64}
 
 

@@ -6,15 +6,17 @@ import difflib
 import os
 import stat
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from qlora_wgpu.data.json_rows import json_lines, json_list
+from qlora_wgpu.data.splits import VALIDATION, Selection, by_split, chosen_split
 from qlora_wgpu.data.tables import csv_rows, parquet_rows
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.limits import MAX_ENTRIES
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt")
+ABOUT = ("dataset_infos.json", "dataset_info.json", "state.json")  # of a data set, no rows of it
 KINDS = "a .jsonl, .json, .csv, .parquet or .txt file"
 
 
@@ -60,26 +62,67 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def data_files(path: Path) -> list[Path]:
-    """The data files that a path names: itself, or all of a folder, by name.
+    """The data files that training reads where it is given a path: see ``select_files``."""
+    return list(select_files(path).files)
+
+
+def select_files(path: Path, *, held_out: bool = False) -> Selection:
+    """The data files that a path names: itself, or those of a folder, by name.
+
+    A folder whose files are named for splits stands for one of them: the training data, or the data
+    to be measured on. ``FOLDER:SPLIT`` names another.
+
+    Args:
+        path: The file or folder, perhaps with a split.
+        held_out: Whether it is read to be measured on.
 
     Raises:
         DataError: If one cannot be read, or the folder holds none.
     """
-    if not path.is_dir():
+    folder, split = with_split(path)
+    if not folder.is_dir():
         check_file(path)
-        return [path]
-    files = sorted(p for p in _entries(path) if p.suffix.lower() in SUFFIXES and p.is_file())
+        return Selection(path.name, [path], "", {})
+    files = [p for p in _entries(folder) if _is_data(p)]
     if not files:
-        raise DataError(f"the folder {path} holds no data file: put {KINDS} there")
+        raise DataError(f"the folder {folder} holds no data file: put {KINDS} there")
+    splits = by_split(sorted(PurePosixPath(p.relative_to(folder).as_posix()) for p in files))
+    chosen = chosen_split(splits, split, f"the folder {folder}", held_out=held_out)
+    selected = [folder / file for file in splits.pop(chosen)]
+    _refuse_mixture(folder, selected)
+    for file in selected:
+        check_file(file)
+    left_out = {name: [str(p) for p in paths] for name, paths in splits.items()}
+    return Selection(folder.name, selected, chosen, left_out)
+
+
+def has_validation(path: Path) -> bool:
+    """Whether a folder of training data holds validation data, too, by its files' names."""
+    try:
+        return path.is_dir() and VALIDATION in select_files(path).left_out
+    except DataError:  # told where it is read
+        return False
+
+
+def with_split(path: Path) -> tuple[Path, str | None]:
+    """A folder and the split of it that a path such as ``chats:validation`` names."""
+    name, colon, split = path.name.rpartition(":")
+    if not colon or path.exists() or not (name and split and path.with_name(name).is_dir()):
+        return path, None
+    return path.with_name(name), split
+
+
+def _is_data(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES and path.name not in ABOUT and path.is_file()
+
+
+def _refuse_mixture(folder: Path, files: list[Path]) -> None:
     texts = [p for p in files if p.suffix.lower() == ".txt"]
     if texts and len(texts) < len(files):
         raise DataError(
-            f"the folder {path} holds both text files and files of rows ({texts[0].name}, "
+            f"the folder {folder} holds both text files and files of rows ({texts[0].name}, "
             f"{next(p for p in files if p not in texts).name}): give each a folder of its own"
         )
-    for file in files:
-        check_file(file)
-    return files
 
 
 def holds_documents(files: list[Path]) -> bool:

@@ -16,10 +16,11 @@ from qlora_wgpu.checkpoint.safetensors_format import FLOATS, TORCH_NAMES
 from qlora_wgpu.checkpoint.stream import Entry
 from qlora_wgpu.config import QuantConfig, load_config
 from qlora_wgpu.config.as_trained import find_run
-from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
+from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.export.folders import Tensors, as_dtype, without, write_folder
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.lora import load_adapter
+from qlora_wgpu.lora.fitting import adapter_shapes, refuse_other_base
 from qlora_wgpu.lora.names import adapted_layers
 from qlora_wgpu.model.weights import stored_name
 from qlora_wgpu.quant import quantize_nf4
@@ -63,11 +64,11 @@ def merge(
     linears = {
         stored_name(folder, architecture, f"{s.name}.weight"): s for s in architecture.every_linear
     }
+    shapes = adapter_shapes(architecture.every_linear, config)
+    refuse_other_base(adapter, config, tensors, shapes, model, whole=False)
     modules = {spec.name: name for name, spec in linears.items()}
     pairs: dict[str, tuple[FloatArray, FloatArray, float, FloatArray | None]] = {}
     for layer in adapted_layers(tensors):
-        if layer.module not in modules:
-            raise CheckpointError(f"{adapter} adapts {layer.module}, which {model} has not")
         scaling = config.scaling_of(layer.module)
         pairs[modules[layer.module]] = (layer.a, layer.b, scaling, layer.magnitude)
     settings = quant or _quant_of(adapter)
@@ -101,11 +102,6 @@ def merge(
         if name not in pairs:
             return weight
         a, b, scaling, magnitude = pairs[name]
-        if weight.shape != (b.shape[0], a.shape[1]):
-            raise CheckpointError(
-                f"{adapter} holds {b.shape[0]}x{a.shape[1]} for {name}, which is "
-                f"{'x'.join(map(str, weight.shape))}"
-            )
         weight += np.float32(scaling) * (b @ a)
         if magnitude is not None:
             weight *= (magnitude / np.linalg.norm(weight, axis=1))[:, None]

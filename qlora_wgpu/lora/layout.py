@@ -72,6 +72,11 @@ class Adapter:
         return list(self._flat)
 
     @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of all tensors as PEFT has them, by its names."""
+        return {name: self._flat[name].shape for name in self._flat}
+
+    @property
     def num_parameters(self) -> int:
         """Trained numbers, padding not counted."""
         return self._flat.num_parameters

@@ -18,6 +18,7 @@ from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.lora import load_adapter, save_adapter
+from qlora_wgpu.lora.fitting import adapter_shapes, refuse_other_base
 from qlora_wgpu.model import batch_encoding
 from qlora_wgpu.model.adapter_state import check_scaling, config_of, trained_otherwise
 from qlora_wgpu.model.base_state import base_state_dict
@@ -200,6 +201,8 @@ class QLoRAModel(LoadedModel):
             tensors: Mapping[str, FloatArray] = adapter
         else:
             tensors, config = load_adapter(Path(adapter))
+            shapes = adapter_shapes(self.architecture.every_linear, config)
+            refuse_other_base(adapter, config, tensors, shapes, self.name_or_path, whole=False)
             check_scaling(config, self.adapter, adapter)
             if text := trained_otherwise(adapter, self.quant):
                 warnings.warn(text, stacklevel=2)

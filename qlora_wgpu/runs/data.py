@@ -9,8 +9,16 @@ from qlora_wgpu.cache_folder import cache_problem
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.schema import DataConfig
-from qlora_wgpu.data import Dataset, Tokenizer, bucket_length, load_dataset
+from qlora_wgpu.data import (
+    Dataset,
+    Tokenizer,
+    bucket_length,
+    load_dataset,
+    split_off,
+)
 from qlora_wgpu.errors import ConfigError, DataError
+from qlora_wgpu.families.positions import longest_text
+from qlora_wgpu.runs.data_warnings import tell_left_out, warn_of_learnt_rows, warn_of_long_rows
 from qlora_wgpu.runs.opening import OpenedModel
 from qlora_wgpu.runs.settings import AnyConfig, as_config
 from qlora_wgpu.training import Observer
@@ -82,8 +90,10 @@ def prepare(
     observer = observer or Observer()
     warn_of_cache(observer)
     path = data_path(settings, held_out=held_out)
-    tokenizer = Tokenizer.from_folder(ModelFolder.without_weights(settings.model.path).path)
-    dataset = read_dataset(settings.data, path, tokenizer, observer)
+    folder = ModelFolder.without_weights(settings.model.path)
+    tokenizer = Tokenizer.from_folder(folder.path)
+    dataset = read_data(settings, tokenizer, observer, held_out=held_out)
+    warn_of_long_rows(path, dataset, longest_text(folder.config), observer)
     return PreparedData(path, dataset, tokenizer, BatchPlan.of(dataset.lengths, settings))
 
 
@@ -93,11 +103,30 @@ def data_path(settings: Config, *, held_out: bool) -> str:
     Raises:
         ConfigError: If it is not set.
     """
-    if not held_out:
+    if not held_out or settings.data.eval_split is not None:
         return settings.require_train_path()
     if settings.data.eval is None:
-        raise ConfigError("data.eval is not set: there is no held-out data to show")
+        raise ConfigError(
+            "data.eval is not set: name held-out data there, or hold rows of data.train out with "
+            "data.eval_split, such as 0.05"
+        )
     return settings.data.eval
+
+
+def read_data(
+    settings: Config, tokenizer: Tokenizer, observer: Observer, *, held_out: bool
+) -> Dataset:
+    """A run's training data, or its held-out data, read from a path or split off.
+
+    Raises:
+        ConfigError: If it is not set.
+        DataError: If it cannot be read or has nothing to learn.
+    """
+    path, split = data_path(settings, held_out=held_out), settings.data.eval_split
+    if split is None:
+        return read_dataset(settings.data, path, tokenizer, observer, held_out=held_out)
+    whole = read_dataset(settings.data, path, tokenizer, observer)
+    return split_off(whole, split, settings.train.seed)[held_out]
 
 
 def read_run_data(settings: Config, source: OpenedModel, observer: Observer) -> RunData:
@@ -109,14 +138,20 @@ def read_run_data(settings: Config, source: OpenedModel, observer: Observer) -> 
     """
     warn_of_cache(observer)
     vocabulary, tokenizer = source.architecture.vocab_size, source.tokenizer
+    positions = longest_text(source.pretrained.config)
 
-    def read(path: str) -> Dataset:
-        dataset = read_dataset(settings.data, path, tokenizer, observer)
+    def read(path: str, *, held_out: bool = False) -> Dataset:
+        dataset = read_dataset(settings.data, path, tokenizer, observer, held_out=held_out)
         check_ids(path, dataset, vocabulary)
+        warn_of_long_rows(path, dataset, positions, observer)
         return dataset
 
-    train = read(settings.require_train_path())
-    held_out = None if settings.data.eval is None else read(settings.data.eval)
+    train, held_out = read(settings.require_train_path()), None
+    if settings.data.eval_split is not None:
+        train, held_out = split_off(train, settings.data.eval_split, settings.train.seed)
+    elif settings.data.eval is not None:
+        held_out = read(settings.data.eval, held_out=True)
+        warn_of_learnt_rows(train, held_out, observer)
     plan = BatchPlan.of(train.lengths, settings)
     return RunData(train, held_out, plan, settings.data.max_seq_length)
 
@@ -129,7 +164,12 @@ def warn_of_cache(observer: Observer) -> None:
 
 
 def read_dataset(
-    settings: DataConfig, path: str, tokenizer: Tokenizer, observer: Observer
+    settings: DataConfig,
+    path: str,
+    tokenizer: Tokenizer,
+    observer: Observer,
+    *,
+    held_out: bool = False,
 ) -> Dataset:
     """Reads and encodes a data set, or takes what an earlier run prepared.
 
@@ -143,12 +183,14 @@ def read_dataset(
         tokenizer,
         settings.max_seq_length,
         how=preparation(settings),
+        held_out=held_out,
         cache=settings.cache,
         progress=lambda rows: observer.activity(f"preparing {name}: {rows:,} rows"),
     )
     observer.activity("")
     for text in dataset.warnings:
         observer.warning(text)
+    tell_left_out(settings, path, dataset, observer, held_out=held_out)
     return dataset
 
 

@@ -10,9 +10,15 @@ from pathlib import Path
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.as_trained import explicit_in
 from qlora_wgpu.data import Dataset
-from qlora_wgpu.errors import ConfigError, option
 from qlora_wgpu.model.qlora_model import QLoRAModel
-from qlora_wgpu.runs.data import check_ids, read_dataset, warn_of_cache
+from qlora_wgpu.runs.data import (
+    check_ids,
+    data_path,
+    read_data,
+    read_dataset,
+    warn_of_cache,
+)
+from qlora_wgpu.runs.data_warnings import warn_of_other_split
 from qlora_wgpu.runs.opening import (
     OpenedModel,
     load_adapted,
@@ -89,16 +95,17 @@ def evaluate(
     """
     settings = as_config(config, overrides)
     observer = observer or Observer()
-    path = data or settings.data.eval
-    if path is None:
-        raise ConfigError(
-            f"data.eval is not set: name held-out data there or with {option('data', ...)}"
-        )
+    path = data or data_path(settings, held_out=True)
     adapter = adapter or _adapter_of(settings)
     settings = _opened(settings, adapter, overrides, observer)
     source = OpenedModel.open(settings.model.path)
     warn_of_cache(observer)
-    dataset = read_dataset(settings.data, path, source.tokenizer, observer)
+    if data is None:
+        dataset = read_data(settings, source.tokenizer, observer, held_out=True)
+        if adapter is not None and settings.data.eval_split is not None:
+            warn_of_other_split(adapter, dataset, observer)
+    else:
+        dataset = read_dataset(settings.data, path, source.tokenizer, observer, held_out=True)
     check_ids(path, dataset, source.architecture.vocab_size)
     model = load_adapted(source, adapter, settings, observer)
     observer.activity("measuring the base")

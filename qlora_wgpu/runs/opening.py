@@ -16,6 +16,7 @@ from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.lora import load_adapter
+from qlora_wgpu.lora.fitting import refuse_other_base
 from qlora_wgpu.model.adapter_state import config_of
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import TrainingOptions
@@ -204,6 +205,8 @@ def load_adapted(
     layout = device_layout(
         source.pretrained, lora, settings.quant, settings.train.compute_dtype, device
     )
+    if adapter is not None and tensors is not None:
+        refuse_other_base(adapter, stored, tensors, layout.adapter.shapes, settings.model.path)
     model = load_model(layout, device, observer)
     if tensors is not None:
         model.load_adapter(tensors)

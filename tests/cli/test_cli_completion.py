@@ -1,5 +1,7 @@
 """What shells are offered: commands, options, and paths where a command takes one."""
 
+from copy import deepcopy
+
 import pytest
 from click.shell_completion import ShellComplete, get_completion_class
 
@@ -7,7 +9,7 @@ from qlora_wgpu.cli import commands
 
 
 def offered(args, incomplete=""):
-    complete = ShellComplete(commands, {}, "qlora-wgpu", "_QLORA_WGPU_COMPLETE")
+    complete = ShellComplete(deepcopy(commands), {}, "qlora-wgpu", "_QLORA_WGPU_COMPLETE")
     return complete.get_completions(args, incomplete)
 
 

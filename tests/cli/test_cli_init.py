@@ -56,6 +56,18 @@ def test_documents_are_cut_into_windows(place):
     assert f"on {len(used(place, 'long', data))} rows of" in text
 
 
+@pytest.mark.parametrize(
+    ("names", "held_out"), [(("train", "valid"), True), (("train", "test"), False)]
+)
+def test_a_folder_with_validation_data_is_measured_on(place, names, held_out):
+    folder = place / "-".join(names)
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        (folder / f"{name}.jsonl").write_text(f'{{"text": "{name}"}}\n')
+    _, data = fitted(place, "model", folder.name)
+    assert data["train"] == str(folder) and data.get("eval") == (str(folder) if held_out else None)
+
+
 def test_a_name_cannot_write_into_the_file(place):
     name = "a\nlora: {r: 9}\n#\x1b[2J\u202e.jsonl"
     (place / name).write_text('{"text": "abc"}\n')

@@ -40,6 +40,7 @@ DEFAULTS = {
     "data": {
         "train": None,
         "eval": None,
+        "eval_split": None,
         "max_seq_length": 1024,
         "format": "auto",
         "columns": {},

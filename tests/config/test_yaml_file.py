@@ -328,6 +328,45 @@ def test_quotes_and_null_in_overrides_of_text_keys(load) -> None:
     assert load(MODEL, ["device.gpu=1"]).device.gpu == "1"
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["data.columns={prompt: q, completion: a}"],
+        ["data.columns={prompt:q,completion:a}"],
+        ['data.columns={"prompt":"q","completion":"a"}'],
+        ["data.columns.prompt=q", "data.columns.completion=a"],
+        ["data.columns={prompt: x}", "data.columns.prompt=q", "data.columns.completion=a"],
+    ],
+)
+def test_mappings_in_overrides(load, overrides) -> None:
+    assert load("model: {path: base}", overrides).data.columns == {"prompt": "q", "completion": "a"}
+
+
+def test_entries_of_mappings_in_overrides(load) -> None:
+    text = "model: {path: base}\ndata: {columns: {prompt: q}}"
+    assert load(text, ["data.columns.completion=2024"]).data.columns["completion"] == "2024"
+    pattern = load(text, ["lora.rank_pattern.layers.0.q_proj=3"]).lora.rank_pattern
+    assert pattern == {"layers.0.q_proj": 3}
+    with pytest.raises(ConfigError, match=r"unknown key 'data\.train\.x' in the override"):
+        load(text, ["data.train.x=1"])
+    with pytest.raises(ConfigError, match=r"in the override 'lora\.rank_pattern\.a=x' must be an"):
+        load(text, ["lora.rank_pattern.a=x"])
+
+
+@pytest.mark.parametrize(
+    ("name", "row_format"),
+    [
+        ("sharegpt", "conversations"),
+        ("alpaca", "instruction/output"),
+        ("openai", "messages"),
+        ("text", "text"),
+    ],
+)
+def test_formats_by_other_names(load, name, row_format) -> None:
+    config = load(f"model: {{path: base}}\ndata: {{format: {name}}}")
+    assert config.data.format == row_format
+
+
 def test_one_text_in_place_of_a_list_of_overrides(load) -> None:
     assert "must be a list" in failure(load, MODEL, "lora.r=8")
 

@@ -204,4 +204,4 @@ def test_dropped_system_messages_are_counted() -> None:
     encoder = RowEncoder(tokenizer, ChatTemplate(source, tokenizer.special_tokens))
     encoder.encode({"messages": MESSAGES}, "messages")
     encoder.encode({"messages": MESSAGES[1:]}, "messages")
-    assert encoder.num_system_dropped == 1
+    assert encoder.num_dropped == {"system": 1}

@@ -1,5 +1,9 @@
 """Names of data sets on the hub: which files a split has, and a download over HTTP."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from qlora_wgpu.data.hub_datasets import choose, is_dataset_name
@@ -43,3 +47,18 @@ def test_splits_that_are_not_there(files, split, message):
 def test_names():
     assert all(map(is_dataset_name, ["openai/gsm8k", "a/b:test", "a/b:main/train"]))
     assert not any(map(is_dataset_name, ["a/b.jsonl", "x", "./a/b", "/a/b", "a/b/c", "a/b.txt:x"]))
+
+
+def test_a_data_set_alone_in_a_process_of_its_own(tmp_path):
+    """A model of the hub would have loaded parts of the library that the data set needs."""
+    place = tmp_path / "hub" / "datasets--owner--chats"
+    (place / "refs").mkdir(parents=True)
+    (place / "refs" / "main").write_text("abc")
+    (place / "snapshots" / "abc").mkdir(parents=True)
+    (place / "snapshots" / "abc" / "train.jsonl").touch()
+    code = "from qlora_wgpu.data.hub_datasets import download as d; print(*d('owner/chats').files)"
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60
+    )
+    assert done.stdout.strip().endswith("train.jsonl"), done.stderr

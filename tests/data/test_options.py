@@ -71,9 +71,12 @@ def test_a_chat_without_a_last_answer(tmp_path):
 def test_a_chat_without_any_answer_is_left_out(tmp_path):
     rows = write(tmp_path / "a.jsonl", [{"messages": CHAT[:1]}, {"messages": CHAT}])
     dataset = load(rows)
-    assert texts(dataset) == [ANSWERS] and "1 of 2 rows have nothing" in dataset.warnings[0]
+    assert texts(dataset) == [ANSWERS] and (
+        "1 of 2 rows hold no turn of the assistant, which is what is learnt: roles are 'user'"
+        in dataset.warnings[0]
+    )
     assert len(texts(load(rows, train_on="all"))) == 2
-    with pytest.raises(DataError, match="all of its 1 rows were left out"):
+    with pytest.raises(DataError, match="its 1 rows hold no turn of the assistant"):
         load(write(tmp_path / "b.jsonl", [{"messages": CHAT[:1]}]))
 
 

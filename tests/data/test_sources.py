@@ -34,6 +34,11 @@ def test_list(tmp_path) -> None:
     assert rows(tmp_path, '[{"a": 1},\n {"a": 2}]', "train.JSON")[0][1] == {"a": 1}
 
 
+def test_lines_in_a_file_called_json(tmp_path) -> None:
+    expected = [("train.json row 1", {"a": 1}), ("train.json row 2", {"a": [2]})]
+    assert rows(tmp_path, '{"a": 1}\n{"a":\n [2]}\n\n', "train.json") == expected
+
+
 GOOD = '{"text": "a"}\n'
 
 
@@ -73,7 +78,10 @@ def test_wrong_lines_are_named(tmp_path, line, expected) -> None:
     ("content", "expected"),
     [
         ('{"data": []}', "must hold a list of rows"),
-        ('{"a": 1}\n{"a": 2}', "not valid JSON (Extra data at line 2 column 1)"),
+        ('{"a": 1}\n{"a": 2} 3', "train.json row 3: a row must be a JSON object"),
+        ('{"a": 1}\n{"a": 2', "not valid JSON"),
+        ('{"a": 1}\n2', "not valid JSON (Extra data at line 2 column 1)"),
+        ("2", "must hold a list of rows, or one object per line"),
         ('[{"a": 1}, 2]', "train.json row 2: a row must be a JSON object"),
         ('[{"a": 1,\n "a": 2}]', "the key 'a' stands twice"),
         (b'[{"a":\n"\xff"}]', "train.json line 2 is not UTF-8"),

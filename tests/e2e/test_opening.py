@@ -17,7 +17,7 @@ from e2e.tiny import write_chats, write_model
 from qlora_wgpu import LoraConfig, Observer, QLoRAModel, QuantConfig
 from qlora_wgpu.cli import commands
 from qlora_wgpu.config.as_trained import find_run
-from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.export import merge
 from qlora_wgpu.runs import evaluation, opening
 
@@ -248,3 +248,24 @@ def test_adapters_of_peft_that_are_not_trained_here(device, tmp_path):
     half = reopened(tmp_path / "adapter", base, lora_alpha=7.5)
     assert half.adapter.config.scaling == 7.5 / 4
     assert np.abs(half.logits(ids, mask) - model.logits(ids, mask)).max() > 1e-3
+
+
+def test_an_adapter_of_another_base_names_both(place, tmp_path):
+    """Of a wider base, of one with more layers, and of one with fewer."""
+    for changes, reason in (
+        ({"hidden_size": 60}, "has shape (36, 4), this model takes (60, 4)"),
+        ({"num_hidden_layers": 1}, "it adapts model.layers.1."),
+        ({"num_hidden_layers": 3}, "it has nothing for model.layers.2."),
+    ):
+        other = tmp_path / "-".join(changes) / str(*changes.values())
+        write_model(other, **changes)
+        with pytest.raises(CheckpointError) as caught:
+            qlora_wgpu.open_adapter(place / "out/adapter", other)
+        base = place / "model"
+        assert f"out/adapter was trained on {base} and does not fit {other}: " in str(caught.value)
+        assert reason in str(caught.value)
+    with pytest.raises(CheckpointError, match=r"was trained on .* and does not fit"):
+        merge(tmp_path / "hidden_size/60", place / "out/adapter", tmp_path / "merged")
+    model = QLoRAModel.from_pretrained(tmp_path / "hidden_size/60", LoraConfig(r=4, lora_alpha=8))
+    with pytest.raises(CheckpointError, match=r"was trained on .* and does not fit"):
+        model.load_adapter(place / "out/adapter")

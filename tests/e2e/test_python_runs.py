@@ -57,8 +57,6 @@ def test_messages_name_what_a_python_call_gives(place, tmp_path):
     qlora_wgpu.train(place / "run.yaml", **out)
     with pytest.raises(ConfigError, match=r"with resume=True .* or with overwrite=True"):
         qlora_wgpu.train(place / "run.yaml", **out)
-    with pytest.raises(ConfigError, match=r"name held-out data there or with data=\.\.\."):
-        qlora_wgpu.evaluate({"model": {"path": str(place / "model")}})
 
 
 def test_a_model_of_a_run_answers_as_it_was_trained(place, tmp_path):

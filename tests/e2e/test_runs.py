@@ -32,7 +32,8 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     write_model(folder / "model")
     write_chats(folder / "train.jsonl")
-    write_chats(folder / "eval.jsonl", 6, seed=1)
+    held_out = write_chats(folder / "eval.jsonl", 6, seed=1)
+    held_out.write_text(held_out.read_text().replace("what is", "name"))  # none is learnt, too
     (folder / "run.yaml").write_text(CONFIG)
     return folder
 

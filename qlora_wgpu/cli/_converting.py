@@ -1,0 +1,52 @@
+"""``init --from``: a run's YAML from another trainer's file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.config.dialects.conversion import convert_file
+from qlora_wgpu.errors import QLoRAError
+from qlora_wgpu.families.family import find_family
+
+
+def converted(
+    path: str, model: str | None, data: str | None, held_out: str | None, console: Console
+) -> str:
+    """The run's YAML, after a line about what was taken over.
+
+    Args:
+        path: The other trainer's file.
+        model: The base to train instead of the file's.
+        data: The training data, likewise.
+        held_out: The held-out data, likewise.
+        console: Where the line is printed.
+
+    Raises:
+        ConfigError: If the file cannot be read or converted.
+    """
+    given = {"model.path": model, "data.train": data, "data.eval": held_out}
+    conversion = convert_file(
+        Path(path), {key: value for key, value in given.items() if value}, _num_layers
+    )
+    console.print(
+        f"{path} is a file of {conversion.dialect}: {len(conversion.taken)} settings are taken "
+        f"over, {len(conversion.left_out)} are not; the file says of each where it comes from, or "
+        "why it is left out.",
+        highlight=False,
+        markup=False,
+    )
+    for note in conversion.notes:
+        console.print(f"note: {note}", style="yellow", highlight=False, markup=False)
+    return conversion.text()
+
+
+def _num_layers(model: str) -> int | None:
+    """Number of a model's layers, or None where it cannot be had."""
+    try:
+        config = ModelFolder.without_weights(model).config
+        return find_family(config).read(config).num_layers
+    except QLoRAError:
+        return None

@@ -1,0 +1,214 @@
+"""Axolotl's YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from qlora_wgpu.config.dialects.draft import Dialect, Draft
+from qlora_wgpu.config.dialects.hugging_face import (
+    convert_optimizer,
+    convert_precision,
+    convert_schedule,
+    set_quantization,
+    share_of_run,
+)
+from qlora_wgpu.config.dialects.rows import hub_place, set_rows, set_template
+
+_MARKS = (
+    "base_model sequence_len micro_batch_size num_epochs sample_packing val_set_size "
+    "datasets lora_target_linear train_on_inputs lr_scheduler dataset_prepared_path"
+)
+_KEYS = {
+    "base_model": "model.path",
+    "lora_r": "lora.r",
+    "lora_alpha": "lora.lora_alpha",
+    "lora_dropout": "lora.lora_dropout",
+    "peft_use_rslora": "lora.use_rslora",
+    "peft_use_dora": "lora.use_dora",
+    "peft_layers_to_transform": "lora.layers_to_transform",
+    "loraplus_lr_ratio": "optim.loraplus_lr_ratio",
+    "sequence_len": "data.max_seq_length",
+    "sample_packing": "data.packing",
+    "micro_batch_size": "train.per_device_train_batch_size",
+    "gradient_accumulation_steps": "train.gradient_accumulation_steps",
+    "num_epochs": "train.num_train_epochs",
+    "max_steps": "train.max_steps",
+    "neftune_noise_alpha": "train.neftune_noise_alpha",
+    "seed": "train.seed",
+    "learning_rate": "optim.learning_rate",
+    "weight_decay": "optim.weight_decay",
+    "max_grad_norm": "optim.max_grad_norm",
+    "adam_beta1": "optim.adam_beta1",
+    "adam_beta2": "optim.adam_beta2",
+    "adam_epsilon": "optim.adam_epsilon",
+    "adam_eps": "optim.adam_epsilon",
+    "early_stopping_patience": "eval.early_stopping_patience",
+    "load_best_model_at_end": "eval.load_best_model_at_end",
+    "logging_steps": "log.logging_steps",
+    "output_dir": "output.dir",
+    "save_total_limit": "output.save_total_limit",
+}
+_DEFAULTS = {
+    "data.max_seq_length": 512,
+    "data.truncation": "drop",
+    "train.num_train_epochs": 1.0,
+    "train.per_device_train_batch_size": 1,
+    "train.gradient_accumulation_steps": 1,
+    "train.gradient_checkpointing": False,
+    "train.seed": 42,
+}
+
+
+def _convert(draft: Draft) -> None:
+    if (method := draft.take("rl")) is not None:
+        raise draft.refuse("rl", method, "is no supervised fine-tuning, which alone is done here")
+    adapter, four, eight = (draft.take(k) for k in ("adapter", "load_in_4bit", "load_in_8bit"))
+    if adapter is None:
+        draft.notes.append("Axolotl trains every weight of the model here; a LoRA adapter is made")
+    bits = 4 if four or adapter == "qlora" else 8 if eight else None
+    origin = "load_in_4bit" if four else "load_in_8bit" if eight else "without load_in_4bit"
+    set_quantization(draft, bits, f"adapter: {adapter or 'none'}, {origin}")
+    _convert_targets(draft)
+    _convert_data(draft)
+    _convert_evaluation(draft)
+    _convert_loop(draft)
+
+
+def _convert_targets(draft: Draft) -> None:
+    linear, modules = draft.take("lora_target_linear"), draft.take("lora_target_modules")
+    if linear or modules in ("all-linear", ["all-linear"]):
+        draft.set("lora.target_modules", "all-linear", "lora_target_linear")
+    elif modules:
+        draft.set("lora.target_modules", modules, "lora_target_modules")
+    if (folder := draft.take("lora_model_dir")) is not None:
+        draft.set("lora.init_from", draft.place(str(folder)), "lora_model_dir")
+
+
+def _convert_data(draft: Draft) -> None:
+    datasets = draft.take("datasets", draft.take("pretraining_dataset", []))
+    datasets = [entry for entry in _listed(datasets) if isinstance(entry, Mapping)]
+    for number, entry in enumerate(datasets[1:], start=2):
+        draft.leave_out(
+            f"datasets (number {number})", entry.get("path"), "one data set is read: put the files "
+            "of several, of one format, into a folder"
+        )  # fmt: skip
+    if datasets:
+        draft.set("data.train", _place(draft, datasets[0]), "datasets")
+        _convert_rows(draft, datasets[0])
+    set_template(draft, draft.take("chat_template"), "chat_template", "tokenizer_default")
+    if (template := draft.take("chat_template_jinja")) is not None:
+        set_template(draft, template, "chat_template_jinja")
+    if draft.take("train_on_inputs"):
+        draft.set("data.train_on", "all", "train_on_inputs")
+    if draft.take("excess_length_strategy") == "truncate":
+        draft.set("data.truncation", "keep_start", "excess_length_strategy")
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _place(draft: Draft, entry: Mapping[str, Any]) -> str:
+    files, path = _listed(entry.get("data_files") or []), str(entry.get("path") or "")
+    if files and (path in ("json", "csv", "parquet", "text") or not path):
+        return draft.place(str(files[0]))
+    if files:
+        draft.notes.append(f"data_files of {path} are not chosen: name the split or the folder")
+    return hub_place(draft, path, entry.get("name"), entry.get("split"))
+
+
+def _convert_rows(draft: Draft, entry: Mapping[str, Any]) -> None:
+    """The format that ``type`` names, which may be a prompt of the user's own."""
+    kind = entry.get("type")
+    if isinstance(kind, Mapping):
+        columns = {
+            "instruction": kind.get("field_instruction"),
+            "input": kind.get("field_input"),
+            "output": kind.get("field_output"),
+        }
+        set_rows(draft, "instruction/output", columns, "datasets[0].type")
+        draft.leave_out("datasets[0].type", kind, "a prompt of one's own: Alpaca's is written")
+        return
+    name = str(kind or "").partition(":")[0]
+    origin = f"type: {kind}"
+    if name.startswith(("chat_template", "sharegpt")):
+        _convert_chats(draft, entry, name, origin)
+    elif name in ("alpaca", "alpaca_w_system.load", "alpaca_instruct"):
+        set_rows(draft, "instruction/output", {}, origin)
+    elif name in ("completion", "pretrain"):
+        set_rows(draft, "text", {"text": entry.get("field")}, origin)
+    elif name in ("alpaca_chat.load_qa", "context_qa", "oasst"):
+        draft.set("data.columns", {"prompt": "question", "completion": "answer"}, origin)
+    elif kind is not None:
+        draft.leave_out("datasets[0].type", kind, "the format is told by the rows' keys")
+
+
+def _convert_chats(draft: Draft, entry: Mapping[str, Any], name: str, origin: str) -> None:
+    mappings = entry.get("message_property_mappings") or {}
+    role = mappings.get("role") or entry.get("message_field_role")
+    sharegpt = name.startswith("sharegpt") or role == "from"
+    row_format = "conversations" if sharegpt else "messages"
+    field = entry.get("field_messages") or entry.get("field") or (
+        "conversations" if name.startswith("sharegpt") else "messages"
+    )  # fmt: skip
+    set_rows(draft, row_format, {row_format: field}, origin)
+    if role not in (None, "from", "role"):
+        draft.leave_out("message_property_mappings", mappings, "keys are role and content, or from "
+                        "and value: rename them")  # fmt: skip
+    if entry.get("chat_template") is not None:
+        set_template(
+            draft, entry["chat_template"], "datasets[0].chat_template", "tokenizer_default"
+        )
+    if entry.get("train_on_eos") == "last" or entry.get("roles_to_train") == []:
+        draft.leave_out("roles_to_train", entry.get("roles_to_train"), "data.train_on says it")
+
+
+def _convert_evaluation(draft: Draft) -> None:
+    size, tests = draft.take("val_set_size", 0), draft.take("test_datasets")
+    if tests and isinstance(_listed(tests)[0], Mapping):
+        draft.set("data.eval", _place(draft, _listed(tests)[0]), "test_datasets")
+    elif size:
+        draft.set("data.eval_split", size if size < 1 else int(size), "val_set_size")
+    steps, per_epoch = draft.take("eval_steps"), draft.take("evals_per_epoch")
+    draft.take("eval_strategy", draft.take("evaluation_strategy"))
+    if not (tests or size):
+        if steps or per_epoch:
+            draft.leave_out("eval_steps", steps or per_epoch, "there is no held-out data")
+        return
+    if per_epoch:
+        epochs = draft.theirs.get("num_epochs") or 1
+        draft.set("eval.eval_steps", share_of_run(per_epoch, epochs), "evals_per_epoch")
+    elif steps:
+        draft.set("eval.eval_steps", steps, "eval_steps")
+
+
+def _convert_loop(draft: Draft) -> None:
+    if draft.theirs.get("warmup_steps") is None and draft.theirs.get("warmup_ratio") is None:
+        draft.set("optim.warmup_ratio", 0.03, "Axolotl's default")
+    convert_schedule(draft, "lr_scheduler")
+    convert_precision(draft)
+    convert_optimizer(draft, "optimizer")
+    if (checkpointing := draft.take("gradient_checkpointing")) is not None:
+        draft.set("train.gradient_checkpointing", bool(checkpointing), "gradient_checkpointing")
+    total, micro = draft.take("batch_size"), draft.theirs.get("micro_batch_size")
+    if total and micro:
+        draft.set("train.gradient_accumulation_steps", max(total // micro, 1), "batch_size")
+    steps = draft.take("save_steps")
+    if isinstance(steps, int):
+        draft.set("output.save_steps", steps, "save_steps")
+    elif steps is not None:
+        draft.leave_out("save_steps", steps, "a whole number of steps is needed")
+    names = [n for n, key in (("wandb", "wandb_project"), ("tensorboard", "use_tensorboard"))
+             if draft.take(key)]  # fmt: skip
+    if names:
+        draft.set("log.report_to", names, "wandb_project, use_tensorboard")
+
+
+DIALECT = Dialect(
+    "Axolotl",
+    frozenset(_MARKS.split()),
+    _KEYS,
+    _convert,
+    _DEFAULTS,
+)

@@ -1,0 +1,181 @@
+"""From another trainer's file to a run of ours, with a comment for all that differs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qlora_wgpu.config.dialects import axolotl, llama_factory, mlx_lm, trl
+from qlora_wgpu.config.dialects.draft import Dialect, Draft, LeftOut, NumLayers, Taken
+from qlora_wgpu.config.schema import Config, sections
+from qlora_wgpu.config.yaml_file import dump_yaml, read_yaml_file
+from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.files import file_text
+from qlora_wgpu.limits import YAML_BYTES
+
+DIALECTS = (axolotl.DIALECT, trl.DIALECT, llama_factory.DIALECT, mlx_lm.DIALECT)
+_WIDTH = 42  # of what stands before a comment
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A run, made of another trainer's file.
+
+    Attributes:
+        dialect: The trainer's name.
+        file: The file's name.
+        taken: Our values by dotted keys.
+        left_out: Keys that are not taken over.
+        notes: Sentences about what is otherwise here.
+    """
+
+    dialect: str
+    file: str
+    taken: Mapping[str, Taken]
+    left_out: list[LeftOut]
+    notes: list[str]
+
+    def text(self) -> str:
+        """The run's YAML: each key says where it comes from, and the end what has no place here."""
+        lines = [f"# From {self.file}, a file of {self.dialect}.", *_commented(self.notes)]
+        for section in Config.model_fields:
+            keys = [f"{section}.{leaf}" for leaf in sections()[section]]
+            if kept := [_line(key, self.taken[key]) for key in keys if key in self.taken]:
+                lines += ["", f"{section}:", *kept]
+        if self.left_out:
+            lines += ["", f"# Not taken over from {self.file}:"]
+            lines += [f"#   {_one_line(left.key)} ({left.reason})" for left in self.left_out]
+        return "\n".join(lines) + "\n"
+
+
+def dialect_of(values: Mapping[str, Any]) -> Dialect | None:
+    """The trainer whose file holds such keys, or None where none is likely."""
+    ours = [name for name in Config.model_fields if isinstance(values.get(name), Mapping)]
+    counts = [(len(dialect.marks & values.keys()), dialect) for dialect in DIALECTS]
+    most = max(count for count, _ in counts)
+    likely = [dialect for count, dialect in counts if count == most]
+    return likely[0] if most >= 2 and most > len(ours) and len(likely) == 1 else None
+
+
+def key_for(theirs: str) -> tuple[str, str] | None:
+    """Section and name of our key that a trainer calls otherwise, or None."""
+    key = next((d.keys[theirs] for d in DIALECTS if theirs in d.keys), None)
+    section, _, leaf = (key or "").partition(".")
+    return (section, leaf) if key else None
+
+
+def convert_file(
+    path: Path, given: Mapping[str, str], num_layers: NumLayers = lambda model: None
+) -> Conversion:
+    """Converts a file.
+
+    Args:
+        path: The file, YAML or JSON.
+        given: Our keys that win over what the file says, such as ``model.path``.
+        num_layers: Asked for the number of a model's layers; may not know it.
+
+    Raises:
+        ConfigError: If the file cannot be read, no trainer is known by it, it trains something
+            else, or a value of it is refused here.
+    """
+    values = _read(path)
+    dialect = dialect_of(values)
+    if dialect is None:
+        names = ", ".join(d.name for d in DIALECTS)
+        raise ConfigError(f"{path} is known as a file of none of {names} by its keys")
+    draft = _drafted(dialect, values, path, given, num_layers)
+    conversion = Conversion(dialect.name, path.name, draft.taken, draft.left_out, draft.notes)
+    _check(conversion)
+    return conversion
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if path.suffix.lower() != ".json":
+        return read_yaml_file(path).values
+    try:
+        values = json.loads(file_text(path, YAML_BYTES, "utf-8-sig"))
+    except OSError as err:
+        raise ConfigError(f"{path} cannot be read: {err.strerror or err}") from err
+    except (ValueError, RecursionError) as err:
+        raise ConfigError(f"{path} cannot be read as JSON: {err}") from err
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold an object with the trainer's keys")
+    return values
+
+
+def _drafted(
+    dialect: Dialect,
+    values: Mapping[str, Any],
+    path: Path,
+    given: Mapping[str, str],
+    num_layers: NumLayers,
+) -> Draft:
+    draft = Draft(dict(values), path, lambda model: num_layers(given.get("model.path", model)))
+    empty = [key for key, value in values.items() if value is None]
+    try:
+        dialect.convert(draft)
+    except (TypeError, AttributeError, ValueError, KeyError, IndexError, ZeroDivisionError) as err:
+        raise ConfigError(
+            f"{path} cannot be converted: a value is not as {dialect.name} takes it ({err})"
+        ) from err
+    for key in [key for key in draft.theirs if key in dialect.keys]:
+        draft.move(key, dialect.keys[key])
+    for key in list(draft.theirs):
+        draft.drop(key)
+    for ours, value in dialect.defaults.items():
+        if ours not in draft.taken:
+            draft.set(ours, value, f"{dialect.name}'s default")
+    if "model.path" in draft.taken:
+        model = draft.taken["model.path"]
+        draft.set("model.path", draft.place(str(model.value)), model.origin)
+    for ours, value in given.items():
+        draft.set(ours, value, "given on the command line")
+    if "data.eval" in draft.taken:
+        draft.taken.pop("data.eval_split", None)
+    if empty:
+        draft.left_out.append(LeftOut(", ".join(empty), "empty there"))
+    return draft
+
+
+def _check(conversion: Conversion) -> None:
+    """Makes sure that the result is a configuration, and speaks of their keys where it is not."""
+    for key, option in (("model.path", "--model"), ("data.train", "--data")):
+        if key not in conversion.taken:
+            raise ConfigError(
+                f"{conversion.file} names no {'model' if option == '--model' else 'data'}: name it "
+                f"with {option}"
+            )
+    sections: dict[str, dict[str, Any]] = {}
+    for dotted, taken in conversion.taken.items():
+        section, _, key = dotted.partition(".")
+        sections.setdefault(section, {})[key] = taken.value
+    try:
+        Config.model_validate(sections)
+    except ConfigError as err:
+        raise ConfigError(f"{conversion.file} cannot be converted: {err}") from err
+
+
+def _line(dotted: str, taken: Taken) -> str:
+    key = dotted.partition(".")[2]
+    value = taken.value if not isinstance(taken.value, dict) else dict(taken.value)
+    if isinstance(value, dict):
+        inner = ", ".join(dump_yaml({k: v}).strip() for k, v in value.items())
+        entry = f"  {key}: {{{inner}}}"
+    else:
+        entry = "  " + dump_yaml({key: value}).strip()
+    if "\n" in entry:  # a template in several lines
+        return entry.replace("\n", "\n  ")
+    if taken.origin == key:
+        return entry
+    return f"{entry:<{_WIDTH}}  # {_one_line(taken.origin)}"
+
+
+def _commented(notes: list[str]) -> list[str]:
+    return [f"# {_one_line(note[:1].upper() + note[1:])}." for note in notes]
+
+
+def _one_line(text: str) -> str:
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())

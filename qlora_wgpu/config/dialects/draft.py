@@ -1,0 +1,126 @@
+"""A configuration in the making, from another trainer's file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from qlora_wgpu.config.dialects.reasons import reason_for
+from qlora_wgpu.errors import ConfigError
+
+NumLayers = Callable[[str], int | None]
+"""Number of a model's layers by its name, where it is known."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A value of ours and where it comes from.
+
+    Attributes:
+        value: As the schema takes it.
+        origin: Their key, or why the value stands there.
+    """
+
+    value: Any
+    origin: str
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A key of theirs that is not taken over.
+
+    Attributes:
+        key: Theirs, with the value.
+        reason: Why.
+    """
+
+    key: str
+    reason: str
+
+
+@dataclass
+class Draft:
+    """What has been made of a file, and what is left of it.
+
+    Attributes:
+        theirs: Their keys that have not been looked at yet.
+        file: The file.
+        num_layers: Asked for a model's layers.
+        taken: Our values by dotted keys.
+        left_out: Keys that are not taken over.
+        notes: Sentences about what is otherwise here.
+    """
+
+    theirs: dict[str, Any]
+    file: Path
+    num_layers: NumLayers = lambda model: None
+    taken: dict[str, Taken] = field(default_factory=dict)
+    left_out: list[LeftOut] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def take(self, key: str, default: Any = None) -> Any:
+        """A value of theirs, which is done with; an empty one is the default."""
+        value = self.theirs.pop(key, None)
+        return default if value is None else value
+
+    def set(self, key: str, value: Any, origin: str) -> None:
+        """Sets a key of ours."""
+        self.taken[key] = Taken(value, origin)
+
+    def move(self, key: str, ours: str) -> None:
+        """Takes a value over as it is, if it is there."""
+        if (value := self.take(key)) is not None:
+            self.set(ours, value, key)
+
+    def leave_out(self, key: str, value: Any, reason: str) -> None:
+        """Leaves a key out."""
+        self.left_out.append(LeftOut(f"{key}: {brief(value)}", reason))
+
+    def drop(self, key: str, reason: str = "") -> None:
+        """Leaves a key out, if it is there, for a reason or for the usual one."""
+        if (value := self.take(key)) is not None:
+            self.leave_out(key, value, reason or reason_for(key) or "no counterpart here")
+
+    def value_of(self, ours: str, default: Any = None) -> Any:
+        """What a key of ours has been set to."""
+        return self.taken[ours].value if ours in self.taken else default
+
+    def refuse(self, key: str, value: Any, reason: str) -> ConfigError:
+        """The error for a file that trains something else."""
+        return ConfigError(f"{self.file.name} cannot be converted: {key}: {brief(value)} {reason}")
+
+    def place(self, path: str) -> str:
+        """A path of theirs as it is found from here: they go from where they are started."""
+        beside = self.file.parent / path
+        return beside.as_posix() if not Path(path).exists() and beside.exists() else path
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """Another trainer's way to write a run down.
+
+    Attributes:
+        name: The trainer's.
+        marks: Keys by which its files are known.
+        keys: Our keys by theirs that mean the same.
+        convert: Makes of a draft what is more than another name.
+        defaults: What the trainer does where its file says nothing, by our keys.
+    """
+
+    name: str
+    marks: frozenset[str]
+    keys: Mapping[str, str]
+    convert: Callable[[Draft], None]
+    defaults: Mapping[str, Any]
+
+
+def brief(value: Any) -> str:
+    """A value of theirs in few characters."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(map(str, list(value)[:4])) + "}"
+    text = " ".join(str(value).split())
+    return text if len(text) <= 40 else text[:37] + "..."

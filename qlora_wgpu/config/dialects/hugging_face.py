@@ -1,0 +1,128 @@
+"""Keys of transformers' TrainingArguments, which TRL and LLaMA-Factory share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qlora_wgpu.config.dialects.draft import Draft
+
+_TRAIN = (
+    "num_train_epochs max_steps per_device_train_batch_size gradient_accumulation_steps "
+    "gradient_checkpointing label_smoothing_factor neftune_noise_alpha seed"
+)
+_OPTIM = (
+    "learning_rate weight_decay max_grad_norm adam_beta1 adam_beta2 adam_epsilon loraplus_lr_ratio"
+)
+KEYS = {
+    **{key: f"train.{key}" for key in _TRAIN.split()},
+    **{key: f"optim.{key}" for key in _OPTIM.split()},
+    "logging_steps": "log.logging_steps",
+    "output_dir": "output.dir",
+    "save_steps": "output.save_steps",
+    "save_total_limit": "output.save_total_limit",
+    "load_best_model_at_end": "eval.load_best_model_at_end",
+    "use_rslora": "lora.use_rslora",
+    "use_dora": "lora.use_dora",
+    "lora_dropout": "lora.lora_dropout",
+}
+DEFAULTS: dict[str, Any] = {
+    "train.num_train_epochs": 3.0,
+    "train.per_device_train_batch_size": 8,
+    "train.gradient_accumulation_steps": 1,
+    "optim.lr_scheduler_type": "linear",
+    "optim.warmup_ratio": 0.0,
+    "train.seed": 42,
+    "output.save_steps": 500,
+}
+_SCHEDULES = ("constant", "linear", "cosine", "constant_with_warmup")
+_REPORTS = ("tensorboard", "wandb")
+
+
+def convert_training(draft: Draft) -> None:
+    """Takes over what more than a name differs in."""
+    convert_schedule(draft, "lr_scheduler_type")
+    convert_precision(draft)
+    convert_optimizer(draft, "optim")
+    reports = draft.take("report_to", [])
+    names = reports if isinstance(reports, list) else [reports]
+    if kept := [name for name in names if name in _REPORTS]:
+        draft.set("log.report_to", kept, "report_to")
+    if others := [name for name in names if name not in (*_REPORTS, "none")]:
+        draft.leave_out("report_to", others, "TensorBoard and Weights & Biases are written to")
+    if draft.take("save_strategy") in ("no", "epoch"):
+        draft.drop("save_steps", "save_strategy saves by epochs or never; here steps decide")
+
+
+def convert_schedule(draft: Draft, key: str) -> None:
+    """The learning rate's shape and its warm-up."""
+    shape = draft.take(key)
+    if shape in _SCHEDULES:
+        draft.set("optim.lr_scheduler_type", shape, key)
+    elif shape is not None:
+        draft.set("optim.lr_scheduler_type", "cosine", f"nearest to {key}: {shape}")
+        draft.leave_out(key, shape, f"the shapes are {', '.join(_SCHEDULES)}")
+    steps, ratio = draft.take("warmup_steps", 0), draft.take("warmup_ratio")
+    if isinstance(steps, float) and 0 < steps < 1:  # as transformers 5 takes it
+        steps, ratio = 0, steps
+    if steps:
+        draft.set("optim.warmup_steps", int(steps), "warmup_steps")
+    elif ratio is not None:
+        draft.set("optim.warmup_ratio", ratio, "warmup_ratio")
+    warm = draft.value_of("optim.warmup_steps") or draft.value_of("optim.warmup_ratio")
+    if warm and draft.value_of("optim.lr_scheduler_type") == "constant":
+        draft.set("optim.lr_scheduler_type", "constant_with_warmup", f"{key}, with a warm-up")
+
+
+def convert_precision(draft: Draft) -> None:
+    """The type of matmul operands."""
+    bf16 = draft.take("bf16", draft.take("bfloat16"))
+    fp16 = draft.take("fp16", draft.take("float16"))
+    if bf16 in (True, "auto", "full") or draft.take("pure_bf16"):
+        draft.set("train.compute_dtype", "bfloat16", "bf16")
+    elif fp16:
+        draft.set("train.compute_dtype", "bfloat16", "nearest to fp16, which is not done")
+    elif bf16 is False and fp16 is not True:
+        draft.set("train.compute_dtype", "float32", "bf16: false")
+
+
+def convert_optimizer(draft: Draft, key: str) -> None:
+    """Says that AdamW trains, where another or a kind of it is named."""
+    optimizer = draft.take(key)
+    if optimizer is None or str(optimizer) in ("adamw_torch", "adamw_torch_fused", "adamw"):
+        return
+    exact = "adam" in str(optimizer).lower()
+    words = "its moments stay in float32 on the device" if exact else "another is not done"
+    draft.leave_out(key, optimizer, f"AdamW trains here, and {words}")
+
+
+def convert_evaluation(draft: Draft, *, held_out: bool) -> None:
+    """How often held-out data is measured.
+
+    Args:
+        draft: The draft.
+        held_out: Whether there is any.
+    """
+    strategy = draft.take("eval_strategy", draft.take("evaluation_strategy"))
+    steps = draft.take("eval_steps")
+    if not held_out:
+        if steps is not None:
+            draft.leave_out("eval_steps", steps, "there is no held-out data")
+        return
+    if strategy == "epoch":
+        epochs = draft.theirs.get("num_train_epochs") or 3.0
+        draft.set("eval.eval_steps", share_of_run(1, epochs), "eval_strategy: epoch")
+    elif steps is not None:
+        draft.set("eval.eval_steps", steps, "eval_steps")
+
+
+def share_of_run(per_epoch: float, epochs: float) -> float | int:
+    """Evaluations of an epoch as a fraction of the whole run; 0 stands for the end only."""
+    times = per_epoch * epochs
+    return round(1 / times, 6) if times > 1 else 0
+
+
+def set_quantization(draft: Draft, bits: int | None, origin: str) -> None:
+    """How the base is stored."""
+    draft.set("quant.scheme", "nf4" if bits == 4 else "none", origin)
+    if bits not in (None, 4):
+        draft.notes.append(f"{bits} bits are not done: `quant.scheme: nf4` takes less memory")

@@ -1,0 +1,159 @@
+"""LLaMA-Factory's YAML or JSON, with the data sets that dataset_info.json describes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from qlora_wgpu.config.dialects import hugging_face
+from qlora_wgpu.config.dialects.draft import Dialect, Draft
+from qlora_wgpu.config.dialects.rows import hub_place, set_rows, set_template
+from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.files import file_text
+from qlora_wgpu.limits import MODEL_JSON_BYTES
+
+_MARKS = (
+    "model_name_or_path stage finetuning_type lora_target lora_rank template "
+    "cutoff_len dataset dataset_dir quantization_bit val_size do_train "
+    "overwrite_cache plot_loss preprocessing_num_workers"
+)
+_KEYS = {
+    **hugging_face.KEYS,
+    "model_name_or_path": "model.path",
+    "lora_rank": "lora.r",
+    "lora_alpha": "lora.lora_alpha",
+    "cutoff_len": "data.max_seq_length",
+    "packing": "data.packing",
+    "neat_packing": "data.packing",
+    "double_quantization": "quant.double_quant",
+}
+_DEFAULTS = {
+    **hugging_face.DEFAULTS,
+    "lora.r": 8,
+    "data.max_seq_length": 2048,
+    "optim.learning_rate": 5e-5,
+    "log.logging_steps": 500,
+}
+_COLUMNS = {"instruction": "prompt", "input": "query", "output": "response", "system": "system",
+            "history": "history"}  # fmt: skip
+
+
+def _convert(draft: Draft) -> None:
+    if (stage := draft.take("stage", "sft")) not in ("sft", "pt"):
+        raise draft.refuse("stage", stage, "is no supervised fine-tuning, which alone is done here")
+    if (kind := draft.take("finetuning_type", "lora")) != "lora":
+        draft.notes.append(f"finetuning_type: {kind} trains other weights; a LoRA adapter is made")
+    bits = draft.take("quantization_bit")
+    hugging_face.set_quantization(draft, bits, "quantization_bit" if bits else "16 bits")
+    draft.drop("quantization_type", "4 bits are always nf4")
+    _convert_lora(draft)
+    _convert_data(draft, documents=stage == "pt")
+    held_out = {"data.eval", "data.eval_split"} & draft.taken.keys()
+    hugging_face.convert_evaluation(draft, held_out=bool(held_out))
+    hugging_face.convert_training(draft)
+    off = draft.take("disable_gradient_checkpointing", False)
+    draft.take("gradient_checkpointing")
+    draft.set("train.gradient_checkpointing", not off, "LLaMA-Factory's way")
+
+
+def _convert_lora(draft: Draft) -> None:
+    target = draft.take("lora_target", "all")
+    names = target if isinstance(target, list) else str(target).replace(",", " ").split()
+    modules = "all-linear" if names == ["all"] else names
+    draft.set("lora.target_modules", modules, f"lora_target: {target}")
+    rank = draft.theirs.get("lora_rank") or _DEFAULTS["lora.r"]
+    if draft.theirs.get("lora_alpha") is None:
+        draft.set("lora.lora_alpha", 2 * rank, "LLaMA-Factory's default, twice the rank")
+    if (folder := draft.take("adapter_name_or_path")) is not None:
+        draft.set("lora.init_from", draft.place(str(folder)), "adapter_name_or_path")
+
+
+def _convert_data(draft: Draft, *, documents: bool) -> None:
+    folder = Path(draft.place(str(draft.take("dataset_dir", "data"))))
+    names = _names(draft.take("dataset", draft.theirs.get("train_dataset")))
+    if len(names) > 1:
+        draft.leave_out("dataset", ", ".join(names[1:]), "one data set is read: put the files of "
+                        "several, of one format, into a folder")  # fmt: skip
+    if names:
+        _convert_dataset(draft, names[0], folder, documents=documents)
+    held_out, size = _names(draft.take("eval_dataset")), draft.take("val_size", 0)
+    if held_out:
+        entry = _description(draft, held_out[0], folder)
+        draft.set("data.eval", _place(draft, entry, folder), "eval_dataset")
+    elif size:
+        draft.set("data.eval_split", size if size < 1 else int(size), "val_size")
+    if draft.take("train_on_prompt"):
+        draft.set("data.train_on", "all", "train_on_prompt")
+    elif draft.take("mask_history"):
+        draft.set("data.train_on", "last_turn", "mask_history")
+    set_template(draft, draft.take("template"), "template", "default")
+
+
+def _names(value: Any) -> list[str]:
+    if value is None:
+        return []
+    return [str(v).strip() for v in (value if isinstance(value, list) else str(value).split(","))]
+
+
+def _convert_dataset(draft: Draft, name: str, folder: Path, *, documents: bool) -> None:
+    entry = _description(draft, name, folder)
+    if entry.get("ranking"):
+        raise draft.refuse("dataset", name, "holds preferences; only supervised rows are learnt")
+    draft.set("data.train", _place(draft, entry, folder), f"dataset: {name}")
+    columns, tags = _mapping(entry, "columns"), _mapping(entry, "tags")
+    origin = f"dataset_info.json: {name}"
+    if documents:
+        set_rows(draft, "text", {"text": columns.get("prompt")}, origin)
+    elif entry.get("formatting", "alpaca") == "alpaca":
+        renamed = {ours: columns.get(theirs) for ours, theirs in _COLUMNS.items()}
+        set_rows(draft, "instruction/output", renamed, origin)
+        draft.notes.append(
+            "rows of instruction and output stand in Alpaca's prompt here, in LLaMA-Factory in the "
+            "chat template; an earlier answer in their history is not learnt"
+        )
+    else:
+        row_format = "messages" if tags.get("role_tag") == "role" else "conversations"
+        column = columns.get("messages", "conversations")
+        set_rows(draft, row_format, {row_format: column, "system": columns.get("system")}, origin)
+
+
+def _description(draft: Draft, name: str, folder: Path) -> Mapping[str, Any]:
+    """What dataset_info.json says of a data set."""
+    path = folder / "dataset_info.json"
+    try:
+        known = json.loads(file_text(path, MODEL_JSON_BYTES, "utf-8-sig"))
+    except OSError:
+        draft.notes.append(
+            f"{path.as_posix()} is not there, so {name!r} is taken for a file or name"
+        )
+        return {"hf_hub_url": draft.place(name)}
+    except ValueError as err:
+        raise ConfigError(f"{path} cannot be read as JSON: {err}") from err
+    entry = known.get(name) if isinstance(known, dict) else None
+    if not isinstance(entry, dict):
+        raise ConfigError(f"{path} describes no data set {name!r}")
+    return entry
+
+
+def _place(draft: Draft, entry: Mapping[str, Any], folder: Path) -> str:
+    if entry.get("hf_hub_url"):
+        return hub_place(draft, str(entry["hf_hub_url"]), entry.get("subset"), entry.get("split"))
+    if entry.get("file_name"):
+        return (folder / str(entry["file_name"])).as_posix()
+    raise draft.refuse("dataset", entry, "has neither file_name nor hf_hub_url")
+
+
+def _mapping(entry: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = entry.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+DIALECT = Dialect(
+    "LLaMA-Factory",
+    frozenset(_MARKS.split()),
+    _KEYS,
+    _convert,
+    _DEFAULTS,
+)

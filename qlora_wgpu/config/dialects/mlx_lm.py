@@ -1,0 +1,186 @@
+"""The YAML of mlx-lm's ``mlx_lm.lora``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from qlora_wgpu.config.dialects.draft import Dialect, Draft
+from qlora_wgpu.config.dialects.hugging_face import set_quantization
+from qlora_wgpu.config.dialects.rows import hub_place, set_rows
+
+_MARKS = (
+    "iters lora_parameters num_layers adapter_path steps_per_eval steps_per_report "
+    "val_batches save_every grad_checkpoint fine_tune_type mask_prompt lr_schedule "
+    "test_batches lora_layers hf_dataset"
+)
+_KEYS = {
+    "model": "model.path",
+    "seed": "train.seed",
+    "batch_size": "train.per_device_train_batch_size",
+    "max_seq_length": "data.max_seq_length",
+    "grad_checkpoint": "train.gradient_checkpointing",
+    "adapter_path": "output.dir",
+}
+_DEFAULTS = {
+    "data.max_seq_length": 2048,
+    "train.per_device_train_batch_size": 4,
+    "train.gradient_checkpointing": False,
+    "optim.max_grad_norm": 0.0,
+    "lora.target_modules": "all-linear",
+}
+_RANK, _SCALE, _LAYERS, _STEPS = 8, 20.0, 16, 1000
+_STEP_KEYS = {
+    "steps_per_report": ("log.logging_steps", 10),
+    "steps_per_eval": ("eval.eval_steps", 200),
+    "save_every": ("output.save_steps", 100),
+}
+
+
+def _convert(draft: Draft) -> None:
+    if (mode := draft.take("training_mode", "normal")) not in ("normal", "sft"):
+        raise draft.refuse("training_mode", mode, "is not done: training is supervised")
+    kind = draft.take("fine_tune_type", "lora")
+    if kind == "dora":
+        draft.set("lora.use_dora", True, "fine_tune_type")
+    elif kind == "full":
+        draft.notes.append("mlx-lm trains every weight of the model here; a LoRA adapter is made")
+    _convert_model(draft)
+    _convert_lora(draft)
+    _convert_data(draft)
+    _convert_loop(draft)
+
+
+def _convert_model(draft: Draft) -> None:
+    model = str(draft.theirs.get("model") or "")
+    quantized = "bit" in model.lower()
+    set_quantization(draft, 4 if quantized else None, "by the model's name")
+    if quantized or model.startswith("mlx-community/"):
+        draft.notes.append(
+            f"{model} is in MLX's form, which is not read: name the model that it was made from "
+            "with --model, and keep quant.scheme: nf4"
+        )
+
+
+def _convert_lora(draft: Draft) -> None:
+    lora = draft.take("lora_parameters", {})
+    rank, scale = lora.get("rank", _RANK), lora.get("scale")
+    alpha = lora.get("alpha", _SCALE * rank) if scale is None else scale * rank
+    draft.set("lora.r", rank, "lora_parameters.rank")
+    origin = f"lora_parameters.scale {alpha / rank:g} times the rank"
+    draft.set("lora.lora_alpha", int(alpha) if float(alpha).is_integer() else alpha, origin)
+    draft.set("lora.lora_dropout", lora.get("dropout", 0.0), "lora_parameters.dropout")
+    if keys := lora.get("keys"):
+        names = list(dict.fromkeys(str(key).rpartition(".")[2] for key in keys))
+        draft.set("lora.target_modules", names, "lora_parameters.keys")
+    count = draft.take("num_layers", draft.take("lora_layers", _LAYERS))
+    total = draft.num_layers(str(draft.theirs.get("model") or ""))
+    if total is None and count != -1:
+        draft.leave_out("num_layers", count, "all layers are adapted: the model is not known here")
+    elif total is not None and 0 < count < total:
+        layers = list(range(total - count, total))
+        draft.set("lora.layers_to_transform", layers, f"num_layers: the last {count} of {total}")
+    if (adapter := draft.take("resume_adapter_file")) is not None:
+        draft.leave_out("resume_adapter_file", adapter, "an adapter in MLX's form is not read")
+
+
+def _convert_data(draft: Draft) -> None:
+    hub = draft.take("hf_dataset", {})
+    hub = hub[0] if isinstance(hub, list) else hub
+    if hub:
+        name = str(hub.get("path") or hub.get("name") or "")
+        config = hub.get("config") or {}
+        subset = config.get("name") if isinstance(config, Mapping) else None
+        draft.set(
+            "data.train", hub_place(draft, name, subset, hub.get("train_split")), "hf_dataset"
+        )
+        if valid := hub.get("valid_split"):
+            draft.set("data.eval", hub_place(draft, name, subset, valid), "hf_dataset.valid_split")
+        draft.take("data")
+    else:
+        folder = draft.place(str(draft.take("data", "data")))
+        draft.set("data.train", folder, "data")
+        if not Path(folder).is_dir() or (Path(folder) / "valid.jsonl").is_file():
+            draft.set("data.eval", folder, "data, its validation split")
+    _convert_columns(draft, hub)
+    masked = draft.take("mask_prompt", hub.get("mask_prompt", False))
+    draft.set("data.train_on", "last_turn" if masked else "all", f"mask_prompt: {bool(masked)}")
+
+
+def _convert_columns(draft: Draft, hub: Mapping[str, Any]) -> None:
+    features = {
+        key: draft.take(key, hub.get(key))
+        for key in ("prompt_feature", "completion_feature", "text_feature", "chat_feature")
+    }
+    if features["completion_feature"]:
+        columns = {"prompt": features["prompt_feature"] or "prompt",
+                   "completion": features["completion_feature"]}  # fmt: skip
+        set_rows(draft, "prompt/completion", columns, "prompt_feature, completion_feature")
+    elif features["text_feature"]:
+        set_rows(draft, "text", {"text": features["text_feature"]}, "text_feature")
+    elif features["chat_feature"]:
+        set_rows(draft, "messages", {"messages": features["chat_feature"]}, "chat_feature")
+
+
+def _convert_loop(draft: Draft) -> None:
+    accumulation = draft.take("grad_accumulation_steps", 1)
+    draft.set("train.gradient_accumulation_steps", accumulation, "grad_accumulation_steps")
+    iters = draft.take("iters", _STEPS)
+    steps = max(iters // accumulation, 1)
+    draft.set("train.max_steps", steps, "iters" if accumulation == 1 else "iters / accumulation")
+    for key, (ours, default) in _STEP_KEYS.items():
+        draft.set(ours, max(draft.take(key, default) // accumulation, 1), key)
+    _convert_schedule(draft, steps, accumulation)
+    _convert_optimizer(draft)
+
+
+def _convert_schedule(draft: Draft, steps: int, accumulation: int) -> None:
+    rate, schedule = draft.take("learning_rate", 1e-5), draft.take("lr_schedule")
+    shape, origin, warmup = "constant", "mlx-lm's default", 0
+    if isinstance(schedule, Mapping):
+        name, arguments = str(schedule.get("name")), schedule.get("arguments") or [rate]
+        rate, origin = arguments[0], f"lr_schedule: {name}"
+        shape = {"cosine_decay": "cosine", "linear_schedule": "linear"}.get(name, "constant")
+        warmup = (schedule.get("warmup") or 0) // accumulation
+        if shape == "constant":
+            draft.leave_out(
+                "lr_schedule", name, "the rate stays as it begins: there is no such shape"
+            )
+        elif any(end not in (0, steps, steps * accumulation) for end in arguments[1:]):
+            draft.notes.append("the learning rate falls to zero at the last step, whatever "
+                               "lr_schedule.arguments say of its end")  # fmt: skip
+    if warmup:
+        draft.set("optim.warmup_steps", warmup, "lr_schedule.warmup")
+        shape = "constant_with_warmup" if shape == "constant" else shape
+    else:
+        draft.set("optim.warmup_ratio", 0.0, "without lr_schedule.warmup")
+    draft.set("optim.learning_rate", rate, "learning_rate")
+    draft.set("optim.lr_scheduler_type", shape, origin)
+
+
+def _convert_optimizer(draft: Draft) -> None:
+    name = str(draft.take("optimizer", "adam")).lower()
+    given = draft.take("optimizer_config", {})
+    own = given.get(name) if isinstance(given, Mapping) else None
+    own = own if isinstance(own, Mapping) else {}
+    decay = own.get("weight_decay", 0.01 if name == "adamw" else 0.0)
+    draft.set("optim.weight_decay", decay, f"optimizer: {name}")
+    if betas := own.get("betas"):
+        draft.set("optim.adam_beta1", betas[0], "optimizer_config.betas")
+        draft.set("optim.adam_beta2", betas[1], "optimizer_config.betas")
+    if "eps" in own:
+        draft.set("optim.adam_epsilon", own["eps"], "optimizer_config.eps")
+    if name not in ("adam", "adamw"):
+        draft.leave_out("optimizer", name, "AdamW trains here; another is not done")
+    if draft.take("report_to", draft.take("wandb")) is not None:
+        draft.set("log.report_to", ["wandb"], "wandb")
+
+
+DIALECT = Dialect(
+    "mlx-lm",
+    frozenset(_MARKS.split()),
+    _KEYS,
+    _convert,
+    _DEFAULTS,
+)

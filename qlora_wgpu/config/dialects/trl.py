@@ -1,0 +1,101 @@
+"""The YAML of TRL's ``trl sft``, whose keys are those of SFTConfig, ModelConfig and the script."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from qlora_wgpu.config.dialects import hugging_face
+from qlora_wgpu.config.dialects.draft import Dialect, Draft
+from qlora_wgpu.config.dialects.rows import hub_place, set_rows, set_template
+
+_MARKS = (
+    "model_name_or_path dataset_name use_peft lora_r lora_target_modules load_in_4bit "
+    "dataset_text_field dataset_train_split assistant_only_loss completion_only_loss "
+    "max_length per_device_train_batch_size dataset_config"
+)
+_KEYS = {
+    **hugging_face.KEYS,
+    "model_name_or_path": "model.path",
+    "lora_r": "lora.r",
+    "lora_alpha": "lora.lora_alpha",
+    "lora_target_modules": "lora.target_modules",
+    "max_length": "data.max_seq_length",
+    "max_seq_length": "data.max_seq_length",
+    "packing": "data.packing",
+    "use_bnb_nested_quant": "quant.double_quant",
+    "bnb_4bit_use_double_quant": "quant.double_quant",
+}
+_DEFAULTS = {
+    **hugging_face.DEFAULTS,
+    "lora.r": 16,
+    "lora.lora_alpha": 32,
+    "lora.lora_dropout": 0.05,
+    "data.max_seq_length": 1024,
+    "optim.learning_rate": 2e-5,
+    "log.logging_steps": 10,
+}
+
+
+def _convert(draft: Draft) -> None:
+    if not draft.take("use_peft", True):
+        draft.notes.append("TRL trains every weight of the model here; a LoRA adapter is made")
+    four, eight = draft.take("load_in_4bit"), draft.take("load_in_8bit")
+    bits = 4 if four else 8 if eight else None
+    hugging_face.set_quantization(draft, bits, "load_in_4bit" if four else f"{bits or 16} bits")
+    draft.drop("bnb_4bit_quant_type", "4 bits are always nf4")
+    draft.drop("bnb_4bit_compute_dtype", "train.compute_dtype is bfloat16 unless it says float32")
+    draft.drop("bnb_4bit_quant_storage", "weights are stored as WebGPU reads them")
+    for key in ("torch_dtype", "dtype"):
+        draft.drop(key, "weights are read in the type of their files")
+    modules = draft.theirs.get("lora_target_modules")
+    if modules == ["all-linear"]:
+        draft.theirs["lora_target_modules"] = "all-linear"
+    elif isinstance(modules, str) and modules != "all-linear":
+        draft.theirs["lora_target_modules"] = modules.replace(",", " ").split()
+    _convert_data(draft)
+    hugging_face.convert_evaluation(draft, held_out="data.eval" in draft.taken)
+    hugging_face.convert_training(draft)
+
+
+def _convert_data(draft: Draft) -> None:
+    name, config = draft.take("dataset_name"), draft.take("dataset_config")
+    train, test = draft.take("dataset_train_split"), draft.take("dataset_test_split", "test")
+    mixture = draft.take("datasets", [])
+    if mixture and isinstance(mixture[0], Mapping):
+        first = mixture[0]
+        name, config = first.get("path"), first.get("name", config)
+        train = first.get("split", train)
+        if len(mixture) > 1:
+            draft.leave_out("datasets", f"{len(mixture)} of them", "the first alone is read")
+    mixer, splits = draft.take("dataset_mixer", {}), draft.take("dataset_splits", [])
+    if mixer and name is None:  # as in the alignment handbook
+        name, *others = mixer
+        train, test = (*splits, train, test)[:2] if len(splits) != 1 else (splits[0], test)
+        if others:
+            draft.leave_out("dataset_mixer", ", ".join(others), "the first alone is read")
+    if name is not None:
+        draft.set("data.train", hub_place(draft, str(name), config, train), "dataset_name")
+        if draft.theirs.get("eval_strategy", "no") not in ("no", False):
+            draft.set("data.eval", hub_place(draft, str(name), config, test), "dataset_test_split")
+    if (text := draft.take("dataset_text_field", "text")) != "text":
+        set_rows(draft, "text", {"text": text}, "dataset_text_field")
+    assistant, completion = draft.take("assistant_only_loss"), draft.take("completion_only_loss")
+    if assistant:
+        draft.set("data.train_on", "assistant", "assistant_only_loss")
+    elif completion is False:
+        draft.set("data.train_on", "all", "completion_only_loss: false")
+    elif completion is None:
+        draft.notes.append(
+            "of chats TRL learns every token unless assistant_only_loss is set, this program the "
+            "assistant's turns: `data.train_on: all` does as TRL"
+        )
+    set_template(draft, draft.take("chat_template_path"), "chat_template_path")
+
+
+DIALECT = Dialect(
+    "TRL",
+    frozenset(_MARKS.split()),
+    _KEYS,
+    _convert,
+    _DEFAULTS,
+)

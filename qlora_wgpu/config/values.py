@@ -1,0 +1,177 @@
+"""Types of values: what a key of the schema may hold, and the sentence where it does not."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, WithJsonSchema
+
+from qlora_wgpu.limits import COUNT, NUMBERS, RANK, STEPS
+from qlora_wgpu.sandbox.expressions import check_expression
+
+ALL_LINEAR = "all-linear"
+_WORD = re.compile(r"\w*")  # as a regular expression it would fit no whole name
+
+PositiveInt = Annotated[int, Field(ge=1, le=COUNT)]
+Rank = Annotated[int, Field(ge=1, le=RANK)]
+Text = Annotated[str, Field(min_length=1)]
+
+
+def _in_float32(value: float) -> float:
+    """Refuses what the device would take for zero or infinity."""
+    least, most = NUMBERS
+    if value != 0 and not least <= abs(value) <= most:
+        raise ValueError(f"must be 0 or from {least:g} to {most:g}")
+    return value
+
+
+Float = Annotated[float, AfterValidator(_in_float32)]
+
+
+def _regular_expression(value: str) -> str:
+    check_expression(value)
+    return value
+
+
+Pattern = Annotated[str, Field(min_length=1), AfterValidator(_regular_expression)]
+
+
+def _target_modules(value: Any) -> str | list[str]:
+    if isinstance(value, str) and (value == ALL_LINEAR or not _WORD.fullmatch(value)):
+        return _regular_expression(value)
+    if isinstance(value, (set, frozenset)):
+        value = sorted(value, key=str)
+    if not isinstance(value, (list, tuple)) or not value:
+        raise ValueError(
+            f"must be {ALL_LINEAR!r}, a list of module names such as [q_proj, v_proj], or a "
+            "regular expression of whole names"
+        )
+    if not all(isinstance(name, str) and name for name in value):
+        raise ValueError("must list module names as text")
+    if len(set(value)) != len(value):
+        raise ValueError("must not name a module twice")
+    return list(value)
+
+
+TargetModules = Annotated[
+    str | list[str],
+    PlainValidator(_target_modules),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "minLength": 1},
+                {"type": "array", "items": {"type": "string"}, "minItems": 1},
+            ]
+        }
+    ),
+]
+
+
+def _positive_number(value: Any) -> int | float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < value < math.inf:
+        raise ValueError("must be a number above 0")
+    return value  # type: ignore[no-any-return]
+
+
+PositiveNumber = Annotated[
+    int | float,
+    PlainValidator(_positive_number),
+    WithJsonSchema({"type": "number", "exclusiveMinimum": 0}),
+]
+
+
+def _max_steps(value: int) -> int:
+    if value != -1 and not 1 <= value <= STEPS:
+        raise ValueError(f"must be from 1 to {STEPS:,}, or -1 for no limit")
+    return value
+
+
+MaxSteps = Annotated[int, AfterValidator(_max_steps)]
+
+
+def _eval_steps(value: Any) -> int | float:
+    whole = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= COUNT
+    if whole or (isinstance(value, float) and 0.0 < value < 1.0):
+        return value  # type: ignore[no-any-return]
+    raise ValueError(
+        "must be a whole number of steps, a fraction of the run between 0 and 1, "
+        "or 0 for the end only"
+    )
+
+
+EvalSteps = Annotated[
+    int | float,
+    PlainValidator(_eval_steps),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 0},
+                {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+            ]
+        }
+    ),
+]
+
+
+def _eval_split(value: Any) -> int | float | None:
+    whole = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= COUNT
+    if value is None or whole or (isinstance(value, float) and 0.0 < value < 1.0):
+        return value  # type: ignore[no-any-return]
+    raise ValueError("must be a share between 0 and 1, a whole number of rows, or null for none")
+
+
+EvalSplit = Annotated[
+    int | float | None,
+    PlainValidator(_eval_split),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 1},
+                {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+                {"type": "null"},
+            ]
+        }
+    ),
+]
+
+
+_FORMAT_NAMES = {
+    "sharegpt": "conversations",
+    "alpaca": "instruction/output",
+    "openai": "messages",
+    "chat_template": "messages",
+}
+
+
+def _row_format(value: Any) -> Any:
+    """Takes the names that other trainers have for formats."""
+    return _FORMAT_NAMES.get(value, value) if isinstance(value, str) else value
+
+
+RowFormat = Annotated[
+    Literal["auto", "messages", "conversations", "prompt/completion", "instruction/output", "text"],
+    BeforeValidator(_row_format),
+]
+
+
+def _gpu(value: Any) -> Any:
+    """Takes an index written as a number, as `doctor` prints it."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return str(value)
+    return value
+
+
+GpuName = Annotated[Text, BeforeValidator(_gpu)]
+
+
+def _not_float(value: Any) -> Any:
+    """Refuses 64.0, which equals one of the choices but is no integer."""
+    if isinstance(value, float):
+        raise ValueError("must be an integer")
+    return value
+
+
+Blocksize = Annotated[Literal[32, 64, 128, 256, 512, 1024, 2048, 4096], BeforeValidator(_not_float)]

@@ -1,0 +1,129 @@
+"""The keys of a row: which format they make, and what to do where they make none."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from qlora_wgpu.errors import DataError
+from qlora_wgpu.visible import quoted
+
+_SHOWN_KEYS = 8  # of a row, in a message
+_COMPARED_KEYS = 64  # with those that are known
+
+# The keys that make a format, in order of precedence: a row of a conversation may carry more.
+FORMATS: dict[str, tuple[str, ...]] = {
+    "messages": ("messages",),
+    "conversations": ("conversations",),
+    "prompt/completion": ("prompt", "completion"),
+    "instruction/output": ("instruction", "output"),
+    "text": ("text",),
+}
+CHATS = ("messages", "conversations")  # formats that a chat template writes
+_KNOWN_KEYS = sorted({key for keys in FORMATS.values() for key in keys})
+
+# Names that data sets give to columns of these formats.
+_USUAL_NAMES = {
+    "messages": "conversation dialog dialogue chat turns",
+    "prompt": "question query input user problem request instruction context source",
+    "completion": "answer response output reply solution target assistant chosen",
+    "output": "response answer completion reply",
+    "text": "content body document article story passage",
+}
+
+
+class EmptyRow(DataError):
+    """A row of a format that holds nothing: it is left out and counted, and ends no run."""
+
+
+def with_columns(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """A row under its format's keys.
+
+    Args:
+        row: The row as it was read.
+        columns: The row's own names by the format's.
+
+    Raises:
+        DataError: If the row lacks a column.
+    """
+    renamed = dict(row)
+    for key, column in columns.items():
+        if column not in row:
+            turned = key in row and column in _KNOWN_KEYS
+            hint = f": did you mean {{{column}: {key}}}?" if turned else ""
+            raise DataError(
+                f"data.columns names the column '{column}' for '{key}', but the row's are "
+                f"{_keys_of(row)}{hint}"
+            )
+        renamed[key] = row[column]
+    return renamed
+
+
+def detect_format(row: Mapping[str, Any], row_format: str = "auto") -> str:
+    """Names the format of a row by its keys.
+
+    Keys without a value count only where nothing else makes a format: a table has all columns in
+    every row.
+
+    Args:
+        row: The row.
+        row_format: The format it must have, if any.
+
+    Raises:
+        DataError: If the keys fit no format.
+    """
+    filled = {key for key, value in row.items() if value is not None}
+    for present in (filled, row.keys()):
+        for name, keys in FORMATS.items():
+            if row_format in ("auto", name) and present >= set(keys):
+                return name
+    formats = FORMATS if row_format == "auto" else {row_format: FORMATS[row_format]}
+    needed = "; or ".join(" and ".join(map(quoted, keys)) for keys in formats.values())
+    raise DataError(
+        f"a row needs the key {needed}; its keys are {_keys_of(row)}{_hint(row, formats)}"
+    )
+
+
+def _hint(row: Mapping[str, Any], formats: Mapping[str, tuple[str, ...]]) -> str:
+    """How a setting would make one of the formats of a row, or which key is misspelt."""
+    for name, keys in FORMATS.items():
+        if name not in formats and row.keys() >= set(keys):
+            return f", which make the format {name!r}: set data.format to it or to auto"
+    for keys in formats.values():
+        columns = {key: column for key in keys if (column := _column_for(key, row))}
+        if len(columns) == len(keys):
+            renamed = {key: column for key, column in columns.items() if key != column}
+            return f": if so they are meant, set data.columns: {_in_yaml(renamed)}"
+    for key in [key for key in list(row)[:_COMPARED_KEYS] if key not in _KNOWN_KEYS]:
+        if near := difflib.get_close_matches(key[:_COMPARED_KEYS], _KNOWN_KEYS, n=1):
+            return f" ({quoted(key)} looks like '{near[0]}')"
+    if not row:
+        return ""
+    return (
+        ": data.columns says what they are, such as {text: "
+        + next(iter(row))[:_COMPARED_KEYS]
+        + "}"
+    )
+
+
+def _column_for(key: str, row: Mapping[str, Any]) -> str | None:
+    """The column that a format's key is likely called."""
+    if key in row:
+        return key
+    names = _USUAL_NAMES.get(key, "").split()
+    kind = list if key == "messages" else str
+    return next((name for name in names if isinstance(row.get(name), kind)), None)
+
+
+def _in_yaml(columns: Mapping[str, str]) -> str:
+    return "{" + ", ".join(f"{key}: {column}" for key, column in columns.items()) + "}"
+
+
+def _keys_of(row: Mapping[str, Any]) -> str:
+    return ", ".join(quoted(key) for key in list(row)[:_SHOWN_KEYS]) or "none"
+
+
+def is_blank(row: Mapping[str, Any]) -> bool:
+    """Whether a row holds no value at all, whatever its keys are."""
+    return all(value is None for value in row.values())

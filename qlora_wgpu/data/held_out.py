@@ -1,0 +1,117 @@
+"""Rows that are held out of a data set, and rows that two data sets have in common."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.data.examples import Counts, Dataset, Example
+from qlora_wgpu.errors import DataError
+
+
+class DatasetPart(Dataset):
+    """Some of a data set's examples, which stay where they are."""
+
+    def __init__(
+        self, whole: Dataset, numbers: npt.NDArray[np.int64], counts: Counts | None = None
+    ) -> None:
+        """Chooses examples.
+
+        Args:
+            whole: The data set.
+            numbers: Those of its examples that are chosen, rising.
+            counts: Counts of what became of the source's rows; by default each example is a row.
+        """
+        super().__init__((), counts or Counts(rows=len(numbers)))
+        self._whole = whole
+        self._numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def _at(self, number: int) -> Example:
+        return self._whole[int(self._numbers[number])]
+
+    @cached_property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Tokens of each example."""
+        return self._whole.lengths[self._numbers]
+
+    @cached_property
+    def label_counts(self) -> npt.NDArray[np.int64]:
+        """Positions of each example that the loss is taken over."""
+        return self._whole.label_counts[self._numbers]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all examples together."""
+        return int(self.lengths.sum())
+
+    @cached_property
+    def max_token_id(self) -> int:
+        """Largest token id; -1 if there is none."""
+        return max((int(example.input_ids.max(initial=-1)) for example in self), default=-1)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the whole's content and of which examples these are."""
+        digest = hashlib.sha256(self._whole.fingerprint.encode())
+        digest.update(self._numbers.astype("<i8").tobytes())
+        return digest.hexdigest()[:16]
+
+
+def split_off(dataset: Dataset, size: float, seed: int) -> tuple[Dataset, Dataset]:
+    """Parts a data set in two, by the contents of its examples and a seed alone.
+
+    The same rows are held out whatever their order and the machine. Examples that are equal stay
+    together, so that no row is learnt and measured.
+
+    Args:
+        dataset: The examples.
+        size: How many are held out, or which share of them where it is below 1.
+        seed: Another one holds out others.
+
+    Returns:
+        What is left, and what is held out: at least ``size``.
+
+    Raises:
+        DataError: If nothing would be left to learn from.
+    """
+    count = max(1, round(size * len(dataset))) if size < 1 else int(size)
+    if count >= len(dataset):
+        raise DataError(
+            f"data.eval_split holds {count:,} rows out, but there are {len(dataset):,} in all: "
+            "nothing would be left to learn from"
+        )
+    digests = _digests(dataset, seed)
+    is_held = digests <= np.sort(digests)[count - 1]
+    if is_held.all():
+        raise DataError(
+            "data.eval_split leaves nothing to learn from: the rows are all the same, and equal "
+            "rows are held out together"
+        )
+    held_out = DatasetPart(dataset, np.flatnonzero(is_held))
+    return DatasetPart(dataset, np.flatnonzero(~is_held), dataset.counts), held_out
+
+
+def rows_in_both(train: Dataset, held_out: Dataset) -> int:
+    """Number of held-out examples that are learnt from, too: those with the same tokens."""
+    possible = np.flatnonzero(np.isin(train.lengths, np.unique(held_out.lengths)))
+    learnt = {content_digest(train[int(number)].input_ids) for number in possible}
+    return sum(content_digest(example.input_ids) in learnt for example in held_out)
+
+
+def _digests(dataset: Dataset, seed: int) -> npt.NDArray[np.uint64]:
+    digests = (content_digest(example.input_ids, seed) for example in dataset)
+    return np.fromiter(digests, np.uint64, len(dataset))
+
+
+def content_digest(ids: npt.NDArray[Any] | list[int], seed: int = 0) -> int:
+    """A number of 64 bits for a sequence of tokens, the same on every machine."""
+    data = np.asarray(ids, "<i4").tobytes()
+    key = seed.to_bytes(8, "little")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8, key=key).digest(), "little")

@@ -1,0 +1,133 @@
+"""Messages of a conversation, in the two forms that rows keep them in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from qlora_wgpu.data.columns import EmptyRow
+from qlora_wgpu.data.json_text import parse_json
+from qlora_wgpu.errors import DataError
+from qlora_wgpu.limits import MAX_MESSAGES
+from qlora_wgpu.visible import quoted
+
+# What chat templates know; there are more, which one or another does.
+USUAL_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"})
+
+_SHOWN_ROLES = 8  # in a message
+
+_SHAREGPT_ROLES = {
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "chatgpt": "assistant",
+    "model": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
+    "system": "system",
+    "tool": "tool",
+    "function": "tool",
+    "observation": "tool",
+}
+
+
+def checked_messages(value: Any, key: str) -> list[dict[str, Any]]:
+    """The messages of a row, each with a role and content.
+
+    Raises:
+        EmptyRow: If there are none.
+        DataError: If it is no list of messages.
+    """
+    messages = _list_of(value, f"'{key}' must be a list of messages that is not empty")
+    for number, message in enumerate(messages, start=1):
+        if not isinstance(message, dict):
+            raise DataError(f"message {number} must be an object, got {kind_of(message)}")
+        if not isinstance(message.get("role"), str) or not message["role"]:
+            raise DataError(f"message {number} needs a 'role' such as 'user' or 'assistant'")
+        _check_content(message, number)
+    return messages
+
+
+def _list_of(value: Any, requirement: str) -> list[Any]:
+    if value is None or value in ([], ""):
+        raise EmptyRow(requirement)
+    if not isinstance(value, list):
+        raise DataError(requirement)
+    if len(value) > MAX_MESSAGES:
+        raise DataError(f"it has {len(value):,} messages, more than {MAX_MESSAGES:,}")
+    return value
+
+
+def _check_content(message: Mapping[str, Any], number: int) -> None:
+    content = message.get("content")
+    if isinstance(content, str):
+        return
+    if content is None and message.get("tool_calls"):
+        return
+    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
+        for part in content:
+            if part.get("type") != "text" or not isinstance(part.get("text"), str):
+                raise DataError(
+                    f"message {number} holds a part of type {quoted(part.get('type'))}: "
+                    "only text can be learnt"
+                )
+        return
+    raise DataError(f"message {number} needs 'content' as text, got {kind_of(content)}")
+
+
+def from_sharegpt(turns: Any) -> list[dict[str, Any]]:
+    """Turns in ShareGPT's form as messages.
+
+    Raises:
+        EmptyRow: If there are none.
+        DataError: If it is no list of turns.
+    """
+    messages = []
+    requirement = "'conversations' must be a list of turns that is not empty"
+    for number, turn in enumerate(_list_of(turns, requirement), start=1):
+        if not isinstance(turn, dict) or "from" not in turn or "value" not in turn:
+            raise DataError(f"turn {number} needs 'from' and 'value'")
+        role = _SHAREGPT_ROLES.get(str(turn["from"]).lower())
+        if role is None:
+            raise DataError(
+                f"turn {number} is from {quoted(turn['from'])}, which is none of "
+                f"{', '.join(sorted(_SHAREGPT_ROLES))}"
+            )
+        if not isinstance(turn["value"], str):
+            raise DataError(f"turn {number} needs 'value' as text, got {kind_of(turn['value'])}")
+        messages.append({"role": role, "content": turn["value"]})
+    return messages
+
+
+def from_json(value: Any) -> Any:
+    """A list that a table keeps as text.
+
+    Raises:
+        DataError: If the text is no JSON.
+    """
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            return parse_json(value)
+        except DataError as err:
+            raise DataError(f"a list kept as text is {err}") from err
+    return value
+
+
+def kind_of(value: Any) -> str:
+    """The kind of a JSON value, in words."""
+    names = {dict: "an object", list: "a list", bool: "a truth value", type(None): "nothing"}
+    return names.get(type(value), "a number" if isinstance(value, (int, float)) else "text")
+
+
+def says_anything(message: Mapping[str, Any]) -> bool:
+    """Whether a message has more than its role and white space."""
+    others = (value for key, value in message.items() if key not in ("role", "content"))
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"text": content}]
+    return any(others) or any(str(part.get("text") or "").strip() for part in parts)
+
+
+def roles_in_words(roles: Iterable[str]) -> str:
+    """Some roles, as a sentence names them."""
+    return ", ".join(map(quoted, sorted(roles)[:_SHOWN_ROLES]))

@@ -1,0 +1,72 @@
+"""Whether an adapter from a file belongs to a base."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from os import PathLike
+
+from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.families.family import LinearSpec
+from qlora_wgpu.lora.adapter_config import AdapterConfig
+from qlora_wgpu.lora.names import LORA_A, LORA_B, Float32Array, parse_name, tensor_name
+
+
+def refuse_other_base(
+    path: str | PathLike[str],
+    stored: AdapterConfig,
+    tensors: Mapping[str, Float32Array],
+    shapes: Mapping[str, tuple[int, ...]],
+    base: str | PathLike[str],
+    *,
+    whole: bool = True,
+) -> None:
+    """Makes sure that an adapter was made for a base of this shape.
+
+    Args:
+        path: The adapter's folder.
+        stored: Its settings, which name the base that it was made for.
+        tensors: Its tensors.
+        shapes: Shapes of the tensors that the base takes, by their names.
+        base: The base's name or folder.
+        whole: Whether the adapter has to have all of them.
+
+    Raises:
+        CheckpointError: If it was not; names both bases.
+    """
+    if difference := _difference(tensors, shapes, whole=whole):
+        trained = stored.base_model_name_or_path or "a base that it does not name"
+        raise CheckpointError(
+            f"{path} was trained on {trained} and does not fit {base}: {difference}; open it with "
+            "the model that it was trained on"
+        )
+
+
+def adapter_shapes(
+    linears: Iterable[LinearSpec], stored: AdapterConfig
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of an adapter's A and B for all linear layers of a base, by PEFT's names."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for spec in linears:
+        rank = stored.rank_of(spec.name)
+        shapes[tensor_name(spec.name, LORA_A)] = (rank, spec.in_features)
+        shapes[tensor_name(spec.name, LORA_B)] = (spec.out_features, rank)
+    return shapes
+
+
+def _difference(
+    tensors: Mapping[str, Float32Array], shapes: Mapping[str, tuple[int, ...]], *, whole: bool
+) -> str:
+    theirs, ours = _layers(tensors), _layers(shapes)
+    if odd := sorted(theirs - ours):
+        return f"it adapts {odd[0]}, which this model has not ({len(odd)} such layers)"
+    if whole and (odd := sorted(ours - theirs)):
+        return f"it has nothing for {odd[0]} ({len(odd)} such layers)"
+    for name, tensor in tensors.items():
+        side = 1 if name.endswith(f"{LORA_A}.weight") else 0  # the other is the rank
+        if name in shapes and tensor.shape[side] != shapes[name][side]:
+            return f"its {name} has shape {tensor.shape}, this model takes {shapes[name]}"
+    return ""
+
+
+def _layers(names: Iterable[str]) -> set[str]:
+    return {parsed[0] for name in names if (parsed := parse_name(name)) is not None}

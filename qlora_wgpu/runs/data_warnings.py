@@ -1,0 +1,105 @@
+"""What a user is told of a run's data: what is left out, learnt and measured, or too long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from qlora_wgpu.checkpoint import read_manifest
+from qlora_wgpu.config.as_trained import find_run
+from qlora_wgpu.config.schema import DataConfig
+from qlora_wgpu.data import Dataset, rows_in_both
+from qlora_wgpu.data.splits import TEST, TRAIN, VALIDATION, in_words
+from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.training import Observer
+from qlora_wgpu.training.run_folder import checkpoint_folders
+
+
+def warn_of_learnt_rows(train: Dataset, held_out: Dataset, observer: Observer) -> None:
+    """Tells where the held-out loss would say nothing, since its rows are learnt from."""
+    shared = rows_in_both(train, held_out)
+    if shared == len(held_out):
+        observer.warning(
+            "all rows of data.eval stand in data.train, too, so the held-out loss does not show "
+            "what the model learns for others: data.eval_split holds rows of data.train out"
+        )
+    elif shared:
+        observer.warning(
+            f"{shared:,} of {len(held_out):,} rows of data.eval stand in data.train, too, so the "
+            "held-out loss is lower than it should be: take them out of one of the two"
+        )
+
+
+def warn_of_other_split(adapter: str, held_out: Dataset, observer: Observer) -> None:
+    """Tells where rows that are held out now were learnt by the run of an adapter.
+
+    Its checkpoints know which rows it was measured on; the data, or what chooses rows of it, has
+    changed since where these are others.
+    """
+    run = find_run(adapter)
+    folders = [] if run is None else checkpoint_folders(run)
+    if not folders:
+        return
+    try:
+        measured = read_manifest(folders[-1])["held_out_data"]
+    except (CheckpointError, KeyError):  # nothing is known of it
+        return
+    if measured != held_out.fingerprint:
+        observer.warning(
+            "data.eval_split holds other rows out than when the adapter was trained, so it may "
+            "have learnt some of them: data.train or the settings of its rows have changed since"
+        )
+
+
+def warn_of_long_rows(
+    path: str, dataset: Dataset, positions: int | None, observer: Observer
+) -> None:
+    """Tells of rows beyond what a model was made for.
+
+    Args:
+        path: Where they come from.
+        dataset: The rows.
+        positions: Tokens of the longest text that the model was made for, if it is known.
+        observer: Who is told.
+    """
+    if positions is None or dataset.longest <= positions:
+        return
+    count = int((dataset.lengths > positions).sum())
+    observer.warning(
+        f"{Path(path).name}: {count:,} of {len(dataset):,} rows are longer than the {positions:,} "
+        "tokens that the model was made for (max_position_embeddings in config.json); set "
+        f"data.max_seq_length: {positions}"
+    )
+
+
+def tell_left_out(
+    settings: DataConfig, path: str, dataset: Dataset, observer: Observer, *, held_out: bool
+) -> None:
+    """Tells which files of a folder are not read, unless a split is asked for by its name.
+
+    Args:
+        settings: The ``data`` section.
+        path: The folder, or a data set of the hub.
+        dataset: What was read of it.
+        observer: Who is told.
+        held_out: Whether it was read to be measured on.
+    """
+    splits = {} if ":" in Path(path).name else {**dataset.left_out}
+    if held_out:
+        splits.pop(TRAIN, None)
+    elif settings.eval is not None:  # what it leaves out in turn is told there
+        splits = {name: files for name, files in splits.items() if not name}
+    if not splits:
+        return
+    names = in_words([file for files in splits.values() for file in files])
+    use, advice = ("measured on", "") if held_out else ("trained on", _how_to_measure(path, splits))
+    observer.warning(f"{Path(path).name}: by their names, these are not {use}: {names}{advice}")
+
+
+def _how_to_measure(path: str, splits: Iterable[str]) -> str:
+    split = next((name for name in (VALIDATION, TEST) if name in splits), None)
+    if split is None:
+        return ""
+    place = Path(path)
+    short = place.relative_to(Path.cwd()) if place.is_relative_to(Path.cwd()) else place
+    return f"; data.eval: {short.as_posix()}:{split} measures on what is held out"

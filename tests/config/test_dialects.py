@@ -1,0 +1,336 @@
+"""Other trainers' files: known by their keys, converted value by value, nothing lost in silence."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from qlora_wgpu import load_config
+from qlora_wgpu.config import Config, TrainConfig
+from qlora_wgpu.config.dialects.conversion import DIALECTS, convert_file, dialect_of, key_for
+from qlora_wgpu.config.dialects.reasons import reason_for
+from qlora_wgpu.config.schema import sections
+from qlora_wgpu.config.suggestions import suggest_key
+from qlora_wgpu.config.synonyms import KEY_OF
+from qlora_wgpu.config.yaml_file import read_yaml_file
+from qlora_wgpu.errors import ConfigError
+
+FILES = Path(__file__).parent / "dialects"
+NAMES = {
+    "axolotl.yml": "Axolotl",
+    "trl.yaml": "TRL",
+    "llama_factory.yaml": "LLaMA-Factory",
+    "mlx_lm.yaml": "mlx-lm",
+}
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for file in FILES.iterdir():
+        shutil.copy(file, tmp_path)
+    (tmp_path / "data").mkdir()
+    info = {
+        "mine": {
+            "file_name": "mine.json",
+            "columns": {"prompt": "question", "query": "context", "response": "answer"},
+        },
+        "chats": {
+            "file_name": "chats.json",
+            "formatting": "sharegpt",
+            "columns": {"messages": "messages"},
+            "tags": {"role_tag": "role", "content_tag": "content"},
+        },
+        "pairs": {"file_name": "pairs.json", "ranking": True},
+        "hub": {"hf_hub_url": "owner/name", "subset": "main", "split": "test"},
+    }
+    (tmp_path / "data" / "dataset_info.json").write_text(json.dumps(info))
+    return tmp_path
+
+
+def converted(place, name, changes=None, given=None, layers=2):
+    """The configuration that a file becomes, with some of its keys changed."""
+    values = {**read_yaml_file(place / name).values, **(changes or {})}
+    values = {key: value for key, value in values.items() if value != "LEAVE OUT"}
+    (place / "theirs.json").write_text(json.dumps(values))
+    conversion = convert_file(place / "theirs.json", given or {}, lambda model: layers)
+    (place / "run.yaml").write_text(conversion.text())
+    return load_config(place / "run.yaml"), conversion
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_files_are_known_by_their_keys(place, name):
+    assert dialect_of(read_yaml_file(place / name).values).name == NAMES[name]
+
+
+def test_a_file_of_ours_is_no_other_trainers():
+    values = Config(model={"path": "m"}).model_dump()
+    assert dialect_of(values) is None
+    assert dialect_of({**values, "base_model": "m", "learning_rate": 1e-4}) is None
+    assert dialect_of({}) is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_key_is_taken_over_or_named(place, name):
+    """Each value that is set there stands in the file, as a setting or with a reason."""
+    conversion = convert_file(place / name, {}, lambda model: 2)
+    result = conversion.text()
+    consumed = {"load_in_8bit", "train_on_inputs", "use_peft", "stage", "finetuning_type", "data",
+                "eval_strategy", "dataset_dir", "fine_tune_type", "dataset_train_split",
+                "lora_parameters", "report_to"}  # fmt: skip
+    for key in read_yaml_file(place / name).values:
+        ours = key_for(key)
+        is_named = re.search(rf"\b{key}\b", result) is not None
+        assert is_named or key in consumed or (ours and ".".join(ours) in conversion.taken), key
+    assert not [left for left in conversion.left_out if left.reason == "no counterpart here"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_errors_begin_with_what_converts_the_file(place, name):
+    with pytest.raises(ConfigError) as caught:
+        load_config(place / name)
+    start = f"`qlora-wgpu init --from {place / name}` converts this file, which is one of"
+    assert str(caught.value).startswith(f"{start} {NAMES[name]}")
+    assert "\n" not in str(caught.value)
+
+
+def test_axolotl(place):
+    config, _ = converted(place, "axolotl.yml")
+    assert (config.quant.scheme, config.lora.target_modules) == ("nf4", "all-linear")
+    assert (config.lora.r, config.lora.lora_alpha, config.lora.lora_dropout) == (32, 16, 0.05)
+    assert (config.data.format, config.data.eval_split) == ("instruction/output", 0.05)
+    assert (config.data.max_seq_length, config.data.packing) == (512, True)
+    assert config.data.truncation == "drop"
+    assert config.train.per_device_train_batch_size == 2
+    assert (config.train.num_train_epochs, config.train.seed) == (4, 42)
+    assert (config.optim.warmup_steps, config.optim.lr_scheduler_type) == (10, "cosine")
+    assert config.eval.eval_steps == 1 / 16  # four times in each of four epochs
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ({"path": "o/n", "type": "alpaca"}, ("o/n", "instruction/output", {})),
+        ({"path": "o/n", "type": "completion", "field": "story"},
+         ("o/n", "text", {"text": "story"})),
+        ({"path": "o/n", "split": "validation", "type": "chat_template"},
+         ("o/n:validation", "messages", {})),
+        ({"path": "o/n", "name": "main", "type": "chat_template", "field_messages": "chat"},
+         ("o/n:main/train", "messages", {"messages": "chat"})),
+        ({"path": "o/n", "type": "chat_template", "field_messages": "conversations",
+          "message_property_mappings": {"role": "from", "content": "value"}},
+         ("o/n", "conversations", {})),
+        ({"path": "o/n", "type": "sharegpt"}, ("o/n", "conversations", {})),
+        ({"path": "json", "data_files": ["a.json"], "type": {"field_instruction": "q",
+          "field_output": "a"}},
+         ("a.json", "instruction/output", {"instruction": "q", "output": "a"})),
+        ({"path": "o/n", "type": "alpaca_chat.load_qa"},
+         ("o/n", "auto", {"prompt": "question", "completion": "answer"})),
+    ],
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+def test_data_of_axolotl(place, entry, expected):
+    data = converted(place, "axolotl.yml", {"datasets": [entry]})[0].data
+    train = data.train.removeprefix(f"{place}/")
+    assert (train, data.format, data.columns) == expected
+
+
+def test_more_of_axolotl(place):
+    config, conversion = converted(
+        place,
+        "axolotl.yml",
+        {
+            "datasets": [{"path": "a.jsonl", "type": "alpaca"}, {"path": "b.jsonl"}],
+            "adapter": "lora",
+            "load_in_4bit": False,
+            "lora_target_linear": False,
+            "lora_target_modules": ["q_proj"],
+            "val_set_size": 20,
+            "train_on_inputs": True,
+            "chat_template": "chatml",
+            "warmup_steps": "LEAVE OUT",
+            "lr_scheduler": "one_cycle",
+        },
+    )
+    assert (config.quant.scheme, config.lora.target_modules) == ("none", ["q_proj"])
+    assert (config.data.eval_split, config.data.train_on) == (20, "all")
+    assert config.data.chat_template == "chatml"
+    assert (config.optim.warmup_steps, config.optim.warmup_ratio) == (0, 0.03)
+    reasons = {left.key: left.reason for left in conversion.left_out}
+    assert "put the files" in reasons["datasets (number 2): b.jsonl"]
+    assert "the shapes are" in reasons["lr_scheduler: one_cycle"]
+
+
+DEFAULTED = (
+    "learning_rate num_train_epochs per_device_train_batch_size lr_scheduler_type "
+    "assistant_only_loss warmup_ratio lora_r"
+)
+
+
+def test_trl(place):
+    config, conversion = converted(place, "trl.yaml")
+    assert (config.lora.r, config.lora.lora_alpha, config.lora.lora_dropout) == (16, 32, 0.05)
+    assert (config.data.train, config.data.eval) == (
+        str(place / "chats"),
+        str(place / "chats:test"),
+    )
+    assert config.data.train_on == "assistant"
+    assert config.train.gradient_accumulation_steps == 8
+    assert (config.eval.eval_steps, config.optim.warmup_ratio) == (100, 0.1)
+    assert not conversion.notes
+    config, conversion = converted(
+        place,
+        "trl.yaml",
+        dict.fromkeys(DEFAULTED.split(), "LEAVE OUT"),
+    )
+    assert (config.optim.learning_rate, config.train.num_train_epochs) == (2e-5, 3)
+    assert (config.train.per_device_train_batch_size, config.optim.warmup_ratio) == (8, 0)
+    assert config.optim.lr_scheduler_type == "linear"
+    assert any("TRL learns every token" in note for note in conversion.notes)
+
+
+def test_the_alignment_handbooks_mixture(place):
+    changes = {
+        "dataset_name": "LEAVE OUT",
+        "dataset_mixer": {"o/chats": 1.0, "o/more": 0.5},
+        "dataset_splits": ["train_sft", "test_sft"],
+    }
+    config, conversion = converted(place, "trl.yaml", changes)
+    assert (config.data.train, config.data.eval) == ("o/chats:train_sft", "o/chats:test_sft")
+    assert any("o/more" in left.key for left in conversion.left_out)
+
+
+def test_llama_factory(place):
+    config, _ = converted(place, "llama_factory.yaml")
+    assert config.data.train == str(place / "data/mine.json")
+    columns = {"instruction": "question", "input": "context", "output": "answer"}
+    assert (config.data.format, config.data.columns) == ("instruction/output", columns)
+    assert (config.data.eval_split, config.data.max_seq_length) == (0.1, 512)
+    assert (config.lora.lora_alpha, config.lora.target_modules) == (16, "all-linear")
+    assert config.train.gradient_checkpointing
+    data = converted(place, "llama_factory.yaml", {"dataset": "chats", "mask_history": True})[
+        0
+    ].data
+    assert (data.format, data.columns, data.train_on) == ("messages", {}, "last_turn")
+    data = converted(place, "llama_factory.yaml", {"dataset": ["hub"], "eval_dataset": "mine"})[
+        0
+    ].data
+    assert (data.train, data.eval) == ("owner/name:main/test", str(place / "data/mine.json"))
+    assert data.eval_split is None
+    with pytest.raises(ConfigError, match="describes no data set 'nothing'"):
+        converted(place, "llama_factory.yaml", {"dataset": "nothing"})
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "reason"),
+    [
+        ("axolotl.yml", {"rl": "dpo"}, "rl: dpo is no supervised fine-tuning"),
+        ("llama_factory.yaml", {"stage": "dpo"}, "stage: dpo is no supervised fine-tuning"),
+        ("llama_factory.yaml", {"dataset": "pairs"}, "dataset: pairs holds preferences"),
+        ("mlx_lm.yaml", {"training_mode": "orpo"}, "training_mode: orpo is not done"),
+        ("axolotl.yml", {"base_model": None}, "names no model: name it with --model"),
+        ("axolotl.yml", {"datasets": None}, "names no data: name it with --data"),
+        ("axolotl.yml", {"lora_r": -3}, "must be at least 1, got -3"),
+        ("axolotl.yml", {"val_set_size": "many"}, "a value is not as Axolotl takes it"),
+    ],
+)  # fmt: skip
+def test_files_that_train_something_else(place, name, changes, reason):
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        converted(place, name, changes)
+
+
+def test_mlx_lm(place):
+    (place / "mlxdata").mkdir()
+    (place / "mlxdata" / "valid.jsonl").touch()
+    config, _ = converted(place, "mlx_lm.yaml")
+    assert (config.lora.r, config.lora.lora_alpha) == (8, 160)  # scale is alpha / r
+    assert config.lora.scaling == 20
+    assert config.lora.target_modules == ["q_proj", "v_proj"]
+    assert config.lora.layers_to_transform == [1]
+    assert config.data.train == config.data.eval == str(place / "mlxdata")
+    assert (config.data.train_on, config.train.max_steps) == ("all", 1000)
+    assert (config.optim.lr_scheduler_type, config.optim.warmup_steps) == ("cosine", 100)
+    assert (config.optim.weight_decay, config.optim.max_grad_norm) == (0.01, 0)
+    config, conversion = converted(
+        place,
+        "mlx_lm.yaml",
+        {"grad_accumulation_steps": 4, "mask_prompt": True, "lr_schedule": None,
+         "optimizer": "adam",
+         "lora_parameters": {"rank": 4, "alpha": 8, "dropout": 0.1}, "num_layers": -1,
+         "fine_tune_type": "lora", "model": "mlx-community/x-4bit"},
+    )  # fmt: skip
+    assert (config.train.max_steps, config.eval.eval_steps) == (250, 50)
+    assert (config.lora.lora_alpha, config.lora.layers_to_transform) == (8, None)
+    assert (config.data.train_on, config.optim.lr_scheduler_type) == ("last_turn", "constant")
+    assert (config.optim.weight_decay, config.quant.scheme) == (0, "nf4")
+    assert any("--model" in note for note in conversion.notes)
+
+
+def test_what_is_given_wins(place):
+    given = {"model.path": "other", "data.train": "x.jsonl", "data.eval": "y.jsonl"}
+    config, _ = converted(place, "axolotl.yml", given=given)
+    assert config.model.path == "other" and config.data.eval_split is None
+    assert config.data.eval == str(place / "y.jsonl")
+
+
+def test_no_text_of_theirs_writes_into_the_file(place):
+    name = "a\nlora: {r: 9}\n#"
+    changes = {"base_model": name, "foo\nbar": name, "wandb_name": name}
+    config, _ = converted(place, "axolotl.yml", changes)
+    assert config.model.path == name and config.lora.r == 32
+
+
+def test_files_that_cannot_be_read(place):
+    (place / "a.json").write_text("[1]")
+    (place / "b.json").write_text("{")
+    (place / "c.yaml").write_text("a: 1")
+    reasons = {
+        "a.json": "must hold an object",
+        "b.json": "cannot be read as JSON",
+        "c.yaml": "file of none of Axolotl",
+        "d.json": "cannot be read",
+    }
+    for name, reason in reasons.items():
+        with pytest.raises(ConfigError, match=reason):
+            convert_file(place / name, {})
+
+
+def test_tables_name_keys_that_there_are():
+    ours = {f"{section}.{leaf}" for section, leaves in sections().items() for leaf in leaves}
+    for dialect in DIALECTS:
+        assert {*dialect.keys.values(), *dialect.defaults} <= ours
+        assert not [key for key in dialect.keys if reason_for(key)]
+    assert {".".join(key) for key in KEY_OF.values()} <= ours
+
+
+@pytest.mark.parametrize(
+    ("loc", "expected"),
+    [
+        (("adapter",), ": not needed here: every run trains an adapter"),
+        (("per_device_eval_batch_size",), ": not needed here: held-out data is measured with"),
+        (("train", "per_device_eval_batch_size"), ": not needed here: held-out data is measured"),
+        (("flash_attention",), ": not needed here: attention"),
+        (("train", "deepspeed"), ": no counterpart here: a run takes one GPU"),
+        (("lora", "modules_to_save"), ": no counterpart here: embeddings"),
+        (("lora", "scale"), ": it is lora.lora_alpha / lora.r"),
+        (("num_layers",), ": lora.layers_to_transform lists"),
+        (("micro_batch_size",), ": did you mean 'train.per_device_train_batch_size'?"),
+        (("cutoff_len",), ": did you mean 'data.max_seq_length'?"),
+        (("lora", "lora_rank"), ": did you mean 'lora.r'?"),
+        (("optim", "adam_bta1"), ": did you mean 'optim.adam_beta1'?"),
+    ],
+)
+def test_hints_about_unknown_keys(loc, expected):
+    assert suggest_key(loc).startswith(expected)
+
+
+def test_hints_in_python():
+    with pytest.raises(ConfigError, match="not needed here: held-out data is measured with"):
+        TrainConfig(per_device_eval_batch_size=8)
+
+
+def test_no_hint_names_the_opposite():
+    hint = suggest_key(("train", "per_device_eval_batchsize"))
+    assert hint.startswith(": the keys of 'train' are")

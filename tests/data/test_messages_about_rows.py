@@ -1,0 +1,123 @@
+"""What is told of rows that are otherwise than they should be: the cause, and what to do."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.tiny_tokenizer import tiny_tokenizer
+
+from qlora_wgpu.data import Preparation, load_dataset
+from qlora_wgpu.errors import DataError
+
+CHATML = Preparation(256, chat_template="chatml")
+
+
+def load(tmp_path, rows, how=CHATML, tokenizer=None):
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return load_dataset(path, tokenizer or tiny_tokenizer(), 256, how=how)
+
+
+def chat(*roles):
+    return {"messages": [{"role": role, "content": f"{role} says"} for role in roles]}
+
+
+def test_unknown_roles_are_named(tmp_path):
+    with pytest.raises(DataError) as caught:
+        load(tmp_path, [chat("human", "bot"), chat("human", "bot", "human")])
+    assert str(caught.value) == (
+        "a.jsonl has nothing to learn: its 2 rows hold no turn of the assistant, which is what is "
+        "learnt: roles are 'bot', 'human'; call the one who answers assistant"
+    )
+
+
+def test_some_rows_without_an_answer(tmp_path):
+    dataset = load(tmp_path, [chat("user", "assistant"), chat("user", "ai")])
+    assert len(dataset) == 1 and "1 of 2 rows hold no turn" in dataset.warnings[0]
+    assert not any("max_seq_length" in text for text in dataset.warnings)
+
+
+def test_roles_that_a_template_drops(tmp_path):
+    template = (
+        "{% for m in messages if m.role != 'narrator' %}{{ m.role }}:{{ m.content }}</s>"
+        "{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    rows = [chat("user", "narrator", "assistant"), chat("user", "assistant")]
+    dataset = load(tmp_path, rows, Preparation(256, chat_template=template))
+    assert any(
+        "leaves messages of the role 'narrator' out of 1 rows" in t for t in dataset.warnings
+    )
+
+
+QUESTION = {"question": "a", "answer": "b"}
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        (QUESTION, "set data.columns: {prompt: question, completion: answer}"),
+        ({"prompt": "a", "response": "b"}, "set data.columns: {completion: response}"),
+        ({"instruction": "a", "response": "b"}, "set data.columns: {"),
+        (
+            {"dialogue": [{"role": "user", "content": "a"}]},
+            "set data.columns: {messages: dialogue}",
+        ),
+        ({"story": "a"}, "set data.columns: {text: story}"),
+        ({"zzz": "a"}, "data.columns says what they are, such as {text: zzz}"),
+    ],
+)
+def test_other_columns_name_the_setting(tmp_path, row, expected):
+    with pytest.raises(DataError) as caught:
+        load(tmp_path, [row])
+    assert expected in str(caught.value)
+
+
+def test_another_format_than_is_set(tmp_path):
+    how = Preparation(256, row_format="instruction/output")
+    with pytest.raises(DataError, match=r"which make the format 'messages': set data\.format"):
+        load(tmp_path, [chat("user", "assistant")], how)
+
+
+def test_columns_the_wrong_way_round(tmp_path):
+    how = Preparation(256, columns={"question": "prompt"})
+    with pytest.raises(DataError, match=r"did you mean \{prompt: question\}\?"):
+        load(tmp_path, [QUESTION], how)
+
+
+def test_unknown_tokens_are_counted(tmp_path):
+    tokenizer = tiny_tokenizer()
+    rows = [{"text": "ab"}, {"text": "ab"}]
+    dataset = load(tmp_path, rows, tokenizer=tokenizer)
+    assert not any("does not know" in text for text in dataset.warnings)
+    letter = tokenizer.decode(tokenizer.encode("b", False))
+    tokenizer.special_tokens["unk_token"] = letter  # whatever stands for it
+    tokenizer.special_tokens["pad_token"] = letter  # as of many Llamas
+    dataset = load(tmp_path, [*rows, {"text": "a"}], tokenizer=tokenizer)
+    assert any("2 tokens in 2 of 3 rows are b: the tokenizer does" in t for t in dataset.warnings)
+    tokenizer.special_tokens["bos_token"] = letter  # which says nothing of what is known
+    dataset = load(tmp_path, rows, tokenizer=tokenizer)
+    assert not any("does not know" in text for text in dataset.warnings)
+
+
+def text_of(tmp_path, row):
+    tokenizer = tiny_tokenizer()
+    return tokenizer.decode(load(tmp_path, [row], tokenizer=tokenizer)[0].input_ids.tolist())
+
+
+def test_alpaca_rows_have_a_system_text_and_a_history(tmp_path):
+    row = {"instruction": "c", "output": "d", "system": "be kind.", "history": [["a", "b"]]}
+    assert text_of(tmp_path, row) == (
+        "be kind.\n\n### Instruction:\na\n\n### Response:\nb\n\n### Instruction:\nc\n\n"
+        "### Response:\nd"
+    )
+    plain = text_of(tmp_path, {"instruction": "c", "output": "d"})
+    assert text_of(tmp_path, {**row, "system": "", "history": []}) == plain
+    assert plain.startswith("Below is an instruction")
+
+
+@pytest.mark.parametrize("history", ["a", [["a"]], [["a", 1]], {"a": "b"}])
+def test_a_history_of_another_form(tmp_path, history):
+    row = {"instruction": "c", "output": "d", "history": history}
+    with pytest.raises(DataError, match="'history' must"):
+        load(tmp_path, [row])

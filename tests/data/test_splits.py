@@ -1,0 +1,105 @@
+"""Splits by the names of files and folders: what is read, and what is left out."""
+
+from pathlib import PurePosixPath
+
+import pytest
+
+from qlora_wgpu.data.hub_datasets import _selection, _usual_split, choose
+from qlora_wgpu.data.sources import select_files
+from qlora_wgpu.data.splits import split_of
+from qlora_wgpu.errors import DataError
+
+
+@pytest.mark.parametrize(
+    ("file", "split"),
+    [
+        ("train.jsonl", "train"),
+        ("data-train.jsonl", "train"),
+        ("gsm8k_train1000.jsonl", "train"),
+        ("train-00000-of-00002.parquet", "train"),
+        ("train/0.parquet", "train"),
+        ("data/test/part-1.parquet", "test"),
+        ("valid.jsonl", "validation"),
+        ("dev.json", "validation"),
+        ("chats.eval.jsonl", "validation"),
+        ("my_val_set.csv", "validation"),
+        ("Validation/TRAIN.JSONL", "train"),
+        ("chats.jsonl", ""),
+        ("trainers.jsonl", ""),
+        ("train_test.jsonl", ""),  # which of both?
+    ],
+)
+def test_names(file, split):
+    assert split_of(PurePosixPath(file)) == split
+
+
+def folder_of(tmp_path, *names):
+    for name in names:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('{"text": "a"}\n')
+    return tmp_path
+
+
+def read(tmp_path, **options):
+    selection = select_files(tmp_path, **options)
+    folder = tmp_path if tmp_path.is_dir() else tmp_path.with_name(tmp_path.name.split(":")[0])
+    return [p.relative_to(folder).as_posix() for p in selection.files], selection.left_out
+
+
+MLX = ("test.jsonl", "train.jsonl", "valid.jsonl")
+
+
+def test_training_data_alone_is_trained_on(tmp_path):
+    files, left_out = read(folder_of(tmp_path, *MLX, "dataset_info.json"))
+    assert files == ["train.jsonl"]
+    assert left_out == {"test": ["test.jsonl"], "validation": ["valid.jsonl"]}
+
+
+def test_held_out_data_is_validation_then_test(tmp_path):
+    assert read(folder_of(tmp_path, *MLX), held_out=True)[0] == ["valid.jsonl"]
+    (tmp_path / "valid.jsonl").unlink()
+    assert read(tmp_path, held_out=True)[0] == ["test.jsonl"]
+
+
+@pytest.mark.parametrize("name", ["validation", "dev", "valid"])
+def test_a_split_by_name(tmp_path, name):
+    chats = folder_of(tmp_path / "chats", *MLX)
+    assert read(chats.with_name(f"chats:{name}"))[0] == ["valid.jsonl"]
+
+
+def test_files_without_a_split_are_trained_on(tmp_path):
+    assert read(folder_of(tmp_path, "a.jsonl", "b/c.jsonl")) == (["a.jsonl", "b/c.jsonl"], {})
+    files, left_out = read(folder_of(tmp_path, "test.jsonl"))
+    assert files == ["a.jsonl", "b/c.jsonl"] and left_out == {"test": ["test.jsonl"]}
+
+
+def test_a_folder_of_one_split_is_read_whole(tmp_path):
+    assert read(folder_of(tmp_path, "test-0.jsonl", "test-1.jsonl"))[0][1] == "test-1.jsonl"
+
+
+def test_text_may_lie_beside_rows_of_another_split(tmp_path):
+    assert read(folder_of(tmp_path, "train.txt", "test.jsonl"))[0] == ["train.txt"]
+
+
+def test_what_is_not_there(tmp_path):
+    chats = folder_of(tmp_path / "chats", "test.jsonl", "valid.jsonl")
+    with pytest.raises(DataError, match="no training data: its files are named for test, valid"):
+        read(chats)
+    with pytest.raises(DataError, match="no split 'train': its files are named for test, valid"):
+        read(chats.with_name("chats:train"))
+
+
+HUB = ["README.md", "data-train.jsonl", "data-dev.jsonl", "test-00000-of-00001.parquet"]
+
+
+def test_splits_of_the_hub(tmp_path):
+    assert choose("o/n", HUB, "train") == ["data-train.jsonl"]
+    assert choose("o/n", HUB, "validation") == ["data-dev.jsonl"]
+    assert _usual_split(HUB, held_out=False) == "train"
+    assert _usual_split(HUB, held_out=True) == "validation"
+    assert _usual_split(["chats.jsonl"], held_out=True) == "train"
+    assert _selection("o/n", tmp_path, HUB, ["data-train.jsonl"]).left_out == {
+        "validation": ["data-dev.jsonl"],
+        "test": ["test-00000-of-00001.parquet"],
+    }
