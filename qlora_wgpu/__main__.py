@@ -5,6 +5,7 @@ Each command runs in a process of its own, which a crash of the GPU's driver may
 
 from __future__ import annotations
 
+import signal
 import sys
 
 from qlora_wgpu.supervision.child import begin
@@ -14,6 +15,13 @@ from qlora_wgpu.supervision.parent import supervise
 
 def main() -> None:
     """Runs a command and exits with its code."""
+    try:
+        _main()
+    except KeyboardInterrupt:  # before anything else can take it
+        sys.exit(128 + signal.SIGINT)
+
+
+def _main() -> None:
     journal = Journal.inherited()
     if journal is None:
         sys.exit(supervise(sys.argv[1:]))

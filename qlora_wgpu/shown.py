@@ -68,5 +68,5 @@ def train(
     with TrainingDisplay(console) as display:
         everyone = ObserverList([display, watching])
         result = runs.train(values, everyone, overwrite=overwrite, resume=resume)
-    show_result(console, result)
+    show_result(console, result, again="resume=True")
     return result

@@ -10,9 +10,9 @@ from qlora_wgpu.bench.shapes import Shape
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import ConfigError, OutOfMemoryError
 from qlora_wgpu.families.family import find_family
-from qlora_wgpu.files import file_text
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.limits import MIB, RANK
+from qlora_wgpu.gpu.memory_size import available_bytes as _available_bytes
+from qlora_wgpu.limits import RANK
 from qlora_wgpu.model.memory import plan_training_memory
 
 
@@ -109,14 +109,3 @@ class Workload:
     def _advice(self) -> str:
         checkpointing = "" if self.gradient_checkpointing else ", or turn on --checkpointing"
         return f"lower --batch, --seq or --rank{checkpointing}"
-
-
-def _available_bytes() -> int | None:
-    """Host memory that can be taken without swapping; None where the system does not tell."""
-    try:
-        for line in file_text("/proc/meminfo", MIB, "ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return 1024 * int(line.split()[1])
-    except (OSError, ValueError, IndexError):
-        pass
-    return None

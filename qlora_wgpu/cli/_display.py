@@ -18,18 +18,25 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.status import Status
-from rich.table import Table
-from rich.text import Text
 
+from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.training import Observer, RunSetup, TrainResult
 
+_KINDS = 44  # characters of a memory line's kinds, so that it fits into 80 columns
 
-def memory_line(title: str, memory: Counter[str]) -> Text:
-    """Bytes by kind on one line, the largest first."""
-    parts = [f"{kind} {nbytes / 2**20:,.1f}" for kind, nbytes in memory.most_common() if nbytes]
-    return Text(
-        f"{title} device memory {sum(memory.values()) / 2**20:,.1f} MiB: {', '.join(parts)}"
-    )
+
+def memory_line(memory: Counter[str]) -> str:
+    """Bytes on one line: all of them, and what takes most."""
+    total = sum(memory.values())
+    gibi = total >= 10 << 30
+    unit, name = (2**30, "GiB") if gibi else (2**20, "MiB")
+    shown = ""
+    for kind, nbytes in memory.most_common():
+        part = f"{', ' if shown else ''}{kind} {nbytes / unit:,.1f}"
+        if nbytes < total / 100 or len(shown + part) > _KINDS:
+            break
+        shown += part
+    return f"planned device memory {total / unit:,.1f} {name}: {shown}"
 
 
 class Display(Observer):
@@ -78,7 +85,7 @@ class Display(Observer):
 
     def planned(self, memory: Counter[str]) -> None:
         """Prints a line."""
-        self._console.print(memory_line("planned", memory))
+        self._console.print(memory_line(memory), highlight=False)
 
     def tuned(self, notes: Sequence[str]) -> None:
         """Prints a line."""
@@ -93,7 +100,12 @@ class Display(Observer):
                 MofNCompleteColumn(),
                 TimeElapsedColumn(),
             )
-            self._loading = Progress(*columns, console=self._console, transient=True)
+            self._loading = Progress(
+                *columns,
+                console=self._console,
+                transient=True,
+                disable=not self._console.is_terminal,
+            )
             self._loading.add_task("loading", total=total)
             self._loading.start()
         self._loading.update(self._loading.task_ids[0], completed=done)
@@ -102,10 +114,14 @@ class Display(Observer):
 
 
 class TrainingDisplay(Display):
-    """Also a progress bar with the latest figures."""
+    """Also a progress bar with the latest figures.
 
-    def __init__(self, console: Console) -> None:
+    Where there is no terminal, there is a line for each logged step instead.
+    """
+
+    def __init__(self, console: Terminal) -> None:
         super().__init__(console)
+        self._terminal = console
         self._progress = Progress(
             BarColumn(bar_width=12),
             MofNCompleteColumn(),
@@ -114,31 +130,29 @@ class TrainingDisplay(Display):
             TextColumn("<"),
             TimeRemainingColumn(),
             console=console,
+            disable=not (console.is_terminal or console.is_jupyter),
         )
         self._task: TaskID | None = None
         self._shown_at = 0
+        self._every = 1
 
     def stop(self) -> None:
         """Takes away what moves; the bar stays as it is."""
-        super().stop()
         if self._progress.live.is_started:
             self._progress.stop()
+        super().stop()
 
     def setup(self, setup: RunSetup) -> None:
         """Prints a table."""
-        table = Table(show_header=False, box=None)
-        for name, value in _setup_rows(setup).items():
-            table.add_row(name, value)
-        self._console.print(table, highlight=False)
+        self._terminal.facts(_setup_rows(setup))
 
     def started(self, total_steps: int, done: int, memory: Counter[str]) -> None:
         """Begins the bar."""
-        self._console.print(memory_line("taken", memory))
         self._task = self._progress.add_task(
             "training", total=total_steps, completed=done, figures=""
         )
         self._shown_at = done
-        self._every = max(1, total_steps // 10)
+        self._every = 1 if self._progress.disable else max(1, total_steps // 10)
         self._progress.start()
 
     def resumed(self, checkpoint: Path, step: int) -> None:
@@ -164,6 +178,13 @@ class TrainingDisplay(Display):
                 highlight=False,
             )
 
+    def activity(self, text: str) -> None:
+        """Shows it on the bar, if there is one."""
+        if self._task is not None and self._progress.live.is_started:
+            self._progress.update(self._task, figures=text)
+        else:
+            super().activity(text)
+
     def evaluation(self, row: dict[str, Any]) -> None:
         """Prints a line that stays."""
         self._console.print(
@@ -177,6 +198,10 @@ class TrainingDisplay(Display):
         self.stop()
 
 
+def _count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number:,} {noun}{'' if number == 1 else plural}"
+
+
 def _setup_rows(setup: RunSetup) -> dict[str, str]:
     rows = {
         "device": setup.device,
@@ -184,7 +209,8 @@ def _setup_rows(setup: RunSetup) -> dict[str, str]:
         "adapter": f"r {setup.rank} on {setup.adapted_layers} layers: "
         f"{setup.adapter_parameters:,} parameters",
         "training data": f"{setup.train_rows:,} rows, {setup.train_tokens:,} learnt tokens",
-        "step": f"{setup.batch_size} rows x {setup.accumulation} micro-batches",
+        "step": f"{_count(setup.batch_size, 'row')} × "
+        f"{_count(setup.accumulation, 'micro-batch', 'es')}",
     }
     if setup.eval_rows is not None:
         rows["held-out data"] = f"{setup.eval_rows:,} rows, {setup.eval_tokens:,} tokens"

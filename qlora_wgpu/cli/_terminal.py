@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,14 +14,20 @@ import click
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.status import Status
+from rich.table import Table
 from rich.text import Text
 
 from qlora_wgpu.errors import on_command_line
 from qlora_wgpu.visible import visible, visible_json, without_secrets
 
+_UNBROKEN = 100_000  # columns of a pipe or a file, whose lines nobody breaks
+
 
 class Terminal(Console):
-    """A console on which square brackets and control characters of others are plain text."""
+    """A console on which square brackets and control characters of others are plain text.
+
+    Where there is no terminal, lines are as long as they are.
+    """
 
     def __init__(self, *, stderr: bool = False, soft_wrap: bool = False) -> None:
         """Writes to stdout or stderr.
@@ -33,6 +41,8 @@ class Terminal(Console):
             stderr=stderr, soft_wrap=soft_wrap, markup=False, emoji=False, force_jupyter=False,
             force_terminal=False if _in_notebook() else None,
         )  # fmt: skip
+        if not (self.is_terminal or "COLUMNS" in os.environ):
+            self.width = _UNBROKEN
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Styles a text, which is shown as it is."""
@@ -44,6 +54,21 @@ class Terminal(Console):
         """Cuts what is printed into pieces; those that move the cursor are rich's own."""
         for piece in super().render(renderable, options):
             yield piece if piece.control else Segment(visible(piece.text), piece.style)
+
+    def facts(self, rows: Mapping[str, str]) -> None:
+        """Prints a name and a text on each line, the texts below each other."""
+        if self.is_terminal or self.is_jupyter:
+            table = Table(show_header=False, box=None)
+            for name, text in rows.items():
+                table.add_row(name, text)
+            self.print(table, highlight=False)
+            return
+        width = max(map(len, rows), default=0)
+        for name, text in rows.items():
+            first, *others = text.splitlines() or [""]
+            self.print(f" {name:{width}}  {first}".rstrip(), highlight=False)
+            for line in others:
+                self.print(f" {'':{width}}  {line}".rstrip(), highlight=False)
 
     def status(self, status: RenderableType, **options: Any) -> Status:
         """A line with a spinner."""
@@ -109,8 +134,11 @@ class Commands(click.Group):
 
 @contextmanager
 def _visible_messages() -> Iterator[None]:
+    """Makes click's messages visible, and Ctrl-C the exit code that shells know."""
     try:
         yield
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
     except click.ClickException as err:
         vars(err).update(message=visible(err.message))
         raise

@@ -20,6 +20,7 @@ from qlora_wgpu.gpu.adapters import (
     list_adapters,
 )
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.runs.machine import what_it_means
 from qlora_wgpu.selfcheck import Result, check_device, checks
 from qlora_wgpu.tuning.cache import choices_for
 from qlora_wgpu.version import __version__
@@ -40,7 +41,7 @@ _SHOWN_FEATURES = ("shader-f16", "subgroups", "timestamp-query")
     help="WebGPU implementation to check.",
 )
 def doctor(check: bool, gpu: str, backend: str) -> None:
-    """Show the GPUs found, their driver, limits and features.
+    """Show the GPUs found, their driver, limits and features, and what that means for training.
 
     Exits with code 2, and says what to install, where there is none; with --check also where the
     driver computes wrongly.
@@ -72,6 +73,9 @@ def _list_gpus(console: Console) -> None:
             chosen = index == 0 and each is device.backend
             console.print(_describe(index, adapter, chosen))
     _show_choice(console, device)
+    with console.status("measuring how fast it trains"):
+        meaning = what_it_means(device)
+    console.print(f"\n{meaning}", style="bold", highlight=False)
 
 
 def _show_choice(console: Console, device: Device) -> None:

@@ -20,6 +20,7 @@ from qlora_wgpu.errors import ConfigError
 
 _DTYPES = ("bfloat16", "float32")
 _SCHEMES = ("nf4", "none")
+_SHOWN = 2**20 / 20  # bytes of a kind that are more than 0.0 MiB
 
 
 @click.command()
@@ -67,6 +68,7 @@ def estimate(
         scheme=_one_of("--scheme", scheme, _SCHEMES),
         compute_dtype=_one_of("--dtype", dtype, _DTYPES),
         budget=None if budget is None else read_bytes("--budget", budget),
+        by_data=True,
     )
     _show(Terminal(), target, result)
     if json_file is not None:
@@ -95,11 +97,25 @@ def _show(console: Console, target: str, result: runs.Estimate) -> None:
     table.add_column("on the device")
     table.add_column("MiB", justify="right")
     for kind, nbytes in result.memory.most_common():
+        if nbytes < _SHOWN:
+            break
         table.add_row(kind, f"{nbytes / 2**20:,.1f}")
     table.add_row("total", f"{result.total / 2**20:,.1f}", style="bold")
     console.print(table)
     if result.budget is not None and result.fits is not None:
         console.print(_verdict(result, result.budget, result.fits), highlight=False)
+    elif result.device_memory is not None:
+        verdict = "fits" if result.remedy is None else "does not fit"
+        size = _size(result.device_memory)
+        console.print(f"{result.device} has {size}: {verdict}", highlight=False)
+    if result.remedy is not None:
+        console.print(_remedy(result.remedy), style="yellow", highlight=False, soft_wrap=True)
+
+
+def _remedy(keys: str) -> str:
+    if not keys:
+        return "no shorter row, smaller micro-batch or checkpointing makes it fit"
+    return f"it would fit with: {keys}"
 
 
 def _verdict(result: runs.Estimate, budget: int, fits: runs.Fits) -> str:
@@ -109,7 +125,11 @@ def _verdict(result: runs.Estimate, budget: int, fits: runs.Fits) -> str:
     if fits.batch:
         most = f"at most batch {fits.batch} at sequence {seq}"
     row = f", or sequence {fits.seq} at batch 1" if fits.seq else ""
-    return f"{budget / 2**30:,.1f} GiB: {verdict}; {most}{row}"
+    return f"{_size(budget)}: {verdict}; {most}{row}"
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 2**30:,.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:,.1f} MiB"
 
 
 def _write(name: str, result: runs.Estimate) -> None:
@@ -126,6 +146,8 @@ def _write(name: str, result: runs.Estimate) -> None:
         "total": result.total,
         "budget": result.budget,
         "fits": None if result.fits is None else asdict(result.fits),
+        "device_memory": result.device_memory,
+        "remedy": result.remedy,
     }
     try:
         Path(name).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")

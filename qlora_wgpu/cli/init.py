@@ -6,20 +6,12 @@ from pathlib import Path
 
 import click
 
-from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.cli._converting import converted
 from qlora_wgpu.cli._terminal import Terminal
-from qlora_wgpu.data import Dataset, Preparation, Tokenizer, chosen_template, load_dataset
-from qlora_wgpu.data.prepared import learns
-from qlora_wgpu.data.sources import data_files, has_validation, holds_documents
+from qlora_wgpu.config.commented_yaml import commented_yaml
+from qlora_wgpu.data.sources import has_validation
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.families.family import find_family
-from qlora_wgpu.visible import one_line, visible_json
-
-_STEPS = 16  # rows of a step that is neither noisy nor slow to begin with
-_BUCKETS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
-_POSITIONS = 4096  # of a model that does not say how many it was made for
-_WINDOW, _LONG = 1024, 4096  # of documents, where they are longer than that
+from qlora_wgpu.runs.first_settings import first_settings
 
 
 @click.command()
@@ -75,132 +67,4 @@ def init(
 
 def _fitted(model_path: str, data_path: str, eval_path: str | None) -> str:
     """The file for a model and its data."""
-    folder = ModelFolder.without_weights(model_path)
-    architecture = find_family(folder.config).read(folder.config)
-    tokenizer = Tokenizer.from_folder(folder.path)
-    template = chosen_template(data_path, tokenizer)
-    how = Preparation(max_seq_length=1 << 20, chat_template=template)
-    dataset = load_dataset(data_path, tokenizer, 2, how=how)
-    lengths = sorted(dataset.lengths.tolist())
-    positions = folder.config.get("max_position_embeddings")
-    limit = positions if isinstance(positions, int) else _POSITIONS
-    path = Path(data_path)
-    documents = path.exists() and holds_documents(data_files(path))
-    length = _document_length(lengths, limit) if documents else _row_length(lengths, limit)
-    rows = sum(max(n // length, 1) for n in lengths) if documents else len(lengths)
-    return _yaml(
-        model=model_path,
-        train=data_path,
-        held_out=eval_path,
-        template=template,
-        length=length,
-        rows=rows,
-        longest=lengths[-1],
-        keep_end=not documents and _learns_only_at_the_end(dataset, length),
-        packing=2 * (sum(lengths) / len(lengths)) < length,
-        layers=architecture.num_layers,
-    )
-
-
-def _document_length(lengths: list[int], limit: int) -> int:
-    """The length of windows that documents are cut into."""
-    return min(_WINDOW, limit) if _common(lengths) > _LONG else _row_length(lengths, limit)
-
-
-def _row_length(lengths: list[int], limit: int) -> int:
-    """A length that nearly all rows fit in, if the model and most GPUs take it.
-
-    Args:
-        lengths: Tokens of each row, rising.
-        limit: The model's longest text.
-    """
-    common = _common(lengths)
-    return min(next((b for b in _BUCKETS if b >= common), _BUCKETS[-1]), limit)
-
-
-def _common(lengths: list[int]) -> int:
-    return lengths[min(int(0.98 * len(lengths)), len(lengths) - 1)]
-
-
-def _learns_only_at_the_end(dataset: Dataset, length: int) -> bool:
-    """Whether more rows have something to learn in their last tokens than in their first."""
-    first = sum(learns(example.labels[:length].tolist()) for example in dataset)
-    last = sum(learns(example.labels[-length:].tolist()) for example in dataset)
-    return last > first
-
-
-def _yaml(
-    *,
-    model: str,
-    train: str,
-    held_out: str | None,
-    template: str | None,
-    length: int,
-    rows: int,
-    longest: int,
-    keep_end: bool,
-    packing: bool,
-    layers: int,
-) -> str:
-    """The file; every key that is left out has its default (configs/example.yaml)."""
-    steps = max(1, -(-rows // _STEPS))
-    held = f"  eval: {_quoted(held_out)}\n" if held_out else "  # eval: held-out.jsonl\n"
-    chat = (
-        f"  chat_template: {template:<20} # what fits the tokenizer, which has none\n"
-        if template
-        else ""
-    )
-    cut = (
-        "  truncation: keep_end                # longer rows keep what is learnt\n"
-        if keep_end
-        else ""
-    )
-    return f"""\
-# {one_line(Path(model).name)}, {layers} layers, on {rows:,} rows of {one_line(Path(train).name)}.
-model:
-  path: {_quoted(model)}
-
-quant:
-  scheme: nf4                         # 4 bits a weight; none keeps the frozen layers as they are
-
-lora:
-  r: 16                               # rank: more can learn more, and takes more memory
-  lora_alpha: 32                      # the adapter counts lora_alpha / r times
-  lora_dropout: 0.0
-  target_modules: all-linear          # or a list: [q_proj, v_proj]
-
-data:
-  train: {_quoted(train)}
-{held}{chat}\
-  max_seq_length: {length:<5}               # tokens; the longest row has {longest:,}
-{cut}\
-  packing: {str(packing).lower():<5}                      # several rows in one of max_seq_length
-
-train:
-  num_train_epochs: 1                 # about {steps:,} steps without packing
-  per_device_train_batch_size: 1
-  gradient_accumulation_steps: {_STEPS}     # rows of a step: this times the batch size
-  gradient_checkpointing: true        # recomputes layers: slower, much less memory
-
-optim:
-  learning_rate: 2e-4
-  lr_scheduler_type: cosine
-  warmup_ratio: 0.03
-
-eval:
-  eval_steps: 50                      # with data.eval
-
-output:
-  dir: runs/{_plain(Path(model).name)}
-  save_steps: 50
-"""
-
-
-def _quoted(text: str) -> str:
-    """Text as YAML takes it whatever it holds."""
-    plain = all(c.isalnum() or c in "/._-" for c in text) and text[:1] not in "-."
-    return text if plain else visible_json(text)
-
-
-def _plain(name: str) -> str:
-    return "".join(c if c.isalnum() or c in "._-" else "-" for c in name).strip(".") or "run"
+    return commented_yaml(*first_settings(model_path, data_path, eval_path))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections import Counter
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from qlora_wgpu import runs
 from qlora_wgpu.cli._display import TrainingDisplay
@@ -29,7 +28,8 @@ from qlora_wgpu.training.reporters import ObserverList
     "--resume",
     is_flag=True,
     help="Go on with the run in output.dir from its newest whole checkpoint, bit by bit as if it "
-    "had not stopped; begins one where there is none, and leaves a finished one as it is.",
+    "had not stopped; begins one where there is none. A finished one stays as it is, or goes on "
+    "with more epochs or steps.",
 )
 @click.pass_obj
 def train(
@@ -48,7 +48,14 @@ def train(
     with TrainingDisplay(console) as display:
         observer = display if journal is None else ObserverList([display, Noted(journal)])
         result = runs.train(settings, observer, overwrite=overwrite, resume=resume)
-    show_result(console, result)
+    show_result(console, result, _again(config, overrides))
+    if result.stop_signal is not None:
+        sys.exit(128 + result.stop_signal)  # as shells tell a signal, so that no `&&` goes on
+
+
+def _again(config: str, overrides: tuple[str, ...]) -> str:
+    """The command that goes on with a run."""
+    return shlex.join(["qlora-wgpu", "train", config, *overrides, "--resume"])
 
 
 class Noted(Observer):
@@ -70,17 +77,26 @@ class Noted(Observer):
         self._journal.note_checkpoint(folder)
 
 
-def show_result(console: Console, result: TrainResult) -> None:
-    """Prints what a run has come to."""
+def show_result(console: Terminal, result: TrainResult, again: str = "--resume") -> None:
+    """Prints what a run has come to.
+
+    Args:
+        console: Where.
+        result: The run's.
+        again: What goes on with a run that was stopped.
+    """
     if result.interrupted:
         console.print(
-            f"stopped after step {result.steps}; its state is saved: `--resume` goes on",
+            f"stopped after step {result.steps}; its state is saved, and `{again}` goes on",
             style="yellow",
+            highlight=False,
+            soft_wrap=True,  # a command that is copied is in one piece
         )
-    table = Table(show_header=False, box=None)
-    for name, value in _figures(result).items():
-        table.add_row(name, value)
-    console.print(table, highlight=False, markup=False)
+    if result.was_finished:
+        console.print(
+            "to go on with it, raise train.num_train_epochs or train.max_steps", highlight=False
+        )
+    console.facts(_figures(result))
     if result.reports:
         page, *pictures = result.reports
         named = "".join(f" and {picture.name}" for picture in pictures)
@@ -104,7 +120,7 @@ def _figures(result: TrainResult) -> dict[str, str]:
     if result.best_step is not None and result.best_step != result.steps:
         figures["best"] = f"{result.best_eval_loss:.4f} after step {result.best_step}"
     if result.sample is not None:
-        figures |= vars(result.sample)
+        figures |= {name: text for name, text in vars(result.sample).items() if text}
     figures["trained"] = (
         f"{result.num_tokens:,} tokens in {result.seconds:,.0f} s, device memory at most "
         f"{result.peak_bytes / 2**20:,.1f} MiB"

@@ -193,10 +193,10 @@ class DataConfig(Section):
 class TrainConfig(Section):
     """The training loop."""
 
-    num_train_epochs: float = Field(
+    num_train_epochs: Annotated[float, _FREE_ON_RESUME] = Field(
         1.0, gt=0.0, description="Number of passes over the training data; may be a fraction."
     )
-    max_steps: MaxSteps = Field(
+    max_steps: Annotated[MaxSteps, _FREE_ON_RESUME] = Field(
         -1, description="Number of optimizer steps, which overrides num_train_epochs; -1 for none."
     )
     per_device_train_batch_size: PositiveInt = Field(1, description="Rows in a micro-batch.")

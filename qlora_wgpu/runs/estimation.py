@@ -13,12 +13,16 @@ from qlora_wgpu.bench.shapes import find_shape
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.json_file import read_json_object
 from qlora_wgpu.config import Config, LoraConfig, QuantConfig
+from qlora_wgpu.config.schema import DataConfig, DeviceConfig, TrainConfig
 from qlora_wgpu.errors import ConfigError, OutOfMemoryError, QLoRAError, option
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.memory_size import memory_size
 from qlora_wgpu.gpu.profile import GPU_PROFILE, Profile
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import TrainingOptions
 from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.runs.data import RunData, prepare
+from qlora_wgpu.runs.opening import device_of
 from qlora_wgpu.runs.settings import as_config
 
 _LARGEST_BINDING = (1 << 31) - 1  # what most cards allow
@@ -39,6 +43,7 @@ class Workload:
         batch: Rows of a micro-batch.
         seq: Tokens of a row.
         checkpointing: Whether layers are recomputed in the backward.
+        accumulation: Micro-batches of a step.
     """
 
     pretrained: Pretrained
@@ -48,24 +53,37 @@ class Workload:
     batch: int
     seq: int
     checkpointing: bool
+    accumulation: int = 1
 
 
 @dataclass(frozen=True)
 class Target:
-    """For what it is planned: an open GPU, or a common one where none is there."""
+    """For what it is planned: an open GPU, or a common one where none is there.
+
+    Attributes:
+        name: The GPU's name.
+        max_binding: Bytes of its largest binding.
+        profile: How kernels are cut for it.
+        nbytes: Bytes of its memory, where they are known.
+    """
 
     name: str = "a GPU"
     max_binding: int = _LARGEST_BINDING
     profile: Profile = GPU_PROFILE
+    nbytes: int | None = None
 
     @classmethod
-    def here(cls) -> Target:
-        """The best GPU of this machine; a common one where there is none."""
+    def here(cls, settings: DeviceConfig | None = None) -> Target:
+        """The GPU that a run would take here; a common one where there is none."""
         try:
-            device = Device()
+            return cls.of(device_of(settings or DeviceConfig()))
         except QLoRAError:
             return cls()
-        return cls(device.name, device.max_binding, device.profile)
+
+    @classmethod
+    def of(cls, device: Device) -> Target:
+        """An open GPU."""
+        return cls(device.name, device.max_binding, device.profile, memory_size(device))
 
     def memory(self, workload: Workload) -> Counter[str]:
         """Bytes on the device by kind."""
@@ -111,6 +129,10 @@ class Estimate:
         memory: Bytes on it by kind.
         budget: Bytes that there are, if they were told.
         fits: The sizes that have room in them.
+        device_memory: Bytes of the GPU's memory, where they are known.
+        remedy: Settings with which it would fit into the budget, or without one into the GPU's
+            memory, as ``train`` takes them: ``"train.gradient_checkpointing=true"``. None where it
+            fits, empty where nothing helps.
     """
 
     workload: Workload
@@ -118,6 +140,8 @@ class Estimate:
     memory: Counter[str]
     budget: int | None = None
     fits: Fits | None = None
+    device_memory: int | None = None
+    remedy: str | None = None
 
     @property
     def total(self) -> int:
@@ -136,6 +160,7 @@ def estimate(
     scheme: Literal["nf4", "none"] | None = None,
     compute_dtype: Literal["bfloat16", "float32"] | None = None,
     budget: int | None = None,
+    by_data: bool = False,
 ) -> Estimate:
     """Plans the memory of training; no GPU is needed, and of weights only their form is read.
 
@@ -150,6 +175,8 @@ def estimate(
         scheme: How frozen layers are stored, instead of the target's.
         compute_dtype: Type of matmul operands, instead of the target's.
         budget: Bytes of memory that there are; the largest batch and sequence are looked for.
+        by_data: Whether a run's longest batch is that of its data, where this is here, as training
+            plans it; else it is of ``data.max_seq_length``.
 
     Raises:
         ConfigError: If the target is wrong or absurdly large.
@@ -157,8 +184,17 @@ def estimate(
         UnsupportedModelError: If the model asks for something that is not computed here.
         OutOfMemoryError: If a tensor has more elements than kernels can count.
     """
-    here = Target.here()
-    workload = _changed(_workload(target, overrides), batch, seq, rank, scheme)
+    is_run = not isinstance(target, str | PathLike) or Path(target).suffix in (".yaml", ".yml")
+    if is_run:
+        settings = as_config(target, overrides)
+        here = Target.here(settings.device)
+        length = settings.data.max_seq_length
+        if by_data and seq is None:
+            length = _longest_batch(settings)
+        workload = _workload_of_run(settings, length)
+    else:
+        here, workload = Target.here(), _workload_of_shape(str(target), overrides)
+    workload = _changed(workload, batch, seq, rank, scheme)
     if checkpointing is not None:
         workload = replace(workload, checkpointing=checkpointing)
     if compute_dtype is not None:
@@ -171,7 +207,11 @@ def estimate(
         )
     memory = here.memory(workload)
     fits = None if budget is None else _what_fits(here, workload, budget)
-    return Estimate(workload, here.name, memory, budget, fits)
+    remedy = None
+    room = here.nbytes if budget is None else budget
+    if room is not None and sum(memory.values()) > room:
+        remedy = _remedy(here, workload, room)
+    return Estimate(workload, here.name, memory, budget, fits, here.nbytes, remedy)
 
 
 def _changed(
@@ -187,19 +227,26 @@ def _changed(
     )
 
 
-def _workload(target: Any, overrides: Sequence[str]) -> Workload:
-    is_path = isinstance(target, str | PathLike)
-    if not is_path or Path(target).suffix in (".yaml", ".yml"):
-        return _workload_of_run(as_config(target, overrides))
+def _workload_of_shape(target: str, overrides: Sequence[str]) -> Workload:
     if overrides:
         raise ConfigError(
             f"overrides such as {overrides[0]} belong to a YAML; for {target} there are options, "
             "see qlora-wgpu estimate --help"
         )
-    return Workload(_shape(str(target)), LoraConfig(), QuantConfig(), "bfloat16", 1, 1024, False)
+    train = TrainConfig()  # what a run without other settings has
+    return Workload(
+        _shape(target),
+        LoraConfig(),
+        QuantConfig(),
+        train.compute_dtype,
+        train.per_device_train_batch_size,
+        DataConfig().max_seq_length,
+        train.gradient_checkpointing,
+        train.gradient_accumulation_steps,
+    )
 
 
-def _workload_of_run(settings: Config) -> Workload:
+def _workload_of_run(settings: Config, length: int) -> Workload:
     train = settings.train
     return Workload(
         _base(settings.model.path),
@@ -207,9 +254,24 @@ def _workload_of_run(settings: Config) -> Workload:
         settings.quant,
         train.compute_dtype,
         train.per_device_train_batch_size,
-        settings.data.max_seq_length,
+        length,
         train.gradient_checkpointing,
+        train.gradient_accumulation_steps,
     )
+
+
+def _longest_batch(settings: Config) -> int:
+    """Tokens of a run's longest batch, by its data if that is here, as training plans it."""
+    path = settings.data.train
+    if path is None or not Path(path).expanduser().exists():
+        return settings.data.max_seq_length
+    try:
+        train = prepare(settings)
+        measures = settings.data.eval is not None or settings.data.eval_split is not None
+        held_out = prepare(settings, held_out=True).dataset if measures else None
+        return RunData(train.dataset, held_out, train.plan, settings.data.max_seq_length).length
+    except QLoRAError:  # which training will tell of
+        return settings.data.max_seq_length
 
 
 def _shape(text: str) -> Pretrained:
@@ -242,6 +304,44 @@ def _what_fits(here: Target, workload: Workload, budget: int) -> Fits:
         _MOST_TOKENS // _SEQ_STEP,
     )
     return Fits(rows, steps * _SEQ_STEP)
+
+
+def _remedy(here: Target, workload: Workload, budget: int) -> str:
+    """The settings that cost least with which a workload fits; empty where none do.
+
+    A smaller micro-batch changes nothing that is learnt and little of the speed, checkpointing
+    costs about a third of it, and shorter rows lose what they cut.
+    """
+
+    def fits(**changes: Any) -> bool:
+        total = here.total(replace(workload, **changes))
+        return total is not None and total <= budget
+
+    rows = range(workload.batch, 0, -1)
+    for checkpointing in dict.fromkeys((workload.checkpointing, True)):
+        batch = next((n for n in rows if fits(batch=n, checkpointing=checkpointing)), 0)
+        if batch:
+            return _in_keys(workload, batch, workload.seq, checkpointing)
+    steps = largest_fitting(
+        lambda n: here.total(replace(workload, batch=1, seq=n * _SEQ_STEP, checkpointing=True)),
+        budget,
+        workload.seq // _SEQ_STEP,
+    )
+    return _in_keys(workload, 1, steps * _SEQ_STEP, True) if steps else ""
+
+
+def _in_keys(workload: Workload, batch: int, seq: int, checkpointing: bool) -> str:
+    """What differs from a workload, as it is written behind ``train run.yaml``."""
+    keys = []
+    if batch != workload.batch:
+        accumulation = -(-workload.batch * workload.accumulation // batch)
+        keys.append(f"train.per_device_train_batch_size={batch}")
+        keys.append(f"train.gradient_accumulation_steps={accumulation}")
+    if checkpointing != workload.checkpointing:
+        keys.append("train.gradient_checkpointing=true")
+    if seq != workload.seq:
+        keys.append(f"data.max_seq_length={seq}")
+    return " ".join(keys)
 
 
 def largest_fitting(total: Callable[[int], int | None], budget: int, most: int) -> int:

@@ -108,13 +108,11 @@ def evaluate(
         dataset = read_dataset(settings.data, path, source.tokenizer, observer, held_out=True)
     check_ids(path, dataset, source.architecture.vocab_size)
     model = load_adapted(source, adapter, settings, observer)
-    observer.activity("measuring the base")
     with model.adapter_off():
-        base = _measured(model, dataset, settings)
+        base = _measured(model, dataset, settings, observer, "the base")
     adapted = None
     if adapter is not None:
-        observer.activity("measuring the adapter")
-        adapted = _measured(model, dataset, settings)
+        adapted = _measured(model, dataset, settings, observer, "the adapter")
     observer.activity("")
     return Evaluation(path, adapter, base, adapted)
 
@@ -135,7 +133,12 @@ def _adapter_of(settings: Config) -> str | None:
     return str(folder) if folder.is_dir() else None
 
 
-def _measured(model: QLoRAModel, dataset: Dataset, settings: Config) -> HeldOutLoss:
-    size = settings.train.per_device_train_batch_size
-    total, count = held_out_loss(model, dataset, size, settings.data.max_seq_length)
+def _measured(
+    model: QLoRAModel, dataset: Dataset, settings: Config, observer: Observer, what: str
+) -> HeldOutLoss:
+    def progress(done: int, rows: int) -> None:
+        observer.activity(f"measuring {what}: {done:,} of {rows:,} rows")
+
+    size, longest = settings.train.per_device_train_batch_size, settings.data.max_seq_length
+    total, count = held_out_loss(model, dataset, size, longest, progress)
     return HeldOutLoss(total / count, count)

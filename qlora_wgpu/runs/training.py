@@ -8,6 +8,7 @@ from pathlib import Path
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.loading import Overrides
 from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.runs.data import RunData, read_run_data
 from qlora_wgpu.runs.opening import OpenedModel, device_of, load_model, open_device
@@ -24,6 +25,7 @@ from qlora_wgpu.training import (
     TrainResult,
     check_resumable,
     refuse_existing_run,
+    require_writable,
     settle_run,
     training_options,
 )
@@ -80,15 +82,18 @@ def _train(
     settings: Config, observer: Observer, reporter: Reporter, *, overwrite: bool, resume: bool
 ) -> TrainResult:
     check_output(settings, overwrite=overwrite, resume=resume)
-    source = OpenedModel.open(settings.model.path)  # says what is not supported before data is read
+    device = open_device(settings.device, observer)  # says that there is none before data is read
+    source = OpenedModel.open(settings.model.path)  # and what is not supported
     for text in source.notes:
         observer.note(text)
     data = read_run_data(settings, source, observer)
     prompt = prompt_of_run(settings, source)  # now that the data is there
-    model = _open_model(settings, source, data, observer)
+    model = _open_model(settings, source, data, device, observer)
     observer.setup(_setup(settings, model, data))
     texts = SampleTexts(model, source.tokenizer, data.held_out or data.train)
+    observer.activity("writing texts before training")
     samples = texts.before()
+    observer.activity("")
     reporter.take_samples(samples)
     observer.sampled(samples[0])
     others = reporters(
@@ -104,7 +109,9 @@ def _train(
             each.close()
     keep_prompt(settings, source, prompt, result, observer)
     if not result.interrupted:
+        observer.activity("writing texts after training")
         samples = texts.after(samples)
+        observer.activity("")
         reporter.take_samples(samples)
         observer.sampled(samples[0])
     result = replace(result, sample=samples[0], samples=samples)
@@ -124,6 +131,7 @@ def check_output(settings: Config, *, overwrite: bool, resume: bool) -> None:
         raise ConfigError("overwrite and resume exclude each other: choose one")
     settings.require_train_path()
     output = Path(settings.output.dir)
+    require_writable(output)
     if not (overwrite or resume):
         refuse_existing_run(output)
     settle_run(output)
@@ -132,10 +140,9 @@ def check_output(settings: Config, *, overwrite: bool, resume: bool) -> None:
 
 
 def _open_model(
-    settings: Config, source: OpenedModel, data: RunData, observer: Observer
+    settings: Config, source: OpenedModel, data: RunData, device: Device, observer: Observer
 ) -> QLoRAModel:
     """The model on its device, ready for its longest step."""
-    device = open_device(settings.device, observer)
     layout = plan_layout(settings, source.pretrained, data, device, observer)
     assert source.pretrained.folder is not None
     source.pretrained.folder.start_fingerprint()  # checkpoints keep it

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ import click
 
 from qlora_wgpu.supervision.exit_codes import ERROR, HUNG, LOST, crash_name, signal_name
 from qlora_wgpu.supervision.journal import Journal
+from qlora_wgpu.supervision.signals import SAME_WISH
 
 # Dispatches to a submit, in the attempts after a crash: drivers end work that takes them too long.
 _SMALLER_SUBMITS = (25, 5, 1)
@@ -126,8 +128,9 @@ def _run(arguments: Sequence[str], journal: Journal, *, own_group: bool) -> int:
         env=journal.environment(),
         process_group=0 if own_group else None,
     )
-    with _passing_on_signals(process, interrupts=own_group):
-        return process.wait()
+    with _passing_on_signals(process, journal, interrupts=own_group) as asked:
+        code = process.wait()
+    return code if asked.killed_by is None else 128 + asked.killed_by
 
 
 def _command() -> list[str]:
@@ -136,12 +139,60 @@ def _command() -> list[str]:
     return [sys.executable, *([] if searched else ["-P"]), "-m", "qlora_wgpu"]
 
 
+@dataclass
+class _Asked:
+    """How often a process was asked to end.
+
+    A training run takes the first time as a wish to stop with its state saved, which may take as
+    long as a micro-batch and a checkpoint. The second time it is ended at once: what it had saved
+    before is whole, and no call into a driver can hold that up. Signals that come together are one
+    wish: `timeout` and service managers send theirs to a process and to all of its group.
+
+    Attributes:
+        process: The process.
+        journal: The process's.
+        is_patient: Whether the first time is such a wish.
+        since: When that was.
+        killed_by: The signal that came a second time.
+    """
+
+    process: subprocess.Popen[bytes]
+    journal: Journal
+    is_patient: bool
+    since: float | None = None
+    killed_by: int | None = None
+
+    def again(self, number: int) -> None:
+        """Passes a signal on; the second time ends the process."""
+        now = time.monotonic()
+        if not self.is_patient or self.since is None:
+            self.since = now
+            self.process.send_signal(number)
+            if self.is_patient and self.journal.has_opened:
+                beside_a_bar = "\n" if sys.stderr.isatty() else ""
+                _tell(f"{beside_a_bar}note: stopping, and saving; once more ends it at once")
+        elif now - self.since > SAME_WISH and self.process.poll() is None:
+            self.killed_by = number
+            self.process.kill()
+            _show_cursor()
+
+
+def _show_cursor() -> None:
+    """Brings back what a bar had hidden, after its process could not."""
+    if sys.stdout.isatty():
+        sys.stdout.write("\x1b[?25h\n")
+        sys.stdout.flush()
+
+
 @contextmanager
-def _passing_on_signals(process: subprocess.Popen[bytes], *, interrupts: bool) -> Iterator[None]:
+def _passing_on_signals(
+    process: subprocess.Popen[bytes], journal: Journal, *, interrupts: bool
+) -> Iterator[_Asked]:
     """Passes on what asks a process to end; what stops it for a while stops both."""
+    asked = _Asked(process, journal, is_patient=interrupts)
 
     def pass_on(number: int, frame: FrameType | None) -> None:
-        process.send_signal(number)
+        asked.again(number)
 
     def pause(number: int, frame: FrameType | None) -> None:
         process.send_signal(signal.SIGSTOP)
@@ -158,7 +209,7 @@ def _passing_on_signals(process: subprocess.Popen[bytes], *, interrupts: bool) -
         if before[number] is not signal.SIG_IGN:  # nohup keeps its meaning
             signal.signal(number, handler)
     try:
-        yield
+        yield asked
     finally:
         for number, own in before.items():
             signal.signal(number, own)

@@ -3,7 +3,12 @@
 from qlora_wgpu.training.observer import Observer, RunSetup
 from qlora_wgpu.training.result import Sample, TrainResult
 from qlora_wgpu.training.resume_check import check_resumable
-from qlora_wgpu.training.run_folder import checkpoint_folders, refuse_existing_run, settle_run
+from qlora_wgpu.training.run_folder import (
+    checkpoint_folders,
+    refuse_existing_run,
+    require_writable,
+    settle_run,
+)
 from qlora_wgpu.training.run_log import read_rows
 from qlora_wgpu.training.trainer import Trainer, training_options
 
@@ -17,6 +22,7 @@ __all__ = [
     "checkpoint_folders",
     "read_rows",
     "refuse_existing_run",
+    "require_writable",
     "settle_run",
     "training_options",
 ]

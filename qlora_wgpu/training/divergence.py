@@ -8,6 +8,8 @@ from collections import deque
 _FIRST, _LAST = 5, 10  # steps
 _WORSE = 1.5  # nats
 _LEARNT = 0.01  # nats below which a gradient may vanish
+_UNIFORM = 0.1  # nats around a guess of any token alike
+_HIGHER = 0.3  # nats above the first steps that are no chance of which rows came last
 _FAR_ABOVE = "the loss is far above the first ones"
 _NO_GRADIENT = "the gradient is zero"
 
@@ -56,6 +58,21 @@ class Divergence:
         gone = lost[-2:] == [_NO_GRADIENT] * 2  # it does not come back
         if gone or (1 < half <= _LAST and all(lost[-half:])):
             return lost[-1]
+        return None
+
+    def in_vain(self) -> str | None:
+        """What shows that a run which ends here has learnt nothing, or None.
+
+        Adapters that grew too large may leave a model with a loss that is finite, steady, and no
+        better than a guess.
+        """
+        if self._steps < _FIRST + _LAST:
+            return None
+        first, last = sum(self._first) / len(self._first), sum(self._last) / len(self._last)
+        if all(abs(loss - self._uniform) < _UNIFORM for loss in self._last):
+            return f"its last losses, {last:.2f}, are those of a guess of any token alike"
+        if last > first + _HIGHER:
+            return f"its last losses, {last:.2f}, are above its first ones, {first:.2f}"
         return None
 
     def _what_is_lost(self, loss: float, norm: float) -> str | None:

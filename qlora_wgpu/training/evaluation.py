@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from qlora_wgpu.data import Batch, Dataset
 from qlora_wgpu.errors import CheckpointError
@@ -15,7 +15,11 @@ from qlora_wgpu.training.run import Run
 
 
 def held_out_loss(
-    model: QLoRAModel, rows: Dataset, batch_size: int, max_length: int
+    model: QLoRAModel,
+    rows: Dataset,
+    batch_size: int,
+    max_length: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[float, int]:
     """The loss summed over all labels of a data set, and their number.
 
@@ -24,17 +28,21 @@ def held_out_loss(
         rows: The data.
         batch_size: Rows of a micro-batch.
         max_length: Most tokens of a row; what is longer has a length of its own.
+        progress: Told how many rows of all are done, before each micro-batch.
     """
     longest = max(max_length, rows.longest)
     return model.summed_loss(
         (batch.input_ids, batch.labels, batch.attention_mask)
-        for batch in _batches(rows, batch_size, longest)
+        for batch in _batches(rows, batch_size, longest, progress)
         if (batch.labels[:, 1:] != IGNORE_INDEX).any()
     )
 
 
-def _batches(rows: Dataset, batch_size: int, longest: int) -> Iterator[Batch]:
-    for chunk in in_order(rows, batch_size):
+def _batches(
+    rows: Dataset, batch_size: int, longest: int, progress: Callable[[int, int], None]
+) -> Iterator[Batch]:
+    for index, chunk in enumerate(in_order(rows, batch_size)):
+        progress(index * batch_size, len(rows))
         yield padded_batch(chunk, batch_size, longest)
 
 
@@ -76,7 +84,8 @@ class Evaluator:
     def _measure(self, rows: Dataset, step: int) -> float:
         run = self._run
         size = run.config.train.per_device_train_batch_size
-        total, count = held_out_loss(run.model, rows, size, run.longest)
+        total, count = held_out_loss(run.model, rows, size, run.longest, self._tell)
+        run.observer.activity("")
         if not math.isfinite(total):
             raise run.failure(f"the held-out loss is not finite after step {step}")
         loss = total / count
@@ -87,6 +96,9 @@ class Evaluator:
         if lowest and run.keeps_best:
             self._keep_best(step, loss)
         return loss
+
+    def _tell(self, done: int, total: int) -> None:
+        self._run.observer.activity(f"held-out loss: {done:,} of {total:,} rows")
 
     def _keep_best(self, step: int, loss: float) -> None:
         """Keeps the adapter in memory, and on the disk if that takes it."""

@@ -5,6 +5,7 @@ Nothing is read back inside a step but a few bytes for the log, and those one st
 
 from __future__ import annotations
 
+import signal
 from collections import deque
 
 from qlora_wgpu.data import Dataset
@@ -46,15 +47,19 @@ class TrainingLoop:
         self._log = StepLog(run)
         self._readback = Readback(run.model.device, *run.model.stats_window)
         self._submitted: deque[SubmittedStep] = deque()
+        self._stop = StopRequest()
+        self._lengths: set[int] = set()
 
     def run(self) -> bool:
         """Does the steps; whether somebody stopped it."""
         self._run.throughput.start()
-        with StopRequest() as stop:
+        with self._stop as stop:
             try:
                 self._do_steps(stop)
             except KeyboardInterrupt:
-                stop.requested = True
+                if stop.requested:  # a second time: at once, with what is saved already
+                    raise
+                stop.requested, stop.number = True, signal.SIGINT
             except OutOfMemoryError as err:
                 raise self._saved_after(err) from err
             except DeviceLostError as err:
@@ -63,6 +68,11 @@ class TrainingLoop:
         if not stop.requested:
             self._log.check_end()
         return stop.requested
+
+    @property
+    def stop_signal(self) -> int | None:
+        """The signal that stopped it, if one did."""
+        return self._stop.number
 
     def _saved_after(self, error: OutOfMemoryError) -> OutOfMemoryError:
         """Saves the steps that are done; the device still works, and no step is half applied."""
@@ -141,6 +151,7 @@ class TrainingLoop:
             if not any(e.num_label_tokens for row in examples for e in row):
                 continue
             batch = padded_batch(examples, plan.batch_size, self._run.longest)
+            self._prepare(plan.batch_size, batch.input_ids.shape[1])
             key = plan.dropout_key(step, index) if model.is_random else None
             checked = model.checked(batch.input_ids, batch.labels, batch.attention_mask)
             labels += model.accumulate(*checked, dropout_key=key)
@@ -149,3 +160,12 @@ class TrainingLoop:
                 f"step {step}: none of its rows has a label, so nothing was updated"
             )
         return tokens
+
+    def _prepare(self, rows: int, length: int) -> None:
+        """Compiles a micro-batch of a length that is met for the first time, off the clock."""
+        if length in self._lengths:
+            return
+        self._lengths.add(length)
+        self._run.model.read_stats()  # waits: time in which the device works does count
+        with self._run.throughput.paused():
+            self._run.model.prepare(rows, length)

@@ -83,7 +83,7 @@ class Observer:
         """Something the user should know of, which does not end the run."""
 
     def activity(self, text: str) -> None:
-        """Something is being done before training, such as reading data; empty when it is over."""
+        """Something is being done besides steps, such as reading data; empty when it is over."""
 
     def planned(self, memory: Counter[str]) -> None:
         """The memory that training will take on the device is planned: bytes by kind."""

@@ -43,6 +43,7 @@ class TrainResult:
         adapter_dir: The final adapter within it.
         peak_bytes: Most bytes that were ever allocated on the device.
         stop_reason: What the observer said that stopped it.
+        stop_signal: The number of the signal that did, as with Ctrl-C or SIGTERM.
         sample: A text before and after; None from a ``Trainer``, which has no tokenizer.
         samples: All texts before and after, of which ``sample`` is the first.
         reports: Pages and pictures of the run that were written; none from a ``Trainer``.
@@ -63,6 +64,7 @@ class TrainResult:
     peak_bytes: int
     was_finished: bool = False
     stop_reason: str | None = None
+    stop_signal: int | None = None
     sample: Sample | None = None
     samples: tuple[Sample, ...] = ()
     reports: tuple[Path, ...] = ()

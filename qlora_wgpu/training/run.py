@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 from qlora_wgpu.config import Config
@@ -43,6 +44,16 @@ class Run:
     saved_at: int = -1
     best: BestAdapter | None = None
     throughput: ThroughputMeter = field(default_factory=ThroughputMeter)
+    _started: float | None = None
+
+    def start_clock(self) -> None:
+        """The steps of this part begin; the time of earlier parts counts, too."""
+        self._started = time.perf_counter() - self.state.seconds
+
+    def read_clock(self) -> None:
+        """Notes how long all parts have taken so far."""
+        if self._started is not None:
+            self.state.seconds = time.perf_counter() - self._started
 
     @property
     def keeps_best(self) -> bool:
@@ -81,6 +92,7 @@ class Run:
         self.folder.require_own()
         self.save_best()  # a checkpoint that names it could not be gone on with rightly
         self.folder.flush_log()
+        self.read_clock()
         folder = self.folder.checkpoint_folder(self.state.step)
         save_checkpoint(folder, self.model, self.state, self.identity.record)
         self.saved_at = self.state.step

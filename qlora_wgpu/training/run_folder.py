@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ _LOCK = ".lock"
 _WRITTEN = ("adapter", "best", "checkpoints", "metrics.jsonl", "config.yaml")
 _SHOWN = ("report.html", "loss.png", "tensorboard", "wandb-id.txt")
 _PARTS = (*_WRITTEN, *_SHOWN)
+_BUSY = "another run is writing output.dir {}: wait for its end, or choose another folder"
 
 
 def refuse_existing_run(path: Path) -> None:
@@ -26,6 +28,24 @@ def refuse_existing_run(path: Path) -> None:
             f"output.dir {path} already holds a run ({written}): choose another folder, or train "
             f"with {option('resume')} to go on with it or with {option('overwrite')} to replace it"
         )
+
+
+def require_writable(path: Path) -> None:
+    """Makes sure, before anything takes time, that a run can write its folder.
+
+    Raises:
+        ConfigError: If it cannot, or another run is writing it.
+    """
+    lock = FileLock(path / _LOCK)
+    try:
+        if lock.path.exists() and not lock.acquire():
+            raise ConfigError(_BUSY.format(path))
+        there = next(place for place in (path, *path.absolute().parents) if place.exists())
+        tempfile.TemporaryDirectory(prefix=".qlora-wgpu-", dir=there).cleanup()
+    except OSError as err:
+        raise ConfigError(f"output.dir {path} cannot be written: {err.strerror or err}") from err
+    finally:
+        lock.release()
 
 
 def settle_run(path: Path) -> None:
@@ -94,10 +114,7 @@ class RunFolder:
         with self._explained():
             self.path.mkdir(parents=True, exist_ok=True)
             if not self._lock.acquire():
-                raise ConfigError(
-                    f"another run is writing output.dir {self.path}: wait for its end, or choose "
-                    "another folder"
-                )
+                raise ConfigError(_BUSY.format(self.path))
             for name in _PARTS:
                 settle(self.path / name)
             settle_all(self.checkpoints)

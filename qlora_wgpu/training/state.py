@@ -29,6 +29,8 @@ class RunState:
         best_step: When it was measured.
         without_gain: Evaluations in a row that were not lower by the user's threshold.
         finished: Whether the run has ended, with all that belongs to its end.
+        seconds: Time that its parts have taken, from each one's first step on.
+        total_steps: Steps that the run was to have; 0 where an older version did not say.
     """
 
     step: int = 0
@@ -45,6 +47,8 @@ class RunState:
     best_step: int = -1
     without_gain: int = 0
     finished: bool = False
+    seconds: float = 0.0
+    total_steps: int = 0
 
     def to_json(self) -> str:
         """The state as text, from which floats come back bit by bit."""

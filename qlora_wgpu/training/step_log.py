@@ -57,6 +57,12 @@ class StepLog:
         """
         if reason := self._divergence.ended():
             raise self._run.failure(f"the loss has diverged: as the run ends, {reason}")
+        if reason := self._divergence.in_vain():
+            rate = self._run.config.optim.learning_rate
+            self._run.observer.warning(
+                f"the run has learnt nothing: {reason}; train again with a lower "
+                f"optim.learning_rate than {rate:g}, such as {rate / 10:.1g}"
+            )
 
     def _check(self, step: int, loss: float, labels: int, norm: float) -> None:
         if not (math.isfinite(loss) and math.isfinite(norm)):

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 from typing import Any
+
+from qlora_wgpu.supervision.signals import SAME_WISH
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequest:
-    """While it is entered, the first signal is noted; the second does what it always does."""
+    """While it is entered, the first signal is noted; the second does what it always does.
+
+    Those that come together are one.
+
+    Attributes:
+        requested: Whether somebody asked.
+        number: The signal that did; None where it was none.
+    """
 
     def __init__(self) -> None:
         """Nothing is asked for yet."""
         self.requested = False
+        self.number: int | None = None
+        self._since = 0.0
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopRequest:
@@ -35,8 +47,11 @@ class StopRequest:
         self._restore()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.requested = True
-        self._restore()
+        if not self.requested:
+            self.requested, self.number, self._since = True, number, time.monotonic()
+        elif time.monotonic() - self._since > SAME_WISH:
+            self._restore()
+            signal.raise_signal(number)
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.schema import TrainConfig
 from qlora_wgpu.data import Dataset, bucket_length
-from qlora_wgpu.errors import DataError, TrainingError
+from qlora_wgpu.errors import ConfigError, DataError, TrainingError
 from qlora_wgpu.model.options import TrainingOptions
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.ops.cross_entropy import Objective
@@ -22,6 +20,7 @@ from qlora_wgpu.training.result import TrainResult
 from qlora_wgpu.training.rows import Rows, as_dataset, encoded
 from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.run_identity import RunIdentity
+from qlora_wgpu.training.schedule import learning_rates
 
 
 def training_options(settings: TrainConfig) -> TrainingOptions:
@@ -123,9 +122,10 @@ class Trainer:
         """Does what is left of a run."""
         self._observer.forget_stop()
         evaluator = Evaluator(run, held_out, plan.total_steps)
+        _refuse_fewer_steps(run, plan.total_steps)
         is_over = run.state.step >= plan.total_steps or evaluator.has_stalled
         was_finished = run.state.finished and is_over
-        interrupted, started = False, time.perf_counter()
+        interrupted, stop_signal = False, None
         if was_finished:
             revisit(run)
         else:
@@ -134,15 +134,18 @@ class Trainer:
             self._observer.started(plan.total_steps, run.state.step, memory)
             if run.saved_at < 0:
                 run.state.eval_loss_before = evaluator.measure(0)
-            started = time.perf_counter()
-            interrupted = TrainingLoop(run, rows, plan, optimizer, evaluator).run()
-        seconds = time.perf_counter() - started
+            _tell_of_new_length(run, plan.total_steps)
+            run.start_clock()
+            loop = TrainingLoop(run, rows, plan, optimizer, evaluator)
+            interrupted, stop_signal = loop.run(), loop.stop_signal
+        run.read_clock()
         if interrupted:
             interrupt(run)
         elif not was_finished:
             finish(run, evaluator)
         result = _result(
-            run, seconds, interrupted=interrupted, was_finished=was_finished,
+            run, interrupted=interrupted, stop_signal=stop_signal,
+            was_finished=was_finished,
             stopped_early=not interrupted and run.state.step < plan.total_steps,
         )  # fmt: skip
         self._observer.finished(result)
@@ -170,9 +173,42 @@ class Trainer:
             )
 
 
+def _refuse_fewer_steps(run: Run, total: int) -> None:
+    """Refuses to go on with a run that has more steps behind it than it is to have.
+
+    Raises:
+        ConfigError: If that is so.
+    """
+    if run.state.step > total:
+        raise ConfigError(
+            f"the run in {run.folder.path} has done {run.state.step:,} steps, more than the "
+            f"{total:,} of train.num_train_epochs or train.max_steps: raise these to go on, or "
+            "begin a new run in another output.dir"
+        )
+
+
+def _tell_of_new_length(run: Run, total: int) -> None:
+    """Notes how many steps a run is to have, and tells where that was another number.
+
+    Its learning rate is that of the new length from here on, as with Hugging Face's Trainer: what
+    is done has followed the old one.
+    """
+    before, run.state.total_steps = run.state.total_steps, total
+    if run.saved_at < 0 or before in (0, total):
+        return
+    kind = run.config.optim.lr_scheduler_type
+    rates = learning_rates(run.config.optim, total, range(run.state.step, run.state.step + 1))
+    changed = "" if kind.startswith("constant") else f" ({kind}, of {total:,} steps from the first)"
+    run.observer.note(
+        f"the run has {total:,} steps now, where it had {before:,}: after step {run.state.step:,} "
+        f"the learning rate goes on at {rates[0]:.2g}{changed}"
+    )
+
+
 def _result(
-    run: Run, seconds: float, *, interrupted: bool, was_finished: bool, stopped_early: bool
-) -> TrainResult:
+    run: Run, *, interrupted: bool, stop_signal: int | None, was_finished: bool,
+    stopped_early: bool,
+) -> TrainResult:  # fmt: skip
     state = run.state
     return TrainResult(
         steps=state.step,
@@ -182,9 +218,10 @@ def _result(
         best_eval_loss=state.best_loss,
         best_step=state.best_step if state.best_step >= 0 else None,
         num_tokens=state.num_tokens,
-        seconds=seconds,
+        seconds=state.seconds,
         interrupted=interrupted,
         stop_reason=run.observer.stop_reason if interrupted else None,
+        stop_signal=stop_signal,
         stopped_early=stopped_early,
         was_finished=was_finished,
         run_dir=run.folder.path,

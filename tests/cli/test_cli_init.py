@@ -7,8 +7,11 @@ import yaml
 from click.testing import CliRunner
 from e2e.tiny import write_model
 
+from qlora_wgpu import load_config
 from qlora_wgpu.cli.init import init
 from qlora_wgpu.data import Preparation, Tokenizer, load_dataset
+from qlora_wgpu.runs.estimation import Target
+from qlora_wgpu.runs.first_settings import Room, first_settings
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +77,41 @@ def test_a_name_cannot_write_into_the_file(place):
     text, data = fitted(place, "model", name)
     assert data["train"] == str(place / name) and yaml.safe_load(text)["lora"]["r"] == 16
     assert "\x1b" not in text and "\u202e" not in text
+
+
+def test_the_file_is_what_trains_and_says_why(place):
+    hi = {"role": "user", "content": "hi"}
+    answers = [{"role": "assistant", "content": "yes " * n} for n in range(1, 7)]
+    rows = [{"messages": [hi, answer]} for answer in answers]
+    (place / "short.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows * 400))
+    text, data = fitted(place, "model", "short.jsonl")
+    settings = load_config(place / "run.yaml")
+    assert data["packing"] is True and data["max_seq_length"] == 256
+    train = settings.train
+    assert not train.gradient_checkpointing and train.num_train_epochs == 2
+    assert settings.optim.learning_rate == 5e-3
+    for section in yaml.safe_load(text).values():
+        assert isinstance(section, dict)
+    reasons = ("share one", "steps", "activations fit", "of the data's", "width 36", "memory")
+    for reason in reasons:
+        assert reason in text, reason
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_a_card_without_room_gets_checkpointing(place, monkeypatch):
+    (place / "long.jsonl").write_text(
+        (json.dumps({"prompt": "a " * 60, "completion": "b " * 60}) + "\n") * 2000
+    )
+    model, data = str(place / "model"), str(place / "long.jsonl")
+    target, totals = Target(), {}
+    for room in (10**9, 3_000_000, 1000):
+        _, settings = first_settings(model, data, None, Room(target, room, "it", False))
+        totals[room] = {setting.key: setting for setting in settings}
+    checkpointing = [t["train.gradient_checkpointing"].value for t in totals.values()]
+    rows = [t["train.per_device_train_batch_size"] for t in totals.values()]
+    assert checkpointing == [False, True, True]
+    assert rows[0].value > rows[1].value > rows[2].value == 1
+    assert rows[1].why == "fits into it" and rows[2].why.startswith("more than it")
 
 
 @pytest.mark.parametrize(

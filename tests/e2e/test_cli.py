@@ -76,6 +76,7 @@ def test_text_file(place):
 def test_doctor_and_help(place):
     doctor = run("doctor", cwd=place)
     assert doctor.returncode == 0 and "driver" in doctor.stdout and "features" in doctor.stdout
+    assert "You have " in doctor.stdout
     for args in (("--help",), ("train", "--help"), ("generate", "--help"), ("doctor", "--help")):
         shown = run(*args, cwd=place)
         assert shown.returncode == 0 and "Usage" in shown.stdout

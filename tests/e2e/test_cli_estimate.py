@@ -88,6 +88,39 @@ def test_what_fits(place):
     assert estimate["fits"] == {"batch": 0, "seq": 0} and "does not fit" in shown
 
 
+def test_a_run_is_planned_as_it_trains(place):
+    (place / "rows.jsonl").write_text('{"prompt": "ab", "completion": "cd"}\n' * 4)
+    data = ("data.train=rows.jsonl", "data.max_seq_length=256")
+    estimate, _ = figures(place, "run.yaml", *data)
+    assert estimate["seq"] == 32 and estimate["gradient_checkpointing"] is True
+    assert figures(place, "run.yaml", *data, "--seq", 256)[0]["seq"] == 256
+    shape, _ = figures(place, "config.json")
+    assert shape["gradient_checkpointing"] is True  # as a run without other settings
+
+
+def test_what_does_not_fit_is_told_what_would(place):
+    plain = ("run.yaml", "data.max_seq_length=256", "train.gradient_checkpointing=false",
+             "train.gradient_accumulation_steps=4")  # fmt: skip
+
+    def remedied(budget):
+        before, shown = figures(place, *plain, "--budget", budget)
+        assert before["total"] > before["budget"] and before["remedy"] in shown
+        after, _ = figures(place, *plain, *before["remedy"].split(), "--budget", budget)
+        assert after["total"] <= after["budget"] and after["remedy"] is None
+        return before["remedy"]
+
+    whole = figures(place, *plain)[0]["total"]
+    assert remedied(f"{whole - 1}B") == (
+        "train.per_device_train_batch_size=2 train.gradient_accumulation_steps=6"
+    )
+    one = figures(place, *plain, "train.per_device_train_batch_size=1")[0]["total"]
+    assert remedied(f"{one - 1}B").endswith("train.gradient_checkpointing=true")
+    least, _ = figures(place, *plain, "--batch", 1, "--checkpointing")
+    assert remedied(f"{least['total'] - 1}B").endswith("data.max_seq_length=192")
+    nothing, shown = figures(place, *plain, "--budget", "1KiB")
+    assert nothing["remedy"] == "" and "makes it fit" in shown
+
+
 def test_no_adapter_is_needed(place):
     estimate, _ = figures(place, "config.json", env=NO_DRIVER)
     assert estimate["device"] == "a GPU"

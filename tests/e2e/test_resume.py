@@ -215,6 +215,35 @@ def test_a_finished_run_is_left_as_it_is(folder, device, tmp_path, whole):
     assert files(tmp_path / "r") == files(whole)
 
 
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_a_finished_run_goes_on_with_more_epochs(folder, device, tmp_path, schedule):
+    """With a constant rate bit by bit as if that had been asked for from the first."""
+    optim = {"learning_rate": 1e-2, "lr_scheduler_type": schedule}
+    out, observer = tmp_path / "r", Told()
+
+    def epochs(number):
+        return {"train": {"num_train_epochs": number, "max_steps": -1}, "optim": optim}
+
+    run(folder, device, tmp_path / "whole", **epochs(3))
+    first = run(folder, device, out, **epochs(2))
+    second = run(folder, device, out, observer=observer, resume=True, **epochs(3))
+    assert (first.steps, second.steps) == (6, 9) and not second.was_finished
+    assert (adapter(out) == adapter(tmp_path / "whole")) == (schedule == "constant")
+    rates = [row["learning_rate"] for row in metrics(out) if "loss" in row]
+    whole = [row["learning_rate"] for row in metrics(tmp_path / "whole") if "loss" in row]
+    assert rates[-2:] == whole[-2:]
+    [note] = observer.notes
+    assert "has 9 steps now, where it had 6: after step 6" in note
+    assert ("cosine, of 9 steps from the first" in note) == (schedule == "cosine")
+    # All parts count.
+    assert second.num_tokens == metrics(out)[-2]["num_tokens"] > first.num_tokens
+    assert second.seconds > first.seconds > 0
+    again = run(folder, device, out, resume=True, **epochs(3))
+    assert again.was_finished and again.seconds == second.seconds
+    with pytest.raises(ConfigError, match="has done 9 steps, more than the 6 of"):
+        run(folder, device, out, resume=True, **epochs(2))
+
+
 def test_a_run_shorter_than_save_steps_is_known_as_finished(folder, device, tmp_path):
     settings = {"train": {"max_steps": 2}, "output": {"save_steps": 50}}
     out = tmp_path / "r"

@@ -1,6 +1,7 @@
 """Stands in for ``qlora-wgpu``: a process that does what the tests tell it to.
 
-usage: faulty_command.py train STEPS…, one per attempt: save | crash | hang | lost | kill | sleep
+usage: faulty_command.py train STEPS…, one per attempt:
+save | crash | hang | lost | kill | sleep | deaf
 """
 
 import os
@@ -42,4 +43,9 @@ for step in filter(None, plan.split("+")):
         Path("ready").write_text(str(os.getpid()))
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
         signal.signal(signal.SIGINT, lambda *_: sys.exit(8))
+        time.sleep(60)
+    elif step == "deaf":  # as within a call into a driver
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        Path("ready").write_text(str(os.getpid()))
         time.sleep(60)

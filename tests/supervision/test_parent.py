@@ -97,8 +97,8 @@ def test_a_process_killed_from_outside_is_not_repeated(tmp_path):
     assert "killed from outside" in done.stderr
 
 
-def sleeping(folder):
-    process = subprocess.Popen(command("train", "1:sleep"), cwd=folder)
+def sleeping(folder, how="sleep", **options):
+    process = subprocess.Popen(command("train", f"1:{how}"), cwd=folder, **options)
     ready = folder / "ready"
     while not ready.exists() or not ready.read_text():
         time.sleep(0.01)
@@ -110,6 +110,21 @@ def test_signals_are_passed_on(tmp_path, number, code):
     process, _ = sleeping(tmp_path)
     process.send_signal(number)
     assert process.wait(10) == code
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_it_at_once(tmp_path, number):
+    process, child = sleeping(tmp_path, "open+deaf", stderr=subprocess.PIPE, text=True)
+    process.send_signal(number)
+    assert "once more ends it at once" in process.stderr.readline()
+    assert process.poll() is None and is_running(child)
+    process.send_signal(number)  # as `timeout` does, to the group
+    time.sleep(1.1)
+    assert process.poll() is None and is_running(child)
+    process.send_signal(number)
+    errors = process.communicate(timeout=10)[1]
+    assert process.returncode == 128 + number and not errors
+    assert not is_running(child)
 
 
 def test_no_process_outlives_its_supervisor(tmp_path):

@@ -7,7 +7,12 @@ from pathlib import Path
 import pytest
 
 from qlora_wgpu.errors import CheckpointError, ConfigError
-from qlora_wgpu.training.run_folder import RunFolder, refuse_existing_run, settle_run
+from qlora_wgpu.training.run_folder import (
+    RunFolder,
+    refuse_existing_run,
+    require_writable,
+    settle_run,
+)
 
 
 def test_a_new_folder_gets_its_parts(tmp_path):
@@ -194,3 +199,16 @@ def test_pruning_leaves_no_half_checkpoint(tmp_path, monkeypatch):
     monkeypatch.undo()
     run.prune(1)
     assert [p.name for p in run.checkpoints.iterdir()] == ["step-2"]
+
+
+def test_a_folder_is_tried_before_anything_takes_time(tmp_path):
+    require_writable(tmp_path / "a" / "b")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ConfigError, match=r"output.dir .*file.run cannot be written"):
+        require_writable(tmp_path / "file" / "run")
+    first = RunFolder(tmp_path / "run", "x")
+    with pytest.raises(ConfigError, match=r"another run is writing output\.dir"):
+        require_writable(tmp_path / "run")
+    first.close()
+    require_writable(tmp_path / "run")

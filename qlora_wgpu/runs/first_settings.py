@@ -1,0 +1,272 @@
+"""The settings of a first run, chosen for its model, its data and the device, each with its why."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.config import LoraConfig, QuantConfig
+from qlora_wgpu.config.commented_yaml import Setting
+from qlora_wgpu.data import Dataset, Preparation, Tokenizer, chosen_template, load_dataset
+from qlora_wgpu.data.prepared import learns
+from qlora_wgpu.data.sources import data_files, holds_documents
+from qlora_wgpu.errors import QLoRAError
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.memory_size import memory_size
+from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.runs.estimation import Target, Workload
+from qlora_wgpu.runs.first_batches import FirstBatches, first_batches
+
+_BUCKETS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+_POSITIONS = 4096  # of a model that does not say how many it was made for
+_WINDOW, _LONG = 1024, 4096  # of documents, where they are longer than that
+_UNKNOWN = 8 << 30  # bytes of a card that is not there to be asked
+_SPARE = 0.8  # of a card's memory is planned with: drivers and screens take some
+_SHARE = 0.5  # of the machine's, which others need, too
+
+
+@dataclass(frozen=True)
+class Room:
+    """The memory that a run is planned for.
+
+    Attributes:
+        target: The device.
+        nbytes: Bytes of its memory that are planned with.
+        words: What that is, in a comment.
+        is_cpu: Whether it is a software GPU.
+    """
+
+    target: Target
+    nbytes: int
+    words: str
+    is_cpu: bool
+
+    @classmethod
+    def here(cls) -> Room:
+        """The memory of the GPU that a run would take; of a common one where there is none."""
+        try:
+            device = Device()
+        except QLoRAError:
+            return cls(Target(), int(_SPARE * _UNKNOWN), "8 GiB, since no GPU is here", False)
+        target, size = Target.of(device), memory_size(device)
+        if size is None:
+            words = f"8 GiB, since {device.name} does not tell its memory"
+            return cls(target, int(_SPARE * _UNKNOWN), words, device.is_cpu)
+        of = "free memory" if device.is_cpu else device.name
+        share = _SHARE if device.is_cpu else _SPARE
+        words = f"{share:.0%} of the {size / 2**30:,.0f} GiB of {of}"
+        return cls(target, int(share * size), words, device.is_cpu)
+
+
+@dataclass(frozen=True)
+class FirstData:
+    """The data of a first run, as init looks at it.
+
+    Attributes:
+        dataset: Its examples, uncut.
+        lengths: Tokens of each, rising.
+        are_documents: Whether they are texts that are cut into windows.
+        length: Tokens of a row that nearly all fit in.
+        limit: The most that the model was made for.
+    """
+
+    dataset: Dataset
+    lengths: list[int]
+    are_documents: bool
+    length: int
+    limit: int
+
+    @classmethod
+    def read(
+        cls, path: str, folder: ModelFolder, tokenizer: Tokenizer, template: str | None
+    ) -> FirstData:
+        """Reads and encodes it.
+
+        Raises:
+            DataError: If it cannot be read or has nothing to learn.
+        """
+        how = Preparation(max_seq_length=1 << 20, chat_template=template)
+        dataset = load_dataset(path, tokenizer, 2, how=how)
+        lengths = sorted(dataset.lengths.tolist())
+        positions = folder.config.get("max_position_embeddings")
+        limit = positions if isinstance(positions, int) else _POSITIONS
+        documents = Path(path).exists() and holds_documents(data_files(Path(path)))
+        length = _document_length(lengths, limit) if documents else _row_length(lengths, limit)
+        return cls(dataset, lengths, documents, length, limit)
+
+    @property
+    def windows(self) -> list[int]:
+        """Tokens of the rows that are learnt from: documents are cut into several."""
+        if not self.are_documents:
+            return self.lengths
+        full = sum(max(n // self.length, 1) for n in self.lengths)
+        return [min(self.length, self.lengths[-1])] * full
+
+    @property
+    def is_learnt_at_the_end(self) -> bool:
+        """Whether more rows have something to learn in their last tokens than in their first."""
+        length = self.length
+        first = sum(learns(example.labels[:length].tolist()) for example in self.dataset)
+        last = sum(learns(example.labels[-length:].tolist()) for example in self.dataset)
+        return not self.are_documents and last > first
+
+
+def first_settings(
+    model: str, train: str, held_out: str | None, room: Room | None = None
+) -> tuple[str, list[Setting]]:
+    """Chooses the settings of a first run.
+
+    Args:
+        model: Folder or hub name of the base.
+        train: Path or hub name of the data.
+        held_out: Path or hub name of held-out data.
+        room: The memory to plan for; by default that of the GPU here.
+
+    Returns:
+        A title, and the settings in their order.
+
+    Raises:
+        CheckpointError: If the model is not there.
+        UnsupportedModelError: If it asks for something that is not computed here.
+        DataError: If the data cannot be read.
+    """
+    room = room or Room.here()
+    folder = ModelFolder.without_weights(model)
+    pretrained = Pretrained.from_config(folder.config)
+    tokenizer = Tokenizer.from_folder(folder.path)
+    template = chosen_template(train, tokenizer)
+    data = FirstData.read(train, folder, tokenizer, template)
+    workload = Workload(pretrained, LoraConfig(), QuantConfig(), "bfloat16", 1, 1, False)
+
+    @cache
+    def fits(rows: int, length: int, checkpointing: bool) -> bool:
+        planned = replace(workload, batch=rows, seq=length, checkpointing=checkpointing)
+        total = room.target.total(planned)
+        return total is not None and total <= room.nbytes
+
+    windows = data.windows
+    batches = first_batches(
+        windows, data.length, data.limit, fits, is_cpu=room.is_cpu, packable=not data.are_documents
+    )
+    layers = pretrained.architecture.num_layers
+    title = f"{Path(model).name}, {layers} layers, on {len(windows):,} rows of {Path(train).name}."
+    settings = [
+        Setting("model.path", model),
+        Setting("quant.scheme", "nf4", "4 bits a weight; none keeps frozen layers as they are"),
+        *_lora(),
+        *_data(data, batches, train, held_out, template),
+        *_train(batches, room),
+        *_optim(pretrained.architecture.hidden_size),
+        *_output(batches, Path(model).name),
+    ]
+    return title, settings
+
+
+def _lora() -> list[Setting]:
+    return [
+        Setting("lora.r", 16, "rank: more can learn more, and takes more memory"),
+        Setting("lora.lora_alpha", 32, "the adapter counts lora_alpha / r times"),
+        Setting("lora.lora_dropout", 0.0),
+        Setting("lora.target_modules", "all-linear", "or a list: [q_proj, v_proj]"),
+    ]
+
+
+def _data(
+    data: FirstData, batches: FirstBatches, train: str, held_out: str | None, template: str | None
+) -> list[Setting]:
+    settings = [
+        Setting("data.train", train),
+        Setting("data.eval", held_out, "loss on it is measured")
+        if held_out is not None
+        else Setting("data.eval_split", 0.05, "a part to measure the loss on", is_active=False),
+    ]
+    if template is not None:
+        settings.append(
+            Setting("data.chat_template", template, "fits the tokenizer, which has none")
+        )
+    longest = f"tokens; the longest row has {data.lengths[-1]:,}"
+    settings.append(Setting("data.max_seq_length", batches.length, longest))
+    if data.is_learnt_at_the_end:
+        settings.append(Setting("data.truncation", "keep_end", "longer rows keep what is learnt"))
+    mean = sum(data.lengths) / len(data.lengths)
+    why = "each row of the data has one of its own"
+    if batches.packing:
+        why = f"rows have {mean:,.0f} tokens: {batches.examples_per_row:.1f} of them share one"
+    return [*settings, Setting("data.packing", batches.packing, why)]
+
+
+def _train(batches: FirstBatches, room: Room) -> list[Setting]:
+    rows = batches.rows * batches.micro_batches
+    step = f"a step has {rows} row{'s' if rows > 1 else ''}"
+    if batches.packing:
+        step += f" with about {rows * batches.examples_per_row:.0f} of the data's"
+    fitting = f"fits into {room.words}"
+    if not batches.has_room:
+        fitting = f"more than {room.words}: see `qlora-wgpu estimate`"
+    checkpointing = "activations fit: nothing is computed twice"
+    if batches.checkpointing:
+        checkpointing = "recomputes layers: slower, much less memory"
+    epochs = f"about {batches.steps:,} steps"
+    return [
+        Setting("train.num_train_epochs", batches.epochs, epochs),
+        Setting("train.per_device_train_batch_size", batches.rows, fitting),
+        Setting("train.gradient_accumulation_steps", batches.micro_batches, step),
+        Setting("train.gradient_checkpointing", batches.checkpointing, checkpointing),
+    ]
+
+
+def _optim(hidden_size: int) -> list[Setting]:
+    why = f"for a model of width {hidden_size:,}: smaller ones take more"
+    return [
+        Setting("optim.learning_rate", first_learning_rate(hidden_size), why),
+        Setting("optim.lr_scheduler_type", "cosine"),
+        Setting("optim.warmup_ratio", 0.03),
+    ]
+
+
+def _output(batches: FirstBatches, name: str) -> list[Setting]:
+    often = max(5, min(50, batches.steps // 4))
+    return [
+        Setting("eval.eval_steps", often, "with held-out data"),
+        Setting("output.dir", f"runs/{_plain(name)}"),
+        Setting("output.save_steps", often),
+    ]
+
+
+def first_learning_rate(hidden_size: int) -> float:
+    """A peak learning rate for LoRA on all linear layers.
+
+    The rule of "LoRA Without Regret" (Schulman et al., 2025), ten times full fine-tuning's rate
+    and falling with the model's width as its fit to Llamas has it, rounded to 1, 2, 3 or 5.
+    """
+    rate = 5e-4 * (2000 / hidden_size) ** 0.78
+    power = 10.0 ** math.floor(math.log10(rate))
+    nearest = min((1, 2, 3, 5, 10), key=lambda digit: abs(math.log(digit * power / rate)))
+    return float(f"{min(max(nearest * power, 1e-4), 5e-3):.1e}")
+
+
+def _document_length(lengths: list[int], limit: int) -> int:
+    """The length of windows that documents are cut into."""
+    return min(_WINDOW, limit) if _common(lengths) > _LONG else _row_length(lengths, limit)
+
+
+def _row_length(lengths: list[int], limit: int) -> int:
+    """A length that nearly all rows fit in, if the model and most GPUs take it.
+
+    Args:
+        lengths: Tokens of each row, rising.
+        limit: The model's longest text.
+    """
+    common = _common(lengths)
+    return min(next((b for b in _BUCKETS if b >= common), _BUCKETS[-1]), limit)
+
+
+def _common(lengths: list[int]) -> int:
+    return lengths[min(int(0.98 * len(lengths)), len(lengths) - 1)]
+
+
+def _plain(name: str) -> str:
+    return "".join(c if c.isalnum() or c in "._-" else "-" for c in name).strip(".") or "run"

@@ -1,0 +1,62 @@
+"""The screen of a run, in a terminal and in a pipe."""
+
+import io
+from collections import Counter
+
+from qlora_wgpu.cli._display import TrainingDisplay, memory_line
+from qlora_wgpu.cli._terminal import Terminal
+from qlora_wgpu.training import RunSetup
+
+BASE = "a/" + 30 * "long/" + "path"
+SETUP = RunSetup("a card", BASE, "nf4", "bfloat16", 16, 14, 77_824, 1, 16, 9, 99)
+
+
+def screen(monkeypatch, *, terminal):
+    for name in ("COLUMNS", "FORCE_COLOR", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    out = io.StringIO()
+    out.isatty = lambda: terminal
+    monkeypatch.setattr("sys.stdout", out)
+    monkeypatch.setenv("TERM", "xterm")
+    console = Terminal()
+    with TrainingDisplay(console) as display:
+        display.planned(Counter(base=700 << 10, activations=3 << 20, norms=5))
+        display.loading("", 0, 2)
+        display.loading("", 2, 2)
+        display.setup(SETUP)
+        display.started(30, 0, Counter())
+        display.activity("held-out loss: 12 of 208 rows")
+        if terminal:
+            console.print(display._progress)
+        display.evaluation({"step": 0, "eval_loss": 2.5})
+        for step in range(1, 31):
+            row = {"step": step, "loss": 1.5, "grad_norm": 0.5, "learning_rate": 1e-4}
+            display.step({**row, "tokens_per_second": 1234.0})
+        if terminal:
+            display.stop()
+    return out.getvalue()
+
+
+def test_a_pipe_gets_a_line_for_each_step_and_nothing_else(monkeypatch):
+    text = screen(monkeypatch, terminal=False)
+    assert "\x1b" not in text and "\r" not in text and "" not in text.splitlines()
+    assert all(line == line.rstrip() for line in text.splitlines())
+    assert text.count("\nstep ") == 31 and "\nstep    17  loss 1.5000  " in text
+    assert f"base           {SETUP.base} (nf4, bfloat16)\n" in text
+    assert "step           1 row × 16 micro-batches\n" in text
+    assert "━" not in text
+
+
+def test_a_terminal_gets_a_bar_that_lives_while_the_loss_is_measured(monkeypatch):
+    text = screen(monkeypatch, terminal=True)
+    assert "held-out loss: 12 of 208 rows" in text and "━" in text
+    assert text.count("grad norm") == 10
+    assert "30/30" in text and "loss 1.5000" in text.rpartition("30/30")[2]  # as it stays
+
+
+def test_the_memory_line_is_one_and_has_no_zeros():
+    kinds = Counter({f"kind{i}": 2**40 >> i for i in range(30)})
+    line = memory_line(kinds)
+    assert len(line) <= 80 and "GiB" in line and "kind29" not in line
+    line = memory_line(Counter(activations=3 << 20, norms=100))
+    assert line == "planned device memory 3.0 MiB: activations 3.0"

@@ -1,0 +1,64 @@
+"""What doctor says a device means."""
+
+from types import SimpleNamespace
+
+import pytest
+from e2e.tiny import CONFIG
+
+from qlora_wgpu.bench import speed
+from qlora_wgpu.gpu import memory_size as sizes
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.profile import GPU_PROFILE
+from qlora_wgpu.runs import machine
+from qlora_wgpu.runs.estimation import Target
+
+
+def card(name="A card", kind="DiscreteGPU"):
+    gpu = SimpleNamespace(info={"adapter_type": kind})
+    return SimpleNamespace(
+        name=name, is_cpu=kind == "CPU", gpu=gpu, max_binding=2**31 - 1, profile=GPU_PROFILE
+    )
+
+
+@pytest.mark.parametrize(("gib", "largest"), [(0.1, None), (0.9, "135M"), (4, "1B")])
+def test_what_fits(monkeypatch, gib, largest):
+    small = {name: machine._SIZES[name] for name in ("1B", "0.5B", "135M")}
+    monkeypatch.setattr(machine, "_SIZES", small)
+    assert machine.largest_model(Target(), int(gib * 2**30)) == largest
+
+
+def test_a_gpu_is_told_with_its_memory(monkeypatch):
+    monkeypatch.setattr(sizes, "_own_memory", lambda name: 3 << 30)
+    monkeypatch.setattr(machine, "largest_model", lambda target, room: f"{room / 2**30:.1f}B")
+    assert "A card with 3 GiB: QLoRA" in machine.what_it_means(card())
+    assert "up to 2.7B parameters fits" in machine.what_it_means(card())
+    monkeypatch.setattr(sizes, "_own_memory", lambda name: None)
+    assert "does not tell its memory" in machine.what_it_means(card())
+    # One that has no memory of its own shares the machine's.
+    assert machine.memory_size(card(kind="IntegratedGPU")) > 2**29
+
+
+def test_the_processor_is_told_with_a_time(monkeypatch):
+    monkeypatch.setattr(machine, "training_speed", lambda config, device: 123.4)
+    text = machine.what_it_means(card(kind="CPU"))
+    assert "You have no GPU" in text and "about 120 tokens/s" in text and "27 minutes" in text
+
+
+def test_the_memory_of_a_device_is_known():
+    device = Device()
+    assert 2**29 < sizes.memory_size(device) < 2**45
+    assert sizes._own_memory(device.name) is None or sizes._own_memory(device.name) >= 2**28
+    assert sizes._own_memory("none such") is None
+
+
+def test_a_model_is_its_layers_and_its_head(monkeypatch):
+    seconds = {1: 1.0, 3: 2.0}  # half a second a layer, and another for the head
+    monkeypatch.setattr(
+        speed, "_step_seconds", lambda config, device: seconds[config["num_hidden_layers"]]
+    )
+    whole = {"num_hidden_layers": 30, "vocab_size": 3 * 4096}
+    assert speed.training_speed(whole, None) == 256 / (30 * 0.5 + 3 * 0.5)
+
+
+def test_a_part_can_be_timed():
+    assert speed._step_seconds({**CONFIG, "num_hidden_layers": 1}, Device()) > 0

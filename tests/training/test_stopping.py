@@ -1,0 +1,20 @@
+"""When a signal is a wish, and when it is meant at once."""
+
+import signal
+
+import pytest
+
+from qlora_wgpu.training import stopping
+from qlora_wgpu.training.stopping import StopRequest
+
+
+def test_signals_that_come_together_are_one_wish(monkeypatch):
+    before = signal.getsignal(signal.SIGINT)
+    with StopRequest() as stop:
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+            signal.raise_signal(number)
+        assert stop.requested and stop.number == signal.SIGTERM
+        monkeypatch.setattr(stopping, "SAME_WISH", -1.0)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
