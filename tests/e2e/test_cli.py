@@ -148,7 +148,7 @@ MISTAKES = {
         ("train", "run.yaml"), edit_config(tie_word_embeddings=False), None, "lm_head",
     ),
     "modules to save": (
-        ("train", "run.yaml", "lora.modules_to_save=[lm_head]"), None, None, "stay frozen here",
+        ("train", "run.yaml", "lora.modules_to_save=[lm_head]"), None, None, "no counterpart here: embeddings, norms and biases stay frozen",
     ),
     "rank 0": (("train", "run.yaml", "lora.r=0"), None, None, "lora.r"),
     "no such module": (

@@ -13,6 +13,7 @@ from qlora_wgpu.errors import ConfigError, DataError
 from qlora_wgpu.families import llama
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.model.network import Network
+from qlora_wgpu.runs import soundness
 from qlora_wgpu.runs.data import check_ids
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.observer import EVENTS
@@ -67,7 +68,8 @@ def train(place, name, observer=None, **options):
 @pytest.fixture
 def counts(monkeypatch):
     """How often a folder is opened, a config.json interpreted, and each step traced."""
-    counts = Counter()
+    counts, checking = Counter(), []
+    run_launches = soundness.run_launches
     open_folder, read = ModelFolder.open, type(llama.FAMILY).read
     trace_loss, trace_hidden = Network.trace_loss, Network.trace_hidden
 
@@ -85,13 +87,21 @@ def counts(monkeypatch):
         return trace_loss(self, g, batch, stats, **options)
 
     def counted_hidden(self, g, batch):
-        counts["hidden", g.profile, batch.batch, batch.seq, batch.span] += 1
+        counts["hidden", g.profile, batch.batch, batch.seq, batch.span, bool(checking)] += 1
         return trace_hidden(self, g, batch)
+
+    def checked_launches(*args):
+        """A text names what the driver is checked for; a run's own may be as long by chance."""
+        checking.append(True)
+        launches = list(run_launches(*args))
+        checking.pop()
+        return launches
 
     monkeypatch.setattr(ModelFolder, "open", staticmethod(counted_open))
     monkeypatch.setattr(type(llama.FAMILY), "read", counted_read)
     monkeypatch.setattr(Network, "trace_loss", counted_loss)
     monkeypatch.setattr(Network, "trace_hidden", counted_hidden)
+    monkeypatch.setattr(soundness, "run_launches", checked_launches)
     return counts
 
 
