@@ -7,26 +7,33 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from qlora_wgpu.config import Config, LoraConfig, QuantConfig, load_config
+    from qlora_wgpu.data import Dataset, Tokenizer, load_dataset
     from qlora_wgpu.errors import QLoRAError
     from qlora_wgpu.families.family import register_family
-    from qlora_wgpu.model.qlora_model import QLoRAModel
-    from qlora_wgpu.runs import estimate, evaluate, open_adapter, train
+    from qlora_wgpu.generation import QLoRAModel
+    from qlora_wgpu.generation.generate import generate
+    from qlora_wgpu.runs import estimate, evaluate, open_adapter
+    from qlora_wgpu.shown import train
     from qlora_wgpu.training import Observer, Trainer, TrainResult
     from qlora_wgpu.version import __version__
 
 __all__ = [
     "Config",
+    "Dataset",
     "LoraConfig",
     "Observer",
     "QLoRAError",
     "QLoRAModel",
     "QuantConfig",
+    "Tokenizer",
     "TrainResult",
     "Trainer",
     "__version__",
     "estimate",
     "evaluate",
+    "generate",
     "load_config",
+    "load_dataset",
     "open_adapter",
     "register_family",
     "train",
@@ -35,10 +42,12 @@ __all__ = [
 # Imported when they are asked for: a supervising process needs none of them.
 _ROOMS = {
     "config": ("Config", "LoraConfig", "QuantConfig", "load_config"),
+    "data": ("Dataset", "Tokenizer", "load_dataset"),
     "errors": ("QLoRAError",),
     "families.family": ("register_family",),
-    "model.qlora_model": ("QLoRAModel",),
-    "runs": ("estimate", "evaluate", "open_adapter", "train"),
+    "generation": ("QLoRAModel", "generate"),
+    "runs": ("estimate", "evaluate", "open_adapter"),
+    "shown": ("train",),
     "training": ("Observer", "TrainResult", "Trainer"),
     "version": ("__version__",),
 }

@@ -7,6 +7,9 @@ prints it without a traceback and exits with ``exit_code``.
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from qlora_wgpu.supervision.exit_codes import ERROR, LOST
@@ -64,6 +67,40 @@ class ShapeError(QLoRAError):
 
 class TrainingError(QLoRAError):
     """Training cannot go on, for instance because the loss is no longer finite."""
+
+
+_command: ContextVar[str] = ContextVar("command", default="")
+
+
+@contextmanager
+def on_command_line(typed: str) -> Iterator[None]:
+    """While it is entered, messages name options as the command line does.
+
+    Args:
+        typed: The whole command.
+    """
+    token = _command.set(typed)
+    try:
+        yield
+    finally:
+        _command.reset(token)
+
+
+def command() -> str:
+    """The command that is being run; empty in a Python program."""
+    return _command.get()
+
+
+def option(name: str, value: object = True) -> str:
+    """An option for a message, as its reader gives it: ``--resume``, or ``resume=True`` in Python.
+
+    Args:
+        name: As Python has it.
+        value: What Python gives it; ``...`` where that is the reader's.
+    """
+    if command():
+        return f"--{name.replace('_', '-')}"
+    return f"{name}={'...' if value is ... else value}"
 
 
 def brief(value: Any) -> str:

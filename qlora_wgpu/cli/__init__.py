@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from qlora_wgpu.cli._completion import complete_paths
 from qlora_wgpu.cli._terminal import Commands, Terminal, write_what_can_be_written
 from qlora_wgpu.cli.bench import bench
 from qlora_wgpu.cli.chat import chat
@@ -49,6 +50,7 @@ commands.add_command(chat)
 commands.add_command(doctor)
 commands.add_command(bench)
 commands.add_command(estimate)
+complete_paths(commands)
 
 
 def run_command(journal: Journal | None = None) -> None:

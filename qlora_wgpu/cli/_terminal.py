@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,6 +17,7 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
+from qlora_wgpu.errors import on_command_line
 from qlora_wgpu.visible import visible, visible_json, without_secrets
 
 _UNBROKEN = 100_000  # columns of a pipe or a file, whose lines nobody breaks
@@ -34,8 +36,12 @@ class Terminal(Console):
             stderr: Whether to stderr.
             soft_wrap: Whether long lines are left to the terminal.
         """
-        super().__init__(stderr=stderr, soft_wrap=soft_wrap, markup=False, emoji=False)
-        if not (self.is_terminal or self.is_jupyter or "COLUMNS" in os.environ):
+        # In a notebook, plain lines: what moves would need ipywidgets there.
+        super().__init__(
+            stderr=stderr, soft_wrap=soft_wrap, markup=False, emoji=False, force_jupyter=False,
+            force_terminal=False if _in_notebook() else None,
+        )  # fmt: skip
+        if not (self.is_terminal or "COLUMNS" in os.environ):
             self.width = _UNBROKEN
 
     def render_str(self, text: str, **options: Any) -> Text:
@@ -69,6 +75,12 @@ class Terminal(Console):
         return _PlainStatus(_plain(status), console=self, **options)
 
 
+def _in_notebook() -> bool:
+    """Whether a notebook's kernel shows what is printed, which calls itself a terminal."""
+    ipython = sys.modules.get("IPython")
+    return hasattr(ipython.get_ipython(), "kernel") if ipython is not None else False
+
+
 class _PlainStatus(Status):
     def update(self, status: RenderableType | None = None, **options: Any) -> None:
         """Shows something else."""
@@ -98,17 +110,25 @@ def write_what_can_be_written() -> None:
             reconfigure(errors="backslashreplace")
 
 
+_TYPED = f"{__name__}.typed"
+
+
 class Commands(click.Group):
     """A group whose messages about arguments show what these hold."""
 
-    def make_context(self, *args: Any, **options: Any) -> click.Context:
+    def make_context(
+        self, info_name: str | None, args: list[str], *others: Any, **options: Any
+    ) -> click.Context:
         """Reads the group's own arguments."""
         with _visible_messages():
-            return super().make_context(*args, **options)
+            typed = shlex.join(["qlora-wgpu", *args])
+            context = super().make_context(info_name, args, *others, **options)
+            context.meta[_TYPED] = typed
+            return context
 
     def invoke(self, ctx: click.Context) -> Any:
         """Reads a command's arguments and runs it."""
-        with _visible_messages():
+        with _visible_messages(), on_command_line(ctx.meta[_TYPED]):
             return super().invoke(ctx)
 
 

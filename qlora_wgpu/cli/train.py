@@ -48,7 +48,7 @@ def train(
     with TrainingDisplay(console) as display:
         observer = display if journal is None else ObserverList([display, Noted(journal)])
         result = runs.train(settings, observer, overwrite=overwrite, resume=resume)
-    _show_result(console, result, _again(config, overrides))
+    show_result(console, result, _again(config, overrides))
     if result.stop_signal is not None:
         sys.exit(128 + result.stop_signal)  # as shells tell a signal, so that no `&&` goes on
 
@@ -77,7 +77,14 @@ class Noted(Observer):
         self._journal.note_checkpoint(folder)
 
 
-def _show_result(console: Terminal, result: TrainResult, again: str = "--resume") -> None:
+def show_result(console: Terminal, result: TrainResult, again: str = "--resume") -> None:
+    """Prints what a run has come to.
+
+    Args:
+        console: Where.
+        result: The run's.
+        again: What goes on with a run that was stopped.
+    """
     if result.interrupted:
         console.print(
             f"stopped after step {result.steps}; its state is saved, and `{again}` goes on",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import ValidationError
 
 from qlora_wgpu.config.dialects.conversion import dialect_of
+from qlora_wgpu.config.overrides import located
 from qlora_wgpu.config.paths import resolve_path
 from qlora_wgpu.config.problems import Problem, config_error, problems_of, shown
 from qlora_wgpu.config.renamed import new_name, new_names, with_new_names
@@ -31,7 +32,10 @@ _PATH_KEYS = (
 )
 
 
-def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Config:
+Overrides = Sequence[str] | Mapping[str, Any]
+
+
+def load_config(path: str | os.PathLike[str], overrides: Overrides = ()) -> Config:
     """Reads a configuration file, applies overrides and checks everything.
 
     Relative paths: ``model.path`` and ``data.*`` are taken from the file's own folder if they
@@ -44,7 +48,8 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
         path: The YAML file.
         overrides: Texts such as ``"optim.learning_rate=1e-4"``; they win over the file, the last
             one over earlier ones. The value is YAML; where the key holds text, it may stand
-            without quotes whatever it looks like.
+            without quotes whatever it looks like. Or a mapping of values, by key, dotted key or
+            section: ``{"learning_rate": 1e-4}``.
 
     Raises:
         ConfigError: If anything is wrong; one message names all problems with their lines.
@@ -55,6 +60,11 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
         raise ConfigError("overrides must be a list of texts such as 'train.max_steps=10'")
     values, unplaced = _split_sections(file, path.name)
     origin: dict[tuple[str, ...], str] = {}
+    if isinstance(overrides, Mapping):
+        for place, value in located(overrides).items():
+            _put(values, place, _plain_path(value))
+            origin[place] = f"{'.'.join(place)}={shown(value)}"
+        overrides = ()
     for text in overrides:
         try:
             loc, value = _parse_override(text)
@@ -64,7 +74,7 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
         _put(values, loc, value)
         origin[loc[:2]] = text
 
-    source = f"{path} with its overrides" if overrides else str(path)
+    source = f"{path} with its overrides" if origin or overrides else str(path)
     _resolve_paths(values, set(origin), path.parent)
     try:
         config = Config.__pydantic_validator__.validate_python(values)
@@ -78,6 +88,28 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
         raise _error(path, file, unplaced, source)
     assert isinstance(config, Config)
     return config
+
+
+def with_settings(config: Config | Mapping[str, Any], settings: Mapping[str, Any]) -> Config:
+    """A configuration that stands in no file: checked, and with its paths made absolute.
+
+    Args:
+        config: The configuration, or a mapping with its sections.
+        settings: What is other, as ``load_config`` takes it.
+
+    Raises:
+        ConfigError: If anything in it is wrong.
+    """
+    given = config.model_dump() if isinstance(config, Config) else dict(config)
+    for (section, key), value in located(settings).items():
+        given[section] = {**(given.get(section) or {}), key: value}
+    values = Config.model_validate(given).model_dump()
+    _resolve_paths(values, set(), Path())
+    return Config.model_validate(values)
+
+
+def _plain_path(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def _error(path: Path, file: YamlFile, sentences: Sequence[str], source: str) -> ConfigError:

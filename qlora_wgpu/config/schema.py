@@ -112,7 +112,7 @@ class LoraConfig(Section):
         description="Initial values of A: uniform as PEFT's default, or normal with a standard "
         "deviation of 1 / r; B begins with zeros.",
     )
-    init_from: Text | None = Field(
+    init_from: Annotated[Text | None, _FREE_ON_RESUME] = Field(
         None, description="Folder of an adapter of the same shape to go on training, or null."
     )
 
@@ -176,7 +176,7 @@ class DataConfig(Section):
     cache: Annotated[bool, _FREE_ON_RESUME] = Field(
         True, description="Whether prepared data is kept on disk for the next run."
     )
-    chat_template: Text | None = Field(
+    chat_template: Annotated[Text | None, _FREE_ON_RESUME] = Field(
         None,
         description="Chat template used instead of the tokenizer's: a .jinja file, the template "
         f"itself, or a built-in name: {', '.join(BUILT_IN_CHAT_TEMPLATES)}.",

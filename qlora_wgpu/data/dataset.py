@@ -64,8 +64,8 @@ class Preparation:
 
 
 def load_dataset(
-    path: str | os.PathLike[str],
-    tokenizer: Tokenizer,
+    path: str | os.PathLike[str] | Sequence[Mapping[str, Any]],
+    tokenizer: Tokenizer | str | os.PathLike[str],
     max_seq_length: int,
     chat_template: str | None = None,
     *,
@@ -84,8 +84,8 @@ def load_dataset(
     of the form owner/name[:split] for a data set of the Hugging Face hub.
 
     Args:
-        path: The file, folder or name.
-        tokenizer: The model's tokenizer.
+        path: The file, folder or name; or the rows themselves, as mappings.
+        tokenizer: The model's tokenizer, or the model's folder.
         max_seq_length: Longest example in tokens, at least 2.
         chat_template: ``data.chat_template``: see ``find_chat_template``.
         how: Everything else about the preparation, instead of the two before.
@@ -98,12 +98,39 @@ def load_dataset(
         TokenizerError: If the chat template is broken.
     """
     how = how or Preparation(max_seq_length, chat_template)
+    if not isinstance(tokenizer, Tokenizer):
+        tokenizer = Tokenizer.from_folder(tokenizer)
+    if not isinstance(path, str | os.PathLike):
+        return encode_rows(path, tokenizer, how)
     source = _open(path, tokenizer, how, progress, held_out=held_out)
     keeps = cache and cache_problem() is None
     folder = cache_folder() / source.key if keeps else None
     dataset = prepare(folder, source.fill)
     dataset.left_out = source.left_out
     return dataset
+
+
+def encode_rows(
+    rows: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, how: Preparation, name: str = "rows"
+) -> Dataset:
+    """Encodes rows that are in memory, as ``load_dataset`` does those of a file.
+
+    Args:
+        rows: Mappings of one of the formats in ``qlora_wgpu.data.formats``.
+        tokenizer: The model's tokenizer.
+        how: Settings of the preparation.
+        name: For messages: ``rows[0]``.
+
+    Raises:
+        DataError: If a row is wrong, or there is nothing to learn.
+        TokenizerError: If the chat template is broken.
+    """
+    if how.max_seq_length < 2:
+        raise DataError(f"max_seq_length must be at least 2, got {how.max_seq_length}")
+    template = find_chat_template(how.chat_template, tokenizer)
+    source = _RowsInMemory(name, [Path(name)], tokenizer, template, how, lambda rows: None)
+    source.rows = rows
+    return prepare(None, source.fill)
 
 
 def encoded_examples(
@@ -365,7 +392,7 @@ class _Source:
         row_format: str | None = None if self._how.row_format == "auto" else self._how.row_format
         first = ""
         for path in self._files:
-            for where, given in read_rows(path):
+            for where, given in self._read(path):
                 if is_blank(given):
                     yield where, given, ""
                     continue
@@ -382,6 +409,10 @@ class _Source:
                 except DataError as err:
                     raise DataError(f"{where}: {err}") from err
                 yield where, row, row_format
+
+    def _read(self, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The rows of a file, and where each stands."""
+        return read_rows(path)
 
     def _nothing(self) -> str:
         counts = self._counts
@@ -450,3 +481,20 @@ class _Source:
                 "know what stands there, such as another alphabet, and the model cannot read it"
             )
         return [f"{self._name}: {note}" for note in notes]
+
+
+class _RowsInMemory(_Source):
+    """Rows that stand in no file.
+
+    Attributes:
+        rows: The rows.
+    """
+
+    rows: Sequence[Mapping[str, Any]] = ()
+
+    def _read(self, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+        for index, row in enumerate(self.rows):
+            where = f"{self._name}[{index}]"
+            if not isinstance(row, Mapping):
+                raise DataError(f"{where} must be a mapping, got {type(row).__name__}")
+            yield where, dict(row)

@@ -104,6 +104,12 @@ class Dataset(Sequence[Example]):
         dataset._ids, dataset._labels, dataset._ends = ids, labels, ends
         return dataset
 
+    def __repr__(self) -> str:
+        return (
+            f"Dataset({len(self):,} examples, {self.num_tokens:,} tokens, "
+            f"{self.num_label_tokens:,} learnt)"
+        )
+
     def __len__(self) -> int:
         return len(self._ends)
 

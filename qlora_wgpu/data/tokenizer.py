@@ -117,6 +117,11 @@ class Tokenizer:
         tokenizer.fingerprint = hashlib.sha256(content).hexdigest()
         return tokenizer
 
+    def __repr__(self) -> str:
+        has = "with a" if self.chat_template else "without"
+        ends = ", ".join(str(i) for i in sorted(self.eos_token_ids)) or "none"
+        return f"Tokenizer({self.vocab_size:,} tokens, {has} chat template; end tokens: {ends})"
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text.
 

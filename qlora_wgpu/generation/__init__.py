@@ -2,6 +2,7 @@
 
 from qlora_wgpu.generation.decoder import Decoder
 from qlora_wgpu.generation.generate import generate
+from qlora_wgpu.generation.model import QLoRAModel
 from qlora_wgpu.generation.text import continuation
 
-__all__ = ["Decoder", "continuation", "generate"]
+__all__ = ["Decoder", "QLoRAModel", "continuation", "generate"]

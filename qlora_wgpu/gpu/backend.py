@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -83,6 +84,15 @@ class Backend(ABC):
                 f"the GPU {adapter.info['device']} gave no device ({err}): update its driver, "
                 "or choose another with device.gpu"
             ) from err
+
+    def let_go(self, device: Any) -> None:
+        """Lets a device end with the last reference to it, and its memory with it.
+
+        wgpu-py's devices refer to themselves, so that Python would keep them until it looks for
+        cycles, and the driver's pools with them, which freed buffers go back to.
+        """
+        with suppress(AttributeError):  # private names, which another version may not have
+            device._device = device._queue._device = None
 
     def dialect(self, code: str) -> str:
         """WGSL as this implementation's compiler wants it."""

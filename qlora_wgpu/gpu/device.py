@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -36,10 +37,15 @@ class MemoryCounter:
     by_kind: Counter[str] = field(default_factory=Counter)
     peak: int = 0
 
-    def add(self, kind: str, nbytes: int) -> None:
-        """Counts ``nbytes`` more (or fewer, if negative) of a kind."""
+    def add(self, kind: str, nbytes: int, holder: Any) -> None:
+        """Counts ``nbytes`` more of a kind, for as long as ``holder`` lives."""
         self.by_kind[kind] += nbytes
         self.peak = max(self.peak, self.total)
+        weakref.finalize(holder, self._freed, kind, nbytes).atexit = False
+
+    def _freed(self, kind: str, nbytes: int) -> None:
+        if kind in self.by_kind:  # else it has been forgotten
+            self.by_kind[kind] -= nbytes
 
     def forget(self, kind: str) -> None:
         """Takes back what was counted of a kind that was there for a moment only."""
@@ -100,6 +106,7 @@ class Device:
         self.features = frozenset(self.backend.features_of(self.gpu))
         with self.driver_call("opening it"):
             self.raw = self.backend.request_device(self.gpu)
+        weakref.finalize(self, self.backend.let_go, self.raw).atexit = False
         self.memory = MemoryCounter()
         self._pipelines: dict[str, Any] = {}
         self.profile = self._choose_profile()
@@ -214,7 +221,7 @@ class Device:
                 f"{self.memory.total:,}): lower the batch size or data.max_seq_length, or "
                 "turn on train.gradient_checkpointing"
             ) from err
-        self.memory.add(kind, nbytes)
+        self.memory.add(kind, nbytes, memory)
         return memory
 
     def write(self, buffer: Any, data: npt.NDArray[Any] | bytes, offset: int = 0) -> None:

@@ -28,7 +28,8 @@ class Readback:
                 for _ in range(depth)
             )
         self._pending: deque[tuple[Any, Any]] = deque()
-        device.memory.add("inputs", depth * nbytes)
+        for buffer in self._free:
+            device.memory.add("inputs", nbytes, buffer)
 
     def __len__(self) -> int:
         """Number of copies on their way."""

@@ -103,6 +103,11 @@ class Tape:
         finally:
             self._ops = outer
 
+    def end(self) -> None:
+        """Forgets everything: what is recorded holds the graph, and the graph holds the tape."""
+        self._ops, self._gradients, self._holders = [], {}, Counter()
+        self._add = _after_the_end
+
     def _hold(self, tensor: Tensor, gradient: Tensor) -> None:
         self._gradients[tensor] = gradient
         self._holders[gradient] += 1
@@ -138,6 +143,10 @@ class Tape:
             maker.tensors[name] = total
             maker.accumulate()
         return True
+
+
+def _after_the_end(total: Tensor, a: Tensor | None, b: Tensor) -> None:
+    raise GraphError("the graph is planned: nothing can be added to it")
 
 
 def _can_add(launch: Launch, gradient: Tensor) -> bool:

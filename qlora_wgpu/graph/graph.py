@@ -139,6 +139,10 @@ class Graph:
         """
         return self._tape.checkpoint(function, x)
 
+    def end(self) -> None:
+        """Lets go of the tape, which would keep graph and memory until Python looks for cycles."""
+        self._tape.end()
+
     def _add(self, total: Tensor, a: Tensor | None, b: Tensor) -> None:
         units = total.rows * total.units(8)
         constants = {"ACCUMULATE": a is None}

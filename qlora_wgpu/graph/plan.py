@@ -61,13 +61,14 @@ def make_plan(graph: Graph, outputs: tuple[Tensor, ...] = (), *, in_textures: bo
     """Plans a traced graph.
 
     Args:
-        graph: What was traced.
+        graph: What was traced; nothing more is.
         outputs: Intermediates that are read after the run, and therefore keep their slots.
         in_textures: Whether all intermediates that may lie in textures do, for checks.
 
     Returns:
         A plan with only the launches that lead to an output or to bytes that outlive the run.
     """
+    graph.end()
     needed = _needed(graph.launches, outputs)
     launches = lay_out(needed, graph.profile, in_textures=in_textures)
     slots, textures, slot_of = _assign_slots(_lifetimes(launches, outputs))

@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from os import PathLike
 
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.config import QuantConfig, load_config
+from qlora_wgpu.config import LoraConfig, QuantConfig, load_config
 from qlora_wgpu.config.as_trained import find_run
 from qlora_wgpu.errors import CheckpointError, ConfigError
+from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.program import allocate
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.lora import AdapterConfig
 from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.names import adapted_layers
+from qlora_wgpu.lora.targets import lora_config
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.programs import Programs
 from qlora_wgpu.ops import dora
 
 FloatArray = npt.NDArray[np.float32]
+
+
+def config_of(
+    stored: AdapterConfig, tensors: Mapping[str, FloatArray], architecture: Architecture
+) -> LoraConfig:
+    """The settings that a base is laid out with to take an adapter of a file.
+
+    Args:
+        stored: The adapter's own settings.
+        tensors: Its tensors.
+        architecture: The base's.
+    """
+    adapted = {layer.module for layer in adapted_layers(tensors)}
+    return lora_config(stored, adapted, architecture.experts)
 
 
 def read_vector(device: Device, tensor: Tensor) -> FloatArray:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.errors import CheckpointError, DeviceError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.program import Program
@@ -41,6 +41,7 @@ class LoadedModel:
         adapter: The layout of the adapter's parameters.
         architecture: The architecture by config.json.
         options: How training steps are computed; replaced as a whole.
+        prompt_folder: The folder that says how prompts are written: the base's, or the adapter's.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class LoadedModel:
         self.device = device
         self.layout = layout
         self.folder: ModelFolder = layout.pretrained.folder
+        self.prompt_folder = self.folder.path
         self.quant = layout.quant
         self.compute_dtype = layout.compute_dtype
         self.name_or_path = layout.pretrained.name_or_path
@@ -85,6 +87,40 @@ class LoadedModel:
         layout.load(device, progress)
         self._neutral = neutral_parameters(layout, self.programs, device)
         self.write_parameters(self.adapter.initial(seed) + self._neutral)
+
+    def close(self) -> None:
+        """Frees the model's memory at once, whoever still holds the model; it is of no use then.
+
+        A notebook keeps what a cell returned or where it failed. A device that was opened for this
+        model alone goes with it.
+        """
+        self.__dict__.clear()
+
+    def __enter__(self) -> Self:
+        """Closes the model in the end: ``with QLoRAModel.from_pretrained(...) as model``."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Closes it."""
+        self.close()
+
+    def __getattr__(self, name: str) -> Any:
+        """What is not there: of a closed model, anything."""
+        if vars(self) or name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise DeviceError("the model is closed: open it again with from_pretrained or open_adapter")
+
+    def __repr__(self) -> str:
+        """Base, adapter and device in a line."""
+        if not vars(self):
+            return f"{type(self).__name__}(closed)"
+        lora = self.adapter
+        return (
+            f"{type(self).__name__}({self.name_or_path}: {self.quant.scheme}, "
+            f"{self.compute_dtype}; r {lora.config.r} on {len(lora.targets)} layers, "
+            f"{lora.num_parameters:,} parameters; {self.device.memory.total / 2**20:,.1f} MiB on "
+            f"{self.device.name})"
+        )
 
     # -- how training steps are computed -----------------------------------------------------
 

@@ -7,19 +7,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.checkpoint.tokenizer_files import tokenizer_folder
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.lora import load_adapter, save_adapter
 from qlora_wgpu.lora.fitting import adapter_shapes, refuse_other_base
 from qlora_wgpu.model import batch_encoding
-from qlora_wgpu.model.adapter_state import check_scaling, trained_otherwise
+from qlora_wgpu.model.adapter_state import check_scaling, config_of, trained_otherwise
 from qlora_wgpu.model.base_state import base_state_dict
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.loaded_model import ComputeDtype, FloatArray, LoadedModel, Progress
@@ -50,13 +51,14 @@ class QLoRAModel(LoadedModel):
         lora: LoraConfig | None = None,
         quant: QuantConfig | None = None,
         compute_dtype: ComputeDtype = "bfloat16",
-        device: Device | str | None = None,
+        device: Device | str | int | None = None,
         *,
+        adapter: str | PathLike[str] | None = None,
         seed: int = 0,
         gradient_checkpointing: bool = False,
         progress: Progress = lambda name: None,
-    ) -> QLoRAModel:
-        """Loads a Hugging Face folder onto a device, with a fresh adapter.
+    ) -> Self:
+        """Loads a Hugging Face folder onto a device, with a fresh adapter or one of a file.
 
         Args:
             path: The folder, or a name on the Hugging Face hub.
@@ -64,24 +66,33 @@ class QLoRAModel(LoadedModel):
             quant: How the frozen linear layers are stored.
             compute_dtype: Element type of matmul operands; sums are float32 either way.
             device: An open device, a GPU's name or index, or None for the best one.
+            adapter: Folder of a PEFT adapter, which says what ``lora`` says otherwise;
+                ``open_adapter`` also takes from its run how the base was quantized.
             seed: Seed of the adapter's start.
             gradient_checkpointing: Whether layers are recomputed in the backward.
             progress: Called with each tensor's name before it is read.
 
         Raises:
+            ConfigError: If both ``lora`` and ``adapter`` are given, or a setting does not fit.
             CheckpointError: If the folder or one of its files is missing or damaged.
             UnsupportedModelError: If the model asks for something that is not computed here.
             DeviceError: If there is no usable GPU.
             OutOfMemoryError: If the device has no room.
         """
         pretrained = Pretrained.open(path)  # before a device is asked for
+        if adapter is not None:
+            lora = _config_of_folder(adapter, lora, pretrained)
         if not isinstance(device, Device):
-            device = Device(device or "auto")
+            device = Device("auto" if device is None else str(device))
         layout = device_layout(
             pretrained, lora or LoraConfig(), quant or QuantConfig(), compute_dtype, device
         )
         options = TrainingOptions(checkpointing=gradient_checkpointing)
-        return cls(layout, device, seed=seed, options=options, progress=progress)
+        model = cls(layout, device, seed=seed, options=options, progress=progress)
+        if adapter is not None:
+            model.load_adapter(adapter)
+            model.prompt_folder = tokenizer_folder(adapter) or model.prompt_folder
+        return model
 
     @classmethod
     def from_folder(
@@ -96,7 +107,7 @@ class QLoRAModel(LoadedModel):
         seed: int = 0,
         gradient_checkpointing: bool = False,
         progress: Progress = lambda name: None,
-    ) -> QLoRAModel:
+    ) -> Self:
         """Loads a folder that is open already; arguments as for ``from_pretrained``."""
         pretrained = Pretrained.from_folder(folder, name_or_path)
         layout = device_layout(pretrained, lora, quant, compute_dtype, device)
@@ -210,6 +221,18 @@ class QLoRAModel(LoadedModel):
     def base_state_dict(self) -> dict[str, FloatArray]:
         """The frozen weights as the device uses them (dequantized there), Hugging Face's names."""
         return base_state_dict(self.layout, self.programs, self.device)
+
+
+def _config_of_folder(
+    adapter: str | PathLike[str], lora: LoraConfig | None, base: Pretrained
+) -> LoraConfig:
+    """The settings of an adapter's folder, where none are given beside it."""
+    if lora is not None:
+        raise ConfigError(
+            "lora and adapter exclude each other: the adapter's folder says its rank and modules"
+        )
+    tensors, stored = load_adapter(Path(adapter))
+    return config_of(stored, tensors, base.architecture)
 
 
 def device_layout(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from qlora_wgpu.checkpoint import write_file
-from qlora_wgpu.report.charts import Line, chart, smoothed
+from qlora_wgpu.report.axes import wants_log
+from qlora_wgpu.report.charts import Line, chart
+from qlora_wgpu.report.curves import smoothed, smoothing_length
 from qlora_wgpu.visible import visible
 
 
@@ -29,6 +31,26 @@ _TEMPLATES = Environment(
 )
 
 
+_REFRESHED = 10  # seconds, while a run goes on
+
+
+@dataclass(frozen=True)
+class TextSample:
+    """One text that the model continues.
+
+    Attributes:
+        prompt: The text to continue.
+        expected: How the data goes on.
+        before: The model's continuation before the first step.
+        after: The model's continuation in the end; empty while there is none.
+    """
+
+    prompt: str
+    expected: str
+    before: str
+    after: str = ""
+
+
 @dataclass(frozen=True)
 class Facts:
     """The facts that a page tells besides its curves.
@@ -37,21 +59,31 @@ class Facts:
         title: The model and the data.
         subtitle: Device and versions.
         figures: Short values by their names.
-        texts: Longer texts by their names, such as what was generated.
+        samples: Texts before and after.
         memory: Bytes on the device by kind.
         config: The run's YAML.
+        command: How the run was begun.
+        began: When.
+        state: Where it is: that it goes on, or how it ended.
+        warnings: What the run has told.
+        is_finished: Whether the page will not change any more; else a browser reads it again.
     """
 
     title: str
     subtitle: str
     figures: Mapping[str, str]
-    texts: Mapping[str, str] = field(default_factory=dict)
+    samples: Sequence[TextSample] = ()
     memory: Mapping[str, int] = field(default_factory=dict)
     config: str = ""
+    command: str = ""
+    began: str = ""
+    state: str = ""
+    warnings: Sequence[str] = ()
+    is_finished: bool = True
 
 
 def write_report(path: Path, facts: Facts, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes the page.
+    """Writes the page, whole or not at all.
 
     Args:
         path: report.html.
@@ -66,32 +98,42 @@ def write_report(path: Path, facts: Facts, rows: Sequence[Mapping[str, Any]]) ->
 
 def page(facts: Facts, rows: Sequence[Mapping[str, Any]]) -> str:
     """The page as text."""
-    loss = points(rows, "loss")
-    charts = [
-        chart(
-            "loss",
-            [
-                Line("each step", "faint", loss),
-                Line("smoothed", "main", smoothed(loss)),
-                Line("held-out", "dots", points(rows, "eval_loss")),
-            ],
-        ),
-        chart("learning rate", [Line("", "main", points(rows, "learning_rate"))], "{:.1e}".format),
-        chart("gradient norm", [Line("", "main", points(rows, "grad_norm"))]),
-        chart(
-            "tokens per second",
-            [Line("", "main", points(rows, "tokens_per_second"))],
-            "{:,.0f}".format,
-        ),
-    ]
     memory = [
         (kind, f"{nbytes / 2**20:,.1f}")
         for kind, nbytes in sorted(facts.memory.items(), key=lambda item: -item[1])
         if nbytes
     ]
     template = _TEMPLATES.get_template("page.html.jinja")
-    drawn = [Markup(svg) for svg in charts if svg]  # escaped where it was drawn
-    return template.render(facts=facts, charts=drawn, memory=memory)
+    drawn = [Markup(svg) for svg in _charts(rows) if svg]  # escaped where it was drawn
+    refresh = 0 if facts.is_finished else _REFRESHED
+    return template.render(facts=facts, charts=drawn, memory=memory, refresh=refresh)
+
+
+def _charts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [
+        chart("loss", _losses(rows), "{:.4g}".format, may_be_log=True),
+        _chart(rows, "learning_rate", "learning rate", "{:.1e}"),
+        _chart(rows, "grad_norm", "gradient norm", "{:.3g}", may_be_log=True),
+        _chart(rows, "tokens_per_second", "tokens per second", "{:,.0f}"),
+    ]
+
+
+def _losses(rows: Sequence[Mapping[str, Any]]) -> list[Line]:
+    """The loss as it is, its mean over it, and the held-out loss."""
+    loss, held_out = points(rows, "loss"), points(rows, "eval_loss")
+    raw, length = Line("as logged", "faint", loss), smoothing_length(len(loss))
+    dots = Line("held-out", "dots", held_out)
+    if length == 1:
+        return [replace(raw, style="main"), dots]
+    is_log = wants_log([value for _, value in [*loss, *held_out]])
+    name = f"EMA {'of logarithms ' if is_log else ''}over about {length} points"
+    return [raw, Line(name, "main", smoothed(loss, in_logarithms=is_log)), dots]
+
+
+def _chart(
+    rows: Sequence[Mapping[str, Any]], key: str, title: str, form: str, *, may_be_log: bool = False
+) -> str:
+    return chart(title, [Line("", "main", points(rows, key))], form.format, may_be_log=may_be_log)
 
 
 def points(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.checkpoint import write_file
-from qlora_wgpu.report.charts import smoothed
+from qlora_wgpu.report.curves import smoothed
 from qlora_wgpu.report.page import points
 
 

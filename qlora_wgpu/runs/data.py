@@ -11,7 +11,6 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.config.schema import DataConfig
 from qlora_wgpu.data import (
     Dataset,
-    Preparation,
     Tokenizer,
     bucket_length,
     load_dataset,
@@ -24,6 +23,7 @@ from qlora_wgpu.runs.opening import OpenedModel
 from qlora_wgpu.runs.settings import AnyConfig, as_config
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.batching import BatchPlan
+from qlora_wgpu.training.rows import preparation as preparation
 
 
 @dataclass(frozen=True)
@@ -161,18 +161,6 @@ def warn_of_cache(observer: Observer) -> None:
     problem = cache_problem()
     if problem is not None:
         observer.warning(problem)
-
-
-def preparation(settings: DataConfig) -> Preparation:
-    """Settings of how rows become examples, from the ``data`` section."""
-    return Preparation(
-        max_seq_length=settings.max_seq_length,
-        chat_template=settings.chat_template,
-        row_format=settings.format,
-        columns=settings.columns,
-        train_on=settings.train_on,
-        truncation=settings.truncation,
-    )
 
 
 def read_dataset(

@@ -14,7 +14,7 @@ from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.json_file import read_json_object
 from qlora_wgpu.config import Config, LoraConfig, QuantConfig
 from qlora_wgpu.config.schema import DataConfig, DeviceConfig, TrainConfig
-from qlora_wgpu.errors import ConfigError, OutOfMemoryError, QLoRAError
+from qlora_wgpu.errors import ConfigError, OutOfMemoryError, QLoRAError, option
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory_size import memory_size
 from qlora_wgpu.gpu.profile import GPU_PROFILE, Profile
@@ -202,7 +202,8 @@ def estimate(
     if workload.batch * workload.seq > _MOST_PLANNED:
         raise ConfigError(
             f"{workload.batch} rows of {workload.seq} tokens are more than {_MOST_PLANNED:,} "
-            "tokens at once, which is not planned: lower --batch or --seq"
+            f"tokens at once, which is not planned: lower {option('batch', ...)} or "
+            f"{option('seq', ...)}"
         )
     memory = here.memory(workload)
     fits = None if budget is None else _what_fits(here, workload, budget)

@@ -8,7 +8,7 @@ from pathlib import Path
 from qlora_wgpu.checkpoint.hub import is_hub_name
 from qlora_wgpu.config import load_config
 from qlora_wgpu.config.as_trained import find_run
-from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.errors import ConfigError, option
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.training import checkpoint_folders
 
@@ -76,7 +76,7 @@ def base_of(adapter: str) -> str:
         return load_config(run / "config.yaml").model.path
     name = load_adapter(adapter)[1].base_model_name_or_path
     if name is None:
-        raise ConfigError(f"{adapter} names no base model: name it with --model (model=...)")
+        raise ConfigError(f"{adapter} names no base model: name it with {option('model', ...)}")
     return name
 
 
@@ -106,6 +106,7 @@ def _existing_base(adapter: str) -> str:
     base = base_of(adapter)
     if not (Path(base).expanduser().is_dir() or is_hub_name(base)):
         raise ConfigError(
-            f"{adapter} was trained on the model {base}, which is not there: name it with --model"
+            f"{adapter} was trained on the model {base}, which is not there: name it with "
+            f"{option('model', ...)}"
         )
     return base

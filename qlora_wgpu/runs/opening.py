@@ -5,25 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.config import Config, LoraConfig, ModelConfig, QuantConfig
-from qlora_wgpu.config.as_trained import Changes, as_trained, changed, find_run, without_none
+from qlora_wgpu.config import Config, LoraConfig
+from qlora_wgpu.config.as_trained import Changes, as_trained, changed, find_run
 from qlora_wgpu.config.schema import DeviceConfig
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.families.family import Architecture
+from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.lora.fitting import refuse_other_base
-from qlora_wgpu.lora.names import adapted_layers
-from qlora_wgpu.lora.targets import lora_config
+from qlora_wgpu.model.adapter_state import config_of
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import TrainingOptions
 from qlora_wgpu.model.pretrained import Pretrained
-from qlora_wgpu.model.qlora_model import ComputeDtype, QLoRAModel, device_layout
-from qlora_wgpu.runs.locating import base_of
+from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.training import Observer
 
 
@@ -202,8 +200,7 @@ def load_adapted(
     tensors = None
     if adapter is not None:
         tensors, stored = load_adapter(adapter)
-        adapted = {layer.module for layer in adapted_layers(tensors)}
-        lora = lora_config(stored, adapted, source.architecture.experts)
+        lora = config_of(stored, tensors, source.architecture)
     device = device_of(settings.device)
     layout = device_layout(
         source.pretrained, lora, settings.quant, settings.train.compute_dtype, device
@@ -214,42 +211,3 @@ def load_adapted(
     if tensors is not None:
         model.load_adapter(tensors)
     return model
-
-
-def open_adapter(
-    adapter: str | PathLike[str],
-    model: str | PathLike[str] | None = None,
-    observer: Observer | None = None,
-    *,
-    quant: QuantConfig | None = None,
-    compute_dtype: ComputeDtype | None = None,
-    gpu: str | None = None,
-    backend: str | None = None,
-) -> QLoRAModel:
-    """Opens an adapter on its base as it was trained: by its run's config.yaml, where it has one.
-
-    Args:
-        adapter: Folder of a PEFT adapter, such as a run's ``adapter`` or one of its checkpoints.
-        model: Folder or hub name of the base; by default what the run or the adapter names.
-        observer: Who is told what goes on, and where it is not known how the adapter was trained.
-        quant: How the base's linear layers are stored, whatever the run says.
-        compute_dtype: Element type of matmul operands, likewise.
-        gpu: The GPU, likewise.
-        backend: The WebGPU implementation, likewise.
-
-    Raises:
-        ConfigError: If nothing names a base, or the run's config.yaml is damaged.
-        CheckpointError: If the adapter or the base is missing or damaged, or they do not fit.
-        UnsupportedModelError: If one of them asks for something that is not computed here.
-        DeviceError: If there is no usable GPU.
-    """
-    observer = observer or Observer()
-    adapter = str(adapter)
-    settings = Config(model=ModelConfig(path=str(model or base_of(adapter))))
-    given = {
-        "quant": {} if quant is None else quant.model_dump(),
-        "train": {"compute_dtype": compute_dtype},
-        "device": {"gpu": gpu, "backend": backend},
-    }
-    settings = opened_as_trained(settings, adapter, observer, without_none(given))
-    return load_adapted(OpenedModel.open(settings.model.path), adapter, settings, observer)

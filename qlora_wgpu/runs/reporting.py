@@ -1,73 +1,206 @@
-"""report.html and loss.png of a run that has ended."""
+"""report.html and loss.png of a run: up to date while it goes on, whole when it has ended."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 
 from qlora_wgpu.config import Config
-from qlora_wgpu.errors import CheckpointError
-from qlora_wgpu.model.qlora_model import QLoRAModel
-from qlora_wgpu.report import Facts, write_png, write_report
-from qlora_wgpu.training import Observer, TrainResult, read_rows
+from qlora_wgpu.errors import CheckpointError, command
+from qlora_wgpu.report import Facts, TextSample, write_png, write_report
+from qlora_wgpu.training import Observer, RunSetup, Sample, TrainResult, read_rows
+from qlora_wgpu.training.observer import Row
+from qlora_wgpu.visible import without_secrets
+
+_SELDOM = 5.0  # seconds between two pages of a run that goes on
+_LARGEST_EXPONENT = 20.0  # of a perplexity that says anything
+_IN_PYTHON = "qlora_wgpu.train(...), from Python"
 
 
-def write_reports(
-    settings: Config, model: QLoRAModel, result: TrainResult, observer: Observer
-) -> tuple[Path, ...]:
-    """Writes report.html, and with matplotlib loss.png, into the run's folder.
+@dataclass
+class _Story:
+    """What a run has told so far."""
 
-    Those of a run that had been finished before stay as they are; what is missing is written.
+    began: str
+    command: str
+    setup: RunSetup | None = None
+    total_steps: int = 0
+    memory: Counter[str] = field(default_factory=Counter)
+    warnings: list[str] = field(default_factory=list)
+    samples: Sequence[Sample] = ()
+    has_started: bool = False
 
-    Args:
-        settings: The run's.
-        model: Base and adapter.
-        result: The run's figures.
-        observer: Who is told that one cannot be written, which does not matter to the run.
 
-    Returns:
-        What was written.
+class Reporter(Observer):
+    """Writes a run's page at its start, at evaluations and checkpoints, and when it has ended.
+
+    A page of a run that goes on is read again by the browser that shows it. What cannot be written
+    does not matter to the run.
     """
-    page, picture = result.run_dir / "report.html", result.run_dir / "loss.png"
-    written: list[Path] = []
-    try:
-        rows = read_rows(result.run_dir / "metrics.jsonl")
-        if not (result.was_finished and page.exists()):
-            write_report(page, _facts(settings, model, result), rows)
+
+    def __init__(self, settings: Config, observer: Observer) -> None:
+        """Writes nothing yet.
+
+        Args:
+            settings: The run's.
+            observer: Who is told that a page cannot be written.
+        """
+        self._settings = settings
+        self._observer = observer
+        now = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
+        self._story = _Story(f"began {now}", without_secrets(command() or _IN_PYTHON))
+        self._folder = Path(settings.output.dir)
+        self._written_at = -math.inf
+
+    # -- what a run tells ------------------------------------------------------------------------
+
+    def note(self, text: str) -> None:
+        """Keeps it for the page."""
+        self._story.warnings.append(text)
+
+    def warning(self, text: str) -> None:
+        """Keeps it for the page."""
+        self._story.warnings.append(text)
+
+    def setup(self, setup: RunSetup) -> None:
+        """Keeps it for the page."""
+        self._story.setup = setup
+
+    def started(self, total_steps: int, done: int, memory: Counter[str]) -> None:
+        """Writes the first page: the run's folder is its own now."""
+        self._story.total_steps, self._story.memory = total_steps, memory
+        self._story.has_started = True
+        self._refresh()
+
+    def evaluation(self, row: Row) -> None:
+        """Writes the page anew."""
+        self._refresh()
+
+    def saved(self, folder: Path) -> None:
+        """Writes the page anew."""
+        self._refresh()
+
+    def take_samples(self, samples: Sequence[Sample]) -> None:
+        """Keeps the texts for the page."""
+        self._story.samples = samples
+
+    # -- pages -------------------------------------------------------------------------------------
+
+    def _refresh(self) -> None:
+        if self._story.has_started and time.monotonic() - self._written_at >= _SELDOM:
+            self._write_page("the run goes on", is_finished=False)
+
+    def failed(self, error: BaseException) -> None:
+        """Writes the page of a run that ended with an error, if it had begun."""
+        if self._story.has_started:
+            name = str(error) or type(error).__name__
+            self._write_page(f"the run ended with an error: {without_secrets(name)}")
+
+    def ended(self, result: TrainResult) -> tuple[Path, ...]:
+        """Writes the last page, and with matplotlib a picture of the loss.
+
+        Those of a run that had been finished before stay as they are; what is missing is written.
+
+        Returns:
+            What was written.
+        """
+        page, picture = self._folder / "report.html", self._folder / "loss.png"
+        written: list[Path] = []
+        if not (result.was_finished and page.exists()) and self._write_page(
+            _ending(result), result
+        ):
             written.append(page)
-        if not (result.was_finished and picture.exists()) and write_png(picture, rows):
-            written.append(picture)
-    except CheckpointError as err:
-        observer.warning(str(err))
-    return tuple(written)
+        try:
+            rows = read_rows(self._folder / "metrics.jsonl")
+            if not (result.was_finished and picture.exists()) and write_png(picture, rows):
+                written.append(picture)
+        except CheckpointError as err:
+            self._observer.warning(str(err))
+        return tuple(written)
+
+    def _write_page(
+        self, state: str, result: TrainResult | None = None, *, is_finished: bool = True
+    ) -> bool:
+        try:
+            rows = read_rows(self._folder / "metrics.jsonl")
+            facts = self._facts(state, _figures(rows, self._story, result), is_finished)
+            write_report(self._folder / "report.html", facts, rows)
+        except CheckpointError as err:
+            if is_finished:
+                self._observer.warning(str(err))
+            return False
+        finally:
+            self._written_at = time.monotonic()
+        return True
+
+    def _facts(self, state: str, figures: dict[str, str], is_finished: bool) -> Facts:
+        settings, story = self._settings, self._story
+        device = "" if story.setup is None else f"{story.setup.device}; "
+        return Facts(
+            title=f"{Path(settings.model.path).name} on {Path(settings.data.train or '').name}",
+            subtitle=f"{device}qlora-wgpu {version('qlora-wgpu')}; {settings.quant.scheme}, "
+            f"{settings.train.compute_dtype}, rank {settings.lora.r}",
+            figures=figures,
+            samples=[TextSample(**vars(sample)) for sample in story.samples],
+            memory=story.memory,
+            config=settings.to_yaml(),
+            command=story.command,
+            began=story.began,
+            state=state,
+            warnings=list(dict.fromkeys(story.warnings)),
+            is_finished=is_finished,
+        )
 
 
-def _facts(settings: Config, model: QLoRAModel, result: TrainResult) -> Facts:
-    return Facts(
-        title=f"{Path(settings.model.path).name} on {Path(settings.data.train or '').name}",
-        subtitle=f"{model.device.name}; qlora-wgpu {version('qlora-wgpu')}; "
-        f"{settings.quant.scheme}, {settings.train.compute_dtype}, rank {settings.lora.r}",
-        figures=_figures(model, result),
-        texts=asdict(result.sample) if result.sample is not None else {},
-        memory=model.device.memory.by_kind,
-        config=settings.to_yaml(),
-    )
+def _ending(result: TrainResult) -> str:
+    if result.interrupted:
+        reason = f" ({result.stop_reason})" if result.stop_reason else ""
+        return f"stopped after step {result.steps}{reason}; it can be resumed"
+    if result.stopped_early:
+        return f"finished after step {result.steps}: the held-out loss no longer fell"
+    return f"finished after step {result.steps}"
 
 
-def _figures(model: QLoRAModel, result: TrainResult) -> dict[str, str]:
+def _figures(rows: Sequence[Row], story: _Story, result: TrainResult | None) -> dict[str, str]:
+    """The values at the top of the page: a result's, or until then the log's latest."""
+    steps = [row for row in rows if "eval_loss" not in row]
+    losses = [row["eval_loss"] for row in rows if row.get("eval_loss") is not None]
+    last = steps[-1] if steps else {}
+    first, latest = (losses[0], losses[-1]) if losses else (None, None)
+    now = "so far" if result is None else "after"
+    if result is not None:
+        first, latest = result.eval_loss_before, result.eval_loss
+        last = {"step": result.steps, "loss": result.train_loss, "num_tokens": result.num_tokens}
     figures = {
-        "steps": f"{result.steps:,}",
-        "loss": _loss(result.train_loss),
-        "held-out before": _loss(result.eval_loss_before),
-        "held-out after": _loss(result.eval_loss),
-        "tokens": f"{result.num_tokens:,}",
-        "seconds": f"{result.seconds:,.0f}",
-        "adapter parameters": f"{model.adapter.num_parameters:,}",
-        "device memory": f"{result.peak_bytes / 2**20:,.0f} MiB",
+        "steps": _steps(last.get("step", 0), story.total_steps),
+        "loss": _loss(last.get("loss")),
+        "held-out loss before": _loss(first),
+        f"held-out loss {now}": _loss(latest),
+        "perplexity before": _perplexity(first),
+        f"perplexity {now}": _perplexity(latest),
+        "tokens": f"{last.get('num_tokens', 0):,}",
     }
+    if result is not None:
+        figures["seconds"] = f"{result.seconds:,.0f}"
+        figures["device memory"] = f"{result.peak_bytes / 2**20:,.0f} MiB"
+    if story.setup is not None:
+        figures["adapter parameters"] = f"{story.setup.adapter_parameters:,}"
     return {name: value for name, value in figures.items() if value}
+
+
+def _steps(done: int, total: int) -> str:
+    return f"{done:,}" if done >= total else f"{done:,} of {total:,}"
 
 
 def _loss(value: float | None) -> str:
     return "" if value is None else f"{value:.4f}"
+
+
+def _perplexity(loss: float | None) -> str:
+    return "" if loss is None or loss > _LARGEST_EXPONENT else f"{math.exp(loss):,.4g}"

@@ -1,45 +1,86 @@
-"""One text that is generated before and after training."""
+"""Texts that are generated before and after training."""
 
 from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from qlora_wgpu.data import Dataset, Tokenizer
 from qlora_wgpu.generation import continuation, generate
 from qlora_wgpu.generation.decoder import Decoder
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.training import Sample
 
-_TOKENS = 48
+_SHORTEST, _LONGEST = 24, 160  # tokens of a continuation, by the length of the data's
+_TEXTS = 3
+_LONG = 10.0  # seconds after which no further text is begun
 
 
-class SampleText:
-    """A prompt of the data, continued by the model as it is at each call.
+@dataclass(frozen=True)
+class _Prompt:
+    """The beginning of an example, and how it goes on."""
 
-    Attributes:
-        prompt: The text to continue.
-        expected: How the data goes on.
-    """
+    ids: list[int]
+    answer: list[int]
+
+    @property
+    def new_tokens(self) -> int:
+        """Most tokens that the model adds."""
+        return min(max(3 * len(self.answer), _SHORTEST), _LONGEST)
+
+
+class SampleTexts:
+    """Some prompts of the data, continued by the model as it is at each call."""
 
     def __init__(self, model: QLoRAModel, tokenizer: Tokenizer, data: Dataset) -> None:
-        """Takes the first example of a data set."""
+        """Takes examples from the beginning, the middle and the end of a data set."""
         self._model = model
         self._tokenizer = tokenizer
-        example = data[0]
-        learnt = [i for i, label in enumerate(example.labels) if label != IGNORE_INDEX]
-        # Before the first learnt token stands the prompt; where all is learnt, take the beginning.
-        length = learnt[0] if learnt and learnt[0] > 1 else max(1, min(16, len(example) // 2))
-        self._prompt = [int(i) for i in example.input_ids[:length]]
-        answer = [int(i) for i in example.input_ids[length : length + _TOKENS]]
-        self.prompt = tokenizer.decode(self._prompt)
-        self.expected = continuation(tokenizer, self._prompt, answer)
-        self._decoder = Decoder(model, len(self._prompt) + _TOKENS)
+        chosen = sorted({round(i * (len(data) - 1) / max(_TEXTS - 1, 1)) for i in range(_TEXTS)})
+        self._prompts = [_prompt(data, index) for index in chosen]
+        longest = max(len(prompt.ids) + prompt.new_tokens for prompt in self._prompts)
+        self._decoder = Decoder(model, longest)
 
-    def text(self) -> str:
-        """The model's present continuation of the prompt, greedily."""
+    def before(self) -> tuple[Sample, ...]:
+        """The texts before training: the first, and more of them where that does not take long."""
+        began = time.monotonic()
+        samples: list[Sample] = []
+        for prompt in self._prompts:
+            if samples and time.monotonic() - began > _LONG / _TEXTS:
+                break
+            samples.append(self._sample(prompt))
+        return tuple(samples)
+
+    def after(self, samples: Sequence[Sample]) -> tuple[Sample, ...]:
+        """The same texts after training."""
+        pairs = zip(samples, self._prompts, strict=False)
+        return tuple(replace(sample, after=self._text(prompt)) for sample, prompt in pairs)
+
+    def _sample(self, prompt: _Prompt) -> Sample:
+        return Sample(
+            prompt=self._tokenizer.decode(prompt.ids),
+            expected=continuation(self._tokenizer, prompt.ids, prompt.answer),
+            before=self._text(prompt),
+        )
+
+    def _text(self, prompt: _Prompt) -> str:
+        """The model's present continuation, greedily."""
         ids = generate(
             self._model,
-            self._prompt,
-            max_new_tokens=_TOKENS,
+            prompt.ids,
+            max_new_tokens=prompt.new_tokens,
             stop_ids=self._tokenizer.eos_token_ids,
             decoder=self._decoder,
         )
-        return continuation(self._tokenizer, self._prompt, list(ids))
+        return continuation(self._tokenizer, prompt.ids, list(ids))
+
+
+def _prompt(data: Dataset, index: int) -> _Prompt:
+    example = data[index]
+    learnt = [i for i, label in enumerate(example.labels) if label != IGNORE_INDEX]
+    # Before the first learnt token stands the prompt; where all is learnt, take the beginning.
+    length = learnt[0] if learnt and learnt[0] > 1 else max(1, min(16, len(example) // 2))
+    ids = [int(i) for i in example.input_ids]
+    return _Prompt(ids[:length], ids[length : length + _LONGEST])

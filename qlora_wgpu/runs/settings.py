@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -10,19 +10,21 @@ from typing import Any
 from qlora_wgpu.checkpoint.tokenizer_files import TEMPLATE
 from qlora_wgpu.config import Config, load_config
 from qlora_wgpu.config.as_trained import changed
+from qlora_wgpu.config.loading import Overrides, with_settings
 from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES, is_inline_template
 from qlora_wgpu.errors import ConfigError
 
 AnyConfig = Config | str | PathLike[str] | Mapping[str, Any]
 
 
-def as_config(config: AnyConfig, overrides: Sequence[str] = ()) -> Config:
+def as_config(config: AnyConfig, overrides: Overrides = ()) -> Config:
     """Reads and checks a configuration.
 
     Args:
         config: A ``Config``, the path of a YAML file or of a run's folder, or a mapping with its
             sections.
-        overrides: Texts such as ``"train.max_steps=10"``, for a YAML file only.
+        overrides: Values by key, dotted key or section; or, for a YAML file, texts such as
+            ``"train.max_steps=10"``.
 
     Raises:
         ConfigError: If anything in it is wrong.
@@ -32,15 +34,15 @@ def as_config(config: AnyConfig, overrides: Sequence[str] = ()) -> Config:
         if (folder / "config.yaml").is_file():
             return _of_run(folder, overrides)
         return load_config(config, overrides)
-    if overrides:
-        raise ConfigError(
-            f"overrides such as {overrides[0]!r} belong to a YAML file: change the "
-            f"{type(config).__name__} itself"
-        )
-    return config if isinstance(config, Config) else Config.model_validate(config)
+    if isinstance(overrides, Mapping) or not overrides:
+        return with_settings(config, overrides if isinstance(overrides, Mapping) else {})
+    raise ConfigError(
+        f"overrides such as {overrides[0]!r} belong to a YAML file: change the "
+        f"{type(config).__name__} itself"
+    )
 
 
-def _of_run(run: Path, overrides: Sequence[str]) -> Config:
+def _of_run(run: Path, overrides: Overrides) -> Config:
     """The settings of a run, wherever its folder is now, with the chat template that it keeps."""
     settings = load_config(run / "config.yaml", overrides)
     changes: dict[str, dict[str, Any]] = {"output": {"dir": str(run)}}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from qlora_wgpu.config import Config
+from qlora_wgpu.config.loading import Overrides
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.model.qlora_model import QLoRAModel
@@ -14,14 +14,13 @@ from qlora_wgpu.runs.data import RunData, read_run_data
 from qlora_wgpu.runs.opening import OpenedModel, device_of, load_model, open_device
 from qlora_wgpu.runs.planning import plan_layout
 from qlora_wgpu.runs.prompts import keep_prompt, prompt_of_run
-from qlora_wgpu.runs.reporting import write_reports
-from qlora_wgpu.runs.samples import SampleText
+from qlora_wgpu.runs.reporting import Reporter
+from qlora_wgpu.runs.samples import SampleTexts
 from qlora_wgpu.runs.settings import AnyConfig, as_config
 from qlora_wgpu.runs.soundness import check_driver
 from qlora_wgpu.training import (
     Observer,
     RunSetup,
-    Sample,
     Trainer,
     TrainResult,
     check_resumable,
@@ -39,9 +38,9 @@ def train(
     *,
     overwrite: bool = False,
     resume: bool = False,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
 ) -> TrainResult:
-    """Fine-tunes a model: all that ``qlora-wgpu train`` does.
+    """Fine-tunes a model: all that ``qlora-wgpu train`` does, without a word.
 
     The driver is checked the first time, memory is planned before weights are read, kernels are
     timed where the run is long, and ``output.dir`` gets the adapter, checkpoints, metrics.jsonl,
@@ -53,7 +52,7 @@ def train(
         overwrite: Whether a run in ``output.dir`` may be replaced.
         resume: Whether the run in ``output.dir`` goes on from its newest whole checkpoint, bit by
             bit; begins one where there is none. A finished one is left as it is.
-        overrides: Texts such as ``"optim.learning_rate=1e-4"``, for a YAML file.
+        overrides: Other values, as ``load_config`` takes them.
 
     Returns:
         The run's figures, a text before and after, and what was written.
@@ -70,6 +69,18 @@ def train(
     """
     settings = as_config(config, overrides)
     observer = observer or Observer()
+    reporter = Reporter(settings, observer)
+    everyone = ObserverList([observer, reporter])
+    try:
+        return _train(settings, everyone, reporter, overwrite=overwrite, resume=resume)
+    except BaseException as err:
+        reporter.failed(err)
+        raise
+
+
+def _train(
+    settings: Config, observer: Observer, reporter: Reporter, *, overwrite: bool, resume: bool
+) -> TrainResult:
     check_output(settings, overwrite=overwrite, resume=resume)
     device = open_device(settings.device, observer)  # says that there is none before data is read
     source = OpenedModel.open(settings.model.path)  # and what is not supported
@@ -79,24 +90,32 @@ def train(
     prompt = prompt_of_run(settings, source)  # now that the data is there
     model = _open_model(settings, source, data, device, observer)
     observer.setup(_setup(settings, model, data))
-    sample = SampleText(model, source.tokenizer, data.held_out or data.train)
-    observer.activity("writing a text before training")
-    texts = Sample(sample.prompt, sample.expected, before=sample.text())
+    texts = SampleTexts(model, source.tokenizer, data.held_out or data.train)
+    observer.activity("writing texts before training")
+    samples = texts.before()
     observer.activity("")
-    observer.sampled(texts)
-    others = reporters(settings.log.report_to, Path(settings.output.dir), settings.model_dump())
+    reporter.take_samples(samples)
+    observer.sampled(samples[0])
+    others = reporters(
+        settings.log.report_to, Path(settings.output.dir), settings.model_dump(), resume=resume
+    )
     guarded = [Guarded(reporter, observer.warning) for reporter in others]
     everyone = ObserverList([observer, *guarded])
     trainer = Trainer(model, settings, everyone, overwrite=overwrite, resume=resume)
-    result = trainer.train(data.train, data.held_out)
+    try:
+        result = trainer.train(data.train, data.held_out)
+    finally:
+        for each in guarded:
+            each.close()
     keep_prompt(settings, source, prompt, result, observer)
     if not result.interrupted:
-        observer.activity("writing a text after training")
-        texts = replace(texts, after=sample.text())
+        observer.activity("writing texts after training")
+        samples = texts.after(samples)
         observer.activity("")
-        observer.sampled(texts)
-    result = replace(result, sample=texts)
-    reports = write_reports(settings, model, result, observer)
+        reporter.take_samples(samples)
+        observer.sampled(samples[0])
+    result = replace(result, sample=samples[0], samples=samples)
+    reports = reporter.ended(result)
     observer.reported(reports)
     return replace(result, reports=reports)
 

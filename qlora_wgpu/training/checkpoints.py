@@ -13,7 +13,7 @@ from qlora_wgpu.checkpoint import (
     write_manifest,
     write_safetensors,
 )
-from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.errors import CheckpointError, option
 from qlora_wgpu.files import file_text
 from qlora_wgpu.limits import OWN_JSON_BYTES
 from qlora_wgpu.lora import load_adapter
@@ -131,5 +131,5 @@ def load_newest(
             passed.append(f"{folder.name} is passed over: {err}")
     raise CheckpointError(
         f"no checkpoint can be loaded ({'; '.join(passed) or 'there is none'}): train without "
-        "--resume, into another output.dir or with --overwrite"
+        f"{option('resume')}, into another output.dir or with {option('overwrite')}"
     )

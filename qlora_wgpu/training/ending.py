@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from qlora_wgpu.checkpoint import settle
-from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.errors import CheckpointError, option
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.training.evaluation import Evaluator
 from qlora_wgpu.training.rescue import rescued
@@ -50,7 +50,7 @@ def interrupt(run: Run) -> None:
     if not saved:
         raise CheckpointError(
             f"the run was stopped after step {run.state.step}, and its state could not be saved: "
-            f"--resume goes on from an older checkpoint, if there is one in "
+            f"{option('resume')} goes on from an older checkpoint, if there is one in "
             f"{run.folder.checkpoints}; its adapter is in {run.folder.adapter}"
         )
 

@@ -9,7 +9,7 @@ import signal
 from collections import deque
 
 from qlora_wgpu.data import Dataset
-from qlora_wgpu.errors import OutOfMemoryError
+from qlora_wgpu.errors import DeviceLostError, OutOfMemoryError, command, option
 from qlora_wgpu.gpu.readback import Readback
 from qlora_wgpu.training.batching import BatchPlan, padded_batch
 from qlora_wgpu.training.evaluation import Evaluator
@@ -62,6 +62,8 @@ class TrainingLoop:
                 stop.requested, stop.number = True, signal.SIGINT
             except OutOfMemoryError as err:
                 raise self._saved_after(err) from err
+            except DeviceLostError as err:
+                raise self._kept_before(err) from err
             self._finish_all()
         if not stop.requested:
             self._log.check_end()
@@ -80,12 +82,23 @@ class TrainingLoop:
         if self._run.saved_at != step and not self._run.save():
             return error
         return OutOfMemoryError(
-            f"{error}; the run is saved after step {step}, and --resume goes on"
+            f"{error}; the run is saved after step {step}, and {option('resume')} goes on"
+        )
+
+    def _kept_before(self, error: DeviceLostError) -> DeviceLostError:
+        """Nothing can be read any more, but what was saved is whole."""
+        step = self._run.saved_at
+        if command() or step < 0:  # a supervised command begins again by itself
+            return error
+        return DeviceLostError(
+            f"{error}; step-{step} in {self._run.folder.checkpoints} is kept, and "
+            f"{option('resume')} goes on from it"
         )
 
     def _do_steps(self, stop: StopRequest) -> None:
         """Does them until the last, or one that stops the run."""
         for step in range(self._run.state.step + 1, self._plan.total_steps + 1):
+            stop.requested |= self._run.observer.stop_reason is not None
             if self._evaluator.has_stalled or not self._submit(step, stop):
                 return
             self._follow(step)

@@ -54,8 +54,27 @@ class Observer:
     The events of ``qlora_wgpu.train``, in their order: ``note``, ``activity``, ``planned``,
     ``tuned``, ``loading``, ``setup``, those of the trainer (``started`` to ``finished``),
     ``sampled`` and ``reported``. A ``Trainer`` of one's own tells its part alone; ``warning`` may
-    come at any time.
+    come at any time. From within an event, ``stop_run`` ends the run.
     """
+
+    _reason: str | None = None
+
+    def stop_run(self, reason: str = "an observer stopped it") -> None:
+        """Asks the run to end as Ctrl-C does: after the present step, saved, to be resumed.
+
+        Args:
+            reason: What the result says of it (``TrainResult.stop_reason``).
+        """
+        self._reason = reason
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why the run is to end; None while it may go on."""
+        return self._reason
+
+    def forget_stop(self) -> None:
+        """A run begins, which nobody has stopped yet."""
+        self._reason = None
 
     def note(self, text: str) -> None:
         """Something to know of the settings or the model before the run begins."""
@@ -103,4 +122,5 @@ class Observer:
         """Pages and pictures of the run were written."""
 
 
-EVENTS = tuple(name for name in vars(Observer) if not name.startswith("_"))
+_OTHERS = ("stop_run", "stop_reason", "forget_stop")
+EVENTS = tuple(n for n in vars(Observer) if not n.startswith("_") and n not in _OTHERS)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from qlora_wgpu.checkpoint import write_file
 from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.files import file_text
 from qlora_wgpu.training.observer import EVENTS, Observer, Row
 
+WANDB_ID = "wandb-id.txt"
+_ID, _ID_BYTES = re.compile(r"[\w-]{1,128}"), 1024
 _HINT = "log.report_to names {0}, which is not installed: pip install 'qlora-wgpu[{0}]'"
 
 
@@ -68,10 +73,19 @@ class TensorBoard(Observer):
 
 
 class WeightsAndBiases(Observer):
-    """Logs to Weights & Biases, as its own settings and environment say."""
+    """Logs to Weights & Biases, as its own settings and environment say.
 
-    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
-        """Begins a run there.
+    The run's folder keeps under which id it is known there, so that a run that goes on goes on
+    there, too.
+    """
+
+    def __init__(self, folder: Path, config: dict[str, Any], *, resume: bool = False) -> None:
+        """Begins a run there, or goes on with one.
+
+        Args:
+            folder: The run's folder.
+            config: The run's settings, for the service to show.
+            resume: Whether the run in the folder goes on.
 
         Raises:
             ConfigError: If wandb is not installed or cannot begin.
@@ -81,10 +95,14 @@ class WeightsAndBiases(Observer):
         except ImportError:
             raise ConfigError(_HINT.format("wandb")) from None
         folder.mkdir(parents=True, exist_ok=True)
+        self._id_file = folder / WANDB_ID
+        known = _kept_id(self._id_file) if resume else None
+        same = {} if known is None else {"id": known, "resume": "allow"}
         try:
-            self._run = wandb.init(dir=str(folder), name=folder.name, config=config)
+            self._run = wandb.init(dir=str(folder), name=folder.name, config=config, **same)
         except Exception as err:  # wandb's errors have no common base
             raise ConfigError(f"Weights & Biases cannot begin a run: {err}") from err
+        self._has_kept_id = False
 
     def step(self, row: Row) -> None:
         """Passes the row on."""
@@ -97,6 +115,26 @@ class WeightsAndBiases(Observer):
     def _log(self, section: str, row: Row) -> None:
         values = {f"{section}/{k}": v for k, v in row.items() if k != "step" and v is not None}
         self._run.log(values, step=row["step"])
+        self._keep_id()
+
+    def _keep_id(self) -> None:
+        """Once, and not before the first row: only then is the run's folder its own."""
+        if not self._has_kept_id:
+            self._has_kept_id = True
+            write_file(self._id_file, f"{self._run.id}\n".encode())
+
+    def close(self) -> None:
+        """Ends the run there, so that another one may begin in this process."""
+        self._run.finish()
+
+
+def _kept_id(path: Path) -> str | None:
+    """The id in a run's folder; None where there is none."""
+    try:
+        text = file_text(path, _ID_BYTES).strip()
+    except (OSError, ValueError):
+        return None
+    return text if _ID.fullmatch(text) else None
 
 
 class Guarded(Observer):
@@ -120,6 +158,11 @@ class Guarded(Observer):
         """Passes the row on."""
         self._tell(lambda reporter: reporter.evaluation(row))
 
+    def close(self) -> None:
+        """Ends what the reporter has begun, if it has to be ended."""
+        if (close := getattr(self._reporter, "close", None)) is not None:
+            self._tell(lambda reporter: close())
+
     def _tell(self, event: Callable[[Observer], None]) -> None:
         if self._reporter is None:
             return
@@ -142,6 +185,18 @@ class ObserverList(Observer):
         """
         self._all = tuple(observers)
 
+    @property
+    def stop_reason(self) -> str | None:
+        """The first reason that one of them gives."""
+        reasons = (self._reason, *(observer.stop_reason for observer in self._all))
+        return next((reason for reason in reasons if reason is not None), None)
+
+    def forget_stop(self) -> None:
+        """Passes it on."""
+        super().forget_stop()
+        for observer in self._all:
+            observer.forget_stop()
+
 
 def _forwarded(event: str) -> Callable[..., None]:
     def tell(self: ObserverList, *details: Any) -> None:
@@ -155,8 +210,16 @@ for _event in EVENTS:  # so that no event can be forgotten
     setattr(ObserverList, _event, _forwarded(_event))
 
 
-def reporters(names: Sequence[str], folder: Path, config: dict[str, Any]) -> list[Observer]:
+def reporters(
+    names: Sequence[str], folder: Path, config: dict[str, Any], *, resume: bool = False
+) -> list[Observer]:
     """The observers that ``log.report_to`` names.
+
+    Args:
+        names: The services.
+        folder: The run's folder.
+        config: The run's settings, for a service to show.
+        resume: Whether the run in the folder goes on.
 
     Raises:
         ConfigError: If what one needs is not installed.
@@ -166,5 +229,5 @@ def reporters(names: Sequence[str], folder: Path, config: dict[str, Any]) -> lis
         if name == "tensorboard":
             observers.append(TensorBoard(folder / "tensorboard"))
         else:
-            observers.append(WeightsAndBiases(folder, config))
+            observers.append(WeightsAndBiases(folder, config, resume=resume))
     return observers

@@ -36,14 +36,16 @@ class TrainResult:
         best_step: When it was measured.
         num_tokens: Tokens trained on, padding not counted.
         seconds: Time from the first step to the end.
-        interrupted: Whether the user stopped it early.
+        interrupted: Whether the user, or an observer, stopped it early: it can be resumed.
         stopped_early: Whether it ended because the held-out loss no longer fell.
         was_finished: Whether it had ended before it was resumed, so that nothing was trained.
         run_dir: The run's folder.
         adapter_dir: The final adapter within it.
         peak_bytes: Most bytes that were ever allocated on the device.
+        stop_reason: What the observer said that stopped it.
         stop_signal: The number of the signal that did, as with Ctrl-C or SIGTERM.
         sample: A text before and after; None from a ``Trainer``, which has no tokenizer.
+        samples: All texts before and after, of which ``sample`` is the first.
         reports: Pages and pictures of the run that were written; none from a ``Trainer``.
     """
 
@@ -61,6 +63,8 @@ class TrainResult:
     adapter_dir: Path
     peak_bytes: int
     was_finished: bool = False
+    stop_reason: str | None = None
     stop_signal: int | None = None
     sample: Sample | None = None
+    samples: tuple[Sample, ...] = ()
     reports: tuple[Path, ...] = ()

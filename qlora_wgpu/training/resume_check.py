@@ -7,7 +7,7 @@ from pathlib import Path
 
 from qlora_wgpu.config import Config, load_config
 from qlora_wgpu.config.renamed import RenamedKeyWarning
-from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.errors import ConfigError, option
 from qlora_wgpu.training.run_folder import checkpoint_folders
 from qlora_wgpu.training.run_identity import refuse_other_settings
 
@@ -25,12 +25,12 @@ def check_resumable(path: Path, config: Config) -> bool:
     elif has_checkpoint or has_adapter:
         raise ConfigError(
             f"{path} holds a run without its config.yaml, so nothing says whether it is the same "
-            "run: put the file back, or train with --overwrite to begin anew"
+            f"run: put the file back, or train with {option('overwrite')} to begin anew"
         )
     if has_adapter and not has_checkpoint:
         raise ConfigError(
             f"the run in {path} has an adapter, but no checkpoint to go on from: use it as it is, "
-            "or train with --overwrite to begin anew"
+            f"or train with {option('overwrite')} to begin anew"
         )
     return has_checkpoint
 

@@ -3,12 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from os import PathLike
+from typing import Any, TypeGuard
 
 import numpy as np
 
-from qlora_wgpu.data import IGNORE_INDEX, Dataset, Example
+from qlora_wgpu.config import DataConfig
+from qlora_wgpu.data import IGNORE_INDEX, Dataset, Example, Preparation, Tokenizer, load_dataset
+from qlora_wgpu.data.dataset import encode_rows
 from qlora_wgpu.errors import DataError
+from qlora_wgpu.model.qlora_model import QLoRAModel
+
+Rows = str | PathLike[str] | Sequence[Any]
+"""A data set as a trainer takes it: see ``encoded``."""
+
+
+def encoded(dataset: Rows, name: str, model: QLoRAModel, settings: DataConfig) -> Sequence[Any]:
+    """A data set as token ids.
+
+    Args:
+        dataset: A path; or rows of a format that files have, such as chats; or token ids in a form
+            of ``as_dataset``, which stay as they are.
+        name: For messages.
+        model: Whose tokenizer encodes.
+        settings: How rows are encoded.
+
+    Raises:
+        DataError: If it cannot be read, or a row has no such format.
+        TokenizerError: If the model's folder has no tokenizer.
+    """
+    how = preparation(settings)
+    if isinstance(dataset, str | PathLike):
+        tokenizer = Tokenizer.from_folder(model.folder.path)
+        return load_dataset(dataset, tokenizer, how.max_seq_length, how=how)
+    if not _is_text(dataset):
+        return dataset
+    return encode_rows(dataset, Tokenizer.from_folder(model.folder.path), how, name)
+
+
+def preparation(settings: DataConfig) -> Preparation:
+    """Settings of how rows become examples, from the ``data`` section."""
+    return Preparation(
+        max_seq_length=settings.max_seq_length,
+        chat_template=settings.chat_template,
+        row_format=settings.format,
+        columns=settings.columns,
+        train_on=settings.train_on,
+        truncation=settings.truncation,
+    )
+
+
+def _is_text(dataset: Sequence[Any]) -> TypeGuard[Sequence[Mapping[str, Any]]]:
+    """Whether the rows are to be encoded: mappings that hold no token ids."""
+    first = next(iter(dataset), None)
+    return isinstance(first, Mapping) and bool(first) and "input_ids" not in first
 
 
 def as_dataset(dataset: Sequence[Any], name: str, vocab_size: int) -> Dataset:

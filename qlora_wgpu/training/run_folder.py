@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.checkpoint import FileLock, remove, settle, settle_all, write_file
-from qlora_wgpu.errors import CheckpointError, ConfigError
+from qlora_wgpu.errors import CheckpointError, ConfigError, option
 from qlora_wgpu.training.replaced_run import REPLACED, Replaced
 from qlora_wgpu.training.run_log import RunLog
 
 _LOCK = ".lock"
 _WRITTEN = ("adapter", "best", "checkpoints", "metrics.jsonl", "config.yaml")
-_SHOWN = ("report.html", "loss.png", "tensorboard")
+_SHOWN = ("report.html", "loss.png", "tensorboard", "wandb-id.txt")
 _PARTS = (*_WRITTEN, *_SHOWN)
 _BUSY = "another run is writing output.dir {}: wait for its end, or choose another folder"
 
@@ -26,7 +26,7 @@ def refuse_existing_run(path: Path) -> None:
     if written is not None:
         raise ConfigError(
             f"output.dir {path} already holds a run ({written}): choose another folder, or train "
-            "with --resume to go on with it or with --overwrite to replace it"
+            f"with {option('resume')} to go on with it or with {option('overwrite')} to replace it"
         )
 
 

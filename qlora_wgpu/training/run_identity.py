@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from functools import cached_property
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.data import Dataset
 from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.model.qlora_model import QLoRAModel
 
 
@@ -33,6 +38,8 @@ class RunIdentity:
         self._settings = {**own.fixed_settings(), "train.compute_dtype": model.compute_dtype}
         self._data = rows.fingerprint
         self._held_out = held_out.fingerprint if held_out is not None else None
+        begun_from = config.lora.init_from
+        self._begun_from = None if begun_from is None else adapter_fingerprint(begun_from)
 
     @cached_property
     def record(self) -> dict[str, Any]:
@@ -42,6 +49,7 @@ class RunIdentity:
             "data": self._data,
             "held_out_data": self._held_out,
             "base": self._folder.fingerprint,
+            "begun_from": self._begun_from,
         }
 
     def refuse_other(self, kept: Mapping[str, Any], where: str) -> None:
@@ -59,12 +67,26 @@ class RunIdentity:
             ("data", "training data", "the same"),
             ("held_out_data", "held-out data", "the same"),
             ("base", "base weights", "the base that it was begun with"),
+            ("begun_from", "values of the adapter in lora.init_from", "the same"),
         ):
-            if kept[key] != self.record[key]:
+            if kept.get(key, self.record[key]) != self.record[key]:  # older versions know fewer
                 raise ConfigError(
                     f"the run in {where} was begun with other {_named(name, kept[key], self)}: go "
                     f"on with {advice}, or begin a new run in another output.dir"
                 )
+
+
+def adapter_fingerprint(folder: str) -> str:
+    """A hash of the values in an adapter's folder.
+
+    Raises:
+        CheckpointError: If they cannot be read.
+    """
+    digest = hashlib.sha256()
+    for name, array in sorted(load_adapter(Path(folder))[0].items()):
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()[:16]
 
 
 def refuse_other_settings(before: Mapping[str, Any], now: Mapping[str, Any], where: str) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.schema import TrainConfig
 from qlora_wgpu.data import Dataset, bucket_length
@@ -20,7 +17,7 @@ from qlora_wgpu.training.observer import Observer
 from qlora_wgpu.training.opening import open_run
 from qlora_wgpu.training.optimizer import Optimizer
 from qlora_wgpu.training.result import TrainResult
-from qlora_wgpu.training.rows import as_dataset
+from qlora_wgpu.training.rows import Rows, as_dataset, encoded
 from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.run_identity import RunIdentity
 from qlora_wgpu.training.schedule import learning_rates
@@ -36,7 +33,13 @@ def training_options(settings: TrainConfig) -> TrainingOptions:
 
 
 class Trainer:
-    """Trains a model's adapter as a configuration says."""
+    """Trains a model's adapter as a configuration says.
+
+    It prints nothing: an ``Observer`` is told what goes on.
+    """
+
+    def __repr__(self) -> str:
+        return f"Trainer({self.model!r}, output.dir={self.config.output.dir!r})"
 
     def __init__(
         self,
@@ -63,17 +66,17 @@ class Trainer:
         self._resume = resume
         self._overwrite = overwrite
 
-    def train(
-        self, train_dataset: Sequence[Any], eval_dataset: Sequence[Any] | None = None
-    ) -> TrainResult:
+    def train(self, train_dataset: Rows, eval_dataset: Rows | None = None) -> TrainResult:
         """Runs all steps and writes the run's folder.
 
         Ctrl-C and SIGTERM end it early, between two micro-batches, with its state saved. What
         cannot be written in between is told and does not end it.
 
         Args:
-            train_dataset: A ``Dataset``, or mappings with ``input_ids`` and ``labels``.
-            eval_dataset: Held-out data in the same form.
+            train_dataset: A path; rows of any format that files have, such as
+                ``{"messages": [...]}`` or ``{"prompt": ..., "completion": ...}``; a ``Dataset``; or
+                mappings with ``input_ids`` and ``labels``.
+            eval_dataset: Held-out data, in one of these forms.
 
         Returns:
             The run's figures.
@@ -88,13 +91,10 @@ class Trainer:
                 before it are kept.
             OutOfMemoryError: If the device has no room.
         """
-        vocab = self.model.architecture.vocab_size
-        rows = _learnable(train_dataset, "train_dataset", vocab, "nothing would be learnt")
+        rows = self._learnable(train_dataset, "train_dataset", "nothing would be learnt")
         held_out = None
         if eval_dataset:
-            held_out = _learnable(
-                eval_dataset, "eval_dataset", vocab, "there is no loss to measure"
-            )
+            held_out = self._learnable(eval_dataset, "eval_dataset", "there is no loss to measure")
         plan = BatchPlan.of(rows.lengths, self.config)
         longest = max(self.config.data.max_seq_length, plan.longest)
         self.model.options = training_options(self.config.train)
@@ -120,6 +120,7 @@ class Trainer:
         optimizer: Optimizer,
     ) -> TrainResult:  # fmt: skip
         """Does what is left of a run."""
+        self._observer.forget_stop()
         evaluator = Evaluator(run, held_out, plan.total_steps)
         _refuse_fewer_steps(run, plan.total_steps)
         is_over = run.state.step >= plan.total_steps or evaluator.has_stalled
@@ -149,6 +150,21 @@ class Trainer:
         )  # fmt: skip
         self._observer.finished(result)
         return result
+
+    def _learnable(self, rows: Rows, name: str, otherwise: str) -> Dataset:
+        """A data set that has labels.
+
+        Raises:
+            DataError: If it has none, is empty, or does not fit the model.
+        """
+        tokens = encoded(rows, name, self.model, self.config.data)
+        dataset = as_dataset(tokens, name, self.model.architecture.vocab_size)
+        if tokens is not rows:  # else who has read it has told them
+            for text in dataset.warnings:
+                self._observer.warning(text)
+        if not dataset.num_label_tokens:
+            raise DataError(f"{name} has no label at all: {otherwise}")
+        return dataset
 
     def _tell_of_replaced(self, run: Run) -> None:
         if run.folder.replaced is not None:
@@ -189,18 +205,6 @@ def _tell_of_new_length(run: Run, total: int) -> None:
     )
 
 
-def _learnable(rows: Sequence[Any], name: str, vocab_size: int, otherwise: str) -> Dataset:
-    """A data set that has labels.
-
-    Raises:
-        DataError: If it has none, is empty, or does not fit the model.
-    """
-    dataset = as_dataset(rows, name, vocab_size)
-    if not dataset.num_label_tokens:
-        raise DataError(f"{name} has no label at all: {otherwise}")
-    return dataset
-
-
 def _result(
     run: Run, *, interrupted: bool, stop_signal: int | None, was_finished: bool,
     stopped_early: bool,
@@ -216,6 +220,7 @@ def _result(
         num_tokens=state.num_tokens,
         seconds=state.seconds,
         interrupted=interrupted,
+        stop_reason=run.observer.stop_reason if interrupted else None,
         stop_signal=stop_signal,
         stopped_early=stopped_early,
         was_finished=was_finished,

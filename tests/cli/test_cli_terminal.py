@@ -5,6 +5,7 @@ import re
 import sys
 from copy import deepcopy
 from io import StringIO
+from types import SimpleNamespace
 
 import pytest
 import tokenizers
@@ -171,3 +172,13 @@ def test_mistakes(place, monkeypatch, capsys, args):
     output = capsys.readouterr()
     assert caught.value.code == 2 and not OBEYED.search(output.err + output.out)
     assert r"\x1b[2J" in output.err
+
+
+def test_a_notebook_gets_plain_lines(monkeypatch):
+    """Its kernel calls itself a terminal, but does not move the cursor up."""
+    shell = SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert not Terminal().is_terminal
+    del shell.kernel  # IPython in a terminal
+    assert Terminal().is_terminal

@@ -158,7 +158,8 @@ def test_packed_and_reported(place):
     if "pip install" in done.stderr:
         pytest.skip("the extra tensorboard is not installed")
     assert done.returncode == 0, done.stderr
-    assert (place / "packed/report.html").read_text().startswith("<!doctype html>")
+    page = (place / "packed/report.html").read_text()
+    assert page.startswith("<!doctype html>") and "<code>qlora-wgpu train run.yaml" in page
     assert list((place / "packed/tensorboard").iterdir())
 
 

@@ -217,3 +217,46 @@ def test_ids_that_the_model_does_not_have_are_refused(place):
     check_ids("train.jsonl", dataset, dataset.max_token_id + 1)
     with pytest.raises(DataError, match=r"train.jsonl: example \d+ has the token id"):
         check_ids("train.jsonl", dataset, dataset.max_token_id)
+
+
+class PageReader(Observer):
+    """Keeps the page as it is at each evaluation, and may end the run there."""
+
+    def __init__(self, page, ending=None):
+        self.page, self.ending, self.read = page, ending, []
+
+    def saved(self, folder):
+        self.read.append(self.page.read_text() if self.page.exists() else "")
+        if self.ending is not None:
+            raise self.ending
+
+
+def test_the_page_is_there_while_the_run_goes_on(place, monkeypatch):
+    monkeypatch.setattr("qlora_wgpu.runs.reporting._SELDOM", 0.0)
+    reader = PageReader(place / "live" / "report.html")
+    result = train(place, "live", reader)
+    assert reader.read and all('http-equiv="refresh"' in page for page in reader.read)
+    assert "the run goes on" in reader.read[0] and "of 3" in reader.read[0]
+    text = reader.page.read_text()
+    assert "refresh" not in text and "finished after step 3" in text and "perplexity after" in text
+    assert len(result.samples) == 3 and result.sample == result.samples[0]
+    for part in ("before training", "after training", "from Python"):
+        assert part in text
+    assert text.count("after training") == sum(bool(sample.after) for sample in result.samples)
+
+
+def test_the_page_of_a_run_that_fails_says_so(place):
+    reader = PageReader(place / "failed" / "report.html", ending=RuntimeError("no <luck>"))
+    with pytest.raises(RuntimeError):
+        train(place, "failed", reader)
+    text = reader.page.read_text()
+    assert "ended with an error: no &lt;luck&gt;" in text and "refresh" not in text
+
+
+def test_a_run_that_may_not_begin_leaves_the_page_of_another(place):
+    train(place, "kept")
+    before = (place / "kept" / "report.html").read_text()
+    with pytest.raises(ConfigError, match="already holds a run"):
+        train(place, "kept")
+    train(place, "kept", resume=True)
+    assert (place / "kept" / "report.html").read_text() == before

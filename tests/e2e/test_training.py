@@ -187,7 +187,8 @@ def test_a_run_is_not_overwritten(folder, device, tmp_path):
         ([{"input_ids": [1, VOCAB], "labels": [1, 2]}], "vocab_size"),
         ([{"input_ids": [1, 2], "labels": [1]}], "labels"),
         ([{"input_ids": [1, 2], "labels": [-100, -100]}], "no label"),
-        ([{"text": "x"}], "input_ids"),
+        ([{"words": "x"}], r"train_dataset\[0\]: a row needs the key 'messages'"),
+        ([{"input_ids": [1, 2]}, {"text": "x"}], r"train_dataset\[1\] must have input_ids"),
         ([{"input_ids": [1, 2], "labels": [1, -1]}], "token id -1"),
         ([{"input_ids": [1, 2], "labels": [1, -100]}], "no label"),  # the first is never predicted
     ],
@@ -341,7 +342,7 @@ def test_want_of_memory_in_a_step_keeps_the_steps_before(folder, device, tmp_pat
 
     with monkeypatch.context() as patch:
         patch.setattr(QLoRAModel, "accumulate", exhausted)
-        with pytest.raises(OutOfMemoryError, match="saved after step 3, and --resume goes on"):
+        with pytest.raises(OutOfMemoryError, match="saved after step 3, and resume=True goes on"):
             Trainer(model, settings).train(rows())
     Trainer(opened(folder, device), settings, resume=True).train(rows())
     name = "adapter/adapter_model.safetensors"

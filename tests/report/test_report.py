@@ -3,17 +3,27 @@
 import inspect
 import re
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import pytest
 
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.report import Facts, write_png, write_report
-from qlora_wgpu.report.charts import Line, chart, smoothed, ticks
+from qlora_wgpu.report import Facts, TextSample, write_png, write_report
+from qlora_wgpu.report.axes import Axis, log_ticks, ticks
+from qlora_wgpu.report.charts import Line, chart
+from qlora_wgpu.report.curves import smoothed, thinned
 from qlora_wgpu.report.page import page
 from qlora_wgpu.training import Observer
-from qlora_wgpu.training.reporters import ObserverList, TensorBoard, reporters
+from qlora_wgpu.training.observer import EVENTS
+from qlora_wgpu.training.reporters import (
+    WANDB_ID,
+    Guarded,
+    ObserverList,
+    TensorBoard,
+    reporters,
+)
 
 ROWS = [
     {"step": 0, "eval_loss": 3.0},
@@ -29,16 +39,26 @@ ROWS = [
 def test_a_page(tmp_path):
     facts = Facts(
         title="<model> & data", subtitle="a device", figures={"loss": "2.0"},
-        texts={"after": "<script>alert(1)</script>"}, memory={"base": 3 << 20, "none": 0},
-        config="model: {path: <x>}",
+        samples=[TextSample("p", "e", "b", "<script>alert(1)</script>")],
+        memory={"base": 3 << 20, "none": 0}, config="model: {path: <x>}",
+        command="qlora-wgpu train 'a b.yaml'", began="2026-01-02", warnings=["mind <this>"],
     )  # fmt: skip
     write_report(tmp_path / "r.html", facts, ROWS)
     text = (tmp_path / "r.html").read_text()
     assert "<script>" not in text and "&lt;script&gt;" in text and "&lt;model&gt; &amp;" in text
     assert not re.search(r"(src|href)=|https?://", text)  # nothing is fetched
-    assert text.count("<svg") == 4 and "3.0 MiB" in text and "held-out 2.1 at step 10" in text
+    assert text.count("<svg") == 4 and "3.0 MiB" in text
+    assert "step 10 \u00b7 as logged 2 \u00b7 held-out 2.1" in text  # what a pointer shows
+    for part in ("2026-01-02", "qlora-wgpu train &#39;a b.yaml&#39;", "mind &lt;this&gt;"):
+        assert part in text
     for svg in re.findall(r"<svg.*?</svg>", text):
         ElementTree.fromstring(svg)
+
+
+def test_a_page_of_a_run_that_goes_on_is_read_again():
+    facts = Facts("t", "s", {}, is_finished=False)
+    assert '<meta http-equiv="refresh" content="10">' in page(facts, ROWS)
+    assert "refresh" not in page(replace(facts, is_finished=True), ROWS)
 
 
 SCRIPT = "<script>alert('x' + \"y\")</script>"
@@ -66,15 +86,20 @@ def skeleton(facts):
 
 def test_whatever_stands_in_a_name_is_text():
     def facts(text):
-        return Facts(text, text, {text: text}, {text: text}, {text: 1 << 20}, text)
+        sample = TextSample(text, text, text, text)
+        told = {"command": text, "began": text, "state": text, "warnings": [text]}
+        return Facts(text, text, {text: text}, [sample], {text: 1 << 20}, text, **told)
 
     hostile, plain = skeleton(facts(SCRIPT)), skeleton(facts("a word"))
     assert hostile.tags == plain.tags and "script" not in hostile.tags
-    assert hostile.texts.count(SCRIPT) == plain.texts.count("a word") == 9
+    assert hostile.texts.count(SCRIPT) == plain.texts.count("a word") == 14
+    [warning] = [text for text in hostile.texts if text.endswith(SCRIPT) and text != SCRIPT]
+    assert warning.startswith("\u26a0")
 
 
 def test_marks_of_direction_have_no_power_on_the_page():
-    facts = Facts("a\u202eb", "c\x1b[2J", {}, {"after": "d\u2066e\nf"}, {}, "g\x9b")
+    sample = TextSample("p", "e", "b", after="d\u2066e\nf")
+    facts = Facts("a\u202eb", "c\x1b[2J", {}, [sample], {}, "g\x9b")
     text = page(facts, ROWS)
     for shown in (r"a\u202eb", r"c\x1b[2J", "d\\u2066e\nf", r"g\x9b"):
         assert shown in text
@@ -90,7 +115,7 @@ def test_names_in_charts_are_text():
 def test_a_run_without_figures(tmp_path):
     write_report(tmp_path / "r.html", Facts("t", "s", {}), [{"step": 1, "loss": None}])
     assert "<svg" not in (tmp_path / "r.html").read_text()
-    assert chart("x", [Line("", "main", [(1, 2.0)])]).count("<circle") == 1
+    assert chart("x", [Line("", "main", [(1, 2.0)])]).count('class="dot main"') == 1
 
 
 def test_axes():
@@ -99,8 +124,48 @@ def test_axes():
     assert len(ticks(0, 60)) <= 7 and len(ticks(1e-9, 3e-9)) >= 2
 
 
+def test_a_logarithmic_axis_where_values_span_several_sizes():
+    falling = [(i, 8.0 * 0.9**i) for i in range(40)]
+    assert "loss (logarithmic)" in chart("loss", [Line("", "main", falling)], may_be_log=True)
+    assert "(logarithmic)" not in chart("loss", [Line("", "main", falling)])
+    for points in ([(0, 3.0), (1, 2.0)], [(0, 3.0), (1, 0.0)], [(0, -1.0), (1, 100.0)]):
+        assert "(logarithmic)" not in chart("x", [Line("", "main", points)], may_be_log=True)
+    axis = Axis.of_values([0.1, 10.0], may_be_log=True)
+    assert axis.share(1.0) == pytest.approx(0.5)
+    for low, high in ((1e-9, 1e9), (0.9, 5.1), (3.1, 3.4 * 5), (2e-5, 1.1e-4)):
+        marks = log_ticks(low, high)
+        assert 2 <= len(marks) <= 8 and all(low <= mark <= high for mark in marks), marks
+
+
+def test_many_points_keep_what_stands_out():
+    points = [(i, 1.0 + (i == 7777) * 9 - (i == 1234) * 0.5) for i in range(10_000)]
+    kept = thinned(points)
+    assert len(kept) <= 1000 and {(7777, 10.0), (1234, 0.5)} <= set(kept)
+    assert [x for x, _ in kept] == sorted(x for x, _ in kept)
+    svg = chart("x", [Line("", "main", points)])
+    assert len(svg) < 60_000 and 50 < svg.count("<b>step") <= 160
+
+
+def test_values_under_the_pointer_are_the_latest_up_to_it():
+    lines = [Line("a", "main", [(1, 1.0), (4, 4.0)]), Line("b", "dots", [(2, 7.0)])]
+    text = chart("x", lines)
+    for shown in ("step 1 \u00b7 a 1<", "step 2 \u00b7 a 1 (step 1) \u00b7 b 7<",
+                  "step 4 \u00b7 a 4 \u00b7 b 7 (step 2)<"):  # fmt: skip
+        assert shown in text
+
+
 def test_smoothing_has_no_bias():
-    assert [y for _, y in smoothed([(i, 3.0) for i in range(50)])] == pytest.approx([3.0] * 50)
+    for logs in (False, True):
+        level = smoothed([(i, 3.0) for i in range(50)], in_logarithms=logs)
+        assert [y for _, y in level] == pytest.approx([3.0] * 50)
+    halving = [(i, 2.0**-i) for i in range(30)]
+    ratios = [
+        m / y for (_, y), (_, m) in zip(halving, smoothed(halving, in_logarithms=True), strict=True)
+    ]
+    assert "EMA of logarithms over about 3 points" in page(
+        Facts("t", "s", {}), [{"step": i, "loss": y} for i, y in halving]
+    )
+    assert max(ratios) < 2**3  # about three points late, anywhere
     assert smoothed([(1, 5.0)]) == [(1, 5.0)]
 
 
@@ -133,26 +198,61 @@ def test_tensorboard(tmp_path):
     assert [round(e.value, 3) for e in events.Scalars("eval/eval_loss")] == [3.0, 2.1]
 
 
-def test_weights_and_biases(tmp_path, monkeypatch):
-    """Against a stand-in: the service needs an account."""
-    logged = []
+@pytest.fixture
+def wandb(monkeypatch):
+    """A stand-in, which keeps what it is told: the service needs an account."""
+    told = []
 
     class Run:
+        def __init__(self, id):
+            self.id = id
+
         def log(self, values, step):
-            logged.append((step, values))
+            told.append((step, values))
+
+        def finish(self):
+            told.append("finished")
 
     class Module:
         @staticmethod
         def init(**options):
-            logged.append(options)
-            return Run()
+            told.append(options)
+            return Run(options.get("id", f"new-{len(told)}"))
 
     monkeypatch.setitem(sys.modules, "wandb", Module)
+    return told
+
+
+def test_weights_and_biases(tmp_path, wandb):
     [reporter] = reporters(["wandb"], tmp_path / "run", {"lora": {"r": 4}})
     reporter.step({"step": 3, "loss": 2.0, "grad_norm": None})
     reporter.evaluation({"step": 3, "eval_loss": 1.5})
-    assert logged[0]["config"] == {"lora": {"r": 4}} and logged[0]["name"] == "run"
-    assert logged[1:] == [(3, {"train/loss": 2.0}), (3, {"eval/eval_loss": 1.5})]
+    assert wandb[0]["config"] == {"lora": {"r": 4}} and wandb[0]["name"] == "run"
+    assert wandb[1:] == [(3, {"train/loss": 2.0}), (3, {"eval/eval_loss": 1.5})]
+
+
+def test_a_run_that_goes_on_goes_on_there_too(tmp_path, wandb):
+    for resume in (False, True, True, False):
+        [reporter] = reporters(["wandb"], tmp_path, {}, resume=resume)
+        guarded = Guarded(reporter, pytest.fail)
+        guarded.step({"step": 1, "loss": 2.0})
+        guarded.close()
+    begun = [options.get("id") for options in wandb if isinstance(options, dict)]
+    assert begun == [None, "new-1", "new-1", None] and wandb.count("finished") == 4
+    assert wandb[3]["resume"] == "allow" and "resume" not in wandb[0]
+
+
+@pytest.mark.parametrize("text", ["", "../x", "a b", "x" * 2000])
+def test_an_id_that_is_none_begins_anew(tmp_path, wandb, text):
+    (tmp_path / WANDB_ID).write_text(text)
+    reporters(["wandb"], tmp_path, {}, resume=True)
+    assert "id" not in wandb[0]
+
+
+def test_a_run_that_has_not_begun_leaves_the_id_of_another(tmp_path, wandb):
+    (tmp_path / WANDB_ID).write_text("kept")
+    reporters(["wandb"], tmp_path, {})
+    assert (tmp_path / WANDB_ID).read_text() == "kept"
 
 
 def test_several_observers_are_told_everything():
@@ -163,9 +263,8 @@ def test_several_observers_are_told_everything():
             return lambda *args: calls.append(name)
 
     several = ObserverList([Told(), Told()])
-    names = [name for name in vars(Observer) if not name.startswith("_")]
-    assert len(names) >= 15
-    for name in names:
+    assert len(EVENTS) >= 15
+    for name in EVENTS:
         details = list(inspect.signature(getattr(Observer, name)).parameters)[1:]
         getattr(several, name)(*details)
-    assert calls == [name for name in names for _ in range(2)]
+    assert calls == [name for name in EVENTS for _ in range(2)]

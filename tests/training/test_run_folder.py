@@ -36,7 +36,7 @@ def test_nothing_is_replaced_unasked(tmp_path, name):
         kept.mkdir()
         kept /= "mine"
     kept.write_text("mine")
-    with pytest.raises(ConfigError, match=f"already holds a run .{name}.*--overwrite"):
+    with pytest.raises(ConfigError, match=f"already holds a run .{name}.*overwrite=True"):
         refuse_existing_run(tmp_path)
     with pytest.raises(ConfigError, match="already holds a run"):
         RunFolder(tmp_path, "new")

@@ -1,6 +1,8 @@
 """The names and signatures that users build on."""
 
 import inspect
+import re
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -12,17 +14,21 @@ from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig, Trainer, load_config
 def test_names() -> None:
     assert sorted(qlora_wgpu.__all__) == [
         "Config",
+        "Dataset",
         "LoraConfig",
         "Observer",
         "QLoRAError",
         "QLoRAModel",
         "QuantConfig",
+        "Tokenizer",
         "TrainResult",
         "Trainer",
         "__version__",
         "estimate",
         "evaluate",
+        "generate",
         "load_config",
+        "load_dataset",
         "open_adapter",
         "register_family",
         "train",
@@ -65,6 +71,17 @@ def test_signatures(function) -> None:
     assert all(p.default is not NEEDED for p in parameters if p.kind is p.KEYWORD_ONLY)
     kinds = {p.kind for p in parameters}
     assert kinds <= {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
+
+
+@pytest.mark.parametrize("name", [n for n in qlora_wgpu.__all__ if n != "__version__"])
+def test_each_name_is_described_and_documented(name) -> None:
+    value = getattr(qlora_wgpu, name)
+    assert inspect.getdoc(value), name
+    page = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
+    assert re.search(rf"\b{name}\b", page), f"docs/python.md does not speak of {name}"
+    if inspect.isclass(value):
+        own = [m for n, m in vars(value).items() if inspect.isfunction(m) and n[0] != "_"]
+        assert all(inspect.getdoc(method) for method in own), name
 
 
 def test_trainer_and_load_config() -> None:

@@ -1,0 +1,72 @@
+"""A run from Python that shows what the command line shows, in a terminal or a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from qlora_wgpu import runs
+from qlora_wgpu.cli._display import TrainingDisplay
+from qlora_wgpu.cli._terminal import Terminal
+from qlora_wgpu.cli.train import show_result
+from qlora_wgpu.runs.settings import AnyConfig, as_config
+from qlora_wgpu.training import Observer, TrainResult
+from qlora_wgpu.training.reporters import ObserverList
+
+
+def train(
+    config: AnyConfig,
+    observer: Observer | None = None,
+    *,
+    overwrite: bool = False,
+    resume: bool = False,
+    overrides: Sequence[str] = (),
+    quiet: bool = False,
+    **settings: Any,
+) -> TrainResult:
+    """Fine-tunes a model: all that ``qlora-wgpu train`` does, and shows what it shows.
+
+    The driver is checked the first time, memory is planned before weights are read, kernels are
+    timed where the run is long, and ``output.dir`` gets the adapter, checkpoints, metrics.jsonl,
+    config.yaml and report.html. Ctrl-C (in a notebook, interrupting the kernel) and SIGTERM end it
+    early with its state saved, and so does an observer's ``stop_run``.
+
+    No other process watches over a run from Python: a driver that crashes takes this process with
+    it, as does one that hangs. A device that is lost raises ``DeviceLostError``. The last
+    checkpoint is whole in each case, and ``resume=True`` goes on from it.
+
+    Args:
+        config: A ``Config``, the path of a YAML file, or a mapping with its sections.
+        observer: Who is told what goes on, too.
+        overwrite: Whether a run in ``output.dir`` may be replaced.
+        resume: Whether the run in ``output.dir`` goes on from its newest whole checkpoint, bit by
+            bit; begins one where there is none. A finished one is left as it is.
+        overrides: Texts such as ``"optim.learning_rate=1e-4"``, for a YAML file.
+        quiet: Whether nothing is shown.
+        **settings: Other values than the configuration's, by key (``learning_rate=1e-4``), by
+            section (``optim={"learning_rate": 1e-4}``), or by both
+            (``**{"optim.learning_rate": 1e-4}``).
+
+    Returns:
+        The run's figures, a text before and after, and what was written.
+
+    Raises:
+        ConfigError: If the configuration is wrong, or ``output.dir`` holds another run.
+        CheckpointError: If the model or a checkpoint is missing or damaged, or the final adapter
+            could not be written into ``output.dir``; says where it is.
+        UnsupportedModelError: If the model asks for something that is not computed here.
+        DataError: If the data cannot be read or has nothing to learn.
+        DeviceError: If there is no usable GPU, its driver computes wrongly, or it was lost.
+        OutOfMemoryError: If the device has no room.
+        TrainingError: If the loss is not finite or diverges.
+    """
+    values = as_config(as_config(config, overrides) if overrides else config, settings)
+    watching = Observer() if observer is None else observer
+    if quiet:
+        return runs.train(values, watching, overwrite=overwrite, resume=resume)
+    console = Terminal()
+    with TrainingDisplay(console) as display:
+        everyone = ObserverList([display, watching])
+        result = runs.train(values, everyone, overwrite=overwrite, resume=resume)
+    show_result(console, result, again="resume=True")
+    return result

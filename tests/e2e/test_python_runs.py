@@ -1,0 +1,215 @@
+"""Runs from Python: settings, what is shown, rows of any format, observers that stop."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import qlora_wgpu
+from e2e.tiny import write_chats, write_model
+from qlora_wgpu import Observer, QLoRAModel, Tokenizer, Trainer, load_config, load_dataset
+from qlora_wgpu.errors import ConfigError, DataError, DeviceLostError
+from qlora_wgpu.gpu.device import Device
+
+CONFIG = """\
+model: {path: model}
+lora: {r: 4, lora_alpha: 8}
+data: {train: train.jsonl, eval: eval.jsonl, max_seq_length: 64}
+train: {max_steps: 2, per_device_train_batch_size: 2, gradient_accumulation_steps: 1}
+device: {tune: never}
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("python")
+    write_model(folder / "model")
+    write_chats(folder / "train.jsonl")
+    write_chats(folder / "eval.jsonl", 4, seed=1)
+    (folder / "run.yaml").write_text(CONFIG)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(place):
+    with QLoRAModel.from_pretrained(place / "model", lora=qlora_wgpu.LoraConfig(r=4)) as model:
+        yield model
+
+
+def test_it_shows_what_the_command_shows(place, tmp_path, capfd):
+    result = qlora_wgpu.train(place / "run.yaml", dir=tmp_path / "run", max_steps=1)
+    shown = capfd.readouterr().out
+    assert result.steps == 1 and result.run_dir == tmp_path / "run"
+    for part in ("device memory", "held-out loss", "step     1", "report.html"):
+        assert part in shown, shown
+    again = qlora_wgpu.train(
+        place / "run.yaml", overwrite=True, quiet=True, output={"dir": tmp_path / "run"},
+        **{"train.max_steps": 1},
+    )  # fmt: skip
+    assert again.eval_loss == result.eval_loss
+    assert capfd.readouterr().out == ""
+
+
+def test_messages_name_what_a_python_call_gives(place, tmp_path):
+    out = {"dir": tmp_path / "run", "quiet": True, "max_steps": 1}
+    qlora_wgpu.train(place / "run.yaml", **out)
+    with pytest.raises(ConfigError, match=r"with resume=True .* or with overwrite=True"):
+        qlora_wgpu.train(place / "run.yaml", **out)
+
+
+def test_a_model_of_a_run_answers_as_it_was_trained(place, tmp_path):
+    rows = [{"instruction": "say", "output": "one"}] * 4
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    settings = {"train": tmp_path / "rows.jsonl", "eval": None, "max_steps": 1, "quiet": True}
+    qlora_wgpu.train(place / "run.yaml", dir=tmp_path / "run", max_seq_length=256, **settings)
+    message = [{"role": "user", "content": "say"}]
+    with qlora_wgpu.open_adapter(tmp_path / "run") as model:
+        assert model.prompts.kind == "alpaca"
+        answer = model.generate(message, max_new_tokens=3)
+        ids = model.prompts.ids(message)
+        assert answer == model.tokenizer.decode(model.generate(ids, max_new_tokens=3)).lstrip()
+    base = place / "model"
+    with QLoRAModel.from_pretrained(base, adapter=tmp_path / "run" / "adapter") as model:
+        assert (
+            model.prompts.kind == "alpaca" and model.generate(message, max_new_tokens=3) == answer
+        )
+    with QLoRAModel.from_pretrained(base) as model:
+        assert model.prompts.kind == "chat"
+
+
+class Enough(Observer):
+    """Stops at a step."""
+
+    def __init__(self, at):
+        self.at = at
+
+    def step(self, row):
+        if row["step"] == self.at:
+            self.stop_run("that is enough")
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_an_observer_stops_a_run_that_can_go_on(place, tmp_path, shown):
+    settings = {"dir": tmp_path / "run", "max_steps": 6, "quiet": not shown, "eval": None}
+    watch = Enough(at=2)
+    stopped = qlora_wgpu.train(place / "run.yaml", watch, **settings)
+    assert stopped.interrupted and stopped.stop_reason == "that is enough"
+    assert 2 <= stopped.steps < 6
+    assert (stopped.run_dir / "checkpoints" / f"step-{stopped.steps}").is_dir()
+    whole = qlora_wgpu.train(place / "run.yaml", watch, resume=True, **settings)
+    assert whole.steps == 6 and not whole.interrupted and whole.stop_reason is None
+    straight = qlora_wgpu.train(place / "run.yaml", **{**settings, "dir": tmp_path / "straight"})
+    assert adapter(whole.adapter_dir) == adapter(straight.adapter_dir)
+
+
+def adapter(folder):
+    return (folder / "adapter_model.safetensors").read_bytes()
+
+
+def test_a_stop_that_comes_with_the_last_step_changes_nothing(place, tmp_path):
+    result = qlora_wgpu.train(place / "run.yaml", Enough(at=2), dir=tmp_path / "run", quiet=True)
+    assert result.steps == 2 and not result.interrupted and result.stop_reason is None
+
+
+CHATS = [
+    {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": word}]}
+    for word in ("one", "two", "three")
+]
+ANY_ROWS = {
+    "chats": CHATS,
+    "prompt": [{"prompt": "hi ", "completion": "one"}] * 3,
+    "text": [{"text": "a text"}] * 3,
+    "tokens": [{"input_ids": [4, 5, 6, 7]}] * 3,
+}
+
+
+@pytest.mark.parametrize("rows", ANY_ROWS.values(), ids=ANY_ROWS)
+def test_a_trainer_takes_rows_of_any_format(place, model, tmp_path, rows):
+    config = load_config(place / "run.yaml", {"dir": tmp_path / "run", "max_steps": 1})
+    assert Trainer(model, config).train(rows, rows[:1]).eval_loss is not None
+
+
+def test_a_trainer_takes_a_path_or_a_data_set(place, model, tmp_path):
+    losses = []
+    data = load_dataset(place / "train.jsonl", Tokenizer.from_folder(place / "model"), 64)
+    assert load_dataset(place / "train.jsonl", place / "model", 64).fingerprint == data.fingerprint
+    lines = (place / "train.jsonl").read_text().splitlines()
+    for number, rows in enumerate((place / "train.jsonl", data, [json.loads(x) for x in lines])):
+        config = load_config(place / "run.yaml", {"dir": tmp_path / str(number), "max_steps": 1})
+        model.load_adapter({n: np.zeros_like(a) for n, a in model.adapter_state_dict().items()})
+        losses.append(Trainer(model, config).train(rows).train_loss)
+    assert losses[0] == losses[1] == losses[2]
+    assert repr(data).startswith("Dataset(24 examples, ")
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"prompt": "a", "completion": "b"}, {"text": "c"}], r"train_dataset\[1\]: a row of the"),
+        ([{"question": "a"}], r"train_dataset\[0\]: a row needs the key"),
+        ([{"text": "a"}, "b"], r"train_dataset\[1\] must be a mapping, got str"),
+    ],
+)
+def test_rows_that_are_wrong_are_named(place, model, tmp_path, rows, message):
+    config = load_config(place / "run.yaml", {"dir": tmp_path / "run"})
+    with pytest.raises(DataError, match=message):
+        Trainer(model, config).train(rows)
+
+
+def test_the_spelling_of_paths_does_not_matter_to_resume(place, tmp_path, monkeypatch):
+    """Relative paths, absolute ones and links name one run, from YAML or Python."""
+    monkeypatch.chdir(place)
+    template = Path("own.jinja")
+    template.write_text("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}")
+    start = QLoRAModel.from_pretrained("model", lora=qlora_wgpu.LoraConfig(r=4, lora_alpha=8))
+    start.save_adapter("begun")
+    start.close()
+    run = tmp_path / "run"
+    settings = {"chat_template": "own.jinja", "init_from": "begun", "dir": str(run)}
+    watch = {"quiet": True, "max_steps": 4, "save_steps": 1}
+    qlora_wgpu.train("run.yaml", Enough(at=1), **settings, **watch)
+    mapping = {
+        "model": {"path": "model"}, "lora": {"r": 4, "lora_alpha": 8, "init_from": "begun"},
+        "data": {"train": "train.jsonl", "eval": "eval.jsonl", "max_seq_length": 64,
+                 "chat_template": "./own.jinja"},
+        "train": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1},
+        "output": {"dir": os.path.relpath(run)}, "device": {"tune": "never"},
+    }  # fmt: skip
+    second = qlora_wgpu.train(mapping, Enough(at=2), resume=True, **watch)
+    assert 2 <= second.steps < 4
+    for name in ("model", "begun", "own.jinja"):
+        (tmp_path / name).symlink_to(place / name)
+    monkeypatch.chdir(tmp_path)
+    moved = {"path": Path("model"), "chat_template": tmp_path / "own.jinja", "dir": "run"}
+    last = qlora_wgpu.train(place / "run.yaml", resume=True, init_from="./begun", **moved, **watch)
+    assert last.steps == 4
+    with QLoRAModel.from_pretrained("model", adapter="begun") as other:
+        values = other.adapter_state_dict()
+        other.load_adapter({name: array + 1 for name, array in values.items()})
+        other.save_adapter("other")
+    with pytest.raises(ConfigError, match=r"begun with other .*lora\.init_from"):
+        qlora_wgpu.train(place / "run.yaml", resume=True, init_from="other", **moved, **watch)
+
+
+def test_a_lost_device_leaves_the_last_checkpoint(place, tmp_path, monkeypatch):
+    settings = {"dir": tmp_path / "run", "max_steps": 5, "save_steps": 2, "quiet": True}
+    whole = qlora_wgpu.train(place / "run.yaml", **{**settings, "dir": tmp_path / "whole"})
+
+    class Pulled(Observer):
+        """The card is gone after a checkpoint: nothing can be handed to the driver any more."""
+
+        def saved(self, folder):
+            monkeypatch.setattr(Device, "submit", lost)
+
+    def lost(self, *commands):
+        with self.driver_call("submitting work"):
+            raise RuntimeError("Parent device is lost")
+
+    submit = Device.submit
+    with pytest.raises(DeviceLostError, match=r"step-2 in .*run/checkpoints is kept, and resume=T"):
+        qlora_wgpu.train(place / "run.yaml", Pulled(), **settings)
+    monkeypatch.setattr(Device, "submit", submit)
+    result = qlora_wgpu.train(place / "run.yaml", resume=True, **settings)
+    assert result.steps == 5 and adapter(result.adapter_dir) == adapter(whole.adapter_dir)
