@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from qlora_wgpu.limits import TOKEN_ID
 from qlora_wgpu.sandbox.process import ChildProcess, Stopped
 from qlora_wgpu.sandbox.tokenizer_parts import is_bounded
 
-_VERSION = 1  # of what is looked at; a new one looks anew
+_VERSION = 2  # of what is looked at; a new one looks anew
 _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 _SMALL = 1 << 20  # bytes of a file whose memory is not worth a new process
 _TRIAL = "A trial: 12 words,\n\tsome   of them naïve — 漢字. " * 4
@@ -163,8 +163,12 @@ def _load(content: bytes) -> None:
         _backend.no_truncation()
         _backend.no_padding()
         vocabulary = _backend.get_vocab(with_added_tokens=True)
-    highest = max(vocabulary.values(), default=0)
     _longest_token = max(map(len, vocabulary), default=0)
+    _check_ids(vocabulary.values())
+
+
+def _check_ids(ids: Iterable[int]) -> None:
+    highest = max(ids, default=0)
     if highest > TOKEN_ID:
         raise TokenizerError(f"it has a token with the id {highest}, above {TOKEN_ID}")
 
@@ -172,7 +176,9 @@ def _load(content: bytes) -> None:
 def _load_and_look(content: bytes) -> bool:
     _load(content)
     with library_errors("it cannot be used"):
-        _backend.decode(_backend.encode(_TRIAL).ids)
+        ids = _backend.encode(_TRIAL).ids
+        _check_ids(ids)  # what is put around a text need not be in the vocabulary
+        _backend.decode(ids)
         states = {name: getattr(_backend, name) for name in _PARTS}
         parts = {n: s and json.loads(s.__getstate__()) for n, s in states.items()}
     word = getattr(_backend.model, "max_input_chars_per_word", 0)

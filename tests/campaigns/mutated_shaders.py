@@ -24,13 +24,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from campaigns.selfcheck_of_training import seen_by_doctor, seen_by_train
-from campaigns.shader_mutants import BARRIER, Key, Loader, Mutant, of_a_file, of_a_statement
-from campaigns.tiny_trainings import Training, cases
 from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.selfcheck import variants
+from tests.campaigns.selfcheck_of_training import seen_by_doctor, seen_by_train
+from tests.campaigns.shader_mutants import BARRIER, Key, Loader, Mutant, of_a_file, of_a_statement
+from tests.campaigns.tiny_trainings import Training, cases
 
 _SECONDS = 120.0  # of the processor, after which a mutant counts as one that does not end
 _TRAININGS = 4  # that a mutant may take to show that it changes nothing

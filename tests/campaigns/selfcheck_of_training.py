@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from campaigns.shader_mutants import Key
 from qlora_wgpu.selfcheck.cases import Case
 from qlora_wgpu.selfcheck.coverage import covering, statements
 from qlora_wgpu.selfcheck.results import DTYPES, _result, _traced, cases_of
 from qlora_wgpu.selfcheck.runner import Traced, Tracer
+from tests.campaigns.shader_mutants import Key
 
 if TYPE_CHECKING:
     from campaigns.mutated_shaders import Group

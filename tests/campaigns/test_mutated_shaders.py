@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from campaigns.shader_mutants import Loader, Mutant, of_a_file, of_a_statement
 from qlora_wgpu.gpu import wgsl
 from qlora_wgpu.gpu.wgsl import load_shader
 from qlora_wgpu.selfcheck.cases import cases_for
 from qlora_wgpu.selfcheck.results import _result
+from tests.campaigns.shader_mutants import Loader, Mutant, of_a_file, of_a_statement
 
 # File, what stands there, what instead, and the check with its first arguments.
 MUTANTS = [

@@ -1,6 +1,6 @@
 """A few files of the campaign in which rows are malformed, hostile or large."""
 
-from campaigns.rows import run
+from tests.campaigns.rows import run
 
 
 def test_rows():

@@ -14,7 +14,6 @@ from references.seeded import adapter, weights
 from references.sized import traced_configs, with_head_dim
 from safetensors.numpy import save_file
 
-from campaigns.shader_mutants import Key, Loader
 from qlora_wgpu.config import LoraConfig, OptimConfig, QuantConfig
 from qlora_wgpu.gpu.device import ALIGNMENT, Device
 from qlora_wgpu.gpu.operands import Bound
@@ -34,6 +33,7 @@ from qlora_wgpu.ops.cross_entropy import Objective
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.selfcheck.runner import POISON
 from qlora_wgpu.training.optimizer import Optimizer
+from tests.campaigns.shader_mutants import Key, Loader
 
 # What rounding may change of a result, relative to the largest value of its tensor.
 ROUNDING = {"float32": 2e-5, "bfloat16": 2.0**-8}

@@ -158,7 +158,7 @@ def _bytes_changed(draw: random.Random, content: bytes) -> bytes:
 
 def _part(draw: random.Random, value: dict[str, Any]) -> None:
     name = draw.choice([*PARTS])
-    value[name] = draw.choice(PARTS[name])
+    value[name] = copy.deepcopy(draw.choice(PARTS[name]))
 
 
 def _value(draw: random.Random, value: Any) -> None:
@@ -174,7 +174,7 @@ def _value(draw: random.Random, value: Any) -> None:
         if draw.random() < 0.2:
             del value[key]
         else:
-            value[key] = draw.choice(_ODD)
+            value[key] = copy.deepcopy(draw.choice(_ODD))
         return
 
 

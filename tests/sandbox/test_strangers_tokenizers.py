@@ -106,3 +106,17 @@ def test_what_is_not_bounded(part) -> None:
 
 def test_long_tokens_and_words_are_not_bounded() -> None:
     assert not is_bounded({}, 5000, 100) and not is_bounded({}, 10, 10_000)
+
+
+def test_ids_around_a_text_are_bounded_too(tmp_path) -> None:
+    """What a template puts around a text need not be in the vocabulary."""
+    special = {"[X]": {"id": "[X]", "ids": [2**31], "tokens": ["[X]"]}}
+    single = [
+        {"SpecialToken": {"id": "[X]", "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+    ]
+    template = {
+        "type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": special,
+    }  # fmt: skip
+    with pytest.raises(TokenizerError, match="a token with the id 2147483648"):
+        Tokenizer.from_folder(write(tmp_path, post_processor=template))
