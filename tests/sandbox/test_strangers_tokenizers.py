@@ -110,7 +110,6 @@ def test_long_tokens_and_words_are_not_bounded() -> None:
 
 def test_ids_around_a_text_are_bounded_too(tmp_path) -> None:
     """What a template puts around a text need not be in the vocabulary."""
-    parts = (("SpecialToken", "[X]"), ("Sequence", "A"))
     special = {"[X]": {"id": "[X]", "ids": [2**31], "tokens": ["[X]"]}}
     single = [
         {"SpecialToken": {"id": "[X]", "type_id": 0}},
