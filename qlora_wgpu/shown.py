@@ -9,6 +9,7 @@ from qlora_wgpu import runs
 from qlora_wgpu.cli._display import TrainingDisplay
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.cli.train import show_result
+from qlora_wgpu.errors import ConfigError, brief
 from qlora_wgpu.runs.settings import AnyConfig, as_config
 from qlora_wgpu.training import Observer, TrainResult
 from qlora_wgpu.training.reporters import ObserverList
@@ -60,6 +61,8 @@ def train(
         OutOfMemoryError: If the device has no room.
         TrainingError: If the loss is not finite or diverges.
     """
+    if observer is not None and not isinstance(observer, Observer):
+        raise ConfigError(f"observer must be an instance of Observer, got {brief(observer)}")
     values = as_config(as_config(config, overrides) if overrides else config, settings)
     watching = Observer() if observer is None else observer
     if quiet:

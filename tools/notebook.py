@@ -116,7 +116,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         (Path(place) / "docs").mkdir()
         (Path(place) / "demo").symlink_to(ROOT / "demo")
-        NotebookClient(notebook, kernel_name="python3").execute(cwd=f"{place}/docs")
+        NotebookClient(notebook, kernel_name="python3", coalesce_streams=True).execute(
+            cwd=f"{place}/docs"
+        )
         text = nbformat.writes(_without_metadata(notebook))
     NOTEBOOK.write_text(text.replace(f"{place}/", "") + "\n", encoding="utf-8")
 

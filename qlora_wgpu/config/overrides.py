@@ -38,6 +38,8 @@ def _parts(name: str, value: Any) -> Iterator[tuple[Location, Any]]:
     section, dot, key = name.partition(".")
     if dot:
         yield _known(section, key), value
+    elif name == "device" and isinstance(value, str | int) and not isinstance(value, bool):
+        yield ("device", "gpu"), str(value)  # as from_pretrained takes it
     elif name in sections() and isinstance(value, Mapping):
         for inner, part in value.items():
             yield _known(name, str(inner)), part

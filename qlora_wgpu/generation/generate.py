@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterator, Sequence
+import operator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from qlora_wgpu.errors import CheckpointError, ConfigError, DataError
 from qlora_wgpu.generation.decoder import Decoder
+from qlora_wgpu.generation.sampling import Sampling, check_count
 from qlora_wgpu.model.qlora_model import QLoRAModel
 
 
@@ -21,7 +22,7 @@ def generate(
     temperature: float = 0.0,
     top_k: int = 0,
     top_p: float = 1.0,
-    seed: int = 0,
+    seed: int | None = 0,
     stop_ids: Collection[int] = (),
     max_length: int | None = None,
     decoder: Decoder | None = None,
@@ -35,26 +36,27 @@ def generate(
         temperature: 0 takes the likeliest token; else logits are divided by it and sampled.
         top_k: Sample among this many of the likeliest tokens; 0 for all.
         top_p: Sample among the likeliest tokens that together have this probability.
-        seed: Seed of the sampling.
+        seed: Seed of the sampling; None takes another each time.
         stop_ids: Tokens that end the text; they are not yielded.
         max_length: Longest text the model was made for; generation ends there.
         decoder: One with room for the whole text, to be used again; a new one by default.
 
     Raises:
-        ConfigError: If the temperature is no number from 0 on.
+        ConfigError: If a setting is out of its range, or the prompt is no token ids.
         DataError: If the prompt is empty or leaves no room within ``max_length``.
         CheckpointError: If the logits are not finite.
     """
-    ids = list(prompt_ids)
+    ids = token_ids(prompt_ids)
     if not ids:
         raise DataError("the prompt is empty: give at least one token to go on from")
-    if not 0 <= temperature < math.inf:
-        raise ConfigError(f"temperature must be a number from 0 on, got {temperature}")
+    check_count("max_new_tokens", max_new_tokens)
+    sampling = Sampling(temperature, top_k, top_p, seed)
     limit = max_length or len(ids) + max_new_tokens
-    if len(ids) >= limit:
+    if max_length and len(ids) >= limit:
         raise DataError(f"the prompt has {len(ids)} tokens, and the model takes at most {limit}")
-    random = np.random.Generator(np.random.Philox(seed))
     count = min(max_new_tokens, limit - len(ids))
+    if not count:
+        return
     decoder = decoder or Decoder(model, len(ids) + count)
     logits = decoder.start(ids)
     token = ids[-1]
@@ -65,29 +67,21 @@ def generate(
             raise CheckpointError(
                 "the model's logits are not finite: its adapter, or the base model, is damaged"
             )
-        token = _pick(logits, temperature, top_k, top_p, random)
+        token = sampling.choose(logits)
         if token in stop_ids:
             return
         yield token
 
 
-def _pick(
-    logits: npt.NDArray[np.float32],
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    random: np.random.Generator,
-) -> int:
-    if temperature <= 0:
-        return int(logits.argmax())
-    order = np.argsort(-logits, kind="stable")
-    if top_k > 0:
-        order = order[:top_k]
-    # The largest is taken off first: however small the temperature, nothing overflows.
-    p = np.exp((logits[order].astype(np.float64) - logits.max()) / temperature)
-    p /= p.sum()
-    if top_p < 1.0:
-        # The token that crosses the threshold is kept, so one always is.
-        kept = int(np.searchsorted(np.cumsum(p), top_p)) + 1
-        order, p = order[:kept], p[:kept] / p[:kept].sum()
-    return int(random.choice(order, p=p))
+def token_ids(prompt: Iterable[Any]) -> list[int]:
+    """A prompt's tokens as plain integers.
+
+    Raises:
+        ConfigError: If it is none of token ids, such as a text.
+    """
+    try:
+        return [operator.index(token) for token in prompt]
+    except TypeError:
+        raise ConfigError(
+            "prompt_ids are token ids: model.generate takes a text or messages as well"
+        ) from None

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from qlora_wgpu.data import PromptFormat, Tokenizer, find_chat_template, read_prompt_files
 from qlora_wgpu.errors import ConfigError, TokenizerError
-from qlora_wgpu.generation.generate import generate
+from qlora_wgpu.generation.generate import generate, token_ids
 from qlora_wgpu.generation.text import continuation
 from qlora_wgpu.model import qlora_model
+
+_PROMPT = "a prompt is a text, token ids, or messages such as [{'role': 'user', 'content': '...'}]"
 
 
 class QLoRAModel(qlora_model.QLoRAModel):
@@ -58,7 +59,7 @@ class QLoRAModel(qlora_model.QLoRAModel):
         temperature: float = 0.0,
         top_k: int = 0,
         top_p: float = 1.0,
-        seed: int = 0,
+        seed: int | None = 0,
         chat_template: str | None = None,
         stop_ids: Collection[int] | None = None,
     ) -> Any:
@@ -71,7 +72,7 @@ class QLoRAModel(qlora_model.QLoRAModel):
             temperature: 0 takes the likeliest token; else logits are divided by it and sampled.
             top_k: Sample among this many of the likeliest tokens; 0 for all.
             top_p: Sample among the likeliest tokens that together have this probability.
-            seed: Seed of the sampling.
+            seed: Seed of the sampling; None takes another each time.
             chat_template: Chat template instead of the run's or the tokenizer's: a ``.jinja`` file,
                 the template itself or a built-in name.
             stop_ids: Tokens that end the text; by default the tokenizer's and the template's.
@@ -85,6 +86,8 @@ class QLoRAModel(qlora_model.QLoRAModel):
             TokenizerError: If there is no tokenizer, or no chat template for messages.
         """
         is_text = isinstance(prompt, str)
+        if not is_text and not _is_listed(prompt):
+            raise ConfigError(f"{_PROMPT}, got {type(prompt).__name__}")
         is_chat = not is_text and any(isinstance(part, Mapping) for part in prompt)
         written = self._written(chat_template) if is_chat else PromptFormat.text(self.tokenizer)
         ids = _ids_of(prompt) if not is_text and not is_chat else written.ids(_messages_of(prompt))
@@ -146,8 +149,11 @@ def _messages_of(prompt: Any) -> list[dict[str, Any]]:
 
 def _ids_of(prompt: Any) -> list[int]:
     try:
-        return [operator.index(token) for token in prompt]
-    except TypeError:
-        raise ConfigError(
-            "a prompt is a text, token ids, or messages such as {'role': 'user', 'content': '...'}"
-        ) from None
+        return token_ids(prompt)
+    except ConfigError:
+        raise ConfigError(_PROMPT) from None
+
+
+def _is_listed(prompt: Any) -> bool:
+    """Whether it is a list of something, and no single message or number."""
+    return isinstance(prompt, Iterable) and not isinstance(prompt, Mapping | bytes)

@@ -100,7 +100,7 @@ def choose_adapter(gpu: str = "auto", backend: str = "auto") -> FoundAdapter:
         if gpu.lower() in adapter.name.lower():
             return adapter
     names = ", ".join(f"{i}: {a.name}" for i, a in enumerate(adapters))
-    raise DeviceError(f"no GPU is called {gpu!r}; there are {names} (device.gpu)")
+    raise DeviceError(f"no GPU is called {gpu!r}: choose one of these: {names} (device.gpu)")
 
 
 def _automatic() -> list[FoundAdapter]:

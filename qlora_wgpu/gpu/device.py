@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import threading
 import warnings
 import weakref
 from collections import Counter
@@ -14,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.errors import OutOfMemoryError
+from qlora_wgpu.errors import DeviceError, OutOfMemoryError
 from qlora_wgpu.gpu.adapters import choose_adapter
 from qlora_wgpu.gpu.calls import driver_call
 from qlora_wgpu.gpu.probe import matrix_shape, subgroup_size
@@ -71,6 +73,7 @@ class Device:
         profile: How kernels are cut for this kind of GPU.
         dispatches_per_submit: After how many dispatches work is handed to the driver.
         timeout: Seconds after which a call into the driver counts as hung.
+        in_turn: Held by a thread for what another must not come between: programs share memory.
     """
 
     def __init__(
@@ -98,6 +101,8 @@ class Device:
         if adapter is not None:
             warnings.warn("Device(adapter=) is now gpu=", DeprecationWarning, stacklevel=2)
             gpu = adapter
+        self.in_turn = threading.RLock()
+        self._process = os.getpid()
         chosen = choose_adapter(gpu, backend)
         self.backend = chosen.backend
         self.gpu = chosen.raw
@@ -116,7 +121,15 @@ class Device:
 
         Args:
             what: What is done, for messages: ``"reading a result"``.
+
+        Raises:
+            DeviceError: If this is a fork of the process that opened the device.
         """
+        if os.getpid() != self._process:
+            raise DeviceError(
+                f"{self.name} was opened before this process was forked, where it does not work: "
+                'open the model in the process that uses it, or start that with "spawn"'
+            )
         return driver_call(self.name, what, self.timeout)
 
     def submit(self, *commands: Any) -> None:

@@ -102,8 +102,9 @@ class Program:
     def run(self) -> None:
         """Submits all dispatches, in pieces; does not wait."""
         size = self._device.dispatches_per_submit
-        for start in range(0, len(self.dispatches), size):
-            self._device.submit(self._recorded(self.dispatches[start : start + size]))
+        with self._device.in_turn:
+            for start in range(0, len(self.dispatches), size):
+                self._device.submit(self._recorded(self.dispatches[start : start + size]))
 
     def _recorded(self, dispatches: list[Dispatch]) -> Any:
         device = self._device

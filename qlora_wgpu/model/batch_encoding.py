@@ -96,7 +96,10 @@ def checked_mask(attention_mask: Any, shape: tuple[int, ...]) -> IntArray:
 
 
 def _integers(name: str, value: Any) -> IntArray:
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError:  # of NumPy, which says nothing of the argument
+        raise ShapeError(f"{name} must have rows of one length: pad the shorter ones") from None
     if array.dtype.kind not in "iu":
         raise ShapeError(f"{name} must be integers, got {array.dtype}")
     return array.astype(np.int64)

@@ -97,8 +97,20 @@ class LoadedModel:
         self.__dict__.clear()
 
     def __enter__(self) -> Self:
-        """Closes the model in the end: ``with QLoRAModel.from_pretrained(...) as model``."""
+        """Closes the model in the end: ``with QLoRAModel.from_pretrained(...) as model``.
+
+        Raises:
+            DeviceError: If it is closed already.
+        """
+        _ = self.device
         return self
+
+    def __reduce__(self) -> Any:
+        """Refuses to be pickled or copied."""
+        raise TypeError(
+            "a model stands on a GPU and cannot be pickled or copied: pass the path of its run or "
+            "adapter, and open it there with open_adapter"
+        )
 
     def __exit__(self, *exception: object) -> None:
         """Closes it."""
@@ -184,8 +196,11 @@ class LoadedModel:
         if dropout_key is not None:
             check_trainable(self.adapter.config)
         batch, program = self._step("train", *ids.shape)
-        batch_encoding.write_batch(self.device, batch, ids, mask, targets, dropout_key=dropout_key)
-        program.run()
+        with self.device.in_turn:
+            batch_encoding.write_batch(
+                self.device, batch, ids, mask, targets, dropout_key=dropout_key
+            )
+            program.run()
         return int((targets != IGNORE_INDEX).sum())
 
     def prepare(self, batch: int, seq: int) -> None:
@@ -230,12 +245,13 @@ class LoadedModel:
     @contextmanager
     def adapter_off(self) -> Iterator[None]:
         """While it is entered, the model is the base alone."""
-        kept = self.read_flat(self.adapter.parameters).copy()
-        self.write_parameters(self._neutral)
-        try:
-            yield
-        finally:
-            self.write_parameters(kept)
+        with self.device.in_turn:
+            kept = self.read_flat(self.adapter.parameters).copy()
+            self.write_parameters(self._neutral)
+            try:
+                yield
+            finally:
+                self.write_parameters(kept)
 
     def read_stats(self) -> FloatArray:
         """Loss sum, label tokens, gradient norm, update factor; waits."""

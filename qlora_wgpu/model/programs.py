@@ -44,6 +44,16 @@ class LogitsPrograms:
             rows: The positions.
             past: Tokens that came before, kept in the batch's cache.
         """
+        with self.device.in_turn:
+            return self._run(ids, mask, rows, past)
+
+    def _run(
+        self,
+        ids: batch_encoding.IntArray,
+        mask: batch_encoding.IntArray,
+        rows: npt.NDArray[np.integer[Any]],
+        past: int,
+    ) -> npt.NDArray[np.float32]:
         count = self.logits.rows
         out = np.empty((len(rows), self.logits.columns), np.float32)
         for first in range(0, len(rows), count):
@@ -69,19 +79,22 @@ class Programs:
 
     def from_graph(self, graph: Graph, outputs: tuple[Tensor, ...] = ()) -> Program:
         """Plans a graph and makes it ready; ``outputs`` can be read after a run."""
-        return Program(self._device, make_plan(graph, outputs), self._pool)
+        with self._device.in_turn:
+            return Program(self._device, make_plan(graph, outputs), self._pool)
 
     def step(self, options: StepOptions) -> tuple[BatchBuffers, Program]:
         """A step's inputs and its program."""
-        if options not in self._steps:
-            planned = self._layout.step(options)
-            program = Program(self._device, planned.plan, self._pool)
-            self._steps[options] = planned.batch, program
-        return self._steps[options]
+        with self._device.in_turn:
+            if options not in self._steps:
+                planned = self._layout.step(options)
+                program = Program(self._device, planned.plan, self._pool)
+                self._steps[options] = planned.batch, program
+            return self._steps[options]
 
     def logits(self, batch: BatchBuffers) -> LogitsPrograms:
         """New programs for a batch, which may carry a cache of keys and values."""
-        hidden, graph, logits = self._layout.logits_graphs(batch)
-        first = self.from_graph(hidden)
-        head = self.from_graph(graph, (logits,))
-        return LogitsPrograms(self._device, batch, first, head, logits)
+        with self._device.in_turn:
+            hidden, graph, logits = self._layout.logits_graphs(batch)
+            first = self.from_graph(hidden)
+            head = self.from_graph(graph, (logits,))
+            return LogitsPrograms(self._device, batch, first, head, logits)

@@ -79,6 +79,7 @@ class QLoRAModel(LoadedModel):
             DeviceError: If there is no usable GPU.
             OutOfMemoryError: If the device has no room.
         """
+        _check_settings(lora, quant)
         pretrained = Pretrained.open(path)  # before a device is asked for
         if adapter is not None:
             lora = _config_of_folder(adapter, lora, pretrained)
@@ -134,11 +135,13 @@ class QLoRAModel(LoadedModel):
         Raises:
             ShapeError: If shapes or values do not fit.
         """
-        self.zero_gradient()
-        tokens = self.accumulate(*self.checked(input_ids, labels, attention_mask))
-        stats = self.read_stats()
-        flat = self.read_flat(self.adapter.gradient)
-        self.zero_gradient()
+        checked = self.checked(input_ids, labels, attention_mask)
+        with self.device.in_turn:
+            self.zero_gradient()
+            tokens = self.accumulate(*checked)
+            stats = self.read_stats()
+            flat = self.read_flat(self.adapter.gradient)
+            self.zero_gradient()
         count = max(tokens, 1)
         return float(stats[STATS_LOSS]) / count, self.adapter.split(flat / np.float32(count))
 
@@ -151,6 +154,10 @@ class QLoRAModel(LoadedModel):
         Raises:
             ShapeError: If shapes or values do not fit.
         """
+        with self.device.in_turn:
+            return self._summed_loss(batches)
+
+    def _summed_loss(self, batches: Iterable[tuple[Any, Any, Any]]) -> tuple[float, int]:
         self.zero_stats()
         for index, (input_ids, labels, attention_mask) in enumerate(batches):
             if index % _QUEUED_BATCHES == _QUEUED_BATCHES - 1:
@@ -258,3 +265,17 @@ def device_layout(
         profile=device.profile,
         max_binding=device.max_binding,
     )
+
+
+def _check_settings(lora: object, quant: object) -> None:
+    """Refuses settings of another kind, such as PEFT's.
+
+    Raises:
+        ConfigError: If they are.
+    """
+    for name, value, kind in (("lora", lora, LoraConfig), ("quant", quant, QuantConfig)):
+        if value is not None and not isinstance(value, kind):
+            theirs = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix(
+                "builtins."
+            )
+            raise ConfigError(f"{name} must be a qlora_wgpu.{kind.__name__}, got {theirs}")

@@ -148,6 +148,14 @@ class Estimate:
         """Bytes of all kinds."""
         return sum(self.memory.values())
 
+    def __repr__(self) -> str:
+        """What is planned and what it takes, in a line."""
+        work = self.workload
+        return (
+            f"{type(self).__name__}({self.total / 2**20:,.1f} MiB on {self.device}; r "
+            f"{work.lora.r}, {work.batch} x {work.seq:,} tokens)"
+        )
+
 
 def estimate(
     target: Config | Mapping[str, Any] | str | PathLike[str],
@@ -184,6 +192,8 @@ def estimate(
         UnsupportedModelError: If the model asks for something that is not computed here.
         OutOfMemoryError: If a tensor has more elements than kernels can count.
     """
+    for name, value in (("batch", batch), ("seq", seq), ("rank", rank), ("budget", budget)):
+        _check_positive(name, value)
     is_run = not isinstance(target, str | PathLike) or Path(target).suffix in (".yaml", ".yml")
     if is_run:
         settings = as_config(target, overrides)
@@ -212,6 +222,12 @@ def estimate(
     if room is not None and sum(memory.values()) > room:
         remedy = _remedy(here, workload, room)
     return Estimate(workload, here.name, memory, budget, fits, here.nbytes, remedy)
+
+
+def _check_positive(name: str, value: object) -> None:
+    if value is not None and (not isinstance(value, int) or value < 1):
+        what = "a number of bytes" if name == "budget" else "a whole number"
+        raise ConfigError(f"{option(name, ...)} must be {what} above zero, got {value!r}")
 
 
 def _changed(

@@ -12,7 +12,7 @@ from qlora_wgpu.config import Config, load_config
 from qlora_wgpu.config.as_trained import changed
 from qlora_wgpu.config.loading import Overrides, with_settings
 from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES, is_inline_template
-from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.errors import ConfigError, brief
 
 AnyConfig = Config | str | PathLike[str] | Mapping[str, Any]
 
@@ -34,6 +34,11 @@ def as_config(config: AnyConfig, overrides: Overrides = ()) -> Config:
         if (folder / "config.yaml").is_file():
             return _of_run(folder, overrides)
         return load_config(config, overrides)
+    if not isinstance(config, Config | Mapping):
+        raise ConfigError(
+            "a configuration is a Config, the path of a YAML file or a mapping with its sections, "
+            f"got {brief(config)}"
+        )
     if isinstance(overrides, Mapping) or not overrides:
         return with_settings(config, overrides if isinstance(overrides, Mapping) else {})
     raise ConfigError(

@@ -69,6 +69,7 @@ def train(
     """
     settings = as_config(config, overrides)
     observer = observer or Observer()
+    observer.forget_stop()
     reporter = Reporter(settings, observer)
     everyone = ObserverList([observer, reporter])
     try:
@@ -103,7 +104,7 @@ def _train(
     everyone = ObserverList([observer, *guarded])
     trainer = Trainer(model, settings, everyone, overwrite=overwrite, resume=resume)
     try:
-        result = trainer.train(data.train, data.held_out)
+        result = trainer.train_within(data.train, data.held_out)
     finally:
         for each in guarded:
             each.close()

@@ -68,3 +68,16 @@ class TrainResult:
     sample: Sample | None = None
     samples: tuple[Sample, ...] = ()
     reports: tuple[Path, ...] = ()
+
+    def __repr__(self) -> str:
+        """Steps, losses and folder in a line; the attributes have the rest."""
+        parts = [f"{self.steps:,} steps", f"{self.num_tokens:,} tokens in {self.seconds:,.0f} s"]
+        if self.eval_loss is not None:
+            before = self.eval_loss_before
+            start = "" if before is None else f"{before:.4f} before, "
+            parts.append(f"held-out loss {start}{self.eval_loss:.4f} after")
+        elif self.train_loss is not None:
+            parts.append(f"loss {self.train_loss:.4f}")
+        if self.interrupted:
+            parts.append(f"stopped: {self.stop_reason or 'interrupted'}")
+        return f"{type(self).__name__}({', '.join(parts)}; {self.run_dir})"

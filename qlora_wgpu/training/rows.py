@@ -36,6 +36,8 @@ def encoded(dataset: Rows, name: str, model: QLoRAModel, settings: DataConfig) -
     if isinstance(dataset, str | PathLike):
         tokenizer = Tokenizer.from_folder(model.folder.path)
         return load_dataset(dataset, tokenizer, how.max_seq_length, how=how)
+    if isinstance(dataset, Mapping) or not _is_listed(dataset):
+        raise DataError(f"{name} must be a path or a list of rows, got {type(dataset).__name__}")
     if not _is_text(dataset):
         return dataset
     return encode_rows(dataset, Tokenizer.from_folder(model.folder.path), how, name)
@@ -51,6 +53,11 @@ def preparation(settings: DataConfig) -> Preparation:
         train_on=settings.train_on,
         truncation=settings.truncation,
     )
+
+
+def _is_listed(dataset: Any) -> bool:
+    """Whether it can be gone through, as a list or by number."""
+    return hasattr(dataset, "__iter__") or hasattr(dataset, "__getitem__")
 
 
 def _is_text(dataset: Sequence[Any]) -> TypeGuard[Sequence[Mapping[str, Any]]]:
@@ -98,7 +105,10 @@ def _as_example(item: Any, where: str) -> Example:
     if isinstance(item, Example):
         return item
     if not isinstance(item, Mapping) or "input_ids" not in item:
-        raise DataError(f"{where} must have input_ids and labels, got {type(item).__name__}")
+        raise DataError(
+            f"{where} must have input_ids and labels, or be a row as files have it, such as "
+            f'{{"text": "..."}}, got {type(item).__name__}'
+        )
     ids = _integers(item["input_ids"], f"{where}.input_ids")
     labels = _integers(item.get("labels", ids), f"{where}.labels")
     if labels.shape != ids.shape:

@@ -91,6 +91,11 @@ class Trainer:
                 before it are kept.
             OutOfMemoryError: If the device has no room.
         """
+        self._observer.forget_stop()
+        return self.train_within(train_dataset, eval_dataset)
+
+    def train_within(self, train_dataset: Rows, eval_dataset: Rows | None = None) -> TrainResult:
+        """``train``, within a run that has begun: what its observer has asked for since, stands."""
         rows = self._learnable(train_dataset, "train_dataset", "nothing would be learnt")
         held_out = None
         if eval_dataset:
@@ -120,7 +125,6 @@ class Trainer:
         optimizer: Optimizer,
     ) -> TrainResult:  # fmt: skip
         """Does what is left of a run."""
-        self._observer.forget_stop()
         evaluator = Evaluator(run, held_out, plan.total_steps)
         _refuse_fewer_steps(run, plan.total_steps)
         is_over = run.state.step >= plan.total_steps or evaluator.has_stalled

@@ -39,6 +39,11 @@ def test_names_of_sections_that_are_keys_as_well(path):
     assert load_config(path, {"train": {"max_steps": 3}}).train.max_steps == 3
 
 
+@pytest.mark.parametrize("gpu", [0, "0", "llvmpipe"])
+def test_a_device_is_named_as_a_model_takes_it(path, gpu):
+    assert load_config(path, {"device": gpu}).device.gpu == str(gpu)
+
+
 def test_paths_of_python(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("here").mkdir()

@@ -1,6 +1,9 @@
 """Text by a cache of keys and values is the text that the whole context gives."""
 
 import json
+import multiprocessing
+import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +13,21 @@ from safetensors.numpy import save_file
 
 from e2e.test_family_references import FORWARDS, lora
 from qlora_wgpu import QLoRAModel, QuantConfig
-from qlora_wgpu.errors import CheckpointError, ConfigError, DataError, ShapeError
+from qlora_wgpu.errors import CheckpointError, ConfigError, DataError, DeviceError, ShapeError
 from qlora_wgpu.generation import Decoder, generate
 
 FOLDER = Path(__file__).parents[1] / "references"
 # Of these the rotation depends on how long the text is: each step is read anew.
+WRONG = (
+    {"max_new_tokens": -1},
+    {"max_new_tokens": 1.5},
+    {"temperature": "hot"},
+    {"top_k": -1},
+    {"top_p": 0},
+    {"top_p": 1.5},
+    {"seed": -1},
+    {"seed": "a"},
+)
 BY_LENGTH = {"llama-dynamic", "phi3-longrope", "phi3-shortrope"}
 
 
@@ -86,6 +99,8 @@ def test_what_cannot_be_generated(device, tmp_path):
         ({"prompt_ids": [1], "temperature": float("nan")}, ConfigError),
         ({"prompt_ids": [1, 2], "max_length": 2}, DataError),
         ({"prompt_ids": [VOCAB]}, ShapeError),
+        ({"prompt_ids": "text"}, ConfigError),
+        *(({"prompt_ids": [1], **setting}, ConfigError) for setting in WRONG),
     ):
         with pytest.raises(error):
             list(generate(model, **arguments))
@@ -98,3 +113,41 @@ def test_what_cannot_be_generated(device, tmp_path):
     model.write_parameters(np.full_like(flat, np.nan))
     with pytest.raises(CheckpointError, match="not finite"):
         list(generate(model, [1]))
+
+
+def test_threads_take_turns(device, tmp_path):
+    model = opened("llama", tmp_path, device)
+
+    def text(first):
+        return list(generate(model, [first, 5, 6], max_new_tokens=24))
+
+    alone = [text(first) for first in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(text, range(4))) == alone
+
+
+def test_a_forked_process_is_told_to_open_its_own(device, tmp_path):
+    model = opened("llama", tmp_path, device)
+    fork = multiprocessing.get_context("fork")
+    answer, question = fork.Pipe(duplex=False)
+    child = fork.Process(target=_say_what_fails, args=(model, question), daemon=True)
+    child.start()
+    assert answer.poll(20) and "before this process was forked" in answer.recv()
+    child.join(20)
+
+
+def _say_what_fails(model, question):
+    try:
+        model.logits([[1, 2]])
+    except DeviceError as err:
+        question.send(str(err))
+
+
+def test_a_model_is_not_pickled(device, tmp_path):
+    with pytest.raises(TypeError, match="open it there with open_adapter"):
+        pickle.dumps(opened("llama", tmp_path, device))
+
+
+def test_rows_of_several_lengths_are_told(device, tmp_path):
+    with pytest.raises(ShapeError, match="rows of one length"):
+        opened("llama", tmp_path, device).logits([[1, 2], [3]])

@@ -213,3 +213,57 @@ def test_a_lost_device_leaves_the_last_checkpoint(place, tmp_path, monkeypatch):
     monkeypatch.setattr(Device, "submit", submit)
     result = qlora_wgpu.train(place / "run.yaml", resume=True, **settings)
     assert result.steps == 5 and adapter(result.adapter_dir) == adapter(whole.adapter_dir)
+
+
+class StopsAt(Observer):
+    """Stops in an event."""
+
+    def __init__(self, event):
+        setattr(self, event, lambda *details: self.stop_run(event))
+
+
+@pytest.mark.parametrize("event", ["planned", "setup", "started"])
+def test_a_stop_before_the_first_step_counts(place, tmp_path, event):
+    watch = StopsAt(event)
+    settings = {"dir": tmp_path / "run", "eval": None, "quiet": True}
+    stopped = qlora_wgpu.train(place / "run.yaml", watch, **settings)
+    assert stopped.steps == 0 and stopped.interrupted and stopped.stop_reason == event
+    assert qlora_wgpu.train(place / "run.yaml", resume=True, **settings).steps == 2
+
+
+@pytest.mark.parametrize(
+    ("config", "observer", "message"),
+    [
+        (None, None, "a configuration is a Config, .* got None"),
+        (3, None, "a configuration is a Config, .* got 3"),
+        ("run.yaml", Observer, "observer must be an instance of Observer"),
+    ],
+)
+def test_arguments_of_another_kind_are_one_sentence(config, observer, message):
+    with pytest.raises(ConfigError, match=message):
+        qlora_wgpu.train(config, observer)
+
+
+def test_settings_of_another_library_are_refused(place):
+    with pytest.raises(ConfigError, match=r"lora must be a qlora_wgpu.LoraConfig, got dict"):
+        QLoRAModel.from_pretrained(place / "model", lora={"r": 4})
+
+
+@pytest.mark.parametrize("prompt", [None, 5, b"text", {"role": "user", "content": "hi"}])
+def test_a_prompt_of_another_kind_is_one_sentence(model, prompt):
+    with pytest.raises(ConfigError, match="a prompt is a text, token ids, or messages such as"):
+        model.generate(prompt)
+
+
+def test_what_a_notebook_shows_is_a_line(place, tmp_path):
+    result = qlora_wgpu.train(place / "run.yaml", dir=tmp_path / "run", max_steps=1, quiet=True)
+    assert repr(result).startswith("TrainResult(1 steps, ") and str(result.run_dir) in repr(result)
+    shown = repr(qlora_wgpu.estimate(place / "run.yaml", seq=32))
+    assert shown.startswith("Estimate(") and "2 x 32 tokens" in shown
+    assert len(repr(result)) < 300 and len(shown) < 200
+
+
+@pytest.mark.parametrize("size", [{"seq": 0}, {"batch": -1}, {"rank": 1.5}, {"budget": "8GiB"}])
+def test_sizes_of_an_estimate_are_checked(place, size):
+    with pytest.raises(ConfigError, match=r"must be a .* above zero"):
+        qlora_wgpu.estimate(place / "run.yaml", **size)
