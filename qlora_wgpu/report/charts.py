@@ -7,6 +7,7 @@ several, of which the one under the pointer shows its values.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -83,7 +84,7 @@ def _labels(across: Axis, up: Axis, show: _Show) -> str:
         f'<i class="y" style="bottom:{100 * up.share(y):.2f}%">{escape(show(y))}</i>'
         for y in up.ticks()
     )
-    marks = across.ticks()
+    marks = [x for x in across.ticks() if math.isclose(x, round(x))]  # steps are whole
     return values + "".join(
         f'<i class="x{" odd" if index % 2 else ""}" style="left:{100 * across.share(x):.2f}%">'
         f"{x:g}</i>"

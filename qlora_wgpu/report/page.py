@@ -32,6 +32,7 @@ _TEMPLATES = Environment(
 
 
 _REFRESHED = 10  # seconds, while a run goes on
+_SHOWN = 2**20 / 20  # bytes of a kind that are more than 0.0 MiB
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def page(facts: Facts, rows: Sequence[Mapping[str, Any]]) -> str:
     memory = [
         (kind, f"{nbytes / 2**20:,.1f}")
         for kind, nbytes in sorted(facts.memory.items(), key=lambda item: -item[1])
-        if nbytes
+        if nbytes >= _SHOWN
     ]
     template = _TEMPLATES.get_template("page.html.jinja")
     drawn = [Markup(svg) for svg in _charts(rows) if svg]  # escaped where it was drawn

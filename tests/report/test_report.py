@@ -40,14 +40,14 @@ def test_a_page(tmp_path):
     facts = Facts(
         title="<model> & data", subtitle="a device", figures={"loss": "2.0"},
         samples=[TextSample("p", "e", "b", "<script>alert(1)</script>")],
-        memory={"base": 3 << 20, "none": 0}, config="model: {path: <x>}",
+        memory={"base": 3 << 20, "tables": 100, "none": 0}, config="model: {path: <x>}",
         command="qlora-wgpu train 'a b.yaml'", began="2026-01-02", warnings=["mind <this>"],
     )  # fmt: skip
     write_report(tmp_path / "r.html", facts, ROWS)
     text = (tmp_path / "r.html").read_text()
     assert "<script>" not in text and "&lt;script&gt;" in text and "&lt;model&gt; &amp;" in text
     assert not re.search(r"(src|href)=|https?://", text)  # nothing is fetched
-    assert text.count("<svg") == 4 and "3.0 MiB" in text
+    assert text.count("<svg") == 4 and "3.0 MiB" in text and "0.0 MiB" not in text
     assert "step 10 \u00b7 as logged 2 \u00b7 held-out 2.1" in text  # what a pointer shows
     for part in ("2026-01-02", "qlora-wgpu train &#39;a b.yaml&#39;", "mind &lt;this&gt;"):
         assert part in text
@@ -122,6 +122,20 @@ def test_axes():
     assert ticks(0, 10) == [0, 2, 4, 6, 8, 10]
     assert ticks(2.9, 3.1) == pytest.approx([2.9, 2.95, 3.0, 3.05, 3.1])
     assert len(ticks(0, 60)) <= 7 and len(ticks(1e-9, 3e-9)) >= 2
+
+
+@pytest.mark.parametrize("last", [1, 2, 3, 30])
+def test_steps_are_whole_numbers(last):
+    drawn = chart("x", [Line("", "main", [(1, 2.0), (last, 2.0)])])
+    marks = re.findall(r'<i class="x[^>]*>([^<]*)</i>', drawn)
+    assert marks and all(mark.isdigit() for mark in marks)
+
+
+def test_texts_stand_without_the_blanks_around_them():
+    facts = Facts("t", "s", {}, samples=[TextSample(" p", " e\n", "", " a")])
+    text = page(facts, ROWS)
+    for part in ("<dd>p</dd>", "<dd>e</dd>", "<dd>(nothing)</dd>", "<dd>a</dd>"):
+        assert part in text
 
 
 def test_a_logarithmic_axis_where_values_span_several_sizes():
