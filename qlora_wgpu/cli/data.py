@@ -16,6 +16,7 @@ from qlora_wgpu.cli._settings import read_settings
 from qlora_wgpu.cli._terminal import Terminal, write_json
 from qlora_wgpu.config import Config
 from qlora_wgpu.data import Example, Tokenizer, content_digest, encoded_examples
+from qlora_wgpu.data.held_out import DatasetPart
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.runs.data import data_path, preparation, read_data
 from qlora_wgpu.training import Observer
@@ -61,11 +62,11 @@ def data(
     for number in range(min(samples, len(dataset))):
         title = f"{number + 1} of {len(dataset):,}: {len(dataset[number])} tokens"
         text = colored(dataset[number], prepared.tokenizer)
-        console.print(Panel(text, title=title, title_align="left"))
+        console.print(Panel(text, title=title, title_align="left", expand=console.is_terminal))
     if samples:
         console.print("learnt tokens are green", style="dim")
     console.print(_histogram(dataset.lengths, settings.data.max_seq_length))
-    console.print(_figures(settings, prepared), highlight=False)
+    console.print(_figures(settings, prepared, held_out=held_out), highlight=False)
 
 
 def _write_json(settings: Config, *, held_out: bool) -> None:
@@ -117,12 +118,14 @@ def _histogram(lengths: npt.NDArray[np.int64], limit: int) -> Table:
     return table
 
 
-def _figures(settings: Config, prepared: runs.PreparedData) -> Table:
+def _figures(settings: Config, prepared: runs.PreparedData, *, held_out: bool) -> Table:
     dataset, plan = prepared.dataset, prepared.plan
     counts = dataset.counts
     total, learnt = dataset.num_tokens, dataset.num_label_tokens
     table = Table(show_header=False, box=None)
-    table.add_row("rows", f"{counts.rows:,} read, {len(dataset):,} used")
+    split = dataset.num_others if isinstance(dataset, DatasetPart) and not held_out else 0
+    apart = f", {split:,} held out" if split else ""
+    table.add_row("rows", f"{counts.rows:,} read, {len(dataset):,} used{apart}")
     table.add_row(
         "cut",
         f"{counts.truncated:,} truncated, {counts.dropped:,} too long, "
