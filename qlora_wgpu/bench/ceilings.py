@@ -49,13 +49,11 @@ def measure_ceilings(device: Device) -> Ceilings:
     Raises:
         OutOfMemoryError: If the device has no room for the copy's buffers.
     """
-    try:
+    with device.memory.uncounted():
         copies = [_copy_rate(device, texture=False)]
         if device.profile.textures:
             copies.append(_copy_rate(device, texture=True))
         return Ceilings(_fma_rate(device), max(copies))
-    finally:
-        device.memory.forget(_KIND)
 
 
 def _fma_rate(device: Device) -> float:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.config.dialects.conversion import convert_file
+from qlora_wgpu.config.dialects.draft import Taken
+from qlora_wgpu.data import Tokenizer, chosen_template
 from qlora_wgpu.errors import QLoRAError
 from qlora_wgpu.families.family import find_family
 
@@ -40,7 +44,22 @@ def converted(
     )
     for note in conversion.notes:
         console.print(f"note: {note}", style="yellow", highlight=False, markup=False)
-    return conversion.text()
+    template = _template(conversion.taken)
+    return replace(conversion, taken={**conversion.taken, **template}).text()
+
+
+def _template(taken: Mapping[str, Taken]) -> dict[str, Taken]:
+    """The chat template that the run lacks: none where their file names one, or none is needed."""
+    if "data.chat_template" in taken:
+        return {}
+    try:
+        folder = ModelFolder.without_weights(str(taken["model.path"].value))
+        tokenizer = Tokenizer.from_folder(folder.path)
+        name = chosen_template(str(taken["data.train"].value), tokenizer)
+    except QLoRAError:  # told where the run is begun
+        return {}
+    origin = "what fits the tokenizer, which has none"
+    return {} if name is None else {"data.chat_template": Taken(name, origin)}
 
 
 def _num_layers(model: str) -> int | None:

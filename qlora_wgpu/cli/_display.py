@@ -59,9 +59,9 @@ class Display(Observer):
     def stop(self) -> None:
         """Takes away what moves."""
         self.activity("")
-        if self._loading is not None:
+        if self._loading is not None and self._loading.live.is_started:
             self._loading.stop()
-            self._loading = None
+        self._loading = None
 
     def note(self, text: str) -> None:
         """Prints a line."""

@@ -16,6 +16,7 @@ from qlora_wgpu.cli._settings import read_settings
 from qlora_wgpu.cli._terminal import Terminal, write_json
 from qlora_wgpu.config import Config
 from qlora_wgpu.data import Example, Tokenizer, content_digest, encoded_examples
+from qlora_wgpu.data.held_out import DatasetPart
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.runs.data import data_path, preparation, read_data
 from qlora_wgpu.training import Observer
@@ -66,7 +67,7 @@ def data(
         how = "stand in {+ +}" if _is_colorless(console) else "are green"
         console.print(f"learnt tokens {how}", style="dim")
     console.print(_histogram(dataset.lengths, settings.data.max_seq_length))
-    console.print(_figures(settings, prepared), highlight=False)
+    console.print(_figures(settings, prepared, held_out=held_out), highlight=False)
 
 
 def _show_sample(console: Terminal, text: Text, title: str) -> None:
@@ -141,12 +142,14 @@ def _histogram(lengths: npt.NDArray[np.int64], limit: int) -> Table:
     return table
 
 
-def _figures(settings: Config, prepared: runs.PreparedData) -> Table:
+def _figures(settings: Config, prepared: runs.PreparedData, *, held_out: bool) -> Table:
     dataset, plan = prepared.dataset, prepared.plan
     counts = dataset.counts
     total, learnt = dataset.num_tokens, dataset.num_label_tokens
     table = Table(show_header=False, box=None)
-    table.add_row("rows", f"{counts.rows:,} read, {len(dataset):,} used")
+    split = dataset.num_others if isinstance(dataset, DatasetPart) and not held_out else 0
+    apart = f", {split:,} held out" if split else ""
+    table.add_row("rows", f"{counts.rows:,} read, {len(dataset):,} used{apart}")
     table.add_row(
         "cut",
         f"{counts.truncated:,} truncated, {counts.dropped:,} too long, "

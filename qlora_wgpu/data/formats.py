@@ -15,6 +15,7 @@ from qlora_wgpu.data.masking import Span, assistant_spans, last_turn_spans, toke
 from qlora_wgpu.data.messages import (
     USUAL_ROLES,
     checked_messages,
+    first_holds,
     from_json,
     from_sharegpt,
     kind_of,
@@ -106,11 +107,14 @@ class RowEncoder:
         return self._encoders[row_format](row)
 
     def _messages(self, row: Mapping[str, Any]) -> Encoded:
-        return self._chat(checked_messages(from_json(row["messages"]), "messages"), row)
+        messages = from_json(row["messages"])
+        if first_holds(messages, "from") and not first_holds(messages, "role"):
+            return self._conversations({**row, "conversations": messages})
+        return self._chat(checked_messages(messages, "messages"), row)
 
     def _conversations(self, row: Mapping[str, Any]) -> Encoded:
         turns = from_json(row["conversations"])
-        if isinstance(turns, list) and turns and isinstance(turns[0], dict) and "role" in turns[0]:
+        if first_holds(turns, "role"):
             return self._chat(checked_messages(turns, "conversations"), row)
         messages = from_sharegpt(turns)
         system = row.get("system")

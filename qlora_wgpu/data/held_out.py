@@ -33,6 +33,11 @@ class DatasetPart(Dataset):
     def __len__(self) -> int:
         return len(self._numbers)
 
+    @property
+    def num_others(self) -> int:
+        """Number of the whole's examples that are in the other part."""
+        return len(self._whole) - len(self)
+
     def _at(self, number: int) -> Example:
         return self._whole[int(self._numbers[number])]
 

@@ -13,6 +13,7 @@ from qlora_wgpu.errors import DataError
 from qlora_wgpu.files import open_file
 from qlora_wgpu.limits import MAX_LINE
 
+_LIST = "a row must be a JSON object, not a list: a file that is one list must end in .json"
 _NEAR_THE_END = 16  # characters: what is cut off within a number, an escape or a word
 _FIRST_TRY = 1 << 16  # characters that a row is first looked for in
 
@@ -31,7 +32,10 @@ def json_lines(path: Path) -> Rows:
                 where = f"{path.name} line {number}"
                 text = _decoded(raw, where, first=number == 1)
                 if text.strip():
-                    yield where, _row(_parsed(text, where), where)
+                    value = _parsed(text, where)
+                    if number == 1 and isinstance(value, list):
+                        raise DataError(f"{where}: {_LIST}")
+                    yield where, _row(value, where)
     except OSError as err:
         raise DataError(f"the data file {path} cannot be read: {err.strerror or err}") from err
 

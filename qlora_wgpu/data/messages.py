@@ -30,6 +30,7 @@ _SHAREGPT_ROLES = {
     "function": "tool",
     "observation": "tool",
 }
+_CALL = "function_call"  # of the assistant, whose value is JSON
 
 
 def checked_messages(value: Any, key: str) -> list[dict[str, Any]]:
@@ -76,6 +77,13 @@ def _check_content(message: Mapping[str, Any], number: int) -> None:
     raise DataError(f"message {number} needs 'content' as text, got {kind_of(content)}")
 
 
+def first_holds(turns: Any, key: str) -> bool:
+    """Whether the first of some turns has a key, which tells their form."""
+    return (
+        isinstance(turns, list) and bool(turns) and isinstance(turns[0], dict) and key in turns[0]
+    )
+
+
 def from_sharegpt(turns: Any) -> list[dict[str, Any]]:
     """Turns in ShareGPT's form as messages.
 
@@ -88,16 +96,35 @@ def from_sharegpt(turns: Any) -> list[dict[str, Any]]:
     for number, turn in enumerate(_list_of(turns, requirement), start=1):
         if not isinstance(turn, dict) or "from" not in turn or "value" not in turn:
             raise DataError(f"turn {number} needs 'from' and 'value'")
-        role = _SHAREGPT_ROLES.get(str(turn["from"]).lower())
-        if role is None:
-            raise DataError(
-                f"turn {number} is from {quoted(turn['from'])}, which is none of "
-                f"{', '.join(sorted(_SHAREGPT_ROLES))}"
-            )
-        if not isinstance(turn["value"], str):
-            raise DataError(f"turn {number} needs 'value' as text, got {kind_of(turn['value'])}")
-        messages.append({"role": role, "content": turn["value"]})
+        messages.append(_message_of(turn["from"], turn["value"], number))
     return messages
+
+
+def _message_of(name: Any, value: Any, number: int) -> dict[str, Any]:
+    """A turn of ShareGPT's form as a message."""
+    role = _SHAREGPT_ROLES.get(str(name).lower())
+    if role is None and name != _CALL:
+        names = ", ".join(sorted({*_SHAREGPT_ROLES, _CALL}))
+        raise DataError(f"turn {number} is from {quoted(name)}, which is none of {names}")
+    if not isinstance(value, str):
+        raise DataError(f"turn {number} needs 'value' as text, got {kind_of(value)}")
+    if role is not None:
+        return {"role": role, "content": value}
+    return {"role": "assistant", "content": "", "tool_calls": _tool_calls(value, number)}
+
+
+def _tool_calls(text: str, number: int) -> list[dict[str, Any]]:
+    """The calls that a turn writes as JSON: one, or a list of them."""
+    try:
+        value = parse_json(text)
+    except DataError as err:
+        raise DataError(f"turn {number} is from '{_CALL}', and its value is {err}") from err
+    calls = value if isinstance(value, list) else [value]
+    if not calls or not all(isinstance(call, dict) and "name" in call for call in calls):
+        raise DataError(
+            f"turn {number} is from '{_CALL}': its value must be JSON with 'name' and 'arguments'"
+        )
+    return [{"type": "function", "function": {"arguments": {}, **call}} for call in calls]
 
 
 def from_json(value: Any) -> Any:

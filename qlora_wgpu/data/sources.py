@@ -16,6 +16,7 @@ from qlora_wgpu.errors import DataError
 from qlora_wgpu.limits import MAX_ENTRIES
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt")
+_PACKED = (".gz", ".zst", ".xz", ".bz2", ".zip")
 ABOUT = ("dataset_infos.json", "dataset_info.json", "state.json")  # of a data set, no rows of it
 KINDS = "a .jsonl, .json, .csv, .parquet or .txt file"
 
@@ -38,6 +39,8 @@ def check_file(path: Path) -> str:
     except (OSError, ValueError) as err:
         raise DataError(f"the data file {str(path)[:200]!r} cannot be read: {err}") from err
     suffix = path.suffix.lower()
+    if suffix in _PACKED:
+        raise DataError(f"the data file {path} is compressed: unpack it first")
     if suffix not in SUFFIXES:
         raise DataError(f"the data file {path} must end in {', '.join(SUFFIXES[:-1])} or .txt")
     if not stat.S_ISREG(status.st_mode):

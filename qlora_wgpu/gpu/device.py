@@ -6,8 +6,8 @@ import math
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,22 +36,27 @@ class MemoryCounter:
 
     by_kind: Counter[str] = field(default_factory=Counter)
     peak: int = 0
+    _counts: bool = True
 
     def add(self, kind: str, nbytes: int, holder: Any) -> None:
         """Counts ``nbytes`` more of a kind, for as long as ``holder`` lives."""
+        if not self._counts:
+            return
         self.by_kind[kind] += nbytes
         self.peak = max(self.peak, self.total)
         weakref.finalize(holder, self._freed, kind, nbytes).atexit = False
 
     def _freed(self, kind: str, nbytes: int) -> None:
-        if kind in self.by_kind:  # else it has been forgotten
-            self.by_kind[kind] -= nbytes
+        self.by_kind[kind] -= nbytes
 
-    def forget(self, kind: str) -> None:
-        """Takes back what was counted of a kind that was there for a moment only."""
-        passing = self.by_kind.pop(kind, 0)
-        if self.peak == self.total + passing:
-            self.peak -= passing
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """What is made within is there for a moment only, and counts nowhere."""
+        before, self._counts = self._counts, False
+        try:
+            yield
+        finally:
+            self._counts = before
 
     @property
     def total(self) -> int:
@@ -109,7 +114,8 @@ class Device:
         weakref.finalize(self, self.backend.let_go, self.raw).atexit = False
         self.memory = MemoryCounter()
         self._pipelines: dict[str, Any] = {}
-        self.profile = self._choose_profile()
+        with self.memory.uncounted():
+            self.profile = self._choose_profile()
 
     def driver_call(self, what: str) -> AbstractContextManager[None]:
         """What every call into the driver is made in that may wait for it or fail.

@@ -211,7 +211,8 @@ def test_folders_that_are_no_models(folder: Path) -> None:
     assert "holds a PEFT adapter, not a model" in refused(folder)
 
 
-def test_paths_that_are_no_folders(folder: Path) -> None:
+def test_paths_that_are_no_folders(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
     assert "is a file: give the folder" in refused(folder / "config.json")
     for text in ("", "nothing", "./nothing/there", "/no/such/folder", "a/b/c", "nothing/", "../x"):
         assert "there is no model folder" in refused(text)

@@ -334,3 +334,98 @@ def test_hints_in_python():
 def test_no_hint_names_the_opposite():
     hint = suggest_key(("train", "per_device_eval_batchsize"))
     assert hint.startswith(": the keys of 'train' are")
+
+
+def reasons_of(conversion):
+    return {left.key: left.reason for left in conversion.left_out}
+
+
+def test_modules_that_trl_and_axolotl_do_not_name_are_pefts(place):
+    for name in ("trl.yaml", "axolotl.yml"):
+        changes = {"lora_target_modules": None, "lora_target_linear": None}
+        config = converted(place, name, changes)[0]
+        assert config.lora.target_modules == ["q_proj", "v_proj"]
+
+
+def test_trl_quantizes_scales_only_where_it_is_asked_to(place):
+    assert not converted(place, "trl.yaml")[0].quant.double_quant
+    assert converted(place, "trl.yaml", {"use_bnb_nested_quant": True})[0].quant.double_quant
+
+
+def test_held_out_data_of_older_trl(place):
+    changes = {"eval_strategy": "LEAVE OUT", "evaluation_strategy": "steps"}
+    config, _ = converted(place, "trl.yaml", changes)
+    assert config.data.eval == str(place / "chats:test")
+
+
+def test_one_file_has_no_test_split(place):
+    (place / "rows.jsonl").touch()
+    config, conversion = converted(place, "trl.yaml", {"dataset_name": "rows.jsonl"})
+    assert config.data.eval is None
+    assert "data.eval_split" in reasons_of(conversion)["eval_strategy: steps"]
+
+
+def test_a_template_in_trls_file_is_taken(place):
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert converted(place, "trl.yaml", {"chat_template": template})[0].data.chat_template == (
+        template
+    )
+
+
+@pytest.mark.parametrize("name", ["trl.yaml", "llama_factory.yaml"])
+def test_steps_that_are_shares_of_a_run_are_left_out(place, name):
+    changes = {"logging_steps": 0.1, "save_steps": 0.5}
+    reasons = reasons_of(converted(place, name, changes)[1])
+    assert all("whole number" in reasons[key] for key in ("logging_steps: 0.1", "save_steps: 0.5"))
+
+
+def test_further_files_of_axolotls_data_are_named(place):
+    entry = {"path": "json", "data_files": ["a.json", "b.json"]}
+    assert "data_files: b.json" in reasons_of(
+        converted(place, "axolotl.yml", {"datasets": [entry]})[1]
+    )
+
+
+@pytest.mark.parametrize(
+    ("tags", "is_told"),
+    [
+        ({"role_tag": "role", "content_tag": "content", "user_tag": "user"}, False),
+        ({"user_tag": "human", "assistant_tag": "gpt"}, False),
+        ({}, False),
+        ({"role_tag": "speaker", "content_tag": "said"}, True),
+        ({"user_tag": "U", "assistant_tag": "B"}, True),
+    ],
+)
+def test_tags_of_llama_factory_that_rows_may_not_have(place, tags, is_told):
+    path = place / "data" / "dataset_info.json"
+    entry = {"file_name": "chats.json", "formatting": "sharegpt", "tags": tags}
+    path.write_text(json.dumps({"chats": entry}))
+    conversion = converted(place, "llama_factory.yaml", {"dataset": "chats"})[1]
+    assert any(key.startswith("tags: ") for key in reasons_of(conversion)) == is_told
+
+
+def test_mlx_lm_counts_its_schedule_in_updates(place):
+    schedule = {"name": "cosine_decay", "warmup": 100, "arguments": [1e-5, 1000]}
+    changes = {"grad_accumulation_steps": 4, "lr_schedule": schedule}
+    config, conversion = converted(place, "mlx_lm.yaml", changes)
+    assert (config.train.max_steps, config.optim.warmup_steps) == (250, 100)
+    assert any("falls to zero" in note for note in conversion.notes)  # there after 1000 updates
+
+
+def test_slices_of_one_split_do_not_measure_what_is_learnt(place):
+    hub = {"path": "o/n", "train_split": "train[:90%]", "valid_split": "train[-10%:]"}
+    config, conversion = converted(place, "mlx_lm.yaml", {"hf_dataset": hub})
+    assert (config.data.train, config.data.eval) == ("o/n", None)
+    assert "valid_split: train[-10%:]" in reasons_of(conversion)
+
+
+@pytest.mark.parametrize(("given", "count"), [({}, 1), ({"model.path": "m"}, 0)])
+def test_a_model_in_mlxs_form_is_told_where_no_other_is_given(place, given, count):
+    changes = {"model": "mlx-community/some-4bit"}
+    notes = converted(place, "mlx_lm.yaml", changes, given)[1].notes
+    assert sum("in MLX's form" in note for note in notes) == count
+
+
+def test_placeholders_are_told(place):
+    notes = converted(place, "axolotl.yml", {"output_dir": "${OUT}/qwen"})[1].notes
+    assert "${OUT} in output.dir is not filled in: write the value out" in notes

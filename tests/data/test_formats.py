@@ -7,6 +7,7 @@ from support.tiny_tokenizer import learnt, tiny_tokenizer
 
 from qlora_wgpu.data import ChatTemplate, RowEncoder, alpaca_prompt
 from qlora_wgpu.data.formats import FORMATS, detect_format
+from qlora_wgpu.data.messages import from_sharegpt
 from qlora_wgpu.errors import DataError
 
 TEMPLATE = (
@@ -56,6 +57,27 @@ def test_sharegpt(names) -> None:
     ]
     assert encode({"conversations": turns}) == (RENDERED, "A<|im_end|>B<|im_end|>")
     assert encode({"conversations": turns[1:], "system": "S"})[0] == RENDERED
+
+
+CALL = '{"name": "add", "arguments": {"x": 1}}'
+
+
+@pytest.mark.parametrize("value", [CALL, f"[{CALL}]"])
+def test_function_calls_of_sharegpt_are_the_assistants(value) -> None:
+    messages = from_sharegpt([{"from": "function_call", "value": value}])
+    call = {"type": "function", "function": {"name": "add", "arguments": {"x": 1}}}
+    assert messages == [{"role": "assistant", "content": "", "tool_calls": [call]}]
+
+
+@pytest.mark.parametrize("value", ["add(1)", "[]", "{}", "3"])
+def test_function_calls_of_sharegpt_must_be_json(value) -> None:
+    with pytest.raises(DataError, match="turn 1 is from 'function_call'"):
+        from_sharegpt([{"from": "function_call", "value": value}])
+
+
+def test_messages_may_hold_sharegpts_turns() -> None:
+    turns = [{"from": m["role"], "value": m["content"]} for m in MESSAGES]
+    assert encode({"messages": turns}) == (RENDERED, "A<|im_end|>B<|im_end|>")
 
 
 def test_conversations_may_hold_messages() -> None:

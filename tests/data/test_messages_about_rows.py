@@ -121,3 +121,17 @@ def test_a_history_of_another_form(tmp_path, history):
     row = {"instruction": "c", "output": "d", "history": history}
     with pytest.raises(DataError, match="'history' must"):
         load(tmp_path, [row])
+
+
+def test_a_list_where_a_row_should_be(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('[{"text": "a"}]')
+    with pytest.raises(DataError, match=r"line 1: .* not a list: .* end in \.json"):
+        load_dataset(path, tiny_tokenizer(), 256, how=CHATML)
+
+
+def test_compressed_files(tmp_path):
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(b"x")
+    with pytest.raises(DataError, match="is compressed: unpack it first"):
+        load_dataset(path, tiny_tokenizer(), 256, how=CHATML)

@@ -1,12 +1,11 @@
 """``qlora-wgpu estimate`` from the outside."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
+from support.commands import run_here
 
+from e2e.test_cli import run as run_command
 from e2e.tiny import CONFIG, write_model
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.config import OptimConfig
@@ -18,10 +17,10 @@ NO_DRIVER = {"VK_DRIVER_FILES": "/nonexistent", "VK_ICD_FILENAMES": "/nonexisten
 
 
 def run(*args, cwd, env=None):
-    return subprocess.run(
-        [sys.executable, "-m", "qlora_wgpu", "estimate", *map(str, args)],
-        cwd=cwd, env={**os.environ, **(env or {})}, capture_output=True, text=True,
-    )  # fmt: skip
+    """A process of its own only where its environment asks for one."""
+    if env is None:
+        return run_here("estimate", *args, cwd=cwd)
+    return run_command("estimate", *args, cwd=cwd, env=env)
 
 
 @pytest.fixture(scope="module")

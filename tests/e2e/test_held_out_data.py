@@ -1,12 +1,14 @@
 """Held-out data of a run: splits of a folder, rows that are split off, and what is told of them."""
 
 import json
+from copy import deepcopy
 
 import pytest
+from click.testing import CliRunner
 
 import qlora_wgpu
 from e2e.tiny import write_chats, write_model
-from qlora_wgpu import load_config, runs
+from qlora_wgpu import cli, load_config, runs
 from qlora_wgpu.data import rows_in_both
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.runs.data import read_run_data
@@ -113,3 +115,16 @@ def test_rows_beyond_the_model_are_told(place):
 def test_no_held_out_data_names_both_ways(place):
     with pytest.raises(ConfigError, match=r"data\.eval is not set: .* data\.eval_split"):
         prepared(place, held_out=True)
+
+
+def test_data_counts_what_it_holds_out_and_pads_no_lines_of_a_pipe(place, monkeypatch):
+    monkeypatch.chdir(place)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    shown = CliRunner().invoke(deepcopy(cli.commands), ["data", "run.yaml", "data.eval_split=0.25"])
+    assert shown.exit_code == 0, shown.output
+    assert "24 read, 18 used, 6 held out" in shown.output
+    assert max(map(len, shown.output.splitlines())) < 300
+    shown = CliRunner().invoke(
+        deepcopy(cli.commands), ["data", "run.yaml", "data.eval_split=0.25", "--eval"]
+    )
+    assert "6 read, 6 used" in shown.output and "used, " not in shown.output

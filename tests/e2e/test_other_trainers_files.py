@@ -89,3 +89,15 @@ def test_options_complete_a_file(place):
 def test_model_and_data_are_needed_without_a_file(place):
     done = init("--model", "model")
     assert done.exit_code == 2 and "--data" in done.output
+
+
+@pytest.mark.parametrize(("data", "template"), [("chats", "plain"), ("rows.jsonl", None)])
+def test_a_base_without_a_template_gets_one_for_chats(place, data, template):
+    config = place / "model" / "tokenizer_config.json"
+    kept = json.loads(config.read_text())
+    kept.pop("chat_template")
+    config.write_text(json.dumps(kept))
+    (place / "theirs.json").write_text(json.dumps({"sequence_len": 64, "micro_batch_size": 2}))
+    done = init("--from", "theirs.json", "--model", "model", "--data", data)
+    assert done.exit_code == 0, done.output
+    assert load_config("run.yaml").data.chat_template == template

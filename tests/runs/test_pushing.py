@@ -108,7 +108,10 @@ def test_what_is_sent(tmp_path, hub):
     assert head(card)["base_model"] == "owner/base" and head(card)["library_name"] == "peft"
     assert "license" not in head(card) and "# license" in card
     assert "rank 2, alpha 8" in card and "me/mine" in card
-    assert {token for _, token in hub.requests} == {f"Bearer {TOKEN}"}
+    # Some versions of the client have the card checked without saying who asks.
+    assert {token for _, token in hub.requests} <= {f"Bearer {TOKEN}", None}
+    written = [token for path, token in hub.requests if path.endswith(("/create", "/commit/main"))]
+    assert written == 2 * [f"Bearer {TOKEN}"]
 
 
 def test_a_folder_of_the_user_is_not_told(tmp_path, hub):

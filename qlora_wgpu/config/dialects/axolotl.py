@@ -7,6 +7,7 @@ from typing import Any
 
 from qlora_wgpu.config.dialects.draft import Dialect, Draft
 from qlora_wgpu.config.dialects.hugging_face import (
+    PEFT_TARGETS,
     convert_optimizer,
     convert_precision,
     convert_schedule,
@@ -50,6 +51,7 @@ _KEYS = {
     "save_total_limit": "output.save_total_limit",
 }
 _DEFAULTS = {
+    "lora.target_modules": PEFT_TARGETS,
     "data.max_seq_length": 512,
     "data.truncation": "drop",
     "train.num_train_epochs": 1.0,
@@ -112,6 +114,9 @@ def _listed(value: Any) -> list[Any]:
 def _place(draft: Draft, entry: Mapping[str, Any]) -> str:
     files, path = _listed(entry.get("data_files") or []), str(entry.get("path") or "")
     if files and (path in ("json", "csv", "parquet", "text") or not path):
+        if files[1:]:
+            draft.leave_out("data_files", ", ".join(map(str, files[1:])), "one data set is read: "
+                            "put the files of several, of one format, into a folder")  # fmt: skip
         return draft.place(str(files[0]))
     if files:
         draft.notes.append(f"data_files of {path} are not chosen: name the split or the folder")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from qlora_wgpu.files import file_text
 from qlora_wgpu.limits import YAML_BYTES
 
 DIALECTS = (axolotl.DIALECT, trl.DIALECT, llama_factory.DIALECT, mlx_lm.DIALECT)
+_PLACEHOLDER = re.compile(r"\$\{\w+[^}]*\}|\$[A-Z_]+\b")
 _WIDTH = 42  # of what stands before a comment
 
 
@@ -113,7 +115,9 @@ def _drafted(
     given: Mapping[str, str],
     num_layers: NumLayers,
 ) -> Draft:
-    draft = Draft(dict(values), path, lambda model: num_layers(given.get("model.path", model)))
+    draft = Draft(
+        dict(values), path, lambda model: num_layers(given.get("model.path", model)), given
+    )
     empty = [key for key, value in values.items() if value is None]
     try:
         dialect.convert(draft)
@@ -133,6 +137,10 @@ def _drafted(
         draft.set("model.path", draft.place(str(model.value)), model.origin)
     for ours, value in given.items():
         draft.set(ours, value, "given on the command line")
+    for ours, taken in draft.taken.items():
+        placeholder = _PLACEHOLDER.search(str(taken.value))
+        if placeholder and ours != "data.chat_template":
+            draft.notes.append(f"{placeholder[0]} in {ours} is not filled in: write the value out")
     if "data.eval" in draft.taken:
         draft.taken.pop("data.eval_split", None)
     if empty:

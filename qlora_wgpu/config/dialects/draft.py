@@ -48,6 +48,7 @@ class Draft:
         theirs: Their keys that have not been looked at yet.
         file: The file.
         num_layers: Asked for a model's layers.
+        given: Our keys that win over what the file says.
         taken: Our values by dotted keys.
         left_out: Keys that are not taken over.
         notes: Sentences about what is otherwise here.
@@ -56,6 +57,7 @@ class Draft:
     theirs: dict[str, Any]
     file: Path
     num_layers: NumLayers = lambda model: None
+    given: Mapping[str, str] = field(default_factory=dict)
     taken: dict[str, Taken] = field(default_factory=dict)
     left_out: list[LeftOut] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

@@ -34,6 +34,8 @@ DEFAULTS: dict[str, Any] = {
     "train.seed": 42,
     "output.save_steps": 500,
 }
+PEFT_TARGETS = ["q_proj", "v_proj"]
+"""What PEFT adapts where no modules are named, of nearly every family that is read here."""
 _SCHEDULES = ("constant", "linear", "cosine", "constant_with_warmup")
 _REPORTS = ("tensorboard", "wandb")
 
@@ -43,6 +45,9 @@ def convert_training(draft: Draft) -> None:
     convert_schedule(draft, "lr_scheduler_type")
     convert_precision(draft)
     convert_optimizer(draft, "optim")
+    for key in ("logging_steps", "save_steps"):
+        if isinstance(draft.theirs.get(key), float):
+            draft.drop(key, "a whole number of steps is needed")
     reports = draft.take("report_to", [])
     names = reports if isinstance(reports, list) else [reports]
     if kept := [name for name in names if name in _REPORTS]:

@@ -38,6 +38,13 @@ _DEFAULTS = {
 }
 _COLUMNS = {"instruction": "prompt", "input": "query", "output": "response", "system": "system",
             "history": "history"}  # fmt: skip
+_ROLES = {
+    "user_tag": ("human", "user"),
+    "assistant_tag": ("gpt", "assistant"),
+    "observation_tag": ("observation", "tool", "function"),
+    "function_tag": ("function_call",),
+    "system_tag": ("system",),
+}
 
 
 def _convert(draft: Draft) -> None:
@@ -114,9 +121,20 @@ def _convert_dataset(draft: Draft, name: str, folder: Path, *, documents: bool) 
             "chat template; an earlier answer in their history is not learnt"
         )
     else:
+        _leave_tags_out(draft, tags)
         row_format = "messages" if tags.get("role_tag") == "role" else "conversations"
         column = columns.get("messages", "conversations")
         set_rows(draft, row_format, {row_format: column, "system": columns.get("system")}, origin)
+
+
+def _leave_tags_out(draft: Draft, tags: Mapping[str, Any]) -> None:
+    """Names the tags that call keys and roles of messages otherwise than rows here may."""
+    keys = (tags.get("role_tag", "from"), tags.get("content_tag", "value"))
+    odd = any(tags.get(tag, roles[0]) not in roles for tag, roles in _ROLES.items())
+    if odd or keys not in (("from", "value"), ("role", "content")):
+        draft.leave_out("tags", ", ".join(map(str, tags.values())), "keys are role and content, or "
+                        "from and value, roles user and assistant, or human and gpt: rename them"
+                        )  # fmt: skip
 
 
 def _description(draft: Draft, name: str, folder: Path) -> Mapping[str, Any]:

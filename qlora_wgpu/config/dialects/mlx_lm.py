@@ -56,9 +56,9 @@ def _convert_model(draft: Draft) -> None:
     model = str(draft.theirs.get("model") or "")
     quantized = "bit" in model.lower()
     set_quantization(draft, 4 if quantized else None, "by the model's name")
-    if quantized or model.startswith("mlx-community/"):
+    if "model.path" not in draft.given and (quantized or model.startswith("mlx-community/")):
         draft.notes.append(
-            f"{model} is in MLX's form, which is not read: name the model that it was made from "
+            f"the model {model} is in MLX's form, which is not read: name the one it was made from "
             "with --model, and keep quant.scheme: nf4"
         )
 
@@ -95,8 +95,7 @@ def _convert_data(draft: Draft) -> None:
         draft.set(
             "data.train", hub_place(draft, name, subset, hub.get("train_split")), "hf_dataset"
         )
-        if valid := hub.get("valid_split"):
-            draft.set("data.eval", hub_place(draft, name, subset, valid), "hf_dataset.valid_split")
+        _convert_valid_split(draft, name, subset, hub.get("valid_split"))
         draft.take("data")
     else:
         folder = draft.place(str(draft.take("data", "data")))
@@ -106,6 +105,17 @@ def _convert_data(draft: Draft) -> None:
     _convert_columns(draft, hub)
     masked = draft.take("mask_prompt", hub.get("mask_prompt", False))
     draft.set("data.train_on", "last_turn" if masked else "all", f"mask_prompt: {bool(masked)}")
+
+
+def _convert_valid_split(draft: Draft, name: str, subset: Any, split: Any) -> None:
+    if split is None:
+        return
+    place = hub_place(draft, name, subset, split)
+    if place == draft.value_of("data.train"):
+        draft.leave_out("valid_split", split, "it would be measured on what is learnt: "
+                        "data.eval_split holds rows of data.train out")  # fmt: skip
+    else:
+        draft.set("data.eval", place, "hf_dataset.valid_split")
 
 
 def _convert_columns(draft: Draft, hub: Mapping[str, Any]) -> None:
@@ -131,23 +141,24 @@ def _convert_loop(draft: Draft) -> None:
     draft.set("train.max_steps", steps, "iters" if accumulation == 1 else "iters / accumulation")
     for key, (ours, default) in _STEP_KEYS.items():
         draft.set(ours, max(draft.take(key, default) // accumulation, 1), key)
-    _convert_schedule(draft, steps, accumulation)
+    _convert_schedule(draft, steps)
     _convert_optimizer(draft)
 
 
-def _convert_schedule(draft: Draft, steps: int, accumulation: int) -> None:
+def _convert_schedule(draft: Draft, steps: int) -> None:
+    """The rate's shape; mlx-lm counts it in updates, all else in iterations."""
     rate, schedule = draft.take("learning_rate", 1e-5), draft.take("lr_schedule")
     shape, origin, warmup = "constant", "mlx-lm's default", 0
     if isinstance(schedule, Mapping):
         name, arguments = str(schedule.get("name")), schedule.get("arguments") or [rate]
         rate, origin = arguments[0], f"lr_schedule: {name}"
         shape = {"cosine_decay": "cosine", "linear_schedule": "linear"}.get(name, "constant")
-        warmup = (schedule.get("warmup") or 0) // accumulation
+        warmup = schedule.get("warmup") or 0
         if shape == "constant":
             draft.leave_out(
                 "lr_schedule", name, "the rate stays as it begins: there is no such shape"
             )
-        elif any(end not in (0, steps, steps * accumulation) for end in arguments[1:]):
+        elif any(end not in (0, steps) for end in arguments[1:]):
             draft.notes.append("the learning rate falls to zero at the last step, whatever "
                                "lr_schedule.arguments say of its end")  # fmt: skip
     if warmup:

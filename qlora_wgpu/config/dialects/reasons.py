@@ -68,9 +68,7 @@ NOT_NEEDED = {
         "logging_strategy logging_first_step include_num_input_tokens_seen "
         "include_tokens_per_second disable_tqdm log_level logging_dir logging_nan_inf_filter"
     ),
-    "the GPU has no such variable": (
-        "ddp_timeout ddp_find_unused_parameters local_rank ddp_bucket_cap_mb ddp_backend"
-    ),
+    _ONE_GPU: ("ddp_timeout ddp_find_unused_parameters local_rank ddp_bucket_cap_mb ddp_backend"),
 }
 
 NO_COUNTERPART = {

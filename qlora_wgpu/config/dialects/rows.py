@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.config.dialects.draft import Draft
@@ -26,6 +27,11 @@ def hub_place(draft: Draft, path: str, subset: Any = None, split: Any = None) ->
     if subset:
         return f"{place}:{subset}/{split or 'train'}"
     return f"{place}:{split}" if split and split != "train" else place
+
+
+def is_file(draft: Draft, path: str) -> bool:
+    """Whether a place of theirs is one file, which has no splits."""
+    return Path(draft.place(path)).is_file()
 
 
 def set_template(draft: Draft, template: Any, origin: str, default: str = "") -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from qlora_wgpu.config.dialects import hugging_face
 from qlora_wgpu.config.dialects.draft import Dialect, Draft
-from qlora_wgpu.config.dialects.rows import hub_place, set_rows, set_template
+from qlora_wgpu.config.dialects.rows import hub_place, is_file, set_rows, set_template
 
 _MARKS = (
     "model_name_or_path dataset_name use_peft lora_r lora_target_modules load_in_4bit "
@@ -30,6 +31,8 @@ _DEFAULTS = {
     "lora.r": 16,
     "lora.lora_alpha": 32,
     "lora.lora_dropout": 0.05,
+    "lora.target_modules": hugging_face.PEFT_TARGETS,
+    "quant.double_quant": False,
     "data.max_seq_length": 1024,
     "optim.learning_rate": 2e-5,
     "log.logging_steps": 10,
@@ -75,8 +78,7 @@ def _convert_data(draft: Draft) -> None:
             draft.leave_out("dataset_mixer", ", ".join(others), "the first alone is read")
     if name is not None:
         draft.set("data.train", hub_place(draft, str(name), config, train), "dataset_name")
-        if draft.theirs.get("eval_strategy", "no") not in ("no", False):
-            draft.set("data.eval", hub_place(draft, str(name), config, test), "dataset_test_split")
+        _convert_held_out(draft, str(name), config, test)
     if (text := draft.take("dataset_text_field", "text")) != "text":
         set_rows(draft, "text", {"text": text}, "dataset_text_field")
     assistant, completion = draft.take("assistant_only_loss"), draft.take("completion_only_loss")
@@ -89,7 +91,19 @@ def _convert_data(draft: Draft) -> None:
             "of chats TRL learns every token unless assistant_only_loss is set, this program the "
             "assistant's turns: `data.train_on: all` does as TRL"
         )
-    set_template(draft, draft.take("chat_template_path"), "chat_template_path")
+    for key in ("chat_template_path", "chat_template"):
+        set_template(draft, draft.take(key), key)
+
+
+def _convert_held_out(draft: Draft, name: str, config: Any, split: Any) -> None:
+    strategy = draft.theirs.get("eval_strategy", draft.theirs.get("evaluation_strategy", "no"))
+    if strategy in ("no", False):
+        return
+    if is_file(draft, name):
+        draft.leave_out("eval_strategy", strategy, "a file has no test split: data.eval names "
+                        "another, data.eval_split holds rows of it out")  # fmt: skip
+    else:
+        draft.set("data.eval", hub_place(draft, name, config, split), "dataset_test_split")
 
 
 DIALECT = Dialect(
