@@ -17,6 +17,7 @@ _OBEYED = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
 )
+_EMPTY_LINES = re.compile(r"\n(?:[^\S\n]*\n){2,}")
 _TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{16,}")
 _CREDENTIALS = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 _SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN", "WANDB_API_KEY")
@@ -33,6 +34,11 @@ def visible(text: str) -> str:
 def one_line(text: str) -> str:
     r"""Visible text with its line feeds and tabs shown, too, as ``\n`` and ``\t``."""
     return visible(text).replace("\n", r"\n").replace("\t", r"\t")
+
+
+def without_empty_lines(text: str) -> str:
+    """Text with one empty line where several follow each other, and none around it."""
+    return _EMPTY_LINES.sub("\n\n", text).strip("\n")
 
 
 def quoted(value: object) -> str:

@@ -180,6 +180,8 @@ def located(
     Raises:
         ConfigError: If it names nothing, too much, or no adapter where one is needed.
     """
+    if needs_adapter and run is model is adapter is None:
+        raise ConfigError("name a run's folder, such as runs/first, or an adapter with --adapter")
     named = locate(run, model, adapter)
     if needs_adapter and named.adapter is None:
         raise ConfigError(

@@ -24,6 +24,7 @@ from qlora_wgpu.visible import visible
 
 _BARS, _BAR_WIDTH = 10, 40
 _SHOWN_TOKENS = 400
+_LEARNT = "bold green"
 
 
 @click.command()
@@ -61,12 +62,35 @@ def data(
     dataset = prepared.dataset
     for number in range(min(samples, len(dataset))):
         title = f"{number + 1} of {len(dataset):,}: {len(dataset[number])} tokens"
-        text = colored(dataset[number], prepared.tokenizer)
-        console.print(Panel(text, title=title, title_align="left", expand=console.is_terminal))
+        _show_sample(console, colored(dataset[number], prepared.tokenizer), title)
     if samples:
-        console.print("learnt tokens are green", style="dim")
+        how = "stand in {+ +}" if _is_colorless(console) else "are green"
+        console.print(f"learnt tokens {how}", style="dim")
     console.print(_histogram(dataset.lengths, settings.data.max_seq_length))
     console.print(_figures(settings, prepared, held_out=held_out), highlight=False)
+
+
+def _show_sample(console: Terminal, text: Text, title: str) -> None:
+    """Prints a sample, in a frame only where there is a screen around it."""
+    if _is_colorless(console):
+        text = _marked(text)
+    if console.is_terminal:
+        console.print(Panel(text, title=title, title_align="left"))
+    else:
+        console.print(f"--- {title}", text, sep="\n", highlight=False)
+
+
+def _is_colorless(console: Terminal) -> bool:
+    return console.no_color or console.color_system is None
+
+
+def _marked(text: Text) -> Text:
+    """A coloured sample with its learnt parts in {+ +}, as git marks words without colours."""
+    marked = Text()
+    for span in text.spans:
+        part = text.plain[span.start : span.end]
+        marked.append(f"{{+{part}+}}" if span.style == _LEARNT else part)
+    return marked
 
 
 def _write_json(settings: Config, *, held_out: bool) -> None:
@@ -95,7 +119,7 @@ def colored(example: Example, tokenizer: Tokenizer) -> Text:
         end = first
         while end < shown and learnt[end] == learnt[first]:
             end += 1
-        style = "bold green" if learnt[first] else "dim"
+        style = _LEARNT if learnt[first] else "dim"
         decoded = tokenizer.decode(ids[first:end], skip_special_tokens=False)
         text.append(visible(decoded), style=style)
         first = end

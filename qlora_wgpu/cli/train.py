@@ -16,8 +16,9 @@ from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.data import prompt_kind
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.supervision.journal import Journal
-from qlora_wgpu.training import Observer, TrainResult
+from qlora_wgpu.training import Observer, Sample, TrainResult
 from qlora_wgpu.training.reporters import ObserverList
+from qlora_wgpu.visible import without_empty_lines
 
 
 @click.command()
@@ -120,10 +121,17 @@ def _figures(result: TrainResult) -> dict[str, str]:
     if result.best_step is not None and result.best_step != result.steps:
         figures["best"] = f"{result.best_eval_loss:.4f} after step {result.best_step}"
     if result.sample is not None:
-        figures |= {name: text for name, text in vars(result.sample).items() if text}
+        figures |= _texts(result.sample, ended=not result.interrupted)
     figures["trained"] = (
         f"{result.num_tokens:,} tokens in {result.seconds:,.0f} s, device memory at most "
         f"{result.peak_bytes / 2**20:,.1f} MiB"
     )
     figures["adapter"] = str(result.adapter_dir)
     return figures
+
+
+def _texts(sample: Sample, *, ended: bool) -> dict[str, str]:
+    """A text before and after; what the model left empty is said, since it says something."""
+    texts = {name: without_empty_lines(text) for name, text in vars(sample).items()}
+    written = ("before", "after") if ended else ("before",)
+    return {name: text or "(nothing)" for name, text in texts.items() if text or name in written}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from qlora_wgpu.checkpoint.hub import is_hub_name
@@ -85,13 +86,45 @@ def _adapter_in(place: str) -> str | None:
     folder = Path(place).expanduser()
     if _holds_adapter(folder):
         return str(folder)
-    if (folder / "config.json").exists() or (is_hub_name(place) and not folder.exists()):
+    if (folder / "config.json").exists() or _is_on_the_hub(place):
         return None
     if _is_run(folder):
         return adapter_of_run(folder)
-    within = sorted(filter(_is_run, folder.iterdir())) if folder.is_dir() else []
-    hint = f": did you mean {within[0]}?" if within else ""
+    run = _meant(folder)
+    hint = "" if run is None else f": did you mean {run}?"
     raise ConfigError(f"there is no run, adapter or model in {place}{hint}")
+
+
+def _is_on_the_hub(place: str) -> bool:
+    """Whether a name can be the hub's: ``runs/frist`` beside ``runs/first`` is none."""
+    folder = Path(place).expanduser()
+    return is_hub_name(place) and not folder.exists() and not _runs_in(folder.parent)
+
+
+def _meant(place: Path) -> Path | None:
+    """The run of a configuration, around or within a folder, or of almost that name."""
+    around = [folder for folder in place.parents if _is_run(folder)]
+    near = around or _runs_of(place) or _runs_in(place) or _namesakes(place)
+    return near[0] if near else None
+
+
+def _runs_of(config: Path) -> list[Path]:
+    if not config.is_file():
+        return []
+    try:
+        run = Path(load_config(config).output.dir)
+    except ConfigError:  # it is some other file
+        return []
+    return [run] if _is_run(run) else []
+
+
+def _namesakes(place: Path) -> list[Path]:
+    names = [run.name for run in _runs_in(place.parent)]
+    return [place.with_name(name) for name in get_close_matches(place.name, names, cutoff=0.5)]
+
+
+def _runs_in(folder: Path) -> list[Path]:
+    return sorted(filter(_is_run, folder.iterdir())) if folder.is_dir() else []
 
 
 def _is_run(folder: Path) -> bool:

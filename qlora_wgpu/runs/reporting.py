@@ -16,7 +16,7 @@ from qlora_wgpu.errors import CheckpointError, command
 from qlora_wgpu.report import Facts, TextSample, write_png, write_report
 from qlora_wgpu.training import Observer, RunSetup, Sample, TrainResult, read_rows
 from qlora_wgpu.training.observer import Row
-from qlora_wgpu.visible import without_secrets
+from qlora_wgpu.visible import without_empty_lines, without_secrets
 
 _SELDOM = 5.0  # seconds between two pages of a run that goes on
 _LARGEST_EXPONENT = 20.0  # of a perplexity that says anything
@@ -147,7 +147,7 @@ class Reporter(Observer):
             subtitle=f"{device}qlora-wgpu {version('qlora-wgpu')}; {settings.quant.scheme}, "
             f"{settings.train.compute_dtype}, rank {settings.lora.r}",
             figures=figures,
-            samples=[TextSample(**vars(sample)) for sample in story.samples],
+            samples=[_legible(sample) for sample in story.samples],
             memory=story.memory,
             config=settings.to_yaml(),
             command=story.command,
@@ -204,3 +204,7 @@ def _loss(value: float | None) -> str:
 
 def _perplexity(loss: float | None) -> str:
     return "" if loss is None or loss > _LARGEST_EXPONENT else f"{math.exp(loss):,.4g}"
+
+
+def _legible(sample: Sample) -> TextSample:
+    return TextSample(**{name: without_empty_lines(text) for name, text in vars(sample).items()})

@@ -21,7 +21,9 @@ _BUSY = "another run is writing output.dir {}: wait for its end, or choose anoth
 
 
 def refuse_existing_run(path: Path) -> None:
-    """Raises a ConfigError if a folder holds anything that a run would replace."""
+    """Raises a ConfigError if a folder holds a model, or anything that a run would replace."""
+    if (path / "config.json").exists():  # by its name, chat would open the model alone
+        raise ConfigError(f"output.dir {path} holds a model (config.json): choose another folder")
     written = next((name for name in (*_WRITTEN, REPLACED) if (path / name).exists()), None)
     if written is not None:
         raise ConfigError(

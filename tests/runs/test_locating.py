@@ -77,12 +77,30 @@ def test_a_base_that_was_moved(place):
     [
         (("nowhere", None, None), "there is no run, adapter or model in nowhere$"),
         (("{run}/..", None, None), "did you mean .*run\\?"),
+        (("{run}/checkpoints", None, None), "checkpoints: did you mean .*/run\\?"),
+        (("{run}/checkpoints/step-6", None, None), "step-6: did you mean .*/run\\?"),
+        (("{run}s", None, None), "runs: did you mean .*/run\\?"),
+        (("{config}", None, None), "run.yaml: did you mean .*/run\\?"),
+        (("{run}/config.yaml", None, None), "config.yaml: did you mean .*/run\\?"),
+        (("{base}/config.json", None, None), "config.json$"),
         ((None, None, None), "name a run's folder, such as runs/first"),
         (("{run}", None, "x"), "both name an adapter"),
         (("{base}", "x", None), "both name a model"),
     ],
 )
 def test_what_is_meant_by_nothing(place, named, what):
-    named = [n and n.format(run=place / "run", base=place / "base") for n in named]
+    of_run = {"model": {"path": "base"}, "output": {"dir": str(place / "run")}}
+    (place / "run.yaml").write_text(json.dumps(of_run))
+    paths = {"run": place / "run", "base": place / "base", "config": place / "run.yaml"}
+    named = [n and n.format(**paths) for n in named]
     with pytest.raises(ConfigError, match=what):
         locate(*named)
+
+
+def test_a_name_beside_runs_is_none_of_the_hub(place, monkeypatch):
+    (place / "runs").mkdir()
+    (place / "run").rename(place / "runs" / "first")
+    monkeypatch.chdir(place)
+    with pytest.raises(ConfigError, match="in runs/frist: did you mean runs/first\\?"):
+        locate("runs/frist")
+    assert locate("base/frist") == Located("base/frist", None)

@@ -44,6 +44,13 @@ def test_nothing_is_replaced_unasked(tmp_path, name):
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_a_model_is_not_trained_into(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"holds a model .config.json.: choose another folder"):
+        RunFolder(tmp_path, "new")
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 def test_overwrite_leaves_nothing_of_the_old_run(tmp_path):
     for part in ("adapter", "checkpoints/step-7"):
         (tmp_path / part).mkdir(parents=True)

@@ -1,0 +1,71 @@
+"""Samples of data and of what a model says, where there are no colours, no screen, or no text."""
+
+import pytest
+from click.testing import CliRunner
+from e2e.tiny import write_model
+from rich.text import Text
+
+from qlora_wgpu.cli.data import data
+from qlora_wgpu.cli.train import _texts
+from qlora_wgpu.training import Sample
+from qlora_wgpu.visible import without_empty_lines
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("samples")
+    write_model(folder / "model")
+    row = '{"prompt": "what is this? ", "completion": "a quick fox"}'
+    (folder / "rows.jsonl").write_text((row + "\n") * 3)
+    (folder / "run.yaml").write_text(
+        f"model: {{path: {folder / 'model'}}}\n"
+        f"data: {{train: {folder / 'rows.jsonl'}, max_seq_length: 64, cache: false}}\n"
+    )
+    return str(folder / "run.yaml")
+
+
+def test_samples_in_a_pipe_have_no_frame_and_show_what_is_learnt(run, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    shown = CliRunner().invoke(data, [run, "--samples", "1"])
+    assert shown.exit_code == 0, shown.output
+    first, text, *others = shown.output.splitlines()
+    assert first.startswith("--- 1 of 3: ") and first.endswith(" tokens")
+    assert "what is this? {+a quick fox" in text and text.endswith("+}")
+    assert others[0] == "learnt tokens stand in {+ +}"
+    assert max(map(len, shown.output.splitlines())) < 120 and "─" not in shown.output
+
+
+@pytest.mark.parametrize("environ", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_a_screen_without_colours_shows_what_is_learnt(run, monkeypatch, environ):
+    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "80", **environ}.items():
+        monkeypatch.setenv(name, value)
+    shown = Text.from_ansi(CliRunner().invoke(data, [run, "--samples", "1"]).output).plain
+    assert "╭─ 1 of 3" in shown and "{+a quick fox" in shown and "are green" not in shown
+
+
+def test_a_screen_with_colours_has_them_alone(run, monkeypatch):
+    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "80"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    shown = Text.from_ansi(CliRunner().invoke(data, [run, "--samples", "1"]).output).plain
+    assert "╭─ 1 of 3" in shown and "learnt tokens are green" in shown and "{+" not in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\n\nb\nc", "a\n\nb\nc"),
+        ("a\n\n\n \n\t\nb\n  c\n\n", "a\n\nb\n  c"),
+        ("\n" * 160, ""),
+        ("\n\n  a", "  a"),
+    ],
+)
+def test_empty_lines_of_a_text(text, shown):
+    assert without_empty_lines(text) == shown
+
+
+def test_a_model_that_says_nothing_is_told():
+    texts = _texts(Sample("Hi", "", "\n" * 99, ""), ended=True)
+    assert texts == {"prompt": "Hi", "before": "(nothing)", "after": "(nothing)"}
+    stopped = _texts(Sample("Hi", "Ho", "a\n\n\n\nb", ""), ended=False)
+    assert stopped == {"prompt": "Hi", "expected": "Ho", "before": "a\n\nb"}
