@@ -45,9 +45,13 @@ def _head(run: Runner, head: Array, softcap: float | None) -> Head:
 def check_cross_entropy(
     run: Runner, softcap: float | None, smoothing: float, z_loss: float
 ) -> None:
-    """Summed loss through lm_head, and the gradient of the hidden states, in several chunks."""
+    """Summed loss through lm_head, and the gradient of the hidden states, in several chunks.
+
+    Of some rows all tokens are as likely: the logarithm is taken of numbers of all sizes.
+    """
     rows, targets = math.prod(_BATCH), _targets(*_BATCH)
     hidden, head = normal("hidden", rows, _COLUMNS), normal("head", _VOCAB, _COLUMNS)
+    hidden *= np.array([0.05, 1.0])[np.arange(rows) % 2, None]
     th = run.operand(hidden, grad=True)
     stats = run.float32(np.array([[1000.0, 7.0, 3.0, 4.0]]))
     batch = run.batch(np.ones(_BATCH, np.int64), targets=targets)
