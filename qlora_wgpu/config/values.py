@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Annotated, Any, Literal
 
@@ -71,8 +70,10 @@ TargetModules = Annotated[
 
 def _positive_number(value: Any) -> int | float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 < value < math.inf:
+    if not is_number or not value > 0:
         raise ValueError("must be a number above 0")
+    if not NUMBERS[0] <= value <= NUMBERS[1]:  # what the device would take for zero or infinity
+        raise ValueError(f"must be from {NUMBERS[0]:g} to {NUMBERS[1]:g}")
     return value  # type: ignore[no-any-return]
 
 

@@ -153,6 +153,8 @@ def test_wrong_target_modules(value) -> None:
         (LoraConfig, {"r": "8"}),
         (LoraConfig, {"r": None}),
         (LoraConfig, {"lora_alpha": 0}),
+        (LoraConfig, {"lora_alpha": 1e300}),
+        (LoraConfig, {"lora_alpha": 10**400}),
         (LoraConfig, {"lora_dropout": 1.0}),
         (LoraConfig, {"lora_dropout": -0.1}),
         (LoraConfig, {"lora_dropout": math.nan}),
