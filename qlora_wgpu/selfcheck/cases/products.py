@@ -169,11 +169,14 @@ def check_long_product(run: Runner) -> None:
 @each((True, "residual"), (False, "operand"), (True, "operand"), (False, "residual"),
       (False, "float32"), (True, "float32"))  # fmt: skip
 def check_dora(run: Runner, has_bias: bool, output: str) -> None:
-    """Two layers of one input: y, the sum of dx, and the gradients of A, B and the magnitudes."""
+    """Two layers of one input: y, the sum of dx, and the gradients of A, B and the magnitudes.
+
+    The input is small, so that roundings of the sums are, too, and hide no summand.
+    """
     rows, inner, outer, g = ROWS, 530, 83, run.graph
     specs = [LinearSpec(name, outer, inner) for name in _NAMES]
     adapter, parts = filled_adapter(LoraConfig(r=3, lora_alpha=6, use_dora=True), specs)
-    x, skip = normal("x", rows, inner), normal("skip", rows, outer)
+    x, skip = 0.05 * normal("x", rows, inner), normal("skip", rows, outer)
     bias, tx = normal("bias", outer) * has_bias, run.operand(x, grad=True)
     tbias = run.float32(bias) if has_bias else None
     residual = run.float32(skip) if output == "residual" else None
