@@ -86,13 +86,6 @@ def show_result(console: Terminal, result: TrainResult, again: str = "--resume")
         result: The run's.
         again: What goes on with a run that was stopped.
     """
-    if result.interrupted:
-        console.print(
-            f"stopped after step {result.steps}; its state is saved, and `{again}` goes on",
-            style="yellow",
-            highlight=False,
-            soft_wrap=True,  # a command that is copied is in one piece
-        )
     if result.was_finished:
         console.print(
             "to go on with it, raise train.num_train_epochs or train.max_steps", highlight=False
@@ -102,7 +95,15 @@ def show_result(console: Terminal, result: TrainResult, again: str = "--resume")
         page, *pictures = result.reports
         named = "".join(f" and {picture.name}" for picture in pictures)
         console.print(f"{page}{named} written", highlight=False)
-    console.print(_next_command(result), highlight=False, soft_wrap=True)
+    if result.interrupted:
+        console.print(
+            f"stopped after step {result.steps}; its state is saved, and `{again}` goes on",
+            style="yellow",
+            highlight=False,
+            soft_wrap=True,  # a command that is copied is in one piece
+        )
+    else:
+        console.print(_next_command(result), highlight=False, soft_wrap=True)
 
 
 def _next_command(result: TrainResult) -> str:

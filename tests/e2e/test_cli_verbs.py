@@ -262,6 +262,7 @@ def test_a_signal_ends_cleanly_and_resume_goes_on(place, number):
     printed, errors = process.communicate(timeout=120)
     assert process.returncode == 128 + number and "Traceback" not in errors, errors
     assert "stopped after step" in printed and "`qlora-wgpu train run.yaml output.dir=" in printed
+    assert "qlora-wgpu chat" not in printed  # it goes on first
     [kept] = (place / out / "checkpoints").iterdir()
     step = int(kept.name.removeprefix("step-"))
     assert 0 < step < 160
