@@ -15,7 +15,7 @@ from qlora_wgpu.cli._settings import read_settings
 from qlora_wgpu.config import Config, ModelConfig
 from qlora_wgpu.config.as_trained import Changes, changed, without_none
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.runs import OpenedModel
 from qlora_wgpu.runs.locating import Located, locate
 from qlora_wgpu.runs.opening import load_adapted, opened_as_trained

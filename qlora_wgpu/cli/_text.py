@@ -8,7 +8,6 @@ from qlora_wgpu.cli._terminal import write
 from qlora_wgpu.data import PromptFormat, Tokenizer, find_chat_template, suitable_template
 from qlora_wgpu.errors import TokenizerError
 from qlora_wgpu.generation import continuation
-from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.runs import OpenedModel
 from qlora_wgpu.runs.prompts import prompt_for
 
@@ -78,9 +77,3 @@ def require_template(prompt: PromptFormat) -> PromptFormat:
             "--chat"
         )
     return prompt
-
-
-def longest(model: QLoRAModel) -> int | None:
-    """Most tokens that the model was made for, where its config.json says it."""
-    length = model.folder.config.get("max_position_embeddings")
-    return length if isinstance(length, int) and length > 0 else None

@@ -11,11 +11,10 @@ from rich.console import Console
 
 from qlora_wgpu.cli._model import Opening, open_adapted, opening_options, sampling_options
 from qlora_wgpu.cli._terminal import Terminal, write
-from qlora_wgpu.cli._text import longest, prompt_format, require_template, stream
+from qlora_wgpu.cli._text import prompt_format, require_template, stream
 from qlora_wgpu.data import PromptFormat
 from qlora_wgpu.errors import DataError
-from qlora_wgpu.generation import generate
-from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.generation import QLoRAModel, generate
 from qlora_wgpu.runs import OpenedModel
 
 _HELP = "/adapter on|off, /system TEXT, /reset, /help, /exit (or Ctrl-D)"
@@ -118,7 +117,7 @@ class _Answers:
                 self._model,
                 self._prompt.ids(messages),
                 stop_ids=self._prompt.stop_ids,
-                max_length=longest(self._model),
+                max_length=self._model.max_length,
                 **sampling,
             )
             return stream(self._prompt.tokenizer, tokens, self._prompt.stop_text)

@@ -8,7 +8,7 @@ import click
 
 from qlora_wgpu.cli._model import Opening, open_adapted, opening_options, sampling_options
 from qlora_wgpu.cli._terminal import Terminal, write
-from qlora_wgpu.cli._text import longest, prompt_format, require_template, stream
+from qlora_wgpu.cli._text import prompt_format, require_template, stream
 from qlora_wgpu.data import PromptFormat
 from qlora_wgpu.generation import generate as generate_tokens
 from qlora_wgpu.runs import OpenedModel
@@ -52,7 +52,7 @@ def generate(
         write(prompt)
     stops = written if answered or template_name else PromptFormat.text(written.tokenizer)
     tokens = generate_tokens(
-        model, ids, stop_ids=stops.stop_ids, max_length=longest(model), **sampling
+        model, ids, stop_ids=stops.stop_ids, max_length=model.max_length, **sampling
     )
     stream(written.tokenizer, tokens, stops.stop_text, () if answered else ids)
 

@@ -13,8 +13,8 @@ from qlora_wgpu.selfcheck.runner import Traced, Tracer
 from tests.campaigns.shader_mutants import Key
 
 if TYPE_CHECKING:
-    from campaigns.mutated_shaders import Group
-    from campaigns.tiny_trainings import Training
+    from tests.campaigns.mutated_shaders import Group
+    from tests.campaigns.tiny_trainings import Training
 
 
 def seen_by_doctor(group: Group) -> str:
