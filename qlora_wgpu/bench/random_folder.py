@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -86,9 +87,9 @@ class RandomFolder(ModelFolder):
             return np.ones(shape, np.float32)
         # Billions of random numbers would take minutes; repeated ones compute as fast.
         random = np.random.default_rng(zlib.crc32(name.encode()))
-        count = min(int(np.prod(shape)), _PERIOD)
+        count = min(math.prod(shape), _PERIOD)
         block = random.standard_normal(count, dtype=np.float32) * _SCALE
-        return np.resize(block, shape)
+        return _repeated(block, math.prod(shape)).reshape(shape)
 
     def nf4(self, name: str) -> NF4Tensor | None:
         """A linear layer's codes and scales, made anew; None of what is not quantized."""
@@ -97,15 +98,16 @@ class RandomFolder(ModelFolder):
         rows, columns = self._shapes[name]
         sample, first = self._sample, zlib.crc32(name.encode()) % _BLOCKS
         blocks = -(-rows * columns // sample.blocksize)
-        codes = np.roll(sample.codes, -first * sample.blocksize // 2)
+        codes: npt.NDArray[np.uint8] = np.roll(sample.codes, -first * sample.blocksize // 2)
+        absmax: npt.NDArray[Any] = np.roll(sample.absmax, -first)
         nested = sample.nested_absmax
         if nested is not None:
-            nested = np.resize(nested, -(-blocks // sample.nested_blocksize))
+            nested = _repeated(nested, -(-blocks // sample.nested_blocksize))
         return replace(
             sample,
             shape=(rows, columns),
-            codes=np.resize(codes, -(-rows * columns // 2)),
-            absmax=np.resize(np.roll(sample.absmax, -first), blocks),
+            codes=_repeated(codes, -(-rows * columns // 2)),
+            absmax=_repeated(absmax, blocks),
             nested_absmax=nested,
         )
 
@@ -116,3 +118,12 @@ class RandomFolder(ModelFolder):
         size = (1, _BLOCKS * self._form.blocksize)
         weights = np.random.default_rng(0).standard_normal(size, dtype=np.float32) * _SCALE
         return quantize_nf4(weights, self._form.blocksize, self._form.double_quant)
+
+
+def _repeated(values: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
+    """As ``numpy.resize``, which would hold twice as much."""
+    whole = np.empty(count, values.dtype)
+    for start in range(0, count, values.size):
+        piece = whole[start : start + values.size]
+        piece[:] = values[: piece.size]
+    return whole
