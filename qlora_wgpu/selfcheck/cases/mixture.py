@@ -10,6 +10,7 @@ import numpy as np
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import ExpertSpec
 from qlora_wgpu.graph.tensor import Storage
+from qlora_wgpu.kernels.experts import EXPERT_TILE
 from qlora_wgpu.model.nf4_weights import (
     codebook_tensor,
     device_arrays,
@@ -138,9 +139,16 @@ def check_experts(
         factors.append((names, a, b))
     gradients = run.gradients(y, run.float32(dy), tx, tlogits)
     flat = [whole_gradient(adapter)] if has_adapter else []
-    got_y, got_x, got_logits, *got_flat = run.run(y, *gradients, *flat)
+    places = routing.slots, routing.tiles.rows
+    got_slots, got_rows, got_y, got_x, got_logits, *got_flat = run.run(
+        *places, y, *gradients, *flat
+    )
     x = run.rounded(x)
     ids, weights = reference.route(logits, _TOP_K, normalized=normalized)
+    # Slots past an expert's own may be harmless in one memory and not in another.
+    slots, ends = reference.slots_of(ids, _EXPERTS, EXPERT_TILE)
+    run.compare_exactly(got_slots, slots.astype(np.float64))
+    run.compare_exactly(got_rows, ends.ravel().astype(np.float64))
     total, dtotal, dweights = skip, np.zeros_like(x), np.zeros_like(weights)
     by_name: dict[str, Array] = {}
     for w, (names, a, b) in zip(full, factors, strict=True):
