@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from qlora_wgpu.config.mistaken_paths import near_name, refuse_other_than_yaml
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.files import file_bytes
 from qlora_wgpu.limits import YAML_BYTES, YAML_DEPTH, YAML_KEY, YAML_NODES
@@ -46,12 +47,13 @@ def read_yaml_file(path: Path) -> YamlFile:
     Raises:
         ConfigError: If the file cannot be read, is not UTF-8 or is not plain YAML.
     """
-    if path.is_dir():
-        raise ConfigError(f"{path} is a folder: name the YAML file in it")
     try:
+        refuse_other_than_yaml(path)
         raw = file_bytes(path, YAML_BYTES)
     except FileNotFoundError:
-        raise ConfigError(f"the configuration file {path} does not exist") from None
+        raise ConfigError(
+            f"the configuration file {path} does not exist{near_name(path)}"
+        ) from None
     except (OSError, ValueError) as err:
         reason = getattr(err, "strerror", None) or str(err)
         raise ConfigError(f"the configuration file {path} cannot be read: {reason}") from None
