@@ -97,12 +97,7 @@ def encode_rows(
         DataError: If a row is wrong, or there is nothing to learn.
         TokenizerError: If the chat template is broken.
     """
-    if how.max_seq_length < 2:
-        raise DataError(f"max_seq_length must be at least 2, got {how.max_seq_length}")
-    template = find_chat_template(how.chat_template, tokenizer)
-    source = _RowsInMemory(name, [Path(name)], tokenizer, template, how, lambda rows: None)
-    source.rows = rows
-    return prepare(None, source.fill)
+    return prepare(None, _in_memory(rows, tokenizer, how, name).fill)
 
 
 def encoded_examples(
@@ -120,12 +115,18 @@ def encoded_examples(
     return source.examples(empty=True)
 
 
-def row_format(path: str | os.PathLike[str], tokenizer: Tokenizer, how: Preparation) -> str:
+def row_format(
+    path: str | os.PathLike[str] | Sequence[Mapping[str, Any]],
+    tokenizer: Tokenizer,
+    how: Preparation,
+) -> str:
     """A key of ``FORMATS``: what ``load_dataset`` takes the rows for, ``text`` for documents.
 
     Raises:
         DataError: If a file cannot be read or its first row is wrong.
     """
+    if not isinstance(path, str | os.PathLike):
+        return _in_memory(path, tokenizer, how, "rows").row_format
     return _open(path, tokenizer, how, lambda rows: None).row_format
 
 
@@ -137,13 +138,26 @@ def _open(
     *,
     held_out: bool = False,
 ) -> _Source:
-    if how.max_seq_length < 2:
-        raise DataError(f"max_seq_length must be at least 2, got {how.max_seq_length}")
+    template = _template(how, tokenizer)
     selection = _select(path, held_out=held_out)
-    template = find_chat_template(how.chat_template, tokenizer)
     source = _Source(selection.name, list(selection.files), tokenizer, template, how, progress)
     source.left_out = selection.left_out
     return source
+
+
+def _in_memory(
+    rows: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, how: Preparation, name: str
+) -> _RowsInMemory:
+    template = _template(how, tokenizer)
+    source = _RowsInMemory(name, [Path(name)], tokenizer, template, how, lambda rows: None)
+    source.rows = rows
+    return source
+
+
+def _template(how: Preparation, tokenizer: Tokenizer) -> ChatTemplate | None:
+    if how.max_seq_length < 2:
+        raise DataError(f"max_seq_length must be at least 2, got {how.max_seq_length}")
+    return find_chat_template(how.chat_template, tokenizer)
 
 
 def _select(path: str | os.PathLike[str], *, held_out: bool) -> Selection:

@@ -45,9 +45,7 @@ def test_roles_that_a_template_drops(tmp_path):
     )
     rows = [chat("user", "narrator", "assistant"), chat("user", "assistant")]
     dataset = load(tmp_path, rows, Preparation(256, chat_template=template))
-    assert any(
-        "leaves messages of the role 'narrator' out of 1 row" in t for t in dataset.warnings
-    )
+    assert any("leaves messages of the role 'narrator' out of 1 row" in t for t in dataset.warnings)
 
 
 QUESTION = {"question": "a", "answer": "b"}
