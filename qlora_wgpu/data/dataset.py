@@ -143,7 +143,7 @@ def _open(
     template = _template(how, tokenizer)
     selection = _select(path, held_out=held_out)
     source = _Source(selection.name, list(selection.files), tokenizer, template, how, progress)
-    source.left_out = selection.left_out
+    source.left_out, source.root = selection.left_out, selection.root
     return source
 
 
@@ -233,6 +233,7 @@ class _Source:
         self._name = name
         self._files = files
         self.left_out: Mapping[str, Sequence[str]] = {}
+        self.root: Path | None = None
         self._tokenizer = tokenizer
         self._template = template
         self._how = how
@@ -380,7 +381,18 @@ class _Source:
 
     def _read(self, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         """The rows of a file, and where each stands."""
-        return read_rows(path)
+        inside = "" if self.root is None else self._place(path, self.root)
+        try:
+            for where, row in read_rows(path):
+                yield inside + where, row
+        except DataError as err:
+            if not inside or not str(err).startswith(path.name):
+                raise
+            raise DataError(f"{inside}{err}") from err
+
+    def _place(self, path: Path, root: Path) -> str:
+        """What stands before the name of a folder's file."""
+        return "".join(f"{part}/" for part in (self._name, *path.relative_to(root).parent.parts))
 
 
 class _RowsInMemory(_Source):
