@@ -19,6 +19,7 @@ from qlora_wgpu.data import Example, Tokenizer, content_digest, encoded_examples
 from qlora_wgpu.data.held_out import DatasetPart
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.runs.data import data_path, preparation, read_data
+from qlora_wgpu.runs.locating import base_in
 from qlora_wgpu.training import Observer
 from qlora_wgpu.visible import visible
 
@@ -96,7 +97,7 @@ def _marked(text: Text) -> Text:
 def _write_json(settings: Config, *, held_out: bool) -> None:
     """Every sample as an object, one a line, on stdout."""
     path, split = data_path(settings, held_out=held_out), settings.data.eval_split
-    tokenizer = Tokenizer.from_folder(ModelFolder.without_weights(settings.model.path).path)
+    tokenizer = Tokenizer.from_folder(ModelFolder.without_weights(base_in(settings)).path)
     how = preparation(settings.data)
     chosen = None
     if split is not None:

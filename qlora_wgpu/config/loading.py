@@ -17,7 +17,7 @@ from qlora_wgpu.config.problems import Problem, config_error, problems_of, shown
 from qlora_wgpu.config.renamed import new_name, new_names, with_new_names
 from qlora_wgpu.config.schema import Config, sections
 from qlora_wgpu.config.suggestions import suggest_key
-from qlora_wgpu.config.yaml_file import YamlFile, parse_yaml_value, read_yaml_file
+from qlora_wgpu.config.yaml_file import AliasError, YamlFile, parse_yaml_value, read_yaml_file
 from qlora_wgpu.errors import ConfigError
 
 _SPACELESS = re.compile(r"([\w\"']):(?=[^\s:])")
@@ -55,7 +55,7 @@ def load_config(path: str | os.PathLike[str], overrides: Overrides = ()) -> Conf
         ConfigError: If anything is wrong; one message names all problems with their lines.
     """
     path = Path(path)
-    file = read_yaml_file(path)
+    file = _read(path)
     if isinstance(overrides, str):
         raise ConfigError("overrides must be a list of texts such as 'train.max_steps=10'")
     values, unplaced = _split_sections(file, path.name)
@@ -88,6 +88,18 @@ def load_config(path: str | os.PathLike[str], overrides: Overrides = ()) -> Conf
         raise _error(path, file, unplaced, source)
     assert isinstance(config, Config)
     return config
+
+
+def _read(path: Path) -> YamlFile:
+    """Our file; another trainer's may have aliases, and is told as such."""
+    try:
+        return read_yaml_file(path)
+    except AliasError as err:
+        try:
+            theirs = read_yaml_file(path, aliases=True)
+        except ConfigError:  # it is no other trainer's
+            raise err from None
+        raise _error(path, theirs, [str(err)], str(path)) from None
 
 
 def with_settings(config: Config | Mapping[str, Any], settings: Mapping[str, Any]) -> Config:

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from qlora_wgpu.config.paths import DATA_SUFFIXES
 from qlora_wgpu.data.json_rows import json_lines, json_list
-from qlora_wgpu.data.splits import VALIDATION, Selection, by_split, chosen_split
+from qlora_wgpu.data.splits import VALIDATION, Selection, by_split, canonical, chosen_split
 from qlora_wgpu.data.tables import csv_rows, parquet_rows
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.limits import MAX_ENTRIES
 
-SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt")
 _PACKED = (".gz", ".zst", ".xz", ".bz2", ".zip")
 ABOUT = ("dataset_infos.json", "dataset_info.json", "state.json")  # of a data set, no rows of it
 KINDS = "a .jsonl, .json, .csv, .parquet or .txt file"
@@ -25,7 +25,7 @@ def check_file(path: Path) -> str:
     """Makes sure that a data file is there and can be read.
 
     Returns:
-        Its suffix in small letters: one of ``SUFFIXES``.
+        Its suffix in small letters: one of ``DATA_SUFFIXES``.
 
     Raises:
         DataError: If the file is missing, empty, no regular file or of an unknown kind.
@@ -41,8 +41,8 @@ def check_file(path: Path) -> str:
     suffix = path.suffix.lower()
     if suffix in _PACKED:
         raise DataError(f"the data file {path} is compressed: unpack it first")
-    if suffix not in SUFFIXES:
-        raise DataError(f"the data file {path} must end in {', '.join(SUFFIXES[:-1])} or .txt")
+    if suffix not in DATA_SUFFIXES:
+        raise DataError(f"the data file {path} must end in {', '.join(DATA_SUFFIXES[:-1])} or .txt")
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"{path} is no regular file, such as a pipe or a device: copy it into one")
     if status.st_size == 0:
@@ -89,7 +89,10 @@ def select_files(path: Path, *, held_out: bool = False) -> Selection:
     files = [p for p in _entries(folder) if _is_data(p)]
     if not files:
         raise DataError(f"the folder {folder} holds no data file: put {KINDS} there")
-    splits = by_split(sorted(PurePosixPath(p.relative_to(folder).as_posix()) for p in files))
+    names = sorted(PurePosixPath(p.relative_to(folder).as_posix()) for p in files)
+    splits = by_split(names)
+    if split is not None and canonical(split) not in splits:
+        splits = by_split(names, loosely=True)
     chosen = chosen_split(splits, split, f"the folder {folder}", held_out=held_out)
     selected = [folder / file for file in splits.pop(chosen)]
     _refuse_mixture(folder, selected)
@@ -116,7 +119,7 @@ def with_split(path: Path) -> tuple[Path, str | None]:
 
 
 def _is_data(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES and path.name not in ABOUT and path.is_file()
+    return path.suffix.lower() in DATA_SUFFIXES and path.name not in ABOUT and path.is_file()
 
 
 def _refuse_mixture(folder: Path, files: list[Path]) -> None:
@@ -157,6 +160,8 @@ def _near_name(path: Path) -> str:
     except OSError:
         return f": there is no folder {path.parent}"
     near = difflib.get_close_matches(path.name, names, n=1) or [
-        name for name in names if Path(name).stem == path.stem and Path(name).suffix in SUFFIXES
+        name
+        for name in names
+        if Path(name).stem == path.stem and Path(name).suffix in DATA_SUFFIXES
     ]
     return f": did you mean {near[0]}?" if near else ""

@@ -6,11 +6,12 @@ from functools import partial
 from os import PathLike
 from pathlib import Path
 
+from qlora_wgpu.checkpoint.tokenizer_files import tokenizer_folder
 from qlora_wgpu.config import Config, ModelConfig, QuantConfig
 from qlora_wgpu.config.as_trained import without_none
 from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.model.qlora_model import ComputeDtype
-from qlora_wgpu.runs.locating import adapter_of_run, base_of
+from qlora_wgpu.runs.locating import adapter_of_run, existing_base
 from qlora_wgpu.runs.opening import OpenedModel, load_adapted, opened_as_trained
 from qlora_wgpu.runs.prompts import prompt_for
 from qlora_wgpu.training import Observer
@@ -45,7 +46,7 @@ def open_adapter(
     """
     observer = observer or Observer()
     adapter = _folder_of(adapter)
-    settings = Config(model=ModelConfig(path=str(model or base_of(adapter))))
+    settings = Config(model=ModelConfig(path=str(model or existing_base(adapter))))
     given = {
         "quant": {} if quant is None else quant.model_dump(),
         "train": {"compute_dtype": compute_dtype},
@@ -54,6 +55,7 @@ def open_adapter(
     settings = opened_as_trained(settings, adapter, observer, without_none(given))
     source = OpenedModel.open(settings.model.path)
     opened = load_adapted(source, adapter, settings, observer)
+    opened.prompt_folder = tokenizer_folder(adapter) or opened.prompt_folder
     opened.read_prompts = partial(prompt_for, source, adapter)
     return opened
 

@@ -287,8 +287,8 @@ def test_files_that_cannot_be_read(place):
     (place / "b.json").write_text("{")
     (place / "c.yaml").write_text("a: 1")
     reasons = {
-        "a.json": "must hold an object",
-        "b.json": "cannot be read as JSON",
+        "a.json": "must hold a JSON object",
+        "b.json": "is not valid JSON",
         "c.yaml": "file of none of Axolotl",
         "d.json": "cannot be read",
     }
@@ -429,3 +429,50 @@ def test_a_model_in_mlxs_form_is_told_where_no_other_is_given(place, given, coun
 def test_placeholders_are_told(place):
     notes = converted(place, "axolotl.yml", {"output_dir": "${OUT}/qwen"})[1].notes
     assert "${OUT} in output.dir is not filled in: write the value out" in notes
+
+
+ALIASES = """\
+shared: &shared
+  r: 8
+  lora_alpha: 16
+.more: &more {learning_rate: 1e-3, num_epochs: 2}
+base_model: base
+datasets: [{path: &data rows.jsonl, type: alpaca}]
+test_datasets: [{path: *data, type: alpaca}]
+lora_model_dir: &none
+sequence_len: 64
+micro_batch_size: 3
+learning_rate: 1e-4
+<<: [*more, {seed: 7, learning_rate: 5e-5}]
+"""
+
+
+def test_anchors_and_merge_keys_of_theirs_are_written_out(place):
+    (place / "aliases.yml").write_text(ALIASES)
+    with pytest.raises(
+        ConfigError, match=r"init --from .*aliases.yml` converts this file, .* Axolotl"
+    ):
+        load_config(place / "aliases.yml")
+    taken = convert_file(place / "aliases.yml", {}).taken
+    values = {key: taken[key].value for key in taken}
+    # A mapping's own keys win, then those of the mapping that is merged first.
+    assert values["optim.learning_rate"] == 1e-4
+    assert (values["train.num_train_epochs"], values["train.seed"]) == (2, 7)
+    assert values["data.eval"] == values["data.train"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "base_model: &a {b: *a}\n",
+        "base_model: &a {<<: *a}\n",
+        "a0: &a0 {x: 1}\n" + "".join(
+            f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}\n" for i in range(1, 12)
+        ),
+    ],
+    ids=["itself", "merged into itself", "a billion merges"],
+)  # fmt: skip
+def test_aliases_without_end_are_refused(place, text):
+    (place / "endless.yml").write_text(text)
+    with pytest.raises(ConfigError, match="too large or too deep with its aliases"):
+        convert_file(place / "endless.yml", {})

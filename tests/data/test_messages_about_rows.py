@@ -34,7 +34,7 @@ def test_unknown_roles_are_named(tmp_path):
 
 def test_some_rows_without_an_answer(tmp_path):
     dataset = load(tmp_path, [chat("user", "assistant"), chat("user", "ai")])
-    assert len(dataset) == 1 and "1 of 2 rows hold no turn" in dataset.warnings[0]
+    assert len(dataset) == 1 and "1 of 2 rows holds no turn" in dataset.warnings[0]
     assert not any("max_seq_length" in text for text in dataset.warnings)
 
 
@@ -45,9 +45,7 @@ def test_roles_that_a_template_drops(tmp_path):
     )
     rows = [chat("user", "narrator", "assistant"), chat("user", "assistant")]
     dataset = load(tmp_path, rows, Preparation(256, chat_template=template))
-    assert any(
-        "leaves messages of the role 'narrator' out of 1 rows" in t for t in dataset.warnings
-    )
+    assert any("leaves messages of the role 'narrator' out of 1 row" in t for t in dataset.warnings)
 
 
 QUESTION = {"question": "a", "answer": "b"}

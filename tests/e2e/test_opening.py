@@ -85,6 +85,13 @@ def test_log_eval_and_merged_model_agree(place, tmp_path):
     assert merged == pytest.approx(logged(place), abs=2e-6)
 
 
+def test_the_tokenizer_beside_the_adapter_is_enough_to_measure(place, tmp_path):
+    bare = tmp_path / "bare"
+    shutil.copytree(place / "model", bare, ignore=shutil.ignore_patterns("tokenizer*"))
+    measured = qlora_wgpu.evaluate(place / "out", overrides=[f"model.path={bare}"])
+    assert measured.adapter.loss == pytest.approx(logged(place), abs=2e-6)
+
+
 def test_without_a_run_the_configuration_counts(place, tmp_path):
     shutil.copytree(place / "out/adapter", tmp_path / "adapter")
     notes = Notes()

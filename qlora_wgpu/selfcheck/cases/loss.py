@@ -76,10 +76,11 @@ def check_cross_entropy(
 def check_logits(run: Runner, softcap: float | None, labels: bool) -> None:
     """Logits of the rows that have a label, capped, and the loss without a gradient.
 
-    It is small, as every label is the likeliest: an error of the logarithm shows.
+    It is small, as every label is the likeliest: an error of the logarithm shows. The rows are of
+    all sizes, so that those of a cap's parts show, too.
     """
     hidden, head = normal("hidden", ROWS, _COLUMNS), normal("head", _VOCAB, _COLUMNS)
-    hidden *= np.array([0.3, 3.0])[np.arange(ROWS) % 2, None]
+    hidden *= np.geomspace(0.02, 3.0, ROWS)[:, None]
     exact = 0.7 * run.rounded(hidden) @ run.rounded(head).T
     exact = exact if softcap is None else softcap * np.tanh(exact / softcap)
     targets = np.where(_targets(1, ROWS) == IGNORE_INDEX, IGNORE_INDEX, exact.argmax(axis=1))
@@ -92,7 +93,7 @@ def check_logits(run: Runner, softcap: float | None, labels: bool) -> None:
     if labels:
         cross_entropy(run.graph, th, module, batch, stats, gradient=False)
     got, got_stats = run.run(logits, stats)
-    run.compare(got[: len(rows) - first], exact[rows[first:]])
+    run.compare(got[: len(rows) - first], exact[rows[first:]], by_row=True)
     if labels:
         options = (run.rounded(hidden), run.rounded(head), targets[0], 0.7, softcap, 0.0, 0.0)
         loss = cross_entropy_reference.forward(*options)
