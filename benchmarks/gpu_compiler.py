@@ -8,7 +8,8 @@ Every kernel of the models' training plans is made into SPIR-V by the WebGPU imp
 Mesa's software GPU, and compiled by RADV for a family of cards: registers and what of them spills
 to scratch memory, workgroup memory (LDS), waves that a SIMD holds at once, and RADV's own estimates
 of a wave's latency and inverse throughput in cycles, which take every loop for a few turns. Linux,
-and the package mesa-vulkan-drivers, are all it takes.
+and the package mesa-vulkan-drivers, are all it takes. Kernels for matrix units (16 x 16 x 16, f16)
+are among them with ``--backend dawn``, a Mesa whose software GPU has some, and a family that has.
 """
 
 from __future__ import annotations
@@ -42,6 +43,11 @@ class Front:
         self._capture.install(BACKENDS[backend].module)
         self._device = Device(backend=backend)
 
+    @property
+    def has_matrix_units(self) -> bool:
+        """Whether it has a language for them."""
+        return "subgroup-matrix" in self._device.features
+
     def write(self, shader: Shader, file: Path) -> Outcome | None:
         """Writes a shader's SPIR-V; what became of it where it does not compile."""
         try:
@@ -70,10 +76,12 @@ def compiled(
 
 
 def run(args: argparse.Namespace) -> dict[str, object]:
+    radv, front = Radv(args.family), Front(args.backend)
+    looked_at = profiles(GPU_PROFILE, args.products, matrix=front.has_matrix_units)
     plans = [
         trace(model, kind, profile, args.seq, args.layers)
         for model in args.model
-        for kind, profile in profiles(GPU_PROFILE, args.products).items()
+        for kind, profile in looked_at.items()
     ]
     shaders = {
         label: shader
@@ -85,8 +93,7 @@ def run(args: argparse.Namespace) -> dict[str, object]:
         raise ConfigError(f"no kernel of these plans begins with {' or '.join(args.only)}")
     if args.assembly:
         args.assembly.mkdir(parents=True, exist_ok=True)
-    radv = Radv(args.family)
-    outcomes = compiled(Front(args.backend), radv, shaders.values(), args.assembly)
+    outcomes = compiled(front, radv, shaders.values(), args.assembly)
     return to_json(args.family, plans, outcomes)
 
 
@@ -98,7 +105,7 @@ def main() -> int:
     parser.add_argument(
         "--products",
         nargs="+",
-        choices=("default", "register", "tiled"),
+        choices=("default", "register", "tiled", "matrix"),
         default=[],
         help="kinds of products; all if not given",
     )

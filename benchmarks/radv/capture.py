@@ -7,7 +7,6 @@ first, so that a stranger's function can stand before ``vkCreateShaderModule``.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -17,10 +16,13 @@ from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.wgsl import Shader
 from radv.elf import replace_import
+from radv.spirv import empty_module, interface
 
 _Pointer, _Name = ctypes.c_void_p, ctypes.c_char_p
 _Lookup = ctypes.CFUNCTYPE(_Pointer, _Pointer, _Name)
+MATRIX = 16  # rows, columns and depth of what AMD's, NVIDIA's and Intel's matrix units multiply
 _CreateModule = ctypes.CFUNCTYPE(ctypes.c_int, _Pointer, _Pointer, _Pointer, _Pointer)
+_ListMatrices = ctypes.CFUNCTYPE(ctypes.c_int, _Pointer, _Pointer, _Pointer)
 
 
 class _ModuleInfo(ctypes.Structure):
@@ -35,19 +37,39 @@ class _ModuleInfo(ctypes.Structure):
     )
 
 
+class _MatrixProperties(ctypes.Structure):
+    """VkCooperativeMatrixPropertiesKHR; the rest are element types and what shares a product."""
+
+    _fields_ = (
+        ("type", ctypes.c_uint32),
+        ("next", _Pointer),
+        ("m", ctypes.c_uint32),
+        ("n", ctypes.c_uint32),
+        ("k", ctypes.c_uint32),
+        ("rest", ctypes.c_uint32 * 6),
+    )
+
+
 class Capture:
-    """Sees every shader module that a process makes from now on."""
+    """Catches shader modules on their way to the driver.
+
+    To the WebGPU implementation, the driver's matrix units are those of a card: ``MATRIX`` at once.
+    """
 
     def __init__(self) -> None:
         """Sees nothing yet."""
-        self._newest: bytes | None = None
+        self._catches = False
+        self._caught: bytes | None = None
         self._real: dict[bytes, Any] = {}
         # C calls them for as long as the process lives.
         self._look_up = {
             b"vkGetInstanceProcAddr": _Lookup(self._instance_function),
             b"vkGetDeviceProcAddr": _Lookup(self._device_function),
         }
-        self._create = _CreateModule(self._create_module)
+        self._own = {
+            b"vkCreateShaderModule": _CreateModule(self._create_module),
+            b"vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR": _ListMatrices(self._matrices),
+        }
         self._dlsym = _Lookup(self._symbol)
         self._real[b"dlsym"] = ctypes.CDLL(None).dlsym
         self._real[b"dlsym"].argtypes, self._real[b"dlsym"].restype = (_Pointer, _Name), _Pointer
@@ -71,11 +93,14 @@ class Capture:
         Raises:
             DeviceError: If the shader cannot be compiled.
         """
-        self._newest = None
-        device.pipeline(shader)
-        if self._newest is None:
+        self._caught, self._catches = None, True
+        try:
+            device.pipeline(shader)
+        finally:
+            self._catches = False
+        if self._caught is None:
             raise DeviceError(f"{shader.label}: no SPIR-V was seen on its way to the driver")
-        return self._newest
+        return self._caught
 
     def _symbol(self, handle: int | None, name: bytes) -> int | None:
         return self._instead(name, self._real[b"dlsym"](handle, name))
@@ -87,17 +112,30 @@ class Capture:
         return self._instead(name, self._real[b"vkGetDeviceProcAddr"](device, name))
 
     def _instead(self, name: bytes, function: int | None) -> int | None:
-        own: Any = self._create if name == b"vkCreateShaderModule" else self._look_up.get(name)
+        own: Any = self._own.get(name) or self._look_up.get(name)
         if own is None or function is None:
             return function
-        kind: Callable[[int], Any] = type(own)
-        self._real[name] = kind(function)
+        self._real[name] = type(own)(function)
         return _address(own)
 
     def _create_module(self, device: int, info: int, allocator: int | None, module: int) -> int:
-        made = _ModuleInfo.from_address(info)
-        self._newest = ctypes.string_at(made.code, made.nbytes)
+        if self._catches:  # the driver, whose code nobody runs, gets a module that does nothing
+            made = _ModuleInfo.from_address(info)
+            self._caught = ctypes.string_at(made.code, made.nbytes)
+            empty = empty_module(interface(self._caught)[0])
+            kept = ctypes.create_string_buffer(empty)
+            other = _ModuleInfo(made.type, None, 0, len(empty), ctypes.addressof(kept))
+            info = ctypes.addressof(other)
         result: int = self._real[b"vkCreateShaderModule"](device, info, allocator, module)
+        return result
+
+    def _matrices(self, physical: int, count: int, rows: int | None) -> int:
+        name = b"vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR"
+        result: int = self._real[name](physical, count, rows)
+        if rows is not None:
+            listed = _MatrixProperties * ctypes.c_uint32.from_address(count).value
+            for row in listed.from_address(rows):
+                row.m = row.n = row.k = MATRIX
         return result
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from radv.spirv import interface
+from radv.spirv import MATRIX_SUBGROUP, interface, uses_matrix_units
 from radv.vulkan import Compiler, VulkanError
 
 _SECONDS = 120  # for one kernel
@@ -26,10 +26,12 @@ _SECONDS = 120  # for one kernel
 def compile_one(compiler: Compiler, module: Path, assembly: bool) -> None:
     """Compiles one; what is known is written at once, since the rest may fail."""
     code = module.read_bytes()
-    figures = asdict(compiler.look_at(compiler.compile(code, *interface(code))))
+    described = (code, *interface(code))
+    size = MATRIX_SUBGROUP if uses_matrix_units(code) else None
+    figures = asdict(compiler.look_at(compiler.compile(*described, subgroup_size=size)))
     module.with_suffix(".json").write_text(json.dumps(figures))
     if assembly:
-        texts = compiler.texts(compiler.compile(code, *interface(code), texts=True))
+        texts = compiler.texts(compiler.compile(*described, subgroup_size=size, texts=True))
         module.with_suffix(".s").write_text(texts["Assembly"])
 
 

@@ -18,6 +18,8 @@ from qlora_wgpu.model.options import StepOptions
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.training.optimizer import trace_update
 from qlora_wgpu.training.schedule import STEP_NUMBERS
+from radv.capture import MATRIX
+from radv.spirv import MATRIX_SUBGROUP
 
 MODELS = ("llama-3.2-1b", "llama-3.1-8b")
 MOST_BINDING = (1 << 31) - 1  # what most cards allow
@@ -38,18 +40,21 @@ class KernelPlan:
     shaders: dict[str, Shader]
 
 
-def profiles(own: Profile, products: Sequence[str]) -> dict[str, Profile]:
+def profiles(own: Profile, products: Sequence[str], *, matrix: bool) -> dict[str, Profile]:
     """The profiles to look at, by name.
 
     Args:
         own: The GPU's default.
         products: Kinds of products to look at, ``"default"`` for its own; none for all.
+        matrix: Whether those on matrix units are among all.
     """
-    default, *others = (own.gemm_kind, "register", "tiled")
+    default = own.gemm_kind
+    own = replace(own, matrix=(MATRIX, MATRIX, MATRIX, MATRIX_SUBGROUP))
     kinds = [default if kind == "default" else kind for kind in products]
+    every = [default, "register", "tiled", *(["matrix"] if matrix else [])]
     return {
         f"{kind}{' (the default)' * (kind == default)}": replace(own, gemm_kind=kind)
-        for kind in dict.fromkeys(kinds or [default, *others])
+        for kind in dict.fromkeys(kinds or every)
     }
 
 

@@ -1,12 +1,17 @@
-"""What is read off a SPIR-V module: its entry point, its bindings and its barriers."""
+"""What is read off a SPIR-V module: its entry point, bindings, barriers and matrices."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
 
-_ENTRY_POINT, _VARIABLE, _DECORATE, _BARRIER = 15, 59, 71, 224
+# Operations, by their names in the specification.
+_MEMORY_MODEL, _ENTRY_POINT, _EXECUTION_MODE, _CAPABILITY = 14, 15, 16, 17
+_TYPE_VOID, _TYPE_FUNCTION, _FUNCTION, _FUNCTION_END, _VARIABLE = 19, 33, 54, 56, 59
+_DECORATE, _BARRIER, _LABEL, _RETURN = 71, 224, 248, 253
+_MATRICES = 6022  # the capability CooperativeMatrixKHR
 _BINDING, _SET = 33, 34
+MATRIX_SUBGROUP = 32  # invocations that multiply matrices together, of cards
 _HEADER = 5  # words
 # Storage classes, and Vulkan's descriptor types of what this project's shaders have in them.
 _STORAGE_IMAGE, _UNIFORM_BUFFER, _STORAGE_BUFFER = 3, 6, 7
@@ -32,9 +37,36 @@ def interface(code: bytes) -> tuple[bytes, dict[int, dict[int, int]]]:
     return entry, sets
 
 
+def empty_module(entry: bytes) -> bytes:
+    """A compute shader with this entry point that does nothing."""
+    name = entry + bytes(4 - len(entry) % 4)
+    void, function, main, label = 1, 2, 3, 4
+    instructions = [
+        (_CAPABILITY, 1),  # Shader
+        (_MEMORY_MODEL, 0, 1),  # Logical, GLSL450
+        (_ENTRY_POINT, 5, main, *struct.unpack(f"<{len(name) // 4}I", name)),  # GLCompute
+        (_EXECUTION_MODE, main, 17, 1, 1, 1),  # LocalSize
+        (_TYPE_VOID, void),
+        (_TYPE_FUNCTION, function, void),
+        (_FUNCTION, void, main, 0, function),
+        (_LABEL, label),
+        (_RETURN,),
+        (_FUNCTION_END,),
+    ]
+    words = [0x07230203, 0x00010000, 0, label + 1, 0]
+    for operation, *operands in instructions:
+        words += [(len(operands) + 1) << 16 | operation, *operands]
+    return struct.pack(f"<{len(words)}I", *words)
+
+
 def barriers(code: bytes) -> int:
     """How often a module's text waits for its workgroup."""
     return sum(operation == _BARRIER for operation, _ in _instructions(code))
+
+
+def uses_matrix_units(code: bytes) -> bool:
+    """Whether subgroups of a module multiply matrices."""
+    return (_CAPABILITY, (_MATRICES,)) in _instructions(code)
 
 
 def _instructions(code: bytes) -> Iterator[tuple[int, tuple[int, ...]]]:

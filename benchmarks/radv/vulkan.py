@@ -53,6 +53,10 @@ class _ExecutableFeatures(Structure):
     _fields_ = (*_Chained, ("executable_info", c_uint32))
 
 
+class _SubgroupFeatures(Structure):
+    _fields_ = (*_Chained, ("size_control", c_uint32), ("full", c_uint32))
+
+
 class _Features(Structure):
     _fields_ = (*_Chained, ("features", c_uint32 * 55))
 
@@ -99,6 +103,10 @@ class _StageInfo(Structure):
         *_Chained, ("flags", c_uint32), ("stage", c_uint32), ("module", c_uint64),
         ("name", c_char_p), ("specialization", pointer),
     )  # fmt: skip
+
+
+class _SubgroupInfo(Structure):
+    _fields_ = (*_Chained, ("size", c_uint32))
 
 
 class _PipelineInfo(Structure):
@@ -195,7 +203,8 @@ class Compiler:
         features = _Features(1000059000)
         self._vk.vkGetPhysicalDeviceFeatures2(physical, byref(features))
         wanted = _ExecutableFeatures(1000269000, None, 1)
-        features.next = ctypes.addressof(wanted)
+        sizes = _SubgroupFeatures(1000225002, ctypes.addressof(wanted), 1, 1)
+        features.next = ctypes.addressof(sizes)
         priority, names = c_float(1.0), (c_char_p * 1)(_EXTENSION)
         queue = _QueueInfo(2, None, 0, 0, 1, ctypes.pointer(priority))
         chain, device = ctypes.addressof(features), pointer()
@@ -213,7 +222,13 @@ class Compiler:
         return handle.value
 
     def compile(
-        self, code: bytes, entry: bytes, sets: dict[int, dict[int, int]], *, texts: bool = False
+        self,
+        code: bytes,
+        entry: bytes,
+        sets: dict[int, dict[int, int]],
+        *,
+        subgroup_size: int | None = None,
+        texts: bool = False,
     ) -> int:
         """Compiles a module; returns the pipeline.
 
@@ -221,10 +236,13 @@ class Compiler:
             code: SPIR-V.
             entry: The entry point's name.
             sets: Types of descriptors by set and binding.
+            subgroup_size: Invocations of a subgroup; the driver's choice by default.
             texts: Whether its code can be asked for afterwards.
         """
         module = self._made("vkCreateShaderModule", _ModuleInfo(16, None, 0, len(code), code))
-        stage = _StageInfo(18, None, 0, _COMPUTE, module, entry, None)
+        size = _SubgroupInfo(1000225001, None, subgroup_size or 0)
+        chain = ctypes.addressof(size) if subgroup_size else None
+        stage = _StageInfo(18, chain, 0, _COMPUTE, module, entry, None)
         flags = _CAPTURE_STATISTICS | (_CAPTURE_TEXTS if texts else 0)
         info = _PipelineInfo(29, None, flags, stage, self._layout(sets), 0, -1)
         pipeline = c_uint64()
