@@ -163,7 +163,8 @@ def _figures(settings: Config, prepared: runs.PreparedData, *, held_out: bool) -
     if settings.data.packing:
         row = max(settings.data.max_seq_length, plan.longest)
         full = 100 * total / (len(plan.rows) * row)
-        table.add_row("packed", f"into {len(plan.rows):,} rows of {row:,}, {full:.1f} % full")
+        rows = "1 row" if len(plan.rows) == 1 else f"{len(plan.rows):,} rows"
+        table.add_row("packed", f"into {rows} of {row:,} tokens, {full:.1f} % full")
     table.add_row(
         "steps",
         f"{plan.steps_per_epoch:,} an epoch, {plan.total_steps:,} in all, of "

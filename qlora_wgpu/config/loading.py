@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from qlora_wgpu.config.dialects.conversion import dialect_of
 from qlora_wgpu.config.overrides import located
 from qlora_wgpu.config.paths import resolve_path
-from qlora_wgpu.config.problems import Problem, config_error, problems_of, shown
+from qlora_wgpu.config.problems import Problem, config_error, in_quotes, problems_of, shown
 from qlora_wgpu.config.renamed import new_name, new_names, with_new_names
 from qlora_wgpu.config.schema import Config, sections
 from qlora_wgpu.config.suggestions import suggest_key
@@ -139,7 +139,7 @@ def _where(problem: Problem, file: YamlFile, name: str, origin: dict[tuple[str, 
     if problem.kind == "missing":
         return f" in {name}"
     if problem.loc[:2] in origin:
-        return f" in the override '{origin[problem.loc[:2]]}'"
+        return f" in the override {in_quotes(origin[problem.loc[:2]])}"
     loc = problem.loc
     while loc and loc not in file.lines:
         loc = loc[:-1]
@@ -186,7 +186,7 @@ def _parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     key, equals, raw = text.partition("=")
     key = key.strip()
     if not equals or key.startswith("-"):
-        raise ConfigError(f"the override '{text}' must look like section.key=value")
+        raise ConfigError(f"the override {in_quotes(text)} must look like section.key=value")
     section, dot, leaf = key.partition(".")
     leaf, entry_dot, entry = leaf.partition(".")
     keys = sections()
@@ -197,11 +197,13 @@ def _parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     if not dot or entry_dot or not is_key:
         if section in keys and not dot:
             raise ConfigError(
-                f"the override '{text}' names a whole section: set its keys one by one, such as "
-                f"{section}.{keys[section][0]}=..."
+                f"the override {in_quotes(text)} names a whole section: set its keys one by one, "
+                f"such as {section}.{keys[section][0]}=..."
             )
         loc = (section, leaf) if section in keys and not entry_dot else (key,)
-        raise ConfigError(f"unknown key '{key}' in the override '{text}'{suggest_key(loc)}")
+        raise ConfigError(
+            f"unknown key '{key}' in the override {in_quotes(text)}{suggest_key(loc)}"
+        )
     return (section, leaf), _override_value(section, leaf, raw.strip(), text)
 
 
@@ -229,7 +231,7 @@ def _override_value(section: str, leaf: str, raw: str, text: str, *, entry: bool
     if not entry and _holds_mapping(section, leaf):
         raw = _SPACELESS.sub(r"\1: ", raw)  # a shell takes spaces for the end of an argument
     try:
-        value = parse_yaml_value(raw, f"the override '{text}'")
+        value = parse_yaml_value(raw, f"the override {in_quotes(text)}")
     except ConfigError:
         if not holds_text:
             raise

@@ -14,10 +14,24 @@ from qlora_wgpu.data.json_rows import json_lines, json_list
 from qlora_wgpu.data.splits import VALIDATION, Selection, by_split, canonical, chosen_split
 from qlora_wgpu.data.tables import csv_rows, parquet_rows
 from qlora_wgpu.errors import DataError
+from qlora_wgpu.files import open_file
 from qlora_wgpu.limits import MAX_ENTRIES
 
 _PACKED = (".gz", ".zst", ".xz", ".bz2", ".zip")
-ABOUT = ("dataset_infos.json", "dataset_info.json", "state.json")  # of a data set, no rows of it
+_CONTENTS = {
+    b"\x1f\x8b": "gzip",
+    b"PK\x03\x04": "zip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\xfd7zXZ\x00": "xz",
+    b"BZh": "bzip2",
+    b"PAR1": "Parquet",
+}
+_SIGNATURE = max(map(len, _CONTENTS))  # bytes
+# Of a data set or a model, no rows of it.
+ABOUT = (
+    *("dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json"),
+    *("config.json", "generation_config.json"),
+)
 KINDS = "a .jsonl, .json, .csv, .parquet or .txt file"
 
 
@@ -47,7 +61,22 @@ def check_file(path: Path) -> str:
         raise DataError(f"{path} is no regular file, such as a pipe or a device: copy it into one")
     if status.st_size == 0:
         raise DataError(f"the data file {path} is empty")
+    _refuse_other_contents(path, suffix)
     return suffix
+
+
+def _refuse_other_contents(path: Path, suffix: str) -> None:
+    """Refuses what is packed, or a table, whatever its name says."""
+    try:
+        with open_file(path) as file:
+            begin = file.read(_SIGNATURE)
+    except OSError as err:
+        raise DataError(f"the data file {path} cannot be read: {err.strerror or err}") from err
+    kind = next((kind for sign, kind in _CONTENTS.items() if begin.startswith(sign)), "")
+    if kind == "Parquet" and suffix != ".parquet":
+        raise DataError(f"the data file {path} is a Parquet file: let its name end in .parquet")
+    if kind not in ("", "Parquet"):
+        raise DataError(f"the data file {path} is compressed ({kind}): unpack it first")
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -99,7 +128,7 @@ def select_files(path: Path, *, held_out: bool = False) -> Selection:
     for file in selected:
         check_file(file)
     left_out = {name: [str(p) for p in paths] for name, paths in splits.items()}
-    return Selection(folder.name, selected, chosen, left_out)
+    return Selection(folder.resolve().name, selected, chosen, left_out, folder)
 
 
 def has_validation(path: Path) -> bool:

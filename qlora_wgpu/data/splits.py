@@ -34,12 +34,14 @@ class Selection:
         files: The files that are read.
         split: Their split; empty where the names tell none.
         left_out: Names of the other files by their split.
+        root: The folder that they lie in, if one was named.
     """
 
     name: str
     files: Sequence[Path]
     split: str
     left_out: dict[str, list[str]]
+    root: Path | None = None
 
 
 def canonical(split: str) -> str:

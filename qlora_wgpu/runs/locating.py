@@ -40,7 +40,7 @@ def locate(place: str | None, model: str | None = None, adapter: str | None = No
     """
     if place is not None and adapter is not None:
         raise ConfigError(f"{place} and --adapter {adapter} both name an adapter: leave one out")
-    if place is not None and (own := _adapter_in(place)) is not None:
+    if place is not None and (own := adapter_in(place)) is not None:
         adapter = own
     elif place is not None and model is not None:
         raise ConfigError(f"{place} and --model {model} both name a model: leave one out")
@@ -111,8 +111,12 @@ def base_in(settings: Config) -> str:
     return path
 
 
-def _adapter_in(place: str) -> str | None:
-    """The adapter of a run's or an adapter's folder; None where it is neither."""
+def adapter_in(place: str) -> str | None:
+    """The adapter of a run's or an adapter's folder; None where a model is named.
+
+    Raises:
+        ConfigError: If it is nothing of these.
+    """
     folder = Path(place).expanduser()
     if _holds_adapter(folder):
         return str(folder)

@@ -112,6 +112,11 @@ def test_from_python(place):
     assert other.quant == QuantConfig(**QUANT) and other.compute_dtype == "bfloat16"
 
 
+def test_a_folder_of_checkpoints_names_the_run(place):
+    with pytest.raises(ConfigError, match=r"model in .*checkpoints: did you mean .*/out\?"):
+        qlora_wgpu.open_adapter(place / "out" / "checkpoints")
+
+
 def test_other_quantization_than_trained_is_told(place, device):
     path, lora = place / "model", LoraConfig(r=4, lora_alpha=8)
     model = QLoRAModel.from_pretrained(path, lora, device=device)

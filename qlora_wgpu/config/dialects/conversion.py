@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.config.dialects import axolotl, llama_factory, mlx_lm, trl
+from qlora_wgpu.config.dialects import axolotl, llama_factory, llama_factory_v1, mlx_lm, trl
 from qlora_wgpu.config.dialects.draft import Dialect, Draft, LeftOut, NumLayers, Taken
 from qlora_wgpu.config.json_object import read_json_object
 from qlora_wgpu.config.schema import Config, sections
@@ -16,7 +16,13 @@ from qlora_wgpu.config.yaml_file import dump_yaml, read_yaml_file
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.limits import YAML_BYTES
 
-DIALECTS = (axolotl.DIALECT, trl.DIALECT, llama_factory.DIALECT, mlx_lm.DIALECT)
+DIALECTS = (
+    axolotl.DIALECT,
+    trl.DIALECT,
+    llama_factory.DIALECT,
+    mlx_lm.DIALECT,
+    llama_factory_v1.DIALECT,
+)
 _PLACEHOLDER = re.compile(r"\$\{\w+[^}]*\}|\$[A-Z_]+\b")
 _WIDTH = 42  # of what stands before a comment
 

@@ -37,6 +37,10 @@ _DEFAULTS = {
 }
 _COLUMNS = {"instruction": "prompt", "input": "query", "output": "response", "system": "system",
             "history": "history"}  # fmt: skip
+ALPACA_PROMPT = (
+    "rows of instruction and output stand in Alpaca's prompt here, in LLaMA-Factory in the chat "
+    "template; an earlier answer in their history is not learnt"
+)
 _ROLES = {
     "user_tag": ("human", "user"),
     "assistant_tag": ("gpt", "assistant"),
@@ -115,10 +119,7 @@ def _convert_dataset(draft: Draft, name: str, folder: Path, *, documents: bool) 
     elif entry.get("formatting", "alpaca") == "alpaca":
         renamed = {ours: columns.get(theirs) for ours, theirs in _COLUMNS.items()}
         set_rows(draft, "instruction/output", renamed, origin)
-        draft.notes.append(
-            "rows of instruction and output stand in Alpaca's prompt here, in LLaMA-Factory in the "
-            "chat template; an earlier answer in their history is not learnt"
-        )
+        draft.notes.append(ALPACA_PROMPT)
     else:
         _leave_tags_out(draft, tags)
         row_format = "messages" if tags.get("role_tag") == "role" else "conversations"

@@ -14,6 +14,7 @@ from qlora_wgpu.ops.adamw import AdamWConfig, AdamWState, adamw
 from qlora_wgpu.ops.cross_entropy import Objective, cross_entropy, logits_of_rows
 from qlora_wgpu.ops.embedding import embedding
 from qlora_wgpu.ops.modules import DenseMatrix, Head
+from qlora_wgpu.ops.tensor import softcap_in_place
 from qlora_wgpu.reference import adamw as adamw_reference
 from qlora_wgpu.reference import cross_entropy as cross_entropy_reference
 from qlora_wgpu.reference import embedding as embedding_reference
@@ -99,6 +100,17 @@ def check_logits(run: Runner, softcap: float | None, labels: bool) -> None:
         loss = cross_entropy_reference.forward(*options)
         for value, sum_ in zip(got_stats[0], (0.5 + loss, 7.0 + len(rows)), strict=False):
             run.compare(value, np.array(sum_))
+
+
+def check_softcap(run: Runner) -> None:
+    """Logits of all sizes: of each, what the cap takes away, which is little of small ones."""
+    cap = 5.0
+    y = np.geomspace(0.2, 40.0, 8 * ROWS).reshape(ROWS, 8) * np.sign(normal("signs", ROWS, 8))
+    y = y.astype(np.float32).astype(np.float64)
+    capped = run.float32(y)
+    softcap_in_place(run.graph, capped, cap)
+    (got,) = run.run(capped)
+    run.compare(y - got, y - cap * np.tanh(y / cap), inner=2.0**-23 * np.abs(y), by_row=True)
 
 
 @each((0.0, None), (5.0, KEY), (5.0, None))
