@@ -82,6 +82,7 @@ def _matrix_rate(device: Device) -> float:
         ("M", m),
         ("N", n),
         ("SUBGROUPS", _MATRIX_SUBGROUPS),
+        ("SUBGROUP_SIZE", threads),
     )
     groups = _MATRIX_GROUPS[device.is_cpu]
     try:

@@ -1,7 +1,8 @@
 enable f16;
 enable chromium_experimental_subgroup_matrix;
 // The most that matrix units multiply: eight independent sums of a subgroup, of four left and two
-// right matrices that are loaded once. Launcher: bench/ceilings.py.
+// right matrices that are loaded once. Subgroups have SUBGROUP_SIZE invocations. Launcher:
+// bench/ceilings.py.
 
 struct Params {
     turns: u32,
