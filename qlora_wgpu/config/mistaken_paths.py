@@ -10,6 +10,7 @@ from pathlib import Path
 
 from qlora_wgpu.config.paths import DATA_SUFFIXES
 from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.files import open_file
 
 _YAML = (".yaml", ".yml")
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
@@ -41,7 +42,10 @@ def _folder(path: Path) -> str:
         kind = "a run's folder" if "metrics.jsonl" in names else "a folder"
         return f"{kind}: name the YAML file in it, such as {path / file}"
     if "adapter_config.json" in names:
-        return "an adapter's folder, not a configuration: name the YAML file of a run"
+        return (
+            "an adapter's folder, not a configuration: name the YAML file of a run, and the "
+            "adapter in it (lora.init_from) or beside it (eval --adapter)"
+        )
     if "config.json" in names:
         return _model(path, "a model's folder")
     if any(name.lower().endswith(DATA_SUFFIXES) for name in names):
@@ -73,7 +77,7 @@ def _is_list(path: Path) -> bool:
     """Whether a JSON file holds a list; another trainer's configuration is an object."""
     if not path.is_file():
         return False
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return file.read(_FIRST).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
 
 

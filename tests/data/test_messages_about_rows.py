@@ -136,6 +136,12 @@ def test_compressed_files(tmp_path):
         load_dataset(path, tiny_tokenizer(), 256, how=CHATML)
 
 
+def test_an_odd_role_that_a_template_refuses_is_named(tmp_path):
+    how = Preparation(64, chat_template="mistral")
+    with pytest.raises(DataError, match=r"refuses .* \(its roles are 'assistnat', 'user'\)"):
+        load(tmp_path, [chat("user", "assistnat")], how)
+
+
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
