@@ -28,11 +28,13 @@ from qlora_wgpu.data.splits import Selection
 from qlora_wgpu.data.tally import Tally
 from qlora_wgpu.data.text_file import file_parts
 from qlora_wgpu.data.tokenizer import Tokenizer
-from qlora_wgpu.errors import DataError, TokenizerError
+from qlora_wgpu.errors import DataError, QLoRAError, TokenizerError
 
 __all__ = ["Dataset", "Example", "Preparation", "load_dataset"]
 
 _REPORTED_EVERY = 256  # rows between two reports of progress
+_ROWS_AHEAD = 64  # whose conversations are rendered at once
+_Row = tuple[str, dict[str, Any], str]  # where it stands, the row, and its format
 
 
 def load_dataset(
@@ -201,6 +203,21 @@ def _not_blank(path: Path) -> Iterator[str]:
         raise DataError(f"{path.name} holds no text")
 
 
+def _groups(rows: Iterator[_Row]) -> Iterator[list[_Row]]:
+    """So many rows at a time; those before a wrong one come before its error."""
+    group: list[_Row] = []
+    try:
+        for row in rows:
+            group.append(row)
+            if len(group) == _ROWS_AHEAD:
+                yield group
+                group = []
+    except QLoRAError:
+        yield group
+        raise
+    yield group
+
+
 class _Source:
     """The files of a data set, and how their rows become examples."""
 
@@ -284,7 +301,7 @@ class _Source:
 
     def _encoded_rows(self, *, empty: bool) -> Iterator[Encoded]:
         tally = self._tally
-        for where, row, row_format in self._rows():
+        for where, row, row_format in self._rows_ahead():
             tally.read()
             if tally.counts.rows % _REPORTED_EVERY == 0:
                 self._progress(tally.counts.rows)
@@ -333,7 +350,13 @@ class _Source:
         ids = encoded.ids[kept]
         return Encoded(ids, encoded.labels[kept], self._tokenizer.decode(ids, False))
 
-    def _rows(self) -> Iterator[tuple[str, dict[str, Any], str]]:
+    def _rows_ahead(self) -> Iterator[_Row]:
+        """The rows, of which the chat template has rendered some at once."""
+        for rows in _groups(self._rows()):
+            self._encoder.look_ahead([(row, row_format) for _, row, row_format in rows])
+            yield from rows
+
+    def _rows(self) -> Iterator[_Row]:
         """Rows, where each stands, and their format, which all share; none where one is blank."""
         row_format: str | None = None if self._how.row_format == "auto" else self._how.row_format
         first = ""
