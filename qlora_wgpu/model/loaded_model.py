@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -116,11 +116,15 @@ class LoadedModel:
         """Closes it."""
         self.close()
 
-    def __getattr__(self, name: str) -> Any:
-        """What is not there: of a closed model, anything."""
-        if vars(self) or name.startswith("_"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        raise DeviceError("the model is closed: open it again with from_pretrained or open_adapter")
+    if not TYPE_CHECKING:  # else a checker would take any name for an attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """What is not there: of a closed model, anything."""
+            if vars(self) or name.startswith("_"):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            raise DeviceError(
+                "the model is closed: open it again with from_pretrained or open_adapter"
+            )
 
     def __repr__(self) -> str:
         """Base, adapter and device in a line."""
