@@ -60,14 +60,7 @@ def train(
         The run's figures, a text before and after, and what was written.
 
     Raises:
-        ConfigError: If the configuration is wrong, or ``output.dir`` holds another run.
-        CheckpointError: If the model or a checkpoint is missing or damaged, or the final adapter
-            could not be written into ``output.dir``; says where it is.
-        UnsupportedModelError: If the model asks for something that is not computed here.
-        DataError: If the data cannot be read or has nothing to learn.
-        DeviceError: If there is no usable GPU, or its driver computes wrongly.
-        OutOfMemoryError: If the device has no room.
-        TrainingError: If the loss is not finite or diverges.
+        QLoRAError: As ``qlora_wgpu.train`` says.
     """
     settings = as_config(config, overrides)
     observer = observer or Observer()
