@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import os
 import shlex
-from collections.abc import Iterable
 from pathlib import Path
 
 from qlora_wgpu.config.paths import DATA_SUFFIXES
@@ -85,6 +84,10 @@ def near_name(path: Path) -> str:
     """The end of a sentence about a file that is not there: one of almost that name, or a run's."""
     if (path.with_suffix("") / "config.yaml").is_file():
         return f": did you mean {path.with_suffix('') / 'config.yaml'}?"
-    names: Iterable[str] = [n for n in _names_in(path.parent) if n.endswith((*_YAML, ".json"))]
+    names = [
+        name
+        for name in _names_in(path.parent)
+        if name.endswith((*_YAML, ".json")) or (path.with_name(name) / "config.yaml").is_file()
+    ]
     near = difflib.get_close_matches(path.name, names, n=1)
     return f": did you mean {path.with_name(near[0])}?" if near else ""

@@ -142,6 +142,11 @@ def test_an_odd_role_that_a_template_refuses_is_named(tmp_path):
         load(tmp_path, [chat("user", "assistnat")], how)
 
 
+def test_one_row_in_place_of_a_list():
+    with pytest.raises(DataError, match="rows must be a list of rows, not one mapping"):
+        load_dataset({"text": "a"}, tiny_tokenizer(), 64)
+
+
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
