@@ -104,6 +104,7 @@ GPU_PROFILE = Profile(
     attention_keys=4,
     head_block=1 << 30,
     logits_bytes=128 << 20,
+    gemm_kind="tiled",
     least_workgroups=1024,
     lora_threads=64,
     lora_grad_group=(16, 16),

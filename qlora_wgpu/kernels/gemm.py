@@ -351,7 +351,7 @@ def _changes(profile: Profile) -> tuple[Change, ...]:
             {"gemm_kind": "tiled", "tile_group": (8, 8)},
         )
     return (
-        {"gemm_kind": "tiled", "tile_group": (16, 16)},
+        {"gemm_kind": "register"},
         {"gemm_kind": "tiled", "tile_group": (8, 8)},
         {"gemm_kind": "tiled", "tile_group": (16, 8)},
         {"gemm_kind": "register", "gemm_tile": 4, "gemm_group": (16, 8)},

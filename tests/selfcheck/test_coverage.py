@@ -17,7 +17,7 @@ from qlora_wgpu.selfcheck.results import _traced
 PROFILES = {
     "own": None,
     "buffers": CPU_PROFILE,
-    "registers": GPU_PROFILE,
+    "registers": replace(GPU_PROFILE, gemm_kind="register"),
     "workgroup memory": replace(GPU_PROFILE, gemm_kind="tiled"),
 }
 SETTINGS = (
