@@ -21,18 +21,20 @@ class Profile:
         gemm_group: Invocations of a GEMM's workgroup, along columns and rows.
         gemm_kind: ``"register"``, without workgroup memory; ``"tiled"``, with it; or ``"matrix"``,
             on matrix units.
-        tile_group: Invocations of a tiled GEMM's workgroup, along columns and rows, 8 × 8 results
-            each.
+        tile_group: Most invocations of a tiled GEMM's workgroup, along columns and rows, 8 × 8
+            results each.
         matrix: What the matrix units multiply: m, n, k, and the invocations that do it.
         matrix_tile: Subgroups of a workgroup along rows and columns, then the products of matrix
             units that each makes along rows and columns.
-        least_workgroups: Products of fewer are cut along their reduction, if that is long.
+        least_workgroups: Workgroups of 64 invocations that fill a GPU: products of fewer are cut
+            along their reduction, if that is long.
         skinny_tile: ``gemm_tile`` for GEMMs with as few columns as a LoRA rank.
         skinny_group: ``gemm_group`` for GEMMs with as few columns as a LoRA rank.
         lora_threads: Invocations that share a row of LoRA's products; 0 for skinny GEMMs.
         lora_grad_group: Invocations of a workgroup of LoRA's gradients: along columns, and those
             that share the rows.
-        attention_threads: Queries or keys of an attention workgroup.
+        attention_kind: ``"register"``, without workgroup memory; or ``"tiled"``, with it.
+        attention_threads: Queries or keys of an attention workgroup without such memory.
         attention_keys: Keys a query looks at in one turn, for heads of up to 128 elements.
         head_block: Rows of ``lm_head`` that one backward product covers, a multiple of 256; on
             CPUs so few that they stay in the cache.
@@ -59,6 +61,7 @@ class Profile:
     head_block: int
     logits_bytes: int
     gemm_kind: str = "register"
+    attention_kind: str = "register"
     tile_group: tuple[int, int] = (16, 16)
     matrix: tuple[int, ...] = ()
     matrix_tile: tuple[int, int, int, int] = (2, 4, 4, 2)
@@ -102,6 +105,7 @@ GPU_PROFILE = Profile(
     skinny_group=(1, 64),
     attention_threads=32,
     attention_keys=4,
+    attention_kind="tiled",
     head_block=1 << 30,
     logits_bytes=128 << 20,
     gemm_kind="tiled",

@@ -9,7 +9,6 @@ from qlora_wgpu.graph.dtype import ceil_div
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.kernels.kernel import Change, Tunable
 
-
 _LONG_ROW = 1 << 14  # columns, as a vocabulary has them
 _MOST_THREADS = 256  # that every GPU allows a workgroup
 
