@@ -111,7 +111,7 @@ GPU_PROFILE = Profile(
     gemm_kind="tiled",
     least_workgroups=1024,
     lora_threads=64,
-    lora_grad_group=(16, 16),
+    lora_grad_group=(8, 32),
 )
 
 
