@@ -9,6 +9,7 @@ from qlora_wgpu.graph.tensor import Tensor
 
 PARTIALS = 256
 STATS_LOSS, STATS_TOKENS, STATS_NORM, STATS_FACTOR, STATS_LENGTH = 0, 1, 2, 3, 4
+SATURATED_OFFSET = 256  # bytes; the largest alignment of a binding
 
 
 @dataclass(frozen=True)

@@ -1,36 +1,45 @@
+//#if HALF
 enable f16;
+//#endif
 enable chromium_experimental_subgroup_matrix;
-// What one product on matrix units gives: result = 2 · left · right, with right read by rows the
-// first time and by columns, from a transposed copy, the second. One subgroup. Launcher:
-// gpu/probe.py.
+// result = left · rightᵀ (W_ROWS) or left · right by the very tile that products are made of, in
+// one workgroup whose subgroups each make another part; and what each invocation sees of its
+// subgroup: (size, subgroups, index of the subgroup, index within it). Launcher: gpu/probe.py.
+//#include common/tile_matrix.wgsl
 @group(0) @binding(1) var<storage, read> left: array<f32>;
 @group(0) @binding(2) var<storage, read> right: array<f32>;
-@group(0) @binding(3) var<storage, read_write> result: array<f32>;
+@group(0) @binding(3) var<storage, read_write> result: array<vec4<f32>>;
+@group(0) @binding(4) var<storage, read_write> seen: array<vec4<u32>>;
 
-var<workgroup> left_tile: array<f16, M * K>;
-var<workgroup> right_tile: array<f16, K * N>;
-var<workgroup> turned_tile: array<f16, K * N>;
-var<workgroup> sums: array<f32, M * N>;
+fn left8(at: u32) -> Eight {
+    return eight(vec4<f32>(left[at], left[at + 1u], left[at + 2u], left[at + 3u]), vec4<f32>(left[at + 4u], left[at + 5u], left[at + 6u], left[at + 7u]));
+}
 
-@compute @workgroup_size(LANES)
-fn main(@builtin(local_invocation_index) lane: u32) {
-    for (var i = lane; i < M * K; i += LANES) {
-        left_tile[i] = f16(left[i]);
+fn right8(at: u32) -> Eight {
+    return eight(vec4<f32>(right[at], right[at + 1u], right[at + 2u], right[at + 3u]), vec4<f32>(right[at + 4u], right[at + 5u], right[at + 6u], right[at + 7u]));
+}
+
+fn load_tiles(index: u32, m0: u32, c0: u32, k0: u32) {
+    for (var i = 8u * index; i < TILE_M * TILE_K; i += 8u * THREADS) {
+        put_x(i / TILE_K, i % TILE_K, left8(i / TILE_K * DEPTH + k0 + i % TILE_K));
     }
-    for (var i = lane; i < K * N; i += LANES) {
-        right_tile[i] = f16(right[i]);
-        turned_tile[i % N * K + i / N] = f16(right[i]);
+    for (var i = 8u * index; i < TILE_N * TILE_K; i += 8u * THREADS) {
+//#if W_ROWS
+        put_w_row(i / TILE_K, i % TILE_K, right8(i / TILE_K * DEPTH + k0 + i % TILE_K));
+//#else
+        put_w_column(i / TILE_N, i % TILE_N, right8(k0 * TILE_N + i));
+//#endif
     }
-    workgroupBarrier();
-    var sum: subgroup_matrix_result<f32, N, M>;
-    let a = subgroupMatrixLoad<subgroup_matrix_left<f16, K, M>, row_major>(&left_tile, 0u, K);
-    let by_rows = subgroupMatrixLoad<subgroup_matrix_right<f16, N, K>, row_major>(&right_tile, 0u, N);
-    let by_columns = subgroupMatrixLoad<subgroup_matrix_right<f16, N, K>, col_major>(&turned_tile, 0u, K);
-    sum = subgroupMatrixMultiplyAccumulate(a, by_rows, sum);
-    sum = subgroupMatrixMultiplyAccumulate(a, by_columns, sum);
-    subgroupMatrixStore<row_major>(&sums, 0u, sum, N);
-    workgroupBarrier();
-    for (var i = lane; i < M * N; i += LANES) {
-        result[i] = sums[i];
+}
+
+fn finish4(row: u32, column: u32, value: vec4<f32>) {
+    if (row < TILE_M && column < TILE_N) {
+        result[(row * TILE_N + column) / 4u] = value;
     }
+}
+
+@compute @workgroup_size(GROUP)
+fn main(@builtin(local_invocation_index) index: u32, @builtin(subgroup_id) subgroup: u32, @builtin(subgroup_invocation_id) lane: u32, @builtin(subgroup_size) size: u32, @builtin(num_subgroups) subgroups: u32) {
+    seen[index] = vec4<u32>(size, subgroups, subgroup, lane);
+    product(index, subgroup, lane, 0u, 0u, 0u, DEPTH);
 }
