@@ -53,3 +53,9 @@ if ! .venv/bin/qlora-wgpu doctor >/dev/null 2>&1; then
     apt_install mesa-vulkan-drivers libvulkan1
     .venv/bin/qlora-wgpu doctor >/dev/null  # says on stderr what is missing
 fi
+
+# The tests ask RADV, the compiler for AMD's cards, what it makes of the kernels, on any machine.
+if [ "$extras" = dev ] && [ "$(uname)" = Linux ] && ! ls /usr/share/vulkan/icd.d/radeon_icd*.json >/dev/null 2>&1; then
+    echo "no RADV found: installing it (mesa-vulkan-drivers)"
+    apt_install mesa-vulkan-drivers libvulkan1
+fi

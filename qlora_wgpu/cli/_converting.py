@@ -35,10 +35,11 @@ def converted(
     conversion = convert_file(
         Path(path), {key: value for key, value in given.items() if value}, _num_layers
     )
+    others = len(conversion.left_out)
     console.print(
         f"{path} is a file of {conversion.dialect}: {len(conversion.taken)} settings are taken "
-        f"over, {len(conversion.left_out)} are not; the file says of each where it comes from, or "
-        "why it is left out.",
+        f"over, {others} {'is' if others == 1 else 'are'} not; the new file says of each where it "
+        "comes from, or why it is left out.",
         highlight=False,
         markup=False,
     )

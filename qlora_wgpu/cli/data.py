@@ -19,6 +19,7 @@ from qlora_wgpu.data import Example, Tokenizer, content_digest, encoded_examples
 from qlora_wgpu.data.held_out import DatasetPart
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.runs.data import data_path, preparation, read_data
+from qlora_wgpu.runs.locating import base_in
 from qlora_wgpu.training import Observer
 from qlora_wgpu.visible import visible
 
@@ -96,7 +97,7 @@ def _marked(text: Text) -> Text:
 def _write_json(settings: Config, *, held_out: bool) -> None:
     """Every sample as an object, one a line, on stdout."""
     path, split = data_path(settings, held_out=held_out), settings.data.eval_split
-    tokenizer = Tokenizer.from_folder(ModelFolder.without_weights(settings.model.path).path)
+    tokenizer = Tokenizer.from_folder(ModelFolder.without_weights(base_in(settings)).path)
     how = preparation(settings.data)
     chosen = None
     if split is not None:
@@ -162,7 +163,8 @@ def _figures(settings: Config, prepared: runs.PreparedData, *, held_out: bool) -
     if settings.data.packing:
         row = max(settings.data.max_seq_length, plan.longest)
         full = 100 * total / (len(plan.rows) * row)
-        table.add_row("packed", f"into {len(plan.rows):,} rows of {row:,}, {full:.1f} % full")
+        rows = "1 row" if len(plan.rows) == 1 else f"{len(plan.rows):,} rows"
+        table.add_row("packed", f"into {rows} of {row:,} tokens, {full:.1f} % full")
     table.add_row(
         "steps",
         f"{plan.steps_per_epoch:,} an epoch, {plan.total_steps:,} in all, of "

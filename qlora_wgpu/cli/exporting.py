@@ -21,6 +21,7 @@ from qlora_wgpu.export import export_gguf, quantize_folder
 from qlora_wgpu.export import merge as merge_adapter
 from qlora_wgpu.runs import OpenedModel
 from qlora_wgpu.runs.opening import load_adapted
+from qlora_wgpu.runs.prompts import tokenizer_for
 
 _SAMPLE = (
     "The quick brown fox jumps over the lazy dog. Two plus three makes five, and water boils at "
@@ -156,7 +157,7 @@ def _drift(console: Console, opening: Opening, settings: Config, out: str) -> st
     source = OpenedModel.open(opening.model)
     with Display(console) as display:
         trained = load_adapted(source, opening.adapter, settings, display)
-        ids = _sample_ids(source)
+        ids = _sample_ids(source, opening.adapter)
         before = trained.logits(ids)[0].astype(np.float64)
         plain = changed(settings, {"quant": {"scheme": "none"}})
         merged = load_adapted(OpenedModel.open(out), None, plain, display)
@@ -181,10 +182,12 @@ def _stored(settings: Config) -> str:
     return f"NF4, blocks of {quant.blocksize}, {scales} scales, {settings.train.compute_dtype}"
 
 
-def _sample_ids(source: OpenedModel) -> npt.NDArray[np.int64]:
+def _sample_ids(source: OpenedModel, adapter: str | None) -> npt.NDArray[np.int64]:
     vocab = source.architecture.vocab_size
     try:
-        ids = [i for i in source.tokenizer.encode(_SAMPLE) if i < vocab][:_SAMPLE_TOKENS]
+        ids = [i for i in tokenizer_for(source, adapter).encode(_SAMPLE) if i < vocab][
+            :_SAMPLE_TOKENS
+        ]
     except TokenizerError:
         ids = np.random.default_rng(0).integers(0, vocab, _SAMPLE_TOKENS).tolist()
     return np.array([ids])

@@ -13,11 +13,11 @@ from pydantic import ValidationError
 from qlora_wgpu.config.dialects.conversion import dialect_of
 from qlora_wgpu.config.overrides import located
 from qlora_wgpu.config.paths import resolve_path
-from qlora_wgpu.config.problems import Problem, config_error, problems_of, shown
+from qlora_wgpu.config.problems import Problem, config_error, in_quotes, problems_of, shown
 from qlora_wgpu.config.renamed import new_name, new_names, with_new_names
 from qlora_wgpu.config.schema import Config, sections
 from qlora_wgpu.config.suggestions import suggest_key
-from qlora_wgpu.config.yaml_file import YamlFile, parse_yaml_value, read_yaml_file
+from qlora_wgpu.config.yaml_file import AliasError, YamlFile, parse_yaml_value, read_yaml_file
 from qlora_wgpu.errors import ConfigError
 
 _SPACELESS = re.compile(r"([\w\"']):(?=[^\s:])")
@@ -55,7 +55,7 @@ def load_config(path: str | os.PathLike[str], overrides: Overrides = ()) -> Conf
         ConfigError: If anything is wrong; one message names all problems with their lines.
     """
     path = Path(path)
-    file = read_yaml_file(path)
+    file = _read(path)
     if isinstance(overrides, str):
         raise ConfigError("overrides must be a list of texts such as 'train.max_steps=10'")
     values, unplaced = _split_sections(file, path.name)
@@ -88,6 +88,18 @@ def load_config(path: str | os.PathLike[str], overrides: Overrides = ()) -> Conf
         raise _error(path, file, unplaced, source)
     assert isinstance(config, Config)
     return config
+
+
+def _read(path: Path) -> YamlFile:
+    """Our file; another trainer's may have aliases, and is told as such."""
+    try:
+        return read_yaml_file(path)
+    except AliasError as err:
+        try:
+            theirs = read_yaml_file(path, aliases=True)
+        except ConfigError:  # it is no other trainer's
+            raise err from None
+        raise _error(path, theirs, [str(err)], str(path)) from None
 
 
 def with_settings(config: Config | Mapping[str, Any], settings: Mapping[str, Any]) -> Config:
@@ -127,7 +139,7 @@ def _where(problem: Problem, file: YamlFile, name: str, origin: dict[tuple[str, 
     if problem.kind == "missing":
         return f" in {name}"
     if problem.loc[:2] in origin:
-        return f" in the override '{origin[problem.loc[:2]]}'"
+        return f" in the override {in_quotes(origin[problem.loc[:2]])}"
     loc = problem.loc
     while loc and loc not in file.lines:
         loc = loc[:-1]
@@ -174,7 +186,7 @@ def _parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     key, equals, raw = text.partition("=")
     key = key.strip()
     if not equals or key.startswith("-"):
-        raise ConfigError(f"the override '{text}' must look like section.key=value")
+        raise ConfigError(f"the override {in_quotes(text)} must look like section.key=value")
     section, dot, leaf = key.partition(".")
     leaf, entry_dot, entry = leaf.partition(".")
     keys = sections()
@@ -185,11 +197,13 @@ def _parse_override(text: str) -> tuple[tuple[str, ...], Any]:
     if not dot or entry_dot or not is_key:
         if section in keys and not dot:
             raise ConfigError(
-                f"the override '{text}' names a whole section: set its keys one by one, such as "
-                f"{section}.{keys[section][0]}=..."
+                f"the override {in_quotes(text)} names a whole section: set its keys one by one, "
+                f"such as {section}.{keys[section][0]}=..."
             )
         loc = (section, leaf) if section in keys and not entry_dot else (key,)
-        raise ConfigError(f"unknown key '{key}' in the override '{text}'{suggest_key(loc)}")
+        raise ConfigError(
+            f"unknown key '{key}' in the override {in_quotes(text)}{suggest_key(loc)}"
+        )
     return (section, leaf), _override_value(section, leaf, raw.strip(), text)
 
 
@@ -217,7 +231,7 @@ def _override_value(section: str, leaf: str, raw: str, text: str, *, entry: bool
     if not entry and _holds_mapping(section, leaf):
         raw = _SPACELESS.sub(r"\1: ", raw)  # a shell takes spaces for the end of an argument
     try:
-        value = parse_yaml_value(raw, f"the override '{text}'")
+        value = parse_yaml_value(raw, f"the override {in_quotes(text)}")
     except ConfigError:
         if not holds_text:
             raise

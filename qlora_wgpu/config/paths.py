@@ -10,8 +10,10 @@ BUILT_IN_CHAT_TEMPLATES = (
     *("chatml", "llama2", "llama3", "gemma", "mistral", "phi", "phi4", "granite", "command-r"),
     *("zephyr", "alpaca", "plain"),
 )
+DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt")
 # Two parts, the second without a file's ending, and maybe a split.
-_NAME_ON_HUB = re.compile(r"[\w.-]+/(?!.*\.(?:jsonl|json|csv|parquet|txt)$)[\w.-]+(?::[\w./-]+)?")
+_ENDINGS = "|".join(suffix[1:] for suffix in DATA_SUFFIXES)
+_NAME_ON_HUB = re.compile(rf"[\w.-]+/(?!.*\.(?:{_ENDINGS})$)[\w.-]+(?::[\w./-]+)?")
 
 
 def is_inline_template(value: str) -> bool:

@@ -68,6 +68,12 @@ def shown(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
+def in_quotes(text: str) -> str:
+    """What was typed, in quotes that it does not have itself."""
+    quote = next((q for q in ("'", '"') if q not in text), "`")
+    return f"{quote}{text}{quote}"
+
+
 def _hint(kind: str, value: Any) -> str:
     if kind == "int_type" and isinstance(value, float) and value.is_integer():
         return f" (write {int(value)})"

@@ -1,7 +1,8 @@
 """Strict YAML: what a configuration needs, and an error with a line number for all the rest.
 
 Against PyYAML's ``safe_load``: ``1e-4`` is a number, ``010`` and ``1:30`` are not, duplicate
-keys, anchors and aliases (which expand without bound), tags and several documents are errors.
+keys, anchors and aliases (which other trainers' files may have), tags and several documents are
+errors.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 
 import yaml
 
+from qlora_wgpu.config.mistaken_paths import near_name, refuse_other_than_yaml
+from qlora_wgpu.config.yaml_aliases import written_out
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.files import file_bytes
 from qlora_wgpu.limits import YAML_BYTES, YAML_DEPTH, YAML_KEY, YAML_NODES
@@ -40,18 +43,28 @@ class YamlFile:
     lines: dict[tuple[str, ...], int] = field(default_factory=dict)
 
 
-def read_yaml_file(path: Path) -> YamlFile:
+class AliasError(ConfigError):
+    """An anchor or an alias in a file of ours, which has none."""
+
+
+def read_yaml_file(path: Path, *, aliases: bool = False) -> YamlFile:
     """Reads a configuration file.
 
+    Args:
+        path: The file.
+        aliases: Whether it may have anchors, aliases and merge keys, as other trainers' files do.
+
     Raises:
+        AliasError: If it has some, and may not.
         ConfigError: If the file cannot be read, is not UTF-8 or is not plain YAML.
     """
-    if path.is_dir():
-        raise ConfigError(f"{path} is a folder: name the YAML file in it")
     try:
+        refuse_other_than_yaml(path)
         raw = file_bytes(path, YAML_BYTES)
     except FileNotFoundError:
-        raise ConfigError(f"the configuration file {path} does not exist") from None
+        raise ConfigError(
+            f"the configuration file {path} does not exist{near_name(path)}"
+        ) from None
     except (OSError, ValueError) as err:
         reason = getattr(err, "strerror", None) or str(err)
         raise ConfigError(f"the configuration file {path} cannot be read: {reason}") from None
@@ -60,12 +73,12 @@ def read_yaml_file(path: Path) -> YamlFile:
     except UnicodeDecodeError as err:
         line = raw[: err.start].count(b"\n") + 1
         raise ConfigError(f"{path} (line {line}) is not UTF-8 text: save it as UTF-8") from None
-    return parse_yaml_mapping(text, path.name)
+    return parse_yaml_mapping(text, path.name, aliases=aliases)
 
 
-def parse_yaml_mapping(text: str, name: str) -> YamlFile:
+def parse_yaml_mapping(text: str, name: str, *, aliases: bool = False) -> YamlFile:
     """Parses a document whose top level is a mapping; ``name`` stands in error messages."""
-    node = _compose(text, name)
+    node = _compose(text, name, aliases=aliases)
     if node is None:
         raise ConfigError(f"{name} is empty: it needs at least a section 'model' with 'path'")
     if not isinstance(node, yaml.MappingNode):
@@ -85,9 +98,10 @@ def parse_yaml_value(text: str, name: str) -> Any:
     return None if node is None else _construct(node, (), name, {})
 
 
-def _compose(text: str, name: str) -> yaml.Node | None:
+def _compose(text: str, name: str, *, aliases: bool = False) -> yaml.Node | None:
     try:
-        return _compose_plain(text, name)
+        node = _compose_plain(text, name, aliases=aliases)
+        return written_out(node, name) if aliases and node is not None else node
     except yaml.MarkedYAMLError as err:
         mark = err.problem_mark or err.context_mark
         where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
@@ -109,7 +123,7 @@ def _explain(err: yaml.MarkedYAMLError) -> str:
     return f"{err.context}, {problem}" if err.context else problem
 
 
-def _compose_plain(text: str, name: str) -> yaml.Node | None:
+def _compose_plain(text: str, name: str, *, aliases: bool) -> yaml.Node | None:
     """Composes one document after refusing, on its events, what would not be plain."""
     documents = depth = nodes = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
@@ -128,8 +142,9 @@ def _compose_plain(text: str, name: str) -> yaml.Node | None:
                 f"{name} (line {line}) has more than {YAML_NODES:,} keys and values, so it is no "
                 "configuration"
             )
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
-            raise ConfigError(
+        is_alias = isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None
+        if is_alias and not aliases:
+            raise AliasError(
                 f"{name} (line {line}) uses an anchor or alias (& or *), which is not read: "
                 "write the value out, in quotes if it begins with & or *"
             )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from qlora_wgpu.config.paths import is_inline_template
 from qlora_wgpu.data.built_in_templates import (
@@ -20,10 +20,22 @@ from qlora_wgpu.files import file_text
 from qlora_wgpu.limits import TEMPLATE_BYTES
 from qlora_wgpu.sandbox.jinja import SPAN_END, SPAN_START
 from qlora_wgpu.sandbox.process import ChildProcess, Stopped
-from qlora_wgpu.sandbox.templates import marks_assistant, render, render_with_prefixes
+from qlora_wgpu.sandbox.templates import (
+    marks_assistant,
+    render,
+    render_many,
+    render_with_prefixes,
+)
 
 # Other names under which data sets keep what templates read as `reasoning_content`.
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+
+
+class Conversation(NamedTuple):
+    """Messages, and the JSON schemas of functions that the model may call."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,31 @@ class ChatTemplate:
         self.marks_assistant: bool = self._call(marks_assistant, source)
         self._special_tokens = dict(special_tokens or {})
         self._ahead = _Ahead((), None, ())
+        self._ready: dict[int, tuple[Conversation, Any]] = {}
+        self._looks_ahead = not is_built_in(source)
+
+    def look_ahead(self, conversations: Sequence[Conversation]) -> None:
+        """Renders conversations that ``render`` will be asked for soon, in a single call.
+
+        Calling another process for each would cost more than rendering it. What goes wrong is told
+        when the conversation is asked for.
+
+        Args:
+            conversations: The very objects that will be given to ``render``.
+        """
+        self._ready = {}
+        if not self._looks_ahead or self._stopped or not conversations:
+            return
+        plain = [(_plain_messages(messages), _plain(tools)) for messages, tools in conversations]
+        try:
+            rendered = templates_process().call(
+                render_many, self.source, self._special_tokens, plain
+            )
+        except Exception:  # one by one, each has its own time and its own error
+            self._looks_ahead = False
+            return
+        pairs = zip(conversations, rendered, strict=True)
+        self._ready = {id(c.messages): (c, r) for c, r in pairs if r is not None}
 
     def render(
         self,
@@ -84,20 +121,32 @@ class ChatTemplate:
         text = self._ahead.text_of(messages, add_generation_prompt, tools)
         if text is not None:
             return RenderedChat(text, None)
-        plain = [_plain(_with_reasoning(message)) for message in messages]
-        given = self.source, self._special_tokens, plain, _plain(tools)
+        (text, spans), prefixes = self._rendered(messages, add_generation_prompt, tools)
+        if prefixes:
+            self._ahead = _Ahead(messages, tools, prefixes)
+        marked = [(int(first), int(end)) for first, end in spans]
+        return RenderedChat(text, marked if self.marks_assistant else None)
+
+    def _rendered(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None,
+    ) -> Any:
+        """The text with its marks, and what ``render_with_prefixes`` gives beside it."""
+        conversation, ready = self._ready.get(id(messages), (Conversation(()), None))
+        is_same = conversation.messages is messages and conversation.tools is tools
+        if is_same and not add_generation_prompt:
+            return ready
+        given = self.source, self._special_tokens, _plain_messages(messages), _plain(tools)
         try:
             if add_generation_prompt or self.marks_assistant:
-                text, spans = self._call(render, *given, add_generation_prompt)
-            else:
-                (text, spans), prefixes = self._call(render_with_prefixes, *given)
-                self._ahead = _Ahead(messages, tools, prefixes)
+                return self._call(render, *given, add_generation_prompt), ()
+            return self._call(render_with_prefixes, *given)
         except QLoRAError:
             raise
         except Exception as err:  # what cannot be handed to another process
             raise DataError(f"the chat template cannot render this conversation: {err}") from err
-        marked = [(int(first), int(end)) for first, end in spans]
-        return RenderedChat(text, marked if self.marks_assistant else None)
 
     def _call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Calls a function of the sandbox: here for templates of this package's own."""
@@ -188,6 +237,10 @@ def _read_template(path: Path) -> str:
         ) from None
     except (OSError, ValueError) as err:
         raise TokenizerError(f"the chat template {path} cannot be read: {err}") from err
+
+
+def _plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
+    return [_plain(_with_reasoning(message)) for message in messages]
 
 
 def _with_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:

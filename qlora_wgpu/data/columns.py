@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qlora_wgpu.errors import DataError
@@ -22,6 +22,9 @@ FORMATS: dict[str, tuple[str, ...]] = {
 }
 CHATS = ("messages", "conversations")  # formats that a chat template writes
 _KNOWN_KEYS = sorted({key for keys in FORMATS.values() for key in keys})
+
+_MORE_KEYS = ("input", "system", "history", "tools")  # that rows of some formats may have
+_MAPPED_KEYS = sorted({*_KNOWN_KEYS, *_MORE_KEYS})
 
 # Names that data sets give to columns of these formats.
 _USUAL_NAMES = {
@@ -45,19 +48,30 @@ def with_columns(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str
         columns: The row's own names by the format's.
 
     Raises:
-        DataError: If the row lacks a column.
+        DataError: If the row lacks a column, or no format has such a key.
     """
     renamed = dict(row)
     for key, column in columns.items():
         if column not in row:
-            turned = key in row and column in _KNOWN_KEYS
-            hint = f": did you mean {{{column}: {key}}}?" if turned else ""
+            hint = _near(column, list(row)[:_COMPARED_KEYS])
+            if key in row and column in _MAPPED_KEYS:
+                hint = f": did you mean {{{column}: {key}}}?"
             raise DataError(
-                f"data.columns names the column '{column}' for '{key}', but the row's are "
-                f"{_keys_of(row)}{hint}"
+                f"data.columns names the column {quoted(column)} for {quoted(key)}, but the row's "
+                f"are {_keys_of(row)}{hint}"
             )
+        if key not in _MAPPED_KEYS:
+            keys = ", ".join(_MAPPED_KEYS)
+            hint = _near(key, _MAPPED_KEYS) or f": the keys of formats are {keys}"
+            raise DataError(f"data.columns has the key {quoted(key)}, which no format has{hint}")
         renamed[key] = row[column]
     return renamed
+
+
+def _near(word: str, words: Sequence[str]) -> str:
+    """A question for the word that is likely meant, or nothing."""
+    near = difflib.get_close_matches(word[:_COMPARED_KEYS], words, n=1)
+    return f": did you mean {quoted(near[0])}?" if near else ""
 
 
 def detect_format(row: Mapping[str, Any], row_format: str = "auto") -> str:

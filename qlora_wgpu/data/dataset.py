@@ -4,63 +4,37 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from qlora_wgpu.cache_folder import cache_problem
 from qlora_wgpu.data.chat import ChatTemplate, find_chat_template
 from qlora_wgpu.data.examples import Counts, Dataset, Example
 from qlora_wgpu.data.formats import (
-    CHATS,
     EmptyRow,
     Encoded,
     RowEncoder,
-    TrainOn,
     detect_format,
     is_blank,
     with_columns,
 )
 from qlora_wgpu.data.hub_datasets import download, is_dataset_name
 from qlora_wgpu.data.long_text import document_ids
-from qlora_wgpu.data.masking import end_of_turn
-from qlora_wgpu.data.messages import USUAL_ROLES, roles_in_words
+from qlora_wgpu.data.preparation import Preparation
 from qlora_wgpu.data.prepared import Writer, cache_folder, key_of, learns, prepare
 from qlora_wgpu.data.sources import holds_documents, read_rows, select_files, with_split
 from qlora_wgpu.data.splits import Selection
+from qlora_wgpu.data.tally import Tally
 from qlora_wgpu.data.text_file import file_parts
 from qlora_wgpu.data.tokenizer import Tokenizer
-from qlora_wgpu.errors import DataError, TokenizerError
-from qlora_wgpu.visible import quoted
+from qlora_wgpu.errors import DataError, QLoRAError, TokenizerError
 
 __all__ = ["Dataset", "Example", "Preparation", "load_dataset"]
 
-Truncation = Literal["keep_start", "keep_end", "drop", "error"]
 _REPORTED_EVERY = 256  # rows between two reports of progress
-_NAMED = 5  # empty rows, in a warning
-
-
-@dataclass(frozen=True)
-class Preparation:
-    """Settings of how rows become examples.
-
-    Attributes:
-        max_seq_length: Longest example in tokens, at least 2.
-        chat_template: ``data.chat_template``: see ``find_chat_template``.
-        row_format: A key of ``FORMATS``, or "auto" to go by the first row.
-        columns: The row's own name of each key of its format, where it has another.
-        train_on: The tokens that are learnt; see ``RowEncoder``.
-        truncation: Treatment of longer rows: cut at the end (keep_start) or at the beginning
-            (keep_end), left out (drop), or an error.
-    """
-
-    max_seq_length: int
-    chat_template: str | None = None
-    row_format: str = "auto"
-    columns: Mapping[str, str] = field(default_factory=dict)
-    train_on: TrainOn = "auto"
-    truncation: Truncation = "keep_start"
+_ROWS_AHEAD = 64  # whose conversations are rendered at once
+_Row = tuple[str, dict[str, Any], str]  # where it stands, the row, and its format
 
 
 def load_dataset(
@@ -125,12 +99,7 @@ def encode_rows(
         DataError: If a row is wrong, or there is nothing to learn.
         TokenizerError: If the chat template is broken.
     """
-    if how.max_seq_length < 2:
-        raise DataError(f"max_seq_length must be at least 2, got {how.max_seq_length}")
-    template = find_chat_template(how.chat_template, tokenizer)
-    source = _RowsInMemory(name, [Path(name)], tokenizer, template, how, lambda rows: None)
-    source.rows = rows
-    return prepare(None, source.fill)
+    return prepare(None, _in_memory(rows, tokenizer, how, name).fill)
 
 
 def encoded_examples(
@@ -148,12 +117,18 @@ def encoded_examples(
     return source.examples(empty=True)
 
 
-def row_format(path: str | os.PathLike[str], tokenizer: Tokenizer, how: Preparation) -> str:
+def row_format(
+    path: str | os.PathLike[str] | Sequence[Mapping[str, Any]],
+    tokenizer: Tokenizer,
+    how: Preparation,
+) -> str:
     """A key of ``FORMATS``: what ``load_dataset`` takes the rows for, ``text`` for documents.
 
     Raises:
         DataError: If a file cannot be read or its first row is wrong.
     """
+    if not isinstance(path, str | os.PathLike):
+        return _in_memory(path, tokenizer, how, "rows").row_format
     return _open(path, tokenizer, how, lambda rows: None).row_format
 
 
@@ -165,13 +140,26 @@ def _open(
     *,
     held_out: bool = False,
 ) -> _Source:
+    template = _template(how, tokenizer)
+    selection = _select(path, held_out=held_out)
+    source = _Source(selection.name, list(selection.files), tokenizer, template, how, progress)
+    source.left_out, source.root = selection.left_out, selection.root
+    return source
+
+
+def _in_memory(
+    rows: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, how: Preparation, name: str
+) -> _RowsInMemory:
+    template = _template(how, tokenizer)
+    source = _RowsInMemory(name, [Path(name)], tokenizer, template, how, lambda rows: None)
+    source.rows = rows
+    return source
+
+
+def _template(how: Preparation, tokenizer: Tokenizer) -> ChatTemplate | None:
     if how.max_seq_length < 2:
         raise DataError(f"max_seq_length must be at least 2, got {how.max_seq_length}")
-    selection = _select(path, held_out=held_out)
-    template = find_chat_template(how.chat_template, tokenizer)
-    source = _Source(selection.name, list(selection.files), tokenizer, template, how, progress)
-    source.left_out = selection.left_out
-    return source
+    return find_chat_template(how.chat_template, tokenizer)
 
 
 def _select(path: str | os.PathLike[str], *, held_out: bool) -> Selection:
@@ -201,14 +189,6 @@ def _settings(
     }
 
 
-def _unknown_id(tokenizer: Tokenizer) -> int:
-    """Id of the token that stands for what a tokenizer does not know; -1 without one of its own."""
-    text = tokenizer.special_tokens.get("unk_token")
-    others = (tokenizer.bos_token, tokenizer.eos_token)  # which every row may have
-    unknown = None if text is None or text in others else tokenizer.token_id(text)
-    return -1 if unknown is None else unknown
-
-
 def _not_blank(path: Path) -> Iterator[str]:
     """The parts of a text.
 
@@ -221,6 +201,21 @@ def _not_blank(path: Path) -> Iterator[str]:
         yield part
     if blank:
         raise DataError(f"{path.name} holds no text")
+
+
+def _groups(rows: Iterator[_Row]) -> Iterator[list[_Row]]:
+    """So many rows at a time; those before a wrong one come before its error."""
+    group: list[_Row] = []
+    try:
+        for row in rows:
+            group.append(row)
+            if len(group) == _ROWS_AHEAD:
+                yield group
+                group = []
+    except QLoRAError:
+        yield group
+        raise
+    yield group
 
 
 class _Source:
@@ -238,6 +233,7 @@ class _Source:
         self._name = name
         self._files = files
         self.left_out: Mapping[str, Sequence[str]] = {}
+        self.root: Path | None = None
         self._tokenizer = tokenizer
         self._template = template
         self._how = how
@@ -262,8 +258,8 @@ class _Source:
             writer.add(ids, labels)
             added += 1
         if not added:
-            raise DataError(self._nothing())
-        return self._counts, self._warnings()
+            raise DataError(self._tally.nothing())
+        return self._tally.counts, self._tally.warnings(self._encoder.num_dropped)
 
     def examples(self, *, empty: bool = False) -> Iterator[Encoded]:
         """Yields one example after another, and keeps count of what is left out.
@@ -272,25 +268,16 @@ class _Source:
             empty: Whether those with nothing to learn are yielded, too.
         """
         self._encoder = RowEncoder(self._tokenizer, self._template, self._how.train_on)
-        self._counts = Counts()
-        self._empty: list[str] = []  # where the first of them stand
-        self._silent = 0  # rows in which the assistant says nothing
-        self._silent_roles: set[str] = set()
-        self._unknown_id = _unknown_id(self._tokenizer)
-        self._unknown_tokens = self._rows_with_unknown = 0
-        self._end_learnt = not self._tokenizer.eos_token_ids
-        self._first_chat = True
-        self._other_end: int | None = None
-        self._other_end_learnt = False
+        self._tally = Tally(self._name, self._how, self._tokenizer, self._template)
         if holds_documents(self._files):
             yield from self._windows()
         else:
             yield from self._encoded_rows(empty=empty)
-        self._progress(self._counts.rows)
+        self._progress(self._tally.counts.rows)
 
     def _windows(self) -> Iterator[Encoded]:
         length = self._how.max_seq_length
-        self._end_learnt = True  # there are no turns
+        self._tally.has_turns = False
         for path in self._files:
             ids: list[int] = []
             windows = 0
@@ -309,37 +296,28 @@ class _Source:
                 yield self._window(ids)
 
     def _window(self, ids: list[int]) -> Encoded:
-        self._count(rows=1)
+        self._tally.read()
         return Encoded(ids, list(ids), self._tokenizer.decode(ids, False))
 
     def _encoded_rows(self, *, empty: bool) -> Iterator[Encoded]:
-        ends = self._tokenizer.eos_token_ids
-        for where, row, row_format in self._rows():
-            self._count(rows=1)
-            if self._counts.rows % _REPORTED_EVERY == 0:
-                self._progress(self._counts.rows)
+        tally = self._tally
+        for where, row, row_format in self._rows_ahead():
+            tally.read()
+            if tally.counts.rows % _REPORTED_EVERY == 0:
+                self._progress(tally.counts.rows)
             encoded = self._encoded(where, row, row_format)
             if encoded is None:
                 continue
-            if self._first_chat and self._template is not None and row_format in CHATS:
-                self._first_chat = False
-                self._other_end = end_of_turn(self._template, self._tokenizer)
-            self._end_learnt = self._end_learnt or not ends.isdisjoint(encoded.labels)
-            if self._other_end is not None and self._other_end in encoded.labels:
-                self._other_end_learnt = True
-            if unknown := encoded.ids.count(self._unknown_id):
-                self._unknown_tokens += unknown
-                self._rows_with_unknown += 1
+            tally.encoded(encoded, row_format)
             cut = self._cut(encoded, where)
             if cut is None:
-                self._count(dropped=1)
+                tally.too_long()
             elif not learns(cut.labels):
-                self._count(without_labels=1)
-                self._note_silence()
+                tally.without_labels(self._encoder.roles)
                 if empty:
                     yield cut
             else:
-                self._count(truncated=int(cut is not encoded))
+                tally.kept(is_cut=cut is not encoded)
                 yield cut
 
     def _encoded(self, where: str, row: dict[str, Any], row_format: str) -> Encoded | None:
@@ -349,23 +327,12 @@ class _Source:
                 raise EmptyRow("the row has no value")
             return self._encoder.encode(row, row_format)
         except EmptyRow:
-            self._leave_out(where)
+            self._tally.empty(where)
             return None
         except DataError as err:
             raise DataError(f"{where}: {err}") from err
         except TokenizerError as err:
             raise TokenizerError(f"{where}: {err}") from err
-
-    def _note_silence(self) -> None:
-        roles = self._encoder.roles
-        if roles and "assistant" not in roles:
-            self._silent += 1
-            self._silent_roles |= roles
-
-    def _leave_out(self, where: str) -> None:
-        self._count(empty=1)
-        if len(self._empty) < _NAMED:
-            self._empty.append(where)
 
     def _cut(self, encoded: Encoded, where: str) -> Encoded | None:
         """The part of a row that is kept, or None if nothing is."""
@@ -383,11 +350,13 @@ class _Source:
         ids = encoded.ids[kept]
         return Encoded(ids, encoded.labels[kept], self._tokenizer.decode(ids, False))
 
-    def _count(self, **more: int) -> None:
-        now = asdict(self._counts)
-        self._counts = Counts(**{name: count + more.get(name, 0) for name, count in now.items()})
+    def _rows_ahead(self) -> Iterator[_Row]:
+        """The rows, of which the chat template has rendered some at once."""
+        for rows in _groups(self._rows()):
+            self._encoder.look_ahead([(row, row_format) for _, row, row_format in rows])
+            yield from rows
 
-    def _rows(self) -> Iterator[tuple[str, dict[str, Any], str]]:
+    def _rows(self) -> Iterator[_Row]:
         """Rows, where each stands, and their format, which all share; none where one is blank."""
         row_format: str | None = None if self._how.row_format == "auto" else self._how.row_format
         first = ""
@@ -412,75 +381,18 @@ class _Source:
 
     def _read(self, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         """The rows of a file, and where each stands."""
-        return read_rows(path)
+        inside = "" if self.root is None else self._place(path, self.root)
+        try:
+            for where, row in read_rows(path):
+                yield inside + where, row
+        except DataError as err:
+            if not inside or not str(err).startswith(path.name):
+                raise
+            raise DataError(f"{inside}{err}") from err
 
-    def _nothing(self) -> str:
-        counts = self._counts
-        if not counts.rows:
-            return f"{self._name} holds no row at all"
-        if counts.empty == counts.rows:
-            return f"{self._name} holds nothing: all of its {counts.rows} rows are empty"
-        if self._silent == counts.rows:
-            rows = f"its {counts.rows} rows {self._without_assistant()}"
-            return f"{self._name} has nothing to learn: {rows}"
-        left_out = counts.dropped + counts.without_labels + counts.empty
-        return (
-            f"{self._name} has nothing to learn within "
-            f"max_seq_length={self._how.max_seq_length}: all of its {left_out} rows were left out"
-        )
-
-    def _without_assistant(self) -> str:
-        roles = roles_in_words(self._silent_roles)
-        unusual = self._silent_roles - USUAL_ROLES
-        advice = "; call the one who answers assistant" if unusual else ""
-        return f"hold no turn of the assistant, which is what is learnt: roles are {roles}{advice}"
-
-    def _warnings(self) -> list[str]:
-        counts = self._counts
-        within = f"max_seq_length={self._how.max_seq_length}"
-        where = "end" if self._how.truncation == "keep_start" else "beginning"
-        notes = []
-        if counts.empty:
-            more = ", …" if counts.empty > len(self._empty) else ""
-            notes.append(
-                f"{counts.empty} of {counts.rows} rows hold nothing and were left out "
-                f"({', '.join(self._empty)}{more})"
-            )
-        if counts.truncated:
-            notes.append(
-                f"{counts.truncated} of {counts.rows} rows are longer than {within} and were cut "
-                f"at the {where}"
-            )
-        if counts.dropped:
-            notes.append(
-                f"{counts.dropped} of {counts.rows} rows are longer than {within} and were left out"
-            )
-        if self._silent:
-            notes.append(f"{self._silent} of {counts.rows} rows {self._without_assistant()}")
-        if cut_away := counts.without_labels - self._silent:
-            notes.append(
-                f"{cut_away} of {counts.rows} rows have nothing to learn within "
-                f"{within} and were left out"
-            )
-        if self._tokenizer.eos_token_id is None:
-            notes.append("the tokenizer has no end-of-sequence token, so none is learnt")
-        elif not (self._end_learnt or self._other_end_learnt):
-            notes.append(
-                "no end-of-turn token is learnt anywhere, so the model will not learn when to "
-                "stop: check that data.chat_template is the one its tokenizer was made for"
-            )
-        for role, count in self._encoder.num_dropped.most_common(_NAMED):
-            kind = (
-                "the system message" if role == "system" else f"messages of the role {quoted(role)}"
-            )
-            notes.append(f"the chat template leaves {kind} out of {count} rows")
-        if self._unknown_tokens:
-            notes.append(
-                f"{self._unknown_tokens:,} tokens in {self._rows_with_unknown} of {counts.rows} "
-                f"rows are {self._tokenizer.special_tokens['unk_token']}: the tokenizer does not "
-                "know what stands there, such as another alphabet, and the model cannot read it"
-            )
-        return [f"{self._name}: {note}" for note in notes]
+    def _place(self, path: Path, root: Path) -> str:
+        """What stands before the name of a folder's file."""
+        return "".join(f"{part}/" for part in (self._name, *path.relative_to(root).parent.parts))
 
 
 class _RowsInMemory(_Source):

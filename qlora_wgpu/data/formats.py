@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from qlora_wgpu.data.alpaca import alpaca_prompt
 from qlora_wgpu.data.built_in_templates import suitable_template
-from qlora_wgpu.data.chat import ChatTemplate
+from qlora_wgpu.data.chat import ChatTemplate, Conversation
 from qlora_wgpu.data.columns import CHATS, FORMATS, EmptyRow, detect_format, is_blank, with_columns
 from qlora_wgpu.data.long_text import document_ids, size_of
 from qlora_wgpu.data.masking import Span, assistant_spans, last_turn_spans, tokens_in_spans
@@ -38,6 +39,8 @@ __all__ = [
     "is_blank",
     "with_columns",
 ]
+
+_AHEAD = 1 << 20  # characters of conversations that are rendered at once
 
 TrainOn = Literal["auto", "assistant", "last_turn", "completion", "all"]
 
@@ -81,9 +84,10 @@ class RowEncoder:
         self._template = template
         self.roles: frozenset[str] = frozenset()
         self.num_dropped: Counter[str] = Counter()
+        self._parsed: dict[int, tuple[Mapping[str, Any], Conversation]] = {}
         self._encoders: dict[str, Callable[[Mapping[str, Any]], Encoded]] = {
-            "messages": self._messages,
-            "conversations": self._conversations,
+            "messages": partial(self._chat, "messages"),
+            "conversations": partial(self._chat, "conversations"),
             "prompt/completion": self._prompt_completion,
             "instruction/output": self._instruction,
             "text": self._text,
@@ -106,39 +110,44 @@ class RowEncoder:
         self.roles = frozenset()
         return self._encoders[row_format](row)
 
-    def _messages(self, row: Mapping[str, Any]) -> Encoded:
-        messages = from_json(row["messages"])
-        if first_holds(messages, "from") and not first_holds(messages, "role"):
-            return self._conversations({**row, "conversations": messages})
-        return self._chat(checked_messages(messages, "messages"), row)
+    def look_ahead(self, rows: Sequence[tuple[Mapping[str, Any], str]]) -> None:
+        """Has the chat template render what these rows hold, which will be encoded next.
 
-    def _conversations(self, row: Mapping[str, Any]) -> Encoded:
-        turns = from_json(row["conversations"])
-        if first_holds(turns, "role"):
-            return self._chat(checked_messages(turns, "conversations"), row)
-        messages = from_sharegpt(turns)
-        system = row.get("system")
-        if isinstance(system, str) and system.strip() and messages[0]["role"] != "system":
-            messages.insert(0, {"role": "system", "content": system})
-        return self._chat(messages, row)
+        Args:
+            rows: The very rows, and their formats. What is wrong with one is told when it is
+                encoded.
+        """
+        self._parsed = {}
+        if self._template is None:
+            return
+        size = 0
+        for row, row_format in rows:
+            if row_format not in CHATS:
+                continue
+            try:
+                conversation = _conversation(row_format, row)
+            except (DataError, KeyError):
+                continue
+            size += sum(len(str(message.get("content"))) for message in conversation.messages)
+            if size > _AHEAD:
+                break
+            self._parsed[id(row)] = row, conversation
+        self._template.look_ahead([conversation for _, conversation in self._parsed.values()])
 
-    def _chat(self, messages: list[dict[str, Any]], row: Mapping[str, Any]) -> Encoded:
-        if not any(map(says_anything, messages)):
-            raise EmptyRow("the messages hold no text at all")
+    def _chat(self, key: str, row: Mapping[str, Any]) -> Encoded:
+        parsed, conversation = self._parsed.get(id(row), (None, None))
+        if conversation is None or parsed is not row:
+            conversation = _conversation(key, row)
+        messages, tools = conversation
         if self._template is None:
             raise DataError(
                 "the rows are conversations but the tokenizer has no chat template: set "
                 "data.chat_template to a .jinja file or a built-in name, such as "
                 f"{suitable_template(self._tokenizer)}, which fits its tokens"
             )
-        tools = from_json(row.get("tools"))
-        if tools is not None and not (
-            isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
-        ):
-            raise DataError("'tools' must be a list of objects")
         last = self._train_on in ("last_turn", "completion")
         find = last_turn_spans if last else assistant_spans
-        text, spans = find(self._template, messages, tools or None, self._tokenizer.eos_token)
+        text, spans = find(self._template, messages, tools, self._tokenizer.eos_token)
         self.roles = frozenset(message["role"] for message in messages)
         self.num_dropped.update({m["role"] for m in messages if _is_dropped(m, text)})
         if self._train_on == "all":
@@ -200,6 +209,26 @@ class RowEncoder:
         learnt = tokens_in_spans(offsets, spans)
         labels = [i if yes else IGNORE_INDEX for i, yes in zip(ids, learnt, strict=True)]
         return Encoded(ids, labels, text)
+
+
+def _conversation(key: str, row: Mapping[str, Any]) -> Conversation:
+    """What a row of a chat format holds under that format's key."""
+    turns = from_json(row[key])
+    if first_holds(turns, "role") or (key == "messages" and not first_holds(turns, "from")):
+        messages = checked_messages(turns, key)
+    else:
+        messages = from_sharegpt(turns)
+        system = row.get("system")
+        if isinstance(system, str) and system.strip() and messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": system})
+    if not any(map(says_anything, messages)):
+        raise EmptyRow("the messages hold no text at all")
+    tools = from_json(row.get("tools"))
+    if tools is not None and not (
+        isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
+    ):
+        raise DataError("'tools' must be a list of objects")
+    return Conversation(messages, tools or None)
 
 
 def _is_dropped(message: Mapping[str, Any], text: str) -> bool:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path, PurePosixPath
 
 from qlora_wgpu.data.sources import ABOUT
-from qlora_wgpu.data.splits import TRAIN, Selection, by_split, canonical, chosen_split, split_of
+from qlora_wgpu.data.splits import TRAIN, Selection, by_split, canonical, chosen_split
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.files import file_text
 from qlora_wgpu.limits import KIB
@@ -96,9 +96,11 @@ def _usual_split(names: list[str], *, held_out: bool) -> str:
 
 def _selection(text: str, folder: Path, names: list[str], chosen: list[str]) -> Selection:
     """What was chosen, and what was not though it has the same kind of name."""
-    split = split_of(PurePosixPath(chosen[0]))
-    others = by_split(PurePosixPath(name) for name in _rows(names) if name not in chosen)
-    left_out = {s: list(map(str, files)) for s, files in others.items() if s not in ("", split)}
+    left_out = {}
+    for split, files in by_split(map(PurePosixPath, _rows(names))).items():
+        others = [str(file) for file in files if str(file) not in chosen]
+        if split and len(others) == len(files):
+            left_out[split] = others
     return Selection(text, [folder / file for file in chosen], split, left_out)
 
 
@@ -123,7 +125,7 @@ def choose(name: str, files: list[str], split: str) -> list[str]:
     *folders, stem = split.split("/")
     inside = [f for f in rows if not folders or "/".join(folders) in _folder(f)]
     members = [f for f in inside if _is_named(PurePosixPath(f), stem)] or [
-        f for f in inside if split_of(PurePosixPath(f)) == canonical(stem)
+        str(f) for f in by_split(map(PurePosixPath, inside), loosely=True).get(canonical(stem), ())
     ]
     if not members and len(rows) == 1 and split == TRAIN:
         return rows

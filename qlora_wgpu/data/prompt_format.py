@@ -13,6 +13,7 @@ from qlora_wgpu.data.masking import closing_text, end_of_turn
 from qlora_wgpu.data.tokenizer import Tokenizer
 
 _NO_TOKENS = {"bos_token": "", "eos_token": ""}
+_ANSWER = "A"
 PromptKind = Literal["chat", "alpaca", "text"]
 
 
@@ -68,12 +69,27 @@ class PromptFormat:
             alpaca = ChatTemplate(BUILT_IN_TEMPLATES["alpaca"], _NO_TOKENS)
             return self._as_rows(alpaca.render(messages).text)
         text = self.template.render(messages, add_generation_prompt=True).text
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        return self._before_an_answer(text, add_special_tokens=False)
 
     def _as_rows(self, text: str) -> list[int]:
         """Tokens of a text as rows that are no chats have them."""
         bos = self.tokenizer.bos_token
-        return self.tokenizer.encode(text, not (bos and text.startswith(bos)))
+        special = not (bos and text.startswith(bos))
+        if self.template is None:
+            return self.tokenizer.encode(text, special)
+        return self._before_an_answer(text, add_special_tokens=special)
+
+    def _before_an_answer(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Tokens of a prompt as rows have them, where an answer follows.
+
+        Some tokenizers join white space otherwise at the end of a text than before a word.
+        """
+        alone = self.tokenizer.encode(text, add_special_tokens)
+        ids, places = self.tokenizer.encode_with_offsets(text + _ANSWER, add_special_tokens)
+        answer = next((i for i, (_, end) in enumerate(places) if end > len(text)), len(ids))
+        before = ids[:answer]
+        is_same = self.tokenizer.decode(before, False) == self.tokenizer.decode(alone, False)
+        return before if is_same else alone
 
     @property
     def turn_end(self) -> int | None:

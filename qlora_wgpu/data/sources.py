@@ -9,15 +9,29 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from qlora_wgpu.config.paths import DATA_SUFFIXES
 from qlora_wgpu.data.json_rows import json_lines, json_list
-from qlora_wgpu.data.splits import VALIDATION, Selection, by_split, chosen_split
+from qlora_wgpu.data.splits import VALIDATION, Selection, by_split, canonical, chosen_split
 from qlora_wgpu.data.tables import csv_rows, parquet_rows
 from qlora_wgpu.errors import DataError
+from qlora_wgpu.files import open_file
 from qlora_wgpu.limits import MAX_ENTRIES
 
-SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt")
 _PACKED = (".gz", ".zst", ".xz", ".bz2", ".zip")
-ABOUT = ("dataset_infos.json", "dataset_info.json", "state.json")  # of a data set, no rows of it
+_CONTENTS = {
+    b"\x1f\x8b": "gzip",
+    b"PK\x03\x04": "zip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\xfd7zXZ\x00": "xz",
+    b"BZh": "bzip2",
+    b"PAR1": "Parquet",
+}
+_SIGNATURE = max(map(len, _CONTENTS))  # bytes
+# Of a data set or a model, no rows of it.
+ABOUT = (
+    *("dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json"),
+    *("config.json", "generation_config.json"),
+)
 KINDS = "a .jsonl, .json, .csv, .parquet or .txt file"
 
 
@@ -25,7 +39,7 @@ def check_file(path: Path) -> str:
     """Makes sure that a data file is there and can be read.
 
     Returns:
-        Its suffix in small letters: one of ``SUFFIXES``.
+        Its suffix in small letters: one of ``DATA_SUFFIXES``.
 
     Raises:
         DataError: If the file is missing, empty, no regular file or of an unknown kind.
@@ -41,13 +55,28 @@ def check_file(path: Path) -> str:
     suffix = path.suffix.lower()
     if suffix in _PACKED:
         raise DataError(f"the data file {path} is compressed: unpack it first")
-    if suffix not in SUFFIXES:
-        raise DataError(f"the data file {path} must end in {', '.join(SUFFIXES[:-1])} or .txt")
+    if suffix not in DATA_SUFFIXES:
+        raise DataError(f"the data file {path} must end in {', '.join(DATA_SUFFIXES[:-1])} or .txt")
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"{path} is no regular file, such as a pipe or a device: copy it into one")
     if status.st_size == 0:
         raise DataError(f"the data file {path} is empty")
+    _refuse_other_contents(path, suffix)
     return suffix
+
+
+def _refuse_other_contents(path: Path, suffix: str) -> None:
+    """Refuses what is packed, or a table, whatever its name says."""
+    try:
+        with open_file(path) as file:
+            begin = file.read(_SIGNATURE)
+    except OSError as err:
+        raise DataError(f"the data file {path} cannot be read: {err.strerror or err}") from err
+    kind = next((kind for sign, kind in _CONTENTS.items() if begin.startswith(sign)), "")
+    if kind == "Parquet" and suffix != ".parquet":
+        raise DataError(f"the data file {path} is a Parquet file: let its name end in .parquet")
+    if kind not in ("", "Parquet"):
+        raise DataError(f"the data file {path} is compressed ({kind}): unpack it first")
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -89,14 +118,17 @@ def select_files(path: Path, *, held_out: bool = False) -> Selection:
     files = [p for p in _entries(folder) if _is_data(p)]
     if not files:
         raise DataError(f"the folder {folder} holds no data file: put {KINDS} there")
-    splits = by_split(sorted(PurePosixPath(p.relative_to(folder).as_posix()) for p in files))
+    names = sorted(PurePosixPath(p.relative_to(folder).as_posix()) for p in files)
+    splits = by_split(names)
+    if split is not None and canonical(split) not in splits:
+        splits = by_split(names, loosely=True)
     chosen = chosen_split(splits, split, f"the folder {folder}", held_out=held_out)
     selected = [folder / file for file in splits.pop(chosen)]
     _refuse_mixture(folder, selected)
     for file in selected:
         check_file(file)
     left_out = {name: [str(p) for p in paths] for name, paths in splits.items()}
-    return Selection(folder.name, selected, chosen, left_out)
+    return Selection(folder.resolve().name, selected, chosen, left_out, folder)
 
 
 def has_validation(path: Path) -> bool:
@@ -116,7 +148,7 @@ def with_split(path: Path) -> tuple[Path, str | None]:
 
 
 def _is_data(path: Path) -> bool:
-    return path.suffix.lower() in SUFFIXES and path.name not in ABOUT and path.is_file()
+    return path.suffix.lower() in DATA_SUFFIXES and path.name not in ABOUT and path.is_file()
 
 
 def _refuse_mixture(folder: Path, files: list[Path]) -> None:
@@ -157,6 +189,8 @@ def _near_name(path: Path) -> str:
     except OSError:
         return f": there is no folder {path.parent}"
     near = difflib.get_close_matches(path.name, names, n=1) or [
-        name for name in names if Path(name).stem == path.stem and Path(name).suffix in SUFFIXES
+        name
+        for name in names
+        if Path(name).stem == path.stem and Path(name).suffix in DATA_SUFFIXES
     ]
     return f": did you mean {near[0]}?" if near else ""

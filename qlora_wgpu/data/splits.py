@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from qlora_wgpu.errors import DataError
 
@@ -17,6 +18,8 @@ _NAMES = {
     TEST: "test testing",
 }
 _SPLIT_OF = {name: split for split, names in _NAMES.items() for name in names.split()}
+_NEUTRAL = "of data dataset set split file part shard chunk v"
+_SAY_NOTHING = frozenset(["", *_NEUTRAL.split()])
 _SEPARATOR = re.compile(r"[^a-z0-9]+")
 _HELD_OUT_FIRST = (VALIDATION, TEST, TRAIN)
 _SHOWN = 4  # files, in a message
@@ -31,12 +34,14 @@ class Selection:
         files: The files that are read.
         split: Their split; empty where the names tell none.
         left_out: Names of the other files by their split.
+        root: The folder that they lie in, if one was named.
     """
 
     name: str
     files: Sequence[Path]
     split: str
     left_out: dict[str, list[str]]
+    root: Path | None = None
 
 
 def canonical(split: str) -> str:
@@ -44,26 +49,84 @@ def canonical(split: str) -> str:
     return _SPLIT_OF.get(split.lower(), split)
 
 
-def split_of(file: PurePosixPath) -> str:
-    """The split that a file belongs to, by its name or the nearest folder's; empty if none.
+def by_split(
+    files: Iterable[PurePosixPath], *, loosely: bool = False
+) -> dict[str, list[PurePosixPath]]:
+    """Files by the split that their names tell, or the nearest folder's; "" stands for none.
+
+    A name tells a split where it is the split's (``train``, ``test-00000-of-00002``,
+    ``data_valid``), or where it has such a name as a word of it and another one shows that it is
+    meant so: one that differs in that word alone (``gsm8k_train``, ``gsm8k_test``) or lacks it
+    (``chats``, ``chats_test``), or training data that is told from the rest anyway. ``dev-team``
+    beside ``sales-team`` tells none.
 
     Args:
-        file: The file, from the data set's folder on.
+        files: The files, from the data set's folder on.
+        loosely: Whether a split's name as a word among others is enough.
     """
-    for part in (file.name.partition(".")[0], file.stem, *map(str, reversed(file.parent.parts))):
-        words = (word.rstrip("0123456789") for word in _SEPARATOR.split(part.lower()))
-        splits = {_SPLIT_OF[word] for word in words if word in _SPLIT_OF}
-        if len(splits) == 1:
-            return splits.pop()
-    return ""
-
-
-def by_split(files: Iterable[PurePosixPath]) -> dict[str, list[PurePosixPath]]:
-    """Files by their split."""
+    files = list(files)
+    stems = _splits_told({file.stem for file in files}, loosely=loosely)
+    folders = _splits_told({part for file in files for part in file.parent.parts}, loosely=loosely)
     splits: dict[str, list[PurePosixPath]] = {}
     for file in files:
-        splits.setdefault(split_of(file), []).append(file)
+        told = [stems[file.stem], *(folders[part] for part in reversed(file.parent.parts))]
+        splits.setdefault(next(filter(None, told), ""), []).append(file)
     return splits
+
+
+class _Reading(NamedTuple):
+    """A name that has a split's as one of its words: the others, with "" in the split's place."""
+
+    split: str
+    words: tuple[str, ...]
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        return tuple(filter(None, self.words))
+
+
+def _splits_told(names: Set[str], *, loosely: bool) -> dict[str, str]:
+    """What each of several names that stand side by side tells."""
+    readings = {name: reading for name in names if (reading := _reading(name)) is not None}
+    splits: dict[tuple[str, ...], set[str]] = {}
+    for reading in readings.values():
+        splits.setdefault(reading.words, set()).add(reading.split)
+    without = {tuple(_words(name)) for name in names - readings.keys()}
+
+    def is_meant(reading: _Reading) -> bool:
+        words, others = reading.words, reading.others
+        return not others or len(splits[words]) > 1 or others in without
+
+    apart = any(r.split == TRAIN and is_meant(r) for r in readings.values())
+    all_count = loosely or apart or (not names - readings.keys() and _are_alike(readings.values()))
+    return {
+        name: readings[name].split
+        if name in readings and (all_count or is_meant(readings[name]))
+        else ""
+        for name in names
+    }
+
+
+def _are_alike(readings: Iterable[_Reading]) -> bool:
+    """Whether names all begin, or all end, with a split's, of which one is for training."""
+    readings = list(readings)
+    splits = {reading.split for reading in readings}
+    ends = any(all(reading.words[place] == "" for reading in readings) for place in (0, -1))
+    return TRAIN in splits and len(splits) > 1 and ends
+
+
+def _reading(name: str) -> _Reading | None:
+    words = _words(name)
+    splits = {_SPLIT_OF[word] for word in words if word in _SPLIT_OF}
+    if len(splits) != 1:
+        return None
+    return _Reading(splits.pop(), tuple("" if word in _SPLIT_OF else word for word in words))
+
+
+def _words(name: str) -> list[str]:
+    """The words of a name, without numbers and what says nothing of the data."""
+    words = (word.rstrip("0123456789") for word in _SEPARATOR.split(name.lower()))
+    return [word for word in words if word not in _SAY_NOTHING]
 
 
 def chosen_split(splits: Iterable[str], split: str | None, where: str, *, held_out: bool) -> str:

@@ -25,6 +25,8 @@ _LONGEST_REASON = 300  # characters of a library's message
 def csv_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields where a row stands and the row; its first line names the columns.
 
+    They are separated by commas, or by semicolons or tabs where the first line has no comma.
+
     Raises:
         DataError: If it is not UTF-8, a line has more or fewer cells than columns, two columns
             have one name, or a row is too long.
@@ -32,8 +34,10 @@ def csv_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     csv.field_size_limit(MAX_LINE)
     try:
         with TextIOWrapper(open_file(path), encoding="utf-8-sig", newline="") as file:
+            first = file.readline(MAX_LINE)
+            file.seek(0)
             lines = _RecordLines(file, path.name)
-            reader = csv.reader(lines, strict=True)
+            reader = csv.reader(lines, strict=True, delimiter=_delimiter(first))
             names = next(reader, [])
             _check_columns(names, path.name)
             lines.begin()
@@ -84,6 +88,11 @@ class _RecordLines:
         self._left -= len(line)
         self._line += 1
         return line
+
+
+def _delimiter(names: str) -> str:
+    """What separates columns: a comma, or what stands between the names where there is none."""
+    return next((mark for mark in ",;\t" if mark in names), ",")
 
 
 def _check_columns(names: list[str], file: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from typing import Any
 
 import tokenizers
 
+from qlora_wgpu.config.json_object import read_json_object
 from qlora_wgpu.errors import TokenizerError
 from qlora_wgpu.files import file_bytes, file_text, is_there
 from qlora_wgpu.limits import TEMPLATE_BYTES, TOKENIZER_BYTES, TOKENIZER_CONFIG_BYTES
@@ -231,13 +231,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file, or an empty one where there is no such file."""
     if not is_there(path):
         return {}
-    try:
-        value = json.loads(file_text(path, TOKENIZER_CONFIG_BYTES, "utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as err:
-        raise TokenizerError(f"{path} cannot be read as JSON: {err}") from err
-    if not isinstance(value, dict):
-        raise TokenizerError(f"{path} must hold a JSON object")
-    return value
+    return read_json_object(path, TOKENIZER_CONFIG_BYTES, TokenizerError)
 
 
 def _token_text(value: Any) -> str | None:

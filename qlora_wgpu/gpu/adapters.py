@@ -11,7 +11,7 @@ from typing import Any
 from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.gpu.backend import Backend
 from qlora_wgpu.gpu.dawn import Dawn
-from qlora_wgpu.gpu.mesa import widen_software_vectors
+from qlora_wgpu.gpu.mesa import add_software_threads, widen_software_vectors
 from qlora_wgpu.gpu.wgpu_native import WgpuNative
 
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (WgpuNative(), Dawn())}
@@ -120,6 +120,7 @@ def _listed(backend: Backend) -> list[FoundAdapter]:
     # Vulkan's loader prints a warning to stderr where this is unset, as in containers.
     os.environ.setdefault("XDG_RUNTIME_DIR", os.environ.get("TMPDIR", "/tmp"))
     widen_software_vectors(os.environ)
+    add_software_threads(os.environ)
     try:
         adapters = backend.adapters()
     except DeviceError:

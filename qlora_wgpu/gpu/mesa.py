@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import MutableMapping
 
 from qlora_wgpu.cache_folder import cache_path, make_cache_folder
 from qlora_wgpu.files import file_bytes
 from qlora_wgpu.limits import MIB
+
+_THREADS_PER_PROCESSOR = 4
+_MOST_THREADS = 16  # that Mesa takes
+
+
+def add_software_threads(environ: MutableMapping[str, str]) -> None:
+    """Lets Mesa's software GPU use several threads per processor.
+
+    It gives each thread an equal share of a launch beforehand and then waits for the last one: with
+    a thread per processor, one that has to wait for its processor holds up the launch. Shares of
+    several threads even that out. What the user has set stays. It must be called before the driver
+    is loaded.
+    """
+    threads = min(_THREADS_PER_PROCESSOR * _processors(), _MOST_THREADS)
+    environ.setdefault("LP_NUM_THREADS", str(threads))
 
 
 def widen_software_vectors(environ: MutableMapping[str, str]) -> None:
@@ -27,6 +43,13 @@ def widen_software_vectors(environ: MutableMapping[str, str]) -> None:
             environ["MESA_SHADER_CACHE_DISABLE"] = "true"  # else it complains on stderr
         else:
             environ["MESA_SHADER_CACHE_DIR"] = str(folder)
+
+
+def _processors() -> int:
+    """Those that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _has_avx512() -> bool:

@@ -17,6 +17,20 @@ def route(logits: Array, top: int, *, normalized: bool) -> tuple[Ids, Array]:
     return ids, chosen / (chosen if normalized else e).sum(1, keepdims=True)
 
 
+def slots_of(ids: Ids, experts: int, tile: int) -> tuple[Ids, Ids]:
+    """Slots (rows · top) of assignments, and (experts, 2) each expert's first and past its last.
+
+    Each expert's begin with a whole tile, and are given in the order of the assignments.
+    """
+    counts = np.bincount(ids.ravel(), minlength=experts)
+    first = np.cumsum(-(-counts // tile) * tile) - -(-counts // tile) * tile
+    order = np.argsort(ids.ravel(), kind="stable")
+    within = np.arange(ids.size) - np.repeat(np.cumsum(counts) - counts, counts)
+    slots = np.empty(ids.size, np.int64)
+    slots[order] = first[ids.ravel()[order]] + within
+    return slots, np.stack([first, first + counts], 1)
+
+
 def route_backward(dw: Array, logits: Array, ids: Ids, *, normalized: bool) -> Array:
     """d logits (rows, experts) from the gradient (rows, top) of the weights."""
     dlogits = np.zeros_like(logits)

@@ -18,11 +18,13 @@ class Axis:
         low: The least value that is shown.
         high: The largest.
         is_log: Whether equal ratios are equal distances, instead of equal differences.
+        only: The one value there is, if so: nothing else is marked.
     """
 
     low: float
     high: float
     is_log: bool = False
+    only: float | None = None
 
     @classmethod
     def of_values(cls, values: Sequence[float], *, may_be_log: bool = False) -> Axis:
@@ -31,7 +33,10 @@ class Axis:
         if may_be_log and wants_log(values):
             margin = (high / low) ** 0.04
             return cls(low / margin, high * margin, is_log=True)
-        margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+        if low == high:
+            margin = 0.05 * abs(high) or 1.0
+            return cls(low - margin, high + margin, only=low)
+        margin = 0.05 * (high - low)
         return cls(low - margin, high + margin)
 
     def share(self, value: float) -> float:
@@ -41,7 +46,9 @@ class Axis:
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self) -> list[float]:
-        """Round numbers within."""
+        """Round numbers within, or the one value."""
+        if self.only is not None:
+            return [self.only]
         return log_ticks(self.low, self.high) if self.is_log else ticks(self.low, self.high)
 
 

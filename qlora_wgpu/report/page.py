@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -113,9 +113,9 @@ def page(facts: Facts, rows: Sequence[Mapping[str, Any]]) -> str:
 def _charts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
         chart("loss", _losses(rows), "{:.4g}".format, may_be_log=True),
-        _chart(rows, "learning_rate", "learning rate", "{:.1e}"),
-        _chart(rows, "grad_norm", "gradient norm", "{:.3g}", may_be_log=True),
-        _chart(rows, "tokens_per_second", "tokens per second", "{:,.0f}"),
+        _chart(rows, "learning_rate", "learning rate", _rate),
+        _chart(rows, "grad_norm", "gradient norm", "{:.3g}".format, may_be_log=True),
+        _chart(rows, "tokens_per_second", "tokens per second", "{:,.0f}".format),
     ]
 
 
@@ -131,10 +131,19 @@ def _losses(rows: Sequence[Mapping[str, Any]]) -> list[Line]:
     return [raw, Line(name, "main", smoothed(loss, in_logarithms=is_log)), dots]
 
 
+def _rate(value: float) -> str:
+    return f"{value:.1e}" if value else "0"
+
+
 def _chart(
-    rows: Sequence[Mapping[str, Any]], key: str, title: str, form: str, *, may_be_log: bool = False
+    rows: Sequence[Mapping[str, Any]],
+    key: str,
+    title: str,
+    show: Callable[[float], str],
+    *,
+    may_be_log: bool = False,
 ) -> str:
-    return chart(title, [Line("", "main", points(rows, key))], form.format, may_be_log=may_be_log)
+    return chart(title, [Line("", "main", points(rows, key))], show, may_be_log=may_be_log)
 
 
 def points(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:

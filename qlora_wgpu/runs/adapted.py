@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 from os import PathLike
-from pathlib import Path
 
+from qlora_wgpu.checkpoint.tokenizer_files import tokenizer_folder
 from qlora_wgpu.config import Config, ModelConfig, QuantConfig
 from qlora_wgpu.config.as_trained import without_none
 from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.model.qlora_model import ComputeDtype
-from qlora_wgpu.runs.locating import adapter_of_run, base_of
+from qlora_wgpu.runs.locating import adapter_in, existing_base
 from qlora_wgpu.runs.opening import OpenedModel, load_adapted, opened_as_trained
 from qlora_wgpu.runs.prompts import prompt_for
 from qlora_wgpu.training import Observer
@@ -38,14 +38,15 @@ def open_adapter(
         backend: The WebGPU implementation, likewise.
 
     Raises:
-        ConfigError: If nothing names a base, or the run's config.yaml is damaged.
+        ConfigError: If there is no adapter, nothing names a base, or the run's config.yaml is
+            damaged.
         CheckpointError: If the adapter or the base is missing or damaged, or they do not fit.
         UnsupportedModelError: If one of them asks for something that is not computed here.
         DeviceError: If there is no usable GPU.
     """
     observer = observer or Observer()
-    adapter = _folder_of(adapter)
-    settings = Config(model=ModelConfig(path=str(model or base_of(adapter))))
+    adapter = adapter_in(str(adapter)) or str(adapter)
+    settings = Config(model=ModelConfig(path=str(model or existing_base(adapter))))
     given = {
         "quant": {} if quant is None else quant.model_dump(),
         "train": {"compute_dtype": compute_dtype},
@@ -54,12 +55,6 @@ def open_adapter(
     settings = opened_as_trained(settings, adapter, observer, without_none(given))
     source = OpenedModel.open(settings.model.path)
     opened = load_adapted(source, adapter, settings, observer)
+    opened.prompt_folder = tokenizer_folder(adapter) or opened.prompt_folder
     opened.read_prompts = partial(prompt_for, source, adapter)
     return opened
-
-
-def _folder_of(adapter: str | PathLike[str]) -> str:
-    """The adapter's folder, where its run's is named."""
-    run = Path(adapter).expanduser()
-    is_run = all((run / name).is_file() for name in ("config.yaml", "metrics.jsonl"))
-    return adapter_of_run(run) if is_run else str(adapter)

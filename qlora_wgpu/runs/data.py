@@ -18,11 +18,12 @@ from qlora_wgpu.data import (
 )
 from qlora_wgpu.errors import ConfigError, DataError
 from qlora_wgpu.families.positions import longest_text
-from qlora_wgpu.runs.data_warnings import tell_left_out, warn_of_learnt_rows, warn_of_long_rows
+from qlora_wgpu.runs.locating import base_in
 from qlora_wgpu.runs.opening import OpenedModel
 from qlora_wgpu.runs.settings import AnyConfig, as_config
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.batching import BatchPlan
+from qlora_wgpu.training.data_warnings import tell_left_out, warn_of_learnt_rows, warn_of_long_rows
 from qlora_wgpu.training.rows import preparation as preparation
 
 
@@ -90,7 +91,7 @@ def prepare(
     observer = observer or Observer()
     warn_of_cache(observer)
     path = data_path(settings, held_out=held_out)
-    folder = ModelFolder.without_weights(settings.model.path)
+    folder = ModelFolder.without_weights(base_in(settings))
     tokenizer = Tokenizer.from_folder(folder.path)
     dataset = read_data(settings, tokenizer, observer, held_out=held_out)
     warn_of_long_rows(path, dataset, longest_text(folder.config), observer)

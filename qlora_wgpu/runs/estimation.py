@@ -22,6 +22,7 @@ from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import TrainingOptions
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.runs.data import RunData, prepare
+from qlora_wgpu.runs.locating import base_in
 from qlora_wgpu.runs.opening import device_of
 from qlora_wgpu.runs.settings import as_config
 
@@ -265,7 +266,7 @@ def _workload_of_shape(target: str, overrides: Sequence[str]) -> Workload:
 def _workload_of_run(settings: Config, length: int) -> Workload:
     train = settings.train
     return Workload(
-        _base(settings.model.path),
+        _base(base_in(settings)),
         settings.lora,
         settings.quant,
         train.compute_dtype,

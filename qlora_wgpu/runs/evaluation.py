@@ -18,15 +18,17 @@ from qlora_wgpu.runs.data import (
     read_dataset,
     warn_of_cache,
 )
-from qlora_wgpu.runs.data_warnings import warn_of_other_split
+from qlora_wgpu.runs.locating import base_in
 from qlora_wgpu.runs.opening import (
     OpenedModel,
     load_adapted,
     opened_as_trained,
     tell_differences,
 )
+from qlora_wgpu.runs.prompts import tokenizer_for
 from qlora_wgpu.runs.settings import AnyConfig, as_config
 from qlora_wgpu.training import Observer
+from qlora_wgpu.training.data_warnings import warn_of_other_split
 from qlora_wgpu.training.evaluation import held_out_loss
 
 _LARGEST_EXPONENT = 700.0  # of e in float64
@@ -98,14 +100,15 @@ def evaluate(
     path = data or data_path(settings, held_out=True)
     adapter = adapter or _adapter_of(settings)
     settings = _opened(settings, adapter, overrides, observer)
-    source = OpenedModel.open(settings.model.path)
+    source = OpenedModel.open(base_in(settings))
+    tokenizer = tokenizer_for(source, adapter)
     warn_of_cache(observer)
     if data is None:
-        dataset = read_data(settings, source.tokenizer, observer, held_out=True)
+        dataset = read_data(settings, tokenizer, observer, held_out=True)
         if adapter is not None and settings.data.eval_split is not None:
             warn_of_other_split(adapter, dataset, observer)
     else:
-        dataset = read_dataset(settings.data, path, source.tokenizer, observer, held_out=True)
+        dataset = read_dataset(settings.data, path, tokenizer, observer, held_out=True)
     check_ids(path, dataset, source.architecture.vocab_size)
     model = load_adapted(source, adapter, settings, observer)
     with model.adapter_off():

@@ -7,9 +7,9 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from qlora_wgpu.checkpoint.hub import is_hub_name
-from qlora_wgpu.config import load_config
+from qlora_wgpu.config import Config, load_config
 from qlora_wgpu.config.as_trained import find_run
-from qlora_wgpu.errors import ConfigError, option
+from qlora_wgpu.errors import ConfigError, command, option
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.training import checkpoint_folders
 
@@ -40,7 +40,7 @@ def locate(place: str | None, model: str | None = None, adapter: str | None = No
     """
     if place is not None and adapter is not None:
         raise ConfigError(f"{place} and --adapter {adapter} both name an adapter: leave one out")
-    if place is not None and (own := _adapter_in(place)) is not None:
+    if place is not None and (own := adapter_in(place)) is not None:
         adapter = own
     elif place is not None and model is not None:
         raise ConfigError(f"{place} and --model {model} both name a model: leave one out")
@@ -50,7 +50,7 @@ def locate(place: str | None, model: str | None = None, adapter: str | None = No
         return Located(model, adapter)
     if adapter is None:
         raise ConfigError("name a run's folder, such as runs/first, or a model with --model")
-    return Located(_existing_base(adapter), adapter)
+    return Located(existing_base(adapter), adapter)
 
 
 def adapter_of_run(run: Path) -> str:
@@ -81,8 +81,42 @@ def base_of(adapter: str) -> str:
     return name
 
 
-def _adapter_in(place: str) -> str | None:
-    """The adapter of a run's or an adapter's folder; None where it is neither."""
+def existing_base(adapter: str) -> str:
+    """``base_of`` an adapter, where that is there.
+
+    Raises:
+        ConfigError: If it is not, or nothing names it.
+    """
+    base = base_of(adapter)
+    if _is_nowhere(base):
+        raise ConfigError(
+            f"{adapter} was trained on the model {base}, which is not there: name it with "
+            f"{option('model', ...)}"
+        )
+    return base
+
+
+def base_in(settings: Config) -> str:
+    """The base that a configuration names.
+
+    Raises:
+        ConfigError: If it is plainly not there.
+    """
+    path = settings.model.path
+    if _is_nowhere(path):
+        if Path(path).expanduser().is_file():
+            raise ConfigError(f"model.path is the file {path}: name the folder that it lies in")
+        set_it = "add model.path=FOLDER" if command() else "set model.path to its folder"
+        raise ConfigError(f"there is no model folder {path}: if it lies elsewhere now, {set_it}")
+    return path
+
+
+def adapter_in(place: str) -> str | None:
+    """The adapter of a run's or an adapter's folder; None where a model is named.
+
+    Raises:
+        ConfigError: If it is nothing of these.
+    """
     folder = Path(place).expanduser()
     if _holds_adapter(folder):
         return str(folder)
@@ -135,11 +169,6 @@ def _holds_adapter(folder: Path) -> bool:
     return (folder / "adapter_config.json").is_file()
 
 
-def _existing_base(adapter: str) -> str:
-    base = base_of(adapter)
-    if not (Path(base).expanduser().is_dir() or is_hub_name(base)):
-        raise ConfigError(
-            f"{adapter} was trained on the model {base}, which is not there: name it with "
-            f"{option('model', ...)}"
-        )
-    return base
+def _is_nowhere(base: str) -> bool:
+    """Whether a base is neither a folder nor has a name of the hub."""
+    return not (Path(base).expanduser().is_dir() or is_hub_name(base))

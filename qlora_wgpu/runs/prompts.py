@@ -1,45 +1,20 @@
-"""How prompts are written for what a run has trained: kept beside its adapter, and found again."""
+"""How prompts are written for what a run has trained, found again beside its adapter."""
 
 from __future__ import annotations
 
 from qlora_wgpu.checkpoint.tokenizer_files import PROMPT_FORMAT, tokenizer_folder
 from qlora_wgpu.config import Config, load_config
 from qlora_wgpu.config.as_trained import find_run
-from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES
 from qlora_wgpu.data import (
     PromptFormat,
+    Tokenizer,
     find_chat_template,
     read_prompt_files,
     row_format,
-    save_prompt_files,
 )
-from qlora_wgpu.errors import QLoRAError
+from qlora_wgpu.files import is_there
 from qlora_wgpu.runs.data import preparation
 from qlora_wgpu.runs.opening import OpenedModel
-from qlora_wgpu.training import Observer, TrainResult
-
-
-def keep_prompt(
-    settings: Config,
-    source: OpenedModel,
-    prompt: PromptFormat,
-    result: TrainResult,
-    observer: Observer,
-) -> None:
-    """Writes the tokenizer, the chat template and the prompts' format beside a run's adapter.
-
-    Those of a run that had been finished before stay as they are. What cannot be written is told,
-    and does not end the run.
-    """
-    folder = result.adapter_dir
-    if result.was_finished and (folder / PROMPT_FORMAT).exists():
-        return
-    try:
-        name = settings.data.chat_template if prompt.kind == "chat" else prompt.kind
-        built_in = name if name in BUILT_IN_CHAT_TEMPLATES else None
-        save_prompt_files(folder, source.path, prompt, built_in)
-    except QLoRAError as err:
-        observer.warning(f"the adapter is there, but how its prompts are written is not: {err}")
 
 
 def prompt_of_run(settings: Config, source: OpenedModel) -> PromptFormat:
@@ -52,6 +27,17 @@ def prompt_of_run(settings: Config, source: OpenedModel) -> PromptFormat:
     path, tokenizer = settings.require_train_path(), source.tokenizer
     rows = row_format(path, tokenizer, preparation(settings.data))
     return PromptFormat.of_rows(rows, tokenizer, settings.data.chat_template)
+
+
+def tokenizer_for(source: OpenedModel, adapter: str | None) -> Tokenizer:
+    """The base's tokenizer; where its folder has none, what is kept beside the adapter.
+
+    Raises:
+        TokenizerError: If there is none, or it is damaged.
+    """
+    has_none = not is_there(source.path / "tokenizer.json")
+    kept = tokenizer_folder(adapter) if adapter is not None and has_none else None
+    return source.tokenizer if kept is None else Tokenizer.from_folder(kept)
 
 
 def prompt_for(source: OpenedModel, adapter: str | None) -> PromptFormat:

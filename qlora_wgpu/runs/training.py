@@ -11,9 +11,10 @@ from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.runs.data import RunData, read_run_data
+from qlora_wgpu.runs.locating import base_in
 from qlora_wgpu.runs.opening import OpenedModel, device_of, load_model, open_device
 from qlora_wgpu.runs.planning import plan_layout
-from qlora_wgpu.runs.prompts import keep_prompt, prompt_of_run
+from qlora_wgpu.runs.prompts import prompt_of_run
 from qlora_wgpu.runs.reporting import Reporter
 from qlora_wgpu.runs.samples import SampleTexts
 from qlora_wgpu.runs.settings import AnyConfig, as_config
@@ -29,6 +30,7 @@ from qlora_wgpu.training import (
     settle_run,
     training_options,
 )
+from qlora_wgpu.training.prompts import keep_prompt
 from qlora_wgpu.training.reporters import Guarded, ObserverList, reporters
 
 
@@ -83,8 +85,9 @@ def _train(
     settings: Config, observer: Observer, reporter: Reporter, *, overwrite: bool, resume: bool
 ) -> TrainResult:
     check_output(settings, overwrite=overwrite, resume=resume)
+    base = base_in(settings)
     device = open_device(settings.device, observer)  # says that there is none before data is read
-    source = OpenedModel.open(settings.model.path)  # and what is not supported
+    source = OpenedModel.open(base)  # and what is not supported
     for text in source.notes:
         observer.note(text)
     data = read_run_data(settings, source, observer)
@@ -108,7 +111,7 @@ def _train(
     finally:
         for each in guarded:
             each.close()
-    keep_prompt(settings, source, prompt, result, observer)
+    keep_prompt(settings, source.path, prompt, result, observer)
     if not result.interrupted:
         observer.activity("writing texts after training")
         samples = texts.after(samples)

@@ -13,7 +13,7 @@ import jinja2
 import jinja2.nodes
 from jinja2.exceptions import SecurityError
 
-from qlora_wgpu.errors import DataError, TokenizerError
+from qlora_wgpu.errors import DataError, QLoRAError, TokenizerError
 from qlora_wgpu.sandbox.jinja import (
     MAX_CHARACTERS,
     SPAN_END,
@@ -106,6 +106,26 @@ def render_with_prefixes(
                 (length, prompt, _text(source, special_tokens, messages[:length], tools, prompt))
             )
     return whole, prefixes
+
+
+def render_many(
+    source: str,
+    special_tokens: Mapping[str, str],
+    conversations: Sequence[tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]] | None]],
+) -> list[tuple[tuple[str, list[tuple[int, int]]], list[tuple[int, bool, str | None]]] | None]:
+    """What ``render_with_prefixes`` gives for each of some messages and their tools.
+
+    Templates that mark the assistant's text need no prefixes. None stands for what is refused.
+    """
+    marks = marks_assistant(source)
+    rendered: list[Any] = []
+    for messages, tools in conversations:
+        given = source, special_tokens, messages, tools
+        try:
+            rendered.append((render(*given, False), []) if marks else render_with_prefixes(*given))
+        except QLoRAError:
+            rendered.append(None)
+    return rendered
 
 
 def _text(source: str, *args: Any) -> str | None:

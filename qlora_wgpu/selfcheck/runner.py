@@ -172,7 +172,14 @@ class Runner:
             flat = np.frombuffer(raw, np.float32)
         return flat.reshape(tensor.rows, tensor.stride)
 
+    @staticmethod
+    def _integers(program: Program, tensor: Tensor) -> Array:
+        numbers = np.frombuffer(program.read(tensor), np.uint32)[: tensor.columns]
+        return numbers.astype(np.float64)
+
     def _array(self, program: Program, tensor: Tensor) -> Array:
+        if tensor.dtype == "uint32":
+            return self._integers(program, tensor)
         rows = self._rows(program, tensor)
         written = ~np.isnan(rows).all(axis=1)
         if rows[written, tensor.columns :].any():

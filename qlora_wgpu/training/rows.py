@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any, TypeGuard
 
@@ -12,35 +12,44 @@ from qlora_wgpu.config import DataConfig
 from qlora_wgpu.data import IGNORE_INDEX, Dataset, Example, Preparation, Tokenizer, load_dataset
 from qlora_wgpu.data.dataset import encode_rows
 from qlora_wgpu.errors import DataError
-from qlora_wgpu.model.qlora_model import QLoRAModel
 
 Rows = str | PathLike[str] | Sequence[Any]
 """A data set as a trainer takes it: see ``encoded``."""
 
 
-def encoded(dataset: Rows, name: str, model: QLoRAModel, settings: DataConfig) -> Sequence[Any]:
+def encoded(
+    dataset: Rows,
+    name: str,
+    tokenizer: Callable[[], Tokenizer],
+    settings: DataConfig,
+    *,
+    held_out: bool = False,
+) -> Sequence[Any]:
     """A data set as token ids.
 
     Args:
         dataset: A path; or rows of a format that files have, such as chats; or token ids in a form
             of ``as_dataset``, which stay as they are.
         name: For messages.
-        model: Whose tokenizer encodes.
+        tokenizer: Gives the tokenizer that encodes, where one is needed.
         settings: How rows are encoded.
+        held_out: Whether it is read to be measured on, which decides between a folder's splits.
 
     Raises:
         DataError: If it cannot be read, or a row has no such format.
-        TokenizerError: If the model's folder has no tokenizer.
+        TokenizerError: If there is no tokenizer.
     """
     how = preparation(settings)
     if isinstance(dataset, str | PathLike):
-        tokenizer = Tokenizer.from_folder(model.folder.path)
-        return load_dataset(dataset, tokenizer, how.max_seq_length, how=how)
+        return load_dataset(
+            dataset, tokenizer(), how.max_seq_length,
+            how=how, held_out=held_out, cache=settings.cache,
+        )  # fmt: skip
     if isinstance(dataset, Mapping) or not _is_listed(dataset):
         raise DataError(f"{name} must be a path or a list of rows, got {type(dataset).__name__}")
-    if not _is_text(dataset):
+    if not is_text(dataset):
         return dataset
-    return encode_rows(dataset, Tokenizer.from_folder(model.folder.path), how, name)
+    return encode_rows(dataset, tokenizer(), how, name)
 
 
 def preparation(settings: DataConfig) -> Preparation:
@@ -60,7 +69,7 @@ def _is_listed(dataset: Any) -> bool:
     return hasattr(dataset, "__iter__") or hasattr(dataset, "__getitem__")
 
 
-def _is_text(dataset: Sequence[Any]) -> TypeGuard[Sequence[Mapping[str, Any]]]:
+def is_text(dataset: Sequence[Any]) -> TypeGuard[Sequence[Mapping[str, Any]]]:
     """Whether the rows are to be encoded: mappings that hold no token ids."""
     first = next(iter(dataset), None)
     return isinstance(first, Mapping) and bool(first) and "input_ids" not in first

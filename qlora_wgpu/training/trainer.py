@@ -16,8 +16,10 @@ from qlora_wgpu.training.loop import TrainingLoop
 from qlora_wgpu.training.observer import Observer
 from qlora_wgpu.training.opening import open_run
 from qlora_wgpu.training.optimizer import Optimizer
+from qlora_wgpu.training.own_rows import RowReader
+from qlora_wgpu.training.prompts import keep_prompt
 from qlora_wgpu.training.result import TrainResult
-from qlora_wgpu.training.rows import Rows, as_dataset, encoded
+from qlora_wgpu.training.rows import Rows, as_dataset
 from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.run_identity import RunIdentity
 from qlora_wgpu.training.schedule import learning_rates
@@ -66,25 +68,32 @@ class Trainer:
         self._resume = resume
         self._overwrite = overwrite
 
-    def train(self, train_dataset: Rows, eval_dataset: Rows | None = None) -> TrainResult:
+    def train(
+        self, train_dataset: Rows | None = None, eval_dataset: Rows | None = None
+    ) -> TrainResult:
         """Runs all steps and writes the run's folder.
 
+        Rows are encoded as the model's prompts are written: with the tokenizer and the chat
+        template kept beside its adapter, else the base's; both are kept beside the new one, too.
         Ctrl-C and SIGTERM end it early, between two micro-batches, with its state saved. What
         cannot be written in between is told and does not end it.
 
         Args:
             train_dataset: A path; rows of any format that files have, such as
                 ``{"messages": [...]}`` or ``{"prompt": ..., "completion": ...}``; a ``Dataset``; or
-                mappings with ``input_ids`` and ``labels``.
-            eval_dataset: Held-out data, in one of these forms.
+                mappings with ``input_ids`` and ``labels``. By default ``data.train``, and then
+                ``data.eval`` is measured on.
+            eval_dataset: Held-out data, in one of these forms; by default ``data.eval_split``
+                holds rows of the training data out.
 
         Returns:
             The run's figures.
 
         Raises:
             DataError: If a data set has nothing to learn or does not fit the model.
+            TokenizerError: If rows are to be encoded, and there is no tokenizer.
             ConfigError: If ``output.dir`` holds a run, is another run's or cannot be written, or is
-                to go on with other settings, data or base weights.
+                to go on with other settings, data or base weights, or there is no training data.
             CheckpointError: If a run is to go on and none of its checkpoints can be loaded, or the
                 final adapter cannot be written into ``output.dir``; says where it is instead.
             TrainingError: If a gradient or a loss is not finite or the loss diverges; checkpoints
@@ -92,9 +101,15 @@ class Trainer:
             OutOfMemoryError: If the device has no room.
         """
         self._observer.forget_stop()
-        return self.train_within(train_dataset, eval_dataset)
+        own = RowReader(self.model, self.config, self._observer).read(train_dataset, eval_dataset)
+        result = self.train_within(own.train, own.held_out)
+        if own.prompt is not None:
+            keep_prompt(self.config, self.model.prompt_folder, own.prompt, result, self._observer)
+        return result
 
-    def train_within(self, train_dataset: Rows, eval_dataset: Rows | None = None) -> TrainResult:
+    def train_within(
+        self, train_dataset: Dataset, eval_dataset: Dataset | None = None
+    ) -> TrainResult:
         """``train``, within a run that has begun: what its observer has asked for since, stands."""
         rows = self._learnable(train_dataset, "train_dataset", "nothing would be learnt")
         held_out = None
@@ -155,17 +170,13 @@ class Trainer:
         self._observer.finished(result)
         return result
 
-    def _learnable(self, rows: Rows, name: str, otherwise: str) -> Dataset:
+    def _learnable(self, rows: Dataset, name: str, otherwise: str) -> Dataset:
         """A data set that has labels.
 
         Raises:
             DataError: If it has none, is empty, or does not fit the model.
         """
-        tokens = encoded(rows, name, self.model, self.config.data)
-        dataset = as_dataset(tokens, name, self.model.architecture.vocab_size)
-        if tokens is not rows:  # else who has read it has told them
-            for text in dataset.warnings:
-                self._observer.warning(text)
+        dataset = as_dataset(rows, name, self.model.architecture.vocab_size)
         if not dataset.num_label_tokens:
             raise DataError(f"{name} has no label at all: {otherwise}")
         return dataset

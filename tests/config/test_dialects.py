@@ -22,6 +22,7 @@ NAMES = {
     "axolotl.yml": "Axolotl",
     "trl.yaml": "TRL",
     "llama_factory.yaml": "LLaMA-Factory",
+    "llama_factory_v1.yaml": "LLaMA-Factory (v1)",
     "mlx_lm.yaml": "mlx-lm",
 }
 
@@ -46,6 +47,9 @@ def place(tmp_path, monkeypatch):
         "pairs": {"file_name": "pairs.json", "ranking": True},
         "hub": {"hf_hub_url": "owner/name", "subset": "main", "split": "test"},
     }
+    (tmp_path / "data" / "identity.json").write_text("[]")
+    sets = "identity: {path: data/identity.json, source: local, converter: alpaca}\n"
+    (tmp_path / "sets.yaml").write_text(sets + "more: {path: o/n}\n")
     (tmp_path / "data" / "dataset_info.json").write_text(json.dumps(info))
     return tmp_path
 
@@ -79,7 +83,8 @@ def test_every_key_is_taken_over_or_named(place, name):
     result = conversion.text()
     consumed = {"load_in_8bit", "train_on_inputs", "use_peft", "stage", "finetuning_type", "data",
                 "eval_strategy", "dataset_dir", "fine_tune_type", "dataset_train_split",
-                "lora_parameters", "report_to"}  # fmt: skip
+                "lora_parameters", "report_to", "peft_config", "quant_config",
+                "batching_strategy"}  # fmt: skip
     for key in read_yaml_file(place / name).values:
         ours = key_for(key)
         is_named = re.search(rf"\b{key}\b", result) is not None
@@ -268,6 +273,27 @@ def test_mlx_lm(place):
     assert any("--model" in note for note in conversion.notes)
 
 
+def test_llama_factory_v1(place):
+    config, conversion = converted(place, "llama_factory_v1.yaml")
+    assert (config.quant.scheme, config.lora.r, config.lora.lora_alpha) == ("nf4", 8, 32)
+    assert config.lora.target_modules == "all-linear"
+    assert config.data.train == str(place / "data" / "identity.json")
+    assert (config.data.format, config.data.max_seq_length) == ("instruction/output", 512)
+    train = config.train
+    assert (train.per_device_train_batch_size, train.gradient_accumulation_steps) == (2, 4)
+    assert (train.max_steps, train.compute_dtype) == (10, "bfloat16")
+    assert (config.optim.lr_scheduler_type, config.optim.learning_rate) == ("constant", 1e-4)
+    assert "train_dataset: more" in reasons_of(conversion)
+    changes = {"train_dataset": "rows.jsonl", "peft_config": {"name": "freeze"},
+               "quant_config": None, "batching_strategy": "padding_free"}  # fmt: skip
+    config, conversion = converted(place, "llama_factory_v1.yaml", changes)
+    assert (config.quant.scheme, config.data.packing) == ("none", True)
+    assert any("freeze trains other weights" in note for note in conversion.notes)
+    (place / "sets.yaml").write_text("pairs: {path: pairs.jsonl, converter: pair}")
+    with pytest.raises(ConfigError, match="holds preferences"):
+        converted(place, "llama_factory_v1.yaml")
+
+
 def test_what_is_given_wins(place):
     given = {"model.path": "other", "data.train": "x.jsonl", "data.eval": "y.jsonl"}
     config, _ = converted(place, "axolotl.yml", given=given)
@@ -287,8 +313,8 @@ def test_files_that_cannot_be_read(place):
     (place / "b.json").write_text("{")
     (place / "c.yaml").write_text("a: 1")
     reasons = {
-        "a.json": "must hold an object",
-        "b.json": "cannot be read as JSON",
+        "a.json": "must hold a JSON object",
+        "b.json": "is not valid JSON",
         "c.yaml": "file of none of Axolotl",
         "d.json": "cannot be read",
     }
@@ -412,11 +438,49 @@ def test_mlx_lm_counts_its_schedule_in_updates(place):
     assert any("falls to zero" in note for note in conversion.notes)  # there after 1000 updates
 
 
+@pytest.mark.parametrize(
+    ("schedule", "expected", "told"),
+    [
+        # cosine_decay(init, decay_steps, end), linear_schedule(init, end, steps); counted after
+        # the warm-up, and as long as the run is.
+        (("cosine_decay", 0, [1e-4, 1000]), ("cosine", 1e-4, 0), ""),
+        (("cosine_decay", 100, [1e-4, 900]), ("cosine", 1e-4, 100), ""),
+        (("cosine_decay", 100, [1e-4, 1000, 1e-6]), ("cosine", 1e-4, 100), "to 1e-06 after 1100"),
+        (("linear_schedule", 0, [1e-4, 0, 1000]), ("linear", 1e-4, 0), ""),
+        (("linear_schedule", 0, [1e-4, 1e-5, 500]), ("linear", 1e-4, 0), "to 1e-05 after 500"),
+        (("linear_schedule", 0, [0, 1e-4, 50]), ("constant_with_warmup", 1e-4, 50), ""),
+        (("linear_schedule", 0, [1e-4, 1e-4, 50]), ("constant", 1e-4, 0), ""),
+        (("step_decay", 10, [1e-4, 0.9, 10]), ("constant_with_warmup", 1e-4, 10), ""),
+    ],
+)
+def test_mlx_lm_s_schedules(place, schedule, expected, told):
+    name, warmup, arguments = schedule
+    changes = {"lr_schedule": {"name": name, "warmup": warmup, "arguments": arguments}}
+    config, conversion = converted(place, "mlx_lm.yaml", changes)
+    optim = config.optim
+    assert (optim.lr_scheduler_type, optim.learning_rate, optim.warmup_steps) == expected
+    notes = [note for note in conversion.notes if "falls to zero" in note]
+    assert len(notes) == bool(told) and all(told in note for note in notes)
+    assert ("lr_schedule: step_decay" in reasons_of(conversion)) == (name == "step_decay")
+
+
+def test_mlx_lm_s_services(place):
+    config, conversion = converted(place, "mlx_lm.yaml", {"report_to": "swanlab,wandb"})
+    assert config.log.report_to == ["wandb"] and "report_to: swanlab" in reasons_of(conversion)
+    assert converted(place, "mlx_lm.yaml", {"report_to": "swanlab"})[0].log.report_to == []
+
+
 def test_slices_of_one_split_do_not_measure_what_is_learnt(place):
     hub = {"path": "o/n", "train_split": "train[:90%]", "valid_split": "train[-10%:]"}
     config, conversion = converted(place, "mlx_lm.yaml", {"hf_dataset": hub})
-    assert (config.data.train, config.data.eval) == ("o/n", None)
-    assert "valid_split: train[-10%:]" in reasons_of(conversion)
+    assert (config.data.train, config.data.eval, config.data.eval_split) == ("o/n", None, 0.1)
+    hub["valid_split"] = "train[:100]"
+    config, conversion = converted(place, "mlx_lm.yaml", {"hf_dataset": [hub, {"path": "o/more"}]})
+    assert (config.data.eval, config.data.eval_split) == (None, None)
+    reasons = reasons_of(conversion)
+    assert "valid_split: train[:100]" in reasons and "hf_dataset: o/more" in reasons
+    config, _ = converted(place, "mlx_lm.yaml", {"hf_dataset": {"path": "o/n"}})
+    assert config.data.eval_split == 0.1  # what mlx-lm takes of its own accord
 
 
 @pytest.mark.parametrize(("given", "count"), [({}, 1), ({"model.path": "m"}, 0)])
@@ -429,3 +493,50 @@ def test_a_model_in_mlxs_form_is_told_where_no_other_is_given(place, given, coun
 def test_placeholders_are_told(place):
     notes = converted(place, "axolotl.yml", {"output_dir": "${OUT}/qwen"})[1].notes
     assert "${OUT} in output.dir is not filled in: write the value out" in notes
+
+
+ALIASES = """\
+shared: &shared
+  r: 8
+  lora_alpha: 16
+.more: &more {learning_rate: 1e-3, num_epochs: 2}
+base_model: base
+datasets: [{path: &data rows.jsonl, type: alpaca}]
+test_datasets: [{path: *data, type: alpaca}]
+lora_model_dir: &none
+sequence_len: 64
+micro_batch_size: 3
+learning_rate: 1e-4
+<<: [*more, {seed: 7, learning_rate: 5e-5}]
+"""
+
+
+def test_anchors_and_merge_keys_of_theirs_are_written_out(place):
+    (place / "aliases.yml").write_text(ALIASES)
+    with pytest.raises(
+        ConfigError, match=r"init --from .*aliases.yml` converts this file, .* Axolotl"
+    ):
+        load_config(place / "aliases.yml")
+    taken = convert_file(place / "aliases.yml", {}).taken
+    values = {key: taken[key].value for key in taken}
+    # A mapping's own keys win, then those of the mapping that is merged first.
+    assert values["optim.learning_rate"] == 1e-4
+    assert (values["train.num_train_epochs"], values["train.seed"]) == (2, 7)
+    assert values["data.eval"] == values["data.train"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "base_model: &a {b: *a}\n",
+        "base_model: &a {<<: *a}\n",
+        "a0: &a0 {x: 1}\n" + "".join(
+            f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}\n" for i in range(1, 12)
+        ),
+    ],
+    ids=["itself", "merged into itself", "a billion merges"],
+)  # fmt: skip
+def test_aliases_without_end_are_refused(place, text):
+    (place / "endless.yml").write_text(text)
+    with pytest.raises(ConfigError, match="too large or too deep with its aliases"):
+        convert_file(place / "endless.yml", {})

@@ -62,7 +62,7 @@ def test_paths_of_python(path, tmp_path, monkeypatch):
         ({"optimizer.learning_rate": 1}, "there is no setting 'optimizer.learning_rate'"),
         ({"optim": 3}, "'optim' is a section: give its settings as a mapping"),
         ({"max_steps": 5, "train": {"max_steps": 5}}, "train.max_steps is given twice"),
-        ({"max_steps": "5"}, "train.max_steps in the override 'train.max_steps='5'' must be an"),
+        ({"max_steps": "5"}, "train.max_steps in the override \"train.max_steps='5'\" must be an"),
         ({"max_steps": 0}, "train.max_steps in the override 'train.max_steps=0' must be from 1"),
     ],
 )

@@ -263,6 +263,34 @@ def test_missing_file_and_folder(tmp_path) -> None:
         load_config("a\0b")
 
 
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("chats.jsonl", "is data, not .*: `qlora-wgpu init --model MODEL --data .*chats.jsonl`"),
+        ("list.json", "is data, not"),
+        ("chats", "is a folder of data, not .* --data .*chats`"),
+        ("base", "is a model's folder, not .* --model .*base --data DATA`"),
+        ("base/model.safetensors", "is a file of weights, not .* --model .*base --data DATA`"),
+        ("run", "is a run's folder: name the YAML file in it, such as .*run/config.yaml"),
+        ("run/adapter", "is an adapter's folder"),
+        ("empty", "is a folder with no YAML file in it: `qlora-wgpu init` writes one"),
+        ("run.yaml", "does not exist: did you mean .*run/config.yaml"),
+        ("mien.yaml", "does not exist: did you mean .*mine.yml"),
+    ],
+)
+def test_what_is_no_configuration_is_told_as_what_it_is(tmp_path, path, expected) -> None:
+    files = {
+        "chats.jsonl": "{}", "list.json": '\n [{"text": "a"}]', "chats/a.csv": "text\na",
+        "mine.yml": "", "base/config.json": "{}", "base/model.safetensors": "", "empty/a.md": "",
+        "run/config.yaml": "", "run/metrics.jsonl": "", "run/adapter/adapter_config.json": "{}",
+    }  # fmt: skip
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=expected):
+        load_config(tmp_path / path)
+
+
 # --- overrides
 
 

@@ -9,12 +9,13 @@ import pytest
 import tokenizers
 from support.recorded import RECORDED, needs_recordings
 from support.tiny_tokenizer import tiny_backend, tiny_tokenizer
-from tokenizers import AddedToken
+from tokenizers import AddedToken, pre_tokenizers
 
 from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES
 from qlora_wgpu.data import (
     BUILT_IN_TEMPLATES,
     ChatTemplate,
+    PromptFormat,
     RowEncoder,
     Tokenizer,
     assistant_spans,
@@ -242,3 +243,22 @@ def test_real_tokenizers(folder, name) -> None:
 
 def test_the_tiny_tokenizer_knows_chatml() -> None:
     assert suitable_template(Tokenizer(tiny_backend(), {"eos_token": "</s>"})) == "chatml"
+
+
+CHAT = [
+    {"role": "user", "content": "Who are you?"},
+    {"role": "assistant", "content": "A model."},
+]
+
+
+@pytest.mark.parametrize("name", sorted(BUILT_IN_TEMPLATES))
+def test_an_answer_s_prompt_has_the_tokens_that_rows_have(name):
+    """Where white space before a word has other tokens than at the end of a text, too."""
+    backend = tiny_backend(bos=False, merges=(("Ċ", "Ċ"),))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer = Tokenizer(backend, {"eos_token": "</s>", "bos_token": "<s>"})
+    assert tokenizer.encode("a\n\n")[-1] != tokenizer.encode("a\n\nA")[-2]
+    template = find_chat_template(name, tokenizer)
+    row = RowEncoder(tokenizer, template).encode({"messages": CHAT}, "messages")
+    prompt = PromptFormat("chat", tokenizer, template).ids(CHAT[:1])
+    assert row.ids[: len(prompt)] == prompt and row.labels[len(prompt)] == row.ids[len(prompt)]

@@ -57,8 +57,8 @@ def test_rows_are_cut_at_the_end(tmp_path) -> None:
     assert texts(dataset, tokenizer) == ["cdef", "b</s>", "de</s>"]
     assert (dataset.num_truncated, dataset.num_without_labels) == (1, 1)
     assert [w.split(": ")[1][:20] for w in dataset.warnings] == [
-        "1 of 4 rows are longer than"[:20],
-        "1 of 4 rows have nothing"[:20],
+        "1 of 4 rows is longer than"[:20],
+        "1 of 4 rows has nothing"[:20],
     ]
     assert dataset.num_label_tokens == 4 + 2 + 3
 
@@ -81,7 +81,7 @@ def test_an_empty_dataset_has_no_extent() -> None:
 
 def test_nothing_to_learn(tmp_path) -> None:
     path = write(tmp_path, [{"prompt": "a" * 50, "completion": "b"}])
-    with pytest.raises(DataError, match=r"train\.jsonl has nothing to learn.*all of its 1 rows"):
+    with pytest.raises(DataError, match=r"train\.jsonl has nothing to learn.*its only row"):
         load_dataset(path, tiny_tokenizer(), 8)
     path.write_text("\n\n")
     with pytest.raises(DataError, match="holds no row at all"):
@@ -136,7 +136,7 @@ def test_warnings(tmp_path) -> None:
         write(tmp_path, [{"messages": messages}]), tiny_tokenizer(), 64, template
     )
     assert "no end-of-turn token is learnt" in dataset.warnings[0]
-    assert "leaves the system message out of 1 rows" in dataset.warnings[1]
+    assert "leaves the system message out of 1 row" in dataset.warnings[1]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 
 import pytest
@@ -34,7 +35,7 @@ def test_unknown_roles_are_named(tmp_path):
 
 def test_some_rows_without_an_answer(tmp_path):
     dataset = load(tmp_path, [chat("user", "assistant"), chat("user", "ai")])
-    assert len(dataset) == 1 and "1 of 2 rows hold no turn" in dataset.warnings[0]
+    assert len(dataset) == 1 and "1 of 2 rows holds no turn" in dataset.warnings[0]
     assert not any("max_seq_length" in text for text in dataset.warnings)
 
 
@@ -45,9 +46,7 @@ def test_roles_that_a_template_drops(tmp_path):
     )
     rows = [chat("user", "narrator", "assistant"), chat("user", "assistant")]
     dataset = load(tmp_path, rows, Preparation(256, chat_template=template))
-    assert any(
-        "leaves messages of the role 'narrator' out of 1 rows" in t for t in dataset.warnings
-    )
+    assert any("leaves messages of the role 'narrator' out of 1 row" in t for t in dataset.warnings)
 
 
 QUESTION = {"question": "a", "answer": "b"}
@@ -135,3 +134,56 @@ def test_compressed_files(tmp_path):
     path.write_bytes(b"x")
     with pytest.raises(DataError, match="is compressed: unpack it first"):
         load_dataset(path, tiny_tokenizer(), 256, how=CHATML)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (
+            {"promt": "question"},
+            "data.columns has the key 'promt', which no format has: did you me",
+        ),
+        (
+            {"about": "question"},
+            "has the key 'about', which no format has: the keys of formats are",
+        ),
+        ({"prompt": "qestion"}, "the column 'qestion' for 'prompt', .*: did you mean 'question'?"),
+    ],
+)
+def test_misspelt_columns(tmp_path, columns, message):
+    with pytest.raises(DataError, match=message):
+        load(tmp_path, [{"question": "a", "answer": "b"}], Preparation(64, columns=columns))
+
+
+@pytest.mark.parametrize("mark", [";", "\t", ","])
+def test_columns_are_separated_as_the_first_line_shows(tmp_path, mark):
+    path = tmp_path / "a.csv"
+    rows = [["prompt", "completion"], ["a,b" if mark != "," else "a;b", "c"]]
+    path.write_text("\ufeff" + "".join(mark.join(row) + "\n" for row in rows))
+    assert load_dataset(path, tiny_tokenizer(), 64)[0].num_label_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", gzip.compress(b"{}"), r"a.jsonl is compressed \(gzip\): unpack it first"),
+        ("a.csv", b"PK\x03\x04 and more", r"a.csv is compressed \(zip\)"),
+        ("a.json", b"PAR1 and more", r"a.json is a Parquet file: let its name end in .parquet"),
+    ],
+)
+def test_files_of_another_kind_than_their_name_says(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        load_dataset(tmp_path / name, tiny_tokenizer(), 64)
+
+
+def test_a_row_of_a_folder_is_named_with_its_folder(tmp_path):
+    chats = tmp_path / "chats"
+    (chats / "more").mkdir(parents=True)
+    (chats / "config.json").write_text("{}")  # a model's, no rows
+    (chats / "more" / "a.jsonl").write_text('{"text": "a"}\n{"txt": "b"}\n')
+    with pytest.raises(DataError, match=r"^chats/more/a\.jsonl line 2: a row needs"):
+        load_dataset(chats, tiny_tokenizer(), 64)
+    (chats / "more" / "a.jsonl").write_text("{")
+    with pytest.raises(DataError, match=r"^chats/more/a\.jsonl line 1"):
+        load_dataset(chats, tiny_tokenizer(), 64)

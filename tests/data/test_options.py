@@ -65,18 +65,18 @@ def test_a_chat_without_a_last_answer(tmp_path):
     rows = write(tmp_path / "a.jsonl", [{"messages": CHAT[:3]}, {"messages": CHAT}])
     assert texts(load(rows)) == ["b<|im_end|>\n", ANSWERS]
     last = load(rows, train_on="last_turn")
-    assert texts(last) == ["d<|im_end|>\n"] and "1 of 2 rows have nothing" in last.warnings[0]
+    assert texts(last) == ["d<|im_end|>\n"] and "1 of 2 rows has nothing" in last.warnings[0]
 
 
 def test_a_chat_without_any_answer_is_left_out(tmp_path):
     rows = write(tmp_path / "a.jsonl", [{"messages": CHAT[:1]}, {"messages": CHAT}])
     dataset = load(rows)
     assert texts(dataset) == [ANSWERS] and (
-        "1 of 2 rows hold no turn of the assistant, which is what is learnt: roles are 'user'"
+        "1 of 2 rows holds no turn of the assistant, which is what is learnt: roles are 'user'"
         in dataset.warnings[0]
     )
     assert len(texts(load(rows, train_on="all"))) == 2
-    with pytest.raises(DataError, match="its 1 rows hold no turn of the assistant"):
+    with pytest.raises(DataError, match="its only row holds no turn of the assistant"):
         load(write(tmp_path / "b.jsonl", [{"messages": CHAT[:1]}]))
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from qlora_wgpu.data.hub_datasets import _selection, _usual_split, choose
 from qlora_wgpu.data.sources import select_files
-from qlora_wgpu.data.splits import split_of
+from qlora_wgpu.data.splits import by_split
 from qlora_wgpu.errors import DataError
 
 
@@ -30,7 +30,36 @@ from qlora_wgpu.errors import DataError
     ],
 )
 def test_names(file, split):
-    assert split_of(PurePosixPath(file)) == split
+    """What a name can mean, for who asks for a split."""
+    assert list(by_split([PurePosixPath(file)], loosely=True)) == [split]
+
+
+@pytest.mark.parametrize(
+    ("files", "splits"),
+    [
+        # A split's own name, with what says nothing of the data.
+        (["train-00000-of-00002.parquet", "test.jsonl", "other.jsonl"], ["train", "test", ""]),
+        (["data/train/0.parquet", "data/valid_set/1.parquet"], ["train", "validation"]),
+        (["data_test.jsonl", "chats.jsonl"], ["test", ""]),
+        # A word among others: another name shows what it is.
+        (["gsm8k_train1000.jsonl", "gsm8k_test300.jsonl"], ["train", "test"]),
+        (["my_val_set.csv", "my_train_set.csv", "more.csv"], ["validation", "train", ""]),
+        (["chats.jsonl", "chats_test.jsonl", "dev-team.jsonl"], ["", "test", ""]),
+        (["train.jsonl", "of_the_dev_team.jsonl"], ["train", "validation"]),
+        (["gsm8k-train.jsonl", "math-test.jsonl"], ["train", "test"]),
+        # Nothing shows it: these are names of other things.
+        (["dev-team.jsonl", "sales-team.jsonl"], ["", ""]),
+        (["driving_test.jsonl", "cooking.jsonl"], ["", ""]),
+        (["train-travel/0.jsonl", "bus-travel/0.jsonl"], ["", ""]),
+        (["train-travel.jsonl", "driving-test.jsonl"], ["", ""]),
+        (["dev-team.jsonl", "sales-team.jsonl", "test.jsonl"], ["", "", "test"]),
+        (["train/dev-team.jsonl", "test/sales-team.jsonl"], ["train", "test"]),
+    ],
+)
+def test_what_names_mean_side_by_side(files, splits):
+    paths = [PurePosixPath(file) for file in files]
+    told = {path: split for split, members in by_split(paths).items() for path in members}
+    assert [told[path] for path in paths] == splits
 
 
 def folder_of(tmp_path, *names):
@@ -66,6 +95,12 @@ def test_held_out_data_is_validation_then_test(tmp_path):
 def test_a_split_by_name(tmp_path, name):
     chats = folder_of(tmp_path / "chats", *MLX)
     assert read(chats.with_name(f"chats:{name}"))[0] == ["valid.jsonl"]
+
+
+def test_a_split_that_is_asked_for_may_be_a_word_of_a_name(tmp_path):
+    chats = folder_of(tmp_path / "chats", "driving_test.jsonl", "cooking.jsonl")
+    assert read(chats) == (["cooking.jsonl", "driving_test.jsonl"], {})
+    assert read(chats.with_name("chats:test"))[0] == ["driving_test.jsonl"]
 
 
 def test_files_without_a_split_are_trained_on(tmp_path):

@@ -85,6 +85,13 @@ def test_log_eval_and_merged_model_agree(place, tmp_path):
     assert merged == pytest.approx(logged(place), abs=2e-6)
 
 
+def test_the_tokenizer_beside_the_adapter_is_enough_to_measure(place, tmp_path):
+    bare = tmp_path / "bare"
+    shutil.copytree(place / "model", bare, ignore=shutil.ignore_patterns("tokenizer*"))
+    measured = qlora_wgpu.evaluate(place / "out", overrides=[f"model.path={bare}"])
+    assert measured.adapter.loss == pytest.approx(logged(place), abs=2e-6)
+
+
 def test_without_a_run_the_configuration_counts(place, tmp_path):
     shutil.copytree(place / "out/adapter", tmp_path / "adapter")
     notes = Notes()
@@ -103,6 +110,11 @@ def test_from_python(place):
     assert model.device.backend.name == "wgpu"
     other = qlora_wgpu.open_adapter(place / "out/adapter", compute_dtype="bfloat16")
     assert other.quant == QuantConfig(**QUANT) and other.compute_dtype == "bfloat16"
+
+
+def test_a_folder_of_checkpoints_names_the_run(place):
+    with pytest.raises(ConfigError, match=r"model in .*checkpoints: did you mean .*/out\?"):
+        qlora_wgpu.open_adapter(place / "out" / "checkpoints")
 
 
 def test_other_quantization_than_trained_is_told(place, device):

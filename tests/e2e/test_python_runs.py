@@ -144,6 +144,46 @@ def test_a_trainer_takes_a_path_or_a_data_set(place, model, tmp_path):
     assert repr(data).startswith("Dataset(24 examples, ")
 
 
+def losses_of(run):
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row.get("loss", row.get("eval_loss")) for row in rows]
+
+
+@pytest.mark.parametrize("held_out", [{}, {"eval": None, "eval_split": 0.25}])
+def test_a_trainer_without_rows_does_what_a_run_does(place, tmp_path, held_out):
+    given = {"data": held_out, "max_steps": 2}
+    qlora_wgpu.train(place / "run.yaml", dir=tmp_path / "run", quiet=True, **given)
+    config = load_config(place / "run.yaml", {"dir": tmp_path / "own", **given})
+    with QLoRAModel.from_pretrained(place / "model", lora=config.lora) as own:
+        assert Trainer(own, config).train().eval_loss is not None
+    assert losses_of(tmp_path / "own") == losses_of(tmp_path / "run")
+    kept = [
+        {path.name for path in (tmp_path / run / "adapter").iterdir()} for run in ("own", "run")
+    ]
+    assert kept[0] == kept[1] and "prompt_format.json" in kept[0]
+
+
+def test_a_trainer_holds_rows_of_its_own_out(place, model, tmp_path):
+    given = {"dir": tmp_path / "run", "max_steps": 1, "data": {"eval": None, "eval_split": 1}}
+    config = load_config(place / "run.yaml", given)
+    assert Trainer(model, config).train(CHATS).eval_loss is not None
+
+
+def test_a_trainer_writes_prompts_as_the_adapter_has_learnt_them(place, tmp_path):
+    """The base knows no turns; the adapter was trained on some, and keeps them."""
+    base = write_model(tmp_path / "base")
+    tokens = json.loads((base / "tokenizer_config.json").read_text())
+    template = tokens.pop("chat_template").replace("<|user|>", "U")
+    (base / "tokenizer_config.json").write_text(json.dumps(tokens))
+    given = {"model": {"path": str(base)}, "chat_template": template, "max_steps": 1}
+    first = qlora_wgpu.train(place / "run.yaml", dir=tmp_path / "run", quiet=True, **given)
+    with qlora_wgpu.open_adapter(first.run_dir) as adapted:
+        given = {"dir": tmp_path / "more", "max_steps": 1}
+        more = Trainer(adapted, load_config(place / "run.yaml", given)).train(CHATS)
+    with qlora_wgpu.open_adapter(more.run_dir) as adapted:
+        assert adapted.prompts.template.source == template
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [

@@ -131,6 +131,13 @@ def test_steps_are_whole_numbers(last):
     assert marks and all(mark.isdigit() for mark in marks)
 
 
+@pytest.mark.parametrize(("rate", "mark"), [(0.0, "0"), (3e-4, "3.0e-04")])
+def test_a_rate_that_never_changes_is_marked_once(rate, mark):
+    rows = [{"step": step, "learning_rate": rate} for step in (1, 2)]
+    marks = re.findall(r'<i class="y"[^>]*>([^<]*)</i>', page(Facts("t", "s", {}), rows))
+    assert marks == [mark]
+
+
 def test_texts_stand_without_the_blanks_around_them():
     facts = Facts("t", "s", {}, samples=[TextSample(" p", " e\n", "", " a")])
     text = page(facts, ROWS)

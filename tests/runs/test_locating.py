@@ -8,9 +8,10 @@ import shutil
 import numpy as np
 import pytest
 
-from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.config import load_config
+from qlora_wgpu.errors import ConfigError, on_command_line
 from qlora_wgpu.lora import AdapterConfig, save_adapter
-from qlora_wgpu.runs.locating import Located, locate
+from qlora_wgpu.runs.locating import Located, base_in, locate
 
 
 def adapter(folder, base):
@@ -70,6 +71,20 @@ def test_a_base_that_was_moved(place):
     with pytest.raises(ConfigError, match=r"was trained on the model .*base, which is not"):
         locate(str(place / "run"))
     assert locate(str(place / "run"), str(place / "moved")).model == str(place / "moved")
+
+
+def test_a_configuration_whose_base_was_moved(place):
+    settings = load_config(place / "run" / "config.yaml")
+    assert base_in(settings) == str(place / "base")
+    (place / "base").rename(place / "moved")
+    with pytest.raises(ConfigError, match=r"base: if it lies elsewhere now, set model.path to its"):
+        base_in(settings)
+    typed = on_command_line("qlora-wgpu eval run")
+    with typed, pytest.raises(ConfigError, match=r"elsewhere now, add model.path=FOLDER$"):
+        base_in(settings)
+    (place / "base").write_text("")
+    with pytest.raises(ConfigError, match=r"model\.path is the file .*base: name the folder"):
+        base_in(settings)
 
 
 @pytest.mark.parametrize(

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.config.dialects import axolotl, llama_factory, mlx_lm, trl
+from qlora_wgpu.config.dialects import axolotl, llama_factory, llama_factory_v1, mlx_lm, trl
 from qlora_wgpu.config.dialects.draft import Dialect, Draft, LeftOut, NumLayers, Taken
+from qlora_wgpu.config.json_object import read_json_object
 from qlora_wgpu.config.schema import Config, sections
 from qlora_wgpu.config.yaml_file import dump_yaml, read_yaml_file
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.files import file_text
 from qlora_wgpu.limits import YAML_BYTES
 
-DIALECTS = (axolotl.DIALECT, trl.DIALECT, llama_factory.DIALECT, mlx_lm.DIALECT)
+DIALECTS = (
+    axolotl.DIALECT,
+    trl.DIALECT,
+    llama_factory.DIALECT,
+    mlx_lm.DIALECT,
+    llama_factory_v1.DIALECT,
+)
 _PLACEHOLDER = re.compile(r"\$\{\w+[^}]*\}|\$[A-Z_]+\b")
 _WIDTH = 42  # of what stands before a comment
 
@@ -83,7 +88,12 @@ def convert_file(
         ConfigError: If the file cannot be read, no trainer is known by it, it trains something
             else, or a value of it is refused here.
     """
-    values = _read(path)
+    is_json = path.suffix.lower() == ".json"
+    values = (
+        read_json_object(path, YAML_BYTES, ConfigError)
+        if is_json
+        else read_yaml_file(path, aliases=True).values
+    )
     dialect = dialect_of(values)
     if dialect is None:
         names = ", ".join(d.name for d in DIALECTS)
@@ -92,20 +102,6 @@ def convert_file(
     conversion = Conversion(dialect.name, path.name, draft.taken, draft.left_out, draft.notes)
     _check(conversion)
     return conversion
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if path.suffix.lower() != ".json":
-        return read_yaml_file(path).values
-    try:
-        values = json.loads(file_text(path, YAML_BYTES, "utf-8-sig"))
-    except OSError as err:
-        raise ConfigError(f"{path} cannot be read: {err.strerror or err}") from err
-    except (ValueError, RecursionError) as err:
-        raise ConfigError(f"{path} cannot be read as JSON: {err}") from err
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} must hold an object with the trainer's keys")
-    return values
 
 
 def _drafted(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,8 @@ from typing import Any
 from qlora_wgpu.config.dialects import hugging_face
 from qlora_wgpu.config.dialects.draft import Dialect, Draft
 from qlora_wgpu.config.dialects.rows import hub_place, set_rows, set_template
+from qlora_wgpu.config.json_object import read_json_object
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.files import file_text
 from qlora_wgpu.limits import MODEL_JSON_BYTES
 
 _MARKS = (
@@ -38,6 +37,10 @@ _DEFAULTS = {
 }
 _COLUMNS = {"instruction": "prompt", "input": "query", "output": "response", "system": "system",
             "history": "history"}  # fmt: skip
+ALPACA_PROMPT = (
+    "rows of instruction and output stand in Alpaca's prompt here, in LLaMA-Factory in the chat "
+    "template; an earlier answer in their history is not learnt"
+)
 _ROLES = {
     "user_tag": ("human", "user"),
     "assistant_tag": ("gpt", "assistant"),
@@ -116,10 +119,7 @@ def _convert_dataset(draft: Draft, name: str, folder: Path, *, documents: bool) 
     elif entry.get("formatting", "alpaca") == "alpaca":
         renamed = {ours: columns.get(theirs) for ours, theirs in _COLUMNS.items()}
         set_rows(draft, "instruction/output", renamed, origin)
-        draft.notes.append(
-            "rows of instruction and output stand in Alpaca's prompt here, in LLaMA-Factory in the "
-            "chat template; an earlier answer in their history is not learnt"
-        )
+        draft.notes.append(ALPACA_PROMPT)
     else:
         _leave_tags_out(draft, tags)
         row_format = "messages" if tags.get("role_tag") == "role" else "conversations"
@@ -140,16 +140,12 @@ def _leave_tags_out(draft: Draft, tags: Mapping[str, Any]) -> None:
 def _description(draft: Draft, name: str, folder: Path) -> Mapping[str, Any]:
     """What dataset_info.json says of a data set."""
     path = folder / "dataset_info.json"
-    try:
-        known = json.loads(file_text(path, MODEL_JSON_BYTES, "utf-8-sig"))
-    except OSError:
+    if not path.is_file():
         draft.notes.append(
             f"{path.as_posix()} is not there, so {name!r} is taken for a file or name"
         )
         return {"hf_hub_url": draft.place(name)}
-    except ValueError as err:
-        raise ConfigError(f"{path} cannot be read as JSON: {err}") from err
-    entry = known.get(name) if isinstance(known, dict) else None
+    entry = read_json_object(path, MODEL_JSON_BYTES, ConfigError).get(name)
     if not isinstance(entry, dict):
         raise ConfigError(f"{path} describes no data set {name!r}")
     return entry

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.config.dialects.draft import Dialect, Draft
 from qlora_wgpu.config.dialects.hugging_face import set_quantization
+from qlora_wgpu.config.dialects.mlx_schedule import convert_schedule
 from qlora_wgpu.config.dialects.rows import hub_place, set_rows
 
 _MARKS = (
@@ -30,6 +32,9 @@ _DEFAULTS = {
     "optim.max_grad_norm": 0.0,
     "lora.target_modules": "all-linear",
 }
+_DATA = "mlx-community/WikiSQL"
+_TRAIN_SPLIT, _VALID_SPLIT = "train[:80%]", "train[-10%:]"
+_LAST_ROWS = re.compile(r"\[-([1-9][0-9]*)(%?):\]$")
 _RANK, _SCALE, _LAYERS, _STEPS = 8, 20.0, 16, 1000
 _STEP_KEYS = {
     "steps_per_report": ("log.logging_steps", 10),
@@ -87,18 +92,20 @@ def _convert_lora(draft: Draft) -> None:
 
 def _convert_data(draft: Draft) -> None:
     hub = draft.take("hf_dataset", {})
-    hub = hub[0] if isinstance(hub, list) else hub
+    if isinstance(hub, list):
+        for other in hub[1:]:
+            draft.leave_out("hf_dataset", other.get("path"), "one data set is read")
+        hub = hub[0] if hub else {}
     if hub:
         name = str(hub.get("path") or hub.get("name") or "")
         config = hub.get("config") or {}
         subset = config.get("name") if isinstance(config, Mapping) else None
-        draft.set(
-            "data.train", hub_place(draft, name, subset, hub.get("train_split")), "hf_dataset"
-        )
-        _convert_valid_split(draft, name, subset, hub.get("valid_split"))
+        split = hub.get("train_split", _TRAIN_SPLIT)
+        draft.set("data.train", hub_place(draft, name, subset, split), "hf_dataset")
+        _convert_valid_split(draft, name, subset, hub.get("valid_split", _VALID_SPLIT))
         draft.take("data")
     else:
-        folder = draft.place(str(draft.take("data", "data")))
+        folder = draft.place(str(draft.take("data", _DATA)))
         draft.set("data.train", folder, "data")
         if not Path(folder).is_dir() or (Path(folder) / "valid.jsonl").is_file():
             draft.set("data.eval", folder, "data, its validation split")
@@ -111,11 +118,14 @@ def _convert_valid_split(draft: Draft, name: str, subset: Any, split: Any) -> No
     if split is None:
         return
     place = hub_place(draft, name, subset, split)
-    if place == draft.value_of("data.train"):
+    if place != draft.value_of("data.train"):
+        draft.set("data.eval", place, "hf_dataset.valid_split")
+    elif (part := _LAST_ROWS.search(str(split))) is not None:  # of the rows that are learnt
+        number = int(part[1])
+        draft.set("data.eval_split", number / 100 if part[2] else number, f"valid_split: {split}")
+    else:
         draft.leave_out("valid_split", split, "it would be measured on what is learnt: "
                         "data.eval_split holds rows of data.train out")  # fmt: skip
-    else:
-        draft.set("data.eval", place, "hf_dataset.valid_split")
 
 
 def _convert_columns(draft: Draft, hub: Mapping[str, Any]) -> None:
@@ -141,33 +151,8 @@ def _convert_loop(draft: Draft) -> None:
     draft.set("train.max_steps", steps, "iters" if accumulation == 1 else "iters / accumulation")
     for key, (ours, default) in _STEP_KEYS.items():
         draft.set(ours, max(draft.take(key, default) // accumulation, 1), key)
-    _convert_schedule(draft, steps)
+    convert_schedule(draft, steps)
     _convert_optimizer(draft)
-
-
-def _convert_schedule(draft: Draft, steps: int) -> None:
-    """The rate's shape; mlx-lm counts it in updates, all else in iterations."""
-    rate, schedule = draft.take("learning_rate", 1e-5), draft.take("lr_schedule")
-    shape, origin, warmup = "constant", "mlx-lm's default", 0
-    if isinstance(schedule, Mapping):
-        name, arguments = str(schedule.get("name")), schedule.get("arguments") or [rate]
-        rate, origin = arguments[0], f"lr_schedule: {name}"
-        shape = {"cosine_decay": "cosine", "linear_schedule": "linear"}.get(name, "constant")
-        warmup = schedule.get("warmup") or 0
-        if shape == "constant":
-            draft.leave_out(
-                "lr_schedule", name, "the rate stays as it begins: there is no such shape"
-            )
-        elif any(end not in (0, steps) for end in arguments[1:]):
-            draft.notes.append("the learning rate falls to zero at the last step, whatever "
-                               "lr_schedule.arguments say of its end")  # fmt: skip
-    if warmup:
-        draft.set("optim.warmup_steps", warmup, "lr_schedule.warmup")
-        shape = "constant_with_warmup" if shape == "constant" else shape
-    else:
-        draft.set("optim.warmup_ratio", 0.0, "without lr_schedule.warmup")
-    draft.set("optim.learning_rate", rate, "learning_rate")
-    draft.set("optim.lr_scheduler_type", shape, origin)
 
 
 def _convert_optimizer(draft: Draft) -> None:
@@ -184,8 +169,22 @@ def _convert_optimizer(draft: Draft) -> None:
         draft.set("optim.adam_epsilon", own["eps"], "optimizer_config.eps")
     if name not in ("adam", "adamw"):
         draft.leave_out("optimizer", name, "AdamW trains here; another is not done")
-    if draft.take("report_to", draft.take("wandb")) is not None:
-        draft.set("log.report_to", ["wandb"], "wandb")
+    if not own.get("bias_correction"):
+        draft.notes.append(
+            f"mlx-lm's {name} does not correct its moments' bias unless optimizer_config says so; "
+            "here it is corrected, so that the first steps are smaller"
+        )
+    _convert_reports(draft)
+
+
+def _convert_reports(draft: Draft) -> None:
+    project, services = draft.take("wandb"), draft.take("report_to", "")
+    names = [name.strip() for name in str(services).split(",") if name.strip()]
+    if project is not None or "wandb" in names:
+        draft.set("log.report_to", ["wandb"], "report_to" if "wandb" in names else "wandb")
+    if others := [name for name in names if name != "wandb"]:
+        reason = "TensorBoard and Weights & Biases are written to"
+        draft.leave_out("report_to", ", ".join(others), reason)
 
 
 DIALECT = Dialect(

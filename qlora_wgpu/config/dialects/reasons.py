@@ -23,7 +23,7 @@ NOT_NEEDED = {
         "liger_fused_linear_cross_entropy liger_cross_entropy enable_liger_kernel "
         "use_liger_kernel use_liger use_unsloth unsloth plugins torch_compile "
         "torch_compile_backend torch_compile_mode lora_mlp_kernel lora_qkv_kernel "
-        "lora_o_kernel cut_cross_entropy use_unsloth_gc tf32 activation_offloading"
+        "lora_o_kernel kernel_config cut_cross_entropy use_unsloth_gc tf32 activation_offloading"
     ),
     "rows are never padded further than they need": (
         "pad_to_sequence_len pad_to_multiple_of eval_sample_packing packing_strategy "
@@ -37,7 +37,7 @@ NOT_NEEDED = {
         "dataloader_prefetch_factor overwrite_cache remove_unused_columns "
         "dataset_keep_in_memory shuffle_merged_datasets streaming dataloader_drop_last "
         "preprocessing_batch_size tokenized_path cache_dir clear_cache_threshold "
-        "dataset_exact_deduplication skip_prepare_dataset"
+        "batching_workers dataset_exact_deduplication skip_prepare_dataset"
     ),
     "held-out data is measured with train.per_device_train_batch_size, and whole": (
         "eval_batch_size per_device_eval_batch_size val_batches test_batches "
@@ -51,7 +51,7 @@ NOT_NEEDED = {
         "model_type tokenizer_type base_model_config tokenizer_config tokenizer_name_or_path "
         "trust_remote_code is_llama_derived_model tokenizer_use_fast use_fast_tokenizer "
         "tokenizer_legacy is_mistral_derived_model is_falcon_derived_model "
-        "is_qwen_derived_model model_revision revision_of_model torchscript"
+        "is_qwen_derived_model model_class model_revision revision_of_model torchscript"
     ),
     "`qlora-wgpu doctor --check` looks at the machine": (
         "debug profiler_steps gc_steps torch_empty_cache_steps log_on_each_node"
@@ -59,10 +59,11 @@ NOT_NEEDED = {
     "every run trains an adapter; quant.scheme says how the base is stored": (
         "adapter use_peft finetuning_type do_train fine_tune_type train task_type peft_type"
     ),
+    "`qlora-wgpu generate` and `chat` have options for it": "sample_backend max_new_tokens",
     "a run leaves report.html and loss.png": "plot_loss",
     "`qlora-wgpu merge` and `eval` are commands": ("merge_lora test_after_training do_merge test"),
     "checkpoints hold all that a run needs to go on": (
-        "save_safetensors save_only_model save_strategy save_on_each_node"
+        "save_safetensors save_only_model save_strategy save_on_each_node save_ckpt_as_hf"
     ),
     "its steps are given by other keys": (
         "logging_strategy logging_first_step include_num_input_tokens_seen "
@@ -72,12 +73,13 @@ NOT_NEEDED = {
 }
 
 NO_COUNTERPART = {
-    "output.save_steps counts steps": "saves_per_epoch",
+    "output.save_steps counts steps": "saves_per_epoch save_epochs",
     "every key is checked in any case": "strict",
     _ONE_GPU: (
         "deepspeed fsdp fsdp_config fsdp_version accelerator_config tensor_parallel_size "
         "context_parallel_size sequence_parallel_degree dp_shard_size dp_replicate_size "
-        "ray_num_workers use_ray ddp world_size"
+        "ray_num_workers use_ray ddp world_size dist_config init_config dp_size cp_size cp_mode "
+        "mp_replicate_size mp_shard_size dist_timeout"
     ),
     _TOKENIZER: (
         "special_tokens tokens added_tokens_overrides resize_vocab add_tokens "
@@ -99,7 +101,7 @@ NO_COUNTERPART = {
     ),
     _WANDB: (
         "wandb_entity wandb_watch wandb_name wandb_log_model wandb_run_id run_name wandb_mode "
-        "wandb_run_group project"
+        "wandb_run_group project project_name"
     ),
     "MLflow, Comet and others are not written to": (
         "mlflow_tracking_uri mlflow_experiment_name comet_project_name use_comet use_swanlab "

@@ -14,6 +14,7 @@ from qlora_wgpu.ops.adamw import AdamWConfig, AdamWState, adamw
 from qlora_wgpu.ops.cross_entropy import Objective, cross_entropy, logits_of_rows
 from qlora_wgpu.ops.embedding import embedding
 from qlora_wgpu.ops.modules import DenseMatrix, Head
+from qlora_wgpu.ops.tensor import softcap_in_place
 from qlora_wgpu.reference import adamw as adamw_reference
 from qlora_wgpu.reference import cross_entropy as cross_entropy_reference
 from qlora_wgpu.reference import embedding as embedding_reference
@@ -76,10 +77,11 @@ def check_cross_entropy(
 def check_logits(run: Runner, softcap: float | None, labels: bool) -> None:
     """Logits of the rows that have a label, capped, and the loss without a gradient.
 
-    It is small, as every label is the likeliest: an error of the logarithm shows.
+    It is small, as every label is the likeliest: an error of the logarithm shows. The rows are of
+    all sizes, so that those of a cap's parts show, too.
     """
     hidden, head = normal("hidden", ROWS, _COLUMNS), normal("head", _VOCAB, _COLUMNS)
-    hidden *= np.array([0.3, 3.0])[np.arange(ROWS) % 2, None]
+    hidden *= np.geomspace(0.02, 3.0, ROWS)[:, None]
     exact = 0.7 * run.rounded(hidden) @ run.rounded(head).T
     exact = exact if softcap is None else softcap * np.tanh(exact / softcap)
     targets = np.where(_targets(1, ROWS) == IGNORE_INDEX, IGNORE_INDEX, exact.argmax(axis=1))
@@ -92,12 +94,23 @@ def check_logits(run: Runner, softcap: float | None, labels: bool) -> None:
     if labels:
         cross_entropy(run.graph, th, module, batch, stats, gradient=False)
     got, got_stats = run.run(logits, stats)
-    run.compare(got[: len(rows) - first], exact[rows[first:]])
+    run.compare(got[: len(rows) - first], exact[rows[first:]], by_row=True)
     if labels:
         options = (run.rounded(hidden), run.rounded(head), targets[0], 0.7, softcap, 0.0, 0.0)
         loss = cross_entropy_reference.forward(*options)
         for value, sum_ in zip(got_stats[0], (0.5 + loss, 7.0 + len(rows)), strict=False):
             run.compare(value, np.array(sum_))
+
+
+def check_softcap(run: Runner) -> None:
+    """Logits of all sizes: of each, what the cap takes away, which is little of small ones."""
+    cap = 5.0
+    y = np.geomspace(0.2, 40.0, 8 * ROWS).reshape(ROWS, 8) * np.sign(normal("signs", ROWS, 8))
+    y = y.astype(np.float32).astype(np.float64)
+    capped = run.float32(y)
+    softcap_in_place(run.graph, capped, cap)
+    (got,) = run.run(capped)
+    run.compare(y - got, y - cap * np.tanh(y / cap), inner=2.0**-23 * np.abs(y), by_row=True)
 
 
 @each((0.0, None), (5.0, KEY), (5.0, None))

@@ -100,7 +100,10 @@ class _Options:
     (_Options(True, "residual", 0.0, adapter=False),),
 )
 def check_linear(run: Runner, options: _Options) -> None:
-    """Two layers of one input, in two shards: y, the sum of dx, and the adapter's gradient."""
+    """Two layers of one input, in two shards: y, the sum of dx, and the adapter's gradient.
+
+    Dropout is on for the first one only, as it is off in evaluation.
+    """
     s, g = options.sizes, run.graph
     specs = [LinearSpec(name, s.outer, s.inner) for name in _NAMES]
     config = LoraConfig(r=s.r, lora_alpha=2 * s.r, lora_dropout=options.dropout)
@@ -108,10 +111,11 @@ def check_linear(run: Runner, options: _Options) -> None:
     x, skip = normal("x", s.rows, s.inner), normal("skip", s.rows, s.outer)
     bias = normal("bias", s.outer) * options.bias
     tx, tskip = run.operand(x, grad=True), run.float32(skip, grad=True)
-    batch = run.batch(np.ones((1, s.rows), np.int64), dropout_key=KEY)
+    mask = np.ones((1, s.rows), np.int64)
+    batches = run.batch(mask, dropout_key=KEY), run.batch(mask)
     residual = tskip if options.output == "residual" else None
     ys: list[Tensor] = []
-    for name in _NAMES:
+    for name, batch in zip(_NAMES, batches, strict=True):
         lora = adapter.loras[name] if options.adapter else None
         pieces = _pieces(run, normal(f"w of {name}", s.outer, s.inner), 72)
         tbias = run.float32(bias) if options.bias else None
@@ -157,7 +161,7 @@ def _two_layers(
         a, b = (parts[n] * options.adapter for n in names)
         w, key = run.rounded(normal(f"w of {name}", s.outer, s.inner)), adapter.loras[name].key
         mask = np.ones_like(x)
-        if options.dropout:
+        if options.dropout and name == _NAMES[0]:
             drawn = (s.rows, padded(s.inner), s.inner, options.dropout, KEY, key)
             mask = linear_reference.dropout_mask(*drawn)
         ys.append(linear_reference.forward(x, w, bias, a, b, 2.0, mask))

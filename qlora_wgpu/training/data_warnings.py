@@ -11,7 +11,7 @@ from qlora_wgpu.config.schema import DataConfig
 from qlora_wgpu.data import Dataset, rows_in_both
 from qlora_wgpu.data.splits import TEST, TRAIN, VALIDATION, in_words
 from qlora_wgpu.errors import CheckpointError
-from qlora_wgpu.training import Observer
+from qlora_wgpu.training.observer import Observer
 from qlora_wgpu.training.run_folder import checkpoint_folders
 
 

@@ -1,0 +1,130 @@
+"""What a GPU's compiler makes of the kernels of training, without a GPU: RADV, AMD's in Mesa.
+
+usage: python benchmarks/gpu_compiler.py [--json FILE] [--family navi21] [--model NAME ...]
+           [--products KIND ...] [--backend NAME] [--only PREFIX ...] [--seq N] [--layers N]
+           [--assembly FOLDER]
+
+Every kernel of the models' training plans is made into SPIR-V by the WebGPU implementation on
+Mesa's software GPU, and compiled by RADV for a family of cards: registers and what of them spills
+to scratch memory, workgroup memory (LDS), waves that a SIMD holds at once, and RADV's own estimates
+of a wave's latency and inverse throughput in cycles, which take every loop for a few turns. Linux,
+and the package mesa-vulkan-drivers, are all it takes. Kernels for matrix units (16 x 16 x 16, f16)
+are among them with ``--backend dawn``, a Mesa whose software GPU has some, and a family that has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from radv.capture import Capture
+from radv.driver import Outcome, Radv, driver_file, only
+from radv.plans import MODELS, profiles, trace
+from radv.report import show, to_json
+
+from qlora_wgpu.errors import ConfigError, DeviceError, QLoRAError
+from qlora_wgpu.gpu.adapters import BACKENDS
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.profile import GPU_PROFILE
+from qlora_wgpu.gpu.wgsl import Shader
+
+
+class Front:
+    """A WebGPU implementation on Mesa's software GPU, and the SPIR-V that it makes."""
+
+    def __init__(self, backend: str) -> None:
+        os.environ.update(only(driver_file("lvp")))
+        self._capture = Capture()
+        self._capture.install(BACKENDS[backend].module)
+        self._device = Device(backend=backend)
+
+    @property
+    def has_matrix_units(self) -> bool:
+        """Whether it has a language for them."""
+        return "subgroup-matrix" in self._device.features
+
+    def write(self, shader: Shader, file: Path) -> Outcome | None:
+        """Writes a shader's SPIR-V; what became of it where it does not compile."""
+        try:
+            file.write_bytes(self._capture.spirv(self._device, shader))
+        except DeviceError as err:
+            return Outcome(None, f"no SPIR-V: {err}")
+        return None
+
+
+def compiled(
+    front: Front, radv: Radv, shaders: Iterable[Shader], assembly: Path | None
+) -> dict[str, Outcome]:
+    """What becomes of each kernel, by its label."""
+    outcomes: dict[str, Outcome] = {}
+    modules: dict[str, Path] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for number, shader in enumerate(shaders):
+            name = shader.path.removesuffix(".wgsl").replace("/", "-")
+            module = (assembly or Path(folder)) / f"{number:03}-{name}.spv"
+            if failed := front.write(shader, module):
+                outcomes[shader.label] = failed
+            else:
+                modules[shader.label] = module
+        compiled = radv.compile(list(modules.values()), assembly=assembly is not None)
+        return outcomes | dict(zip(modules, compiled, strict=True))
+
+
+def run(args: argparse.Namespace) -> dict[str, object]:
+    radv, front = Radv(args.family), Front(args.backend)
+    looked_at = profiles(GPU_PROFILE, args.products, matrix=front.has_matrix_units)
+    plans = [
+        trace(model, kind, profile, args.seq, args.layers)
+        for model in args.model
+        for kind, profile in looked_at.items()
+    ]
+    shaders = {
+        label: shader
+        for plan in plans
+        for label, shader in plan.shaders.items()
+        if label.startswith(tuple(args.only))
+    }
+    if not shaders:
+        raise ConfigError(f"no kernel of these plans begins with {' or '.join(args.only)}")
+    if args.assembly:
+        args.assembly.mkdir(parents=True, exist_ok=True)
+    outcomes = compiled(front, radv, shaders.values(), args.assembly)
+    return to_json(args.family, plans, outcomes)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, help="a file for all figures")
+    parser.add_argument("--family", default="navi21", help="the cards, as RADV_FORCE_FAMILY has it")
+    parser.add_argument("--model", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument(
+        "--products",
+        nargs="+",
+        choices=("default", "register", "tiled", "matrix"),
+        default=[],
+        help="kinds of products; all if not given",
+    )
+    parser.add_argument("--backend", choices=sorted(BACKENDS), default="wgpu")
+    parser.add_argument("--only", nargs="+", default=[""], help="kernels that begin like this")
+    parser.add_argument("--seq", type=int, default=1024)
+    parser.add_argument("--layers", type=int, help="in place of the models' own number")
+    parser.add_argument("--assembly", type=Path, help="a folder for SPIR-V and RDNA code")
+    args = parser.parse_args()
+    try:
+        report = run(args)
+    except QLoRAError as err:
+        print(f"error: {err}", file=sys.stderr)
+        return 2
+    print(show(report))
+    if args.json:
+        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    return 1 if any(row["failure"] for row in report["kernels"]) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""The SPIR-V that a WebGPU implementation makes of a shader, caught on its way to the driver.
+
+Neither naga nor Tint gives it out. But both look the driver's functions up by name, by ``dlsym``
+first, so that a stranger's function can stand before ``vkCreateShaderModule``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from qlora_wgpu.errors import DeviceError
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.wgsl import Shader
+from radv.elf import replace_import
+from radv.spirv import empty_module, interface
+
+_Pointer, _Name = ctypes.c_void_p, ctypes.c_char_p
+_Lookup = ctypes.CFUNCTYPE(_Pointer, _Pointer, _Name)
+MATRIX = 16  # rows, columns and depth of what AMD's, NVIDIA's and Intel's matrix units multiply
+_CreateModule = ctypes.CFUNCTYPE(ctypes.c_int, _Pointer, _Pointer, _Pointer, _Pointer)
+_ListMatrices = ctypes.CFUNCTYPE(ctypes.c_int, _Pointer, _Pointer, _Pointer)
+
+
+class _ModuleInfo(ctypes.Structure):
+    """VkShaderModuleCreateInfo."""
+
+    _fields_ = (
+        ("type", ctypes.c_uint32),
+        ("next", _Pointer),
+        ("flags", ctypes.c_uint32),
+        ("nbytes", ctypes.c_size_t),
+        ("code", _Pointer),
+    )
+
+
+class _MatrixProperties(ctypes.Structure):
+    """VkCooperativeMatrixPropertiesKHR; the rest are element types and what shares a product."""
+
+    _fields_ = (
+        ("type", ctypes.c_uint32),
+        ("next", _Pointer),
+        ("m", ctypes.c_uint32),
+        ("n", ctypes.c_uint32),
+        ("k", ctypes.c_uint32),
+        ("rest", ctypes.c_uint32 * 6),
+    )
+
+
+class Capture:
+    """Catches shader modules on their way to the driver.
+
+    To the WebGPU implementation, the driver's matrix units are those of a card: ``MATRIX`` at once.
+    """
+
+    def __init__(self) -> None:
+        """Sees nothing yet."""
+        self._catches = False
+        self._caught: bytes | None = None
+        self._real: dict[bytes, Any] = {}
+        # C calls them for as long as the process lives.
+        self._look_up = {
+            b"vkGetInstanceProcAddr": _Lookup(self._instance_function),
+            b"vkGetDeviceProcAddr": _Lookup(self._device_function),
+        }
+        self._own = {
+            b"vkCreateShaderModule": _CreateModule(self._create_module),
+            b"vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR": _ListMatrices(self._matrices),
+        }
+        self._dlsym = _Lookup(self._symbol)
+        self._real[b"dlsym"] = ctypes.CDLL(None).dlsym
+        self._real[b"dlsym"].argtypes, self._real[b"dlsym"].restype = (_Pointer, _Name), _Pointer
+
+    def install(self, package: ModuleType) -> None:
+        """Lets a package's libraries find functions here; before they open a driver.
+
+        Raises:
+            DeviceError: If the package cannot be seen through in this way.
+        """
+        folder = Path(str(package.__file__)).parent
+        import_module(f"{package.__name__}.backends.auto")  # it loads its libraries late
+        try:
+            replace_import(folder, "dlsym", _address(self._dlsym))
+        except LookupError as err:
+            raise DeviceError(f"the shaders of {package.__name__} cannot be caught: {err}") from err
+
+    def spirv(self, device: Device, shader: Shader) -> bytes:
+        """What a device's implementation makes of a shader that it has not compiled yet.
+
+        Raises:
+            DeviceError: If the shader cannot be compiled.
+        """
+        self._caught, self._catches = None, True
+        try:
+            device.pipeline(shader)
+        finally:
+            self._catches = False
+        if self._caught is None:
+            raise DeviceError(f"{shader.label}: no SPIR-V was seen on its way to the driver")
+        return self._caught
+
+    def _symbol(self, handle: int | None, name: bytes) -> int | None:
+        return self._instead(name, self._real[b"dlsym"](handle, name))
+
+    def _instance_function(self, instance: int | None, name: bytes) -> int | None:
+        return self._instead(name, self._real[b"vkGetInstanceProcAddr"](instance, name))
+
+    def _device_function(self, device: int | None, name: bytes) -> int | None:
+        return self._instead(name, self._real[b"vkGetDeviceProcAddr"](device, name))
+
+    def _instead(self, name: bytes, function: int | None) -> int | None:
+        own: Any = self._own.get(name) or self._look_up.get(name)
+        if own is None or function is None:
+            return function
+        self._real[name] = type(own)(function)
+        return _address(own)
+
+    def _create_module(self, device: int, info: int, allocator: int | None, module: int) -> int:
+        if self._catches:  # the driver, whose code nobody runs, gets a module that does nothing
+            made = _ModuleInfo.from_address(info)
+            self._caught = ctypes.string_at(made.code, made.nbytes)
+            empty = empty_module(interface(self._caught)[0])
+            kept = ctypes.create_string_buffer(empty)
+            other = _ModuleInfo(made.type, None, 0, len(empty), ctypes.addressof(kept))
+            info = ctypes.addressof(other)
+        result: int = self._real[b"vkCreateShaderModule"](device, info, allocator, module)
+        return result
+
+    def _matrices(self, physical: int, count: int, rows: int | None) -> int:
+        name = b"vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR"
+        result: int = self._real[name](physical, count, rows)
+        if rows is not None:
+            listed = _MatrixProperties * ctypes.c_uint32.from_address(count).value
+            for row in listed.from_address(rows):
+                row.m = row.n = row.k = MATRIX
+        return result
+
+
+def _address(function: Any) -> int:
+    address = ctypes.cast(function, _Pointer).value
+    assert address is not None
+    return address

@@ -1,0 +1,77 @@
+"""Compiles SPIR-V modules and prints the driver's figures, a line of JSON for each.
+
+usage: python compile_each.py [--assembly] MODULE.spv ...
+
+Some compilers die of one kernel: each is compiled by a process of its own, a copy of this one with
+the driver loaded. With ``--assembly`` the processor's code is written beside the module, as ``.s``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from radv.spirv import MATRIX_SUBGROUP, interface, uses_matrix_units
+from radv.vulkan import Compiler, VulkanError
+
+_SECONDS = 120  # for one kernel
+
+
+def compile_one(compiler: Compiler, module: Path, assembly: bool) -> None:
+    """Compiles one; what is known is written at once, since the rest may fail."""
+    code = module.read_bytes()
+    described = (code, *interface(code))
+    size = MATRIX_SUBGROUP if uses_matrix_units(code) else None
+    figures = asdict(compiler.look_at(compiler.compile(*described, subgroup_size=size)))
+    module.with_suffix(".json").write_text(json.dumps(figures))
+    if assembly:
+        texts = compiler.texts(compiler.compile(*described, subgroup_size=size, texts=True))
+        module.with_suffix(".s").write_text(texts["Assembly"])
+
+
+def in_a_copy(compiler: Compiler, module: Path, assembly: bool) -> str:
+    """Compiles one in a copy of this process; what went wrong, or nothing."""
+    for suffix in (".json", ".error", ".s"):  # of an earlier run
+        module.with_suffix(suffix).unlink(missing_ok=True)
+    child = os.fork()
+    if not child:
+        signal.alarm(_SECONDS)
+        try:
+            compile_one(compiler, module, assembly)
+        except BaseException as err:
+            module.with_suffix(".error").write_text(f"{type(err).__name__}: {err}")
+            os._exit(1)
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code < 0:
+        late = f"RADV took more than {_SECONDS} s"
+        return late if -code == signal.SIGALRM else f"RADV died of signal {-code}"
+    return module.with_suffix(".error").read_text() if code else ""
+
+
+def main() -> None:
+    assembly = "--assembly" in sys.argv
+    try:
+        compiler = Compiler()
+    except VulkanError as err:
+        sys.exit(str(err))
+    for module in (Path(name) for name in sys.argv[1:] if name != "--assembly"):
+        failure = in_a_copy(compiler, module, assembly)
+        figures = module.with_suffix(".json")
+        answer = {
+            "failure": failure,
+            "driver": compiler.driver,
+            "device": compiler.name,
+            "figures": json.loads(figures.read_text()) if figures.exists() else None,
+        }
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

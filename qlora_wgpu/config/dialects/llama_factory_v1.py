@@ -1,0 +1,143 @@
+"""LLaMA-Factory's second form of YAML (``USE_V1``), whose parts are plugins with names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from qlora_wgpu.config.dialects.draft import Dialect, Draft
+from qlora_wgpu.config.dialects.hugging_face import convert_precision, set_quantization
+from qlora_wgpu.config.dialects.llama_factory import ALPACA_PROMPT
+from qlora_wgpu.config.dialects.rows import hub_place, set_rows
+from qlora_wgpu.config.yaml_file import read_yaml_file
+
+_MARKS = (
+    "model_class peft_config kernel_config dist_config init_config quant_config train_dataset "
+    "micro_batch_size global_batch_size batching_strategy optim_config lr_scheduler_config "
+    "sample_backend custom_chat_template enable_activation_checkpointing"
+)
+_KEYS = {
+    "model": "model.path",
+    "custom_chat_template": "data.chat_template",
+    "cutoff_len": "data.max_seq_length",
+    "learning_rate": "optim.learning_rate",
+    "max_grad_norm": "optim.max_grad_norm",
+    "max_steps": "train.max_steps",
+    "seed": "train.seed",
+    "enable_activation_checkpointing": "train.gradient_checkpointing",
+    "output_dir": "output.dir",
+    "save_steps": "output.save_steps",
+    "save_total_limit": "output.save_total_limit",
+    "logging_steps": "log.logging_steps",
+}
+_DEFAULTS = {
+    "data.max_seq_length": 2048,
+    "lora.r": 8,
+    "lora.lora_alpha": 16,
+    "lora.lora_dropout": 0.05,
+    "lora.target_modules": "all-linear",
+    "train.num_train_epochs": 3.0,
+    "train.seed": 42,
+    "train.gradient_checkpointing": True,
+    "optim.learning_rate": 1e-4,
+    "optim.lr_scheduler_type": "constant",
+    "optim.warmup_ratio": 0.0,
+    "optim.weight_decay": 0.01,
+    "log.logging_steps": 1,
+}
+_LORA = ("r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora")
+_FORMATS = {"alpaca": "instruction/output", "sharegpt": "conversations"}
+
+
+def _convert(draft: Draft) -> None:
+    _convert_adapter(draft)
+    quant = _plugin(draft, "quant_config")
+    bits = quant.get("quantization_bit") if quant else None
+    set_quantization(draft, bits, "quant_config" if quant else "16 bits")
+    _convert_data(draft)
+    rows, step = draft.take("micro_batch_size", 1), draft.take("global_batch_size")
+    draft.set("train.per_device_train_batch_size", rows, "micro_batch_size")
+    accumulation = max(int(step) // rows, 1) if step else 1
+    origin = "global_batch_size / micro_batch_size" if step else "LLaMA-Factory's default"
+    draft.set("train.gradient_accumulation_steps", accumulation, origin)
+    if (epochs := draft.take("num_train_epochs")) is not None:
+        draft.set("train.num_train_epochs", float(epochs), "num_train_epochs")
+    convert_precision(draft)
+    if (strategy := draft.take("batching_strategy", "normal")) != "normal":
+        draft.set("data.packing", True, f"nearest to batching_strategy: {strategy}")
+    for key in ("optim_config", "lr_scheduler_config"):
+        if plugin := _plugin(draft, key):
+            reason = "AdamW trains here, by the shapes of optim.lr_scheduler_type"
+            draft.leave_out(key, plugin.get("name"), reason)
+
+
+def _convert_adapter(draft: Draft) -> None:
+    adapter = _plugin(draft, "peft_config")
+    if adapter.get("name", "lora") != "lora" or not adapter:
+        kind = adapter.get("name", "full")
+        draft.notes.append(f"peft_config: {kind} trains other weights; a LoRA adapter is made")
+    for key in _LORA:
+        if key in adapter:
+            draft.set(f"lora.{key}", adapter[key], f"peft_config.{key}")
+    targets = adapter.get("target_modules", "all")
+    modules = "all-linear" if targets == "all" else targets
+    draft.set("lora.target_modules", modules, f"peft_config.target_modules: {targets}")
+    if (folder := adapter.get("adapter_name_or_path")) is not None:
+        names = folder if isinstance(folder, list) else [folder]
+        draft.set("lora.init_from", draft.place(str(names[0])), "peft_config.adapter_name_or_path")
+    if adapter.get("modules_to_save"):
+        reason = "embeddings, norms and biases stay frozen: LoRA pairs alone train"
+        draft.leave_out("peft_config.modules_to_save", adapter["modules_to_save"], reason)
+
+
+def _convert_data(draft: Draft) -> None:
+    if (train := draft.take("train_dataset")) is not None:
+        entry = _description(draft, "train_dataset", str(train))
+        draft.set("data.train", _place(draft, entry), f"train_dataset: {train}")
+        row_format = _FORMATS.get(str(entry.get("converter")))
+        if row_format is not None:
+            set_rows(draft, row_format, {}, f"converter: {entry['converter']}")
+            draft.notes.extend([ALPACA_PROMPT] if row_format == "instruction/output" else [])
+        else:
+            draft.notes.append(
+                "parts of messages are read as {type: text, text: ...}, where LLaMA-Factory writes "
+                "{type: text, value: ...}"
+            )
+    if (held_out := draft.take("eval_dataset")) is not None:
+        entry = _description(draft, "eval_dataset", str(held_out))
+        draft.set("data.eval", _place(draft, entry), "eval_dataset")
+
+
+def _description(draft: Draft, key: str, path: str) -> Mapping[str, Any]:
+    """What a YAML of data sets says of its first one; another file is the data itself."""
+    place = Path(draft.place(path))
+    if place.suffix not in (".yaml", ".yml"):
+        return {"path": path}
+    entries = read_yaml_file(place, aliases=True).values
+    for other in list(entries)[1:]:
+        draft.leave_out(key, other, "one data set is read: put the files of several, of one "
+                        "format, into a folder")  # fmt: skip
+    entry = next(iter(entries.values()))
+    if entry.get("converter") == "pair":
+        raise draft.refuse(key, path, "holds preferences; only supervised rows are learnt")
+    return dict(entry)
+
+
+def _place(draft: Draft, entry: Mapping[str, Any]) -> str:
+    split = entry.get("split")
+    return hub_place(draft, str(entry["path"]), None, split)
+
+
+def _plugin(draft: Draft, key: str) -> Mapping[str, Any]:
+    value = draft.take(key, {})
+    return value if isinstance(value, Mapping) else {"name": value}
+
+
+DIALECT = Dialect(
+    "LLaMA-Factory (v1)",
+    frozenset(_MARKS.split()),
+    _KEYS,
+    _convert,
+    _DEFAULTS,
+)

@@ -1,0 +1,33 @@
+"""Settings of how rows become examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from qlora_wgpu.data.formats import TrainOn
+
+Truncation = Literal["keep_start", "keep_end", "drop", "error"]
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """Settings of how rows become examples.
+
+    Attributes:
+        max_seq_length: Longest example in tokens, at least 2.
+        chat_template: ``data.chat_template``: see ``find_chat_template``.
+        row_format: A key of ``FORMATS``, or "auto" to go by the first row.
+        columns: The row's own name of each key of its format, where it has another.
+        train_on: The tokens that are learnt; see ``RowEncoder``.
+        truncation: Treatment of longer rows: cut at the end (keep_start) or at the beginning
+            (keep_end), left out (drop), or an error.
+    """
+
+    max_seq_length: int
+    chat_template: str | None = None
+    row_format: str = "auto"
+    columns: Mapping[str, str] = field(default_factory=dict)
+    train_on: TrainOn = "auto"
+    truncation: Truncation = "keep_start"

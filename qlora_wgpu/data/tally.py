@@ -1,0 +1,194 @@
+"""What became of a data set's rows, and what its user should know of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Set
+from dataclasses import asdict
+
+from qlora_wgpu.data.chat import ChatTemplate
+from qlora_wgpu.data.examples import Counts
+from qlora_wgpu.data.formats import CHATS, Encoded
+from qlora_wgpu.data.masking import end_of_turn
+from qlora_wgpu.data.messages import USUAL_ROLES, roles_in_words
+from qlora_wgpu.data.preparation import Preparation
+from qlora_wgpu.data.tokenizer import Tokenizer
+from qlora_wgpu.visible import quoted
+
+_NAMED = 5  # empty rows, or roles, in a warning
+
+
+class Tally:
+    """Told of each row what it is and what becomes of it; says in the end what to tell of them.
+
+    Attributes:
+        counts: Counts of what became of the rows so far.
+        has_turns: Whether there is an end of turns to be learnt; documents have none.
+    """
+
+    def __init__(
+        self, name: str, how: Preparation, tokenizer: Tokenizer, template: ChatTemplate | None
+    ) -> None:
+        """Begins with no row.
+
+        Args:
+            name: The data set's, for messages.
+            how: Settings of the preparation.
+            tokenizer: The model's tokenizer.
+            template: The chat template, or None if there is none.
+        """
+        self.counts = Counts()
+        self.has_turns = True
+        self._name = name
+        self._how = how
+        self._tokenizer = tokenizer
+        self._template = template
+        self._empty: list[str] = []  # where the first of them stand
+        self._silent = 0  # rows in which the assistant says nothing
+        self._silent_roles: set[str] = set()
+        self._unknown_id = _unknown_id(tokenizer)
+        self._unknown_tokens = self._rows_with_unknown = 0
+        self._is_end_learnt = not tokenizer.eos_token_ids
+        self._first_chat = True
+        self._other_end: int | None = None
+
+    def read(self) -> None:
+        """A row was read."""
+        self._count(rows=1)
+
+    def empty(self, where: str) -> None:
+        """It holds nothing and is left out."""
+        self._count(empty=1)
+        if len(self._empty) < _NAMED:
+            self._empty.append(where)
+
+    def encoded(self, encoded: Encoded, row_format: str) -> None:
+        """It has been encoded, and not been cut yet."""
+        if self._first_chat and self._template is not None and row_format in CHATS:
+            self._first_chat = False
+            self._other_end = end_of_turn(self._template, self._tokenizer)
+        ends = not self._tokenizer.eos_token_ids.isdisjoint(encoded.labels)
+        if ends or (self._other_end is not None and self._other_end in encoded.labels):
+            self._is_end_learnt = True
+        if unknown := encoded.ids.count(self._unknown_id):
+            self._unknown_tokens += unknown
+            self._rows_with_unknown += 1
+
+    def too_long(self) -> None:
+        """It is left out because it is too long."""
+        self._count(dropped=1)
+
+    def without_labels(self, roles: Set[str]) -> None:
+        """It is left out because nothing in it is learnt.
+
+        Args:
+            roles: Those in its conversation, if it is one.
+        """
+        self._count(without_labels=1)
+        if roles and "assistant" not in roles:
+            self._silent += 1
+            self._silent_roles |= roles
+
+    def kept(self, *, is_cut: bool) -> None:
+        """It is an example now, perhaps a part of it alone."""
+        self._count(truncated=int(is_cut))
+
+    def _count(self, **more: int) -> None:
+        now = asdict(self.counts)
+        self.counts = Counts(**{name: count + more.get(name, 0) for name, count in now.items()})
+
+    def nothing(self) -> str:
+        """Why no example is left."""
+        counts = self.counts
+        if not counts.rows:
+            return f"{self._name} holds no row at all"
+        if counts.empty == counts.rows:
+            rows = _fit(counts.rows, "its only row is", f"all of its {counts.rows} rows are")
+            return f"{self._name} holds nothing: {rows} empty"
+        if self._silent == counts.rows:
+            rows = _fit(counts.rows, "its only row", f"its {counts.rows} rows")
+            return f"{self._name} has nothing to learn: {rows} {self._without_assistant()}"
+        left_out = counts.dropped + counts.without_labels + counts.empty
+        rows = _fit(left_out, "its only row was", f"all of its {left_out} rows were")
+        return f"{self._name} has nothing to learn within {self._within}: {rows} left out"
+
+    @property
+    def _within(self) -> str:
+        return f"max_seq_length={self._how.max_seq_length}"
+
+    def _without_assistant(self) -> str:
+        roles = roles_in_words(self._silent_roles)
+        unusual = self._silent_roles - USUAL_ROLES
+        advice = "; call the one who answers assistant" if unusual else ""
+        return (
+            f"{_fit(self._silent, 'holds', 'hold')} no turn of the assistant, which is what is "
+            f"learnt: roles are {roles}{advice}"
+        )
+
+    def warnings(self, num_dropped: Counter[str]) -> list[str]:
+        """Sentences about what was cut, left out, or will not be learnt.
+
+        Args:
+            num_dropped: Conversations of which the template left messages out, by their role.
+        """
+        notes = [*self._of_rows(), *self._of_ends()]
+        for role, count in num_dropped.most_common(_NAMED):
+            kind = (
+                "the system message" if role == "system" else f"messages of the role {quoted(role)}"
+            )
+            rows = _fit(count, "1 row", f"{count} rows")
+            notes.append(f"the chat template leaves {kind} out of {rows}")
+        if count := self._unknown_tokens:
+            unknown = self._tokenizer.special_tokens["unk_token"]
+            tokens = _fit(count, "1 token", f"{count:,} tokens")
+            notes.append(
+                f"{tokens} in {self._rows_with_unknown} of {self.counts.rows} rows "
+                f"{_fit(count, 'is', 'are')} {unknown}: the tokenizer does not know what stands "
+                "there, such as another alphabet, and the model cannot read it"
+            )
+        return [f"{self._name}: {note}" for note in notes]
+
+    def _of_rows(self) -> Iterator[str]:
+        counts, within = self.counts, self._within
+
+        def rows(count: int, one: str, several: str) -> str:
+            return f"{count} of {counts.rows} rows {_fit(count, one, several)}"
+
+        if count := counts.empty:
+            places = ", ".join(self._empty) + (", …" if count > len(self._empty) else "")
+            holds = rows(count, "holds nothing and was", "hold nothing and were")
+            yield f"{holds} left out ({places})"
+        if count := counts.truncated:
+            where = "end" if self._how.truncation == "keep_start" else "beginning"
+            was = _fit(count, "was", "were")
+            yield f"{rows(count, 'is', 'are')} longer than {within} and {was} cut at the {where}"
+        if count := counts.dropped:
+            was = _fit(count, "was", "were")
+            yield f"{rows(count, 'is', 'are')} longer than {within} and {was} left out"
+        if count := self._silent:
+            yield f"{count} of {counts.rows} rows {self._without_assistant()}"
+        if count := counts.without_labels - self._silent:
+            nothing = f"nothing to learn within {within} and {_fit(count, 'was', 'were')} left out"
+            yield f"{rows(count, 'has', 'have')} {nothing}"
+
+    def _of_ends(self) -> Iterator[str]:
+        if self._tokenizer.eos_token_id is None:
+            yield "the tokenizer has no end-of-sequence token, so none is learnt"
+        elif self.has_turns and not self._is_end_learnt:
+            yield (
+                "no end-of-turn token is learnt anywhere, so the model will not learn when to "
+                "stop: check that data.chat_template is the one its tokenizer was made for"
+            )
+
+
+def _fit(count: int, one: str, several: str) -> str:
+    """The words for one, or for several."""
+    return one if count == 1 else several
+
+
+def _unknown_id(tokenizer: Tokenizer) -> int:
+    """Id of the token that stands for what a tokenizer does not know; -1 without one of its own."""
+    text = tokenizer.special_tokens.get("unk_token")
+    others = (tokenizer.bos_token, tokenizer.eos_token)  # which every row may have
+    unknown = None if text is None or text in others else tokenizer.token_id(text)
+    return -1 if unknown is None else unknown

@@ -1,0 +1,99 @@
+"""The data that a trainer is given: rows, token ids, paths, or what its configuration names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike, fspath
+
+from qlora_wgpu.config import Config
+from qlora_wgpu.data import Dataset, PromptFormat, Tokenizer, row_format, split_off
+from qlora_wgpu.families.positions import longest_text
+from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.training.data_warnings import (
+    tell_left_out,
+    warn_of_learnt_rows,
+    warn_of_long_rows,
+)
+from qlora_wgpu.training.observer import Observer
+from qlora_wgpu.training.rows import Rows, as_dataset, encoded, is_text, preparation
+
+
+@dataclass(frozen=True)
+class OwnRows:
+    """The data of a trainer's run.
+
+    Attributes:
+        train: The training data.
+        held_out: The held-out data, if there is any.
+        prompt: How prompts are written for what is learnt; None of token ids, which do not say it.
+    """
+
+    train: Dataset
+    held_out: Dataset | None
+    prompt: PromptFormat | None
+
+
+class RowReader:
+    """Reads data as the commands do, with the tokenizer that a model's prompts are written with."""
+
+    def __init__(self, model: QLoRAModel, config: Config, observer: Observer) -> None:
+        """Reads nothing yet.
+
+        Args:
+            model: Whose tokenizer encodes: the one kept beside its adapter, else the base's.
+            config: The settings.
+            observer: Who is told of what is cut or left out.
+        """
+        self._model = model
+        self._config = config
+        self._observer = observer
+
+    def read(self, train: Rows | None, held_out: Rows | None) -> OwnRows:
+        """Reads both.
+
+        Args:
+            train: The training data; None for ``data.train``, and then for ``data.eval``, too.
+            held_out: The held-out data; without any, ``data.eval_split`` holds rows out.
+
+        Raises:
+            ConfigError: If there is no training data.
+            DataError: If a data set cannot be read, or a row is wrong.
+            TokenizerError: If rows are to be encoded, and there is no tokenizer.
+        """
+        settings = self._config.data
+        if train is None:
+            train, held_out = self._config.require_train_path(), held_out or settings.eval
+        learnt = self._dataset(train, "train_dataset")
+        if held_out:
+            measured = self._dataset(held_out, "eval_dataset", held_out=True)
+            warn_of_learnt_rows(learnt, measured, self._observer)
+        elif settings.eval_split is not None:
+            learnt, measured = split_off(learnt, settings.eval_split, self._config.train.seed)
+        else:
+            return OwnRows(learnt, None, self._prompt(train))
+        return OwnRows(learnt, measured, self._prompt(train))
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        return Tokenizer.from_folder(self._model.prompt_folder)
+
+    def _dataset(self, rows: Rows, name: str, *, held_out: bool = False) -> Dataset:
+        settings = self._config.data
+        tokens = encoded(rows, name, lambda: self._tokenizer, settings, held_out=held_out)
+        dataset = as_dataset(tokens, name, self._model.architecture.vocab_size)
+        if tokens is rows:  # who has made token ids of it has been told
+            return dataset
+        for text in dataset.warnings:
+            self._observer.warning(text)
+        path = fspath(rows) if isinstance(rows, str | PathLike) else name
+        warn_of_long_rows(path, dataset, longest_text(self._model.folder.config), self._observer)
+        tell_left_out(settings, path, dataset, self._observer, held_out=held_out)
+        return dataset
+
+    def _prompt(self, rows: Rows) -> PromptFormat | None:
+        if not isinstance(rows, str | PathLike) and not is_text(rows):
+            return None
+        settings = self._config.data
+        kind = row_format(rows, self._tokenizer, preparation(settings))
+        return PromptFormat.of_rows(kind, self._tokenizer, settings.chat_template)
