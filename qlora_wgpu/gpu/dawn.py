@@ -33,6 +33,7 @@ _GUARDS = (
     "disable_robustness",
     "disable_workgroup_init",
     "disable_polyfills_on_integer_div_and_mod",
+    "skip_validation",
 )
 _FACTORS = ("f16", "f32")  # float32 takes more of the units, and is what Apple's have
 _WIDEST_VECTORS = 16  # invocations of a subgroup
