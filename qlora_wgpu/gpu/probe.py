@@ -13,6 +13,7 @@ import numpy as np
 
 from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.gpu.matrix import MatrixShape, MatrixTile, fitting_tiles
+from qlora_wgpu.gpu.operands import Bound
 from qlora_wgpu.gpu.wgsl import Constant, Shader, load_shader
 
 if TYPE_CHECKING:
@@ -124,10 +125,13 @@ def tile_problem(device: Device, tile: MatrixTile, *, with_rows: bool) -> str:
     # Small whole numbers, so that every sum is exact.
     left = random.integers(-5, 6, (tile.rows, depth)).astype(np.float32)
     right = random.integers(-6, 7, (tile.columns, depth)).astype(np.float32)
-    given = {"left": left, "right": right if with_rows else np.ascontiguousarray(right.T)}
+    given = {"x": left, "w": right if with_rows else np.ascontiguousarray(right.T)}
     sizes = {"result": 4 * tile.rows * tile.columns, "seen": 16 * tile.invocations}
     constants = {**tile.constants(with_rows=with_rows), "DEPTH": depth}
-    shader = load_shader("probe/matrix.wgsl", tuple(sorted(constants.items())))
+    floats = Bound("float32")
+    shader = load_shader(
+        "probe/matrix.wgsl", tuple(sorted(constants.items())), (("w", floats), ("x", floats))
+    )
     try:
         results = _run(device, shader, given, sizes)
     except DeviceError as err:

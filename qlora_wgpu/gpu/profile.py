@@ -23,13 +23,14 @@ class Profile:
         gemm_group: Invocations of a GEMM's workgroup, along columns and rows.
         gemm_kind: ``"register"``, without workgroup memory; ``"tiled"``, with it; or ``"matrix"``,
             on matrix units.
-        tile_group: Invocations of a tiled GEMM's workgroup, along columns and rows, 8 × 8 results
-            each.
+        tile_group: Most invocations of a tiled GEMM's workgroup, along columns and rows, 8 × 8
+            results each.
         matrix: What the matrix units multiply: m, n, k, and the invocations that do it.
         matrix_element: The type of the factors in them, ``"f16"`` or ``"f32"``.
         matrix_tile: Subgroups of a workgroup along rows and columns, then the products of matrix
             units that each makes along rows and columns.
-        least_workgroups: Products of fewer are cut along their reduction, if that is long.
+        least_workgroups: Workgroups of 64 invocations that fill a GPU: products of fewer are cut
+            along their reduction, if that is long.
         skinny_tile: ``gemm_tile`` for GEMMs with as few columns as a LoRA rank.
         skinny_group: ``gemm_group`` for GEMMs with as few columns as a LoRA rank.
         lora_threads: Invocations that share a row of LoRA's products; 0 for skinny GEMMs.
@@ -128,6 +129,7 @@ GPU_PROFILE = Profile(
     attention_keys=4,
     head_block=1 << 30,
     logits_bytes=128 << 20,
+    gemm_kind="tiled",
     least_workgroups=1024,
     lora_threads=64,
     lora_grad_group=(16, 16),

@@ -22,7 +22,9 @@ from qlora_wgpu.kernels.experts import (
 from qlora_wgpu.kernels.kernel import Change, Kernel, Tunable
 
 SKINNY = 64  # products of at most so many columns are cut along their rows instead
-_LEAST_PART = 1024  # of a reduction that is cut, so that adding up the parts stays cheap
+_LEAST_PART = 512  # of a reduction that is cut, so that adding up the parts stays cheap
+_CUT_THREADS = 64  # invocations of the workgroups that ``Profile.least_workgroups`` counts
+_TILE_DEPTH, _LEAST_TILE = 16, 8  # of common/tile_f32.wgsl: along k; invocations along a side
 SIZED_ROWS = 8  # share an entry of what says how large gradients are
 _SIZING_GROUP = 128  # invocations that look for it
 
@@ -157,6 +159,8 @@ class Cut:
         columns: Columns of results that a workgroup makes.
         constants: The shader's, besides those that all products have.
         rows_first: Whether workgroups are counted along the rows first.
+        threads: Invocations of a workgroup.
+        any_parts: Whether the shader can be cut along the reduction whatever is added to it.
         tensors: What the shader binds besides.
     """
 
@@ -165,6 +169,8 @@ class Cut:
     columns: int
     constants: dict[str, Constant]
     rows_first: bool = False
+    threads: int = _CUT_THREADS
+    any_parts: bool = False
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
 
@@ -179,8 +185,8 @@ def _launch(
         "w": gemm.w,
         "y": parts_in or gemm.y,
         "u": lora.u if lora is not None else None,
-        "bias": gemm.bias,
-        "residual": gemm.residual,
+        "bias": gemm.bias if parts_in is None else None,
+        "residual": gemm.residual if parts_in is None else None,
         "batch_info": gemm.batch_info
         if gemm.mask is not None or gemm.first_row is not None
         else None,
@@ -208,8 +214,9 @@ def _launch(
             "x_stride": gemm.x.units(8),
             "x_unit0": 0 if gemm.with_rows else gemm.row0 // 8,
             "w_stride": gemm.w.units(8),
-            "y_stride": gemm.y.units(4),
-            "y_unit0": gemm.row0 // 4 if gemm.with_rows else 0,
+            "y_stride": (parts_in or gemm.y).units(4),
+            "y_unit0": gemm.row0 // 4 if gemm.with_rows and parts_in is None else 0,
+            "row0": gemm.row0 if gemm.with_rows else 0,
             "first_row": gemm.first_row or 0,
             "r": lora.u.columns if lora is not None else 0,
             "r_stride": lora.u.stride if lora is not None else 0,
@@ -227,16 +234,20 @@ def _launch(
 def _launch_split(g: Graph, gemm: Gemm, cut: Cut) -> None:
     """Cuts a long reduction of few results, which would leave a GPU idle, into parts."""
     workgroups = ceil_div(gemm.x.rows, cut.rows) * ceil_div(gemm.columns, cut.columns)
-    parts = min(g.profile.least_workgroups // workgroups, gemm.depth // _LEAST_PART)
+    least = g.profile.least_workgroups * _CUT_THREADS // cut.threads
+    parts = min(least // workgroups, gemm.depth // _LEAST_PART)
     part = round_up(ceil_div(gemm.depth, max(parts, 1)), 64)
     parts = ceil_div(gemm.depth, part)
-    plain = gemm.lora is None and gemm.experts is None and gemm.y.dtype == "float32"
-    if parts == 1 or gemm.with_rows or not plain:
+    plain = gemm.lora is None and gemm.y.dtype == "float32" and not gemm.with_rows
+    if parts == 1 or gemm.experts is not None or not (plain or cut.any_parts):
         _launch(g, gemm, cut)
         return
-    stacked = g.float32(f"parts of {gemm.y.name}", parts * gemm.y.rows, gemm.y.columns)
+    stacked = g.float32(f"parts of {gemm.y.name}", parts * gemm.y.rows, gemm.columns)
     _launch(g, gemm, cut, stacked, parts, part)
-    sum_parts(g, stacked, gemm.y, parts, accumulate=gemm.accumulate)
+    sum_parts(
+        g, stacked, gemm.y, parts, accumulate=gemm.accumulate, bias=gemm.bias,
+        residual=gemm.residual, column0=gemm.row0 if gemm.with_rows else 0,
+    )  # fmt: skip
 
 
 class SubgroupTexture:
@@ -290,8 +301,11 @@ class MatrixUnits:
             constants["SIZED_ROWS"] = SIZED_ROWS
         elif own.saturates and g.saturated is not None:
             tensors["saturated"] = g.saturated
-        path = f"gemm/{gemm.name}_tiled.wgsl"
-        _launch_split(g, gemm, Cut(path, tile.rows, tile.columns, constants, tensors=tensors))
+        cut = Cut(
+            f"gemm/{gemm.name}_tiled.wgsl", tile.rows, tile.columns, constants,
+            threads=tile.invocations, any_parts=True, tensors=tensors,
+        )  # fmt: skip
+        _launch_split(g, gemm, cut)
 
 
 def _matrix_tile(gemm: Gemm, profile: Profile) -> MatrixTile:
@@ -328,17 +342,42 @@ class WorkgroupTiles:
 
     def launch(self, g: Graph, gemm: Gemm) -> None:
         """Adds the launches."""
-        across, down = g.profile.for_products(gemm.size_class).tile_group
-        if gemm.experts is not None:
-            down = min(down, EXPERT_TILE // 8)
+        across, down = _tile_group(g.profile.for_products(gemm.size_class), gemm)
         constants: dict[str, Constant] = {
             "MATRIX": False,
+            "HALF": False,
             "WG_M": down,
             "WG_N": across,
             "GROUP": across * down,
+            "W_ROWS": gemm.with_rows,
+            "X_UNITS": _TILE_DEPTH // across,
+            "W_UNITS": _TILE_DEPTH // down,
         }
-        path = f"gemm/{gemm.name}_tiled.wgsl"
-        _launch_split(g, gemm, Cut(path, 8 * down, 8 * across, constants))
+        path, threads = f"gemm/{gemm.name}_tiled.wgsl", across * down
+        _launch_split(
+            g, gemm, Cut(path, 8 * down, 8 * across, constants, threads=threads, any_parts=True)
+        )
+
+
+def _tile_group(profile: Profile, gemm: Gemm) -> tuple[int, int]:
+    """The largest workgroup that has no idle half, and of which there are enough for all cores.
+
+    Large tiles read less; cutting the reduction, if it is long, makes more workgroups of them.
+    """
+    across, down = profile.tile_group
+    if gemm.experts is not None:
+        down = min(down, EXPERT_TILE // 8)
+    parts = max(gemm.depth // _LEAST_PART, 1)
+    while max(across, down) > _LEAST_TILE:
+        workgroups = ceil_div(gemm.x.rows, 8 * down) * ceil_div(gemm.columns, 8 * across)
+        few = workgroups * parts < profile.least_workgroups // 8
+        if down > _LEAST_TILE and (gemm.x.rows <= 4 * down or (few and down >= across)):
+            down //= 2
+        elif across > _LEAST_TILE and (gemm.columns <= 4 * across or few):
+            across //= 2
+        else:
+            break
+    return across, down
 
 
 def _tile_bytes(across: int, down: int) -> int:
@@ -404,6 +443,7 @@ _CHANGES: tuple[Change, ...] = (
     {"gemm_kind": "tiled", "tile_group": (16, 16)},
     {"gemm_kind": "tiled", "tile_group": (8, 8)},
     {"gemm_kind": "tiled", "tile_group": (16, 8)},
+    {"gemm_kind": "tiled", "tile_group": (8, 16)},
     {"gemm_kind": "register", "gemm_tile": 4, "gemm_group": (16, 8)},
     {"gemm_kind": "register", "gemm_tile": 8, "gemm_group": (16, 4)},
     {"gemm_kind": "register", "gemm_tile": 16, "gemm_group": (8, 8)},

@@ -62,7 +62,7 @@ def variants(device: Device) -> dict[str, Profile]:
         profiles["workgroup memory"] = replace(device.profile, gemm_kind="tiled")
     if device.is_cpu:
         profiles["as on GPUs"] = GPU_PROFILE
-        profiles["as on GPUs, workgroup memory"] = replace(GPU_PROFILE, gemm_kind="tiled")
+        profiles["as on GPUs, registers"] = replace(GPU_PROFILE, gemm_kind="register")
     return profiles
 
 

@@ -10,6 +10,7 @@ struct Params {
     w_stride: u32,
     y_stride: u32,
     y_unit0: u32,
+    row0: u32,
     first_row: u32,
     r: u32,
     r_stride: u32,

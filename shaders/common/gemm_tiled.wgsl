@@ -1,6 +1,7 @@
-// The entry of the products that pass tiles through workgroup memory: the main file has
-// load_tiles(index, m0, c0, k0), which fills both tiles by put_x and put_w_row or put_w_column, and
-// finish4(row, column, values), which stores four results.
+// The entry of the products that pass tiles through workgroup memory, and where the units of eight
+// are that fill the tiles. The main file has finish4(row, column, values), which stores four
+// results; common/tile_f32.wgsl and common/tile_matrix.wgsl load the units, put them into tiles of
+// a form of their own, and multiply.
 //#if MATRIX
 //#include common/tile_matrix.wgsl
 //#else
@@ -12,6 +13,44 @@ var<private> below: u32;
 
 // Whose rows this workgroup has.
 var<private> expert: u32;
+
+// Where a row of x begins. Rows past the end repeat the last.
+fn x_row(m: u32) -> u32 {
+    return min(m, params.rows - 1u) * params.x_stride + params.x_unit0;
+}
+
+// How many units there are along k, and the one to load for any: past the end it is the last.
+fn k_units() -> u32 {
+    return (params.k + 7u) / 8u;
+}
+
+fn k_unit(unit: u32) -> u32 {
+    return min(unit, k_units() - 1u);
+}
+
+// The factor of a unit of x: past the last k there are zeros.
+fn k_factor(unit: u32) -> f32 {
+    return f32(unit < k_units());
+}
+//#if W_ROWS
+
+// Where the row of w begins that makes a column of the results. Columns past the end repeat the
+// last.
+fn w_row(column: u32) -> u32 {
+    return expert * params.w_expert + min(column, params.columns - 1u) * params.w_stride;
+}
+//#else
+
+// Where the eight columns of w begin that a column of the results is among, and a row of them. Rows
+// past the last meet zeros of x.
+fn w_columns(column: u32) -> u32 {
+    return expert * params.w_expert + min(column, params.columns - 1u) / 8u;
+}
+
+fn w_row(k: u32) -> u32 {
+    return min(k, params.k - 1u) * params.w_stride;
+}
+//#endif
 
 @compute @workgroup_size(GROUP)
 //#if MATRIX
@@ -30,10 +69,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     expert = own;
     below = group.z * params.rows;
     let k_first = group.z * params.k_part;
-    let k_last = min((params.k + 7u) / 8u * 8u, k_first + params.k_part);
+    let k_last = min(8u * k_units(), k_first + params.k_part);
 //#if MATRIX
     product(index, subgroup, lane, m0, group.x * TILE_N, k_first, k_last);
 //#else
-    product(index, m0, group.x * TILE_N, k_first, k_last);
+    product(index, group.z == 0u, m0, group.x * TILE_N, k_first, k_last);
 //#endif
 }

@@ -4,7 +4,7 @@
 // g[j, c] += Σ_m x[m, c] · u[m, j]      dA = duᵀ·x:  TRANSPOSED, x masked as its forward was
 //                                       (DROPOUT),  g (r, columns)
 // x (rows, columns), u (rows, r) float32; g float32 is added to, once, so that the sum of a
-// micro-batch does not depend on what was there. What the kernels of it share.
+// micro-batch does not depend on what was there, at binding 3. What the kernels of it share.
 // Launcher: kernels/lora.py.
 struct Params {
     rows: u32,
@@ -21,7 +21,6 @@ struct Params {
 
 @group(0) @binding(0) var<uniform> params: Params;
 //#input 2 u: 4 float32 buffer
-@group(0) @binding(3) var<storage, read_write> g: array<vec4<f32>>;
 //#if DROPOUT
 @group(0) @binding(4) var<storage, read> batch_info: array<u32>;
 //#include common/dropout.wgsl

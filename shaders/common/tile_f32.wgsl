@@ -1,74 +1,191 @@
 // A workgroup's tile of a GEMM in float32: 8·WG_M rows by 8·WG_N columns of results, WG_M · WG_N
 // invocations with 8 × 8 each, operands passing through workgroup memory TILE_K deep.
+//
+// A unit is eight elements, stored as its even and its odd ones: where both operands lie along k,
+// the order of k is their own affair. The next tile's units are loaded before this one is
+// multiplied, so that the loads' latency is hidden. Most indices are constants, so that addresses
+// and checks of bounds are computed once for many.
 const TILE_K = 16u;
 const TILE_M = 8u * WG_M;
 const TILE_N = 8u * WG_N;
 const THREADS = WG_M * WG_N;
 
-// Both tiles lie k by k, so that neighbouring invocations read neighbouring units.
-var<workgroup> x_tile: array<vec4<f32>, TILE_K * 2u * WG_M>;
-var<workgroup> w_tile: array<vec4<f32>, TILE_K * 2u * WG_N>;
+// x along k: row i·WG_M + down is the i-th of eight of the invocations `down`. A row's four vectors
+// are turned about (turn), so that neither eight neighbouring rows nor one row's units meet in a
+// bank.
+var<workgroup> x_tile: array<array<array<vec4<f32>, 4>, WG_M>, 8>;
+//#if W_ROWS
+// w likewise: [j][across] is what makes column 8·across + j.
+var<workgroup> w_tile: array<array<array<vec4<f32>, 4>, WG_N>, 8>;
+//#else
+// w along the columns: [k][0] the even ones of each eight, [k][1] the odd ones.
+var<workgroup> w_tile: array<array<array<vec4<f32>, WG_N>, 2>, TILE_K>;
+//#endif
 
-// Eight values of x along k, from a multiple of eight on.
-fn put_x(m: u32, k: u32, v: Eight) {
-    let at = k * 2u * WG_M + m / 4u;
-    let part = m % 4u;
-    x_tile[at][part] = v.even.x;
-    x_tile[at + 2u * WG_M][part] = v.odd.x;
-    x_tile[at + 4u * WG_M][part] = v.even.y;
-    x_tile[at + 6u * WG_M][part] = v.odd.y;
-    x_tile[at + 8u * WG_M][part] = v.even.z;
-    x_tile[at + 10u * WG_M][part] = v.odd.z;
-    x_tile[at + 12u * WG_M][part] = v.even.w;
-    x_tile[at + 14u * WG_M][part] = v.odd.w;
+//#unroll i 8, j 8: var<private> sum_$i_$j: f32;
+
+fn turn(row: u32) -> u32 {
+    return (row / 2u) % 4u;
 }
 
-// Eight values of w along k, all of column n of the results.
-fn put_w_row(n: u32, k: u32, v: Eight) {
-    let at = k * 2u * WG_N + n / 4u;
-    let part = n % 4u;
-    w_tile[at][part] = v.even.x;
-    w_tile[at + 2u * WG_N][part] = v.odd.x;
-    w_tile[at + 4u * WG_N][part] = v.even.y;
-    w_tile[at + 6u * WG_N][part] = v.odd.y;
-    w_tile[at + 8u * WG_N][part] = v.even.z;
-    w_tile[at + 10u * WG_N][part] = v.odd.z;
-    w_tile[at + 12u * WG_N][part] = v.even.w;
-    w_tile[at + 14u * WG_N][part] = v.odd.w;
+// A unit of x, the first or the second of its row's two.
+fn put_x(row: u32, unit: u32, v: Eight) {
+    let at = (2u * unit) ^ turn(row);
+    x_tile[row / WG_M][row % WG_M][at] = v.even;
+    x_tile[row / WG_M][row % WG_M][at ^ 1u] = v.odd;
+}
+//#if W_ROWS
+
+// The column of the results that a row of w_tile makes.
+fn column_of(row: u32) -> u32 {
+    return row % WG_N * 8u + row / WG_N;
 }
 
-// Eight values of w along the columns of the results, all of one k.
-fn put_w_column(k: u32, n: u32, v: Eight) {
-    let at = k * 2u * WG_N + n / 4u;
-    w_tile[at] = low(v);
-    w_tile[at + 1u] = high(v);
+fn put_w(row: u32, unit: u32, v: Eight) {
+    let at = (2u * unit) ^ turn(row);
+    w_tile[row / WG_N][row % WG_N][at] = v.even;
+    w_tile[row / WG_N][row % WG_N][at ^ 1u] = v.odd;
+}
+//#else
+
+fn put_w(k: u32, unit: u32, v: Eight) {
+    w_tile[k][0][unit] = v.even;
+    w_tile[k][1][unit] = v.odd;
+}
+//#endif
+
+// Adds the product of four k of the tiles to the sums, unrolled: 256 multiply-adds.
+fn multiply(q: u32, across: u32, down: u32) {
+    let x_turn = turn(down);
+    let w_turn = turn(across);
+    //#unroll i 8: let x_$i = x_tile[$iu][down][q ^ x_turn];
+//#if W_ROWS
+    //#unroll j 8
+        {
+            let w = w_tile[$ju][across][q ^ w_turn];
+            //#unroll t 4, i 8: sum_$i_$j += x_$i[$tu] * w[$tu];
+        }
+    //#end
+//#else
+    // Of each unit's eight k the even ones are in one vector of x, the odd ones in the next.
+    //#unroll t 4
+        {
+            let k = q / 2u * 8u + q % 2u + $tu * 2u;
+            let even = w_tile[k][0][across];
+            let odd = w_tile[k][1][across];
+            //#unroll i 8
+                sum_$i_0 += x_$i[$tu] * even.x; sum_$i_1 += x_$i[$tu] * odd.x;
+                sum_$i_2 += x_$i[$tu] * even.y; sum_$i_3 += x_$i[$tu] * odd.y;
+                sum_$i_4 += x_$i[$tu] * even.z; sum_$i_5 += x_$i[$tu] * odd.z;
+                sum_$i_6 += x_$i[$tu] * even.w; sum_$i_7 += x_$i[$tu] * odd.w;
+            //#end
+        }
+    //#end
+//#endif
 }
 
-fn product(index: u32, m0: u32, c0: u32, k_first: u32, k_last: u32) {
-    let across = index % WG_N;
-    let down = index / WG_N;
-    //#unroll i 8: var lo_$i = vec4<f32>(0.0); var hi_$i = vec4<f32>(0.0);
+fn product(index: u32, is_first_part: bool, m0: u32, c0: u32, k_first: u32, k_last: u32) {
+    // Of a subgroup eight neighbours across and four down share what they read.
+    let across = index % 8u + index / 32u % (WG_N / 8u) * 8u;
+    let down = index / 8u % 4u + index / (4u * WG_N) * 4u;
+    let unit = index % 2u;
+//#if u
+    if (is_first_part) {
+        add_term(index, across, down, m0, c0);
+    }
+//#endif
+    //#unroll i X_UNITS
+        let x_at_$i = index / 2u + $iu * (THREADS / 2u);
+        var x_$i = raw_x(x_row(m0 + x_at_$i) + k_unit(k_first / 8u + unit));
+    //#end
+    //#unroll j W_UNITS
+//#if W_ROWS
+        let w_at_$j = index / 2u + $ju * (THREADS / 2u);
+        var w_$j = raw_w(w_row(c0 + column_of(w_at_$j)) + k_unit(k_first / 8u + unit));
+//#else
+        let w_at_$j = index / WG_N + $ju * WG_M;
+        var w_$j = raw_w(w_columns(c0 + index % WG_N * 8u) + w_row(k_first + w_at_$j));
+//#endif
+    //#end
     for (var k0 = k_first; k0 < k_last; k0 += TILE_K) {
-        load_tiles(index, m0, c0, k0);
+        let factor = params.scale * k_factor(k0 / 8u + unit);
+        //#unroll i X_UNITS: put_x(x_at_$i, unit, scale8(unpack_x(x_$i), factor));
+//#if W_ROWS
+        //#unroll j W_UNITS: put_w(w_at_$j, unit, unpack_w(w_$j));
+//#else
+        //#unroll j W_UNITS: put_w(w_at_$j, index % WG_N, unpack_w(w_$j));
+//#endif
         workgroupBarrier();
-        for (var k = 0u; k < TILE_K; k += 1u) {
-            let x_lo = x_tile[k * 2u * WG_M + down];
-            let x_hi = x_tile[k * 2u * WG_M + WG_M + down];
-            let w_lo = w_tile[k * 2u * WG_N + across];
-            let w_hi = w_tile[k * 2u * WG_N + WG_N + across];
-            //#unroll i 4: lo_$i += x_lo[$iu] * w_lo; hi_$i += x_lo[$iu] * w_hi;
-            lo_4 += x_hi.x * w_lo; hi_4 += x_hi.x * w_hi;
-            lo_5 += x_hi.y * w_lo; hi_5 += x_hi.y * w_hi;
-            lo_6 += x_hi.z * w_lo; hi_6 += x_hi.z * w_hi;
-            lo_7 += x_hi.w * w_lo; hi_7 += x_hi.w * w_hi;
+        let next = k_unit((k0 + TILE_K) / 8u + unit);
+        for (var q = 0u; q < TILE_K / 4u; q += 1u) {
+            // Within the loop, lest a compiler moves the loads behind it, to where they are used.
+            if (q == 0u) {
+                //#unroll i X_UNITS: x_$i = raw_x(x_row(m0 + x_at_$i) + next);
+//#if W_ROWS
+                //#unroll j W_UNITS: w_$j = raw_w(w_row(c0 + column_of(w_at_$j)) + next);
+//#else
+                //#unroll j W_UNITS: w_$j = raw_w(w_columns(c0 + index % WG_N * 8u) + w_row(k0 + TILE_K + w_at_$j));
+//#endif
+            }
+            multiply(q, across, down);
         }
         workgroupBarrier();
     }
-    let m = m0 + 4u * down;
-    let c = c0 + 4u * across;
-    //#unroll i 4: finish4(m + $iu, c, lo_$i); finish4(m + $iu, c + 4u * WG_N, hi_$i);
-    finish4(m + 4u * WG_M, c, lo_4); finish4(m + 4u * WG_M, c + 4u * WG_N, hi_4);
-    finish4(m + 4u * WG_M + 1u, c, lo_5); finish4(m + 4u * WG_M + 1u, c + 4u * WG_N, hi_5);
-    finish4(m + 4u * WG_M + 2u, c, lo_6); finish4(m + 4u * WG_M + 2u, c + 4u * WG_N, hi_6);
-    finish4(m + 4u * WG_M + 3u, c, lo_7); finish4(m + 4u * WG_M + 3u, c + 4u * WG_N, hi_7);
+    let c = c0 + 8u * across;
+    //#unroll i 8
+        finish4(m0 + $iu * WG_M + down, c, vec4<f32>(sum_$i_0, sum_$i_1, sum_$i_2, sum_$i_3));
+        finish4(m0 + $iu * WG_M + down, c + 4u, vec4<f32>(sum_$i_4, sum_$i_5, sum_$i_6, sum_$i_7));
+    //#end
 }
+//#if u
+
+// The adapter's term: a product of the same tiles, r deep, before all others.
+fn add_term(index: u32, across: u32, down: u32, m0: u32, c0: u32) {
+    let unit = index % 2u;
+    let units = (params.r + 7u) / 8u;
+    for (var first = 0u; first < units; first += TILE_K / 8u) {
+        let at = min(first + unit, units - 1u);
+        let factor = f32(first + unit < units);
+        //#unroll i X_UNITS
+            let row_$i = index / 2u + $iu * (THREADS / 2u);
+            put_x(row_$i, unit, scale8(u_unit(m0 + row_$i, at), factor));
+        //#end
+        //#unroll j W_UNITS
+//#if W_ROWS
+            let w_at_$j = index / 2u + $ju * (THREADS / 2u);
+            put_w(w_at_$j, unit, b_unit(c0 + column_of(w_at_$j), at));
+//#else
+            let w_at_$j = index / WG_N + $ju * WG_M;
+            put_w(w_at_$j, index % WG_N, a_unit(8u * first + w_at_$j, c0 + index % WG_N * 8u));
+//#endif
+        //#end
+        workgroupBarrier();
+        for (var q = 0u; q < TILE_K / 4u; q += 1u) {
+            multiply(q, across, down);
+        }
+        workgroupBarrier();
+    }
+//#if DROPOUT
+    //#unroll i 8
+        mask_$i(m0 + $iu * WG_M + down, c0 + 8u * across);
+    //#end
+//#endif
+}
+
+fn u_unit(m: u32, unit: u32) -> Eight {
+    let at = min(m, params.rows - 1u) * (params.r_stride / 4u) + 2u * unit;
+    return eight(load_u(at), load_u(at + 1u));
+}
+//#if DROPOUT
+
+//#unroll i 8
+    fn mask_$i(row: u32, column: u32) {
+        let at = row * params.y_stride * 4u + column;
+        let lo = dropout_mask4(at);
+        let hi = dropout_mask4(at + 4u);
+        //#unroll j 4: sum_$i_$j *= lo[$ju];
+        sum_$i_4 *= hi.x; sum_$i_5 *= hi.y; sum_$i_6 *= hi.z; sum_$i_7 *= hi.w;
+    }
+//#end
+//#endif
+//#endif

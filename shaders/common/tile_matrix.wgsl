@@ -106,6 +106,27 @@ fn put_w(at: u32, v: Eight) {
     //#unroll i 4: w_tile[at + 2u * $iu] = e[$iu]; w_tile[at + 2u * $iu + 1u] = o[$iu];
 }
 
+fn load_tiles(index: u32, m0: u32, c0: u32, k0: u32) {
+    for (var i = index; i < TILE_M * TILE_K / 8u; i += THREADS) {
+        let m = i / (TILE_K / 8u);
+        let unit = i % (TILE_K / 8u);
+        let v = load_x(x_row(m0 + m) + k_unit(k0 / 8u + unit));
+        put_x(m, 8u * unit, scale8(v, k_factor(k0 / 8u + unit)));
+    }
+    for (var i = index; i < TILE_N * TILE_K / 8u; i += THREADS) {
+//#if W_ROWS
+        let n = i / (TILE_K / 8u);
+        let unit = i % (TILE_K / 8u);
+        put_w_row(n, 8u * unit, load_w(w_row(c0 + n) + k_unit(k0 / 8u + unit)));
+//#else
+        let k = i / (TILE_N / 8u);
+        let unit = i % (TILE_N / 8u);
+        put_w(k * W_STRIDE + 8u * unit, load_w(w_columns(c0 + 8u * unit) + w_row(k0 + k)));
+//#endif
+    }
+}
+
+//#if W_ROWS
 fn put_w_row(n: u32, k: u32, v: Eight) {
 //#if saturated
     if (first_column + n < params.columns) {
@@ -114,10 +135,7 @@ fn put_w_row(n: u32, k: u32, v: Eight) {
 //#endif
     put_w(n * W_STRIDE + k, v);
 }
-
-fn put_w_column(k: u32, n: u32, v: Eight) {
-    put_w(k * W_STRIDE + n, v);
-}
+//#endif
 
 // Looks up the rows' sizes: 2¹⁴ is a power below f16's end, and leaves it room to round.
 fn choose_scale(m0: u32) {

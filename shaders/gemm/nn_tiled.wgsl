@@ -1,5 +1,7 @@
-//#if MATRIX
+//#if HALF
 enable f16;
+//#endif
+//#if MATRIX
 enable chromium_experimental_subgroup_matrix;
 //#endif
 // y[m, c] (+)= scale · Σ_k x[m, k] · w[k, c]  + mask[m, c] · Σ_j u[m, j] · a[j, c]
@@ -10,37 +12,21 @@ enable chromium_experimental_subgroup_matrix;
 //#include common/gemm_tiled.wgsl
 //#input 1 x: 8
 //#input 2 w: 8
-//#input 4 u?: 1 float32
+//#input 4 u?: 4 float32
 //#input 5 a?: 4 float32
-
-fn load_tiles(index: u32, m0: u32, c0: u32, k0: u32) {
-    for (var i = index; i < TILE_M * TILE_K / 8u; i += THREADS) {
-        let m = i / (TILE_K / 8u);
-        let unit = i % (TILE_K / 8u);
-        let k = k0 + 8u * unit;
-        // Rows past the end repeat the last; past the last k there are zeros.
-        let there = k < params.k;
-        let at = params.x_unit0 + select(0u, k / 8u, there);
-        put_x(m, 8u * unit, scale8(load_x(min(m0 + m, params.rows - 1u) * params.x_stride + at), f32(there)));
-    }
-    let units = (params.columns + 7u) / 8u;
-    for (var i = index; i < TILE_K * TILE_N / 8u; i += THREADS) {
-        let k = i / (TILE_N / 8u);
-        let unit = i % (TILE_N / 8u);
-        put_w_column(k, 8u * unit, load_w(expert * params.w_expert + min(k0 + k, params.k - 1u) * params.w_stride + min(c0 / 8u + unit, units - 1u)));
-    }
-}
 
 fn finish4(row: u32, column: u32, value: vec4<f32>) {
     // Units of four are stored up to a whole unit of eight.
     if (row >= row_count() || column >= (params.columns + 7u) / 8u * 8u) {
         return;
     }
+//#if MATRIX
     var v = value * params.scale;
 //#if u
     var added = vec4<f32>(0.0);
-    for (var j = 0u; j < params.r; j += 1u) {
-        added += load_u(row * params.r_stride + j) * load_a(adapter_at(expert) + j * params.y_stride + column / 4u);
+    for (var j = 0u; below == 0u && j < params.r; j += 4u) {
+        let t = load_u((row * params.r_stride + j) / 4u);
+        //#unroll i 4: added += t[$iu] * load_a(a_row(j + $iu) + column / 4u);
     }
 //#if DROPOUT
     added *= dropout_mask4(row * params.y_stride * 4u + column);
@@ -48,4 +34,19 @@ fn finish4(row: u32, column: u32, value: vec4<f32>) {
     v += added;
 //#endif
     store4(below + row, column, v);
+//#else
+    store4(below + row, column, value);
+//#endif
 }
+//#if u
+
+// Where a row of a begins. Rows past the last meet zeros of u.
+fn a_row(j: u32) -> u32 {
+    return adapter_at(expert) + min(j, params.r - 1u) * params.y_stride;
+}
+
+fn a_unit(j: u32, column: u32) -> Eight {
+    let at = a_row(j) + min(column, params.columns - 1u) / 8u * 2u;
+    return eight(load_a(at), load_a(at + 1u));
+}
+//#endif

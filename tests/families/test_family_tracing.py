@@ -15,8 +15,8 @@ PROFILES = {
     "buffers": CPU_PROFILE,
     "textures": cpu_profile(8),
     "textures of 4": cpu_profile(4),
-    "registers": GPU_PROFILE,
-    "workgroup memory": replace(GPU_PROFILE, gemm_kind="tiled"),
+    "registers": replace(GPU_PROFILE, gemm_kind="register"),
+    "workgroup memory": GPU_PROFILE,
     "matrix units": gpu_profile(MatrixShape(8, 8, 8, 32)),
 }
 

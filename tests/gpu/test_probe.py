@@ -27,7 +27,7 @@ def driver(monkeypatch, size, spoil=lambda product: product):
     def run(device, shader, given, sizes):
         if shader.subgroup_size > 64:
             raise DeviceError("cannot be compiled")
-        left, right = given["left"], given["right"]
+        left, right = given["x"], given["w"]
         with_rows = dict(shader_constants(shader))["W_ROWS"]
         product = left @ (right.T if with_rows else right)
         own = np.arange(sizes["seen"] // 16)

@@ -7,6 +7,7 @@ from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, cpu_profile
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.graph.tensor import Storage, matrix
+from qlora_wgpu.kernels.elementwise import sum_parts
 from qlora_wgpu.kernels.lora import FACTOR_GRAD, FactorGrad
 from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.glu import glu
@@ -105,7 +106,7 @@ def test_writing_memory_that_a_tensor_does_not_lie_in_is_an_error():
     graph = Graph("float32", CPU_PROFILE)
     y = stored("y", 8, 16, "float32", texture=True)
     x = stored("x", 16, 16, "float32")
-    graph.launch("tensor/sum_parts.wgsl", 1, {"x": x, "y": y}, {"units": 1, "parts": 2})
+    sum_parts(graph, x, y, 2)
     with pytest.raises(GraphError, match="is no buffer"):
         make_plan(graph)
 

@@ -130,7 +130,6 @@ def test_what_is_too_large_is_not_chosen(own, folder):
     layout, texts = settled(own, folder, small)
     kinds = {launch.path for launch in layout.step(layout_options()).plan.launches}
     assert not any("tiled" in path for path in kinds) and not texts
-    assert_trains_rightly(own, folder)
 
 
 def layout_options():

@@ -17,8 +17,8 @@ from qlora_wgpu.selfcheck.results import _traced
 PROFILES = {
     "own": None,
     "buffers": CPU_PROFILE,
-    "registers": GPU_PROFILE,
-    "workgroup memory": replace(GPU_PROFILE, gemm_kind="tiled"),
+    "registers": replace(GPU_PROFILE, gemm_kind="register"),
+    "workgroup memory": GPU_PROFILE,
 }
 SETTINGS = (
     {"neftune_noise_alpha": 5.0, "label_smoothing_factor": 0.1, "gradient_checkpointing": True},

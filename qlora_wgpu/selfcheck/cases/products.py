@@ -71,10 +71,13 @@ class _Sizes:
     inner: int
     outer: int
     r: int
+    shard: int = 72
 
 
 _ODD = _Sizes(ROWS, 72, 130, 5)
 _LARGE = _Sizes(150, 530, 530, 37)  # more than one workgroup makes, or adds up at once
+# So deep that GPUs cut the reduction, of the forward or of the backward.
+_DEEP, _WIDE = _Sizes(3, 1100, 100, 5, 72), _Sizes(3, 100, 1100, 5, 1088)
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,10 @@ class _Options:
     (_Options(False, "float32", 0.0, adapter=False),),
     (_Options(False, "operand", 0.0, adapter=False),),
     (_Options(True, "residual", 0.0, adapter=False),),
+    (_Options(True, "residual", 0.3, _DEEP),),
+    (_Options(True, "operand", 0.0, _DEEP),),
+    (_Options(False, "operand", 0.3, _WIDE),),
+    (_Options(False, "float32", 0.0, _WIDE),),
 )
 def check_linear(run: Runner, options: _Options) -> None:
     """Two layers of one input, in two shards: y, the sum of dx, and the adapter's gradient.
@@ -117,7 +124,7 @@ def check_linear(run: Runner, options: _Options) -> None:
     ys: list[Tensor] = []
     for name, batch in zip(_NAMES, batches, strict=True):
         lora = adapter.loras[name] if options.adapter else None
-        pieces = _pieces(run, normal(f"w of {name}", s.outer, s.inner), 72)
+        pieces = _pieces(run, normal(f"w of {name}", s.outer, s.inner), s.shard)
         tbias = run.float32(bias) if options.bias else None
         layer = Linear(name, DenseMatrix(s.outer, s.inner, pieces), tbias, lora)
         exact_type = options.output == "float32"
