@@ -36,7 +36,8 @@ class Profile:
         lora_threads: Invocations that share a row of LoRA's products; 0 for skinny GEMMs.
         lora_grad_group: Invocations of a workgroup of LoRA's gradients: along columns, and those
             that share the rows.
-        attention_threads: Queries or keys of an attention workgroup.
+        attention_kind: ``"register"``, without workgroup memory; or ``"tiled"``, with it.
+        attention_threads: Queries or keys of an attention workgroup without such memory.
         attention_keys: Keys a query looks at in one turn, for heads of up to 128 elements.
         head_block: Rows of ``lm_head`` that one backward product covers, a multiple of 256; on
             CPUs so few that they stay in the cache.
@@ -66,6 +67,7 @@ class Profile:
     head_block: int
     logits_bytes: int
     gemm_kind: str = "register"
+    attention_kind: str = "register"
     tile_group: tuple[int, int] = (16, 16)
     matrix: tuple[int, ...] = ()
     matrix_element: str = "f16"
@@ -127,6 +129,7 @@ GPU_PROFILE = Profile(
     skinny_group=(1, 64),
     attention_threads=32,
     attention_keys=4,
+    attention_kind="tiled",
     head_block=1 << 30,
     logits_bytes=128 << 20,
     gemm_kind="tiled",
@@ -169,10 +172,17 @@ def gpu_profile(shape: MatrixShape | None, limits: Limits = PROMISED) -> Profile
 def plainer(profile: Profile) -> Profile | None:
     """The profile to fall back on where a GPU's kernels are wrong; None if there is none.
 
-    Products on matrix units, then through workgroup memory, then in registers.
+    Products on matrix units, then through workgroup memory, then nothing through that.
     """
-    kinds = {"matrix": "tiled", "tiled": "register"}
-    kind = kinds.get(profile.gemm_kind)
-    if kind is None or profile.textures:
+    if profile.textures or profile.gemm_kind == "register":
         return None
-    return replace(profile, gemm_kind=kind, products=())
+    if profile.gemm_kind == "matrix":
+        return replace(profile, gemm_kind="tiled", products=())
+    return plainest(profile)
+
+
+def plainest(profile: Profile) -> Profile:
+    """The profile whose kernels ask least of a driver."""
+    if profile.textures:
+        return CPU_PROFILE
+    return replace(profile, gemm_kind="register", attention_kind="register", products=())

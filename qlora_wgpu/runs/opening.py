@@ -80,6 +80,7 @@ def device_of(settings: DeviceConfig) -> Device:
         settings.gpu,
         settings.backend,
         dispatches_per_submit=settings.dispatches_per_submit,
+        submit_milliseconds=settings.submit_milliseconds,
         timeout=settings.timeout,
     )
     avoid_what_is_wrong(device)

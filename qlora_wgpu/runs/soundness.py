@@ -61,7 +61,7 @@ def sound_layout(
 
 _INSTEAD = {
     "tiled": "products go through workgroup memory",
-    "register": "products are made in registers",
+    "register": "kernels without workgroup memory are used",
 }
 
 

@@ -15,11 +15,6 @@ def bases(profile: Profile) -> list[Profile]:
     return [profile, CPU_PROFILE] if profile.textures else [profile]
 
 
-def plainest(profile: Profile) -> Profile:
-    """The profile whose kernels ask least of a driver: what the others are compared with."""
-    return CPU_PROFILE if profile.textures else replace(profile, gemm_kind="register", products=())
-
-
 def tunables_of(profile: Profile) -> list[Tunable]:
     """All that a tuner may change about a profile."""
     return [tunable for tunable in tunables() if tunable.changes(profile)]

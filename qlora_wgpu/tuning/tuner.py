@@ -17,7 +17,7 @@ from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import DeviceError, DeviceLostError
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.profile import Profile
+from qlora_wgpu.gpu.profile import Profile, plainest
 from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.kernels import tunables
 from qlora_wgpu.kernels.gemm import size_class
@@ -25,7 +25,7 @@ from qlora_wgpu.kernels.kernel import Tunable
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import ComputeDtype, QLoRAModel, device_layout
 from qlora_wgpu.quant import NF4Tensor, quantize_nf4
-from qlora_wgpu.tuning.candidates import bases, candidates, fields_of, plainest, tunables_of
+from qlora_wgpu.tuning.candidates import bases, candidates, fields_of, tunables_of
 from qlora_wgpu.tuning.one_layer import OneLayer
 
 # Each launch is timed so often, and its best counts.

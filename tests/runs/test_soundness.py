@@ -94,7 +94,7 @@ def settled(device, folder, profile):
 def assert_trains_rightly(device, folder):
     kind = {"quant": QuantConfig(scheme="none"), "compute_dtype": "bfloat16"}
     gradients = opened(folder, device, **kind).loss_and_grads(*sample())[1]
-    device.profile = replace(GPU_PROFILE, gemm_kind="register")
+    device.profile = replace(GPU_PROFILE, gemm_kind="register", attention_kind="register")
     close(gradients, opened(folder, device, **kind).loss_and_grads(*sample())[1], 0.03)
 
 
@@ -116,7 +116,7 @@ def test_what_is_wrong_gives_way_until_something_is_right(own, folder, monkeypat
     monkeypatch.setattr(soundness, "problem_of", problem)
     layout, texts = settled(own, folder, MATRIX)
     assert layout.profile.gemm_kind == own.profile.gemm_kind == "register"
-    assert len(texts) == 2 and "in registers instead" in texts[1]
+    assert len(texts) == 2 and "without workgroup memory" in texts[1]
 
 
 def test_where_nothing_plainer_is_left_it_is_an_error(own, folder, broken):
