@@ -128,7 +128,7 @@ def _shapes(entry: dict[str, Any], *, any_size: bool) -> Iterator[MatrixShape]:
     """
     element = entry["component_type"]
     m, n, k = entry["m"], entry["n"], entry["k"]
-    usable = m % 8 == 0 and n % 8 == 0 and k % 4 == 0  # kernels move eight values at a time
+    usable = m % 8 == 0 and n % 8 == 0 and k % 8 == 0  # kernels move eight values at a time
     if entry["result_component_type"] != "f32" or element not in _FACTORS or not usable:
         return
     size, largest = entry["min_subgroup_size"], entry["max_subgroup_size"]

@@ -120,7 +120,7 @@ class MatrixTile:
         return tile
 
     def constants(self, *, with_rows: bool) -> dict[str, Constant]:
-        """The shader's constants."""
+        """The shader's constants; units of eight are loaded by all invocations together."""
         shape = self.shape
         return {
             "MATRIX": True,
@@ -129,7 +129,8 @@ class MatrixTile:
             "MATRIX_N": shape.n,
             "MATRIX_K": shape.k,
             "TILE_K": self.depth,
-            "PADDING": _PADDING // _BYTES[shape.element],
+            "X_UNITS": -(-self.rows * self.depth // 8 // self.invocations),
+            "W_UNITS": -(-self.columns * self.depth // 8 // self.invocations),
             "SUBGROUP_SIZE": shape.threads,
             "GROUP": self.invocations,
             "GROUPS_M": self.groups_m,

@@ -6,6 +6,7 @@ may take another, results would be wrong without an error: each test reads back 
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -126,8 +127,14 @@ def tile_problem(device: Device, tile: MatrixTile, *, with_rows: bool) -> str:
     left = random.integers(-5, 6, (tile.rows, depth)).astype(np.float32)
     right = random.integers(-6, 7, (tile.columns, depth)).astype(np.float32)
     given = {"x": left, "w": right if with_rows else np.ascontiguousarray(right.T)}
-    sizes = {"result": 4 * tile.rows * tile.columns, "seen": 16 * tile.invocations}
-    constants = {**tile.constants(with_rows=with_rows), "DEPTH": depth}
+    sizes = {"y": 4 * tile.rows * tile.columns, "seen": 16 * tile.invocations}
+    # Results go through workgroup memory in the one kind, straight to y in the other.
+    constants = {
+        **tile.constants(with_rows=with_rows),
+        "DEPTH": depth,
+        "DIRECT": not with_rows,
+        "ACCUMULATE": False,
+    }
     floats = Bound("float32")
     shader = load_shader(
         "probe/matrix.wgsl", tuple(sorted(constants.items())), (("w", floats), ("x", floats))
@@ -135,7 +142,7 @@ def tile_problem(device: Device, tile: MatrixTile, *, with_rows: bool) -> str:
     try:
         results = _run(device, shader, given, sizes)
     except DeviceError as err:
-        return f"refused ({err})"
+        return f"refused ({textwrap.shorten(str(err), 300)})"
     seen = np.frombuffer(results["seen"], np.uint32).reshape(-1, 4)
     size, subgroups = int(seen[0, 0]), tile.groups_m * tile.groups_n
     own = np.arange(tile.invocations)
@@ -143,7 +150,7 @@ def tile_problem(device: Device, tile: MatrixTile, *, with_rows: bool) -> str:
     expected = [np.full_like(own, threads), np.full_like(own, subgroups)]
     if not np.array_equal(seen, np.stack([*expected, own // threads, own % threads], 1)):
         return f"subgroups have {size} invocations, not {threads}, or are numbered otherwise"
-    product = np.frombuffer(results["result"], np.float32).reshape(tile.rows, tile.columns)
+    product = np.frombuffer(results["y"], np.float32).reshape(tile.rows, tile.columns)
     return "" if np.array_equal(product, left @ right.T) else "wrong products"
 
 

@@ -295,6 +295,8 @@ class MatrixUnits:
         own = g.profile.for_products(gemm.size_class)
         tile = _matrix_tile(gemm, own)
         constants = tile.constants(with_rows=gemm.with_rows)
+        added = (gemm.lora, gemm.bias, gemm.residual)
+        constants["DIRECT"] = gemm.y.dtype == "float32" and all(term is None for term in added)
         tensors: dict[str, Tensor] = {}
         if own.saturates and not gemm.with_rows:
             tensors["sizes"] = largest_sizes(g, gemm)
@@ -346,6 +348,7 @@ class WorkgroupTiles:
         constants: dict[str, Constant] = {
             "MATRIX": False,
             "HALF": False,
+            "DIRECT": False,
             "WG_M": down,
             "WG_N": across,
             "GROUP": across * down,

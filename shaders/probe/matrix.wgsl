@@ -2,30 +2,30 @@
 enable f16;
 //#endif
 enable chromium_experimental_subgroup_matrix;
-// result = x · wᵀ (W_ROWS) or x · w by the very tile that products are made of, in
+// y = x · wᵀ (W_ROWS) or x · w by the very tile that products are made of, in
 // one workgroup whose subgroups each make another part; and what each invocation sees of its
 // subgroup: (size, subgroups, index of the subgroup, index within it). Launcher: gpu/probe.py.
 //#include common/tile_matrix.wgsl
 //#input 1 x: 8
 //#input 2 w: 8
-@group(0) @binding(3) var<storage, read_write> result: array<vec4<f32>>;
+@group(0) @binding(3) var<storage, read_write> y: array<vec4<f32>>;
 @group(0) @binding(4) var<storage, read_write> seen: array<vec4<u32>>;
 
 fn x_row(m: u32) -> u32 {
-    return m * DEPTH / 8u;
+    return min(m, TILE_M - 1u) * DEPTH / 8u;
 }
 
 fn k_unit(unit: u32) -> u32 {
-    return unit;
+    return min(unit, DEPTH / 8u - 1u);
 }
 
 fn k_factor(unit: u32) -> f32 {
-    return 1.0;
+    return f32(unit < DEPTH / 8u);
 }
 //#if W_ROWS
 
 fn w_row(n: u32) -> u32 {
-    return n * DEPTH / 8u;
+    return min(n, TILE_N - 1u) * DEPTH / 8u;
 }
 //#else
 
@@ -34,13 +34,31 @@ fn w_columns(n: u32) -> u32 {
 }
 
 fn w_row(k: u32) -> u32 {
-    return k * TILE_N / 8u;
+    return min(k, DEPTH - 1u) * TILE_N / 8u;
+}
+//#endif
+//#if DIRECT
+
+fn is_whole(m0: u32, c0: u32) -> bool {
+    return true;
+}
+
+fn y_place(row: u32, column: u32) -> u32 {
+    return (row * TILE_N + column) / 4u;
+}
+
+fn y_stride() -> u32 {
+    return TILE_N / 4u;
+}
+
+fn y_factor() -> f32 {
+    return 1.0;
 }
 //#endif
 
 fn finish4(row: u32, column: u32, value: vec4<f32>) {
     if (row < TILE_M && column < TILE_N) {
-        result[(row * TILE_N + column) / 4u] = value;
+        y[(row * TILE_N + column) / 4u] = value;
     }
 }
 
