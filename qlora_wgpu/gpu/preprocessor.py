@@ -31,7 +31,7 @@ _COMMENT_BEGINS = re.compile(r"//[^\n]*|/\*")
 GRID = ("GRID_X", "GRID_Y", "GRID_Z")
 FOLD = "FOLD"
 """Constants of a shader whose grid is folded: its sizes, and the width of what is dispatched."""
-PART = "PART"
+PART = "GRID_PART"
 """A constant of a shader that is dispatched in parts of its grid."""
 PART_FIELDS = tuple(f"{name}_{axis}" for name in ("first_group", "whole_grid") for axis in "xyz")
 """What its ``Params`` say besides: the part's first workgroup, and the size of the grid."""
