@@ -78,6 +78,7 @@ def _matrix_rate(device: Device) -> float:
     m, n, k, threads = device.profile.matrix
     constants: Constants = (
         ("GROUP", _MATRIX_SUBGROUPS * threads),
+        ("HALF", device.profile.matrix_element == "f16"),
         ("K", k),
         ("M", m),
         ("N", n),
