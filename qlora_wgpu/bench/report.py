@@ -42,11 +42,8 @@ def to_json(measurement: Measurement) -> dict[str, Any]:
             "first_step": steps.first_step_seconds,
             "to_first_step": measurement.seconds_to_first_step,
         },
-        "ceilings": {
-            "flops_per_second": measurement.ceilings.flops_per_second,
-            "bytes_per_second": measurement.ceilings.bytes_per_second,
-            "matrix_flops_per_second": measurement.ceilings.matrix_flops_per_second,
-        },
+        # The matrix units' only where kernels use them.
+        "ceilings": {name: rate for name, rate in asdict(measurement.ceilings).items() if rate},
         "gaps": asdict(measurement.gaps),
         "memory": {
             "planned": dict(measurement.planned),
