@@ -44,7 +44,7 @@ fn load_tiles(index: u32, m0: u32, c0: u32, k0: u32) {
     for (var i = index; i < TILE_M * TILE_K / 8u; i += THREADS) {
         let m = i / (TILE_K / 8u);
         let unit = i % (TILE_K / 8u);
-        let v = load_x(x_row(m0 + m) + k_unit(k0 / 8u + unit));
+        let v = unpack_x(raw_unit(m0 + m, k_unit(k0 / 8u + unit)));
         put_x(m, 8u * unit, scale8(v, k_factor(k0 / 8u + unit)));
     }
     for (var i = index; i < TILE_N * TILE_K / 8u; i += THREADS) {

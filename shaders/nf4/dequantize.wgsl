@@ -2,7 +2,7 @@
 //
 // Element e = (row0 + n)·in_features + k of the flat matrix: byte e/2 of codes, the high nibble if
 // e is even; block e / blocksize.
-// w (rows, in_features) is overwritten, padded with zeros to units of eight; ALIGNED where
+// w (rows, in_features) is overwritten, from unit w_unit0 on, padded with zeros to units of eight; ALIGNED where
 // in_features is a multiple of eight, so that eight elements share a word and a block.
 // With EXPERTS several matrices of expert_rows rows lie one below the other, each with codes,
 // scales and maps of its own, *_expert elements apart. All share quant_map, the first's.
@@ -16,6 +16,7 @@ struct Params {
     stride: u32,
     row0: u32,
     expert_rows: u32,
+    w_unit0: u32,
     codes_expert: u32,
     absmax_expert: u32,
     nested_expert: u32,
@@ -52,9 +53,9 @@ fn each(i: u32) {
     // The even elements' codes are the high nibbles of the bytes.
     let even = vec4<f32>(quant_map[(word >> 4u) & 15u], quant_map[(word >> 12u) & 15u], quant_map[(word >> 20u) & 15u], quant_map[word >> 28u]);
     let odd = vec4<f32>(quant_map[word & 15u], quant_map[(word >> 8u) & 15u], quant_map[(word >> 16u) & 15u], quant_map[(word >> 24u) & 15u]);
-    store_w(i, Eight(even * scale, odd * scale));
+    store_w(params.w_unit0 + i, Eight(even * scale, odd * scale));
 //#else
     //#unroll e 8: var v_$e = 0.0; if (k + $eu < params.in_features) { v_$e = value(expert, first + $eu); }
-    store_w(i, Eight(vec4<f32>(v_0, v_2, v_4, v_6), vec4<f32>(v_1, v_3, v_5, v_7)));
+    store_w(params.w_unit0 + i, Eight(vec4<f32>(v_0, v_2, v_4, v_6), vec4<f32>(v_1, v_3, v_5, v_7)));
 //#endif
 }
