@@ -1,14 +1,12 @@
-"""All that a GPU machine can tell, unattended, within ten minutes; results are kept as they come.
+"""All that a GPU machine can tell, in three calls that may be cut off and gone on with.
 
-usage: python benchmarks/gpu.py FOLDER [--peft PYTHON] [--minutes N] [--shapes NAME ...]
-           [--seq N ...] [--no-tests]
+usage: python benchmarks/gpu.py FOLDER --call 1|2|3 [--archive FILE] [--peft PYTHON]
+           [--minutes N] [--again NAME ...] [--small]
 
-FOLDER gets doctor.txt (GPUs, limits, features), gemm-*.json (each variant's GFLOP/s beside the
-card's float32 ceiling), bench-*.json (tokens a second, memory, every kernel), tests.txt (each
-kernel and gradient against its reference on this card), and summary.json, written anew after every
-part. PYTHON is an interpreter with torch and PEFT, for the same steps on CUDA: NF4 where it has
-bitsandbytes, plain bfloat16 in any case. A part that does not fit into the time left is left out
-and said to be.
+FOLDER keeps the state, whole logs and results; FILE (FOLDER.tar.gz unless named) is an archive of
+it, written anew after every part, and where FOLDER is not there it is unpacked from FILE. The same
+command again goes on with what is left: what is done is not repeated, unless --again names it by
+the beginning of its name. benchmarks/README.md says what to carry to a machine without a network.
 """
 
 from __future__ import annotations
@@ -16,179 +14,245 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
-import subprocess
 import sys
-import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
+from gpu_session import Part, Session
+from gpu_summary import summary, written
 from shapes import config_of
 
 HERE = Path(__file__).parent
-WARM_UP = 2
-SHAPES = ("qwen2.5-0.5b", "llama-3.2-1b", "llama-3.1-8b")
-TORCH_CEILING = """
-import json, time, torch
-def rate(dtype, n=8192, rounds=10):
-    a, b = (torch.randn(n, n, device="cuda", dtype=dtype) for _ in "ab")
-    for _ in range(3): a @ b
-    torch.cuda.synchronize(); begin = time.perf_counter()
-    for _ in range(rounds): a @ b
-    torch.cuda.synchronize()
-    return round(2 * n**3 * rounds / (time.perf_counter() - begin) / 1e9)
-torch.backends.cuda.matmul.allow_tf32 = False
-print(json.dumps({"float32_gflops": rate(torch.float32), "float16_gflops": rate(torch.float16)}))
+BACKENDS = {"dawn": "wgpudawn", "wgpu": "wgpu"}  # with their packages, the faster one first
+TORCH_CEILINGS = """
+import json, sys, time, torch
+device = "cuda" if torch.cuda.is_available() else "cpu"
+wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+n = 8192 if device == "cuda" else 512
+def seconds(work, rounds=10):
+    for _ in range(3): work()
+    wait(); begin = time.perf_counter()
+    for _ in range(rounds): work()
+    wait()
+    return (time.perf_counter() - begin) / rounds
+def rate(dtype):
+    a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in "ab")
+    return 2 * n**3 / seconds(lambda: a @ b)
+if device == "cuda": torch.backends.cuda.matmul.allow_tf32 = False
+big = torch.zeros(n * n, device=device)
+found = {"device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+    "float32_flops": rate(torch.float32), "bfloat16_flops": rate(torch.bfloat16),
+    "copy_bytes": 8 * big.numel() / seconds(big.clone)}
+print(json.dumps(found)); open(sys.argv[1] + ".json", "w").write(json.dumps(found))
 """
 
 
-class Session:
-    """Runs parts as processes until the time is up, and keeps what they give."""
+@dataclass(frozen=True)
+class Sizes:
+    """What is measured.
 
-    def __init__(self, folder: Path, minutes: float) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
-        self.summary: dict[str, Any] = {}
-        self._ends = time.monotonic() + 60 * minutes
+    Attributes:
+        small: The shape of which every figure is taken.
+        large: The one that fills a card.
+        beside: A third for the peer.
+        seq: Tokens of a row.
+        long: Tokens of a row with checkpointing.
+        attention: Tokens of rows of attention alone.
+        heads: Its heads, and those of keys and values.
+        head_dims: Its sizes of a head.
+        tests: What pytest runs.
+        checks: Which kernels are checked; all where it is empty.
+        steps: How many steps count.
+    """
 
-    def run(self, name: str, command: list[str], least: float, **environment: str) -> str | None:
-        """Runs one part; returns what it printed, or None where it failed or was left out."""
-        left = self._ends - time.monotonic()
-        if left < least:
-            self.note(name, f"left out: {left:.0f} s left")
-            return None
-        begin = time.monotonic()
-        try:
-            done = subprocess.run(
-                command, cwd=HERE.parent, env={**os.environ, **environment}, text=True,
-                capture_output=True, timeout=left,
+    small: str = "llama-3.2-1b"
+    large: str = "llama-3.1-8b"
+    beside: str = "qwen2.5-0.5b"
+    seq: int = 1024
+    long: int = 2048
+    attention: tuple[int, ...] = (1024, 2048, 8192)
+    heads: tuple[int, int] = (32, 8)
+    head_dims: tuple[int, ...] = (64, 128)
+    tests: tuple[str, ...] = (
+        "tests/ops", "tests/gpu tests/selfcheck tests/graph",
+        "tests/e2e/test_recorded_references.py tests/e2e/test_family_references.py",
+    )  # fmt: skip
+    checks: tuple[str, ...] = ()
+    steps: int = 20
+
+
+SMALL = Sizes(
+    "S",
+    "M",
+    "S",
+    64,
+    128,
+    (64, 128),
+    (4, 2),
+    (16, 32),
+    ("tests/gpu/test_wgsl.py",),
+    ("embedding",),
+    3,
+)
+
+
+class Calls:
+    """The parts of each call."""
+
+    def __init__(self, sizes: Sizes, session: Session, backends: list[str], peft: str) -> None:
+        self._sizes, self._backends, self._peft = sizes, backends, peft
+        self._models = session.folder / "models"
+        self._models.mkdir(exist_ok=True)
+
+    @property
+    def _peft_step(self) -> list[str]:
+        return [self._peft, str(HERE / "peers" / "peft_step.py")]
+
+    def parts(self, call: int) -> list[Part]:
+        calls = {1: self._first, 2: self._second, 3: self._third}
+        return list(calls[call]())
+
+    def _first(self) -> Iterator[Part]:
+        sizes = self._sizes
+        yield Part("doctor", [sys.executable, "-m", "qlora_wgpu", "doctor"], 60, 5)
+        for backend in self._backends:
+            yield self._script("probe", f"device-{backend}", backend, "--only", "device")
+        for backend in self._backends:
+            for shard in range(2):
+                options = ["--shard", f"{shard}/2", "--check", *sizes.checks]
+                yield self._script(
+                    "checks", f"checks-{backend}-{shard}", backend, *options, seconds=150,
+                    together="checks",
+                )  # fmt: skip
+        for backend in self._backends:
+            yield self._script("probe", f"ceilings-{backend}", backend, "--only", "ceilings")
+        yield Part("torch-ceilings", [self._peft, "-c", TORCH_CEILINGS, "{out}"], 60, 10)
+        for backend in self._backends:
+            yield self._bench(sizes.small, sizes.seq, backend)
+        for shape in (sizes.small, sizes.large):
+            for backend in self._backends:
+                yield self._layers(shape, sizes.seq, backend)
+                if shape == sizes.small:
+                    yield self._attention(backend)
+
+    def _second(self) -> Iterator[Part]:
+        sizes, best = self._sizes, self._backends[0]
+        yield self._peer(sizes.small, sizes.seq)
+        yield self._bench(sizes.small, sizes.seq, best, "--tune")
+        yield self._peer(sizes.large, sizes.seq)
+        yield self._bench(sizes.large, sizes.seq, best, "--tune", seconds=240)
+        yield self._peer(sizes.small, sizes.seq, "--batch", "4")
+        yield self._bench(sizes.small, sizes.seq, best, "--batch", "4")
+        yield self._peer(sizes.large, sizes.long, "--checkpointing")
+        yield self._bench(sizes.large, sizes.long, best, "--checkpointing", seconds=240)
+        yield self._peer(sizes.beside, sizes.seq)
+        yield self._bench(sizes.beside, sizes.seq, best)
+        yield from self._agreement()
+
+    def _third(self) -> Iterator[Part]:
+        sizes = self._sizes
+        spread = ["-n", "4"] if find_spec("xdist") else []
+        for number, paths in enumerate(sizes.tests):
+            for backend in self._backends:
+                command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider"]
+                yield Part(
+                    f"tests-{number}-{backend}", [*command, *spread, *paths.split()], 240, 20,
+                    {"QLORA_WGPU_BACKEND": backend}, needs=f"device-{backend}",
+                )  # fmt: skip
+        if "wgpu" in self._backends:
+            yield self._bench(sizes.large, sizes.seq, "wgpu", seconds=240)
+        for backend in self._backends:
+            if backend == "dawn":  # with all checks that strangers' shaders would get
+                name = f"bench-{sizes.small}-{sizes.seq}-{backend}-checked"
+                yield self._bench(sizes.small, sizes.seq, backend, name=name, QLORA_WGPU_CHECKS="1")
+            yield self._layers(sizes.small, sizes.long, backend)
+            yield self._layers(sizes.large, sizes.long, backend)
+
+    def _script(
+        self, script: str, name: str, backend: str, *options: str, seconds: float = 120,
+        together: str = "",
+    ) -> Part:  # fmt: skip
+        command = [sys.executable, str(HERE / f"gpu_{script}.py"), "{out}", *options]
+        needs = "" if name.startswith("device-") else f"device-{backend}"
+        return Part(
+            name, [*command, "--backend", backend], seconds, together=together, rows=True,
+            needs=needs,
+        )  # fmt: skip
+
+    def _layers(self, shape: str, seq: int, backend: str) -> Part:
+        name, options = f"layers-{shape}-{seq}-{backend}", (shape, "--seq", str(seq))
+        return self._script("layers", name, backend, *options)
+
+    def _attention(self, backend: str) -> Part:
+        sizes = self._sizes
+        options = ["--heads", str(sizes.heads[0]), "--kv-heads", str(sizes.heads[1])]
+        options += ["--head-dim", *map(str, sizes.head_dims), "--seq", *map(str, sizes.attention)]
+        return self._script("attention", f"attention-{backend}", backend, *options)
+
+    def _bench(
+        self, shape: str, seq: int, backend: str, *options: str, name: str = "",
+        seconds: float = 180, **environment: str,
+    ) -> Part:  # fmt: skip
+        own = "".join(option.replace("--", "-") for option in options)
+        command = [sys.executable, "-m", "qlora_wgpu", "bench", shape, "--seq", str(seq), *options]
+        command += ["--steps", str(self._sizes.steps), "--backend", backend, "--json", "{out}.json"]
+        name = name or f"bench-{shape}-{seq}{own}-{backend}"
+        return Part(name, command, seconds, 20, environment, needs=f"device-{backend}")
+
+    def _peer(self, shape: str, seq: int, *options: str) -> Part:
+        own = "".join(option.replace("--", "-") for option in options)
+        config = self._models / f"{shape}.json"
+        config.write_text(json.dumps(config_of(shape)))
+        command = [*self._peft_step, str(config.resolve())]
+        command += ["--seq", str(seq), "--compute", "bfloat16", "--json", "{out}.json"]
+        command += ["--steps", str(self._sizes.steps + 2), *options]
+        return Part(f"peft-{shape}-{seq}{own}", command, 180, 20)
+
+    def _agreement(self) -> Iterator[Part]:
+        shape = self._sizes.beside
+        folder = str((self._models / shape).resolve())
+        ours = [sys.executable, str(HERE / "peers" / "ours_step.py")]
+        peers = dict.fromkeys(self._backends, ours)
+        peers["peft"] = self._peft_step
+        for name, peer in peers.items():
+            command = [sys.executable, str(HERE / "gpu_agreement.py"), "{out}", folder, shape, "--"]
+            command += [*peer, "--seq", "128", "--steps", "4", "--compute", "bfloat16"]
+            yield Part(
+                f"losses-{name}", command, 120, 20, {"QLORA_WGPU_BACKEND": name},
+                needs=f"device-{name}" if name in self._backends else "",
             )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            self.note(name, f"stopped after {left:.0f} s")
-            return None
-        print(f"{name}: {time.monotonic() - begin:.0f} s", flush=True)
-        if done.returncode:
-            self.note(name, "failed: " + (done.stderr or done.stdout)[-600:])
-            return None if name != "tests" else done.stdout
-        return done.stdout
-
-    def note(self, name: str, value: Any) -> None:
-        """Keeps a result."""
-        self.summary[name] = value
-        print(f"{name}: {value}"[:300], flush=True)
-        text = json.dumps(self.summary, indent=1) + "\n"
-        (self.folder / "summary.json").write_text(text)
-
-
-def bench(session: Session, shape: str, seq: int, backend: str) -> None:
-    name = f"bench-{shape}-{seq}-{backend}"
-    file = session.folder / f"{name}.json"
-    command = [sys.executable, "-m", "qlora_wgpu", "bench", shape, "--seq", str(seq)]
-    command += ["--backend", backend, "--tune", "--json", str(file)]
-    if session.run(name, command, 45) is None or not file.exists():
-        return
-    measurement = json.loads(file.read_text())
-    session.note(
-        name,
-        {
-            "tokens_per_second": measurement["tokens_per_second"],
-            "gflops": round(measurement["flops_per_second"] / 1e9),
-            "memory_mib": round(measurement["memory"]["peak"] / 2**20),
-            "host_share": measurement["host_share"],
-            "device": measurement["device"],
-        },
-    )
-
-
-def peft(session: Session, python: str, shape: str, seq: int, quant: str) -> None:
-    name = f"peft-{quant}-{shape}-{seq}"
-    config = session.folder / f"{shape}.config.json"
-    config.write_text(json.dumps(config_of(shape)))
-    command = [python, str(HERE / "peers" / "peft_step.py"), str(config.resolve())]
-    command += ["--seq", str(seq), "--compute", "bfloat16", "--quant", quant, "--steps", "8"]
-    printed = session.run(name, command, 30)
-    if printed is None:
-        return
-    result = json.loads(printed.splitlines()[-1])
-    session.note(
-        name,
-        {
-            "tokens_per_second": round(seq / statistics.median(result["seconds"][WARM_UP:]), 1),
-            "memory_mib": round(result.get("device_mib", 0)),
-            "device": result.get("device"),
-            "versions": result["versions"],
-        },
-    )
-
-
-def ratios(session: Session) -> dict[str, float]:
-    """Ours to PEFT's tokens per second, wherever both ran."""
-    quotients = {}
-    for ours, value in list(session.summary.items()):
-        if not ours.startswith("bench-") or not isinstance(value, dict):
-            continue
-        shape_seq, backend = ours.removeprefix("bench-").rsplit("-", 1)
-        for quant in ("nf4", "none"):
-            theirs = session.summary.get(f"peft-{quant}-{shape_seq}")
-            if isinstance(theirs, dict):
-                rate = value["tokens_per_second"]["median"] / theirs["tokens_per_second"]
-                quotients[f"{shape_seq} {backend} / peft-{quant}"] = round(rate, 3)
-    return quotients
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--peft", help="Python with torch and PEFT")
-    parser.add_argument("--minutes", type=float, default=9.5)
-    parser.add_argument("--shapes", nargs="*", default=list(SHAPES))
-    parser.add_argument("--seq", nargs="*", type=int, default=[1024, 2048])
-    parser.add_argument("--no-tests", action="store_true")
+    parser.add_argument("--call", type=int, required=True, choices=[1, 2, 3])
+    parser.add_argument("--archive", type=Path)
+    parser.add_argument("--peft", help="Python with torch, PEFT and bitsandbytes")
+    parser.add_argument("--minutes", type=float, default=4.75, help="when to end, at the latest")
+    parser.add_argument("--again", nargs="*", default=[], help="parts to measure anew")
+    parser.add_argument("--small", action="store_true", help="small shapes, to try the script")
     args = parser.parse_args()
-    session = Session(args.folder, args.minutes)
-    backends = ["wgpu"] + (["dawn"] if find_spec("wgpudawn") else [])
-    doctor = session.run("doctor", [sys.executable, "-m", "qlora_wgpu", "doctor"], 5)
-    (args.folder / "doctor.txt").write_text(doctor or "")
-    quants = []
-    if args.peft:
-        printed = session.run("torch", [args.peft, "-c", TORCH_CEILING], 20)
-        if printed:
-            session.note("torch ceilings", json.loads(printed))
-        check = [args.peft, "-c", "import bitsandbytes"]
-        nf4 = session.run("bitsandbytes", check, 10) is not None
-        quants = ["nf4", "none"] if nf4 else ["none"]
-    for backend in backends:
-        file = args.folder / f"gemm-{backend}.json"
-        command = [sys.executable, str(HERE / "gemm.py"), "--backend", backend, "--json", str(file)]
-        if session.run(f"gemm-{backend}", command, 20) is not None:
-            timings = json.loads(file.read_text())
-            best = {}
-            for kind in ("nt", "nn"):
-                rows = [r for r in timings["products"] if f"{kind}_gflops" in r]
-                best[kind] = max(rows, key=lambda r: r[f"{kind}_gflops"], default=None)
-            ceiling = timings["float32_ceiling_gflops"]
-            session.note(f"gemm-{backend}", {"float32_ceiling_gflops": ceiling, "best": best})
-    for seq in args.seq:
-        for shape in args.shapes:
-            for quant in quants:
-                peft(session, args.peft, shape, seq, quant)
-            for backend in reversed(backends):
-                bench(session, shape, seq, backend)
-            session.note("ours / peft", ratios(session))
-    if not args.no_tests:
-        for backend in backends:
-            command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-            command += [
-                "tests/ops",
-                "tests/gpu",
-                "tests/selfcheck",
-                "tests/e2e/test_recorded_references.py",
-            ]
-            printed = session.run("tests", command, 20, QLORA_WGPU_BACKEND=backend)
-            if printed is not None:
-                (args.folder / f"tests-{backend}.txt").write_text(printed)
-                session.note(f"tests-{backend}", printed.strip().splitlines()[-1])
+    folder = args.folder.resolve()
+    archive = args.archive or folder.with_name(f"{folder.name}.tar.gz")
+    session = Session(folder, archive.resolve(), args.minutes)
+    session.forget(args.again)
+    # What is timed and checked once is known in the next call.
+    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
+    peft = args.peft or sys.executable
+    backends = [name for name, package in BACKENDS.items() if find_spec(package)]
+    calls = Calls(SMALL if args.small else Sizes(), session, backends, peft)
+    session.run(calls.parts(args.call))
+    if args.call == 3:  # what failed or was left out before
+        session.run([*calls.parts(1), *calls.parts(2)])
+    figures = summary(folder)
+    (folder / "summary.json").write_text(json.dumps(figures, indent=1) + "\n")
+    text = written(figures)
+    (folder / "summary.txt").write_text(text)
+    session.close()
+    print(text)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import json
 import resource
 import time
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -104,6 +105,7 @@ def main() -> None:
     parser.add_argument("--compute", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--checkpointing", action="store_true")
+    parser.add_argument("--json", help="file for what is printed")
     args = parser.parse_args()
     model = load(args)
     vocab = model.config.vocab_size
@@ -126,6 +128,7 @@ def main() -> None:
     result = {
         "seconds": seconds,
         "losses": losses,
+        "tokens_per_step": args.batch * args.seq,
         "rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10,
         "versions": versions(),
     }
@@ -133,6 +136,8 @@ def main() -> None:
         result["device"] = torch.cuda.get_device_name()
         result["device_mib"] = torch.cuda.max_memory_allocated() / 2**20
     print(json.dumps(result))
+    if args.json:
+        Path(args.json).write_text(json.dumps(result) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,22 +1,26 @@
-"""What a GPU gives at most: multiply-adds in registers, and bytes moved by a plain copy."""
+"""What a GPU gives at most: multiply-adds, products of matrix units, bytes of a plain copy."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from qlora_wgpu.bench.timing import clock_of
+from qlora_wgpu.errors import DeviceError, OutOfMemoryError
 from qlora_wgpu.gpu.backend import Dispatch
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.grid import fold_workgroups
 from qlora_wgpu.gpu.operands import Bound
-from qlora_wgpu.gpu.wgsl import Constants, load_shader
+from qlora_wgpu.gpu.wgsl import Constants, Shader, load_shader
 from qlora_wgpu.graph.dtype import ceil_div
 
 _KIND = "ceilings"  # what their buffers are counted as
 _FMA_GROUPS, _FMA_GROUP = 8192, 32
 _FMA_PER_TURN = 8 * 24  # of an invocation, as shaders/bench/fma.wgsl is unrolled
+_MATRIX_GROUPS = {True: 64, False: 4096}  # by Device.is_cpu
+_MATRIX_SUBGROUPS, _MATRICES_PER_TURN = 4, 8  # of a workgroup and a subgroup of bench/matrix.wgsl
 _MOST_TURNS = 32_768  # software GPUs end loops after twice as many
 _COPY_BYTES = {True: 64 << 20, False: 256 << 20}  # past the caches; by Device.is_cpu
 _ENOUGH_SECONDS = 0.02
@@ -30,16 +34,20 @@ class Ceilings:
     Attributes:
         flops_per_second: Rate of a loop of float32 multiply-adds, two operations each.
         bytes_per_second: Bytes read plus written by a copy kernel, in the faster kind of memory.
+        matrix_flops_per_second: Rate of matrix units whose operands stay in registers; 0 where
+            kernels use none.
     """
 
     flops_per_second: float
     bytes_per_second: float
+    matrix_flops_per_second: float = 0.0
 
     def higher(self, other: Ceilings) -> Ceilings:
         """The higher of two measurements in each."""
         return Ceilings(
             max(self.flops_per_second, other.flops_per_second),
             max(self.bytes_per_second, other.bytes_per_second),
+            max(self.matrix_flops_per_second, other.matrix_flops_per_second),
         )
 
 
@@ -53,29 +61,55 @@ def measure_ceilings(device: Device) -> Ceilings:
         copies = [_copy_rate(device, texture=False)]
         if device.profile.textures:
             copies.append(_copy_rate(device, texture=True))
-        return Ceilings(_fma_rate(device), max(copies))
+        return Ceilings(_fma_rate(device), max(copies), _matrix_rate(device))
 
 
 def _fma_rate(device: Device) -> float:
+    # x becomes x / 2 + 1, so that it stays a normal number for ever.
     shader = load_shader("bench/fma.wgsl")
-    invocations = _FMA_GROUPS * _FMA_GROUP
-    sums, params = device.buffer(4 * invocations, _KIND), device.buffer(16, _KIND)
-    windows = {"params": (params, 0, 16), "sums": (sums, 0, 4 * invocations)}
-    group = device.bind_group(shader, windows)
-    dispatch = device.pipeline(shader), group, (_FMA_GROUPS, 1, 1)
+    turns = _turns_per_second(device, shader, _FMA_GROUPS, factor=0.5, summand=1.0)
+    return 2.0 * _FMA_PER_TURN * _FMA_GROUPS * _FMA_GROUP * turns
+
+
+def _matrix_rate(device: Device) -> float:
+    """The rate of the matrix units; 0 where there are none, or none that run this."""
+    if device.profile.gemm_kind != "matrix":
+        return 0.0
+    m, n, k, threads = device.profile.matrix
+    constants: Constants = (
+        ("GROUP", _MATRIX_SUBGROUPS * threads),
+        ("K", k),
+        ("M", m),
+        ("N", n),
+        ("SUBGROUPS", _MATRIX_SUBGROUPS),
+    )
+    groups = _MATRIX_GROUPS[device.is_cpu]
+    try:
+        turns = _turns_per_second(device, load_shader("bench/matrix.wgsl", constants), groups)
+    except OutOfMemoryError:
+        raise
+    except DeviceError:
+        return 0.0
+    return 2.0 * m * n * k * _MATRICES_PER_TURN * _MATRIX_SUBGROUPS * groups * turns
+
+
+def _turns_per_second(device: Device, shader: Shader, groups: int, **values: float) -> float:
+    """How often a second all invocations of a shader repeat their loop."""
+    nbytes = 4 * groups * math.prod(shader.workgroup_size)
+    sums, params = device.buffer(nbytes, _KIND), device.buffer(16, _KIND)
+    windows = {"params": (params, 0, 16), "sums": (sums, 0, nbytes)}
+    dispatch = device.pipeline(shader), device.bind_group(shader, windows), (groups, 1, 1)
     clock = clock_of(device, sums)
-    turns, seconds = 4, 0.0
+    turns = 4
     while True:
-        # x becomes x / 2 + 1, so that it stays a normal number for ever.
-        values = {"turns": turns, "factor": 0.5, "summand": 1.0}
-        device.write(params, shader.pack_params(values))
+        device.write(params, shader.pack_params({"turns": turns, **values}))
         seconds = clock(dispatch)
         if seconds >= _ENOUGH_SECONDS or turns == _MOST_TURNS:
             break
         turns = min(4 * turns, _MOST_TURNS)
     seconds = min(seconds, _best(clock, dispatch))
     _destroy(sums, params)
-    return 2.0 * _FMA_PER_TURN * turns * invocations / seconds
+    return turns / max(seconds, 1e-9)
 
 
 def _copy_rate(device: Device, *, texture: bool) -> float:

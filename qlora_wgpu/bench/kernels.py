@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from qlora_wgpu.bench.ceilings import Ceilings
 from qlora_wgpu.graph.graph import Launch
 
 
@@ -20,6 +21,7 @@ class KernelTime:
         share: Part of the seconds of all kernels; 0 where no time was seen at all.
         flops: Floating-point operations, of products only.
         nbytes: Bytes of the tensors they are bound to, each counted once a launch.
+        on_matrix_units: Whether matrix units make their products.
     """
 
     label: str
@@ -28,6 +30,7 @@ class KernelTime:
     share: float
     flops: int
     nbytes: int
+    on_matrix_units: bool = False
 
     @property
     def flops_per_second(self) -> float:
@@ -39,30 +42,30 @@ class KernelTime:
         """Achieved bytes; 0 where the clock was too coarse."""
         return self.nbytes / self.seconds if self.seconds > 0 else 0.0
 
-    def to_json(self) -> dict[str, Any]:
-        """All figures, rates included."""
+    def flops_ceiling(self, ceilings: Ceilings) -> float:
+        """The most operations a second of what makes its products."""
+        most = ceilings.matrix_flops_per_second if self.on_matrix_units else 0.0
+        return most or ceilings.flops_per_second
+
+    def of_nearest(self, ceilings: Ceilings) -> tuple[str, float]:
+        """The ceiling that it is nearest to, ``"operations"`` or ``"bytes"``, and its share."""
+        shares = {
+            "operations": self.flops_per_second / self.flops_ceiling(ceilings),
+            "bytes": self.bytes_per_second / ceilings.bytes_per_second,
+        }
+        return max(shares.items(), key=lambda pair: pair[1])
+
+    def to_json(self, ceilings: Ceilings) -> dict[str, Any]:
+        """All figures, rates included, beside the GPU's ceilings."""
         row = {"bytes" if key == "nbytes" else key: value for key, value in asdict(self).items()}
+        nearest, share = self.of_nearest(ceilings)
         return {
             **row,
             "flops_per_second": self.flops_per_second,
             "bytes_per_second": self.bytes_per_second,
+            "nearest_ceiling": nearest,
+            "of_nearest_ceiling": share,
         }
-
-
-def launch_bytes(launch: Launch) -> int:
-    """Estimates the bytes that a launch reads and writes: those of each bound tensor, once.
-
-    What a kernel reads several times, or adds to, moves more; what stays in a cache moves less.
-    """
-    whole: dict[int, int] = {}
-    tables = 0
-    for name, tensor in launch.tensors.items():
-        if launch.shader.bindings[name].table:
-            tables += 1
-        else:
-            whole[id(tensor)] = tensor.nbytes
-    # As much of a table is reached as there is to put it, or to take it from.
-    return sum(whole.values()) + tables * max(whole.values(), default=0)
 
 
 def sum_up(launches: Sequence[Launch], seconds: Sequence[float]) -> list[KernelTime]:
@@ -86,7 +89,8 @@ def sum_up(launches: Sequence[Launch], seconds: Sequence[float]) -> list[KernelT
                 seconds=took,
                 share=took / total if total > 0 else 0.0,
                 flops=sum(launch.flops for launch, _ in timed),
-                nbytes=sum(launch_bytes(launch) for launch, _ in timed),
+                nbytes=sum(launch.nbytes for launch, _ in timed),
+                on_matrix_units=any("subgroup_matrix" in launch.shader.code for launch, _ in timed),
             )
         )
     return sorted(table, key=lambda row: -row.seconds)

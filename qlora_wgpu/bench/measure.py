@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from qlora_wgpu.bench.ceilings import Ceilings, measure_ceilings
+from qlora_wgpu.bench.gaps import Gaps, measure_gaps
 from qlora_wgpu.bench.kernels import KernelTime, sum_up
 from qlora_wgpu.bench.step import StepTimes, time_steps, total_steps
-from qlora_wgpu.bench.timing import DispatchTimer, best_of, has_timestamps
+from qlora_wgpu.bench.timing import DispatchTimer, best_of, clocked, has_timestamps
 from qlora_wgpu.bench.workload import Workload
 from qlora_wgpu.config import OptimConfig, QuantConfig
 from qlora_wgpu.errors import OutOfMemoryError
@@ -32,6 +33,8 @@ class Measurement:
         ceilings: The GPU's ceilings.
         load_seconds: From an open device to a model with all weights on it.
         prepare_seconds: Tracing, planning, compiling and binding the step.
+        compile_seconds: The part of it in which the driver compiled.
+        gaps: What launches cost besides their work.
         steps: Times of the steps.
         flops_per_step: Operations of a step's products.
         kernels: The step's launches by label, the slowest first; None without timestamps.
@@ -45,6 +48,8 @@ class Measurement:
     ceilings: Ceilings
     load_seconds: float
     prepare_seconds: float
+    compile_seconds: float
+    gaps: Gaps
     steps: StepTimes
     flops_per_step: int
     kernels: list[KernelTime] | None
@@ -56,6 +61,13 @@ class Measurement:
     def tokens_per_step(self) -> int:
         """Positions of a micro-batch."""
         return self.workload.batch * self.workload.seq
+
+    @property
+    def work_seconds(self) -> float | None:
+        """Time of a step's launches, without what timestamps show of launches that do nothing."""
+        if self.kernels is None:
+            return None
+        return sum(max(row.seconds - row.launches * self.gaps.timed, 0.0) for row in self.kernels)
 
     @property
     def seconds_to_first_step(self) -> float:
@@ -80,14 +92,15 @@ def measure(
     """
     planned = workload.planned_memory(device)
     progress("measuring the GPU's ceilings")
-    ceilings = measure_ceilings(device)
+    ceilings, gaps = measure_ceilings(device), measure_gaps(device)
     progress("loading weights")
     begin = time.perf_counter()
     model = _load(workload, device, progress)
     loaded = time.perf_counter()
     progress("compiling kernels")
-    model.prepare(workload.batch, workload.seq)
-    optimizer = Optimizer(model, OptimConfig(), total_steps(workload.steps))
+    with clocked(device, "_compile") as compiling:
+        model.prepare(workload.batch, workload.seq)
+        optimizer = Optimizer(model, OptimConfig(), total_steps(workload.steps))
     prepared = time.perf_counter()
     done = 0
 
@@ -112,6 +125,8 @@ def measure(
         ceilings=ceilings,
         load_seconds=loaded - begin,
         prepare_seconds=prepared - loaded,
+        compile_seconds=compiling.seconds,
+        gaps=gaps,
         steps=steps,
         flops_per_step=model.program("train", workload.batch, workload.seq).plan.flops,
         kernels=kernels,

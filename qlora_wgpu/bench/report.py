@@ -38,21 +38,27 @@ def to_json(measurement: Measurement) -> dict[str, Any]:
         "seconds": {
             "load": measurement.load_seconds,
             "prepare": measurement.prepare_seconds,
+            "compile": measurement.compile_seconds,
             "first_step": steps.first_step_seconds,
             "to_first_step": measurement.seconds_to_first_step,
         },
         "ceilings": {
             "flops_per_second": measurement.ceilings.flops_per_second,
             "bytes_per_second": measurement.ceilings.bytes_per_second,
+            "matrix_flops_per_second": measurement.ceilings.matrix_flops_per_second,
         },
+        "gaps": asdict(measurement.gaps),
         "memory": {
             "planned": dict(measurement.planned),
             "planned_total": sum(measurement.planned.values()),
             "peak": measurement.peak_bytes,
         },
         "timestamps": kernels is not None,
-        "kernels": None if kernels is None else [row.to_json() for row in kernels],
+        "kernels": None
+        if kernels is None
+        else [row.to_json(measurement.ceilings) for row in kernels],
         "kernels_seconds": None if kernels is None else sum(row.seconds for row in kernels),
+        "work_seconds": measurement.work_seconds,
     }
 
 
@@ -139,9 +145,11 @@ def _summary_rows(measurement: Measurement) -> list[tuple[str, str]]:
         (
             "ceilings",
             f"{ceilings.flops_per_second / 1e9:,.1f} GFLOP/s multiply-adds, "
+            f"{_matrix_ceiling(ceilings)}"
             f"{ceilings.bytes_per_second / 1e9:,.1f} GB/s copy",
         ),
         ("host", f"{steps.host_share:.1%} of a step"),
+        *_gap_rows(measurement),
         (
             "first step",
             f"after {measurement.seconds_to_first_step:,.2f} s: "
@@ -154,6 +162,26 @@ def _summary_rows(measurement: Measurement) -> list[tuple[str, str]]:
             f"{_mib(measurement.peak_bytes)} taken, {_mib(sum(planned.values()))} planned: "
             + ", ".join(f"{kind} {_mib(n)}" for kind, n in planned.most_common() if n),
         ),
+    ]
+
+
+def _matrix_ceiling(ceilings: Ceilings) -> str:
+    rate = ceilings.matrix_flops_per_second
+    return f"{rate / 1e9:,.1f} GFLOP/s matrix units, " if rate else ""
+
+
+def _gap_rows(measurement: Measurement) -> list[tuple[str, str]]:
+    """What of a step is no kernel's work, where kernels could be timed."""
+    if measurement.work_seconds is None:
+        return []
+    step = measurement.steps.step_seconds.median
+    gap = max(step - measurement.work_seconds, 0.0)
+    return [
+        (
+            "between kernels",
+            f"{1e3 * gap:,.2f} ms of a step, {_percent(gap, step)}; a launch that does nothing "
+            f"takes {1e6 * measurement.gaps.dispatch:,.1f} µs",
+        )
     ]
 
 
@@ -178,7 +206,7 @@ def _table(kernels: list[KernelTime], ceilings: Ceilings) -> Table:
             f"{1e3 * row.seconds:,.2f}",
             f"{row.share:.1%}",
             f"{row.flops_per_second / 1e9:,.1f}" if row.flops else "",
-            _percent(row.flops_per_second, ceilings.flops_per_second) if row.flops else "",
+            _percent(row.flops_per_second, row.flops_ceiling(ceilings)) if row.flops else "",
             f"{row.bytes_per_second / 1e9:,.1f}",
             _percent(row.bytes_per_second, ceilings.bytes_per_second),
         )

@@ -11,6 +11,7 @@ from typing import Any
 from qlora_wgpu.bench.random_folder import RandomFolder
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.json_file import read_json_object
+from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.family import find_family
 
@@ -107,4 +108,4 @@ def find_shape(text: str) -> Shape:
 
 
 def _random(name: str, config: dict[str, Any]) -> Shape:
-    return Shape(name, RandomFolder(config), "random")
+    return Shape(name, RandomFolder(config, quant=QuantConfig()), "random")

@@ -43,7 +43,7 @@ def _part(layers: int) -> dict[str, int]:
 def _step_seconds(config: Mapping[str, Any], device: Device) -> float:
     """The best time of a step, once everything is compiled."""
     model = QLoRAModel.from_folder(
-        RandomFolder(config),
+        RandomFolder(config, quant=QuantConfig()),
         LoraConfig(),
         QuantConfig(),
         "bfloat16",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,10 @@ import numpy as np
 
 from qlora_wgpu.gpu.backend import Dispatch
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.timestamps import Timestamps, has_timestamps
+
+__all__ = ["CallClock", "DispatchTimer", "Spread", "best_of", "clock_of", "clocked",
+           "clocked_submits", "has_timestamps"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -29,43 +33,15 @@ class Spread:
 
 
 class DispatchTimer:
-    """Times dispatches with two timestamp queries, each in a submit that is waited for."""
+    """Times dispatches, each in a submit that is waited for."""
 
     def __init__(self, device: Device) -> None:
         """Makes the queries; the device must have timestamps (``has_timestamps``)."""
-        usage = device.backend.module.BufferUsage
-        self._raw = device.raw
-        self._queries = self._raw.create_query_set(type="timestamp", count=2)
-        self._resolved = self._raw.create_buffer(
-            size=256, usage=usage.QUERY_RESOLVE | usage.COPY_SRC
-        )
-        self._tick = 1e-9 * device.backend.timestamp_period(self._raw)
+        self._timestamps = Timestamps(device, 1)
 
     def seconds(self, dispatch: Dispatch) -> float:
         """Runs a dispatch alone and returns how long the device worked on it."""
-        pipeline, group, workgroups = dispatch
-        encoder = self._raw.create_command_encoder()
-        compute = encoder.begin_compute_pass(
-            timestamp_writes={
-                "query_set": self._queries,
-                "beginning_of_pass_write_index": 0,
-                "end_of_pass_write_index": 1,
-            }
-        )
-        compute.set_pipeline(pipeline)
-        compute.set_bind_group(0, group)
-        compute.dispatch_workgroups(*workgroups)
-        compute.end()
-        encoder.resolve_query_set(self._queries, 0, 2, self._resolved, 0)
-        self._raw.queue.submit([encoder.finish()])
-        begin, end = np.frombuffer(self._raw.queue.read_buffer(self._resolved, 0, 16), np.uint64)
-        # Clocks of some drivers step back a little between two readings.
-        return max(0.0, (float(end) - float(begin)) * self._tick)
-
-
-def has_timestamps(device: Device) -> bool:
-    """Whether the GPU can tell when a kernel began and ended."""
-    return "timestamp-query" in device.features
+        return self._timestamps.seconds([dispatch])[0]
 
 
 def clock_of(device: Device, waits_for: Any) -> Callable[[Dispatch], float]:
@@ -97,8 +73,8 @@ def best_of(dispatches: Sequence[Dispatch], timer: DispatchTimer, rounds: int) -
     return best
 
 
-class SubmitClock:
-    """Seconds spent inside submits, where a software GPU computes."""
+class CallClock:
+    """Seconds spent inside calls of one method."""
 
     def __init__(self) -> None:
         """Starts at zero."""
@@ -106,18 +82,24 @@ class SubmitClock:
 
 
 @contextmanager
-def clocked_submits(device: Device) -> Iterator[SubmitClock]:
-    """Counts a device's submits into a clock while the context lasts."""
-    queue, clock = device.raw.queue, SubmitClock()
-    original = queue.submit
+def clocked(owner: Any, method: str) -> Iterator[CallClock]:
+    """Counts the calls of an object's method into a clock while the context lasts."""
+    clock, original = CallClock(), getattr(owner, method)
 
-    def submit(buffers: Any) -> None:
+    def call(*arguments: Any) -> Any:
         begin = time.perf_counter()
-        original(buffers)
-        clock.seconds += time.perf_counter() - begin
+        try:
+            return original(*arguments)
+        finally:
+            clock.seconds += time.perf_counter() - begin
 
-    queue.submit = submit
+    setattr(owner, method, call)
     try:
         yield clock
     finally:
-        del queue.submit  # the class's own is found again
+        delattr(owner, method)  # the class's own is found again
+
+
+def clocked_submits(device: Device) -> AbstractContextManager[CallClock]:
+    """Counts a device's submits, where a software GPU computes."""
+    return clocked(device.raw.queue, "submit")

@@ -41,7 +41,8 @@ def upload(name: str, files: Mapping[str, Path | bytes], *, private: bool) -> st
     Args:
         name: owner/name.
         files: A path or the content of each file, by its path in the repository.
-        private: Whether a new repository is seen by its owner alone.
+        private: Whether a new repository is seen by its owner alone; else the owner's own default
+            decides, which is public unless an organization has set another.
 
     Returns:
         The address of its page.
@@ -57,7 +58,8 @@ def upload(name: str, files: Mapping[str, Path | bytes], *, private: bool) -> st
         for path, content in files.items()
     ]
     try:
-        page = api.create_repo(name, private=private, exist_ok=True)
+        # None, not False: an organization may keep what is new private.
+        page = api.create_repo(name, private=private or None, exist_ok=True)
         api.create_commit(name, changes, commit_message="Upload an adapter of qlora-wgpu")
     except Exception as err:  # whatever the client or the network has
         reason = next(iter(str(err).splitlines()), "") or type(err).__name__

@@ -331,8 +331,14 @@ class DeviceConfig(Section):
     dispatches_per_submit: int = Field(
         100,
         ge=1,
-        description="After how many dispatches work is handed to the driver: fewer where a desktop "
-        "system resets a GPU that is slow to answer.",
+        description="After how many dispatches work is handed to the driver at the latest.",
+    )
+    submit_milliseconds: float = Field(
+        100.0,
+        gt=0,
+        description="After how much time of work it is handed to the driver, as measured in the "
+        "first step: less where a desktop system resets a GPU that is slow to answer. A software "
+        "GPU has no such limit.",
     )
     timeout: float | None = Field(
         None,

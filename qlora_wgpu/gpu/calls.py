@@ -68,7 +68,7 @@ def _explained(gpu: str, what: str, error: Exception) -> DeviceError:
     if "lost" in str(error).lower():
         return DeviceLostError(
             f"{gpu} was lost while {what}: its driver was reset, or ended work that took too long; "
-            "lower device.dispatches_per_submit"
+            "lower device.submit_milliseconds"
         )
     return DeviceError(f"{gpu} failed while {what}: {_reason(error)}")
 

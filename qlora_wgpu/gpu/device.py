@@ -19,6 +19,7 @@ import numpy.typing as npt
 from qlora_wgpu.errors import DeviceError, OutOfMemoryError
 from qlora_wgpu.gpu.adapters import choose_adapter
 from qlora_wgpu.gpu.calls import driver_call
+from qlora_wgpu.gpu.pace import Pace
 from qlora_wgpu.gpu.probe import matrix_shape, subgroup_size
 from qlora_wgpu.gpu.profile import Profile, cpu_profile, gpu_profile
 from qlora_wgpu.gpu.wgsl import Shader
@@ -28,8 +29,10 @@ TEXTURE_WIDTH = 1024  # texels; shaders/common/texel.wgsl has it too
 _TEXTURE_ROW = 16 * TEXTURE_WIDTH  # bytes
 _UPLOAD_CHUNK = 16 << 20  # unsubmitted writes pile up in host memory
 _TIMEOUT = 1800.0  # seconds
-# Desktop systems end work that takes too long.
+# So that the GPU begins while the host still encodes.
 DISPATCHES_PER_SUBMIT = 100
+# Desktop systems end work that takes too long: some of them after a few hundred milliseconds.
+SUBMIT_MILLISECONDS = 100.0
 
 
 @dataclass
@@ -77,6 +80,7 @@ class Device:
         memory: Bytes allocated on the device, by kind.
         profile: How kernels are cut for this kind of GPU.
         dispatches_per_submit: After how many dispatches work is handed to the driver.
+        pace: How long work takes, and how much time of it the driver gets at once.
         timeout: Seconds after which a call into the driver counts as hung.
         in_turn: Held by a thread for what another must not come between: programs share memory.
     """
@@ -87,6 +91,7 @@ class Device:
         backend: str = "auto",
         *,
         dispatches_per_submit: int = DISPATCHES_PER_SUBMIT,
+        submit_milliseconds: float = SUBMIT_MILLISECONDS,
         timeout: float | None = None,
         adapter: str | None = None,
     ) -> None:
@@ -96,6 +101,8 @@ class Device:
             gpu: ``"auto"``, an index, or part of a name, as ``qlora-wgpu doctor`` lists them.
             backend: ``"auto"``, ``"wgpu"`` or ``"dawn"``.
             dispatches_per_submit: After how many dispatches work is handed to the driver.
+            submit_milliseconds: After how much work of this time it is, on a GPU that is no
+                software.
             timeout: Seconds after which a call into the driver counts as hung; None is half an
                 hour, and no limit for a software GPU, which cannot hang but may be slow.
             adapter: The former name of ``gpu``.
@@ -112,6 +119,7 @@ class Device:
         self.backend = chosen.backend
         self.gpu = chosen.raw
         self.dispatches_per_submit = dispatches_per_submit
+        self.pace = Pace.of_kind(self.gpu.info["adapter_type"], 1e-3 * submit_milliseconds)
         self.timeout = timeout or (math.inf if self.is_cpu else _TIMEOUT)
         self.features = frozenset(self.backend.features_of(self.gpu))
         with self.driver_call("opening it"):

@@ -31,6 +31,10 @@ _COMMENT_BEGINS = re.compile(r"//[^\n]*|/\*")
 GRID = ("GRID_X", "GRID_Y", "GRID_Z")
 FOLD = "FOLD"
 """Constants of a shader whose grid is folded: its sizes, and the width of what is dispatched."""
+PART = "GRID_PART"
+"""A constant of a shader that is dispatched in parts of its grid."""
+PART_FIELDS = tuple(f"{name}_{axis}" for name in ("first_group", "whole_grid") for axis in "xyz")
+"""What its ``Params`` say besides: the part's first workgroup, and the size of the grid."""
 _MAIN_GROUP = re.compile(r"@builtin\(workgroup_id\)\s*(\w+)(\s*:\s*vec3<u32>[^{]*)\{")
 _WITHIN_COMMENT = re.compile(r"/\*|\*/")  # block comments nest
 
@@ -93,7 +97,11 @@ class Source:
             functions += "\n" + self._include("common/texel.wgsl", path)
         if FOLD in self.constants:
             code = _folded(code, path)
-        return _with_first_texels(f"{code}\n{functions}", self.texture_inputs(), path)
+        fields = [f"first_texel_{name}" for name in self.texture_inputs()]
+        if PART in self.constants:
+            code = _in_part(code, path)
+            fields += PART_FIELDS
+        return _with_fields(f"{code}\n{functions}", fields, path)
 
     def texture_inputs(self) -> list[str]:
         """The inputs that lie in textures, which may begin anywhere in them."""
@@ -230,14 +238,14 @@ def _inside_if(live: list[bool], where: str) -> None:
         raise ShaderSourceError(f"{where}: //#else or //#endif without //#if")
 
 
-def _with_first_texels(code: str, names: list[str], path: str) -> str:
-    """Adds where each texture's window begins to ``struct Params``."""
+def _with_fields(code: str, names: list[str], path: str) -> str:
+    """Adds what the shader's author knows nothing of to ``struct Params``."""
     if not names:
         return code
-    fields = "".join(f" first_texel_{name}: u32," for name in names)
+    fields = "".join(f" {name}: u32," for name in names)
     code, count = re.subn(r"(struct\s+Params\s*\{[^}]*?,?)(\s*\})", rf"\1{fields}\2", code, count=1)
     if not count:
-        raise ShaderSourceError(f"{path}: reads textures and has no struct Params")
+        raise ShaderSourceError(f"{path}: needs {', '.join(names)} and has no struct Params")
     return code
 
 
@@ -257,3 +265,25 @@ def _folded(code: str, path: str) -> str:
     if not count:
         raise ShaderSourceError(f"{path}: a folded grid needs a main with a workgroup_id")
     return code
+
+
+def _in_part(code: str, path: str) -> str:
+    """Begins ``main`` with the workgroup's place in the whole grid, of which this is a part."""
+    of_grid = re.search(r"@builtin\(num_workgroups\)\s*(\w+)", code)
+    whole = ""
+    if of_grid is not None:
+        code = code[: of_grid.start(1)] + "in_part" + code[of_grid.end(1) :]
+        whole = f" let {of_grid[1]} = {_vector('whole_grid')};"
+
+    def begun(main: re.Match[str]) -> str:
+        place = f" let {main[1]} = group_in_part + {_vector('first_group')};{whole}"
+        return f"@builtin(workgroup_id) group_in_part{main[2]}{{{place}"
+
+    code, count = _MAIN_GROUP.subn(begun, code, count=1)
+    if not count:
+        raise ShaderSourceError(f"{path}: a grid in parts needs a main with a workgroup_id")
+    return code
+
+
+def _vector(name: str) -> str:
+    return f"vec3<u32>({', '.join(f'params.{name}_{axis}' for axis in 'xyz')})"

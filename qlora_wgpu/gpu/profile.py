@@ -33,7 +33,8 @@ class Profile:
         lora_threads: Invocations that share a row of LoRA's products; 0 for skinny GEMMs.
         lora_grad_group: Invocations of a workgroup of LoRA's gradients: along columns, and those
             that share the rows.
-        attention_threads: Queries or keys of an attention workgroup.
+        attention_kind: ``"register"``, without workgroup memory; or ``"tiled"``, with it.
+        attention_threads: Queries or keys of an attention workgroup without such memory.
         attention_keys: Keys a query looks at in one turn, for heads of up to 128 elements.
         head_block: Rows of ``lm_head`` that one backward product covers, a multiple of 256; on
             CPUs so few that they stay in the cache.
@@ -62,6 +63,7 @@ class Profile:
     head_block: int
     logits_bytes: int
     gemm_kind: str = "register"
+    attention_kind: str = "register"
     tile_group: tuple[int, int] = (16, 16)
     matrix: tuple[int, ...] = ()
     matrix_tile: tuple[int, int, int, int] = (2, 4, 4, 2)
@@ -106,6 +108,7 @@ GPU_PROFILE = Profile(
     skinny_group=(1, 64),
     attention_threads=32,
     attention_keys=4,
+    attention_kind="tiled",
     head_block=1 << 30,
     logits_bytes=128 << 20,
     gemm_kind="tiled",

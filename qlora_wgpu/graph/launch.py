@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.grid import Workgroups, is_within_limits
 from qlora_wgpu.gpu.operands import Bound
+from qlora_wgpu.gpu.preprocessor import PART, PART_FIELDS
 from qlora_wgpu.gpu.wgsl import Constant, Shader, load_shader
 from qlora_wgpu.graph.tensor import Tensor
 
@@ -81,6 +83,44 @@ class Launch:
                 f"{self.label} would need tensors of more elements than kernels count (2³²): "
                 "lower the batch size or data.max_seq_length"
             ) from None
+
+    @property
+    def nbytes(self) -> int:
+        """Estimates the bytes that it reads and writes: those of each bound tensor, once.
+
+        What a kernel reads several times, or adds to, moves more; what stays in a cache moves less.
+        """
+        whole: dict[int, int] = {}
+        tables = 0
+        for name, tensor in self.tensors.items():
+            if self.shader.bindings[name].table:
+                tables += 1
+            else:
+                whole[id(tensor)] = tensor.nbytes
+        # As much of a table is reached as there is to put it, or to take it from.
+        return sum(whole.values()) + tables * max(whole.values(), default=0)
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether its grid may be dispatched in parts."""
+        return bool(self.shader.params) and math.prod(self.workgroups) > 1
+
+    def part(self, first: Workgroups, size: Workgroups) -> Launch:
+        """The launch of a part of its grid, which computes what it would there.
+
+        Args:
+            first: The part's first workgroup.
+            size: How many it has, along x, y, z.
+        """
+        place = dict(zip(PART_FIELDS, (*first, *self.workgroups), strict=True))
+        share = math.prod(size) / math.prod(self.workgroups)
+        return replace(
+            self,
+            values={**self.values, **place},
+            constants={**self.constants, PART: True},
+            workgroups=size,
+            flops=round(self.flops * share),
+        )
 
     def accumulate(self) -> None:
         """Makes it add to its output."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from qlora_wgpu.gpu.backend import Dispatch
 from qlora_wgpu.gpu.device import ALIGNMENT, Device
+from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.graph.plan import Plan
+from qlora_wgpu.graph.submits import MeasuredSubmits, Piece, boxes, cut, parts_needed
 from qlora_wgpu.graph.tensor import Storage, Tensor
 
 
@@ -52,11 +56,14 @@ def allocate(device: Device, storage: Storage) -> None:
 
 
 class Program:
-    """Replays a plan: no allocation, no bind group, no decision in a run.
+    """Replays a plan: no allocation, no bind group, no decision in a run but the first.
+
+    The first run is measured, so that later ones hand their work to the driver in pieces that take
+    no longer than the device's pace allows.
 
     Attributes:
         plan: What runs.
-        dispatches: ``(pipeline, bind group, workgroups)`` of each launch of the plan.
+        dispatches: ``(pipeline, bind group, workgroups)`` of each launch of the plan, whole.
     """
 
     def __init__(self, device: Device, plan: Plan, pool: SlotPool) -> None:
@@ -75,19 +82,32 @@ class Program:
         for storage in plan.storages:
             allocate(device, storage)
         self._slots = pool.take(plan)
-        self._uniforms = self._upload_params()
+        self._uniforms: list[Any] = []
+        self.dispatches = self._bound(plan.launches)
+        self._parts: dict[tuple[int, int], list[Dispatch]] = {}
+        self._submits: list[list[Dispatch]] | None = None
+        if not device.pace.is_bounded:
+            most = device.dispatches_per_submit
+            pieces = cut([0.0] * len(self.dispatches), math.inf, most)
+            self._submits = [self.dispatches[piece] for piece in pieces]
+
+    def _bound(self, launches: Sequence[Launch]) -> list[Dispatch]:
+        """The dispatches of launches, whose parameters share a buffer."""
+        uniforms = self._upload_params(launches)
+        self._uniforms.append(uniforms)
         offset = 0
-        self.dispatches: list[Dispatch] = []
-        for launch in plan.launches:
+        dispatches: list[Dispatch] = []
+        for launch in launches:
             windows = {name: self._window(tensor) for name, tensor in launch.tensors.items()}
             if launch.params:
-                windows["params"] = (self._uniforms, offset, len(launch.params))
+                windows["params"] = (uniforms, offset, len(launch.params))
                 offset += ALIGNMENT
-            group = device.bind_group(launch.shader, windows)
-            self.dispatches.append((device.pipeline(launch.shader), group, launch.workgroups))
+            group = self._device.bind_group(launch.shader, windows)
+            dispatches.append((self._device.pipeline(launch.shader), group, launch.workgroups))
+        return dispatches
 
-    def _upload_params(self) -> Any:
-        blocks = [launch.params for launch in self.plan.launches if launch.params]
+    def _upload_params(self, launches: Sequence[Launch]) -> Any:
+        blocks = [launch.params for launch in launches if launch.params]
         data = b"".join(block + bytes(ALIGNMENT - len(block)) for block in blocks)
         buffer = self._device.buffer(max(len(data), ALIGNMENT), "uniforms", "parameters")
         if data:
@@ -100,11 +120,53 @@ class Program:
         return self._slots[self.plan.slot_of[tensor]], 0, tensor.nbytes
 
     def run(self) -> None:
-        """Submits all dispatches, in pieces; does not wait."""
-        size = self._device.dispatches_per_submit
+        """Submits all dispatches, in pieces; does not wait but in the first run.
+
+        Raises:
+            DeviceError: If the driver refuses something, or the GPU was lost.
+        """
         with self._device.in_turn:
-            for start in range(0, len(self.dispatches), size):
-                self._device.submit(self._recorded(self.dispatches[start : start + size]))
+            if self._submits is None:
+                self._submits = self._cut(self._measured())
+                return
+            for dispatches in self._submits:
+                self._device.submit(self._recorded(dispatches))
+
+    # -- submits -----------------------------------------------------------------------------
+
+    def _measured(self) -> list[float]:
+        """Runs everything, a submit after the other, and returns what each launch took."""
+        submits = MeasuredSubmits(self._device, self._recorded, len(self.plan.launches))
+        for index, launch in enumerate(self.plan.launches):
+            seconds = self._device.pace.seconds(launch.path, launch.flops, launch.nbytes)
+            for piece in self._pieces(index, seconds):
+                submits.add(piece)
+        submits.run()
+        return submits.took
+
+    def _cut(self, seconds: Sequence[float]) -> list[list[Dispatch]]:
+        """All dispatches in submits, by the time that each launch takes."""
+        pieces = [piece for i, took in enumerate(seconds) for piece in self._pieces(i, took)]
+        limit, most = self._device.pace.limit, self._device.dispatches_per_submit
+        submits = cut([piece.seconds for piece in pieces], limit, most)
+        return [[piece.dispatch for piece in pieces[each]] for each in submits]
+
+    def _pieces(self, index: int, seconds: float) -> Iterator[Piece]:
+        """A launch's dispatches: one, or several where it would take too long."""
+        launch = self.plan.launches[index]
+        count = parts_needed(seconds, self._device.pace.limit) if launch.has_parts else 1
+        dispatches = [self.dispatches[index]] if count == 1 else self._in_parts(index, count)
+        share = 1 / len(dispatches)
+        flops, nbytes = round(launch.flops * share), round(launch.nbytes * share)
+        for dispatch in dispatches:
+            yield Piece(index, dispatch, launch.path, flops, nbytes, seconds * share)
+
+    def _in_parts(self, index: int, count: int) -> list[Dispatch]:
+        if (index, count) not in self._parts:
+            launch = self.plan.launches[index]
+            parts = [launch.part(*box) for box in boxes(launch.workgroups, count)]
+            self._parts[index, count] = self._bound(parts)
+        return self._parts[index, count]
 
     def _recorded(self, dispatches: list[Dispatch]) -> Any:
         device = self._device

@@ -183,7 +183,7 @@ class UpGrad:
             raise GraphError(f"lora: {self.dy}, {self.lora.b} and {self.du} do not fit")
 
     def _launch(
-        self, g: Graph, path: str, workgroups: Workgroups, cut: dict[str, Constant]
+        self, g: Graph, path: str, workgroups: Workgroups, cut: dict[str, Constant], unit: int
     ) -> None:
         tensors: dict[str, Tensor | None] = {"dy": self.dy, "b": self.lora.b, "du": self.du}
         constants = {**expert_constants(self.experts, tensors), **cut}
@@ -195,7 +195,7 @@ class UpGrad:
                 "rows": self.dy.rows,
                 "r": self.lora.r,
                 "n": self.dy.columns,
-                "dy_stride": self.dy.units(8),
+                "dy_stride": self.dy.units(unit),
                 "b_stride": self.lora.b.units(8),
                 "du_stride": self.du.stride,
                 "du_first": self.lora.r * (self.layer or 0),
@@ -221,7 +221,7 @@ class UpGradTexture:
         across = ceil_div(problem.lora.r, _TEXTURE_RANKS)
         workgroups = (ceil_div(problem.dy.rows, 2 * threads), across, 1)
         cut = broadcast_constants(threads, _TEXTURE_RANKS)
-        problem._launch(g, "lora/up_grad_texture.wgsl", workgroups, cut)
+        problem._launch(g, "lora/up_grad_texture.wgsl", workgroups, cut, 8)
 
 
 class UpGradShared:
@@ -235,7 +235,7 @@ class UpGradShared:
         """Adds the launch."""
         workgroups = (ceil_div(problem.dy.rows, _ROWS), ceil_div(problem.lora.r, _RANKS), 1)
         cut: dict[str, Constant] = {"THREADS": g.profile.lora_threads or _THREADS}
-        problem._launch(g, "lora/up_grad.wgsl", workgroups, cut)
+        problem._launch(g, "lora/up_grad.wgsl", workgroups, cut, 2)
 
 
 class UpGradGemm:

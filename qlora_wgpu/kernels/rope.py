@@ -55,24 +55,24 @@ class Rope:
         return {"positions": self.positions, "table": self.table, "x": self.x, "y": self.y}
 
 
-class Texture:
-    """Units of eight elements, the table read from a texture."""
+class Units:
+    """Units of eight elements; software GPUs read the table from a texture."""
 
     def fits(self, problem: Rope, profile: Profile) -> bool:
         """Whether heads and their rotated halves are whole units of eight."""
         whole = problem.head_dim % 8 == 0 and problem.rotary_dim % 16 == 0
-        return profile.textures and whole and not problem.interleaved
+        return whole and not problem.interleaved
 
     def launch(self, g: Graph, problem: Rope) -> None:
         """Adds one launch."""
         x, heads = problem.x, problem.x.columns // problem.head_dim
         head, half = problem.head_dim // 8, problem.rotary_dim // 16
         g.launch(
-            "rope/rotate_texture.wgsl",
+            "rope/rotate_units.wgsl",
             x.rows * heads * (head - half),
             problem.tensors,
             {"rows": x.rows, "stride": x.units(8), "sign": problem.sign},
-            {"HEADS": heads, "HEAD": head, "HALF": half},
+            {"HEADS": heads, "HEAD": head, "HALF": half, "TABLE_TEXTURE": g.profile.textures},
             label="rope/rotate",
         )
 
@@ -103,5 +103,5 @@ class Pairs:
         )
 
 
-ROPE = Kernel("rope", (Texture(), Pairs()))
+ROPE = Kernel("rope", (Units(), Pairs()))
 KERNELS = (ROPE,)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from qlora_wgpu.graph.dtype import ceil_div, round_up
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.kernels.rowwise import row_constants, row_workgroups
 
-PARTIALS = 256
+_MOST_SUMS = 512  # of squares, that are made side by side
+_LEAST_UNITS = 16  # that an invocation adds up, where there are enough
 STATS_LOSS, STATS_TOKENS, STATS_NORM, STATS_FACTOR, STATS_LENGTH = 0, 1, 2, 3, 4
 
 
@@ -47,20 +50,24 @@ class AdamWState:
 
 def gradient_norm(g: Graph, gradient: Tensor, stats: Tensor, max_grad_norm: float) -> None:
     """Puts the norm of the mean gradient, and the factor that averages and clips, into stats."""
-    partial = g.float_vector("partial sums", PARTIALS)
+    rows, units = row_constants(g), gradient.units(4)
+    sums = min(ceil_div(units, _LEAST_UNITS * g.profile.threads_per_row), _MOST_SUMS)
+    sums = round_up(sums, g.profile.rows_per_group)
+    squares = g.float_vector("sums of squares", sums)
     g.launch(
         "adamw/norm_partial.wgsl",
-        PARTIALS,
-        {"g": gradient, "partial": partial},
-        {"units": gradient.units(4)},
-        {"PARTIALS": PARTIALS},
+        row_workgroups(g, sums),
+        {"g": gradient, "squares": squares},
+        {"units": units},
+        {"SUMS": sums, **rows},
     )
+    del rows["ROWS"]
     g.launch(
         "adamw/clip.wgsl",
         (1, 1, 1),
-        {"partial": partial, "stats": stats},
+        {"squares": squares, "stats": stats},
         {"max_norm": max_grad_norm},
-        {"PARTIALS": PARTIALS},
+        {"SUMS": sums, **rows},
     )
 
 

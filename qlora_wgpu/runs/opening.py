@@ -79,6 +79,7 @@ def device_of(settings: DeviceConfig) -> Device:
         settings.gpu,
         settings.backend,
         dispatches_per_submit=settings.dispatches_per_submit,
+        submit_milliseconds=settings.submit_milliseconds,
         timeout=settings.timeout,
     )
 

@@ -40,7 +40,7 @@ def push(adapter: str, name: str, *, base: str | None = None, private: bool = Fa
         adapter: The adapter's folder.
         name: owner/name on the hub.
         base: The base's name on the hub, where the adapter was trained on a folder.
-        private: Whether a new repository is seen by its owner alone.
+        private: Whether a new repository is seen by its owner alone, whatever their default is.
 
     Returns:
         The address of its page.

@@ -58,12 +58,16 @@ def variants(device: Device) -> dict[str, Profile]:
     if device.profile.textures:
         profiles["buffers"] = CPU_PROFILE
     else:
-        profiles["registers"] = replace(device.profile, gemm_kind="register")
-        profiles["workgroup memory"] = replace(device.profile, gemm_kind="tiled")
+        profiles["registers"] = _of_kind(device.profile, "register")
+        profiles["workgroup memory"] = _of_kind(device.profile, "tiled")
     if device.is_cpu:
         profiles["as on GPUs"] = GPU_PROFILE
-        profiles["as on GPUs, registers"] = replace(GPU_PROFILE, gemm_kind="register")
+        profiles["as on GPUs, registers"] = _of_kind(GPU_PROFILE, "register")
     return profiles
+
+
+def _of_kind(profile: Profile, kind: str) -> Profile:
+    return replace(profile, gemm_kind=kind, attention_kind=kind)
 
 
 def check_device(device: Device) -> Iterator[Result]:

@@ -23,7 +23,7 @@ from qlora_wgpu.supervision.exit_codes import ERROR, HUNG, LOST, crash_name, sig
 from qlora_wgpu.supervision.journal import Journal
 from qlora_wgpu.supervision.signals import SAME_WISH
 
-# Dispatches to a submit, in the attempts after a crash: drivers end work that takes them too long.
+# Milliseconds of a submit in the attempts after a crash: drivers end work that takes them too long.
 _SMALLER_SUBMITS = (25, 5, 1)
 _ADVICE = (
     "update its driver, choose another with device.gpu or device.backend, or see what "
@@ -74,18 +74,18 @@ class _Training:
             if attempt == len(_SMALLER_SUBMITS):
                 _tell_error(f"{failure}, as before: {self._kept(saved)}{_ADVICE}")
                 return ERROR
-            dispatches = _SMALLER_SUBMITS[attempt]
+            milliseconds = _SMALLER_SUBMITS[attempt]
             attempt += 1
-            arguments = self._again(dispatches)
+            arguments = self._again(milliseconds)
             _tell(
                 f"note: {failure}; going on from {saved[-1] if saved else 'the beginning'} with "
-                f"device.dispatches_per_submit={dispatches}"
+                f"device.submit_milliseconds={milliseconds}"
             )
 
-    def _again(self, dispatches: int) -> tuple[str, ...]:
+    def _again(self, milliseconds: int) -> tuple[str, ...]:
         """The arguments of an attempt that goes on where the one before ended."""
         own = tuple(a for a in self.arguments if a not in ("--overwrite", "--resume"))
-        again = (*own, f"device.dispatches_per_submit={dispatches}")
+        again = (*own, f"device.submit_milliseconds={milliseconds}")
         if self.journal.checkpoints() or "--resume" in self.arguments:
             return (*again, "--resume")
         # Without a checkpoint the folder, once it is ours, holds nothing worth keeping.

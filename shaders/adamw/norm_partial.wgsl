@@ -1,7 +1,8 @@
-// partial[w] = Σ g² over the slice of the flat gradient that invocation w owns.
+// squares[w] = Σ g² over the slice of the flat gradient that row w of invocations owns.
 //
-// g float32 in units of four; partial (PARTIALS) overwritten. Launcher: ops/adamw.py.
-//#include common/flat.wgsl
+// g float32 in units of four; squares (SUMS) overwritten. THREADS invocations share a sum, whose
+// order is always the same. Launcher: ops/adamw.py.
+//#include common/row_reduce.wgsl
 
 struct Params {
     units: u32,
@@ -9,15 +10,17 @@ struct Params {
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> g: array<vec4<f32>>;
-@group(0) @binding(2) var<storage, read_write> partial: array<f32>;
+@group(0) @binding(2) var<storage, read_write> squares: array<f32>;
 
-fn each(first: u32) {
-    if (first >= PARTIALS) {
-        return;
-    }
+@compute @workgroup_size(THREADS, ROWS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
+    let own = group.x * ROWS + local.y;
     var sum = 0.0;
-    for (var i = first; i < params.units; i += PARTIALS) {
+    for (var i = own * THREADS + local.x; i < params.units; i += SUMS * THREADS) {
         sum += dot(g[i], g[i]);
     }
-    partial[first] = sum;
+    let total = reduce_sum(sum, local.x);
+    if (local.x == 0u) {
+        squares[own] = total;
+    }
 }

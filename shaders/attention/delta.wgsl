@@ -2,7 +2,7 @@
 //
 // o, dout (rows, heads · head_dim), lse (rows, heads) float32, lse_delta (rows, heads) of pairs,
 // overwritten; one buffer, since eight are all that every adapter can bind. Heads are UNITS units
-// of eight elements (HEAD_UNIT8), four (HEAD_UNIT4) or two. Launcher: kernels/attention.py.
+// of eight elements (HEAD_UNIT8), four (HEAD_UNIT4) or two. Launcher: kernels/attention/blocks.py.
 //#include common/flat.wgsl
 
 struct Params {

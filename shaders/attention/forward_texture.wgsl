@@ -1,7 +1,7 @@
 // attention/forward.wgsl for software adapters. A workgroup is a subgroup of THREADS queries of one
 // head, which is HEAD units of eight. It walks KEYS keys a turn: invocation i < HOLDERS loads piece
 // i / KEYS, of UNITS units, of key i mod KEYS, which is then broadcast.
-// Launcher: kernels/attention.py.
+// Launcher: kernels/attention/blocks.py.
 //#include common/attention.wgsl
 //#include common/log.wgsl
 

@@ -1,6 +1,6 @@
 // What all of attention's kernels share: their sizes, which keys a query sees, scores.
 //
-// A workgroup takes THREADS queries, or keys, of one head. segments: per row of the batch, 0 for
+// A workgroup takes BLOCK queries, or keys, of one head. segments: per row of the batch, 0 for
 // padding, else one more than where its sample begins within the row. A key is seen if it is not
 // padding, not later than the query, fewer than params.window before it, and of the query's sample;
 // a query that is itself padding sees all such keys, as in Hugging Face's masks.
@@ -30,7 +30,7 @@ struct Keys {
 
 // The keys that any of the workgroup's queries, from first on, sees.
 fn keys_of_block(row0: u32, first: u32) -> Keys {
-    let end = min(params.seq, first + THREADS);
+    let end = min(params.seq, first + BLOCK);
     let in_window = first - min(first, params.window - 1u);
     return Keys(max(in_window, sample_begin(row0, first, end - 1u)), end);
 }
@@ -44,7 +44,7 @@ fn sample_begin(row0: u32, first: u32, last: u32) -> u32 {
 
 // Past the last query that sees any of the workgroup's keys, from first on.
 fn end_of_queries(first: u32) -> u32 {
-    return min(params.seq, first + THREADS - 1u + min(params.seq, params.window));
+    return min(params.seq, first + BLOCK - 1u + min(params.seq, params.window));
 }
 
 fn visible(query: u32, key: u32, query_segment: u32, key_segment: u32) -> bool {

@@ -3,8 +3,9 @@
 // g[c, j] += Σ_m x[m, c] · u[m, j]      dB = dyᵀ·u:  x = dy,  g (columns, r)
 // g[j, c] += Σ_m x[m, c] · u[m, j]      dA = duᵀ·x:  TRANSPOSED, x masked as its forward was
 //                                       (DROPOUT),  g (r, columns)
-// x (rows, columns), u (rows, ·) float32, its columns from unit u_unit0 of four on; g float32 is added to, once, so that the sum of a
-// micro-batch does not depend on what was there. What the kernels of it share.
+// x (rows, columns), u (rows, ·) float32, its columns from unit u_unit0 of four on; g float32 is
+// added to, once, so that the sum of a micro-batch does not depend on what was there, at binding 3.
+// What the kernels of it share.
 // Launcher: kernels/lora.py.
 struct Params {
     rows: u32,
@@ -22,7 +23,6 @@ struct Params {
 
 @group(0) @binding(0) var<uniform> params: Params;
 //#input 2 u: 4 float32 buffer
-@group(0) @binding(3) var<storage, read_write> g: array<vec4<f32>>;
 //#if DROPOUT
 @group(0) @binding(4) var<storage, read> batch_info: array<u32>;
 //#include common/dropout.wgsl

@@ -3,76 +3,82 @@
 //#include common/lora_grad.wgsl
 //#input 1 x: 4
 
-//#if SPREAD
-// Sums of the workgroup's invocations: 16 each, those that share columns ROW_THREADS apart.
-var<workgroup> partial: array<vec4<f32>, 4u * THREADS * ROW_THREADS>;
-//#endif
-
 @compute @workgroup_size(THREADS, ROW_THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
     let c = group.x * THREADS + local.x;
     let j = group.y;
     let here = 4u * c < params.x_columns;
-    // sum_i: column 4c + i against ranks 4j .. 4j+3.
-    var sum_0 = vec4<f32>(0.0);
-    var sum_1 = vec4<f32>(0.0);
-    var sum_2 = vec4<f32>(0.0);
-    var sum_3 = vec4<f32>(0.0);
+    // sums.v_i: column 4c + i against ranks 4j .. 4j+3.
+    var sums = Sums(vec4<f32>(0.0), vec4<f32>(0.0), vec4<f32>(0.0), vec4<f32>(0.0));
     for (var m = first_row(group.z) + local.y; m < select(0u, rows_end(group.z), here); m += ROW_THREADS) {
         var v = load_x(m * params.x_stride + c);
 //#if DROPOUT
         v *= dropout_mask4((m * params.x_stride + c) * 4u);
 //#endif
         let w = load_u(m * params.r_stride + params.u_unit0 + j);
-        sum_0 += v.x * w;
-        sum_1 += v.y * w;
-        sum_2 += v.z * w;
-        sum_3 += v.w * w;
+        //#unroll i 4: sums.v_$i += v[$i] * w;
     }
+    add_to_gradient(group, local, sums);
+}
+
+struct Sums {
+    v_0: vec4<f32>,
+    v_1: vec4<f32>,
+    v_2: vec4<f32>,
+    v_3: vec4<f32>,
+}
+
 //#if SPREAD
-    let own = 4u * (local.y * THREADS + local.x);
-    partial[own] = sum_0;
-    partial[own + 1u] = sum_1;
-    partial[own + 2u] = sum_2;
-    partial[own + 3u] = sum_3;
+@group(0) @binding(3) var<storage, read_write> g: array<f32>;
+// The invocations' sums: all their v_0, then all their v_1, so that neighbours store side by side.
+var<workgroup> partial: array<vec4<f32>, 4u * THREADS * ROW_THREADS>;
+
+// Each invocation adds up its share of the results, one rank of one column at a time.
+fn add_to_gradient(group: vec3<u32>, local: vec3<u32>, sums: Sums) {
+    let own = local.y * THREADS + local.x;
+    //#unroll i 4: partial[$iu * THREADS * ROW_THREADS + own] = sums.v_$i;
     workgroupBarrier();
-    for (var thread = 1u; thread < ROW_THREADS; thread += 1u) {
-        let other = 4u * (thread * THREADS + local.x);
-        sum_0 += partial[other];
-        sum_1 += partial[other + 1u];
-        sum_2 += partial[other + 2u];
-        sum_3 += partial[other + 3u];
-    }
-    if (local.y > 0u) {
-        return;
-    }
+    for (var e = own; e < 16u * THREADS; e += THREADS * ROW_THREADS) {
+        let i = e / (4u * THREADS);
+        let x = e / 4u % THREADS;
+        var sum = 0.0;
+        for (var y = 0u; y < ROW_THREADS; y += 1u) {
+            sum += partial[(i * ROW_THREADS + y) * THREADS + x][e % 4u];
+        }
+        let column = 4u * (group.x * THREADS + x) + i;
+        let rank = 4u * group.y + e % 4u;
+        if (column < params.x_columns && rank < params.r) {
+//#if TRANSPOSED
+            g[4u * (group.z * params.lora_expert + rank * params.g_stride) + column] += sum;
+//#else
+            g[4u * (group.z * params.lora_expert + column * params.g_stride) + rank] += sum;
 //#endif
-    if (!here) {
+        }
+    }
+}
+//#else
+@group(0) @binding(3) var<storage, read_write> g: array<vec4<f32>>;
+
+fn add_to_gradient(group: vec3<u32>, local: vec3<u32>, sums: Sums) {
+    let c = group.x * THREADS + local.x;
+    let j = group.y;
+    if (4u * c >= params.x_columns) {
         return;
     }
 //#if TRANSPOSED
-    let at = group.z * params.lora_expert + 4u * j * params.g_stride + c;
-    g[at] += vec4<f32>(sum_0.x, sum_1.x, sum_2.x, sum_3.x);
-    if (4u * j + 1u < params.r) {
-        g[at + params.g_stride] += vec4<f32>(sum_0.y, sum_1.y, sum_2.y, sum_3.y);
-    }
-    if (4u * j + 2u < params.r) {
-        g[at + 2u * params.g_stride] += vec4<f32>(sum_0.z, sum_1.z, sum_2.z, sum_3.z);
-    }
-    if (4u * j + 3u < params.r) {
-        g[at + 3u * params.g_stride] += vec4<f32>(sum_0.w, sum_1.w, sum_2.w, sum_3.w);
-    }
+    let first = group.z * params.lora_expert + 4u * j * params.g_stride + c;
+    //#unroll i 4
+        if (4u * j + $iu < params.r) {
+            g[first + $iu * params.g_stride] += vec4<f32>(sums.v_0[$i], sums.v_1[$i], sums.v_2[$i], sums.v_3[$i]);
+        }
+    //#end
 //#else
-    let at = group.z * params.lora_expert + 4u * c * params.g_stride + j;
-    g[at] += sum_0;
-    if (4u * c + 1u < params.x_columns) {
-        g[at + params.g_stride] += sum_1;
-    }
-    if (4u * c + 2u < params.x_columns) {
-        g[at + 2u * params.g_stride] += sum_2;
-    }
-    if (4u * c + 3u < params.x_columns) {
-        g[at + 3u * params.g_stride] += sum_3;
-    }
+    let first = group.z * params.lora_expert + 4u * c * params.g_stride + j;
+    //#unroll i 4
+        if (4u * c + $iu < params.x_columns) {
+            g[first + $iu * params.g_stride] += sums.v_$i;
+        }
+    //#end
 //#endif
 }
+//#endif

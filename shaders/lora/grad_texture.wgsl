@@ -3,6 +3,7 @@
 // subgroup and broadcast.
 //#include common/lora_grad.wgsl
 //#input 1 x: 8 texture
+@group(0) @binding(3) var<storage, read_write> g: array<vec4<f32>>;
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {

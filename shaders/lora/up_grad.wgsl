@@ -2,7 +2,7 @@
 // invocations sharing the sum over n: for GPUs.
 //#include common/lora_up_grad.wgsl
 //#include common/partial_sums.wgsl
-//#input 1 dy: 8
+//#input 1 dy: 2
 //#input 2 b: 8 float32
 
 const SUMS = 32u;
@@ -20,18 +20,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         var sum_$i = zero8();
     //#end
     let last = params.n - 1u;
-    for (var k = thread; k < params.dy_stride; k += THREADS) {
-        //#unroll i 4: let dy_$i = load_dy(dy_at_$i + k);
-        // Rows of b past the last meet zeros in dy's padding.
-        //#unroll t 4
-            {
-                let v = load_b(min(8u * k + 2u * $tu, last) * params.b_stride + b_at);
-                //#unroll i 4: sum_$i = add_scaled8(sum_$i, dy_$i.even[$tu], v);
-            }
-            {
-                let v = load_b(min(8u * k + 2u * $tu + 1u, last) * params.b_stride + b_at);
-                //#unroll i 4: sum_$i = add_scaled8(sum_$i, dy_$i.odd[$tu], v);
-            }
+    // Neighbours take neighbouring rows of b. Rows past the last meet zeros in dy's padding.
+    for (var pair = thread; pair < params.dy_stride; pair += THREADS) {
+        let even = load_b(min(2u * pair, last) * params.b_stride + b_at);
+        let odd = load_b(min(2u * pair + 1u, last) * params.b_stride + b_at);
+        //#unroll i 4
+            let dy_$i = load_dy(dy_at_$i + pair);
+            sum_$i = add_scaled8(add_scaled8(sum_$i, dy_$i.x, even), dy_$i.y, odd);
         //#end
     }
     //#unroll i 4, j 4

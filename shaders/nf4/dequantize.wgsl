@@ -2,7 +2,7 @@
 //
 // Element e = (row0 + n)·in_features + k of the flat matrix: byte e/2 of codes, the high nibble if
 // e is even; block e / blocksize.
-// w (rows, in_features) is overwritten, from unit w_unit0 on, padded with zeros to units of eight; ALIGNED where
+// w (rows, in_features) is overwritten from unit w_unit0 on, padded with zeros to units of eight; ALIGNED where
 // in_features is a multiple of eight, so that eight elements share a word and a block.
 // With EXPERTS several matrices of expert_rows rows lie one below the other, each with codes,
 // scales and maps of its own, *_expert elements apart. All share quant_map, the first's.
@@ -28,6 +28,31 @@ struct Params {
 @group(0) @binding(3) var<storage, read> quant_map: array<f32>;
 //#output 5 w: 8
 
+//#if ALIGNED
+// The even elements' codes are the high nibbles of the bytes.
+fn decoded(word: u32, scale: f32) -> Eight {
+    let even = vec4<f32>(quant_map[(word >> 4u) & 15u], quant_map[(word >> 12u) & 15u], quant_map[(word >> 20u) & 15u], quant_map[word >> 28u]);
+    let odd = vec4<f32>(quant_map[word & 15u], quant_map[(word >> 8u) & 15u], quant_map[(word >> 16u) & 15u], quant_map[(word >> 24u) & 15u]);
+    return Eight(even * scale, odd * scale);
+}
+
+// Rows follow each other without a gap, in w as in the codes.
+fn each(i: u32) {
+    if (i >= params.rows * params.stride) {
+        return;
+    }
+//#if EXPERTS
+    let expert_units = params.expert_rows * params.stride;
+    let expert = i / expert_units;
+    let unit = i % expert_units;
+//#else
+    let expert = 0u;
+    let unit = params.row0 * params.stride + i;
+//#endif
+    let word = codes[expert * params.codes_expert + unit];
+    store_w(params.w_unit0 + i, decoded(word, block_scale(expert, unit / (BLOCKSIZE / 8u))));
+}
+//#else
 fn value(expert: u32, element: u32) -> f32 {
     let word = codes[expert * params.codes_expert + element / 8u];
     let nibble = (element % 8u) ^ 1u;
@@ -47,15 +72,7 @@ fn each(i: u32) {
     let expert = 0u;
     let first = (params.row0 + n) * params.in_features + k;
 //#endif
-//#if ALIGNED
-    let word = codes[expert * params.codes_expert + first / 8u];
-    let scale = block_scale(expert, first / BLOCKSIZE);
-    // The even elements' codes are the high nibbles of the bytes.
-    let even = vec4<f32>(quant_map[(word >> 4u) & 15u], quant_map[(word >> 12u) & 15u], quant_map[(word >> 20u) & 15u], quant_map[word >> 28u]);
-    let odd = vec4<f32>(quant_map[word & 15u], quant_map[(word >> 8u) & 15u], quant_map[(word >> 16u) & 15u], quant_map[(word >> 24u) & 15u]);
-    store_w(params.w_unit0 + i, Eight(even * scale, odd * scale));
-//#else
     //#unroll e 8: var v_$e = 0.0; if (k + $eu < params.in_features) { v_$e = value(expert, first + $eu); }
     store_w(params.w_unit0 + i, Eight(vec4<f32>(v_0, v_2, v_4, v_6), vec4<f32>(v_1, v_3, v_5, v_7)));
-//#endif
 }
+//#endif

@@ -4,6 +4,7 @@ import io
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +14,8 @@ from safetensors.numpy import save_file
 
 from qlora_wgpu.bench import ceilings, workload
 from qlora_wgpu.bench.ceilings import Ceilings
-from qlora_wgpu.bench.kernels import KernelTime, launch_bytes, sum_up
+from qlora_wgpu.bench.gaps import Gaps
+from qlora_wgpu.bench.kernels import KernelTime, sum_up
 from qlora_wgpu.bench.measure import Measurement
 from qlora_wgpu.bench.random_folder import RandomFolder
 from qlora_wgpu.bench.report import show, to_json
@@ -22,12 +24,16 @@ from qlora_wgpu.bench.step import StepTimes
 from qlora_wgpu.bench.timing import Spread, best_of, clocked_submits
 from qlora_wgpu.bench.workload import Workload
 from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.errors import CheckpointError, ConfigError, OutOfMemoryError, UnsupportedModelError
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.gpu.operands import Bound
 from qlora_wgpu.gpu.profile import CPU_PROFILE
 from qlora_wgpu.gpu.wgsl import load_shader
+from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.graph.tensor import matrix
+from qlora_wgpu.model.nf4_weights import format_of, own_format
+from qlora_wgpu.quant import quantize_nf4
 
 CONFIG = {
     "model_type": "llama",
@@ -152,6 +158,34 @@ def test_no_two_rows_of_large_random_weights_are_alike():
     assert len(np.unique(weight[:, :2], axis=0)) == 40_000
 
 
+@pytest.mark.parametrize("double", [False, True])
+def test_random_codes_are_those_of_normal_weights(double):
+    """Codes and scales made without quantizing: as long, and as spread, as if they were."""
+    quant = QuantConfig(blocksize=64, double_quant=double)
+    config = {**CONFIG, "hidden_size": 900, "intermediate_size": 1501}
+    folder = RandomFolder(config, quant=quant)
+    name, other = (f"model.layers.{i}.mlp.up_proj.weight" for i in (0, 1))
+    made, again = folder.nf4(name), RandomFolder(config, quant=quant).nf4(name)
+    exact = quantize_nf4(folder.float32(name), 64, double)
+    for field in ("codes", "absmax", "nested_absmax"):
+        got, expected = getattr(made, field), getattr(exact, field)
+        assert (got is None) == (expected is None)
+        if got is not None:
+            assert (got.shape, got.dtype) == (expected.shape, expected.dtype), field
+            np.testing.assert_array_equal(got, getattr(again, field))
+    weights = made.dequantize()
+    assert weights.shape == (1501, 900) and weights.std() == pytest.approx(0.02, rel=0.02)
+    assert abs(weights.mean()) < 1e-4
+    assert (weights != folder.nf4(other).dequantize()).mean() > 0.5
+    assert len(np.unique(weights[:, :8], axis=0)) == 1501
+    form = format_of(made)
+    assert (form.blocksize, form.nested_blocksize) == (64, 256 if double else None)
+    assert form.nested_blocksize == own_format(quant).nested_blocksize
+    for dense in ("model.embed_tokens.weight", "model.norm.weight"):
+        assert folder.nf4(dense) is None
+    assert RandomFolder(config, quant=QuantConfig(scheme="none")).nf4(name) is None
+
+
 # -- workloads -----------------------------------------------------------------------------
 
 
@@ -256,24 +290,26 @@ def test_submits_are_counted_and_left_as_they_were():
     assert queue.got == [[1], [2]] and clock.seconds == seconds
 
 
-def launch(label, written=("y",), flops=0, table=None, **tensors):
+def launch(label, written=("y",), flops=0, table=None, code="", **tensors):
     bindings = {
         name: SimpleNamespace(writable=name in written, table=name == table) for name in tensors
     }
-    shader = SimpleNamespace(label=f"{label}(A=1)", bindings=bindings)
-    return SimpleNamespace(
+    shader = SimpleNamespace(label=f"{label}(A=1)", bindings=bindings, code=code)
+    made = SimpleNamespace(
         shader=shader, tensors=tensors, params=b"", label=label, flops=flops,
         written=lambda: [t for n, t in tensors.items() if n in written],
     )  # fmt: skip
+    made.nbytes = Launch.nbytes.fget(made)
+    return made
 
 
 def test_bytes_are_those_of_each_tensor_once():
     x, y = matrix("x", 3, 8, "float32"), matrix("y", 2, 8, "bfloat16")
-    assert launch_bytes(launch("cast", x=x, y=y)) == 96 + 32
-    assert launch_bytes(launch("cast", a=x, b=x, y=y)) == 96 + 32
+    assert launch("cast", x=x, y=y).nbytes == 96 + 32
+    assert launch("cast", a=x, b=x, y=y).nbytes == 96 + 32
     # A lookup is bound to a whole table, of which it reads as much as it writes.
     table = matrix("table", 1000, 8, "bfloat16")
-    assert launch_bytes(launch("lookup", table="x", x=table, y=y)) == 64
+    assert launch("lookup", table="x", x=table, y=y).nbytes == 64
     assert (
         load_shader("embedding/forward.wgsl", (("ELEMENTS", 1), ("FLAT", 64)))
         .bindings["weight"]
@@ -300,7 +336,7 @@ def test_kernels_add_up_by_label():
 def test_a_clock_that_stands_still_divides_by_nothing():
     y = matrix("y", 1, 8, "float32")
     (row,) = sum_up([launch("gemm", y=y, flops=7)], [0.0])
-    figures = row.to_json()
+    figures = row.to_json(Ceilings(4e9, 2e9))
     assert (figures["share"], figures["flops_per_second"], figures["bytes_per_second"]) == (0, 0, 0)
     assert sum_up([], []) == []
 
@@ -311,9 +347,30 @@ def test_the_ceiling_counts_the_multiply_adds_that_its_shader_has():
     assert shader.workgroup_size == (ceilings._FMA_GROUP, 1, 1)
 
 
+def test_the_ceiling_of_matrix_units_counts_what_its_shader_multiplies():
+    constants = (("GROUP", 128), ("K", 8), ("M", 16), ("N", 16), ("SUBGROUPS", 4))
+    shader = load_shader("bench/matrix.wgsl", constants)
+    assert shader.code.count("= subgroupMatrixMultiplyAccumulate(") == ceilings._MATRICES_PER_TURN
+    assert shader.workgroup_size == (128, 1, 1)
+    assert ceilings._matrix_rate(fake_device()) == 0.0  # kernels use none here
+
+
 def test_the_higher_ceilings_are_kept():
-    first, second = Ceilings(3.0, 1.0), Ceilings(2.0, 4.0)
-    assert first.higher(second) == second.higher(first) == Ceilings(3.0, 4.0)
+    first, second = Ceilings(3.0, 1.0), Ceilings(2.0, 4.0, 7.0)
+    assert first.higher(second) == second.higher(first) == Ceilings(3.0, 4.0, 7.0)
+
+
+def test_a_kernel_is_held_against_the_nearest_ceiling():
+    most = Ceilings(4e9, 2e9, 16e9)
+    products = KernelTime("gemm", 1, 1.0, 1.0, 10**9, 10**9)
+    assert products.of_nearest(most) == ("bytes", 0.5)
+    on_units = replace(products, nbytes=0, flops=8 * 10**9, on_matrix_units=True)
+    assert on_units.of_nearest(most) == ("operations", 0.5)
+    assert replace(on_units, on_matrix_units=False).of_nearest(most) == ("operations", 2.0)
+    assert on_units.of_nearest(Ceilings(4e9, 2e9)) == ("operations", 2.0)  # theirs is not known
+    y = matrix("y", 1, 8, "float32")
+    (row,) = sum_up([launch("gemm", y=y, code="subgroup_matrix_left<f16>")], [1.0])
+    assert row.on_matrix_units
 
 
 def test_copies_are_cut_for_each_kind_of_memory():
@@ -339,6 +396,8 @@ def measured(kernels):
         ceilings=Ceilings(4e9, 2e9),
         load_seconds=1.0,
         prepare_seconds=2.0,
+        compile_seconds=1.5,
+        gaps=Gaps(dispatch=2e-6, submit=3e-5, timed=1e-2),
         steps=StepTimes(3.0, Spread(0.5, 0.25, 1.0), 0.125, 7.5),
         flops_per_step=10**9,
         kernels=kernels,
@@ -365,7 +424,13 @@ def test_json_holds_what_was_found():
     assert figures["tokens_per_second"] == {"median": 32.0, "min": 16.0, "max": 64.0}
     assert figures["step_seconds"] == {"median": 0.5, "min": 0.25, "max": 1.0}
     assert figures["flops_per_second"] == 2e9
-    assert figures["seconds"] == {"load": 1, "prepare": 2, "first_step": 3, "to_first_step": 6}
+    assert figures["seconds"] == {
+        "load": 1, "prepare": 2, "compile": 1.5, "first_step": 3, "to_first_step": 6,
+    }  # fmt: skip
+    # Each of four launches less the hundredth of a second that one of nothing takes.
+    assert math.isclose(figures["work_seconds"], 0.36)
+    assert figures["gaps"]["dispatch"] == 2e-6
+    assert figures["kernels"][0]["of_nearest_ceiling"] == 0.5
     assert figures["memory"]["planned_total"] == 3 << 20 == sum(
         figures["memory"]["planned"].values()
     )  # fmt: skip
@@ -382,6 +447,7 @@ def test_the_text_tells_the_same():
         "card [red] (driver 1)", "S, batch 2, sequence 8, rank 8, bfloat16", "random",
         "32.0 (16.0 to 64.0, 5 steps)", "2.0 GFLOP/s of the whole step, 50.0%",
         "4.0 GFLOP/s multiply-adds, 2.0 GB/s copy", "12.5% of a step",
+        "140.00 ms of a step, 28.0%; a launch that does nothing takes 2.0 µs",
         "after 6.00 s: 1.00 loading, 2.00 compiling, 3.00 computing",
         "4.0 MiB taken, 3.0 MiB planned: base 2.0 MiB, inputs 1.0 MiB",
     ):  # fmt: skip
@@ -395,5 +461,6 @@ def test_without_timestamps_it_says_so_and_leaves_the_table_out():
     figures = to_json(measurement)
     assert figures["timestamps"] is False
     assert figures["kernels"] is None and figures["kernels_seconds"] is None
+    assert figures["work_seconds"] is None
     text = shown(measurement)
     assert "no timestamp queries" in text and "launches" not in text

@@ -88,6 +88,7 @@ DEFAULTS = {
         "backend": "auto",
         "tune": "auto",
         "dispatches_per_submit": 100,
+        "submit_milliseconds": 100.0,
         "timeout": None,
     },
 }

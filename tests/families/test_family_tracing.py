@@ -15,7 +15,7 @@ PROFILES = {
     "buffers": CPU_PROFILE,
     "textures": cpu_profile(8),
     "textures of 4": cpu_profile(4),
-    "registers": replace(GPU_PROFILE, gemm_kind="register"),
+    "registers": replace(GPU_PROFILE, gemm_kind="register", attention_kind="register"),
     "workgroup memory": GPU_PROFILE,
     "matrix units": gpu_profile(MatrixShape(8, 8, 8, 32)),
 }

@@ -3,7 +3,7 @@ import pytest
 from support.harness import PROFILES, Bench, assert_close
 
 from qlora_wgpu.graph.tensor import Storage, vector
-from qlora_wgpu.ops.adamw import AdamWConfig, AdamWState, adamw
+from qlora_wgpu.ops.adamw import AdamWConfig, AdamWState, adamw, gradient_norm
 from qlora_wgpu.reference import adamw as reference
 
 LENGTH = 1216
@@ -14,8 +14,8 @@ def flat(array):
     return vector("flat", data.size, "float32", Storage("flat", "test", data.nbytes, data))
 
 
-def one_step(device, p, g, m, v, t, tokens, lr, config):
-    bench = Bench(device, "float32", PROFILES["cpu"])
+def one_step(device, p, g, m, v, t, tokens, lr, config, profile="cpu"):
+    bench = Bench(device, "float32", PROFILES[profile])
     info = [lr, 1 - config.adam_beta1**t, np.sqrt(1 - config.adam_beta2**t), 0]
     state = AdamWState(flat(p), flat(g), flat(m), flat(v), flat(info), flat([9, tokens, 7, 7]))
     adamw(bench.graph, state, config)
@@ -68,6 +68,32 @@ def test_two_rates(device):
         assert_close(got[0][part], expected.p[part], 2e-6, "float32 arithmetic")
 
 
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("length", [8, 1216, 300_008])  # the last is more than are read at once
+def test_norm(device, profile, length):
+    """Every element counts, once, and always in the same order."""
+    g = np.random.default_rng(15).standard_normal(length) * np.linspace(0.1, 3, length)
+    bench = Bench(device, "float32", PROFILES[profile])
+    gradient, stats = flat(g), flat([9, 5, 7, 7])
+    for _ in range(2):
+        gradient_norm(bench.graph, gradient, stats, 1.0)
+        (row,) = bench.run(stats)
+        assert_close(row[0][2], np.linalg.norm(np.float32(g)) / 5, 1e-6, "a float32 sum")
+    assert_close(row[0][3], np.array(1 / 5 / row[0][2]), 1e-5, "the norm is clipped to 1")
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("place", [0, 513, 299_999])
+def test_one_element_that_is_not_finite(device, profile, place):
+    g = np.ones(300_000, np.float32)
+    g.view(np.uint32)[place] = 0x7FFFFFFF
+    stats = flat([9, 5, 7, 7])
+    bench = Bench(device, "float32", PROFILES[profile])
+    gradient_norm(bench.graph, flat(g), stats, 1.0)
+    (row,) = bench.run(stats)
+    assert np.isnan(row[0][2]) and row[0][3] == 0
+
+
 # Quiet and signalling NaN of either sign (0x7fffffff is what NVIDIA makes), infinities, and what is
 # finite but whose square, or the sum of whose squares, is not.
 NOT_FINITE = (
@@ -76,16 +102,17 @@ NOT_FINITE = (
 )  # fmt: skip
 
 
+@pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("case", ["no tokens", "sum", *NOT_FINITE])
-def test_nothing_changes_but_the_gradient(device, case):
+def test_nothing_changes_but_the_gradient(device, case, profile):
     rng = np.random.default_rng(13)
     p, g, m, v = (np.float32(np.abs(rng.standard_normal(LENGTH))) for _ in range(4))
     if case == "sum":
-        g[:256] = 1.8e18  # 64 partial sums of 1.3e37 each
+        g[:256] = 1.8e18  # 64 squares of 1.3e37 each
     elif case != "no tokens":
         g.view(np.uint32)[5] = case
     tokens = 0 if case == "no tokens" else 5
-    got = one_step(device, p, g, m, v, 3, tokens, 1e-2, AdamWConfig())
+    got = one_step(device, p, g, m, v, 3, tokens, 1e-2, AdamWConfig(), profile)
     for before, after in zip((p, m, v), (got[0], got[2], got[3]), strict=True):
         assert np.array_equal(before, after)
     assert not got[1].any()

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 
+from qlora_wgpu.gpu.profile import GPU_PROFILE
+from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.ops.attention import attention
-from qlora_wgpu.ops.batch import INFO_PAST
+from qlora_wgpu.ops.batch import INFO_PAST, make_batch_buffers
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.reference import attention as reference
 
@@ -21,7 +23,7 @@ def check(
     q, do = (rng.standard_normal((rows, heads * head_dim)) for _ in range(2))
     k, v = (rng.standard_normal((rows, kv_heads * head_dim)) for _ in range(2))
     scale = 1 / np.sqrt(head_dim)
-    bench = Bench(device, dtype, PROFILES[profile])
+    bench = Bench(device, dtype, PROFILES[profile] if isinstance(profile, str) else profile)
     tensors = [bench.operand(a, grad=True) for a in (q, k, v)]
     batch = bench.batch_of(size, seq, segments=segments)
     o = attention(bench.graph, *tensors, batch, head_dim, scale, **options)
@@ -80,6 +82,55 @@ def test_packed_samples(device, profile, dtype, head_dim, window, lengths):
     padded = np.concatenate([row[: 128 - 12], np.zeros(12, int)])
     segments = np.stack([np.concatenate([row, np.zeros(128 - len(row), int)])[:128], padded[:128]])
     check(device, profile, dtype, 4, 2, head_dim, segments, window=window)
+
+
+def packed(seq, *begins, padding=0):
+    """Segments of one row, each one more than where its sample begins."""
+    row = np.searchsorted([*begins, seq], np.arange(seq), side="right")
+    row = np.array([0, *begins])[row] + 1
+    row[seq - padding :] = 0
+    return row
+
+
+SEVERAL_TILES = {
+    "samples of whole tiles, a tail": (3, 1, 10, packed(150, 64, 128)[None], {}),
+    "samples that end within tiles": (2, 1, 64, packed(200, 31, 128, padding=40)[None], {}),
+    "a window wider than a tile": (4, 2, 24, np.ones((1, 140), int), {"window": 70}),
+    "a window within a tile": (2, 1, 64, packed(150, 70)[None], {"window": 33, "softcap": 4.0}),
+    "padding in front and within, tails": (3, 1, 22, np.ones((2, 130), int), {}),
+    "columns in several spans": (2, 1, 160, packed(70, 66)[None], {}),
+    "columns in more spans": (1, 1, 264, np.ones((1, 5), int), {}),
+}
+SEVERAL_TILES["padding in front and within, tails"][3][0, :66] = 0
+SEVERAL_TILES["padding in front and within, tails"][3][1, 60:64] = 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("least_workgroups", [0, 1024])
+@pytest.mark.parametrize("case", SEVERAL_TILES)
+def test_several_tiles(device, dtype, case, least_workgroups):
+    """A workgroup's 64 rows with every others' 64; heads that share keys together, or each."""
+    heads, kv_heads, head_dim, segments, options = SEVERAL_TILES[case]
+    if heads == kv_heads and least_workgroups:
+        return  # nothing is shared
+    profile = replace(GPU_PROFILE, least_workgroups=least_workgroups)
+    check(device, profile, dtype, heads, kv_heads, head_dim, segments, **options)
+
+
+@pytest.mark.parametrize("blocks", [1, 64, 65])
+def test_few_heads_of_keys_are_walked_by_each_of_queries(blocks):
+    """By a count of workgroups, not by a device: 8 heads of keys, 512 workgroups."""
+    g = Graph("bfloat16", GPU_PROFILE)
+    q, k = g.operand("q", 64 * blocks, 32 * 64), g.operand("k", 64 * blocks, 8 * 64)
+    q.requires_grad = k.requires_grad = True
+    o = attention(g, q, k, k, make_batch_buffers(1, 64 * blocks), 64, 0.125)
+    g.add_gradient(o, g.operand("do", q.rows, q.columns))
+    g.backward()
+    (launch,) = [launch for launch in g.launches if launch.label == "attention/dkdv"]
+    each = blocks * 8 < 512
+    assert launch.workgroups == (blocks, 32 if each else 8, 1)
+    summed = sum(launch.path == "attention/sum_heads.wgsl" for launch in g.launches)
+    assert summed == (2 if each else 0)
 
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)

@@ -52,12 +52,15 @@ def test_dequantize(device, profile, dtype, double_quant, shape, blocksize):
     assert_close(got, rounded(quantized.dequantize(), dtype), bound, "one fused rounding")
 
 
-def test_shards_meet_without_a_seam(device):
-    w = np.random.default_rng(9).standard_normal((83, 20)).astype(np.float32)
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("columns", [20, 24, 64])  # with half words, whole ones, and whole blocks
+def test_shards_meet_without_a_seam(device, profile, columns):
+    w = np.random.default_rng(9).standard_normal((83, columns)).astype(np.float32)
     quantized = quantize_nf4(w, 64, True)
-    bench = Bench(device, "float32", PROFILES["cpu"])
-    bench.graph.max_binding = 24 * 20 * 4 + 600
+    bench = Bench(device, "float32", PROFILES[profile])
+    bench.graph.max_binding = 24 * columns * 4 + 600
     shards = list(on_device(bench, quantized).shards(bench.graph))
+    assert len(shards) > 2
     assert [row0 for row0, _ in shards] == list(range(0, 83, shards[1][0]))
     got = np.concatenate(bench.run(*(t for _, t in shards)))
     assert_close(got, quantized.dequantize(), 2e-7, "one fused rounding")

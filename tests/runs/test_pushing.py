@@ -25,6 +25,7 @@ class Hub(BaseHTTPRequestHandler):
 
     requests: list
     files: dict
+    created: list
     refuses: bool
 
     def log_message(self, *args):
@@ -53,6 +54,8 @@ class Hub(BaseHTTPRequestHandler):
                     "success": True,
                 },
             )
+        if self.path.endswith("/create"):
+            self.created.append(json.loads(body))
         page = f"http://{self.headers['Host']}/me/mine"
         return self.send(200, {"url": page, "name": "me/mine", "id": "1"})
 
@@ -71,7 +74,9 @@ class Hub(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def hub(monkeypatch):
-    handler = type("Handler", (Hub,), {"requests": [], "files": {}, "refuses": False})
+    handler = type(
+        "Handler", (Hub,), {"requests": [], "files": {}, "created": [], "refuses": False}
+    )
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}"
@@ -112,6 +117,15 @@ def test_what_is_sent(tmp_path, hub):
     assert {token for _, token in hub.requests} <= {f"Bearer {TOKEN}", None}
     written = [token for path, token in hub.requests if path.endswith(("/create", "/commit/main"))]
     assert written == 2 * [f"Bearer {TOKEN}"]
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_who_sees_a_new_repository(tmp_path, hub, private):
+    """Without a wish the owner's default decides: an organization may keep what is new private."""
+    push(str(adapter(tmp_path / "adapter")), "me/mine", private=private)
+    [asked] = hub.created
+    seen = {key: asked[key] for key in ("private", "visibility") if asked.get(key) is not None}
+    assert seen in ([{"private": True}, {"visibility": "private"}] if private else [{}])
 
 
 def test_a_folder_of_the_user_is_not_told(tmp_path, hub):

@@ -17,7 +17,7 @@ from qlora_wgpu.selfcheck.results import _traced
 PROFILES = {
     "own": None,
     "buffers": CPU_PROFILE,
-    "registers": replace(GPU_PROFILE, gemm_kind="register"),
+    "registers": replace(GPU_PROFILE, gemm_kind="register", attention_kind="register"),
     "workgroup memory": GPU_PROFILE,
 }
 SETTINGS = (

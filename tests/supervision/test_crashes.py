@@ -93,6 +93,6 @@ def test_a_run_goes_on_after_a_crash(place):
     done = train(place, "crashed", fault="destroy:6:1")
     assert done.returncode == 0, done.stderr
     (note,) = done.stderr.splitlines()
-    assert "SIGABRT" in note and "step-4" in note and "device.dispatches_per_submit=25" in note
+    assert "SIGABRT" in note and "step-4" in note and "device.submit_milliseconds=25" in note
     assert adapter(place, "crashed") == adapter(place, "whole")
     assert rows(place, "crashed") == rows(place, "whole")

@@ -40,7 +40,7 @@ def test_training_goes_on_from_the_newest_checkpoint(tmp_path, failure, words):
     )
     assert done.returncode == 0, done.stderr
     assert len(attempts) == 2
-    assert attempts[1].endswith("device.dispatches_per_submit=25 --resume")
+    assert attempts[1].endswith("device.submit_milliseconds=25 --resume")
     assert "--overwrite" not in attempts[1]
     note = done.stderr.splitlines()[-1]
     assert note.startswith("note: ") and words in note and "from save-2 with" in note

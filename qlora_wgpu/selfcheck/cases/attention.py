@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from qlora_wgpu.model.batch_encoding import positions
@@ -19,31 +21,42 @@ from qlora_wgpu.selfcheck.runner import Runner
 # Rows of a batch: two samples and padding; padding in front; one sample and no padding.
 _SAMPLES = np.array([[1] * 9 + [2] * 40 + [0] * 8, [0] * 5 + [1] * 52, [1] * 57])
 _ROWS = _SAMPLES.size
+# The same beyond one workgroup's 64 tokens, and a sample that begins with the second one's.
+_LONG = np.array(
+    [[1] * 9 + [2] * 80 + [0] * 12, [0] * 5 + [1] * 96, [1] * 101, [1] * 64 + [2] * 37]
+)
 
 
 @each(
-    (20, None, None),
-    (22, None, None),
-    (24, 7, 3.0),
-    (64, 7, None),
-    (64, 30, 3.0),
-    (128, None, None),
+    (20, None, None, True),
+    (22, None, None, False),
+    (24, 7, 3.0, True),
+    (64, 7, None, True),
+    (64, 70, 3.0, False),
+    (128, None, None, True),
 )
-def check_attention(run: Runner, head_dim: int, window: int | None, softcap: float | None) -> None:
-    """Grouped heads of several sizes, a window and a softcap."""
-    q, do = 2 * normal("q", _ROWS, 4 * head_dim), normal("do", _ROWS, 4 * head_dim)
-    k, v = normal("k", _ROWS, 2 * head_dim), normal("v", _ROWS, 2 * head_dim)
+def check_attention(
+    run: Runner, head_dim: int, window: int | None, softcap: float | None, short: bool
+) -> None:
+    """Grouped heads of several sizes, a window and a softcap, within a workgroup and beyond."""
+    samples = _SAMPLES if short else _LONG
+    if not short:  # as if there were many, which need no workgroups for each head that shares keys
+        run.graph.profile = replace(run.graph.profile, least_workgroups=0)
+    rows = samples.size
+    heads = 6 if head_dim % 4 else 4  # of 22 elements, neither 6 nor 2 are whole units of eight
+    q, do = 2 * normal("q", rows, heads * head_dim), normal("do", rows, heads * head_dim)
+    k, v = normal("k", rows, 2 * head_dim), normal("v", rows, 2 * head_dim)
     scale = 1 / np.sqrt(head_dim)
     tq, tk, tv = (run.operand(a, grad=True) for a in (q, k, v))
-    batch = run.batch(_SAMPLES)
+    batch = run.batch(samples)
     o = attention(run.graph, tq, tk, tv, batch, head_dim, scale, window, softcap)
     gradients = run.gradients(o, run.float32(do), tq, tk, tv)
     got_o, *got = run.run(o, *gradients)
     q, k, v = (run.rounded(a) for a in (q, k, v))
-    exact = attention_reference.forward(q, k, v, _SAMPLES, head_dim, scale, window, softcap)
+    exact = attention_reference.forward(q, k, v, samples, head_dim, scale, window, softcap)
     run.compare(got_o, exact, o.dtype)
     expected = attention_reference.backward(
-        do, q, k, v, _SAMPLES, head_dim, scale, got_o, window, softcap
+        do, q, k, v, samples, head_dim, scale, got_o, window, softcap
     )
     for value, exact, gradient in zip(got, expected, gradients, strict=True):
         run.compare(value, exact, gradient.dtype)

@@ -1,6 +1,7 @@
-// rope/rotate.wgsl for software adapters: half-split, heads and their rotated halves in units of
-// eight elements, HEAD and HALF of them; stride counts them too. Each invocation writes one unit
-// of each half, or one beyond them. Launcher: kernels/rope.py.
+// rope/rotate.wgsl where it is half-split and heads and their rotated halves are units of eight
+// elements, HEAD and HALF of them; stride counts them too. Each invocation writes one unit of each
+// half, or one beyond them. Software adapters read the table from a texture (TABLE_TEXTURE).
+// Launcher: kernels/rope.py.
 //#include common/flat.wgsl
 
 struct Params {
@@ -11,7 +12,11 @@ struct Params {
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> positions: array<u32>;
+//#if TABLE_TEXTURE
 //#input 2 table: 8 texture float32
+//#else
+//#input 2 table: 8 float32
+//#endif
 //#input 3 x: 8
 //#output 4 y: 8
 

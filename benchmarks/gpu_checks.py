@@ -1,0 +1,83 @@
+"""Every kernel against its reference, on all variants and on what a tuner may choose.
+
+usage: python benchmarks/gpu_checks.py OUT [--backend NAME] [--shard I/N] [--check NAME ...]
+
+OUT.jsonl gets a row a check. What several profiles launch alike is checked once.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from gpu_rows import Rows
+
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.profile import Profile
+from qlora_wgpu.selfcheck.cases import Case
+from qlora_wgpu.selfcheck.results import DTYPES, _result, cases_of, variants
+from qlora_wgpu.selfcheck.runner import Traced, Tracer
+from qlora_wgpu.tuning.candidates import bases, candidates
+
+
+def profiles(device: Device) -> dict[str, Profile]:
+    """Variants first, then the tuner's candidates for each base."""
+    named = dict(variants(device))
+    for base in bases(device.profile):
+        for profile in candidates(base):
+            if profile not in named.values():
+                named[f"candidate {len(named)}"] = profile
+    return named
+
+
+def launched(device: Device, profile: Profile, dtype: str, case: Case) -> tuple[Any, ...]:
+    """All that decides what a check computes on the device."""
+    run = Tracer(device, profile, dtype, in_textures=case.in_textures)
+    with suppress(Traced):
+        case.function(run, *case.arguments)
+    return tuple((each.shader.label, each.workgroups, each.params) for each in run.launches)
+
+
+def work(device: Device, names: list[str]) -> Iterator[tuple[str, str, Profile, str, Case]]:
+    seen: set[tuple[Any, ...]] = set()
+    for variant, profile in profiles(device).items():
+        for dtype in DTYPES:
+            for index, case in enumerate(cases_of(device, profile, dtype)):
+                if names and case.check not in names:
+                    continue
+                launches = (dtype, case.check, launched(device, profile, dtype, case))
+                if launches not in seen:
+                    seen.add(launches)
+                    yield f"{variant} {dtype} {case.check} {index}", variant, profile, dtype, case
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out")
+    parser.add_argument("--backend", default="auto")
+    parser.add_argument("--shard", default="0/1", help="which part of the checks, of how many")
+    parser.add_argument("--check", nargs="*", default=[], help="these alone")
+    args = parser.parse_args()
+    shard, shards = map(int, args.shard.split("/"))
+    device = Device(backend=args.backend)
+    rows = Rows(Path(f"{args.out}.jsonl"))
+    for number, (key, variant, profile, dtype, case) in enumerate(work(device, args.check)):
+        if number % shards != shard:
+            continue
+
+        def check(
+            variant: str = variant, profile: Profile = profile, dtype: str = dtype,
+            case: Case = case,
+        ) -> dict[str, Any]:  # fmt: skip
+            result = _result(device, [case], variant, profile, dtype)
+            return {**asdict(result), "shaders": sorted(result.shaders), "good": result.good}
+
+        rows.measure(key, check)
+
+
+if __name__ == "__main__":
+    main()

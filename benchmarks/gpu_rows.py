@@ -1,0 +1,66 @@
+"""Measurements of a process that may be cut off: a line each, and none is repeated."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ATTEMPTS = 2  # at a row whose process ended before it did
+
+
+class Rows:
+    """A file of rows, one JSON object a line.
+
+    A row is noted before it is measured. One that never ends, since it hangs or takes its process
+    along, is tried once more and then left.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._begun: Counter[str] = Counter()
+        self._done: set[str] = set()
+        for row in read_rows(path, begun=True):
+            if "begun" in row:
+                self._begun[row["key"]] += 1
+            else:
+                self._done.add(row["key"])
+
+    def measure(self, key: str, function: Callable[[], dict[str, Any]]) -> None:
+        """Adds what a function returns, or why it does not."""
+        if key in self._done:
+            return
+        if self._begun[key] >= ATTEMPTS:
+            self._add({"key": key, "failed": f"did not end, {ATTEMPTS} times"})
+            return
+        self._add({"key": key, "begun": self._begun[key] + 1})
+        try:
+            row = function()
+        except Exception as err:
+            traceback.print_exc()
+            row = {"failed": f"{type(err).__name__}: {err}"}
+            if "Lost" in type(err).__name__:
+                raise SystemExit(3) from err  # nothing more can be measured by this process
+        self._add({"key": key, **row})
+        self._done.add(key)
+        print(json.dumps({"key": key, **row})[:500], flush=True)
+
+    def _add(self, row: dict[str, Any]) -> None:
+        with self._path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def read_rows(path: Path, *, begun: bool = False) -> list[dict[str, Any]]:
+    """All whole rows; a process may have been ended within a line."""
+    rows = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if begun or "begun" not in row:
+            rows.append(row)
+    return rows

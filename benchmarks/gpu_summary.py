@@ -1,0 +1,312 @@
+"""What the parts of benchmarks/gpu.py found, as JSON and as a page of text.
+
+usage: python benchmarks/gpu_summary.py FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from gpu_rows import read_rows
+
+_WARM_UP = 2
+_DRIVER_MEMORY = "memory.used"
+_BAD_SHOWN, _KERNELS_SHOWN, _LAUNCHES_SHOWN = 12, 12, 8
+Figures = dict[str, Any]
+
+
+def summary(folder: Path) -> Figures:
+    """All figures; a part that is missing or half done gives what there is of it."""
+    state = _json(folder / "state.json")
+    devices = {n.removeprefix("device-"): _keyed(folder, n) for n in state if "device-" in n}
+    ceilings = {n.removeprefix("ceilings-"): _ceilings(folder, n) for n in _named(state, "ceil")}
+    torch = _json(folder / "torch-ceilings.json")
+    figures: Figures = {
+        "parts": state,
+        "devices": devices,
+        "checks": _checks(folder, _named(state, "checks-")),
+        "ceilings": {**ceilings, **({"torch": torch} if torch else {})},
+        "layers": {n: _layers(folder, n, ceilings) for n in _named(state, "layers-")},
+        "attention": {n: read_rows(folder / f"{n}.jsonl") for n in _named(state, "attention-")},
+        "steps": {n: _step(folder, n, state) for n in _named(state, "bench-")},
+        "peers": {n: _peer(folder, n, state) for n in _named(state, "peft-")},
+        "losses": {n: _json(folder / f"{n}.json").get("losses") for n in _named(state, "losses-")},
+        "tests": {n: _tests(folder / f"{n}.log") for n in _named(state, "tests-")},
+    }
+    return {**figures, "ratios": _ratios(figures)}
+
+
+def _named(state: Figures, prefix: str) -> list[str]:
+    return [name for name in state if name.startswith(prefix)]
+
+
+def _json(path: Path) -> Figures:
+    try:
+        loaded: Figures = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return loaded
+
+
+def _keyed(folder: Path, name: str) -> Figures:
+    return {row["key"]: row for row in read_rows(folder / f"{name}.jsonl")}
+
+
+def _ceilings(folder: Path, name: str) -> Figures:
+    """The higher of the attempts."""
+    rows = _keyed(folder, name)
+    gaps = rows.pop("gaps", {})
+    best: Figures = {}
+    for row in rows.values():
+        for key, value in row.items():
+            if isinstance(value, float):
+                best[key] = max(value, best.get(key, 0.0))
+    return {**best, "gaps": {k: v for k, v in gaps.items() if k != "key"}}
+
+
+def _checks(folder: Path, names: Iterable[str]) -> Figures:
+    total: Counter[str] = Counter()
+    bad = []
+    for name in names:
+        backend = name.split("-")[1]
+        for row in read_rows(folder / f"{name}.jsonl"):
+            total[backend] += 1
+            if not row.get("good"):
+                why = row.get("refusal") or row.get("failed") or f"error {row['error']:.1e}"
+                bad.append(f"{backend} {row['key']}: {why}")
+    return {"rows": dict(total), "bad": bad}
+
+
+def _layers(folder: Path, name: str, ceilings: Figures) -> Figures:
+    """By kernel and shape, each variant's microseconds and the best one's rate."""
+    most = ceilings.get(name.rsplit("-", 1)[1], {})
+    table: dict[str, Figures] = {}
+    totals, failed = {}, {}
+    for row in read_rows(folder / f"{name}.jsonl"):
+        if "failed" in row:
+            failed[row["key"]] = row["failed"]
+            continue
+        totals[row["key"]] = round(sum(launch["us"] for launch in row["launches"]), 1)
+        for launch in row["launches"]:
+            shapes = ", ".join(f"{n} {r}x{c}" for n, (r, c) in launch["shapes"].items())
+            kernel = table.setdefault(f"{launch['label']} ({shapes})", {"us": Counter()})
+            kernel["us"][row["key"]] += launch["us"]
+            for key in ("flops", "bytes", "matrix_units"):
+                kernel.setdefault(key, {}).setdefault(row["key"], 0)
+                kernel[key][row["key"]] += launch[key]
+    for kernel in table.values():
+        _rate(kernel, most)
+    return {"total_us": totals, "kernels": table, "failed": failed}
+
+
+def _rate(kernel: Figures, most: Figures) -> None:
+    best = min(kernel["us"], key=kernel["us"].get)
+    seconds = max(1e-6 * kernel["us"][best], 1e-9)
+    units = kernel["matrix_units"][best]
+    top = most.get("matrix_flops_per_second" if units else "flops_per_second") or 0
+    shares = {
+        "operations": kernel["flops"][best] / seconds / top if top else 0.0,
+        "bytes": kernel["bytes"][best] / seconds / most["bytes_per_second"]
+        if most.get("bytes_per_second")
+        else 0.0,
+    }
+    nearest = max(shares, key=shares.__getitem__)
+    kernel |= {
+        "best": best,
+        "gflops": round(kernel["flops"][best] / seconds / 1e9, 1),
+        "nearest": nearest,
+        "of_nearest": round(shares[nearest], 3),
+    }
+
+
+def _driver_mib(state: Figures, name: str) -> float | None:
+    """What the driver gave away during a part, less what was given away before."""
+    seen = state.get(name, {}).get("driver", {}).get(_DRIVER_MEMORY)
+    return seen[2] - seen[0] if seen else None
+
+
+def _step(folder: Path, name: str, state: Figures) -> Figures:
+    found = _json(folder / f"{name}.json")
+    if not found:
+        return {}
+    work, median = found.get("work_seconds"), found["step_seconds"]["median"]
+    return {
+        "tokens_per_second": found["tokens_per_second"],
+        "gflops": round(found["flops_per_second"] / 1e9, 1),
+        "own_mib": round(found["memory"]["peak"] / 2**20),
+        "driver_mib": _driver_mib(state, name),
+        "host_share": found["host_share"],
+        "seconds": found["seconds"],
+        "gap_ms": None if work is None else round(1e3 * (median - work), 3),
+        "loss": found["loss"],
+        "kernels": found["kernels"],
+    }
+
+
+def _peer(folder: Path, name: str, state: Figures) -> Figures:
+    found = _json(folder / f"{name}.json")
+    if not found:
+        return {}
+    tokens = found.get("tokens_per_step", 0)
+    seconds = found["seconds"][_WARM_UP:]
+    rates = [tokens / statistics.median(seconds), tokens / max(seconds), tokens / min(seconds)]
+    return {
+        "tokens_per_second": dict(zip(("median", "min", "max"), rates, strict=True)),
+        "own_mib": round(found.get("device_mib", 0)),
+        "driver_mib": _driver_mib(state, name),
+        "loss": found["losses"][-1],
+        "versions": found["versions"],
+    }
+
+
+def _tests(log: Path) -> Figures:
+    """Counted from the log, so that tests that were cut off count."""
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    words = ("PASSED", "FAILED", "ERROR")
+    outcomes = Counter(word for line in lines for word in words if f" {word} " in f"{line} ")
+    failed = sorted({line.strip() for line in lines if line.startswith(("FAILED", "ERROR"))})
+    return {**outcomes, "last": lines[-1] if lines else "", "failed": failed}
+
+
+def _ratios(figures: Figures) -> Figures:
+    """Ours to the peer's tokens a second and memory, wherever both ran."""
+    quotients = {}
+    for name, ours in figures["steps"].items():
+        workload = name.removeprefix("bench-").replace("-tune", "").rsplit("-", 1)[0]
+        theirs = figures["peers"].get(f"peft-{workload}")
+        if not ours or not theirs:
+            continue
+        pair = {"speed": _quotient(ours["tokens_per_second"], theirs["tokens_per_second"])}
+        for kind in ("own_mib", "driver_mib"):
+            if ours[kind] and theirs[kind]:
+                pair[kind] = round(ours[kind] / theirs[kind], 3)
+        quotients[name] = pair
+    return quotients
+
+
+def _quotient(ours: Figures, theirs: Figures) -> float:
+    return round(ours["median"] / theirs["median"], 3)
+
+
+# -- text ------------------------------------------------------------------------------------
+
+
+def written(figures: Figures) -> str:
+    lines: list[str] = []
+    for part in (_devices, _check_lines, _ceiling_lines, _layer_lines, _attention_lines,
+                 _step_lines, _loss_lines, _test_lines, _part_lines):  # fmt: skip
+        lines += part(figures)
+    return "\n".join(lines) + "\n"
+
+
+def _devices(figures: Figures) -> list[str]:
+    lines = ["== devices"]
+    for backend, rows in figures["devices"].items():
+        about, sizes = rows.get("about", {}), rows.get("subgroups", {}).get("sizes")
+        driver = about.get("info", {}).get("description", "")
+        lines.append(
+            f"{backend}: {about.get('name')} ({driver}), subgroups {sizes}, matrices "
+            f"{about.get('matrix_shapes')}, chosen {about.get('matrix_shape_chosen')}"
+        )
+    return lines
+
+
+def _check_lines(figures: Figures) -> list[str]:
+    checks = figures["checks"]
+    bad = [f"  {text[:200]}" for text in checks["bad"]]
+    more = [f"  and {len(bad) - _BAD_SHOWN} more"] if len(bad) > _BAD_SHOWN else []
+    return [f"== checks {checks['rows']}, {len(bad)} bad", *bad[:_BAD_SHOWN], *more]
+
+
+def _ceiling_lines(figures: Figures) -> list[str]:
+    lines = ["== ceilings"]
+    for name, values in figures["ceilings"].items():
+        rates = {k: f"{v / 1e9:,.0f} G/s" for k, v in values.items() if isinstance(v, float)}
+        gaps = {k: f"{1e6 * v:.1f} us" for k, v in values.get("gaps", {}).items()}
+        lines.append(f"{name}: {rates} {gaps or ''}")
+    return lines
+
+
+def _layer_lines(figures: Figures) -> list[str]:
+    lines = []
+    for name, layer in figures["layers"].items():
+        lines.append(f"== {name}: us of a layer and the head")
+        lines += [f"  {us:,.0f}: {key[:90]}" for key, us in layer["total_us"].items()]
+        lines += [f"  failed: {key}: {why[:150]}" for key, why in layer["failed"].items()]
+        kernels = sorted(layer["kernels"].items(), key=lambda kv: -min(kv[1]["us"].values()))
+        for label, kernel in kernels[:_LAUNCHES_SHOWN]:
+            default = f"{kernel['us']['default']:,.0f} us, " if "default" in kernel["us"] else ""
+            lines.append(
+                f"  {label}: {default}best {min(kernel['us'].values()):,.0f} "
+                f"({kernel['best'][:60]}), {kernel['gflops']:,.0f} GFLOP/s, "
+                f"{kernel['of_nearest']:.0%} of {kernel['nearest']}"
+            )
+    return lines
+
+
+def _attention_lines(figures: Figures) -> list[str]:
+    lines = []
+    for name, rows in figures["attention"].items():
+        lines.append(f"== {name}")
+        for row in rows:
+            shown = row.get("failed", "")[:150] or ", ".join(
+                f"{label.removeprefix('attention/')} {row['us'][label]:,.0f} us {rate:,.0f} GFLOP/s"
+                for label, rate in row["gflops"].items()
+            )
+            lines.append(f"  {row['key']}: {shown}")
+    return lines
+
+
+def _step_lines(figures: Figures) -> list[str]:
+    lines = ["== steps"]
+    for name, step in {**figures["steps"], **figures["peers"]}.items():
+        if not step:
+            continue
+        rate = step["tokens_per_second"]
+        compiled = step.get("seconds", {}).get("compile")
+        lines.append(
+            f"{name}: {rate['median']:,.0f} tokens/s ({rate['min']:,.0f} to {rate['max']:,.0f}), "
+            f"{step['own_mib']:,} MiB (driver {step['driver_mib']}), loss {step['loss']:.4f}"
+            + (f", gap {step['gap_ms']} ms, compiled in {compiled:.1f} s" if compiled else "")
+        )
+        for kernel in (step.get("kernels") or [])[:_KERNELS_SHOWN]:
+            lines.append(
+                f"  {kernel['label']}: {kernel['launches']} x, {1e3 * kernel['seconds']:.2f} ms, "
+                f"{kernel['share']:.1%}, {kernel['of_nearest_ceiling']:.0%} of "
+                f"{kernel['nearest_ceiling']}"
+            )
+    lines += [f"ours / peft {name}: {pair}" for name, pair in figures["ratios"].items()]
+    return lines
+
+
+def _loss_lines(figures: Figures) -> list[str]:
+    return ["== first losses"] + [f"{n}: {losses}" for n, losses in figures["losses"].items()]
+
+
+def _test_lines(figures: Figures) -> list[str]:
+    lines = ["== tests"]
+    for name, outcome in figures["tests"].items():
+        counts = {key: value for key, value in outcome.items() if key != "failed"}
+        lines.append(f"{name}: {counts}")
+        lines += [f"  {text[:200]}" for text in outcome["failed"][:_BAD_SHOWN]]
+    return lines
+
+
+def _part_lines(figures: Figures) -> list[str]:
+    lines = ["== parts"]
+    for name, part in figures["parts"].items():
+        clocks = part.get("driver", {}).get("clocks.sm")
+        shown = f"{part.get('seconds', 0)} s" + (f", SM clocks {clocks}" if clocks else "")
+        why = "" if part["status"] == "done" else f" ({part.get('why', '')[-200:]})"
+        lines.append(f"{name}: {part['status']}, {shown}{why}")
+    return lines
+
+
+if __name__ == "__main__":
+    print(written(summary(Path(sys.argv[1]))))

@@ -1,0 +1,63 @@
+"""What the driver says of a card while something runs: clocks, power, memory."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+FIELDS = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "memory.used")
+
+
+class Watch:
+    """Asks nvidia-smi once a second, where there is one, and keeps all answers in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._samples: list[tuple[float, list[float | None]]] = []
+        self._path = path
+        self._process: subprocess.Popen[str] | None = None
+        if shutil.which("nvidia-smi") is None:
+            return
+        query = ["nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"]
+        self._process = subprocess.Popen(
+            [*query, "-l", "1"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process is not None and self._process.stdout is not None
+        with self._path.open("a") as file:
+            for line in self._process.stdout:
+                file.write(f"{time.time():.1f}, {line}")
+                file.flush()
+                values = [_number(text) for text in line.split(",")]
+                if len(values) == len(FIELDS):
+                    self._samples.append((time.monotonic(), values))
+
+    def during(self, begin: float, end: float) -> dict[str, Any]:
+        """Least, median and most of each field between two readings of the monotonic clock."""
+        samples = [values for at, values in list(self._samples) if begin <= at <= end]
+        summary = {}
+        for name, column in zip(FIELDS, zip(*samples, strict=True), strict=False):
+            if present := [value for value in column if value is not None]:
+                summary[name] = [min(present), statistics.median(present), max(present)]
+        return summary
+
+    def close(self) -> None:
+        if self._process is not None and self._process.stdout is not None:
+            self._process.terminate()
+            self._process.wait()
+            self._reader.join()
+            self._process.stdout.close()
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:  # [N/A]
+        return None

@@ -1,0 +1,63 @@
+"""Seconds of dispatches by the device's own clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from qlora_wgpu.gpu.backend import Dispatch
+from qlora_wgpu.gpu.device import Device
+
+_TICK_BYTES = 8
+
+
+def has_timestamps(device: Device) -> bool:
+    """Whether the GPU can tell when a kernel began and ended."""
+    return "timestamp-query" in device.features
+
+
+class Timestamps:
+    """Two timestamp queries for each of some dispatches."""
+
+    def __init__(self, device: Device, most: int) -> None:
+        """Makes the queries; the device must have timestamps (``has_timestamps``).
+
+        Args:
+            device: The device.
+            most: How many dispatches are timed at once, at most.
+        """
+        usage = device.backend.module.BufferUsage
+        self._device = device
+        self._queries = device.raw.create_query_set(type="timestamp", count=2 * most)
+        self._resolved = device.raw.create_buffer(
+            size=2 * most * _TICK_BYTES, usage=usage.QUERY_RESOLVE | usage.COPY_SRC
+        )
+        self._tick = 1e-9 * device.backend.timestamp_period(device.raw)
+
+    def seconds(self, dispatches: Sequence[Dispatch]) -> list[float]:
+        """Runs dispatches in one submit, waits, and returns how long each was worked on.
+
+        Raises:
+            DeviceError: If the driver refuses something, or the GPU was lost.
+        """
+        device, count = self._device, 2 * len(dispatches)
+        with device.driver_call("recording work"):
+            encoder = device.raw.create_command_encoder()
+            for index, dispatch in enumerate(dispatches):
+                compute = encoder.begin_compute_pass(
+                    timestamp_writes={
+                        "query_set": self._queries,
+                        "beginning_of_pass_write_index": 2 * index,
+                        "end_of_pass_write_index": 2 * index + 1,
+                    }
+                )
+                device.backend.record(compute, [dispatch])
+                compute.end()
+            encoder.resolve_query_set(self._queries, 0, count, self._resolved, 0)
+            commands = encoder.finish()
+        device.submit(commands)
+        ticks = np.frombuffer(device.read(self._resolved, count * _TICK_BYTES), np.uint64)
+        begins, ends = ticks.astype(np.float64).reshape(-1, 2).T
+        # Clocks of some drivers step back a little between two readings.
+        return [float(each) for each in np.maximum(ends - begins, 0.0) * self._tick]

@@ -1,0 +1,25 @@
+"""Attention's kernels: a workgroup takes a block of queries, or of keys, of one head."""
+
+from __future__ import annotations
+
+from qlora_wgpu.gpu.profile import Profile
+from qlora_wgpu.kernels.attention.blocks import Registers, SubgroupTexture
+from qlora_wgpu.kernels.attention.problem import Attention, Gradients
+from qlora_wgpu.kernels.attention.tiles import WorkgroupTiles
+from qlora_wgpu.kernels.kernel import Change, Kernel, Tunable
+
+__all__ = ["ATTENTION", "KERNELS", "TUNABLES", "Attention", "Gradients"]
+
+
+def _changes(profile: Profile) -> tuple[Change, ...]:
+    if profile.textures or profile.name == "cpu":
+        return ()
+    return tuple(
+        {"attention_kind": "register", "attention_threads": threads, "attention_keys": keys}
+        for threads, keys in ((32, 4), (64, 4), (32, 8), (64, 2))
+    )
+
+
+ATTENTION = Kernel("attention", (SubgroupTexture(), WorkgroupTiles(), Registers()))
+KERNELS = (ATTENTION,)
+TUNABLES = (Tunable("attention", lambda launch: launch.kernel == "attention", _changes),)

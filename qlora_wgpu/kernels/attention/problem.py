@@ -1,0 +1,92 @@
+"""What attention's kernels are asked to compute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qlora_wgpu.graph.launch import GraphError
+from qlora_wgpu.graph.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The tensors that the backward reads and writes besides what the forward did.
+
+    Attributes:
+        dout: Like o.
+        dq: Like q, or None where nobody asks.
+        dk: Like k, or None where nobody asks.
+        dv: Like v, or None with dk.
+    """
+
+    dout: Tensor
+    dq: Tensor | None
+    dk: Tensor | None
+    dv: Tensor | None
+
+
+@dataclass(frozen=True)
+class Attention:
+    """o = softmax(scale · q·kᵀ, masked) · v per head, or its gradients.
+
+    Attributes:
+        q: (batch · seq, heads · head_dim).
+        k: (batch · seq, kv_heads · head_dim).
+        v: Like k.
+        o: Like q.
+        lse: float32 (batch · seq · heads): logarithms of the softmaxes' sums.
+        segments: uint32 (batch · seq): which samples the tokens are of.
+        batch: Sequences.
+        head_dim: Elements of a head; even.
+        scale: The factor of the scores.
+        window: A query sees so many keys, itself among them.
+        softcap: Scores s become softcap · tanh(s / softcap), if given.
+        gradients: What the backward adds; None forward.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    o: Tensor
+    lse: Tensor
+    segments: Tensor
+    batch: int
+    head_dim: int
+    scale: float
+    window: int
+    softcap: float | None
+    gradients: Gradients | None = None
+
+    def __post_init__(self) -> None:
+        """Refuses a problem of kernels that cannot be right."""
+        if (
+            self.q.rows % self.batch
+            or self.o.shape != self.q.shape
+            or self.lse.columns != (self.q.rows * self.heads)
+        ):
+            raise GraphError(f"attention: {self.q}, {self.o}, {self.lse} do not fit")
+
+    @property
+    def seq(self) -> int:
+        """Tokens of a sequence."""
+        return self.q.rows // self.batch
+
+    @property
+    def heads(self) -> int:
+        """Heads of q."""
+        return self.q.columns // self.head_dim
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of k and v."""
+        return self.k.columns // self.head_dim
+
+    @property
+    def group(self) -> int:
+        """Heads of q that share a head of k and v."""
+        return self.heads // self.kv_heads
+
+    def flops(self, products: int) -> int:
+        """Operations of so many products over every query and the keys up to it."""
+        pairs = self.batch * self.heads * self.seq * (self.seq + 1) // 2
+        return 2 * products * pairs * self.head_dim

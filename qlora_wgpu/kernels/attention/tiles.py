@@ -1,0 +1,103 @@
+"""Attention through workgroup memory: 16 KiB and 256 invocations, which all adapters grant.
+
+A workgroup takes 64 queries, or keys, of one head, and passes the others through its memory 64 at a
+time. No invocation holds a whole head, so registers last for heads of any size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from qlora_wgpu.gpu.profile import Profile
+from qlora_wgpu.gpu.wgsl import Constant
+from qlora_wgpu.graph.dtype import ceil_div
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.kernels.attention.blocks import Blocks, Cut
+from qlora_wgpu.kernels.attention.problem import Attention
+
+# As common/attention_tiles.wgsl has them.
+_BLOCK = 64  # rows of a tile
+_LANES = 16  # invocations that share a row
+_PLACES = 128  # fours of them, in each quarter of a tile, that have room beside their weights
+_CHUNK = 8  # fours of a head that products take at a time, at most
+
+
+class WorkgroupTiles(Blocks):
+    """For GPUs: tiles of all operands pass through workgroup memory."""
+
+    suffix = "_tiled"
+
+    def fits(self, problem: Attention, profile: Profile) -> bool:
+        """Where the profile asks for it."""
+        return profile.attention_kind == "tiled"
+
+    def _keys(
+        self, g: Graph, problem: Attention, tensors: Mapping[str, Tensor], dk: Tensor, dv: Tensor
+    ) -> None:
+        if not self._is_per_head(g.profile, problem):
+            super()._keys(g, problem, tensors, dk, dv)
+            return
+        parts = {
+            name: g.float32(f"d {name} of every head", problem.q.rows, problem.q.columns)
+            for name in ("dk", "dv")
+        }
+        self._launch(g, problem, "dkdv", problem.heads, {**tensors, **parts})
+        for name, total in (("dk", dk), ("dv", dv)):
+            self._sum_heads(g, problem, parts[name], total)
+
+    def _is_per_head(self, profile: Profile, problem: Attention) -> bool:
+        """Whether heads that share keys have workgroups of their own, since there are few.
+
+        Half as many do as of products, since each has much to do.
+        """
+        blocks = ceil_div(problem.seq, _BLOCK) * problem.kv_heads * problem.batch
+        return problem.group > 1 and blocks < profile.least_workgroups // 2
+
+    def _sum_heads(self, g: Graph, problem: Attention, parts: Tensor, total: Tensor) -> None:
+        unit = self._unit(problem)
+        g.launch(
+            "attention/sum_heads.wgsl",
+            total.rows * total.units(unit),
+            {"x": parts, "y": total},
+            {
+                "rows": total.rows,
+                "heads": problem.heads,
+                "group": problem.group,
+                "x_stride": parts.units(unit),
+                "y_stride": total.units(unit),
+            },
+            {"HEAD_UNIT4": unit == 4, "UNITS": problem.head_dim // unit},
+        )
+
+    def _cut(self, profile: Profile, problem: Attention, name: str) -> Cut:
+        unit, units = self._unit(problem), ceil_div(problem.head_dim, 4)
+        chunk = ceil_div(units, ceil_div(units, _CHUNK))
+        # Sums of 128 columns of dk and dv, or of 256 of anything else, fit into registers.
+        spans = ceil_div(units, 32 if name == "dkdv" else 64)
+        span = ceil_div(units, spans)
+        own = 2 if name == "forward" and span <= 16 else 1
+        lines = _BLOCK // 4 // own
+        rows = next(n for n in (8, 4, 2) if n * span <= _PLACES)
+        threads = _LANES * lines
+        constants: dict[str, Constant] = {
+            "THREADS": threads,
+            "HEAD_UNIT4": unit == 4,
+            "HEAD_UNITS": problem.head_dim // unit,
+            "UNITS": units,
+            "CHUNK": chunk,
+            "SPAN": span,
+            "SPANS": spans,
+            "COLUMNS": ceil_div(span, _LANES),
+            "ROWS": rows,
+            "OWN": own,
+            "LANES": _LANES,
+            "LINES": lines,
+            "PRODUCTS": 1 if name == "forward" else 2,
+            "MIXES": 2 if name == "dkdv" else 1,
+            "LOADS": ceil_div(chunk * 2 * _BLOCK // 4, threads),
+            "MIXED_LOADS": ceil_div(4 * rows * span, threads),
+        }
+        if name == "dkdv":
+            constants["PER_HEAD"] = self._is_per_head(profile, problem)
+        return Cut(_BLOCK, constants, spans)

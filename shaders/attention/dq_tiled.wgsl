@@ -1,0 +1,97 @@
+// attention/dq.wgsl for GPUs, cut as attention/forward_tiled.wgsl is.
+// Launcher: kernels/attention/tiles.py.
+//#include common/attention.wgsl
+//#include common/attention_fours.wgsl
+//#include common/attention_tiles.wgsl
+//#include common/attention_tile_gradient.wgsl
+
+//#if HEAD_UNIT4
+//#output 7 dq: 4
+//#else
+//#output 7 dq: 2
+//#endif
+
+var<private> q_at: u32;
+var<private> kv_at: u32;
+
+fn own_0(row: u32, unit: u32) -> vec4<f32> {
+    return four_q(q_at + row * params.q_stride, unit);
+}
+
+fn other_0(row: u32, unit: u32) -> vec4<f32> {
+    return four_k(kv_at + row * params.kv_stride, unit);
+}
+
+fn own_1(row: u32, unit: u32) -> vec4<f32> {
+    return four_dout(q_at + row * params.q_stride, unit);
+}
+
+fn other_1(row: u32, unit: u32) -> vec4<f32> {
+    return four_v(kv_at + row * params.kv_stride, unit);
+}
+
+fn mixed_0(row: u32, unit: u32) -> vec4<f32> {
+    return other_0(row, unit);
+}
+
+fn put_dq(row: u32, unit: u32, value: vec4<f32>) {
+//#if HEAD_UNIT4
+    store_dq(q_at + row * params.q_stride + unit, value);
+//#else
+    let at = q_at + row * params.q_stride + 2u * unit;
+    store_dq(at, value.xy);
+    if (2u * unit + 1u < HEAD_UNITS) {
+        store_dq(at + 1u, value.zw);
+    }
+//#endif
+}
+
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
+    take_place(index);
+    // The last queries see the most keys: they begin first.
+    let block = (params.seq + BLOCK - 1u) / BLOCK - 1u - group.x / SPANS;
+    let span_first = group.x % SPANS * SPAN;
+    let first = block * BLOCK;
+    let last = min(first + BLOCK, params.seq) - 1u;
+    let row0 = group.z * params.seq;
+    q_at = row0 * params.q_stride + group.y * HEAD_UNITS;
+    kv_at = row0 * params.kv_stride + group.y / params.group * HEAD_UNITS;
+    let sample = own_sample(row0, first);
+    //#unroll b OWN: let query_$b = first + 4u * own_four($bu); let pairs_$b = pairs_of(row0, query_$b, group.y);
+    let keys = keys_of_block(row0, first);
+    for (var key = keys.begin; key < keys.end; key += BLOCK) {
+        let own_key = key + 4u * lane;
+        let key_segments = segments_of(row0, own_key);
+        let all_seen = key + BLOCK - 1u <= first && last - key < params.window && all(key_segments == vec4<u32>(sample));
+        score_tile_0(index, first, key);
+        score_tile_1(index, first, key);
+        //#unroll b OWN
+            let query_segments_$b = segments_of(row0, query_$b);
+            //#unroll k 4
+            {
+                var seen = vec4<bool>(true);
+                if (!all_seen) {
+                    seen = sees(four_from(query_$b), vec4<u32>(own_key + $ku), query_segments_$b, vec4<u32>(key_segments[$k]));
+                }
+                score_0[$b][$k] = weights_of(score_0[$b][$k], score_1[$b][$k], pairs_$b.lse, pairs_$b.delta, seen).ds;
+            }
+            //#end
+        //#end
+        mix_tile_0(index, key, span_first);
+    }
+    //#unroll b OWN, r 4
+    {
+        let query = query_$b + $ru;
+        if (query <= last) {
+            //#unroll c COLUMNS: if (lane + $cu * LANES < SPAN && span_first + lane + $cu * LANES < UNITS) { put_dq(query, span_first + lane + $cu * LANES, mix_0[4 * $b + $r][$c] * params.scale); }
+        }
+    }
+    //#end
+    if (group.y == params.heads - 1u && span_first == 0u) {
+        let tail = params.q_stride - params.heads * HEAD_UNITS;
+        for (var i = index; i < (last + 1u - first) * tail; i += THREADS) {
+            store_dq(q_at + (first + i / tail) * params.q_stride + HEAD_UNITS + i % tail, HeadValue(0.0));
+        }
+    }
+}

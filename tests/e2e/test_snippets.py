@@ -1,0 +1,55 @@
+"""What README.md and docs/python.md show of Python runs as it stands, one block after another."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from e2e.tiny import write_chats, write_model
+from qlora_wgpu import load_config
+
+ROOT = Path(__file__).parents[2]
+RUN = """\
+model: {path: models/SmolLM2-135M}
+lora: {r: 4}
+data: {train: chats.jsonl, eval: held-out.jsonl, max_seq_length: 32}
+train: {max_steps: 1, per_device_train_batch_size: 2, gradient_accumulation_steps: 1}
+output: {dir: runs/first}
+device: {tune: never}
+"""
+
+
+def blocks(page, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch, device):
+    """The folder that a reader has: a model, chats, a run's file; runs share one device."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("qlora_wgpu.runs.opening.device_of", lambda settings: device)
+    monkeypatch.setattr("qlora_wgpu.runs.samples._LONGEST", 2)
+    write_model(
+        tmp_path / "models" / "SmolLM2-135M", num_hidden_layers=1, max_position_embeddings=40
+    )
+    write_chats(tmp_path / "chats.jsonl", 2)
+    write_chats(tmp_path / "held-out.jsonl", 2, seed=1)
+    (tmp_path / "run.yaml").write_text(RUN)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
+def test_blocks_run_as_they_stand(place, page, capfd):
+    names = {"input_ids": np.array([[5, 6, 7]]), "labels": np.array([[5, 6, 7]])}
+    names["rows"] = [{"text": "a text"}]
+    for block in blocks(page, "python"):
+        exec(compile(block, page, "exec"), names)
+    assert (place / "my-adapter" / "adapter_model.safetensors").exists()
+    assert names["result"].steps == 1
+
+
+def test_the_yaml_is_a_configuration(tmp_path):
+    [block] = blocks("README.md", "yaml")
+    (tmp_path / "run.yaml").write_text(block)
+    assert load_config(tmp_path / "run.yaml").data.packing
