@@ -165,15 +165,21 @@ class DownGemm:
 
 @dataclass(frozen=True)
 class UpGrad:
-    """du = scaling · dy·B, with dy (rows, out_features), du (rows, r) float32."""
+    """du = scaling · dy·B, with dy (rows, out_features), du (rows, r) float32.
+
+    With ``layer`` du has the ranks of several layers side by side, r each, and is written from that
+    layer's on.
+    """
 
     dy: Tensor
     lora: Lora
     du: Tensor
     experts: ExpertTiles | None = None
+    layer: int | None = None
 
     def __post_init__(self) -> None:
-        if self.du.shape != (self.dy.rows, self.lora.r):
+        ranks = self.lora.r if self.layer is None else self.du.columns
+        if self.du.shape != (self.dy.rows, ranks) or ranks < self.lora.r * ((self.layer or 0) + 1):
             raise GraphError(f"lora: {self.dy}, {self.lora.b} and {self.du} do not fit")
 
     def _launch(
@@ -192,6 +198,7 @@ class UpGrad:
                 "dy_stride": self.dy.units(unit),
                 "b_stride": self.lora.b.units(8),
                 "du_stride": self.du.stride,
+                "du_first": self.lora.r * (self.layer or 0),
                 "scale": self.lora.scaling,
                 **expert_params(self.experts, self.lora.b_stride // 8),
             },
@@ -206,7 +213,7 @@ class UpGradTexture:
 
     def fits(self, problem: UpGrad, profile: Profile) -> bool:
         """Where kernels read textures."""
-        return profile.textures
+        return profile.textures and problem.layer is None
 
     def launch(self, g: Graph, problem: UpGrad) -> None:
         """Adds the launch."""
@@ -222,7 +229,7 @@ class UpGradShared:
 
     def fits(self, problem: UpGrad, profile: Profile) -> bool:
         """Where the profile says how many threads share it."""
-        return profile.lora_threads > 0 or problem.experts is not None
+        return profile.lora_threads > 0 or problem.experts is not None or problem.layer is not None
 
     def launch(self, g: Graph, problem: UpGrad) -> None:
         """Adds the launch."""
@@ -261,6 +268,8 @@ class FactorGrad:
         batch_info: Needed for dropout.
         expert_rows: If given, each expert's rows add to its own gradient.
         expert_stride: Floats from one expert's gradient to the next one's.
+        rank0: The first of u's columns that are used, if not all are; a multiple of four.
+        ranks: How many are, if not all.
     """
 
     x: Tensor
@@ -271,10 +280,17 @@ class FactorGrad:
     batch_info: Tensor | None = None
     expert_rows: Tensor | None = None
     expert_stride: int = 0
+    rank0: int = 0
+    ranks: int | None = None
 
     def __post_init__(self) -> None:
-        if self.x.rows != self.u.rows:
-            raise GraphError(f"lora: {self.x} and {self.u} differ in their rows")
+        if self.x.rows != self.u.rows or self.rank0 + self.r > self.u.columns or self.rank0 % 4:
+            raise GraphError(f"lora: {self.x} and {self.u} do not fit")
+
+    @property
+    def r(self) -> int:
+        """The ranks that are used."""
+        return self.u.columns if self.ranks is None else self.ranks
 
     def _launch(self, g: Graph, path: str, unit: int, ranks: int, cut: dict[str, Constant]) -> None:
         across = unit * int(cut["THREADS"])
@@ -283,7 +299,7 @@ class FactorGrad:
             path,
             (
                 ceil_div(self.x.columns, across),
-                ceil_div(self.u.columns, ranks),
+                ceil_div(self.r, ranks),
                 expert_count(self.expert_rows),
             ),
             {
@@ -297,8 +313,9 @@ class FactorGrad:
                 "rows": self.x.rows,
                 "x_columns": self.x.columns,
                 "x_stride": self.x.units(unit),
-                "r": self.u.columns,
+                "r": self.r,
                 "r_stride": self.u.units(4),
+                "u_unit0": self.rank0 // 4,
                 "g_stride": self.gradient.units(4),
                 **dropout_params(self.dropout),
                 "lora_expert": self.expert_stride // 4,
@@ -308,7 +325,7 @@ class FactorGrad:
                 "DROPOUT": masked,
                 **cut,
             },
-            flops=2 * self.x.rows * self.x.columns * self.u.columns,
+            flops=2 * self.x.rows * self.x.columns * self.r,
             label="lora/grad_a" if self.transposed else "lora/grad_b",
         )
 
@@ -318,7 +335,7 @@ class FactorGradTexture:
 
     def fits(self, problem: FactorGrad, profile: Profile) -> bool:
         """Where kernels read textures."""
-        return profile.textures
+        return profile.textures and problem.ranks is None
 
     def launch(self, g: Graph, problem: FactorGrad) -> None:
         """Adds the launch."""

@@ -14,9 +14,11 @@ var<private> below: u32;
 // Whose rows this workgroup has.
 var<private> expert: u32;
 
-// Where a row of x begins. Rows past the end repeat the last.
-fn x_row(m: u32) -> u32 {
-    return min(m, params.rows - 1u) * params.x_stride + params.x_unit0;
+//#include common/gemm_rows.wgsl
+
+// A unit of a row of x. Rows past the end repeat the last.
+fn raw_unit(m: u32, unit: u32) -> Raw_x {
+    return raw_row(min(m, params.rows - 1u), unit);
 }
 
 // How many units there are along k, and the one to load for any: past the end it is the last.

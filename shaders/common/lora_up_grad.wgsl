@@ -1,6 +1,6 @@
 // du[m, j] = scale · Σ_n dy[m, n] · b[n, j]
 //
-// dy (rows, N), N padded with zeros to units of eight; b (N, r) float32; du (rows, r) float32,
+// du's columns are those from du_first on. dy (rows, N), N padded with zeros to units of eight; b (N, r) float32; du (rows, r) float32,
 // overwritten, its padding with zeros. What the kernels of it share. Launcher: kernels/lora.py.
 struct Params {
     rows: u32,
@@ -9,6 +9,7 @@ struct Params {
     dy_stride: u32,
     b_stride: u32,
     du_stride: u32,
+    du_first: u32,
     scale: f32,
     expert0: u32,
     experts: u32,

@@ -15,7 +15,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
 //#if DROPOUT
         v *= dropout_mask4((m * params.x_stride + c) * 4u);
 //#endif
-        let w = load_u(m * params.r_stride + j);
+        let w = load_u(m * params.r_stride + params.u_unit0 + j);
         //#unroll i 4: sums.v_$i += v[$i] * w;
     }
     add_to_gradient(group, local, sums);

@@ -38,7 +38,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let m = m0 + i / 8u;
         let j = group.y * 8u + i % 8u;
         if (m < params.rows && j < params.du_stride) {
-            du[m * params.du_stride + j] = select(0.0, params.scale * total(i), j < params.r);
+            du[m * params.du_stride + params.du_first + j] = select(0.0, params.scale * total(i), j < params.r);
         }
     }
 }
