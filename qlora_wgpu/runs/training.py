@@ -18,7 +18,7 @@ from qlora_wgpu.runs.prompts import prompt_of_run
 from qlora_wgpu.runs.reporting import Reporter
 from qlora_wgpu.runs.samples import SampleTexts
 from qlora_wgpu.runs.settings import AnyConfig, as_config
-from qlora_wgpu.runs.soundness import check_driver
+from qlora_wgpu.runs.soundness import sound_layout
 from qlora_wgpu.training import (
     Observer,
     RunSetup,
@@ -143,7 +143,7 @@ def _open_model(
     layout = plan_layout(settings, source.pretrained, data, device, observer)
     assert source.pretrained.folder is not None
     source.pretrained.folder.start_fingerprint()  # checkpoints keep it
-    check_driver(
+    layout = sound_layout(
         device, lambda: device_of(settings.device), settings, layout, data.length, observer
     )
     options = training_options(settings.train)
