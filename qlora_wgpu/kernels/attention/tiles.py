@@ -19,6 +19,7 @@ from qlora_wgpu.kernels.attention.problem import Attention
 # As common/attention_tiles.wgsl has them.
 _BLOCK = 64  # rows of a tile
 _LANES = 16  # invocations that share a row
+_SIDE = 128  # invocations that stage a side
 _PLACES = 128  # fours of them, in each quarter of a tile, that have room beside their weights
 _CHUNK = 8  # fours of a head that products take at a time, at most
 
@@ -95,7 +96,7 @@ class WorkgroupTiles(Blocks):
             "LINES": lines,
             "PRODUCTS": 1 if name == "forward" else 2,
             "MIXES": 2 if name == "dkdv" else 1,
-            "LOADS": ceil_div(chunk * 2 * _BLOCK // 4, threads),
+            "BOTH": threads == _SIDE,
             "MIXED_LOADS": ceil_div(4 * rows * span, threads),
         }
         if name == "dkdv":
