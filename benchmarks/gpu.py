@@ -159,7 +159,7 @@ class Calls:
         spread = ["-n", "4"] if find_spec("xdist") else []
         for number, paths in enumerate(sizes.tests):
             for backend in self._backends:
-                command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider"]
+                command = [sys.executable, "-m", "pytest", "-vv", "-p", "no:cacheprovider"]
                 yield Part(
                     f"tests-{number}-{backend}", [*command, *spread, *paths.split()], 240, 20,
                     {"QLORA_WGPU_BACKEND": backend}, needs=f"device-{backend}",

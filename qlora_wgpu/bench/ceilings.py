@@ -78,10 +78,12 @@ def _matrix_rate(device: Device) -> float:
     m, n, k, threads = device.profile.matrix
     constants: Constants = (
         ("GROUP", _MATRIX_SUBGROUPS * threads),
+        ("HALF", device.profile.matrix_element == "f16"),
         ("K", k),
         ("M", m),
         ("N", n),
         ("SUBGROUPS", _MATRIX_SUBGROUPS),
+        ("SUBGROUP_SIZE", threads),
     )
     groups = _MATRIX_GROUPS[device.is_cpu]
     try:

@@ -348,7 +348,7 @@ def test_the_ceiling_counts_the_multiply_adds_that_its_shader_has():
 
 
 def test_the_ceiling_of_matrix_units_counts_what_its_shader_multiplies():
-    constants = (("GROUP", 128), ("K", 8), ("M", 16), ("N", 16), ("SUBGROUPS", 4))
+    constants = (("GROUP", 128), ("HALF", True), ("K", 8), ("M", 16), ("N", 16), ("SUBGROUPS", 4))
     shader = load_shader("bench/matrix.wgsl", constants)
     assert shader.code.count("= subgroupMatrixMultiplyAccumulate(") == ceilings._MATRICES_PER_TURN
     assert shader.workgroup_size == (128, 1, 1)

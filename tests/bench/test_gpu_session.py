@@ -75,7 +75,7 @@ def test_what_is_done_is_not_repeated_and_what_failed_is(gpu, tmp_path):
 def test_a_part_is_ended_with_its_time_and_the_rest_left_for_later(gpu, tmp_path):
     endless = python("os.system('sleep 60')")
     begin = time.monotonic()
-    first = session(gpu, tmp_path, minutes=0.03)
+    first = session(gpu, tmp_path, minutes=0.01)
     first.run([gpu.Part("long", endless, least=0), gpu.Part("later", python("pass"), least=1)])
     assert time.monotonic() - begin < 10
     parts = json.loads((tmp_path / "all" / "state.json").read_text())

@@ -10,6 +10,7 @@ import pytest
 from support.harness import PROFILES, Bench
 
 from qlora_wgpu.config import LoraConfig, QuantConfig
+from qlora_wgpu.config.schema import DeviceConfig
 from qlora_wgpu.gpu import grid
 from qlora_wgpu.gpu.pace import Pace
 from qlora_wgpu.gpu.profile import GPU_PROFILE, cpu_profile
@@ -22,6 +23,7 @@ from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.ops.tensor import cast
+from qlora_wgpu.runs import opening
 
 # -- cutting -------------------------------------------------------------------------------
 
@@ -69,6 +71,14 @@ def test_a_software_gpu_has_no_limit(device):
     assert not Pace.of_kind("CPU", 0.1).is_bounded
     assert Pace.of_kind("IntegratedGPU", 0.1).is_bounded
     assert device.is_cpu and not device.pace.is_bounded
+    assert device.pace.limit == pytest.approx(0.1)
+
+
+def test_the_setting_reaches_the_device(monkeypatch):
+    monkeypatch.setattr(opening, "Device", lambda *names, **settings: settings)
+    monkeypatch.setattr(opening, "avoid_what_is_wrong", lambda device: None)
+    settings = opening.device_of(DeviceConfig(submit_milliseconds=25, dispatches_per_submit=7))
+    assert (settings["submit_milliseconds"], settings["dispatches_per_submit"]) == (25, 7)
 
 
 def test_a_guess_is_replaced_by_what_launches_of_the_shader_took():
