@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from qlora_wgpu.bench.shapes import config_of
 from qlora_wgpu.config import LoraConfig, OptimConfig, QuantConfig
+from qlora_wgpu.gpu.matrix import Limits
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.gpu.wgsl import Shader
 from qlora_wgpu.graph.launch import Launch
@@ -23,6 +24,7 @@ from radv.spirv import MATRIX_SUBGROUP
 
 MODELS = ("llama-3.2-1b", "llama-3.1-8b")
 MOST_BINDING = (1 << 31) - 1  # what most cards allow
+LIMITS = Limits(invocations=1024, workgroup_bytes=49_152)  # likewise; AMD's have 64 KiB
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ def profiles(own: Profile, products: Sequence[str], *, matrix: bool) -> dict[str
         matrix: Whether those on matrix units are among all.
     """
     default = own.gemm_kind
-    own = replace(own, matrix=(MATRIX, MATRIX, MATRIX, MATRIX_SUBGROUP))
+    own = replace(own, matrix=(MATRIX, MATRIX, MATRIX, MATRIX_SUBGROUP), limits=LIMITS)
     kinds = [default if kind == "default" else kind for kind in products]
     every = [default, "register", "tiled", *(["matrix"] if matrix else [])]
     return {
