@@ -23,8 +23,8 @@ from radv.capture import MATRIX
 from radv.spirv import MATRIX_SUBGROUP
 
 MODELS = ("llama-3.2-1b", "llama-3.1-8b")
-_CARD = Limits(1024, 32 << 10)  # of a workgroup: invocations and bytes, as most cards have them
 MOST_BINDING = (1 << 31) - 1  # what most cards allow
+LIMITS = Limits(invocations=1024, workgroup_bytes=49_152)  # likewise; AMD's have 64 KiB
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def profiles(own: Profile, products: Sequence[str], *, matrix: bool) -> dict[str
     units = MatrixShape(MATRIX, MATRIX, MATRIX, MATRIX_SUBGROUP)
     return {
         f"{kind}{' (the default)' * (kind == default)}": (
-            gpu_profile(units, _CARD) if kind == "matrix" else replace(own, gemm_kind=kind)
+            gpu_profile(units, LIMITS) if kind == "matrix" else replace(own, gemm_kind=kind)
         )
         for kind in dict.fromkeys(kinds or every)
     }

@@ -61,8 +61,10 @@ fn is_whole(m0: u32, c0: u32) -> bool {
     return m0 + TILE_M <= row_count() && c0 + TILE_N <= params.columns;
 }
 
-fn y_place(row: u32, column: u32) -> u32 {
-    return (below + row) * params.y_stride + params.y_unit0 + column / 4u;
+fn y_place(row: u32, column: u32, k_first: u32) -> u32 {
+    // What `below` is; of a private variable no compiler knows that all invocations have the same.
+    let first_row = k_first / params.k_part * params.rows;
+    return (first_row + row) * params.y_stride + params.y_unit0 + column / 4u;
 }
 
 fn y_stride() -> u32 {

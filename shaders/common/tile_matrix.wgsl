@@ -217,7 +217,7 @@ fn product(index: u32, group: u32, lane: u32, m0: u32, c0: u32, k_first: u32, k_
 //#if !ACCUMULATE
     if (is_whole(m0, c0)) {
         //#unroll i FRAGMENTS_M, j FRAGMENTS_N
-            subgroupMatrixStore<row_major>(&y, y_place(m0 + m + $iu * MATRIX_M, c0 + n + $ju * MATRIX_N), subgroupMatrixScalarMultiply(sum_$i_$j, y_factor() * y_scale), y_stride());
+            subgroupMatrixStore<row_major>(&y, y_place(m0 + m + $iu * MATRIX_M, c0 + n + $ju * MATRIX_N, k_first), subgroupMatrixScalarMultiply(sum_$i_$j, y_factor() * y_scale), y_stride());
         //#end
         return;
     }
