@@ -23,9 +23,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 //#if dy1
     let layer = 8u * group.y / params.layer_r;
     let b_at = group.y % (params.layer_r / 8u);
-    let first = vec3<u32>(0u, params.begin1, params.begin2)[layer];
-    let last = first + vec3<u32>(params.n, params.n1, params.n2)[layer] - 1u;
-    let stride = vec3<u32>(params.dy_stride, params.stride1, params.stride2)[layer];
+    let first = of_layer(layer, 0u, params.begin1, params.begin2);
+    let last = first + of_layer(layer, params.n, params.n1, params.n2) - 1u;
+    let stride = of_layer(layer, params.dy_stride, params.stride1, params.stride2);
 //#else
     let layer = 0u;
     let b_at = adapter_at(expert) + group.y;
@@ -41,10 +41,24 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     for (var pair = thread; pair < stride; pair += THREADS) {
         let even = load_b(min(first + 2u * pair, last) * params.b_stride + b_at);
         let odd = load_b(min(first + 2u * pair + 1u, last) * params.b_stride + b_at);
-        //#unroll i 4
-            let dy_$i = load_gradient(layer, dy_at_$i + pair);
-            sum_$i = add_scaled8(add_scaled8(sum_$i, dy_$i.x, even), dy_$i.y, odd);
-        //#end
+        var pairs: Pairs;
+//#if dy1
+        // One branch for all four.
+        if (layer == 0u) {
+            //#unroll i 4: pairs.v_$i = load_dy(dy_at_$i + pair);
+        }
+        if (layer == 1u) {
+            //#unroll i 4: pairs.v_$i = load_dy1(dy_at_$i + pair);
+        }
+//#if dy2
+        if (layer == 2u) {
+            //#unroll i 4: pairs.v_$i = load_dy2(dy_at_$i + pair);
+        }
+//#endif
+//#else
+        //#unroll i 4: pairs.v_$i = load_dy(dy_at_$i + pair);
+//#endif
+        //#unroll i 4: sum_$i = add_scaled8(add_scaled8(sum_$i, pairs.v_$i.x, even), pairs.v_$i.y, odd);
     }
     //#unroll i 4, j 4
         put_partial(thread, $iu * 8u + 2u * $ju, sum_$i.even[$ju]);
@@ -60,16 +74,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
 }
 
-fn load_gradient(layer: u32, at: u32) -> vec2<f32> {
-//#if dy2
-    if (layer == 2u) {
-        return load_dy2(at);
-    }
-//#endif
-//#if dy1
-    if (layer == 1u) {
-        return load_dy1(at);
-    }
-//#endif
-    return load_dy(at);
+fn of_layer(layer: u32, first: u32, second: u32, third: u32) -> u32 {
+    return select(select(first, second, layer == 1u), third, layer == 2u);
+}
+
+// Two neighbours of four rows of dy.
+struct Pairs {
+    v_0: vec2<f32>,
+    v_1: vec2<f32>,
+    v_2: vec2<f32>,
+    v_3: vec2<f32>,
 }
