@@ -24,7 +24,7 @@ from radv.spirv import MATRIX_SUBGROUP
 
 MODELS = ("llama-3.2-1b", "llama-3.1-8b")
 MOST_BINDING = (1 << 31) - 1  # what most cards allow
-LIMITS = Limits(invocations=1024, workgroup_bytes=49_152)  # likewise; AMD's have 64 KiB
+LIMITS = Limits(invocations=1024, workgroup_bytes=49_152)  # of a workgroup; AMD's have 64 KiB
 
 
 @dataclass(frozen=True)

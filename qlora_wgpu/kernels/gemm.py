@@ -217,7 +217,11 @@ def _launch(
     }
     if lora is not None:
         tensors["b" if gemm.with_rows else "a"] = lora.factor
-    others, layers = _others(gemm)
+    others, layers = (
+        further_layers("y", gemm.y, gemm.others, 4)
+        if gemm.with_rows
+        else further_layers("x", gemm.x, gemm.others, 8, 8)
+    )
     tensors |= others
     across = ceil_div(gemm.columns, cut.columns)
     down = ceil_div(gemm.x.rows, cut.rows)
@@ -259,15 +263,26 @@ def _launch(
     )
 
 
-def _others(gemm: Gemm) -> tuple[dict[str, Tensor], dict[str, int]]:
-    """What is bound and told of the second and the third layer: where they begin, their strides."""
-    name, unit, stride = ("y", 1, 4) if gemm.with_rows else ("x", 8, 8)
-    begin = (gemm.y if gemm.with_rows else gemm.x).columns
-    tensors, params = {}, {"begin1": 0, "begin2": 0, "stride1": 0, "stride2": 0}
-    for index, other in enumerate(gemm.others, 1):
+def further_layers(
+    name: str, first: Tensor, others: tuple[Tensor, ...], unit: int, begin_unit: int = 1
+) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """What a kernel of layers of one input is bound to and told of the second and the third.
+
+    Args:
+        name: The binding of the first layer's tensor.
+        first: That tensor.
+        others: Those of the others.
+        unit: Elements that their strides count.
+        begin_unit: Columns that the places where they begin count.
+    """
+    begin, tensors = first.columns, {}
+    params = {"begin1": 0, "begin2": 0, "stride1": 0, "stride2": 0}
+    for index, other in enumerate(others, 1):
         tensors[f"{name}{index}"] = other
-        params |= {f"begin{index}": begin // unit, f"stride{index}": other.units(stride)}
+        params |= {f"begin{index}": begin // begin_unit, f"stride{index}": other.units(unit)}
         begin += other.columns
+    # What is not there begins past the end.
+    params |= {f"begin{i}": 0xFFFFFFFF for i in range(len(others) + 1, 3)}
     return tensors, params
 
 
@@ -363,7 +378,7 @@ def largest_sizes(g: Graph, gemm: Gemm) -> Tensor:
     x = gemm.x
     sizes = g.integers(f"sizes of {x.name}", ceil_div(x.rows, SIZED_ROWS))
     batch_info = gemm.batch_info if gemm.first_row is not None else None
-    others, layers = _others(gemm)
+    others, layers = further_layers("x", x, gemm.others, 8, 8)
     g.launch(
         "gemm/sizes.wgsl",
         (sizes.columns, 1, 1),

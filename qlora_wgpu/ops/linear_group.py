@@ -1,8 +1,8 @@
 """Frozen linear layers of one input as one product: q, k and v, or gate and up.
 
 Their matrices are dequantized one below the other, so that y = x·Wᵀ and dx = Σ dy·W are one product
-each, and so are u = s·x·Aᵀ and dA of adapters whose A follow each other in the flat vector. The
-layers keep what is theirs: results, adapters, gradients. The mathematics is that of
+each, and so are the thin products of adapters whose A and B follow each other in the flat vector.
+The layers keep what is theirs: results, adapters, gradients. The mathematics is that of
 ``ops/linear.py``.
 """
 
@@ -142,7 +142,7 @@ def _record(g: Graph, x: Tensor, u: Tensor | None, ys: list[Tensor], group: _Gro
 def _backward(g: Graph, x: Tensor, u: Tensor | None, dys: list[Tensor], group: _Group) -> None:
     term, lora = None, group.lora
     if lora is not None and u is not None:
-        term = lora.backward_term(_adapter_gradients(g, x, u, dys, group, lora))
+        term = lora.backward_term(_adapter_gradients(g, x, u, dys, lora))
     if x.requires_grad:
         dx = g.float32(f"d {x.name}", x.rows, x.columns)
         product = Gemm(
@@ -153,16 +153,12 @@ def _backward(g: Graph, x: Tensor, u: Tensor | None, dys: list[Tensor], group: _
         g.add_gradient(x, dx)
 
 
-def _adapter_gradients(
-    g: Graph, x: Tensor, u: Tensor, dys: list[Tensor], group: _Group, lora: Lora
-) -> Tensor:
+def _adapter_gradients(g: Graph, x: Tensor, u: Tensor, dys: list[Tensor], lora: Lora) -> Tensor:
     """Adds to the gradients of all A and B, and returns all du side by side."""
     du = g.float32("d lora u", x.rows, lora.r)
-    for index, (layer, dy) in enumerate(zip(group.layers, dys, strict=True)):
-        own = layer.lora
-        assert own is not None
-        UP_GRAD.launch(g, UpGrad(dy, own, du, layer=index))
-        FACTOR_GRAD.launch(g, FactorGrad(dy, u, own.grad_b, rank0=index * own.r, ranks=own.r))
+    first, others = dys[0], tuple(dys[1:])
+    UP_GRAD.launch(g, UpGrad(first, lora, du, others=others))
+    FACTOR_GRAD.launch(g, FactorGrad(first, u, lora.grad_b, others=others))
     FACTOR_GRAD.launch(g, FactorGrad(x, du, lora.grad_a, True))
     return du
 

@@ -3,9 +3,8 @@
 // g[c, j] += Σ_m x[m, c] · u[m, j]      dB = dyᵀ·u:  x = dy,  g (columns, r)
 // g[j, c] += Σ_m x[m, c] · u[m, j]      dA = duᵀ·x:  TRANSPOSED, x masked as its forward was
 //                                       (DROPOUT),  g (r, columns)
-// x (rows, columns), u (rows, ·) float32, its columns from unit u_unit0 of four on; g float32 is
-// added to, once, so that the sum of a micro-batch does not depend on what was there, at binding 3.
-// What the kernels of it share.
+// x (rows, columns), u (rows, r) float32; g float32 is added to, once, so that the sum of a
+// micro-batch does not depend on what was there, at binding 3. What the kernels of it share.
 // Launcher: kernels/lora.py.
 struct Params {
     rows: u32,
@@ -13,12 +12,15 @@ struct Params {
     x_stride: u32,
     r: u32,
     r_stride: u32,
-    u_unit0: u32,
     g_stride: u32,
     module_key: u32,
     keep_below: u32,
     keep_scale: f32,
     lora_expert: u32,
+    begin1: u32,
+    begin2: u32,
+    stride1: u32,
+    stride2: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
