@@ -47,7 +47,10 @@ class Front:
     def _device(self) -> Device:
         """Opened when the first shader is there, or someone asks for matrix units."""
         self._capture.install(self._backend.module)
-        return Device(backend=self._backend.name)
+        device = Device(backend=self._backend.name)
+        # A card's subgroups are not of the software GPU's size, which it would refuse to take.
+        device.features -= {"subgroup-size-control"}
+        return device
 
     @property
     def has_matrix_units(self) -> bool:

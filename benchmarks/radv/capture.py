@@ -7,6 +7,7 @@ first, so that a stranger's function can stand before ``vkCreateShaderModule``.
 from __future__ import annotations
 
 import ctypes
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -16,12 +17,14 @@ from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.wgsl import Shader
 from radv.elf import replace_import
-from radv.spirv import empty_module, interface
+from radv.spirv import MATRIX_SUBGROUP, empty_module, interface
 
 _Pointer, _Name = ctypes.c_void_p, ctypes.c_char_p
 _Lookup = ctypes.CFUNCTYPE(_Pointer, _Pointer, _Name)
 MATRIX = 16  # rows, columns and depth of what AMD's, NVIDIA's and Intel's matrix units multiply
 _CreateModule = ctypes.CFUNCTYPE(ctypes.c_int, _Pointer, _Pointer, _Pointer, _Pointer)
+_GetProperties = ctypes.CFUNCTYPE(None, _Pointer, _Pointer)
+_SUBGROUP_SIZES = 1000225000  # VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_PROPERTIES
 _ListMatrices = ctypes.CFUNCTYPE(ctypes.c_int, _Pointer, _Pointer, _Pointer)
 
 
@@ -50,10 +53,22 @@ class _MatrixProperties(ctypes.Structure):
     )
 
 
+class _SubgroupSizes(ctypes.Structure):
+    """VkPhysicalDeviceSubgroupSizeControlProperties, as far as it is looked at."""
+
+    _fields_ = (
+        ("type", ctypes.c_uint32),
+        ("next", _Pointer),
+        ("least", ctypes.c_uint32),
+        ("most", ctypes.c_uint32),
+    )
+
+
 class Capture:
     """Catches shader modules on their way to the driver.
 
-    To the WebGPU implementation, the driver's matrix units are those of a card: ``MATRIX`` at once.
+    To the WebGPU implementation, the driver's matrix units are those of a card, ``MATRIX`` at once,
+    and its subgroups may be as wide.
     """
 
     def __init__(self) -> None:
@@ -66,10 +81,12 @@ class Capture:
             b"vkGetInstanceProcAddr": _Lookup(self._instance_function),
             b"vkGetDeviceProcAddr": _Lookup(self._device_function),
         }
-        self._own = {
+        self._own: dict[bytes, Any] = {
             b"vkCreateShaderModule": _CreateModule(self._create_module),
             b"vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR": _ListMatrices(self._matrices),
         }
+        for name in (b"vkGetPhysicalDeviceProperties2", b"vkGetPhysicalDeviceProperties2KHR"):
+            self._own[name] = _GetProperties(partial(self._properties, name))
         self._dlsym = _Lookup(self._symbol)
         self._real[b"dlsym"] = ctypes.CDLL(None).dlsym
         self._real[b"dlsym"].argtypes, self._real[b"dlsym"].restype = (_Pointer, _Name), _Pointer
@@ -128,6 +145,15 @@ class Capture:
             info = ctypes.addressof(other)
         result: int = self._real[b"vkCreateShaderModule"](device, info, allocator, module)
         return result
+
+    def _properties(self, name: bytes, physical: int, properties: int) -> None:
+        self._real[name](physical, properties)
+        at: int | None = properties
+        while at:
+            sizes = _SubgroupSizes.from_address(at)
+            if sizes.type == _SUBGROUP_SIZES:
+                sizes.most = max(sizes.most, MATRIX_SUBGROUP)
+            at = sizes.next
 
     def _matrices(self, physical: int, count: int, rows: int | None) -> int:
         name = b"vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR"

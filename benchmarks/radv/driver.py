@@ -106,8 +106,8 @@ class Radv:
         if len(answers) < len(modules):
             said = (child.stderr.strip().splitlines() or [f"exit code {child.returncode}"])[-1]
             raise DeviceError(
-                f"RADV compiles nothing for {self._family} ({said}); Mesa 26 and later do so with "
-                "the package mesa-drm-shim alone: apt-get install mesa-drm-shim"
+                f"RADV compiles nothing for {self._family} ({said}): choose a family that this "
+                "Mesa knows; Mesa 26 and later also want the package mesa-drm-shim"
             )
         return [_outcome(*pair) for pair in zip(modules, answers, strict=True)]
 

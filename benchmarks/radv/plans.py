@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from qlora_wgpu.bench.shapes import config_of
 from qlora_wgpu.config import LoraConfig, OptimConfig, QuantConfig
-from qlora_wgpu.gpu.profile import Profile
+from qlora_wgpu.gpu.matrix import Limits, MatrixShape
+from qlora_wgpu.gpu.profile import Profile, gpu_profile
 from qlora_wgpu.gpu.wgsl import Shader
 from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.graph.plan import make_plan
@@ -23,6 +24,7 @@ from radv.spirv import MATRIX_SUBGROUP
 
 MODELS = ("llama-3.2-1b", "llama-3.1-8b")
 MOST_BINDING = (1 << 31) - 1  # what most cards allow
+LIMITS = Limits(invocations=1024, workgroup_bytes=49_152)  # of a workgroup; AMD's have 64 KiB
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,13 @@ def profiles(own: Profile, products: Sequence[str], *, matrix: bool) -> dict[str
         matrix: Whether those on matrix units are among all.
     """
     default = own.gemm_kind
-    own = replace(own, matrix=(MATRIX, MATRIX, MATRIX, MATRIX_SUBGROUP))
     kinds = [default if kind == "default" else kind for kind in products]
     every = [default, "register", "tiled", *(["matrix"] if matrix else [])]
+    units = MatrixShape(MATRIX, MATRIX, MATRIX, MATRIX_SUBGROUP)
     return {
-        f"{kind}{' (the default)' * (kind == default)}": replace(own, gemm_kind=kind)
+        f"{kind}{' (the default)' * (kind == default)}": (
+            gpu_profile(units, LIMITS) if kind == "matrix" else replace(own, gemm_kind=kind)
+        )
         for kind in dict.fromkeys(kinds or every)
     }
 

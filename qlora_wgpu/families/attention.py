@@ -115,10 +115,22 @@ class Attention:
     ) -> Tensor:
         """Attends from x; see ``LayerOps.linear_out`` for what becomes of the result."""
         at += "self_attn."
+        made: dict[str, Tensor] = {}
         if self.fused:
             x = ops.linear(x, f"{at}qkv_proj")
-        q, k = self._rotated(ops, x, at, "q"), self._rotated(ops, x, at, "k")
-        v = self._projected(ops, x, at, "v")
+        else:
+            names = {name: f"{at}{name}_proj" for name in self._columns}
+            made = ops.group(x, {full: self._is_float32(name) for name, full in names.items()})
+
+        def projected(name: str) -> Tensor:
+            """q, k or v of x, which is their common product where they are one layer."""
+            if self.fused:
+                return ops.columns(x, *self._columns[name])
+            full = f"{at}{name}_proj"
+            return made.get(full) or ops.linear(x, full, float32=self._is_float32(name))
+
+        q, k = (self._rotated(ops, projected(name), at, name) for name in ("q", "k"))
+        v = projected("v")
         score_scale = 1 / math.sqrt(self.dimensions.head_dim) if self.scale is None else self.scale
         head_dim, window, softcap = self.dimensions.head_dim, self.window, self.softcap
         o = ops.attention(q, k, v, head_dim, score_scale, window, softcap)
@@ -130,20 +142,15 @@ class Attention:
         wide, narrow = self.dimensions.query_size, self.dimensions.key_value_size
         return {"q": (0, wide), "k": (wide, narrow), "v": (wide + narrow, narrow)}
 
-    def _projected(
-        self, ops: LayerOps, x: Tensor, at: str, name: str, *, float32: bool = False
-    ) -> Tensor:
-        """q, k or v of x, which is their common product where they are one layer."""
-        if self.fused:
-            return ops.columns(x, *self._columns[name])
-        return ops.linear(x, f"{at}{name}_proj", float32=float32)
+    def _is_float32(self, name: str) -> bool:
+        """Whether a projection's result is: a norm of everything reads float32.
 
-    def _rotated(self, ops: LayerOps, x: Tensor, at: str, name: str) -> Tensor:
-        if self.qk_norm is None:
-            y = self._projected(ops, x, at, name)
-        else:
-            # A norm of everything reads float32, as those of the residual stream do.
-            y = self._projected(ops, x, at, name, float32=not self.qk_norm.per_head)
+        So do those of the residual stream.
+        """
+        return name != "v" and self.qk_norm is not None and not self.qk_norm.per_head
+
+    def _rotated(self, ops: LayerOps, y: Tensor, at: str, name: str) -> Tensor:
+        if self.qk_norm is not None:
             y = self.qk_norm.trace(ops, y, f"{at}{name}_norm")
         if self.rope is None:
             return y

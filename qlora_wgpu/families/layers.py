@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from qlora_wgpu.families.family import Modules
@@ -18,6 +18,7 @@ from qlora_wgpu.ops.experts import expert_linear
 from qlora_wgpu.ops.glu import glu
 from qlora_wgpu.ops.layer_norm import layer_norm
 from qlora_wgpu.ops.linear import linear
+from qlora_wgpu.ops.linear_group import is_group, linear_group
 from qlora_wgpu.ops.modules import Linear
 from qlora_wgpu.ops.qk_layer_norm import qk_layer_norm
 from qlora_wgpu.ops.qk_norm import qk_norm
@@ -48,6 +49,19 @@ class LayerOps:
     ) -> Tensor:
         """The layer of that name; see ``ops.linear``."""
         return linear(self.g, x, self._modules.linears[name], self.batch, residual, **options)
+
+    def group(self, x: Tensor, names: Mapping[str, bool]) -> dict[str, Tensor]:
+        """The results of layers of one input as one product, by name; none where they are not one.
+
+        Args:
+            x: Their input.
+            names: Whether each layer's result is float32.
+        """
+        layers = [self._modules.linears[name] for name in names]
+        if not is_group(self.g, layers):
+            return {}
+        results = linear_group(self.g, x, layers, self.batch, list(names.values()))
+        return dict(zip(names, results, strict=True))
 
     def linear_out(self, x: Tensor, name: str, residual: Tensor | None, scale: float) -> Tensor:
         """A half's last layer: added to the residual, or alone in float32 for a norm to follow."""

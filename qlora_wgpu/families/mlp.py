@@ -44,8 +44,9 @@ class GatedMLP:
         self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
     ) -> Tensor:
         """Applies it to x; see ``LayerOps.linear_out`` for what becomes of the result."""
-        gate = ops.linear(x, f"{at}mlp.gate_proj")
-        up = ops.linear(x, f"{at}mlp.up_proj")
+        names = (f"{at}mlp.gate_proj", f"{at}mlp.up_proj")
+        grouped = ops.group(x, dict.fromkeys(names, False))
+        gate, up = (grouped.get(name) or ops.linear(x, name) for name in names)
         y = ops.glu(gate, up, self.activation)
         return ops.linear_out(y, f"{at}mlp.down_proj", residual, scale)
 

@@ -7,8 +7,8 @@ An operand is declared by how many neighbouring elements it is read or written a
 ``Eight`` (``shaders/common/eight.wgsl``), 4 as ``vec4<f32>``, 2 as ``vec2<f32>``, 1 as ``f32``
 (inputs only), or ``words``: 16 bytes as they are, of any type. What is bound, float32 or bfloat16,
 in a buffer or in a texture, is not the shader's business. Inputs also have ``raw_x(i)``, the
-elements as they are stored, ``unpack_x(raw)``, and ``broadcast_x_3(raw)``, what invocation 3 of the
-subgroup holds.
+elements as they are stored (a ``Raw_x``), ``unpack_x(raw)``, and ``broadcast_x_3(raw)``, what
+invocation 3 of the subgroup holds.
 
 Words after the width narrow that down:
 
@@ -155,6 +155,7 @@ class Operand:
             halves = bound.dtype == "bfloat16" and self.width == "1"
             body = f"return {name}[{'i / 2u' if halves else 'i'}];"
             code = ""
+        code += f"alias Raw_{name} = {stored};\n"
         code += f"fn raw_{name}(i: u32) -> {stored} {{ {body} }}\n"
         if self.width == "1":
             word = f"let raw = raw_{name}(i); "

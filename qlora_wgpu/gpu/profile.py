@@ -46,6 +46,8 @@ class Profile:
         texture_nt_rows: Rows of results that an invocation of such a kernel holds, in products
             with rows.
         texture_nn_rows: ``texture_nt_rows`` in products with columns.
+        fused_linears: Whether layers of one input are one product, where they may be: fewer
+            launches, and workgroups enough; on CPUs the larger weights leave the cache sooner.
         logits_bytes: Bytes of the float32 logits that exist at once; GPUs want more rows to work
             on.
         limits: What the GPU allows a workgroup.
@@ -78,6 +80,7 @@ class Profile:
     subgroup_size: int = 0
     texture_nt_rows: int = 32
     texture_nn_rows: int = 16
+    fused_linears: bool = False
     limits: Limits = PROMISED
     products: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = ()
 
@@ -133,6 +136,7 @@ GPU_PROFILE = Profile(
     head_block=1 << 30,
     logits_bytes=128 << 20,
     gemm_kind="tiled",
+    fused_linears=True,
     least_workgroups=1024,
     lora_threads=64,
     lora_grad_group=(8, 32),

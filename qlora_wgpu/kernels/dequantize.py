@@ -19,6 +19,8 @@ class Dequantization:
     Attributes:
         w: (rows, in_features), of any type.
         row0: The first row of ``w`` within the matrix.
+        among: If given, ``w`` has the rows of several matrices, and the whole matrix is written to
+            its rows from this one on.
         codes: Eight to a uint32.
         absmax: float32 scales of the blocks, or their 8-bit codes if doubly quantized.
         maps: The 16 values of the codes, then the 256 of the scales' codes and their offset.
@@ -44,6 +46,7 @@ class Dequantization:
     experts: int
     expert_rows: int
     strides: tuple[int, int, int, int]
+    among: int | None = None
 
     def __post_init__(self) -> None:
         if self.blocksize % 8:
@@ -77,7 +80,8 @@ class Codebook:
     def fits(self, problem: Dequantization, profile: Profile) -> bool:
         """Where 32 codes share a row and a block."""
         whole = problem.w.columns % _CODES == 0 and problem.blocksize % _CODES == 0
-        return profile.textures and whole and problem.codebook is not None
+        alone = problem.among is None
+        return profile.textures and whole and alone and problem.codebook is not None
 
     def launch(self, g: Graph, problem: Dequantization) -> None:
         """Adds the launch."""
@@ -107,16 +111,18 @@ class Units:
     def launch(self, g: Graph, problem: Dequantization) -> None:
         """Adds the launch."""
         w = problem.w
+        rows = w.rows if problem.among is None else problem.expert_rows
         g.launch(
             "nf4/dequantize.wgsl",
-            w.rows * w.units(8),
+            rows * w.units(8),
             {**problem._stored(), "quant_map": problem.maps},
             {
-                "rows": w.rows,
+                "rows": rows,
                 "in_features": w.columns,
                 "stride": w.units(8),
                 "row0": problem.row0,
                 "expert_rows": problem.expert_rows,
+                "w_unit0": (problem.among or 0) * w.units(8),
                 **problem._apart(),
             },
             {**problem._constants(), "ALIGNED": w.columns % 8 == 0},

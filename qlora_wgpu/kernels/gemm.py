@@ -34,7 +34,7 @@ class LoraTerm:
     """u·bᵀ, or u·a, that is added to a product.
 
     Attributes:
-        u: (rows, r) float32.
+        u: (rows, r) float32; of several layers with rows their u side by side.
         factor: b (columns, r) of a product with rows, a (r, columns) of one with columns; float32.
         stride: Floats from one expert's factor to the next one's.
         dropout: What u·a is masked with, as the forward's input was.
@@ -44,6 +44,10 @@ class LoraTerm:
     factor: Tensor
     stride: int
     dropout: DropoutMask | None = None
+
+    def rank(self, *, with_rows: bool) -> int:
+        """Terms of each of its sums."""
+        return self.factor.columns if with_rows else self.u.columns
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,9 @@ class Gemm:
         first_row: If given, x is a chunk of the compacted label rows, from this one on.
         experts: If given, each tile of rows meets its expert's matrix; tiles of others are left
             alone.
+        others: If there are, ``w`` is the matrices of up to three layers of one input, one below
+            the other: with rows the second's and the third's results, else their x. All but the
+            last have a multiple of eight columns.
         label: For timing tables.
     """
 
@@ -84,16 +91,33 @@ class Gemm:
     batch_info: Tensor | None = None
     first_row: int | None = None
     experts: ExpertTiles | None = None
+    others: tuple[Tensor, ...] = ()
     label: str = ""
 
     def __post_init__(self) -> None:
         inner = self.x.columns == self.w.columns if self.with_rows else True
+        if self.others:
+            self._check_others()
         if not inner or (not self.with_rows and self.y.columns != self.w.columns):
             raise GraphError(f"gemm: {self.x}, {self.w} and {self.y} do not fit each other")
         if self.x.rows != self.y.rows:
             raise GraphError(f"gemm: {self.x} and {self.y} differ in their rows")
         if self.asks_batch and self.batch_info is None:
             raise GraphError("gemm: dropout and row counts need the batch")
+
+    def _check_others(self) -> None:
+        first = self.y if self.with_rows else self.x
+        parts = (first, *self.others)
+        plain = self.bias is None and self.residual is None and self.experts is None
+        plain = plain and not (self.row0 or (self.with_rows and self.accumulate))
+        alike = self.with_rows or len({part.dtype for part in parts}) == 1
+        whole = all(part.columns % 8 == 0 for part in parts)
+        if (
+            sum(part.columns for part in parts) != self.w.rows
+            or any(part.rows != self.x.rows for part in parts)
+            or not (plain and alike and whole and len(parts) <= 3)
+        ):
+            raise GraphError(f"gemm: {parts} are not the layers of {self.w}")
 
     @property
     def mask(self) -> DropoutMask | None:
@@ -123,7 +147,7 @@ class Gemm:
     @property
     def flops(self) -> int:
         """Floating-point operations."""
-        rank = self.lora.u.columns if self.lora is not None else 0
+        rank = self.lora.rank(with_rows=self.with_rows) if self.lora is not None else 0
         return 2 * self.x.rows * self.columns * (self.depth + rank)
 
     @property
@@ -193,6 +217,12 @@ def _launch(
     }
     if lora is not None:
         tensors["b" if gemm.with_rows else "a"] = lora.factor
+    others, layers = (
+        further_layers("y", gemm.y, gemm.others, 4)
+        if gemm.with_rows
+        else further_layers("x", gemm.x, gemm.others, 8, 8)
+    )
+    tensors |= others
     across = ceil_div(gemm.columns, cut.columns)
     down = ceil_div(gemm.x.rows, cut.rows)
     constants: dict[str, Constant] = {
@@ -218,17 +248,42 @@ def _launch(
             "y_unit0": gemm.row0 // 4 if gemm.with_rows and parts_in is None else 0,
             "row0": gemm.row0 if gemm.with_rows else 0,
             "first_row": gemm.first_row or 0,
-            "r": lora.u.columns if lora is not None else 0,
+            "r": lora.rank(with_rows=gemm.with_rows) if lora is not None else 0,
             "r_stride": lora.u.stride if lora is not None else 0,
+            "b_stride": lora.factor.stride if lora is not None else 0,
             "scale": gemm.scale,
             **dropout_params(gemm.mask),
             "w_expert": gemm.own_rows * gemm.w.units(8),
             **expert_params(gemm.experts, lora.stride // 4 if lora is not None else 0),
+            **layers,
         },
         constants,
         flops=gemm.flops,
         label=gemm.label,
     )
+
+
+def further_layers(
+    name: str, first: Tensor, others: tuple[Tensor, ...], unit: int, begin_unit: int = 1
+) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """What a kernel of layers of one input is bound to and told of the second and the third.
+
+    Args:
+        name: The binding of the first layer's tensor.
+        first: That tensor.
+        others: Those of the others.
+        unit: Elements that their strides count.
+        begin_unit: Columns that the places where they begin count.
+    """
+    begin, tensors = first.columns, {}
+    params = {"begin1": 0, "begin2": 0, "stride1": 0, "stride2": 0}
+    for index, other in enumerate(others, 1):
+        tensors[f"{name}{index}"] = other
+        params |= {f"begin{index}": begin // begin_unit, f"stride{index}": other.units(unit)}
+        begin += other.columns
+    # What is not there begins past the end.
+    params |= {f"begin{i}": 0xFFFFFFFF for i in range(len(others) + 1, 3)}
+    return tensors, params
 
 
 def _launch_split(g: Graph, gemm: Gemm, cut: Cut) -> None:
@@ -239,7 +294,8 @@ def _launch_split(g: Graph, gemm: Gemm, cut: Cut) -> None:
     part = round_up(ceil_div(gemm.depth, max(parts, 1)), 64)
     parts = ceil_div(gemm.depth, part)
     plain = gemm.lora is None and gemm.y.dtype == "float32" and not gemm.with_rows
-    if parts == 1 or gemm.experts is not None or not (plain or cut.any_parts):
+    whole = gemm.experts is not None or (gemm.with_rows and gemm.others)
+    if parts == 1 or whole or not (plain or cut.any_parts):
         _launch(g, gemm, cut)
         return
     stacked = g.float32(f"parts of {gemm.y.name}", parts * gemm.y.rows, gemm.columns)
@@ -255,7 +311,7 @@ class SubgroupTexture:
 
     def fits(self, gemm: Gemm, profile: Profile) -> bool:
         """Where kernels read textures; they mask the term, not x."""
-        return profile.textures and gemm.dropout is None
+        return profile.textures and gemm.dropout is None and not gemm.others
 
     def launch(self, g: Graph, gemm: Gemm) -> None:
         """Adds the launch."""
@@ -296,7 +352,9 @@ class MatrixUnits:
         tile = _matrix_tile(gemm, own)
         constants = tile.constants(with_rows=gemm.with_rows)
         added = (gemm.lora, gemm.bias, gemm.residual)
-        constants["DIRECT"] = gemm.y.dtype == "float32" and all(term is None for term in added)
+        is_one = not (gemm.with_rows and gemm.others)
+        plain = is_one and all(term is None for term in added)
+        constants["DIRECT"] = gemm.y.dtype == "float32" and plain
         tensors: dict[str, Tensor] = {}
         if own.saturates and not gemm.with_rows:
             tensors["sizes"] = largest_sizes(g, gemm)
@@ -320,11 +378,18 @@ def largest_sizes(g: Graph, gemm: Gemm) -> Tensor:
     x = gemm.x
     sizes = g.integers(f"sizes of {x.name}", ceil_div(x.rows, SIZED_ROWS))
     batch_info = gemm.batch_info if gemm.first_row is not None else None
+    others, layers = further_layers("x", x, gemm.others, 8, 8)
     g.launch(
         "gemm/sizes.wgsl",
         (sizes.columns, 1, 1),
-        {"x": x, "sizes": sizes, "batch_info": batch_info},
-        {"rows": x.rows, "stride": x.units(8), "first_row": gemm.first_row or 0},
+        {"x": x, "sizes": sizes, "batch_info": batch_info, **others},
+        {
+            "rows": x.rows,
+            "stride": x.units(8),
+            "stride1": layers["stride1"],
+            "stride2": layers["stride2"],
+            "first_row": gemm.first_row or 0,
+        },
         {"GROUP": _SIZING_GROUP, "ROWS": SIZED_ROWS},
         label=gemm.label,
     )

@@ -17,7 +17,7 @@ from qlora_wgpu.kernels.experts import (
     expert_count,
     expert_params,
 )
-from qlora_wgpu.kernels.gemm import GEMM, Gemm, LoraTerm, broadcast_constants
+from qlora_wgpu.kernels.gemm import GEMM, Gemm, LoraTerm, broadcast_constants, further_layers
 from qlora_wgpu.kernels.kernel import Change, Kernel, Tunable
 
 _ROWS, _RANKS = 4, 8  # of results that a workgroup of the GPUs' kernels makes
@@ -165,21 +165,32 @@ class DownGemm:
 
 @dataclass(frozen=True)
 class UpGrad:
-    """du = scaling · dy·B, with dy (rows, out_features), du (rows, r) float32."""
+    """du = scaling · dy·B, with dy (rows, out_features), du (rows, r) float32.
+
+    With ``others`` du has the ranks of several layers of one input side by side, a multiple of
+    eight each; B has the layers' rows one below the other, and ``others`` are the second's and the
+    third's dy.
+    """
 
     dy: Tensor
     lora: Lora
     du: Tensor
     experts: ExpertTiles | None = None
+    others: tuple[Tensor, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.du.shape != (self.dy.rows, self.lora.r):
+        ranks = self.lora.b.columns * (1 + len(self.others))
+        fits = not self.others or (ranks == self.lora.r and self.lora.b.columns % 8 == 0)
+        if self.du.shape != (self.dy.rows, self.lora.r) or not fits:
             raise GraphError(f"lora: {self.dy}, {self.lora.b} and {self.du} do not fit")
 
     def _launch(
         self, g: Graph, path: str, workgroups: Workgroups, cut: dict[str, Constant], unit: int
     ) -> None:
         tensors: dict[str, Tensor | None] = {"dy": self.dy, "b": self.lora.b, "du": self.du}
+        others, layers = further_layers("dy", self.dy, self.others, unit)
+        tensors |= others
+        n1, n2 = (*(other.columns for other in self.others), 0, 0)[:2]
         constants = {**expert_constants(self.experts, tensors), **cut}
         g.launch(
             path,
@@ -194,6 +205,10 @@ class UpGrad:
                 "du_stride": self.du.stride,
                 "scale": self.lora.scaling,
                 **expert_params(self.experts, self.lora.b_stride // 8),
+                "layer_r": self.lora.b.columns,
+                **layers,
+                "n1": n1,
+                "n2": n2,
             },
             constants,
             flops=2 * self.dy.rows * self.dy.columns * self.lora.r,
@@ -206,7 +221,7 @@ class UpGradTexture:
 
     def fits(self, problem: UpGrad, profile: Profile) -> bool:
         """Where kernels read textures."""
-        return profile.textures
+        return profile.textures and not problem.others
 
     def launch(self, g: Graph, problem: UpGrad) -> None:
         """Adds the launch."""
@@ -222,7 +237,7 @@ class UpGradShared:
 
     def fits(self, problem: UpGrad, profile: Profile) -> bool:
         """Where the profile says how many threads share it."""
-        return profile.lora_threads > 0 or problem.experts is not None
+        return profile.lora_threads > 0 or problem.experts is not None or bool(problem.others)
 
     def launch(self, g: Graph, problem: UpGrad) -> None:
         """Adds the launch."""
@@ -261,6 +276,8 @@ class FactorGrad:
         batch_info: Needed for dropout.
         expert_rows: If given, each expert's rows add to its own gradient.
         expert_stride: Floats from one expert's gradient to the next one's.
+        others: If there are, the second's and the third's dy of layers of one input: u has their
+            ranks side by side, a multiple of eight each, and ``gradient`` their rows.
     """
 
     x: Tensor
@@ -271,23 +288,36 @@ class FactorGrad:
     batch_info: Tensor | None = None
     expert_rows: Tensor | None = None
     expert_stride: int = 0
+    others: tuple[Tensor, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.x.rows != self.u.rows:
-            raise GraphError(f"lora: {self.x} and {self.u} differ in their rows")
+        if self.x.rows != self.u.rows or (self.others and self.gradient.rows != self.columns):
+            raise GraphError(f"lora: {self.x}, {self.u} and {self.gradient} do not fit")
+
+    @property
+    def columns(self) -> int:
+        """Columns of all x."""
+        return self.x.columns + sum(other.columns for other in self.others)
+
+    @property
+    def r(self) -> int:
+        """Ranks of a layer."""
+        return self.u.columns // (1 + len(self.others))
 
     def _launch(self, g: Graph, path: str, unit: int, ranks: int, cut: dict[str, Constant]) -> None:
         across = unit * int(cut["THREADS"])
         masked = self.dropout is not None
+        others, layers = further_layers("x", self.x, self.others, unit, unit)
         g.launch(
             path,
             (
-                ceil_div(self.x.columns, across),
-                ceil_div(self.u.columns, ranks),
+                ceil_div(self.columns, across),
+                ceil_div(self.r, ranks),
                 expert_count(self.expert_rows),
             ),
             {
                 "x": self.x,
+                **others,
                 "u": self.u,
                 "g": self.gradient,
                 "batch_info": self.batch_info if masked else None,
@@ -295,20 +325,21 @@ class FactorGrad:
             },
             {
                 "rows": self.x.rows,
-                "x_columns": self.x.columns,
+                "x_columns": self.columns,
                 "x_stride": self.x.units(unit),
-                "r": self.u.columns,
+                "r": self.r,
                 "r_stride": self.u.units(4),
                 "g_stride": self.gradient.units(4),
                 **dropout_params(self.dropout),
                 "lora_expert": self.expert_stride // 4,
+                **layers,
             },
             {
                 "TRANSPOSED": self.transposed,
                 "DROPOUT": masked,
                 **cut,
             },
-            flops=2 * self.x.rows * self.x.columns * self.u.columns,
+            flops=2 * self.x.rows * self.columns * self.r,
             label="lora/grad_a" if self.transposed else "lora/grad_b",
         )
 
@@ -318,7 +349,7 @@ class FactorGradTexture:
 
     def fits(self, problem: FactorGrad, profile: Profile) -> bool:
         """Where kernels read textures."""
-        return profile.textures
+        return profile.textures and not problem.others
 
     def launch(self, g: Graph, problem: FactorGrad) -> None:
         """Adds the launch."""

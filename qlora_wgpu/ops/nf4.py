@@ -52,6 +52,10 @@ class NF4Matrix:
         for row0 in range(0, self.rows, most):
             yield row0, self._dequantize(g, row0, min(most, self.rows - row0))
 
+    def put_rows(self, g: Graph, w: Tensor, row0: int) -> None:
+        """Dequantizes the whole matrix into rows ``row0`` and on of an operand."""
+        self._launch(g, w, self._parts(0), 0, among=row0)
+
     def _dequantize(self, g: Graph, row0: int, rows: int) -> Tensor:
         w = g.operand(self.name, rows, self.columns)
         self._launch(g, w, self._parts(0), row0)
@@ -82,7 +86,14 @@ class NF4Matrix:
     def _stride(self, part: Tensor | None) -> int:
         return 0 if part is None else part.columns // self.experts
 
-    def _launch(self, g: Graph, w: Tensor, parts: tuple[Tensor | None, ...], row0: int) -> None:
+    def _launch(
+        self,
+        g: Graph,
+        w: Tensor,
+        parts: tuple[Tensor | None, ...],
+        row0: int,
+        among: int | None = None,
+    ) -> None:
         codes, absmax, nested_absmax, maps = parts
         assert codes is not None and absmax is not None and maps is not None
         problem = Dequantization(
@@ -103,6 +114,7 @@ class NF4Matrix:
                 self._stride(self.nested_absmax),
                 self._stride(self.maps),
             ),
+            among=among,
         )
         DEQUANTIZE.launch(g, problem)
 

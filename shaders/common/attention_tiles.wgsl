@@ -9,6 +9,7 @@
 // A kernel defines own_N(row, unit) and other_N(row, unit) for its PRODUCTS, and mixed_N(row, unit)
 // for its MIXES. THREADS = LANES · LINES; BLOCK = 4 · OWN · LINES = 4 · LANES.
 const FOURS = 16u;  // of rows, in BLOCK
+const SIDE = 128u;  // fours of rows by units that a side has at most in a turn
 const PART = 8u;  // fours of others whose weights are in workgroup memory at a time
 
 // Of four neighbouring rows or units each lies in an array of its own, so that one place reaches
@@ -31,25 +32,30 @@ fn own_four(b: u32) -> u32 {
 // score_N[b][k]: of the b-th four of own rows with the k-th other.
 var<private> score_$n: array<array<vec4<f32>, 4>, OWN>;
 
-// CHUNK units of all rows, turned: four rows of a column are a vector.
+// CHUNK units of all rows, turned: four rows of a column are a vector. An invocation has four rows
+// of a unit, of both sides or (!BOTH) of one; all are loaded before the first is stored.
 fn stage_$n(index: u32, own_first: u32, other_first: u32, unit_first: u32) {
-    //#unroll t LOADS
-    {
-        let i = index + $tu * THREADS;
-        let unit = i % CHUNK;
-        let four = i / CHUNK;
-        if (four < 2u * FOURS && unit_first + unit < UNITS) {
-            //#unroll r 4: var x_$r: vec4<f32>;
-            if (four < FOURS) {
-                //#unroll r 4: x_$r = own_$n(min(own_first + 4u * four + $ru, params.seq - 1u), unit_first + unit);
-            } else {
-                //#unroll r 4: x_$r = other_$n(min(other_first + 4u * (four - FOURS) + $ru, params.seq - 1u), unit_first + unit);
-            }
-            let at = (four / FOURS * CHUNK + unit) * FOURS + ((four % FOURS) ^ (unit % 8u));
-            //#unroll j 4: tile[$j][at] = vec4<f32>(x_0[$j], x_1[$j], x_2[$j], x_3[$j]);
+    let i = index % SIDE;
+    let unit = i % CHUNK;
+    let four = i / CHUNK;
+    if (four < FOURS && unit_first + unit < UNITS) {
+        let at = unit * FOURS + (four ^ (unit % 8u));
+//#if BOTH
+        //#unroll r 4: let x_$r = own_$n(min(own_first + 4u * four + $ru, params.seq - 1u), unit_first + unit);
+        //#unroll r 4: let y_$r = other_$n(min(other_first + 4u * four + $ru, params.seq - 1u), unit_first + unit);
+        //#unroll j 4: tile[$j][at] = vec4<f32>(x_0[$j], x_1[$j], x_2[$j], x_3[$j]);
+        //#unroll j 4: tile[$j][CHUNK * FOURS + at] = vec4<f32>(y_0[$j], y_1[$j], y_2[$j], y_3[$j]);
+//#else
+        //#unroll r 4: var x_$r: vec4<f32>;
+        if (index < SIDE) {
+            //#unroll r 4: x_$r = own_$n(min(own_first + 4u * four + $ru, params.seq - 1u), unit_first + unit);
+        } else {
+            //#unroll r 4: x_$r = other_$n(min(other_first + 4u * four + $ru, params.seq - 1u), unit_first + unit);
         }
+        let side = select(CHUNK * FOURS, 0u, index < SIDE);
+        //#unroll j 4: tile[$j][side + at] = vec4<f32>(x_0[$j], x_1[$j], x_2[$j], x_3[$j]);
+//#endif
     }
-    //#end
 }
 
 fn multiply_$n(units: u32) {
@@ -83,17 +89,17 @@ fn score_tile_$n(index: u32, own_first: u32, other_first: u32) {
 // mix_M[row][c]: the results.
 var<private> mix_$m: array<array<vec4<f32>, COLUMNS>, 4 * OWN>;
 
-// ROWS fours of the other side's rows as they are.
+// ROWS fours of the other side's rows as they are; all are loaded before the first is stored.
 fn stage_mixed_$m(index: u32, other_first: u32, unit_first: u32) {
     //#unroll t MIXED_LOADS
-    {
-        let i = index + $tu * THREADS;
-        let row = i / SPAN;
-        let unit = i % SPAN;
-        if (row < 4u * ROWS && unit_first + unit < UNITS) {
-            tile[row % 4u][PART * FOURS + row / 4u * SPAN + unit] = mixed_$m(min(other_first + row, params.seq - 1u), unit_first + unit);
+        let row_$t = (index + $tu * THREADS) / SPAN;
+        let unit_$t = (index + $tu * THREADS) % SPAN;
+        let value_$t = mixed_$m(min(other_first + row_$t, params.seq - 1u), min(unit_first + unit_$t, UNITS - 1u));
+    //#end
+    //#unroll t MIXED_LOADS
+        if (4u * ROWS * SPAN == MIXED_LOADS * THREADS || row_$t < 4u * ROWS) {
+            tile[row_$t % 4u][PART * FOURS + row_$t / 4u * SPAN + unit_$t] = value_$t;
         }
-    }
     //#end
 }
 

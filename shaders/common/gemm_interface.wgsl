@@ -14,6 +14,7 @@ struct Params {
     first_row: u32,
     r: u32,
     r_stride: u32,
+    b_stride: u32,
     scale: f32,
     module_key: u32,
     keep_below: u32,
@@ -22,10 +23,18 @@ struct Params {
     experts: u32,
     w_expert: u32,
     lora_expert: u32,
+    begin1: u32,
+    begin2: u32,
+    stride1: u32,
+    stride2: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
 //#output 3 y: 4 sum
+// Layers of one input as one product of rows: the second's and the third's results, whose columns
+// begin at begin1 and begin2.
+//#output 10 y1?: 4
+//#output 11 y2?: 4
 //#input 6 bias?: 4 float32
 //#input 7 residual?: 4
 //#if batch_info
@@ -45,6 +54,19 @@ fn row_count() -> u32 {
 //#endif
 }
 
+// Which of several layers a column of the results belongs to, counted from 0.
+fn layer_of(column: u32) -> u32 {
+//#if y2
+    return u32(column >= params.begin1) + u32(column >= params.begin2);
+//#else
+//#if y1
+    return u32(column >= params.begin1);
+//#else
+    return 0u;
+//#endif
+//#endif
+}
+
 // Four neighbouring results of one row, zero past the last column, with the optional bias and
 // residual, overwritten or (ACCUMULATE) added to y.
 fn store4(row: u32, column: u32, value: vec4<f32>) {
@@ -58,6 +80,18 @@ fn store4(row: u32, column: u32, value: vec4<f32>) {
     let at = row * params.y_stride + unit;
 //#if residual
     v += load_residual(at);
+//#endif
+//#if y2
+    if (column >= params.begin2) {
+        store_y2(row * params.stride2 + (column - params.begin2) / 4u, v);
+        return;
+    }
+//#endif
+//#if y1
+    if (column >= params.begin1) {
+        store_y1(row * params.stride1 + (column - params.begin1) / 4u, v);
+        return;
+    }
 //#endif
     store_y(at, v);
 }

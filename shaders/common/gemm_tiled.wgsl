@@ -14,9 +14,11 @@ var<private> below: u32;
 // Whose rows this workgroup has.
 var<private> expert: u32;
 
-// Where a row of x begins. Rows past the end repeat the last.
-fn x_row(m: u32) -> u32 {
-    return min(m, params.rows - 1u) * params.x_stride + params.x_unit0;
+//#include common/gemm_rows.wgsl
+
+// A unit of a row of x. Rows past the end repeat the last.
+fn raw_unit(m: u32, unit: u32) -> Raw_x {
+    return raw_row(min(m, params.rows - 1u), unit);
 }
 
 // How many units there are along k, and the one to load for any: past the end it is the last.
@@ -59,8 +61,10 @@ fn is_whole(m0: u32, c0: u32) -> bool {
     return m0 + TILE_M <= row_count() && c0 + TILE_N <= params.columns;
 }
 
-fn y_place(row: u32, column: u32) -> u32 {
-    return (below + row) * params.y_stride + params.y_unit0 + column / 4u;
+fn y_place(row: u32, column: u32, k_first: u32) -> u32 {
+    // What `below` is; of a private variable no compiler knows that all invocations have the same.
+    let first_row = k_first / params.k_part * params.rows;
+    return (first_row + row) * params.y_stride + params.y_unit0 + column / 4u;
 }
 
 fn y_stride() -> u32 {

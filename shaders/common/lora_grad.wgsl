@@ -17,6 +17,10 @@ struct Params {
     keep_below: u32,
     keep_scale: f32,
     lora_expert: u32,
+    begin1: u32,
+    begin2: u32,
+    stride1: u32,
+    stride2: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

@@ -13,6 +13,13 @@ struct Params {
     expert0: u32,
     experts: u32,
     lora_expert: u32,
+    layer_r: u32,
+    begin1: u32,
+    begin2: u32,
+    n1: u32,
+    n2: u32,
+    stride1: u32,
+    stride2: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

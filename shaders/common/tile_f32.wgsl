@@ -96,7 +96,7 @@ fn product(index: u32, is_first_part: bool, m0: u32, c0: u32, k_first: u32, k_la
 //#endif
     //#unroll i X_UNITS
         let x_at_$i = index / 2u + $iu * (THREADS / 2u);
-        var x_$i = raw_x(x_row(m0 + x_at_$i) + k_unit(k_first / 8u + unit));
+        var x_$i = raw_unit(m0 + x_at_$i, k_unit(k_first / 8u + unit));
     //#end
     //#unroll j W_UNITS
 //#if W_ROWS
@@ -120,7 +120,7 @@ fn product(index: u32, is_first_part: bool, m0: u32, c0: u32, k_first: u32, k_la
         for (var q = 0u; q < TILE_K / 4u; q += 1u) {
             // Within the loop, lest a compiler moves the loads behind it, to where they are used.
             if (q == 0u) {
-                //#unroll i X_UNITS: x_$i = raw_x(x_row(m0 + x_at_$i) + next);
+                //#unroll i X_UNITS: x_$i = raw_unit(m0 + x_at_$i, next);
 //#if W_ROWS
                 //#unroll j W_UNITS: w_$j = raw_w(w_row(c0 + column_of(w_at_$j)) + next);
 //#else
@@ -139,37 +139,46 @@ fn product(index: u32, is_first_part: bool, m0: u32, c0: u32, k_first: u32, k_la
 }
 //#if u
 
-// The adapter's term: a product of the same tiles, r deep, before all others.
+// The adapter's term: a product of the same tiles, r deep, before all others; of several layers one
+// after the other, each in its own columns.
 fn add_term(index: u32, across: u32, down: u32, m0: u32, c0: u32) {
-    let unit = index % 2u;
-    let units = (params.r + 7u) / 8u;
-    for (var first = 0u; first < units; first += TILE_K / 8u) {
-        let at = min(first + unit, units - 1u);
-        let factor = f32(first + unit < units);
-        //#unroll i X_UNITS
-            let row_$i = index / 2u + $iu * (THREADS / 2u);
-            put_x(row_$i, unit, scale8(u_unit(m0 + row_$i, at), factor));
-        //#end
-        //#unroll j W_UNITS
-//#if W_ROWS
-            let w_at_$j = index / 2u + $ju * (THREADS / 2u);
-            put_w(w_at_$j, unit, b_unit(c0 + column_of(w_at_$j), at));
-//#else
-            let w_at_$j = index / WG_N + $ju * WG_M;
-            put_w(w_at_$j, index % WG_N, a_unit(8u * first + w_at_$j, c0 + index % WG_N * 8u));
-//#endif
-        //#end
-        workgroupBarrier();
-        for (var q = 0u; q < TILE_K / 4u; q += 1u) {
-            multiply(q, across, down);
+    let last = layer_of(min(c0 + TILE_N, params.columns) - 1u);
+    for (var layer = layer_of(c0); layer <= last; layer += 1u) {
+        for (var first = 0u; first < (params.r + 7u) / 8u; first += TILE_K / 8u) {
+            put_term(index, m0, c0, layer, first);
+            workgroupBarrier();
+            for (var q = 0u; q < TILE_K / 4u; q += 1u) {
+                multiply(q, across, down);
+            }
+            workgroupBarrier();
         }
-        workgroupBarrier();
     }
 //#if DROPOUT
     //#unroll i 8
         mask_$i(m0 + $iu * WG_M + down, c0 + 8u * across);
     //#end
 //#endif
+}
+
+fn put_term(index: u32, m0: u32, c0: u32, layer: u32, first: u32) {
+    let unit = index % 2u;
+    let units = (params.r + 7u) / 8u;
+    let at = min(first + unit, units - 1u);
+    let factor = f32(first + unit < units);
+    //#unroll i X_UNITS
+        let row_$i = index / 2u + $iu * (THREADS / 2u);
+        put_x(row_$i, unit, scale8(u_unit(m0 + row_$i, layer * units + at), factor));
+    //#end
+    //#unroll j W_UNITS
+//#if W_ROWS
+        let w_at_$j = index / 2u + $ju * (THREADS / 2u);
+        let column_$j = c0 + column_of(w_at_$j);
+        put_w(w_at_$j, unit, scale8(b_unit(column_$j, at), f32(layer_of(column_$j) == layer)));
+//#else
+        let w_at_$j = index / WG_N + $ju * WG_M;
+        put_w(w_at_$j, index % WG_N, a_unit(8u * first + w_at_$j, c0 + index % WG_N * 8u));
+//#endif
+    //#end
 }
 
 fn u_unit(m: u32, unit: u32) -> Eight {

@@ -40,10 +40,10 @@ const X_COUNT = TILE_M * K_UNITS;
 const W_COUNT = W_HEIGHT * W_ROW_UNITS;
 
 //#if sizes
-@group(0) @binding(10) var<storage, read> sizes: array<u32>;
+@group(0) @binding(14) var<storage, read> sizes: array<u32>;
 //#endif
 //#if saturated
-@group(0) @binding(11) var<storage, read_write> saturated: array<atomic<u32>>;
+@group(0) @binding(15) var<storage, read_write> saturated: array<atomic<u32>>;
 //#endif
 
 var<workgroup> x_tile: array<Vector, TILE_M * X_STRIDE>;
@@ -156,7 +156,7 @@ fn product(index: u32, group: u32, lane: u32, m0: u32, c0: u32, k_first: u32, k_
     //#end
     //#unroll i X_UNITS
         let x_at_$i = index + $iu * THREADS;
-        var x_$i = raw_x(x_row(m0 + x_at_$i / K_UNITS) + k_unit(k_first / 8u + x_at_$i % K_UNITS));
+        var x_$i = raw_unit(m0 + x_at_$i / K_UNITS, k_unit(k_first / 8u + x_at_$i % K_UNITS));
     //#end
     //#unroll i W_UNITS
         let w_at_$i = index + $iu * THREADS;
@@ -185,7 +185,7 @@ fn product(index: u32, group: u32, lane: u32, m0: u32, c0: u32, k_first: u32, k_
         for (var k = 0u; k < TILE_K; k += MATRIX_K) {
             // Within the loop, lest a compiler moves the loads behind it, to where they are used.
             if (k == 0u) {
-                //#unroll i X_UNITS: x_$i = raw_x(x_row(m0 + x_at_$i / K_UNITS) + k_unit((k0 + TILE_K) / 8u + x_at_$i % K_UNITS));
+                //#unroll i X_UNITS: x_$i = raw_unit(m0 + x_at_$i / K_UNITS, k_unit((k0 + TILE_K) / 8u + x_at_$i % K_UNITS));
                 //#unroll i W_UNITS: w_$i = raw_w(w_place(w_at_$i, c0, k0 + TILE_K));
             }
             //#unroll i FRAGMENTS_M
@@ -217,7 +217,7 @@ fn product(index: u32, group: u32, lane: u32, m0: u32, c0: u32, k_first: u32, k_
 //#if !ACCUMULATE
     if (is_whole(m0, c0)) {
         //#unroll i FRAGMENTS_M, j FRAGMENTS_N
-            subgroupMatrixStore<row_major>(&y, y_place(m0 + m + $iu * MATRIX_M, c0 + n + $ju * MATRIX_N), subgroupMatrixScalarMultiply(sum_$i_$j, y_factor() * y_scale), y_stride());
+            subgroupMatrixStore<row_major>(&y, y_place(m0 + m + $iu * MATRIX_M, c0 + n + $ju * MATRIX_N, k_first), subgroupMatrixScalarMultiply(sum_$i_$j, y_factor() * y_scale), y_stride());
         //#end
         return;
     }

@@ -7,6 +7,7 @@
 // Workgroups along z have k_part rows of w each; their results lie one below the other in y.
 // Each invocation holds TILE_M × 8 results. Launcher: kernels/gemm.py.
 //#include common/gemm_interface.wgsl
+//#include common/gemm_rows.wgsl
 //#input 1 x: 8
 //#input 2 w: 8
 //#input 4 u?: 1 float32
@@ -35,7 +36,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     let k_last = min(params.k, (group.z + 1u) * params.k_part);
     for (var k = group.z * params.k_part; k < k_last; k += 8u) {
         // Rows of w past the last meet zeros in x's padding.
-        //#unroll i TILE_M: let x_$i = load_x(m_$i * params.x_stride + params.x_unit0 + k / 8u);
+        //#unroll i TILE_M: let x_$i = unpack_x(raw_row(m_$i, k / 8u));
         //#unroll t 4
             {
                 let w = load_w(min(k + 2u * $tu, last) * params.w_stride + w_at);

@@ -49,10 +49,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     //#unroll i TILE_M, j 8: acc_$i_$j *= params.scale;
 //#if u
     let r_stride = params.r_stride / 4u;
-    let b_at = adapter_at(expert) + 4u * params.y_unit0 * r_stride;
+    let b_stride = params.b_stride / 4u;
+    let b_at = adapter_at(expert) + 4u * params.y_unit0 * b_stride;
+    let u_at = layer_of(c0) * (params.r / 4u);
     for (var k = 0u; k < (params.r + 3u) / 4u; k += 1u) {
-        //#unroll j 8: let b_$j = load_b(b_at + c_$j * r_stride + k);
-        //#unroll i TILE_M: let u_$i = load_u(m_$i * r_stride + k);
+        //#unroll j 8: let b_$j = load_b(b_at + c_$j * b_stride + k);
+        //#unroll i TILE_M: let u_$i = load_u(m_$i * r_stride + u_at + k);
         //#unroll i TILE_M, j 8: acc_$i_$j += dot(u_$i, b_$j);
     }
 //#endif

@@ -40,9 +40,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     //#unroll p BLOCKS, s SPAN: acc_$p_$s *= params.scale;
 //#if u
     let r_stride = params.r_stride / 4u;
-    let b_at = adapter_at(expert) + 4u * params.y_unit0 * r_stride;
+    let b_stride = params.b_stride / 4u;
+    let b_at = adapter_at(expert) + 4u * params.y_unit0 * b_stride;
     for (var k = 0u; k < (params.r + 3u) / 4u; k += 1u) {
-        //#unroll j 4: let b_$j = load_b(b_at + c_$j * r_stride + k);
+        //#unroll j 4: let b_$j = load_b(b_at + c_$j * b_stride + k);
         //#unroll p BLOCKS: let u_$p = load_u(m_$p * r_stride + k);
         //#unroll p BLOCKS, s SPAN
             let t_$p_$s = broadcast_u_$s(u_$p);

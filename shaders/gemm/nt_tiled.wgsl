@@ -25,7 +25,7 @@ fn finish4(row: u32, column: u32, value: vec4<f32>) {
 //#if u
     //#unroll j 4: let b_$j = b_row(column + $ju);
     for (var k = 0u; below == 0u && k < (params.r + 3u) / 4u; k += 1u) {
-        let t = load_u(row * (params.r_stride / 4u) + k);
+        let t = load_u(row * (params.r_stride / 4u) + layer_of(column) * (params.r / 4u) + k);
         v += vec4<f32>(dot(t, load_b(b_0 + k)), dot(t, load_b(b_1 + k)), dot(t, load_b(b_2 + k)), dot(t, load_b(b_3 + k)));
     }
 //#endif
@@ -38,7 +38,7 @@ fn finish4(row: u32, column: u32, value: vec4<f32>) {
 
 // Where the row of b begins that belongs to a column of the results.
 fn b_row(column: u32) -> u32 {
-    return adapter_at(expert) + (params.row0 + min(column, params.columns - 1u)) * (params.r_stride / 4u);
+    return adapter_at(expert) + (params.row0 + min(column, params.columns - 1u)) * (params.b_stride / 4u);
 }
 
 fn b_unit(column: u32, unit: u32) -> Eight {

@@ -20,9 +20,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     //#unroll i 4, j 8: var sum_$i_$j = 0.0;
     for (var k = thread; k < params.x_stride; k += THREADS) {
         //#unroll i 4: let x_$i = masked(load_x(x_at_$i + k), x_at_$i + k);
-        //#unroll j 8: let a_$j = load_a(a_at_$j + k);
         // Term by term: each is one instruction with its sum, which those of a dot product are not.
-        //#unroll t 4, i 4, j 8: sum_$i_$j += x_$i.even[$t] * a_$j.even[$t]; sum_$i_$j += x_$i.odd[$t] * a_$j.odd[$t];
+        //#unroll j 8
+            let a_$j = load_a(a_at_$j + k);
+            //#unroll t 4, i 4: sum_$i_$j += x_$i.even[$t] * a_$j.even[$t]; sum_$i_$j += x_$i.odd[$t] * a_$j.odd[$t];
+        //#end
     }
     //#unroll i 4, j 8: put_partial(thread, $iu * 8u + $ju, sum_$i_$j);
     workgroupBarrier();

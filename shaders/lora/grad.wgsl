@@ -1,24 +1,48 @@
 // The gradient of A or B: common/lora_grad.wgsl. Each invocation holds four columns by four ranks;
 // ROW_THREADS of a workgroup share the rows (SPREAD) on GPUs.
+//
+// Of several layers of one input x1 and x2 are further columns, from units begin1 and begin2 on; u has
+// the layers' ranks side by side, and g the layers' rows one below the other.
 //#include common/lora_grad.wgsl
 //#input 1 x: 4
+//#input 6 x1?: 4
+//#input 7 x2?: 4
 
 @compute @workgroup_size(THREADS, ROW_THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
     let c = group.x * THREADS + local.x;
     let j = group.y;
     let here = 4u * c < params.x_columns;
+//#if x1
+    let u_at = (u32(c >= params.begin1) + u32(c >= params.begin2)) * (params.r / 4u) + j;
+//#else
+    let u_at = j;
+//#endif
     // sums.v_i: column 4c + i against ranks 4j .. 4j+3.
     var sums = Sums(vec4<f32>(0.0), vec4<f32>(0.0), vec4<f32>(0.0), vec4<f32>(0.0));
     for (var m = first_row(group.z) + local.y; m < select(0u, rows_end(group.z), here); m += ROW_THREADS) {
-        var v = load_x(m * params.x_stride + c);
+        var v = load_columns(m, c);
 //#if DROPOUT
         v *= dropout_mask4((m * params.x_stride + c) * 4u);
 //#endif
-        let w = load_u(m * params.r_stride + j);
+        let w = load_u(m * params.r_stride + u_at);
         //#unroll i 4: sums.v_$i += v[$i] * w;
     }
     add_to_gradient(group, local, sums);
+}
+
+fn load_columns(m: u32, c: u32) -> vec4<f32> {
+//#if x2
+    if (c >= params.begin2) {
+        return load_x2(m * params.stride2 + c - params.begin2);
+    }
+//#endif
+//#if x1
+    if (c >= params.begin1) {
+        return load_x1(m * params.stride1 + c - params.begin1);
+    }
+//#endif
+    return load_x(m * params.x_stride + c);
 }
 
 struct Sums {

@@ -2,7 +2,7 @@
 //
 // Element e = (row0 + n)·in_features + k of the flat matrix: byte e/2 of codes, the high nibble if
 // e is even; block e / blocksize.
-// w (rows, in_features) is overwritten, padded with zeros to units of eight; ALIGNED where
+// w (rows, in_features) is overwritten from unit w_unit0 on, padded with zeros to units of eight; ALIGNED where
 // in_features is a multiple of eight, so that eight elements share a word and a block.
 // With EXPERTS several matrices of expert_rows rows lie one below the other, each with codes,
 // scales and maps of its own, *_expert elements apart. All share quant_map, the first's.
@@ -16,6 +16,7 @@ struct Params {
     stride: u32,
     row0: u32,
     expert_rows: u32,
+    w_unit0: u32,
     codes_expert: u32,
     absmax_expert: u32,
     nested_expert: u32,
@@ -49,7 +50,7 @@ fn each(i: u32) {
     let unit = params.row0 * params.stride + i;
 //#endif
     let word = codes[expert * params.codes_expert + unit];
-    store_w(i, decoded(word, block_scale(expert, unit / (BLOCKSIZE / 8u))));
+    store_w(params.w_unit0 + i, decoded(word, block_scale(expert, unit / (BLOCKSIZE / 8u))));
 }
 //#else
 fn value(expert: u32, element: u32) -> f32 {
@@ -72,6 +73,6 @@ fn each(i: u32) {
     let first = (params.row0 + n) * params.in_features + k;
 //#endif
     //#unroll e 8: var v_$e = 0.0; if (k + $eu < params.in_features) { v_$e = value(expert, first + $eu); }
-    store_w(i, Eight(vec4<f32>(v_0, v_2, v_4, v_6), vec4<f32>(v_1, v_3, v_5, v_7)));
+    store_w(params.w_unit0 + i, Eight(vec4<f32>(v_0, v_2, v_4, v_6), vec4<f32>(v_1, v_3, v_5, v_7)));
 }
 //#endif

@@ -43,7 +43,7 @@ fn is_whole(m0: u32, c0: u32) -> bool {
     return true;
 }
 
-fn y_place(row: u32, column: u32) -> u32 {
+fn y_place(row: u32, column: u32, k_first: u32) -> u32 {
     return (row * TILE_N + column) / 4u;
 }
 

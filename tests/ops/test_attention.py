@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 
+from qlora_wgpu.gpu.matrix import Limits
 from qlora_wgpu.gpu.profile import GPU_PROFILE
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.ops.attention import attention
@@ -115,6 +116,16 @@ def test_several_tiles(device, dtype, case, least_workgroups):
         return  # nothing is shared
     profile = replace(GPU_PROFILE, least_workgroups=least_workgroups)
     check(device, profile, dtype, heads, kv_heads, head_dim, segments, **options)
+
+
+@pytest.mark.parametrize("limits", [Limits(256, 16 << 10), Limits(128, 1 << 15), Limits(256, 8191)])
+def test_workgroups_are_within_limits(limits):
+    g = Graph("bfloat16", replace(GPU_PROFILE, limits=limits))
+    q = g.operand("q", 70, 128)
+    attention(g, q, q, q, make_batch_buffers(1, 70), 128, 0.125)
+    tiled = limits == Limits(256, 16 << 10)
+    path = "attention/forward_tiled.wgsl" if tiled else "attention/forward.wgsl"
+    assert [launch.path for launch in g.launches] == [path]
 
 
 @pytest.mark.parametrize("blocks", [1, 64, 65])

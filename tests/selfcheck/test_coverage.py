@@ -26,9 +26,9 @@ SETTINGS = (
 )
 
 
-def launches(family, index, dtype, profile):
+def launches(family, index, dtype, profile, lora=None):
     """All that a run of a family launches, its options and heads in turn."""
-    lora = LoraConfig(r=5, lora_dropout=0.0 if index % 2 else 0.1, use_dora=index % 2 == 1)
+    lora = lora or LoraConfig(r=5, lora_dropout=0.0 if index % 2 else 0.1, use_dora=index % 2 == 1)
     quant = QuantConfig(scheme=("nf4", "none")[index // 2 % 2], double_quant=index % 3 > 0)
     config = with_head_dim(traced_configs()[family], (24, 64, 128)[index % 3])
     train = {"compute_dtype": dtype, "per_device_train_batch_size": 2, **SETTINGS[index % 2]}
@@ -49,6 +49,15 @@ def test_every_statement_is_checked(device, name, dtype):
         cases, missing = covering(statements(ran), traced)
         assert not missing, (family, sorted(missing))
         assert_chosen_for_a_reason(cases, statements(ran), traced)
+
+
+@pytest.mark.parametrize("name", ["registers", "workgroup memory"])
+def test_every_statement_of_fused_layers_is_checked(device, name):
+    ran = launches("llama", 0, "bfloat16", PROFILES[name], LoraConfig(r=8))
+    assert any("y1" in launch.tensors for launch in ran)
+    assert any("x1" in launch.tensors for launch in ran)
+    _, missing = covering(statements(ran), _traced(device, PROFILES[name], "bfloat16"))
+    assert not missing, sorted(missing)
 
 
 def assert_chosen_for_a_reason(cases, needed, traced):

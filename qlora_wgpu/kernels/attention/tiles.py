@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from qlora_wgpu.gpu.matrix import Limits
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.dtype import ceil_div
@@ -19,8 +20,10 @@ from qlora_wgpu.kernels.attention.problem import Attention
 # As common/attention_tiles.wgsl has them.
 _BLOCK = 64  # rows of a tile
 _LANES = 16  # invocations that share a row
-_PLACES = 128  # fours of them, in each quarter of a tile, that have room beside their weights
+_SIDE = 128  # invocations that stage a side
 _CHUNK = 8  # fours of a head that products take at a time, at most
+_PLACES = 128  # fours of columns, of every fourth row, that have room beside the rows' weights
+_NEEDED = Limits(256, 16 << 10)
 
 
 class WorkgroupTiles(Blocks):
@@ -29,8 +32,8 @@ class WorkgroupTiles(Blocks):
     suffix = "_tiled"
 
     def fits(self, problem: Attention, profile: Profile) -> bool:
-        """Where the profile asks for it."""
-        return profile.attention_kind == "tiled"
+        """Where the profile asks for it, within its limits."""
+        return profile.attention_kind == "tiled" and _NEEDED.within(profile.limits)
 
     def _keys(
         self, g: Graph, problem: Attention, tensors: Mapping[str, Tensor], dk: Tensor, dv: Tensor
@@ -95,7 +98,7 @@ class WorkgroupTiles(Blocks):
             "LINES": lines,
             "PRODUCTS": 1 if name == "forward" else 2,
             "MIXES": 2 if name == "dkdv" else 1,
-            "LOADS": ceil_div(chunk * 2 * _BLOCK // 4, threads),
+            "BOTH": threads == _SIDE,
             "MIXED_LOADS": ceil_div(4 * rows * span, threads),
         }
         if name == "dkdv":

@@ -1,0 +1,218 @@
+"""Frozen linear layers of one input as one product: q, k and v, or gate and up.
+
+Their matrices are dequantized one below the other, so that y = x·Wᵀ and dx = Σ dy·W are one product
+each, and so are the thin products of adapters whose A and B follow each other in the flat vector.
+The layers keep what is theirs: results, adapters, gradients. The mathematics is that of
+``ops/linear.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from qlora_wgpu.graph.graph import Graph, GraphError
+from qlora_wgpu.graph.tensor import Tensor, matrix
+from qlora_wgpu.kernels.gemm import GEMM, Gemm
+from qlora_wgpu.kernels.lora import FACTOR_GRAD, UP_GRAD, FactorGrad, Lora, UpGrad
+from qlora_wgpu.ops import lora as lora_ops
+from qlora_wgpu.ops.batch import BatchBuffers
+from qlora_wgpu.ops.modules import Linear
+from qlora_wgpu.ops.nf4 import NF4Matrix
+from qlora_wgpu.ops.tensor import as_operand, fill_zero
+
+_MOST = 3  # layers of a product
+_RANKS = 8  # of which the kernels take so many at once
+
+
+def is_group(g: Graph, layers: Sequence[Linear]) -> bool:
+    """Whether layers may be one product here; those that may not are applied one by one.
+
+    They may where the profile says that it pays, the weights are 4-bit and of one input, there are
+    no biases, and the adapters, if any, are alike and lie together, without dropout or DoRA.
+    """
+    weights = [layer.weight for layer in layers]
+    return (
+        g.profile.fused_linears
+        and 2 <= len(layers) <= _MOST
+        and all(isinstance(weight, NF4Matrix) and weight.experts == 1 for weight in weights)
+        and len({weight.columns for weight in weights}) == 1
+        and all(weight.rows % 8 == 0 for weight in weights)
+        and all(layer.bias is None for layer in layers)
+        and _fits_a_binding(g, layers)
+        and _adapters_fit([layer.lora for layer in layers])
+    )
+
+
+def linear_group(
+    g: Graph,
+    x: Tensor,
+    layers: Sequence[Linear],
+    batch: BatchBuffers,
+    float32: Sequence[bool] | None = None,
+) -> list[Tensor]:
+    """Applies layers that are a group.
+
+    Args:
+        g: The graph.
+        x: (rows, in_features) operand.
+        layers: What is applied.
+        batch: The micro-batch.
+        float32: Which results are float32.
+
+    Returns:
+        (rows, out_features) of each layer: operands, or float32.
+
+    Raises:
+        GraphError: If the layers are no group, or x does not fit them.
+    """
+    if not is_group(g, layers) or x.columns != layers[0].weight.columns:
+        raise GraphError(f"linear_group: {[layer.name for layer in layers]} of {x} are no group")
+    group = _Group(tuple(layers), _joined([layer.lora for layer in layers]), batch)
+    flags = float32 or [False] * len(layers)
+    ys = [
+        (g.float32 if flag else g.operand)(layer.name, x.rows, layer.weight.rows)
+        for layer, flag in zip(layers, flags, strict=True)
+    ]
+    lora = group.lora
+    u = None if lora is None else lora_ops.down(g, x, lora, batch)
+    term = lora.forward_term(u) if lora is not None and u is not None else None
+    product = Gemm(
+        x, group.weights(g), ys[0], True, lora=term, others=tuple(ys[1:]), label="gemm/forward"
+    )
+    GEMM.launch(g, product)
+    _record(g, x, u, ys, group)
+    return ys
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Layers of one input; ``lora`` has the ranks of all their adapters."""
+
+    layers: tuple[Linear, ...]
+    lora: Lora | None
+    batch: BatchBuffers
+
+    def weights(self, g: Graph) -> Tensor:
+        """All matrices, one below the other; their bytes are free after the next product."""
+        rows = sum(layer.weight.rows for layer in self.layers)
+        w = g.operand("·".join(layer.name for layer in self.layers), rows, self._columns)
+        row0 = 0
+        for layer in self.layers:
+            assert isinstance(layer.weight, NF4Matrix)
+            layer.weight.put_rows(g, w, row0)
+            row0 += layer.weight.rows
+        return w
+
+    @property
+    def _columns(self) -> int:
+        return self.layers[0].weight.columns
+
+
+def _record(g: Graph, x: Tensor, u: Tensor | None, ys: list[Tensor], group: _Group) -> None:
+    """Notes a backward that runs once all layers' gradients are there.
+
+    ``whole`` stands for all results on the tape: it is never in memory.
+    """
+    columns = sum(y.columns for y in ys)
+    whole, d_whole = (matrix(name, x.rows, columns, g.dtype) for name in ("group", "d group"))
+    held = [replace(y, requires_grad=True) for y in ys]
+    given: set[int] = set()
+
+    def hold(index: int, dy: Tensor) -> None:
+        # As a gradient of its own, lest somebody adds to it meanwhile.
+        g.add_gradient(held[index], dy)
+        if not given:
+            g.add_gradient(whole, d_whole)
+        given.add(index)
+
+    def backward(_: Tensor) -> None:
+        dys = [
+            as_operand(g, g.gradient_of(tensor)) if index in given else _zeros(g, tensor)
+            for index, tensor in enumerate(held)
+        ]
+        _backward(g, x, u, dys, group)
+
+    g.record(whole, [x], backward, trains=group.lora is not None)
+    for index, y in enumerate(ys):
+        g.record(y, [whole], partial(hold, index))
+
+
+def _backward(g: Graph, x: Tensor, u: Tensor | None, dys: list[Tensor], group: _Group) -> None:
+    term, lora = None, group.lora
+    if lora is not None and u is not None:
+        term = lora.backward_term(_adapter_gradients(g, x, u, dys, lora))
+    if x.requires_grad:
+        dx = g.float32(f"d {x.name}", x.rows, x.columns)
+        product = Gemm(
+            dys[0], group.weights(g), dx, False, lora=term, others=tuple(dys[1:]),
+            label="gemm/backward",
+        )  # fmt: skip
+        GEMM.launch(g, product)
+        g.add_gradient(x, dx)
+
+
+def _adapter_gradients(g: Graph, x: Tensor, u: Tensor, dys: list[Tensor], lora: Lora) -> Tensor:
+    """Adds to the gradients of all A and B, and returns all du side by side."""
+    du = g.float32("d lora u", x.rows, lora.r)
+    first, others = dys[0], tuple(dys[1:])
+    UP_GRAD.launch(g, UpGrad(first, lora, du, others=others))
+    FACTOR_GRAD.launch(g, FactorGrad(first, u, lora.grad_b, others=others))
+    FACTOR_GRAD.launch(g, FactorGrad(x, du, lora.grad_a, True))
+    return du
+
+
+def _zeros(g: Graph, like: Tensor) -> Tensor:
+    """The gradient of a result that leads to nothing."""
+    zeros = g.operand(f"d {like.name}", like.rows, like.columns)
+    fill_zero(g, zeros)
+    return zeros
+
+
+def _fits_a_binding(g: Graph, layers: Sequence[Linear]) -> bool:
+    rows = sum(layer.weight.rows for layer in layers)
+    return g.operand("", rows, layers[0].weight.columns).nbytes <= g.max_binding
+
+
+def _adapters_fit(loras: Sequence[Lora | None]) -> bool:
+    there = [lora for lora in loras if lora is not None]
+    if not there:
+        return True
+    first = there[0]
+    return (
+        len(there) == len(loras)
+        and all((lora.r, lora.scaling) == (first.r, first.scaling) for lora in there)
+        and all(lora.mask is None and lora.magnitude is None for lora in there)
+        and first.r % _RANKS == 0
+        and all(_lie_together(tensors) for tensors in _stacks(there))
+    )
+
+
+def _stacks(loras: Sequence[Lora]) -> list[list[Tensor]]:
+    return [[getattr(lora, name) for lora in loras] for name in ("a", "b", "grad_a", "grad_b")]
+
+
+def _lie_together(tensors: list[Tensor]) -> bool:
+    """Whether each begins where the one before ends."""
+    end = tensors[0].offset
+    for tensor in tensors:
+        if tensor.storage is None or tensor.storage is not tensors[0].storage:
+            return False
+        if tensor.offset != end:
+            return False
+        end += tensor.nbytes
+    return True
+
+
+def _joined(loras: Sequence[Lora | None]) -> Lora | None:
+    """Adapters that lie together as one: A has the ranks, and B the rows, of all."""
+    there = [lora for lora in loras if lora is not None]
+    if not there:
+        return None
+    a, b, grad_a, grad_b = (
+        replace(tensors[0], rows=sum(tensor.rows for tensor in tensors))
+        for tensors in _stacks(there)
+    )
+    ranks = sum(lora.r for lora in there)
+    return replace(there[0], r=ranks, a=a, b=b, grad_a=grad_a, grad_b=grad_b)

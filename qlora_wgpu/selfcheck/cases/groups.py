@@ -1,0 +1,82 @@
+"""Linear layers of one input as one product."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from qlora_wgpu.config import LoraConfig
+from qlora_wgpu.families.family import LinearSpec
+from qlora_wgpu.model.weights import nf4_matrix
+from qlora_wgpu.ops.linear_group import linear_group
+from qlora_wgpu.ops.modules import Linear
+from qlora_wgpu.quant import quantize_nf4
+from qlora_wgpu.reference import linear as reference
+from qlora_wgpu.selfcheck.cases.common import (
+    ROWS,
+    each,
+    filled_adapter,
+    joined,
+    normal,
+    whole_gradient,
+)
+from qlora_wgpu.selfcheck.runner import Array, Runner
+
+
+@each(
+    ((136, 24, 40), 72, 8, 0),
+    ((144, 136), 72, 16, 1),
+    ((8, 16), 64, 8, 2),
+    ((24, 8, 40), 136, 0, 0),
+    ((1024, 72, 8), 128, 24, 0),
+)
+def check_linear_group(
+    run: Runner, outer: tuple[int, ...], inner: int, r: int, float32: int
+) -> None:
+    """Layers of one input: every y, the sum of dx, and the gradients of all A and B.
+
+    Args:
+        run: Where it runs.
+        outer: Columns of the results.
+        inner: Columns of the input.
+        r: The rank of each adapter; 0 for none.
+        float32: How many results are float32.
+    """
+    g = run.graph
+    g.profile = replace(g.profile, fused_linears=True)
+    names = [f"model.layers.0.{name}_proj" for name in "qkv"[: len(outer)]]
+    specs = [LinearSpec(n, columns, inner) for n, columns in zip(names, outer, strict=True)]
+    adapter, parts = filled_adapter(LoraConfig(r=max(r, 1), lora_alpha=2 * max(r, 1)), specs)
+    layers, weights = [], []
+    for index, spec in enumerate(specs):
+        stored = quantize_nf4(
+            normal(f"w of {spec.name}", spec.out_features, inner).astype(np.float32), 64, index != 1
+        )
+        lora = adapter.loras[spec.name] if r else None
+        weight = nf4_matrix(spec.name, stored, textures=g.profile.textures)
+        layers.append(Linear(spec.name, weight, None, lora))
+        weights.append(run.rounded(stored.dequantize().astype(np.float64)))
+    x, batch = normal("x", ROWS, inner), run.batch(np.ones((1, ROWS), np.int64))
+    tx = run.operand(x, grad=True)
+    flags = [index < float32 for index in range(len(outer))]
+    ys = linear_group(g, tx, layers, batch, flags)
+    dys = [normal(f"dy of {name}", ROWS, y.columns) for name, y in zip(names, ys, strict=True)]
+    for y, dy in zip(ys, dys, strict=True):
+        g.add_gradient(y, run.float32(dy))
+    g.backward()
+    flat = [whole_gradient(adapter)] if r else []
+    got_x, *got = run.run(g.gradient_of(tx), *ys, *flat)
+    x, total = run.rounded(x), np.zeros_like(x)
+    gradients: dict[str, Array] = {}
+    for index, (name, w, dy) in enumerate(zip(names, weights, dys, strict=True)):
+        own = [n for n in parts if name in n]
+        a, b = (parts[n] * (r > 0) for n in own)
+        mask, no_bias = np.ones_like(x), np.zeros(len(w))
+        run.compare(got[index], reference.forward(x, w, no_bias, a, b, 2.0, mask), ys[index].dtype)
+        dx, da, db = reference.backward(run.rounded(dy), x, w, a, b, 2.0, mask)
+        total += dx
+        gradients |= dict(zip(own, (da, db), strict=True))
+    run.compare(got_x, total)
+    if r:
+        run.compare(got[-1], joined(adapter, gradients))

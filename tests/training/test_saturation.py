@@ -1,0 +1,62 @@
+"""Values that kernels held at the end of their type are counted, told once, and logged."""
+
+from types import SimpleNamespace
+
+import numpy as np
+
+from qlora_wgpu.gpu.matrix import Limits, MatrixShape
+from qlora_wgpu.gpu.profile import gpu_profile
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.plan import make_plan
+from qlora_wgpu.kernels.gemm import GEMM, Gemm
+from qlora_wgpu.model.layout import _sums
+from qlora_wgpu.training.step_log import StepLog, log_window
+from qlora_wgpu.training.throughput import ThroughputMeter
+
+
+def a_run():
+    warnings, rows = [], []
+    return SimpleNamespace(
+        model=SimpleNamespace(architecture=SimpleNamespace(vocab_size=83)),
+        observer=SimpleNamespace(warning=warnings.append, step=rows.append),
+        folder=SimpleNamespace(log=lambda row: None),
+        config=SimpleNamespace(log=SimpleNamespace(logging_steps=1)),
+        throughput=ThroughputMeter(),
+        state=SimpleNamespace(
+            step=1, num_tokens=3, learning_rate=0.1, grad_norm=1.0, window=[], logged_step=0
+        ),
+        saturated=0,
+        warnings=warnings,
+        rows=rows,
+    )
+
+
+def stats(count):
+    data = np.zeros(68, np.uint32)
+    data[:4] = np.array([3.0, 2.0, 1.0, 0.5], np.float32).view(np.uint32)
+    data[64] = count
+    return data.tobytes()
+
+
+def test_a_count_is_told_once_and_logged_from_then_on():
+    run = a_run()
+    log = StepLog(run)
+    for step, data in enumerate((stats(0)[:16], stats(0), stats(7), stats(5)), 1):
+        log.finish(SimpleNamespace(step=step, learning_rate=0.1, tokens=2), data)
+    assert [row.get("saturated") for row in run.rows] == [None, None, 7, 12]
+    assert len(run.warnings) == 1
+    assert run.warnings[0].startswith("step 3: 7 values") and "float32" in run.warnings[0]
+    log_window(run)
+    assert len(run.rows) == 4
+
+
+def test_counting_keeps_no_product_that_nobody_needs():
+    profile = gpu_profile(MatrixShape(16, 16, 16, 32), Limits(1024, 49_152))
+    sums, saturated = _sums(counts=profile.saturates)
+    assert saturated is not None and saturated.storage is sums.storage
+    for needed in (True, False):
+        g = Graph("bfloat16", profile, saturated=saturated)
+        y = g.operand("y", 200, 100)
+        GEMM.launch(g, Gemm(g.operand("x", 200, 64), g.operand("w", 100, 64), y, True))
+        assert "saturated" in g.launches[0].tensors
+        assert bool(make_plan(g, (y,) if needed else ()).launches) == needed
