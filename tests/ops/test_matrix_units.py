@@ -9,7 +9,7 @@ from support.matrix_units import FLOATS, HALVES, emulated
 
 from ops import test_cross_entropy, test_experts, test_linear
 from qlora_wgpu.gpu import probe
-from qlora_wgpu.gpu.matrix import MatrixShape
+from qlora_wgpu.gpu.matrix import MatrixShape, MatrixTile
 from qlora_wgpu.gpu.profile import gpu_profile
 from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.kernels.gemm import GEMM, SIZED_ROWS, Gemm, largest_sizes
@@ -86,6 +86,13 @@ def product(device, shape, x, w, *, with_rows, counts=None):
     GEMM.launch(bench.graph, Gemm(tx, tw, y, with_rows))
     assert any(launch.constants.get("MATRIX") for launch in bench.graph.launches)
     return bench.run(y)[0]
+
+
+@pytest.mark.parametrize("with_rows", [True, False])
+def test_the_self_test_makes_the_tile_of_products(device, units, with_rows):
+    if units is not None:
+        tile = MatrixTile(units, 1, 2, 2, 1)
+        assert probe.tile_problem(device, tile, with_rows=with_rows) == ""
 
 
 @pytest.mark.parametrize("with_rows", [True, False])

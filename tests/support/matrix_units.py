@@ -82,9 +82,12 @@ def emulated(code):
         return code
     for pattern, text in _REPLACED:
         code = re.sub(pattern, text, code)
+    seen = ", @builtin(subgroup_size) size: u32, @builtin(num_subgroups) subgroups: u32"
+    told = "let size = SUBGROUP_SIZE; let subgroups = GROUPS_M * GROUPS_N; " if seen in code else ""
+    code = code.replace(seen, "")
     begun = (
         r"\1{ let subgroup = index / SUBGROUP_SIZE; let lane = index % SUBGROUP_SIZE; "
-        "own_group = subgroup; own_lane = lane; "
+        f"own_group = subgroup; own_lane = lane; {told}"
     )
     element = _HALF if "alias Vector = vec4<u32>" in code else _FLOAT
     code += "".join(f"fn {n}_factor(i: u32) -> f32 {{ {element.format(n)} }}" for n in "xw")
