@@ -10,7 +10,7 @@ from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.kernels.kernel import Change, Tunable
 
 _LONG_ROW = 1 << 14  # columns, as a vocabulary has them
-_MOST_THREADS = 256  # that every GPU allows a workgroup
+_MOST_THREADS = 1024  # of a workgroup, where the GPU allows them
 
 
 def row_constants(g: Graph, columns: int = 0) -> dict[str, Constant]:
@@ -22,7 +22,8 @@ def row_constants(g: Graph, columns: int = 0) -> dict[str, Constant]:
     """
     threads = g.profile.threads_per_row
     if columns >= _LONG_ROW and threads > 1 and not g.profile.textures:
-        threads = max(threads, _MOST_THREADS)
+        allowed = min(g.profile.limits.invocations, _MOST_THREADS)
+        threads = max(threads, 1 << allowed.bit_length() - 1)  # they are halved again and again
     return {
         "THREADS": threads,
         "ROWS": g.profile.rows_per_group,
