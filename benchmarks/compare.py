@@ -37,10 +37,7 @@ def write_adapter(folder: Path, shape: str, rank: int) -> Path:
     config = config_of(shape)
     linears = find_family(config).read(config).linears
     adapter = Adapter(LoraConfig(r=rank, lora_alpha=2 * rank), linears)
-    save_adapter(
-        folder, adapter.split(adapter.initial(0)), r=rank, lora_alpha=2 * rank, lora_dropout=0.0,
-        target_modules=adapter.peft_target_modules, use_rslora=False, base_model_name_or_path="",
-    )  # fmt: skip
+    save_adapter(folder, adapter.split(adapter.initial(0)), adapter.peft)
     return folder
 
 

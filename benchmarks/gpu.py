@@ -112,13 +112,16 @@ class Calls:
 
     def parts(self, call: int) -> list[Part]:
         calls = {1: self._first, 2: self._second, 3: self._third}
-        return list(calls[call]())
+        return [*self._devices(), *calls[call]()]
+
+    def _devices(self) -> Iterator[Part]:
+        """What all others need, whichever call comes first."""
+        for backend in self._backends:
+            yield self._script("probe", f"device-{backend}", backend, "--only", "device")
 
     def _first(self) -> Iterator[Part]:
         sizes = self._sizes
         yield Part("doctor", [sys.executable, "-m", "qlora_wgpu", "doctor"], 60, 5)
-        for backend in self._backends:
-            yield self._script("probe", f"device-{backend}", backend, "--only", "device")
         for backend in self._backends:
             for shard in range(2):
                 options = ["--shard", f"{shard}/2", "--check", *sizes.checks]
@@ -241,6 +244,11 @@ def main() -> None:
     session.forget(args.again)
     # What is timed and checked once is known in the next call.
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
+    # The code beside this script is measured, whatever wheel of the project gives its metadata.
+    searched = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(HERE.parent), *([searched] if searched else [])]
+    )
     peft = args.peft or sys.executable
     backends = [name for name, package in BACKENDS.items() if find_spec(package)]
     calls = Calls(SMALL if args.small else Sizes(), session, backends, peft)

@@ -20,6 +20,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 
 from radv.capture import Capture
@@ -39,14 +40,22 @@ class Front:
 
     def __init__(self, backend: str) -> None:
         os.environ.update(only(driver_file("lvp")))
+        self._backend = BACKENDS[backend]
         self._capture = Capture()
-        self._capture.install(BACKENDS[backend].module)
-        self._device = Device(backend=backend)
+
+    @cached_property
+    def _device(self) -> Device:
+        """Opened when the first shader is there, or someone asks for matrix units."""
+        self._capture.install(self._backend.module)
+        return Device(backend=self._backend.name)
 
     @property
     def has_matrix_units(self) -> bool:
-        """Whether it has a language for them."""
-        return "subgroup-matrix" in self._device.features
+        """Whether its shaders reach any here."""
+        return (
+            "subgroup-matrix" in self._backend.features
+            and "subgroup-matrix" in self._device.features
+        )
 
     def write(self, shader: Shader, file: Path) -> Outcome | None:
         """Writes a shader's SPIR-V; what became of it where it does not compile."""

@@ -1,6 +1,11 @@
 """One device for the whole session; no GPU is a failure, never a skip."""
 
+import os
+
 import pytest
+
+# Shaders of tests are compiled with all checks; devices read this when they are opened.
+os.environ.setdefault("QLORA_WGPU_CHECKS", "1")
 
 from qlora_wgpu.gpu.device import Device
 

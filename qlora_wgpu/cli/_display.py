@@ -172,11 +172,14 @@ class TrainingDisplay(Display):
         )
         if row["step"] == 1 or row["step"] - self._shown_at >= self._every:
             self._shown_at = row["step"]
-            self._console.print(
-                f"step {row['step']:>5}  {loss}  grad norm {row['grad_norm']:.3f}  "
-                f"lr {row['learning_rate']:.2e}  {speed}",
-                highlight=False,
-            )
+            norm, rate = f"grad norm {row['grad_norm']:.3f}", f"lr {row['learning_rate']:.2e}"
+            self._print_what_fits([f"step {row['step']:>5}", loss, norm, rate, speed])
+
+    def _print_what_fits(self, parts: list[str]) -> None:
+        """Prints a line, on a narrow screen without its last parts, which the bar shows, too."""
+        while len(parts) > 2 and len("  ".join(parts)) > self._console.width:
+            parts.pop()
+        self._console.print("  ".join(parts), highlight=False)
 
     def activity(self, text: str) -> None:
         """Shows it on the bar, if there is one."""

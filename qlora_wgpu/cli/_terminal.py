@@ -17,6 +17,9 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
+from qlora_wgpu.config.dialects.conversion import key_for
+from qlora_wgpu.config.schema import sections
+from qlora_wgpu.config.synonyms import KEY_OF
 from qlora_wgpu.errors import on_command_line
 from qlora_wgpu.visible import visible, visible_json, without_secrets
 
@@ -140,5 +143,17 @@ def _visible_messages() -> Iterator[None]:
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except click.ClickException as err:
-        vars(err).update(message=visible(err.message))
+        vars(err).update(message=visible(err.message) + _as_a_setting(err))
         raise
+
+
+def _as_a_setting(err: click.ClickException) -> str:
+    """How a setting is given that was taken for an option, to commands that take settings."""
+    if not isinstance(err, click.NoSuchOption) or err.ctx is None:
+        return ""
+    if not any(parameter.name == "overrides" for parameter in err.ctx.command.params):
+        return ""
+    name = err.option_name.lstrip("-").replace("-", "_")
+    homes = [section for section, keys in sections().items() if name in keys]
+    key = (homes[0], name) if homes else KEY_OF.get(name) or key_for(name)
+    return "" if key is None else f" It is a setting: {'.'.join(key)}=VALUE"

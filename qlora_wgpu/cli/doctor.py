@@ -21,7 +21,7 @@ from qlora_wgpu.gpu.adapters import (
 )
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.runs.machine import what_it_means
-from qlora_wgpu.selfcheck import Result, check_device, checks
+from qlora_wgpu.selfcheck import Result, avoid_what_is_wrong, check_device, checks
 from qlora_wgpu.tuning.cache import choices_for
 from qlora_wgpu.version import __version__
 
@@ -66,6 +66,7 @@ def _list_gpus(console: Console) -> None:
     if not any(by_backend):
         raise DeviceError(f"no GPU was found: {INSTALL_HINT}")
     device = Device()
+    avoid_what_is_wrong(device)
     for each, adapters in zip(backends, by_backend, strict=True):
         if not adapters:
             console.print(f"{each.package} finds no GPU that it can use", highlight=False)
@@ -92,6 +93,8 @@ def _show_choice(console: Console, device: Device) -> None:
             "gave the right values here",
             highlight=False,
         )
+    for note in device.notes:
+        console.print(note, style="yellow", highlight=False)
     for entry in choices_for(device):
         shape = entry["shape"]
         console.print(
@@ -191,6 +194,5 @@ def _describe(index: int, gpu: FoundAdapter, chosen: bool) -> Table:
     table.add_row("features", ", ".join(features))
     shapes = gpu.backend.matrix_shapes(gpu.raw)
     if shapes:
-        sizes = [f"{s.m}x{s.n}x{s.k} by {s.threads} invocations" for s in shapes]
-        table.add_row("matrix units", f"f16 to f32: {', '.join(sizes)}")
+        table.add_row("matrix units", ", ".join(map(str, shapes)))
     return table

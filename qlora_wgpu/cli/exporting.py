@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -138,12 +139,15 @@ def _beside(adapter: str, name: str, option: str) -> str:
     """A name in the folder of the adapter's run.
 
     Raises:
-        ConfigError: If the adapter belongs to no run.
+        ConfigError: If the adapter belongs to no run, or nothing can be written there.
     """
     if find_run(adapter) is None:
         raise ConfigError(f"{adapter} belongs to no run: say with {option} what to write")
     parent = Path(adapter).parent  # as the user has written it
-    return str((parent.parent if parent.name == "checkpoints" else parent) / name)
+    run = parent.parent if parent.name == "checkpoints" else parent
+    if not os.access(run, os.W_OK):
+        raise ConfigError(f"{run} cannot be written: say with {option} where the result goes")
+    return str(run / name)
 
 
 @contextmanager

@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 import os
 import shlex
-from collections.abc import Iterable
 from pathlib import Path
 
 from qlora_wgpu.config.paths import DATA_SUFFIXES
 from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.files import open_file
 
 _YAML = (".yaml", ".yml")
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
@@ -41,7 +41,10 @@ def _folder(path: Path) -> str:
         kind = "a run's folder" if "metrics.jsonl" in names else "a folder"
         return f"{kind}: name the YAML file in it, such as {path / file}"
     if "adapter_config.json" in names:
-        return "an adapter's folder, not a configuration: name the YAML file of a run"
+        return (
+            "an adapter's folder, not a configuration: name the YAML file of a run, and the "
+            "adapter in it (lora.init_from) or beside it (eval --adapter)"
+        )
     if "config.json" in names:
         return _model(path, "a model's folder")
     if any(name.lower().endswith(DATA_SUFFIXES) for name in names):
@@ -73,7 +76,7 @@ def _is_list(path: Path) -> bool:
     """Whether a JSON file holds a list; another trainer's configuration is an object."""
     if not path.is_file():
         return False
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return file.read(_FIRST).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
 
 
@@ -81,6 +84,10 @@ def near_name(path: Path) -> str:
     """The end of a sentence about a file that is not there: one of almost that name, or a run's."""
     if (path.with_suffix("") / "config.yaml").is_file():
         return f": did you mean {path.with_suffix('') / 'config.yaml'}?"
-    names: Iterable[str] = [n for n in _names_in(path.parent) if n.endswith((*_YAML, ".json"))]
+    names = [
+        name
+        for name in _names_in(path.parent)
+        if name.endswith((*_YAML, ".json")) or (path.with_name(name) / "config.yaml").is_file()
+    ]
     near = difflib.get_close_matches(path.name, names, n=1)
     return f": did you mean {path.with_name(near[0])}?" if near else ""

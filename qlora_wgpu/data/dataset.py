@@ -150,6 +150,8 @@ def _open(
 def _in_memory(
     rows: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, how: Preparation, name: str
 ) -> _RowsInMemory:
+    if isinstance(rows, Mapping):
+        raise DataError(f"{name} must be a list of rows, not one mapping: put it into a list")
     template = _template(how, tokenizer)
     source = _RowsInMemory(name, [Path(name)], tokenizer, template, how, lambda rows: None)
     source.rows = rows

@@ -20,6 +20,7 @@ from qlora_wgpu.data.messages import (
     from_json,
     from_sharegpt,
     kind_of,
+    roles_in_words,
     says_anything,
 )
 from qlora_wgpu.data.tokenizer import Tokenizer
@@ -147,8 +148,13 @@ class RowEncoder:
             )
         last = self._train_on in ("last_turn", "completion")
         find = last_turn_spans if last else assistant_spans
-        text, spans = find(self._template, messages, tools, self._tokenizer.eos_token)
         self.roles = frozenset(message["role"] for message in messages)
+        try:
+            text, spans = find(self._template, messages, tools, self._tokenizer.eos_token)
+        except DataError as err:
+            if self.roles <= USUAL_ROLES:
+                raise
+            raise DataError(f"{err} (its roles are {roles_in_words(self.roles)})") from err
         self.num_dropped.update({m["role"] for m in messages if _is_dropped(m, text)})
         if self._train_on == "all":
             spans = [(0, len(text))]

@@ -134,10 +134,9 @@ def _end_by_exchange(
 ) -> int | None:
     """Where the content of the message before the last one ends."""
     sentinel = _unused(text)
-    before = messages[-2]
-    exchanged = {**before, "content": _like(before.get("content"), sentinel)}
+    exchanged = _with_content(messages, len(messages) - 2, sentinel)
     try:
-        whole = template.render([*messages[:-2], exchanged, messages[-1]], tools=tools).text
+        whole = template.render(exchanged, tools=tools).text
     except DataError:
         return None
     _, _, tail = whole.rpartition(sentinel)
@@ -224,10 +223,9 @@ class _TurnFinder:
     def by_exchange(self, index: int) -> Span | None:
         """The turn as what changes in the text when its content does."""
         sentinel = _unused(self._text)
-        message = self._messages[index]
-        content = message.get("content")
-        exchanged = {**message, "content": _like(content, sentinel)}
-        whole = self._render([*self._messages[:index], exchanged, *self._messages[index + 1 :]])
+        content = self._messages[index].get("content")
+        exchanged = _with_content(self._messages, index, sentinel)
+        whole = self._render(exchanged)
         if whole is None or whole.count(sentinel) != 1:
             return None
         head, tail = whole.split(sentinel)
@@ -240,7 +238,7 @@ class _TurnFinder:
         if before is not None and head.startswith(before):
             start = len(before)  # what the template writes between its prompt and the content
 
-        cut = self._render([*self._messages[:index], exchanged])
+        cut = self._render(exchanged[: index + 1])
         if cut is None or cut.count(sentinel) != 1:
             return None
         ending = cut.split(sentinel)[1]
@@ -277,9 +275,12 @@ def _unused(text: str) -> str:
     return next(word for word in map(_SENTINEL.format, range(1 << 20)) if word not in text)
 
 
-def _like(content: Any, sentinel: str) -> Any:
-    """The sentinel in the form that the content has: text, or a list of parts."""
-    return [{"type": "text", "text": sentinel}] if isinstance(content, list) else sentinel
+def _with_content(messages: Sequence[Message], index: int, text: str) -> list[Message]:
+    """A conversation with another content of one message, in the form of its own."""
+    message = messages[index]
+    is_listed = isinstance(message.get("content"), list)
+    content = [{"type": "text", "text": text}] if is_listed else text
+    return [*messages[:index], {**message, "content": content}, *messages[index + 1 :]]
 
 
 def _is_from(passage: str, content: Any) -> bool:

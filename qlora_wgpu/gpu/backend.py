@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
 from qlora_wgpu.errors import DeviceError
+from qlora_wgpu.gpu.matrix import MatrixShape
+
+CHECKS_VARIABLE = "QLORA_WGPU_CHECKS"
+"""Set to 1, this package's shaders are compiled with every check that strangers' would get."""
 
 Dispatch = tuple[Any, Any, tuple[int, int, int]]  # pipeline, bind group, workgroups
-
-
-@dataclass(frozen=True)
-class MatrixShape:
-    """A product that a GPU's matrix units make: f16 (m, k) by (k, n), added up in float32.
-
-    Attributes:
-        m: Rows.
-        n: Columns.
-        k: Depth.
-        threads: Invocations of the subgroup that makes it.
-    """
-
-    m: int
-    n: int
-    k: int
-    threads: int
 
 
 class Backend(ABC):
@@ -80,10 +67,7 @@ class Backend(ABC):
         try:
             return adapter.request_device_sync(required_features=features, required_limits={})
         except Exception as err:
-            raise DeviceError(
-                f"the GPU {adapter.info['device']} gave no device ({err}): update its driver, "
-                "or choose another with device.gpu"
-            ) from err
+            raise explain_refusal(adapter, err) from err
 
     def let_go(self, device: Any) -> None:
         """Lets a device end with the last reference to it, and its memory with it.
@@ -94,9 +78,19 @@ class Backend(ABC):
         with suppress(AttributeError):  # private names, which another version may not have
             device._device = device._queue._device = None
 
-    def dialect(self, code: str) -> str:
-        """WGSL as this implementation's compiler wants it."""
+    def dialect(self, code: str, subgroup_size: int = 0) -> str:
+        """WGSL as this implementation's compiler wants it.
+
+        Args:
+            code: As all implementations get it.
+            subgroup_size: What code that uses subgroups is compiled for, where that can be asked
+                for; 0 leaves it to the driver.
+        """
         return code
+
+    def compile(self, device: Any, code: str, label: str) -> Any:
+        """A shader module."""
+        return device.create_shader_module(code=code, label=label)
 
     def record(self, compute_pass: Any, dispatches: Iterable[Dispatch]) -> None:
         """Encodes dispatches in their order."""
@@ -113,5 +107,22 @@ class Backend(ABC):
         return 1.0
 
     def matrix_shapes(self, adapter: Any) -> tuple[MatrixShape, ...]:
-        """Products of f16 with float32 sums that the adapter's matrix units offer."""
+        """Products with float32 sums that the adapter's matrix units offer, the best first.
+
+        Only those whose subgroups can be held to their size: by asking for it, or since the
+        adapter has one size alone.
+        """
         return ()
+
+
+def checks_everything() -> bool:
+    """Whether shaders are compiled with bounds on all indices and loops, and memory is cleared."""
+    return os.environ.get(CHECKS_VARIABLE, "0") not in ("", "0")
+
+
+def explain_refusal(adapter: Any, error: Exception) -> DeviceError:
+    """What is told where an adapter gives no device."""
+    return DeviceError(
+        f"the GPU {adapter.info['device']} gave no device ({error}): update its driver, "
+        "or choose another with device.gpu"
+    )

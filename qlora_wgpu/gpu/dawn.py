@@ -9,15 +9,35 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from qlora_wgpu.gpu.backend import Backend, MatrixShape
+from qlora_wgpu.gpu.backend import Backend, checks_everything, explain_refusal
+from qlora_wgpu.gpu.matrix import MatrixShape
 from qlora_wgpu.gpu.preprocessor import without_comments
 
 _MATRIX = "chromium-experimental-subgroup-matrix"
+_SIZE_CONTROL = "subgroup-size-control"
 # Calls, builtin values and matrices; other names may have the word in them.
 _SUBGROUPS = re.compile(
     r"\b(?:subgroup[A-Z]|quad[A-Z])\w*\s*[(<]|@builtin\s*\(\s*(?:subgroup_|num_subgroups\b)"
     r"|\bsubgroup_matrix_"
 )
+_ENTRY = re.compile(r"@compute\b")
+
+_ADAPTER_TOGGLES = (
+    "allow_unsafe_apis",
+    # NVIDIA's drivers below 615.71 have f16, and with it matrix units, hidden otherwise.
+    "vulkan_enable_f16_on_nvidia",
+    "use_vulkan_memory_model",
+)
+# What guards against shaders of strangers: indices and loops are bounded, memory is cleared.
+_GUARDS = (
+    "disable_robustness",
+    "disable_workgroup_init",
+    "disable_polyfills_on_integer_div_and_mod",
+    "skip_validation",
+)
+_FACTORS = ("f16", "f32")  # float32 takes more of the units, and is what Apple's have
+_WIDEST_VECTORS = 16  # invocations of a subgroup
+_USUAL_SIZE = 32  # of a subgroup that matrix units are made for
 
 
 class Dawn(Backend):
@@ -29,7 +49,8 @@ class Dawn(Backend):
         "timestamp-query": ("timestamp-query",),
         "shader-f16": ("shader-f16",),
         "subgroups": ("subgroups",),
-        "subgroup-matrix": ("shader-f16", "subgroups", _MATRIX),
+        "subgroup-matrix": ("subgroups", _MATRIX),
+        "subgroup-size-control": ("subgroups", _SIZE_CONTROL),
     }
 
     def load(self) -> Any:
@@ -39,7 +60,7 @@ class Dawn(Backend):
 
         with contextlib.suppress(RuntimeError):  # the program has opened an adapter already
             extras.set_instance_extras(
-                enable_toggles=("allow_unsafe_apis",),
+                enable_toggles=_known(extras, _ADAPTER_TOGGLES),
                 # Timestamps are rounded to 0.1 ms otherwise; kernels write what they read.
                 disable_toggles=("timestamp_quantization",),
             )
@@ -51,24 +72,78 @@ class Dawn(Backend):
         with _without_stderr():
             return super().adapters()
 
-    def dialect(self, code: str) -> str:
+    def request_device(self, adapter: Any) -> Any:
+        """Opens a device whose shaders are trusted, unless everything is to be checked."""
+        from wgpudawn.backends.dawn import extras
+
+        guards = () if checks_everything() else _known(extras, _GUARDS)
+        features = [part for own in self.features_of(adapter).values() for part in own]
+        try:
+            return extras.request_device_sync(
+                adapter, required_features=features, required_limits={}, enable_toggles=guards
+            )
+        except Exception as err:
+            raise explain_refusal(adapter, err) from err
+
+    def dialect(self, code: str, subgroup_size: int = 0) -> str:
         """Enables subgroups where they are used, on the first line so that numbers stay true."""
-        used = _SUBGROUPS.search(without_comments(code))
-        return f"enable subgroups; {code}" if used else code
+        if not _SUBGROUPS.search(without_comments(code)):
+            return code
+        if not subgroup_size:
+            return f"enable subgroups; {code}"
+        sized = _ENTRY.sub(f"@compute @subgroup_size({subgroup_size})", code, count=1)
+        return f"enable subgroups; enable subgroup_size_control; {sized}"
 
     def matrix_shapes(self, adapter: Any) -> tuple[MatrixShape, ...]:
-        """The shapes that the adapter lists, the largest first."""
+        """The shapes that the adapter lists and kernels can use, the largest first."""
         if _MATRIX not in adapter.features:
             return ()
         from wgpudawn.backends.dawn import extras
 
         listed = extras.get_adapter_properties(adapter).get("subgroup_matrix_configs", ())
+        sized = _SIZE_CONTROL in adapter.features
         shapes = {
-            MatrixShape(entry["m"], entry["n"], entry["k"], entry["max_subgroup_size"])
+            shape
             for entry in listed
-            if (entry["component_type"], entry["result_component_type"]) == ("f16", "f32")
+            for shape in _shapes(entry, any_size=sized)
+            if shape.element != "f16" or "shader-f16" in adapter.features
         }
-        return tuple(sorted(shapes, key=lambda s: (-s.m * s.n * s.k, s.m)))
+        if adapter.info["adapter_type"] == "CPU":
+            # Mesa 26's software GPU ends the process when it compiles them for 512-bit vectors.
+            shapes = {shape for shape in shapes if shape.threads < _WIDEST_VECTORS}
+        return tuple(sorted(shapes, key=_rank))
+
+
+def _known(extras: Any, toggles: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of some toggles that this version of Dawn has."""
+    return tuple(name for name in toggles if name in extras.all_toggles())
+
+
+def _shapes(entry: dict[str, Any], *, any_size: bool) -> Iterator[MatrixShape]:
+    """The shapes of one line of an adapter's list; none where subgroups' size is left open.
+
+    Args:
+        entry: The line.
+        any_size: Whether a kernel can ask for a subgroup size.
+    """
+    element = entry["component_type"]
+    m, n, k = entry["m"], entry["n"], entry["k"]
+    usable = m % 8 == 0 and n % 8 == 0 and k % 8 == 0  # kernels move eight values at a time
+    if entry["result_component_type"] != "f32" or element not in _FACTORS or not usable:
+        return
+    size, largest = entry["min_subgroup_size"], entry["max_subgroup_size"]
+    if size != largest and not any_size:
+        return
+    while 0 < size <= largest:
+        yield MatrixShape(m, n, k, size, element)
+        size *= 2
+
+
+def _rank(shape: MatrixShape) -> tuple[int, ...]:
+    """f16 first, then the largest, then the usual size of a subgroup."""
+    volume = shape.m * shape.n * shape.k
+    usual = shape.threads != _USUAL_SIZE
+    return (_FACTORS.index(shape.element), -volume, shape.m, usual, -shape.threads)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,8 +19,9 @@ import numpy.typing as npt
 from qlora_wgpu.errors import DeviceError, OutOfMemoryError
 from qlora_wgpu.gpu.adapters import choose_adapter
 from qlora_wgpu.gpu.calls import driver_call
+from qlora_wgpu.gpu.matrix import Limits
 from qlora_wgpu.gpu.pace import Pace
-from qlora_wgpu.gpu.probe import matrix_shape, subgroup_size
+from qlora_wgpu.gpu.probe import matrix_units, subgroup_size
 from qlora_wgpu.gpu.profile import Profile, cpu_profile, gpu_profile
 from qlora_wgpu.gpu.wgsl import Shader
 
@@ -78,7 +79,9 @@ class Device:
         raw: WebGPU's device.
         features: Features of the device that are used, by WebGPU's names.
         memory: Bytes allocated on the device, by kind.
+        limits: What the GPU allows a workgroup.
         profile: How kernels are cut for this kind of GPU.
+        notes: What a user should know of that choice.
         dispatches_per_submit: After how many dispatches work is handed to the driver.
         pace: How long work takes, and how much time of it the driver gets at once.
         timeout: Seconds after which a call into the driver counts as hung.
@@ -127,6 +130,13 @@ class Device:
         weakref.finalize(self, self.backend.let_go, self.raw).atexit = False
         self.memory = MemoryCounter()
         self._pipelines: dict[str, Any] = {}
+        limits = self.raw.limits
+        self.limits = Limits(
+            int(limits["max-compute-invocations-per-workgroup"]),
+            int(limits["max-compute-workgroup-storage-size"]),
+        )
+        self.notes: tuple[str, ...] = ()
+        self._broadcasting = 0  # the size of subgroups that broadcasts count on
         with self.memory.uncounted():
             self.profile = self._choose_profile()
 
@@ -173,8 +183,16 @@ class Device:
 
     def _choose_profile(self) -> Profile:
         if self.is_cpu:
-            return cpu_profile(subgroup_size(self))
-        return gpu_profile(matrix_shape(self))
+            self._broadcasting = subgroup_size(self)
+            return cpu_profile(self._broadcasting)
+        units = matrix_units(self)
+        if units.refusal:
+            self.notes = (
+                f"the matrix units of {self.name} are not used: {units.refusal}; products go "
+                "through workgroup memory instead",
+            )
+        profile = gpu_profile(units.shape, self.limits)
+        return replace(profile, gemm_kind="tiled") if units.refusal else profile
 
     @property
     def max_binding(self) -> int:
@@ -310,11 +328,17 @@ class Device:
         return pipeline
 
     def _compile(self, shader: Shader) -> Any:
-        code = self.backend.dialect(shader.code)
-        module = self.raw.create_shader_module(code=code, label=shader.label)
+        code = self.backend.dialect(shader.code, self._pinned_size(shader))
+        module = self.backend.compile(self.raw, code, shader.label)
         return self.raw.create_compute_pipeline(
             layout="auto", compute={"module": module, "entry_point": "main"}
         )
+
+    def _pinned_size(self, shader: Shader) -> int:
+        """The subgroup size to be asked for, if this GPU can be asked; 0 leaves it open."""
+        if "subgroup-size-control" not in self.features:
+            return 0
+        return shader.subgroup_size or self._broadcasting
 
     def dispatch(self, pipeline: Any, group: Any, workgroups: tuple[int, int, int]) -> None:
         """Runs one kernel, in a submit of its own."""

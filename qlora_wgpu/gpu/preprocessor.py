@@ -31,7 +31,7 @@ _COMMENT_BEGINS = re.compile(r"//[^\n]*|/\*")
 GRID = ("GRID_X", "GRID_Y", "GRID_Z")
 FOLD = "FOLD"
 """Constants of a shader whose grid is folded: its sizes, and the width of what is dispatched."""
-PART = "GRID_PART"
+IN_PARTS = "IN_PARTS"
 """A constant of a shader that is dispatched in parts of its grid."""
 PART_FIELDS = tuple(f"{name}_{axis}" for name in ("first_group", "whole_grid") for axis in "xyz")
 """What its ``Params`` say besides: the part's first workgroup, and the size of the grid."""
@@ -98,7 +98,7 @@ class Source:
         if FOLD in self.constants:
             code = _folded(code, path)
         fields = [f"first_texel_{name}" for name in self.texture_inputs()]
-        if PART in self.constants:
+        if IN_PARTS in self.constants:
             code = _in_part(code, path)
             fields += PART_FIELDS
         return _with_fields(f"{code}\n{functions}", fields, path)

@@ -1,19 +1,27 @@
-"""Self-tests of what some kernels rest on: subgroup broadcasts, textures and matrix units."""
+"""Self-tests of what some kernels rest on: subgroup broadcasts, textures and matrix units.
+
+Work is divided among subgroups by a size that is fixed when a shader is written. Where a driver
+may take another, results would be wrong without an error: each test reads back which size it got.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import textwrap
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from qlora_wgpu.errors import DeviceError
-from qlora_wgpu.gpu.backend import MatrixShape
-from qlora_wgpu.gpu.wgsl import load_shader
+from qlora_wgpu.gpu.matrix import MatrixShape, MatrixTile, fitting_tiles
+from qlora_wgpu.gpu.operands import Bound
+from qlora_wgpu.gpu.wgsl import Constant, Shader, load_shader
 
 if TYPE_CHECKING:
     from qlora_wgpu.gpu.device import Device
 
 _INVOCATIONS = 64
+_POISON = 0x7FC17FC1  # NaN
 _SIZES = (4, 8, 16)  # sizes that the kernels are written for
 
 
@@ -21,16 +29,23 @@ def subgroup_size(device: Device) -> int:
     """Measures a GPU's subgroup size by running a kernel.
 
     The drivers' own figures are sometimes wrong, and a broadcast or a texture that does not work
-    would spoil every product.
+    would spoil every product. Where a size can be asked for, it is, once it is known.
 
     Returns:
         The size, or 0 where it is not one the kernels know or anything came out wrong.
     """
     if "subgroups" not in device.features:
         return 0
+    size = _broadcast_size(device)
+    if size and "subgroup-size-control" in device.features:
+        size = _broadcast_size(device, SUBGROUP_SIZE=size)
+    return size
+
+
+def _broadcast_size(device: Device, **constants: Constant) -> int:
     texels = np.arange(4 * _INVOCATIONS, dtype=np.uint32).reshape(_INVOCATIONS, 4) + 1000
     try:
-        shader = load_shader("probe/subgroup.wgsl")
+        shader = load_shader("probe/subgroup.wgsl", tuple(constants.items()))
         texture = device.texture(texels.nbytes, "probe")
         seen = device.buffer(texels.nbytes, "probe")
         params = device.buffer(16, "probe")
@@ -58,34 +73,99 @@ def subgroup_size(device: Device) -> int:
     return size if np.array_equal(rows, expected) else 0
 
 
-def matrix_shape(device: Device) -> MatrixShape | None:
-    """Finds a product that a GPU's matrix units make rightly, the largest first.
+@dataclass(frozen=True)
+class MatrixUnits:
+    """What a GPU's matrix units can be used for.
 
-    Which dimension is which, and what is a row, has been confused upstream: the product tried
-    does not commute and its factors are no squares where the units' are none.
+    Attributes:
+        shape: A product that they make rightly; None if there is none.
+        refusal: Why units that the GPU lists are not used, if that is so.
     """
+
+    shape: MatrixShape | None = None
+    refusal: str = ""
+
+
+def matrix_units(device: Device) -> MatrixUnits:
+    """Finds a product that a GPU's matrix units make rightly, the best first."""
     if "subgroup-matrix" not in device.features:
-        return None
+        return MatrixUnits()
+    refusal = ""
     shapes = device.backend.matrix_shapes(device.gpu)
-    return next((shape for shape in shapes if _multiplies(device, shape)), None)
+    for shape in shapes:
+        problem = _problem(device, shape)
+        if not problem:
+            return MatrixUnits(shape)
+        refusal = refusal or f"{shape}: {problem}"
+    return MatrixUnits(None, refusal or "no size of subgroups is certain, or no type of use here")
 
 
-def _multiplies(device: Device, shape: MatrixShape) -> bool:
-    m, n, k = shape.m, shape.n, shape.k
+def _problem(device: Device, shape: MatrixShape) -> str:
+    """What is wrong with the tile that products on these units would be made of, if anything."""
+    tile = next(fitting_tiles(shape, device.limits), None)
+    if tile is None:
+        return "no tile fits the limits of a workgroup"
+    problems = (tile_problem(device, tile, with_rows=with_rows) for with_rows in (True, False))
+    return next((problem for problem in problems if problem), "")
+
+
+def tile_problem(device: Device, tile: MatrixTile, *, with_rows: bool) -> str:
+    """What is wrong with a tile on this driver; empty if nothing is.
+
+    It is made as in products: by as many subgroups, each of which makes another part, with the
+    same strides and in the same order of rows. Which dimension is which, and what is a row, has
+    been confused upstream; no part of the product commutes.
+
+    Args:
+        device: Where it runs.
+        tile: What is tried.
+        with_rows: Whether rows of the left factor meet rows of the right one.
+    """
+    depth = 2 * tile.depth
+    random = np.random.default_rng(0)
     # Small whole numbers, so that every sum is exact.
-    left = (np.arange(m * k, dtype=np.float32) * 7 % 11 - 5).reshape(m, k)
-    right = (np.arange(k * n, dtype=np.float32) * 5 % 13 - 6).reshape(k, n)
-    constants = {"M": m, "N": n, "K": k, "LANES": shape.threads}
+    left = random.integers(-5, 6, (tile.rows, depth)).astype(np.float32)
+    right = random.integers(-6, 7, (tile.columns, depth)).astype(np.float32)
+    given = {"x": left, "w": right if with_rows else np.ascontiguousarray(right.T)}
+    sizes = {"y": 4 * tile.rows * tile.columns, "seen": 16 * tile.invocations}
+    # Results go through workgroup memory in the one kind, straight to y in the other.
+    constants = {
+        **tile.constants(with_rows=with_rows),
+        "DEPTH": depth,
+        "DIRECT": not with_rows,
+        "ACCUMULATE": False,
+    }
+    floats = Bound("float32")
+    shader = load_shader(
+        "probe/matrix.wgsl", tuple(sorted(constants.items())), (("w", floats), ("x", floats))
+    )
     try:
-        shader = load_shader("probe/matrix.wgsl", tuple(sorted(constants.items())))
-        sizes = {"left": left.nbytes, "right": right.nbytes, "result": 4 * m * n}
-        buffers = {name: device.buffer(size, "probe") for name, size in sizes.items()}
-        device.write(buffers["left"], left)
-        device.write(buffers["right"], right)
-        windows = {name: (buffers[name], 0, size) for name, size in sizes.items()}
-        group = device.bind_group(shader, windows)
-        device.dispatch(device.pipeline(shader), group, (1, 1, 1))
-        product = np.frombuffer(device.read(buffers["result"], 4 * m * n), np.float32)
-    except DeviceError:
-        return False
-    return np.array_equal(product.reshape(m, n), 2 * left @ right)
+        results = _run(device, shader, given, sizes)
+    except DeviceError as err:
+        return f"refused ({textwrap.shorten(str(err), 300)})"
+    seen = np.frombuffer(results["seen"], np.uint32).reshape(-1, 4)
+    size, subgroups = int(seen[0, 0]), tile.groups_m * tile.groups_n
+    own = np.arange(tile.invocations)
+    threads = tile.shape.threads
+    expected = [np.full_like(own, threads), np.full_like(own, subgroups)]
+    if not np.array_equal(seen, np.stack([*expected, own // threads, own % threads], 1)):
+        return f"subgroups have {size} invocations, not {threads}, or are numbered otherwise"
+    product = np.frombuffer(results["y"], np.float32).reshape(tile.rows, tile.columns)
+    return "" if np.array_equal(product, left @ right.T) else "wrong products"
+
+
+def _run(
+    device: Device, shader: Shader, given: dict[str, Any], sizes: dict[str, int]
+) -> dict[str, memoryview]:
+    """Runs one workgroup of a shader of plain buffers; what it writes, by name."""
+    buffers = {name: device.buffer(array.nbytes, "probe") for name, array in given.items()}
+    for name, array in given.items():
+        device.write(buffers[name], array)
+    results = {name: device.buffer(size, "probe") for name, size in sizes.items()}
+    for name, size in sizes.items():
+        device.write(results[name], np.full(size // 4, _POISON, np.uint32))
+    windows = {name: (buffers[name], 0, array.nbytes) for name, array in given.items()}
+    windows |= {name: (results[name], 0, size) for name, size in sizes.items()}
+    group = device.bind_group(shader, windows)
+    device.dispatch(device.pipeline(shader), group, (1, 1, 1))
+    return {name: device.read(results[name], size) for name, size in sizes.items()}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
-from qlora_wgpu.gpu.backend import MatrixShape
+from qlora_wgpu.gpu.matrix import PROMISED, Limits, MatrixShape, MatrixTile, fitting_tiles
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class Profile:
         tile_group: Most invocations of a tiled GEMM's workgroup, along columns and rows, 8 × 8
             results each.
         matrix: What the matrix units multiply: m, n, k, and the invocations that do it.
+        matrix_element: The type of the factors in them, ``"f16"`` or ``"f32"``.
         matrix_tile: Subgroups of a workgroup along rows and columns, then the products of matrix
             units that each makes along rows and columns.
         least_workgroups: Workgroups of 64 invocations that fill a GPU: products of fewer are cut
@@ -47,6 +50,9 @@ class Profile:
             launches, and workgroups enough; on CPUs the larger weights leave the cache sooner.
         logits_bytes: Bytes of the float32 logits that exist at once; GPUs want more rows to work
             on.
+        limits: What the GPU allows a workgroup.
+        products: Other values for products of some sizes: a class of them (``Gemm.size_class``) and
+            the fields that differ.
     """
 
     name: str
@@ -66,6 +72,7 @@ class Profile:
     attention_kind: str = "register"
     tile_group: tuple[int, int] = (16, 16)
     matrix: tuple[int, ...] = ()
+    matrix_element: str = "f16"
     matrix_tile: tuple[int, int, int, int] = (2, 4, 4, 2)
     least_workgroups: int = 0
     lora_threads: int = 0
@@ -74,11 +81,28 @@ class Profile:
     texture_nt_rows: int = 32
     texture_nn_rows: int = 16
     fused_linears: bool = False
+    limits: Limits = PROMISED
+    products: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = ()
 
     @property
     def textures(self) -> bool:
         """Whether kernels read their operands from textures."""
         return self.subgroup_size > 0
+
+    @property
+    def saturates(self) -> bool:
+        """Whether products hold their factors in a type that ends at 65,504."""
+        return self.gemm_kind == "matrix" and self.matrix_element == "f16"
+
+    def tile_on_matrix_units(self) -> MatrixTile:
+        """What a workgroup makes of a product on matrix units."""
+        m, n, k, threads = self.matrix
+        return MatrixTile(MatrixShape(m, n, k, threads, self.matrix_element), *self.matrix_tile)
+
+    def for_products(self, size_class: str) -> Profile:
+        """The profile that products of a class are cut by."""
+        changes: Mapping[str, Any] = dict(dict(self.products).get(size_class, ()))
+        return replace(self, **changes) if changes else self
 
 
 CPU_PROFILE = Profile(
@@ -115,7 +139,7 @@ GPU_PROFILE = Profile(
     fused_linears=True,
     least_workgroups=1024,
     lora_threads=64,
-    lora_grad_group=(16, 16),
+    lora_grad_group=(8, 32),
 )
 
 
@@ -134,10 +158,35 @@ def cpu_profile(subgroup_size: int) -> Profile:
     )
 
 
-def gpu_profile(shape: MatrixShape | None) -> Profile:
-    """The profile of a GPU, and of its matrix units if there are any."""
-    if shape is None:
-        return GPU_PROFILE
+def gpu_profile(shape: MatrixShape | None, limits: Limits = PROMISED) -> Profile:
+    """The profile of a GPU, and of its matrix units if there are any that fit its limits."""
+    plain = replace(GPU_PROFILE, limits=limits)
+    tile = next(fitting_tiles(shape, limits), None) if shape is not None else None
+    if shape is None or tile is None:
+        return plain
     return replace(
-        GPU_PROFILE, gemm_kind="matrix", matrix=(shape.m, shape.n, shape.k, shape.threads)
+        plain,
+        gemm_kind="matrix",
+        matrix=(shape.m, shape.n, shape.k, shape.threads),
+        matrix_element=shape.element,
+        matrix_tile=(tile.groups_m, tile.groups_n, tile.fragments_m, tile.fragments_n),
     )
+
+
+def plainer(profile: Profile) -> Profile | None:
+    """The profile to fall back on where a GPU's kernels are wrong; None if there is none.
+
+    Products on matrix units, then through workgroup memory, then nothing through that.
+    """
+    if profile.textures or profile.gemm_kind == "register":
+        return None
+    if profile.gemm_kind == "matrix":
+        return replace(profile, gemm_kind="tiled", products=())
+    return plainest(profile)
+
+
+def plainest(profile: Profile) -> Profile:
+    """The profile whose kernels ask least of a driver."""
+    if profile.textures:
+        return CPU_PROFILE
+    return replace(profile, gemm_kind="register", attention_kind="register", products=())

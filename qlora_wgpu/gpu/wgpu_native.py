@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-from qlora_wgpu.gpu.backend import Backend, Dispatch
+from qlora_wgpu.gpu.backend import Backend, Dispatch, checks_everything
+
+_BOUNDS_CHECKS = 1  # WGPUShaderRuntimeChecks: indices are held in bounds, loops are not counted
 
 
 class WgpuNative(Backend):
@@ -25,6 +27,29 @@ class WgpuNative(Backend):
         import wgpu
 
         return wgpu
+
+    def compile(self, device: Any, code: str, label: str) -> Any:
+        """A shader module whose loops are trusted to end, unless everything is to be checked.
+
+        naga counts a stranger's loops, and a driver cannot unroll what it has no bound for.
+        """
+        if checks_everything():
+            return super().compile(device, code, label)
+        try:
+            api = self.module.backends.wgpu_native._api
+            ffi, create = api.ffi, api.libf.wgpuDeviceCreateShaderModuleTrusted
+            source = api.new_struct_p("WGPUShaderSourceWGSL *", code=api.to_c_string_view(code))
+            source[0].chain.next = ffi.NULL
+            source[0].chain.sType = api.lib.WGPUSType_ShaderSourceWGSL
+            descriptor = api.new_struct_p(
+                "WGPUShaderModuleDescriptor *",
+                nextInChain=ffi.cast("WGPUChainedStruct *", source),
+                label=api.to_c_string_view(label),
+            )
+            make = api.GPUShaderModule
+        except AttributeError:  # private names, which another version may not have
+            return super().compile(device, code, label)
+        return make(label, create(device._internal, descriptor, _BOUNDS_CHECKS), device)
 
     def record(self, compute_pass: Any, dispatches: Iterable[Dispatch]) -> None:
         """Encodes dispatches by wgpu-native's own functions.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -74,6 +74,7 @@ class Shader:
         bindings: By name, in the order of their indices, the uniform ``params`` left out.
         params: ``(name, struct format)`` of each field of ``Params``, in order.
         workgroup_size: Invocations along x, y, z.
+        subgroup_size: The size that it counts on by its constant SUBGROUP_SIZE; 0 if none.
     """
 
     label: str
@@ -82,6 +83,7 @@ class Shader:
     bindings: Mapping[str, Binding]
     params: tuple[tuple[str, str], ...]
     workgroup_size: tuple[int, int, int]
+    subgroup_size: int = 0
 
     def pack_params(self, values: Mapping[str, int | float]) -> bytes:
         """Returns the bytes of the uniform ``Params``; every field must be given, and no other."""
@@ -120,7 +122,8 @@ def load_shader(path: str, constants: Constants = (), bound: Bindings = ()) -> S
     code += "".join(f"\nconst {name} = {_literal(value)};" for name, value in constants) + "\n"
     shown = [f"{name}={value}" for name, value in constants]
     shown += [f"{n} {b.dtype}{' texture' * b.texture}" for n, b in bound]
-    return _reflect(f"{path}({', '.join(shown)})", path, code, source.operands)
+    shader = _reflect(f"{path}({', '.join(shown)})", path, code, source.operands)
+    return replace(shader, subgroup_size=int(dict(constants).get("SUBGROUP_SIZE", 0)))
 
 
 @cache

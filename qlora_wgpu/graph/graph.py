@@ -31,13 +31,22 @@ class Graph:
         profile: How kernels are cut for the GPU.
         max_binding: Largest number of bytes that one binding may show.
         launches: What has been traced.
+        saturated: uint32; where kernels count values that they had to hold at the end of their
+            type, if anywhere.
     """
 
-    def __init__(self, dtype: str, profile: Profile, max_binding: int = 128 << 20) -> None:
+    def __init__(
+        self,
+        dtype: str,
+        profile: Profile,
+        max_binding: int = 128 << 20,
+        saturated: Tensor | None = None,
+    ) -> None:
         """Starts an empty graph."""
         self.dtype = dtype
         self.profile = profile
         self.max_binding = max_binding
+        self.saturated = saturated
         self.launches: list[Launch] = []
         self._tape = Tape(self.launches, self._add)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.grid import Workgroups, is_within_limits
 from qlora_wgpu.gpu.operands import Bound
-from qlora_wgpu.gpu.preprocessor import PART, PART_FIELDS
+from qlora_wgpu.gpu.preprocessor import IN_PARTS, PART_FIELDS
 from qlora_wgpu.gpu.wgsl import Constant, Shader, load_shader
 from qlora_wgpu.graph.tensor import Tensor
 
@@ -117,7 +117,7 @@ class Launch:
         return replace(
             self,
             values={**self.values, **place},
-            constants={**self.constants, PART: True},
+            constants={**self.constants, IN_PARTS: True},
             workgroups=size,
             flops=round(self.flops * share),
         )

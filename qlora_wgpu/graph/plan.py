@@ -69,7 +69,7 @@ def make_plan(graph: Graph, outputs: tuple[Tensor, ...] = (), *, in_textures: bo
         A plan with only the launches that lead to an output or to bytes that outlive the run.
     """
     graph.end()
-    needed = _needed(graph.launches, outputs)
+    needed = _needed(graph, outputs)
     launches = lay_out(needed, graph.profile, in_textures=in_textures)
     slots, textures, slot_of = _assign_slots(_lifetimes(launches, outputs))
     storages = dict.fromkeys(
@@ -78,11 +78,12 @@ def make_plan(graph: Graph, outputs: tuple[Tensor, ...] = (), *, in_textures: bo
     return Plan(tuple(launches), tuple(slots), tuple(textures), slot_of, tuple(storages))
 
 
-def _needed(launches: list[Launch], outputs: tuple[Tensor, ...]) -> list[Launch]:
+def _needed(graph: Graph, outputs: tuple[Tensor, ...]) -> list[Launch]:
     read = set(outputs)
     kept = []
-    for launch in reversed(launches):
-        if any(t.storage is not None or t in read for t in launch.written()):
+    for launch in reversed(graph.launches):
+        results = (t for t in launch.written() if t is not graph.saturated)
+        if any(t.storage is not None or t in read for t in results):
             kept.append(launch)
             read.update(launch.tensors.values())
     return kept[::-1]

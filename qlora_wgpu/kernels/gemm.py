@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
+from qlora_wgpu.gpu.matrix import Limits, MatrixTile
 from qlora_wgpu.gpu.profile import CPU_PROFILE, Profile
 from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.dtype import ceil_div, round_up
@@ -23,7 +25,8 @@ SKINNY = 64  # products of at most so many columns are cut along their rows inst
 _LEAST_PART = 512  # of a reduction that is cut, so that adding up the parts stays cheap
 _CUT_THREADS = 64  # invocations of the workgroups that ``Profile.least_workgroups`` counts
 _TILE_DEPTH, _LEAST_TILE = 16, 8  # of common/tile_f32.wgsl: along k; invocations along a side
-_GRADIENT_SCALE = 64.0  # lifts gradients into f16's range, where 0 is below 6e-8
+SIZED_ROWS = 8  # share an entry of what says how large gradients are
+_SIZING_GROUP = 128  # invocations that look for it
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,23 @@ class Gemm:
         """The shader's name: as BLAS has it, whether w is read transposed."""
         return "nt" if self.with_rows else "nn"
 
+    @property
+    def size_class(self) -> str:
+        """Products that want to be cut alike (``Profile.products``)."""
+        return size_class(self.name, self.x.rows, self.columns, self.depth)
+
+
+def size_class(name: str, rows: int, columns: int, depth: int) -> str:
+    """Products whose sizes are alike: each up to the next power of two, and the largest as one.
+
+    The tuner times fewer rows and a smaller vocabulary than a model may have.
+    """
+    sizes = zip((rows, columns, depth), _LARGEST, strict=True)
+    return f"{name} " + "x".join(str(min(1 << (n - 1).bit_length(), most)) for n, most in sizes)
+
+
+_LARGEST = (2_048, 16_384, 16_384)
+
 
 @dataclass(frozen=True)
 class Cut:
@@ -165,6 +185,7 @@ class Cut:
         rows_first: Whether workgroups are counted along the rows first.
         threads: Invocations of a workgroup.
         any_parts: Whether the shader can be cut along the reduction whatever is added to it.
+        tensors: What the shader binds besides.
     """
 
     path: str
@@ -174,6 +195,7 @@ class Cut:
     rows_first: bool = False
     threads: int = _CUT_THREADS
     any_parts: bool = False
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def _launch(
@@ -182,6 +204,7 @@ def _launch(
     """One dispatch; with ``parts_in`` each part's results lie there, one below the other."""
     lora = gemm.lora
     tensors: dict[str, Tensor | None] = {
+        **cut.tensors,
         "x": gemm.x,
         "w": gemm.w,
         "y": parts_in or gemm.y,
@@ -313,52 +336,84 @@ class Skinny:
 
 
 class MatrixUnits:
-    """On matrix units, in f16 with float32 sums: for bfloat16, float32 stays exact."""
+    """On matrix units, with float32 sums; factors of f16 are for bfloat16, float32 stays exact."""
 
     def fits(self, gemm: Gemm, profile: Profile) -> bool:
-        """Where the profile has them and operands are bfloat16."""
-        return profile.gemm_kind == "matrix" and gemm.x.dtype == "bfloat16"
+        """Where the profile has some that take the operands, in a tile within its limits."""
+        own = profile.for_products(gemm.size_class)
+        if own.gemm_kind != "matrix":
+            return False
+        takes = own.matrix_element == "f32" or gemm.x.dtype == "bfloat16"
+        return takes and _matrix_tile(gemm, own).fits(own.limits, with_rows=gemm.with_rows)
 
     def launch(self, g: Graph, gemm: Gemm) -> None:
         """Adds the launches."""
-        m, n, k, subgroup_size = g.profile.matrix
-        groups_m, groups_n, fragments_m, fragments_n = g.profile.matrix_tile
-        most = EXPERT_TILE if gemm.experts is not None else 1 << 30
-        while groups_m * fragments_m * m > most and groups_m > 1:
-            groups_m, groups_n = groups_m // 2, groups_n * 2
-        while groups_m * fragments_m * m > most:
-            fragments_m //= 2
-        constants: dict[str, Constant] = {
-            "MATRIX": True,
-            "MATRIX_M": m,
-            "MATRIX_N": n,
-            "MATRIX_K": k,
-            "SUBGROUP_SIZE": subgroup_size,
-            "GROUP": groups_m * groups_n * subgroup_size,
-            "GROUPS_M": groups_m,
-            "GROUPS_N": groups_n,
-            "FRAGMENTS_M": fragments_m,
-            "FRAGMENTS_N": fragments_n,
-            "W_ROWS": gemm.with_rows,
-            "X_SCALE": 1.0 if gemm.with_rows else _GRADIENT_SCALE,
-        }
-        rows, columns = groups_m * fragments_m * m, groups_n * fragments_n * n
-        path, threads = f"gemm/{gemm.name}_tiled.wgsl", groups_m * groups_n * subgroup_size
-        _launch_split(g, gemm, Cut(path, rows, columns, constants, threads=threads, any_parts=True))
+        own = g.profile.for_products(gemm.size_class)
+        tile = _matrix_tile(gemm, own)
+        constants = tile.constants(with_rows=gemm.with_rows)
+        added = (gemm.lora, gemm.bias, gemm.residual)
+        alone = not (gemm.with_rows and gemm.others)
+        plain = alone and all(term is None for term in added)
+        constants["DIRECT"] = plain and gemm.y.dtype == "float32"
+        tensors: dict[str, Tensor] = {}
+        if own.saturates and not gemm.with_rows:
+            tensors["sizes"] = largest_sizes(g, gemm)
+            constants["SIZED_ROWS"] = SIZED_ROWS
+        elif own.saturates and g.saturated is not None:
+            tensors["saturated"] = g.saturated
+        cut = Cut(
+            f"gemm/{gemm.name}_tiled.wgsl", tile.rows, tile.columns, constants,
+            threads=tile.invocations, any_parts=True, tensors=tensors,
+        )  # fmt: skip
+        _launch_split(g, gemm, cut)
+
+
+def _matrix_tile(gemm: Gemm, profile: Profile) -> MatrixTile:
+    tile = profile.tile_on_matrix_units()
+    return tile if gemm.experts is None else tile.of_rows(EXPERT_TILE)
+
+
+def largest_sizes(g: Graph, gemm: Gemm) -> Tensor:
+    """How large a product's x is at most, for each ``SIZED_ROWS`` of its rows: float32's bits."""
+    x = gemm.x
+    sizes = g.integers(f"sizes of {x.name}", ceil_div(x.rows, SIZED_ROWS))
+    batch_info = gemm.batch_info if gemm.first_row is not None else None
+    others, layers = further_layers("x", x, gemm.others, 8, 8)
+    g.launch(
+        "gemm/sizes.wgsl",
+        (sizes.columns, 1, 1),
+        {"x": x, **others, "sizes": sizes, "batch_info": batch_info},
+        {
+            "rows": x.rows,
+            "stride": x.units(8),
+            "first_row": gemm.first_row or 0,
+            "stride1": layers["stride1"],
+            "stride2": layers["stride2"],
+        },
+        {"GROUP": _SIZING_GROUP, "ROWS": SIZED_ROWS},
+        label=gemm.label,
+    )
+    return sizes
 
 
 class WorkgroupTiles:
     """For GPUs: tiles of both operands pass through workgroup memory."""
 
     def fits(self, gemm: Gemm, profile: Profile) -> bool:
-        """Where the profile asks for it, for float32 operands of matrix units, too."""
-        return profile.gemm_kind in ("tiled", "matrix")
+        """Where the profile asks for it, also in place of matrix units that do not fit."""
+        own = profile.for_products(gemm.size_class)
+        across, down = own.tile_group
+        if own.gemm_kind not in ("tiled", "matrix"):
+            return False
+        return Limits(across * down, _tile_bytes(across, down)).within(own.limits)
 
     def launch(self, g: Graph, gemm: Gemm) -> None:
         """Adds the launches."""
-        across, down = _tile_group(g.profile, gemm)
+        across, down = _tile_group(g.profile.for_products(gemm.size_class), gemm)
         constants: dict[str, Constant] = {
             "MATRIX": False,
+            "HALF": False,
+            "DIRECT": False,
             "WG_M": down,
             "WG_N": across,
             "GROUP": across * down,
@@ -393,6 +448,11 @@ def _tile_group(profile: Profile, gemm: Gemm) -> tuple[int, int]:
     return across, down
 
 
+def _tile_bytes(across: int, down: int) -> int:
+    """Workgroup memory of ``common/tile_f32.wgsl``: eight rows and columns each, 16 deep."""
+    return 4 * 16 * 8 * (across + down)
+
+
 class Registers:
     """Each invocation holds a tile of results; no workgroup memory."""
 
@@ -402,7 +462,8 @@ class Registers:
 
     def launch(self, g: Graph, gemm: Gemm) -> None:
         """Adds the launches."""
-        _launch_split(g, gemm, _registers(gemm, g.profile.gemm_tile, *g.profile.gemm_group))
+        own = g.profile.for_products(gemm.size_class)
+        _launch_split(g, gemm, _registers(gemm, own.gemm_tile, *own.gemm_group))
 
 
 def _registers(gemm: Gemm, tile: int, across: int, down: int) -> Cut:
@@ -432,24 +493,41 @@ def _changes(profile: Profile) -> tuple[Change, ...]:
         )
     if profile.name == CPU_PROFILE.name:
         return ({"gemm_tile": 8}, {"gemm_tile": 16, "gemm_group": (16, 1)})
-    if profile.matrix:
-        return (
-            {"matrix_tile": (2, 2, 4, 4)},
-            {"matrix_tile": (2, 2, 2, 2)},
-            {"matrix_tile": (2, 4, 2, 2)},
-            {"matrix_tile": (4, 2, 2, 4)},
-            {"gemm_kind": "register"},
-            {"gemm_kind": "tiled", "tile_group": (16, 16)},
-            {"gemm_kind": "tiled", "tile_group": (8, 8)},
-        )
-    return (
-        {"tile_group": (8, 8)},
-        {"tile_group": (16, 8)},
-        {"tile_group": (8, 16)},
-        {"gemm_kind": "register", "gemm_tile": 4, "gemm_group": (16, 8)},
-        {"gemm_kind": "register", "gemm_tile": 8, "gemm_group": (16, 4)},
-        {"gemm_kind": "register", "gemm_tile": 16, "gemm_group": (8, 8)},
-    )
+    tried = _MATRIX_CHANGES if profile.matrix else _CHANGES
+    changed = ((change, replace(profile, **change)) for change in tried)
+    return tuple(change for change, cut in changed if cut != profile and _is_allowed(cut))
+
+
+_MATRIX_CHANGES: tuple[Change, ...] = (
+    {"gemm_kind": "matrix", "matrix_tile": (2, 2, 4, 4)},
+    {"gemm_kind": "matrix", "matrix_tile": (2, 2, 2, 2)},
+    {"gemm_kind": "matrix", "matrix_tile": (2, 4, 2, 2)},
+    {"gemm_kind": "matrix", "matrix_tile": (4, 2, 2, 4)},
+    {"gemm_kind": "register"},
+    {"gemm_kind": "tiled", "tile_group": (16, 16)},
+    {"gemm_kind": "tiled", "tile_group": (8, 8)},
+)
+_CHANGES: tuple[Change, ...] = (
+    {"gemm_kind": "tiled", "tile_group": (16, 16)},
+    {"gemm_kind": "tiled", "tile_group": (8, 8)},
+    {"gemm_kind": "tiled", "tile_group": (16, 8)},
+    {"gemm_kind": "tiled", "tile_group": (8, 16)},
+    {"gemm_kind": "register", "gemm_tile": 4, "gemm_group": (16, 8)},
+    {"gemm_kind": "register", "gemm_tile": 8, "gemm_group": (16, 4)},
+    {"gemm_kind": "register", "gemm_tile": 16, "gemm_group": (8, 8)},
+)
+
+
+def _is_allowed(profile: Profile) -> bool:
+    """Whether a GPU's workgroups may be as a profile cuts products."""
+    if profile.gemm_kind == "matrix":
+        tile = profile.tile_on_matrix_units()
+        return all(tile.fits(profile.limits, with_rows=rows) for rows in (True, False))
+    if profile.gemm_kind == "tiled":
+        across, down = profile.tile_group
+        return Limits(across * down, _tile_bytes(across, down)).within(profile.limits)
+    across, down = profile.gemm_group
+    return across * down <= profile.limits.invocations
 
 
 GEMM: Kernel[Gemm] = Kernel(

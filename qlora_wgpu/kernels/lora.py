@@ -375,7 +375,7 @@ def _changes(profile: Profile) -> tuple[Change, ...]:
     if profile.textures or profile.name == CPU_PROFILE.name:
         return ()
     return (
-        {"lora_threads": 32, "lora_grad_group": (8, 32)},
+        {"lora_threads": 32, "lora_grad_group": (16, 16)},
         {"lora_threads": 128, "lora_grad_group": (32, 8)},
         {"lora_threads": 64, "lora_grad_group": (64, 4)},
     )

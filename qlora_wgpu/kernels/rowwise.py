@@ -9,10 +9,20 @@ from qlora_wgpu.graph.dtype import ceil_div
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.kernels.kernel import Change, Tunable
 
+_LONG_ROW = 1 << 14  # columns, as a vocabulary has them
+_MOST_THREADS = 256  # that every GPU allows a workgroup
 
-def row_constants(g: Graph) -> dict[str, Constant]:
-    """The constants that ``common/row_reduce.wgsl`` and its users need."""
+
+def row_constants(g: Graph, columns: int = 0) -> dict[str, Constant]:
+    """The constants that ``common/row_reduce.wgsl`` and its users need.
+
+    Args:
+        g: The graph, in whose profile they are.
+        columns: Length of the rows, of which long ones get more threads.
+    """
     threads = g.profile.threads_per_row
+    if columns >= _LONG_ROW and threads > 1 and not g.profile.textures:
+        threads = max(threads, _MOST_THREADS)
     return {
         "THREADS": threads,
         "ROWS": g.profile.rows_per_group,

@@ -143,7 +143,7 @@ def _refuse_what_is_not_computed(path: Path, fields: Mapping[str, Any]) -> None:
     for key, meaning in _REFUSED.items():
         if fields.get(key):
             raise UnsupportedModelError(
-                f"{path}: {key} is {brief(fields[key])}, and {meaning} is not supported"
+                f"{path}: {key} is {brief(fields[key])}, but there is no support for {meaning}"
             )
     bias = fields.get("bias", "none")
     if bias != "none":

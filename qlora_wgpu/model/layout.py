@@ -19,7 +19,7 @@ from qlora_wgpu.model.network import Network
 from qlora_wgpu.model.options import StepOptions
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.weights import WeightLayout
-from qlora_wgpu.ops.adamw import STATS_LENGTH
+from qlora_wgpu.ops.adamw import SATURATED_OFFSET, STATS_LENGTH
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
 
 
@@ -46,6 +46,8 @@ class ModelLayout:
         adapter: The layout of the adapter's parameters.
         network: The network that is traced.
         stats: Sums of loss and tokens, gradient norm, update factor.
+        saturated: Behind them, how many values were held at the end of their type, where kernels
+            have such a type.
     """
 
     def __init__(
@@ -95,14 +97,23 @@ class ModelLayout:
         )
         modules = self._weights.lay_out(architecture, self.adapter)
         self.network = Network(pretrained.family, architecture, modules)
-        self.stats = vector(
-            "stats", STATS_LENGTH, "float32", Storage("stats", "inputs", 4 * STATS_LENGTH)
-        )
+        self.stats, self.saturated = _sums(counts=profile.saturates)
         self._steps: dict[StepOptions, PlannedStep] = {}
+
+    def cut_for(self, profile: Profile) -> ModelLayout:
+        """The same model, of which nothing is loaded yet, for another profile."""
+        return ModelLayout(
+            self.pretrained,
+            self.adapter.config,
+            self.quant,
+            self.compute_dtype,
+            profile=profile,
+            max_binding=self.max_binding,
+        )
 
     def new_graph(self) -> Graph:
         """An empty graph for this element type and profile."""
-        return Graph(self.compute_dtype, self.profile, self.max_binding)
+        return Graph(self.compute_dtype, self.profile, self.max_binding, self.saturated)
 
     def step(self, options: StepOptions) -> PlannedStep:
         """A step's plan, traced the first time that its options are asked for.
@@ -159,3 +170,11 @@ class ModelLayout:
             OutOfMemoryError: If the device has no room.
         """
         self._weights.load(device, progress)
+
+
+def _sums(*, counts: bool) -> tuple[Tensor, Tensor | None]:
+    """What micro-batches are summed into, and what kernels count in, read back as one."""
+    nbytes = SATURATED_OFFSET + 16 if counts else 4 * STATS_LENGTH
+    storage = Storage("stats", "inputs", nbytes)
+    saturated = vector("saturated", 4, "uint32", storage, SATURATED_OFFSET) if counts else None
+    return vector("stats", STATS_LENGTH, "float32", storage), saturated

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,6 @@ from qlora_wgpu.model.adapter_state import neutral_parameters, read_vector, writ
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import TrainingOptions
 from qlora_wgpu.model.programs import LogitsPrograms, Programs
-from qlora_wgpu.ops.adamw import STATS_LENGTH
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
 from qlora_wgpu.ops.cross_entropy import Objective
 
@@ -116,11 +115,15 @@ class LoadedModel:
         """Closes it."""
         self.close()
 
-    def __getattr__(self, name: str) -> Any:
-        """What is not there: of a closed model, anything."""
-        if vars(self) or name.startswith("_"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        raise DeviceError("the model is closed: open it again with from_pretrained or open_adapter")
+    if not TYPE_CHECKING:  # else a checker would take any name for an attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """What is not there: of a closed model, anything."""
+            if vars(self) or name.startswith("_"):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            raise DeviceError(
+                "the model is closed: open it again with from_pretrained or open_adapter"
+            )
 
     def __repr__(self) -> str:
         """Base, adapter and device in a line."""
@@ -261,11 +264,12 @@ class LoadedModel:
     def stats_window(self) -> tuple[Any, int]:
         """The buffer of the sums and its bytes, for reading them back later."""
         assert self.stats.storage is not None
-        return self.stats.storage.buffer, self.stats.nbytes
+        return self.stats.storage.buffer, self.stats.storage.nbytes
 
     def zero_stats(self) -> None:
-        """Clears the sums of loss and tokens."""
-        self.write_flat(self.stats, np.zeros(STATS_LENGTH, np.float32))
+        """Clears the sums of loss and tokens, and what kernels have counted."""
+        assert self.stats.storage is not None
+        self.write_flat(self.stats, np.zeros(self.stats.storage.nbytes // 4, np.float32))
 
     def zero_gradient(self) -> None:
         """Clears the summed gradient, loss and tokens."""

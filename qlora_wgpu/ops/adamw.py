@@ -12,6 +12,7 @@ from qlora_wgpu.kernels.rowwise import row_constants, row_workgroups
 _MOST_SUMS = 512  # of squares, that are made side by side
 _LEAST_UNITS = 16  # that an invocation adds up, where there are enough
 STATS_LOSS, STATS_TOKENS, STATS_NORM, STATS_FACTOR, STATS_LENGTH = 0, 1, 2, 3, 4
+SATURATED_OFFSET = 256  # bytes; the largest alignment of a binding
 
 
 @dataclass(frozen=True)

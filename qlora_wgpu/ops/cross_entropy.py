@@ -155,7 +155,7 @@ def _softmax(
         {
             "SOFTCAP": softcap is not None,
             "OBJECTIVE": objective != PLAIN,
-            **row_constants(g),
+            **row_constants(g, logits.columns),
         },
     )
     return dlogits

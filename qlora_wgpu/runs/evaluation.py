@@ -10,6 +10,7 @@ from pathlib import Path
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.as_trained import explicit_in
 from qlora_wgpu.data import Dataset
+from qlora_wgpu.errors import ConfigError, option
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.runs.data import (
     check_ids,
@@ -97,7 +98,7 @@ def evaluate(
     """
     settings = as_config(config, overrides)
     observer = observer or Observer()
-    path = data or data_path(settings, held_out=True)
+    path = data or _held_out_path(settings)
     adapter = adapter or _adapter_of(settings)
     settings = _opened(settings, adapter, overrides, observer)
     source = OpenedModel.open(base_in(settings))
@@ -118,6 +119,13 @@ def evaluate(
         adapted = _measured(model, dataset, settings, observer, "the adapter")
     observer.activity("")
     return Evaluation(path, adapter, base, adapted)
+
+
+def _held_out_path(settings: Config) -> str:
+    try:
+        return data_path(settings, held_out=True)
+    except ConfigError as err:
+        raise ConfigError(f"{err}; or measure on other data with {option('data', ...)}") from err
 
 
 def _opened(

@@ -13,18 +13,20 @@ from qlora_wgpu.config.commented_yaml import Setting
 from qlora_wgpu.data import Dataset, Preparation, Tokenizer, chosen_template, load_dataset
 from qlora_wgpu.data.prepared import learns
 from qlora_wgpu.data.sources import data_files, holds_documents
-from qlora_wgpu.errors import QLoRAError
+from qlora_wgpu.errors import ConfigError, QLoRAError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory_size import memory_size
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.runs.estimation import Target, Workload
 from qlora_wgpu.runs.first_batches import FirstBatches, first_batches
+from qlora_wgpu.training import refuse_existing_run
 
 _BUCKETS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 _POSITIONS = 4096  # of a model that does not say how many it was made for
 _WINDOW, _LONG = 1024, 4096  # of documents, where they are longer than that
 _UNKNOWN = 8 << 30  # bytes of a card that is not there to be asked
 _SPARE = 0.8  # of a card's memory is planned with: drivers and screens take some
+_RUNS = 1000  # of one name, in a folder
 _SHARE = 0.5  # of the machine's, which others need, too
 
 
@@ -231,9 +233,20 @@ def _output(batches: FirstBatches, name: str) -> list[Setting]:
     often = max(5, min(50, batches.steps // 4))
     return [
         Setting("eval.eval_steps", often, "with held-out data"),
-        Setting("output.dir", f"runs/{_plain(name)}"),
+        Setting("output.dir", _free_run(f"runs/{_plain(name)}")),
         Setting("output.save_steps", often),
     ]
+
+
+def _free_run(name: str) -> str:
+    """The folder of a run that is not there yet: this, or this with a number."""
+    for folder in (name, *(f"{name}-{number}" for number in range(2, _RUNS))):
+        try:
+            refuse_existing_run(Path(folder))
+        except ConfigError:
+            continue
+        return folder
+    return name
 
 
 def first_learning_rate(hidden_size: int) -> float:

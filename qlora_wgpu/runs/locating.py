@@ -107,7 +107,8 @@ def base_in(settings: Config) -> str:
         if Path(path).expanduser().is_file():
             raise ConfigError(f"model.path is the file {path}: name the folder that it lies in")
         set_it = "add model.path=FOLDER" if command() else "set model.path to its folder"
-        raise ConfigError(f"there is no model folder {path}: if it lies elsewhere now, {set_it}")
+        hint = _model_like(Path(path)) or f"if it lies elsewhere now, {set_it}"
+        raise ConfigError(f"there is no model folder {path}: {hint}")
     return path
 
 
@@ -167,6 +168,16 @@ def _is_run(folder: Path) -> bool:
 
 def _holds_adapter(folder: Path) -> bool:
     return (folder / "adapter_config.json").is_file()
+
+
+def _model_like(path: Path) -> str:
+    """A question for the model of almost that name beside it, or nothing."""
+    folder = path.expanduser().parent
+    if not folder.is_dir():
+        return ""
+    models = [entry.name for entry in folder.iterdir() if (entry / "config.json").is_file()]
+    near = get_close_matches(path.name, models, n=1)
+    return f"did you mean {path.with_name(near[0])}?" if near else ""
 
 
 def _is_nowhere(base: str) -> bool:

@@ -22,6 +22,7 @@ from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import TrainingOptions
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
+from qlora_wgpu.selfcheck import avoid_what_is_wrong
 from qlora_wgpu.training import Observer
 
 
@@ -75,13 +76,15 @@ def device_of(settings: DeviceConfig) -> Device:
     Raises:
         DeviceError: If there is none such.
     """
-    return Device(
+    device = Device(
         settings.gpu,
         settings.backend,
         dispatches_per_submit=settings.dispatches_per_submit,
         submit_milliseconds=settings.submit_milliseconds,
         timeout=settings.timeout,
     )
+    avoid_what_is_wrong(device)
+    return device
 
 
 def open_device(settings: DeviceConfig, observer: Observer) -> Device:
@@ -93,6 +96,8 @@ def open_device(settings: DeviceConfig, observer: Observer) -> Device:
     observer.activity("opening the device")
     device = device_of(settings)
     observer.activity("")
+    for text in device.notes:
+        observer.note(text)
     return device
 
 

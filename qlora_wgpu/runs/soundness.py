@@ -1,4 +1,4 @@
-"""Whether a driver computes what a run launches."""
+"""A run's kernels, such as its driver computes rightly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qlora_wgpu.model.adapter_state import norms_graph
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
-from qlora_wgpu.selfcheck import ensure_sound
+from qlora_wgpu.selfcheck import give_way, problem_of, unsound
 from qlora_wgpu.training import Observer, training_options
 from qlora_wgpu.training.optimizer import trace_update
 from qlora_wgpu.training.schedule import STEP_NUMBERS
@@ -21,18 +21,21 @@ from qlora_wgpu.training.schedule import STEP_NUMBERS
 _TEXT = 64  # tokens: the shaders of a text do not depend on its length
 
 
-def check_driver(
+def sound_layout(
     device: Device,
     open_device: Callable[[], Device],
     settings: Config,
     layout: ModelLayout,
     length: int,
     observer: Observer,
-) -> None:
-    """Checks the kernels of a run the first time that a driver meets them.
+) -> ModelLayout:
+    """A run's model laid out in kernels that the driver computes rightly.
+
+    They are checked the first time that a driver meets them. What it refuses or computes wrongly
+    gives way to plainer kernels, which is told.
 
     Args:
-        device: What the run will use.
+        device: What the run will use; its profile is set.
         open_device: Opens the same GPU once more.
         settings: The run's.
         layout: The run's model, cut for the device.
@@ -40,11 +43,26 @@ def check_driver(
         observer: Who is told.
 
     Raises:
-        DeviceError: If the driver computes wrongly.
+        DeviceError: If the driver computes the plainest kernels wrongly, too.
     """
-    launches = run_launches(settings, layout, length)
-    ensure_sound(device, open_device, layout.new_graph(), launches, observer.activity)
-    observer.activity("")
+    while True:
+        launches = run_launches(settings, layout, length)
+        graph = layout.new_graph()
+        problem = problem_of(device, open_device, graph, launches, observer.activity)
+        observer.activity("")
+        if not problem:
+            return layout
+        profile = give_way(device)
+        if profile is None:
+            raise unsound(problem)
+        observer.note(f"{problem}; {_INSTEAD[profile.gemm_kind]} instead")
+        layout = layout.cut_for(profile)
+
+
+_INSTEAD = {
+    "tiled": "products go through workgroup memory",
+    "register": "kernels without workgroup memory are used",
+}
 
 
 def run_launches(settings: Config, layout: ModelLayout, length: int) -> Iterator[Launch]:

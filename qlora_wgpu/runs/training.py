@@ -18,7 +18,7 @@ from qlora_wgpu.runs.prompts import prompt_of_run
 from qlora_wgpu.runs.reporting import Reporter
 from qlora_wgpu.runs.samples import SampleTexts
 from qlora_wgpu.runs.settings import AnyConfig, as_config
-from qlora_wgpu.runs.soundness import check_driver
+from qlora_wgpu.runs.soundness import sound_layout
 from qlora_wgpu.training import (
     Observer,
     RunSetup,
@@ -60,14 +60,7 @@ def train(
         The run's figures, a text before and after, and what was written.
 
     Raises:
-        ConfigError: If the configuration is wrong, or ``output.dir`` holds another run.
-        CheckpointError: If the model or a checkpoint is missing or damaged, or the final adapter
-            could not be written into ``output.dir``; says where it is.
-        UnsupportedModelError: If the model asks for something that is not computed here.
-        DataError: If the data cannot be read or has nothing to learn.
-        DeviceError: If there is no usable GPU, or its driver computes wrongly.
-        OutOfMemoryError: If the device has no room.
-        TrainingError: If the loss is not finite or diverges.
+        QLoRAError: As ``qlora_wgpu.train`` says.
     """
     settings = as_config(config, overrides)
     observer = observer or Observer()
@@ -150,7 +143,7 @@ def _open_model(
     layout = plan_layout(settings, source.pretrained, data, device, observer)
     assert source.pretrained.folder is not None
     source.pretrained.folder.start_fingerprint()  # checkpoints keep it
-    check_driver(
+    layout = sound_layout(
         device, lambda: device_of(settings.device), settings, layout, data.length, observer
     )
     options = training_options(settings.train)

@@ -3,19 +3,27 @@
 from qlora_wgpu.selfcheck.cases import checks
 from qlora_wgpu.selfcheck.results import (
     Result,
+    avoid_what_is_wrong,
     check_device,
     check_launches,
     check_variant,
     ensure_sound,
+    give_way,
+    problem_of,
+    unsound,
     variants,
 )
 
 __all__ = [
     "Result",
+    "avoid_what_is_wrong",
     "check_device",
     "check_launches",
     "check_variant",
     "checks",
     "ensure_sound",
+    "give_way",
+    "problem_of",
+    "unsound",
     "variants",
 ]

@@ -14,7 +14,7 @@ from qlora_wgpu.checkpoint.cache_file import write_cache_file
 from qlora_wgpu.errors import DeviceError, DeviceLostError, OutOfMemoryError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.identity import identity
-from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, Profile
+from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, Profile, plainer
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.selfcheck.cases import Case, cases_for, checks
@@ -138,26 +138,85 @@ def ensure_sound(
     Raises:
         DeviceError: If the driver computes wrongly; it is not remembered then.
     """
+    problem = problem_of(device, open_device, graph, launches, progress)
+    if problem:
+        raise unsound(problem)
+
+
+def unsound(problem: str) -> DeviceError:
+    """The error of a driver that computes wrongly, from what ``problem_of`` says of it."""
+    return DeviceError(
+        f"{problem}; update the driver, choose another GPU (device.gpu) or backend "
+        "(device.backend), and see `qlora-wgpu doctor --check`"
+    )
+
+
+def problem_of(
+    device: Device,
+    open_device: Callable[[], Device],
+    graph: Graph,
+    launches: Iterable[Launch],
+    progress: Callable[[str], None] = lambda text: None,
+) -> str:
+    """What a driver computes wrongly of a run's kernels; empty if nothing.
+
+    Arguments are those of ``ensure_sound``.
+    """
     launches = list(launches)
     key = _key(device, graph, launches)
     passed = _read()
     if key in passed:
-        return
+        return ""
     progress("checking that the driver computes rightly, once")
     results = list(check_launches(open_device(), graph, launches))
     wrong = [result for result in results if not result.good]
     if wrong:
         first = wrong[0]
         what = first.refusal or f"{first.error:.1e} away from what it should be"
-        raise DeviceError(
+        return (
             f"{device.name} ({device.gpu.info['description'] or 'driver not told'}) does not "
             f"compute rightly: {first.check} is {what} ({len(wrong)} of {len(results)} checks "
-            "fail); "
-            "update the driver, choose another GPU (device.gpu) or backend "
-            "(device.backend), and see `qlora-wgpu doctor --check`"
+            "fail)"
         )
+    _keep(key)
+    return ""
+
+
+def give_way(device: Device) -> Profile | None:
+    """Gives a device plainer kernels, since its own are wrong; remembers that of the driver.
+
+    Returns:
+        The profile it has now; None if there is no plainer one.
+    """
+    profile = plainer(device.profile)
+    if profile is not None:
+        _keep(_wrong_kind(device))
+        device.profile = profile
+    return profile
+
+
+def avoid_what_is_wrong(device: Device) -> None:
+    """Gives a device the kernels that this driver was not found to compute wrongly."""
+    remembered = set(_read())
+    while _wrong_kind(device) in remembered:
+        profile = plainer(device.profile)
+        if profile is None:
+            return
+        kind = device.profile.gemm_kind
+        device.notes += (
+            f"{device.name} computed products of the kind {kind!r} wrongly before, with this "
+            f"driver: they are made as {profile.gemm_kind!r}",
+        )
+        device.profile = profile
+
+
+def _wrong_kind(device: Device) -> str:
+    return f"wrong {device.profile.gemm_kind} {identity(device)}"
+
+
+def _keep(key: str) -> None:
     # Where it cannot be kept, it is checked again next time.
-    write_cache_file(cache_file(), json.dumps([*passed, key]) + "\n")
+    write_cache_file(cache_file(), json.dumps([*_read(), key]) + "\n")
 
 
 def _key(device: Device, graph: Graph, launches: list[Launch]) -> str:

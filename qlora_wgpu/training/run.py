@@ -32,6 +32,7 @@ class Run:
         saved_at: The step of the newest checkpoint; -1 without.
         best: The adapter with the lowest held-out loss, where it is kept.
         throughput: Tokens per second.
+        saturated: Values that kernels held at the end of their type, since this part began.
     """
 
     model: QLoRAModel
@@ -44,6 +45,7 @@ class Run:
     saved_at: int = -1
     best: BestAdapter | None = None
     throughput: ThroughputMeter = field(default_factory=ThroughputMeter)
+    saturated: int = 0
     _started: float | None = None
 
     def start_clock(self) -> None:

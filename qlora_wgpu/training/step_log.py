@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qlora_wgpu.ops.adamw import STATS_LOSS, STATS_NORM, STATS_TOKENS
+from qlora_wgpu.ops.adamw import SATURATED_OFFSET, STATS_LOSS, STATS_NORM, STATS_TOKENS
 from qlora_wgpu.training.divergence import Divergence
 from qlora_wgpu.training.observer import Row
 from qlora_wgpu.training.run import Run
@@ -37,6 +37,7 @@ class StepLog:
             TrainingError: If loss or gradient are not finite, or the loss has diverged.
         """
         stats = np.frombuffer(data, np.float32)
+        self._count_saturated(submitted.step, data)
         loss, labels = float(stats[STATS_LOSS]), int(stats[STATS_TOKENS])
         norm = float(stats[STATS_NORM])
         self._check(submitted.step, loss, labels, norm)
@@ -48,6 +49,17 @@ class StepLog:
         state.learning_rate, state.grad_norm = submitted.learning_rate, norm
         if submitted.step % self._run.config.log.logging_steps == 0:
             log_window(self._run)
+
+    def _count_saturated(self, step: int, data: bytes) -> None:
+        """Notes what kernels had to hold at the end of their type; says so the first time."""
+        count = int.from_bytes(data[SATURATED_OFFSET : SATURATED_OFFSET + 4], "little")
+        if count and not self._run.saturated:
+            self._run.observer.warning(
+                f"step {step}: {count:,} values are larger than matrix units take (65,504 in "
+                "float16) and were held there, so that the model is computed wrongly; train it "
+                "with train.compute_dtype: float32 or device.backend: wgpu"
+            )
+        self._run.saturated += count
 
     def check_end(self) -> None:
         """Looks back once all steps are done.
@@ -89,6 +101,8 @@ def log_window(run: Run) -> None:
         "num_tokens": state.num_tokens,
         "tokens_per_second": run.throughput.tokens_per_second,
     }
+    if run.saturated:
+        row["saturated"] = run.saturated
     state.window.clear()
     state.logged_step = state.step
     run.folder.log(row)

@@ -95,13 +95,14 @@ def _profile(stored: Any, default: Profile) -> Profile:
     """A stored profile; what it lacks or does not fit is taken from the default."""
     if not isinstance(stored, dict):
         return default
-    names = {field.name for field in fields(Profile)}
-    changes: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in stored.items()
-        if name in names
-    }
+    names = {field.name for field in fields(Profile)} - {"limits"}
+    changes = {name: _tuples(value) for name, value in stored.items() if name in names}
     return replace(default, **changes)
+
+
+def _tuples(value: Any) -> Any:
+    """JSON's lists as the tuples that they were."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _read() -> dict[str, dict[str, Any]]:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from qlora_wgpu.bench.random_folder import RandomFolder
 from qlora_wgpu.bench.timing import DispatchTimer, best_of, has_timestamps
 from qlora_wgpu.config import LoraConfig, QuantConfig
+from qlora_wgpu.errors import DeviceError, DeviceLostError
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.profile import Profile
+from qlora_wgpu.gpu.profile import Profile, plainest
 from qlora_wgpu.graph.launch import Launch
+from qlora_wgpu.kernels import tunables
+from qlora_wgpu.kernels.gemm import size_class
 from qlora_wgpu.kernels.kernel import Tunable
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import ComputeDtype, QLoRAModel, device_layout
@@ -27,7 +33,34 @@ _LEAST_ROUNDS, _MOST_ROUNDS, _ENOUGH_SECONDS = 3, 20, 0.5
 _MOST_TOKENS = 2_048  # of the micro-batch that is timed
 _SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
           "head_dim", "vocab_size")  # fmt: skip
-Times = list[tuple[Launch, float]]
+_NUDGE = 0.02
+# Roundings of results to their type, in another order: a share of a gradient's norm.
+_LARGEST_DIFFERENCE = {"float32": 1e-3, "bfloat16": 0.05}
+_NOISE = 0.98  # what saves less than this leaves is the clock's own scatter
+
+
+@dataclass(frozen=True)
+class Times:
+    """What a way of cutting kernels takes for a layer, forward and backward.
+
+    Attributes:
+        total: Seconds of all launches.
+        families: Of the families of kernels, by the names of their tunables.
+        products: Of products, by the class of their sizes.
+    """
+
+    total: float
+    families: Mapping[str, float]
+    products: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A profile and what came of it: its times and what it computed, nothing of the device's."""
+
+    profile: Profile
+    times: Times
+    gradients: Mapping[str, npt.NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
@@ -77,10 +110,12 @@ class Choice:
 
 
 def tune(device: Device, task: Task, progress: Callable[[str], None] = lambda text: None) -> Choice:
-    """Times the candidates.
+    """Times the candidates whose gradients are those of the plainest kernels.
+
+    What a driver does not compile, has no memory for or computes wrongly is left out.
 
     Args:
-        device: One that is used for nothing else, since what is tried stays allocated on it.
+        device: One that is used for nothing else, whose profile is changed.
         task: The training to time kernels for.
         progress: Called with what is going on.
 
@@ -91,50 +126,120 @@ def tune(device: Device, task: Task, progress: Callable[[str], None] = lambda te
     default = device.profile
     if not has_timestamps(device):
         return Choice(default, ("the GPU has no timestamps: defaults",))
-    part = OneLayer.of(task.config, task.lora)
-    folder = _Folder(part, task.quant)
-    taken = 0
+    tuning = _Tuning(device, task, progress)
+    whole = tuning.tried(dict.fromkeys([*bases(default), plainest(default)]))
+    base = whole[0]
+    if default.textures:
+        base = min(whole, key=lambda trial: trial.times.total)
+        tuning.notes += [_base_note(trial, base) for trial in whole if len(whole) > 1]
+    trials = [base, *tuning.tried(candidates(base.profile))]
+    return _chosen(base, trials, tuning.notes)
 
-    def timed(profile: Profile) -> Times:
-        nonlocal taken
-        taken += 1
-        progress(f"timing kernels: variant {taken}")
-        return _time(device, task, part, folder, profile)
 
-    whole = [(base, timed(base)) for base in bases(default)]
-    base, reference = min(whole, key=lambda pair: _total(pair[1]))
-    notes = [_base_note(timing, base) for timing in whole if len(whole) > 1]
-    tried = [(base, reference), *((p, timed(p)) for p in candidates(base))]
-    chosen: dict[str, Any] = {}
-    for tunable in tunables_of(base):
-        best, seconds = min(
-            ((profile, _seconds(times, tunable)) for profile, times in tried),
-            key=lambda pair: pair[1],
+class _Tuning:
+    """Tries profiles on one device, one after another, each freed before the next."""
+
+    def __init__(self, device: Device, task: Task, progress: Callable[[str], None]) -> None:
+        self.notes: list[str] = []
+        self._device = device
+        self._task = task
+        self._progress = progress
+        self._part = OneLayer.of(task.config, task.lora)
+        self._folder = _Folder(self._part, task.quant)
+        self._count = 0
+        self._expected = self._try(plainest(device.profile))
+
+    def tried(self, profiles: Iterable[Profile]) -> list[Trial]:
+        """Those that are computed rightly."""
+        trials = []
+        for profile in profiles:
+            try:
+                trial = self._try(profile)
+            except DeviceLostError:
+                raise
+            except DeviceError as err:
+                self._leave_out(profile, str(err))
+                continue
+            error = difference(trial.gradients, self._expected.gradients)
+            if error <= _LARGEST_DIFFERENCE[self._task.compute_dtype]:
+                trials.append(trial)
+            else:
+                self._leave_out(profile, f"its gradients are {error:.0%} off")
+        return trials
+
+    def _try(self, profile: Profile) -> Trial:
+        if self._count and profile == self._expected.profile:
+            return self._expected
+        self._count += 1
+        self._progress(f"timing kernels: variant {self._count}")
+        return _time(self._device, self._task, self._part, self._folder, profile)
+
+    def _leave_out(self, profile: Profile, reason: str) -> None:
+        cut = ", ".join(
+            f"{name} {getattr(profile, name)}"
+            for name in ("gemm_kind", "matrix_tile", "tile_group", "gemm_tile", "gemm_group")
         )
-        before = _seconds(reference, tunable)
-        if before > 0 and seconds < 0.98 * before:  # less is the clock's own scatter
-            changed = fields_of(tunable, base, best)
-            chosen |= changed
-            shown = ", ".join(f"{k} {v}" for k, v in changed.items())
-            notes.append(f"{tunable.name}: {shown} ({seconds / before:.0%} of the default's time)")
+        self.notes.append(f"left out {cut}: {reason}")
+
+
+def _chosen(base: Trial, trials: Sequence[Trial], notes: Sequence[str]) -> Choice:
+    """The best of each family of kernels, and of products those of each class of sizes."""
+    changes: dict[str, Any] = {}
+    told = list(notes)
+    for tunable in tunables_of(base.profile):
+        best = min(trials, key=lambda trial: trial.times.families[tunable.name])
+        seconds, before = (t.times.families[tunable.name] for t in (best, base))
+        if not 0 < seconds < _NOISE * before:
+            best = base
+            told.append(f"{tunable.name}: default")
         else:
-            notes.append(f"{tunable.name}: default")
-    return Choice(replace(base, **chosen), tuple(notes))
+            changed = fields_of(tunable, base.profile, best.profile)
+            changes |= changed
+            shown = ", ".join(f"{k} {v}" for k, v in changed.items())
+            told.append(f"{tunable.name}: {shown} ({seconds / before:.0%} of the default's time)")
+        if tunable.name == "products":
+            products = _by_size(tunable, base.profile, best, trials)
+            changes["products"] = tuple(products.items())
+            told += [f"products {name}: {_shown(cut)}" for name, cut in products.items()]
+    return Choice(replace(base.profile, **changes), tuple(told))
 
 
-def _base_note(timed: tuple[Profile, Times], chosen: Profile) -> str:
-    profile, times = timed
-    kind = "textures" if profile.textures else "buffers"
-    mark = ", chosen" if profile is chosen else ""
-    return f"operands in {kind}: {1e3 * _total(times):.1f} ms a layer{mark}"
+Fields = tuple[tuple[str, Any], ...]
 
 
-def _total(times: Times) -> float:
-    return sum(seconds for _, seconds in times)
+def _by_size(
+    tunable: Tunable, base: Profile, usual: Trial, trials: Sequence[Trial]
+) -> dict[str, Fields]:
+    """Classes of products for which another cut than the usual one is the faster."""
+    products: dict[str, Fields] = {}
+    for name, before in usual.times.products.items():
+        best = min(trials, key=lambda trial: trial.times.products[name])
+        if 0 < best.times.products[name] < _NOISE * before:
+            products[name] = tuple(fields_of(tunable, base, best.profile).items())
+    return products
 
 
-def _seconds(times: Times, tunable: Tunable) -> float:
-    return sum(seconds for launch, seconds in times if tunable.concerns(launch))
+def _shown(fields: Fields) -> str:
+    return ", ".join(f"{name} {value}" for name, value in fields)
+
+
+def difference(
+    gradients: Mapping[str, npt.NDArray[np.float32]],
+    expected: Mapping[str, npt.NDArray[np.float32]],
+) -> float:
+    """How far gradients are off: of one tensor at most, relative to its norm; NaN is infinite."""
+    largest = 0.0
+    for name, exact in expected.items():
+        norm = max(float(np.linalg.norm(exact)), 1e-30)
+        apart = float(np.linalg.norm(gradients[name] - exact)) / norm
+        largest = max(largest, apart if math.isfinite(apart) else math.inf)
+    return largest
+
+
+def _base_note(trial: Trial, chosen: Trial) -> str:
+    kind = "textures" if trial.profile.textures else "buffers"
+    mark = ", chosen" if trial is chosen else ""
+    return f"operands in {kind}: {1e3 * trial.times.total:.1f} ms a layer{mark}"
 
 
 class _Folder(RandomFolder):
@@ -158,20 +263,48 @@ class _Folder(RandomFolder):
 
 def _time(
     device: Device, task: Task, part: OneLayer, folder: RandomFolder, profile: Profile
-) -> Times:
+) -> Trial:
     device.profile = profile
     base = Pretrained("tuning", part.config, find_family(part.config), part.architecture, folder)
     layout = device_layout(base, part.lora, task.quant, task.compute_dtype, device)
-    model = QLoRAModel(layout, device)
-    batch = task.timed_batch
-    ids = np.random.default_rng(0).integers(0, model.architecture.vocab_size, (batch, task.seq))
-    model.zero_gradient()
-    model.accumulate(*model.checked(ids, ids))
-    model.read_stats()
-    program, timer = model.program("train", batch, task.seq), DispatchTimer(device)
-    best = best_of(program.dispatches, timer, _LEAST_ROUNDS)
-    rounds = min(_MOST_ROUNDS, int(_ENOUGH_SECONDS / max(sum(best), 1e-6)))
-    if rounds > _LEAST_ROUNDS:
-        again = best_of(program.dispatches, timer, rounds - _LEAST_ROUNDS)
-        best = [min(pair) for pair in zip(best, again, strict=True)]
-    return list(zip(program.plan.launches, best, strict=True))
+    random = np.random.default_rng(0)
+    with QLoRAModel(layout, device) as model:
+        batch = task.timed_batch
+        ids = random.integers(0, model.architecture.vocab_size, (batch, task.seq))
+        # B begins as zeros, with which A would have no gradient.
+        start = model.read_flat(model.adapter.parameters)
+        model.write_parameters(start + _NUDGE * random.standard_normal(start.size, np.float32))
+        model.zero_gradient()
+        model.accumulate(*model.checked(ids, ids))
+        gradients = model.adapter.split(model.read_flat(model.adapter.gradient))
+        program, timer = model.program("train", batch, task.seq), DispatchTimer(device)
+        best = best_of(program.dispatches, timer, _LEAST_ROUNDS)
+        rounds = min(_MOST_ROUNDS, int(_ENOUGH_SECONDS / max(sum(best), 1e-6)))
+        if rounds > _LEAST_ROUNDS:
+            again = best_of(program.dispatches, timer, rounds - _LEAST_ROUNDS)
+            best = [min(pair) for pair in zip(best, again, strict=True)]
+        return Trial(profile, _summed(program.plan.launches, best), gradients)
+
+
+def _summed(launches: Sequence[Launch], seconds: Sequence[float]) -> Times:
+    timed = list(zip(launches, seconds, strict=True))
+    families = {
+        tunable.name: float(sum(s for launch, s in timed if tunable.concerns(launch)))
+        for tunable in tunables()
+    }
+    return Times(sum(seconds), families, _of_products(timed))
+
+
+def _of_products(timed: Iterable[tuple[Launch, float]]) -> dict[str, float]:
+    """Seconds of each class of products; what is measured ahead of a product is part of it."""
+    products: dict[str, float] = defaultdict(float)
+    ahead: float = 0.0
+    for launch, seconds in timed:
+        if launch.kernel != "gemm":
+            continue
+        ahead += seconds
+        if "columns" in launch.values:
+            sizes = (int(launch.values[name]) for name in ("rows", "columns", "k"))
+            products[size_class(launch.path.split("/")[1][:2], *sizes)] += ahead
+            ahead = 0.0
+    return dict(products)

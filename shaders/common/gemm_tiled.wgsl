@@ -53,6 +53,26 @@ fn w_row(k: u32) -> u32 {
     return min(k, params.k - 1u) * params.w_stride;
 }
 //#endif
+//#if DIRECT
+
+// Whether all of a tile's results exist, so that they can go straight to y; where they go there,
+// and by which factor.
+fn is_whole(m0: u32, c0: u32) -> bool {
+    return m0 + TILE_M <= row_count() && c0 + TILE_N <= params.columns;
+}
+
+fn y_place(row: u32, column: u32) -> u32 {
+    return (below + row) * params.y_stride + params.y_unit0 + column / 4u;
+}
+
+fn y_stride() -> u32 {
+    return params.y_stride;
+}
+
+fn y_factor() -> f32 {
+    return params.scale;
+}
+//#endif
 
 @compute @workgroup_size(GROUP)
 //#if MATRIX

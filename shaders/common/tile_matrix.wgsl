@@ -1,106 +1,239 @@
 // A workgroup's tile of a GEMM on matrix units: GROUPS_M × GROUPS_N subgroups with
-// FRAGMENTS_M × FRAGMENTS_N products of MATRIX_M × MATRIX_N results each, f16 in, float32 added up.
-// The same interface as tile_f32.wgsl. Operands are rounded from bfloat16 to f16 in the tile, x
-// times X_SCALE, since gradients are small; what f16 cannot hold becomes its largest value, and NaN
-// stays NaN.
-const TILE_K = 2u * MATRIX_K;
+// FRAGMENTS_M × FRAGMENTS_N products of MATRIX_M × MATRIX_N results each, factors in f16 (HALF) or
+// float32, added up in float32. The same interface as tile_f32.wgsl.
+//
+// Tiles are stored 16 bytes at a time, and the next one's units are loaded while this one is
+// multiplied. Whole tiles of float32 results to which nothing is added (DIRECT) go straight to y.
+//
+// f16 ends at 65,504. Where `sizes` is bound, x is multiplied by a power of two that puts the
+// largest of the workgroup's rows just below, and the results are divided by it; else what is
+// beyond is held at 65,504 and counted in `saturated`, if that is bound. NaN stays NaN, and
+// infinity infinity.
 const TILE_M = GROUPS_M * FRAGMENTS_M * MATRIX_M;
 const TILE_N = GROUPS_N * FRAGMENTS_N * MATRIX_N;
 const THREADS = GROUPS_M * GROUPS_N * SUBGROUP_SIZE;
 const RESULTS = MATRIX_M * MATRIX_N;
-// Eight more than needed, so that rows do not begin in the same bank of workgroup memory.
-const X_STRIDE = TILE_K + 8u;
-//#if W_ROWS
-const W_STRIDE = TILE_K + 8u;
-const W_HEIGHT = TILE_N;
+const K_UNITS = TILE_K / 8u;
+
+//#if HALF
+alias Factor = f16;
+alias Vector = vec4<u32>;
+const VECTOR = 8u; // factors of a vector
 //#else
-const W_STRIDE = TILE_N + 8u;
-const W_HEIGHT = TILE_K;
+alias Factor = f32;
+alias Vector = vec4<f32>;
+const VECTOR = 4u;
 //#endif
 
-var<workgroup> x_tile: array<f16, TILE_M * X_STRIDE>;
-var<workgroup> w_tile: array<f16, W_HEIGHT * W_STRIDE>;
-var<workgroup> results: array<f32, GROUPS_M * GROUPS_N * RESULTS>;
+// One more than needed, so that rows do not begin in the same bank of workgroup memory.
+const X_STRIDE = TILE_K / VECTOR + 1u;
+//#if W_ROWS
+const W_STRIDE = TILE_K / VECTOR + 1u;
+const W_HEIGHT = TILE_N;
+const W_ROW_UNITS = K_UNITS;
+//#else
+const W_STRIDE = TILE_N / VECTOR + 1u;
+const W_HEIGHT = TILE_K;
+const W_ROW_UNITS = TILE_N / 8u;
+//#endif
+const X_COUNT = TILE_M * K_UNITS;
+const W_COUNT = W_HEIGHT * W_ROW_UNITS;
 
-fn half4(v: vec4<f32>) -> vec4<f16> {
-    let nan = (bitcast<vec4<u32>>(v) & vec4<u32>(0x7fffffffu)) > vec4<u32>(0x7f800000u);
-    return select(vec4<f16>(clamp(v, vec4<f32>(-65504.0), vec4<f32>(65504.0))), vec4<f16>(v), nan);
+//#if sizes
+@group(0) @binding(10) var<storage, read> sizes: array<u32>;
+//#endif
+//#if saturated
+@group(0) @binding(11) var<storage, read_write> saturated: array<atomic<u32>>;
+//#endif
+
+var<workgroup> x_tile: array<Vector, TILE_M * X_STRIDE>;
+var<workgroup> w_tile: array<Vector, W_HEIGHT * W_STRIDE>;
+var<workgroup> results: array<vec4<f32>, GROUPS_M * GROUPS_N * RESULTS / 4u>;
+
+// Values of x and of w that this invocation held at 65,504, what is repeated not counted.
+var<private> x_beyond: u32;
+var<private> w_beyond: u32;
+
+//#if HALF
+const LARGEST = 65504.0;
+const LARGEST_BITS = 0x477fe000u;
+const INFINITE_BITS = 0x7f800000u;
+
+fn sizes4(v: vec4<f32>) -> vec4<u32> {
+    return bitcast<vec4<u32>>(v) & vec4<u32>(0x7fffffffu);
 }
 
-fn put_x(m: u32, k: u32, v: Eight) {
-    let at = m * X_STRIDE + k;
-    let e = half4(v.even * X_SCALE);
-    let o = half4(v.odd * X_SCALE);
-    //#unroll i 4: x_tile[at + 2u * $iu] = e[$iu]; x_tile[at + 2u * $iu + 1u] = o[$iu];
+// Eight values in their order, each in 16 bits.
+fn halves8(v: Eight) -> vec4<u32> {
+    let size = max(sizes4(v.even), sizes4(v.odd));
+    if (max(max(size.x, size.y), max(size.z, size.w)) > LARGEST_BITS) {
+        return half_bits(v.even) | (half_bits(v.odd) << vec4<u32>(16u));
+    }
+    return vec4<u32>(
+        pack2x16float(vec2<f32>(v.even.x, v.odd.x)), pack2x16float(vec2<f32>(v.even.y, v.odd.y)),
+        pack2x16float(vec2<f32>(v.even.z, v.odd.z)), pack2x16float(vec2<f32>(v.even.w, v.odd.w)),
+    );
+}
+
+// Each value's 16 bits, for values of any size: a conversion need not make infinities and NaN.
+fn half_bits(v: vec4<f32>) -> vec4<u32> {
+    let size = sizes4(v);
+    let held = clamp(v, vec4<f32>(-LARGEST), vec4<f32>(LARGEST));
+    let pairs = vec2<u32>(pack2x16float(held.xy), pack2x16float(held.zw));
+    let finite = vec4<u32>(pairs.x & 0xffffu, pairs.x >> 16u, pairs.y & 0xffffu, pairs.y >> 16u);
+    let sign = (bitcast<vec4<u32>>(v) >> vec4<u32>(16u)) & vec4<u32>(0x8000u);
+    let other = select(vec4<u32>(0x7c00u), vec4<u32>(0x7e00u), size > vec4<u32>(INFINITE_BITS));
+    return select(sign | other, finite, size < vec4<u32>(INFINITE_BITS));
+}
+
+// How many of eight values are finite and beyond f16.
+fn count_beyond(v: Eight) -> u32 {
+    return beyond4(v.even) + beyond4(v.odd);
+}
+
+fn beyond4(v: vec4<f32>) -> u32 {
+    let size = sizes4(v);
+    let beyond = (size > vec4<u32>(LARGEST_BITS)) & (size < vec4<u32>(INFINITE_BITS));
+    let ones = select(vec4<u32>(0u), vec4<u32>(1u), beyond);
+    return ones.x + ones.y + ones.z + ones.w;
+}
+//#endif
+
+// A unit of x or w, at its place in the tile.
+fn put_x(at: u32, v: Eight) {
+//#if HALF
+    x_tile[at] = halves8(v);
+//#else
+    x_tile[at] = low(v);
+    x_tile[at + 1u] = high(v);
+//#endif
 }
 
 fn put_w(at: u32, v: Eight) {
-    let e = half4(v.even);
-    let o = half4(v.odd);
-    //#unroll i 4: w_tile[at + 2u * $iu] = e[$iu]; w_tile[at + 2u * $iu + 1u] = o[$iu];
+//#if HALF
+    w_tile[at] = halves8(v);
+//#else
+    w_tile[at] = low(v);
+    w_tile[at + 1u] = high(v);
+//#endif
 }
 
-fn load_tiles(index: u32, m0: u32, c0: u32, k0: u32) {
-    for (var i = index; i < TILE_M * TILE_K / 8u; i += THREADS) {
-        let m = i / (TILE_K / 8u);
-        let unit = i % (TILE_K / 8u);
-        let v = unpack_x(raw_unit(m0 + m, k_unit(k0 / 8u + unit)));
-        put_x(m, 8u * unit, scale8(v, k_factor(k0 / 8u + unit)));
-    }
-    for (var i = index; i < TILE_N * TILE_K / 8u; i += THREADS) {
+// Where a unit of w lies that this workgroup needs.
+fn w_place(unit: u32, c0: u32, k0: u32) -> u32 {
 //#if W_ROWS
-        let n = i / (TILE_K / 8u);
-        let unit = i % (TILE_K / 8u);
-        put_w(n * W_STRIDE + 8u * unit, load_w(w_row(c0 + n) + k_unit(k0 / 8u + unit)));
+    return w_row(c0 + unit / K_UNITS) + k_unit(k0 / 8u + unit % K_UNITS);
 //#else
-        let k = i / (TILE_N / 8u);
-        let unit = i % (TILE_N / 8u);
-        put_w(k * W_STRIDE + 8u * unit, load_w(w_columns(c0 + 8u * unit) + w_row(k0 + k)));
+    return w_columns(c0 + 8u * (unit % W_ROW_UNITS)) + w_row(k0 + unit / W_ROW_UNITS);
 //#endif
-    }
 }
+
+//#if sizes
+// The exponent, as float32 has it, of x's factor. 2¹⁴ is a power below f16's end, and leaves it
+// room to round.
+fn scale_exponent(m0: u32) -> u32 {
+    var largest = 0u;
+    for (var i = m0 / SIZED_ROWS; i < (m0 + TILE_M + SIZED_ROWS - 1u) / SIZED_ROWS; i += 1u) {
+        largest = max(largest, sizes[min(i, arrayLength(&sizes) - 1u)]);
+    }
+    // The bias is 127; the factor and its inverse stay normal.
+    return u32(clamp(127 + 14 + 127 - i32(largest >> 23u), 1, 253));
+}
+//#endif
 
 fn product(index: u32, group: u32, lane: u32, m0: u32, c0: u32, k_first: u32, k_last: u32) {
     let m = (group / GROUPS_N) * FRAGMENTS_M * MATRIX_M;
     let n = (group % GROUPS_N) * FRAGMENTS_N * MATRIX_N;
+//#if sizes
+    let exponent = scale_exponent(m0);
+    let x_scale = bitcast<f32>(exponent << 23u);
+    let y_scale = bitcast<f32>((254u - exponent) << 23u);
+//#else
+    let x_scale = 1.0;
+    let y_scale = 1.0;
+//#endif
     //#unroll i FRAGMENTS_M, j FRAGMENTS_N
         var sum_$i_$j: subgroup_matrix_result<f32, MATRIX_N, MATRIX_M>;
     //#end
+    //#unroll i X_UNITS
+        let x_at_$i = index + $iu * THREADS;
+        var x_$i = raw_unit(m0 + x_at_$i / K_UNITS, k_unit(k_first / 8u + x_at_$i % K_UNITS));
+    //#end
+    //#unroll i W_UNITS
+        let w_at_$i = index + $iu * THREADS;
+        var w_$i = raw_w(w_place(w_at_$i, c0, k_first));
+    //#end
     for (var k0 = k_first; k0 < k_last; k0 += TILE_K) {
-        load_tiles(index, m0, c0, k0);
+        //#unroll i X_UNITS
+            if (X_UNITS * THREADS == X_COUNT || x_at_$i < X_COUNT) {
+                let v = unpack_x(x_$i);
+                put_x(x_at_$i / K_UNITS * X_STRIDE + x_at_$i % K_UNITS * (8u / VECTOR), scale8(v, x_scale * k_factor(k0 / 8u + x_at_$i % K_UNITS)));
+//#if saturated
+                if (m0 + x_at_$i / K_UNITS < row_count() && k0 / 8u + x_at_$i % K_UNITS < k_units()) { x_beyond += count_beyond(v); }
+//#endif
+            }
+        //#end
+        //#unroll i W_UNITS
+            if (W_UNITS * THREADS == W_COUNT || w_at_$i < W_COUNT) {
+                let v = unpack_w(w_$i);
+                put_w(w_at_$i / W_ROW_UNITS * W_STRIDE + w_at_$i % W_ROW_UNITS * (8u / VECTOR), v);
+//#if saturated
+                if (c0 + w_at_$i / K_UNITS < params.columns && k0 / 8u + w_at_$i % K_UNITS < k_units()) { w_beyond += count_beyond(v); }
+//#endif
+            }
+        //#end
         workgroupBarrier();
         for (var k = 0u; k < TILE_K; k += MATRIX_K) {
+            // Within the loop, lest a compiler moves the loads behind it, to where they are used.
+            if (k == 0u) {
+                //#unroll i X_UNITS: x_$i = raw_unit(m0 + x_at_$i / K_UNITS, k_unit((k0 + TILE_K) / 8u + x_at_$i % K_UNITS));
+                //#unroll i W_UNITS: w_$i = raw_w(w_place(w_at_$i, c0, k0 + TILE_K));
+            }
             //#unroll i FRAGMENTS_M
-                let x_$i = subgroupMatrixLoad<subgroup_matrix_left<f16, MATRIX_K, MATRIX_M>, row_major>(&x_tile, (m + $iu * MATRIX_M) * X_STRIDE + k, X_STRIDE);
+                let left_$i = subgroupMatrixLoad<subgroup_matrix_left<Factor, MATRIX_K, MATRIX_M>, row_major>(&x_tile, (m + $iu * MATRIX_M) * X_STRIDE + k / VECTOR, X_STRIDE);
             //#end
 //#if W_ROWS
             //#unroll j FRAGMENTS_N
-                let w_$j = subgroupMatrixLoad<subgroup_matrix_right<f16, MATRIX_N, MATRIX_K>, col_major>(&w_tile, (n + $ju * MATRIX_N) * W_STRIDE + k, W_STRIDE);
+                let right_$j = subgroupMatrixLoad<subgroup_matrix_right<Factor, MATRIX_N, MATRIX_K>, col_major>(&w_tile, (n + $ju * MATRIX_N) * W_STRIDE + k / VECTOR, W_STRIDE);
             //#end
 //#else
             //#unroll j FRAGMENTS_N
-                let w_$j = subgroupMatrixLoad<subgroup_matrix_right<f16, MATRIX_N, MATRIX_K>, row_major>(&w_tile, k * W_STRIDE + n + $ju * MATRIX_N, W_STRIDE);
+                let right_$j = subgroupMatrixLoad<subgroup_matrix_right<Factor, MATRIX_N, MATRIX_K>, row_major>(&w_tile, k * W_STRIDE + (n + $ju * MATRIX_N) / VECTOR, W_STRIDE);
             //#end
 //#endif
             //#unroll i FRAGMENTS_M, j FRAGMENTS_N
-                sum_$i_$j = subgroupMatrixMultiplyAccumulate(x_$i, w_$j, sum_$i_$j);
+                sum_$i_$j = subgroupMatrixMultiplyAccumulate(left_$i, right_$j, sum_$i_$j);
             //#end
         }
         workgroupBarrier();
     }
+//#if saturated
+    // Each value once, though many workgroups have it.
+    let beyond = select(0u, x_beyond, c0 == 0u) + select(0u, w_beyond, m0 == 0u);
+    if (beyond > 0u) {
+        atomicAdd(&saturated[0], beyond);
+    }
+//#endif
+//#if DIRECT
+//#if !ACCUMULATE
+    if (is_whole(m0, c0)) {
+        //#unroll i FRAGMENTS_M, j FRAGMENTS_N
+            subgroupMatrixStore<row_major>(&y, y_place(m0 + m + $iu * MATRIX_M, c0 + n + $ju * MATRIX_N), subgroupMatrixScalarMultiply(sum_$i_$j, y_factor() * y_scale), y_stride());
+        //#end
+        return;
+    }
+//#endif
+//#endif
     //#unroll i FRAGMENTS_M, j FRAGMENTS_N
-        subgroupMatrixStore<row_major>(&results, group * RESULTS, sum_$i_$j, MATRIX_N);
+        subgroupMatrixStore<row_major>(&results, group * (RESULTS / 4u), sum_$i_$j, MATRIX_N / 4u);
         workgroupBarrier();
-        finish_fragment(lane, group * RESULTS, m0 + m + $iu * MATRIX_M, c0 + n + $ju * MATRIX_N);
+        finish_fragment(lane, group * (RESULTS / 4u), m0 + m + $iu * MATRIX_M, c0 + n + $ju * MATRIX_N, y_scale);
         workgroupBarrier();
     //#end
 }
 
 // Stores one product's results from workgroup memory, four neighbours at a time.
-fn finish_fragment(lane: u32, from_: u32, m: u32, c: u32) {
+fn finish_fragment(lane: u32, first: u32, m: u32, c: u32, y_scale: f32) {
     for (var i = lane; i < RESULTS / 4u; i += SUBGROUP_SIZE) {
-        let at = from_ + 4u * i;
-        let v = vec4<f32>(results[at], results[at + 1u], results[at + 2u], results[at + 3u]);
-        finish4(m + i / (MATRIX_N / 4u), c + i % (MATRIX_N / 4u) * 4u, v * (1.0 / X_SCALE));
+        finish4(m + i / (MATRIX_N / 4u), c + i % (MATRIX_N / 4u) * 4u, results[first + i] * y_scale);
     }
 }

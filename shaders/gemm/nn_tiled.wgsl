@@ -1,5 +1,7 @@
-//#if MATRIX
+//#if HALF
 enable f16;
+//#endif
+//#if MATRIX
 enable chromium_experimental_subgroup_matrix;
 //#endif
 // y[m, c] (+)= scale · Σ_k x[m, k] · w[k, c]  + mask[m, c] · Σ_j u[m, j] · a[j, c]

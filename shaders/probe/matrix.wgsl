@@ -1,36 +1,69 @@
+//#if HALF
 enable f16;
+//#endif
 enable chromium_experimental_subgroup_matrix;
-// What one product on matrix units gives: result = 2 · left · right, with right read by rows the
-// first time and by columns, from a transposed copy, the second. One subgroup. Launcher:
-// gpu/probe.py.
-@group(0) @binding(1) var<storage, read> left: array<f32>;
-@group(0) @binding(2) var<storage, read> right: array<f32>;
-@group(0) @binding(3) var<storage, read_write> result: array<f32>;
+// y = x · wᵀ (W_ROWS) or x · w by the very tile that products are made of, in
+// one workgroup whose subgroups each make another part; and what each invocation sees of its
+// subgroup: (size, subgroups, index of the subgroup, index within it). Launcher: gpu/probe.py.
+//#include common/tile_matrix.wgsl
+//#input 1 x: 8
+//#input 2 w: 8
+@group(0) @binding(3) var<storage, read_write> y: array<vec4<f32>>;
+@group(0) @binding(4) var<storage, read_write> seen: array<vec4<u32>>;
 
-var<workgroup> left_tile: array<f16, M * K>;
-var<workgroup> right_tile: array<f16, K * N>;
-var<workgroup> turned_tile: array<f16, K * N>;
-var<workgroup> sums: array<f32, M * N>;
+fn raw_unit(m: u32, unit: u32) -> Raw_x {
+    return raw_x(min(m, TILE_M - 1u) * DEPTH / 8u + unit);
+}
 
-@compute @workgroup_size(LANES)
-fn main(@builtin(local_invocation_index) lane: u32) {
-    for (var i = lane; i < M * K; i += LANES) {
-        left_tile[i] = f16(left[i]);
+fn k_unit(unit: u32) -> u32 {
+    return min(unit, DEPTH / 8u - 1u);
+}
+
+fn k_factor(unit: u32) -> f32 {
+    return f32(unit < DEPTH / 8u);
+}
+//#if W_ROWS
+
+fn w_row(n: u32) -> u32 {
+    return min(n, TILE_N - 1u) * DEPTH / 8u;
+}
+//#else
+
+fn w_columns(n: u32) -> u32 {
+    return n / 8u;
+}
+
+fn w_row(k: u32) -> u32 {
+    return min(k, DEPTH - 1u) * TILE_N / 8u;
+}
+//#endif
+//#if DIRECT
+
+fn is_whole(m0: u32, c0: u32) -> bool {
+    return true;
+}
+
+fn y_place(row: u32, column: u32) -> u32 {
+    return (row * TILE_N + column) / 4u;
+}
+
+fn y_stride() -> u32 {
+    return TILE_N / 4u;
+}
+
+fn y_factor() -> f32 {
+    return 1.0;
+}
+//#endif
+
+fn finish4(row: u32, column: u32, value: vec4<f32>) {
+    if (row < TILE_M && column < TILE_N) {
+        y[(row * TILE_N + column) / 4u] = value;
     }
-    for (var i = lane; i < K * N; i += LANES) {
-        right_tile[i] = f16(right[i]);
-        turned_tile[i % N * K + i / N] = f16(right[i]);
-    }
-    workgroupBarrier();
-    var sum: subgroup_matrix_result<f32, N, M>;
-    let a = subgroupMatrixLoad<subgroup_matrix_left<f16, K, M>, row_major>(&left_tile, 0u, K);
-    let by_rows = subgroupMatrixLoad<subgroup_matrix_right<f16, N, K>, row_major>(&right_tile, 0u, N);
-    let by_columns = subgroupMatrixLoad<subgroup_matrix_right<f16, N, K>, col_major>(&turned_tile, 0u, K);
-    sum = subgroupMatrixMultiplyAccumulate(a, by_rows, sum);
-    sum = subgroupMatrixMultiplyAccumulate(a, by_columns, sum);
-    subgroupMatrixStore<row_major>(&sums, 0u, sum, N);
-    workgroupBarrier();
-    for (var i = lane; i < M * N; i += LANES) {
-        result[i] = sums[i];
-    }
+}
+
+@compute @workgroup_size(GROUP)
+fn main(@builtin(local_invocation_index) index: u32, @builtin(subgroup_id) subgroup: u32, @builtin(subgroup_invocation_id) lane: u32, @builtin(subgroup_size) size: u32, @builtin(num_subgroups) subgroups: u32) {
+    seen[index] = vec4<u32>(size, subgroups, subgroup, lane);
+    product(index, subgroup, lane, 0u, 0u, 0u, DEPTH);
 }

@@ -79,6 +79,17 @@ def test_a_name_cannot_write_into_the_file(place):
     assert "\x1b" not in text and "\u202e" not in text
 
 
+def test_a_run_that_is_there_keeps_its_folder(place, monkeypatch):
+    monkeypatch.chdir(place)
+    row = {"text": "a text to learn"}
+    (place / "few.jsonl").write_text(json.dumps(row) + "\n")
+    for folder in ("runs/model", "runs/model-2"):
+        fitted(place, "model", "few.jsonl")
+        assert load_config(place / "run.yaml").output.dir == folder
+        (place / folder).mkdir(parents=True)
+        (place / folder / "metrics.jsonl").write_text("")
+
+
 def test_the_file_is_what_trains_and_says_why(place):
     hi = {"role": "user", "content": "hi"}
     answers = [{"role": "assistant", "content": "yes " * n} for n in range(1, 7)]

@@ -1,6 +1,7 @@
 """The screen of a run, in a terminal and in a pipe."""
 
 import io
+import sys
 from collections import Counter
 
 from qlora_wgpu.cli._display import TrainingDisplay, memory_line
@@ -52,6 +53,17 @@ def test_a_terminal_gets_a_bar_that_lives_while_the_loss_is_measured(monkeypatch
     assert "held-out loss: 12 of 208 rows" in text and "━" in text
     assert text.count("grad norm") == 10
     assert "30/30" in text and "loss 1.5000" in text.rpartition("30/30")[2]  # as it stays
+
+
+def test_a_narrow_screen_gets_whole_lines(monkeypatch):
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    console = Terminal()
+    console.width = 60
+    display = TrainingDisplay(console)
+    display.started(1, 0, Counter())
+    row = {"step": 1, "loss": 1.5, "grad_norm": 0.5, "learning_rate": 1e-4}
+    display.step({**row, "tokens_per_second": 1234.0})
+    assert sys.stdout.getvalue() == "step     1  loss 1.5000  grad norm 0.500  lr 1.00e-04\n"
 
 
 def test_the_memory_line_is_one_and_has_no_zeros():

@@ -275,6 +275,7 @@ def test_missing_file_and_folder(tmp_path) -> None:
         ("run/adapter", "is an adapter's folder"),
         ("empty", "is a folder with no YAML file in it: `qlora-wgpu init` writes one"),
         ("run.yaml", "does not exist: did you mean .*run/config.yaml"),
+        ("rnu", "does not exist: did you mean .*/run\\?"),
         ("mien.yaml", "does not exist: did you mean .*mine.yml"),
     ],
 )

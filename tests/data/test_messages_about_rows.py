@@ -136,6 +136,17 @@ def test_compressed_files(tmp_path):
         load_dataset(path, tiny_tokenizer(), 256, how=CHATML)
 
 
+def test_an_odd_role_that_a_template_refuses_is_named(tmp_path):
+    how = Preparation(64, chat_template="mistral")
+    with pytest.raises(DataError, match=r"refuses .* \(its roles are 'assistnat', 'user'\)"):
+        load(tmp_path, [chat("user", "assistnat")], how)
+
+
+def test_one_row_in_place_of_a_list():
+    with pytest.raises(DataError, match="rows must be a list of rows, not one mapping"):
+        load_dataset({"text": "a"}, tiny_tokenizer(), 64)
+
+
 @pytest.mark.parametrize(
     ("columns", "message"),
     [

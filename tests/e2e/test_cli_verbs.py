@@ -61,6 +61,17 @@ def test_init_data_train(place):
     )
 
 
+@pytest.mark.parametrize(
+    ("option", "setting"),
+    [("--epochs", "train.num_train_epochs"), ("--max-steps", "train.max_steps"), ("--x", None)],
+)
+def test_a_setting_taken_for_an_option(place, option, setting):
+    told = run("train", "run.yaml", option, "3", cwd=place).stderr
+    assert f"No such option '{option}'" in told
+    assert ("It is a setting" in told) == (setting is not None)
+    assert setting is None or f"It is a setting: {setting}=VALUE" in told
+
+
 def test_data_as_json(place):
     shown = run("data", "run.yaml", "--json", "data.packing=true", cwd=place)
     assert shown.returncode == 0, shown.stderr

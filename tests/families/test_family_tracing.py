@@ -6,7 +6,7 @@ import pytest
 from references.sized import HEAD_DIMS, traced_configs, with_head_dim
 
 from qlora_wgpu.config import LoraConfig, QuantConfig
-from qlora_wgpu.gpu.backend import MatrixShape
+from qlora_wgpu.gpu.matrix import MatrixShape
 from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, cpu_profile, gpu_profile
 from qlora_wgpu.model.memory import plan_training_memory
 

@@ -5,9 +5,11 @@ from types import SimpleNamespace
 import pytest
 
 from qlora_wgpu.errors import DeviceError
-from qlora_wgpu.gpu import adapters
-from qlora_wgpu.gpu.backend import Backend, MatrixShape
+from qlora_wgpu.gpu import adapters, dawn
+from qlora_wgpu.gpu.backend import CHECKS_VARIABLE, Backend, checks_everything
 from qlora_wgpu.gpu.dawn import Dawn
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.matrix import MatrixShape
 from qlora_wgpu.gpu.wgpu_native import WgpuNative
 
 
@@ -113,6 +115,49 @@ def test_dialects():
     assert Dawn().dialect("x") == "x" and WgpuNative().dialect("subgroupAdd") == "subgroupAdd"
 
 
+def test_dawn_asks_for_a_subgroup_size():
+    code = "@compute @workgroup_size(64)\nfn main() { subgroupAdd(x); }"
+    assert Dawn().dialect(code, 16).splitlines()[0] == (
+        "enable subgroups; enable subgroup_size_control; @compute @subgroup_size(16) "
+        "@workgroup_size(64)"
+    )
+    assert Dawn().dialect("@compute fn main() {}", 16) == "@compute fn main() {}"
+
+
+def listed(m, n, k, least, most, element="f16", result="f32"):
+    return {
+        "m": m, "n": n, "k": k, "min_subgroup_size": least, "max_subgroup_size": most,
+        "component_type": element, "result_component_type": result,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("cards", "entries", "sized", "best"),
+    [
+        ("NVIDIA", [listed(16, 16, 16, 32, 32), listed(16, 8, 8, 32, 32)], False, (16, 32, "f16")),
+        ("AMD", [listed(16, 16, 16, 32, 64)], True, (16, 32, "f16")),
+        ("AMD, size left open", [listed(16, 16, 16, 32, 64)], False, None),
+        ("Intel", [listed(8, 16, 16, 16, 16)], True, (8, 16, "f16")),
+        ("Apple", [listed(8, 8, 8, 32, 32, "f32"), listed(8, 8, 8, 32, 32, "f16", "f16")], True,
+         (8, 32, "f32")),
+        ("both", [listed(8, 8, 8, 32, 32, "f32"), listed(8, 8, 8, 32, 32)], True, (8, 32, "f16")),
+        ("odd", [listed(4, 4, 4, 32, 32), listed(16, 16, 32, 32, 32, "i8", "i32")], True, None),
+    ],
+)  # fmt: skip
+def test_shapes_whose_subgroups_have_a_certain_size(cards, entries, sized, best):
+    shapes = [shape for entry in entries for shape in dawn._shapes(entry, any_size=sized)]
+    first = min(shapes, key=dawn._rank, default=None)
+    assert best == (first and (first.m, first.threads, first.element)), cards
+
+
+@pytest.mark.parametrize(("value", "checks"), [("1", True), ("0", False), ("", False)])
+def test_shaders_are_trusted_unless_all_is_to_be_checked(monkeypatch, value, checks):
+    monkeypatch.setenv(CHECKS_VARIABLE, value)
+    assert checks_everything() == checks
+    toggles = SimpleNamespace(all_toggles=lambda: {"disable_robustness": {}})
+    assert dawn._known(toggles, dawn._GUARDS) == ("disable_robustness",)
+
+
 @pytest.mark.parametrize(
     ("code", "asks"),
     [
@@ -156,3 +201,12 @@ def test_without_private_names_the_public_ones_record(monkeypatch):
         ("group", 0, "h"), ("dispatch", 4, 1, 1),
         ("pipeline", "q"), ("group", 0, "g"), ("dispatch", 5, 1, 1),
     ]  # fmt: skip
+
+
+def test_trusted_shaders_compute_and_refuse_as_others(device, monkeypatch):
+    monkeypatch.setenv(CHECKS_VARIABLE, "0")
+    trusted = Device()
+    assert trusted.profile == device.profile  # its probes have run
+    code = "@compute @workgroup_size(1) fn main() { let smooth = 1; }"
+    with pytest.raises(DeviceError, match="smooth"), trusted.driver_call("compiling"):
+        trusted.backend.compile(trusted.raw, code, "wrong")

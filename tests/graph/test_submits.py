@@ -146,15 +146,14 @@ def test_a_clock_that_stands_still_is_not_believed(monkeypatch):
 
 
 def launched(run, monkeypatch, parts):
-    """Attention and its gradients, a product, a norm and an element-wise kernel, as bits."""
+    """Attention, a norm, a product and element-wise kernels, as bits."""
     rng = np.random.default_rng(0)
-    q, k, v = (run.operand(rng.standard_normal((2 * 70, 4 * 8)), grad=True) for _ in "qkv")
-    w = run.operand(rng.standard_normal((40, 4 * 8)))
-    norm = run.float32(np.ones(32))
+    q, k, v = (run.operand(rng.standard_normal((2 * 70, 4 * 8))) for _ in "qkv")
+    w = run.operand(rng.standard_normal((300, 4 * 8)))
     o = attention(run.graph, q, k, v, run.batch(np.ones((2, 70), np.int64)), 8, 0.3)
-    y = run.graph.operand("y", 140, 40)
-    GEMM.launch(run.graph, Gemm(rms_norm(run.graph, o, norm, 1e-5), w, y, True))
-    gradients = run.gradients(o, run.operand(rng.standard_normal((2 * 70, 4 * 8))), q, k, v)
+    y = run.graph.operand("y", 140, 300)
+    normed = rms_norm(run.graph, o, run.float32(np.ones(32)), 1e-5)
+    GEMM.launch(run.graph, Gemm(normed, w, y, True))
     pieces = []
     with monkeypatch.context() as patch:
         if parts > 1:
@@ -165,7 +164,7 @@ def launched(run, monkeypatch, parts):
                 program.Program, "_in_parts",
                 lambda *where: pieces.append(cut_up(*where)) or pieces[-1],
             )  # fmt: skip
-        results = run.run_bits(*(cast(run.graph, t, "float32") for t in (o, y, *gradients)))
+        results = run.run_bits(*(cast(run.graph, t, "float32") for t in (o, y)))
     return results, pieces
 
 
@@ -188,7 +187,7 @@ def test_parts_of_a_launch_compute_the_same_bits(device, profile, fold, monkeypa
     parted, pieces = launched(Bench(device, "bfloat16", own), monkeypatch, parts)
     for got, expected in zip(parted, whole, strict=True):
         np.testing.assert_array_equal(got, expected)
-    assert len(pieces) > 5 and max(map(len, pieces)) > 2
+    assert len(pieces) > 4 and max(map(len, pieces)) > 2
 
 
 def test_every_launch_of_a_step_can_be_cut():

@@ -315,8 +315,11 @@ def test_starts_that_leave_the_base_alone(folder: Path, start: Any) -> None:
     [
         ({"bias": "all"}, "bias is 'all', and trained biases are not supported"),
         ({"bias": "lora_only"}, "bias is 'lora_only'"),
-        ({"lora_bias": True}, "a bias on lora_B is not supported"),
-        ({"modules_to_save": ["lm_head"]}, "modules_to_save is ['lm_head'], and modules trained"),
+        ({"lora_bias": True}, "there is no support for a bias on lora_B"),
+        (
+            {"modules_to_save": ["lm_head"]},
+            "modules_to_save is ['lm_head'], but there is no support for modules",
+        ),
         ({"trainable_token_indices": [1]}, "trained token embeddings"),
         ({"fan_in_fan_out": True}, "fan_in_fan_out"),
         ({"layer_replication": [[0, 1]]}, "replicated layers"),

@@ -105,5 +105,11 @@ def test_a_long_vocabulary_is_cut_into_parts(device, kind):
     run(device, profile, "bfloat16", 9, 4099, 68, 0.7, shard=2056)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_as_long_as_large_vocabularies(device, dtype):
+    """More threads share them on GPUs."""
+    run(device, PROFILES["gpu"], dtype, 5, 16_421, 12, 0.7, smoothing=0.1, z_loss=0.01)
+
+
 def test_without_gradient(device):
     run(device, PROFILES["cpu"], "float32", 21, 83, 12, 0.7, gradient=False)

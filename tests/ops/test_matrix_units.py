@@ -4,18 +4,21 @@ import dataclasses
 
 import numpy as np
 import pytest
-from support.harness import PROFILES
+from support.harness import PROFILES, Bench
+from support.matrix_units import FLOATS, HALVES, emulated
 
 from ops import test_cross_entropy, test_experts, test_linear
 from qlora_wgpu.gpu import probe
-from qlora_wgpu.gpu.backend import MatrixShape
+from qlora_wgpu.gpu.matrix import MatrixShape
 from qlora_wgpu.gpu.profile import gpu_profile
+from qlora_wgpu.graph.tensor import Storage, vector
+from qlora_wgpu.kernels.gemm import GEMM, SIZED_ROWS, Gemm, largest_sizes
 from qlora_wgpu.tuning.candidates import candidates
 
 
 @pytest.fixture(scope="module")
 def shape(device):
-    return probe.matrix_shape(device)
+    return probe.matrix_units(device).shape
 
 
 def test_the_self_test_agrees_with_what_is_listed(device, shape):
@@ -24,22 +27,26 @@ def test_the_self_test_agrees_with_what_is_listed(device, shape):
     assert shape is None or shape in listed
 
 
-def test_a_wrong_convention_is_found_out(device, shape, monkeypatch):
-    # The product is right only if no dimension is taken for another.
-    if shape is not None:
-        real = np.array_equal
-        monkeypatch.setattr(np, "array_equal", lambda actual, expected: real(actual.T, expected))
-        assert probe.matrix_shape(device) is None
-    assert gpu_profile(None).gemm_kind != "matrix"
+@pytest.mark.parametrize("sized", [True, False])
+def test_a_subgroup_size_that_is_not_the_drivers_is_refused(device, shape, monkeypatch, sized):
+    if shape is None:
+        return  # tests/gpu/test_probe.py has it of a driver that is made up
+    wider = dataclasses.replace(shape, threads=2 * shape.threads)
+    if not sized:
+        monkeypatch.setattr(device, "features", device.features - {"subgroup-size-control"})
+    monkeypatch.setattr(device.backend, "matrix_shapes", lambda adapter: (wider,))
+    units = probe.matrix_units(device)
+    assert units.shape is None
+    assert ("not 16" in units.refusal) if not sized else ("compiling" in units.refusal)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("index", range(8))
 def test_products(device, shape, monkeypatch, index, dtype):
-    # Without matrix units this runs the same cuts with the float32 tiles beside them.
-    profile = gpu_profile(shape or MatrixShape(16, 16, 16, 32))
+    # Without matrix units this runs the same cuts with the float32 tiles in their place.
+    profile = gpu_profile(shape or MatrixShape(16, 16, 16, 32), device.limits)
     tried = [profile, *candidates(profile)][index]
-    if shape is None:
+    if shape is None and tried.gemm_kind == "matrix":
         tried = dataclasses.replace(tried, gemm_kind="tiled")
     monkeypatch.setitem(PROFILES, "tried", tried)
     for p, residual in ((0.0, True), (0.3, False)):
@@ -54,3 +61,93 @@ def test_products(device, shape, monkeypatch, index, dtype):
     # Tiles of experts are no higher than their rows.
     for sizes in ((70, 3, 2, 136, 100, 5, 1), (40, 5, 2, 72, 136, 8, 2)):
         test_experts.test_a_mixture(device, "tried", dtype, True, *sizes)
+
+
+@pytest.fixture(params=["own", "f16", "f32"])
+def units(request, device, shape, monkeypatch):
+    """Matrix units: the GPU's, or those of either type that are plain WGSL."""
+    if request.param == "own":
+        return shape
+    backend, original = device.backend, device.backend.compile
+    monkeypatch.setattr(
+        backend, "compile", lambda raw, code, label: original(raw, emulated(code), label)
+    )
+    monkeypatch.setattr(device, "_pipelines", {})
+    return HALVES if request.param == "f16" else FLOATS
+
+
+def product(device, shape, x, w, *, with_rows, counts=None):
+    tile = {"matrix_tile": (1, 2, 2, 1)} if shape in (HALVES, FLOATS) else {}
+    profile = dataclasses.replace(gpu_profile(shape, device.limits), **tile)
+    bench = Bench(device, "bfloat16", profile)
+    bench.graph.saturated = counts
+    y = bench.output(x.shape[0], w.shape[0] if with_rows else w.shape[1])
+    tx, tw = (bench.given(a, "bfloat16") for a in (x, w))
+    GEMM.launch(bench.graph, Gemm(tx, tw, y, with_rows))
+    assert any(launch.constants.get("MATRIX") for launch in bench.graph.launches)
+    return bench.run(y)[0]
+
+
+@pytest.mark.parametrize("with_rows", [True, False])
+def test_a_product_of_many_tiles(device, units, with_rows):
+    if units is None:
+        return
+    random = np.random.default_rng(4)
+    bench = Bench(device, "bfloat16", PROFILES["gpu"])
+    x, w = (bench.rounded(random.normal(size=size)) for size in ((70, 75), (75, 100)))
+    y = product(device, units, x, w.T if with_rows else w, with_rows=with_rows)
+    assert np.abs(y - x @ w).max() < 1e-5 * np.abs(x @ w).max()
+
+
+def test_nothing_is_clamped_without_a_word(device, units):
+    if units is None:
+        return
+    x = np.ones((70, 200))
+    x[3, 7], x[5, 9], x[8, 2], x[69, 199], x[9, 1] = np.nan, np.inf, -np.inf, 1e5, 65280.0
+    x[11, 3] = -1e38
+    w = np.ones((150, 200))
+    storage = Storage("saturated", "test", 16, np.zeros(4, np.uint32))
+    counts = vector("saturated", 4, "uint32", storage)
+    y = product(device, units, x, w, with_rows=True, counts=counts)
+    assert np.isnan(y[3]).all() and (y[5] == np.inf).all() and (y[8] == -np.inf).all()
+    assert (y[9] == 65280 + 199).all() and (y[10] == 200).all()
+    held = (65504 + 199, -65504 + 199)
+    if units.element == "f32":  # which holds all that bfloat16 does
+        held = tuple(Bench(device, "bfloat16", PROFILES["gpu"]).rounded([1e5, -1e38]) + 199)
+    assert np.allclose(y[[69, 11]], np.array(held)[:, None], rtol=1e-6)
+    if units.element == "f16":
+        assert np.frombuffer(device.read(storage.buffer, 4), np.uint32) == [2]
+
+
+@pytest.mark.parametrize("size", [1e-12, 1e-30, 1.0, 1e6, 1e30])
+def test_gradients_of_any_size_keep_their_precision(device, units, size):
+    if units is None:
+        return
+    random = np.random.default_rng(1)
+    dy = size * random.normal(size=(70, 96)).astype(np.float32)
+    dy[64:] *= 1e-4
+    dy[40, 3] = np.nan
+    w = random.normal(size=(96, 100))
+    bench = Bench(device, "bfloat16", PROFILES["gpu"])
+    dy, w = bench.rounded(dy), bench.rounded(w)
+    y = product(device, units, dy, w, with_rows=False)
+    assert np.isnan(y[40]).all()
+    y[40], dy[40] = 0.0, 0.0
+    assert np.abs(y - dy @ w).max() < 1e-4 * size
+    assert np.abs(y[64:] - (dy @ w)[64:]).max() < 1e-7 * size
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sizes_are_those_of_finite_rows(device, dtype):
+    random = np.random.default_rng(2)
+    bench = Bench(device, dtype, PROFILES["gpu"])
+    x = bench.rounded(random.normal(size=(37, 1100)) * 10.0 ** random.integers(-9, 9, (37, 1)))
+    given = x.copy()
+    given[4, 5], given[4, 6], given[20, 0] = np.nan, np.inf, -np.inf
+    gemm = Gemm(bench.given(given, dtype), bench.given(np.ones((1100, 8)), dtype),
+                bench.output(37, 8), False)  # fmt: skip
+    sizes = largest_sizes(bench.graph, gemm)
+    x[~np.isfinite(given)] = 0.0
+    blocks = [np.abs(x[i : i + SIZED_ROWS]).max() for i in range(0, 37, SIZED_ROWS)]
+    (got,) = bench.run_bits(sizes)
+    assert np.array_equal(got[0], np.asarray(blocks, np.float32).view(np.uint32))

@@ -82,6 +82,9 @@ def test_a_configuration_whose_base_was_moved(place):
     typed = on_command_line("qlora-wgpu eval run")
     with typed, pytest.raises(ConfigError, match=r"elsewhere now, add model.path=FOLDER$"):
         base_in(settings)
+    with pytest.raises(ConfigError, match=r"base: did you mean .*/bas\?"):
+        (place / "moved").rename(place / "bas")
+        base_in(settings)
     (place / "base").write_text("")
     with pytest.raises(ConfigError, match=r"model\.path is the file .*base: name the folder"):
         base_in(settings)

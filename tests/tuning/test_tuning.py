@@ -2,22 +2,27 @@ import dataclasses
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from references.sized import family_configs
 
 from qlora_wgpu.bench.shapes import config_of
 from qlora_wgpu.config import LoraConfig, QuantConfig
+from qlora_wgpu.errors import DeviceError, DeviceLostError, OutOfMemoryError
 from qlora_wgpu.families import family
 from qlora_wgpu.families.family import find_family
-from qlora_wgpu.gpu.backend import MatrixShape
+from qlora_wgpu.gpu.matrix import Limits, MatrixShape
 from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, Profile, cpu_profile, gpu_profile
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.kernels import tunables
+from qlora_wgpu.kernels.gemm import GEMM, Gemm
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.tuning import cache, tuner
 from qlora_wgpu.tuning.candidates import candidates, tunables_of
 from qlora_wgpu.tuning.one_layer import OneLayer
-from qlora_wgpu.tuning.tuner import Choice, Task
+from qlora_wgpu.tuning.tuner import Choice, Task, Times, Trial
 
-MATRIX_PROFILE = gpu_profile(MatrixShape(16, 16, 16, 32))
+MATRIX_PROFILE = gpu_profile(MatrixShape(16, 16, 16, 32), Limits(1024, 49_152))
 PROFILES = (CPU_PROFILE, GPU_PROFILE, MATRIX_PROFILE, cpu_profile(8), cpu_profile(16))
 
 
@@ -53,23 +58,46 @@ def test_candidates_change_what_their_kernels_say(profile):
     assert all(candidate != profile for candidate in candidates(profile))
 
 
-def times_of(**seconds):
-    return [
-        (SimpleNamespace(kernel=kernel, constants={"ROWS": 1} if kernel == "rms_norm" else {}), s)
-        for kernel, s in seconds.items()
-    ]
+EXACT = {"a": np.arange(8, dtype=np.float32)}
 
 
-def test_each_family_gets_its_own_fastest(monkeypatch):
-    times = iter(
-        [times_of(gemm=10, lora=10, attention=10, rms_norm=10)]
-        + [times_of(gemm=9 - i, lora=9 + i, attention=9.9, rms_norm=20) for i in range(6)]
-    )
-    monkeypatch.setattr(tuner, "has_timestamps", lambda device: True)
-    monkeypatch.setattr(tuner, "_Folder", lambda *args: None)
-    monkeypatch.setattr(tuner, "_time", lambda *args: next(times))
-    chosen = tuner.tune(FakeDevice(), task()).profile
+def trial_of(profile, products=None, gradients=EXACT, **families):
+    seconds = {tunable.name: 0.0 for tunable in tunables()} | families
+    if products is not None:
+        seconds["products"] = products
+    sizes = {"nt 1x1x1": seconds["products"]}
+    return Trial(profile, Times(sum(seconds.values()), seconds, sizes), gradients)
+
+
+@pytest.fixture
+def made_up(monkeypatch):
+    """Makes the tuner take what a function of a profile says for what came of it."""
+
+    def use(outcome):
+        def timed(device, task, part, folder, profile):
+            result = outcome(profile)
+            if isinstance(result, Exception):
+                raise result
+            return result
+
+        monkeypatch.setattr(tuner, "has_timestamps", lambda device: True)
+        monkeypatch.setattr(tuner, "_Folder", lambda *args: None)
+        monkeypatch.setattr(tuner, "_time", timed)
+
+    return use
+
+
+def test_each_family_gets_its_own_fastest(made_up):
     tried = candidates(GPU_PROFILE)
+
+    def outcome(profile):
+        if profile not in tried:
+            return trial_of(profile, products=10, adapter=10, attention=10, rows=10)
+        i = tried.index(profile)
+        return trial_of(profile, products=9 - i, adapter=9 + i, attention=9.9, rows=20)
+
+    made_up(outcome)
+    chosen = tuner.tune(FakeDevice(), task()).profile
     assert (chosen.gemm_tile, chosen.gemm_group) == (tried[5].gemm_tile, tried[5].gemm_group)
     assert (chosen.lora_threads, chosen.lora_grad_group) == (
         tried[0].lora_threads,
@@ -78,6 +106,68 @@ def test_each_family_gets_its_own_fastest(monkeypatch):
     # One per cent is scatter, and what is slower is not chosen.
     assert chosen.attention_threads == GPU_PROFILE.attention_threads
     assert chosen.threads_per_row == GPU_PROFILE.threads_per_row
+
+
+def test_products_are_cut_by_their_sizes(made_up):
+    small, large = "nt 256x128x64", "nn 2048x4096x4096"
+
+    def outcome(profile):
+        wide = (profile.gemm_kind, profile.tile_group) == ("tiled", (16, 16))
+        narrow = (profile.gemm_kind, profile.tile_group) == ("tiled", (8, 8))
+        seconds = {small: 1.0 if narrow else 2.0, large: 4.0 if wide else 8.0}
+        families = {tunable.name: 1.0 for tunable in tunables()}
+        families["products"] = sum(seconds.values())
+        return Trial(profile, Times(sum(families.values()), families, seconds), EXACT)
+
+    made_up(outcome)
+    choice = tuner.tune(FakeDevice(), task())
+    chosen = choice.profile
+    assert (chosen.gemm_kind, chosen.tile_group) == ("tiled", (16, 16))
+    assert chosen.for_products(large) == chosen == chosen.for_products("nt 1x1x1")
+    assert chosen.for_products(small).tile_group == (8, 8)
+    assert any(small in note for note in choice.notes)
+    # A product is cut so, and so is what a file brought back.
+    stored = json.loads(json.dumps(dataclasses.asdict(chosen)))
+    device_profile = dataclasses.replace(GPU_PROFILE, limits=Limits(512, 1 << 15))
+    again = cache._profile(stored, device_profile)
+    assert again == dataclasses.replace(chosen, limits=device_profile.limits)
+    g = Graph("bfloat16", again)
+    GEMM.launch(g, Gemm(g.operand("x", 200, 64), g.operand("w", 100, 64),
+                        g.operand("y", 200, 100), True))  # fmt: skip
+    GEMM.launch(g, Gemm(g.operand("x", 2000, 64), g.operand("w", 1000, 64),
+                        g.operand("y", 2000, 1000), True))  # fmt: skip
+    assert [launch.constants["WG_N"] for launch in g.launches] == [8, 16]
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        DeviceError("no such type"),
+        OutOfMemoryError("no room"),
+        {"a": np.full(8, np.nan, np.float32)},
+        {"a": EXACT["a"] * 1.2},
+    ],
+)
+def test_what_fails_or_is_wrong_is_left_out(made_up, spoilt):
+    """Also where it is the default, and however fast it is."""
+
+    def outcome(profile):
+        if profile.gemm_kind == "matrix" and isinstance(spoilt, Exception):
+            return spoilt
+        seconds = {"matrix": 1.0, "tiled": 5.0, "register": 10.0}[profile.gemm_kind]
+        gradients = spoilt if profile.gemm_kind == "matrix" else EXACT
+        return trial_of(profile, products=seconds, gradients=gradients)
+
+    made_up(outcome)
+    choice = tuner.tune(FakeDevice(MATRIX_PROFILE), task())
+    assert choice.profile.gemm_kind == "tiled"
+    assert sum("left out" in note and "matrix" in note for note in choice.notes) == 5
+
+
+def test_a_lost_device_ends_the_tuning(made_up):
+    made_up(lambda profile: DeviceLostError("gone"))
+    with pytest.raises(DeviceLostError):
+        tuner.tune(FakeDevice(), task())
 
 
 def test_no_timestamps_no_change(monkeypatch):
@@ -185,11 +275,25 @@ class OwnFamily:
 
 
 def test_it_is_timed_on_a_device(device, monkeypatch):
+    other = dataclasses.replace(CPU_PROFILE, gemm_tile=8)
     monkeypatch.setattr(tuner, "bases", lambda profile: [profile])
-    monkeypatch.setattr(tuner, "candidates", lambda profile: [])
+    monkeypatch.setattr(tuner, "candidates", lambda profile: [other])
     monkeypatch.setattr(tuner, "has_timestamps", lambda device: True)
     monkeypatch.setattr(tuner, "_MOST_ROUNDS", 1)
+    own, taken, timed = device.profile, [], tuner._time
+
+    def noted(*given):
+        taken.append(device.memory.total)
+        return timed(*given)
+
+    monkeypatch.setattr(tuner, "_time", noted)
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 83}
     config = {"model_type": "gemma3", "text_config": {**TEXT, **heads}}
     lora = LoraConfig(r=2, layers_to_transform=[1])
-    assert tuner.tune(device, task(config=config, lora=lora, seq=8)).notes
+    try:
+        choice = tuner.tune(device, task(config=config, lora=lora, seq=8))
+    finally:
+        device.profile = own
+    assert choice.notes and not any("left out" in note for note in choice.notes), choice.notes
+    # Each is gone before the next, and after the last.
+    assert set(taken) == {device.memory.total} and len(taken) == 3

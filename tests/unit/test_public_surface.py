@@ -57,7 +57,7 @@ SIGNATURES = {
     QLoRAModel.base_state_dict: {"self": NEEDED},
     QLoRAModel.load_adapter: {"self": NEEDED, "adapter": NEEDED},
     QLoRAModel.save_adapter: {"self": NEEDED, "path": NEEDED},
-    Trainer.train: {"self": NEEDED, "train_dataset": NEEDED, "eval_dataset": None},
+    Trainer.train: {"self": NEEDED, "train_dataset": None, "eval_dataset": None},
 }
 
 

@@ -10,6 +10,7 @@ from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import LinearSpec
 from qlora_wgpu.graph.dtype import padded
 from qlora_wgpu.graph.tensor import Tensor, row_blocks
+from qlora_wgpu.kernels.gemm import SIZED_ROWS, Gemm, largest_sizes
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model.weights import nf4_matrix
 from qlora_wgpu.ops import dora
@@ -42,6 +43,26 @@ def check_dequantization(run: Runner, shape: tuple[int, int], double: bool) -> N
     shards = [shard for _, shard in weight.shards(run.graph)]
     exact = run.rounded(quantized.dequantize().astype(np.float64))
     run.compare(np.concatenate(run.run(*shards)), exact, shards[0].dtype, by_row=True)
+
+
+@each((ROWS, 72, False), (20, 1100, True))
+def check_sizes_of_rows(run: Runner, rows: int, columns: int, counted: bool) -> None:
+    """How large blocks of rows are, by which matrix units scale gradients; NaN has no size."""
+    x = run.rounded(normal("x", rows, columns) * 10.0 ** (np.arange(rows) % 19 - 9)[:, None])
+    given = x.copy()
+    given[3, 5], given[4, 6], given[9, 0] = np.nan, np.inf, -np.inf
+    labels = rows - 3 if counted else rows
+    targets = np.where(np.arange(rows) < labels, 1, -100)[None]
+    batch = run.batch(np.ones((1, rows), np.int64), targets=targets)
+    like = run.operand(np.zeros((columns, 8)))
+    gemm = Gemm(
+        run.operand(given), like, run.graph.float32("y", rows, 8), with_rows=False,
+        batch_info=batch.info, first_row=0 if counted else None,
+    )  # fmt: skip
+    (got,) = run.run(largest_sizes(run.graph, gemm))
+    finite = np.where(np.isfinite(given), np.abs(x), 0.0)[:labels]
+    blocks = [finite[i : i + SIZED_ROWS].max(initial=0.0) for i in range(0, rows, SIZED_ROWS)]
+    run.compare_exactly(got, np.array(blocks, np.float32).view(np.uint32).astype(np.float64))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,161 @@
+"""Products on a GPU's matrix units: what they multiply, and tiles of that within its limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from qlora_wgpu.gpu.wgsl import Constant
+
+_BYTES = {"f16": 2, "f32": 4}
+_PADDING = 16  # bytes at a row's end, so that rows do not begin in the same bank
+_STEPS = 2  # products along the depth of a tile
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a GPU allows a workgroup; as little as WebGPU promises, if nothing is known.
+
+    Attributes:
+        invocations: Its invocations.
+        workgroup_bytes: Its memory.
+    """
+
+    invocations: int = 256
+    workgroup_bytes: int = 16_384
+
+    def within(self, others: Limits) -> bool:
+        """Whether a workgroup that takes so much is allowed where the others hold."""
+        return (
+            self.invocations <= others.invocations
+            and self.workgroup_bytes <= others.workgroup_bytes
+        )
+
+
+PROMISED = Limits()
+
+
+@dataclass(frozen=True)
+class MatrixShape:
+    """A product that a GPU's matrix units make: (m, k) by (k, n), added up in float32.
+
+    Attributes:
+        m: Rows.
+        n: Columns.
+        k: Depth.
+        threads: Invocations of the subgroup that makes it.
+        element: The factors' type, ``"f16"`` or ``"f32"``.
+    """
+
+    m: int
+    n: int
+    k: int
+    threads: int
+    element: str = "f16"
+
+    def __str__(self) -> str:
+        return f"{self.element} {self.m}x{self.n}x{self.k} by {self.threads} invocations"
+
+
+@dataclass(frozen=True)
+class MatrixTile:
+    """What a workgroup makes of a product on matrix units (``common/tile_matrix.wgsl``).
+
+    Attributes:
+        shape: What a subgroup multiplies at once.
+        groups_m: Subgroups along the rows.
+        groups_n: Subgroups along the columns.
+        fragments_m: Products of each along the rows.
+        fragments_n: Products of each along the columns.
+    """
+
+    shape: MatrixShape
+    groups_m: int
+    groups_n: int
+    fragments_m: int
+    fragments_n: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of results."""
+        return self.groups_m * self.fragments_m * self.shape.m
+
+    @property
+    def columns(self) -> int:
+        """Columns of results."""
+        return self.groups_n * self.fragments_n * self.shape.n
+
+    @property
+    def depth(self) -> int:
+        """Terms of the sums that are in workgroup memory at once."""
+        return _STEPS * self.shape.k
+
+    @property
+    def invocations(self) -> int:
+        """Invocations of the workgroup."""
+        return self.groups_m * self.groups_n * self.shape.threads
+
+    def workgroup_bytes(self, *, with_rows: bool) -> int:
+        """Bytes of workgroup memory: both factors' tiles, and results on their way out."""
+        size = _BYTES[self.shape.element]
+        across = self.depth * size + _PADDING
+        left = self.rows * across
+        right = self.columns * across
+        if not with_rows:
+            right = self.depth * (self.columns * size + _PADDING)
+        return left + right + 4 * self.groups_m * self.groups_n * self.shape.m * self.shape.n
+
+    def fits(self, limits: Limits, *, with_rows: bool) -> bool:
+        """Whether a GPU allows it."""
+        taken = Limits(self.invocations, self.workgroup_bytes(with_rows=with_rows))
+        return taken.within(limits)
+
+    def of_rows(self, most: int) -> MatrixTile:
+        """The same subgroups over at most so many rows."""
+        tile = self
+        while tile.rows > most and tile.groups_m > 1:
+            tile = replace(tile, groups_m=tile.groups_m // 2, groups_n=tile.groups_n * 2)
+        while tile.rows > most and tile.fragments_m > 1:
+            tile = replace(tile, fragments_m=tile.fragments_m // 2)
+        return tile
+
+    def constants(self, *, with_rows: bool) -> dict[str, Constant]:
+        """The shader's constants; units of eight are loaded by all invocations together."""
+        shape = self.shape
+        return {
+            "MATRIX": True,
+            "HALF": shape.element == "f16",
+            "MATRIX_M": shape.m,
+            "MATRIX_N": shape.n,
+            "MATRIX_K": shape.k,
+            "TILE_K": self.depth,
+            "X_UNITS": -(-self.rows * self.depth // 8 // self.invocations),
+            "W_UNITS": -(-self.columns * self.depth // 8 // self.invocations),
+            "SUBGROUP_SIZE": shape.threads,
+            "GROUP": self.invocations,
+            "GROUPS_M": self.groups_m,
+            "GROUPS_N": self.groups_n,
+            "FRAGMENTS_M": self.fragments_m,
+            "FRAGMENTS_N": self.fragments_n,
+            "W_ROWS": with_rows,
+        }
+
+
+# Subgroups along rows and columns and the products of each, the one to be tried first in front.
+_TILES = (
+    (2, 4, 4, 2),
+    (2, 2, 4, 4),
+    (2, 2, 4, 2),
+    (2, 2, 2, 2),
+    (1, 2, 2, 2),
+    (1, 1, 2, 2),
+    (1, 1, 1, 1),
+)
+
+
+def fitting_tiles(shape: MatrixShape, limits: Limits) -> Iterator[MatrixTile]:
+    """The tiles that a GPU allows in both kinds of products."""
+    for numbers in _TILES:
+        tile = MatrixTile(shape, *numbers)
+        if all(tile.fits(limits, with_rows=with_rows) for with_rows in (True, False)):
+            yield tile

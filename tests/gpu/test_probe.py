@@ -1,0 +1,108 @@
+"""Matrix units are used as far as the driver keeps to what a kernel counts on."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from qlora_wgpu.errors import DeviceError
+from qlora_wgpu.gpu import probe
+from qlora_wgpu.gpu.matrix import Limits, MatrixShape, MatrixTile, fitting_tiles
+from qlora_wgpu.gpu.profile import gpu_profile, plainer
+
+SHAPE = MatrixShape(16, 16, 16, 32)
+LARGE = Limits(1024, 49_152)
+
+
+def device_with(*shapes, limits=LARGE):
+    backend = SimpleNamespace(matrix_shapes=lambda gpu: shapes)
+    features = {"subgroup-matrix", "subgroups"}
+    return SimpleNamespace(backend=backend, gpu=None, features=features, limits=limits)
+
+
+def driver(monkeypatch, size, spoil=lambda product: product):
+    """Makes the probe's workgroup run on a driver with subgroups of this size."""
+
+    def run(device, shader, given, sizes):
+        if shader.subgroup_size > 64:
+            raise DeviceError("cannot be compiled")
+        left, right = given["x"], given["w"]
+        with_rows = dict(shader_constants(shader))["W_ROWS"]
+        product = left @ (right.T if with_rows else right)
+        own = np.arange(sizes["seen"] // 16)
+        count = np.full_like(own, len(own) // size)
+        seen = np.stack([np.full_like(own, size), count, own // size, own % size], 1)
+        product = np.ascontiguousarray(spoil(product), np.float32)
+        return {"seen": seen.astype(np.uint32).tobytes(), "y": product.tobytes()}
+
+    monkeypatch.setattr(probe, "_run", run)
+
+
+def shader_constants(shader):
+    for part in shader.label.partition("(")[2].rstrip(")").split(", "):
+        name, _, value = part.partition("=")
+        yield name, value == "True" if value in ("True", "False") else value
+
+
+def test_a_driver_that_keeps_its_word(monkeypatch):
+    driver(monkeypatch, 32)
+    assert probe.matrix_units(device_with(SHAPE)) == probe.MatrixUnits(SHAPE)
+    assert probe.matrix_units(device_with()).refusal
+    nothing = dataclasses.replace(SHAPE, threads=128)
+    units = probe.matrix_units(device_with(nothing, SHAPE))
+    assert units.shape == SHAPE  # one that is refused does not stand in another's way
+
+
+@pytest.mark.parametrize("size", [8, 16, 64])
+def test_another_size_of_subgroups_is_refused(monkeypatch, size):
+    driver(monkeypatch, size)
+    units = probe.matrix_units(device_with(SHAPE))
+    assert units.shape is None
+    assert f"subgroups have {size} invocations, not 32" in units.refusal
+
+
+@pytest.mark.parametrize("spoil", [np.negative, lambda p: p[::-1], lambda p: p + (p == p.max())])
+def test_wrong_products_are_refused(monkeypatch, spoil):
+    driver(monkeypatch, 32, spoil)
+    units = probe.matrix_units(device_with(SHAPE))
+    assert units.shape is None and "wrong products" in units.refusal
+
+
+def test_limits_choose_the_tile(monkeypatch):
+    driver(monkeypatch, 32)
+    assert gpu_profile(SHAPE, LARGE).matrix_tile == (2, 4, 4, 2)
+    assert gpu_profile(SHAPE, Limits(128, 49_152)).matrix_tile == (2, 2, 4, 4)
+    assert gpu_profile(SHAPE, Limits(256, 16_384)).matrix_tile == (2, 2, 2, 2)
+    tiny = Limits(16, 16_384)
+    assert gpu_profile(SHAPE, tiny).gemm_kind != "matrix"
+    assert "no tile fits" in probe.matrix_units(device_with(SHAPE, limits=tiny)).refusal
+
+
+@pytest.mark.parametrize("element", ["f16", "f32"])
+def test_memory_is_counted_as_the_shader_takes_it(element):
+    """By the declarations of `common/tile_matrix.wgsl`."""
+    for tile in fitting_tiles(MatrixShape(8, 16, 16, 32, element), LARGE):
+        for with_rows in (True, False):
+            c = tile.constants(with_rows=with_rows)
+            vector = 8 if element == "f16" else 4
+            x = tile.rows * (c["TILE_K"] // vector + 1)
+            across = (c["TILE_K"] if with_rows else tile.columns) // vector + 1
+            down = tile.columns if with_rows else c["TILE_K"]
+            taken = 16 * (x + down * across) + 4 * c["GROUPS_M"] * c["GROUPS_N"] * 8 * 16
+            assert tile.workgroup_bytes(with_rows=with_rows) == taken <= LARGE.workgroup_bytes
+
+
+def test_tiles_of_experts_keep_their_subgroups():
+    for numbers in ((2, 4, 4, 2), (4, 2, 2, 4), (2, 2, 4, 4), (1, 1, 8, 1)):
+        tile = MatrixTile(SHAPE, *numbers).of_rows(64)
+        assert tile.rows <= 64 and 64 % tile.rows == 0
+        assert tile.invocations == MatrixTile(SHAPE, *numbers).invocations
+
+
+def test_what_is_wrong_gives_way_to_the_plainer():
+    kinds, profile = [], gpu_profile(SHAPE, LARGE)
+    while profile is not None:
+        kinds.append(profile.gemm_kind)
+        profile = plainer(profile)
+    assert kinds == ["matrix", "tiled", "register"]
