@@ -352,9 +352,9 @@ class MatrixUnits:
         tile = _matrix_tile(gemm, own)
         constants = tile.constants(with_rows=gemm.with_rows)
         added = (gemm.lora, gemm.bias, gemm.residual)
-        is_one = not (gemm.with_rows and gemm.others)
-        plain = is_one and all(term is None for term in added)
-        constants["DIRECT"] = gemm.y.dtype == "float32" and plain
+        alone = not (gemm.with_rows and gemm.others)
+        plain = alone and all(term is None for term in added)
+        constants["DIRECT"] = plain and gemm.y.dtype == "float32"
         tensors: dict[str, Tensor] = {}
         if own.saturates and not gemm.with_rows:
             tensors["sizes"] = largest_sizes(g, gemm)
@@ -382,13 +382,13 @@ def largest_sizes(g: Graph, gemm: Gemm) -> Tensor:
     g.launch(
         "gemm/sizes.wgsl",
         (sizes.columns, 1, 1),
-        {"x": x, "sizes": sizes, "batch_info": batch_info, **others},
+        {"x": x, **others, "sizes": sizes, "batch_info": batch_info},
         {
             "rows": x.rows,
             "stride": x.units(8),
+            "first_row": gemm.first_row or 0,
             "stride1": layers["stride1"],
             "stride2": layers["stride2"],
-            "first_row": gemm.first_row or 0,
         },
         {"GROUP": _SIZING_GROUP, "ROWS": SIZED_ROWS},
         label=gemm.label,

@@ -1,20 +1,21 @@
 // sizes[i] = the largest |x| that is finite in rows ROWS·i to ROWS·(i + 1) - 1, as its bits.
 //
-// x (rows, ·) in units of eight, and x1 and x2 beside it where there are; with batch_info
-// (ROW_COUNT) only the label rows from first_row on, since the others hold anything. One workgroup a block of rows. Launcher: kernels/gemm.py.
+// x (rows, ·) in units of eight; with batch_info (ROW_COUNT) only the label rows from first_row on,
+// since the others hold anything. One workgroup a block of rows. Launcher: kernels/gemm.py.
 struct Params {
     rows: u32,
     stride: u32,
+    first_row: u32,
     stride1: u32,
     stride2: u32,
-    first_row: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
 //#input 1 x: 8
-@group(0) @binding(2) var<storage, read_write> sizes: array<u32>;
+// Of layers of one input: the gradients of the second and the third, which are one with x.
 //#input 4 x1?: 8
 //#input 5 x2?: 8
+@group(0) @binding(2) var<storage, read_write> sizes: array<u32>;
 //#if batch_info
 @group(0) @binding(3) var<storage, read> batch_info: array<u32>;
 //#endif
@@ -35,26 +36,25 @@ fn size4(v: vec4<f32>) -> u32 {
     return max(max(finite.x, finite.y), max(finite.z, finite.w));
 }
 
-fn size8(v: Eight) -> u32 {
-    return max(size4(v.even), size4(v.odd));
-}
-
 @compute @workgroup_size(GROUP)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
-    let begin = group.x * ROWS;
-    let end = min(begin + ROWS, rows_there());
+    let first = group.x * ROWS;
+    let end = min(first + ROWS, rows_there());
     var own = 0u;
-    for (var i = begin * params.stride + index; i < end * params.stride; i += GROUP) {
-        own = max(own, size8(load_x(i)));
+    for (var i = first * params.stride + index; i < end * params.stride; i += GROUP) {
+        let v = load_x(i);
+        own = max(own, max(size4(v.even), size4(v.odd)));
     }
 //#if x1
-    for (var i = begin * params.stride1 + index; i < end * params.stride1; i += GROUP) {
-        own = max(own, size8(load_x1(i)));
+    for (var i = first * params.stride1 + index; i < end * params.stride1; i += GROUP) {
+        let v = load_x1(i);
+        own = max(own, max(size4(v.even), size4(v.odd)));
     }
 //#endif
 //#if x2
-    for (var i = begin * params.stride2 + index; i < end * params.stride2; i += GROUP) {
-        own = max(own, size8(load_x2(i)));
+    for (var i = first * params.stride2 + index; i < end * params.stride2; i += GROUP) {
+        let v = load_x2(i);
+        own = max(own, max(size4(v.even), size4(v.odd)));
     }
 //#endif
     largest[index] = own;
