@@ -33,8 +33,8 @@ struct Params {
 //#output 3 y: 4 sum
 // Layers of one input as one product of rows: the second's and the third's results, whose columns
 // begin at begin1 and begin2.
-//#output 10 y1?: 4
-//#output 11 y2?: 4
+//#output 16 y1?: 4
+//#output 17 y2?: 4
 //#input 6 bias?: 4 float32
 //#input 7 residual?: 4
 //#if batch_info

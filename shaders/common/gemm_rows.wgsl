@@ -1,8 +1,8 @@
 // Rows of x in units of eight as they are stored; the main file declares x. Where layers of one
 // input are one product, the gradients of the second and the third follow in x1 and x2, whose units
 // begin at begin1 and begin2; all three are of one type.
-//#input 12 x1?: 8
-//#input 13 x2?: 8
+//#input 18 x1?: 8
+//#input 19 x2?: 8
 
 fn raw_row(m: u32, unit: u32) -> Raw_x {
 //#if x2
