@@ -40,10 +40,10 @@ const X_COUNT = TILE_M * K_UNITS;
 const W_COUNT = W_HEIGHT * W_ROW_UNITS;
 
 //#if sizes
-@group(0) @binding(10) var<storage, read> sizes: array<u32>;
+@group(0) @binding(14) var<storage, read> sizes: array<u32>;
 //#endif
 //#if saturated
-@group(0) @binding(11) var<storage, read_write> saturated: array<atomic<u32>>;
+@group(0) @binding(15) var<storage, read_write> saturated: array<atomic<u32>>;
 //#endif
 
 var<workgroup> x_tile: array<Vector, TILE_M * X_STRIDE>;
