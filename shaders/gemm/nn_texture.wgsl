@@ -3,7 +3,7 @@
 // gemm/nn.wgsl for software adapters: x, w and a lie in textures. A workgroup is one subgroup of
 // THREADS and makes BLOCKS · SPAN rows by 8 · THREADS columns: each invocation loads eight columns
 // of w, the rows of x are loaded one by each invocation and broadcast to all.
-// Launcher: kernels/gemm.py.
+// Launcher: kernels/gemm/launching.py.
 //#include common/gemm_interface.wgsl
 //#input 1 x: 8 texture
 //#input 2 w: 8 texture

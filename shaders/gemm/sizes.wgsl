@@ -1,7 +1,7 @@
 // sizes[i] = the largest |x| that is finite in rows ROWS·i to ROWS·(i + 1) - 1, as its bits.
 //
 // x (rows, ·) in units of eight; with batch_info (ROW_COUNT) only the label rows from first_row on,
-// since the others hold anything. One workgroup a block of rows. Launcher: kernels/gemm.py.
+// since the others hold anything. One workgroup a block of rows. Launcher: kernels/gemm/matrix_units.py.
 struct Params {
     rows: u32,
     stride: u32,

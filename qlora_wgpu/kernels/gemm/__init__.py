@@ -1,0 +1,86 @@
+"""Matrix products: their problem, the variants that solve it, and what a tuner may try."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from qlora_wgpu.gpu.matrix import Limits
+from qlora_wgpu.gpu.profile import CPU_PROFILE, Profile
+from qlora_wgpu.kernels.gemm.launching import further_layers
+from qlora_wgpu.kernels.gemm.matrix_units import SIZED_ROWS, MatrixUnits, largest_sizes
+from qlora_wgpu.kernels.gemm.problem import Gemm, LoraTerm, size_class
+from qlora_wgpu.kernels.gemm.registers import (
+    Registers,
+    Skinny,
+    SubgroupTexture,
+    broadcast_constants,
+)
+from qlora_wgpu.kernels.gemm.tiles import WorkgroupTiles, tile_bytes
+from qlora_wgpu.kernels.kernel import Change, Kernel, Tunable
+
+__all__ = [
+    "GEMM",
+    "KERNELS",
+    "SIZED_ROWS",
+    "TUNABLES",
+    "Gemm",
+    "LoraTerm",
+    "MatrixUnits",
+    "broadcast_constants",
+    "further_layers",
+    "largest_sizes",
+    "size_class",
+]
+
+
+def _changes(profile: Profile) -> tuple[Change, ...]:
+    if profile.textures:
+        return (
+            {"texture_nt_rows": 16},
+            {"texture_nt_rows": 32, "texture_nn_rows": 8},
+            {"texture_nt_rows": 16, "texture_nn_rows": 8},
+        )
+    if profile.name == CPU_PROFILE.name:
+        return ({"gemm_tile": 8}, {"gemm_tile": 16, "gemm_group": (16, 1)})
+    tried = _MATRIX_CHANGES if profile.matrix else _CHANGES
+    changed = ((change, replace(profile, **change)) for change in tried)
+    return tuple(change for change, cut in changed if cut != profile and _is_allowed(cut))
+
+
+_MATRIX_CHANGES: tuple[Change, ...] = (
+    {"gemm_kind": "matrix", "matrix_tile": (2, 2, 4, 4)},
+    {"gemm_kind": "matrix", "matrix_tile": (2, 2, 2, 2)},
+    {"gemm_kind": "matrix", "matrix_tile": (2, 4, 2, 2)},
+    {"gemm_kind": "matrix", "matrix_tile": (4, 2, 2, 4)},
+    {"gemm_kind": "register"},
+    {"gemm_kind": "tiled", "tile_group": (16, 16)},
+    {"gemm_kind": "tiled", "tile_group": (8, 8)},
+)
+_CHANGES: tuple[Change, ...] = (
+    {"gemm_kind": "tiled", "tile_group": (16, 16)},
+    {"gemm_kind": "tiled", "tile_group": (8, 8)},
+    {"gemm_kind": "tiled", "tile_group": (16, 8)},
+    {"gemm_kind": "tiled", "tile_group": (8, 16)},
+    {"gemm_kind": "register", "gemm_tile": 4, "gemm_group": (16, 8)},
+    {"gemm_kind": "register", "gemm_tile": 8, "gemm_group": (16, 4)},
+    {"gemm_kind": "register", "gemm_tile": 16, "gemm_group": (8, 8)},
+)
+
+
+def _is_allowed(profile: Profile) -> bool:
+    """Whether a GPU's workgroups may be as a profile cuts products."""
+    if profile.gemm_kind == "matrix":
+        tile = profile.tile_on_matrix_units()
+        return all(tile.fits(profile.limits, with_rows=rows) for rows in (True, False))
+    if profile.gemm_kind == "tiled":
+        across, down = profile.tile_group
+        return Limits(across * down, tile_bytes(across, down)).within(profile.limits)
+    across, down = profile.gemm_group
+    return across * down <= profile.limits.invocations
+
+
+GEMM: Kernel[Gemm] = Kernel(
+    "gemm", (SubgroupTexture(), Skinny(), MatrixUnits(), WorkgroupTiles(), Registers())
+)
+KERNELS = (GEMM,)
+TUNABLES = (Tunable("products", lambda launch: launch.kernel == "gemm", _changes),)

@@ -1,0 +1,151 @@
+"""The dispatches of a product: one, or several parts of its reduction and their sum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from qlora_wgpu.gpu.wgsl import Constant
+from qlora_wgpu.graph.dtype import ceil_div, round_up
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.kernels.dropout import dropout_params
+from qlora_wgpu.kernels.elementwise import sum_parts
+from qlora_wgpu.kernels.experts import expert_constants, expert_params
+from qlora_wgpu.kernels.gemm.problem import Gemm
+
+LEAST_PART = 512  # of a reduction that is cut, so that adding up the parts stays cheap
+_CUT_THREADS = 64  # invocations of the workgroups that ``Profile.least_workgroups`` counts
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A shader and how many results its workgroups make.
+
+    Attributes:
+        path: The shader.
+        rows: Rows of results that a workgroup makes.
+        columns: Columns of results that a workgroup makes.
+        constants: The shader's, besides those that all products have.
+        rows_first: Whether workgroups are counted along the rows first.
+        threads: Invocations of a workgroup.
+        any_parts: Whether the shader can be cut along the reduction whatever is added to it.
+        tensors: What the shader binds besides.
+    """
+
+    path: str
+    rows: int
+    columns: int
+    constants: dict[str, Constant]
+    rows_first: bool = False
+    threads: int = _CUT_THREADS
+    any_parts: bool = False
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+def launch_whole(
+    g: Graph, gemm: Gemm, cut: Cut, parts_in: Tensor | None = None, parts: int = 1, part: int = 0
+) -> None:
+    """One dispatch; with ``parts_in`` each part's results lie there, one below the other."""
+    lora = gemm.lora
+    tensors: dict[str, Tensor | None] = {
+        **cut.tensors,
+        "x": gemm.x,
+        "w": gemm.w,
+        "y": parts_in or gemm.y,
+        "u": lora.u if lora is not None else None,
+        "bias": gemm.bias if parts_in is None else None,
+        "residual": gemm.residual if parts_in is None else None,
+        "batch_info": gemm.batch_info
+        if gemm.mask is not None or gemm.first_row is not None
+        else None,
+    }
+    if lora is not None:
+        tensors["b" if gemm.with_rows else "a"] = lora.factor
+    others, layers = (
+        further_layers("y", gemm.y, gemm.others, 4)
+        if gemm.with_rows
+        else further_layers("x", gemm.x, gemm.others, 8, 8)
+    )
+    tensors |= others
+    across = ceil_div(gemm.columns, cut.columns)
+    down = ceil_div(gemm.x.rows, cut.rows)
+    constants: dict[str, Constant] = {
+        "ACCUMULATE": gemm.accumulate and parts_in is None,
+        "ROW_COUNT": gemm.first_row is not None,
+        "DROPOUT": gemm.mask is not None,
+        **expert_constants(gemm.experts, tensors),
+        **cut.constants,
+    }
+    g.launch(
+        cut.path,
+        (down, across, parts) if cut.rows_first else (across, down, parts),
+        tensors,
+        {
+            "rows": gemm.x.rows,
+            "columns": gemm.columns,
+            "k": gemm.depth,
+            "k_part": part or round_up(gemm.depth, 64),
+            "x_stride": gemm.x.units(8),
+            "x_unit0": 0 if gemm.with_rows else gemm.row0 // 8,
+            "w_stride": gemm.w.units(8),
+            "y_stride": (parts_in or gemm.y).units(4),
+            "y_unit0": gemm.row0 // 4 if gemm.with_rows and parts_in is None else 0,
+            "row0": gemm.row0 if gemm.with_rows else 0,
+            "first_row": gemm.first_row or 0,
+            "r": lora.rank(with_rows=gemm.with_rows) if lora is not None else 0,
+            "r_stride": lora.u.stride if lora is not None else 0,
+            "b_stride": lora.factor.stride if lora is not None else 0,
+            "scale": gemm.scale,
+            **dropout_params(gemm.mask),
+            "w_expert": gemm.own_rows * gemm.w.units(8),
+            **expert_params(gemm.experts, lora.stride // 4 if lora is not None else 0),
+            **layers,
+        },
+        constants,
+        flops=gemm.flops,
+        label=gemm.label,
+    )
+
+
+def further_layers(
+    name: str, first: Tensor, others: tuple[Tensor, ...], unit: int, begin_unit: int = 1
+) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """What a kernel of layers of one input is bound to and told of the second and the third.
+
+    Args:
+        name: The binding of the first layer's tensor.
+        first: That tensor.
+        others: Those of the others.
+        unit: Elements that their strides count.
+        begin_unit: Columns that the places where they begin count.
+    """
+    begin, tensors = first.columns, {}
+    params = {"begin1": 0, "begin2": 0, "stride1": 0, "stride2": 0}
+    for index, other in enumerate(others, 1):
+        tensors[f"{name}{index}"] = other
+        params |= {f"begin{index}": begin // begin_unit, f"stride{index}": other.units(unit)}
+        begin += other.columns
+    # What is not there begins past the end.
+    params |= {f"begin{i}": 0xFFFFFFFF for i in range(len(others) + 1, 3)}
+    return tensors, params
+
+
+def launch_split(g: Graph, gemm: Gemm, cut: Cut) -> None:
+    """Cuts a long reduction of few results, which would leave a GPU idle, into parts."""
+    workgroups = ceil_div(gemm.x.rows, cut.rows) * ceil_div(gemm.columns, cut.columns)
+    least = g.profile.least_workgroups * _CUT_THREADS // cut.threads
+    parts = min(least // workgroups, gemm.depth // LEAST_PART)
+    part = round_up(ceil_div(gemm.depth, max(parts, 1)), 64)
+    parts = ceil_div(gemm.depth, part)
+    plain = gemm.lora is None and gemm.y.dtype == "float32" and not gemm.with_rows
+    whole = gemm.experts is not None or (gemm.with_rows and gemm.others)
+    if parts == 1 or whole or not (plain or cut.any_parts):
+        launch_whole(g, gemm, cut)
+        return
+    stacked = g.float32(f"parts of {gemm.y.name}", parts * gemm.y.rows, gemm.columns)
+    launch_whole(g, gemm, cut, stacked, parts, part)
+    sum_parts(
+        g, stacked, gemm.y, parts, accumulate=gemm.accumulate, bias=gemm.bias,
+        residual=gemm.residual, column0=gemm.row0 if gemm.with_rows else 0,
+    )  # fmt: skip

@@ -1,0 +1,76 @@
+"""Products on matrix units."""
+
+from __future__ import annotations
+
+from qlora_wgpu.gpu.matrix import MatrixTile
+from qlora_wgpu.gpu.profile import Profile
+from qlora_wgpu.graph.dtype import ceil_div
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.kernels.experts import EXPERT_TILE
+from qlora_wgpu.kernels.gemm.launching import Cut, further_layers, launch_split
+from qlora_wgpu.kernels.gemm.problem import Gemm
+
+SIZED_ROWS = 8  # share an entry of what says how large gradients are
+_SIZING_GROUP = 128  # invocations that look for it
+
+
+class MatrixUnits:
+    """On matrix units, with float32 sums; factors of f16 are for bfloat16, float32 stays exact."""
+
+    def fits(self, gemm: Gemm, profile: Profile) -> bool:
+        """Where the profile has some that take the operands, in a tile within its limits."""
+        own = profile.for_products(gemm.size_class)
+        if own.gemm_kind != "matrix":
+            return False
+        takes = own.matrix_element == "f32" or gemm.x.dtype == "bfloat16"
+        return takes and _matrix_tile(gemm, own).fits(own.limits, with_rows=gemm.with_rows)
+
+    def launch(self, g: Graph, gemm: Gemm) -> None:
+        """Adds the launches."""
+        own = g.profile.for_products(gemm.size_class)
+        tile = _matrix_tile(gemm, own)
+        constants = tile.constants(with_rows=gemm.with_rows)
+        added = (gemm.lora, gemm.bias, gemm.residual)
+        alone = not (gemm.with_rows and gemm.others)
+        plain = alone and all(term is None for term in added)
+        constants["DIRECT"] = plain and gemm.y.dtype == "float32"
+        tensors: dict[str, Tensor] = {}
+        if own.saturates and not gemm.with_rows:
+            tensors["sizes"] = largest_sizes(g, gemm)
+            constants["SIZED_ROWS"] = SIZED_ROWS
+        elif own.saturates and g.saturated is not None:
+            tensors["saturated"] = g.saturated
+        cut = Cut(
+            f"gemm/{gemm.name}_tiled.wgsl", tile.rows, tile.columns, constants,
+            threads=tile.invocations, any_parts=True, tensors=tensors,
+        )  # fmt: skip
+        launch_split(g, gemm, cut)
+
+
+def _matrix_tile(gemm: Gemm, profile: Profile) -> MatrixTile:
+    tile = profile.tile_on_matrix_units()
+    return tile if gemm.experts is None else tile.of_rows(EXPERT_TILE)
+
+
+def largest_sizes(g: Graph, gemm: Gemm) -> Tensor:
+    """How large a product's x is at most, for each ``SIZED_ROWS`` of its rows: float32's bits."""
+    x = gemm.x
+    sizes = g.integers(f"sizes of {x.name}", ceil_div(x.rows, SIZED_ROWS))
+    batch_info = gemm.batch_info if gemm.first_row is not None else None
+    others, layers = further_layers("x", x, gemm.others, 8, 8)
+    g.launch(
+        "gemm/sizes.wgsl",
+        (sizes.columns, 1, 1),
+        {"x": x, **others, "sizes": sizes, "batch_info": batch_info},
+        {
+            "rows": x.rows,
+            "stride": x.units(8),
+            "first_row": gemm.first_row or 0,
+            "stride1": layers["stride1"],
+            "stride2": layers["stride2"],
+        },
+        {"GROUP": _SIZING_GROUP, "ROWS": SIZED_ROWS},
+        label=gemm.label,
+    )
+    return sizes

@@ -1,0 +1,71 @@
+"""Products whose results each invocation holds in registers, from buffers or from textures."""
+
+from __future__ import annotations
+
+from qlora_wgpu.gpu.profile import Profile
+from qlora_wgpu.gpu.wgsl import Constant
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.kernels.gemm.launching import Cut, launch_split, launch_whole
+from qlora_wgpu.kernels.gemm.problem import Gemm
+
+SKINNY = 64  # products of at most so many columns are cut along their rows instead
+
+
+class SubgroupTexture:
+    """For software adapters: operands in textures, rows broadcast within a subgroup."""
+
+    def fits(self, gemm: Gemm, profile: Profile) -> bool:
+        """Where kernels read textures; they mask the term, not x."""
+        return profile.textures and gemm.dropout is None and not gemm.others
+
+    def launch(self, g: Graph, gemm: Gemm) -> None:
+        """Adds the launch."""
+        threads = g.profile.subgroup_size
+        most = g.profile.texture_nt_rows if gemm.with_rows else g.profile.texture_nn_rows
+        rows = _fewer(most, gemm.x.rows)
+        columns = (4 if gemm.with_rows else 8) * threads
+        path = f"gemm/{gemm.name}_texture.wgsl"
+        launch_whole(g, gemm, Cut(path, rows, columns, broadcast_constants(threads, rows), True))
+
+
+class Skinny:
+    """For results of few columns, or a masked x: each invocation has a few rows."""
+
+    def fits(self, gemm: Gemm, profile: Profile) -> bool:
+        """Where there are few columns, as a LoRA rank."""
+        return gemm.columns <= SKINNY or gemm.dropout is not None
+
+    def launch(self, g: Graph, gemm: Gemm) -> None:
+        """Adds the launches."""
+        launch_split(g, gemm, _registers(gemm, g.profile.skinny_tile, *g.profile.skinny_group))
+
+
+class Registers:
+    """Each invocation holds a tile of results; no workgroup memory."""
+
+    def fits(self, gemm: Gemm, profile: Profile) -> bool:
+        """Everywhere."""
+        return True
+
+    def launch(self, g: Graph, gemm: Gemm) -> None:
+        """Adds the launches."""
+        own = g.profile.for_products(gemm.size_class)
+        launch_split(g, gemm, _registers(gemm, own.gemm_tile, *own.gemm_group))
+
+
+def _registers(gemm: Gemm, tile: int, across: int, down: int) -> Cut:
+    constants: dict[str, Constant] = {"TILE_M": tile, "WG_N": across, "WG_M": down}
+    return Cut(f"gemm/{gemm.name}.wgsl", tile * down, 8 * across, constants)
+
+
+def _fewer(rows: int, present: int) -> int:
+    """Rows of a tile: fewer where there are few."""
+    while rows > 8 and present <= rows // 2:
+        rows //= 2
+    return rows
+
+
+def broadcast_constants(subgroup_size: int, rows: int) -> dict[str, Constant]:
+    """How rows that are broadcast are spread over the invocations of a subgroup."""
+    span = min(subgroup_size, rows)
+    return {"THREADS": subgroup_size, "SPAN": span, "BLOCKS": rows // span}
