@@ -26,13 +26,14 @@ def add_software_threads(environ: MutableMapping[str, str]) -> None:
 
 
 def widen_software_vectors(environ: MutableMapping[str, str]) -> None:
-    """Lets Mesa's software GPU use 512-bit vectors where the processor has them.
+    """Lets Mesa's software GPU use 512-bit vectors where the processor gains by them.
 
-    It doubles what lavapipe computes, which keeps to 256 bits by itself. Its shader cache does
-    not tell the widths apart, so this one gets a folder of its own. What the user has set stays.
-    It must be called before the driver is loaded.
+    On AMD's it doubles what lavapipe computes, which keeps to 256 bits by itself. On Intel's
+    (Sapphire Rapids) products gain a fifth and all that rather moves than computes loses half, so
+    that a step is slower. Mesa's shader cache does not tell the widths apart, so this one gets a
+    folder of its own. What the user has set stays. It must be called before the driver is loaded.
     """
-    if "LP_NATIVE_VECTOR_WIDTH" in environ or not _has_avx512():
+    if "LP_NATIVE_VECTOR_WIDTH" in environ or not _gains_by_512_bits():
         return
     environ["LP_NATIVE_VECTOR_WIDTH"] = "512"
     if not {"MESA_SHADER_CACHE_DIR", "MESA_SHADER_CACHE_DISABLE"} & environ.keys():
@@ -52,10 +53,10 @@ def _processors() -> int:
     return os.cpu_count() or 1
 
 
-def _has_avx512() -> bool:
+def _gains_by_512_bits() -> bool:
     try:
-        flags = set(file_bytes("/proc/cpuinfo", 16 * MIB).decode("ascii", "ignore").split())
+        words = set(file_bytes("/proc/cpuinfo", 16 * MIB).decode("ascii", "ignore").split())
     except OSError:
         return False
     # Mesa's code for 512 bits needs these parts of AVX-512.
-    return {"avx512f", "avx512dq", "avx512bw", "avx512vl"} <= flags
+    return {"AuthenticAMD", "avx512f", "avx512dq", "avx512bw", "avx512vl"} <= words

@@ -19,6 +19,10 @@ from qlora_wgpu.gpu.mesa import widen_software_vectors
 from qlora_wgpu.selfcheck import results
 from qlora_wgpu.tuning import cache
 
+FLAGS = b"flags : fpu avx2 avx512f avx512dq avx512bw avx512vl\n"
+AMD = b"vendor_id : AuthenticAMD\n" + FLAGS
+INTEL = b"vendor_id : GenuineIntel\n" + FLAGS
+
 linux = pytest.mark.skipif(sys.platform != "linux", reason="where others keep theirs differs")
 
 
@@ -119,9 +123,17 @@ def test_what_is_no_json_is_nothing(home):
 
 
 def test_mesa_keeps_no_shaders_where_it_cannot(monkeypatch, home):
-    monkeypatch.setattr("qlora_wgpu.gpu.mesa._has_avx512", lambda: True)
+    monkeypatch.setattr("qlora_wgpu.gpu.mesa.file_bytes", lambda *_: AMD)
     spoil(home, "a file instead")
     environ = {}
     widen_software_vectors(environ)
     assert environ.pop("LP_NATIVE_VECTOR_WIDTH") == "512"
     assert environ == {"MESA_SHADER_CACHE_DISABLE": "true"}
+
+
+@pytest.mark.parametrize("cpu", [b"", INTEL, AMD.replace(b"avx512vl", b"")])
+def test_mesa_keeps_its_width_where_nothing_is_gained(monkeypatch, home, cpu):
+    monkeypatch.setattr("qlora_wgpu.gpu.mesa.file_bytes", lambda *_: cpu)
+    environ = {}
+    widen_software_vectors(environ)
+    assert environ == {}
