@@ -165,6 +165,7 @@ class Cluster:
             loss, tokens = loss + np.float32(sums.loss), tokens + np.float32(sums.tokens)
 
         self._compute("loss", arguments, [block[0].size for block in arguments], add)
+        self.figures()  # what is told is of training steps
         return float(loss), int(tokens)
 
     def text(self, ids: list[int], more: int, stop_ids: list[int], longest: int) -> list[int]:
@@ -184,15 +185,9 @@ class Cluster:
 
     def figures(self) -> tuple[WorkerFigures, ...]:
         """What each worker has done since the last call."""
-        work = self._engine.work()
-        total = sum(each.tokens for each in work.values())
+        work = self._run(self._engine.work())
         return tuple(
-            WorkerFigures(
-                name,
-                each.tokens / total if total else 0.0,
-                each.tokens_per_second,
-                "does not answer" if each.is_suspect else "works",
-            )
+            WorkerFigures(name, each.tokens, each.seconds, not each.is_suspect)
             for name, each in work.items()
         )
 

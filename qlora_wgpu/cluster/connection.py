@@ -91,7 +91,8 @@ async def _local(processes: int) -> Connection:
     cluster = import_module("distributed").LocalCluster(
         n_workers=processes, threads_per_worker=1, processes=True, host=LOOPBACK,
         protocol="tls://", security=security, asynchronous=True, memory_limit=0,
-        dashboard_address=f"{LOOPBACK}:0" if find_spec("bokeh") is not None else None,
+        dashboard_address=f"{LOOPBACK}:0",  # it has no TLS
+        worker_dashboard_address=f"{LOOPBACK}:0",
         silence_logs=logging.CRITICAL,
     )  # fmt: skip
     try:

@@ -50,11 +50,6 @@ class Work:
     seconds: float
     is_suspect: bool
 
-    @property
-    def tokens_per_second(self) -> float | None:
-        """While it computes; None where it has not."""
-        return self.tokens / self.seconds if self.seconds > 0 else None
-
 
 @dataclass
 class _Held:

@@ -22,6 +22,7 @@ from qlora_wgpu.cluster.division import Division, Order, Work, in_order
 from qlora_wgpu.errors import ClusterError, DeviceLostError, OutOfMemoryError, QLoRAError
 
 _LOOK = 0.5  # seconds between two looks at which workers there are
+_ALONE = 3.0  # seconds without a worker after which that is told
 _TICK = 0.2  # seconds after which it is asked again who is late
 _SILENCE = 10.0  # seconds that the scheduler may be silent
 _PROBE = 2.0  # seconds between two questions to a worker that is suspect
@@ -117,6 +118,11 @@ class Engine:
             self._check_patience(f"{len(self._ready)} of {count} workers are there")
 
     @property
+    def _is_alone(self) -> bool:
+        """Whether no worker is there, and none opens the model."""
+        return all(member.is_out for member in self._members.values())
+
+    @property
     def _ready(self) -> list[_Member]:
         there = (m for m in self._members.values() if not m.is_out and m.identity is not None)
         return sorted(there, key=lambda m: in_order(m.name))
@@ -126,7 +132,7 @@ class Engine:
         """What each worker is, in the order of their names."""
         return {m.name: m.identity for m in self._ready if m.identity is not None}
 
-    def work(self) -> dict[str, Work]:
+    async def work(self) -> dict[str, Work]:
         """What each worker has done since this was asked last."""
         return self._division.work()
 
@@ -432,14 +438,14 @@ class Engine:
             ClusterError: If that is so.
         """
         waited = time.monotonic() - self._progress
-        if not self._ready and not self._was_alone and waited > _LOOK:
+        if self._is_alone and not self._was_alone and waited > _ALONE:
             self._was_alone = True
             self._tell(
                 f"no worker is there: waiting for one for {self._patience:g} seconds at most "
                 "(cluster.patience)"
             )
         if self._ready:
-            self._was_alone = False
+            self._was_alone = False  # it is told again the next time
         if waited > self._patience:
             reason = f"; {self._last_reason}" if self._last_reason else ""
             raise ClusterError(f"{what} for {self._patience:g} seconds (cluster.patience){reason}")

@@ -113,7 +113,8 @@ class TrainingLoop:
         self._optimizer.step(step)
         self._readback.request()
         self._run.model.zero_stats()
-        self._submitted.append(SubmittedStep(step, self._optimizer.rate(step), tokens))
+        workers = self._run.computing.figures()
+        self._submitted.append(SubmittedStep(step, self._optimizer.rate(step), tokens, workers))
         return True
 
     def _follow(self, step: int) -> None:
