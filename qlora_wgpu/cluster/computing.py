@@ -62,7 +62,9 @@ class Cluster:
         self._connection: Connection | None = None
         self._sum: GradientSum | None = None
         try:
-            self._connection = self._thread.run(connect(settings, processes))
+            self._connection = self._thread.run(
+                connect(settings, processes, self._told.put), self._tell
+            )
             self._engine = Engine(
                 self._connection.client, worker_class, specify, check, self._told.put,
                 fixed=settings.division == "fixed", patience=settings.patience,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 from qlora_wgpu.cluster.extra import require_extra
+from qlora_wgpu.cluster.reaching import wait_for_scheduler
 from qlora_wgpu.cluster.security import LOOPBACK, connection_security, temporary_security
 from qlora_wgpu.config.schema import ClusterConfig
 from qlora_wgpu.errors import ClusterError
@@ -47,12 +49,15 @@ class Connection:
                     await asyncio.wait_for(each.close(), _CLOSED)
 
 
-async def connect(settings: ClusterConfig, processes: int) -> Connection:
+async def connect(
+    settings: ClusterConfig, processes: int, tell: Callable[[str], None]
+) -> Connection:
     """Opens a connection; to be called on the loop that will use it.
 
     Args:
         settings: Where the workers are.
         processes: How many to start with ``local``.
+        tell: Told that it waits for a scheduler.
 
     Raises:
         ConfigError: If the extra is not installed, or the way there is not safe.
@@ -66,6 +71,9 @@ async def connect(settings: ClusterConfig, processes: int) -> Connection:
         return await _local(processes)
     security = connection_security(
         settings.scheduler, settings.certificates, allow_plain_tcp=settings.allow_plain_tcp
+    )
+    await asyncio.to_thread(
+        wait_for_scheduler, settings.scheduler, security, patience=_REACHED, tell=tell
     )
     return Connection(await _client(settings.scheduler, security))
 

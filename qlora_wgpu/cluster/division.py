@@ -126,9 +126,11 @@ class Division:
                 self._want(held.order)
 
     def answered(self, name: str) -> None:
-        """A worker is there, and may have blocks."""
-        if name in self._workers:
-            self._workers[name].is_suspect = False
+        """A worker is there, and may have blocks: what it had has come, or will never come."""
+        worker = self._workers.get(name)
+        if worker is not None and worker.is_suspect:
+            worker.is_suspect = False
+            worker.held.clear()  # others compute it
 
     @property
     def suspects(self) -> list[str]:
