@@ -22,7 +22,7 @@ from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.step_log import StepLog, SubmittedStep
 from qlora_wgpu.training.stopping import StopRequest
 
-_Error = TypeVar("_Error", OutOfMemoryError, ClusterError)
+_Error = TypeVar("_Error", bound=OutOfMemoryError | ClusterError)
 
 
 class TrainingLoop:
