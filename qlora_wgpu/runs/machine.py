@@ -47,8 +47,8 @@ def of_several(count: int) -> str:
     if count < 2:
         return ""
     return (
-        f"This machine has {count} GPUs: `qlora-wgpu train run.yaml cluster.scheduler=local` trains "
-        "on all of them, each with the base of its own and a share of every step's micro-batches "
+        f"This machine has {count} GPUs: `qlora-wgpu train run.yaml cluster.scheduler=local` "
+        "trains on all of them, each with the whole base and a share of every step's micro-batches "
         "(pip install 'qlora-wgpu[cluster]')."
     )
 
