@@ -134,6 +134,7 @@ def tile_problem(device: Device, tile: MatrixTile, *, with_rows: bool) -> str:
         "DEPTH": depth,
         "DIRECT": not with_rows,
         "ACCUMULATE": False,
+        "TERM": False,
     }
     floats = Bound("float32")
     shader = load_shader(

@@ -22,6 +22,7 @@ _REPLACED = (
     (r"subgroupMatrixLoad<subgroup_matrix_(?:left|right)<[^>]*>, row_major>\(&\w+,", "Matrix(0u,"),
     (r"subgroupMatrixLoad<subgroup_matrix_(?:left|right)<[^>]*>, col_major>\(&\w+,", "Matrix(1u,"),
     (r"sum_\w+ = subgroupMatrixMultiplyAccumulate\(", "multiply("),
+    (r"sum_\w+ = subgroupMatrixScalarMultiply\(", "scale("),
     (r"subgroupMatrixScalarMultiply\((sum_\w+), (.*?)\), y_stride", r"\1, \2, y_stride"),
     (r"subgroupMatrixStore<row_major>\(&(y|results),", r"stored_\1("),
     (r"alias Factor = f16;", "alias Factor = f32;"),
@@ -57,6 +58,10 @@ fn multiply(x: Matrix, w: Matrix, at: u32) {
         }
         sums[at + i] = sum;
     }
+}
+
+fn scale(at: u32, factor: f32) {
+    for (var i = own_lane; i < SUMS; i += SUBGROUP_SIZE) { sums[at + i] *= factor; }
 }
 
 fn stored_results(to: u32, at: u32, stride: u32) {

@@ -31,10 +31,12 @@ class MatrixUnits:
         own = g.profile.for_products(gemm.size_class)
         tile = _matrix_tile(gemm, own)
         constants = tile.constants(with_rows=gemm.with_rows)
-        added = (gemm.lora, gemm.bias, gemm.residual)
+        # A term that is masked is added to the results.
+        term = gemm.lora is not None and gemm.lora.dropout is None
+        constants["TERM"] = term
+        plain = (term or gemm.lora is None) and gemm.bias is None and gemm.residual is None
         alone = not (gemm.with_rows and gemm.others)
-        plain = alone and all(term is None for term in added)
-        constants["DIRECT"] = plain and gemm.y.dtype == "float32"
+        constants["DIRECT"] = plain and alone and gemm.y.dtype == "float32"
         tensors: dict[str, Tensor] = {}
         if own.saturates and not gemm.with_rows:
             tensors["sizes"] = largest_sizes(g, gemm)

@@ -32,6 +32,7 @@ class WorkgroupTiles:
             "MATRIX": False,
             "HALF": False,
             "DIRECT": False,
+            "TERM": False,
             "WG_M": down,
             "WG_N": across,
             "GROUP": across * down,
