@@ -99,8 +99,8 @@ fn term_scales(index: u32, m0: u32, c0: u32, exponent: u32) -> TermScales {
 // By which power of two the sums so far may be multiplied: they are below 2⁴⁸.
 const TERM_ROOM = 70;
 
-// The first eleven binary digits of each value, or the rest: both fit f16. Of what is not finite
-// there is no rest.
+// The first eleven binary digits of each value, or the rest: both fit f16. What is no number stays
+// none.
 fn part8(v: Eight, rest: bool) -> Eight {
     return Eight(part4(v.even, rest), part4(v.odd, rest));
 }
@@ -109,7 +109,7 @@ fn part4(v: vec4<f32>, rest: bool) -> vec4<f32> {
     let finite = sizes4(v) < vec4<u32>(INFINITE_BITS);
     let rounded = bitcast<vec4<f32>>((bitcast<vec4<u32>>(v) + vec4<u32>(0x1000u)) & vec4<u32>(0xffffe000u));
     let high = select(v, rounded, finite);
-    return select(high, select(vec4<f32>(0.0), v - high, finite), rest);
+    return select(high, v - high, rest);
 }
 //#else
 

@@ -13,6 +13,8 @@ from qlora_wgpu.gpu.matrix import MatrixShape, MatrixTile
 from qlora_wgpu.gpu.profile import gpu_profile
 from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.kernels.gemm import GEMM, SIZED_ROWS, Gemm, LoraTerm, largest_sizes
+from qlora_wgpu.selfcheck.cases import cases_for
+from qlora_wgpu.selfcheck.runner import Runner
 from qlora_wgpu.tuning.candidates import candidates
 
 
@@ -76,10 +78,27 @@ def units(request, device, shape, monkeypatch):
     return HALVES if request.param == "f16" else FLOATS
 
 
+def profile_of(device, shape):
+    """The profile of matrix units; those in plain WGSL have tiles small enough for it."""
+    tile = {"matrix_tile": (1, 2, 2, 1)} if shape in (HALVES, FLOATS) else {}
+    return dataclasses.replace(gpu_profile(shape, device.limits), **tile)
+
+
+@pytest.mark.parametrize("check", ["linear", "linear_group"])
+def test_layers(device, units, check):
+    if units is None:
+        return
+    profile = profile_of(device, units)
+    cases = [case for case in cases_for(profile) if case.check == check and not case.in_textures]
+    for case in cases[:3]:
+        run = Runner(device, profile, "bfloat16")
+        case.function(run, *case.arguments)
+        assert run.excess < 1, case.arguments
+
+
 def product(device, shape, x, w, *, with_rows, counts=None, term=None, scale=1.0):
     """x·w on matrix units; ``term`` are u and the adapter's factor."""
-    tile = {"matrix_tile": (1, 2, 2, 1)} if shape in (HALVES, FLOATS) else {}
-    profile = dataclasses.replace(gpu_profile(shape, device.limits), **tile)
+    profile = profile_of(device, shape)
     bench = Bench(device, "bfloat16", profile)
     bench.graph.saturated = counts
     y = bench.output(x.shape[0], w.shape[0] if with_rows else w.shape[1])
