@@ -135,6 +135,8 @@ def tile_problem(device: Device, tile: MatrixTile, *, with_rows: bool) -> str:
         "DIRECT": not with_rows,
         "ACCUMULATE": False,
         "TERM": False,
+        "LOADS": False,
+        "RESIDUAL": False,
     }
     floats = Bound("float32")
     shader = load_shader(

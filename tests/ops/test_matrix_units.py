@@ -166,6 +166,30 @@ def test_gradients_of_any_size_keep_their_precision(device, units, size):
 
 
 @pytest.mark.parametrize("with_rows", [True, False])
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+@pytest.mark.parametrize("has_term", [True, False])
+def test_what_a_product_is_added_to(device, units, with_rows, scale, has_term):
+    if units is None:
+        return
+    random = np.random.default_rng(5)
+    bench = Bench(device, "bfloat16", profile_of(device, units))
+    x, w = (bench.rounded(random.normal(size=size)) for size in ((70, 75), (75, 100)))
+    u, a, skip = (random.normal(size=size) for size in ((70, 5), (5, 100), (70, 100)))
+    tx, tw = (bench.given(m, "bfloat16") for m in (x, w.T if with_rows else w))
+    lora = LoraTerm(bench.given(u), bench.given(a.T if with_rows else a), 0) if has_term else None
+    given = bench.given(skip)
+    y = bench.output(70, 100) if with_rows else given
+    gemm = Gemm(tx, tw, y, with_rows, scale=scale, lora=lora, accumulate=not with_rows,
+                residual=given if with_rows else None)  # fmt: skip
+    GEMM.launch(bench.graph, gemm)
+    constants = bench.graph.launches[-1].constants
+    assert constants["LOADS"] == (scale == 1.0 and (with_rows or units.element == "f32"))
+    (got,) = bench.run(y)
+    expected = scale * x @ w + skip + (u @ a if has_term else 0.0)
+    assert np.abs(got - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("with_rows", [True, False])
 @pytest.mark.parametrize(
     ("u_size", "factor_size", "x_size"),
     [(1, 1, 1), (1e6, 1e-6, 1), (1e-9, 1e-4, 1), (3e5, 7e4, 1), (1, 0, 1), (1e-24, 1e-3, 1e-21)],

@@ -19,6 +19,8 @@ _REPLACED = (
     (r"enable (f16|chromium_experimental_subgroup_matrix);", ""),
     (r"var sum_(\d+)_(\d+): subgroup_matrix_result<[^>]*>;",
      r"let sum_\1_\2 = begun(\1u * FRAGMENTS_N + \2u);"),
+    (r"(sum_\w+) = subgroupMatrixLoad<subgroup_matrix_result<[^>]*>, row_major>\(&(\w+),",
+     r"loaded_\2(\1,"),
     (r"subgroupMatrixLoad<subgroup_matrix_(?:left|right)<[^>]*>, row_major>\(&\w+,", "Matrix(0u,"),
     (r"subgroupMatrixLoad<subgroup_matrix_(?:left|right)<[^>]*>, col_major>\(&\w+,", "Matrix(1u,"),
     (r"sum_\w+ = subgroupMatrixMultiplyAccumulate\(", "multiply("),
@@ -77,6 +79,13 @@ fn stored_y(to: u32, at: u32, factor: f32, stride: u32) {
     }
 }
 """
+_LOADED = """
+fn loaded_{0}(at: u32, first: u32, stride: u32) {{
+    for (var i = own_lane; i < SUMS; i += SUBGROUP_SIZE) {{
+        sums[at + i] = {0}[first + i / ACROSS * stride + i % ACROSS];
+    }}
+}}
+"""
 _HALF = "return unpack2x16float({0}_tile[i / 8u][i % 8u / 2u])[i % 2u];"
 _FLOAT = "return {0}_tile[i / 4u][i % 4u];"
 
@@ -97,4 +106,5 @@ def emulated(code):
     element = _HALF if "alias Vector = vec4<u32>" in code else _FLOAT
     code += "".join(f"fn {n}_factor(i: u32) -> f32 {{ {element.format(n)} }}" for n in "xw")
     code += _DIRECT if "stored_y(" in code else ""
+    code += "".join(_LOADED.format(n) for n in ("y", "residual") if f"loaded_{n}(" in code)
     return _MAIN.sub(begun, code) + _FUNCTIONS

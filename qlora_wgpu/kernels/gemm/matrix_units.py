@@ -34,9 +34,6 @@ class MatrixUnits:
         # A term that is masked is added to the results.
         term = gemm.lora is not None and gemm.lora.dropout is None
         constants["TERM"] = term
-        plain = (term or gemm.lora is None) and gemm.bias is None and gemm.residual is None
-        alone = not (gemm.with_rows and gemm.others)
-        constants["DIRECT"] = plain and alone and gemm.y.dtype == "float32"
         tensors: dict[str, Tensor] = {}
         if own.saturates and not gemm.with_rows:
             tensors["sizes"] = largest_sizes(g, gemm)
@@ -46,6 +43,7 @@ class MatrixUnits:
         cut = Cut(
             f"gemm/{gemm.name}_tiled.wgsl", tile.rows, tile.columns, constants,
             threads=tile.invocations, any_parts=True, tensors=tensors,
+            direct=term or gemm.lora is None, loads=gemm.scale == 1.0 and "sizes" not in tensors,
         )  # fmt: skip
         launch_split(g, gemm, cut)
 
