@@ -3,7 +3,8 @@
 // float32, added up in float32. The same interface as tile_f32.wgsl.
 //
 // Tiles are stored 16 bytes at a time, and the next one's units are loaded while this one is
-// multiplied. Whole tiles of float32 results to which nothing is added (DIRECT) go straight to y.
+// multiplied. Whole tiles of float32 results go straight to y (DIRECT); what they are added to is
+// where their sums begin, unless those are multiplied by something (LOADS).
 //
 // f16 ends at 65,504. Where `sizes` is bound, x is multiplied by a power of two that puts the
 // largest of the workgroup's rows just below, and the results are divided by it; else what is
@@ -162,6 +163,23 @@ fn product(index: u32, is_first_part: bool, group: u32, lane: u32, m0: u32, c0: 
     //#unroll i FRAGMENTS_M, j FRAGMENTS_N
         var sum_$i_$j: subgroup_matrix_result<f32, MATRIX_N, MATRIX_M>;
     //#end
+//#if DIRECT
+//#if LOADS
+    if ((ACCUMULATE || RESIDUAL) && is_whole(m0, c0)) {
+//#if ACCUMULATE
+        //#unroll i FRAGMENTS_M, j FRAGMENTS_N
+            sum_$i_$j = subgroupMatrixLoad<subgroup_matrix_result<f32, MATRIX_N, MATRIX_M>, row_major>(&y, y_place(m0 + m + $iu * MATRIX_M, c0 + n + $ju * MATRIX_N, k_first), y_stride());
+        //#end
+//#else
+//#if RESIDUAL
+        //#unroll i FRAGMENTS_M, j FRAGMENTS_N
+            sum_$i_$j = subgroupMatrixLoad<subgroup_matrix_result<f32, MATRIX_N, MATRIX_M>, row_major>(&residual, y_place(m0 + m + $iu * MATRIX_M, c0 + n + $ju * MATRIX_N, k_first), y_stride());
+        //#end
+//#endif
+//#endif
+    }
+//#endif
+//#endif
     //#unroll i X_UNITS
         let x_at_$i = index + $iu * THREADS;
         var x_$i = raw_unit(m0 + x_at_$i / K_UNITS, k_unit(k_first / 8u + x_at_$i % K_UNITS));
@@ -257,14 +275,12 @@ fn product(index: u32, is_first_part: bool, group: u32, lane: u32, m0: u32, c0: 
     }
 //#endif
 //#if DIRECT
-//#if !ACCUMULATE
-    if (is_whole(m0, c0)) {
+    if ((LOADS || !ACCUMULATE) && is_whole(m0, c0)) {
         //#unroll i FRAGMENTS_M, j FRAGMENTS_N
             subgroupMatrixStore<row_major>(&y, y_place(m0 + m + $iu * MATRIX_M, c0 + n + $ju * MATRIX_N, k_first), subgroupMatrixScalarMultiply(sum_$i_$j, y_scale), y_stride());
         //#end
         return;
     }
-//#endif
 //#endif
     //#unroll i FRAGMENTS_M, j FRAGMENTS_N
         subgroupMatrixStore<row_major>(&results, group * (RESULTS / 4u), sum_$i_$j, MATRIX_N / 4u);
