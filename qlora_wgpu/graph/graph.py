@@ -7,7 +7,7 @@ backward; nothing is decided while a step runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from qlora_wgpu.gpu.grid import Workgroups, fold_grid, fold_workgroups
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.gpu.wgsl import Constant
-from qlora_wgpu.graph.autodiff import VJP, Tape
+from qlora_wgpu.graph.autodiff import VJP, JointVJP, Tape
 from qlora_wgpu.graph.dtype import ceil_div
 from qlora_wgpu.graph.launch import GraphError, Launch
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
@@ -126,7 +126,39 @@ class Graph:
             vjp: Adds the launches that pass ``output``'s gradient, of any type, on.
             trains: Whether the op itself holds parameters that want a gradient.
         """
-        self._tape.record(output, inputs, vjp, trains=trains)
+
+        def joint(gradients: list[Tensor | None]) -> None:
+            for gradient in gradients:
+                if gradient is not None:
+                    vjp(gradient)
+
+        self._tape.record([output], inputs, joint, trains=trains)
+
+    def record_jointly(
+        self,
+        outputs: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        vjp: JointVJP,
+        *,
+        trains: bool = False,
+    ) -> None:
+        """``record`` of an op with several outputs.
+
+        Args:
+            outputs: What the op made.
+            inputs: What it was made from.
+            vjp: Is given the gradients of all outputs, None for those that lead to nothing.
+            trains: Whether the op itself holds parameters that want a gradient.
+        """
+        self._tape.record(outputs, inputs, vjp, trains=trains)
+
+    def gradient_for(self, tensor: Tensor) -> Tensor:
+        """A fresh matrix for a contribution to a tensor's gradient.
+
+        It has the tensor's type where it will be the only one; what adds up does so in float32.
+        """
+        dtype = tensor.dtype if self._tape.is_used_once(tensor) else "float32"
+        return matrix(f"d {tensor.name}", tensor.rows, tensor.columns, dtype)
 
     def add_gradient(self, tensor: Tensor, gradient: Tensor) -> None:
         """Adds a contribution, of any type, to a tensor's gradient; its giver is done with it."""

@@ -37,7 +37,7 @@ def layer_norm(g: Graph, x: Tensor, weight: Tensor, bias: Tensor | None, eps: fl
     )
 
     def vjp(dy: Tensor) -> None:
-        dx = g.float32(f"d {x.name}", x.rows, x.columns)
+        dx = g.gradient_for(x)
         g.launch(
             "layer_norm/backward.wgsl",
             row_workgroups(g, x.rows),

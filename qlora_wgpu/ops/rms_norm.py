@@ -40,7 +40,7 @@ def rms_norm(
     )
 
     def vjp(dy: Tensor) -> None:
-        dx = g.float32(f"d {x.name}", x.rows, x.columns)
+        dx = g.gradient_for(x)
         g.launch(
             "rms_norm/backward.wgsl",
             row_workgroups(g, x.rows),

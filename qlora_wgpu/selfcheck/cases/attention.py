@@ -67,19 +67,31 @@ def check_attention(
     (22, 8, False),
 )  # fmt: skip
 def check_rope(run: Runner, head_dim: int, rotary_dim: int, interleaved: bool) -> None:
-    """Rotation and its inverse: whole heads, a part of them, and neighbours."""
-    x, dy = normal("x", _ROWS, 3 * head_dim), normal("dy", _ROWS, 3 * head_dim)
+    """Rotation and its inverse: whole heads, a part of them, and neighbours; alone and of two."""
+    g = run.graph
+    g.profile = replace(g.profile, fused_linears=True)
+    xs = [normal(f"x{heads}", _ROWS, heads * head_dim) for heads in (3, 5, 2)]
+    dys = [normal(f"dy{heads}", _ROWS, heads * head_dim) for heads in (3, 5, 2)]
     table = normal("table", _SAMPLES.shape[1], rotary_dim // 2, 2)
-    tx = run.operand(x, grad=True)
-    constant = run.graph.constant("table", table.astype(np.float32))
-    batch = run.batch(_SAMPLES)
-    y = rope(run.graph, tx, constant, batch, head_dim, rotary_dim, interleaved=interleaved)
-    (dx,) = run.gradients(y, run.operand(dy), tx)
-    got_y, got_dx = run.run(y, dx)
+    txs = [run.operand(x, grad=True) for x in xs]
+    constant, batch = g.constant("table", table.astype(np.float32)), run.batch(_SAMPLES)
+    ys = [
+        y
+        for some in (txs[:1], txs[1:])
+        for y in rope(g, some, constant, batch, head_dim, rotary_dim, interleaved=interleaved)
+    ]
+    for y, dy in zip(ys, dys, strict=True):
+        g.add_gradient(y, run.operand(dy))
+    g.backward()
+    dxs = [g.gradient_of(tx) for tx in txs]
+    got = run.run(*ys, *dxs)
     shape = (positions(_SAMPLES).ravel(), table, head_dim, rotary_dim)
-    x, dy = run.rounded(x), run.rounded(dy)
-    run.compare(got_y, rope_reference.forward(x, *shape, interleaved=interleaved), y.dtype)
-    run.compare(got_dx, rope_reference.backward(dy, *shape, interleaved=interleaved), dx.dtype)
+    for x, y, value in zip(xs, ys, got[:3], strict=True):
+        exact = rope_reference.forward(run.rounded(x), *shape, interleaved=interleaved)
+        run.compare(value, exact, y.dtype)
+    for dy, dx, value in zip(dys, dxs, got[3:], strict=True):
+        exact = rope_reference.backward(run.rounded(dy), *shape, interleaved=interleaved)
+        run.compare(value, exact, dx.dtype)
 
 
 @each((4, 24, True), (3, 22, True), (4, 24, False), (3, 22, False))
