@@ -28,15 +28,21 @@ _LONG = np.array(
 
 
 @each(
-    (20, None, None, True),
-    (22, None, None, False),
-    (24, 7, 3.0, True),
-    (64, 7, None, True),
-    (64, 70, 3.0, False),
-    (128, None, None, True),
+    (20, None, None, True, False),
+    (22, None, None, False, False),
+    (24, 7, 3.0, True, False),
+    (24, None, None, True, True),
+    (64, 7, None, True, False),
+    (64, 70, 3.0, False, False),
+    (128, None, None, True, False),
 )
 def check_attention(
-    run: Runner, head_dim: int, window: int | None, softcap: float | None, short: bool
+    run: Runner,
+    head_dim: int,
+    window: int | None,
+    softcap: float | None,
+    short: bool,
+    exact_gradient: bool,
 ) -> None:
     """Grouped heads of several sizes, a window and a softcap, within a workgroup and beyond."""
     samples = _SAMPLES if short else _LONG
@@ -50,8 +56,10 @@ def check_attention(
     tq, tk, tv = (run.operand(a, grad=True) for a in (q, k, v))
     batch = run.batch(samples)
     o = attention(run.graph, tq, tk, tv, batch, head_dim, scale, window, softcap)
-    gradients = run.gradients(o, run.float32(do), tq, tk, tv)
+    cotangent = run.float32(do) if exact_gradient else run.operand(do)
+    gradients = run.gradients(o, cotangent, tq, tk, tv)
     got_o, *got = run.run(o, *gradients)
+    do = do if exact_gradient else run.rounded(do)
     q, k, v = (run.rounded(a) for a in (q, k, v))
     exact = attention_reference.forward(q, k, v, samples, head_dim, scale, window, softcap)
     run.compare(got_o, exact, o.dtype)

@@ -183,6 +183,39 @@ def _pieces(run: Runner, w: Array, rows: int) -> tuple[tuple[int, Tensor], ...]:
     return tuple((i, run.operand(w[i : i + rows])) for i in range(0, len(w), rows))
 
 
+@each(
+    (_ODD, 0.3, True),
+    (_LARGE, 0.0, True),
+    (_LARGE, 0.0, False),
+    (_WIDE, 0.0, True),
+    (_WIDE, 0.3, True),
+    (_WIDE, 0.0, False),
+)
+def check_only_use(run: Runner, s: _Sizes, dropout: float, adapted: bool) -> None:
+    """A layer whose input goes nowhere else: dx is made in its type, and the adapter's gradient."""
+    name, x, dy = _NAMES[0], normal("x", s.rows, s.inner), normal("dy", s.rows, s.outer)
+    config = LoraConfig(r=s.r, lora_alpha=2 * s.r, lora_dropout=dropout)
+    adapter, parts = filled_adapter(config, [LinearSpec(name, s.outer, s.inner)])
+    w = normal("w", s.outer, s.inner)
+    lora = adapter.loras[name]
+    pieces = _pieces(run, w, s.outer)
+    layer = Linear(name, DenseMatrix(s.outer, s.inner, pieces), None, lora if adapted else None)
+    tx = run.operand(x, grad=True)
+    y = linear(run.graph, tx, layer, run.batch(np.ones((1, s.rows), np.int64), dropout_key=KEY))
+    (dx,) = run.gradients(y, run.float32(dy), tx)
+    got_x, *got = run.run(dx, *([whole_gradient(adapter)] if adapted else []))
+    x, dy = run.rounded(x), run.rounded(dy)
+    mask = np.ones_like(x)
+    if dropout:
+        drawn = (s.rows, padded(s.inner), s.inner, dropout, KEY, lora.key)
+        mask = linear_reference.dropout_mask(*drawn)
+    a, b = (part * adapted for part in parts.values())
+    exact_x, da, db = linear_reference.backward(dy, x, run.rounded(w), a, b, 2.0, mask)
+    run.compare(got_x, exact_x, dx.dtype)
+    if adapted:
+        run.compare(got[0], joined(adapter, dict(zip(parts, (da, db), strict=True))))
+
+
 def check_long_product(run: Runner) -> None:
     """A reduction that GPUs cut into parts, and an input whose gradients are added up."""
     rows, inner, outer = 3, 20, 2500
