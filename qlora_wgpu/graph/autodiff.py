@@ -34,23 +34,37 @@ class Tape:
         self._gradients: dict[Tensor, Tensor] = {}
         self._holders: Counter[Tensor] = Counter()
         self._uses: Counter[Tensor] = Counter()  # by recorded ops
+        self._wanted: dict[Tensor, str] = {}  # types of gradients, where not their tensors'
         self._handed: list[Tensor | None] = []  # the gradients that the running VJP was given
         self._begin = 0  # the running VJP's first launch
 
     def record(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], vjp: JointVJP, *, trains: bool
+        self,
+        outputs: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        vjp: JointVJP,
+        *,
+        trains: bool,
+        wanted: str | None = None,
     ) -> None:
-        """Notes how gradients pass back from what an op made."""
+        """Notes how gradients pass back from what an op made, and which type it wants them in."""
         requires_grad = trains or any(t.requires_grad for t in inputs)
         for output in outputs:
             output.requires_grad = requires_grad
         if requires_grad and self._ops is not None:
             self._ops.append((outputs, vjp))
             self._uses.update(inputs)
+            self._wanted.update(dict.fromkeys(outputs, wanted) if wanted is not None else {})
 
-    def is_used_once(self, tensor: Tensor) -> bool:
-        """Whether one recorded op alone takes a tensor, and so makes all of its gradient."""
-        return self._uses[tensor] == 1
+    def gradient_dtype(self, tensor: Tensor) -> str:
+        """The type that a contribution to a tensor's gradient is best made in.
+
+        What is wanted, where one recorded op alone takes the tensor and so makes all of its
+        gradient; what adds up does so in float32.
+        """
+        if self._uses[tensor] != 1:
+            return "float32"
+        return self._wanted.get(tensor, tensor.dtype)
 
     def gradient_of(self, tensor: Tensor) -> Tensor:
         """The gradient of a tensor as gathered so far."""
@@ -122,7 +136,7 @@ class Tape:
     def end(self) -> None:
         """Forgets everything: what is recorded holds the graph, and the graph holds the tape."""
         self._ops, self._gradients = [], {}
-        self._holders, self._uses = Counter(), Counter()
+        self._holders, self._uses, self._wanted = Counter(), Counter(), {}
         self._add = _after_the_end
 
     def _hold(self, tensor: Tensor, gradient: Tensor) -> None:

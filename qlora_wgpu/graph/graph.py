@@ -113,10 +113,37 @@ class Graph:
         label = label or path.removesuffix(".wgsl")
         self.launches.append(Launch(path, bound, params or {}, chosen, workgroups, label, flops))
 
+    def rounded_beside(self, x: Tensor) -> Tensor | None:
+        """A float32 matrix as an operand, by the launch that wrote it last; None if it cannot.
+
+        A kernel can that has an optional output named as the one that ``x`` is bound to, and
+        ``_operand``, which gets what is in ``x`` after it.
+        """
+        for launch in reversed(self.launches):
+            for name, tensor in launch.tensors.items():
+                if tensor is x and launch.shader.bindings[name].writable:
+                    return self._rounded_by(launch, name, x)
+        return None
+
+    def _rounded_by(self, launch: Launch, name: str, x: Tensor) -> Tensor | None:
+        beside = f"{name}_operand"
+        if beside not in launch.shader.bindings or x.storage is not None:
+            return None
+        if beside not in launch.tensors:
+            launch.tensors[beside] = self.operand(f"{x.name} as {self.dtype}", x.rows, x.columns)
+            launch.specialize()
+        return launch.tensors[beside]
+
     # -- reverse mode ----------------------------------------------------------------------
 
     def record(
-        self, output: Tensor, inputs: list[Tensor], vjp: VJP, *, trains: bool = False
+        self,
+        output: Tensor,
+        inputs: list[Tensor],
+        vjp: VJP,
+        *,
+        trains: bool = False,
+        wanted: str | None = None,
     ) -> None:
         """Notes how a gradient passes back from an op's output.
 
@@ -125,6 +152,7 @@ class Graph:
             inputs: What it was made from.
             vjp: Adds the launches that pass ``output``'s gradient, of any type, on.
             trains: Whether the op itself holds parameters that want a gradient.
+            wanted: The type that it reads ``output``'s gradient in, if not ``output``'s.
         """
 
         def joint(gradients: list[Tensor | None]) -> None:
@@ -132,7 +160,7 @@ class Graph:
                 if gradient is not None:
                     vjp(gradient)
 
-        self._tape.record([output], inputs, joint, trains=trains)
+        self._tape.record([output], inputs, joint, trains=trains, wanted=wanted)
 
     def record_jointly(
         self,
@@ -141,6 +169,7 @@ class Graph:
         vjp: JointVJP,
         *,
         trains: bool = False,
+        wanted: str | None = None,
     ) -> None:
         """``record`` of an op with several outputs.
 
@@ -149,15 +178,13 @@ class Graph:
             inputs: What it was made from.
             vjp: Is given the gradients of all outputs, None for those that lead to nothing.
             trains: Whether the op itself holds parameters that want a gradient.
+            wanted: The type that it reads their gradients in, if not their own.
         """
-        self._tape.record(outputs, inputs, vjp, trains=trains)
+        self._tape.record(outputs, inputs, vjp, trains=trains, wanted=wanted)
 
     def gradient_for(self, tensor: Tensor) -> Tensor:
-        """A fresh matrix for a contribution to a tensor's gradient.
-
-        It has the tensor's type where it will be the only one; what adds up does so in float32.
-        """
-        dtype = tensor.dtype if self._tape.is_used_once(tensor) else "float32"
+        """A fresh matrix for a contribution to a tensor's gradient, in the type that suits it."""
+        dtype = self._tape.gradient_dtype(tensor)
         return matrix(f"d {tensor.name}", tensor.rows, tensor.columns, dtype)
 
     def add_gradient(self, tensor: Tensor, gradient: Tensor) -> None:

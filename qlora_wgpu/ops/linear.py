@@ -106,7 +106,10 @@ def _product(g: Graph, x: Tensor, parts: _Sum, *, float32: bool) -> Tensor:
         if parts.inverse is not None and layer.lora is not None:
             dora.norm(g, w, layer.lora, parts.inverse, row0, layer.lora.scaling)
     inputs = [x] if parts.residual is None else [x, parts.residual]
-    g.record(y, inputs, lambda dy: _backward(g, x, u, dy, parts), trains=lora is not None)
+    wanted = g.dtype if parts.residual is None else None
+    g.record(
+        y, inputs, lambda dy: _backward(g, x, u, dy, parts), trains=lora is not None, wanted=wanted
+    )
     return y
 
 

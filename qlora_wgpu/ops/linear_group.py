@@ -119,7 +119,7 @@ def _record(g: Graph, x: Tensor, u: Tensor | None, ys: list[Tensor], group: _Gro
         ]
         _backward(g, x, u, dys, group)
 
-    g.record_jointly(ys, [x], vjp, trains=group.lora is not None)
+    g.record_jointly(ys, [x], vjp, trains=group.lora is not None, wanted=g.dtype)
 
 
 def _backward(g: Graph, x: Tensor, u: Tensor | None, dys: list[Tensor], group: _Group) -> None:

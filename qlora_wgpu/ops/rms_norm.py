@@ -45,7 +45,7 @@ def rms_norm(
             "rms_norm/backward.wgsl",
             row_workgroups(g, x.rows),
             {"dy": dy, "x": x, "weight": weight, "rstd": rstd, "dx": dx},
-            {**shape, "stride": x.units(4)},
+            {**shape, "stride": x.units(8)},
             row_constants(g),
         )
         g.add_gradient(x, dx)
