@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.gemm import GEMM, Gemm
-from qlora_wgpu.kernels.lora import FACTOR_GRAD, UP_GRAD, FactorGrad, Lora, UpGrad
+from qlora_wgpu.kernels.lora import BOTH_GRADS, UP_GRAD, BothGrads, FactorGrad, Lora, UpGrad
 from qlora_wgpu.ops import lora as lora_ops
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.modules import Linear
@@ -141,8 +141,8 @@ def _adapter_gradients(g: Graph, x: Tensor, u: Tensor, dys: list[Tensor], lora: 
     du = g.float32("d lora u", x.rows, lora.r)
     first, others = dys[0], tuple(dys[1:])
     UP_GRAD.launch(g, UpGrad(first, lora, du, others=others))
-    FACTOR_GRAD.launch(g, FactorGrad(first, u, lora.grad_b, others=others))
-    FACTOR_GRAD.launch(g, FactorGrad(x, du, lora.grad_a, True))
+    of_b = FactorGrad(first, u, lora.grad_b, others=others)
+    BOTH_GRADS.launch(g, BothGrads(of_b, FactorGrad(x, du, lora.grad_a, True)))
     return du
 
 
