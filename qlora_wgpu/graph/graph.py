@@ -134,6 +134,18 @@ class Graph:
             launch.specialize()
         return launch.tensors[beside]
 
+    def take_back(self, path: str, made: Tensor) -> Launch | None:
+        """The last launch, if it is of that shader and made a tensor: for a kernel that does both.
+
+        It will not run; whoever takes it writes the tensor, or knows that nobody else reads it.
+        """
+        if not self.launches or self.launches[-1].path != path:
+            return None
+        if made.storage is not None or made not in self.launches[-1].written():
+            return None
+        self._tape.taken_back()
+        return self.launches.pop()
+
     # -- reverse mode ----------------------------------------------------------------------
 
     def record(
@@ -194,6 +206,10 @@ class Graph:
     def gradient_of(self, tensor: Tensor) -> Tensor:
         """The gradient of a tensor as gathered so far."""
         return self._tape.gradient_of(tensor)
+
+    def is_shared(self, gradient: Tensor) -> bool:
+        """Whether a gradient is some tensor's that is still to pass it on."""
+        return self._tape.is_shared(gradient)
 
     def backward(self) -> None:
         """Runs the tape backwards from the gradients added so far."""
