@@ -157,4 +157,4 @@ class Attention:
             ys = [norm.trace(ops, y, f"{at}{name}_norm") for name, y in made.items()]
         if self.rope is None:
             return ys
-        return ops.rope(ys, self.rope, self.dimensions.head_dim, interleaved=self.interleaved)
+        return ops.ropes(ys, self.rope, self.dimensions.head_dim, interleaved=self.interleaved)

@@ -99,9 +99,15 @@ class LayerOps:
     # -- ops without -----------------------------------------------------------------------
 
     def rope(
+        self, x: Tensor, rotation: Rope, head_dim: int, *, interleaved: bool = False
+    ) -> Tensor:
+        """Rotates every head by its token's position, and by its sample's length if that counts."""
+        return self.ropes([x], rotation, head_dim, interleaved=interleaved)[0]
+
+    def ropes(
         self, xs: Sequence[Tensor], rotation: Rope, head_dim: int, *, interleaved: bool = False
     ) -> list[Tensor]:
-        """Rotates every head by its token's position, and by its sample's length if that counts."""
+        """``rope`` of queries and keys, at once."""
         table, rows = self._table(rotation)
         dim = rotation.rotary_dim
         return rope(
