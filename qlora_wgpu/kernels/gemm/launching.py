@@ -156,7 +156,7 @@ def launch_split(g: Graph, gemm: Gemm, cut: Cut) -> None:
     parts = min(least // workgroups, gemm.depth // LEAST_PART)
     part = round_up(ceil_div(gemm.depth, max(parts, 1)), 64)
     parts = ceil_div(gemm.depth, part)
-    plain = gemm.lora is None and gemm.y.dtype == "float32" and not gemm.with_rows
+    plain = gemm.lora is None and not gemm.with_rows
     whole = gemm.experts is not None or (gemm.with_rows and gemm.others)
     if parts == 1 or whole or not (plain or cut.any_parts):
         launch_whole(g, gemm, cut)
