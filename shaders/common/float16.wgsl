@@ -1,5 +1,6 @@
-// float16, two to a u32, the first in the low half. What is finite and beyond its end is held there;
-// NaN stays NaN, and infinity infinity, which a driver's conversion need not see to.
+// float16, two to a u32, the first in the low half, rounded to nearest. What is finite and beyond
+// its end is held there; NaN stays NaN, and infinity infinity. A driver's conversion need not see to
+// either, and AMD's rounds towards zero.
 const LARGEST = 65504.0;
 const LARGEST_BITS = 0x477fe000u;
 const INFINITE_BITS = 0x7f800000u;
@@ -14,7 +15,13 @@ fn pack_f16(v: vec4<f32>) -> vec2<u32> {
         let bits = half_bits(v);
         return bits.xz | (bits.yw << vec2<u32>(16u));
     }
-    return vec2<u32>(pack2x16float(v.xy), pack2x16float(v.zw));
+    let near = eleven_digits(v);
+    return vec2<u32>(pack2x16float(near.xy), pack2x16float(near.zw));
+}
+
+// The nearest numbers of so many binary digits, for finite ones.
+fn eleven_digits(v: vec4<f32>) -> vec4<f32> {
+    return bitcast<vec4<f32>>((bitcast<vec4<u32>>(v) + vec4<u32>(0x1000u)) & vec4<u32>(0xffffe000u));
 }
 
 fn unpack_f16(u: vec2<u32>) -> vec4<f32> {
@@ -24,7 +31,7 @@ fn unpack_f16(u: vec2<u32>) -> vec4<f32> {
 // Each value's 16 bits, for values of any size.
 fn half_bits(v: vec4<f32>) -> vec4<u32> {
     let size = sizes4(v);
-    let held = clamp(v, vec4<f32>(-LARGEST), vec4<f32>(LARGEST));
+    let held = eleven_digits(clamp(v, vec4<f32>(-LARGEST), vec4<f32>(LARGEST)));
     let pairs = vec2<u32>(pack2x16float(held.xy), pack2x16float(held.zw));
     let finite = vec4<u32>(pairs.x & 0xffffu, pairs.x >> 16u, pairs.y & 0xffffu, pairs.y >> 16u);
     let sign = (bitcast<vec4<u32>>(v) >> vec4<u32>(16u)) & vec4<u32>(0x8000u);

@@ -51,9 +51,8 @@ var<workgroup> x_tile: array<Vector, TILE_M * X_STRIDE>;
 var<workgroup> w_tile: array<Vector, W_HEIGHT * W_STRIDE>;
 var<workgroup> results: array<vec4<f32>, GROUPS_M * GROUPS_N * RESULTS / 4u>;
 
-// Values of x and of w that this invocation held at 65,504, what is repeated not counted.
-var<private> x_beyond: u32;
-var<private> w_beyond: u32;
+// Values that this invocation held at 65,504. Each is counted by one of the workgroups that have it.
+var<private> beyond: u32;
 
 //#if HALF
 //#include common/eight_float16.wgsl
@@ -62,7 +61,7 @@ var<private> w_beyond: u32;
 // A unit of x or w, at its place in the tile.
 fn put_x(at: u32, v: Eight) {
 //#if HALF
-    x_tile[at] = f16_of_eight(v);
+    x_tile[at] = f16_of_digits(v);
 //#else
     x_tile[at] = low(v);
     x_tile[at + 1u] = high(v);
@@ -71,7 +70,7 @@ fn put_x(at: u32, v: Eight) {
 
 fn put_w(at: u32, v: Eight) {
 //#if HALF
-    w_tile[at] = f16_of_eight(v);
+    w_tile[at] = f16_of_digits(v);
 //#else
     w_tile[at] = low(v);
     w_tile[at + 1u] = high(v);
@@ -153,7 +152,7 @@ fn product(index: u32, is_first_part: bool, group: u32, lane: u32, m0: u32, c0: 
                 let v = unpack_x(x_$i);
                 put_x(x_at_$i / K_UNITS * X_STRIDE + x_at_$i % K_UNITS * (8u / VECTOR), scale8(v, x_scale * k_factor(k0 / 8u + x_at_$i % K_UNITS)));
 //#if saturated
-                if (m0 + x_at_$i / K_UNITS < row_count() && k0 / 8u + x_at_$i % K_UNITS < k_units()) { x_beyond += beyond8(v); }
+                if (c0 == 0u && m0 + x_at_$i / K_UNITS < row_count() && k0 / 8u + x_at_$i % K_UNITS < k_units()) { beyond += beyond8(v); }
 //#endif
             }
         //#end
@@ -163,7 +162,7 @@ fn product(index: u32, is_first_part: bool, group: u32, lane: u32, m0: u32, c0: 
                 // Weights that are f16 already are copied.
                 w_tile[w_at_$i / W_ROW_UNITS * W_STRIDE + w_at_$i % W_ROW_UNITS] = halves_w(w_$i);
 //#if saturated
-                if (c0 + w_at_$i / K_UNITS < params.columns && k0 / 8u + w_at_$i % K_UNITS < k_units()) { w_beyond += beyond_w(w_$i); }
+                if (m0 == 0u && c0 + w_at_$i / K_UNITS < params.columns && k0 / 8u + w_at_$i % K_UNITS < k_units()) { beyond += beyond_w(w_$i); }
 //#endif
 //#else
                 put_w(w_at_$i / W_ROW_UNITS * W_STRIDE + w_at_$i % W_ROW_UNITS * (8u / VECTOR), unpack_w(w_$i));
@@ -231,8 +230,6 @@ fn product(index: u32, is_first_part: bool, group: u32, lane: u32, m0: u32, c0: 
     }
 //#endif
 //#if saturated
-    // Each value once, though many workgroups have it.
-    let beyond = select(0u, x_beyond, c0 == 0u) + select(0u, w_beyond, m0 == 0u);
     if (beyond > 0u) {
         atomicAdd(&saturated[0], beyond);
     }
