@@ -193,8 +193,8 @@ class WeightLayout:
         """A matrix in a type, its rows padded."""
         if dtype == "float16" and (np.isfinite(array) & (np.abs(array) > LARGEST_FLOAT16)).any():
             raise CheckpointError(
-                f"{self._folder.path if self._folder else name}: {name} holds weights that are "
-                f"larger than matrix units take ({LARGEST_FLOAT16:,.0f} in float16): use "
+                f"{name} holds weights that are larger than matrix units take "
+                f"({LARGEST_FLOAT16:,.0f} in float16): use "
                 "train.compute_dtype: float32 or device.backend: wgpu"
             )
         return stored_bits(pad_rows(array), dtype)
