@@ -27,12 +27,12 @@ def stored_bits(array: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[Any]:
 
 
 def stored_floats(raw: memoryview | bytes, dtype: str) -> npt.NDArray[np.float32]:
-    """The numbers that a tensor's bytes are; inverse of ``stored_bits``."""
-    if dtype == "float32":
-        return np.frombuffer(raw, np.float32)
+    """The numbers that a tensor's bytes are, inverse of ``stored_bits``; of others the bits."""
     if dtype == "bfloat16":
         return from_bfloat16(np.frombuffer(raw, np.uint16))
-    return np.frombuffer(raw, np.float16).astype(np.float32)
+    if dtype == "float16":
+        return np.frombuffer(raw, np.float16).astype(np.float32)
+    return np.frombuffer(raw, np.float32)
 
 
 def padded(columns: int) -> int:
