@@ -56,6 +56,15 @@ class Graph:
         """An intermediate matrix that matmuls read, in the graph's element type."""
         return matrix(name, rows, columns, self.dtype)
 
+    @property
+    def weight_dtype(self) -> str:
+        """Element type of frozen weights that products read."""
+        return self.profile.weight_dtype(self.dtype)
+
+    def weight(self, name: str, rows: int, columns: int) -> Tensor:
+        """An intermediate matrix of frozen weights, in their type."""
+        return matrix(name, rows, columns, self.weight_dtype)
+
     def float32(self, name: str, rows: int, columns: int) -> Tensor:
         """An intermediate float32 matrix."""
         return matrix(name, rows, columns, "float32")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.bfloat16 import from_bfloat16
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.graph.dtype import stored_floats
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.model.adapter_state import read_vector
@@ -69,8 +69,5 @@ class _BaseState:
 
 
 def _rows(shard: Tensor, raw: memoryview) -> FloatArray:
-    if shard.dtype == "bfloat16":
-        array = from_bfloat16(np.frombuffer(raw, np.uint16))
-    else:
-        array = np.frombuffer(raw, np.float32)
+    array = stored_floats(raw, shard.dtype)
     return array.reshape(shard.rows, shard.stride)[:, : shard.columns]

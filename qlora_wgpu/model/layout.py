@@ -92,6 +92,7 @@ class ModelLayout:
             compute_dtype,
             max_binding,
             pretrained.folder,
+            weight_dtype=profile.weight_dtype(compute_dtype),
             textures=profile.textures,
             config=pretrained.config,
         )

@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.bfloat16 import to_bfloat16
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.bitsandbytes import NF4Format
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.families.family import Architecture, ExpertSpec, LinearSpec, Modules
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.graph.dtype import ROW_UNIT, pad_rows, padded
+from qlora_wgpu.graph.dtype import LARGEST_FLOAT16, ROW_UNIT, pad_rows, padded, stored_bits
 from qlora_wgpu.graph.program import allocate
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
 from qlora_wgpu.lora.layout import Adapter
@@ -60,6 +59,7 @@ class WeightLayout:
         folder: ModelFolder | None = None,
         device: Device | None = None,
         *,
+        weight_dtype: str = "",
         textures: bool = False,
         config: Mapping[str, Any] | None = None,
     ) -> None:
@@ -68,6 +68,7 @@ class WeightLayout:
         Args:
             quant: How linear layers are stored.
             dtype: Element type of matmul operands.
+            weight_dtype: Of frozen weights that products read; the operands' by default.
             max_binding: Largest number of bytes that one binding may show.
             folder: The weights.
             device: The device that gets them.
@@ -77,6 +78,7 @@ class WeightLayout:
         self._forms = StorageForms(quant, folder, config)
         self._quant = quant
         self._dtype = dtype
+        self._weight_dtype = weight_dtype or dtype
         self._max_binding = max_binding
         self._folder = folder
         self._device = device
@@ -115,9 +117,10 @@ class WeightLayout:
         self._deferred = []
         vocab, hidden = architecture.vocab_size, architecture.hidden_size
         self._prefixes = architecture.stored_prefixes
-        embedding = self._dense(stored_embedding(self._folder, architecture), vocab, hidden)
+        name, tied = stored_embedding(self._folder, architecture), architecture.tied
+        embedding = self._dense(name, vocab, hidden, "" if tied else self._dtype)
         head: Matrix = embedding
-        if not architecture.tied:
+        if not tied:
             head = self._dense(architecture.head_name, vocab, hidden)
         linears = {spec.name: self._linear(spec, adapter) for spec in architecture.linears}
         offset = np.float32(architecture.norm_offset)
@@ -186,9 +189,15 @@ class WeightLayout:
         _check_shape(self._folder, name, array.shape, shape)
         return array
 
-    def _operand(self, array: FloatArray) -> npt.NDArray[Any]:
-        rows = pad_rows(array)
-        return to_bfloat16(rows) if self._dtype == "bfloat16" else rows
+    def _bits(self, name: str, array: FloatArray, dtype: str) -> npt.NDArray[Any]:
+        """A matrix in a type, its rows padded."""
+        if dtype == "float16" and (np.isfinite(array) & (np.abs(array) > LARGEST_FLOAT16)).any():
+            raise CheckpointError(
+                f"{name} holds weights that are larger than matrix units take "
+                f"({LARGEST_FLOAT16:,.0f} in float16): use "
+                "train.compute_dtype: float32 or device.backend: wgpu"
+            )
+        return stored_bits(pad_rows(array), dtype)
 
     # -- vectors and dense matrices ------------------------------------------------------------
 
@@ -222,14 +231,15 @@ class WeightLayout:
             return matrix(name, shape[0], columns, "float32", storage)
         return vector(name, columns, "float32", storage)
 
-    def _dense(self, name: str, rows: int, columns: int) -> DenseMatrix:
-        row_bytes = matrix("", 1, columns, self._dtype).nbytes
+    def _dense(self, name: str, rows: int, columns: int, dtype: str = "") -> DenseMatrix:
+        dtype = dtype or self._weight_dtype
+        row_bytes = matrix("", 1, columns, dtype).nbytes
         most = max(self._max_binding // row_bytes // ROW_UNIT * ROW_UNIT, ROW_UNIT)
         pieces: list[tuple[int, Tensor]] = []
         for row0 in range(0, rows, most):
             count = min(most, rows - row0)
             storage = Storage(name, "base", count * row_bytes, texture=self._textures)
-            pieces.append((row0, matrix(name, count, columns, self._dtype, storage)))
+            pieces.append((row0, matrix(name, count, columns, dtype, storage)))
         self._when_loading(name, lambda: self._load_dense(name, (rows, columns), pieces))
         return DenseMatrix(rows, columns, tuple(pieces))
 
@@ -239,7 +249,8 @@ class WeightLayout:
         array = self._read(name, shape)
         for row0, piece in pieces:
             assert piece.storage is not None
-            self._fill(piece.storage, self._operand(array[row0 : row0 + piece.rows]))
+            part = array[row0 : row0 + piece.rows]
+            self._fill(piece.storage, self._bits(name, part, piece.dtype))
 
     # -- experts -------------------------------------------------------------------------------
 
@@ -255,21 +266,22 @@ class WeightLayout:
         return ExpertLinear(stack.name, weight, adapter.expert_loras.get(stack.name))
 
     def _dense_experts(self, name: str, rows: int, columns: int, names: list[str]) -> DenseExperts:
-        one = matrix("", rows, columns, self._dtype).nbytes
+        dtype = self._weight_dtype
+        one = matrix("", rows, columns, dtype).nbytes
         most = max(self._max_binding // one, 1)
         pieces = []
         for first in range(0, len(names), most):
             group = names[first : first + most]
             storage = Storage(name, "base", len(group) * one, texture=self._textures)
             self._when_loading(name, self._group_load(storage, group, (rows, columns)))
-            whole = matrix(name, len(group) * rows, columns, self._dtype, storage)
+            whole = matrix(name, len(group) * rows, columns, dtype, storage)
             pieces.append((first, len(group), whole))
         return DenseExperts(len(names), rows, columns, tuple(pieces))
 
     def _group_load(self, storage: Storage, names: list[str], shape: tuple[int, int]) -> _Load:
         def load() -> None:
             arrays = [self._read(each, shape) for each in names]
-            self._fill(storage, self._operand(np.concatenate(arrays)))
+            self._fill(storage, self._bits(names[0], np.concatenate(arrays), self._weight_dtype))
 
         return load
 
