@@ -200,13 +200,14 @@ class Device:
         limits = self.raw.limits
         return int(min(limits["max-storage-buffer-binding-size"], limits["max-buffer-size"]))
 
-    def buffer(self, nbytes: int, kind: str, label: str = "") -> Any:
+    def buffer(self, nbytes: int, kind: str, label: str = "", *, bound: bool = True) -> Any:
         """Allocates a zeroed storage buffer.
 
         Args:
             nbytes: Size of the buffer; rounded up to a multiple of four.
             kind: The kind that ``memory`` counts it under.
             label: For the driver's messages.
+            bound: Whether it is bound as a whole; else smaller windows of it are.
 
         Raises:
             OutOfMemoryError: If it exceeds a limit of the GPU or the memory that is left.
@@ -217,7 +218,7 @@ class Device:
         return self._allocate(
             lambda: self.raw.create_buffer(size=nbytes, usage=flags, label=label),
             nbytes,
-            self.max_binding,
+            self.max_binding if bound else int(self.raw.limits["max-buffer-size"]),
             kind,
             label,
         )

@@ -11,6 +11,7 @@ from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.device import ALIGNMENT, Device
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.parking import Parking, Recomputation
 from qlora_wgpu.graph.plan import Plan, make_plan
 from qlora_wgpu.graph.tensor import Storage, Tensor, vector
 from qlora_wgpu.limits import VOCABULARY_TRACED
@@ -18,6 +19,7 @@ from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model.network import Network
 from qlora_wgpu.model.options import StepOptions
 from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.residency import RESIDENT, Residency
 from qlora_wgpu.model.weights import WeightLayout
 from qlora_wgpu.ops.adamw import SATURATED_OFFSET, STATS_LENGTH
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
@@ -43,6 +45,7 @@ class ModelLayout:
         compute_dtype: Element type of matmul operands.
         profile: How kernels are cut.
         max_binding: Largest number of bytes that one binding may show.
+        residency: What waits in host memory.
         adapter: The layout of the adapter's parameters.
         network: The network that is traced.
         stats: Sums of loss and tokens, gradient norm, update factor.
@@ -59,6 +62,7 @@ class ModelLayout:
         *,
         profile: Profile,
         max_binding: int,
+        residency: Residency = RESIDENT,
     ) -> None:
         """Lays everything out; no weight is read.
 
@@ -69,6 +73,7 @@ class ModelLayout:
             compute_dtype: ``"bfloat16"`` or ``"float32"``.
             profile: How kernels are cut for the device.
             max_binding: The device's limit.
+            residency: What waits in host memory.
 
         Raises:
             CheckpointError: If the files lack a tensor or hold one that config.json denies.
@@ -80,6 +85,8 @@ class ModelLayout:
         self.compute_dtype = compute_dtype
         self.profile = profile
         self.max_binding = max_binding
+        self.residency = residency
+        self._parking = Parking()
         architecture = pretrained.architecture
         if architecture.vocab_size > VOCABULARY_TRACED:
             raise OutOfMemoryError(
@@ -94,6 +101,7 @@ class ModelLayout:
             pretrained.folder,
             textures=profile.textures,
             config=pretrained.config,
+            residency=residency,
         )
         modules = self._weights.lay_out(architecture, self.adapter)
         self.network = Network(pretrained.family, architecture, modules)
@@ -109,11 +117,16 @@ class ModelLayout:
             self.compute_dtype,
             profile=profile,
             max_binding=self.max_binding,
+            residency=self.residency,
         )
 
     def new_graph(self) -> Graph:
         """An empty graph for this element type and profile."""
-        return Graph(self.compute_dtype, self.profile, self.max_binding, self.saturated)
+        parking = self._parking if self.residency.parked_inputs else None
+        recomputation = Recomputation(self.residency.layers_together, parking)
+        return Graph(
+            self.compute_dtype, self.profile, self.max_binding, self.saturated, recomputation
+        )
 
     def step(self, options: StepOptions) -> PlannedStep:
         """A step's plan, traced the first time that its options are asked for.
@@ -152,6 +165,12 @@ class ModelLayout:
         adapter = self.adapter
         memory["optimizer"] = adapter.first_moment.nbytes + adapter.second_moment.nbytes
         return memory
+
+    def host_memory(self, options: StepOptions) -> Counter[str]:
+        """Bytes of host memory by kind that wait while steps with these options train."""
+        memory = self._weights.host_bytes()
+        memory["layer inputs"] = self.step(options).plan.parked_bytes
+        return +memory
 
     @property
     def num_tensors(self) -> int:
