@@ -166,15 +166,15 @@ class Graph:
         parked = Parked(x.name, x.nbytes)
         out = parking.way_out(x.nbytes)
         self._copy(x, matrix(x.name, *x.shape, x.dtype, out))
-        self.launches[-1].saves = parked
+        self.launches[-1].saves = {"y": parked}
         return parked
 
     def _unpark(self, parked: Parked, like: Tensor, parking: Parking) -> Tensor:
-        turn = sum(1 for launch in self.launches if launch.fetches is not None)
+        turn = sum(1 for launch in self.launches if launch.fetches)
         back = parking.way_back(parked.nbytes, turn)
         x = matrix(parked.name, *like.shape, like.dtype)
         self._copy(matrix(parked.name, *like.shape, like.dtype, back), x)
-        self.launches[-1].fetches = parked
+        self.launches[-1].fetches = {"x": parked}
         return x
 
     def _copy(self, x: Tensor, y: Tensor) -> None:

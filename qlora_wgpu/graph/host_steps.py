@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -60,20 +61,18 @@ class HostTraffic:
     def steps(self, launches: Sequence[Launch]) -> list[HostStep]:
         """What the host does in a run of these launches, in order."""
         steps = [
-            HostStep(at, lambda section=section: self._bring(section))  # type: ignore[misc]
-            for at, section in sections_needed(launches)
+            HostStep(at, partial(self._bring, section)) for at, section in sections_needed(launches)
         ]
         for index, launch in enumerate(launches):
-            if launch.saves is not None:
-                source, parked = launch.tensors["y"].storage, launch.saves
-                assert source is not None
-                save = _Save(self, source, parked)
-                steps.append(HostStep(index + 1, save.run))
+            for name, parked in launch.saves.items():
+                save = partial(self._save, _storage(launch, name), parked)
+                steps.append(HostStep(index + 1, save))
         for at, index in fetches(launches):
-            target, wanted = launches[index].tensors["x"].storage, launches[index].fetches
-            assert target is not None and wanted is not None
-            fetch = _Fetch(self, target, wanted)
-            steps.append(HostStep(at, fetch.run))
+            for name, parked in launches[index].fetches.items():
+                fetch = partial(self._fetch, _storage(launches[index], name), parked)
+                steps.append(HostStep(at, fetch))
+        if any(parked.lasts for launch in launches for parked in launch.saves.values()):
+            steps.append(HostStep(len(launches), self._receive_all))
         return sorted(steps, key=lambda step: step.before)
 
     # -- doing it ----------------------------------------------------------------------------
@@ -85,10 +84,10 @@ class HostTraffic:
             return
         assert section.data is not None
         self._present.pop(key, None)
-        self.upload(self._buffers(section.stream)[section.place], section.data)
+        self._upload(self._buffers(section.stream)[section.place], section.data)
         self._present[key] = section
 
-    def upload(self, buffer: Any, data: Any) -> None:
+    def _upload(self, buffer: Any, data: Any) -> None:
         """Queues bytes for a buffer, once few enough are on their way."""
         uploads = self._fence()
         if uploads.full:
@@ -97,21 +96,25 @@ class HostTraffic:
         uploads.request()
         self.moved += data.nbytes
 
-    def save(self, source: Storage, parked: Parked) -> None:
+    def _save(self, source: Storage, parked: Parked) -> None:
         """Queues the download of a tensor."""
         readback = self._download(source)
-        if readback.full:
+        while readback.full:
             self._receive()
         readback.request()
         self._awaited.append((readback, parked))
         self.moved += parked.nbytes
 
-    def fetch(self, target: Storage, parked: Parked) -> None:
+    def _fetch(self, target: Storage, parked: Parked) -> None:
         """Queues the upload of a tensor that was saved; waits until it has arrived."""
         while any(each is parked for _, each in self._awaited):
             self._receive()
         assert parked.data is not None
-        self.upload(target.buffer, parked.data)
+        self._upload(target.buffer, parked.data)
+
+    def _receive_all(self) -> None:
+        while self._awaited:
+            self._receive()
 
     def _receive(self) -> None:
         """Takes in the oldest download."""
@@ -145,24 +148,10 @@ class HostTraffic:
         return self._downloads[source]
 
 
-@dataclass(frozen=True)
-class _Save:
-    traffic: HostTraffic
-    source: Storage
-    parked: Parked
-
-    def run(self) -> None:
-        self.traffic.save(self.source, self.parked)
-
-
-@dataclass(frozen=True)
-class _Fetch:
-    traffic: HostTraffic
-    target: Storage
-    parked: Parked
-
-    def run(self) -> None:
-        self.traffic.fetch(self.target, self.parked)
+def _storage(launch: Launch, name: str) -> Storage:
+    storage = launch.tensors[name].storage
+    assert storage is not None
+    return storage
 
 
 def sections_needed(launches: Sequence[Launch]) -> list[tuple[int, Section]]:
@@ -191,5 +180,5 @@ def fetches(launches: Sequence[Launch]) -> list[tuple[int, int]]:
 
     Each is fetched when the one before it is read, which has a buffer of its own.
     """
-    readers = [index for index, launch in enumerate(launches) if launch.fetches is not None]
+    readers = [index for index, launch in enumerate(launches) if launch.fetches]
     return list(zip(readers[:1] + readers[:-1], readers, strict=True))

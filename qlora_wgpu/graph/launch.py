@@ -33,8 +33,8 @@ class Launch:
         label: For timing tables.
         flops: Floating-point operations, of products only.
         first_texels: Where inputs begin that are windows of a texture's copy.
-        saves: What of its output the host takes behind it.
-        fetches: What of its input the host brings before it.
+        saves: What the host takes of its outputs behind it, by the shader's names.
+        fetches: What it brings of its inputs before it.
         shader: The file as compiled for what is bound.
         params: Bytes of the uniform.
     """
@@ -47,8 +47,8 @@ class Launch:
     label: str
     flops: int
     first_texels: dict[str, int] = field(default_factory=dict)
-    saves: Parked | None = None
-    fetches: Parked | None = None
+    saves: Mapping[str, Parked] = field(default_factory=dict)
+    fetches: Mapping[str, Parked] = field(default_factory=dict)
     shader: Shader = field(init=False)
     params: bytes = field(init=False)
 

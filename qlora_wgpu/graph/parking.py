@@ -1,7 +1,7 @@
 """Tensors that wait in host memory between the launches that make them and those that read them.
 
-Copies stand in between: one launch puts a tensor into a buffer that the host reads, another takes it
-from one that the host has written.
+Copies stand in between: one launch puts a tensor into a buffer that the host reads, another takes
+it from one that the host has written.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ class Parked:
     Attributes:
         name: The tensor's.
         nbytes: Their number.
-        data: The bytes themselves, within a run.
+        data: The bytes themselves.
+        lasts: Whether they outlive the run: they are all there at its end.
     """
 
     name: str
     nbytes: int
     data: npt.NDArray[np.uint8] | None = None
+    lasts: bool = False
 
 
 @dataclass

@@ -68,7 +68,7 @@ class Plan:
     @property
     def parked_bytes(self) -> int:
         """Bytes of what waits in host memory."""
-        return sum(each.saves.nbytes for each in self.launches if each.saves is not None)
+        return sum(parked.nbytes for each in self.launches for parked in each.saves.values())
 
 
 def make_plan(graph: Graph, outputs: tuple[Tensor, ...] = (), *, in_textures: bool = False) -> Plan:

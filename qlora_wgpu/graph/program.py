@@ -54,7 +54,7 @@ class SlotPool:
 
 def allocate(device: Device, storage: Storage) -> None:
     """Gives a storage its buffer, filled with its data, unless it has one or comes and goes."""
-    if storage.buffer is None and storage.section is None:
+    if storage.buffer is None and storage.section is None and storage.on_host is None:
         make = device.texture if storage.texture else device.buffer
         storage.buffer = make(storage.nbytes, storage.kind, storage.label)
         if storage.data is not None:
@@ -183,7 +183,7 @@ class Program:
     def _spans(self) -> Iterator[tuple[int, int, list[HostStep]]]:
         """Launches between which the host does nothing, and what it does before them."""
         bounds = sorted({0, len(self.plan.launches), *(s.before for s in self._host_steps)})
-        for begin, end in pairwise(bounds):
+        for begin, end in pairwise([*bounds, bounds[-1]]):
             yield begin, end, [step for step in self._host_steps if step.before == begin]
 
     def _pieces(self, index: int, seconds: float) -> Iterator[Piece]:

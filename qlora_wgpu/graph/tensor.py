@@ -30,6 +30,7 @@ class Storage:
         section: What it comes and goes with, if it is not always on the device; it has no buffer of
             its own then.
         first_byte: Where it begins within the section.
+        on_host: The bytes, if they are in host memory alone.
     """
 
     label: str
@@ -40,6 +41,7 @@ class Storage:
     buffer: Any = None
     section: Section | None = None
     first_byte: int = 0
+    on_host: npt.NDArray[Any] | None = None
 
 
 @dataclass(eq=False)

@@ -23,6 +23,7 @@ from qlora_wgpu.model.residency import RESIDENT, Residency
 from qlora_wgpu.model.weights import WeightLayout
 from qlora_wgpu.ops.adamw import SATURATED_OFFSET, STATS_LENGTH
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
+from qlora_wgpu.ops.host_moments import passing_bytes
 
 
 @dataclass(frozen=True)
@@ -163,13 +164,19 @@ class ModelLayout:
         memory = plan.bytes_by_kind()
         memory["uniforms"] = ALIGNMENT * sum(1 for launch in plan.launches if launch.params)
         adapter = self.adapter
-        memory["optimizer"] = adapter.first_moment.nbytes + adapter.second_moment.nbytes
+        moments = adapter.first_moment.nbytes + adapter.second_moment.nbytes
+        if self.residency.host_moments:
+            memory["staging"] += passing_bytes(adapter.length)
+        else:
+            memory["optimizer"] = moments
         return memory
 
     def host_memory(self, options: StepOptions) -> Counter[str]:
         """Bytes of host memory by kind that wait while steps with these options train."""
         memory = self._weights.host_bytes()
         memory["layer inputs"] = self.step(options).plan.parked_bytes
+        if self.residency.host_moments:
+            memory["optimizer"] = 2 * self.adapter.first_moment.nbytes
         return +memory
 
     @property

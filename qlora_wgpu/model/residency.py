@@ -14,7 +14,9 @@ class Residency:
             micro-batch. A head that is the embedding stays on the device.
         parked_inputs: Whether the layers' inputs, which checkpointing keeps for the backward, wait
             in host memory.
-        layers_together: How many layers are recomputed together, so that one input is kept for all.
+        layers_together: How many layers are recomputed at once, of which one input is kept.
+        host_moments: Whether AdamW's moments are in host memory, and pass through the device in
+            each step's update.
         streamed_layers: How many layers, the last, have their linear weights in host memory and
             bring them for their launches.
     """
@@ -22,6 +24,7 @@ class Residency:
     host_embedding: bool = False
     parked_inputs: bool = False
     layers_together: int = 1
+    host_moments: bool = False
     streamed_layers: int = 0
 
 

@@ -263,7 +263,7 @@ class WeightLayout:
         return matrix
 
     def _storage(self, module: str, label: str, nbytes: int) -> Storage:
-        """Memory for a part of a linear layer, which may come and go with its layer of the model."""
+        """Memory for a part of a module, which may come and go with its layer of the model."""
         number = layer_number(module)
         if number is None or number < self._first_streamed:
             return Storage(label, "base", nbytes)

@@ -19,9 +19,14 @@ MEASURES = {
     "embedding": Residency(host_embedding=True),
     "parked": Residency(parked_inputs=True),
     "together": Residency(layers_together=2),
+    "moments": Residency(host_moments=True),
     "streamed": Residency(streamed_layers=4),
     "all": Residency(
-        host_embedding=True, parked_inputs=True, layers_together=2, streamed_layers=LAYERS
+        host_embedding=True,
+        parked_inputs=True,
+        layers_together=2,
+        host_moments=True,
+        streamed_layers=LAYERS,
     ),
 }
 LORA = LoraConfig(r=3, lora_alpha=6, lora_dropout=0.1)
@@ -34,6 +39,11 @@ def folder(tmp_path_factory):
         path, num_hidden_layers=LAYERS, tie_word_embeddings=False, hidden_size=64, head_dim=16,
         num_attention_heads=4, num_key_value_heads=2, intermediate_size=96,
     )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch):
+    monkeypatch.setattr("qlora_wgpu.ops.host_moments._PART", 1 << 10)
 
 
 def trained(folder, residency, *, dtype="bfloat16", profile=None, scheme="nf4", steps=3):
@@ -58,7 +68,9 @@ def trained(folder, residency, *, dtype="bfloat16", profile=None, scheme="nf4", 
             checked = model.checked(ids, ids, mask)
             model.accumulate(*checked, dropout_key=step * 7 + block)
         optimizer.step(step)
-    flat = model.read_flat(model.adapter.parameters).copy()
+    adapter = model.adapter
+    vectors = (adapter.parameters, adapter.first_moment, adapter.second_moment)
+    flat = np.concatenate([model.read_flat(each) for each in vectors])
     # A shorter batch has a plan of its own and meets what the longer one left.
     short = model.summed_loss([(ids[:, :9], ids[:, :9], None)])
     return flat, short, dict(device.memory.by_kind), planned
@@ -98,9 +110,7 @@ def test_weights_are_read_back_from_the_host(folder):
         np.testing.assert_array_equal(states[1][name], array)
 
 
-@pytest.mark.parametrize(
-    ("measure", "seq"), [("embedding", 8), ("parked", 512), ("streamed", 8)]
-)
+@pytest.mark.parametrize(("measure", "seq"), [("embedding", 8), ("parked", 512), ("streamed", 8)])
 def test_each_measure_saves_memory(folder, device, measure, seq):
     def planned(residency):
         layout = device_layout(
