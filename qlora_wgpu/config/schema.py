@@ -30,8 +30,10 @@ from qlora_wgpu.config.values import (
     PositiveNumber,
     Rank,
     RowFormat,
+    Scheduler,
     TargetModules,
     Text,
+    Workers,
 )
 from qlora_wgpu.config.yaml_file import dump_yaml
 from qlora_wgpu.errors import ConfigError
@@ -359,6 +361,45 @@ class DeviceConfig(Section):
         return self.gpu
 
 
+class ClusterConfig(Section):
+    """Training on several GPUs and machines, through Dask distributed."""
+
+    scheduler: Scheduler = Field(
+        None,
+        description="Where the workers are: null for this process alone, local for processes on "
+        "this machine, or the address of a Dask scheduler, tls://HOST:PORT (pip install "
+        "'qlora-wgpu[cluster]').",
+    )
+    workers: Workers = Field(
+        "auto",
+        description="Number of worker processes with local, else how many workers to wait for "
+        "before training begins; auto is one for each GPU of this machine, else those that are "
+        "there, at least one.",
+    )
+    division: Literal["measured", "fixed"] = Field(
+        "measured",
+        description="Which worker computes which micro-batch: the one that is expected to be done "
+        "soonest (measured), or in turn by their names (fixed), so that a rerun on unlike GPUs "
+        "has the same bits.",
+    )
+    patience: float = Field(
+        600.0,
+        gt=0,
+        description="Seconds without any progress, as when no worker is left, after which the run "
+        "ends with its state saved.",
+    )
+    certificates: Text | None = Field(
+        None,
+        description="Folder with ca.pem, cert.pem and key.pem for tls://, or null for what Dask's "
+        "own configuration says.",
+    )
+    allow_plain_tcp: bool = Field(
+        False,
+        description="Whether a tcp:// scheduler on another machine is used, although anyone on "
+        "the network could then run code on all machines.",
+    )
+
+
 class Config(Section):
     """All settings of a run."""
 
@@ -381,6 +422,9 @@ class Config(Section):
     )
     device: Annotated[DeviceConfig, _FREE_ON_RESUME] = Field(
         default_factory=DeviceConfig, description="The GPU."
+    )
+    cluster: Annotated[ClusterConfig, _FREE_ON_RESUME] = Field(
+        default_factory=ClusterConfig, description="Several GPUs and machines."
     )
 
     def require_train_path(self) -> str:

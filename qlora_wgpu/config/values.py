@@ -117,6 +117,40 @@ EvalSteps = Annotated[
 ]
 
 
+def _scheduler(value: Any) -> str | None:
+    if value is None or value == "local":
+        return value  # type: ignore[no-any-return]
+    if isinstance(value, str) and _SCHEDULER.fullmatch(value):
+        return value
+    raise ValueError(
+        "must be local, the address of a scheduler such as tls://192.168.1.5:8786, or null for "
+        "this process alone"
+    )
+
+
+_SCHEDULER = re.compile(r"(tls|tcp)://[^\s/]+:[0-9]{1,5}")
+
+Scheduler = Annotated[
+    str | None,
+    PlainValidator(_scheduler),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "null"}]}),
+]
+
+
+def _workers(value: Any) -> int | str:
+    whole = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= COUNT
+    if whole or value == "auto":
+        return value  # type: ignore[no-any-return]
+    raise ValueError("must be a number of workers from 1 on, or auto")
+
+
+Workers = Annotated[
+    int | str,
+    PlainValidator(_workers),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}]}),
+]
+
+
 def _eval_split(value: Any) -> int | float | None:
     whole = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= COUNT
     if value is None or whole or (isinstance(value, float) and 0.0 < value < 1.0):

@@ -48,6 +48,23 @@ class RunSetup:
     eval_tokens: int | None = None
 
 
+@dataclass(frozen=True)
+class WorkerFigures:
+    """What a worker of a cluster has done for the last steps.
+
+    Attributes:
+        name: The worker's.
+        share: Its share of the steps' tokens.
+        tokens_per_second: While it computes; None where it has not computed yet.
+        state: ``"works"``, or in a word or two why it does not.
+    """
+
+    name: str
+    share: float
+    tokens_per_second: float | None
+    state: str = "works"
+
+
 class Observer:
     """Does nothing; a display or a logger overrides what it wants to know.
 
@@ -102,6 +119,9 @@ class Observer:
 
     def resumed(self, checkpoint: Path, step: int) -> None:
         """A run goes on after ``step`` steps."""
+
+    def workers(self, workers: Sequence[WorkerFigures]) -> None:
+        """The workers of a cluster have done a logged step; told before its row."""
 
     def step(self, row: Row) -> None:
         """A step's row of metrics.jsonl."""

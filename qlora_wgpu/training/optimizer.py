@@ -11,7 +11,7 @@ from qlora_wgpu.config import OptimConfig
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Storage, Tensor, vector
 from qlora_wgpu.lora.layout import Adapter
-from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.ops.adamw import AdamWConfig, AdamWState, adamw
 from qlora_wgpu.ops.host_moments import MomentsPart, moments_in_parts
 from qlora_wgpu.training.schedule import STEP_NUMBERS, Schedule
@@ -66,7 +66,7 @@ def _on_host(moment: Tensor) -> npt.NDArray[np.float32]:
 class Optimizer:
     """Clips and applies the gradient that a model has summed up."""
 
-    def __init__(self, model: QLoRAModel, optim: OptimConfig, total_steps: int) -> None:
+    def __init__(self, model: AdapterModel, optim: OptimConfig, total_steps: int) -> None:
         """Allocates the moments, zeroed, and compiles the update.
 
         Args:

@@ -103,6 +103,14 @@ def log_window(run: Run) -> None:
     }
     if run.saturated:
         row["saturated"] = run.saturated
+    if workers := run.computing.figures():
+        row["workers"] = {
+            worker.name: {
+                "share": round(worker.share, 4), "tokens_per_second": worker.tokens_per_second
+            }
+            for worker in workers
+        }  # fmt: skip
+        run.observer.workers(workers)
     state.window.clear()
     state.logged_step = state.step
     run.folder.log(row)

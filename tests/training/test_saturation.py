@@ -22,6 +22,7 @@ def a_run():
         folder=SimpleNamespace(log=lambda row: None),
         config=SimpleNamespace(log=SimpleNamespace(logging_steps=1)),
         throughput=ThroughputMeter(),
+        computing=SimpleNamespace(figures=tuple),
         state=SimpleNamespace(
             step=1, num_tokens=3, learning_rate=0.1, grad_norm=1.0, window=[], logged_step=0
         ),
