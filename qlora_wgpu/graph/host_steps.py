@@ -18,7 +18,7 @@ from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.readback import Readback
 from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.graph.parking import Parked
-from qlora_wgpu.graph.section import PLACES, Section, Stream
+from qlora_wgpu.graph.section import PLACES, Section, Stream, sections_needed
 from qlora_wgpu.graph.tensor import Storage
 
 _UNDER_WAY = 2  # uploads, and downloads
@@ -152,27 +152,6 @@ def _storage(launch: Launch, name: str) -> Storage:
     storage = launch.tensors[name].storage
     assert storage is not None
     return storage
-
-
-def sections_needed(launches: Sequence[Launch]) -> list[tuple[int, Section]]:
-    """The sections that launches read, each with the launch before which it may be brought.
-
-    That is behind the last one that reads what was in its place.
-    """
-    needed: list[tuple[int, Section]] = []
-    present: dict[tuple[Stream, int], Section] = {}
-    free_from: dict[tuple[Stream, int], int] = {}
-    for index, launch in enumerate(launches):
-        for tensor in launch.tensors.values():
-            section = None if tensor.storage is None else tensor.storage.section
-            if section is None:
-                continue
-            key = section.stream, section.place
-            if present.get(key) is not section:
-                needed.append((free_from.get(key, 0), section))
-                present[key] = section
-            free_from[key] = index + 1
-    return needed
 
 
 def fetches(launches: Sequence[Launch]) -> list[tuple[int, int]]:

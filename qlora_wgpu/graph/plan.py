@@ -14,7 +14,7 @@ from qlora_wgpu.gpu.device import buffer_bytes, texture_bytes
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.graph.layout import lay_out
-from qlora_wgpu.graph.section import Stream
+from qlora_wgpu.graph.section import Stream, sections_brought
 from qlora_wgpu.graph.tensor import Storage, Tensor
 
 
@@ -64,6 +64,15 @@ class Plan:
         """What its launches read that comes and goes."""
         sections = (storage.section for storage in self.storages)
         return list(dict.fromkeys(each.stream for each in sections if each is not None))
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that pass between host and device in a run that follows another of its kind."""
+        needed = sum(section.nbytes for section in sections_brought(self.launches))
+        copies = (
+            p for each in self.launches for p in (*each.saves.values(), *each.fetches.values())
+        )
+        return needed + sum(parked.nbytes for parked in copies)
 
     @property
     def parked_bytes(self) -> int:

@@ -6,13 +6,17 @@ share in turns: while the launches of one run, the next is brought. The host kee
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.graph.tensor import Storage
+
+if TYPE_CHECKING:
+    from qlora_wgpu.graph.launch import Launch
 
 PLACES = 2  # buffers that sections take turns in
 _WINDOW = 256  # bytes, in which windows of a buffer begin
@@ -80,3 +84,36 @@ class Section:
             self.data = np.zeros(self.nbytes, np.uint8)
         raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         self.data[storage.first_byte : storage.first_byte + raw.size] = raw
+
+
+def sections_needed(launches: Sequence[Launch]) -> list[tuple[int, Section]]:
+    """The sections that launches read, each with the launch before which it may be brought.
+
+    That is behind the last one that reads what was in its place.
+    """
+    needed: list[tuple[int, Section]] = []
+    present: dict[tuple[Stream, int], Section] = {}
+    free_from: dict[tuple[Stream, int], int] = {}
+    for index, launch in enumerate(launches):
+        for tensor in launch.tensors.values():
+            section = None if tensor.storage is None else tensor.storage.section
+            if section is None:
+                continue
+            key = section.stream, section.place
+            if present.get(key) is not section:
+                needed.append((free_from.get(key, 0), section))
+                present[key] = section
+            free_from[key] = index + 1
+    return needed
+
+
+def sections_brought(launches: Sequence[Launch]) -> list[Section]:
+    """The sections that a run of launches brings, if a run of the same went before."""
+    needed = [section for _, section in sections_needed(launches)]
+    last = {(section.stream, section.place): section for section in needed}
+    brought = []
+    for section in needed:
+        if last[section.stream, section.place] is not section:
+            brought.append(section)
+        last[section.stream, section.place] = section
+    return brought

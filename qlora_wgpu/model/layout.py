@@ -13,7 +13,7 @@ from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.parking import Parking, Recomputation
 from qlora_wgpu.graph.plan import Plan, make_plan
-from qlora_wgpu.graph.tensor import Storage, Tensor, vector
+from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
 from qlora_wgpu.limits import VOCABULARY_TRACED
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model.network import Network
@@ -121,6 +121,44 @@ class ModelLayout:
             residency=self.residency,
         )
 
+    def waiting(self, residency: Residency) -> ModelLayout:
+        """The same model, of which nothing is loaded yet, with what waits in host memory."""
+        return ModelLayout(
+            self.pretrained,
+            self.adapter.config,
+            self.quant,
+            self.compute_dtype,
+            profile=self.profile,
+            max_binding=self.max_binding,
+            residency=residency,
+        )
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the model."""
+        return self.pretrained.architecture.num_layers
+
+    @property
+    def section_bytes(self) -> list[int]:
+        """Bytes of the weights of each layer that comes and goes."""
+        return self._weights.section_bytes
+
+    @property
+    def embedding_bytes(self) -> int:
+        """Bytes of the input embedding, if it may wait in host memory; else 0."""
+        architecture = self.pretrained.architecture
+        return 0 if architecture.tied else architecture.vocab_size * self.embedded_row_bytes
+
+    @property
+    def embedded_row_bytes(self) -> int:
+        """Bytes of a row of it."""
+        return matrix("", 1, self.pretrained.architecture.hidden_size, self.compute_dtype).nbytes
+
+    @property
+    def moments_passing(self) -> int:
+        """Bytes on the device that AdamW's moments pass through, if they wait in host memory."""
+        return passing_bytes(self.adapter.length)
+
     def new_graph(self) -> Graph:
         """An empty graph for this element type and profile."""
         parking = self._parking if self.residency.parked_inputs else None
@@ -166,7 +204,7 @@ class ModelLayout:
         adapter = self.adapter
         moments = adapter.first_moment.nbytes + adapter.second_moment.nbytes
         if self.residency.host_moments:
-            memory["staging"] += passing_bytes(adapter.length)
+            memory["staging"] += self.moments_passing
         else:
             memory["optimizer"] = moments
         return memory

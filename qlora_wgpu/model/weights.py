@@ -276,6 +276,11 @@ class WeightLayout:
             return Storage(name, "base", nbytes, texture=True)
         return self._storage(name, name, nbytes)
 
+    @property
+    def section_bytes(self) -> list[int]:
+        """Bytes of each layer's part that comes and goes."""
+        return [section.nbytes for section in self._stream.sections]
+
     def host_bytes(self) -> Counter[str]:
         """Bytes by kind of the weights that stay in host memory."""
         rows = 0 if self._host_rows is None else self._host_rows.nbytes

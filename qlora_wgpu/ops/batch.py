@@ -122,6 +122,11 @@ class BatchBuffers:
             self.embedded[weight] = EmbeddedRows(rows, self._row_numbers())
         return self.embedded[weight]
 
+    @property
+    def embedded_bytes(self) -> int:
+        """Bytes of the rows that the host looks up."""
+        return sum(rows.table.nbytes for rows in self.embedded.values())
+
     def _row_numbers(self) -> Tensor:
         numbers = np.arange(self.rows, dtype=np.uint32)
         storage = Storage("row numbers", "tables", numbers.nbytes, numbers)
