@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from qlora_wgpu.errors import OutOfMemoryError
+from qlora_wgpu.limits import MIB
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import StepOptions
 from qlora_wgpu.model.residency import RESIDENT, Residency
@@ -52,6 +53,26 @@ class Fit:
     def total(self) -> int:
         """Bytes on the device."""
         return sum(self.memory.values())
+
+    def in_words(self) -> str:
+        """What waits in host memory and what that costs: a part of a sentence."""
+        streamed, layers = self.residency.streamed_layers, self.layout.num_layers
+        parts = {
+            "the input embedding": self.residency.host_embedding,
+            "the layers' inputs": self.residency.parked_inputs,
+            "AdamW's moments": self.residency.host_moments,
+            f"the weights of {streamed} of {layers} layers": streamed > 0,
+        }
+        named = [part for part, waits in parts.items() if waits]
+        if not named:
+            return f"{self.residency.layers_together} layers are recomputed at a time"
+        listed = " and ".join(filter(None, (", ".join(named[:-1]), named[-1])))
+        verb = "waits" if named == ["the input embedding"] else "wait"
+        waiting = sum(self.host_memory.values())
+        return (
+            f"{listed} {verb} in host memory ({waiting / MIB:,.0f} MiB); {self.moved / 1e9:,.2g} "
+            f"GB a step pass between the two, about {self.seconds:,.2g} s at {LINK / 1e9:g} GB/s"
+        )
 
 
 @dataclass(frozen=True)
@@ -108,7 +129,7 @@ def _cost(way: _Way) -> tuple[float, int]:
 
 
 def _mib(nbytes: int) -> str:
-    return f"{nbytes / 2**20:,.0f} MiB"
+    return f"{nbytes / MIB:,.0f} MiB"
 
 
 def _planned(layout: ModelLayout, options: StepOptions, accumulation: int) -> Fit:

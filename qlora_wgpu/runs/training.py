@@ -9,6 +9,7 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.config.loading import Overrides
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.runs.data import RunData, read_run_data
 from qlora_wgpu.runs.locating import base_in
@@ -85,7 +86,12 @@ def _train(
         observer.note(text)
     data = read_run_data(settings, source, observer)
     prompt = prompt_of_run(settings, source)  # now that the data is there
-    model = _open_model(settings, source, data, device, observer)
+    fitted = plan_layout(settings, source.pretrained, data, device, observer)
+    if fitted.options.checkpointing != settings.train.gradient_checkpointing:
+        train = settings.train.model_copy(update={"gradient_checkpointing": True})
+        settings = settings.model_copy(update={"train": train})
+        observer.note("layers are recomputed in the backward, since their results have no room")
+    model = _open_model(settings, source, data, device, fitted.layout, observer)
     observer.setup(_setup(settings, model, data))
     texts = SampleTexts(model, source.tokenizer, data.held_out or data.train)
     observer.activity("writing texts before training")
@@ -137,10 +143,10 @@ def check_output(settings: Config, *, overwrite: bool, resume: bool) -> None:
 
 
 def _open_model(
-    settings: Config, source: OpenedModel, data: RunData, device: Device, observer: Observer
-) -> QLoRAModel:
+    settings: Config, source: OpenedModel, data: RunData, device: Device, layout: ModelLayout,
+    observer: Observer,
+) -> QLoRAModel:  # fmt: skip
     """The model on its device, ready for its longest step."""
-    layout = plan_layout(settings, source.pretrained, data, device, observer)
     assert source.pretrained.folder is not None
     source.pretrained.folder.start_fingerprint()  # checkpoints keep it
     layout = sound_layout(

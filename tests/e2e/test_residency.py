@@ -1,8 +1,15 @@
 """What waits in host memory changes what the device holds, and no bit of what it computes."""
 
+import json
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from references.seeded import weights
+from references.sized import family_configs, with_head_dim
+from safetensors.numpy import save_file
 
+from e2e.test_family_types import normalize, shapes
 from e2e.tiny import write_model
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.config.schema import OptimConfig
@@ -94,6 +101,22 @@ def test_every_measure_gives_the_same_bits(folder, measure, profile):
 def test_all_measures_together(folder, scheme, dtype):
     expected, loss, *_ = trained(folder, RESIDENT, dtype=dtype, scheme=scheme)
     got, other_loss, *_ = trained(folder, MEASURES["all"], dtype=dtype, scheme=scheme)
+    np.testing.assert_array_equal(got, expected)
+    assert other_loss == loss
+
+
+# Experts; norms behind halves, a window and a tied head; weights in 16 bits.
+@pytest.mark.parametrize("family", ["qwen3_moe", "gemma3_text", "phi3"])
+@pytest.mark.parametrize("profile", [GPU_PROFILE, None], ids=["gpu", "own"])
+def test_other_families(tmp_path, family, profile):
+    config = with_head_dim(family_configs()[family], 24) | {"num_hidden_layers": 4}
+    if "layer_types" in config:
+        config["layer_types"] = (config["layer_types"] * 4)[:4]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(normalize(weights(*shapes(config))), tmp_path / "model.safetensors")
+    measure = replace(MEASURES["all"], layers_together=1, streamed_layers=4)
+    expected, loss, *_ = trained(tmp_path, RESIDENT, profile=profile)
+    got, other_loss, *_ = trained(tmp_path, measure, profile=profile)
     np.testing.assert_array_equal(got, expected)
     assert other_loss == loss
 
