@@ -217,6 +217,10 @@ class ModelLayout:
             memory["optimizer"] = 2 * self.adapter.first_moment.nbytes
         return +memory
 
+    def make_room_for_counts(self) -> None:
+        """Gives the sums room for what other devices count, whose kernels have such a type."""
+        self.stats, self.saturated = _sums(counts=True)
+
     @property
     def num_tensors(self) -> int:
         """Number of tensors that ``load`` reads."""
