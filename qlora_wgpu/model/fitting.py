@@ -65,7 +65,9 @@ class Fit:
         }
         named = [part for part, waits in parts.items() if waits]
         if not named:
-            return f"{self.residency.layers_together} layers are recomputed at a time"
+            together = self.residency.layers_together
+            few = "" if together == 1 else f", {together} at a time"
+            return f"layers are recomputed in the backward{few}"
         listed = " and ".join(filter(None, (", ".join(named[:-1]), named[-1])))
         verb = "waits" if named == ["the input embedding"] else "wait"
         waiting = sum(self.host_memory.values())
