@@ -61,9 +61,7 @@ def plan_layout(
     tune_device(settings.device, device, task, pretrained.architecture, tokens, observer)
     if device.profile != layout.profile:
         layout = laid_out()
-    fitted = within_room(settings, layout, options, device, observer)
-    observer.planned(fitted.memory)
-    return fitted
+    return within_room(settings, layout, options, device, observer)
 
 
 def within_room(
@@ -76,7 +74,7 @@ def within_room(
         layout: The model, cut for the device.
         options: Of the longest step.
         device: The device.
-        observer: Told what waits.
+        observer: Told what is planned, and what waits.
 
     Raises:
         OutOfMemoryError: If nothing makes training fit.
@@ -89,6 +87,7 @@ def within_room(
         accumulation=settings.train.gradient_accumulation_steps,
         flops_per_second=device.pace.flops_per_second,
     )
+    observer.planned(fitted.memory)
     if fitted.moved and budget is not None:
         size = f"{budget / MIB:,.0f} MiB"
         observer.note(f"to keep within {size} of device memory, {fitted.in_words()}")
