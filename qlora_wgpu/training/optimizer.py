@@ -8,7 +8,7 @@ from qlora_wgpu.config import OptimConfig
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Storage, Tensor, vector
 from qlora_wgpu.lora.layout import Adapter
-from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.ops.adamw import AdamWConfig, AdamWState, adamw
 from qlora_wgpu.training.schedule import STEP_NUMBERS, Schedule
 
@@ -47,7 +47,7 @@ def trace_update(
 class Optimizer:
     """Clips and applies the gradient that a model has summed up."""
 
-    def __init__(self, model: QLoRAModel, optim: OptimConfig, total_steps: int) -> None:
+    def __init__(self, model: AdapterModel, optim: OptimConfig, total_steps: int) -> None:
         """Allocates the moments, zeroed, and compiles the update.
 
         Args:
