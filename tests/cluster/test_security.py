@@ -7,8 +7,7 @@ import pytest
 
 from qlora_wgpu.cluster.addresses import Address
 from qlora_wgpu.cluster.certificates import make_certificates
-from qlora_wgpu.cluster.security import connection_security, listening_host, security_for
-from qlora_wgpu.config import ClusterConfig
+from qlora_wgpu.cluster.security import connection_security, listening_host, temporary_security
 from qlora_wgpu.errors import ConfigError
 
 
@@ -83,6 +82,6 @@ def test_tls_needs_certificates_from_somewhere(tmp_path):
 
 
 def test_processes_of_this_machine_get_a_certificate_of_their_own():
-    first, second = (security_for(ClusterConfig(scheduler="local")) for _ in range(2))
+    first, second = (temporary_security() for _ in range(2))
     assert first.require_encryption
     assert first.tls_client_key != second.tls_client_key
