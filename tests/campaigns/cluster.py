@@ -23,6 +23,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -34,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 WORKERS = ("one", "two", "three")
 PORT = 8786
 RECOVERED = 10.0  # seconds without a step, beyond the time that a fault was set to last
-_STEPS_PER_FAULT = 16
+_STEPS_PER_FAULT = 12
 _TIMES = re.compile("second|workers|time")
 _STRANGER = """
 import sys, types
@@ -368,7 +369,7 @@ class Progress:
         """Seconds between two steps, the longest since a moment, the present included."""
         times = [t for t in self.times if t < since][-1:] + [t for t in self.times if t >= since]
         times.append(time.monotonic())
-        return max((b - a for a, b in zip(times, times[1:], strict=False)), default=0.0)
+        return max((b - a for a, b in pairwise(times)), default=0.0)
 
     def _look(self) -> None:
         with suppress(OSError):
@@ -377,7 +378,7 @@ class Progress:
 
 
 def _tell(faults: list[Fault], count: int, progress: Progress, tally: Tally) -> None:
-    steps = [b - a for a, b in zip(progress.times, progress.times[1:], strict=False)]
+    steps = [b - a for a, b in pairwise(progress.times)]
     usual = statistics.median(steps) if steps else 0.0
     for kind in sorted({fault.kind for fault in faults}):
         standing = sorted(f.standstill for f in faults if f.kind == kind)
