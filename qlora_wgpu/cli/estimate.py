@@ -16,7 +16,9 @@ from qlora_wgpu.cli._settings import read_settings
 from qlora_wgpu.cli._sizes import read_bytes, whole_number
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.config import Config
-from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.errors import ConfigError, DeviceError
+from qlora_wgpu.gpu.adapters import cards
+from qlora_wgpu.runs.machine import of_several
 
 _DTYPES = ("bfloat16", "float32")
 _SCHEMES = ("nf4", "none")
@@ -108,8 +110,18 @@ def _show(console: Console, target: str, result: runs.Estimate) -> None:
         verdict = "fits" if result.remedy is None else "does not fit"
         size = _size(result.device_memory)
         console.print(f"{result.device} has {size}: {verdict}", highlight=False)
+    if text := of_several(len(_cards())):
+        console.print(text, highlight=False)
     if result.remedy is not None:
         console.print(_remedy(result.remedy), style="yellow", highlight=False, soft_wrap=True)
+
+
+def _cards() -> list[str]:
+    """This machine's GPUs; none where they cannot be listed, which an estimate does not need."""
+    try:
+        return cards()
+    except DeviceError:
+        return []
 
 
 def _remedy(keys: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from qlora_wgpu.families.family import Modules
@@ -102,9 +102,17 @@ class LayerOps:
         self, x: Tensor, rotation: Rope, head_dim: int, *, interleaved: bool = False
     ) -> Tensor:
         """Rotates every head by its token's position, and by its sample's length if that counts."""
+        return self.ropes([x], rotation, head_dim, interleaved=interleaved)[0]
+
+    def ropes(
+        self, xs: Sequence[Tensor], rotation: Rope, head_dim: int, *, interleaved: bool = False
+    ) -> list[Tensor]:
+        """``rope`` of queries and keys, at once."""
         table, rows = self._table(rotation)
         dim = rotation.rotary_dim
-        return rope(self.g, x, table, self.batch, head_dim, dim, interleaved=interleaved, rows=rows)
+        return rope(
+            self.g, xs, table, self.batch, head_dim, dim, interleaved=interleaved, rows=rows
+        )
 
     def _table(self, rotation: Rope) -> tuple[Tensor, Tensor | None]:
         """Angles by position, or with the rows of what the host writes for every token."""

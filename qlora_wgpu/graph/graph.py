@@ -7,7 +7,7 @@ backward; nothing is decided while a step runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from qlora_wgpu.gpu.grid import Workgroups, fold_grid, fold_workgroups
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.gpu.wgsl import Constant
-from qlora_wgpu.graph.autodiff import VJP, Tape
+from qlora_wgpu.graph.autodiff import VJP, JointVJP, Tape
 from qlora_wgpu.graph.dtype import ceil_div
 from qlora_wgpu.graph.launch import GraphError, Launch
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
@@ -113,10 +113,49 @@ class Graph:
         label = label or path.removesuffix(".wgsl")
         self.launches.append(Launch(path, bound, params or {}, chosen, workgroups, label, flops))
 
+    def rounded_beside(self, x: Tensor) -> Tensor | None:
+        """A float32 matrix as an operand, by the launch that wrote it last; None if it cannot.
+
+        A kernel can that has an optional output named as the one that ``x`` is bound to, and
+        ``_operand``, which gets what is in ``x`` after it.
+        """
+        for launch in reversed(self.launches):
+            for name, tensor in launch.tensors.items():
+                if tensor is x and launch.shader.bindings[name].writable:
+                    return self._rounded_by(launch, name, x)
+        return None
+
+    def _rounded_by(self, launch: Launch, name: str, x: Tensor) -> Tensor | None:
+        beside = f"{name}_operand"
+        if beside not in launch.shader.bindings or x.storage is not None:
+            return None
+        if beside not in launch.tensors:
+            launch.tensors[beside] = self.operand(f"{x.name} as {self.dtype}", x.rows, x.columns)
+            launch.specialize()
+        return launch.tensors[beside]
+
+    def take_back(self, path: str, made: Tensor) -> Launch | None:
+        """The last launch, if it is of that shader and made a tensor: for a kernel that does both.
+
+        It will not run; whoever takes it writes the tensor, or knows that nobody else reads it.
+        """
+        if not self.launches or self.launches[-1].path != path:
+            return None
+        if made.storage is not None or made not in self.launches[-1].written():
+            return None
+        self._tape.taken_back()
+        return self.launches.pop()
+
     # -- reverse mode ----------------------------------------------------------------------
 
     def record(
-        self, output: Tensor, inputs: list[Tensor], vjp: VJP, *, trains: bool = False
+        self,
+        output: Tensor,
+        inputs: list[Tensor],
+        vjp: VJP,
+        *,
+        trains: bool = False,
+        wanted: str | None = None,
     ) -> None:
         """Notes how a gradient passes back from an op's output.
 
@@ -125,8 +164,40 @@ class Graph:
             inputs: What it was made from.
             vjp: Adds the launches that pass ``output``'s gradient, of any type, on.
             trains: Whether the op itself holds parameters that want a gradient.
+            wanted: The type that it reads ``output``'s gradient in, if not ``output``'s.
         """
-        self._tape.record(output, inputs, vjp, trains=trains)
+
+        def joint(gradients: list[Tensor | None]) -> None:
+            for gradient in gradients:
+                if gradient is not None:
+                    vjp(gradient)
+
+        self._tape.record([output], inputs, joint, trains=trains, wanted=wanted)
+
+    def record_jointly(
+        self,
+        outputs: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        vjp: JointVJP,
+        *,
+        trains: bool = False,
+        wanted: str | None = None,
+    ) -> None:
+        """``record`` of an op with several outputs.
+
+        Args:
+            outputs: What the op made.
+            inputs: What it was made from.
+            vjp: Is given the gradients of all outputs, None for those that lead to nothing.
+            trains: Whether the op itself holds parameters that want a gradient.
+            wanted: The type that it reads their gradients in, if not their own.
+        """
+        self._tape.record(outputs, inputs, vjp, trains=trains, wanted=wanted)
+
+    def gradient_for(self, tensor: Tensor) -> Tensor:
+        """A fresh matrix for a contribution to a tensor's gradient, in the type that suits it."""
+        dtype = self._tape.gradient_dtype(tensor)
+        return matrix(f"d {tensor.name}", tensor.rows, tensor.columns, dtype)
 
     def add_gradient(self, tensor: Tensor, gradient: Tensor) -> None:
         """Adds a contribution, of any type, to a tensor's gradient; its giver is done with it."""
@@ -135,6 +206,10 @@ class Graph:
     def gradient_of(self, tensor: Tensor) -> Tensor:
         """The gradient of a tensor as gathered so far."""
         return self._tape.gradient_of(tensor)
+
+    def is_shared(self, gradient: Tensor) -> bool:
+        """Whether a gradient is some tensor's that is still to pass it on."""
+        return self._tape.is_shared(gradient)
 
     def backward(self) -> None:
         """Runs the tape backwards from the gradients added so far."""

@@ -66,7 +66,8 @@ def check_linear_group(
         g.add_gradient(y, run.float32(dy))
     g.backward()
     flat = [whole_gradient(adapter)] if r else []
-    got_x, *got = run.run(g.gradient_of(tx), *ys, *flat)
+    gradient = g.gradient_of(tx)
+    got_x, *got = run.run(gradient, *ys, *flat)
     x, total = run.rounded(x), np.zeros_like(x)
     gradients: dict[str, Array] = {}
     for index, (name, w, dy) in enumerate(zip(names, weights, dys, strict=True)):
@@ -77,6 +78,6 @@ def check_linear_group(
         dx, da, db = reference.backward(run.rounded(dy), x, w, a, b, 2.0, mask)
         total += dx
         gradients |= dict(zip(own, (da, db), strict=True))
-    run.compare(got_x, total)
+    run.compare(got_x, total, gradient.dtype)
     if r:
         run.compare(got[-1], joined(adapter, gradients))

@@ -16,9 +16,11 @@ from qlora_wgpu.model.weights import nf4_matrix
 from qlora_wgpu.ops import dora
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
+from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.quant import quantize_nf4
 from qlora_wgpu.reference import dora as dora_reference
 from qlora_wgpu.reference import linear as linear_reference
+from qlora_wgpu.reference import rms_norm as rms_norm_reference
 from qlora_wgpu.selfcheck.cases.common import (
     KEY,
     ROWS,
@@ -76,6 +78,7 @@ class _Sizes:
 
 _ODD = _Sizes(ROWS, 72, 130, 5)
 _LARGE = _Sizes(150, 530, 530, 37)  # more than one workgroup makes, or adds up at once
+_WHOLE = _Sizes(150, 200, 264, 8, 264)  # so that a workgroup of any kind has all that it makes
 # So deep that GPUs cut the reduction, of the forward or of the backward.
 _DEEP, _WIDE = _Sizes(3, 1100, 100, 5, 72), _Sizes(3, 100, 1100, 5, 1088)
 
@@ -94,6 +97,7 @@ class _Options:
 @each(
     (_Options(True, "residual", 0.3),),
     (_Options(False, "residual", 0.0, _LARGE),),
+    (_Options(False, "residual", 0.0, _WHOLE),),
     (_Options(False, "operand", 0.3, _LARGE),),
     (_Options(True, "operand", 0.0),),
     (_Options(True, "float32", 0.3),),
@@ -183,6 +187,39 @@ def _pieces(run: Runner, w: Array, rows: int) -> tuple[tuple[int, Tensor], ...]:
     return tuple((i, run.operand(w[i : i + rows])) for i in range(0, len(w), rows))
 
 
+@each(
+    (_ODD, 0.3, True),
+    (_LARGE, 0.0, True),
+    (_LARGE, 0.0, False),
+    (_WIDE, 0.0, True),
+    (_WIDE, 0.3, True),
+    (_WIDE, 0.0, False),
+)
+def check_only_use(run: Runner, s: _Sizes, dropout: float, adapted: bool) -> None:
+    """A layer whose input goes nowhere else: dx is made in its type, and the adapter's gradient."""
+    name, x, dy = _NAMES[0], normal("x", s.rows, s.inner), normal("dy", s.rows, s.outer)
+    config = LoraConfig(r=s.r, lora_alpha=2 * s.r, lora_dropout=dropout)
+    adapter, parts = filled_adapter(config, [LinearSpec(name, s.outer, s.inner)])
+    w = normal("w", s.outer, s.inner)
+    lora = adapter.loras[name]
+    pieces = _pieces(run, w, s.outer)
+    layer = Linear(name, DenseMatrix(s.outer, s.inner, pieces), None, lora if adapted else None)
+    tx = run.operand(x, grad=True)
+    y = linear(run.graph, tx, layer, run.batch(np.ones((1, s.rows), np.int64), dropout_key=KEY))
+    (dx,) = run.gradients(y, run.float32(dy), tx)
+    got_x, *got = run.run(dx, *([whole_gradient(adapter)] if adapted else []))
+    x, dy = run.rounded(x), run.rounded(dy)
+    mask = np.ones_like(x)
+    if dropout:
+        drawn = (s.rows, padded(s.inner), s.inner, dropout, KEY, lora.key)
+        mask = linear_reference.dropout_mask(*drawn)
+    a, b = (part * adapted for part in parts.values())
+    exact_x, da, db = linear_reference.backward(dy, x, run.rounded(w), a, b, 2.0, mask)
+    run.compare(got_x, exact_x, dx.dtype)
+    if adapted:
+        run.compare(got[0], joined(adapter, dict(zip(parts, (da, db), strict=True))))
+
+
 def check_long_product(run: Runner) -> None:
     """A reduction that GPUs cut into parts, and an input whose gradients are added up."""
     rows, inner, outer = 3, 20, 2500
@@ -196,6 +233,33 @@ def check_long_product(run: Runner) -> None:
     run.graph.backward()
     (got,) = run.run(run.graph.gradient_of(tx))
     run.compare(got, sum(run.rounded(dy) for dy in dys) @ run.rounded(w))
+
+
+@each((True,), (False,))
+def check_norm_between_long_products(run: Runner, has_residual: bool) -> None:
+    """A norm of a product that GPUs make in parts, whose gradient comes in parts, too."""
+    rows, inner, width, g = 5, 1100, 52, run.graph
+    x, skip = normal("x", rows, inner), normal("skip", rows, width) * has_residual
+    first, second = normal("first", width, inner), normal("second", inner, width)
+    weight, dz = normal("weight", width), normal("dz", rows, inner)
+    layers = [
+        Linear(name, DenseMatrix(len(w), w.shape[1], ((0, run.operand(w)),)), None, None)
+        for name, w in (("first", first), ("second", second))
+    ]
+    tx, batch = run.operand(x), run.batch(np.ones((1, rows), np.int64))
+    residual = run.float32(skip) if has_residual else None
+    h = linear(g, tx, layers[0], batch, residual, float32=True)
+    h.requires_grad = True
+    y = rms_norm(g, h, run.float32(weight), 1e-5)
+    z = linear(g, y, layers[1], batch)
+    (dh,) = run.gradients(z, run.operand(dz), h)
+    got_h, got_y, got_dh = run.run(h, y, dh)
+    exact = run.rounded(x) @ run.rounded(first).T + skip
+    run.compare(got_h, exact)
+    run.compare(got_y, rms_norm_reference.forward(exact, weight, 1e-5), y.dtype, by_row=True)
+    dy = run.rounded(dz) @ run.rounded(second)
+    dh_exact = rms_norm_reference.backward(dy, exact, weight, 1e-5)
+    run.compare(got_dh, dh_exact, inner=ROUNDING[run.dtype])  # of dy, where it comes as a whole
 
 
 @each((True, "residual"), (False, "operand"), (True, "operand"), (False, "residual"),
