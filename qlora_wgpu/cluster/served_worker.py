@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import pickle
 import signal
 import time
@@ -13,6 +12,7 @@ from typing import Any
 import psutil
 from distributed import Security, Worker, WorkerPlugin
 
+from qlora_wgpu.cluster.quiet import quieten_dask
 from qlora_wgpu.cluster.security import LOOPBACK, listening_host
 from qlora_wgpu.cluster.serving import Service, Tell
 from qlora_wgpu.errors import ClusterError, QLoRAError
@@ -38,8 +38,7 @@ async def work(service: Service, security: Security, gpu: str, tell: Tell) -> in
     Raises:
         ClusterError: If the scheduler does not take it.
     """
-    for logger in ("distributed", *(n for n in logging.root.manager.loggerDict if "distrib" in n)):
-        logging.getLogger(logger).setLevel(logging.CRITICAL)  # sentences instead
+    quieten_dask()
     asked = _signals()
     joining = asyncio.ensure_future(_joined(service, security, tell))
     await _first(asked, joining)
@@ -47,14 +46,14 @@ async def work(service: Service, security: Security, gpu: str, tell: Tell) -> in
         return 128 + asked.result()
     worker = joining.result()
     tell(f"worker {service.called} is connected to {service.scheduler}, with {gpu}")
-    outgrown = asyncio.ensure_future(_outgrown(service.memory_limit))
-    await _first(asked, worker.lost, outgrown)
+    too_large = asyncio.ensure_future(outgrown(service.memory_limit))
+    await _first(asked, worker.lost, too_large)
     if asked.done():
         code = 128 + asked.result()
         tell(f"worker {service.called} leaves; what it was computing goes to others")
-    elif outgrown.done():
+    elif too_large.done():
         code = AGAIN
-        tell(f"worker {service.called} begins anew: {outgrown.result()} (--memory-limit)")
+        tell(f"worker {service.called} begins anew: {too_large.result()} (--memory-limit)")
     else:
         tell(f"worker {service.called} has lost its scheduler at {service.scheduler}")
         return AGAIN
@@ -159,7 +158,7 @@ def _not_taken(service: Service, why: str) -> ClusterError:
     )
 
 
-async def _outgrown(limit: int | None) -> str:
+async def outgrown(limit: int | None) -> str:
     """Returns, with a reason, once this process takes more memory than it may."""
     process = psutil.Process()
     while limit is None or (taken := process.memory_info().rss) <= limit:

@@ -225,7 +225,7 @@ def strangers(machines: Machines, tally: Tally) -> None:
     ):
         log = what.replace(" ", "-")
         machines.start_worker("one", *options, **environ)
-        process = machines.train(log, "train.max_steps=5", "cluster.patience=8")
+        process = machines.train(log, "train.max_steps=5", "cluster.patience=40")
         judge_refusal(what, ended(process, 120.0), machines.log(log), sentence, tally)
         machines.end("one")
 

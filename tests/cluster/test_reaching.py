@@ -1,46 +1,17 @@
 """What a worker and a run are told at the door: a real scheduler, and what is none."""
 
 import socket
-import subprocess
-import sys
 import threading
 import time
-from contextlib import closing, contextmanager
+from contextlib import closing
 
 import pytest
+from support.schedulers import free_port, scheduler
 
 from qlora_wgpu.cluster.certificates import make_certificates
 from qlora_wgpu.cluster.reaching import wait_for_scheduler
 from qlora_wgpu.cluster.security import connection_security
 from qlora_wgpu.errors import ClusterError
-
-_START = "from distributed.cli.dask_scheduler import main; main()"
-
-
-def free_port():
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-@contextmanager
-def scheduler(folder=None):
-    """A real one, in a process of its own; gives its address."""
-    protocol, port = "tcp" if folder is None else "tls", free_port()
-    options = ["--host", f"{protocol}://127.0.0.1:{port}", "--no-dashboard"]
-    if folder is not None:
-        names = {"--tls-ca-file": "ca.pem", "--tls-cert": "cert.pem", "--tls-key": "key.pem"}
-        options += ["--protocol", "tls"]
-        options += [part for o, name in names.items() for part in (o, str(folder / name))]
-    process = subprocess.Popen(
-        [sys.executable, "-c", _START, *options], stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        yield f"{protocol}://127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
 
 
 def reach(address, folder=None, patience=30.0, tell=None):
