@@ -56,7 +56,7 @@ def check_linear_group(
         lora = adapter.loras[spec.name] if r else None
         weight = nf4_matrix(spec.name, stored, textures=g.profile.textures)
         layers.append(Linear(spec.name, weight, None, lora))
-        weights.append(run.rounded(stored.dequantize().astype(np.float64)))
+        weights.append(run.rounded_weight(stored.dequantize().astype(np.float64)))
     x, batch = normal("x", ROWS, inner), run.batch(np.ones((1, ROWS), np.int64))
     tx = run.operand(x, grad=True)
     flags = [index < float32 for index in range(len(outer))]
