@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from qlora_wgpu.cluster.extra import require_extra
+from qlora_wgpu.cluster.quiet import quieten_dask
 from qlora_wgpu.cluster.reaching import wait_for_scheduler
 from qlora_wgpu.cluster.security import LOOPBACK, connection_security, temporary_security
 from qlora_wgpu.config.schema import ClusterConfig
@@ -65,8 +66,7 @@ async def connect(
     """
     require_extra()
     assert settings.scheduler is not None
-    for name in ("distributed", "distributed.nanny", "tornado.application", "asyncio"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # what matters is told by the engine
+    quieten_dask()
     if settings.scheduler == "local":
         return await _local(processes)
     security = connection_security(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from qlora_wgpu.cluster.blocks import FloatArray, Identity, Specification, Sums
+from qlora_wgpu.cluster.serving import GPU_VARIABLE, MODEL_VARIABLE
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.as_trained import changed
 from qlora_wgpu.errors import ClusterError
@@ -26,8 +27,6 @@ from qlora_wgpu.runs.samples import writer_of
 from qlora_wgpu.runs.soundness import run_launches, sound_layout
 from qlora_wgpu.training import Observer, training_options
 from qlora_wgpu.version import __version__
-
-GPU, MODEL = "QLORA_WGPU_WORKER_GPU", "QLORA_WGPU_WORKER_MODEL"  # what a machine says itself
 
 
 class _Notes(Observer):
@@ -168,8 +167,8 @@ class Worker:
 
 def _own(settings: Config, gpu: str | None) -> Config:
     """The settings with what is this worker's own."""
-    gpu = os.environ.get(GPU) or gpu
-    path = os.environ.get(MODEL)
+    gpu = os.environ.get(GPU_VARIABLE) or gpu
+    path = os.environ.get(MODEL_VARIABLE)
     changes: dict[str, dict[str, Any]] = {}
     if gpu:
         changes["device"] = {"gpu": gpu}
