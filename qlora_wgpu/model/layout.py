@@ -153,6 +153,10 @@ class ModelLayout:
         memory["optimizer"] = adapter.first_moment.nbytes + adapter.second_moment.nbytes
         return memory
 
+    def make_room_for_counts(self) -> None:
+        """Gives the sums room for what other devices count, whose kernels have such a type."""
+        self.stats, self.saturated = _sums(counts=True)
+
     @property
     def num_tensors(self) -> int:
         """Number of tensors that ``load`` reads."""

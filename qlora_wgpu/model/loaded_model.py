@@ -30,6 +30,7 @@ class LoadedModel(AdapterModel):
         architecture: The architecture by config.json.
         options: How training steps are computed; replaced as a whole.
         prompt_folder: The folder that says how prompts are written: the base's, or the adapter's.
+        neutral: A flat adapter that does nothing.
     """
 
     def __init__(
@@ -57,8 +58,8 @@ class LoadedModel(AdapterModel):
         super().__init__(layout, device, options=options)
         self._logits_programs: dict[tuple[int, int], LogitsPrograms] = {}
         layout.load(device, progress)
-        self._neutral = neutral_parameters(layout, self.programs, device)
-        self.write_parameters(self.adapter.initial(seed) + self._neutral)
+        self.neutral = neutral_parameters(layout, self.programs, device)
+        self.write_parameters(self.adapter.initial(seed) + self.neutral)
 
     # -- how training steps are computed -----------------------------------------------------
 
@@ -140,7 +141,7 @@ class LoadedModel(AdapterModel):
         """While it is entered, the model is the base alone."""
         with self.device.in_turn:
             kept = self.read_flat(self.adapter.parameters).copy()
-            self.write_parameters(self._neutral)
+            self.write_parameters(self.neutral)
             try:
                 yield
             finally:

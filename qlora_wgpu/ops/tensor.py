@@ -13,6 +13,13 @@ def fill_zero(g: Graph, y: Tensor) -> None:
     g.launch("tensor/fill.wgsl", units, {"y": y}, {"units": units})
 
 
+def add_to(g: Graph, y: Tensor, x: Tensor) -> None:
+    """Adds x to y, float32, of one layout."""
+    units = y.rows * y.units(8)
+    tensors = {"y": y, "a": None, "b": x}
+    g.launch("tensor/add.wgsl", units, tensors, {"units": units}, {"ACCUMULATE": True})
+
+
 def converted(g: Graph, x: Tensor, dtype: str) -> Tensor:
     """Returns x in another element type: itself, or a copy; not differentiable."""
     if x.dtype == dtype:

@@ -52,6 +52,24 @@ def plan_layout(
     return layout
 
 
+def use_known_kernels(
+    settings: Config, pretrained: Pretrained, length: int, device: Device
+) -> None:
+    """Gives the device the fastest profile, if kernels were timed here before.
+
+    Args:
+        settings: The run's.
+        pretrained: The base.
+        length: Tokens of the longest row.
+        device: The device, whose profile is set.
+    """
+    train = settings.train
+    rows = train.per_device_train_batch_size
+    task = Task(pretrained.config, settings.lora, settings.quant, train.compute_dtype, rows, length)
+    if settings.device.tune != "never" and key_of(device, task) in known_keys():
+        tuned(device, task, lambda: device_of(settings.device))
+
+
 def tune_device(
     settings: DeviceConfig,
     device: Device,

@@ -8,9 +8,10 @@ from __future__ import annotations
 import signal
 from collections import deque
 from collections.abc import Iterator
+from typing import TypeVar
 
 from qlora_wgpu.data import Dataset, Example
-from qlora_wgpu.errors import DeviceLostError, OutOfMemoryError, command, option
+from qlora_wgpu.errors import ClusterError, DeviceLostError, OutOfMemoryError, command, option
 from qlora_wgpu.gpu.readback import Readback
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.training.batching import BatchPlan, padded_batch
@@ -20,6 +21,8 @@ from qlora_wgpu.training.optimizer import Optimizer
 from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.step_log import StepLog, SubmittedStep
 from qlora_wgpu.training.stopping import StopRequest
+
+_Error = TypeVar("_Error", bound=OutOfMemoryError | ClusterError)
 
 
 class TrainingLoop:
@@ -62,7 +65,7 @@ class TrainingLoop:
                 if stop.requested:  # a second time: at once, with what is saved already
                     raise
                 stop.requested, stop.number = True, signal.SIGINT
-            except OutOfMemoryError as err:
+            except (OutOfMemoryError, ClusterError) as err:
                 raise self._saved_after(err) from err
             except DeviceLostError as err:
                 raise self._kept_before(err) from err
@@ -76,14 +79,14 @@ class TrainingLoop:
         """The signal that stopped it, if one did."""
         return self._stop.number
 
-    def _saved_after(self, error: OutOfMemoryError) -> OutOfMemoryError:
+    def _saved_after(self, error: _Error) -> _Error:
         """Saves the steps that are done; the device still works, and no step is half applied."""
         self._finish_all()
         self._run.model.zero_gradient()
         step = self._run.state.step
         if self._run.saved_at != step and not self._run.save():
             return error
-        return OutOfMemoryError(
+        return type(error)(
             f"{error}; the run is saved after step {step}, and {option('resume')} goes on"
         )
 
@@ -113,7 +116,8 @@ class TrainingLoop:
         self._optimizer.step(step)
         self._readback.request()
         self._run.model.zero_stats()
-        self._submitted.append(SubmittedStep(step, self._optimizer.rate(step), tokens))
+        workers = self._run.computing.figures()
+        self._submitted.append(SubmittedStep(step, self._optimizer.rate(step), tokens, workers))
         return True
 
     def _follow(self, step: int) -> None:

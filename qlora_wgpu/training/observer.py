@@ -50,19 +50,29 @@ class RunSetup:
 
 @dataclass(frozen=True)
 class WorkerFigures:
-    """What a worker of a cluster has done for the last steps.
+    """What a worker of a cluster has done in some steps.
 
     Attributes:
         name: The worker's.
-        share: Its share of the steps' tokens.
-        tokens_per_second: While it computes; None where it has not computed yet.
-        state: ``"works"``, or in a word or two why it does not.
+        tokens: Of the micro-batches that it computed, padding included.
+        seconds: That it took for all that it computed.
+        answers: Whether it did not fail to answer for too long.
     """
 
     name: str
-    share: float
-    tokens_per_second: float | None
-    state: str = "works"
+    tokens: int
+    seconds: float
+    answers: bool = True
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """While it computes; None where it did not."""
+        return self.tokens / self.seconds if self.seconds > 0 else None
+
+    def and_then(self, later: WorkerFigures) -> WorkerFigures:
+        """Both together."""
+        tokens, seconds = self.tokens + later.tokens, self.seconds + later.seconds
+        return WorkerFigures(self.name, tokens, seconds, later.answers)
 
 
 class Observer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.errors import CheckpointError, TrainingError
@@ -11,7 +11,7 @@ from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.training.best_adapter import BestAdapter, save_best
 from qlora_wgpu.training.checkpoints import save_checkpoint
 from qlora_wgpu.training.computing import Computing
-from qlora_wgpu.training.observer import Observer
+from qlora_wgpu.training.observer import Observer, WorkerFigures
 from qlora_wgpu.training.run_folder import RunFolder
 from qlora_wgpu.training.run_identity import RunIdentity
 from qlora_wgpu.training.state import RunState
@@ -35,6 +35,7 @@ class Run:
         saved_at: The step of the newest checkpoint; -1 without.
         best: The adapter with the lowest held-out loss, where it is kept.
         saturated: Values that kernels held at the end of their type, since this part began.
+        workers: What the workers of a cluster have done since the last row of the log, by name.
     """
 
     model: AdapterModel
@@ -49,6 +50,7 @@ class Run:
     saved_at: int = -1
     best: BestAdapter | None = None
     saturated: int = 0
+    workers: dict[str, WorkerFigures] = field(default_factory=dict)
     _started: float | None = None
 
     def start_clock(self) -> None:

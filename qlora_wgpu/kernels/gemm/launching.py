@@ -31,6 +31,8 @@ class Cut:
         threads: Invocations of a workgroup.
         any_parts: Whether the shader can be cut along the reduction whatever is added to it.
         tensors: What the shader binds besides.
+        direct: Whether whole tiles of results can go straight to y, where that is float32.
+        loads: Whether their sums can begin with what they are added to.
     """
 
     path: str
@@ -41,6 +43,8 @@ class Cut:
     threads: int = _CUT_THREADS
     any_parts: bool = False
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    direct: bool = False
+    loads: bool = False
 
 
 def launch_whole(
@@ -75,6 +79,7 @@ def launch_whole(
         "ACCUMULATE": gemm.accumulate and parts_in is None,
         "ROW_COUNT": gemm.first_row is not None,
         "DROPOUT": gemm.mask is not None,
+        **_way_out(gemm, cut, in_parts=parts_in is not None),
         **expert_constants(gemm.experts, tensors),
         **cut.constants,
     }
@@ -109,6 +114,19 @@ def launch_whole(
         flops=gemm.flops,
         label=gemm.label,
     )
+
+
+def _way_out(gemm: Gemm, cut: Cut, *, in_parts: bool) -> dict[str, Constant]:
+    """Constants of how whole tiles of results go to y, and what their sums begin with."""
+    residual, bias = (None, None) if in_parts else (gemm.residual, gemm.bias)
+    float32 = in_parts or gemm.y.dtype == "float32"
+    alone = not (gemm.with_rows and gemm.others)
+    adds = residual is None or (cut.loads and residual.dtype == "float32")
+    return {
+        "DIRECT": cut.direct and float32 and alone and bias is None and adds,
+        "LOADS": cut.loads,
+        "RESIDUAL": residual is not None,
+    }
 
 
 def further_layers(

@@ -78,6 +78,7 @@ class _Sizes:
 
 _ODD = _Sizes(ROWS, 72, 130, 5)
 _LARGE = _Sizes(150, 530, 530, 37)  # more than one workgroup makes, or adds up at once
+_WHOLE = _Sizes(150, 200, 264, 8, 264)  # so that a workgroup of any kind has all that it makes
 # So deep that GPUs cut the reduction, of the forward or of the backward.
 _DEEP, _WIDE = _Sizes(3, 1100, 100, 5, 72), _Sizes(3, 100, 1100, 5, 1088)
 
@@ -96,6 +97,7 @@ class _Options:
 @each(
     (_Options(True, "residual", 0.3),),
     (_Options(False, "residual", 0.0, _LARGE),),
+    (_Options(False, "residual", 0.0, _WHOLE),),
     (_Options(False, "operand", 0.3, _LARGE),),
     (_Options(True, "operand", 0.0),),
     (_Options(True, "float32", 0.3),),
