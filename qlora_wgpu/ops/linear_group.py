@@ -111,7 +111,7 @@ class _Group:
     def weights(self, g: Graph) -> Tensor:
         """All matrices, one below the other; their bytes are free after the next product."""
         rows = sum(layer.weight.rows for layer in self.layers)
-        w = g.operand("·".join(layer.name for layer in self.layers), rows, self._columns)
+        w = g.weight("·".join(layer.name for layer in self.layers), rows, self._columns)
         row0 = 0
         for layer in self.layers:
             assert isinstance(layer.weight, NF4Matrix)
@@ -181,7 +181,7 @@ def _zeros(g: Graph, like: Tensor) -> Tensor:
 
 def _fits_a_binding(g: Graph, layers: Sequence[Linear]) -> bool:
     rows = sum(layer.weight.rows for layer in layers)
-    return g.operand("", rows, layers[0].weight.columns).nbytes <= g.max_binding
+    return g.weight("", rows, layers[0].weight.columns).nbytes <= g.max_binding
 
 
 def _biases_fit(biases: Sequence[Tensor | None]) -> bool:

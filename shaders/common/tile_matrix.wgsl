@@ -51,59 +51,17 @@ var<workgroup> x_tile: array<Vector, TILE_M * X_STRIDE>;
 var<workgroup> w_tile: array<Vector, W_HEIGHT * W_STRIDE>;
 var<workgroup> results: array<vec4<f32>, GROUPS_M * GROUPS_N * RESULTS / 4u>;
 
-// Values of x and of w that this invocation held at 65,504, what is repeated not counted.
-var<private> x_beyond: u32;
-var<private> w_beyond: u32;
+// Values that this invocation held at 65,504. Each is counted by one of the workgroups that have it.
+var<private> beyond: u32;
 
 //#if HALF
-const LARGEST = 65504.0;
-const LARGEST_BITS = 0x477fe000u;
-const INFINITE_BITS = 0x7f800000u;
-
-fn sizes4(v: vec4<f32>) -> vec4<u32> {
-    return bitcast<vec4<u32>>(v) & vec4<u32>(0x7fffffffu);
-}
-
-// Eight values in their order, each in 16 bits.
-fn halves8(v: Eight) -> vec4<u32> {
-    let size = max(sizes4(v.even), sizes4(v.odd));
-    if (max(max(size.x, size.y), max(size.z, size.w)) > LARGEST_BITS) {
-        return half_bits(v.even) | (half_bits(v.odd) << vec4<u32>(16u));
-    }
-    return vec4<u32>(
-        pack2x16float(vec2<f32>(v.even.x, v.odd.x)), pack2x16float(vec2<f32>(v.even.y, v.odd.y)),
-        pack2x16float(vec2<f32>(v.even.z, v.odd.z)), pack2x16float(vec2<f32>(v.even.w, v.odd.w)),
-    );
-}
-
-// Each value's 16 bits, for values of any size: a conversion need not make infinities and NaN.
-fn half_bits(v: vec4<f32>) -> vec4<u32> {
-    let size = sizes4(v);
-    let held = clamp(v, vec4<f32>(-LARGEST), vec4<f32>(LARGEST));
-    let pairs = vec2<u32>(pack2x16float(held.xy), pack2x16float(held.zw));
-    let finite = vec4<u32>(pairs.x & 0xffffu, pairs.x >> 16u, pairs.y & 0xffffu, pairs.y >> 16u);
-    let sign = (bitcast<vec4<u32>>(v) >> vec4<u32>(16u)) & vec4<u32>(0x8000u);
-    let other = select(vec4<u32>(0x7c00u), vec4<u32>(0x7e00u), size > vec4<u32>(INFINITE_BITS));
-    return select(sign | other, finite, size < vec4<u32>(INFINITE_BITS));
-}
-
-// How many of eight values are finite and beyond f16.
-fn count_beyond(v: Eight) -> u32 {
-    return beyond4(v.even) + beyond4(v.odd);
-}
-
-fn beyond4(v: vec4<f32>) -> u32 {
-    let size = sizes4(v);
-    let beyond = (size > vec4<u32>(LARGEST_BITS)) & (size < vec4<u32>(INFINITE_BITS));
-    let ones = select(vec4<u32>(0u), vec4<u32>(1u), beyond);
-    return ones.x + ones.y + ones.z + ones.w;
-}
+//#include common/eight_float16.wgsl
 //#endif
 
 // A unit of x or w, at its place in the tile.
 fn put_x(at: u32, v: Eight) {
 //#if HALF
-    x_tile[at] = halves8(v);
+    x_tile[at] = f16_of_digits(v);
 //#else
     x_tile[at] = low(v);
     x_tile[at + 1u] = high(v);
@@ -112,7 +70,7 @@ fn put_x(at: u32, v: Eight) {
 
 fn put_w(at: u32, v: Eight) {
 //#if HALF
-    w_tile[at] = halves8(v);
+    w_tile[at] = f16_of_digits(v);
 //#else
     w_tile[at] = low(v);
     w_tile[at + 1u] = high(v);
@@ -194,16 +152,20 @@ fn product(index: u32, is_first_part: bool, group: u32, lane: u32, m0: u32, c0: 
                 let v = unpack_x(x_$i);
                 put_x(x_at_$i / K_UNITS * X_STRIDE + x_at_$i % K_UNITS * (8u / VECTOR), scale8(v, x_scale * k_factor(k0 / 8u + x_at_$i % K_UNITS)));
 //#if saturated
-                if (m0 + x_at_$i / K_UNITS < row_count() && k0 / 8u + x_at_$i % K_UNITS < k_units()) { x_beyond += count_beyond(v); }
+                if (c0 == 0u && m0 + x_at_$i / K_UNITS < row_count() && k0 / 8u + x_at_$i % K_UNITS < k_units()) { beyond += beyond8(v); }
 //#endif
             }
         //#end
         //#unroll i W_UNITS
             if (W_UNITS * THREADS == W_COUNT || w_at_$i < W_COUNT) {
-                let v = unpack_w(w_$i);
-                put_w(w_at_$i / W_ROW_UNITS * W_STRIDE + w_at_$i % W_ROW_UNITS * (8u / VECTOR), v);
+//#if HALF
+                // Weights that are f16 already are copied.
+                w_tile[w_at_$i / W_ROW_UNITS * W_STRIDE + w_at_$i % W_ROW_UNITS] = halves_w(w_$i);
 //#if saturated
-                if (c0 + w_at_$i / K_UNITS < params.columns && k0 / 8u + w_at_$i % K_UNITS < k_units()) { w_beyond += count_beyond(v); }
+                if (m0 == 0u && c0 + w_at_$i / K_UNITS < params.columns && k0 / 8u + w_at_$i % K_UNITS < k_units()) { beyond += beyond_w(w_$i); }
+//#endif
+//#else
+                put_w(w_at_$i / W_ROW_UNITS * W_STRIDE + w_at_$i % W_ROW_UNITS * (8u / VECTOR), unpack_w(w_$i));
 //#endif
             }
         //#end
@@ -268,8 +230,6 @@ fn product(index: u32, is_first_part: bool, group: u32, lane: u32, m0: u32, c0: 
     }
 //#endif
 //#if saturated
-    // Each value once, though many workgroups have it.
-    let beyond = select(0u, x_beyond, c0 == 0u) + select(0u, w_beyond, m0 == 0u);
     if (beyond > 0u) {
         atomicAdd(&saturated[0], beyond);
     }

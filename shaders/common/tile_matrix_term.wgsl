@@ -99,7 +99,7 @@ fn term_scales(index: u32, m0: u32, c0: u32, exponent: u32) -> TermScales {
 // By which power of two the sums so far may be multiplied: they are below 2⁴⁸.
 const TERM_ROOM = 70;
 
-// The first eleven binary digits of each value, or the rest: both fit f16. What is no number stays
+// Eleven binary digits of each value, or the rest of them: both fit f16. What is no number stays
 // none.
 fn part8(v: Eight, rest: bool) -> Eight {
     return Eight(part4(v.even, rest), part4(v.odd, rest));
@@ -107,8 +107,7 @@ fn part8(v: Eight, rest: bool) -> Eight {
 
 fn part4(v: vec4<f32>, rest: bool) -> vec4<f32> {
     let finite = sizes4(v) < vec4<u32>(INFINITE_BITS);
-    let rounded = bitcast<vec4<f32>>((bitcast<vec4<u32>>(v) + vec4<u32>(0x1000u)) & vec4<u32>(0xffffe000u));
-    let high = select(v, rounded, finite);
+    let high = select(v, eleven_digits(v), finite);
     return select(high, v - high, rest);
 }
 //#else

@@ -61,7 +61,7 @@ def check_linear_group(
         lora = adapter.loras[spec.name] if r else None
         weight = nf4_matrix(spec.name, stored, textures=g.profile.textures)
         layers.append(Linear(spec.name, weight, None, lora))
-        weights.append(run.rounded(stored.dequantize().astype(np.float64)))
+        weights.append(run.rounded_weight(stored.dequantize().astype(np.float64)))
     biases = [normal(f"bias of {name}", n) * has_bias for name, n in zip(names, outer, strict=True)]
     if has_bias:
         tensors = _in_one_storage(biases)
