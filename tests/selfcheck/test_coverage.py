@@ -51,9 +51,10 @@ def test_every_statement_is_checked(device, name, dtype):
         assert_chosen_for_a_reason(cases, statements(ran), traced)
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
 @pytest.mark.parametrize("name", ["registers", "workgroup memory"])
-def test_every_statement_of_fused_layers_is_checked(device, name):
-    ran = launches("llama", 0, "bfloat16", PROFILES[name], LoraConfig(r=8))
+def test_every_statement_of_fused_layers_is_checked(device, name, family):
+    ran = launches(family, 0, "bfloat16", PROFILES[name], LoraConfig(r=8))
     assert any("y1" in launch.tensors for launch in ran)
     assert any("x1" in launch.tensors for launch in ran)
     _, missing = covering(statements(ran), _traced(device, PROFILES[name], "bfloat16"))
