@@ -86,6 +86,7 @@ class Program:
         self.dispatches = self._bound(plan.launches)
         self._parts: dict[tuple[int, int], list[Dispatch]] = {}
         self._submits: list[list[Dispatch]] | None = None
+        self._took: list[float] | None = None
         if not device.pace.is_bounded:
             most = device.dispatches_per_submit
             pieces = cut([0.0] * len(self.dispatches), math.inf, most)
@@ -127,10 +128,20 @@ class Program:
         """
         with self._device.in_turn:
             if self._submits is None:
-                self._submits = self._cut(self._measured())
+                self._took = self._measured()
+                self._submits = self._cut(self._took)
                 return
             for dispatches in self._submits:
                 self._device.submit(self._recorded(dispatches))
+
+    @property
+    def pieces(self) -> list[list[Dispatch]]:
+        """The dispatches of each launch: parts of its grid where it would take too long alone.
+
+        That is known once it ran, and guessed before.
+        """
+        took = self._took or [self._guess(launch) for launch in self.plan.launches]
+        return [[piece.dispatch for piece in self._pieces(*each)] for each in enumerate(took)]
 
     # -- submits -----------------------------------------------------------------------------
 
@@ -138,11 +149,13 @@ class Program:
         """Runs everything, a submit after the other, and returns what each launch took."""
         submits = MeasuredSubmits(self._device, self._recorded, len(self.plan.launches))
         for index, launch in enumerate(self.plan.launches):
-            seconds = self._device.pace.seconds(launch.path, launch.flops, launch.nbytes)
-            for piece in self._pieces(index, seconds):
+            for piece in self._pieces(index, self._guess(launch)):
                 submits.add(piece)
         submits.run()
         return submits.took
+
+    def _guess(self, launch: Launch) -> float:
+        return self._device.pace.seconds(launch.path, launch.flops, launch.nbytes)
 
     def _cut(self, seconds: Sequence[float]) -> list[list[Dispatch]]:
         """All dispatches in submits, by the time that each launch takes."""
