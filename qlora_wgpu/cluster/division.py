@@ -178,7 +178,8 @@ class Division:
         for worker in self._workers.values():
             if not worker.is_suspect and now > self._due(worker):
                 self.suspect(worker.name)
-        return [self._give(*choice, now) for choice in self._choices(now)]
+        orders = [self._give(*choice, now) for choice in self._choices(now)]
+        return orders + [self._give(*choice, now) for choice in self._copies(now)]
 
     def begun(self, order: Order, now: float) -> None:
         """A worker has all that a block needs: what it takes from now on is computing."""
@@ -259,7 +260,8 @@ class Division:
         self._wanted.sort()
 
     def _give(self, name: str, block: int, now: float) -> Order:
-        self._wanted.remove(block)
+        if block in self._wanted:
+            self._wanted.remove(block)
         order = Order(next(self._tickets), self._step, name, block)
         worker = self._workers[name]
         worker.held[order.ticket] = _Held(order, self._sizes[block], now)
@@ -286,6 +288,37 @@ class Division:
                 chosen.append((name, block))
             free[name] -= 1
         return chosen
+
+    def _copies(self, now: float) -> list[tuple[str, int]]:
+        """Pairs of a worker that has nothing to do and a block that another may be stuck with.
+
+        That one may just as well be compiling, so that it is not suspect yet.
+        """
+        if self._wanted:
+            return []
+        idle = [name for name in self.usable if not self._workers[name].held]
+        chosen = []
+        for worker in self._workers.values():
+            held = next(iter(worker.held.values()), None)
+            if held is None or worker.is_suspect or now <= self._due(worker, compiles=False):
+                continue
+            for each in worker.held.values():
+                block = each.order.block
+                able = [name for name in idle if name not in self._doubted.get(block, ())]
+                if able and self._is_alone_with(each.order):
+                    idle.remove(able[0])
+                    chosen.append((able[0], block))
+        return chosen
+
+    def _is_alone_with(self, order: Order) -> bool:
+        """Whether nobody else has a block of this step that has no result yet."""
+        if order.step != self._step or order.block in self._done:
+            return False
+        held = (held.order for worker in self._workers.values() for held in worker.held.values())
+        return not any(
+            (o.step, o.block) == (order.step, order.block) and o.ticket != order.ticket
+            for o in held
+        )
 
     def _in_turn(self, block: int, able: list[str]) -> str:
         count = len(self._turn)
@@ -316,8 +349,13 @@ class Division:
         begun = held.sent + (worker.writing or 0.0) if held.begun is None else held.begun
         return max(begun, worker.last_done)
 
-    def _due(self, worker: _Worker) -> float:
-        """When the first block that a worker has is too late."""
+    def _due(self, worker: _Worker, *, compiles: bool = True) -> float:
+        """When the first block that a worker has is too late.
+
+        Args:
+            worker: The worker.
+            compiles: Whether what is new to it may take longer.
+        """
         held = next(iter(worker.held.values()), None)
         if held is None:
             return float("inf")
@@ -326,6 +364,7 @@ class Division:
         if all(w.pace is None for w in self._workers.values()):
             return start + _UNKNOWN
         is_new = held.size not in worker.known or (held.begun is None and worker.writing is None)
+        is_new = is_new and compiles
         expected = writing + held.size * self._pace(worker)
         return start + max(_LEAST, _LATE * expected) + (_FIRST if is_new else 0.0)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import pickle
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
@@ -211,7 +212,7 @@ class Engine:
         try:
             specification = self._specify(member.name)
             future = self._client.submit(
-                self._worker_class, specification, actor=True, pure=False,
+                pickle.loads, _made(self._worker_class, specification), actor=True, pure=False,
                 workers=[member.address], allow_other_workers=False,
             )  # fmt: skip
             member.actor = await _unless(member.gone, future)
@@ -219,6 +220,9 @@ class Engine:
             problem = await asyncio.to_thread(self._check, identity)
         except (_Gone, OSError):
             return  # it is gone, or will be met again
+        except ModuleNotFoundError as err:
+            self._leave_out(member, f"it lacks a package, {err.name}: install qlora-wgpu there")
+            return
         except Exception as err:  # whatever a worker says
             self._leave_out(member, _sentence(err))
             return
@@ -449,6 +453,19 @@ class Engine:
         if waited > self._patience:
             reason = f"; {self._last_reason}" if self._last_reason else ""
             raise ClusterError(f"{what} for {self._patience:g} seconds (cluster.patience){reason}")
+
+
+def _made(worker_class: type[RemoteWorker], specification: Specification) -> bytes:
+    """A pickle that makes a worker where it is loaded.
+
+    The scheduler, which looks into tasks, sees bytes: it needs neither this package nor a GPU.
+    """
+
+    class Made:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return worker_class, (specification,)
+
+    return pickle.dumps(Made())
 
 
 async def _unless(gone: asyncio.Event, answer: Any) -> Any:

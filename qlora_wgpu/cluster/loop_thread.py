@@ -53,5 +53,17 @@ class LoopThread:
 
     def stop(self, seconds: float) -> None:
         """Ends the thread, whatever still runs in it."""
+        with contextlib.suppress(Exception):
+            self.submit(_cancelled()).result(seconds)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(seconds)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+
+async def _cancelled() -> None:
+    """Ends all that runs on this loop."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.wait(others, timeout=1.0) if others else None

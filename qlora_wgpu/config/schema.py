@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
+from qlora_wgpu.config.byte_size import parse_bytes
 from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES
 from qlora_wgpu.config.renamed import with_new_names
 from qlora_wgpu.config.section import Section
@@ -25,6 +26,7 @@ from qlora_wgpu.config.values import (
     Float,
     GpuName,
     MaxSteps,
+    MemorySize,
     Pattern,
     PositiveInt,
     PositiveNumber,
@@ -325,6 +327,12 @@ class DeviceConfig(Section):
         "reaches GPUs' matrix units and is faster on software GPUs of Mesa 25 or later; auto "
         "takes dawn where it is installed and can do either.",
     )
+    memory: MemorySize = Field(
+        "auto",
+        description="Memory of the device that training may take: a size such as 8GiB or 8GB, or "
+        "auto for what the driver says is free. What has no room waits in host memory, which "
+        "changes the speed and nothing that is computed.",
+    )
     tune: Literal["auto", "always", "never"] = Field(
         "auto",
         description="Whether ways of cutting kernels are timed before training, once per GPU "
@@ -353,6 +361,13 @@ class DeviceConfig(Section):
     @classmethod
     def _new_names(cls, values: Any) -> Any:
         return with_new_names("device", values) if isinstance(values, Mapping) else values
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Bytes of ``memory``; None for auto."""
+        if self.memory == "auto":
+            return None
+        return parse_bytes(self.memory) if isinstance(self.memory, str) else self.memory
 
     @property
     def adapter(self) -> str:

@@ -160,9 +160,20 @@ class LayerOps:
     ) -> Tensor:
         """Applies ``layer(h, i)`` for every i, recomputing each in the backward if asked for."""
 
-        def numbered(i: int) -> Callable[[Tensor], Tensor]:
-            return lambda x: layer(x, i)
+        def some(first: int) -> Callable[[Tensor], Tensor]:
+            def apply(x: Tensor) -> Tensor:
+                for i in range(first, min(first + together, count)):
+                    x = layer(x, i)
+                return x
 
-        for i in range(count):
-            h = self.g.checkpoint(numbered(i), h) if checkpointing else layer(h, i)
+            return apply
+
+        together, parking = self.g.recomputation.together, self.g.recomputation.parking
+        for first in range(0, count, together):
+            if not checkpointing:
+                h = some(first)(h)
+                continue
+            # The last input is wanted again at once.
+            is_last = first + together >= count
+            h = self.g.checkpoint(some(first), h, None if is_last else parking)
         return h

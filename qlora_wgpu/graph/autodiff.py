@@ -116,19 +116,34 @@ class Tape:
                 self._handed, self._begin = before
         self._ops = []
 
-    def checkpoint(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Calls ``function(x)`` and keeps nothing but x for the backward, which calls it again."""
+    def checkpoint(
+        self,
+        function: Callable[[Tensor], Tensor],
+        x: Tensor,
+        kept: Callable[[], Tensor] | None = None,
+    ) -> Tensor:
+        """Calls ``function(x)`` and keeps nothing but x for the backward, which calls it again.
+
+        Args:
+            function: What is called twice.
+            x: Its argument.
+            kept: Brings x back for the second call, as another tensor; by default x itself stays.
+        """
         with self._paused():
             y = function(x)
 
         def vjp(gradients: list[Tensor | None]) -> None:
             outer, self._ops = self._ops, []
-            again = function(x)
+            same = x if kept is None else kept()
+            same.requires_grad = x.requires_grad
+            again = function(same)
             for dy in gradients:
                 assert dy is not None  # an op with one output runs where it has a gradient
                 self.add_gradient(again, dy)
             self.backward()
             self._ops = outer
+            if same is not x and same in self._gradients:
+                self.add_gradient(x, self._release(same))
 
         self.record([y], [y], vjp, trains=False)
         return y

@@ -18,7 +18,8 @@ from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.autodiff import VJP, JointVJP, Tape
 from qlora_wgpu.graph.dtype import ceil_div
 from qlora_wgpu.graph.launch import GraphError, Launch
-from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
+from qlora_wgpu.graph.parking import Parked, Parking, Recomputation
+from qlora_wgpu.graph.tensor import TEXEL, Storage, Tensor, matrix, vector
 
 __all__ = ["VJP", "Graph", "GraphError", "Launch"]
 
@@ -33,6 +34,7 @@ class Graph:
         launches: What has been traced.
         saturated: uint32; where kernels count values that they had to hold at the end of their
             type, if anywhere.
+        recomputation: How layers are recomputed, where they are.
     """
 
     def __init__(
@@ -41,12 +43,14 @@ class Graph:
         profile: Profile,
         max_binding: int = 128 << 20,
         saturated: Tensor | None = None,
+        recomputation: Recomputation | None = None,
     ) -> None:
         """Starts an empty graph."""
         self.dtype = dtype
         self.profile = profile
         self.max_binding = max_binding
         self.saturated = saturated
+        self.recomputation = recomputation or Recomputation()
         self.launches: list[Launch] = []
         self._tape = Tape(self.launches, self._add)
 
@@ -224,13 +228,42 @@ class Graph:
         """Runs the tape backwards from the gradients added so far."""
         self._tape.backward()
 
-    def checkpoint(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    def checkpoint(
+        self, function: Callable[[Tensor], Tensor], x: Tensor, parking: Parking | None = None
+    ) -> Tensor:
         """Calls ``function(x)`` and keeps nothing but x for the backward, which calls it again.
 
         What the first call computed besides its result is read by nobody later, so its slots are
         free at once; what the second computes and nobody needs is never launched.
+
+        Args:
+            function: What is called twice.
+            x: Its argument.
+            parking: What x passes through to wait in host memory in between; by default it stays.
         """
-        return self._tape.checkpoint(function, x)
+        if parking is None:
+            return self._tape.checkpoint(function, x)
+        waiting = self._park(x, parking)
+        return self._tape.checkpoint(function, x, lambda: self._unpark(waiting, x, parking))
+
+    def _park(self, x: Tensor, parking: Parking) -> Parked:
+        parked = Parked(x.name, x.nbytes)
+        out = parking.way_out(x.nbytes)
+        self._copy(x, matrix(x.name, *x.shape, x.dtype, out))
+        self.launches[-1].saves = {"y": parked}
+        return parked
+
+    def _unpark(self, parked: Parked, like: Tensor, parking: Parking) -> Tensor:
+        turn = sum(1 for launch in self.launches if launch.fetches)
+        back = parking.way_back(parked.nbytes, turn)
+        x = matrix(parked.name, *like.shape, like.dtype)
+        self._copy(matrix(parked.name, *like.shape, like.dtype, back), x)
+        self.launches[-1].fetches = {"x": parked}
+        return x
+
+    def _copy(self, x: Tensor, y: Tensor) -> None:
+        units = ceil_div(x.nbytes, TEXEL)
+        self.launch("tensor/copy.wgsl", units, {"x": x, "y": y}, {"units": units})
 
     def end(self) -> None:
         """Lets go of the tape, which would keep graph and memory until Python looks for cycles."""

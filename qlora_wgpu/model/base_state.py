@@ -12,7 +12,7 @@ from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.model.adapter_state import read_vector
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.programs import Programs
-from qlora_wgpu.ops.modules import ExpertMatrix, Matrix
+from qlora_wgpu.ops.modules import ExpertMatrix, HostMatrix, Matrix
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -52,7 +52,12 @@ class _BaseState:
             state[name] = rows[:, : norm.columns].reshape(shape) - offset
         return state
 
-    def _matrix(self, weight: Matrix) -> FloatArray:
+    def _matrix(self, weight: Matrix | HostMatrix) -> FloatArray:
+        if isinstance(weight, HostMatrix):
+            rows = weight.taken(np.arange(weight.rows))
+            return stored_floats(rows.data.cast("B"), weight.dtype).reshape(rows.shape)[
+                :, : weight.columns
+            ]
         graph = self._layout.new_graph()
         return self._shards(graph, [shard for _, shard in weight.shards(graph)])
 

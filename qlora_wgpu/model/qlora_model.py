@@ -24,6 +24,7 @@ from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.loaded_model import LoadedModel
 from qlora_wgpu.model.options import TrainingOptions
 from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.residency import RESIDENT, Residency
 from qlora_wgpu.ops.adamw import STATS_LOSS, STATS_TOKENS
 
 __all__ = ["ComputeDtype", "QLoRAModel", "device_layout"]
@@ -212,6 +213,7 @@ def device_layout(
     quant: QuantConfig,
     compute_dtype: str,
     device: Device,
+    residency: Residency = RESIDENT,
 ) -> ModelLayout:
     """A model laid out for an open device.
 
@@ -228,6 +230,7 @@ def device_layout(
         compute_dtype,
         profile=device.profile,
         max_binding=device.max_binding,
+        residency=residency,
     )
 
 

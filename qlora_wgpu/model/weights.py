@@ -8,7 +8,10 @@ stays near one tensor.
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,11 +25,13 @@ from qlora_wgpu.families.family import Architecture, ExpertSpec, LinearSpec, Mod
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.graph.dtype import LARGEST_FLOAT16, ROW_UNIT, pad_rows, padded, stored_bits
 from qlora_wgpu.graph.program import allocate
+from qlora_wgpu.graph.section import Section, Stream
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model import nf4_weights
 from qlora_wgpu.model.nf4_weights import device_arrays as _device_arrays
 from qlora_wgpu.model.nf4_weights import nf4_matrix
+from qlora_wgpu.model.residency import RESIDENT, Residency
 from qlora_wgpu.model.storage_forms import StorageForms
 from qlora_wgpu.model.weight_names import stored_embedding, stored_name, with_prefixes
 from qlora_wgpu.ops.modules import (
@@ -34,6 +39,7 @@ from qlora_wgpu.ops.modules import (
     DenseMatrix,
     ExpertLinear,
     ExpertMatrix,
+    HostMatrix,
     Linear,
     Matrix,
 )
@@ -62,6 +68,7 @@ class WeightLayout:
         weight_dtype: str = "",
         textures: bool = False,
         config: Mapping[str, Any] | None = None,
+        residency: Residency = RESIDENT,
     ) -> None:
         """Without a folder, shapes and bytes only; without a device, data is kept for one.
 
@@ -74,6 +81,7 @@ class WeightLayout:
             device: The device that gets them.
             textures: Whether matrices that are not quantized are kept in textures.
             config: The config.json, for plans without a folder.
+            residency: What waits in host memory.
         """
         self._forms = StorageForms(quant, folder, config)
         self._quant = quant
@@ -83,6 +91,10 @@ class WeightLayout:
         self._folder = folder
         self._device = device
         self._textures = textures
+        self._residency = residency
+        self._sections: dict[int, Section] = {}
+        self._host_rows: HostMatrix | None = None
+        self._stream, self._first_streamed = Stream(), 0
         self._codebooks: dict[bytes, Tensor] = {}
         self._prefixes: tuple[tuple[str, str], ...] = ()
         self._deferred: list[tuple[str, _Load]] | None = None
@@ -117,11 +129,14 @@ class WeightLayout:
         self._deferred = []
         vocab, hidden = architecture.vocab_size, architecture.hidden_size
         self._prefixes = architecture.stored_prefixes
+        self._first_streamed = architecture.num_layers - self._residency.streamed_layers
         name, tied = stored_embedding(self._folder, architecture), architecture.tied
-        embedding = self._dense(name, vocab, hidden, "" if tied else self._dtype)
-        head: Matrix = embedding
-        if not tied:
-            head = self._dense(architecture.head_name, vocab, hidden)
+        head = self._dense(name if tied else architecture.head_name, vocab, hidden)
+        embedding: Matrix | HostMatrix = head
+        if self._residency.host_embedding and not tied:
+            embedding = self._on_host(name, vocab, hidden)
+        elif not tied:
+            embedding = self._dense(name, vocab, hidden, self._dtype)
         linears = {spec.name: self._linear(spec, adapter) for spec in architecture.linears}
         offset = np.float32(architecture.norm_offset)
         norms = {
@@ -169,6 +184,9 @@ class WeightLayout:
 
     def _fill(self, storage: Storage, data: npt.NDArray[Any] | None) -> None:
         """Gives a storage its bytes, on the device if there is one."""
+        if storage.section is not None and data is not None:
+            storage.section.put(storage, data)
+            return
         storage.data = data
         if self._device is not None:
             allocate(self._device, storage)
@@ -238,10 +256,44 @@ class WeightLayout:
         pieces: list[tuple[int, Tensor]] = []
         for row0 in range(0, rows, most):
             count = min(most, rows - row0)
-            storage = Storage(name, "base", count * row_bytes, texture=self._textures)
+            storage = self._dense_storage(name, count * row_bytes)
             pieces.append((row0, matrix(name, count, columns, dtype, storage)))
         self._when_loading(name, lambda: self._load_dense(name, (rows, columns), pieces))
         return DenseMatrix(rows, columns, tuple(pieces))
+
+    def _on_host(self, name: str, rows: int, columns: int) -> HostMatrix:
+        """A matrix whose rows the host looks up."""
+        matrix = self._host_rows = HostMatrix(rows, columns, self._dtype)
+
+        def load() -> None:
+            matrix.values = stored_bits(pad_rows(self._read(name, (rows, columns))), self._dtype)
+
+        self._when_loading(name, load)
+        return matrix
+
+    def _storage(self, module: str, label: str, nbytes: int) -> Storage:
+        """Memory for a part of a module, which may come and go with its layer of the model."""
+        number = layer_number(module)
+        if number is None or number < self._first_streamed:
+            return Storage(label, "base", nbytes)
+        if number not in self._sections:
+            self._sections[number] = self._stream.new_section(f"layer {number}")
+        return self._sections[number].storage(label, nbytes)
+
+    def _dense_storage(self, name: str, nbytes: int) -> Storage:
+        if self._textures:  # which are no windows of a buffer
+            return Storage(name, "base", nbytes, texture=True)
+        return self._storage(name, name, nbytes)
+
+    @property
+    def section_bytes(self) -> list[int]:
+        """Bytes of each layer's part that comes and goes."""
+        return [section.nbytes for section in self._stream.sections]
+
+    def host_bytes(self) -> Counter[str]:
+        """Bytes by kind of the weights that stay in host memory."""
+        rows = 0 if self._host_rows is None else self._host_rows.nbytes
+        return Counter({"embedding": rows, "streamed weights": self._stream.host_bytes})
 
     def _load_dense(
         self, name: str, shape: tuple[int, int], pieces: list[tuple[int, Tensor]]
@@ -272,7 +324,7 @@ class WeightLayout:
         pieces = []
         for first in range(0, len(names), most):
             group = names[first : first + most]
-            storage = Storage(name, "base", len(group) * one, texture=self._textures)
+            storage = self._dense_storage(name, len(group) * one)
             self._when_loading(name, self._group_load(storage, group, (rows, columns)))
             whole = matrix(name, len(group) * rows, columns, dtype, storage)
             pieces.append((first, len(group), whole))
@@ -298,7 +350,7 @@ class WeightLayout:
             shape,
             form,
             len(parts),
-            lambda label, nbytes: Storage(label, "base", nbytes),
+            partial(self._storage, name),
             self._codebook(form) if in_words else None,
         )
         self._when_loading(name, lambda: self._load_nf4(name, parts, shape, storages))
@@ -330,6 +382,12 @@ class WeightLayout:
         if key not in self._codebooks:
             self._codebooks[key] = nf4_weights.codebook_tensor(form, Storage)
         return self._codebooks[key]
+
+
+def layer_number(module: str) -> int | None:
+    """The number of the layer that a module belongs to, by its name; None outside of layers."""
+    found = re.search(r"\.(\d+)\.", module)
+    return None if found is None else int(found[1])
 
 
 def _check_shape(

@@ -9,6 +9,7 @@ from qlora_wgpu.cluster.blocks import Identity, Specification
 from qlora_wgpu.cluster.computing import Cluster
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.schema import ClusterConfig
+from qlora_wgpu.gpu.adapters import cards
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.lora.targets import check_trainable
@@ -99,7 +100,7 @@ def _gpus(settings: Config) -> list[str]:
         return []
     if settings.device.gpu != "auto":
         return [settings.device.gpu]
-    return ["auto"]
+    return cards(settings.device.backend) or ["auto"]
 
 
 def _least(settings: ClusterConfig, processes: int) -> int:

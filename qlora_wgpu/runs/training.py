@@ -12,6 +12,8 @@ from qlora_wgpu.config.loading import Overrides
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.model.adapter_model import AdapterModel
+from qlora_wgpu.model.fitting import Fit
+from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.runs.data import RunData, read_run_data
 from qlora_wgpu.runs.locating import base_in
@@ -89,7 +91,11 @@ def _train(
         observer.note(text)
     data = read_run_data(settings, source, observer)
     prompt = prompt_of_run(settings, source)  # now that the data is there
-    with _computing(settings, source, data, device, observer) as (model, computing, write):
+    layout = None
+    if settings.cluster.scheduler is None:
+        fitted = plan_layout(settings, source.pretrained, data, device, observer)
+        settings, layout = _as_fitted(settings, fitted, observer), fitted.layout
+    with _computing(settings, source, data, device, layout, observer) as (model, computing, write):
         observer.setup(_setup(settings, model, data))
         texts = SampleTexts(write, source.tokenizer, data.held_out or data.train)
         observer.activity("writing texts before training")
@@ -123,13 +129,23 @@ def _train(
     return replace(result, reports=reports)
 
 
+def _as_fitted(settings: Config, fitted: Fit, observer: Observer) -> Config:
+    """The settings of a run whose layers are recomputed, if they have to be."""
+    if fitted.options.checkpointing == settings.train.gradient_checkpointing:
+        return settings
+    observer.note("layers are recomputed in the backward, since their results have no room")
+    train = settings.train.model_copy(update={"gradient_checkpointing": True})
+    return settings.model_copy(update={"train": train})
+
+
 @contextmanager
 def _computing(
-    settings: Config, source: OpenedModel, data: RunData, device: Device, observer: Observer
-) -> Iterator[tuple[AdapterModel, Computing | None, Writer]]:
+    settings: Config, source: OpenedModel, data: RunData, device: Device,
+    layout: ModelLayout | None, observer: Observer,
+) -> Iterator[tuple[AdapterModel, Computing | None, Writer]]:  # fmt: skip
     """The adapter's model, who computes its micro-batches if not it itself, and its texts."""
-    if settings.cluster.scheduler is None:
-        model = _open_model(settings, source, data, device, observer)
+    if layout is not None:
+        model = _open_model(settings, source, data, device, layout, observer)
         yield model, None, writer_of(model)
         return
     from qlora_wgpu.runs.clustered import opened_cluster
@@ -158,10 +174,10 @@ def check_output(settings: Config, *, overwrite: bool, resume: bool) -> None:
 
 
 def _open_model(
-    settings: Config, source: OpenedModel, data: RunData, device: Device, observer: Observer
-) -> QLoRAModel:
+    settings: Config, source: OpenedModel, data: RunData, device: Device, layout: ModelLayout,
+    observer: Observer,
+) -> QLoRAModel:  # fmt: skip
     """The model on its device, ready for its longest step."""
-    layout = plan_layout(settings, source.pretrained, data, device, observer)
     assert source.pretrained.folder is not None
     source.pretrained.folder.start_fingerprint()  # checkpoints keep it
     layout = sound_layout(

@@ -184,6 +184,28 @@ def test_results_that_wait_for_their_turn_are_bounded():
     assert max(o for o in division._done) < 2 * 2
 
 
+def test_an_idle_worker_computes_what_another_may_be_stuck_with():
+    division = Division()
+    for name in ("a", "b"):
+        division.add(name)
+    division.begin([10, 10])
+    first, second = division.next(0.0)
+    for order in (first, second):
+        division.begun(order, 0.0)
+        division.done(order, 1.0, 1.0)
+    division.begin([99, 99])  # a size that is new to both
+    first, second = division.next(1.0)
+    for order in (first, second):
+        division.begun(order, 1.0)
+    assert division.done(first, 2.0, 9.9)
+    assert division.next(15.0) == []
+    (copy,) = division.next(21.0)
+    assert (copy.worker, copy.block) == (first.worker, second.block)
+    assert division.suspects == []  # it may be compiling
+    assert division.next(22.0) == []
+    assert division.done(copy, 23.0, 2.0) and division.is_complete
+
+
 def test_a_first_block_may_take_long_and_a_later_one_may_not():
     division = Division()
     division.add("a")

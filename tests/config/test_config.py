@@ -91,6 +91,7 @@ DEFAULTS = {
         "dispatches_per_submit": 100,
         "submit_milliseconds": 100.0,
         "timeout": None,
+        "memory": "auto",
     },
     "cluster": {
         "scheduler": None,
