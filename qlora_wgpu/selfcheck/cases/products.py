@@ -240,7 +240,7 @@ def check_only_use(run: Runner, s: _Sizes, dropout: float, adapted: bool) -> Non
         drawn = (s.rows, padded(s.inner), s.inner, dropout, KEY, lora.key)
         mask = linear_reference.dropout_mask(*drawn)
     a, b = (part * adapted for part in parts.values())
-    exact_x, da, db = linear_reference.backward(dy, x, run.rounded(w), a, b, 2.0, mask)
+    exact_x, da, db = linear_reference.backward(dy, x, run.rounded_weight(w), a, b, 2.0, mask)
     run.compare(got_x, exact_x, dx.dtype)
     if adapted:
         run.compare(got[0], joined(adapter, dict(zip(parts, (da, db), strict=True))))
@@ -269,7 +269,7 @@ def check_norm_between_long_products(run: Runner, has_residual: bool) -> None:
     first, second = normal("first", width, inner), normal("second", inner, width)
     weight, dz = normal("weight", width), normal("dz", rows, inner)
     layers = [
-        Linear(name, DenseMatrix(len(w), w.shape[1], ((0, run.operand(w)),)), None, None)
+        Linear(name, DenseMatrix(len(w), w.shape[1], ((0, run.weight(w)),)), None, None)
         for name, w in (("first", first), ("second", second))
     ]
     tx, batch = run.operand(x), run.batch(np.ones((1, rows), np.int64))
@@ -280,10 +280,10 @@ def check_norm_between_long_products(run: Runner, has_residual: bool) -> None:
     z = linear(g, y, layers[1], batch)
     (dh,) = run.gradients(z, run.operand(dz), h)
     got_h, got_y, got_dh = run.run(h, y, dh)
-    exact = run.rounded(x) @ run.rounded(first).T + skip
+    exact = run.rounded(x) @ run.rounded_weight(first).T + skip
     run.compare(got_h, exact)
     run.compare(got_y, rms_norm_reference.forward(exact, weight, 1e-5), y.dtype, by_row=True)
-    dy = run.rounded(dz) @ run.rounded(second)
+    dy = run.rounded(dz) @ run.rounded_weight(second)
     dh_exact = rms_norm_reference.backward(dy, exact, weight, 1e-5)
     run.compare(got_dh, dh_exact, inner=ROUNDING[run.dtype])  # of dy, where it comes as a whole
 
