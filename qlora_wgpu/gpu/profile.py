@@ -36,7 +36,9 @@ class Profile:
         lora_threads: Invocations that share a row of LoRA's products; 0 for skinny GEMMs.
         lora_grad_group: Invocations of a workgroup of LoRA's gradients: along columns, and those
             that share the rows.
-        attention_kind: ``"register"``, without workgroup memory; or ``"tiled"``, with it.
+        attention_kind: ``"register"``, without workgroup memory; ``"tiled"``, with it; or
+            ``"matrix"``, on matrix units.
+        attention_strips: Strips of 16 queries or keys of such an attention workgroup, at most.
         attention_threads: Queries or keys of an attention workgroup without such memory.
         attention_keys: Keys a query looks at in one turn, for heads of up to 128 elements.
         head_block: Rows of ``lm_head`` that one backward product covers, a multiple of 256; on
@@ -70,6 +72,7 @@ class Profile:
     logits_bytes: int
     gemm_kind: str = "register"
     attention_kind: str = "register"
+    attention_strips: int = 4
     tile_group: tuple[int, int] = (16, 16)
     matrix: tuple[int, ...] = ()
     matrix_element: str = "f16"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.kernels.attention.blocks import Registers, SubgroupTexture
+from qlora_wgpu.kernels.attention.matrix_tiles import MatrixTiles
 from qlora_wgpu.kernels.attention.problem import Attention, Gradients
 from qlora_wgpu.kernels.attention.tiles import WorkgroupTiles
 from qlora_wgpu.kernels.kernel import Change, Kernel, Tunable
@@ -20,6 +21,6 @@ def _changes(profile: Profile) -> tuple[Change, ...]:
     )
 
 
-ATTENTION = Kernel("attention", (SubgroupTexture(), WorkgroupTiles(), Registers()))
+ATTENTION = Kernel("attention", (SubgroupTexture(), MatrixTiles(), WorkgroupTiles(), Registers()))
 KERNELS = (ATTENTION,)
 TUNABLES = (Tunable("attention", lambda launch: launch.kernel == "attention", _changes),)
