@@ -94,8 +94,8 @@ class Profile:
 
     @property
     def saturates(self) -> bool:
-        """Whether products hold their factors in a type that ends at 65,504."""
-        return self.gemm_kind == "matrix" and self.matrix_element == "f16"
+        """Whether some kernels hold their factors in a type that ends at 65,504."""
+        return self.matrix_element == "f16" and "matrix" in (self.gemm_kind, self.attention_kind)
 
     def tile_on_matrix_units(self) -> MatrixTile:
         """What a workgroup makes of a product on matrix units."""
@@ -170,6 +170,7 @@ def gpu_profile(shape: MatrixShape | None, limits: Limits = PROMISED) -> Profile
     return replace(
         plain,
         gemm_kind="matrix",
+        attention_kind="matrix",
         matrix=(shape.m, shape.n, shape.k, shape.threads),
         matrix_element=shape.element,
         matrix_tile=(tile.groups_m, tile.groups_n, tile.fragments_m, tile.fragments_n),
@@ -179,10 +180,13 @@ def gpu_profile(shape: MatrixShape | None, limits: Limits = PROMISED) -> Profile
 def plainer(profile: Profile) -> Profile | None:
     """The profile to fall back on where a GPU's kernels are wrong; None if there is none.
 
-    Products on matrix units, then through workgroup memory, then nothing through that.
+    Attention gives up matrix units first, then products do, then nothing goes through workgroup
+    memory.
     """
-    if profile.textures or profile.gemm_kind == "register":
+    if profile.textures or profile.gemm_kind == profile.attention_kind == "register":
         return None
+    if profile.attention_kind == "matrix":
+        return replace(profile, attention_kind="tiled")
     if profile.gemm_kind == "matrix":
         return replace(profile, gemm_kind="tiled", products=())
     return plainest(profile)

@@ -75,7 +75,7 @@ fn after(turn: Turn) -> Turn {
     return next;
 }
 
-fn weigh(index: u32, turn: Turn) {
+fn weigh(index: u32, turn: Turn, info_at: u32) {
     let last = min(own_first + BLOCK, params.seq) - 1u;
     let far = turn.other + OTHERS - 1u;
     let near = turn.other >= last && far < params.seq && far - own_first < params.window;
@@ -85,8 +85,8 @@ fn weigh(index: u32, turn: Turn) {
         let unit = (index + $iu * THREADS) % SCORE_UNITS;
         if (OCTETS * THREADS == BLOCK * SCORE_UNITS || row < BLOCK) {
             let at = SCORES_AT + row * SCORE_STRIDE + 2u * unit;
-            let lower_segments = memory[INFO_AT + 2u * unit];
-            let upper_segments = memory[INFO_AT + 2u * unit + 1u];
+            let lower_segments = memory[info_at + 2u * unit];
+            let upper_segments = memory[info_at + 2u * unit + 1u];
             let own = vec4<u32>(segment_$i);
             var lower_seen = vec4<bool>(true);
             var upper_seen = vec4<bool>(true);
@@ -96,7 +96,7 @@ fn weigh(index: u32, turn: Turn) {
                 lower_seen = sees(four_from(query), key, lower_segments, own);
                 upper_seen = sees(four_from(query + 4u), key, upper_segments, own);
             }
-            let lse_at = INFO_AT + INFO_FOURS + 2u * unit;
+            let lse_at = info_at + INFO_FOURS + 2u * unit;
             let delta_at = lse_at + INFO_FOURS;
             let lower = weights_of(floats(at), floats(SCORES + at), floats(lse_at), floats(delta_at), lower_seen);
             let upper = weights_of(floats(at + 1u), floats(SCORES + at + 1u), floats(lse_at + 1u), floats(delta_at + 1u), upper_seen);

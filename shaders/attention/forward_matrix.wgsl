@@ -98,7 +98,7 @@ fn add_up(highest: f32, sum: f32, lower: vec4<f32>, upper: vec4<f32>) -> vec2<f3
     return vec2<f32>(next, sum * exp(highest - next) + dot(terms, vec4<f32>(1.0)));
 }
 
-fn weigh(index: u32, turn: Turn) {
+fn weigh(index: u32, turn: Turn, info_at: u32) {
     let last = min(own_first + BLOCK, params.seq) - 1u;
     let near = turn.other + OTHERS - 1u <= own_first && last - turn.other < params.window;
     //#unroll i OCTETS
@@ -107,8 +107,8 @@ fn weigh(index: u32, turn: Turn) {
         let unit = (index + $iu * THREADS) % SCORE_UNITS;
         if (OCTETS * THREADS == BLOCK * SCORE_UNITS || row < BLOCK) {
             let at = SCORES_AT + row * SCORE_STRIDE + 2u * unit;
-            let lower_segments = memory[INFO_AT + 2u * unit];
-            let upper_segments = memory[INFO_AT + 2u * unit + 1u];
+            let lower_segments = memory[info_at + 2u * unit];
+            let upper_segments = memory[info_at + 2u * unit + 1u];
             let own = vec4<u32>(segment_$i);
             var lower = scores_of(floats(at));
             var upper = scores_of(floats(at + 1u));

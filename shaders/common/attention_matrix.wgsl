@@ -8,8 +8,8 @@
 //
 // A kernel defines first_ and after(turn): the walk; own_N(row, unit), other_raw_N(turn, row, unit)
 // and other_N(turn, row, raw): both sides' rows in units of eight, rows past the last repeating it;
-// info_of(i, turn): what it wants to know of four of the others; weigh(index, turn): weights of
-// scores; put_N(row, unit, value): results, of which there are MIXES.
+// info_of(i, turn): what it wants to know of four of the others; weigh(index, turn, info_at): weights
+// of scores; put_N(row, unit, value): results, of which there are MIXES.
 //
 // f16 (HALF) holds weights below 1 as WEIGHT_SCALE times as much: drivers may take what is below
 // 6e-5 for zero.
@@ -62,14 +62,32 @@ struct Turn {
     segment: u32,
 }
 
-// Eight values at their place.
-fn put8(at: u32, v: Eight) {
+// Eight values as factors, and to their place.
 //#if HALF
-    memory[at] = halves8(v);
+alias Kept = vec4<u32>;
+
+fn kept8(v: Eight) -> Kept {
+    return halves8(v);
+}
+
+fn put_kept(at: u32, v: Kept) {
+    memory[at] = v;
+}
 //#else
+alias Kept = Eight;
+
+fn kept8(v: Eight) -> Kept {
+    return v;
+}
+
+fn put_kept(at: u32, v: Kept) {
     memory[at] = bitcast<vec4<u32>>(low(v));
     memory[at + 1u] = bitcast<vec4<u32>>(high(v));
+}
 //#endif
+
+fn put8(at: u32, v: Eight) {
+    put_kept(at, kept8(v));
 }
 
 // Eight weights where the scores were that they were made of. In f16 they take half of the place:
@@ -120,36 +138,29 @@ fn attend(index: u32, subgroup: u32, first: u32, span: u32, begin: Turn) {
         let row_$i = (index + $iu * THREADS) / UNITS;
         let unit_$i = (index + $iu * THREADS) % UNITS;
         let place_$i = row_$i * STRIDE + unit_$i * UNIT;
-        var raw_0_$i = other_raw_0(turn, turn.other + row_$i, unit_$i);
-        var raw_1_$i = other_raw_1(turn, turn.other + row_$i, unit_$i);
+        var kept_0_$i = kept8(other_0(turn, turn.other + row_$i, other_raw_0(turn, turn.other + row_$i, unit_$i)));
+        var kept_1_$i = kept8(other_1(turn, turn.other + row_$i, other_raw_1(turn, turn.other + row_$i, unit_$i)));
     //#end
-    var info = info_of(index, turn);
+    // This turn's and the next one's take turns, too.
+    var info_at = 0u;
+    if (index < INFOS * INFO_FOURS) {
+        memory[INFO_AT + index] = info_of(index, turn);
+    }
     while (turn.round < turn.rounds) {
         //#unroll i LOADS
             if (LOADS * THREADS == OTHERS * UNITS || row_$i < OTHERS) {
-                put8(place_$i, other_0(turn, turn.other + row_$i, raw_0_$i));
-//#if !BACKWARD
-                if (turn.round > 0u) { put8(TILE + place_$i, other_1(turn, turn.other + row_$i, raw_1_$i)); }
-//#else
-                put8(TILE + place_$i, other_1(turn, turn.other + row_$i, raw_1_$i));
-//#endif
+                put_kept(place_$i, kept_0_$i);
+                put_kept(TILE + place_$i, kept_1_$i);
             }
         //#end
-        if (index < INFOS * INFO_FOURS) {
-            memory[INFO_AT + index] = info;
-        }
         workgroupBarrier();
         let next = after(turn);
-        // The next turn's, which arrive while this one's are multiplied.
+        // The next turn's arrive while this one's are multiplied. They become factors right behind
+        // that, lest a compiler moves the loads to where those are stored.
         //#unroll i LOADS
-            raw_0_$i = other_raw_0(next, next.other + row_$i, unit_$i);
-//#if !BACKWARD
-            if (next.round > 0u) { raw_1_$i = other_raw_1(next, next.other + row_$i, unit_$i); }
-//#else
-            raw_1_$i = other_raw_1(next, next.other + row_$i, unit_$i);
-//#endif
+            let raw_0_$i = other_raw_0(next, next.other + row_$i, unit_$i);
+            let raw_1_$i = other_raw_1(next, next.other + row_$i, unit_$i);
         //#end
-        info = info_of(index, next);
         {
             //#unroll f FRAGMENTS, s SCORE_COLUMNS
                 var score_$f_$s = subgroup_matrix_result<f32, MATRIX_N, MATRIX_M>();
@@ -162,8 +173,27 @@ fn attend(index: u32, subgroup: u32, first: u32, span: u32, begin: Turn) {
                 subgroupMatrixStore<row_major>(&memory, score_at + $fu * MATRIX_M * SCORE_STRIDE + $su * MATRIX_N / 4u, score_$f_$s, SCORE_STRIDE);
             //#end
         }
+        //#unroll i LOADS
+            let value_0_$i = other_0(next, next.other + row_$i, raw_0_$i);
+            let value_1_$i = other_1(next, next.other + row_$i, raw_1_$i);
+        //#end
+//#if HALF
+        var size = 0u;
+        //#unroll i LOADS: size = max(size, max(size8(value_0_$i), size8(value_1_$i)));
+        if (size > LARGEST_BITS) {
+            //#unroll n 2, i LOADS: kept_$n_$i = held_halves8(value_$n_$i);
+        } else {
+            //#unroll n 2, i LOADS: kept_$n_$i = small_halves8(value_$n_$i);
+        }
+//#else
+        //#unroll n 2, i LOADS: kept_$n_$i = value_$n_$i;
+//#endif
+        if (index < INFOS * INFO_FOURS) {
+            memory[INFO_AT + INFOS * INFO_FOURS - info_at + index] = info_of(index, next);
+        }
         workgroupBarrier();
-        weigh(index, turn);
+        weigh(index, turn, INFO_AT + info_at);
+        info_at = INFOS * INFO_FOURS - info_at;
         workgroupBarrier();
 //#if !BACKWARD
         if (turn.round == 0u) {

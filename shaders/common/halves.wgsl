@@ -8,12 +8,26 @@ fn sizes4(v: vec4<f32>) -> vec4<u32> {
     return bitcast<vec4<u32>>(v) & vec4<u32>(0x7fffffffu);
 }
 
+// The bits of the largest of eight sizes.
+fn size8(v: Eight) -> u32 {
+    let size = max(sizes4(v.even), sizes4(v.odd));
+    return max(max(size.x, size.y), max(size.z, size.w));
+}
+
 // Eight values in their order, each in 16 bits.
 fn halves8(v: Eight) -> vec4<u32> {
-    let size = max(sizes4(v.even), sizes4(v.odd));
-    if (max(max(size.x, size.y), max(size.z, size.w)) > LARGEST_BITS) {
-        return half_bits(v.even) | (half_bits(v.odd) << vec4<u32>(16u));
+    if (size8(v) > LARGEST_BITS) {
+        return held_halves8(v);
     }
+    return small_halves8(v);
+}
+
+fn held_halves8(v: Eight) -> vec4<u32> {
+    return half_bits(v.even) | (half_bits(v.odd) << vec4<u32>(16u));
+}
+
+// Where none is beyond f16.
+fn small_halves8(v: Eight) -> vec4<u32> {
     return vec4<u32>(
         pack2x16float(vec2<f32>(v.even.x, v.odd.x)), pack2x16float(vec2<f32>(v.even.y, v.odd.y)),
         pack2x16float(vec2<f32>(v.even.z, v.odd.z)), pack2x16float(vec2<f32>(v.even.w, v.odd.w)),

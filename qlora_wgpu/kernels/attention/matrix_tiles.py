@@ -22,6 +22,7 @@ from qlora_wgpu.kernels.attention.problem import Attention
 
 _STRIP = 16  # rows of a strip, at least
 _OTHERS = (32, 16)  # rows of the other side in a turn
+_LOADS = 2  # units that an invocation has under way of each matrix, so that registers last
 _REGISTERS = 64  # of an invocation that hold results, at most
 _MEMORY = 32 << 10  # bytes of workgroup memory, if it can be
 _SIZED_ROWS = 64  # share an entry of what says how large gradients and values are
@@ -83,7 +84,7 @@ class MatrixCut:
         stride = self.head_dim // _VECTORS[self.shape.element] + 1
         sides = 2 if self.is_backward else 1
         scores = self.block * (self.others // 4 + 1)
-        turn = 2 * self.others * stride + sides * scores + self.infos * self.others // 4
+        turn = 2 * self.others * stride + sides * scores + 2 * self.infos * self.others // 4
         results = self.block * (self.shape.n // 2 + 1)
         return max(turn, sides * self.block * stride, results, self.threads)
 
@@ -92,6 +93,11 @@ class MatrixCut:
         """Workgroups that share the results' columns."""
         sums = self.mixes * self.fragments * self.shape.m * self.head_dim // 2
         return ceil_div(sums, self.shape.threads * _REGISTERS)
+
+    @property
+    def loads(self) -> int:
+        """Units of eight that an invocation loads of each of the others' matrices in a turn."""
+        return ceil_div(self.others * self.head_dim // 8, self.threads)
 
     def fits(self, limits: Limits) -> bool:
         """Whether a GPU allows it, and its parts are whole."""
@@ -109,7 +115,6 @@ class MatrixCut:
     def constants(self) -> dict[str, Constant]:
         """The shader's constants."""
         shape = self.shape
-        units = self.head_dim // 8
         return {
             "HALF": shape.element == "f16",
             "BACKWARD": self.is_backward,
@@ -129,7 +134,7 @@ class MatrixCut:
             "MIXED_TILE": 0 if self.is_backward else 1,
             "COLUMNS": ceil_div(self.head_dim // shape.n, 2 * self.spans),
             "SPANS": self.spans,
-            "LOADS": ceil_div(self.others * units, self.threads),
+            "LOADS": self.loads,
             "OCTETS": ceil_div(self.block * self.others // 8, self.threads),
             "INFOS": self.infos,
             "MEMORY": self.memory,
@@ -147,12 +152,13 @@ def matrix_cut(profile: Profile, head_dim: int, name: str) -> MatrixCut | None:
     strips = [profile.attention_strips]
     while strips[-1] > 1:
         strips.append(strips[-1] // 2)
+    cuts = [
+        MatrixCut(shape, head_dim, count, others, name) for others in _OTHERS for count in strips
+    ]
     for limits in (small, profile.limits):
-        for others in _OTHERS:
-            for count in strips:
-                cut = MatrixCut(shape, head_dim, count, others, name)
-                if cut.fits(limits):
-                    return cut
+        fitting = [cut for cut in cuts if cut.fits(limits)]
+        if fitting:
+            return next((cut for cut in fitting if cut.loads <= _LOADS), fitting[0])
     return None
 
 
