@@ -22,7 +22,7 @@ from qlora_wgpu.kernels.attention.problem import Attention
 
 _STRIP = 16  # rows of a strip, at least
 _OTHERS = (32, 16)  # rows of the other side in a turn
-_LOADS = 2  # units that an invocation has under way of each matrix, so that registers last
+_LOADS = (2, 4)  # units of a matrix that an invocation has under way: registers are to last
 _REGISTERS = 64  # of an invocation that hold results, at most
 _MEMORY = 32 << 10  # bytes of workgroup memory, if it can be
 _SIZED_ROWS = 64  # share an entry of what says how large gradients and values are
@@ -156,9 +156,10 @@ def matrix_cut(profile: Profile, head_dim: int, name: str) -> MatrixCut | None:
         MatrixCut(shape, head_dim, count, others, name) for others in _OTHERS for count in strips
     ]
     for limits in (small, profile.limits):
-        fitting = [cut for cut in cuts if cut.fits(limits)]
-        if fitting:
-            return next((cut for cut in fitting if cut.loads <= _LOADS), fitting[0])
+        for most in _LOADS:
+            for cut in cuts:
+                if cut.loads <= most and cut.fits(limits):
+                    return cut
     return None
 
 
