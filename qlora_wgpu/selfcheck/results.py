@@ -203,8 +203,8 @@ def avoid_what_is_wrong(device: Device) -> None:
         if profile is None:
             return
         device.notes += (
-            f"{device.name} computed wrongly before, with this driver, with {_kinds(device.profile)}"
-            f": it has {_kinds(profile)} instead",
+            f"{device.name} computed wrongly before, with this driver: not with "
+            f"{_kinds(device.profile)}, but with {_kinds(profile)}",
         )
         device.profile = profile
 

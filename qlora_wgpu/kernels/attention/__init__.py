@@ -15,9 +15,17 @@ __all__ = ["ATTENTION", "KERNELS", "TUNABLES", "Attention", "Gradients"]
 def _changes(profile: Profile) -> tuple[Change, ...]:
     if profile.textures or profile.name == "cpu":
         return ()
-    return tuple(
+    registers: tuple[Change, ...] = tuple(
         {"attention_kind": "register", "attention_threads": threads, "attention_keys": keys}
         for threads, keys in ((32, 4), (64, 4), (32, 8), (64, 2))
+    )
+    if profile.attention_kind != "matrix":
+        return registers
+    strips = (2, 8, 1)
+    return (
+        {"attention_kind": "tiled"},
+        *({"attention_kind": "matrix", "attention_strips": count} for count in strips),
+        registers[0],
     )
 
 
