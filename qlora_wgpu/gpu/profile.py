@@ -94,8 +94,17 @@ class Profile:
 
     @property
     def saturates(self) -> bool:
-        """Whether some kernels hold their factors in a type that ends at 65,504."""
+        """Whether products hold their factors in a type that ends at 65,504."""
+        return self.gemm_kind == "matrix" and self.matrix_element == "f16"
+
+    @property
+    def counts_saturated(self) -> bool:
+        """Whether any kernel counts what it holds at the end of such a type."""
         return self.matrix_element == "f16" and "matrix" in (self.gemm_kind, self.attention_kind)
+
+    def weight_dtype(self, dtype: str) -> str:
+        """The type of frozen weights where operands have this one: units of f16 copy theirs."""
+        return "float16" if self.saturates and dtype == "bfloat16" else dtype
 
     def tile_on_matrix_units(self) -> MatrixTile:
         """What a workgroup makes of a product on matrix units."""

@@ -33,7 +33,7 @@ var<private> beyond: u32;
 fn own_0(row: u32, unit: u32) -> Eight {
     let v = load_q(q_at + min(row, params.seq - 1u) * params.q_stride + unit);
 //#if saturated
-    if (row < params.seq) { beyond += count_beyond(v); }
+    if (row < params.seq) { beyond += beyond8(v); }
 //#endif
     return v;
 }
@@ -50,7 +50,7 @@ fn other_raw_1(turn: Turn, row: u32, unit: u32) -> Raw_v {
 // The block's own keys and values, in the second round.
 fn count_own(turn: Turn, row: u32, v: Eight) {
     if (counts && turn.round == 1u && row >= own_first && row < min(own_first + BLOCK, params.seq)) {
-        beyond += count_beyond(v);
+        beyond += beyond8(v);
     }
 }
 //#endif

@@ -14,7 +14,7 @@
 // f16 (HALF) holds weights below 1 as WEIGHT_SCALE times as much: drivers may take what is below
 // 6e-5 for zero.
 //#if HALF
-//#include common/halves.wgsl
+//#include common/eight_float16.wgsl
 alias Factor = f16;
 const VECTOR = 8u; // factors of a vector
 const WEIGHT_SCALE = 16384.0;
@@ -67,7 +67,7 @@ struct Turn {
 alias Kept = vec4<u32>;
 
 fn kept8(v: Eight) -> Kept {
-    return halves8(v);
+    return f16_of_eight(v);
 }
 
 fn put_kept(at: u32, v: Kept) {
@@ -181,9 +181,9 @@ fn attend(index: u32, subgroup: u32, first: u32, span: u32, begin: Turn) {
         var size = 0u;
         //#unroll i LOADS: size = max(size, max(size8(value_0_$i), size8(value_1_$i)));
         if (size > LARGEST_BITS) {
-            //#unroll n 2, i LOADS: kept_$n_$i = held_halves8(value_$n_$i);
+            //#unroll n 2, i LOADS: kept_$n_$i = held_f16(value_$n_$i);
         } else {
-            //#unroll n 2, i LOADS: kept_$n_$i = small_halves8(value_$n_$i);
+            //#unroll n 2, i LOADS: kept_$n_$i = near_f16(value_$n_$i);
         }
 //#else
         //#unroll n 2, i LOADS: kept_$n_$i = value_$n_$i;
