@@ -183,7 +183,8 @@ fn attend(index: u32, subgroup: u32, first: u32, span: u32, begin: Turn) {
         if (size > LARGEST_BITS) {
             //#unroll n 2, i LOADS: kept_$n_$i = held_f16(value_$n_$i);
         } else {
-            //#unroll n 2, i LOADS: kept_$n_$i = near_f16(value_$n_$i);
+            // The first are bfloat16's, which are not rounded; the second may be a gradient's.
+            //#unroll i LOADS: kept_0_$i = few_digits(value_0_$i); kept_1_$i = near_f16(value_1_$i);
         }
 //#else
         //#unroll n 2, i LOADS: kept_$n_$i = value_$n_$i;

@@ -172,7 +172,9 @@ class MatrixTiles(PerHead):
         """Where the profile asks for it, heads are whole products, and all is within limits."""
         if profile.attention_kind != "matrix":
             return False
-        takes = profile.matrix_element == "f32" or problem.q.dtype == "bfloat16"
+        factors = (problem.q, problem.k, problem.v)
+        halves = all(factor.dtype == "bfloat16" for factor in factors)
+        takes = profile.matrix_element == "f32" or halves
         names = ("forward",) if problem.gradients is None else ("dq", "dkdv")
         return takes and all(matrix_cut(profile, problem.head_dim, name) for name in names)
 
