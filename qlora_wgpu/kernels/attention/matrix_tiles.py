@@ -25,7 +25,7 @@ _OTHERS = (32, 16)  # rows of the other side in a turn
 _LOADS = (2, 4)  # units of a matrix that an invocation has under way: registers are to last
 _REGISTERS = 64  # of an invocation that hold results, at most
 _MEMORY = 32 << 10  # bytes of workgroup memory, if it can be
-_SIZED_ROWS = 64  # share an entry of what says how large gradients and values are
+SIZED_ROWS = 64  # share an entry of what says how large gradients and values are
 _DEPTHS = (8, 16)  # of products whose weights can lie where their scores were
 _VECTORS = {"f16": 8, "f32": 4}  # elements of 16 bytes
 
@@ -138,7 +138,7 @@ class MatrixCut:
             "OCTETS": ceil_div(self.block * self.others // 8, self.threads),
             "INFOS": self.infos,
             "MEMORY": self.memory,
-            "SIZED": _SIZED_ROWS,
+            "SIZED": SIZED_ROWS,
         }
 
 
@@ -194,31 +194,7 @@ class MatrixTiles(PerHead):
     def _delta(self, g: Graph, problem: Attention, dout: Tensor) -> Tensor:
         if g.profile.matrix_element == "f32":
             return super()._delta(g, problem, dout)
-        rows, heads = problem.q.rows, problem.heads
-        blocks = ceil_div(problem.seq, _SIZED_ROWS)
-        pairs = rows * heads + problem.batch * heads * blocks
-        lse_delta = g.float_vector("lse, delta and sizes", 2 * pairs)
-        g.launch(
-            "attention/delta_sizes.wgsl",
-            (blocks, heads, problem.batch),
-            {
-                "o": problem.o,
-                "dout": dout,
-                "lse": problem.lse,
-                "lse_delta": lse_delta,
-                "v": problem.v,
-            },
-            {
-                "rows": rows,
-                "seq": problem.seq,
-                "heads": heads,
-                "group": problem.group,
-                "stride": problem.q.units(8),
-                "kv_stride": problem.v.units(8),
-            },
-            {"SIZED": _SIZED_ROWS, "UNITS": problem.head_dim // 8},
-        )
-        return lse_delta
+        return delta_and_sizes(g, problem, dout)
 
     def _cut(self, profile: Profile, problem: Attention, name: str) -> Cut:
         cut = matrix_cut(profile, problem.head_dim, name)
@@ -227,3 +203,35 @@ class MatrixTiles(PerHead):
         if name == "dkdv":
             constants["PER_HEAD"] = is_per_head(profile, problem)
         return Cut(cut.block, constants, cut.spans)
+
+
+def delta_and_sizes(g: Graph, problem: Attention, dout: Tensor) -> Tensor:
+    """(lse, delta) of each row and head, then the largest |dout| and |v| of each block and head.
+
+    A block is ``SIZED_ROWS`` rows of a sequence; what is not finite has no size.
+    """
+    rows, heads = problem.q.rows, problem.heads
+    blocks = ceil_div(problem.seq, SIZED_ROWS)
+    pairs = rows * heads + problem.batch * heads * blocks
+    lse_delta = g.float_vector("lse, delta and sizes", 2 * pairs)
+    g.launch(
+        "attention/delta_sizes.wgsl",
+        (blocks, heads, problem.batch),
+        {
+            "o": problem.o,
+            "dout": dout,
+            "lse": problem.lse,
+            "lse_delta": lse_delta,
+            "v": problem.v,
+        },
+        {
+            "rows": rows,
+            "seq": problem.seq,
+            "heads": heads,
+            "group": problem.group,
+            "stride": problem.q.units(8),
+            "kv_stride": problem.v.units(8),
+        },
+        {"SIZED": SIZED_ROWS, "UNITS": problem.head_dim // 8},
+    )
+    return lse_delta
