@@ -56,7 +56,8 @@ class Plan:
             if storage.section is None:
                 size = texture_bytes if storage.texture else buffer_bytes
                 total[storage.kind] += size(storage.nbytes)
-        total["staging"] += sum(stream.device_bytes for stream in self.streams)
+        for stream in self.streams:
+            total["staging"] += stream.device_bytes
         return total
 
     @property

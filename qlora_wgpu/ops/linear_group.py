@@ -42,7 +42,7 @@ def is_group(g: Graph, layers: Sequence[Linear]) -> bool:
         and len({weight.columns for weight in weights}) == 1
         and all(weight.rows % 8 == 0 for weight in weights)
         and _biases_fit([layer.bias for layer in layers])
-        and _bound(g, layers) <= _MOST_BOUND
+        and len(layers) <= _most_like(g, layers[0])
         and _fits_a_binding(g, layers)
         and _adapters_fit([layer.lora for layer in layers])
     )
@@ -195,12 +195,18 @@ def _biases_fit(biases: Sequence[Tensor | None]) -> bool:
     return len(there) == len(biases) and together and offsets == sorted(offsets)
 
 
-def _bound(g: Graph, layers: Sequence[Linear]) -> int:
-    """Storage buffers of the forward's product, which has the most: one more where it counts."""
-    bias = layers[0].bias is not None
-    lora = layers[0].lora is not None
+def _most_like(g: Graph, layer: Linear) -> int:
+    with_bias, with_lora = layer.bias is not None, layer.lora is not None
+    return most_layers(g, with_bias=with_bias, with_lora=with_lora)
+
+
+def most_layers(g: Graph, *, with_bias: bool, with_lora: bool) -> int:
+    """How many layers a product has at most, by the storage buffers that its forward binds.
+
+    It has the most: x, w and the results, u and B, biases, and where it counts saturated values.
+    """
     counted = g.profile.saturates and g.saturated is not None
-    return 2 + len(layers) + 2 * lora + bias + counted  # x, w; y; u, b
+    return min(_MOST, _MOST_BOUND - 2 - 2 * with_lora - with_bias - counted)
 
 
 def _adapters_fit(loras: Sequence[Lora | None]) -> bool:

@@ -12,7 +12,7 @@ from qlora_wgpu.gpu.device import ALIGNMENT
 from qlora_wgpu.graph.dtype import round_up
 from qlora_wgpu.graph.tensor import Storage, Tensor, vector
 from qlora_wgpu.model.weights import nf4_matrix
-from qlora_wgpu.ops.linear_group import linear_group
+from qlora_wgpu.ops.linear_group import linear_group, most_layers
 from qlora_wgpu.ops.modules import Linear
 from qlora_wgpu.quant import quantize_nf4
 from qlora_wgpu.reference import linear as reference
@@ -50,6 +50,7 @@ def check_linear_group(
     """
     g = run.graph
     g.profile = replace(g.profile, fused_linears=True)
+    outer = outer[: most_layers(g, with_bias=has_bias, with_lora=r > 0)]
     names = [f"model.layers.0.{name}_proj" for name in "qkv"[: len(outer)]]
     specs = [LinearSpec(n, columns, inner) for n, columns in zip(names, outer, strict=True)]
     adapter, parts = filled_adapter(LoraConfig(r=max(r, 1), lora_alpha=2 * max(r, 1)), specs)
