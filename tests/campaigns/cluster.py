@@ -295,9 +295,13 @@ def disturbed(machines: Machines, tally: Tally, steps: int, count: int, seed: in
             break
         fault = Fault(kind, rng.choice(WORKERS), rng.uniform(1.0, 6.0), time.monotonic())
         faults.append(fault)
-        print(f"{fault.kind} {fault.worker} for {fault.lasted:.1f} s", flush=True)
         _commit(machines, fault, progress, process)
         fault.standstill = progress.longest_gap(fault.begun)
+        print(
+            f"step {len(progress.times)}: {fault.kind} {fault.worker}, for {fault.lasted:.1f} s; "
+            f"no step for {fault.standstill:.1f} s (load {os.getloadavg()[0]:.0f})",
+            flush=True,
+        )
     progress.watch(process, seconds=900.0)
     code = ended(process, 1.0)
     if code != 0:
