@@ -22,7 +22,7 @@ from qlora_wgpu.ops.adamw import STATS_LOSS, STATS_TOKENS
 from qlora_wgpu.ops.tensor import fill_zero
 from qlora_wgpu.runs.locating import base_in
 from qlora_wgpu.runs.opening import OpenedModel, device_of, load_model
-from qlora_wgpu.runs.planning import use_known_kernels
+from qlora_wgpu.runs.planning import use_known_kernels, within_room
 from qlora_wgpu.runs.samples import writer_of
 from qlora_wgpu.runs.soundness import run_launches, sound_layout
 from qlora_wgpu.training import Observer, training_options
@@ -187,6 +187,10 @@ def _opened(settings: Config, length: int, observer: Observer) -> QLoRAModel:
     layout = device_layout(
         source.pretrained, settings.lora, settings.quant, train.compute_dtype, device
     )
+    options = training_options(train)
+    longest = options.train(train.per_device_train_batch_size, length)
+    fitted = within_room(settings, layout, longest, device, observer)
+    options = dataclasses.replace(options, checkpointing=fitted.options.checkpointing)
     folder = source.pretrained.folder
     assert folder is not None
     folder.start_fingerprint()
@@ -194,8 +198,7 @@ def _opened(settings: Config, length: int, observer: Observer) -> QLoRAModel:
         device,
         lambda: device_of(settings.device),
         lambda layout: run_launches(settings, layout, length),
-        layout,
+        fitted.layout,
         observer,
     )
-    options = training_options(train)
     return load_model(layout, device, Observer(), seed=train.seed, options=options)
