@@ -233,6 +233,8 @@ class Engine:
             self._leave_out(member, _sentence(err))
             return
         if problem is not None:
+            with contextlib.suppress(Exception):  # its own user is told, too, if that can be
+                await asyncio.wait_for(self._call(member, "refused", problem), _PROBE)
             self._leave_out(member, problem)
             return
         member.identity = identity

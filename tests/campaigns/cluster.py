@@ -220,7 +220,7 @@ def strangers(machines: Machines, tally: Tally) -> None:
     base = other_base(machines.folder / "other-base")
     for what, options, environ, sentence in (
         ("another version", [], {"PYTHONPATH": other}, "0.0.1"),
-        ("another model", ["--model", str(base)], {}, "base"),
+        ("another model", ["--model", str(base)], {}, "other base weights"),
         ("no model", ["--model", "/nowhere"], {}, "/nowhere"),
     ):
         log = what.replace(" ", "-")
@@ -228,6 +228,8 @@ def strangers(machines: Machines, tally: Tally) -> None:
         process = machines.train(log, "train.max_steps=5", "cluster.patience=40")
         judge_refusal(what, ended(process, 120.0), machines.log(log), sentence, tally)
         machines.end("one")
+        if not re.search(f"error: .*{sentence}", machines.log("one")):
+            tally.fail(f"{what}: the worker's own user is not told", machines.log("one"))
 
 
 def judge_refusal(what: str, code: int, text: str, sentence: str, tally: Tally) -> None:
