@@ -140,12 +140,6 @@ class Engine:
         """What each worker has done since this was asked last."""
         return self._division.work()
 
-    async def close(self) -> None:
-        """Lets go of the workers, which free what they hold."""
-        for task in self._tasks:
-            task.cancel()
-        self._members.clear()
-
     async def _watch(self) -> None:
         """Looks again and again which workers there are."""
         while True:
