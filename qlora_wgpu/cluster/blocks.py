@@ -92,6 +92,9 @@ class RemoteWorker(Protocol):
     def identity(self) -> Identity:
         """What it is."""
 
+    def refused(self, sentence: str) -> None:
+        """Is told why it gets nothing to do."""
+
     def neutral(self) -> FloatArray:
         """A flat adapter that does nothing."""
 

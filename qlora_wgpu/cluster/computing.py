@@ -90,17 +90,13 @@ class Cluster:
         """Lets go of the workers; those that were started here end."""
         if self._connection is not None:
             connection, self._connection = self._connection, None
-            work: Future[None] = self._thread.submit(self._closed(connection))
+            work: Future[None] = self._thread.submit(connection.close())
             try:
                 work.result(_END)
             except Exception:  # the run is over; nothing is left to be told
                 work.cancel()
         self._tell()
         self._thread.stop(_END)
-
-    async def _closed(self, connection: Connection) -> None:
-        await self._engine.close()
-        await connection.close()
 
     @property
     def dashboard(self) -> str | None:

@@ -47,8 +47,7 @@ class Connection:
         """Ends it; what does not end in time is left behind."""
         for each in (self.client, self.cluster):
             if each is not None:
-                with contextlib.suppress(Exception):
-                    await asyncio.wait_for(each.close(), _CLOSED)
+                await _ended(each)
 
 
 async def connect(
@@ -88,8 +87,7 @@ async def _client(address: Any, security: Any) -> Any:
             _opened(client), _REACHED
         )  # a greeting has no limit of Dask's
     except (OSError, TimeoutError) as err:
-        with contextlib.suppress(Exception):
-            await asyncio.wait_for(client.close(), _CLOSED)
+        await _ended(client)
         raise ClusterError(
             f"the scheduler at {address} does not answer: start it with `dask scheduler`, or see "
             f"whether address and certificates are right ({err})"
@@ -109,14 +107,22 @@ async def _local(processes: int) -> Connection:
     try:
         await asyncio.wait_for(_opened(cluster), _STARTED)
         return Connection(await _client(cluster.scheduler_address, security), cluster)
+    except asyncio.CancelledError:  # by Ctrl-C
+        await _ended(cluster)
+        raise
     except (OSError, RuntimeError) as err:
-        with contextlib.suppress(Exception):
-            await asyncio.wait_for(cluster.close(), _CLOSED)
+        await _ended(cluster)
         raise ClusterError(
             "worker processes cannot be started: a Python script that trains with "
             'cluster.scheduler: local has to do so below `if __name__ == "__main__":`, since '
             f"they read it, too ({err})"
         ) from err
+
+
+async def _ended(each: Any) -> None:
+    """Closes a client or a cluster, as far as it lets itself be closed."""
+    with contextlib.suppress(Exception):
+        await asyncio.wait_for(each.close(), _CLOSED)
 
 
 async def _opened(each: Any) -> Any:

@@ -297,27 +297,33 @@ class Division:
         if self._wanted:
             return []
         idle = [name for name in self.usable if not self._workers[name].held]
-        chosen = []
-        for worker in self._workers.values():
-            held = next(iter(worker.held.values()), None)
-            if held is None or worker.is_suspect or now <= self._due(worker, compiles=False):
-                continue
-            for each in worker.held.values():
-                block = each.order.block
+        stuck = {
+            worker.name
+            for worker in self._workers.values()
+            if worker.is_suspect or now > self._due(worker, compiles=False)
+        }
+        chosen: list[tuple[str, int]] = []
+        for name in sorted(stuck, key=in_order):
+            worker = self._workers[name]
+            for each in worker.held.values() if not worker.is_suspect else ():
+                block, size = each.order.block, each.size
                 able = [name for name in idle if name not in self._doubted.get(block, ())]
-                if able and self._is_alone_with(each.order):
-                    idle.remove(able[0])
-                    chosen.append((able[0], block))
+                if able and self._is_left_to(stuck, each.order, [b for _, b in chosen]):
+                    # One that has done such a block before need not compile anything for it.
+                    copier = min(able, key=lambda name: size not in self._workers[name].known)
+                    idle.remove(copier)
+                    chosen.append((copier, block))
         return chosen
 
-    def _is_alone_with(self, order: Order) -> bool:
-        """Whether nobody else has a block of this step that has no result yet."""
-        if order.step != self._step or order.block in self._done:
+    def _is_left_to(self, stuck: set[str], order: Order, chosen: list[int]) -> bool:
+        """Whether a block of this step has no result, and nobody has it but who is stuck."""
+        if order.step != self._step or order.block in self._done or order.block in chosen:
             return False
-        held = (held.order for worker in self._workers.values() for held in worker.held.values())
         return not any(
-            (o.step, o.block) == (order.step, order.block) and o.ticket != order.ticket
-            for o in held
+            (held.order.step, held.order.block) == (order.step, order.block)
+            for worker in self._workers.values()
+            if worker.name not in stuck
+            for held in worker.held.values()
         )
 
     def _in_turn(self, block: int, able: list[str]) -> str:

@@ -140,12 +140,6 @@ class Engine:
         """What each worker has done since this was asked last."""
         return self._division.work()
 
-    async def close(self) -> None:
-        """Lets go of the workers, which free what they hold."""
-        for task in self._tasks:
-            task.cancel()
-        self._members.clear()
-
     async def _watch(self) -> None:
         """Looks again and again which workers there are."""
         while True:
@@ -233,6 +227,8 @@ class Engine:
             self._leave_out(member, _sentence(err))
             return
         if problem is not None:
+            with contextlib.suppress(Exception):  # its own user is told, too, if that can be
+                await asyncio.wait_for(self._call(member, "refused", problem), _PROBE)
             self._leave_out(member, problem)
             return
         member.identity = identity

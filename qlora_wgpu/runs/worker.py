@@ -27,6 +27,7 @@ from qlora_wgpu.runs.samples import writer_of
 from qlora_wgpu.runs.soundness import run_launches, sound_layout
 from qlora_wgpu.training import Observer, training_options
 from qlora_wgpu.version import __version__
+from qlora_wgpu.visible import visible
 
 
 class _Notes(Observer):
@@ -80,6 +81,10 @@ class Worker:
             adapter=model.adapter.shapes,
             notes=tuple(self._notes.texts),
         )
+
+    def refused(self, sentence: str) -> None:
+        """Shows on this machine why the owner lets it do nothing."""
+        print(f"error: {visible(sentence)}", flush=True)
 
     def neutral(self) -> FloatArray:
         """A flat adapter that does nothing: with DoRA it has the norms of the base's rows."""

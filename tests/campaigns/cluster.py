@@ -220,7 +220,7 @@ def strangers(machines: Machines, tally: Tally) -> None:
     base = other_base(machines.folder / "other-base")
     for what, options, environ, sentence in (
         ("another version", [], {"PYTHONPATH": other}, "0.0.1"),
-        ("another model", ["--model", str(base)], {}, "base"),
+        ("another model", ["--model", str(base)], {}, "other base weights"),
         ("no model", ["--model", "/nowhere"], {}, "/nowhere"),
     ):
         log = what.replace(" ", "-")
@@ -228,6 +228,8 @@ def strangers(machines: Machines, tally: Tally) -> None:
         process = machines.train(log, "train.max_steps=5", "cluster.patience=40")
         judge_refusal(what, ended(process, 120.0), machines.log(log), sentence, tally)
         machines.end("one")
+        if not re.search(f"error: .*{sentence}", machines.log("one")):
+            tally.fail(f"{what}: the worker's own user is not told", machines.log("one"))
 
 
 def judge_refusal(what: str, code: int, text: str, sentence: str, tally: Tally) -> None:
@@ -295,9 +297,13 @@ def disturbed(machines: Machines, tally: Tally, steps: int, count: int, seed: in
             break
         fault = Fault(kind, rng.choice(WORKERS), rng.uniform(1.0, 6.0), time.monotonic())
         faults.append(fault)
-        print(f"{fault.kind} {fault.worker} for {fault.lasted:.1f} s", flush=True)
         _commit(machines, fault, progress, process)
         fault.standstill = progress.longest_gap(fault.begun)
+        print(
+            f"step {len(progress.times)}: {fault.kind} {fault.worker}, for {fault.lasted:.1f} s; "
+            f"no step for {fault.standstill:.1f} s (load {os.getloadavg()[0]:.0f})",
+            flush=True,
+        )
     progress.watch(process, seconds=900.0)
     code = ended(process, 1.0)
     if code != 0:

@@ -28,6 +28,9 @@ class OddWorker:
         kind = "another" if self.does == "other" else "the same"
         return Identity("odd", "driver", "kernels", 0, "1", {"weights": kind}, {})
 
+    def refused(self, sentence):
+        print(f"refused: {sentence}", flush=True)
+
     def write(self, version, parameters):
         self.version, self.parameters = version, parameters
 

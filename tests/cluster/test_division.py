@@ -206,6 +206,39 @@ def test_an_idle_worker_computes_what_another_may_be_stuck_with():
     assert division.done(copy, 23.0, 2.0) and division.is_complete
 
 
+def compiling(*names):
+    """Workers that have done blocks, to whom the next one seems new: it may take them long."""
+    sim = Simulation(Division(), dict.fromkeys(names, 0.001))
+    sim.step([1000] * 2 * len(names))
+    for worker in sim.division._workers.values():
+        worker.known.clear()
+    sim.division.begin([1000])
+    return sim
+
+
+def test_a_copy_that_is_stuck_is_copied_once_more():
+    sim = compiling("a", "b", "c")
+    workers = []
+    for seconds in (0.0, 5.0, 10.0):
+        (order,) = sim.division.next(sim.now + seconds)
+        sim.division.begun(order, sim.now + seconds)
+        workers.append(order.worker)
+        assert sim.division.next(sim.now + seconds + 0.5) == []
+    assert sorted(workers) == ["a", "b", "c"]
+
+
+def test_a_copy_goes_to_one_that_need_not_compile():
+    for able in ("a", "b", "c"):
+        sim = compiling("a", "b", "c")
+        (order,) = sim.division.next(sim.now)
+        if order.worker == able:
+            continue
+        sim.division.begun(order, sim.now)
+        sim.division._workers[able].known.add(1000)
+        (copy,) = sim.division.next(sim.now + 5.0)
+        assert copy.worker == able
+
+
 def test_a_first_block_may_take_long_and_a_later_one_may_not():
     division = Division()
     division.add("a")

@@ -65,7 +65,6 @@ def an_engine(address, count=2, patience=20.0, check=None, **settings):
         engine.publish(PARAMETERS)
         yield Asked(thread, engine, told)
     finally:
-        thread.run(engine.close())
         thread.run(connection.close())
         thread.stop(5)
 
