@@ -128,6 +128,18 @@ def test_gradients_of_any_size_keep_their_precision(device, halves, size):
             assert np.abs(actual[rows] - expected[rows]).max() < 2**-7 * largest
 
 
+def test_the_last_may_be_the_largest(device, halves):
+    """Beyond the first rows whose sizes are told together."""
+    segments = ROWS["several tiles"]
+    arrays = normal(segments, 2, 1, 16)
+    last = np.arange(140) % 70 >= 64
+    arrays[2][last] *= 1e3
+    arrays[3][last] *= 1e6
+    got, given = run(device, halves, arrays, segments, 16)
+    for actual, expected in zip(got, expect(got, given, segments, 16), strict=True):
+        assert np.abs(actual - expected).max() < 2**-6 * np.abs(expected).max()
+
+
 @pytest.mark.parametrize("size", [1e-3, 300.0])
 def test_values_of_any_size_keep_their_gradients(device, halves, size):
     segments = ROWS["several tiles"]
