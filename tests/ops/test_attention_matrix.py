@@ -101,6 +101,13 @@ def test_rows(device, halves, rows):
     check(device, halves, ROWS[rows])
 
 
+@pytest.mark.parametrize("shape", [NVIDIA, MatrixShape(8, 16, 16, 16)])
+def test_units_of_other_shapes(device, compiling, shape):
+    """Weights of two units next to each other are a factor."""
+    profile = replace(gpu_profile(shape, LARGE), attention_strips=2, least_workgroups=0)
+    check(device, profile, ROWS["samples that end within tiles"])
+
+
 @pytest.mark.parametrize("window", [1, 20, 33, 69])
 def test_windows(device, halves, window):
     check(device, halves, ROWS["several tiles"], window=window)
