@@ -79,7 +79,7 @@ def time_size(device: Device, size: str, rounds: int) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"size": size, "variant": name}
         try:
             program = Program(device, make_plan(graph, (y, dx)), SlotPool(device))
-            seconds = best_of(program.dispatches, timer, rounds)
+            seconds = best_of(program.pieces, timer, rounds)
         except QLoRAError as err:
             results.append({**row, "failed": str(err)})
             continue

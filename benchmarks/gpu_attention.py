@@ -62,9 +62,9 @@ def timed(
     program = Program(device, make_plan(graph, results), SlotPool(device))
     program.run()
     timer = DispatchTimer(device)
-    best = best_of(program.dispatches, timer, 1)
+    best = best_of(program.pieces, timer, 1)
     rounds = 1 if sum(best) > _LONG_SECONDS else _ROUNDS
-    best = list(map(min, best, best_of(program.dispatches, timer, rounds)))
+    best = list(map(min, best, best_of(program.pieces, timer, rounds)))
     seconds: Counter[str] = Counter()
     flops: Counter[str] = Counter()
     for launch, took in zip(program.plan.launches, best, strict=True):

@@ -86,10 +86,10 @@ def timed(
     model.read_stats()
     program, timer = model.program("train", batch, seq), DispatchTimer(device)
     begin = time.perf_counter()
-    best = best_of(program.dispatches, timer, 1)
+    best = best_of(program.pieces, timer, 1)
     rounds = int(_MOST_SECONDS / max(time.perf_counter() - begin, 1e-6))
     if rounds := min(rounds, _ROUNDS):
-        best = list(map(min, best, best_of(program.dispatches, timer, rounds)))
+        best = list(map(min, best, best_of(program.pieces, timer, rounds)))
     launches = [
         described(launch, max(seconds - idle, 0.0))
         for launch, seconds in zip(program.plan.launches, best, strict=True)

@@ -34,7 +34,7 @@ def main() -> None:
         model.accumulate(*model.checked(ids, ids))
         model.read_stats()
         program = model.program("train", args.batch, args.seq)
-        best = best_of(program.dispatches, DispatchTimer(model.device), args.rounds)
+        best = best_of(program.pieces, DispatchTimer(model.device), args.rounds)
         kernels = sum_up(program.plan.launches, best)
     total = sum(row.seconds for row in kernels)
     print(f"{model.device.name}: {args.shape}, batch {args.batch}, seq {args.seq}")

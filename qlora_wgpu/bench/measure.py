@@ -153,8 +153,8 @@ def time_kernels(
     """
     programs = model.program("train", batch, seq), optimizer._program
     launches = [launch for program in programs for launch in program.plan.launches]
-    dispatches = [dispatch for program in programs for dispatch in program.dispatches]
-    return sum_up(launches, best_of(dispatches, DispatchTimer(model.device), rounds))
+    pieces = [piece for program in programs for piece in program.pieces]
+    return sum_up(launches, best_of(pieces, DispatchTimer(model.device), rounds))
 
 
 def _load(workload: Workload, device: Device, progress: Callable[[str], None]) -> QLoRAModel:

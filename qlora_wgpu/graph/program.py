@@ -95,6 +95,7 @@ class Program:
         self.dispatches = self._bound(plan.launches)
         self._parts: dict[tuple[int, int], list[Dispatch]] = {}
         self._submits: list[list[Dispatch] | HostStep] | None = None
+        self._took: list[float] | None = None
         if not device.pace.is_bounded:
             whole = [
                 Piece(i, dispatch, "", 0, 0, 0.0) for i, dispatch in enumerate(self.dispatches)
@@ -140,13 +141,23 @@ class Program:
         """
         with self._device.in_turn:
             if self._submits is None:
-                self._submits = self._cut(self._measured())
+                self._took = self._measured()
+                self._submits = self._cut(self._took)
                 return
             for each in self._submits:
                 if isinstance(each, HostStep):
                     each.run()
                 else:
                     self._device.submit(self._recorded(each))
+
+    @property
+    def pieces(self) -> list[list[Dispatch]]:
+        """The dispatches of each launch: parts of its grid where it would take too long alone.
+
+        That is known once it ran, and guessed before.
+        """
+        took = self._took or [self._guess(launch) for launch in self.plan.launches]
+        return [[piece.dispatch for piece in self._pieces(*each)] for each in enumerate(took)]
 
     # -- submits -----------------------------------------------------------------------------
 
@@ -157,12 +168,13 @@ class Program:
             for step in steps:
                 step.run()
             for index in range(begin, end):
-                launch = self.plan.launches[index]
-                seconds = self._device.pace.seconds(launch.path, launch.flops, launch.nbytes)
-                for piece in self._pieces(index, seconds):
+                for piece in self._pieces(index, self._guess(self.plan.launches[index])):
                     submits.add(piece)
             submits.run()
         return submits.took
+
+    def _guess(self, launch: Launch) -> float:
+        return self._device.pace.seconds(launch.path, launch.flops, launch.nbytes)
 
     def _cut(self, seconds: Sequence[float]) -> list[list[Dispatch] | HostStep]:
         """All dispatches in submits, by the time that each launch takes."""

@@ -12,7 +12,7 @@ from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.graph.plan import Plan, make_plan
 from qlora_wgpu.graph.program import Program, SlotPool, allocate
-from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, row
+from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, row, vector
 from qlora_wgpu.model import batch_encoding
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
 
@@ -58,7 +58,7 @@ class Runner:
         """
         self.device = device
         self.dtype = dtype
-        self.graph = Graph(dtype, profile, device.max_binding)
+        self.graph = Graph(dtype, profile, device.max_binding, _counts(profile))
         self.worst = 0.0
         self.excess = 0.0
         self.launches: list[Launch] = []
@@ -229,6 +229,14 @@ class Runner:
         same = np.asarray(got) == expected
         if not (same | (np.isnan(got) & np.isnan(expected))).all():
             self.worst = self.excess = float("inf")
+
+
+def _counts(profile: Profile) -> Tensor | None:
+    """Where kernels count values beyond the end of their type, if they do."""
+    if not profile.saturates:
+        return None
+    storage = Storage("saturated", "check", 16, np.zeros(4, np.uint32))
+    return vector("saturated", 4, "uint32", storage)
 
 
 class Traced(Exception):

@@ -279,10 +279,10 @@ def _time(
         model.accumulate(*model.checked(ids, ids))
         gradients = model.adapter.split(model.read_flat(model.adapter.gradient))
         program, timer = model.program("train", batch, task.seq), DispatchTimer(device)
-        best = best_of(program.dispatches, timer, _LEAST_ROUNDS)
+        best = best_of(program.pieces, timer, _LEAST_ROUNDS)
         rounds = min(_MOST_ROUNDS, int(_ENOUGH_SECONDS / max(sum(best), 1e-6)))
         if rounds > _LEAST_ROUNDS:
-            again = best_of(program.dispatches, timer, rounds - _LEAST_ROUNDS)
+            again = best_of(program.pieces, timer, rounds - _LEAST_ROUNDS)
             best = [min(pair) for pair in zip(best, again, strict=True)]
         return Trial(profile, _summed(program.plan.launches, best), gradients)
 

@@ -214,3 +214,25 @@ def test_every_launch_of_a_step_can_be_cut():
                 assert launch.has_parts, launch.label
                 part = launch.part((0, 0, 0), (1, 1, 1))
                 assert len(part.params) >= len(launch.params) + 16 and part.flops <= launch.flops
+
+
+def test_what_is_timed_alone_is_as_short_as_what_is_submitted(device, monkeypatch):
+    monkeypatch.setattr(device, "pace", Pace(1e7, 1e9, 0.1))
+    run = Bench(device, "float32", PROFILES["gpu"])
+    x, w = run.operand(np.ones((300, 70))), run.operand(np.ones((200, 70)))
+    y = run.output(300, 200)
+    GEMM.launch(run.graph, Gemm(x, w, y, True))
+    own = run._run((y,))
+    (launch,) = own.plan.launches
+    whole = math.prod(launch.workgroups)
+    # Guessed before it ran; then by what it took.
+    monkeypatch.setattr(device, "pace", Pace(1e8, 1e9, 0.03))
+    fresh = program.Program(device, own.plan, program.SlotPool(device))
+    (guessed,) = fresh.pieces
+    assert len(guessed) >= parts_needed(2 * 300 * 200 * 70 / 1e8, 0.03) == 3
+    assert sum(math.prod(workgroups) for *_, workgroups in guessed) == whole
+    own._took = [0.1]
+    (taken,) = own.pieces
+    assert len(taken) >= 4 and own.dispatches[0] not in taken
+    own._took = [0.01]
+    assert own.pieces == [own.dispatches]

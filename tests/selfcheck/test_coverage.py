@@ -6,7 +6,8 @@ import pytest
 from references.sized import traced_configs, with_head_dim
 
 from qlora_wgpu.config import Config, LoraConfig, QuantConfig
-from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE
+from qlora_wgpu.gpu.matrix import Limits, MatrixShape
+from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, gpu_profile
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.pretrained import Pretrained
@@ -51,12 +52,15 @@ def test_every_statement_is_checked(device, name, dtype):
         assert_chosen_for_a_reason(cases, statements(ran), traced)
 
 
-@pytest.mark.parametrize("name", ["registers", "workgroup memory"])
-def test_every_statement_of_fused_layers_is_checked(device, name):
-    ran = launches("llama", 0, "bfloat16", PROFILES[name], LoraConfig(r=8))
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("name", ["registers", "workgroup memory", "matrix units"])
+def test_every_statement_of_fused_layers_is_checked(device, name, family):
+    units = gpu_profile(MatrixShape(16, 16, 16, 32), Limits(1024, 49_152))
+    profile = PROFILES.get(name, units)
+    ran = launches(family, 0, "bfloat16", profile, LoraConfig(r=8))
     assert any("y1" in launch.tensors for launch in ran)
     assert any("x1" in launch.tensors for launch in ran)
-    _, missing = covering(statements(ran), _traced(device, PROFILES[name], "bfloat16"))
+    _, missing = covering(statements(ran), _traced(device, profile, "bfloat16"))
     assert not missing, sorted(missing)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import LinearSpec
-from qlora_wgpu.graph.dtype import padded
+from qlora_wgpu.graph.dtype import LARGEST_FLOAT16, padded
 from qlora_wgpu.graph.tensor import Tensor, row_blocks
 from qlora_wgpu.kernels.gemm import SIZED_ROWS, Gemm, largest_sizes
 from qlora_wgpu.lora.layout import Adapter
@@ -65,6 +65,29 @@ def check_sizes_of_rows(run: Runner, rows: int, columns: int, counted: bool) -> 
     finite = np.where(np.isfinite(given), np.abs(x), 0.0)[:labels]
     blocks = [finite[i : i + SIZED_ROWS].max(initial=0.0) for i in range(0, rows, SIZED_ROWS)]
     run.compare_exactly(got, np.array(blocks, np.float32).view(np.uint32).astype(np.float64))
+
+
+def check_values_beyond_float16(run: Runner) -> None:
+    """Inputs and 4-bit weights beyond 65,504: exact, or held there and each counted once."""
+    rows, inner, outer = 150, 72, 200
+    x = np.ones((rows, inner))
+    x[3, 5], x[140, 71] = 1e5, -3e6
+    stored = np.ones((outer, inner), np.float32)
+    stored[7, 9], stored[199, 71] = 2e5, -1e6
+    quantized = quantize_nf4(stored, 64, False)
+    weight = nf4_matrix("w", quantized, textures=run.graph.profile.textures)
+    batch, tx = run.batch(np.ones((1, rows), np.int64)), run.operand(x)
+    y = linear(run.graph, tx, Linear("x", weight, None, None), batch, float32=True)
+    counts = run.graph.saturated
+    got, *counted = run.run(y, *([counts] if counts is not None else []))
+    w, x = quantized.dequantize().astype(np.float64), run.rounded(x)
+    beyond = [int((np.abs(values) > LARGEST_FLOAT16).sum()) for values in (x, w)]
+    if run.graph.weight_dtype == "float16":
+        x, w = (np.clip(values, -LARGEST_FLOAT16, LARGEST_FLOAT16) for values in (x, w))
+    run.compare(got, x @ run.rounded_weight(w).T, by_row=True)
+    for value in counted:
+        held = sum(beyond) if run.graph.weight_dtype == "float16" else 0
+        run.compare_exactly(value[0], np.array(float(held)))
 
 
 @dataclass(frozen=True)
@@ -217,7 +240,7 @@ def check_only_use(run: Runner, s: _Sizes, dropout: float, adapted: bool) -> Non
         drawn = (s.rows, padded(s.inner), s.inner, dropout, KEY, lora.key)
         mask = linear_reference.dropout_mask(*drawn)
     a, b = (part * adapted for part in parts.values())
-    exact_x, da, db = linear_reference.backward(dy, x, run.rounded(w), a, b, 2.0, mask)
+    exact_x, da, db = linear_reference.backward(dy, x, run.rounded_weight(w), a, b, 2.0, mask)
     run.compare(got_x, exact_x, dx.dtype)
     if adapted:
         run.compare(got[0], joined(adapter, dict(zip(parts, (da, db), strict=True))))
@@ -246,7 +269,7 @@ def check_norm_between_long_products(run: Runner, has_residual: bool) -> None:
     first, second = normal("first", width, inner), normal("second", inner, width)
     weight, dz = normal("weight", width), normal("dz", rows, inner)
     layers = [
-        Linear(name, DenseMatrix(len(w), w.shape[1], ((0, run.operand(w)),)), None, None)
+        Linear(name, DenseMatrix(len(w), w.shape[1], ((0, run.weight(w)),)), None, None)
         for name, w in (("first", first), ("second", second))
     ]
     tx, batch = run.operand(x), run.batch(np.ones((1, rows), np.int64))
@@ -257,10 +280,10 @@ def check_norm_between_long_products(run: Runner, has_residual: bool) -> None:
     z = linear(g, y, layers[1], batch)
     (dh,) = run.gradients(z, run.operand(dz), h)
     got_h, got_y, got_dh = run.run(h, y, dh)
-    exact = run.rounded(x) @ run.rounded(first).T + skip
+    exact = run.rounded(x) @ run.rounded_weight(first).T + skip
     run.compare(got_h, exact)
     run.compare(got_y, rms_norm_reference.forward(exact, weight, 1e-5), y.dtype, by_row=True)
-    dy = run.rounded(dz) @ run.rounded(second)
+    dy = run.rounded(dz) @ run.rounded_weight(second)
     dh_exact = rms_norm_reference.backward(dy, exact, weight, 1e-5)
     run.compare(got_dh, dh_exact, inner=ROUNDING[run.dtype])  # of dy, where it comes as a whole
 
