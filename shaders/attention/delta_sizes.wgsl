@@ -27,7 +27,7 @@ fn finite4(v: vec4<f32>) -> vec4<f32> {
     return select(vec4<f32>(0.0), size, bitcast<vec4<u32>>(size) < vec4<u32>(0x7f800000u));
 }
 
-fn size8(v: Eight) -> f32 {
+fn largest8(v: Eight) -> f32 {
     let size = max(finite4(v.even), finite4(v.odd));
     return max(max(size.x, size.y), max(size.z, size.w));
 }
@@ -44,7 +44,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         for (var unit = 0u; unit < UNITS; unit += 1u) {
             let dout = load_dout(at + unit);
             sum += dot8(load_o(at + unit), dout);
-            size = max(size, vec2<f32>(size8(dout), size8(load_v(v_at + unit))));
+            size = max(size, vec2<f32>(largest8(dout), largest8(load_v(v_at + unit))));
         }
         let i = row * params.heads + group.y;
         lse_delta[i] = vec2<f32>(lse[i], sum);

@@ -101,6 +101,13 @@ def test_rows(device, halves, rows):
     check(device, halves, ROWS[rows])
 
 
+@pytest.mark.parametrize("shape", [NVIDIA, MatrixShape(8, 16, 16, 16)])
+def test_units_of_other_shapes(device, compiling, shape):
+    """Weights of two units next to each other are a factor."""
+    profile = replace(gpu_profile(shape, LARGE), attention_strips=2, least_workgroups=0)
+    check(device, profile, ROWS["samples that end within tiles"])
+
+
 @pytest.mark.parametrize("window", [1, 20, 33, 69])
 def test_windows(device, halves, window):
     check(device, halves, ROWS["several tiles"], window=window)
@@ -126,6 +133,18 @@ def test_gradients_of_any_size_keep_their_precision(device, halves, size):
         for rows in (slice(0, 70), slice(70, 140)):
             largest = np.abs(expected[rows]).max()
             assert np.abs(actual[rows] - expected[rows]).max() < 2**-7 * largest
+
+
+def test_the_last_may_be_the_largest(device, halves):
+    """Beyond the first rows whose sizes are told together."""
+    segments = ROWS["several tiles"]
+    arrays = normal(segments, 2, 1, 16)
+    last = np.arange(140) % 70 >= 64
+    arrays[2][last] *= 1e3
+    arrays[3][last] *= 1e6
+    got, given = run(device, halves, arrays, segments, 16)
+    for actual, expected in zip(got, expect(got, given, segments, 16), strict=True):
+        assert np.abs(actual - expected).max() < 2**-6 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("size", [1e-3, 300.0])
