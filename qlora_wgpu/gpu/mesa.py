@@ -30,14 +30,16 @@ def widen_software_vectors(environ: MutableMapping[str, str]) -> None:
 
     On AMD's it doubles what lavapipe computes, which keeps to 256 bits by itself. On Intel's
     (Sapphire Rapids) products gain a fifth and all that rather moves than computes loses half, so
-    that a step is slower. Mesa's shader cache does not tell the widths apart, so this one gets a
-    folder of its own. What the user has set stays. It must be called before the driver is loaded.
+    that a step is slower. Mesa's shader cache does not tell the widths apart, so that one which it
+    does not choose itself, be it the user's, gets a folder of its own. What the user has set stays.
+    It must be called before the driver is loaded.
     """
-    if "LP_NATIVE_VECTOR_WIDTH" in environ or not _gains_by_512_bits():
-        return
-    environ["LP_NATIVE_VECTOR_WIDTH"] = "512"
+    if "LP_NATIVE_VECTOR_WIDTH" not in environ:
+        if not _gains_by_512_bits():
+            return
+        environ["LP_NATIVE_VECTOR_WIDTH"] = "512"
     if not {"MESA_SHADER_CACHE_DIR", "MESA_SHADER_CACHE_DISABLE"} & environ.keys():
-        folder = cache_path("mesa-512")
+        folder = cache_path(f"mesa-{environ['LP_NATIVE_VECTOR_WIDTH']}")
         try:
             make_cache_folder(folder)  # Mesa makes the last folder only
         except OSError:

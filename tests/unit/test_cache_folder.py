@@ -137,3 +137,11 @@ def test_mesa_keeps_its_width_where_nothing_is_gained(monkeypatch, home, cpu):
     environ = {}
     widen_software_vectors(environ)
     assert environ == {}
+
+
+def test_a_width_of_the_user_shares_no_shaders(monkeypatch, home):
+    monkeypatch.setattr("qlora_wgpu.gpu.mesa.file_bytes", lambda *_: INTEL)
+    environ = {"LP_NATIVE_VECTOR_WIDTH": "128"}
+    widen_software_vectors(environ)
+    assert environ["LP_NATIVE_VECTOR_WIDTH"] == "128"
+    assert Path(environ["MESA_SHADER_CACHE_DIR"]).name == "mesa-128"
