@@ -297,6 +297,7 @@ class Division:
         if self._wanted:
             return []
         idle = [name for name in self.usable if not self._workers[name].held]
+        taken: set[int] = set()
         chosen = []
         for worker in self._workers.values():
             held = next(iter(worker.held.values()), None)
@@ -305,20 +306,26 @@ class Division:
             for each in worker.held.values():
                 block = each.order.block
                 able = [name for name in idle if name not in self._doubted.get(block, ())]
-                if able and self._is_alone_with(each.order):
-                    idle.remove(able[0])
-                    chosen.append((able[0], block))
+                if able and self._is_stuck(each.order, now) and block not in taken:
+                    # Rather one that need not compile it.
+                    knows = [name for name in able if each.size in self._workers[name].known]
+                    name = (knows or able)[0]
+                    idle.remove(name)
+                    taken.add(block)
+                    chosen.append((name, block))
         return chosen
 
-    def _is_alone_with(self, order: Order) -> bool:
-        """Whether nobody else has a block of this step that has no result yet."""
+    def _is_stuck(self, order: Order, now: float) -> bool:
+        """Whether a block has no result yet, and all who have it take longer than they should."""
         if order.step != self._step or order.block in self._done:
             return False
-        held = (held.order for worker in self._workers.values() for held in worker.held.values())
-        return not any(
-            (o.step, o.block) == (order.step, order.block) and o.ticket != order.ticket
-            for o in held
-        )
+        for worker in self._workers.values():
+            orders = (held.order for held in worker.held.values())
+            if any((o.step, o.block) == (order.step, order.block) for o in orders):
+                late = worker.is_suspect or now > self._due(worker, compiles=False)
+                if not late:
+                    return False
+        return True
 
     def _in_turn(self, block: int, able: list[str]) -> str:
         count = len(self._turn)
