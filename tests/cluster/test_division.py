@@ -239,6 +239,28 @@ def test_a_copy_goes_to_one_that_need_not_compile():
         assert copy.worker == able
 
 
+def test_another_copy_goes_to_one_that_need_not_compile_and_a_third_where_that_is_late():
+    division = Division(queued=0)
+    for name in ("a", "b", "c"):
+        division.add(name)
+    for sizes in ([10] * 3, [99] * 2):  # c alone never computes the second size
+        division.begin(sizes)
+        for order in division.next(0.0):
+            division.begun(order, 0.0)
+            division.done(order, 0.1, 0.1)
+    division.remove("b")
+    division.add("b")  # it has come anew, and knows nothing
+    division.begin([99])
+    (order,) = division.next(1.0)
+    division.begun(order, 1.0)
+    copies = []
+    for tick in range(5, 15):
+        for copy in division.next(float(tick)):
+            division.begun(copy, float(tick))
+            copies.append(copy.worker)
+    assert sorted([order.worker, *copies]) == ["a", "b", "c"]
+
+
 def test_a_first_block_may_take_long_and_a_later_one_may_not():
     division = Division()
     division.add("a")
