@@ -69,6 +69,10 @@ class TrainingError(QLoRAError):
     """Training cannot go on, for instance because the loss is no longer finite."""
 
 
+class ClusterError(QLoRAError):
+    """Workers, their scheduler, or the way to them fail."""
+
+
 _command: ContextVar[str] = ContextVar("command", default="")
 
 

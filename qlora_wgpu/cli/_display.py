@@ -20,8 +20,9 @@ from rich.progress import (
 from rich.status import Status
 
 from qlora_wgpu.cli._terminal import Terminal
-from qlora_wgpu.training import Observer, RunSetup, TrainResult
+from qlora_wgpu.training import Observer, RunSetup, TrainResult, WorkerFigures
 
+_WORKERS = 8  # that a line shows
 _KINDS = 44  # characters of a memory line's kinds, so that it fits into 80 columns
 
 
@@ -135,6 +136,7 @@ class TrainingDisplay(Display):
         self._task: TaskID | None = None
         self._shown_at = 0
         self._every = 1
+        self._workers: Sequence[WorkerFigures] = ()
 
     def stop(self) -> None:
         """Takes away what moves; the bar stays as it is."""
@@ -159,12 +161,21 @@ class TrainingDisplay(Display):
         """Says where from."""
         self._console.print(f"goes on from {checkpoint.name}", highlight=False)
 
+    def workers(self, workers: Sequence[WorkerFigures]) -> None:
+        """Keeps them for the next line; one that is new or gone is shown at once."""
+        names = {worker.name for worker in self._workers}
+        if {worker.name for worker in workers} != names:
+            self._shown_at = -self._every
+        self._workers = workers
+
     def step(self, row: dict[str, Any]) -> None:
         """Moves the bar; now and then prints a line that stays."""
         if self._task is None:
             return
         loss = "no label" if row["loss"] is None else f"loss {row['loss']:.4f}"
         speed = f"{row['tokens_per_second']:,.0f} tok/s"
+        if self._workers:
+            speed += f" on {sum(worker.answers for worker in self._workers)}"
         self._progress.update(
             self._task,
             completed=row["step"],
@@ -174,6 +185,8 @@ class TrainingDisplay(Display):
             self._shown_at = row["step"]
             norm, rate = f"grad norm {row['grad_norm']:.3f}", f"lr {row['learning_rate']:.2e}"
             self._print_what_fits([f"step {row['step']:>5}", loss, norm, rate, speed])
+            if self._workers:
+                self._console.print(_workers_line(self._workers), highlight=False)
 
     def _print_what_fits(self, parts: list[str]) -> None:
         """Prints a line, on a narrow screen without its last parts, which the bar shows, too."""
@@ -199,6 +212,19 @@ class TrainingDisplay(Display):
     def finished(self, result: TrainResult) -> None:
         """Stops the bar."""
         self.stop()
+
+
+def _workers_line(workers: Sequence[WorkerFigures]) -> str:
+    """Each worker's share of the tokens and its speed; of many, the first ones'."""
+    total = sum(worker.tokens for worker in workers)
+    parts = []
+    for worker in workers[:_WORKERS]:
+        share = f"{worker.tokens / total:.0%}" if total else "nothing"
+        speed = worker.tokens_per_second
+        fast = "" if speed is None else f" at {speed:,.0f} tok/s"
+        parts.append(f"{worker.name} {share}{fast}" if worker.answers else f"{worker.name} silent")
+    more = f" and {len(workers) - _WORKERS} more" if len(workers) > _WORKERS else ""
+    return f"            workers: {', '.join(parts)}{more}"
 
 
 def _count(number: int, noun: str, plural: str = "s") -> str:

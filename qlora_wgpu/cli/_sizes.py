@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
-from pydantic import ByteSize, TypeAdapter
-
+from qlora_wgpu.config.byte_size import parse_bytes
 from qlora_wgpu.errors import ConfigError
-
-_BYTE_SIZE = TypeAdapter(ByteSize)
 
 
 def whole_number(option: str, text: str) -> int:
@@ -32,8 +27,7 @@ def read_bytes(option: str, text: str) -> int:
     Raises:
         ConfigError: If the text is none.
     """
-    # Pydantic alone would take "8GiB or so" and "8Gbit".
-    size = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", text.lower())
+    size = parse_bytes(text)
     if size is None:
         raise ConfigError(f"{option} must be a size such as 8GiB or 500MiB, got {text!r}")
-    return int(_BYTE_SIZE.validate_python(f"{size[1]}{size[2] or ''}b"))
+    return size

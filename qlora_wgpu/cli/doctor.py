@@ -16,11 +16,12 @@ from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.gpu.adapters import (
     INSTALL_HINT,
     FoundAdapter,
+    cards,
     installed_backends,
     list_adapters,
 )
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.runs.machine import what_it_means
+from qlora_wgpu.runs.machine import of_several, what_it_means
 from qlora_wgpu.selfcheck import Result, avoid_what_is_wrong, check_device, checks
 from qlora_wgpu.tuning.cache import choices_for
 from qlora_wgpu.version import __version__
@@ -77,6 +78,8 @@ def _list_gpus(console: Console) -> None:
     with console.status("measuring how fast it trains"):
         meaning = what_it_means(device)
     console.print(f"\n{meaning}", style="bold", highlight=False)
+    if text := of_several(len(cards())):
+        console.print(text, highlight=False)
 
 
 def _show_choice(console: Console, device: Device) -> None:

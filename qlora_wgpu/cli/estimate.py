@@ -16,7 +16,10 @@ from qlora_wgpu.cli._settings import read_settings
 from qlora_wgpu.cli._sizes import read_bytes, whole_number
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.config import Config
-from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.errors import ConfigError, DeviceError
+from qlora_wgpu.gpu.adapters import cards
+from qlora_wgpu.model.fitting import Fit
+from qlora_wgpu.runs.machine import of_several
 
 _DTYPES = ("bfloat16", "float32")
 _SCHEMES = ("nf4", "none")
@@ -108,14 +111,28 @@ def _show(console: Console, target: str, result: runs.Estimate) -> None:
         verdict = "fits" if result.remedy is None else "does not fit"
         size = _size(result.device_memory)
         console.print(f"{result.device} has {size}: {verdict}", highlight=False)
+    if text := of_several(len(_cards())):
+        console.print(text, highlight=False)
+    if result.fitted is not None:
+        room = result.device_memory if result.budget is None else result.budget
+        text = f"train keeps within {_size(room or 0)} all the same: {result.fitted.in_words()}"
+        console.print(text, highlight=False, soft_wrap=True)
     if result.remedy is not None:
         console.print(_remedy(result.remedy), style="yellow", highlight=False, soft_wrap=True)
 
 
+def _cards() -> list[str]:
+    """This machine's GPUs; none where they cannot be listed, which an estimate does not need."""
+    try:
+        return cards()
+    except DeviceError:
+        return []
+
+
 def _remedy(keys: str) -> str:
     if not keys:
-        return "no shorter row, smaller micro-batch or checkpointing makes it fit"
-    return f"it would fit with: {keys}"
+        return "no shorter row, smaller micro-batch or checkpointing makes all of it fit"
+    return f"all of it would fit with: {keys}"
 
 
 def _verdict(result: runs.Estimate, budget: int, fits: runs.Fits) -> str:
@@ -130,6 +147,17 @@ def _verdict(result: runs.Estimate, budget: int, fits: runs.Fits) -> str:
 
 def _size(nbytes: int) -> str:
     return f"{nbytes / 2**30:,.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:,.1f} MiB"
+
+
+def _fitted(fitted: Fit) -> dict[str, Any]:
+    return {
+        "bytes": dict(fitted.memory),
+        "total": fitted.total,
+        "host_bytes": dict(fitted.host_memory),
+        "moved_bytes": fitted.moved,
+        "gradient_checkpointing": fitted.options.checkpointing,
+        **asdict(fitted.residency),
+    }
 
 
 def _write(name: str, result: runs.Estimate) -> None:
@@ -148,6 +176,7 @@ def _write(name: str, result: runs.Estimate) -> None:
         "fits": None if result.fits is None else asdict(result.fits),
         "device_memory": result.device_memory,
         "remedy": result.remedy,
+        "fitted": None if result.fitted is None else _fitted(result.fitted),
     }
     try:
         Path(name).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")

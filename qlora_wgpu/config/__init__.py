@@ -2,6 +2,7 @@
 
 from qlora_wgpu.config.loading import load_config
 from qlora_wgpu.config.schema import (
+    ClusterConfig,
     Config,
     DataConfig,
     DeviceConfig,
@@ -18,6 +19,7 @@ from qlora_wgpu.config.values import ALL_LINEAR
 
 __all__ = [
     "ALL_LINEAR",
+    "ClusterConfig",
     "Config",
     "DataConfig",
     "DeviceConfig",

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
+from qlora_wgpu.config.byte_size import parse_bytes
 from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES
 from qlora_wgpu.config.renamed import with_new_names
 from qlora_wgpu.config.section import Section
@@ -25,13 +26,16 @@ from qlora_wgpu.config.values import (
     Float,
     GpuName,
     MaxSteps,
+    MemorySize,
     Pattern,
     PositiveInt,
     PositiveNumber,
     Rank,
     RowFormat,
+    Scheduler,
     TargetModules,
     Text,
+    Workers,
 )
 from qlora_wgpu.config.yaml_file import dump_yaml
 from qlora_wgpu.errors import ConfigError
@@ -323,6 +327,12 @@ class DeviceConfig(Section):
         "reaches GPUs' matrix units and is faster on software GPUs of Mesa 25 or later; auto "
         "takes dawn where it is installed and can do either.",
     )
+    memory: MemorySize = Field(
+        "auto",
+        description="Memory of the device that training may take: a size such as 8GiB or 8GB, or "
+        "auto for what the driver says is free. What has no room waits in host memory, which "
+        "changes the speed and nothing that is computed.",
+    )
     tune: Literal["auto", "always", "never"] = Field(
         "auto",
         description="Whether ways of cutting kernels are timed before training, once per GPU "
@@ -353,10 +363,56 @@ class DeviceConfig(Section):
         return with_new_names("device", values) if isinstance(values, Mapping) else values
 
     @property
+    def memory_bytes(self) -> int | None:
+        """Bytes of ``memory``; None for auto."""
+        if self.memory == "auto":
+            return None
+        return parse_bytes(self.memory) if isinstance(self.memory, str) else self.memory
+
+    @property
     def adapter(self) -> str:
         """The former name of ``gpu``."""
         warnings.warn("device.adapter is now device.gpu", DeprecationWarning, stacklevel=2)
         return self.gpu
+
+
+class ClusterConfig(Section):
+    """Training on several GPUs and machines, through Dask distributed."""
+
+    scheduler: Scheduler = Field(
+        None,
+        description="Where the workers are: null for this process alone, local for processes on "
+        "this machine, or the address of a Dask scheduler, tls://HOST:PORT (pip install "
+        "'qlora-wgpu[cluster]').",
+    )
+    workers: Workers = Field(
+        "auto",
+        description="Number of worker processes with local, else how many workers to wait for "
+        "before training begins; auto is one for each GPU of this machine, else those that are "
+        "there, at least one.",
+    )
+    division: Literal["measured", "fixed"] = Field(
+        "measured",
+        description="Which worker computes which micro-batch: the one that is expected to be done "
+        "soonest (measured), or in turn by their names (fixed), so that a rerun on unlike GPUs "
+        "has the same bits.",
+    )
+    patience: float = Field(
+        600.0,
+        gt=0,
+        description="Seconds without any progress, as when no worker is left, after which the run "
+        "ends with its state saved.",
+    )
+    certificates: Text | None = Field(
+        None,
+        description="Folder with ca.pem, cert.pem and key.pem for tls://, or null for what Dask's "
+        "own configuration says.",
+    )
+    allow_plain_tcp: bool = Field(
+        False,
+        description="Whether a tcp:// scheduler on another machine is used, although anyone on "
+        "the network could then run code on all machines.",
+    )
 
 
 class Config(Section):
@@ -381,6 +437,9 @@ class Config(Section):
     )
     device: Annotated[DeviceConfig, _FREE_ON_RESUME] = Field(
         default_factory=DeviceConfig, description="The GPU."
+    )
+    cluster: Annotated[ClusterConfig, _FREE_ON_RESUME] = Field(
+        default_factory=ClusterConfig, description="Several GPUs and machines."
     )
 
     def require_train_path(self) -> str:

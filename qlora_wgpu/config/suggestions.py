@@ -31,12 +31,12 @@ def suggest_key(loc: tuple[str, ...]) -> str:
     section = loc[0]
     if leaf in keys[section]:  # only its spelling differs
         return _did_you_mean(section, leaf)
+    meant = KEY_OF.get(leaf) or key_for(leaf)
+    if meant and meant[0] == section:  # such as optim.scheduler, which cluster has, too
+        return _did_you_mean(*meant)
     for other, leaves in keys.items():
         if leaf in leaves:
             return f": it belongs in section '{other}'"
-    meant = KEY_OF.get(leaf) or key_for(leaf)
-    if meant and meant[0] == section:
-        return _did_you_mean(*meant)
     if reason := reason_for(leaf):
         return f": {reason}"
     if meant and not _near(leaf, keys[section]):

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, WithJsonSchema
 
+from qlora_wgpu.config.byte_size import parse_bytes
 from qlora_wgpu.limits import COUNT, NUMBERS, RANK, STEPS
 from qlora_wgpu.sandbox.expressions import check_expression
 
@@ -68,6 +69,23 @@ TargetModules = Annotated[
 ]
 
 
+def _memory(value: Any) -> int | str:
+    if value == "auto":
+        return "auto"
+    size = parse_bytes(value) if isinstance(value, str) else value
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ValueError("must be auto, a size such as 8GiB or 8GB, or a number of bytes")
+    return value  # type: ignore[no-any-return]
+
+
+# As it was written; ``parse_bytes`` reads it.
+MemorySize = Annotated[
+    int | str,
+    PlainValidator(_memory),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 1}]}),
+]
+
+
 def _positive_number(value: Any) -> int | float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not value > 0:
@@ -114,6 +132,40 @@ EvalSteps = Annotated[
             ]
         }
     ),
+]
+
+
+def _scheduler(value: Any) -> str | None:
+    if value is None or value == "local":
+        return value  # type: ignore[no-any-return]
+    if isinstance(value, str) and _SCHEDULER.fullmatch(value):
+        return value
+    raise ValueError(
+        "must be local, the address of a scheduler such as tls://192.168.1.5:8786, or null for "
+        "this process alone"
+    )
+
+
+_SCHEDULER = re.compile(r"(tls|tcp)://[^\s/]+:[0-9]{1,5}")
+
+Scheduler = Annotated[
+    str | None,
+    PlainValidator(_scheduler),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "null"}]}),
+]
+
+
+def _workers(value: Any) -> int | str:
+    whole = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= COUNT
+    if whole or value == "auto":
+        return value  # type: ignore[no-any-return]
+    raise ValueError("must be a number of workers from 1 on, or auto")
+
+
+Workers = Annotated[
+    int | str,
+    PlainValidator(_workers),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}]}),
 ]
 
 

@@ -129,7 +129,7 @@ class Attention:
             full = f"{at}{name}_proj"
             return made.get(full) or ops.linear(x, full, float32=self._is_float32(name))
 
-        q, k = (self._rotated(ops, projected(name), at, name) for name in ("q", "k"))
+        q, k = self._rotated(ops, at, {name: projected(name) for name in ("q", "k")})
         v = projected("v")
         score_scale = 1 / math.sqrt(self.dimensions.head_dim) if self.scale is None else self.scale
         head_dim, window, softcap = self.dimensions.head_dim, self.window, self.softcap
@@ -149,9 +149,12 @@ class Attention:
         """
         return name != "v" and self.qk_norm is not None and not self.qk_norm.per_head
 
-    def _rotated(self, ops: LayerOps, y: Tensor, at: str, name: str) -> Tensor:
+    def _rotated(self, ops: LayerOps, at: str, made: dict[str, Tensor]) -> list[Tensor]:
+        """Queries and keys, normalized and rotated."""
+        ys = list(made.values())
         if self.qk_norm is not None:
-            y = self.qk_norm.trace(ops, y, f"{at}{name}_norm")
+            norm = self.qk_norm
+            ys = [norm.trace(ops, y, f"{at}{name}_norm") for name, y in made.items()]
         if self.rope is None:
-            return y
-        return ops.rope(y, self.rope, self.dimensions.head_dim, interleaved=self.interleaved)
+            return ys
+        return ops.ropes(ys, self.rope, self.dimensions.head_dim, interleaved=self.interleaved)

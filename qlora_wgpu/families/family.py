@@ -16,7 +16,7 @@ from qlora_wgpu.errors import UnsupportedModelError, brief
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.batch import BatchBuffers
-from qlora_wgpu.ops.modules import DenseMatrix, ExpertLinear, Linear, Matrix
+from qlora_wgpu.ops.modules import DenseMatrix, ExpertLinear, HostMatrix, Linear, Matrix
 
 NormSize = int | tuple[int, int]
 
@@ -138,7 +138,7 @@ class Architecture:
 class Modules:
     """A model's weights as a forward uses them."""
 
-    embedding: Matrix
+    embedding: Matrix | HostMatrix
     head: Matrix
     linears: Mapping[str, Linear]
     norms: Mapping[str, Tensor]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from qlora_wgpu.families.family import Modules
@@ -102,9 +102,17 @@ class LayerOps:
         self, x: Tensor, rotation: Rope, head_dim: int, *, interleaved: bool = False
     ) -> Tensor:
         """Rotates every head by its token's position, and by its sample's length if that counts."""
+        return self.ropes([x], rotation, head_dim, interleaved=interleaved)[0]
+
+    def ropes(
+        self, xs: Sequence[Tensor], rotation: Rope, head_dim: int, *, interleaved: bool = False
+    ) -> list[Tensor]:
+        """``rope`` of queries and keys, at once."""
         table, rows = self._table(rotation)
         dim = rotation.rotary_dim
-        return rope(self.g, x, table, self.batch, head_dim, dim, interleaved=interleaved, rows=rows)
+        return rope(
+            self.g, xs, table, self.batch, head_dim, dim, interleaved=interleaved, rows=rows
+        )
 
     def _table(self, rotation: Rope) -> tuple[Tensor, Tensor | None]:
         """Angles by position, or with the rows of what the host writes for every token."""
@@ -152,9 +160,20 @@ class LayerOps:
     ) -> Tensor:
         """Applies ``layer(h, i)`` for every i, recomputing each in the backward if asked for."""
 
-        def numbered(i: int) -> Callable[[Tensor], Tensor]:
-            return lambda x: layer(x, i)
+        def some(first: int) -> Callable[[Tensor], Tensor]:
+            def apply(x: Tensor) -> Tensor:
+                for i in range(first, min(first + together, count)):
+                    x = layer(x, i)
+                return x
 
-        for i in range(count):
-            h = self.g.checkpoint(numbered(i), h) if checkpointing else layer(h, i)
+            return apply
+
+        together, parking = self.g.recomputation.together, self.g.recomputation.parking
+        for first in range(0, count, together):
+            if not checkpointing:
+                h = some(first)(h)
+                continue
+            # The last input is wanted again at once.
+            is_last = first + together >= count
+            h = self.g.checkpoint(some(first), h, None if is_last else parking)
         return h

@@ -76,6 +76,15 @@ def list_adapters(backend: str = "auto") -> list[FoundAdapter]:
     return _listed(BACKENDS[backend])
 
 
+def cards(backend: str = "auto") -> list[str]:
+    """The indices in ``list_adapters`` of all GPUs that are none of software.
+
+    Raises:
+        DeviceError: If the implementation cannot be loaded or fails.
+    """
+    return [str(i) for i, adapter in enumerate(list_adapters(backend)) if not adapter.is_cpu]
+
+
 def choose_adapter(gpu: str = "auto", backend: str = "auto") -> FoundAdapter:
     """Picks an adapter.
 

@@ -87,6 +87,7 @@ class Device:
         dispatches_per_submit: After how many dispatches work is handed to the driver.
         pace: How long work takes, and how much time of it the driver gets at once.
         timeout: Seconds after which a call into the driver counts as hung.
+        budget: Bytes that may be taken of it; None for as much as there is.
         in_turn: Held by a thread for what another must not come between: programs share memory.
     """
 
@@ -98,6 +99,7 @@ class Device:
         dispatches_per_submit: int = DISPATCHES_PER_SUBMIT,
         submit_milliseconds: float = SUBMIT_MILLISECONDS,
         timeout: float | None = None,
+        memory: int | None = None,
         adapter: str | None = None,
     ) -> None:
         """Opens a device.
@@ -110,6 +112,7 @@ class Device:
                 software.
             timeout: Seconds after which a call into the driver counts as hung; None is half an
                 hour, and no limit for a software GPU, which cannot hang but may be slow.
+            memory: Bytes that may be taken of it; None for as much as there is.
             adapter: The former name of ``gpu``.
 
         Raises:
@@ -125,6 +128,7 @@ class Device:
         self.gpu = chosen.raw
         self.dispatches_per_submit = dispatches_per_submit
         self.pace = Pace.of_kind(self.gpu.info["adapter_type"], 1e-3 * submit_milliseconds)
+        self.budget = memory
         self.timeout = timeout or (math.inf if self.is_cpu else _TIMEOUT)
         self.features = frozenset(self.backend.features_of(self.gpu))
         with self.driver_call("opening it"):
@@ -203,13 +207,14 @@ class Device:
         limits = self.raw.limits
         return int(min(limits["max-storage-buffer-binding-size"], limits["max-buffer-size"]))
 
-    def buffer(self, nbytes: int, kind: str, label: str = "") -> Any:
+    def buffer(self, nbytes: int, kind: str, label: str = "", *, bound: bool = True) -> Any:
         """Allocates a zeroed storage buffer.
 
         Args:
             nbytes: Size of the buffer; rounded up to a multiple of four.
             kind: The kind that ``memory`` counts it under.
             label: For the driver's messages.
+            bound: Whether it is bound as a whole; else smaller windows of it are.
 
         Raises:
             OutOfMemoryError: If it exceeds a limit of the GPU or the memory that is left.
@@ -220,7 +225,7 @@ class Device:
         return self._allocate(
             lambda: self.raw.create_buffer(size=nbytes, usage=flags, label=label),
             nbytes,
-            self.max_binding,
+            self.max_binding if bound else int(self.raw.limits["max-buffer-size"]),
             kind,
             label,
         )
@@ -259,6 +264,12 @@ class Device:
             raise OutOfMemoryError(
                 f"{label or kind} needs {nbytes:,} bytes in one piece, and {self.name} allows "
                 f"{most:,}: lower the batch size or data.max_seq_length"
+            )
+        if self.budget is not None and self.memory.total + nbytes > self.budget:
+            raise OutOfMemoryError(
+                f"{label or kind} needs {nbytes:,} bytes more than the {self.memory.total:,} that "
+                f"are taken, and device.memory allows {self.budget:,}: raise it, or lower the "
+                "batch size or data.max_seq_length"
             )
         try:
             with self.driver_call(f"allocating {label or kind}"):

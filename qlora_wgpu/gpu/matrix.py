@@ -10,6 +10,7 @@ from qlora_wgpu.gpu.wgsl import Constant
 _BYTES = {"f16": 2, "f32": 4}
 _PADDING = 16  # bytes at a row's end, so that rows do not begin in the same bank
 _STEPS = 2  # products along the depth of a tile
+_TERM_BYTES = {"f16": 136, "f32": 0}  # in which an adapter's largest values are looked for
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,8 @@ class MatrixTile:
         right = self.columns * across
         if not with_rows:
             right = self.depth * (self.columns * size + _PADDING)
-        return left + right + 4 * self.groups_m * self.groups_n * self.shape.m * self.shape.n
+        results = 4 * self.groups_m * self.groups_n * self.shape.m * self.shape.n
+        return left + right + results + _TERM_BYTES[self.shape.element]
 
     def fits(self, limits: Limits, *, with_rows: bool) -> bool:
         """Whether a GPU allows it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from dataclasses import dataclass
 
 from qlora_wgpu.files import file_text
 from qlora_wgpu.gpu.device import Device
@@ -15,6 +16,12 @@ _INSTANCE_CREATE_INFO = 1  # VkStructureType
 _NAME = 20  # where VkPhysicalDeviceProperties has the name, after five numbers
 _HEAPS = 260  # where VkPhysicalDeviceMemoryProperties has the heaps, after 32 kinds of memory
 _DEVICE_LOCAL = 1
+_API_1_1 = 1 << 22 | 1 << 12
+_APPLICATION_INFO, _PROPERTIES_2, _BUDGET = 0, 1000059006, 1000237000  # VkStructureType
+_MOST_HEAPS = 16
+_RESERVE = 256 * MIB  # for programs, shaders and uploads of the driver's own
+_SHARE = 0.95  # of what is free
+_SHARED_SHARE = 0.75  # of a memory that the processor works in, too
 _MOST_GPUS = 16
 
 
@@ -29,6 +36,24 @@ def memory_size(device: Device) -> int | None:
     if own is None and device.gpu.info["adapter_type"] != "DiscreteGPU":
         return _host_memory()  # which it shares, as Apple's do
     return own
+
+
+def room(device: Device) -> int | None:
+    """Bytes that training may take of a device when nobody says how many.
+
+    A card's own memory, less what other programs have taken of it, where the driver tells, and some
+    for the driver itself. None for a software GPU, whose memory is the host's, and where nobody
+    tells.
+    """
+    if device.is_cpu:
+        return None
+    heap = _own_heap(device.name)
+    if heap is None and device.gpu.info["adapter_type"] == "DiscreteGPU":
+        return None
+    if heap is None or device.gpu.info["adapter_type"] != "DiscreteGPU":
+        whole = _host_memory() if heap is None else heap.nbytes
+        return None if whole is None else int(_SHARED_SHARE * whole)
+    return max(int(_SHARE * heap.free) - _RESERVE, 1)
 
 
 def available_bytes() -> int | None:
@@ -65,6 +90,43 @@ def _host_memory() -> int | None:
         return None
 
 
+@dataclass(frozen=True)
+class _Heap:
+    """A card's largest memory, and what of it this process may take."""
+
+    nbytes: int
+    free: int
+
+
+class _ApplicationInfo(ctypes.Structure):
+    _fields_ = (
+        ("kind", ctypes.c_int32),
+        ("next", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("version", ctypes.c_uint32),
+        ("engine", ctypes.c_char_p),
+        ("engine_version", ctypes.c_uint32),
+        ("api_version", ctypes.c_uint32),
+    )
+
+
+class _Budget(ctypes.Structure):
+    _fields_ = (
+        ("kind", ctypes.c_int32),
+        ("next", ctypes.c_void_p),
+        ("budget", ctypes.c_uint64 * _MOST_HEAPS),
+        ("usage", ctypes.c_uint64 * _MOST_HEAPS),
+    )
+
+
+class _Properties2(ctypes.Structure):
+    _fields_ = (
+        ("kind", ctypes.c_int32),
+        ("next", ctypes.c_void_p),
+        ("properties", ctypes.c_uint8 * 1024),
+    )
+
+
 class _InstanceCreateInfo(ctypes.Structure):
     _fields_ = (
         ("kind", ctypes.c_int32),
@@ -79,11 +141,18 @@ class _InstanceCreateInfo(ctypes.Structure):
 
 
 def _own_memory(name: str) -> int | None:
+    heap = _own_heap(name)
+    return None if heap is None else heap.nbytes
+
+
+def _own_heap(name: str) -> _Heap | None:
     """A card's largest heap, as Vulkan tells it of the one that has this name."""
     try:
         vulkan = ctypes.CDLL(_VULKAN.get(sys.platform, ""))
         instance = ctypes.c_void_p()
-        info = _InstanceCreateInfo(kind=_INSTANCE_CREATE_INFO)
+        application = _ApplicationInfo(kind=_APPLICATION_INFO, api_version=_API_1_1)
+        pointer = ctypes.cast(ctypes.pointer(application), ctypes.c_void_p)
+        info = _InstanceCreateInfo(kind=_INSTANCE_CREATE_INFO, application=pointer)
         if vulkan.vkCreateInstance(ctypes.byref(info), None, ctypes.byref(instance)):
             return None
     except (OSError, AttributeError):
@@ -92,12 +161,13 @@ def _own_memory(name: str) -> int | None:
         count = ctypes.c_uint32(_MOST_GPUS)
         gpus = (ctypes.c_void_p * _MOST_GPUS)()
         vulkan.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), gpus)
-        sizes = [
+        heaps = [
             _largest_heap(vulkan, gpu)
             for gpu in gpus[: count.value]
             if gpu is not None and _name_of(vulkan, gpu) == name
         ]
-        return max(sizes, default=0) or None
+        largest = max(heaps, key=lambda heap: heap.nbytes, default=_Heap(0, 0))
+        return largest if largest.nbytes else None
     finally:
         vulkan.vkDestroyInstance(instance, None)
 
@@ -108,14 +178,17 @@ def _name_of(vulkan: ctypes.CDLL, gpu: int) -> str:
     return properties.raw[_NAME : _NAME + 256].partition(b"\0")[0].decode(errors="replace")
 
 
-def _largest_heap(vulkan: ctypes.CDLL, gpu: int) -> int:
-    """Bytes of the largest heap that is the card's own."""
-    properties = ctypes.create_string_buffer(4096)
-    vulkan.vkGetPhysicalDeviceMemoryProperties(ctypes.c_void_p(gpu), properties)
-    raw = properties.raw
-    sizes = [0]
+def _largest_heap(vulkan: ctypes.CDLL, gpu: int) -> _Heap:
+    """The largest heap that is the card's own."""
+    budget = _Budget(kind=_BUDGET)  # stays 0 where the driver does not know it
+    found = _Properties2(kind=_PROPERTIES_2, next=ctypes.addressof(budget))
+    vulkan.vkGetPhysicalDeviceMemoryProperties2(ctypes.c_void_p(gpu), ctypes.byref(found))
+    raw = bytes(found.properties)
+    heaps = [_Heap(0, 0)]
     for index in range(int.from_bytes(raw[_HEAPS : _HEAPS + 4], sys.byteorder)):
         at = _HEAPS + 4 + 16 * index
         if raw[at + 8] & _DEVICE_LOCAL:
-            sizes.append(int.from_bytes(raw[at : at + 8], sys.byteorder))
-    return max(sizes)
+            nbytes = int.from_bytes(raw[at : at + 8], sys.byteorder)
+            free = budget.budget[index] - budget.usage[index] if budget.budget[index] else nbytes
+            heaps.append(_Heap(nbytes, min(max(free, 0), nbytes)))
+    return max(heaps, key=lambda heap: heap.nbytes)

@@ -5,10 +5,11 @@
 
 An operand is declared by how many neighbouring elements it is read or written at a time: 8 as
 ``Eight`` (``shaders/common/eight.wgsl``), 4 as ``vec4<f32>``, 2 as ``vec2<f32>``, 1 as ``f32``
-(inputs only), or ``words``: 16 bytes as they are, of any type. What is bound, float32 or bfloat16,
-in a buffer or in a texture, is not the shader's business. Inputs also have ``raw_x(i)``, the
-elements as they are stored (a ``Raw_x``), ``unpack_x(raw)``, and ``broadcast_x_3(v)``, what
-invocation 3 of the subgroup has loaded.
+(inputs only), or ``words``: 16 bytes as they are, of any type. What is bound, float32, bfloat16 or
+float16, in a buffer or in a texture, is not the shader's business. Inputs also have ``raw_x(i)``,
+the elements as they are stored (a ``Raw_x``), ``unpack_x(raw)``, and ``broadcast_x_3(v)``, what
+invocation 3 of the subgroup has loaded. Those of eight also have ``halves_x(raw)``, the same as float16,
+and ``beyond_x(raw)``, how many of them are finite and larger than that takes.
 
 Words after the width narrow that down:
 
@@ -27,7 +28,7 @@ from dataclasses import dataclass
 _DECLARATION = re.compile(
     r"^//#(input|output)\s+(\d+)\s+(\w+)(\?)?:\s*(8|4|2|1|words)((?:\s+(?:texture|buffer|float32|sum|table))*)$"
 )
-FLOATS = frozenset({"float32", "bfloat16"})
+FLOATS = frozenset({"float32", "bfloat16", "float16"})
 ANYTHING = FLOATS | {"uint8", "uint32", "int32"}
 _VALUE = {"8": "Eight", "4": "vec4<f32>", "2": "vec2<f32>", "1": "f32", "words": "vec4<u32>"}
 _ZERO = {
@@ -36,8 +37,10 @@ _ZERO = {
     **{width: f"{_VALUE[width]}(0.0)" for width in ("4", "2", "1")},
 }
 # What a buffer's array holds.
+_HALVES = {"8": "vec4<u32>", "4": "vec2<u32>", "2": "u32", "1": "u32"}
 _STORED = {
-    "bfloat16": {"8": "vec4<u32>", "4": "vec2<u32>", "2": "u32", "1": "u32"},
+    "bfloat16": _HALVES,
+    "float16": _HALVES,
     "float32": {"8": "Float8", "4": "vec4<f32>", "2": "vec2<f32>", "1": "f32"},
 }
 _UNPACKED = {
@@ -46,6 +49,7 @@ _UNPACKED = {
         "4": "unpack_bf16(raw)",
         "2": "bitcast<vec2<f32>>(vec2<u32>(raw << 16u, raw & 0xffff0000u))",
     },
+    "float16": {"8": "eight_of_f16(raw)", "4": "unpack_f16(raw)", "2": "unpack2x16float(raw)"},
     "float32": {"8": "eight(raw.lo, raw.hi)", "4": "raw", "2": "raw"},
 }
 _PACKED = {
@@ -54,16 +58,28 @@ _PACKED = {
         "4": "pack_bf16(v)",
         "2": "pack_bf16(vec4<f32>(v, 0.0, 0.0)).x",
     },
+    "float16": {
+        "8": "f16_of_eight(v)",
+        "4": "pack_f16(v)",
+        "2": "pack_f16(vec4<f32>(v, 0.0, 0.0)).x",
+    },
     "float32": {"8": "Float8(low(v), high(v))", "4": "v", "2": "v"},
 }
+# One of a word of two.
+_OF_WORD = {
+    "bfloat16": "return bitcast<f32>(select(raw & 0xffff0000u, raw << 16u, i % 2u == 0u));",
+    "float16": "return unpack2x16float(raw)[i % 2u];",
+}
 # Elements as they are stored, from the texels t(·) of 16 bytes that hold them.
+_HALVES_FROM_TEXELS = {
+    "8": "return {t}(i);",
+    "4": "let texel = {t}(i / 2u); return select(texel.xy, texel.zw, i % 2u == 1u);",
+    "2": "return {t}(i / 4u)[i % 4u];",
+    "1": "return {t}(i / 8u)[i / 2u % 4u];",
+}
 _FROM_TEXELS = {
-    "bfloat16": {
-        "8": "return {t}(i);",
-        "4": "let texel = {t}(i / 2u); return select(texel.xy, texel.zw, i % 2u == 1u);",
-        "2": "return {t}(i / 4u)[i % 4u];",
-        "1": "return {t}(i / 8u)[i / 2u % 4u];",
-    },
+    "bfloat16": _HALVES_FROM_TEXELS,
+    "float16": _HALVES_FROM_TEXELS,
     "float32": {
         "8": "return Float8(bitcast<vec4<f32>>({t}(2u * i)), "
         "bitcast<vec4<f32>>({t}(2u * i + 1u)));",
@@ -152,18 +168,14 @@ class Operand:
             body = _FROM_TEXELS[bound.dtype][self.width].format(t=f"texel_{name}")
             code = self._texel()
         else:
-            halves = bound.dtype == "bfloat16" and self.width == "1"
+            halves = bound.dtype in _OF_WORD and self.width == "1"
             body = f"return {name}[{'i / 2u' if halves else 'i'}];"
             code = ""
         code += f"alias Raw_{name} = {stored};\n"
         code += f"fn raw_{name}(i: u32) -> {stored} {{ {body} }}\n"
         if self.width == "1":
-            word = f"let raw = raw_{name}(i); "
-            loaded = (
-                f"{word}return bitcast<f32>(select(raw & 0xffff0000u, raw << 16u, i % 2u == 0u));"
-                if bound.dtype == "bfloat16"
-                else f"return raw_{name}(i);"
-            )
+            of_word = _OF_WORD.get(bound.dtype, "return raw;")
+            loaded = f"let raw = raw_{name}(i); {of_word}"
             return self._declaration(bound, stored), (
                 f"{code}fn load_{name}(i: u32) -> f32 {{ {loaded} }}"
             )
@@ -171,6 +183,19 @@ class Operand:
         code += f"fn unpack_{name}(raw: {stored}) -> {value} {{ return {unpacked}; }}\n"
         code += f"fn load_{name}(i: u32) -> {value} {{ return unpack_{name}(raw_{name}(i)); }}"
         return self._declaration(bound, stored), code
+
+    def halves(self, bound: Bound | None) -> str:
+        """``halves_x`` and ``beyond_x``."""
+        if bound is None:
+            return ""
+        name, stored = self.name, _STORED[bound.dtype]["8"]
+        same = bound.dtype == "float16"
+        halves = "raw" if same else f"f16_of_eight(unpack_{name}(raw))"
+        beyond = "0u" if same else f"beyond8(unpack_{name}(raw))"
+        return (
+            f"fn halves_{name}(raw: {stored}) -> vec4<u32> {{ return {halves}; }}\n"
+            f"fn beyond_{name}(raw: {stored}) -> u32 {{ return {beyond}; }}"
+        )
 
     def broadcast(self, bound: Bound | None) -> str:
         """``broadcast_x``, which needs subgroups."""
@@ -190,7 +215,7 @@ class Operand:
         self, bound: Bound, value: str, stored: str, *, accumulate: bool
     ) -> tuple[str, str]:
         name, packed = self.name, _PACKED[bound.dtype][self.width]
-        if bound.texture and bound.dtype == "bfloat16":
+        if bound.texture and bound.dtype in _OF_WORD:
             body = f"textureStore({name}, texel_at(i), {packed});"
         elif bound.texture:
             body = (

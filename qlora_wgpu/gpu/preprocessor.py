@@ -93,6 +93,10 @@ class Source:
         functions = "\n".join(self._functions(bare))
         if re.search(r"\bEight\b|\bpack_bf16\b|\bunpack_bf16\b|Float8", bare + functions):
             functions += "\n" + self._include("common/eight.wgsl", path)
+        if re.search(r"\b(?:f16_of_eight|eight_of_f16|beyond8)\b", bare + functions):
+            functions += "\n" + self._include("common/eight_float16.wgsl", path)
+        elif re.search(r"\b(?:un)?pack_f16\b", functions):
+            functions += "\n" + self._include("common/float16.wgsl", path)
         if "texel_at(" in bare + functions:
             functions += "\n" + self._include("common/texel.wgsl", path)
         if FOLD in self.constants:
@@ -119,6 +123,8 @@ class Source:
             functions.append(operand.code(bound, accumulate=accumulate and operand.sums)[1])
             if f"broadcast_{operand.name}_" in code:
                 functions.append(operand.broadcast(bound))
+            if f"halves_{operand.name}(" in code:
+                functions.append(operand.halves(bound))
         return functions
 
     def _file(self, path: str) -> str:

@@ -134,6 +134,9 @@ def tile_problem(device: Device, tile: MatrixTile, *, with_rows: bool) -> str:
         "DEPTH": depth,
         "DIRECT": not with_rows,
         "ACCUMULATE": False,
+        "TERM": False,
+        "LOADS": False,
+        "RESIDUAL": False,
     }
     floats = Bound("float32")
     shader = load_shader(

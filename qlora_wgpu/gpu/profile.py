@@ -94,6 +94,10 @@ class Profile:
         """Whether products hold their factors in a type that ends at 65,504."""
         return self.gemm_kind == "matrix" and self.matrix_element == "f16"
 
+    def weight_dtype(self, dtype: str) -> str:
+        """The type of frozen weights where operands have this one: units of f16 copy theirs."""
+        return "float16" if self.saturates and dtype == "bfloat16" else dtype
+
     def tile_on_matrix_units(self) -> MatrixTile:
         """What a workgroup makes of a product on matrix units."""
         m, n, k, threads = self.matrix

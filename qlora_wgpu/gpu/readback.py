@@ -15,8 +15,18 @@ class Readback:
     bytes have arrived.
     """
 
-    def __init__(self, device: Device, buffer: Any, nbytes: int, depth: int = 2) -> None:
-        """Allocates room for ``depth`` copies on their way."""
+    def __init__(
+        self, device: Device, buffer: Any, nbytes: int, depth: int = 2, *, counts: bool = True
+    ) -> None:
+        """Allocates room for copies on their way.
+
+        Args:
+            device: The device.
+            buffer: What is copied.
+            nbytes: How much of it.
+            depth: How many copies may be on their way.
+            counts: Whether their room, which a card has in host memory, counts as the device's.
+        """
         usage = device.backend.module.BufferUsage
         flags = usage.COPY_DST | usage.MAP_READ
         self._device = device
@@ -28,7 +38,7 @@ class Readback:
                 for _ in range(depth)
             )
         self._pending: deque[tuple[Any, Any]] = deque()
-        for buffer in self._free:
+        for buffer in self._free if counts else ():
             device.memory.add("inputs", nbytes, buffer)
 
     def __len__(self) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from qlora_wgpu.graph.launch import GraphError, Launch
 from qlora_wgpu.graph.tensor import Tensor, matrix
 
 VJP = Callable[[Tensor], None]
+JointVJP = Callable[[list[Tensor | None]], None]
 Add = Callable[[Tensor, Tensor | None, Tensor], None]
 
 
@@ -29,17 +30,41 @@ class Tape:
         """
         self._launches = launches
         self._add = add
-        self._ops: list[tuple[Tensor, VJP]] | None = []
+        self._ops: list[tuple[Sequence[Tensor], JointVJP]] | None = []
         self._gradients: dict[Tensor, Tensor] = {}
         self._holders: Counter[Tensor] = Counter()
-        self._handed: Tensor | None = None  # the gradient that the running VJP was given
+        self._uses: Counter[Tensor] = Counter()  # by recorded ops
+        self._wanted: dict[Tensor, str] = {}  # types of gradients, where not their tensors'
+        self._handed: list[Tensor | None] = []  # the gradients that the running VJP was given
         self._begin = 0  # the running VJP's first launch
 
-    def record(self, output: Tensor, inputs: list[Tensor], vjp: VJP, *, trains: bool) -> None:
-        """Notes how a gradient passes back from an op's output."""
-        output.requires_grad = trains or any(t.requires_grad for t in inputs)
-        if output.requires_grad and self._ops is not None:
-            self._ops.append((output, vjp))
+    def record(
+        self,
+        outputs: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        vjp: JointVJP,
+        *,
+        trains: bool,
+        wanted: str | None = None,
+    ) -> None:
+        """Notes how gradients pass back from what an op made, and which type it wants them in."""
+        requires_grad = trains or any(t.requires_grad for t in inputs)
+        for output in outputs:
+            output.requires_grad = requires_grad
+        if requires_grad and self._ops is not None:
+            self._ops.append((outputs, vjp))
+            self._uses.update(inputs)
+            self._wanted.update(dict.fromkeys(outputs, wanted) if wanted is not None else {})
+
+    def gradient_dtype(self, tensor: Tensor) -> str:
+        """The type that a contribution to a tensor's gradient is best made in.
+
+        What is wanted, where one recorded op alone takes the tensor and so makes all of its
+        gradient; what adds up does so in float32.
+        """
+        if self._uses[tensor] != 1:
+            return "float32"
+        return self._wanted.get(tensor, tensor.dtype)
 
     def gradient_of(self, tensor: Tensor) -> Tensor:
         """The gradient of a tensor as gathered so far."""
@@ -66,33 +91,61 @@ class Tape:
         elif not self._made_in_place(total, gradient):
             self._add(total, None, gradient)
 
+    def is_shared(self, gradient: Tensor) -> bool:
+        """Whether a gradient is some tensor's that is still to pass it on."""
+        return self._holders[gradient] > 0
+
+    def taken_back(self) -> None:
+        """Notes that the last launch is about to go."""
+        self._begin = min(self._begin, len(self._launches) - 1)
+
     def backward(self) -> None:
         """Runs the tape backwards from the gradients added so far."""
         if self._ops is None:
             raise GraphError("nothing was recorded")
         ops, self._ops = self._ops, None
-        for output, vjp in reversed(ops):
-            if output in self._gradients:
-                gradient = self._release(output)
+        for outputs, vjp in reversed(ops):
+            if any(output in self._gradients for output in outputs):
+                gradients = [
+                    self._release(output) if output in self._gradients else None
+                    for output in outputs
+                ]
                 before = self._handed, self._begin
-                self._handed, self._begin = gradient, len(self._launches)
-                vjp(gradient)
+                self._handed, self._begin = gradients, len(self._launches)
+                vjp(gradients)
                 self._handed, self._begin = before
         self._ops = []
 
-    def checkpoint(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Calls ``function(x)`` and keeps nothing but x for the backward, which calls it again."""
+    def checkpoint(
+        self,
+        function: Callable[[Tensor], Tensor],
+        x: Tensor,
+        kept: Callable[[], Tensor] | None = None,
+    ) -> Tensor:
+        """Calls ``function(x)`` and keeps nothing but x for the backward, which calls it again.
+
+        Args:
+            function: What is called twice.
+            x: Its argument.
+            kept: Brings x back for the second call, as another tensor; by default x itself stays.
+        """
         with self._paused():
             y = function(x)
 
-        def vjp(dy: Tensor) -> None:
+        def vjp(gradients: list[Tensor | None]) -> None:
             outer, self._ops = self._ops, []
-            again = function(x)
-            self.add_gradient(again, dy)
+            same = x if kept is None else kept()
+            same.requires_grad = x.requires_grad
+            again = function(same)
+            for dy in gradients:
+                assert dy is not None  # an op with one output runs where it has a gradient
+                self.add_gradient(again, dy)
             self.backward()
             self._ops = outer
+            if same is not x and same in self._gradients:
+                self.add_gradient(x, self._release(same))
 
-        self.record(y, [y], vjp, trains=False)
+        self.record([y], [y], vjp, trains=False)
         return y
 
     @contextmanager
@@ -105,7 +158,8 @@ class Tape:
 
     def end(self) -> None:
         """Forgets everything: what is recorded holds the graph, and the graph holds the tape."""
-        self._ops, self._gradients, self._holders = [], {}, Counter()
+        self._ops, self._gradients = [], {}
+        self._holders, self._uses, self._wanted = Counter(), Counter(), {}
         self._add = _after_the_end
 
     def _hold(self, tensor: Tensor, gradient: Tensor) -> None:
@@ -122,7 +176,7 @@ class Tape:
             total.dtype == "float32"
             and total.storage is None
             and self._holders[total] == 1
-            and total is not self._handed
+            and not any(total is handed for handed in self._handed)
         )
 
     def _made_in_place(self, total: Tensor, gradient: Tensor) -> bool:

@@ -7,8 +7,32 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-ITEM_SIZE = {"float32": 4, "bfloat16": 2, "uint32": 4, "int32": 4, "uint8": 1}
+from qlora_wgpu.bfloat16 import from_bfloat16, to_bfloat16
+
+ITEM_SIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "uint32": 4, "int32": 4, "uint8": 1}
 ROW_UNIT = 8  # rows of matrices are padded with zeros to a multiple of this many elements
+
+
+LARGEST_FLOAT16 = 65_504.0
+
+
+def stored_bits(array: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[Any]:
+    """Numbers as a tensor of a floating-point type holds them, rounded to nearest even."""
+    if dtype == "float32":
+        return array
+    if dtype == "bfloat16":
+        return to_bfloat16(array)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return array.astype(np.float16).view(np.uint16)
+
+
+def stored_floats(raw: memoryview | bytes, dtype: str) -> npt.NDArray[np.float32]:
+    """The numbers that a tensor's bytes are, inverse of ``stored_bits``; of others the bits."""
+    if dtype == "bfloat16":
+        return from_bfloat16(np.frombuffer(raw, np.uint16))
+    if dtype == "float16":
+        return np.frombuffer(raw, np.float16).astype(np.float32)
+    return np.frombuffer(raw, np.float32)
 
 
 def padded(columns: int) -> int:

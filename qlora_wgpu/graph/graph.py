@@ -7,7 +7,7 @@ backward; nothing is decided while a step runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +15,11 @@ import numpy.typing as npt
 from qlora_wgpu.gpu.grid import Workgroups, fold_grid, fold_workgroups
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.gpu.wgsl import Constant
-from qlora_wgpu.graph.autodiff import VJP, Tape
+from qlora_wgpu.graph.autodiff import VJP, JointVJP, Tape
 from qlora_wgpu.graph.dtype import ceil_div
 from qlora_wgpu.graph.launch import GraphError, Launch
-from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
+from qlora_wgpu.graph.parking import Parked, Parking, Recomputation
+from qlora_wgpu.graph.tensor import TEXEL, Storage, Tensor, matrix, vector
 
 __all__ = ["VJP", "Graph", "GraphError", "Launch"]
 
@@ -33,6 +34,7 @@ class Graph:
         launches: What has been traced.
         saturated: uint32; where kernels count values that they had to hold at the end of their
             type, if anywhere.
+        recomputation: How layers are recomputed, where they are.
     """
 
     def __init__(
@@ -41,12 +43,14 @@ class Graph:
         profile: Profile,
         max_binding: int = 128 << 20,
         saturated: Tensor | None = None,
+        recomputation: Recomputation | None = None,
     ) -> None:
         """Starts an empty graph."""
         self.dtype = dtype
         self.profile = profile
         self.max_binding = max_binding
         self.saturated = saturated
+        self.recomputation = recomputation or Recomputation()
         self.launches: list[Launch] = []
         self._tape = Tape(self.launches, self._add)
 
@@ -55,6 +59,15 @@ class Graph:
     def operand(self, name: str, rows: int, columns: int) -> Tensor:
         """An intermediate matrix that matmuls read, in the graph's element type."""
         return matrix(name, rows, columns, self.dtype)
+
+    @property
+    def weight_dtype(self) -> str:
+        """Element type of frozen weights that products read."""
+        return self.profile.weight_dtype(self.dtype)
+
+    def weight(self, name: str, rows: int, columns: int) -> Tensor:
+        """An intermediate matrix of frozen weights, in their type."""
+        return matrix(name, rows, columns, self.weight_dtype)
 
     def float32(self, name: str, rows: int, columns: int) -> Tensor:
         """An intermediate float32 matrix."""
@@ -113,10 +126,49 @@ class Graph:
         label = label or path.removesuffix(".wgsl")
         self.launches.append(Launch(path, bound, params or {}, chosen, workgroups, label, flops))
 
+    def rounded_beside(self, x: Tensor) -> Tensor | None:
+        """A float32 matrix as an operand, by the launch that wrote it last; None if it cannot.
+
+        A kernel can that has an optional output named as the one that ``x`` is bound to, and
+        ``_operand``, which gets what is in ``x`` after it.
+        """
+        for launch in reversed(self.launches):
+            for name, tensor in launch.tensors.items():
+                if tensor is x and launch.shader.bindings[name].writable:
+                    return self._rounded_by(launch, name, x)
+        return None
+
+    def _rounded_by(self, launch: Launch, name: str, x: Tensor) -> Tensor | None:
+        beside = f"{name}_operand"
+        if beside not in launch.shader.bindings or x.storage is not None:
+            return None
+        if beside not in launch.tensors:
+            launch.tensors[beside] = self.operand(f"{x.name} as {self.dtype}", x.rows, x.columns)
+            launch.specialize()
+        return launch.tensors[beside]
+
+    def take_back(self, path: str, made: Tensor) -> Launch | None:
+        """The last launch, if it is of that shader and made a tensor: for a kernel that does both.
+
+        It will not run; whoever takes it writes the tensor, or knows that nobody else reads it.
+        """
+        if not self.launches or self.launches[-1].path != path:
+            return None
+        if made.storage is not None or made not in self.launches[-1].written():
+            return None
+        self._tape.taken_back()
+        return self.launches.pop()
+
     # -- reverse mode ----------------------------------------------------------------------
 
     def record(
-        self, output: Tensor, inputs: list[Tensor], vjp: VJP, *, trains: bool = False
+        self,
+        output: Tensor,
+        inputs: list[Tensor],
+        vjp: VJP,
+        *,
+        trains: bool = False,
+        wanted: str | None = None,
     ) -> None:
         """Notes how a gradient passes back from an op's output.
 
@@ -125,8 +177,40 @@ class Graph:
             inputs: What it was made from.
             vjp: Adds the launches that pass ``output``'s gradient, of any type, on.
             trains: Whether the op itself holds parameters that want a gradient.
+            wanted: The type that it reads ``output``'s gradient in, if not ``output``'s.
         """
-        self._tape.record(output, inputs, vjp, trains=trains)
+
+        def joint(gradients: list[Tensor | None]) -> None:
+            for gradient in gradients:
+                if gradient is not None:
+                    vjp(gradient)
+
+        self._tape.record([output], inputs, joint, trains=trains, wanted=wanted)
+
+    def record_jointly(
+        self,
+        outputs: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        vjp: JointVJP,
+        *,
+        trains: bool = False,
+        wanted: str | None = None,
+    ) -> None:
+        """``record`` of an op with several outputs.
+
+        Args:
+            outputs: What the op made.
+            inputs: What it was made from.
+            vjp: Is given the gradients of all outputs, None for those that lead to nothing.
+            trains: Whether the op itself holds parameters that want a gradient.
+            wanted: The type that it reads their gradients in, if not their own.
+        """
+        self._tape.record(outputs, inputs, vjp, trains=trains, wanted=wanted)
+
+    def gradient_for(self, tensor: Tensor) -> Tensor:
+        """A fresh matrix for a contribution to a tensor's gradient, in the type that suits it."""
+        dtype = self._tape.gradient_dtype(tensor)
+        return matrix(f"d {tensor.name}", tensor.rows, tensor.columns, dtype)
 
     def add_gradient(self, tensor: Tensor, gradient: Tensor) -> None:
         """Adds a contribution, of any type, to a tensor's gradient; its giver is done with it."""
@@ -136,17 +220,50 @@ class Graph:
         """The gradient of a tensor as gathered so far."""
         return self._tape.gradient_of(tensor)
 
+    def is_shared(self, gradient: Tensor) -> bool:
+        """Whether a gradient is some tensor's that is still to pass it on."""
+        return self._tape.is_shared(gradient)
+
     def backward(self) -> None:
         """Runs the tape backwards from the gradients added so far."""
         self._tape.backward()
 
-    def checkpoint(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    def checkpoint(
+        self, function: Callable[[Tensor], Tensor], x: Tensor, parking: Parking | None = None
+    ) -> Tensor:
         """Calls ``function(x)`` and keeps nothing but x for the backward, which calls it again.
 
         What the first call computed besides its result is read by nobody later, so its slots are
         free at once; what the second computes and nobody needs is never launched.
+
+        Args:
+            function: What is called twice.
+            x: Its argument.
+            parking: What x passes through to wait in host memory in between; by default it stays.
         """
-        return self._tape.checkpoint(function, x)
+        if parking is None:
+            return self._tape.checkpoint(function, x)
+        waiting = self._park(x, parking)
+        return self._tape.checkpoint(function, x, lambda: self._unpark(waiting, x, parking))
+
+    def _park(self, x: Tensor, parking: Parking) -> Parked:
+        parked = Parked(x.name, x.nbytes)
+        out = parking.way_out(x.nbytes)
+        self._copy(x, matrix(x.name, *x.shape, x.dtype, out))
+        self.launches[-1].saves = {"y": parked}
+        return parked
+
+    def _unpark(self, parked: Parked, like: Tensor, parking: Parking) -> Tensor:
+        turn = sum(1 for launch in self.launches if launch.fetches)
+        back = parking.way_back(parked.nbytes, turn)
+        x = matrix(parked.name, *like.shape, like.dtype)
+        self._copy(matrix(parked.name, *like.shape, like.dtype, back), x)
+        self.launches[-1].fetches = {"x": parked}
+        return x
+
+    def _copy(self, x: Tensor, y: Tensor) -> None:
+        units = ceil_div(x.nbytes, TEXEL)
+        self.launch("tensor/copy.wgsl", units, {"x": x, "y": y}, {"units": units})
 
     def end(self) -> None:
         """Lets go of the tape, which would keep graph and memory until Python looks for cycles."""

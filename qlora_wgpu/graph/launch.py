@@ -12,6 +12,7 @@ from qlora_wgpu.gpu.grid import Workgroups, is_within_limits
 from qlora_wgpu.gpu.operands import Bound
 from qlora_wgpu.gpu.preprocessor import IN_PARTS, PART_FIELDS
 from qlora_wgpu.gpu.wgsl import Constant, Shader, load_shader
+from qlora_wgpu.graph.parking import Parked
 from qlora_wgpu.graph.tensor import Tensor
 
 
@@ -32,6 +33,8 @@ class Launch:
         label: For timing tables.
         flops: Floating-point operations, of products only.
         first_texels: Where inputs begin that are windows of a texture's copy.
+        saves: What the host takes of its outputs behind it, by the shader's names.
+        fetches: What it brings of its inputs before it.
         shader: The file as compiled for what is bound.
         params: Bytes of the uniform.
     """
@@ -44,6 +47,8 @@ class Launch:
     label: str
     flops: int
     first_texels: dict[str, int] = field(default_factory=dict)
+    saves: Mapping[str, Parked] = field(default_factory=dict)
+    fetches: Mapping[str, Parked] = field(default_factory=dict)
     shader: Shader = field(init=False)
     params: bytes = field(init=False)
 

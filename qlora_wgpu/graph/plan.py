@@ -14,6 +14,7 @@ from qlora_wgpu.gpu.device import buffer_bytes, texture_bytes
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.graph.layout import lay_out
+from qlora_wgpu.graph.section import Stream, sections_brought
 from qlora_wgpu.graph.tensor import Storage, Tensor
 
 
@@ -52,9 +53,31 @@ class Plan:
         """Bytes on the device by kind; slots are ``activations``."""
         total: Counter[str] = Counter({"activations": self.activation_bytes})
         for storage in self.storages:
-            size = texture_bytes if storage.texture else buffer_bytes
-            total[storage.kind] += size(storage.nbytes)
+            if storage.section is None:
+                size = texture_bytes if storage.texture else buffer_bytes
+                total[storage.kind] += size(storage.nbytes)
+        total["staging"] += sum(stream.device_bytes for stream in self.streams)
         return total
+
+    @property
+    def streams(self) -> list[Stream]:
+        """What its launches read that comes and goes."""
+        sections = (storage.section for storage in self.storages)
+        return list(dict.fromkeys(each.stream for each in sections if each is not None))
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that pass between host and device in a run that follows another of its kind."""
+        needed = sum(section.nbytes for section in sections_brought(self.launches))
+        copies = (
+            p for each in self.launches for p in (*each.saves.values(), *each.fetches.values())
+        )
+        return needed + sum(parked.nbytes for parked in copies)
+
+    @property
+    def parked_bytes(self) -> int:
+        """Bytes of what waits in host memory."""
+        return sum(parked.nbytes for each in self.launches for parked in each.saves.values())
 
 
 def make_plan(graph: Graph, outputs: tuple[Tensor, ...] = (), *, in_textures: bool = False) -> Plan:

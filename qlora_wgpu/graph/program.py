@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 from qlora_wgpu.gpu.backend import Dispatch
 from qlora_wgpu.gpu.device import ALIGNMENT, Device
+from qlora_wgpu.graph.host_steps import HostStep, HostTraffic
 from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.graph.plan import Plan
 from qlora_wgpu.graph.submits import MeasuredSubmits, Piece, boxes, cut, parts_needed
@@ -15,10 +17,15 @@ from qlora_wgpu.graph.tensor import Storage, Tensor
 
 
 class SlotPool:
-    """The memory behind the slots of all plans of a model; plans run one at a time and share it."""
+    """The memory behind the slots of all plans of a model; plans run one at a time and share it.
+
+    Attributes:
+        traffic: What comes and goes while they run.
+    """
 
     def __init__(self, device: Device) -> None:
         """Starts with no buffer."""
+        self.traffic = HostTraffic(device)
         self._device = device
         self._buffers: list[Any] = []
         self._sizes: list[int] = []
@@ -46,8 +53,8 @@ class SlotPool:
 
 
 def allocate(device: Device, storage: Storage) -> None:
-    """Gives a storage its buffer, filled with its data, unless it has one."""
-    if storage.buffer is None:
+    """Gives a storage its buffer, filled with its data, unless it has one or comes and goes."""
+    if storage.buffer is None and storage.section is None and storage.on_host is None:
         make = device.texture if storage.texture else device.buffer
         storage.buffer = make(storage.nbytes, storage.kind, storage.label)
         if storage.data is not None:
@@ -82,14 +89,17 @@ class Program:
         for storage in plan.storages:
             allocate(device, storage)
         self._slots = pool.take(plan)
+        self._traffic = pool.traffic
+        self._host_steps = pool.traffic.steps(plan.launches)
         self._uniforms: list[Any] = []
         self.dispatches = self._bound(plan.launches)
         self._parts: dict[tuple[int, int], list[Dispatch]] = {}
-        self._submits: list[list[Dispatch]] | None = None
+        self._submits: list[list[Dispatch] | HostStep] | None = None
         if not device.pace.is_bounded:
-            most = device.dispatches_per_submit
-            pieces = cut([0.0] * len(self.dispatches), math.inf, most)
-            self._submits = [self.dispatches[piece] for piece in pieces]
+            whole = [
+                Piece(i, dispatch, "", 0, 0, 0.0) for i, dispatch in enumerate(self.dispatches)
+            ]
+            self._submits = list(self._in_order(whole, math.inf))
 
     def _bound(self, launches: Sequence[Launch]) -> list[Dispatch]:
         """The dispatches of launches, whose parameters share a buffer."""
@@ -115,8 +125,11 @@ class Program:
         return buffer
 
     def _window(self, tensor: Tensor) -> tuple[Any, int, int]:
-        if tensor.storage is not None:
-            return tensor.storage.buffer, tensor.offset, tensor.nbytes
+        storage = tensor.storage
+        if storage is not None and storage.section is not None:
+            return self._traffic.window(storage, tensor.offset, tensor.nbytes)
+        if storage is not None:
+            return storage.buffer, tensor.offset, tensor.nbytes
         return self._slots[self.plan.slot_of[tensor]], 0, tensor.nbytes
 
     def run(self) -> None:
@@ -129,27 +142,49 @@ class Program:
             if self._submits is None:
                 self._submits = self._cut(self._measured())
                 return
-            for dispatches in self._submits:
-                self._device.submit(self._recorded(dispatches))
+            for each in self._submits:
+                if isinstance(each, HostStep):
+                    each.run()
+                else:
+                    self._device.submit(self._recorded(each))
 
     # -- submits -----------------------------------------------------------------------------
 
     def _measured(self) -> list[float]:
         """Runs everything, a submit after the other, and returns what each launch took."""
         submits = MeasuredSubmits(self._device, self._recorded, len(self.plan.launches))
-        for index, launch in enumerate(self.plan.launches):
-            seconds = self._device.pace.seconds(launch.path, launch.flops, launch.nbytes)
-            for piece in self._pieces(index, seconds):
-                submits.add(piece)
-        submits.run()
+        for begin, end, steps in self._spans():
+            for step in steps:
+                step.run()
+            for index in range(begin, end):
+                launch = self.plan.launches[index]
+                seconds = self._device.pace.seconds(launch.path, launch.flops, launch.nbytes)
+                for piece in self._pieces(index, seconds):
+                    submits.add(piece)
+            submits.run()
         return submits.took
 
-    def _cut(self, seconds: Sequence[float]) -> list[list[Dispatch]]:
+    def _cut(self, seconds: Sequence[float]) -> list[list[Dispatch] | HostStep]:
         """All dispatches in submits, by the time that each launch takes."""
         pieces = [piece for i, took in enumerate(seconds) for piece in self._pieces(i, took)]
-        limit, most = self._device.pace.limit, self._device.dispatches_per_submit
-        submits = cut([piece.seconds for piece in pieces], limit, most)
-        return [[piece.dispatch for piece in pieces[each]] for each in submits]
+        return list(self._in_order(pieces, self._device.pace.limit))
+
+    def _in_order(
+        self, pieces: Sequence[Piece], limit: float
+    ) -> Iterator[list[Dispatch] | HostStep]:
+        """Submits, and what the host does in between."""
+        for begin, end, steps in self._spans():
+            yield from steps
+            here = [piece for piece in pieces if begin <= piece.index < end]
+            seconds = [piece.seconds for piece in here]
+            for each in cut(seconds, limit, self._device.dispatches_per_submit):
+                yield [piece.dispatch for piece in here[each]]
+
+    def _spans(self) -> Iterator[tuple[int, int, list[HostStep]]]:
+        """Launches between which the host does nothing, and what it does before them."""
+        bounds = sorted({0, len(self.plan.launches), *(s.before for s in self._host_steps)})
+        for begin, end in pairwise([*bounds, bounds[-1]]):
+            yield begin, end, [step for step in self._host_steps if step.before == begin]
 
     def _pieces(self, index: int, seconds: float) -> Iterator[Piece]:
         """A launch's dispatches: one, or several where it would take too long."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
 from qlora_wgpu.graph.dtype import ITEM_SIZE, padded
+
+if TYPE_CHECKING:
+    from qlora_wgpu.graph.section import Section
 
 TEXEL = 16  # bytes
 
@@ -24,6 +27,10 @@ class Storage:
         data: What they are filled with at allocation, if anything.
         texture: Whether they are kept in a texture, which software adapters read faster.
         buffer: The device's buffer or texture, once allocated.
+        section: What it comes and goes with, if it is not always on the device; it has no buffer of
+            its own then.
+        first_byte: Where it begins within the section.
+        on_host: The bytes, if they are in host memory alone.
     """
 
     label: str
@@ -32,6 +39,9 @@ class Storage:
     data: npt.NDArray[Any] | None = None
     texture: bool = False
     buffer: Any = None
+    section: Section | None = None
+    first_byte: int = 0
+    on_host: npt.NDArray[Any] | None = None
 
 
 @dataclass(eq=False)

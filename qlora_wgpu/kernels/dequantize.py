@@ -115,7 +115,11 @@ class Units:
         g.launch(
             "nf4/dequantize.wgsl",
             rows * w.units(8),
-            {**problem._stored(), "quant_map": problem.maps},
+            {
+                **problem._stored(),
+                "quant_map": problem.maps,
+                "saturated": g.saturated if w.dtype == "float16" else None,
+            },
             {
                 "rows": rows,
                 "in_features": w.columns,

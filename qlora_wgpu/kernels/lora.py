@@ -22,6 +22,7 @@ from qlora_wgpu.kernels.kernel import Change, Kernel, Tunable
 
 _ROWS, _RANKS = 4, 8  # of results that a workgroup of the GPUs' kernels makes
 _THREADS = 8  # of theirs where a profile has no use for them but experts
+_MOST_BOUND = 8  # storage buffers of a dispatch
 _TEXTURE_RANKS = 8  # that a thin product for software adapters makes at a time
 
 
@@ -305,43 +306,69 @@ class FactorGrad:
         return self.u.columns // (1 + len(self.others))
 
     def _launch(self, g: Graph, path: str, unit: int, ranks: int, cut: dict[str, Constant]) -> None:
-        across = unit * int(cut["THREADS"])
-        masked = self.dropout is not None
-        others, layers = further_layers("x", self.x, self.others, unit, unit)
+        across, down = self._groups(unit, ranks, cut)
+        tensors, params = self._bound(unit)
         g.launch(
             path,
-            (
-                ceil_div(self.columns, across),
-                ceil_div(self.r, ranks),
-                expert_count(self.expert_rows),
-            ),
-            {
-                "x": self.x,
-                **others,
-                "u": self.u,
-                "g": self.gradient,
-                "batch_info": self.batch_info if masked else None,
-                "expert_rows": self.expert_rows,
-            },
-            {
-                "rows": self.x.rows,
-                "x_columns": self.columns,
-                "x_stride": self.x.units(unit),
-                "r": self.r,
-                "r_stride": self.u.units(4),
-                "g_stride": self.gradient.units(4),
-                **dropout_params(self.dropout),
-                "lora_expert": self.expert_stride // 4,
-                **layers,
-            },
+            (across, down, expert_count(self.expert_rows)),
+            tensors,
+            {**_NO_A, **params},
             {
                 "TRANSPOSED": self.transposed,
-                "DROPOUT": masked,
+                "DROPOUT": self.dropout is not None,
                 **cut,
             },
-            flops=2 * self.x.rows * self.columns * self.r,
+            flops=self._flops,
             label="lora/grad_a" if self.transposed else "lora/grad_b",
         )
+
+    @property
+    def _flops(self) -> int:
+        return 2 * self.x.rows * self.columns * self.r
+
+    def _groups(self, unit: int, ranks: int, cut: dict[str, Constant]) -> tuple[int, int]:
+        """Workgroups along the columns and along the ranks."""
+        return ceil_div(self.columns, unit * int(cut["THREADS"])), ceil_div(self.r, ranks)
+
+    def _bound(self, unit: int) -> tuple[dict[str, Tensor | None], dict[str, int | float]]:
+        """What the kernels are bound to and told."""
+        others, layers = further_layers("x", self.x, self.others, unit, unit)
+        tensors: dict[str, Tensor | None] = {
+            "x": self.x,
+            **others,
+            "u": self.u,
+            "g": self.gradient,
+            "batch_info": self.batch_info if self.dropout is not None else None,
+            "expert_rows": self.expert_rows,
+        }
+        return tensors, {
+            "rows": self.x.rows,
+            "x_columns": self.columns,
+            "x_stride": self.x.units(unit),
+            "r": self.r,
+            "r_stride": self.u.units(4),
+            "g_stride": self.gradient.units(4),
+            **dropout_params(self.dropout),
+            "lora_expert": self.expert_stride // 4,
+            **layers,
+        }
+
+
+_NO_A = dict.fromkeys(
+    (
+        "groups_b", "across_b", "across_a", "xa_columns", "xa_stride", "ra", "ga_stride",
+        "lora_expert_a",
+    ),
+    0,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class BothGrads:
+    """The gradients of B and of A of a layer, or of layers of one input."""
+
+    b: FactorGrad
+    a: FactorGrad
 
 
 class FactorGradTexture:
@@ -371,6 +398,66 @@ class FactorGradShared:
         problem._launch(g, "lora/grad.wgsl", 4, 4, cut)
 
 
+class BothShared:
+    """For GPUs: one launch, the workgroups of the one after those of the other."""
+
+    def fits(self, problem: BothGrads, profile: Profile) -> bool:
+        """Where invocations share the rows, and not too much is bound."""
+        bound = sum(tensor is not None for tensor in _both(problem).values())
+        return profile.fused_linears and profile.lora_grad_group[1] > 1 and bound <= _MOST_BOUND
+
+    def launch(self, g: Graph, problem: BothGrads) -> None:
+        """Adds the launch."""
+        b, a = problem.b, problem.a
+        threads, row_threads = g.profile.lora_grad_group
+        cut: dict[str, Constant] = {"THREADS": threads, "ROW_THREADS": row_threads, "SPREAD": True}
+        (across_b, down_b), (across_a, down_a) = b._groups(4, 4, cut), a._groups(4, 4, cut)
+        g.launch(
+            "lora/grad.wgsl",
+            (across_b * down_b + across_a * down_a, 1, expert_count(b.expert_rows)),
+            _both(problem),
+            {
+                **b._bound(4)[1],
+                **dropout_params(a.dropout),
+                "groups_b": across_b * down_b,
+                "across_b": across_b,
+                "across_a": across_a,
+                "xa_columns": a.columns,
+                "xa_stride": a.x.units(4),
+                "ra": a.r,
+                "ga_stride": a.gradient.units(4),
+                "lora_expert_a": a.expert_stride // 4,
+            },
+            {"TRANSPOSED": False, "DROPOUT": a.dropout is not None, **cut},
+            flops=b._flops + a._flops,
+            label="lora/grads",
+        )
+
+
+class OneByOne:
+    """A launch for each."""
+
+    def fits(self, problem: BothGrads, profile: Profile) -> bool:
+        """Everywhere."""
+        return True
+
+    def launch(self, g: Graph, problem: BothGrads) -> None:
+        """Adds the launches."""
+        FACTOR_GRAD.launch(g, problem.b)
+        FACTOR_GRAD.launch(g, problem.a)
+
+
+def _both(problem: BothGrads) -> dict[str, Tensor | None]:
+    tensors, _ = problem.b._bound(4)
+    of_a, _ = problem.a._bound(4)
+    return tensors | {
+        "xa": of_a["x"],
+        "ua": of_a["u"],
+        "ga": of_a["g"],
+        "batch_info": of_a["batch_info"],
+    }
+
+
 def _changes(profile: Profile) -> tuple[Change, ...]:
     if profile.textures or profile.name == CPU_PROFILE.name:
         return ()
@@ -384,5 +471,6 @@ def _changes(profile: Profile) -> tuple[Change, ...]:
 DOWN: Kernel[Down] = Kernel("lora", (DownTexture(), DownShared(), DownGemm()))
 UP_GRAD: Kernel[UpGrad] = Kernel("lora", (UpGradTexture(), UpGradShared(), UpGradGemm()))
 FACTOR_GRAD: Kernel[FactorGrad] = Kernel("lora", (FactorGradTexture(), FactorGradShared()))
-KERNELS = (DOWN, UP_GRAD, FACTOR_GRAD)
+BOTH_GRADS: Kernel[BothGrads] = Kernel("lora", (BothShared(), OneByOne()))
+KERNELS = (DOWN, UP_GRAD, FACTOR_GRAD, BOTH_GRADS)
 TUNABLES = (Tunable("adapter", lambda launch: launch.kernel == "lora", _changes),)

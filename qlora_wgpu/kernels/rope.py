@@ -13,7 +13,7 @@ from qlora_wgpu.kernels.kernel import Kernel
 
 @dataclass(frozen=True)
 class Rope:
-    """Every head of x, rotated by its token's position, into y.
+    """Every head of x, rotated by its token's position, into y; and of a second one, if given.
 
     Attributes:
         x: (rows, heads · head_dim).
@@ -24,6 +24,8 @@ class Rope:
         rotary_dim: How many of them are rotated; even.
         interleaved: Whether pairs are neighbours, instead of half of rotary_dim apart.
         sign: 1 rotates, -1 rotates back.
+        x1: A second tensor of other heads, rotated by the same launch.
+        y1: Like x1.
     """
 
     x: Tensor
@@ -34,25 +36,42 @@ class Rope:
     rotary_dim: int
     interleaved: bool
     sign: float
+    x1: Tensor | None = None
+    y1: Tensor | None = None
 
     def __post_init__(self) -> None:
         """Refuses heads that are not there."""
-        if (
-            self.x.shape != self.y.shape
-            or self.x.columns % self.head_dim
-            or self.head_dim % 2
-            or self.rotary_dim > self.head_dim
-            or self.rotary_dim % 2
-        ):
-            raise GraphError(
-                f"rope: {self.x} has no heads of {self.head_dim} elements, "
-                f"{self.rotary_dim} of them rotated in pairs"
-            )
+        for x, y in ((self.x, self.y), (self.x1, self.y1)):
+            if x is not None and (
+                y is None
+                or x.shape != y.shape
+                or x.rows != self.x.rows
+                or x.columns % self.head_dim
+                or self.head_dim % 2
+                or self.rotary_dim > self.head_dim
+                or self.rotary_dim % 2
+            ):
+                raise GraphError(
+                    f"rope: {x} has no heads of {self.head_dim} elements, "
+                    f"{self.rotary_dim} of them rotated in pairs"
+                )
 
     @property
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor | None]:
         """The tensors that the kernels are bound to."""
-        return {"positions": self.positions, "table": self.table, "x": self.x, "y": self.y}
+        return {
+            "positions": self.positions,
+            "table": self.table,
+            "x": self.x,
+            "y": self.y,
+            "x1": self.x1,
+            "y1": self.y1,
+        }
+
+    @property
+    def strides(self) -> tuple[int, int]:
+        """Elements of a row of x and of x1."""
+        return self.x.stride, self.x1.stride if self.x1 is not None else 0
 
 
 class Units:
@@ -65,14 +84,21 @@ class Units:
 
     def launch(self, g: Graph, problem: Rope) -> None:
         """Adds one launch."""
-        x, heads = problem.x, problem.x.columns // problem.head_dim
         head, half = problem.head_dim // 8, problem.rotary_dim // 16
+        rows, (stride, stride1) = problem.x.rows, problem.strides
+        heads, heads1 = stride // problem.head_dim, stride1 // problem.head_dim
         g.launch(
             "rope/rotate_units.wgsl",
-            x.rows * heads * (head - half),
+            rows * (heads + heads1) * (head - half),
             problem.tensors,
-            {"rows": x.rows, "stride": x.units(8), "sign": problem.sign},
-            {"HEADS": heads, "HEAD": head, "HALF": half, "TABLE_TEXTURE": g.profile.textures},
+            {"rows": rows, "sign": problem.sign},
+            {
+                "HEADS": heads,
+                "HEADS1": heads1,
+                "HEAD": head,
+                "HALF": half,
+                "TABLE_TEXTURE": g.profile.textures,
+            },
             label="rope/rotate",
         )
 
@@ -86,15 +112,17 @@ class Pairs:
 
     def launch(self, g: Graph, problem: Rope) -> None:
         """Adds one launch."""
-        x = problem.x
+        x, x1, (stride, stride1) = problem.x, problem.x1, problem.strides
         g.launch(
             "rope/rotate.wgsl",
-            x.rows * x.units(2),
+            x.rows * (stride + stride1) // 2,
             problem.tensors,
             {
                 "rows": x.rows,
                 "columns": x.columns,
-                "stride": x.stride,
+                "stride": stride,
+                "columns1": x1.columns if x1 is not None else 0,
+                "stride1": stride1,
                 "head_dim": problem.head_dim,
                 "rotary_dim": problem.rotary_dim,
                 "sign": problem.sign,

@@ -44,6 +44,8 @@ def config_of(
 def read_vector(device: Device, tensor: Tensor) -> FloatArray:
     """A vector's float32 values; waits for the device."""
     assert tensor.storage is not None
+    if tensor.storage.on_host is not None:
+        return tensor.storage.on_host.copy()
     allocate(device, tensor.storage)
     return np.frombuffer(device.read(tensor.storage.buffer, tensor.nbytes), np.float32)
 
@@ -51,6 +53,9 @@ def read_vector(device: Device, tensor: Tensor) -> FloatArray:
 def write_vector(device: Device, tensor: Tensor, values: FloatArray) -> None:
     """Overwrites a vector."""
     assert tensor.storage is not None
+    if tensor.storage.on_host is not None:
+        tensor.storage.on_host[:] = values
+        return
     allocate(device, tensor.storage)
     device.write(tensor.storage.buffer, values)
 

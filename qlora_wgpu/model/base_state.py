@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.bfloat16 import from_bfloat16
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.graph.dtype import stored_floats
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.model.adapter_state import read_vector
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.programs import Programs
-from qlora_wgpu.ops.modules import ExpertMatrix, Matrix
+from qlora_wgpu.ops.modules import ExpertMatrix, HostMatrix, Matrix
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -52,7 +52,12 @@ class _BaseState:
             state[name] = rows[:, : norm.columns].reshape(shape) - offset
         return state
 
-    def _matrix(self, weight: Matrix) -> FloatArray:
+    def _matrix(self, weight: Matrix | HostMatrix) -> FloatArray:
+        if isinstance(weight, HostMatrix):
+            rows = weight.taken(np.arange(weight.rows))
+            return stored_floats(rows.data.cast("B"), weight.dtype).reshape(rows.shape)[
+                :, : weight.columns
+            ]
         graph = self._layout.new_graph()
         return self._shards(graph, [shard for _, shard in weight.shards(graph)])
 
@@ -69,8 +74,5 @@ class _BaseState:
 
 
 def _rows(shard: Tensor, raw: memoryview) -> FloatArray:
-    if shard.dtype == "bfloat16":
-        array = from_bfloat16(np.frombuffer(raw, np.uint16))
-    else:
-        array = np.frombuffer(raw, np.float32)
+    array = stored_floats(raw, shard.dtype)
     return array.reshape(shard.rows, shard.stride)[:, : shard.columns]

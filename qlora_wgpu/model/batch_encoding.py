@@ -166,6 +166,9 @@ def write_batch(
     """Writes all of a micro-batch to a device; arguments as for ``encode_batch``."""
     data = encode_batch(batch, ids, mask, targets, rows, dropout_key, past)
     device.write(batch.storage.buffer, data)
+    for weight, rows_of in batch.embedded.items():
+        assert rows_of.table.storage is not None
+        device.write(rows_of.table.storage.buffer, weight.taken(ids.reshape(-1)))
     for rotation, angles in batch.angles.items():
         assert angles.table.storage is not None
         at, lengths = positions(mask) + past, sample_lengths(mask) + past

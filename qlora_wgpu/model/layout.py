@@ -11,16 +11,19 @@ from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.device import ALIGNMENT, Device
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.parking import Parking, Recomputation
 from qlora_wgpu.graph.plan import Plan, make_plan
-from qlora_wgpu.graph.tensor import Storage, Tensor, vector
+from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
 from qlora_wgpu.limits import VOCABULARY_TRACED
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model.network import Network
 from qlora_wgpu.model.options import StepOptions
 from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.residency import RESIDENT, Residency
 from qlora_wgpu.model.weights import WeightLayout
 from qlora_wgpu.ops.adamw import SATURATED_OFFSET, STATS_LENGTH
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
+from qlora_wgpu.ops.host_moments import passing_bytes
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class ModelLayout:
         compute_dtype: Element type of matmul operands.
         profile: How kernels are cut.
         max_binding: Largest number of bytes that one binding may show.
+        residency: What waits in host memory.
         adapter: The layout of the adapter's parameters.
         network: The network that is traced.
         stats: Sums of loss and tokens, gradient norm, update factor.
@@ -59,6 +63,7 @@ class ModelLayout:
         *,
         profile: Profile,
         max_binding: int,
+        residency: Residency = RESIDENT,
     ) -> None:
         """Lays everything out; no weight is read.
 
@@ -69,6 +74,7 @@ class ModelLayout:
             compute_dtype: ``"bfloat16"`` or ``"float32"``.
             profile: How kernels are cut for the device.
             max_binding: The device's limit.
+            residency: What waits in host memory.
 
         Raises:
             CheckpointError: If the files lack a tensor or hold one that config.json denies.
@@ -80,6 +86,8 @@ class ModelLayout:
         self.compute_dtype = compute_dtype
         self.profile = profile
         self.max_binding = max_binding
+        self.residency = residency
+        self._parking = Parking()
         architecture = pretrained.architecture
         if architecture.vocab_size > VOCABULARY_TRACED:
             raise OutOfMemoryError(
@@ -92,8 +100,10 @@ class ModelLayout:
             compute_dtype,
             max_binding,
             pretrained.folder,
+            weight_dtype=profile.weight_dtype(compute_dtype),
             textures=profile.textures,
             config=pretrained.config,
+            residency=residency,
         )
         modules = self._weights.lay_out(architecture, self.adapter)
         self.network = Network(pretrained.family, architecture, modules)
@@ -109,11 +119,54 @@ class ModelLayout:
             self.compute_dtype,
             profile=profile,
             max_binding=self.max_binding,
+            residency=self.residency,
         )
+
+    def waiting(self, residency: Residency) -> ModelLayout:
+        """The same model, of which nothing is loaded yet, with what waits in host memory."""
+        return ModelLayout(
+            self.pretrained,
+            self.adapter.config,
+            self.quant,
+            self.compute_dtype,
+            profile=self.profile,
+            max_binding=self.max_binding,
+            residency=residency,
+        )
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the model."""
+        return self.pretrained.architecture.num_layers
+
+    @property
+    def section_bytes(self) -> list[int]:
+        """Bytes of the weights of each layer that comes and goes."""
+        return self._weights.section_bytes
+
+    @property
+    def embedding_bytes(self) -> int:
+        """Bytes of the input embedding, if it may wait in host memory; else 0."""
+        architecture = self.pretrained.architecture
+        return 0 if architecture.tied else architecture.vocab_size * self.embedded_row_bytes
+
+    @property
+    def embedded_row_bytes(self) -> int:
+        """Bytes of a row of it."""
+        return matrix("", 1, self.pretrained.architecture.hidden_size, self.compute_dtype).nbytes
+
+    @property
+    def moments_passing(self) -> int:
+        """Bytes on the device that AdamW's moments pass through, if they wait in host memory."""
+        return passing_bytes(self.adapter.length)
 
     def new_graph(self) -> Graph:
         """An empty graph for this element type and profile."""
-        return Graph(self.compute_dtype, self.profile, self.max_binding, self.saturated)
+        parking = self._parking if self.residency.parked_inputs else None
+        recomputation = Recomputation(self.residency.layers_together, parking)
+        return Graph(
+            self.compute_dtype, self.profile, self.max_binding, self.saturated, recomputation
+        )
 
     def step(self, options: StepOptions) -> PlannedStep:
         """A step's plan, traced the first time that its options are asked for.
@@ -150,8 +203,24 @@ class ModelLayout:
         memory = plan.bytes_by_kind()
         memory["uniforms"] = ALIGNMENT * sum(1 for launch in plan.launches if launch.params)
         adapter = self.adapter
-        memory["optimizer"] = adapter.first_moment.nbytes + adapter.second_moment.nbytes
+        moments = adapter.first_moment.nbytes + adapter.second_moment.nbytes
+        if self.residency.host_moments:
+            memory["staging"] += self.moments_passing
+        else:
+            memory["optimizer"] = moments
         return memory
+
+    def host_memory(self, options: StepOptions) -> Counter[str]:
+        """Bytes of host memory by kind that wait while steps with these options train."""
+        memory = self._weights.host_bytes()
+        memory["layer inputs"] = self.step(options).plan.parked_bytes
+        if self.residency.host_moments:
+            memory["optimizer"] = 2 * self.adapter.first_moment.nbytes
+        return +memory
+
+    def make_room_for_counts(self) -> None:
+        """Gives the sums room for what other devices count, whose kernels have such a type."""
+        self.stats, self.saturated = _sums(counts=True)
 
     @property
     def num_tensors(self) -> int:

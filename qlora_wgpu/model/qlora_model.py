@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
@@ -17,15 +15,16 @@ from qlora_wgpu.checkpoint.tokenizer_files import tokenizer_folder
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.lora import load_adapter, save_adapter
-from qlora_wgpu.lora.fitting import adapter_shapes, refuse_other_base
+from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.model import batch_encoding
-from qlora_wgpu.model.adapter_state import check_scaling, config_of, trained_otherwise
+from qlora_wgpu.model.adapter_model import ComputeDtype, FloatArray, Progress
+from qlora_wgpu.model.adapter_state import config_of
 from qlora_wgpu.model.base_state import base_state_dict
 from qlora_wgpu.model.layout import ModelLayout
-from qlora_wgpu.model.loaded_model import ComputeDtype, FloatArray, LoadedModel, Progress
+from qlora_wgpu.model.loaded_model import LoadedModel
 from qlora_wgpu.model.options import TrainingOptions
 from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.residency import RESIDENT, Residency
 from qlora_wgpu.ops.adamw import STATS_LOSS, STATS_TOKENS
 
 __all__ = ["ComputeDtype", "QLoRAModel", "device_layout"]
@@ -191,40 +190,6 @@ class QLoRAModel(LoadedModel):
 
     # -- files -----------------------------------------------------------------------------
 
-    def adapter_state_dict(self) -> dict[str, FloatArray]:
-        """The adapter by PEFT's names, float32."""
-        return self.adapter.split(self.read_flat(self.adapter.parameters))
-
-    def load_adapter(self, adapter: str | PathLike[str] | Mapping[str, FloatArray]) -> None:
-        """Replaces the adapter by a folder's or by named arrays.
-
-        Warns where the run of a folder quantized the base otherwise than this model does;
-        ``open_adapter`` opens both as they were trained.
-
-        Raises:
-            CheckpointError: If it is damaged or does not fit this model and its LoraConfig.
-        """
-        if isinstance(adapter, Mapping):
-            tensors: Mapping[str, FloatArray] = adapter
-        else:
-            tensors, config = load_adapter(Path(adapter))
-            shapes = adapter_shapes(self.architecture.every_linear, config)
-            refuse_other_base(adapter, config, tensors, shapes, self.name_or_path, whole=False)
-            check_scaling(config, self.adapter, adapter)
-            if text := trained_otherwise(adapter, self.quant):
-                warnings.warn(text, stacklevel=2)
-        self.write_parameters(self.adapter.join(tensors))
-
-    def save_adapter(self, path: str | PathLike[str]) -> None:
-        """Writes adapter_model.safetensors and adapter_config.json as PEFT loads them.
-
-        Warns of what PEFT computes otherwise.
-        """
-        for text in self.adapter.peft_differences:
-            warnings.warn(text, stacklevel=2)
-        config = replace(self.adapter.peft, base_model_name_or_path=self.name_or_path)
-        save_adapter(Path(path), self.adapter_state_dict(), config)
-
     def base_state_dict(self) -> dict[str, FloatArray]:
         """The frozen weights as the device uses them (dequantized there), Hugging Face's names."""
         return base_state_dict(self.layout, self.programs, self.device)
@@ -248,6 +213,7 @@ def device_layout(
     quant: QuantConfig,
     compute_dtype: str,
     device: Device,
+    residency: Residency = RESIDENT,
 ) -> ModelLayout:
     """A model laid out for an open device.
 
@@ -264,6 +230,7 @@ def device_layout(
         compute_dtype,
         profile=device.profile,
         max_binding=device.max_binding,
+        residency=residency,
     )
 
 

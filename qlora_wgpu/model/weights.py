@@ -8,26 +8,30 @@ stays near one tensor.
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.bfloat16 import to_bfloat16
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.bitsandbytes import NF4Format
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.families.family import Architecture, ExpertSpec, LinearSpec, Modules
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.graph.dtype import ROW_UNIT, pad_rows, padded
+from qlora_wgpu.graph.dtype import LARGEST_FLOAT16, ROW_UNIT, pad_rows, padded, stored_bits
 from qlora_wgpu.graph.program import allocate
+from qlora_wgpu.graph.section import Section, Stream
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model import nf4_weights
 from qlora_wgpu.model.nf4_weights import device_arrays as _device_arrays
 from qlora_wgpu.model.nf4_weights import nf4_matrix
+from qlora_wgpu.model.residency import RESIDENT, Residency
 from qlora_wgpu.model.storage_forms import StorageForms
 from qlora_wgpu.model.weight_names import stored_embedding, stored_name, with_prefixes
 from qlora_wgpu.ops.modules import (
@@ -35,6 +39,7 @@ from qlora_wgpu.ops.modules import (
     DenseMatrix,
     ExpertLinear,
     ExpertMatrix,
+    HostMatrix,
     Linear,
     Matrix,
 )
@@ -60,27 +65,36 @@ class WeightLayout:
         folder: ModelFolder | None = None,
         device: Device | None = None,
         *,
+        weight_dtype: str = "",
         textures: bool = False,
         config: Mapping[str, Any] | None = None,
+        residency: Residency = RESIDENT,
     ) -> None:
         """Without a folder, shapes and bytes only; without a device, data is kept for one.
 
         Args:
             quant: How linear layers are stored.
             dtype: Element type of matmul operands.
+            weight_dtype: Of frozen weights that products read; the operands' by default.
             max_binding: Largest number of bytes that one binding may show.
             folder: The weights.
             device: The device that gets them.
             textures: Whether matrices that are not quantized are kept in textures.
             config: The config.json, for plans without a folder.
+            residency: What waits in host memory.
         """
         self._forms = StorageForms(quant, folder, config)
         self._quant = quant
         self._dtype = dtype
+        self._weight_dtype = weight_dtype or dtype
         self._max_binding = max_binding
         self._folder = folder
         self._device = device
         self._textures = textures
+        self._residency = residency
+        self._sections: dict[int, Section] = {}
+        self._host_rows: HostMatrix | None = None
+        self._stream, self._first_streamed = Stream(), 0
         self._codebooks: dict[bytes, Tensor] = {}
         self._prefixes: tuple[tuple[str, str], ...] = ()
         self._deferred: list[tuple[str, _Load]] | None = None
@@ -115,10 +129,14 @@ class WeightLayout:
         self._deferred = []
         vocab, hidden = architecture.vocab_size, architecture.hidden_size
         self._prefixes = architecture.stored_prefixes
-        embedding = self._dense(stored_embedding(self._folder, architecture), vocab, hidden)
-        head: Matrix = embedding
-        if not architecture.tied:
-            head = self._dense(architecture.head_name, vocab, hidden)
+        self._first_streamed = architecture.num_layers - self._residency.streamed_layers
+        name, tied = stored_embedding(self._folder, architecture), architecture.tied
+        head = self._dense(name if tied else architecture.head_name, vocab, hidden)
+        embedding: Matrix | HostMatrix = head
+        if self._residency.host_embedding and not tied:
+            embedding = self._on_host(name, vocab, hidden)
+        elif not tied:
+            embedding = self._dense(name, vocab, hidden, self._dtype)
         linears = {spec.name: self._linear(spec, adapter) for spec in architecture.linears}
         offset = np.float32(architecture.norm_offset)
         norms = {
@@ -166,6 +184,9 @@ class WeightLayout:
 
     def _fill(self, storage: Storage, data: npt.NDArray[Any] | None) -> None:
         """Gives a storage its bytes, on the device if there is one."""
+        if storage.section is not None and data is not None:
+            storage.section.put(storage, data)
+            return
         storage.data = data
         if self._device is not None:
             allocate(self._device, storage)
@@ -186,9 +207,15 @@ class WeightLayout:
         _check_shape(self._folder, name, array.shape, shape)
         return array
 
-    def _operand(self, array: FloatArray) -> npt.NDArray[Any]:
-        rows = pad_rows(array)
-        return to_bfloat16(rows) if self._dtype == "bfloat16" else rows
+    def _bits(self, name: str, array: FloatArray, dtype: str) -> npt.NDArray[Any]:
+        """A matrix in a type, its rows padded."""
+        if dtype == "float16" and (np.isfinite(array) & (np.abs(array) > LARGEST_FLOAT16)).any():
+            raise CheckpointError(
+                f"{name} holds weights that are larger than matrix units take "
+                f"({LARGEST_FLOAT16:,.0f} in float16): use "
+                "train.compute_dtype: float32 or device.backend: wgpu"
+            )
+        return stored_bits(pad_rows(array), dtype)
 
     # -- vectors and dense matrices ------------------------------------------------------------
 
@@ -222,16 +249,51 @@ class WeightLayout:
             return matrix(name, shape[0], columns, "float32", storage)
         return vector(name, columns, "float32", storage)
 
-    def _dense(self, name: str, rows: int, columns: int) -> DenseMatrix:
-        row_bytes = matrix("", 1, columns, self._dtype).nbytes
+    def _dense(self, name: str, rows: int, columns: int, dtype: str = "") -> DenseMatrix:
+        dtype = dtype or self._weight_dtype
+        row_bytes = matrix("", 1, columns, dtype).nbytes
         most = max(self._max_binding // row_bytes // ROW_UNIT * ROW_UNIT, ROW_UNIT)
         pieces: list[tuple[int, Tensor]] = []
         for row0 in range(0, rows, most):
             count = min(most, rows - row0)
-            storage = Storage(name, "base", count * row_bytes, texture=self._textures)
-            pieces.append((row0, matrix(name, count, columns, self._dtype, storage)))
+            storage = self._dense_storage(name, count * row_bytes)
+            pieces.append((row0, matrix(name, count, columns, dtype, storage)))
         self._when_loading(name, lambda: self._load_dense(name, (rows, columns), pieces))
         return DenseMatrix(rows, columns, tuple(pieces))
+
+    def _on_host(self, name: str, rows: int, columns: int) -> HostMatrix:
+        """A matrix whose rows the host looks up."""
+        matrix = self._host_rows = HostMatrix(rows, columns, self._dtype)
+
+        def load() -> None:
+            matrix.values = stored_bits(pad_rows(self._read(name, (rows, columns))), self._dtype)
+
+        self._when_loading(name, load)
+        return matrix
+
+    def _storage(self, module: str, label: str, nbytes: int) -> Storage:
+        """Memory for a part of a module, which may come and go with its layer of the model."""
+        number = layer_number(module)
+        if number is None or number < self._first_streamed:
+            return Storage(label, "base", nbytes)
+        if number not in self._sections:
+            self._sections[number] = self._stream.new_section(f"layer {number}")
+        return self._sections[number].storage(label, nbytes)
+
+    def _dense_storage(self, name: str, nbytes: int) -> Storage:
+        if self._textures:  # which are no windows of a buffer
+            return Storage(name, "base", nbytes, texture=True)
+        return self._storage(name, name, nbytes)
+
+    @property
+    def section_bytes(self) -> list[int]:
+        """Bytes of each layer's part that comes and goes."""
+        return [section.nbytes for section in self._stream.sections]
+
+    def host_bytes(self) -> Counter[str]:
+        """Bytes by kind of the weights that stay in host memory."""
+        rows = 0 if self._host_rows is None else self._host_rows.nbytes
+        return Counter({"embedding": rows, "streamed weights": self._stream.host_bytes})
 
     def _load_dense(
         self, name: str, shape: tuple[int, int], pieces: list[tuple[int, Tensor]]
@@ -239,7 +301,8 @@ class WeightLayout:
         array = self._read(name, shape)
         for row0, piece in pieces:
             assert piece.storage is not None
-            self._fill(piece.storage, self._operand(array[row0 : row0 + piece.rows]))
+            part = array[row0 : row0 + piece.rows]
+            self._fill(piece.storage, self._bits(name, part, piece.dtype))
 
     # -- experts -------------------------------------------------------------------------------
 
@@ -255,21 +318,22 @@ class WeightLayout:
         return ExpertLinear(stack.name, weight, adapter.expert_loras.get(stack.name))
 
     def _dense_experts(self, name: str, rows: int, columns: int, names: list[str]) -> DenseExperts:
-        one = matrix("", rows, columns, self._dtype).nbytes
+        dtype = self._weight_dtype
+        one = matrix("", rows, columns, dtype).nbytes
         most = max(self._max_binding // one, 1)
         pieces = []
         for first in range(0, len(names), most):
             group = names[first : first + most]
-            storage = Storage(name, "base", len(group) * one, texture=self._textures)
+            storage = self._dense_storage(name, len(group) * one)
             self._when_loading(name, self._group_load(storage, group, (rows, columns)))
-            whole = matrix(name, len(group) * rows, columns, self._dtype, storage)
+            whole = matrix(name, len(group) * rows, columns, dtype, storage)
             pieces.append((first, len(group), whole))
         return DenseExperts(len(names), rows, columns, tuple(pieces))
 
     def _group_load(self, storage: Storage, names: list[str], shape: tuple[int, int]) -> _Load:
         def load() -> None:
             arrays = [self._read(each, shape) for each in names]
-            self._fill(storage, self._operand(np.concatenate(arrays)))
+            self._fill(storage, self._bits(names[0], np.concatenate(arrays), self._weight_dtype))
 
         return load
 
@@ -286,7 +350,7 @@ class WeightLayout:
             shape,
             form,
             len(parts),
-            lambda label, nbytes: Storage(label, "base", nbytes),
+            partial(self._storage, name),
             self._codebook(form) if in_words else None,
         )
         self._when_loading(name, lambda: self._load_nf4(name, parts, shape, storages))
@@ -318,6 +382,12 @@ class WeightLayout:
         if key not in self._codebooks:
             self._codebooks[key] = nf4_weights.codebook_tensor(form, Storage)
         return self._codebooks[key]
+
+
+def layer_number(module: str) -> int | None:
+    """The number of the layer that a module belongs to, by its name; None outside of layers."""
+    found = re.search(r"\.(\d+)\.", module)
+    return None if found is None else int(found[1])
 
 
 def _check_shape(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from qlora_wgpu.graph.dtype import ceil_div, round_up
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.rowwise import row_constants, row_workgroups
+from qlora_wgpu.ops.host_moments import MomentsPart
 
 _MOST_SUMS = 512  # of squares, that are made side by side
 _LEAST_UNITS = 16  # that an invocation adds up, where there are enough
@@ -38,6 +40,8 @@ class AdamWState:
         step_info: Learning rate of A, 1 - β₁ᵗ, √(1 - β₂ᵗ), learning rate of B.
         stats: Loss sum, label tokens, gradient norm, update factor.
         split: Where B begins, in floats, a multiple of four; None where all have A's rate.
+        passing: Parts of the moments that pass through the device one after another, where they
+            are in host memory.
     """
 
     parameters: Tensor
@@ -47,6 +51,7 @@ class AdamWState:
     step_info: Tensor
     stats: Tensor
     split: int | None = None
+    passing: Sequence[MomentsPart] = ()
 
 
 def gradient_norm(g: Graph, gradient: Tensor, stats: Tensor, max_grad_norm: float) -> None:
@@ -75,7 +80,20 @@ def gradient_norm(g: Graph, gradient: Tensor, stats: Tensor, max_grad_norm: floa
 def adamw(g: Graph, state: AdamWState, config: AdamWConfig) -> None:
     """One optimizer step from the gradient summed so far, which is zeroed."""
     gradient_norm(g, state.gradient, state.stats, config.max_grad_norm)
+    if not state.passing:
+        _update(g, state, config, 0)
+    for part in state.passing:
+        p, gradient = (part.window(whole) for whole in (state.parameters, state.gradient))
+        m, v = part.first_moment, part.second_moment
+        here = replace(state, parameters=p, gradient=gradient, first_moment=m, second_moment=v)
+        _update(g, here, config, part.begin)
+        g.launches[-1].fetches = g.launches[-1].saves = {"m": part.first, "v": part.second}
+
+
+def _update(g: Graph, state: AdamWState, config: AdamWConfig, begin: int) -> None:
+    """The update of what begins with so many floats of the adapter."""
     units = state.parameters.units(4)
+    split = units if state.split is None else max(state.split - begin, 0) // 4
     g.launch(
         "adamw/update.wgsl",
         units,
@@ -95,6 +113,6 @@ def adamw(g: Graph, state: AdamWState, config: AdamWConfig) -> None:
             "weight_decay": config.weight_decay,
             "one_minus_beta1": 1 - config.adam_beta1,
             "one_minus_beta2": 1 - config.adam_beta2,
-            "split": units if state.split is None else state.split // 4,
+            "split": split,
         },
     )

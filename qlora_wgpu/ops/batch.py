@@ -8,8 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.graph.tensor import Storage, Tensor, vector
+from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
 from qlora_wgpu.ops.kv_cache import CacheView
+from qlora_wgpu.ops.modules import HostMatrix
 
 INFO_LABEL_ROWS, INFO_DROPOUT, INFO_KEY, INFO_PAST, INFO_LENGTH = 0, 1, 2, 3, 4
 
@@ -44,6 +45,19 @@ class Angles:
 
 
 @dataclass(frozen=True)
+class EmbeddedRows:
+    """Rows of a matrix in host memory, which the host writes with a micro-batch.
+
+    Attributes:
+        table: (batch · seq, columns): the row of each token.
+        rows: uint32 (batch · seq), the numbers of these rows in order.
+    """
+
+    table: Tensor
+    rows: Tensor
+
+
+@dataclass(frozen=True)
 class BatchBuffers:
     """The inputs that the host writes before a micro-batch: one buffer, written at once.
 
@@ -63,6 +77,7 @@ class BatchBuffers:
         cache: Where keys and values are kept while text is generated.
         noise: NEFTune's α: how much noise the embedding of training batches gets.
         angles: Of the rotations that ``angles_of`` was asked for.
+        embedded: Of the matrices that ``rows_of`` was asked for.
     """
 
     batch: int
@@ -77,6 +92,7 @@ class BatchBuffers:
     cache: CacheView | None = None
     noise: float = 0.0
     angles: dict[Rotation, Angles] = field(default_factory=dict, compare=False)
+    embedded: dict[HostMatrix, EmbeddedRows] = field(default_factory=dict, compare=False)
 
     @property
     def rows(self) -> int:
@@ -92,17 +108,29 @@ class BatchBuffers:
         """Room for a rotation's angles, which is written with the batch from now on."""
         if rotation not in self.angles:
             length = self.rows * rotation.rotary_dim
-            numbers = np.arange(self.rows, dtype=np.uint32)
             self.angles[rotation] = Angles(
                 vector("angles", length, "float32", Storage("angles", "inputs", 4 * length)),
-                vector(
-                    "row numbers",
-                    self.rows,
-                    "uint32",
-                    Storage("row numbers", "tables", numbers.nbytes, numbers),
-                ),
+                self._row_numbers(),
             )
         return self.angles[rotation]
+
+    def rows_of(self, weight: HostMatrix) -> EmbeddedRows:
+        """Room for the tokens' rows of a matrix, which are written with the batch from now on."""
+        if weight not in self.embedded:
+            rows = matrix("embedded rows", self.rows, weight.columns, weight.dtype)
+            rows.storage = Storage("embedded rows", "inputs", rows.nbytes)
+            self.embedded[weight] = EmbeddedRows(rows, self._row_numbers())
+        return self.embedded[weight]
+
+    @property
+    def embedded_bytes(self) -> int:
+        """Bytes of the rows that the host looks up."""
+        return sum(rows.table.nbytes for rows in self.embedded.values())
+
+    def _row_numbers(self) -> Tensor:
+        numbers = np.arange(self.rows, dtype=np.uint32)
+        storage = Storage("row numbers", "tables", numbers.nbytes, numbers)
+        return vector("row numbers", self.rows, "uint32", storage)
 
 
 def make_batch_buffers(

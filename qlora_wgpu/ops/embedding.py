@@ -9,14 +9,14 @@ from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.dropout import dropout_params
 from qlora_wgpu.ops.batch import BatchBuffers
-from qlora_wgpu.ops.modules import Matrix
+from qlora_wgpu.ops.modules import HostMatrix, Matrix
 
 _NOISE_KEY = zlib.crc32(b"neftune")
 
 
 def embedding(
     g: Graph,
-    weight: Matrix,
+    weight: Matrix | HostMatrix,
     batch: BatchBuffers,
     scale: float = 1.0,
     noise_scale: float = 1.0,
@@ -25,7 +25,7 @@ def embedding(
 
     Args:
         g: The graph.
-        weight: (vocab_size, hidden_size), of any type.
+        weight: (vocab_size, hidden_size), of any type, on the device or the host.
         batch: Whose ``input_ids`` are looked up; each must be below vocab_size. Its ``noise`` α
             adds noise in ±α / √(seq · hidden_size) to training batches (NEFTune, Jain et al.,
             2023).
@@ -37,11 +37,16 @@ def embedding(
     """
     y = g.float32("embedding", batch.rows, weight.columns)
     info = batch.info if batch.noise > 0 else None
-    for row0, shard in weight.shards(g):
+    ids = batch.input_ids
+    if isinstance(weight, HostMatrix):
+        shards, ids = [(0, batch.rows_of(weight).table)], batch.rows_of(weight).rows
+    else:
+        shards = list(weight.shards(g))
+    for row0, shard in shards:
         g.launch(
             "embedding/forward.wgsl",
             y.rows * y.units(4),
-            {"ids": batch.input_ids, "weight": shard, "y": y, "batch_info": info},
+            {"ids": ids, "weight": shard, "y": y, "batch_info": info},
             {
                 "rows": y.rows,
                 "stride": y.units(4),

@@ -37,12 +37,12 @@ def layer_norm(g: Graph, x: Tensor, weight: Tensor, bias: Tensor | None, eps: fl
     )
 
     def vjp(dy: Tensor) -> None:
-        dx = g.float32(f"d {x.name}", x.rows, x.columns)
+        dx = g.gradient_for(x)
         g.launch(
             "layer_norm/backward.wgsl",
             row_workgroups(g, x.rows),
             {"dy": dy, "x": x, "weight": weight, "stats": stats, "dx": dx},
-            {**shape, "stride": x.units(4)},
+            {**shape, "stride": x.units(8)},
             row_constants(g),
         )
         g.add_gradient(x, dx)

@@ -106,7 +106,10 @@ def _product(g: Graph, x: Tensor, parts: _Sum, *, float32: bool) -> Tensor:
         if parts.inverse is not None and layer.lora is not None:
             dora.norm(g, w, layer.lora, parts.inverse, row0, layer.lora.scaling)
     inputs = [x] if parts.residual is None else [x, parts.residual]
-    g.record(y, inputs, lambda dy: _backward(g, x, u, dy, parts), trains=lora is not None)
+    wanted = g.dtype if parts.residual is None else None
+    g.record(
+        y, inputs, lambda dy: _backward(g, x, u, dy, parts), trains=lora is not None, wanted=wanted
+    )
     return y
 
 
@@ -115,8 +118,10 @@ def _backward(g: Graph, x: Tensor, u: Tensor | None, dy: Tensor, parts: _Sum) ->
     if lora is not None and u is not None:
         term = lora.backward_term(lora_ops.backward(g, x, u, operand, lora, parts.batch))
     if x.requires_grad:
-        dx = g.float32(f"d {x.name}", x.rows, x.columns)
+        dx = g.gradient_for(x)
         for row0, w in parts.layer.weight.shards(g):
+            if w.rows < parts.layer.weight.rows:  # shards' products add up
+                dx = replace(dx, dtype="float32") if row0 == 0 else dx
             product = Gemm(
                 operand, w, dx, False, row0=row0, accumulate=row0 > 0, scale=parts.multiplier,
                 lora=term if row0 == 0 else None,  # it joins the first shard's product

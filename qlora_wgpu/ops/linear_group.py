@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from qlora_wgpu.graph.graph import Graph, GraphError
-from qlora_wgpu.graph.tensor import Tensor, matrix
+from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.gemm import GEMM, Gemm
-from qlora_wgpu.kernels.lora import FACTOR_GRAD, UP_GRAD, FactorGrad, Lora, UpGrad
+from qlora_wgpu.kernels.lora import BOTH_GRADS, UP_GRAD, BothGrads, FactorGrad, Lora, UpGrad
 from qlora_wgpu.ops import lora as lora_ops
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.modules import Linear
@@ -97,7 +96,7 @@ class _Group:
     def weights(self, g: Graph) -> Tensor:
         """All matrices, one below the other; their bytes are free after the next product."""
         rows = sum(layer.weight.rows for layer in self.layers)
-        w = g.operand("·".join(layer.name for layer in self.layers), rows, self._columns)
+        w = g.weight("·".join(layer.name for layer in self.layers), rows, self._columns)
         row0 = 0
         for layer in self.layers:
             assert isinstance(layer.weight, NF4Matrix)
@@ -111,32 +110,16 @@ class _Group:
 
 
 def _record(g: Graph, x: Tensor, u: Tensor | None, ys: list[Tensor], group: _Group) -> None:
-    """Notes a backward that runs once all layers' gradients are there.
+    """Notes a backward that runs once all layers' gradients are there."""
 
-    ``whole`` stands for all results on the tape: it is never in memory.
-    """
-    columns = sum(y.columns for y in ys)
-    whole, d_whole = (matrix(name, x.rows, columns, g.dtype) for name in ("group", "d group"))
-    held = [replace(y, requires_grad=True) for y in ys]
-    given: set[int] = set()
-
-    def hold(index: int, dy: Tensor) -> None:
-        # As a gradient of its own, lest somebody adds to it meanwhile.
-        g.add_gradient(held[index], dy)
-        if not given:
-            g.add_gradient(whole, d_whole)
-        given.add(index)
-
-    def backward(_: Tensor) -> None:
+    def vjp(gradients: list[Tensor | None]) -> None:
         dys = [
-            as_operand(g, g.gradient_of(tensor)) if index in given else _zeros(g, tensor)
-            for index, tensor in enumerate(held)
+            _zeros(g, y) if dy is None else as_operand(g, dy)
+            for y, dy in zip(ys, gradients, strict=True)
         ]
         _backward(g, x, u, dys, group)
 
-    g.record(whole, [x], backward, trains=group.lora is not None)
-    for index, y in enumerate(ys):
-        g.record(y, [whole], partial(hold, index))
+    g.record_jointly(ys, [x], vjp, trains=group.lora is not None, wanted=g.dtype)
 
 
 def _backward(g: Graph, x: Tensor, u: Tensor | None, dys: list[Tensor], group: _Group) -> None:
@@ -144,7 +127,7 @@ def _backward(g: Graph, x: Tensor, u: Tensor | None, dys: list[Tensor], group: _
     if lora is not None and u is not None:
         term = lora.backward_term(_adapter_gradients(g, x, u, dys, lora))
     if x.requires_grad:
-        dx = g.float32(f"d {x.name}", x.rows, x.columns)
+        dx = g.gradient_for(x)
         product = Gemm(
             dys[0], group.weights(g), dx, False, lora=term, others=tuple(dys[1:]),
             label="gemm/backward",
@@ -158,8 +141,8 @@ def _adapter_gradients(g: Graph, x: Tensor, u: Tensor, dys: list[Tensor], lora: 
     du = g.float32("d lora u", x.rows, lora.r)
     first, others = dys[0], tuple(dys[1:])
     UP_GRAD.launch(g, UpGrad(first, lora, du, others=others))
-    FACTOR_GRAD.launch(g, FactorGrad(first, u, lora.grad_b, others=others))
-    FACTOR_GRAD.launch(g, FactorGrad(x, du, lora.grad_a, True))
+    of_b = FactorGrad(first, u, lora.grad_b, others=others)
+    BOTH_GRADS.launch(g, BothGrads(of_b, FactorGrad(x, du, lora.grad_a, True)))
     return du
 
 
@@ -172,7 +155,7 @@ def _zeros(g: Graph, like: Tensor) -> Tensor:
 
 def _fits_a_binding(g: Graph, layers: Sequence[Linear]) -> bool:
     rows = sum(layer.weight.rows for layer in layers)
-    return g.operand("", rows, layers[0].weight.columns).nbytes <= g.max_binding
+    return g.weight("", rows, layers[0].weight.columns).nbytes <= g.max_binding
 
 
 def _adapters_fit(loras: Sequence[Lora | None]) -> bool:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.experts import ExpertTiles
-from qlora_wgpu.kernels.lora import DOWN, FACTOR_GRAD, UP_GRAD, Down, FactorGrad, Lora, UpGrad
+from qlora_wgpu.kernels.lora import (
+    BOTH_GRADS,
+    DOWN,
+    UP_GRAD,
+    BothGrads,
+    Down,
+    FactorGrad,
+    Lora,
+    UpGrad,
+)
 from qlora_wgpu.ops.batch import BatchBuffers
 
 
@@ -48,10 +57,7 @@ def backward(
     du = g.float32("d lora u", x.rows, lora.r)
     UP_GRAD.launch(g, UpGrad(dy, lora, du, experts))
     rows = experts.rows if experts is not None else None
-    FACTOR_GRAD.launch(
-        g, FactorGrad(dy, u, lora.grad_b, expert_rows=rows, expert_stride=lora.b_stride)
-    )
-    FACTOR_GRAD.launch(
-        g, FactorGrad(x, du, lora.grad_a, True, lora.mask, batch.info, rows, lora.a_stride)
-    )
+    of_b = FactorGrad(dy, u, lora.grad_b, expert_rows=rows, expert_stride=lora.b_stride)
+    of_a = FactorGrad(x, du, lora.grad_a, True, lora.mask, batch.info, rows, lora.a_stride)
+    BOTH_GRADS.launch(g, BothGrads(of_b, of_a))
     return du

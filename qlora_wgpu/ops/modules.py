@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.graph.tensor import Tensor, matrix
 from qlora_wgpu.kernels.lora import Lora
 
 
@@ -40,6 +43,34 @@ class DenseMatrix:
     def shards(self, g: Graph) -> Iterator[tuple[int, Tensor]]:
         """Yields the resident pieces."""
         yield from self.pieces
+
+
+@dataclass(eq=False)
+class HostMatrix:
+    """A matrix in host memory, of which rows are uploaded with each micro-batch.
+
+    Attributes:
+        rows: Its rows.
+        columns: Its columns.
+        dtype: Element type of what is uploaded.
+        values: (rows, padded columns), bfloat16 as uint16, once it is read.
+    """
+
+    rows: int
+    columns: int
+    dtype: str
+    values: npt.NDArray[Any] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in host memory."""
+        return matrix("", self.rows, self.columns, self.dtype).nbytes
+
+    def taken(self, ids: npt.NDArray[np.integer[Any]]) -> npt.NDArray[Any]:
+        """Rows (len(ids), padded columns)."""
+        assert self.values is not None
+        rows: npt.NDArray[Any] = self.values[ids]
+        return rows
 
 
 @dataclass(frozen=True)

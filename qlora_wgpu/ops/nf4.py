@@ -47,7 +47,7 @@ class NF4Matrix:
 
     def shards(self, g: Graph) -> Iterator[tuple[int, Tensor]]:
         """Dequantizes piece by piece; each piece's bytes are free once it has been used."""
-        row_bytes = g.operand("", 1, self.columns).nbytes
+        row_bytes = g.weight("", 1, self.columns).nbytes
         most = max(g.max_binding // row_bytes // ROW_UNIT * ROW_UNIT, ROW_UNIT)
         for row0 in range(0, self.rows, most):
             yield row0, self._dequantize(g, row0, min(most, self.rows - row0))
@@ -57,17 +57,17 @@ class NF4Matrix:
         self._launch(g, w, self._parts(0), 0, among=row0)
 
     def _dequantize(self, g: Graph, row0: int, rows: int) -> Tensor:
-        w = g.operand(self.name, rows, self.columns)
+        w = g.weight(self.name, rows, self.columns)
         self._launch(g, w, self._parts(0), row0)
         return w
 
     def expert_shards(self, g: Graph) -> Iterator[tuple[int, int, Tensor]]:
         """Dequantizes some experts at a time, one below the other."""
-        one = g.operand("", self.rows, self.columns).nbytes
+        one = g.weight("", self.rows, self.columns).nbytes
         most = max(min(g.max_binding, _EXPERT_BYTES) // one, 1)
         for first in range(0, self.experts, most):
             count = min(most, self.experts - first)
-            w = g.operand(self.name, count * self.rows, self.columns)
+            w = g.weight(self.name, count * self.rows, self.columns)
             self._launch(g, w, self._parts(first), 0)
             yield first, count, w
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.kernels.elementwise import take_parts
 from qlora_wgpu.kernels.rowwise import row_constants, row_workgroups
 
 
@@ -30,22 +31,28 @@ def rms_norm(
     make = g.operand if residual is None else g.float32
     y = make(f"norm({x.name})", x.rows, x.columns)
     rstd = g.float_vector("rstd", x.rows)
-    shape = {"rows": x.rows, "columns": x.columns}
+    shape = {"rows": x.rows, "columns": x.columns, "stride": x.units(8)}
+    parts = take_parts(g, x) if x.dtype == "float32" else None
+    tensors: dict[str, Tensor | None] = {"x": x}
+    if parts is not None:
+        tensors = {"sum": x, "parts": parts.stacked, "added": parts.added}
     g.launch(
         "rms_norm/forward.wgsl",
         row_workgroups(g, x.rows),
-        {"x": x, "weight": weight, "y": y, "rstd": rstd, "residual": residual},
-        {**shape, "stride": x.units(8), "eps": eps},
+        {**tensors, "weight": weight, "y": y, "rstd": rstd, "residual": residual},
+        {**shape, "parts": parts.count if parts is not None else 0, "eps": eps},
         row_constants(g),
     )
 
     def vjp(dy: Tensor) -> None:
-        dx = g.float32(f"d {x.name}", x.rows, x.columns)
+        parts = take_parts(g, dy) if residual is None and not g.is_shared(dy) else None
+        given = {"dy": dy} if parts is None else {"parts": parts.stacked}
+        dx = g.gradient_for(x)
         g.launch(
             "rms_norm/backward.wgsl",
             row_workgroups(g, x.rows),
-            {"dy": dy, "x": x, "weight": weight, "rstd": rstd, "dx": dx},
-            {**shape, "stride": x.units(4)},
+            {**given, "x": x, "weight": weight, "rstd": rstd, "dx": dx},
+            {**shape, "parts": parts.count if parts is not None else 0},
             row_constants(g),
         )
         g.add_gradient(x, dx)

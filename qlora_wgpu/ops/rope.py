@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from qlora_wgpu.graph.graph import Graph
+from collections.abc import Sequence
+
+from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.rope import ROPE, Rope
 from qlora_wgpu.ops.batch import BatchBuffers
@@ -10,7 +12,7 @@ from qlora_wgpu.ops.batch import BatchBuffers
 
 def rope(
     g: Graph,
-    x: Tensor,
+    xs: Sequence[Tensor],
     table: Tensor,
     batch: BatchBuffers,
     head_dim: int,
@@ -18,12 +20,13 @@ def rope(
     *,
     interleaved: bool = False,
     rows: Tensor | None = None,
-) -> Tensor:
-    """Rotates every head of x by its token's position.
+) -> list[Tensor]:
+    """Rotates every head of queries, and of keys, by its token's position.
 
     Args:
         g: The graph.
-        x: (rows, heads · head_dim).
+        xs: One or two of (rows, heads · head_dim); two are rotated by one launch, where launches
+            cost something.
         table: float32 (positions, rotary_dim / 2) of (cos, sin).
         batch: Whose ``positions`` are used, where no ``rows`` are given.
         head_dim: Elements of a head; even.
@@ -32,19 +35,39 @@ def rope(
         rows: Which row of the table each row of x is rotated by, instead of that of its position.
 
     Returns:
-        (rows, heads · head_dim) operand.
+        (rows, heads · head_dim) operands.
 
     Raises:
-        GraphError: If x has no such heads.
+        GraphError: If an x has no such heads, or there are more than two.
     """
+    if not 1 <= len(xs) <= 2:
+        raise GraphError(f"rope: {len(xs)} tensors are neither one nor two")
+    if len(xs) == 2 and not g.profile.fused_linears:
+        return [
+            y
+            for x in xs
+            for y in rope(
+                g, [x], table, batch, head_dim, rotary_dim, interleaved=interleaved, rows=rows
+            )
+        ]
+    positions = batch.positions if rows is None else rows
 
-    def rotated(source: Tensor, name: str, sign: float) -> Tensor:
-        y = g.operand(name, x.rows, x.columns)
-        positions = batch.positions if rows is None else rows
-        problem = Rope(source, y, table, positions, head_dim, rotary_dim, interleaved, sign)
+    def rotated(sources: Sequence[Tensor], names: Sequence[str], sign: float) -> list[Tensor]:
+        ys = [g.operand(name, x.rows, x.columns) for name, x in zip(names, sources, strict=True)]
+        second = (sources[1], ys[1]) if len(ys) == 2 else (None, None)
+        problem = Rope(
+            sources[0], ys[0], table, positions, head_dim, rotary_dim, interleaved, sign, *second
+        )
         ROPE.launch(g, problem)
-        return y
+        return ys
 
-    y = rotated(x, f"rope({x.name})", 1.0)
-    g.record(y, [x], lambda dy: g.add_gradient(x, rotated(dy, f"d {x.name}", -1.0)))
-    return y
+    def vjp(gradients: list[Tensor | None]) -> None:
+        given = [(x, dy) for x, dy in zip(xs, gradients, strict=True) if dy is not None]
+        names = [f"d {x.name}" for x, _ in given]
+        dxs = rotated([dy for _, dy in given], names, -1.0)
+        for (x, _), dx in zip(given, dxs, strict=True):
+            g.add_gradient(x, dx)
+
+    ys = rotated(xs, [f"rope({x.name})" for x in xs], 1.0)
+    g.record_jointly(ys, xs, vjp)
+    return ys

@@ -13,6 +13,13 @@ def fill_zero(g: Graph, y: Tensor) -> None:
     g.launch("tensor/fill.wgsl", units, {"y": y}, {"units": units})
 
 
+def add_to(g: Graph, y: Tensor, x: Tensor) -> None:
+    """Adds x to y, float32, of one layout."""
+    units = y.rows * y.units(8)
+    tensors = {"y": y, "a": None, "b": x}
+    g.launch("tensor/add.wgsl", units, tensors, {"units": units}, {"ACCUMULATE": True})
+
+
 def converted(g: Graph, x: Tensor, dtype: str) -> Tensor:
     """Returns x in another element type: itself, or a copy; not differentiable."""
     if x.dtype == dtype:
@@ -25,14 +32,14 @@ def converted(g: Graph, x: Tensor, dtype: str) -> Tensor:
 
 def as_operand(g: Graph, x: Tensor) -> Tensor:
     """Returns x as products read it: in the graph's element type; not differentiable."""
-    return converted(g, x, g.dtype)
+    return (x.dtype != g.dtype and g.rounded_beside(x)) or converted(g, x, g.dtype)
 
 
 def cast(g: Graph, x: Tensor, dtype: str | None = None) -> Tensor:
     """A matrix in another element type, the graph's by default; differentiable."""
     y = converted(g, x, dtype or g.dtype)
     if y is not x:
-        g.record(y, [x], lambda dy: g.add_gradient(x, dy))
+        g.record(y, [x], lambda dy: g.add_gradient(x, dy), wanted=x.dtype)
     return y
 
 

@@ -18,8 +18,9 @@ from qlora_wgpu.errors import ConfigError, OutOfMemoryError, QLoRAError, option
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory_size import memory_size
 from qlora_wgpu.gpu.profile import GPU_PROFILE, Profile
+from qlora_wgpu.model.fitting import Fit, fit
 from qlora_wgpu.model.layout import ModelLayout
-from qlora_wgpu.model.options import TrainingOptions
+from qlora_wgpu.model.options import StepOptions, TrainingOptions
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.runs.data import RunData, prepare
 from qlora_wgpu.runs.locating import base_in
@@ -56,6 +57,11 @@ class Workload:
     checkpointing: bool
     accumulation: int = 1
 
+    @property
+    def options(self) -> StepOptions:
+        """Its longest step."""
+        return TrainingOptions(self.checkpointing).train(self.batch, self.seq)
+
 
 @dataclass(frozen=True)
 class Target:
@@ -66,12 +72,14 @@ class Target:
         max_binding: Bytes of its largest binding.
         profile: How kernels are cut for it.
         nbytes: Bytes of its memory, where they are known.
+        is_host: Whether that is the host's.
     """
 
     name: str = "a GPU"
     max_binding: int = _LARGEST_BINDING
     profile: Profile = GPU_PROFILE
     nbytes: int | None = None
+    is_host: bool = False
 
     @classmethod
     def here(cls, settings: DeviceConfig | None = None) -> Target:
@@ -84,11 +92,12 @@ class Target:
     @classmethod
     def of(cls, device: Device) -> Target:
         """An open GPU."""
-        return cls(device.name, device.max_binding, device.profile, memory_size(device))
+        nbytes = memory_size(device)
+        return cls(device.name, device.max_binding, device.profile, nbytes, device.is_cpu)
 
-    def memory(self, workload: Workload) -> Counter[str]:
-        """Bytes on the device by kind."""
-        layout = ModelLayout(
+    def layout(self, workload: Workload) -> ModelLayout:
+        """The model laid out for it."""
+        return ModelLayout(
             workload.pretrained,
             workload.lora,
             workload.quant,
@@ -96,8 +105,19 @@ class Target:
             profile=self.profile,
             max_binding=self.max_binding,
         )
-        options = TrainingOptions(workload.checkpointing).train(workload.batch, workload.seq)
-        return layout.memory(options)
+
+    def memory(self, workload: Workload) -> Counter[str]:
+        """Bytes on the device by kind."""
+        return self.layout(workload).memory(workload.options)
+
+    def fitted(self, workload: Workload, budget: int) -> Fit | None:
+        """How training keeps a budget; None where it cannot."""
+        try:
+            return fit(
+                self.layout(workload), workload.options, budget, accumulation=workload.accumulation
+            )
+        except OutOfMemoryError:
+            return None
 
     def total(self, workload: Workload) -> int | None:
         """All bytes; None where there is more than kernels can count."""
@@ -134,6 +154,8 @@ class Estimate:
         remedy: Settings with which it would fit into the budget, or without one into the GPU's
             memory, as ``train`` takes them: ``"train.gradient_checkpointing=true"``. None where it
             fits, empty where nothing helps.
+        fitted: Where it does not fit, how ``train`` keeps within the budget all the same, with some
+            of it in host memory; None where it cannot, or need not.
     """
 
     workload: Workload
@@ -143,6 +165,7 @@ class Estimate:
     fits: Fits | None = None
     device_memory: int | None = None
     remedy: str | None = None
+    fitted: Fit | None = None
 
     @property
     def total(self) -> int:
@@ -218,11 +241,13 @@ def estimate(
         )
     memory = here.memory(workload)
     fits = None if budget is None else _what_fits(here, workload, budget)
-    remedy = None
+    remedy, fitted = None, None
     room = here.nbytes if budget is None else budget
     if room is not None and sum(memory.values()) > room:
         remedy = _remedy(here, workload, room)
-    return Estimate(workload, here.name, memory, budget, fits, here.nbytes, remedy)
+        if budget is not None or not here.is_host:
+            fitted = here.fitted(workload, room)
+    return Estimate(workload, here.name, memory, budget, fits, here.nbytes, remedy, fitted)
 
 
 def _check_positive(name: str, value: object) -> None:

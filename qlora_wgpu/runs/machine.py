@@ -42,6 +42,17 @@ def what_it_means(device: Device) -> str:
     return _of_processor(device) if device.is_cpu else _of_gpu(device)
 
 
+def of_several(count: int) -> str:
+    """A sentence about several GPUs of one machine; empty for one."""
+    if count < 2:
+        return ""
+    return (
+        f"This machine has {count} GPUs: `qlora-wgpu train run.yaml cluster.scheduler=local` "
+        "trains on all of them, each with the whole base and a share of every step's micro-batches "
+        "(pip install 'qlora-wgpu[cluster]')."
+    )
+
+
 def _of_processor(device: Device) -> str:
     speed = training_speed(config_of(_SMALL), device)
     return (

@@ -82,6 +82,7 @@ def device_of(settings: DeviceConfig) -> Device:
         dispatches_per_submit=settings.dispatches_per_submit,
         submit_milliseconds=settings.submit_milliseconds,
         timeout=settings.timeout,
+        memory=settings.memory_bytes,
     )
     avoid_what_is_wrong(device)
     return device

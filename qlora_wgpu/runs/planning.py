@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.schema import DeviceConfig
+from qlora_wgpu.data import bucket_length
 from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.memory_size import room
+from qlora_wgpu.graph.plan import make_plan
+from qlora_wgpu.limits import MIB
 from qlora_wgpu.lora.targets import check_trainable
+from qlora_wgpu.model.fitting import Fit, fit
 from qlora_wgpu.model.layout import ModelLayout
+from qlora_wgpu.model.options import StepOptions
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
+from qlora_wgpu.ops.batch import make_batch_buffers
+from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.runs.data import RunData
 from qlora_wgpu.runs.opening import device_of
 from qlora_wgpu.training import Observer, training_options
@@ -22,15 +32,18 @@ _WORTH = {True: 2e13, False: 2e15}  # by Device.is_cpu
 
 def plan_layout(
     settings: Config, pretrained: Pretrained, data: RunData, device: Device, observer: Observer
-) -> ModelLayout:
+) -> Fit:
     """Plans the longest step, and cuts kernels for it as the tuner finds best.
+
+    Where it takes more than ``device.memory``, some of it waits in host memory.
 
     Returns:
         The layout, to be loaded; its longest step is traced.
 
     Raises:
         ConfigError: If the adapter cannot be trained.
-        OutOfMemoryError: If a tensor is larger than kernels can count.
+        OutOfMemoryError: If a tensor is larger than kernels can count, or nothing makes training
+            fit into the memory that there is.
     """
     check_trainable(settings.lora)
     train, quant = settings.train, settings.quant
@@ -48,8 +61,53 @@ def plan_layout(
     tune_device(settings.device, device, task, pretrained.architecture, tokens, observer)
     if device.profile != layout.profile:
         layout = laid_out()
-    observer.planned(layout.memory(options))
-    return layout
+    budget = device.budget if device.budget is not None else room(device)
+    fitted = fit(
+        layout,
+        options,
+        None if budget is None else budget - _beside(layout, options, data.length),
+        accumulation=train.gradient_accumulation_steps,
+        flops_per_second=device.pace.flops_per_second,
+    )
+    observer.planned(fitted.memory)
+    if fitted.moved and budget is not None:
+        size = f"{budget / MIB:,.0f} MiB"
+        observer.note(f"to keep within {size} of device memory, {fitted.in_words()}")
+    return fitted
+
+
+def _beside(layout: ModelLayout, options: StepOptions, capacity: int) -> int:
+    """Bytes that a run takes beside its longest step: texts, and steps of shorter lengths."""
+    longest = layout.memory(options)
+    lengths = len({bucket_length(n, options.seq) for n in range(1, options.seq + 1)})
+    # Each length has programs of its own, with and without gradient; inputs fall with the length.
+    programs = 2 * lengths * longest["uniforms"]
+    inputs = 2 * lengths * (longest["inputs"] + longest["tables"])
+    batch = make_batch_buffers(1, capacity, CacheView(KVCache(capacity)))
+    hidden, head, logits = layout.logits_graphs(batch)
+    texts: Counter[str] = Counter()
+    for plan in (make_plan(hidden), make_plan(head, (logits,))):
+        texts.update(plan.bytes_by_kind())
+    states = sum(s.nbytes for s in make_plan(head, (logits,)).storages if s.kind == "activations")
+    return programs + inputs + texts["kv cache"] + 2 * texts["inputs"] + states
+
+
+def use_known_kernels(
+    settings: Config, pretrained: Pretrained, length: int, device: Device
+) -> None:
+    """Gives the device the fastest profile, if kernels were timed here before.
+
+    Args:
+        settings: The run's.
+        pretrained: The base.
+        length: Tokens of the longest row.
+        device: The device, whose profile is set.
+    """
+    train = settings.train
+    rows = train.per_device_train_batch_size
+    task = Task(pretrained.config, settings.lora, settings.quant, train.compute_dtype, rows, length)
+    if settings.device.tune != "never" and key_of(device, task) in known_keys():
+        tuned(device, task, lambda: device_of(settings.device))
 
 
 def tune_device(

@@ -191,7 +191,18 @@ def _figures(rows: Sequence[Row], story: _Story, result: TrainResult | None) -> 
         figures["device memory"] = f"{result.peak_bytes / 2**20:,.0f} MiB"
     if story.setup is not None:
         figures["adapter parameters"] = f"{story.setup.adapter_parameters:,}"
+    figures |= _workers(steps)
     return {name: value for name, value in figures.items() if value}
+
+
+def _workers(steps: Sequence[Row]) -> dict[str, str]:
+    """The workers of a cluster: each one's mean share of the logged steps."""
+    told = [row["workers"] for row in steps if isinstance(row.get("workers"), dict)]
+    shares: dict[str, float] = {}
+    for workers in told:
+        for name, figures in workers.items():
+            shares[name] = shares.get(name, 0.0) + figures["share"] / len(told)
+    return {f"share of worker {name}": f"{share:.0%}" for name, share in shares.items()}
 
 
 def _steps(done: int, total: int) -> str:

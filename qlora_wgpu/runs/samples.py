@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from qlora_wgpu.data import Dataset, Tokenizer
@@ -31,17 +31,34 @@ class _Prompt:
         return min(max(3 * len(self.answer), _SHORTEST), _LONGEST)
 
 
+Writer = Callable[[list[int], int, list[int], int], list[int]]
+"""Continues a text: its ids, most tokens to add, what ends it, tokens of the longest text."""
+
+
+def writer_of(model: QLoRAModel) -> Writer:
+    """Writes with a model of this process."""
+    decoder: Decoder | None = None
+
+    def write(ids: list[int], more: int, stop_ids: list[int], longest: int) -> list[int]:
+        nonlocal decoder
+        if decoder is None or decoder.capacity < longest:
+            decoder = Decoder(model, longest)
+        added = generate(model, ids, max_new_tokens=more, stop_ids=stop_ids, decoder=decoder)
+        return list(added)
+
+    return write
+
+
 class SampleTexts:
     """Some prompts of the data, continued by the model as it is at each call."""
 
-    def __init__(self, model: QLoRAModel, tokenizer: Tokenizer, data: Dataset) -> None:
+    def __init__(self, write: Writer, tokenizer: Tokenizer, data: Dataset) -> None:
         """Takes examples from the beginning, the middle and the end of a data set."""
-        self._model = model
+        self._write = write
         self._tokenizer = tokenizer
         chosen = sorted({round(i * (len(data) - 1) / max(_TEXTS - 1, 1)) for i in range(_TEXTS)})
         self._prompts = [_prompt(data, index) for index in chosen]
-        longest = max(len(prompt.ids) + prompt.new_tokens for prompt in self._prompts)
-        self._decoder = Decoder(model, longest)
+        self._longest = max(len(prompt.ids) + prompt.new_tokens for prompt in self._prompts)
 
     def before(self) -> tuple[Sample, ...]:
         """The texts before training: the first, and more of them where that does not take long."""
@@ -67,14 +84,9 @@ class SampleTexts:
 
     def _text(self, prompt: _Prompt) -> str:
         """The model's present continuation, greedily."""
-        ids = generate(
-            self._model,
-            prompt.ids,
-            max_new_tokens=prompt.new_tokens,
-            stop_ids=self._tokenizer.eos_token_ids,
-            decoder=self._decoder,
-        )
-        return continuation(self._tokenizer, prompt.ids, list(ids))
+        ends = sorted(self._tokenizer.eos_token_ids)
+        ids = self._write(prompt.ids, prompt.new_tokens, ends, self._longest)
+        return continuation(self._tokenizer, prompt.ids, ids)
 
 
 def _prompt(data: Dataset, index: int) -> _Prompt:

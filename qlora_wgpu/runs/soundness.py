@@ -24,9 +24,8 @@ _TEXT = 64  # tokens: the shaders of a text do not depend on its length
 def sound_layout(
     device: Device,
     open_device: Callable[[], Device],
-    settings: Config,
+    launches_of: Callable[[ModelLayout], Iterator[Launch]],
     layout: ModelLayout,
-    length: int,
     observer: Observer,
 ) -> ModelLayout:
     """A run's model laid out in kernels that the driver computes rightly.
@@ -37,17 +36,15 @@ def sound_layout(
     Args:
         device: What the run will use; its profile is set.
         open_device: Opens the same GPU once more.
-        settings: The run's.
+        launches_of: All that will be launched of a layout.
         layout: The run's model, cut for the device.
-        length: Tokens of its longest row.
         observer: Who is told.
 
     Raises:
         DeviceError: If the driver computes the plainest kernels wrongly, too.
     """
     while True:
-        launches = run_launches(settings, layout, length)
-        graph = layout.new_graph()
+        graph, launches = layout.new_graph(), launches_of(layout)
         problem = problem_of(device, open_device, graph, launches, observer.activity)
         observer.activity("")
         if not problem:
@@ -70,7 +67,7 @@ def run_launches(settings: Config, layout: ModelLayout, length: int) -> Iterator
     options, rows = training_options(settings.train), settings.train.per_device_train_batch_size
     for kind in ("train", "loss"):
         yield from layout.step(options.step(kind, rows, length)).plan.launches
-    yield from _update(settings, layout)
+    yield from update_launches(settings, layout)
     cache = KVCache(_TEXT)
     for tokens in (_TEXT, 1):
         batch = make_batch_buffers(1, tokens, CacheView(cache))
@@ -83,7 +80,8 @@ def run_launches(settings: Config, layout: ModelLayout, length: int) -> Iterator
             yield from make_plan(graph, (norms,)).launches
 
 
-def _update(settings: Config, layout: ModelLayout) -> Iterator[Launch]:
+def update_launches(settings: Config, layout: ModelLayout) -> Iterator[Launch]:
+    """All that an update of the adapter launches."""
     graph, storage = layout.new_graph(), Storage("step info", "inputs", 4 * STEP_NUMBERS)
     info = vector("step_info", STEP_NUMBERS, "float32", storage)
     trace_update(graph, layout.adapter, layout.stats, info, settings.optim)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +11,9 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.config.loading import Overrides
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.model.adapter_model import AdapterModel
+from qlora_wgpu.model.fitting import Fit
+from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.runs.data import RunData, read_run_data
 from qlora_wgpu.runs.locating import base_in
@@ -16,9 +21,9 @@ from qlora_wgpu.runs.opening import OpenedModel, device_of, load_model, open_dev
 from qlora_wgpu.runs.planning import plan_layout
 from qlora_wgpu.runs.prompts import prompt_of_run
 from qlora_wgpu.runs.reporting import Reporter
-from qlora_wgpu.runs.samples import SampleTexts
+from qlora_wgpu.runs.samples import SampleTexts, Writer, writer_of
 from qlora_wgpu.runs.settings import AnyConfig, as_config
-from qlora_wgpu.runs.soundness import sound_layout
+from qlora_wgpu.runs.soundness import run_launches, sound_layout
 from qlora_wgpu.training import (
     Observer,
     RunSetup,
@@ -30,6 +35,7 @@ from qlora_wgpu.training import (
     settle_run,
     training_options,
 )
+from qlora_wgpu.training.computing import Computing
 from qlora_wgpu.training.prompts import keep_prompt
 from qlora_wgpu.training.reporters import Guarded, ObserverList, reporters
 
@@ -85,36 +91,67 @@ def _train(
         observer.note(text)
     data = read_run_data(settings, source, observer)
     prompt = prompt_of_run(settings, source)  # now that the data is there
-    model = _open_model(settings, source, data, device, observer)
-    observer.setup(_setup(settings, model, data))
-    texts = SampleTexts(model, source.tokenizer, data.held_out or data.train)
-    observer.activity("writing texts before training")
-    samples = texts.before()
-    observer.activity("")
-    reporter.take_samples(samples)
-    observer.sampled(samples[0])
-    others = reporters(
-        settings.log.report_to, Path(settings.output.dir), settings.model_dump(), resume=resume
-    )
-    guarded = [Guarded(reporter, observer.warning) for reporter in others]
-    everyone = ObserverList([observer, *guarded])
-    trainer = Trainer(model, settings, everyone, overwrite=overwrite, resume=resume)
-    try:
-        result = trainer.train_within(data.train, data.held_out)
-    finally:
-        for each in guarded:
-            each.close()
-    keep_prompt(settings, source.path, prompt, result, observer)
-    if not result.interrupted:
-        observer.activity("writing texts after training")
-        samples = texts.after(samples)
+    layout = None
+    if settings.cluster.scheduler is None:
+        fitted = plan_layout(settings, source.pretrained, data, device, observer)
+        settings, layout = _as_fitted(settings, fitted, observer), fitted.layout
+    with _computing(settings, source, data, device, layout, observer) as (model, computing, write):
+        observer.setup(_setup(settings, model, data))
+        texts = SampleTexts(write, source.tokenizer, data.held_out or data.train)
+        observer.activity("writing texts before training")
+        samples = texts.before()
         observer.activity("")
         reporter.take_samples(samples)
         observer.sampled(samples[0])
+        others = reporters(
+            settings.log.report_to, Path(settings.output.dir), settings.model_dump(), resume=resume
+        )
+        guarded = [Guarded(reporter, observer.warning) for reporter in others]
+        everyone = ObserverList([observer, *guarded])
+        trainer = Trainer(
+            model, settings, everyone, overwrite=overwrite, resume=resume, computing=computing
+        )
+        try:
+            result = trainer.train_within(data.train, data.held_out)
+        finally:
+            for each in guarded:
+                each.close()
+        keep_prompt(settings, source.path, prompt, result, observer)
+        if not result.interrupted:
+            observer.activity("writing texts after training")
+            samples = texts.after(samples)
+            observer.activity("")
+            reporter.take_samples(samples)
+            observer.sampled(samples[0])
     result = replace(result, sample=samples[0], samples=samples)
     reports = reporter.ended(result)
     observer.reported(reports)
     return replace(result, reports=reports)
+
+
+def _as_fitted(settings: Config, fitted: Fit, observer: Observer) -> Config:
+    """The settings of a run whose layers are recomputed, if they have to be."""
+    if fitted.options.checkpointing == settings.train.gradient_checkpointing:
+        return settings
+    observer.note("layers are recomputed in the backward, since their results have no room")
+    train = settings.train.model_copy(update={"gradient_checkpointing": True})
+    return settings.model_copy(update={"train": train})
+
+
+@contextmanager
+def _computing(
+    settings: Config, source: OpenedModel, data: RunData, device: Device,
+    layout: ModelLayout | None, observer: Observer,
+) -> Iterator[tuple[AdapterModel, Computing | None, Writer]]:  # fmt: skip
+    """The adapter's model, who computes its micro-batches if not it itself, and its texts."""
+    if layout is not None:
+        model = _open_model(settings, source, data, device, layout, observer)
+        yield model, None, writer_of(model)
+        return
+    from qlora_wgpu.runs.clustered import opened_cluster
+
+    with opened_cluster(settings, source, data, device, observer) as (owned, cluster):
+        yield owned, cluster, cluster.text
 
 
 def check_output(settings: Config, *, overwrite: bool, resume: bool) -> None:
@@ -137,14 +174,18 @@ def check_output(settings: Config, *, overwrite: bool, resume: bool) -> None:
 
 
 def _open_model(
-    settings: Config, source: OpenedModel, data: RunData, device: Device, observer: Observer
-) -> QLoRAModel:
+    settings: Config, source: OpenedModel, data: RunData, device: Device, layout: ModelLayout,
+    observer: Observer,
+) -> QLoRAModel:  # fmt: skip
     """The model on its device, ready for its longest step."""
-    layout = plan_layout(settings, source.pretrained, data, device, observer)
     assert source.pretrained.folder is not None
     source.pretrained.folder.start_fingerprint()  # checkpoints keep it
     layout = sound_layout(
-        device, lambda: device_of(settings.device), settings, layout, data.length, observer
+        device,
+        lambda: device_of(settings.device),
+        lambda layout: run_launches(settings, layout, data.length),
+        layout,
+        observer,
     )
     options = training_options(settings.train)
     model = load_model(layout, device, observer, seed=settings.train.seed, options=options)
@@ -155,7 +196,7 @@ def _open_model(
     return model
 
 
-def _setup(settings: Config, model: QLoRAModel, data: RunData) -> RunSetup:
+def _setup(settings: Config, model: AdapterModel, data: RunData) -> RunSetup:
     held_out = data.held_out
     return RunSetup(
         device=model.device.name,

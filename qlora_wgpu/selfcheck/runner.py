@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.bfloat16 import from_bfloat16, to_bfloat16
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.profile import Profile
-from qlora_wgpu.graph.dtype import ceil_div, pad_rows
+from qlora_wgpu.graph.dtype import ceil_div, pad_rows, stored_bits, stored_floats
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.graph.plan import Plan, make_plan
@@ -25,7 +22,7 @@ Array = npt.NDArray[np.float64]
 # What float32 sums may be off by in any order, relative to the largest value.
 SUMS = 2e-5
 # What storing a value in its type may change of it: half a unit of its last place.
-ROUNDING = {"float32": 0.0, "bfloat16": 2.0**-8}
+ROUNDING = {"float32": 0.0, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 # NaN as float32, and in both halves as bfloat16: what is read before it is written shows.
 POISON = 0x7FC17FC1
@@ -34,8 +31,8 @@ POISON = 0x7FC17FC1
 def rounded(array: npt.ArrayLike, dtype: str) -> Array:
     """An array as the device holds it, as float64."""
     exact = np.asarray(array, np.float32)
-    held = from_bfloat16(to_bfloat16(exact)) if dtype == "bfloat16" else exact
-    return held.astype(np.float64)
+    held = stored_floats(stored_bits(exact, dtype).tobytes(), dtype)
+    return held.reshape(exact.shape).astype(np.float64)
 
 
 class Runner:
@@ -76,6 +73,10 @@ class Runner:
         """An array as an operand holds it."""
         return rounded(array, self.dtype)
 
+    def rounded_weight(self, array: Array) -> Array:
+        """Frozen weights as products read them."""
+        return rounded(array, self.graph.weight_dtype)
+
     def float32(self, array: Array, *, grad: bool = False) -> Tensor:
         """A float32 tensor with these values."""
         return self._given(np.asarray(array, np.float32), "float32", grad)
@@ -84,9 +85,12 @@ class Runner:
         """A matmul operand with these values."""
         return self._given(np.asarray(array, np.float32), self.dtype, grad)
 
+    def weight(self, array: Array) -> Tensor:
+        """Frozen weights with these values."""
+        return self._given(np.asarray(array, np.float32), self.graph.weight_dtype, False)
+
     def _given(self, array: npt.NDArray[np.float32], dtype: str, grad: bool) -> Tensor:
-        data: npt.NDArray[Any] = pad_rows(np.asarray(array, np.float32))
-        data = to_bfloat16(data) if dtype == "bfloat16" else data
+        data = stored_bits(pad_rows(np.asarray(array, np.float32)), dtype)
         storage = Storage("given", "check", data.nbytes, data)
         if array.ndim == 1:
             tensor = row("given", array.size, dtype, storage)
@@ -166,11 +170,7 @@ class Runner:
     def _rows(program: Program, tensor: Tensor) -> npt.NDArray[np.float32]:
         """A tensor's rows with their padding."""
         raw = program.read(tensor)
-        if tensor.dtype == "bfloat16":
-            flat = from_bfloat16(np.frombuffer(raw, np.uint16))
-        else:
-            flat = np.frombuffer(raw, np.float32)
-        return flat.reshape(tensor.rows, tensor.stride)
+        return stored_floats(raw, tensor.dtype).reshape(tensor.rows, tensor.stride)
 
     @staticmethod
     def _integers(program: Program, tensor: Tensor) -> Array:

@@ -1,6 +1,6 @@
 """Training an adapter."""
 
-from qlora_wgpu.training.observer import Observer, RunSetup
+from qlora_wgpu.training.observer import Observer, RunSetup, WorkerFigures
 from qlora_wgpu.training.result import Sample, TrainResult
 from qlora_wgpu.training.resume_check import check_resumable
 from qlora_wgpu.training.run_folder import (
@@ -18,6 +18,7 @@ __all__ = [
     "Sample",
     "TrainResult",
     "Trainer",
+    "WorkerFigures",
     "check_resumable",
     "checkpoint_folders",
     "read_rows",

@@ -8,8 +8,7 @@ from pathlib import Path
 from qlora_wgpu.checkpoint import atomic_folder, read_manifest, write_manifest
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.lora import load_adapter
-from qlora_wgpu.model.loaded_model import FloatArray
-from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.model.adapter_model import AdapterModel, FloatArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +28,7 @@ class BestAdapter:
     is_saved: bool = False
 
 
-def save_best(folder: Path, model: QLoRAModel, best: BestAdapter) -> BestAdapter:
+def save_best(folder: Path, model: AdapterModel, best: BestAdapter) -> BestAdapter:
     """Writes an adapter; the model has its own again afterwards.
 
     Raises:
@@ -46,7 +45,7 @@ def save_best(folder: Path, model: QLoRAModel, best: BestAdapter) -> BestAdapter
     return replace(best, is_saved=True)
 
 
-def load_best(folder: Path, model: QLoRAModel) -> BestAdapter | None:
+def load_best(folder: Path, model: AdapterModel) -> BestAdapter | None:
     """The adapter that a folder holds; None if it is not whole or is none of this model."""
     try:
         manifest = read_manifest(folder)

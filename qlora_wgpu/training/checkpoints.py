@@ -18,8 +18,7 @@ from qlora_wgpu.files import file_text
 from qlora_wgpu.limits import OWN_JSON_BYTES
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.lora.layout import Adapter
-from qlora_wgpu.model.loaded_model import FloatArray
-from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.model.adapter_model import AdapterModel, FloatArray
 from qlora_wgpu.training.run_folder import step_of
 from qlora_wgpu.training.state import RunState
 
@@ -28,7 +27,7 @@ _LABELS = ("exp_avg", "exp_avg_sq")
 
 
 def save_checkpoint(
-    folder: Path, model: QLoRAModel, state: RunState, identity: Mapping[str, Any]
+    folder: Path, model: AdapterModel, state: RunState, identity: Mapping[str, Any]
 ) -> None:
     """Writes everything that a run needs to go on; the folder appears whole or not at all.
 
@@ -58,7 +57,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    folder: Path, model: QLoRAModel, refuse_other: Callable[[Mapping[str, Any]], None]
+    folder: Path, model: AdapterModel, refuse_other: Callable[[Mapping[str, Any]], None]
 ) -> RunState:
     """Puts a checkpoint's adapter and moments onto the device.
 
@@ -107,7 +106,7 @@ def _read_moments(path: Path, adapter: Adapter) -> list[FloatArray]:
 
 
 def load_newest(
-    folders: list[Path], model: QLoRAModel, refuse_other: Callable[[Mapping[str, Any]], None]
+    folders: list[Path], model: AdapterModel, refuse_other: Callable[[Mapping[str, Any]], None]
 ) -> tuple[Path, RunState, list[str]]:
     """Loads the newest checkpoint that is whole.
 

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 from qlora_wgpu.data import Batch, Dataset
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.labels import IGNORE_INDEX
-from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.training.batching import in_order, padded_batch
 from qlora_wgpu.training.best_adapter import BestAdapter
+from qlora_wgpu.training.computing import MeasuresLoss
 from qlora_wgpu.training.run import Run
 
 
 def held_out_loss(
-    model: QLoRAModel,
+    model: MeasuresLoss,
     rows: Dataset,
     batch_size: int,
     max_length: int,
@@ -24,7 +24,7 @@ def held_out_loss(
     """The loss summed over all labels of a data set, and their number.
 
     Args:
-        model: Base and adapter.
+        model: Base and adapter, wherever they are.
         rows: The data.
         batch_size: Rows of a micro-batch.
         max_length: Most tokens of a row; what is longer has a length of its own.
@@ -84,7 +84,7 @@ class Evaluator:
     def _measure(self, rows: Dataset, step: int) -> float:
         run = self._run
         size = run.config.train.per_device_train_batch_size
-        total, count = held_out_loss(run.model, rows, size, run.longest, self._tell)
+        total, count = held_out_loss(run.computing, rows, size, run.longest, self._tell)
         run.observer.activity("")
         if not math.isfinite(total):
             raise run.failure(f"the held-out loss is not finite after step {step}")

@@ -7,16 +7,22 @@ from __future__ import annotations
 
 import signal
 from collections import deque
+from collections.abc import Iterator
+from typing import TypeVar
 
-from qlora_wgpu.data import Dataset
-from qlora_wgpu.errors import DeviceLostError, OutOfMemoryError, command, option
+from qlora_wgpu.data import Dataset, Example
+from qlora_wgpu.errors import ClusterError, DeviceLostError, OutOfMemoryError, command, option
 from qlora_wgpu.gpu.readback import Readback
+from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.training.batching import BatchPlan, padded_batch
+from qlora_wgpu.training.computing import MicroBatch
 from qlora_wgpu.training.evaluation import Evaluator
 from qlora_wgpu.training.optimizer import Optimizer
 from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.step_log import StepLog, SubmittedStep
 from qlora_wgpu.training.stopping import StopRequest
+
+_Error = TypeVar("_Error", bound=OutOfMemoryError | ClusterError)
 
 
 class TrainingLoop:
@@ -48,7 +54,6 @@ class TrainingLoop:
         self._readback = Readback(run.model.device, *run.model.stats_window)
         self._submitted: deque[SubmittedStep] = deque()
         self._stop = StopRequest()
-        self._lengths: set[int] = set()
 
     def run(self) -> bool:
         """Does the steps; whether somebody stopped it."""
@@ -60,7 +65,7 @@ class TrainingLoop:
                 if stop.requested:  # a second time: at once, with what is saved already
                     raise
                 stop.requested, stop.number = True, signal.SIGINT
-            except OutOfMemoryError as err:
+            except (OutOfMemoryError, ClusterError) as err:
                 raise self._saved_after(err) from err
             except DeviceLostError as err:
                 raise self._kept_before(err) from err
@@ -74,14 +79,14 @@ class TrainingLoop:
         """The signal that stopped it, if one did."""
         return self._stop.number
 
-    def _saved_after(self, error: OutOfMemoryError) -> OutOfMemoryError:
+    def _saved_after(self, error: _Error) -> _Error:
         """Saves the steps that are done; the device still works, and no step is half applied."""
         self._finish_all()
         self._run.model.zero_gradient()
         step = self._run.state.step
         if self._run.saved_at != step and not self._run.save():
             return error
-        return OutOfMemoryError(
+        return type(error)(
             f"{error}; the run is saved after step {step}, and {option('resume')} goes on"
         )
 
@@ -111,7 +116,8 @@ class TrainingLoop:
         self._optimizer.step(step)
         self._readback.request()
         self._run.model.zero_stats()
-        self._submitted.append(SubmittedStep(step, self._optimizer.rate(step), tokens))
+        workers = self._run.computing.figures()
+        self._submitted.append(SubmittedStep(step, self._optimizer.rate(step), tokens, workers))
         return True
 
     def _follow(self, step: int) -> None:
@@ -141,31 +147,37 @@ class TrainingLoop:
 
     def _submit_blocks(self, step: int, stop: StopRequest) -> int | None:
         """Queues a step's micro-batches; the number of its tokens, or None if it was stopped."""
-        model, plan = self._run.model, self._plan
         tokens, labels = 0, 0
-        for index, chosen in enumerate(plan.blocks(step - 1)):
-            if stop.requested:
-                return None
-            examples = [[self._rows[i] for i in row] for row in chosen]
-            tokens += sum(len(e) for row in examples for e in row)
-            if not any(e.num_label_tokens for row in examples for e in row):
-                continue
-            batch = padded_batch(examples, plan.batch_size, self._run.longest)
-            self._prepare(plan.batch_size, batch.input_ids.shape[1])
-            key = plan.dropout_key(step, index) if model.is_random else None
-            checked = model.checked(batch.input_ids, batch.labels, batch.attention_mask)
-            labels += model.accumulate(*checked, dropout_key=key)
+        is_cut = False
+
+        def blocks() -> Iterator[MicroBatch]:
+            nonlocal tokens, labels, is_cut
+            for index, chosen in enumerate(self._plan.blocks(step - 1)):
+                if stop.requested:
+                    is_cut = True
+                    return
+                examples = [[self._rows[i] for i in row] for row in chosen]
+                block = self._micro_batch(step, index, examples)
+                tokens += block.tokens
+                if any(e.num_label_tokens for row in examples for e in row):
+                    labels += int((block.targets != IGNORE_INDEX).sum())
+                    yield block
+
+        done = self._run.computing.accumulate(blocks(), lambda: stop.requested)
+        if is_cut or not done:
+            return None
         if not labels:
             self._run.observer.warning(
                 f"step {step}: none of its rows has a label, so nothing was updated"
             )
         return tokens
 
-    def _prepare(self, rows: int, length: int) -> None:
-        """Compiles a micro-batch of a length that is met for the first time, off the clock."""
-        if length in self._lengths:
-            return
-        self._lengths.add(length)
-        self._run.model.read_stats()  # waits: time in which the device works does count
-        with self._run.throughput.paused():
-            self._run.model.prepare(rows, length)
+    def _micro_batch(self, step: int, index: int, rows: list[list[Example]]) -> MicroBatch:
+        """A micro-batch of a step, packed and checked."""
+        model, plan = self._run.model, self._plan
+        batch = padded_batch(rows, plan.batch_size, self._run.longest)
+        return MicroBatch(
+            *model.checked(batch.input_ids, batch.labels, batch.attention_mask),
+            dropout_key=plan.dropout_key(step, index) if model.is_random else None,
+            tokens=sum(len(e) for row in rows for e in row),
+        )

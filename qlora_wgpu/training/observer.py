@@ -48,6 +48,33 @@ class RunSetup:
     eval_tokens: int | None = None
 
 
+@dataclass(frozen=True)
+class WorkerFigures:
+    """What a worker of a cluster has done in some steps.
+
+    Attributes:
+        name: The worker's.
+        tokens: Of the micro-batches that it computed, padding included.
+        seconds: That it took for all that it computed.
+        answers: Whether it did not fail to answer for too long.
+    """
+
+    name: str
+    tokens: int
+    seconds: float
+    answers: bool = True
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """While it computes; None where it did not."""
+        return self.tokens / self.seconds if self.seconds > 0 else None
+
+    def and_then(self, later: WorkerFigures) -> WorkerFigures:
+        """Both together."""
+        tokens, seconds = self.tokens + later.tokens, self.seconds + later.seconds
+        return WorkerFigures(self.name, tokens, seconds, later.answers)
+
+
 class Observer:
     """Does nothing; a display or a logger overrides what it wants to know.
 
@@ -102,6 +129,9 @@ class Observer:
 
     def resumed(self, checkpoint: Path, step: int) -> None:
         """A run goes on after ``step`` steps."""
+
+    def workers(self, workers: Sequence[WorkerFigures]) -> None:
+        """The workers of a cluster have done a logged step; told before its row."""
 
     def step(self, row: Row) -> None:
         """A step's row of metrics.jsonl."""

@@ -8,23 +8,27 @@ from typing import Any
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.errors import CheckpointError
-from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.training.best_adapter import load_best
 from qlora_wgpu.training.checkpoints import load_newest
+from qlora_wgpu.training.computing import Computing
 from qlora_wgpu.training.observer import Observer
 from qlora_wgpu.training.resume_check import check_resumable
 from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.run_folder import RunFolder
 from qlora_wgpu.training.run_identity import RunIdentity
 from qlora_wgpu.training.state import RunState
+from qlora_wgpu.training.throughput import ThroughputMeter
 
 
 def open_run(
-    model: QLoRAModel,
+    model: AdapterModel,
     config: Config,
     observer: Observer,
     identity: RunIdentity,
     longest: int,
+    throughput: ThroughputMeter,
+    computing: Computing,
     *,
     overwrite: bool,
     resume: bool,
@@ -37,6 +41,8 @@ def open_run(
         observer: Who is told.
         identity: What checkpoints must belong to.
         longest: Most tokens of a training row.
+        throughput: Tokens per second, before the first step.
+        computing: Who computes micro-batches.
         overwrite: Whether a run that is there may be replaced.
         resume: Whether a run that is there goes on.
 
@@ -48,7 +54,7 @@ def open_run(
     folder = RunFolder(
         path, config.to_yaml(), overwrite=overwrite, resume=resume, warn=observer.warning
     )
-    run = Run(model, config, observer, folder, identity, RunState(), longest)
+    run = Run(model, config, observer, folder, identity, RunState(), longest, throughput, computing)
     try:
         if resume:
             if check_resumable(path, config):

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+import numpy.typing as npt
 
 from qlora_wgpu.config import OptimConfig
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Storage, Tensor, vector
 from qlora_wgpu.lora.layout import Adapter
-from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.ops.adamw import AdamWConfig, AdamWState, adamw
+from qlora_wgpu.ops.host_moments import MomentsPart, moments_in_parts
 from qlora_wgpu.training.schedule import STEP_NUMBERS, Schedule
 
 
 def trace_update(
-    graph: Graph, adapter: Adapter, stats: Tensor, info: Tensor, optim: OptimConfig
+    graph: Graph,
+    adapter: Adapter,
+    stats: Tensor,
+    info: Tensor,
+    optim: OptimConfig,
+    passing: Sequence[MomentsPart] = (),
 ) -> None:
     """Adds the launches of one update.
 
@@ -24,6 +33,7 @@ def trace_update(
         stats: The micro-batches' sums.
         info: The step's learning rates and bias corrections.
         optim: AdamW's constants.
+        passing: Parts of the moments, where they are in host memory.
     """
     state = AdamWState(
         parameters=adapter.parameters,
@@ -33,6 +43,7 @@ def trace_update(
         step_info=info,
         stats=stats,
         split=adapter.b_begin,
+        passing=passing,
     )
     config = AdamWConfig(
         adam_beta1=optim.adam_beta1,
@@ -44,10 +55,18 @@ def trace_update(
     adamw(graph, state, config)
 
 
+def _on_host(moment: Tensor) -> npt.NDArray[np.float32]:
+    """A moment's place in host memory, made the first time."""
+    assert moment.storage is not None
+    if moment.storage.on_host is None:
+        moment.storage.on_host = np.zeros(moment.columns, np.float32)
+    return moment.storage.on_host
+
+
 class Optimizer:
     """Clips and applies the gradient that a model has summed up."""
 
-    def __init__(self, model: QLoRAModel, optim: OptimConfig, total_steps: int) -> None:
+    def __init__(self, model: AdapterModel, optim: OptimConfig, total_steps: int) -> None:
         """Allocates the moments, zeroed, and compiles the update.
 
         Args:
@@ -59,11 +78,15 @@ class Optimizer:
         self._schedule = Schedule(optim, total_steps)
         info = Storage("step info", "inputs", 4 * STEP_NUMBERS)
         self._info = vector("step_info", STEP_NUMBERS, "float32", info)
-        graph = model.new_graph()
-        trace_update(graph, model.adapter, model.stats, self._info, optim)
-        self._program = model.new_program(graph)
-        adapter = model.adapter
+        graph, adapter = model.new_graph(), model.adapter
         zeros = np.zeros(adapter.length, np.float32)
+        passing: Sequence[MomentsPart] = ()
+        if model.layout.residency.host_moments:
+            passing = moments_in_parts(
+                [_on_host(each) for each in (adapter.first_moment, adapter.second_moment)]
+            )
+        trace_update(graph, adapter, model.stats, self._info, optim, passing)
+        self._program = model.new_program(graph)
         model.write_flat(adapter.first_moment, zeros)
         model.write_flat(adapter.second_moment, zeros)
 

@@ -9,7 +9,7 @@ from os import PathLike, fspath
 from qlora_wgpu.config import Config
 from qlora_wgpu.data import Dataset, PromptFormat, Tokenizer, row_format, split_off
 from qlora_wgpu.families.positions import longest_text
-from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.training.data_warnings import (
     tell_left_out,
     warn_of_learnt_rows,
@@ -37,7 +37,7 @@ class OwnRows:
 class RowReader:
     """Reads data as the commands do, with the tokenizer that a model's prompts are written with."""
 
-    def __init__(self, model: QLoRAModel, config: Config, observer: Observer) -> None:
+    def __init__(self, model: AdapterModel, config: Config, observer: Observer) -> None:
         """Reads nothing yet.
 
         Args:

@@ -52,8 +52,7 @@ class TensorBoard(Observer):
     def _add(self, section: str, row: Row) -> None:
         values = [
             self._summary.Value(tag=f"{section}/{key}", simple_value=float(value))
-            for key, value in row.items()
-            if key != "step" and value is not None
+            for key, value in flat(row).items()
         ]
         if self._file is None:
             self._file = self._begun()
@@ -113,7 +112,7 @@ class WeightsAndBiases(Observer):
         self._log("eval", row)
 
     def _log(self, section: str, row: Row) -> None:
-        values = {f"{section}/{k}": v for k, v in row.items() if k != "step" and v is not None}
+        values = {f"{section}/{key}": value for key, value in flat(row).items()}
         self._run.log(values, step=row["step"])
         self._keep_id()
 
@@ -135,6 +134,17 @@ def _kept_id(path: Path) -> str | None:
     except (OSError, ValueError):
         return None
     return text if _ID.fullmatch(text) else None
+
+
+def flat(row: Row) -> dict[str, Any]:
+    """A row's values without its step, each by itself, such as ``workers/0/share``."""
+    values: dict[str, Any] = {}
+    for key, value in row.items():
+        if isinstance(value, dict):
+            values |= {f"{key}/{inner}": v for inner, v in flat(value).items()}
+        elif key != "step" and value is not None:
+            values[key] = value
+    return values
 
 
 class Guarded(Observer):

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.errors import CheckpointError, TrainingError
-from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.training.best_adapter import BestAdapter, save_best
 from qlora_wgpu.training.checkpoints import save_checkpoint
-from qlora_wgpu.training.observer import Observer
+from qlora_wgpu.training.computing import Computing
+from qlora_wgpu.training.observer import Observer, WorkerFigures
 from qlora_wgpu.training.run_folder import RunFolder
 from qlora_wgpu.training.run_identity import RunIdentity
 from qlora_wgpu.training.state import RunState
@@ -29,23 +30,27 @@ class Run:
         identity: The settings, data and base that checkpoints belong to.
         state: The figures that checkpoints keep.
         longest: Most tokens of a training row.
+        throughput: Tokens per second.
+        computing: Who computes micro-batches.
         saved_at: The step of the newest checkpoint; -1 without.
         best: The adapter with the lowest held-out loss, where it is kept.
-        throughput: Tokens per second.
         saturated: Values that kernels held at the end of their type, since this part began.
+        workers: What the workers of a cluster have done since the last row of the log, by name.
     """
 
-    model: QLoRAModel
+    model: AdapterModel
     config: Config
     observer: Observer
     folder: RunFolder
     identity: RunIdentity
     state: RunState
     longest: int
+    throughput: ThroughputMeter
+    computing: Computing
     saved_at: int = -1
     best: BestAdapter | None = None
-    throughput: ThroughputMeter = field(default_factory=ThroughputMeter)
     saturated: int = 0
+    workers: dict[str, WorkerFigures] = field(default_factory=dict)
     _started: float | None = None
 
     def start_clock(self) -> None:

@@ -15,14 +15,14 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.data import Dataset
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.lora import load_adapter
-from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.model.adapter_model import AdapterModel
 
 
 class RunIdentity:
     """The identity of a run, as every checkpoint of it keeps it."""
 
     def __init__(
-        self, model: QLoRAModel, config: Config, rows: Dataset, held_out: Dataset | None
+        self, model: AdapterModel, config: Config, rows: Dataset, held_out: Dataset | None
     ) -> None:
         """Begins to hash what has not been hashed of the base weights.
 

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from qlora_wgpu.ops.adamw import SATURATED_OFFSET, STATS_LOSS, STATS_NORM, STATS_TOKENS
 from qlora_wgpu.training.divergence import Divergence
-from qlora_wgpu.training.observer import Row
+from qlora_wgpu.training.observer import Row, WorkerFigures
 from qlora_wgpu.training.run import Run
 
 
 @dataclass(frozen=True)
 class SubmittedStep:
-    """A step that the device may still be working on."""
+    """A step that the device may still be working on, and what workers did for it."""
 
     step: int
     learning_rate: float
     tokens: int
+    workers: tuple[WorkerFigures, ...] = ()
 
 
 class StepLog:
@@ -45,6 +47,9 @@ class StepLog:
         state.step = submitted.step
         state.num_tokens += submitted.tokens
         state.window.append((loss, float(labels)))
+        for worker in submitted.workers:
+            before = self._run.workers.get(worker.name)
+            self._run.workers[worker.name] = before.and_then(worker) if before else worker
         self._run.throughput.add(submitted.tokens)
         state.learning_rate, state.grad_norm = submitted.learning_rate, norm
         if submitted.step % self._run.config.log.logging_steps == 0:
@@ -103,7 +108,23 @@ def log_window(run: Run) -> None:
     }
     if run.saturated:
         row["saturated"] = run.saturated
+    if workers := tuple(run.workers.values()):
+        row["workers"] = _shares(workers)
+        run.observer.workers(workers)
+        run.workers.clear()
     state.window.clear()
     state.logged_step = state.step
     run.folder.log(row)
     run.observer.step(row)
+
+
+def _shares(workers: Sequence[WorkerFigures]) -> dict[str, dict[str, float | None]]:
+    """Each worker's share of the tokens, and its speed."""
+    total = sum(worker.tokens for worker in workers)
+    return {
+        worker.name: {
+            "share": worker.tokens / total if total else 0.0,
+            "tokens_per_second": worker.tokens_per_second,
+        }
+        for worker in workers
+    }

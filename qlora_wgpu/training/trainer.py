@@ -6,10 +6,12 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.config.schema import TrainConfig
 from qlora_wgpu.data import Dataset, bucket_length
 from qlora_wgpu.errors import ConfigError, DataError, TrainingError
+from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.options import TrainingOptions
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.ops.cross_entropy import Objective
 from qlora_wgpu.training.batching import BatchPlan
+from qlora_wgpu.training.computing import Computing, OwnDevice
 from qlora_wgpu.training.ending import finish, interrupt, revisit
 from qlora_wgpu.training.evaluation import Evaluator
 from qlora_wgpu.training.loop import TrainingLoop
@@ -23,6 +25,7 @@ from qlora_wgpu.training.rows import Rows, as_dataset
 from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.run_identity import RunIdentity
 from qlora_wgpu.training.schedule import learning_rates
+from qlora_wgpu.training.throughput import ThroughputMeter
 
 
 def training_options(settings: TrainConfig) -> TrainingOptions:
@@ -45,12 +48,13 @@ class Trainer:
 
     def __init__(
         self,
-        model: QLoRAModel,
+        model: AdapterModel,
         config: Config,
         observer: Observer | None = None,
         *,
         overwrite: bool = False,
         resume: bool = False,
+        computing: Computing | None = None,
     ) -> None:
         """Takes the settings of ``train``, ``optim``, ``eval``, ``log``, ``output`` and ``data``.
 
@@ -61,12 +65,14 @@ class Trainer:
             overwrite: Whether a run in ``output.dir`` may be replaced.
             resume: Whether the run in ``output.dir`` goes on from its newest whole checkpoint; one
                 that has none yet, and no adapter, begins again.
+            computing: Who computes micro-batches; by default the model itself, a ``QLoRAModel``.
         """
         self.model = model
         self.config = config
         self._observer = observer or Observer()
         self._resume = resume
         self._overwrite = overwrite
+        self._computing = computing
 
     def train(
         self, train_dataset: Rows | None = None, eval_dataset: Rows | None = None
@@ -119,12 +125,14 @@ class Trainer:
         longest = max(self.config.data.max_seq_length, plan.longest)
         self.model.options = training_options(self.config.train)
         self.model.zero_gradient()
+        throughput = ThroughputMeter()
+        computing = self._computing or self._own_device(throughput)
         # The longest batch first, so that all memory is taken before training.
-        self.model.prepare(plan.batch_size, bucket_length(plan.longest, longest))
+        computing.prepare(plan.batch_size, bucket_length(plan.longest, longest))
         optimizer = Optimizer(self.model, self.config.optim, plan.total_steps)
         identity = RunIdentity(self.model, self.config, rows, held_out)
         run = open_run(
-            self.model, self.config, self._observer, identity, longest,
+            self.model, self.config, self._observer, identity, longest, throughput, computing,
             overwrite=self._overwrite, resume=self._resume,
         )  # fmt: skip
         try:
@@ -169,6 +177,16 @@ class Trainer:
         )  # fmt: skip
         self._observer.finished(result)
         return result
+
+    def _own_device(self, throughput: ThroughputMeter) -> Computing:
+        """The model's device, which has the base, too.
+
+        Raises:
+            ConfigError: If it has an adapter alone.
+        """
+        if not isinstance(self.model, QLoRAModel):
+            raise ConfigError("the model has no base weights: a Trainer takes a QLoRAModel")
+        return OwnDevice(self.model, throughput)
 
     def _learnable(self, rows: Dataset, name: str, otherwise: str) -> Dataset:
         """A data set that has labels.

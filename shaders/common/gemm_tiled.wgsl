@@ -53,10 +53,24 @@ fn w_row(k: u32) -> u32 {
     return min(k, params.k - 1u) * params.w_stride;
 }
 //#endif
+//#if u
+
+// A unit of u, of the r that belong to a layer. Rows past the end repeat the last.
+fn term_unit_x(m: u32, layer: u32, unit: u32) -> Eight {
+    let first = min(m, params.rows - 1u) * (params.r_stride / 4u) + layer * (params.r / 4u);
+    return eight(load_u(first + 2u * unit), load_u(first + 2u * unit + 1u));
+}
+//#endif
+//#if MATRIX
+
+// What the product is multiplied by.
+fn y_factor() -> f32 {
+    return params.scale;
+}
+//#endif
 //#if DIRECT
 
-// Whether all of a tile's results exist, so that they can go straight to y; where they go there,
-// and by which factor.
+// Whether all of a tile's results exist, so that they can go straight to y, and where they go there.
 fn is_whole(m0: u32, c0: u32) -> bool {
     return m0 + TILE_M <= row_count() && c0 + TILE_N <= params.columns;
 }
@@ -69,10 +83,6 @@ fn y_place(row: u32, column: u32, k_first: u32) -> u32 {
 
 fn y_stride() -> u32 {
     return params.y_stride;
-}
-
-fn y_factor() -> f32 {
-    return params.scale;
 }
 //#endif
 
@@ -95,7 +105,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let k_first = group.z * params.k_part;
     let k_last = min(8u * k_units(), k_first + params.k_part);
 //#if MATRIX
-    product(index, subgroup, lane, m0, group.x * TILE_N, k_first, k_last);
+    product(index, group.z == 0u, subgroup, lane, m0, group.x * TILE_N, k_first, k_last);
 //#else
     product(index, group.z == 0u, m0, group.x * TILE_N, k_first, k_last);
 //#endif

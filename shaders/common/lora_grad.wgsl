@@ -21,6 +21,14 @@ struct Params {
     begin2: u32,
     stride1: u32,
     stride2: u32,
+    groups_b: u32,
+    across_b: u32,
+    across_a: u32,
+    xa_columns: u32,
+    xa_stride: u32,
+    ra: u32,
+    ga_stride: u32,
+    lora_expert_a: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

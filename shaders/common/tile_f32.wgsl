@@ -167,24 +167,20 @@ fn put_term(index: u32, m0: u32, c0: u32, layer: u32, first: u32) {
     let factor = f32(first + unit < units);
     //#unroll i X_UNITS
         let row_$i = index / 2u + $iu * (THREADS / 2u);
-        put_x(row_$i, unit, scale8(u_unit(m0 + row_$i, layer * units + at), factor));
+        put_x(row_$i, unit, scale8(term_unit_x(m0 + row_$i, layer, at), factor));
     //#end
     //#unroll j W_UNITS
 //#if W_ROWS
         let w_at_$j = index / 2u + $ju * (THREADS / 2u);
         let column_$j = c0 + column_of(w_at_$j);
-        put_w(w_at_$j, unit, scale8(b_unit(column_$j, at), f32(layer_of(column_$j) == layer)));
+        put_w(w_at_$j, unit, scale8(term_unit_w(column_$j, at), f32(layer_of(column_$j) == layer)));
 //#else
         let w_at_$j = index / WG_N + $ju * WG_M;
-        put_w(w_at_$j, index % WG_N, a_unit(8u * first + w_at_$j, c0 + index % WG_N * 8u));
+        put_w(w_at_$j, index % WG_N, term_unit_w(c0 + index % WG_N * 8u, 8u * first + w_at_$j));
 //#endif
     //#end
 }
 
-fn u_unit(m: u32, unit: u32) -> Eight {
-    let at = min(m, params.rows - 1u) * (params.r_stride / 4u) + 2u * unit;
-    return eight(load_u(at), load_u(at + 1u));
-}
 //#if DROPOUT
 
 //#unroll i 8

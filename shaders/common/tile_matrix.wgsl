@@ -3,12 +3,13 @@
 // float32, added up in float32. The same interface as tile_f32.wgsl.
 //
 // Tiles are stored 16 bytes at a time, and the next one's units are loaded while this one is
-// multiplied. Whole tiles of float32 results to which nothing is added (DIRECT) go straight to y.
+// multiplied. Whole tiles of float32 results go straight to y (DIRECT); what they are added to is
+// where their sums begin, unless those are multiplied by something (LOADS).
 //
 // f16 ends at 65,504. Where `sizes` is bound, x is multiplied by a power of two that puts the
 // largest of the workgroup's rows just below, and the results are divided by it; else what is
 // beyond is held at 65,504 and counted in `saturated`, if that is bound. NaN stays NaN, and
-// infinity infinity.
+// infinity infinity. An adapter's term (TERM) is more of the same product: tile_matrix_term.wgsl.
 const TILE_M = GROUPS_M * FRAGMENTS_M * MATRIX_M;
 const TILE_N = GROUPS_N * FRAGMENTS_N * MATRIX_N;
 const THREADS = GROUPS_M * GROUPS_N * SUBGROUP_SIZE;
@@ -50,59 +51,17 @@ var<workgroup> x_tile: array<Vector, TILE_M * X_STRIDE>;
 var<workgroup> w_tile: array<Vector, W_HEIGHT * W_STRIDE>;
 var<workgroup> results: array<vec4<f32>, GROUPS_M * GROUPS_N * RESULTS / 4u>;
 
-// Values of x and of w that this invocation held at 65,504, what is repeated not counted.
-var<private> x_beyond: u32;
-var<private> w_beyond: u32;
+// Values that this invocation held at 65,504. Each is counted by one of the workgroups that have it.
+var<private> beyond: u32;
 
 //#if HALF
-const LARGEST = 65504.0;
-const LARGEST_BITS = 0x477fe000u;
-const INFINITE_BITS = 0x7f800000u;
-
-fn sizes4(v: vec4<f32>) -> vec4<u32> {
-    return bitcast<vec4<u32>>(v) & vec4<u32>(0x7fffffffu);
-}
-
-// Eight values in their order, each in 16 bits.
-fn halves8(v: Eight) -> vec4<u32> {
-    let size = max(sizes4(v.even), sizes4(v.odd));
-    if (max(max(size.x, size.y), max(size.z, size.w)) > LARGEST_BITS) {
-        return half_bits(v.even) | (half_bits(v.odd) << vec4<u32>(16u));
-    }
-    return vec4<u32>(
-        pack2x16float(vec2<f32>(v.even.x, v.odd.x)), pack2x16float(vec2<f32>(v.even.y, v.odd.y)),
-        pack2x16float(vec2<f32>(v.even.z, v.odd.z)), pack2x16float(vec2<f32>(v.even.w, v.odd.w)),
-    );
-}
-
-// Each value's 16 bits, for values of any size: a conversion need not make infinities and NaN.
-fn half_bits(v: vec4<f32>) -> vec4<u32> {
-    let size = sizes4(v);
-    let held = clamp(v, vec4<f32>(-LARGEST), vec4<f32>(LARGEST));
-    let pairs = vec2<u32>(pack2x16float(held.xy), pack2x16float(held.zw));
-    let finite = vec4<u32>(pairs.x & 0xffffu, pairs.x >> 16u, pairs.y & 0xffffu, pairs.y >> 16u);
-    let sign = (bitcast<vec4<u32>>(v) >> vec4<u32>(16u)) & vec4<u32>(0x8000u);
-    let other = select(vec4<u32>(0x7c00u), vec4<u32>(0x7e00u), size > vec4<u32>(INFINITE_BITS));
-    return select(sign | other, finite, size < vec4<u32>(INFINITE_BITS));
-}
-
-// How many of eight values are finite and beyond f16.
-fn count_beyond(v: Eight) -> u32 {
-    return beyond4(v.even) + beyond4(v.odd);
-}
-
-fn beyond4(v: vec4<f32>) -> u32 {
-    let size = sizes4(v);
-    let beyond = (size > vec4<u32>(LARGEST_BITS)) & (size < vec4<u32>(INFINITE_BITS));
-    let ones = select(vec4<u32>(0u), vec4<u32>(1u), beyond);
-    return ones.x + ones.y + ones.z + ones.w;
-}
+//#include common/eight_float16.wgsl
 //#endif
 
 // A unit of x or w, at its place in the tile.
 fn put_x(at: u32, v: Eight) {
 //#if HALF
-    x_tile[at] = halves8(v);
+    x_tile[at] = f16_of_digits(v);
 //#else
     x_tile[at] = low(v);
     x_tile[at + 1u] = high(v);
@@ -111,7 +70,7 @@ fn put_x(at: u32, v: Eight) {
 
 fn put_w(at: u32, v: Eight) {
 //#if HALF
-    w_tile[at] = halves8(v);
+    w_tile[at] = f16_of_digits(v);
 //#else
     w_tile[at] = low(v);
     w_tile[at + 1u] = high(v);
@@ -140,20 +99,45 @@ fn scale_exponent(m0: u32) -> u32 {
 }
 //#endif
 
-fn product(index: u32, group: u32, lane: u32, m0: u32, c0: u32, k_first: u32, k_last: u32) {
+//#if TERM
+//#include common/tile_matrix_term.wgsl
+//#endif
+
+fn product(index: u32, is_first_part: bool, group: u32, lane: u32, m0: u32, c0: u32, k_first: u32, k_last: u32) {
     let m = (group / GROUPS_N) * FRAGMENTS_M * MATRIX_M;
     let n = (group % GROUPS_N) * FRAGMENTS_N * MATRIX_N;
 //#if sizes
     let exponent = scale_exponent(m0);
     let x_scale = bitcast<f32>(exponent << 23u);
-    let y_scale = bitcast<f32>((254u - exponent) << 23u);
+    var y_scale = y_factor() * bitcast<f32>((254u - exponent) << 23u);
 //#else
+    let exponent = 127u;
     let x_scale = 1.0;
-    let y_scale = 1.0;
+    var y_scale = y_factor();
+//#endif
+//#if TERM
+    clear_term_sizes(index);
 //#endif
     //#unroll i FRAGMENTS_M, j FRAGMENTS_N
         var sum_$i_$j: subgroup_matrix_result<f32, MATRIX_N, MATRIX_M>;
     //#end
+//#if DIRECT
+//#if LOADS
+    if ((ACCUMULATE || RESIDUAL) && is_whole(m0, c0)) {
+//#if ACCUMULATE
+        //#unroll i FRAGMENTS_M, j FRAGMENTS_N
+            sum_$i_$j = subgroupMatrixLoad<subgroup_matrix_result<f32, MATRIX_N, MATRIX_M>, row_major>(&y, y_place(m0 + m + $iu * MATRIX_M, c0 + n + $ju * MATRIX_N, k_first), y_stride());
+        //#end
+//#else
+//#if RESIDUAL
+        //#unroll i FRAGMENTS_M, j FRAGMENTS_N
+            sum_$i_$j = subgroupMatrixLoad<subgroup_matrix_result<f32, MATRIX_N, MATRIX_M>, row_major>(&residual, y_place(m0 + m + $iu * MATRIX_M, c0 + n + $ju * MATRIX_N, k_first), y_stride());
+        //#end
+//#endif
+//#endif
+    }
+//#endif
+//#endif
     //#unroll i X_UNITS
         let x_at_$i = index + $iu * THREADS;
         var x_$i = raw_unit(m0 + x_at_$i / K_UNITS, k_unit(k_first / 8u + x_at_$i % K_UNITS));
@@ -168,16 +152,20 @@ fn product(index: u32, group: u32, lane: u32, m0: u32, c0: u32, k_first: u32, k_
                 let v = unpack_x(x_$i);
                 put_x(x_at_$i / K_UNITS * X_STRIDE + x_at_$i % K_UNITS * (8u / VECTOR), scale8(v, x_scale * k_factor(k0 / 8u + x_at_$i % K_UNITS)));
 //#if saturated
-                if (m0 + x_at_$i / K_UNITS < row_count() && k0 / 8u + x_at_$i % K_UNITS < k_units()) { x_beyond += count_beyond(v); }
+                if (c0 == 0u && m0 + x_at_$i / K_UNITS < row_count() && k0 / 8u + x_at_$i % K_UNITS < k_units()) { beyond += beyond8(v); }
 //#endif
             }
         //#end
         //#unroll i W_UNITS
             if (W_UNITS * THREADS == W_COUNT || w_at_$i < W_COUNT) {
-                let v = unpack_w(w_$i);
-                put_w(w_at_$i / W_ROW_UNITS * W_STRIDE + w_at_$i % W_ROW_UNITS * (8u / VECTOR), v);
+//#if HALF
+                // Weights that are f16 already are copied.
+                w_tile[w_at_$i / W_ROW_UNITS * W_STRIDE + w_at_$i % W_ROW_UNITS] = halves_w(w_$i);
 //#if saturated
-                if (c0 + w_at_$i / K_UNITS < params.columns && k0 / 8u + w_at_$i % K_UNITS < k_units()) { w_beyond += count_beyond(v); }
+                if (m0 == 0u && c0 + w_at_$i / K_UNITS < params.columns && k0 / 8u + w_at_$i % K_UNITS < k_units()) { beyond += beyond_w(w_$i); }
+//#endif
+//#else
+                put_w(w_at_$i / W_ROW_UNITS * W_STRIDE + w_at_$i % W_ROW_UNITS * (8u / VECTOR), unpack_w(w_$i));
 //#endif
             }
         //#end
@@ -206,22 +194,53 @@ fn product(index: u32, group: u32, lane: u32, m0: u32, c0: u32, k_first: u32, k_
         }
         workgroupBarrier();
     }
+//#if TERM
+    // Of a reduction that is cut, the first part gets the term.
+    if (is_first_part) {
+        let scales = term_scales(index, m0, c0, exponent);
+        //#unroll i FRAGMENTS_M, j FRAGMENTS_N
+            sum_$i_$j = subgroupMatrixScalarMultiply(sum_$i_$j, y_factor() * scales.sums);
+        //#end
+        let last = layer_of(min(c0 + TILE_N, params.columns) - 1u);
+        for (var layer = layer_of(c0); layer <= last; layer += 1u) {
+            for (var first = 0u; first < TERM_PARTS * term_units(); first += K_UNITS) {
+                put_term(index, m0, c0, layer, first, scales);
+                workgroupBarrier();
+                for (var k = 0u; k < TILE_K; k += MATRIX_K) {
+                    //#unroll i FRAGMENTS_M
+                        let left_$i = subgroupMatrixLoad<subgroup_matrix_left<Factor, MATRIX_K, MATRIX_M>, row_major>(&x_tile, (m + $iu * MATRIX_M) * X_STRIDE + k / VECTOR, X_STRIDE);
+                    //#end
+//#if W_ROWS
+                    //#unroll j FRAGMENTS_N
+                        let right_$j = subgroupMatrixLoad<subgroup_matrix_right<Factor, MATRIX_N, MATRIX_K>, col_major>(&w_tile, (n + $ju * MATRIX_N) * W_STRIDE + k / VECTOR, W_STRIDE);
+                    //#end
+//#else
+                    //#unroll j FRAGMENTS_N
+                        let right_$j = subgroupMatrixLoad<subgroup_matrix_right<Factor, MATRIX_N, MATRIX_K>, row_major>(&w_tile, k * W_STRIDE + (n + $ju * MATRIX_N) / VECTOR, W_STRIDE);
+                    //#end
+//#endif
+                    //#unroll i FRAGMENTS_M, j FRAGMENTS_N
+                        sum_$i_$j = subgroupMatrixMultiplyAccumulate(left_$i, right_$j, sum_$i_$j);
+                    //#end
+                }
+                workgroupBarrier();
+            }
+        }
+        y_scale = scales.results;
+    }
+//#endif
 //#if saturated
-    // Each value once, though many workgroups have it.
-    let beyond = select(0u, x_beyond, c0 == 0u) + select(0u, w_beyond, m0 == 0u);
     if (beyond > 0u) {
         atomicAdd(&saturated[0], beyond);
     }
 //#endif
 //#if DIRECT
-//#if !ACCUMULATE
-    if (is_whole(m0, c0)) {
+    if ((LOADS || !ACCUMULATE) && is_whole(m0, c0)) {
         //#unroll i FRAGMENTS_M, j FRAGMENTS_N
-            subgroupMatrixStore<row_major>(&y, y_place(m0 + m + $iu * MATRIX_M, c0 + n + $ju * MATRIX_N, k_first), subgroupMatrixScalarMultiply(sum_$i_$j, y_factor() * y_scale), y_stride());
+            subgroupMatrixStore<row_major>(&y, y_place(m0 + m + $iu * MATRIX_M, c0 + n + $ju * MATRIX_N, k_first), subgroupMatrixScalarMultiply(sum_$i_$j, y_scale), y_stride());
         //#end
         return;
     }
-//#endif
 //#endif
     //#unroll i FRAGMENTS_M, j FRAGMENTS_N
         subgroupMatrixStore<row_major>(&results, group * (RESULTS / 4u), sum_$i_$j, MATRIX_N / 4u);

@@ -20,23 +20,19 @@ fn finish4(row: u32, column: u32, value: vec4<f32>) {
     if (row >= row_count() || column >= (params.columns + 7u) / 8u * 8u) {
         return;
     }
+    var v = value;
 //#if MATRIX
-    var v = value * params.scale;
-//#if u
+//#if DROPOUT
+    // The mask is the term's alone, which so cannot be among the product's steps.
     var added = vec4<f32>(0.0);
     for (var j = 0u; below == 0u && j < params.r; j += 4u) {
         let t = load_u((row * params.r_stride + j) / 4u);
         //#unroll i 4: added += t[$iu] * load_a(a_row(j + $iu) + column / 4u);
     }
-//#if DROPOUT
-    added *= dropout_mask4(row * params.y_stride * 4u + column);
+    v += added * dropout_mask4(row * params.y_stride * 4u + column);
 //#endif
-    v += added;
 //#endif
     store4(below + row, column, v);
-//#else
-    store4(below + row, column, value);
-//#endif
 }
 //#if u
 
@@ -45,7 +41,8 @@ fn a_row(j: u32) -> u32 {
     return adapter_at(expert) + min(j, params.r - 1u) * params.y_stride;
 }
 
-fn a_unit(j: u32, column: u32) -> Eight {
+// Of row j of a, the unit that a column of the results is in.
+fn term_unit_w(column: u32, j: u32) -> Eight {
     let at = a_row(j) + min(column, params.columns - 1u) / 8u * 2u;
     return eight(load_a(at), load_a(at + 1u));
 }

@@ -1,8 +1,8 @@
 // dx (+)= rstd · (g - mean(g) - x̂ · mean(g · x̂)),  g = dy · weight,  x̂ = (x - mean) · rstd.
 //
 // dy, x, dx (rows, columns), weight (columns) float32, stats (rows) of (mean, rstd). dx is
-// overwritten or (ACCUMULATE) added to; its padding stays zero. THREADS invocations share a row.
-// Launcher: ops/layer_norm.py.
+// overwritten or (ACCUMULATE) added to; dx_operand, if bound, is what is then in dx. Their padding
+// stays zero. THREADS invocations share a row. Launcher: ops/layer_norm.py.
 //#include common/row_reduce.wgsl
 //#include common/columns.wgsl
 
@@ -13,11 +13,12 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-//#input 1 dy: 4
-//#input 2 x: 4
-//#input 3 weight: 4 float32
+//#input 1 dy: 8
+//#input 2 x: 8
+//#input 3 weight: 8 float32
 @group(0) @binding(4) var<storage, read> stats: array<vec2<f32>>;
-//#output 5 dx: 4 sum
+//#output 5 dx: 8 sum
+//#output 6 dx_operand?: 8
 
 @compute @workgroup_size(THREADS, ROWS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
@@ -32,16 +33,24 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     var product = 0.0;
     for (var i = thread; i < params.stride; i += THREADS) {
         // The weight's padding is zero.
-        let g = load_dy(base + i) * load_weight(i);
-        sum += dot(g, vec4<f32>(1.0));
-        product += dot(g, load_x(base + i) - mean);
+        let g = multiply8(load_dy(base + i), load_weight(i));
+        sum += dot(g.even + g.odd, vec4<f32>(1.0));
+        product += dot8(g, minus(load_x(base + i), mean));
     }
     let g_mean = reduce_sum(sum, thread) / f32(params.columns);
     let gx_mean = r * r * reduce_sum(product, thread) / f32(params.columns);
     if (wanted < params.rows) {
         for (var i = thread; i < params.stride; i += THREADS) {
-            let d = r * (load_dy(base + i) * load_weight(i) - g_mean - (load_x(base + i) - mean) * gx_mean);
-            store_dx(base + i, live4(i, d));
+            let g = multiply8(load_dy(base + i), load_weight(i));
+            let d = add_scaled8(minus(g, g_mean), -gx_mean, minus(load_x(base + i), mean));
+            store_dx(base + i, live8(i, scale8(d, r)));
+//#if dx_operand
+            store_dx_operand(base + i, eight(dx[base + i].lo, dx[base + i].hi));
+//#endif
         }
     }
+}
+
+fn minus(v: Eight, s: f32) -> Eight {
+    return Eight(v.even - s, v.odd - s);
 }

@@ -27,6 +27,20 @@ struct Params {
 @group(0) @binding(1) var<storage, read> codes: array<u32>;
 @group(0) @binding(3) var<storage, read> quant_map: array<f32>;
 //#output 5 w: 8
+//#if saturated
+// Counts values that are finite and beyond float16's end, where they are held.
+@group(0) @binding(7) var<storage, read_write> saturated: array<atomic<u32>>;
+//#endif
+
+fn put(unit: u32, v: Eight) {
+//#if saturated
+    let beyond = beyond8(v);
+    if (beyond > 0u) {
+        atomicAdd(&saturated[0], beyond);
+    }
+//#endif
+    store_w(unit, v);
+}
 
 //#if ALIGNED
 // The even elements' codes are the high nibbles of the bytes.
@@ -50,7 +64,7 @@ fn each(i: u32) {
     let unit = params.row0 * params.stride + i;
 //#endif
     let word = codes[expert * params.codes_expert + unit];
-    store_w(params.w_unit0 + i, decoded(word, block_scale(expert, unit / (BLOCKSIZE / 8u))));
+    put(params.w_unit0 + i, decoded(word, block_scale(expert, unit / (BLOCKSIZE / 8u))));
 }
 //#else
 fn value(expert: u32, element: u32) -> f32 {
@@ -73,6 +87,6 @@ fn each(i: u32) {
     let first = (params.row0 + n) * params.in_features + k;
 //#endif
     //#unroll e 8: var v_$e = 0.0; if (k + $eu < params.in_features) { v_$e = value(expert, first + $eu); }
-    store_w(params.w_unit0 + i, Eight(vec4<f32>(v_0, v_2, v_4, v_6), vec4<f32>(v_1, v_3, v_5, v_7)));
+    put(params.w_unit0 + i, Eight(vec4<f32>(v_0, v_2, v_4, v_6), vec4<f32>(v_1, v_3, v_5, v_7)));
 }
 //#endif

@@ -50,11 +50,11 @@ fn y_place(row: u32, column: u32, k_first: u32) -> u32 {
 fn y_stride() -> u32 {
     return TILE_N / 4u;
 }
+//#endif
 
 fn y_factor() -> f32 {
     return 1.0;
 }
-//#endif
 
 fn finish4(row: u32, column: u32, value: vec4<f32>) {
     if (row < TILE_M && column < TILE_N) {
@@ -65,5 +65,5 @@ fn finish4(row: u32, column: u32, value: vec4<f32>) {
 @compute @workgroup_size(GROUP)
 fn main(@builtin(local_invocation_index) index: u32, @builtin(subgroup_id) subgroup: u32, @builtin(subgroup_invocation_id) lane: u32, @builtin(subgroup_size) size: u32, @builtin(num_subgroups) subgroups: u32) {
     seen[index] = vec4<u32>(size, subgroups, subgroup, lane);
-    product(index, subgroup, lane, 0u, 0u, 0u, DEPTH);
+    product(index, true, subgroup, lane, 0u, 0u, 0u, DEPTH);
 }

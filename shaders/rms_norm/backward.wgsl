@@ -1,21 +1,25 @@
 // dx (+)= rstd · (g - x̂ · mean(g · x̂)),  g = dy · weight,  x̂ = x · rstd, over each row.
 //
 // dy, x, dx (rows, columns), weight (columns), rstd (rows) float32. dx is overwritten or
-// (ACCUMULATE) added to. THREADS invocations share a row. Launcher: ops/rms_norm.py.
+// (ACCUMULATE) added to; dx_operand, if bound, is what is then in dx. THREADS invocations share a
+// row. With parts (of a product, one below the other) dy is their sum. Launcher: ops/rms_norm.py.
 //#include common/row_reduce.wgsl
 
 struct Params {
     rows: u32,
     columns: u32,
     stride: u32,
+    parts: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-//#input 1 dy: 4
-//#input 2 x: 4
-//#input 3 weight: 4 float32
+//#input 1 dy?: 8
+//#input 2 x: 8
+//#input 3 weight: 8 float32
 @group(0) @binding(4) var<storage, read> rstd: array<f32>;
-//#output 5 dx: 4 sum
+//#output 5 dx: 8 sum
+//#output 6 dx_operand?: 8
+//#input 7 parts?: 8 float32
 
 @compute @workgroup_size(THREADS, ROWS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
@@ -27,12 +31,30 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     let r = rstd[row];
     var sum = 0.0;
     for (var i = thread; i < params.stride; i += THREADS) {
-        sum += dot(load_dy(base + i) * load_weight(i), load_x(base + i));
+        sum += dot8(multiply8(unit_of_dy(base + i), load_weight(i)), load_x(base + i));
     }
     let mean = r * reduce_sum(sum, thread) / f32(params.columns);
     if (wanted < params.rows) {
         for (var i = thread; i < params.stride; i += THREADS) {
-            store_dx(base + i, r * (load_dy(base + i) * load_weight(i) - load_x(base + i) * (r * mean)));
+            let g = multiply8(unit_of_dy(base + i), load_weight(i));
+            store_dx(base + i, scale8(add_scaled8(g, -(r * mean), load_x(base + i)), r));
+//#if dx_operand
+            store_dx_operand(base + i, eight(dx[base + i].lo, dx[base + i].hi));
+//#endif
         }
     }
 }
+
+//#if parts
+fn unit_of_dy(at: u32) -> Eight {
+    var v = zero8();
+    for (var part = 0u; part < params.parts; part += 1u) {
+        v = add8(v, load_parts(part * params.rows * params.stride + at));
+    }
+    return v;
+}
+//#else
+fn unit_of_dy(at: u32) -> Eight {
+    return load_dy(at);
+}
+//#endif

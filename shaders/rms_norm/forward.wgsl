@@ -2,22 +2,27 @@
 //
 // x, residual, y (rows, columns), weight (columns), rstd (rows) float32; both outputs overwritten.
 // Padding columns of x are zero and stay so. THREADS invocations share a row.
-// Launcher: ops/rms_norm.py.
+// With parts (of a product, one below the other) x is their sum, to which `added` is, and is
+// written to `sum`, float32. Launcher: ops/rms_norm.py.
 //#include common/row_reduce.wgsl
 
 struct Params {
     rows: u32,
     columns: u32,
     stride: u32,
+    parts: u32,
     eps: f32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-//#input 1 x: 8
+//#input 1 x?: 8
 //#input 2 weight: 8 float32
 //#output 3 y: 8
 @group(0) @binding(4) var<storage, read_write> rstd: array<f32>;
 //#input 5 residual?: 8
+//#input 6 parts?: 8 float32
+//#input 7 added?: 8
+//#output 8 sum?: 8 float32 buffer
 
 @compute @workgroup_size(THREADS, ROWS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
@@ -25,14 +30,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     let row = min(group.x * ROWS + local.y, params.rows - 1u);
     let thread = local.x;
     let base = row * params.stride;
-    var sum = 0.0;
+    var total = 0.0;
     for (var i = thread; i < params.stride; i += THREADS) {
-        let v = load_x(base + i);
-        sum += dot8(v, v);
+        let v = first_x(base + i);
+        total += dot8(v, v);
     }
-    let r = inverseSqrt(reduce_sum(sum, thread) / f32(params.columns) + params.eps);
+    let r = inverseSqrt(reduce_sum(total, thread) / f32(params.columns) + params.eps);
     for (var i = thread; i < params.stride; i += THREADS) {
-        var v = multiply8(scale8(load_x(base + i), r), load_weight(i));
+        var v = multiply8(scale8(again_x(base + i), r), load_weight(i));
 //#if residual
         v = add8(v, load_residual(base + i));
 //#endif
@@ -42,3 +47,30 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         rstd[row] = r;
     }
 }
+
+// A unit of x, and the same for the invocation that has had it.
+//#if parts
+fn first_x(at: u32) -> Eight {
+    var v = zero8();
+    for (var part = 0u; part < params.parts; part += 1u) {
+        v = add8(v, load_parts(part * params.rows * params.stride + at));
+    }
+//#if added
+    v = add8(v, load_added(at));
+//#endif
+    store_sum(at, v);
+    return v;
+}
+
+fn again_x(at: u32) -> Eight {
+    return eight(sum[at].lo, sum[at].hi);
+}
+//#else
+fn first_x(at: u32) -> Eight {
+    return load_x(at);
+}
+
+fn again_x(at: u32) -> Eight {
+    return load_x(at);
+}
+//#endif

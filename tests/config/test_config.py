@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from qlora_wgpu.config import (
+    ClusterConfig,
     Config,
     DataConfig,
     DeviceConfig,
@@ -90,6 +91,15 @@ DEFAULTS = {
         "dispatches_per_submit": 100,
         "submit_milliseconds": 100.0,
         "timeout": None,
+        "memory": "auto",
+    },
+    "cluster": {
+        "scheduler": None,
+        "workers": "auto",
+        "division": "measured",
+        "patience": 600.0,
+        "certificates": None,
+        "allow_plain_tcp": False,
     },
 }
 
@@ -202,6 +212,15 @@ def test_wrong_target_modules(value) -> None:
         (OutputConfig, {"save_total_limit": 0}),
         (DeviceConfig, {"gpu": -1}),
         (DeviceConfig, {"gpu": True}),
+        (ClusterConfig, {"scheduler": "192.168.1.5:8786"}),
+        (ClusterConfig, {"scheduler": "tls://host"}),
+        (ClusterConfig, {"scheduler": "http://host:8786"}),
+        (ClusterConfig, {"scheduler": 8786}),
+        (ClusterConfig, {"workers": 0}),
+        (ClusterConfig, {"workers": True}),
+        (ClusterConfig, {"workers": "all"}),
+        (ClusterConfig, {"patience": 0.0}),
+        (ClusterConfig, {"certificates": ""}),
     ],
 )
 def test_wrong_values_name_key_and_class(section, values) -> None:
@@ -228,6 +247,9 @@ def test_wrong_values_name_key_and_class(section, values) -> None:
         (EvalConfig, {"eval_steps": 1}),
         (EvalConfig, {"eval_steps": 0.25}),
         (OutputConfig, {"save_total_limit": None}),
+        (ClusterConfig, {"scheduler": "local", "workers": 4}),
+        (ClusterConfig, {"scheduler": "tls://[fe80::1]:8786"}),
+        (ClusterConfig, {"scheduler": "tcp://127.0.0.1:8786", "patience": 5}),
     ],
 )
 def test_values_at_the_edges(section, values) -> None:

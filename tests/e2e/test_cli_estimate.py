@@ -116,8 +116,12 @@ def test_what_does_not_fit_is_told_what_would(place):
     assert remedied(f"{one - 1}B").endswith("train.gradient_checkpointing=true")
     least, _ = figures(place, *plain, "--batch", 1, "--checkpointing")
     assert remedied(f"{least['total'] - 1}B").endswith("data.max_seq_length=192")
+    waiting, shown = figures(place, *plain, "--batch", 1, "--budget", f"{least['total']}B")
+    fitted = waiting["fitted"]
+    assert fitted["total"] <= waiting["budget"] < waiting["total"]
+    assert fitted["gradient_checkpointing"] and "layers are recomputed" in shown
     nothing, shown = figures(place, *plain, "--budget", "1KiB")
-    assert nothing["remedy"] == "" and "makes it fit" in shown
+    assert nothing["remedy"] == "" and "makes all of it fit" in shown and nothing["fitted"] is None
 
 
 def test_no_adapter_is_needed(place):

@@ -129,10 +129,8 @@ class Written:
         def layer(h, i):
             at = f"model.layers.{i}."
             x = ops.rms_norm(h, at + "input_layernorm", norm.eps)
-            q, k = (
-                ops.rope(ops.linear(x, f"{at}self_attn.{name}_proj"), rope, head_dim)
-                for name in "qk"
-            )
+            made = [ops.linear(x, f"{at}self_attn.{name}_proj") for name in "qk"]
+            q, k = (ops.rope(y, rope, head_dim) for y in made)
             v = ops.linear(x, at + "self_attn.v_proj")
             o = ops.attention(q, k, v, head_dim, head_dim**-0.5)
             h = ops.linear(o, at + "self_attn.o_proj", h)

@@ -55,7 +55,7 @@ def _heads(function, *arrays):
 
 def _roped(bench, x):
     table = bench.graph.constant("table", TABLE.astype(np.float32))
-    return rope(bench.graph, x, table, bench.batch_of(1, ROWS), HEAD_DIM, HEAD_DIM)
+    return rope(bench.graph, [x], table, bench.batch_of(1, ROWS), HEAD_DIM, HEAD_DIM)[0]
 
 
 def _linear(bench, x):

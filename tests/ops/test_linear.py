@@ -70,7 +70,11 @@ def check(
     assert_close(got_a, before_a + da, sums, "sums over rows, added to what was there")
     assert_close(got_b, before_b + multiplier * db, sums, "sums over rows, added to what was there")
     if grad:
-        assert_close(got_x[0], dx, sums, "sums over N, shards added")
+        # Shards' products add up in float32; one alone is rounded once.
+        kind = gradients[0].dtype
+        assert kind == ("float32" if shard else dtype)
+        depth = max(rows, outer, inner)
+        assert_close(got_x[0], dx, tolerance(kind, depth), "sums over N, shards added")
 
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)

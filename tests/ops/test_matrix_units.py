@@ -12,7 +12,9 @@ from qlora_wgpu.gpu import probe
 from qlora_wgpu.gpu.matrix import MatrixShape, MatrixTile
 from qlora_wgpu.gpu.profile import gpu_profile
 from qlora_wgpu.graph.tensor import Storage, vector
-from qlora_wgpu.kernels.gemm import GEMM, SIZED_ROWS, Gemm, largest_sizes
+from qlora_wgpu.kernels.gemm import GEMM, SIZED_ROWS, Gemm, LoraTerm, largest_sizes
+from qlora_wgpu.selfcheck.cases import cases_for
+from qlora_wgpu.selfcheck.runner import Runner
 from qlora_wgpu.tuning.candidates import candidates
 
 
@@ -76,14 +78,33 @@ def units(request, device, shape, monkeypatch):
     return HALVES if request.param == "f16" else FLOATS
 
 
-def product(device, shape, x, w, *, with_rows, counts=None):
+def profile_of(device, shape):
+    """The profile of matrix units; those in plain WGSL have tiles small enough for it."""
     tile = {"matrix_tile": (1, 2, 2, 1)} if shape in (HALVES, FLOATS) else {}
-    profile = dataclasses.replace(gpu_profile(shape, device.limits), **tile)
+    return dataclasses.replace(gpu_profile(shape, device.limits), **tile)
+
+
+@pytest.mark.parametrize("check", ["linear", "linear_group"])
+def test_layers(device, units, check):
+    if units is None:
+        return
+    profile = profile_of(device, units)
+    cases = [case for case in cases_for(profile) if case.check == check and not case.in_textures]
+    for case in cases[:3]:
+        run = Runner(device, profile, "bfloat16")
+        case.function(run, *case.arguments)
+        assert run.excess < 1, case.arguments
+
+
+def product(device, shape, x, w, *, with_rows, counts=None, term=None, scale=1.0):
+    """x·w on matrix units; ``term`` are u and the adapter's factor."""
+    profile = profile_of(device, shape)
     bench = Bench(device, "bfloat16", profile)
     bench.graph.saturated = counts
     y = bench.output(x.shape[0], w.shape[0] if with_rows else w.shape[1])
     tx, tw = (bench.given(a, "bfloat16") for a in (x, w))
-    GEMM.launch(bench.graph, Gemm(tx, tw, y, with_rows))
+    lora = None if term is None else LoraTerm(*(bench.given(a, "float32") for a in term), 0)
+    GEMM.launch(bench.graph, Gemm(tx, tw, y, with_rows, scale=scale, lora=lora))
     assert any(launch.constants.get("MATRIX") for launch in bench.graph.launches)
     return bench.run(y)[0]
 
@@ -142,6 +163,70 @@ def test_gradients_of_any_size_keep_their_precision(device, units, size):
     y[40], dy[40] = 0.0, 0.0
     assert np.abs(y - dy @ w).max() < 1e-4 * size
     assert np.abs(y[64:] - (dy @ w)[64:]).max() < 1e-7 * size
+
+
+@pytest.mark.parametrize("with_rows", [True, False])
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+@pytest.mark.parametrize("has_term", [True, False])
+def test_what_a_product_is_added_to(device, units, with_rows, scale, has_term):
+    if units is None:
+        return
+    random = np.random.default_rng(5)
+    bench = Bench(device, "bfloat16", profile_of(device, units))
+    x, w = (bench.rounded(random.normal(size=size)) for size in ((70, 75), (75, 100)))
+    u, a, skip = (random.normal(size=size) for size in ((70, 5), (5, 100), (70, 100)))
+    tx, tw = (bench.given(m, "bfloat16") for m in (x, w.T if with_rows else w))
+    lora = LoraTerm(bench.given(u), bench.given(a.T if with_rows else a), 0) if has_term else None
+    given = bench.given(skip)
+    y = bench.output(70, 100) if with_rows else given
+    gemm = Gemm(tx, tw, y, with_rows, scale=scale, lora=lora, accumulate=not with_rows,
+                residual=given if with_rows else None)  # fmt: skip
+    GEMM.launch(bench.graph, gemm)
+    constants = bench.graph.launches[-1].constants
+    assert constants["LOADS"] == (scale == 1.0 and (with_rows or units.element == "f32"))
+    (got,) = bench.run(y)
+    expected = scale * x @ w + skip + (u @ a if has_term else 0.0)
+    assert np.abs(got - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("with_rows", [True, False])
+@pytest.mark.parametrize(
+    ("u_size", "factor_size", "x_size"),
+    [(1, 1, 1), (1e6, 1e-6, 1), (1e-9, 1e-4, 1), (3e5, 7e4, 1), (1, 0, 1), (1e-24, 1e-3, 1e-21)],
+)
+@pytest.mark.parametrize("r", [3, 16])
+def test_a_term_has_the_precision_of_float32(
+    device, units, with_rows, u_size, factor_size, x_size, r
+):
+    if units is None:
+        return
+    random = np.random.default_rng(3)
+    bench = Bench(device, "bfloat16", PROFILES["gpu"])
+    x, w = (bench.rounded(random.normal(size=size)) for size in ((70, 75), (75, 100)))
+    # Forward's x is not scaled; weights below f16's end lose digits by themselves.
+    x, w = bench.rounded((1 if with_rows else x_size) * x), w * (abs(w) > 1e-4)
+    u = u_size * random.normal(size=(70, r)).astype(np.float32)
+    u[:, 1] *= 1e-5
+    a = factor_size * random.normal(size=(r, 100)).astype(np.float32)
+    y = product(device, units, x, w.T if with_rows else w, with_rows=with_rows,
+                term=(u, a.T if with_rows else a), scale=0.3)  # fmt: skip
+    base, added = 0.3 * x @ w, u.astype(np.float64) @ a
+    most = np.abs(u).astype(np.float64) @ np.abs(a)
+    # What f16 alone would leave of the term is off by 2e-4.
+    assert (np.abs(y - base - added) < 1e-6 * (np.abs(base).max() + most + np.abs(y))).all()
+
+
+@pytest.mark.parametrize("with_rows", [True, False])
+def test_a_term_that_is_no_number_stays_none(device, units, with_rows):
+    if units is None:
+        return
+    x, w, u, a = np.ones((70, 75)), np.ones((75, 100)), np.ones((70, 5)), np.ones((5, 100))
+    u[3, 1], u[20, 4], u[40, 0] = np.nan, np.inf, 1e30
+    y = product(device, units, x, w.T if with_rows else w, with_rows=with_rows,
+                term=(u, a.T if with_rows else a))  # fmt: skip
+    finite = np.isfinite(y).all(axis=1)
+    assert not np.isfinite(y[[3, 20]]).any() and finite.sum() == 68
+    assert np.allclose(y[40], 1e30) and np.allclose(y[65:], 80)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

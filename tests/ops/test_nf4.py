@@ -2,8 +2,12 @@ import numpy as np
 import pytest
 from support.harness import PROFILES, VARIANTS, Bench, assert_close, rounded
 
+from qlora_wgpu.config import QuantConfig
+from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.gpu.matrix import MatrixShape
+from qlora_wgpu.gpu.profile import gpu_profile
 from qlora_wgpu.graph.tensor import Storage, vector
-from qlora_wgpu.model.weights import _device_arrays
+from qlora_wgpu.model.weights import WeightLayout, _device_arrays
 from qlora_wgpu.ops.nf4 import NF4Matrix, pair_values
 from qlora_wgpu.quant import quantize_nf4
 
@@ -64,3 +68,25 @@ def test_shards_meet_without_a_seam(device, profile, columns):
     assert [row0 for row0, _ in shards] == list(range(0, 83, shards[1][0]))
     got = np.concatenate(bench.run(*(t for _, t in shards)))
     assert_close(got, quantized.dequantize(), 2e-7, "one fused rounding")
+
+
+def test_weights_beyond_float16_are_held_and_counted(device):
+    w = np.random.default_rng(8).standard_normal((9, 64)).astype(np.float32)
+    w[2, 5], w[7, 60], w[8] = 7e4, -1e9, 65504.0
+    quantized = quantize_nf4(w, 64, False)
+    bench = Bench(device, "bfloat16", gpu_profile(MatrixShape(16, 16, 16, 32), device.limits))
+    storage = Storage("saturated", "test", 16, np.zeros(4, np.uint32))
+    bench.graph.saturated = vector("saturated", 4, "uint32", storage)
+    ((_, tensor),) = on_device(bench, quantized).shards(bench.graph)
+    assert tensor.dtype == "float16"
+    (got,) = bench.run(tensor)
+    exact = quantized.dequantize()
+    bound = np.maximum(2**-11 * np.abs(exact), 2**-14 * (np.abs(exact) < 2**-14))
+    assert (np.abs(got - np.clip(exact, -65504, 65504)) <= 1.001 * bound).all()
+    assert np.frombuffer(device.read(storage.buffer, 4), np.uint32) == [2]
+
+
+def test_stored_weights_beyond_float16_are_refused():
+    layout = WeightLayout(QuantConfig(), "bfloat16", 1 << 27, weight_dtype="float16")
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight holds weights .*65,504"):
+        layout._bits("lm_head.weight", np.full((1, 8), 65536, np.float32), "float16")

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 
+from qlora_wgpu.graph.graph import GraphError
 from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.reference import rope as reference
 
@@ -21,8 +22,8 @@ def test_rope(device, profile, dtype, heads, head_dim, rotary_dim, interleaved, 
     bench = Bench(device, dtype, PROFILES[profile])
     tx = bench.operand(x, grad=True)
     constant = bench.graph.constant("table", table)
-    y = rope(
-        bench.graph, tx, constant, bench.batch_of(1, rows), head_dim, rotary_dim,
+    (y,) = rope(
+        bench.graph, [tx], constant, bench.batch_of(1, rows), head_dim, rotary_dim,
         interleaved=interleaved,
     )  # fmt: skip
     (dx,) = bench.gradients(y, bench.given(dy, dy_dtype), tx)
@@ -44,8 +45,8 @@ def test_rows_of_ones_own(device, profile, dtype):
     rows = np.array([8, 0, 3, 3, 7, 1, 2])
     bench = Bench(device, dtype, PROFILES[profile])
     tx = bench.operand(x, grad=True)
-    y = rope(
-        bench.graph, tx, bench.graph.constant("table", table), bench.batch_of(1, 7), 64, 32,
+    (y,) = rope(
+        bench.graph, [tx], bench.graph.constant("table", table), bench.batch_of(1, 7), 64, 32,
         rows=bench.given(rows, "uint32"),
     )  # fmt: skip
     (dx,) = bench.gradients(y, bench.given(dy, "float32"), tx)
@@ -55,3 +56,46 @@ def test_rows_of_ones_own(device, profile, dtype):
         (reference.forward, reference.backward), strict=True,
     ):  # fmt: skip
         assert_close(got, function(of, *exact), tolerance(dtype), "one rounding")
+
+
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(10, 8), (64, 64), (24, 16)])
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("led_to", ["both", "queries", "keys"])
+def test_queries_and_keys(device, profile, dtype, head_dim, rotary_dim, interleaved, led_to):
+    """Both at once, on GPUs in one launch, and back the gradients of those that lead to a loss."""
+    rng = np.random.default_rng(4)
+    rows = 7
+    shapes = [(rows, 5 * head_dim), (rows, 2 * head_dim)]
+    xs, dys = ([rng.standard_normal(shape) for shape in shapes] for _ in range(2))
+    table = rng.standard_normal((rows, rotary_dim // 2, 2)).astype(np.float32)
+    bench = Bench(device, dtype, PROFILES[profile])
+    txs = [bench.operand(x, grad=True) for x in xs]
+    g = bench.graph
+    ys = rope(
+        g, txs, g.constant("table", table), bench.batch_of(1, rows), head_dim, rotary_dim,
+        interleaved=interleaved,
+    )  # fmt: skip
+    led = {"both": (0, 1), "queries": (0,), "keys": (1,)}[led_to]
+    types = ("float32", "bfloat16")
+    for i in led:
+        g.add_gradient(ys[i], bench.given(dys[i], types[i]))
+    g.backward()
+    launches = [launch.label for launch in g.launches].count("rope/rotate")
+    assert launches == (2 if profile == "gpu" else 2 + len(led))
+    got = bench.run(*ys, *(g.gradient_of(txs[i]) for i in led))
+    exact = (np.arange(rows), table.astype(float), head_dim, rotary_dim)
+    for x, y in zip(xs, got[:2], strict=True):
+        expected = reference.forward(rounded(x, dtype), *exact, interleaved=interleaved)
+        assert_close(y, expected, tolerance(dtype), "one rounding")
+    for i, dx in zip(led, got[2:], strict=True):
+        expected = reference.backward(rounded(dys[i], types[i]), *exact, interleaved=interleaved)
+        assert_close(dx, expected, tolerance(dtype), "one rounding")
+
+
+def test_three_are_refused(device):
+    bench = Bench(device, "float32", PROFILES["gpu"])
+    x = bench.operand(np.ones((1, 8)))
+    table = bench.graph.constant("table", np.ones((1, 4, 2), np.float32))
+    with pytest.raises(GraphError, match="3 tensors"):
+        rope(bench.graph, [x, x, x], table, bench.batch_of(1, 1), 8, 8)

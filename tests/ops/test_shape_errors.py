@@ -80,9 +80,9 @@ WRONG = {
         r"qk_layer_norm.*6x24.*3x6",
     ),
     "rope": (
-        lambda g: rope(g, operand(6, 20), norm(24), BATCH, 6, 6), r"rope.*6x20.*6",
+        lambda g: rope(g, [operand(6, 20)], norm(24), BATCH, 6, 6), r"rope.*6x20.*6",
     ),
-    "rotary": (lambda g: rope(g, operand(6, 20), norm(24), BATCH, 10, 12), r"rope.*6x20.*10.*12"),
+    "rotary": (lambda g: rope(g, [operand(6, 20)], norm(24), BATCH, 10, 12), r"rope.*6x20.*10.*12"),
     "columns": (lambda g: columns(g, operand(6, 20), 8, 16), r"columns.*6x20.*8 to 24"),
     "attention": (
         lambda g: attention(

@@ -93,6 +93,9 @@ class NumpyOps(LayerOps):
         dim = rotation.rotary_dim
         return rope.forward(x, positions, table, head_dim, dim, interleaved=interleaved)
 
+    def ropes(self, xs, rotation, head_dim, *, interleaved=False):
+        return [self.rope(x, rotation, head_dim, interleaved=interleaved) for x in xs]
+
     def attention(self, q, k, v, head_dim, scale, window=None, softcap=None):
         segments = np.ones((1, len(q)), np.int64)
         return attention.forward(q, k, v, segments, head_dim, scale, window, softcap)

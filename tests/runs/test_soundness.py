@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.runs import soundness
 from qlora_wgpu.runs.opening import open_device
-from qlora_wgpu.runs.soundness import sound_layout
+from qlora_wgpu.runs.soundness import run_launches, sound_layout
 from qlora_wgpu.selfcheck import avoid_what_is_wrong, results
 from qlora_wgpu.training import Observer
 
@@ -88,7 +89,8 @@ def settled(device, folder, profile):
         device.profile = profile
         return device
 
-    return sound_layout(device, another, settings, layout, 24, notes), notes.texts
+    launches = partial(run_launches, settings, length=24)
+    return sound_layout(device, another, launches, layout, notes), notes.texts
 
 
 def assert_trains_rightly(device, folder):

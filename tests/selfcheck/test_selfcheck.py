@@ -98,7 +98,9 @@ def sound(device, monkeypatch, tmp_path):
         run = Runner(device, device.profile, dtype)
         batch = run.batch(np.ones((1, shape[0]), np.int64))
         table = run.graph.constant("table", np.zeros((shape[0], 12, 2), np.float32))
-        y = rope(run.graph, run.operand(np.zeros(shape)), table, batch, 24, 24, interleaved=True)
+        (y,) = rope(
+            run.graph, [run.operand(np.zeros(shape))], table, batch, 24, 24, interleaved=True
+        )
         flat = [vector("flat", 8, "float32", Storage("", "check", 32)) for _ in range(6)]
         adamw(run.graph, AdamWState(*flat), AdamWConfig())
         launches = make_plan(run.graph, (y,)).launches

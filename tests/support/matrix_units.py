@@ -19,9 +19,12 @@ _REPLACED = (
     (r"enable (f16|chromium_experimental_subgroup_matrix);", ""),
     (r"var sum_(\d+)_(\d+): subgroup_matrix_result<[^>]*>;",
      r"let sum_\1_\2 = begun(\1u * FRAGMENTS_N + \2u);"),
+    (r"(sum_\w+) = subgroupMatrixLoad<subgroup_matrix_result<[^>]*>, row_major>\(&(\w+),",
+     r"loaded_\2(\1,"),
     (r"subgroupMatrixLoad<subgroup_matrix_(?:left|right)<[^>]*>, row_major>\(&\w+,", "Matrix(0u,"),
     (r"subgroupMatrixLoad<subgroup_matrix_(?:left|right)<[^>]*>, col_major>\(&\w+,", "Matrix(1u,"),
     (r"sum_\w+ = subgroupMatrixMultiplyAccumulate\(", "multiply("),
+    (r"sum_\w+ = subgroupMatrixScalarMultiply\(", "scale("),
     (r"subgroupMatrixScalarMultiply\((sum_\w+), (.*?)\), y_stride", r"\1, \2, y_stride"),
     (r"subgroupMatrixStore<row_major>\(&(y|results),", r"stored_\1("),
     (r"alias Factor = f16;", "alias Factor = f32;"),
@@ -59,6 +62,10 @@ fn multiply(x: Matrix, w: Matrix, at: u32) {
     }
 }
 
+fn scale(at: u32, factor: f32) {
+    for (var i = own_lane; i < SUMS; i += SUBGROUP_SIZE) { sums[at + i] *= factor; }
+}
+
 fn stored_results(to: u32, at: u32, stride: u32) {
     for (var i = own_lane; i < SUMS; i += SUBGROUP_SIZE) {
         results[to + i / ACROSS * stride + i % ACROSS] = sums[at + i];
@@ -71,6 +78,13 @@ fn stored_y(to: u32, at: u32, factor: f32, stride: u32) {
         y[to + i / ACROSS * stride + i % ACROSS] = sums[at + i] * factor;
     }
 }
+"""
+_LOADED = """
+fn loaded_{0}(at: u32, first: u32, stride: u32) {{
+    for (var i = own_lane; i < SUMS; i += SUBGROUP_SIZE) {{
+        sums[at + i] = {0}[first + i / ACROSS * stride + i % ACROSS];
+    }}
+}}
 """
 _HALF = "return unpack2x16float({0}_tile[i / 8u][i % 8u / 2u])[i % 2u];"
 _FLOAT = "return {0}_tile[i / 4u][i % 4u];"
@@ -92,4 +106,5 @@ def emulated(code):
     element = _HALF if "alias Vector = vec4<u32>" in code else _FLOAT
     code += "".join(f"fn {n}_factor(i: u32) -> f32 {{ {element.format(n)} }}" for n in "xw")
     code += _DIRECT if "stored_y(" in code else ""
+    code += "".join(_LOADED.format(n) for n in ("y", "residual") if f"loaded_{n}(" in code)
     return _MAIN.sub(begun, code) + _FUNCTIONS

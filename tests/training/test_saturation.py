@@ -22,6 +22,7 @@ def a_run():
         folder=SimpleNamespace(log=lambda row: None),
         config=SimpleNamespace(log=SimpleNamespace(logging_steps=1)),
         throughput=ThroughputMeter(),
+        workers={},
         state=SimpleNamespace(
             step=1, num_tokens=3, learning_rate=0.1, grad_norm=1.0, window=[], logged_step=0
         ),
@@ -42,7 +43,7 @@ def test_a_count_is_told_once_and_logged_from_then_on():
     run = a_run()
     log = StepLog(run)
     for step, data in enumerate((stats(0)[:16], stats(0), stats(7), stats(5)), 1):
-        log.finish(SimpleNamespace(step=step, learning_rate=0.1, tokens=2), data)
+        log.finish(SimpleNamespace(step=step, learning_rate=0.1, tokens=2, workers=()), data)
     assert [row.get("saturated") for row in run.rows] == [None, None, 7, 12]
     assert len(run.warnings) == 1
     assert run.warnings[0].startswith("step 3: 7 values") and "float32" in run.warnings[0]

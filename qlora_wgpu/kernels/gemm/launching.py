@@ -31,6 +31,8 @@ class Cut:
         threads: Invocations of a workgroup.
         any_parts: Whether the shader can be cut along the reduction whatever is added to it.
         tensors: What the shader binds besides.
+        direct: Whether whole tiles of results can go straight to y, where that is float32.
+        loads: Whether their sums can begin with what they are added to.
     """
 
     path: str
@@ -41,6 +43,8 @@ class Cut:
     threads: int = _CUT_THREADS
     any_parts: bool = False
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    direct: bool = False
+    loads: bool = False
 
 
 def launch_whole(
@@ -74,6 +78,7 @@ def launch_whole(
         "ACCUMULATE": gemm.accumulate and parts_in is None,
         "ROW_COUNT": gemm.first_row is not None,
         "DROPOUT": gemm.mask is not None,
+        **_way_out(gemm, cut, in_parts=parts_in is not None),
         **expert_constants(gemm.experts, tensors),
         **cut.constants,
     }
@@ -108,6 +113,19 @@ def launch_whole(
     )
 
 
+def _way_out(gemm: Gemm, cut: Cut, *, in_parts: bool) -> dict[str, Constant]:
+    """Constants of how whole tiles of results go to y, and what their sums begin with."""
+    residual, bias = (None, None) if in_parts else (gemm.residual, gemm.bias)
+    float32 = in_parts or gemm.y.dtype == "float32"
+    alone = not (gemm.with_rows and gemm.others)
+    adds = residual is None or (cut.loads and residual.dtype == "float32")
+    return {
+        "DIRECT": cut.direct and float32 and alone and bias is None and adds,
+        "LOADS": cut.loads,
+        "RESIDUAL": residual is not None,
+    }
+
+
 def further_layers(
     name: str, first: Tensor, others: tuple[Tensor, ...], unit: int, begin_unit: int = 1
 ) -> tuple[dict[str, Tensor], dict[str, int]]:
@@ -138,7 +156,7 @@ def launch_split(g: Graph, gemm: Gemm, cut: Cut) -> None:
     parts = min(least // workgroups, gemm.depth // LEAST_PART)
     part = round_up(ceil_div(gemm.depth, max(parts, 1)), 64)
     parts = ceil_div(gemm.depth, part)
-    plain = gemm.lora is None and gemm.y.dtype == "float32" and not gemm.with_rows
+    plain = gemm.lora is None and not gemm.with_rows
     whole = gemm.experts is not None or (gemm.with_rows and gemm.others)
     if parts == 1 or whole or not (plain or cut.any_parts):
         launch_whole(g, gemm, cut)

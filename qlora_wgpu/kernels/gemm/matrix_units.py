@@ -31,10 +31,9 @@ class MatrixUnits:
         own = g.profile.for_products(gemm.size_class)
         tile = _matrix_tile(gemm, own)
         constants = tile.constants(with_rows=gemm.with_rows)
-        added = (gemm.lora, gemm.bias, gemm.residual)
-        alone = not (gemm.with_rows and gemm.others)
-        plain = alone and all(term is None for term in added)
-        constants["DIRECT"] = plain and gemm.y.dtype == "float32"
+        # A term that is masked is added to the results.
+        term = gemm.lora is not None and gemm.lora.dropout is None
+        constants["TERM"] = term
         tensors: dict[str, Tensor] = {}
         if own.saturates and not gemm.with_rows:
             tensors["sizes"] = largest_sizes(g, gemm)
@@ -44,6 +43,7 @@ class MatrixUnits:
         cut = Cut(
             f"gemm/{gemm.name}_tiled.wgsl", tile.rows, tile.columns, constants,
             threads=tile.invocations, any_parts=True, tensors=tensors,
+            direct=term or gemm.lora is None, loads=gemm.scale == 1.0 and "sizes" not in tensors,
         )  # fmt: skip
         launch_split(g, gemm, cut)
 

@@ -46,7 +46,7 @@ class Gemm:
         accumulate: Whether to add to y.
         lora: A term to add, if any.
         bias: The bias of the whole matrix, float32.
-        residual: What to add, of y's layout.
+        residual: What to add, of y's layout; not to what is there.
         dropout: What x is masked with, in a product with rows.
         batch_info: Needed for dropout and for ``first_row``.
         first_row: If given, x is a chunk of the compacted label rows, from this one on.
@@ -81,6 +81,8 @@ class Gemm:
             self._check_others()
         if not inner or (not self.with_rows and self.y.columns != self.w.columns):
             raise GraphError(f"gemm: {self.x}, {self.w} and {self.y} do not fit each other")
+        if self.accumulate and self.residual is not None:
+            raise GraphError(f"gemm: {self.y} cannot be added to with a residual")
         if self.x.rows != self.y.rows:
             raise GraphError(f"gemm: {self.x} and {self.y} differ in their rows")
         if self.asks_batch and self.batch_info is None:

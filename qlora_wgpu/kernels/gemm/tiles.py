@@ -31,7 +31,6 @@ class WorkgroupTiles:
         constants: dict[str, Constant] = {
             "MATRIX": False,
             "HALF": False,
-            "DIRECT": False,
             "WG_M": down,
             "WG_N": across,
             "GROUP": across * down,

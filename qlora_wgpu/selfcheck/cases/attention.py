@@ -28,15 +28,21 @@ _LONG = np.array(
 
 
 @each(
-    (20, None, None, True),
-    (22, None, None, False),
-    (24, 7, 3.0, True),
-    (64, 7, None, True),
-    (64, 70, 3.0, False),
-    (128, None, None, True),
+    (20, None, None, True, False),
+    (22, None, None, False, False),
+    (24, 7, 3.0, True, False),
+    (24, None, None, True, True),
+    (64, 7, None, True, False),
+    (64, 70, 3.0, False, False),
+    (128, None, None, True, False),
 )
 def check_attention(
-    run: Runner, head_dim: int, window: int | None, softcap: float | None, short: bool
+    run: Runner,
+    head_dim: int,
+    window: int | None,
+    softcap: float | None,
+    short: bool,
+    exact_gradient: bool,
 ) -> None:
     """Grouped heads of several sizes, a window and a softcap, within a workgroup and beyond."""
     samples = _SAMPLES if short else _LONG
@@ -50,8 +56,10 @@ def check_attention(
     tq, tk, tv = (run.operand(a, grad=True) for a in (q, k, v))
     batch = run.batch(samples)
     o = attention(run.graph, tq, tk, tv, batch, head_dim, scale, window, softcap)
-    gradients = run.gradients(o, run.float32(do), tq, tk, tv)
+    cotangent = run.float32(do) if exact_gradient else run.operand(do)
+    gradients = run.gradients(o, cotangent, tq, tk, tv)
     got_o, *got = run.run(o, *gradients)
+    do = do if exact_gradient else run.rounded(do)
     q, k, v = (run.rounded(a) for a in (q, k, v))
     exact = attention_reference.forward(q, k, v, samples, head_dim, scale, window, softcap)
     run.compare(got_o, exact, o.dtype)
@@ -67,19 +75,31 @@ def check_attention(
     (22, 8, False),
 )  # fmt: skip
 def check_rope(run: Runner, head_dim: int, rotary_dim: int, interleaved: bool) -> None:
-    """Rotation and its inverse: whole heads, a part of them, and neighbours."""
-    x, dy = normal("x", _ROWS, 3 * head_dim), normal("dy", _ROWS, 3 * head_dim)
+    """Rotation and its inverse: whole heads, a part of them, and neighbours; alone and of two."""
+    g = run.graph
+    g.profile = replace(g.profile, fused_linears=True)
+    xs = [normal(f"x{heads}", _ROWS, heads * head_dim) for heads in (3, 5, 2)]
+    dys = [normal(f"dy{heads}", _ROWS, heads * head_dim) for heads in (3, 5, 2)]
     table = normal("table", _SAMPLES.shape[1], rotary_dim // 2, 2)
-    tx = run.operand(x, grad=True)
-    constant = run.graph.constant("table", table.astype(np.float32))
-    batch = run.batch(_SAMPLES)
-    y = rope(run.graph, tx, constant, batch, head_dim, rotary_dim, interleaved=interleaved)
-    (dx,) = run.gradients(y, run.operand(dy), tx)
-    got_y, got_dx = run.run(y, dx)
+    txs = [run.operand(x, grad=True) for x in xs]
+    constant, batch = g.constant("table", table.astype(np.float32)), run.batch(_SAMPLES)
+    ys = [
+        y
+        for some in (txs[:1], txs[1:])
+        for y in rope(g, some, constant, batch, head_dim, rotary_dim, interleaved=interleaved)
+    ]
+    for y, dy in zip(ys, dys, strict=True):
+        g.add_gradient(y, run.operand(dy))
+    g.backward()
+    dxs = [g.gradient_of(tx) for tx in txs]
+    got = run.run(*ys, *dxs)
     shape = (positions(_SAMPLES).ravel(), table, head_dim, rotary_dim)
-    x, dy = run.rounded(x), run.rounded(dy)
-    run.compare(got_y, rope_reference.forward(x, *shape, interleaved=interleaved), y.dtype)
-    run.compare(got_dx, rope_reference.backward(dy, *shape, interleaved=interleaved), dx.dtype)
+    for x, y, value in zip(xs, ys, got[:3], strict=True):
+        exact = rope_reference.forward(run.rounded(x), *shape, interleaved=interleaved)
+        run.compare(value, exact, y.dtype)
+    for dy, dx, value in zip(dys, dxs, got[3:], strict=True):
+        exact = rope_reference.backward(run.rounded(dy), *shape, interleaved=interleaved)
+        run.compare(value, exact, dx.dtype)
 
 
 @each((4, 24, True), (3, 22, True), (4, 24, False), (3, 22, False))

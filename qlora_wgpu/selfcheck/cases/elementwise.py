@@ -12,7 +12,7 @@ from qlora_wgpu.ops.columns import columns
 from qlora_wgpu.ops.glu import glu
 from qlora_wgpu.ops.layer_norm import layer_norm
 from qlora_wgpu.ops.rms_norm import rms_norm
-from qlora_wgpu.ops.tensor import as_float32, cast
+from qlora_wgpu.ops.tensor import as_float32, as_operand, cast
 from qlora_wgpu.reference import activation as activation_reference
 from qlora_wgpu.reference import glu as glu_reference
 from qlora_wgpu.reference import layer_norm as layer_norm_reference
@@ -31,7 +31,10 @@ def _types(run: Runner, rounded_first: bool) -> tuple[_Maker, _Maker]:
 
 @each((True,), (False,))
 def check_rms_norm(run: Runner, rounded_first: bool) -> None:
-    """y, and dx of two uses, each with a gradient of its own type; one adds to a residual."""
+    """y, and dx of two uses, each with a gradient of its own type; one adds to a residual.
+
+    dx as an operand comes from the launch that adds to it.
+    """
     x, weight, skip = uneven("x", ROWS, _WIDE), normal("weight", _WIDE), normal("skip", ROWS, _WIDE)
     dy, dz = normal("dy", ROWS, _WIDE), normal("dz", ROWS, _WIDE)
     tskip = (run.operand if rounded_first else run.float32)(skip, grad=True)
@@ -41,7 +44,10 @@ def check_rms_norm(run: Runner, rounded_first: bool) -> None:
     first, second = _types(run, rounded_first)
     run.graph.add_gradient(z, first(dz))
     dx, dskip = run.gradients(y, second(dy), tx, tskip)
-    got_y, got_z, got_dx, got_skip = run.run(y, z, dx, dskip)
+    got_y, got_z, got_dx, got_rounded, got_skip = run.run(
+        y, z, dx, as_operand(run.graph, dx), dskip
+    )
+    run.compare_exactly(got_rounded, run.rounded(got_dx))
     dy, dz = (dy, run.rounded(dz)) if rounded_first else (run.rounded(dy), dz)
     x = np.asarray(x, np.float32).astype(np.float64)
     exact = rms_norm_reference.forward(x, weight, 1e-5)
@@ -52,9 +58,20 @@ def check_rms_norm(run: Runner, rounded_first: bool) -> None:
     run.compare(got_dx, rms_norm_reference.backward(dy + dz, x, weight, 1e-5), by_row=True)
 
 
+def check_only_norm(run: Runner) -> None:
+    """RMSNorm of an operand that goes nowhere else: dx is made in its type."""
+    x, weight, dy = uneven("x", ROWS, 52), normal("weight", 52), normal("dy", ROWS, 52)
+    tx = run.operand(x, grad=True)
+    y = rms_norm(run.graph, tx, run.float32(weight), 1e-5)
+    (dx,) = run.gradients(y, run.float32(dy), tx)
+    (got,) = run.run(dx)
+    exact = rms_norm_reference.backward(dy, run.rounded(x), weight, 1e-5)
+    run.compare(got, exact, dx.dtype, by_row=True)
+
+
 @each((True, True), (False, True), (True, False), (False, False))
 def check_layer_norm(run: Runner, has_bias: bool, rounded_first: bool) -> None:
-    """y and dx of two uses, each with a gradient of its own type."""
+    """y and dx of two uses, each with a gradient of its own type; dx as an operand, too."""
     x, weight, bias = uneven("x", ROWS, _WIDE), normal("weight", _WIDE), normal("bias", _WIDE)
     dy, dz = normal("dy", ROWS, _WIDE), normal("dz", ROWS, _WIDE)
     x += 0.5 * np.abs(x).max(axis=1, keepdims=True)  # a mean to be taken away
@@ -64,7 +81,9 @@ def check_layer_norm(run: Runner, has_bias: bool, rounded_first: bool) -> None:
     z = layer_norm(run.graph, tx, run.float32(weight), tbias, 1e-5)
     first, second = _types(run, rounded_first)
     run.graph.add_gradient(z, first(dz))
-    got_y, got_dx = run.run(y, *run.gradients(y, second(dy), tx))
+    (dx,) = run.gradients(y, second(dy), tx)
+    got_y, got_dx, got_rounded = run.run(y, dx, as_operand(run.graph, dx))
+    run.compare_exactly(got_rounded, run.rounded(got_dx))
     dy, dz = (dy, run.rounded(dz)) if rounded_first else (run.rounded(dy), dz)
     x = np.asarray(x, np.float32).astype(np.float64)
     exact = layer_norm_reference.forward(x, weight, bias * has_bias, 1e-5)
@@ -79,14 +98,16 @@ def _slopes(name: str) -> Array:
     return x
 
 
-@each(("silu",), ("gelu_pytorch_tanh",), ("gelu",))
-def check_glu(run: Runner, name: str) -> None:
-    """SwiGLU and GeGLU with their gradients."""
+@each(*((name, exact) for name in ("silu", "gelu_pytorch_tanh", "gelu") for exact in (True, False)))
+def check_glu(run: Runner, name: str, exact_gradient: bool) -> None:
+    """SwiGLU and GeGLU with their gradients, given one of each type."""
     gate, up, dy = _slopes("gate"), normal("up", ROWS, 52), normal("dy", ROWS, 52)
     tensors = [run.operand(gate, grad=True), run.operand(up, grad=True)]
     y = glu(run.graph, tensors[0], tensors[1], name)
-    gradients = run.gradients(y, run.float32(dy), *tensors)
+    cotangent = run.float32(dy) if exact_gradient else run.operand(dy)
+    gradients = run.gradients(y, cotangent, *tensors)
     got = run.run(y, *gradients)
+    dy = dy if exact_gradient else run.rounded(dy)
     gate, up = run.rounded(gate), run.rounded(up)
     run.compare(got[0], glu_reference.forward(gate, up, name), y.dtype)
     expected = glu_reference.backward(dy, gate, up, name)

@@ -56,7 +56,7 @@ def check_linear_group(
         lora = adapter.loras[spec.name] if r else None
         weight = nf4_matrix(spec.name, stored, textures=g.profile.textures)
         layers.append(Linear(spec.name, weight, None, lora))
-        weights.append(run.rounded(stored.dequantize().astype(np.float64)))
+        weights.append(run.rounded_weight(stored.dequantize().astype(np.float64)))
     x, batch = normal("x", ROWS, inner), run.batch(np.ones((1, ROWS), np.int64))
     tx = run.operand(x, grad=True)
     flags = [index < float32 for index in range(len(outer))]
@@ -66,7 +66,8 @@ def check_linear_group(
         g.add_gradient(y, run.float32(dy))
     g.backward()
     flat = [whole_gradient(adapter)] if r else []
-    got_x, *got = run.run(g.gradient_of(tx), *ys, *flat)
+    gradient = g.gradient_of(tx)
+    got_x, *got = run.run(gradient, *ys, *flat)
     x, total = run.rounded(x), np.zeros_like(x)
     gradients: dict[str, Array] = {}
     for index, (name, w, dy) in enumerate(zip(names, weights, dys, strict=True)):
@@ -77,6 +78,6 @@ def check_linear_group(
         dx, da, db = reference.backward(run.rounded(dy), x, w, a, b, 2.0, mask)
         total += dx
         gradients |= dict(zip(own, (da, db), strict=True))
-    run.compare(got_x, total)
+    run.compare(got_x, total, gradient.dtype)
     if r:
         run.compare(got[-1], joined(adapter, gradients))

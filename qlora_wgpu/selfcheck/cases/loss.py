@@ -36,7 +36,7 @@ def _head(run: Runner, head: Array, softcap: float | None) -> Head:
     """A head in two shards, the logits of few rows at once."""
     g = run.graph
     g.profile = replace(g.profile, logits_bytes=4 * _VOCAB * 112, head_block=256)
-    pieces = tuple((i, run.operand(head[i : i + 600])) for i in (0, 600))
+    pieces = tuple((i, run.weight(head[i : i + 600])) for i in (0, 600))
     return Head(DenseMatrix(_VOCAB, _COLUMNS, pieces), 0.7, softcap)
 
 
@@ -61,7 +61,7 @@ def check_cross_entropy(
         objective=Objective(smoothing, z_loss),
     )  # fmt: skip
     got_stats, got = run.run(stats, run.graph.gradient_of(th))
-    hidden, head = run.rounded(hidden), run.rounded(head)
+    hidden, head = run.rounded(hidden), run.rounded_weight(head)
     options = (0.7, softcap, smoothing, z_loss)
     flat = targets.ravel()
     loss = cross_entropy_reference.forward(hidden, head, flat, *options)
@@ -81,7 +81,7 @@ def check_logits(run: Runner, softcap: float | None, labels: bool) -> None:
     """
     hidden, head = normal("hidden", ROWS, _COLUMNS), normal("head", _VOCAB, _COLUMNS)
     hidden *= np.array([0.3, 3.0])[np.arange(ROWS) % 2, None]
-    exact = 0.7 * run.rounded(hidden) @ run.rounded(head).T
+    exact = 0.7 * run.rounded(hidden) @ run.rounded_weight(head).T
     exact = exact if softcap is None else softcap * np.tanh(exact / softcap)
     targets = np.where(_targets(1, ROWS) == IGNORE_INDEX, IGNORE_INDEX, exact.argmax(axis=1))
     rows = np.flatnonzero(targets[0] != IGNORE_INDEX)
@@ -95,8 +95,8 @@ def check_logits(run: Runner, softcap: float | None, labels: bool) -> None:
     got, got_stats = run.run(logits, stats)
     run.compare(got[: len(rows) - first], exact[rows[first:]], by_row=True)
     if labels:
-        options = (run.rounded(hidden), run.rounded(head), targets[0], 0.7, softcap, 0.0, 0.0)
-        loss = cross_entropy_reference.forward(*options)
+        factors = run.rounded(hidden), run.rounded_weight(head)
+        loss = cross_entropy_reference.forward(*factors, targets[0], 0.7, softcap, 0.0, 0.0)
         for value, sum_ in zip(got_stats[0], (0.5 + loss, 7.0 + len(rows)), strict=False):
             run.compare(value, np.array(sum_))
 
@@ -112,17 +112,18 @@ def check_softcap(run: Runner) -> None:
     run.compare(y - got, y - cap * np.tanh(y / cap), inner=2.0**-23 * np.abs(y), by_row=True)
 
 
-@each((0.0, None), (5.0, KEY), (5.0, None))
-def check_embedding(run: Runner, noise: float, key: int | None) -> None:
-    """Looked-up rows, in two shards, and their noise."""
+@each((0.0, None), (5.0, KEY), (5.0, None), (0.0, None, True), (5.0, KEY, True))
+def check_embedding(run: Runner, noise: float, key: int | None, tied: bool = False) -> None:
+    """Looked-up rows, in two shards, and their noise; tied ones are a product's weights, too."""
     rows, columns = 83, 21
     weight = normal("weight", rows, columns)
     ids = np.random.default_rng(2).permutation(rows)[None]
-    pieces = tuple((i, run.operand(weight[i : i + 48])) for i in (0, 48))
+    given, held = (run.weight, run.rounded_weight) if tied else (run.operand, run.rounded)
+    pieces = tuple((i, given(weight[i : i + 48])) for i in (0, 48))
     batch = run.batch(np.ones_like(ids), ids, dropout_key=key, noise=noise)
     y = embedding(run.graph, DenseMatrix(rows, columns, pieces), batch, 2.0)
     (got,) = run.run(y)
-    exact = 2.0 * run.rounded(weight)[ids[0]]
+    exact = 2.0 * held(weight)[ids[0]]
     if key is not None:
         most = noise / math.sqrt(rows * columns)
         module = zlib.crc32(b"neftune")

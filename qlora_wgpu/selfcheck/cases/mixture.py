@@ -60,10 +60,10 @@ def _dense(run: Runner, w: Array) -> tuple[ExpertMatrix, Array]:
     """Experts in two shards, and their weights as they are held."""
     experts, outer, inner = w.shape
     pieces = tuple(
-        (first, count, run.operand(w[first : first + count].reshape(-1, inner)))
+        (first, count, run.weight(w[first : first + count].reshape(-1, inner)))
         for first, count in ((0, 2), (2, 4))
     )
-    return DenseExperts(experts, outer, inner, pieces), run.rounded(w)
+    return DenseExperts(experts, outer, inner, pieces), run.rounded_weight(w)
 
 
 def _quantized(run: Runner, w: Array, double: bool = False) -> tuple[ExpertMatrix, Array]:
@@ -81,8 +81,8 @@ def _quantized(run: Runner, w: Array, double: bool = False) -> tuple[ExpertMatri
         each_one = [words(device_arrays(part)[leaf]) for part in parts]
         size = storage.nbytes // 4 // len(w)
         storage.data = np.stack([np.pad(a, (0, size - a.size)) for a in each_one])
-    run.graph.max_binding = 2 * run.operand(np.zeros(w.shape[1:])).nbytes
-    held = np.stack([run.rounded(part.dequantize().astype(np.float64)) for part in parts])
+    run.graph.max_binding = 2 * run.weight(np.zeros(w.shape[1:])).nbytes
+    held = np.stack([run.rounded_weight(part.dequantize().astype(np.float64)) for part in parts])
     return matrix, held
 
 

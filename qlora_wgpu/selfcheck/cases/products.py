@@ -16,9 +16,11 @@ from qlora_wgpu.model.weights import nf4_matrix
 from qlora_wgpu.ops import dora
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
+from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.quant import quantize_nf4
 from qlora_wgpu.reference import dora as dora_reference
 from qlora_wgpu.reference import linear as linear_reference
+from qlora_wgpu.reference import rms_norm as rms_norm_reference
 from qlora_wgpu.selfcheck.cases.common import (
     KEY,
     ROWS,
@@ -39,9 +41,9 @@ def check_dequantization(run: Runner, shape: tuple[int, int], double: bool) -> N
     weights = normal("w", *shape) * np.geomspace(0.1, 10, shape[0])[:, None]
     quantized = quantize_nf4(weights.astype(np.float32), 64, double)
     weight = nf4_matrix("w", quantized, textures=run.graph.profile.textures)
-    run.graph.max_binding = 32 * run.operand(np.zeros((1, shape[1]))).nbytes
+    run.graph.max_binding = 32 * run.weight(np.zeros((1, shape[1]))).nbytes
     shards = [shard for _, shard in weight.shards(run.graph)]
-    exact = run.rounded(quantized.dequantize().astype(np.float64))
+    exact = run.rounded_weight(quantized.dequantize().astype(np.float64))
     run.compare(np.concatenate(run.run(*shards)), exact, shards[0].dtype, by_row=True)
 
 
@@ -76,6 +78,7 @@ class _Sizes:
 
 _ODD = _Sizes(ROWS, 72, 130, 5)
 _LARGE = _Sizes(150, 530, 530, 37)  # more than one workgroup makes, or adds up at once
+_WHOLE = _Sizes(150, 200, 264, 8, 264)  # so that a workgroup of any kind has all that it makes
 # So deep that GPUs cut the reduction, of the forward or of the backward.
 _DEEP, _WIDE = _Sizes(3, 1100, 100, 5, 72), _Sizes(3, 100, 1100, 5, 1088)
 
@@ -94,6 +97,7 @@ class _Options:
 @each(
     (_Options(True, "residual", 0.3),),
     (_Options(False, "residual", 0.0, _LARGE),),
+    (_Options(False, "residual", 0.0, _WHOLE),),
     (_Options(False, "operand", 0.3, _LARGE),),
     (_Options(True, "operand", 0.0),),
     (_Options(True, "float32", 0.3),),
@@ -166,7 +170,10 @@ def _two_layers(
     for name, dy in zip(_NAMES, dys, strict=True):
         names = [n for n in parts if name in n]
         a, b = (parts[n] * options.adapter for n in names)
-        w, key = run.rounded(normal(f"w of {name}", s.outer, s.inner)), adapter.loras[name].key
+        w, key = (
+            run.rounded_weight(normal(f"w of {name}", s.outer, s.inner)),
+            adapter.loras[name].key,
+        )
         mask = np.ones_like(x)
         if options.dropout and name == _NAMES[0]:
             drawn = (s.rows, padded(s.inner), s.inner, options.dropout, KEY, key)
@@ -180,7 +187,40 @@ def _two_layers(
 
 def _pieces(run: Runner, w: Array, rows: int) -> tuple[tuple[int, Tensor], ...]:
     """A matrix in shards of so many rows."""
-    return tuple((i, run.operand(w[i : i + rows])) for i in range(0, len(w), rows))
+    return tuple((i, run.weight(w[i : i + rows])) for i in range(0, len(w), rows))
+
+
+@each(
+    (_ODD, 0.3, True),
+    (_LARGE, 0.0, True),
+    (_LARGE, 0.0, False),
+    (_WIDE, 0.0, True),
+    (_WIDE, 0.3, True),
+    (_WIDE, 0.0, False),
+)
+def check_only_use(run: Runner, s: _Sizes, dropout: float, adapted: bool) -> None:
+    """A layer whose input goes nowhere else: dx is made in its type, and the adapter's gradient."""
+    name, x, dy = _NAMES[0], normal("x", s.rows, s.inner), normal("dy", s.rows, s.outer)
+    config = LoraConfig(r=s.r, lora_alpha=2 * s.r, lora_dropout=dropout)
+    adapter, parts = filled_adapter(config, [LinearSpec(name, s.outer, s.inner)])
+    w = normal("w", s.outer, s.inner)
+    lora = adapter.loras[name]
+    pieces = _pieces(run, w, s.outer)
+    layer = Linear(name, DenseMatrix(s.outer, s.inner, pieces), None, lora if adapted else None)
+    tx = run.operand(x, grad=True)
+    y = linear(run.graph, tx, layer, run.batch(np.ones((1, s.rows), np.int64), dropout_key=KEY))
+    (dx,) = run.gradients(y, run.float32(dy), tx)
+    got_x, *got = run.run(dx, *([whole_gradient(adapter)] if adapted else []))
+    x, dy = run.rounded(x), run.rounded(dy)
+    mask = np.ones_like(x)
+    if dropout:
+        drawn = (s.rows, padded(s.inner), s.inner, dropout, KEY, lora.key)
+        mask = linear_reference.dropout_mask(*drawn)
+    a, b = (part * adapted for part in parts.values())
+    exact_x, da, db = linear_reference.backward(dy, x, run.rounded(w), a, b, 2.0, mask)
+    run.compare(got_x, exact_x, dx.dtype)
+    if adapted:
+        run.compare(got[0], joined(adapter, dict(zip(parts, (da, db), strict=True))))
 
 
 def check_long_product(run: Runner) -> None:
@@ -188,14 +228,41 @@ def check_long_product(run: Runner) -> None:
     rows, inner, outer = 3, 20, 2500
     x, w = normal("x", rows, inner), normal("w", outer, inner)
     dys = normal("dy", rows, outer), normal("dz", rows, outer)
-    layer = Linear("x", DenseMatrix(outer, inner, ((0, run.operand(w)),)), None, None)
+    layer = Linear("x", DenseMatrix(outer, inner, ((0, run.weight(w)),)), None, None)
     tx, batch = run.operand(x, grad=True), run.batch(np.ones((1, rows), np.int64))
     for dy in dys:
         y = linear(run.graph, tx, layer, batch)
         run.graph.add_gradient(y, run.float32(dy))
     run.graph.backward()
     (got,) = run.run(run.graph.gradient_of(tx))
-    run.compare(got, sum(run.rounded(dy) for dy in dys) @ run.rounded(w))
+    run.compare(got, sum(run.rounded(dy) for dy in dys) @ run.rounded_weight(w))
+
+
+@each((True,), (False,))
+def check_norm_between_long_products(run: Runner, has_residual: bool) -> None:
+    """A norm of a product that GPUs make in parts, whose gradient comes in parts, too."""
+    rows, inner, width, g = 5, 1100, 52, run.graph
+    x, skip = normal("x", rows, inner), normal("skip", rows, width) * has_residual
+    first, second = normal("first", width, inner), normal("second", inner, width)
+    weight, dz = normal("weight", width), normal("dz", rows, inner)
+    layers = [
+        Linear(name, DenseMatrix(len(w), w.shape[1], ((0, run.operand(w)),)), None, None)
+        for name, w in (("first", first), ("second", second))
+    ]
+    tx, batch = run.operand(x), run.batch(np.ones((1, rows), np.int64))
+    residual = run.float32(skip) if has_residual else None
+    h = linear(g, tx, layers[0], batch, residual, float32=True)
+    h.requires_grad = True
+    y = rms_norm(g, h, run.float32(weight), 1e-5)
+    z = linear(g, y, layers[1], batch)
+    (dh,) = run.gradients(z, run.operand(dz), h)
+    got_h, got_y, got_dh = run.run(h, y, dh)
+    exact = run.rounded(x) @ run.rounded(first).T + skip
+    run.compare(got_h, exact)
+    run.compare(got_y, rms_norm_reference.forward(exact, weight, 1e-5), y.dtype, by_row=True)
+    dy = run.rounded(dz) @ run.rounded(second)
+    dh_exact = rms_norm_reference.backward(dy, exact, weight, 1e-5)
+    run.compare(got_dh, dh_exact, inner=ROUNDING[run.dtype])  # of dy, where it comes as a whole
 
 
 @each((True, "residual"), (False, "operand"), (True, "operand"), (False, "residual"),
@@ -226,7 +293,7 @@ def check_dora(run: Runner, has_bias: bool, output: str) -> None:
     for name, y, value, dy in zip(_NAMES, ys, got, (dys[0], run.rounded(dys[1])), strict=True):
         names = [n for n in parts if name in n]
         a, b, m = (parts[n] for n in names)
-        w, mask = run.rounded(normal(f"w of {name}", outer, inner)), np.ones_like(x)
+        w, mask = run.rounded_weight(normal(f"w of {name}", outer, inner)), np.ones_like(x)
         norms = dora_reference.norm(w, a, b, 2.0)
         z = linear_reference.forward(x, w, np.zeros(outer), a, b, 2.0, mask)
         scaled = dora_reference.forward(z, m, norms)
@@ -251,9 +318,9 @@ def check_dora_norms(run: Runner, plain: bool) -> None:
         LoraConfig(r=3, lora_alpha=6, use_dora=True), [LinearSpec(name, rows, inner)]
     )
     out = run.graph.float_vector("norms", rows)
-    for first, block in row_blocks(run.operand(w), 256):
+    for first, block in row_blocks(run.weight(w), 256):
         dora.norm(run.graph, block, adapter.loras[name], out, first, 2.0, plain=plain)
     a, b, _ = parts.values()
     (got,) = run.run(out)
-    exact = dora_reference.norm(run.rounded(w), a, b, 2.0)
+    exact = dora_reference.norm(run.rounded_weight(w), a, b, 2.0)
     run.compare(got[0], exact if plain else 1 / exact)

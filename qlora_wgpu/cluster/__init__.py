@@ -1,0 +1,1 @@
+"""Several GPUs and machines: how they reach each other, through Dask distributed (an extra)."""

@@ -1,0 +1,58 @@
+"""The sum of workers' gradients, made on the device that holds the adapter."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from qlora_wgpu.cluster.blocks import FloatArray, Sums
+from qlora_wgpu.graph.tensor import Storage, vector
+from qlora_wgpu.model.adapter_model import AdapterModel
+from qlora_wgpu.ops.adamw import SATURATED_OFFSET, STATS_LOSS, STATS_TOKENS
+from qlora_wgpu.ops.tensor import add_to
+
+
+class GradientSum:
+    """Adds one block's gradient after another, as the kernels of a single device do."""
+
+    def __init__(self, model: AdapterModel) -> None:
+        """Allocates room for a gradient that has come.
+
+        Args:
+            model: The adapter.
+        """
+        self._model = model
+        length = model.adapter.length
+        self._received = vector(
+            "received gradient", length, "float32", Storage("received", "gradients", 4 * length)
+        )
+        graph = model.new_graph()
+        add_to(graph, model.adapter.gradient, self._received)
+        self._program = model.new_program(graph)
+        self.begin()
+
+    def parameters(self) -> FloatArray:
+        """The adapter's parameters; waits for the device."""
+        return self._model.read_flat(self._model.adapter.parameters)
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._loss, self._tokens, self._saturated = np.float32(0), np.float32(0), 0
+
+    def add(self, sums: Sums) -> None:
+        """Adds a block's sums."""
+        assert sums.gradient is not None
+        self._model.write_flat(self._received, sums.gradient)
+        self._program.run()
+        self._loss += np.float32(sums.loss)
+        self._tokens += np.float32(sums.tokens)
+        self._saturated += sums.saturated
+
+    def end(self) -> None:
+        """Puts the step's loss and label tokens where the update and the log read them."""
+        storage = self._model.stats.storage
+        assert storage is not None
+        stats = np.zeros(storage.nbytes // 4, np.float32)
+        stats[STATS_LOSS], stats[STATS_TOKENS] = self._loss, self._tokens
+        if storage.nbytes > SATURATED_OFFSET:
+            stats.view(np.uint32)[SATURATED_OFFSET // 4] = self._saturated
+        self._model.write_flat(self._model.stats, stats)

@@ -1,0 +1,119 @@
+"""Weights that are on the device only while launches read them, a section at a time.
+
+A section's storages lie one behind the other in one of two buffers, which all sections of a stream
+share in turns: while the launches of one run, the next is brought. The host keeps all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.graph.tensor import Storage
+
+if TYPE_CHECKING:
+    from qlora_wgpu.graph.launch import Launch
+
+PLACES = 2  # buffers that sections take turns in
+_WINDOW = 256  # bytes, in which windows of a buffer begin
+
+
+@dataclass(eq=False)
+class Stream:
+    """The sections of a model.
+
+    Attributes:
+        sections: In the order in which a forward reads them.
+    """
+
+    sections: list[Section] = field(default_factory=list)
+
+    def new_section(self, label: str) -> Section:
+        """A section behind those that there are."""
+        section = Section(label, self, len(self.sections) % PLACES)
+        self.sections.append(section)
+        return section
+
+    @property
+    def place_bytes(self) -> int:
+        """Bytes of each of the buffers."""
+        return max((section.nbytes for section in self.sections), default=0)
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of both."""
+        return min(len(self.sections), PLACES) * self.place_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of all sections, which the host keeps."""
+        return sum(section.nbytes for section in self.sections)
+
+
+@dataclass(eq=False)
+class Section:
+    """Storages that come and go together.
+
+    Attributes:
+        label: For messages.
+        stream: What it is a section of.
+        place: Which of the buffers it takes.
+        nbytes: Bytes of all its storages, gaps included.
+        data: These bytes, once its weights are read.
+    """
+
+    label: str
+    stream: Stream
+    place: int
+    nbytes: int = 0
+    data: npt.NDArray[np.uint8] | None = None
+
+    def storage(self, label: str, nbytes: int) -> Storage:
+        """A storage at its end."""
+        storage = Storage(label, "base", nbytes, section=self, first_byte=self.nbytes)
+        self.nbytes += -(-nbytes // _WINDOW) * _WINDOW
+        return storage
+
+    def put(self, storage: Storage, data: npt.NDArray[Any]) -> None:
+        """Keeps the bytes of one of its storages."""
+        if self.data is None:
+            self.data = np.zeros(self.nbytes, np.uint8)
+        raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        self.data[storage.first_byte : storage.first_byte + raw.size] = raw
+
+
+def sections_needed(launches: Sequence[Launch]) -> list[tuple[int, Section]]:
+    """The sections that launches read, each with the launch before which it may be brought.
+
+    That is behind the last one that reads what was in its place.
+    """
+    needed: list[tuple[int, Section]] = []
+    present: dict[tuple[Stream, int], Section] = {}
+    free_from: dict[tuple[Stream, int], int] = {}
+    for index, launch in enumerate(launches):
+        for tensor in launch.tensors.values():
+            section = None if tensor.storage is None else tensor.storage.section
+            if section is None:
+                continue
+            key = section.stream, section.place
+            if present.get(key) is not section:
+                needed.append((free_from.get(key, 0), section))
+                present[key] = section
+            free_from[key] = index + 1
+    return needed
+
+
+def sections_brought(launches: Sequence[Launch]) -> list[Section]:
+    """The sections that a run of launches brings, if a run of the same went before."""
+    needed = [section for _, section in sections_needed(launches)]
+    last = {(section.stream, section.place): section for section in needed}
+    brought = []
+    for section in needed:
+        if last[section.stream, section.place] is not section:
+            brought.append(section)
+        last[section.stream, section.place] = section
+    return brought

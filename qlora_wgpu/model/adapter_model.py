@@ -1,0 +1,223 @@
+"""An adapter on a device: its flat vectors, the step's sums, and the programs over them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.errors import CheckpointError, DeviceError
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.program import Program
+from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.lora import load_adapter, save_adapter
+from qlora_wgpu.lora.fitting import adapter_shapes, refuse_other_base
+from qlora_wgpu.model import batch_encoding
+from qlora_wgpu.model.adapter_state import (
+    check_scaling,
+    read_vector,
+    trained_otherwise,
+    write_vector,
+)
+from qlora_wgpu.model.layout import ModelLayout
+from qlora_wgpu.model.options import TrainingOptions
+from qlora_wgpu.model.programs import Programs
+
+FloatArray = npt.NDArray[np.float32]
+ComputeDtype = Literal["bfloat16", "float32"]
+Progress = Callable[[str], None]
+
+
+class AdapterModel:
+    """An adapter's vectors on a device, and what is computed of them alone: no base weights.
+
+    It is all that an optimizer step needs once the gradient is there, wherever that was computed.
+
+    Attributes:
+        device: The device that holds it.
+        layout: The modules, the adapter, and the plans of the steps.
+        adapter: The layout of the adapter's parameters.
+        architecture: The architecture by config.json.
+        options: How training steps are computed; replaced as a whole.
+        prompt_folder: The folder that says how prompts are written: the base's, or the adapter's.
+    """
+
+    def __init__(
+        self, layout: ModelLayout, device: Device, *, options: TrainingOptions | None = None
+    ) -> None:
+        """Allocates nothing yet.
+
+        Args:
+            layout: The model, laid out for the device's profile.
+            device: The device that will hold the adapter.
+            options: How training steps are computed.
+
+        Raises:
+            CheckpointError: If the layout's base has no files.
+        """
+        if layout.pretrained.folder is None:
+            raise CheckpointError(
+                f"{layout.pretrained.name_or_path} has a config.json but no files"
+            )
+        self.device = device
+        self.layout = layout
+        self.folder: ModelFolder = layout.pretrained.folder
+        self.prompt_folder = self.folder.path
+        self.quant = layout.quant
+        self.compute_dtype = layout.compute_dtype
+        self.name_or_path = layout.pretrained.name_or_path
+        self.architecture = layout.pretrained.architecture
+        self.adapter = layout.adapter
+        self.network = layout.network
+        self.stats = layout.stats
+        self.options = options or TrainingOptions()
+        self.programs = Programs(layout, device)
+
+    def close(self) -> None:
+        """Frees the model's memory at once, whoever still holds the model; it is of no use then.
+
+        A notebook keeps what a cell returned or where it failed. A device that was opened for this
+        model alone goes with it.
+        """
+        self.__dict__.clear()
+
+    def __enter__(self) -> Self:
+        """Closes the model in the end: ``with QLoRAModel.from_pretrained(...) as model``.
+
+        Raises:
+            DeviceError: If it is closed already.
+        """
+        _ = self.device
+        return self
+
+    def __reduce__(self) -> Any:
+        """Refuses to be pickled or copied."""
+        raise TypeError(
+            "a model stands on a GPU and cannot be pickled or copied: pass the path of its run or "
+            "adapter, and open it there with open_adapter"
+        )
+
+    def __exit__(self, *exception: object) -> None:
+        """Closes it."""
+        self.close()
+
+    if not TYPE_CHECKING:  # else a checker would take any name for an attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """What is not there: of a closed model, anything."""
+            if vars(self) or name.startswith("_"):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            raise DeviceError(
+                "the model is closed: open it again with from_pretrained or open_adapter"
+            )
+
+    def __repr__(self) -> str:
+        """Base, adapter and device in a line."""
+        if not vars(self):
+            return f"{type(self).__name__}(closed)"
+        lora = self.adapter
+        return (
+            f"{type(self).__name__}({self.name_or_path}: {self.quant.scheme}, "
+            f"{self.compute_dtype}; r {lora.config.r} on {len(lora.targets)} layers, "
+            f"{lora.num_parameters:,} parameters; {self.device.memory.total / 2**20:,.1f} MiB on "
+            f"{self.device.name})"
+        )
+
+    @property
+    def is_random(self) -> bool:
+        """Whether training steps draw random numbers: dropout or noise."""
+        return self.adapter.config.lora_dropout > 0 or self.options.noise > 0
+
+    def checked(
+        self, input_ids: Any, labels: Any, attention_mask: Any = None
+    ) -> tuple[batch_encoding.IntArray, batch_encoding.IntArray, batch_encoding.IntArray]:
+        """Token ids, shifted targets and mask of a micro-batch, checked."""
+        return batch_encoding.checked_batch(
+            input_ids, labels, attention_mask, self.architecture.vocab_size
+        )
+
+    def new_graph(self) -> Graph:
+        """An empty graph for this model's element type and device."""
+        return self.layout.new_graph()
+
+    def new_program(self, graph: Graph, outputs: tuple[Tensor, ...] = ()) -> Program:
+        """Plans a graph and makes it ready; its slots are shared with the model's others."""
+        return self.programs.from_graph(graph, outputs)
+
+    # -- bytes to and from the device ------------------------------------------------------
+
+    def read_flat(self, tensor: Tensor) -> FloatArray:
+        """A flat adapter vector (parameters, gradient or a moment), copied from the device."""
+        return read_vector(self.device, tensor)
+
+    def write_flat(self, tensor: Tensor, values: FloatArray) -> None:
+        """Overwrites a flat adapter vector on the device."""
+        write_vector(self.device, tensor, values)
+
+    def write_parameters(self, flat: FloatArray) -> None:
+        """Overwrites the adapter on the device."""
+        self.write_flat(self.adapter.parameters, flat)
+
+    def read_stats(self) -> FloatArray:
+        """Loss sum, label tokens, gradient norm, update factor; waits."""
+        return self.read_flat(self.stats)
+
+    @property
+    def stats_window(self) -> tuple[Any, int]:
+        """The buffer of the sums and its bytes, for reading them back later."""
+        assert self.stats.storage is not None
+        return self.stats.storage.buffer, self.stats.storage.nbytes
+
+    def zero_stats(self) -> None:
+        """Clears the sums of loss and tokens, and what kernels have counted."""
+        assert self.stats.storage is not None
+        self.write_flat(self.stats, np.zeros(self.stats.storage.nbytes // 4, np.float32))
+
+    def zero_gradient(self) -> None:
+        """Clears the summed gradient, loss and tokens."""
+        self.write_flat(self.adapter.gradient, np.zeros(self.adapter.length, np.float32))
+        self.zero_stats()
+
+    # -- files -----------------------------------------------------------------------------
+
+    def adapter_state_dict(self) -> dict[str, FloatArray]:
+        """The adapter by PEFT's names, float32."""
+        return self.adapter.split(self.read_flat(self.adapter.parameters))
+
+    def load_adapter(self, adapter: str | PathLike[str] | Mapping[str, FloatArray]) -> None:
+        """Replaces the adapter by a folder's or by named arrays.
+
+        Warns where the run of a folder quantized the base otherwise than this model does;
+        ``open_adapter`` opens both as they were trained.
+
+        Raises:
+            CheckpointError: If it is damaged or does not fit this model and its LoraConfig.
+        """
+        if isinstance(adapter, Mapping):
+            tensors: Mapping[str, FloatArray] = adapter
+        else:
+            tensors, config = load_adapter(Path(adapter))
+            shapes = adapter_shapes(self.architecture.every_linear, config)
+            refuse_other_base(adapter, config, tensors, shapes, self.name_or_path, whole=False)
+            check_scaling(config, self.adapter, adapter)
+            if text := trained_otherwise(adapter, self.quant):
+                warnings.warn(text, stacklevel=2)
+        self.write_parameters(self.adapter.join(tensors))
+
+    def save_adapter(self, path: str | PathLike[str]) -> None:
+        """Writes adapter_model.safetensors and adapter_config.json as PEFT loads them.
+
+        Warns of what PEFT computes otherwise.
+        """
+        for text in self.adapter.peft_differences:
+            warnings.warn(text, stacklevel=2)
+        config = replace(self.adapter.peft, base_model_name_or_path=self.name_or_path)
+        save_adapter(Path(path), self.adapter_state_dict(), config)

@@ -1,0 +1,200 @@
+"""The cheapest way to keep a training step within a budget of device memory.
+
+A step is planned before it runs, so each way's memory is known: the search traces the few ways of
+recomputing layers, reckons what the other measures save, and plans the way it has chosen once more.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from qlora_wgpu.errors import OutOfMemoryError
+from qlora_wgpu.limits import MIB
+from qlora_wgpu.model.layout import ModelLayout
+from qlora_wgpu.model.options import StepOptions
+from qlora_wgpu.model.residency import RESIDENT, Residency
+
+LINK = 5e9  # bytes a second between host and device, measured for uploads to a card
+_TOGETHER = (1, 2, 3, 4)
+_RECOMPUTED = 1 / 3  # of a step's operations, what recomputing its layers adds
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A step within a budget.
+
+    Attributes:
+        layout: The model, laid out so.
+        options: The step's; layers may be recomputed that were not to be.
+        memory: Bytes on the device by kind.
+        host_memory: Bytes of host memory that wait, by kind.
+        moved: Bytes that pass between host and device in an optimizer step.
+    """
+
+    layout: ModelLayout
+    options: StepOptions
+    memory: Counter[str]
+    host_memory: Counter[str]
+    moved: int
+
+    @property
+    def residency(self) -> Residency:
+        """What waits in host memory."""
+        return self.layout.residency
+
+    @property
+    def seconds(self) -> float:
+        """What the traffic of an optimizer step takes, if nothing hides it."""
+        return self.moved / LINK
+
+    @property
+    def total(self) -> int:
+        """Bytes on the device."""
+        return sum(self.memory.values())
+
+    def in_words(self) -> str:
+        """What waits in host memory and what that costs: a part of a sentence."""
+        streamed, layers = self.residency.streamed_layers, self.layout.num_layers
+        parts = {
+            "the input embedding": self.residency.host_embedding,
+            "the layers' inputs": self.residency.parked_inputs,
+            "AdamW's moments": self.residency.host_moments,
+            f"the weights of {streamed} of {layers} layers": streamed > 0,
+        }
+        named = [part for part, waits in parts.items() if waits]
+        if not named:
+            together = self.residency.layers_together
+            few = "" if together == 1 else f", {together} at a time"
+            return f"layers are recomputed in the backward{few}"
+        listed = " and ".join(filter(None, (", ".join(named[:-1]), named[-1])))
+        verb = "waits" if named == ["the input embedding"] else "wait"
+        waiting = sum(self.host_memory.values())
+        return (
+            f"{listed} {verb} in host memory ({waiting / MIB:,.0f} MiB); {self.moved / 1e9:,.2g} "
+            f"GB a step pass between the two, about {self.seconds:,.2g} s at {LINK / 1e9:g} GB/s"
+        )
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A way that is considered, with what it is reckoned to cost and to take."""
+
+    residency: Residency
+    options: StepOptions
+    seconds: float
+    total: int
+
+
+def fit(
+    layout: ModelLayout,
+    options: StepOptions,
+    budget: int | None,
+    *,
+    accumulation: int = 1,
+    flops_per_second: float = 1e13,
+) -> Fit:
+    """Lays a model out so that its training step keeps a budget, in the cheapest way.
+
+    Args:
+        layout: The model with everything on the device.
+        options: The longest training step.
+        budget: Bytes of device memory; None for as much as it takes.
+        accumulation: Micro-batches of an optimizer step.
+        flops_per_second: About how fast the device is, to weigh recomputation against traffic.
+
+    Raises:
+        OutOfMemoryError: If no way keeps the budget; says by how much.
+    """
+    plain = _planned(layout, options, accumulation)
+    if budget is None or plain.total <= budget:
+        return plain
+    least = plain.total
+    ways = sorted(_ways(layout, options, budget, accumulation, flops_per_second), key=_cost)
+    for way in ways:
+        least = min(least, way.total)
+        if way.total <= budget:
+            fitted = _planned(layout.waiting(way.residency), way.options, accumulation)
+            least = min(least, fitted.total)
+            if fitted.total <= budget:
+                return fitted
+    raise OutOfMemoryError(
+        f"training takes at least {_mib(least)} of device memory, {_mib(least - budget)} more than "
+        f"the {_mib(budget)} there are, even with all that can wait in host memory: lower "
+        "data.max_seq_length, train.per_device_train_batch_size or lora.r, or raise device.memory"
+    )
+
+
+def _cost(way: _Way) -> tuple[float, int]:
+    return way.seconds, way.total
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / MIB:,.0f} MiB"
+
+
+def _planned(layout: ModelLayout, options: StepOptions, accumulation: int) -> Fit:
+    step = layout.step(options)
+    moved = accumulation * step.plan.moved_bytes
+    residency = layout.residency
+    if residency.host_embedding:
+        moved += accumulation * step.batch.embedded_bytes
+    if residency.host_moments:
+        moved += 4 * layout.adapter.first_moment.nbytes  # both, there and back
+    return Fit(layout, options, layout.memory(options), layout.host_memory(options), moved)
+
+
+def _ways(
+    layout: ModelLayout, options: StepOptions, budget: int, accumulation: int, rate: float
+) -> Iterator[_Way]:
+    """Every combination of measures, each with as few streamed layers as it needs."""
+    layers = layout.waiting(Residency(streamed_layers=layout.num_layers)).section_bytes
+    recomputed = accumulation * layout.step(options).plan.flops * _RECOMPUTED / rate
+    for checkpointing in {options.checkpointing, True}:
+        for together in _TOGETHER if checkpointing else (1,):
+            for parked in (False, True) if checkpointing else (False,):
+                traced = replace(options, checkpointing=checkpointing)
+                base = RESIDENT if not checkpointing else Residency(False, parked, together)
+                seconds = recomputed if checkpointing and not options.checkpointing else 0.0
+                found = _planned(layout.waiting(base), traced, accumulation)
+                way = _Way(base, traced, seconds + found.seconds, found.total)
+                yield from _with_weights(layout, way, budget, accumulation, layers)
+
+
+def _with_weights(
+    layout: ModelLayout, way: _Way, budget: int, accumulation: int, layers: list[int]
+) -> Iterator[_Way]:
+    """A way, and the same with the embedding, the moments and layers in host memory."""
+    adapter, rows = layout.adapter, way.options.batch * way.options.seq
+    moments = 2 * adapter.first_moment.nbytes
+    for embedding in (False, True) if layout.embedding_bytes else (False,):
+        for on_host in (False, True):
+            saved = layout.embedding_bytes - rows * layout.embedded_row_bytes if embedding else 0
+            moved = accumulation * rows * layout.embedded_row_bytes if embedding else 0
+            if on_host:
+                saved += moments - layout.moments_passing
+                moved += 2 * moments
+            total = way.total - saved
+            streamed = _fewest(layers, total, budget)
+            total += _streaming(layers, streamed)
+            moved += accumulation * 2 * sum(layers[len(layers) - streamed :])
+            residency = replace(
+                way.residency, host_embedding=embedding, host_moments=on_host,
+                streamed_layers=streamed,
+            )  # fmt: skip
+            yield _Way(residency, way.options, way.seconds + moved / LINK, total)
+
+
+def _streaming(layers: list[int], count: int) -> int:
+    """What the device holds more, or less, when the last layers come and go."""
+    there = layers[len(layers) - count :] if count else []
+    return min(count, 2) * max(there, default=0) - sum(there)
+
+
+def _fewest(layers: list[int], total: int, budget: int) -> int:
+    """The fewest layers with which a total comes down to a budget; else all."""
+    if total <= budget:
+        return 0
+    counts = range(3, len(layers) + 1)  # two would always be there
+    return next((n for n in counts if total + _streaming(layers, n) <= budget), len(layers))

@@ -1,0 +1,31 @@
+"""What of a model and of its steps is on the device, and what waits in host memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Residency:
+    """Measures that save memory of the device and change nothing that is computed.
+
+    Attributes:
+        host_embedding: Whether the host looks up the input embedding, and writes its rows with each
+            micro-batch. A head that is the embedding stays on the device.
+        parked_inputs: Whether the layers' inputs, which checkpointing keeps for the backward, wait
+            in host memory.
+        layers_together: How many layers are recomputed at once, of which one input is kept.
+        host_moments: Whether AdamW's moments are in host memory, and pass through the device in
+            each step's update.
+        streamed_layers: How many layers, the last, have their linear weights in host memory and
+            bring them for their launches.
+    """
+
+    host_embedding: bool = False
+    parked_inputs: bool = False
+    layers_together: int = 1
+    host_moments: bool = False
+    streamed_layers: int = 0
+
+
+RESIDENT = Residency()

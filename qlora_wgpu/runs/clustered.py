@@ -1,0 +1,133 @@
+"""A run whose micro-batches are computed by the workers of a cluster: its owner's side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from qlora_wgpu.cluster.blocks import Identity, Specification
+from qlora_wgpu.cluster.computing import Cluster
+from qlora_wgpu.config import Config
+from qlora_wgpu.config.schema import ClusterConfig
+from qlora_wgpu.gpu.adapters import cards
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.graph.launch import Launch
+from qlora_wgpu.lora.targets import check_trainable
+from qlora_wgpu.model.adapter_model import AdapterModel
+from qlora_wgpu.model.layout import ModelLayout
+from qlora_wgpu.model.qlora_model import device_layout
+from qlora_wgpu.runs.data import RunData
+from qlora_wgpu.runs.opening import OpenedModel, device_of
+from qlora_wgpu.runs.soundness import sound_layout, update_launches
+from qlora_wgpu.runs.worker import Worker
+from qlora_wgpu.training import Observer, training_options
+from qlora_wgpu.version import __version__
+
+
+@contextmanager
+def opened_cluster(
+    settings: Config, source: OpenedModel, data: RunData, device: Device, observer: Observer
+) -> Iterator[tuple[AdapterModel, Cluster]]:
+    """The adapter on the owner's device, and workers that have opened the base.
+
+    Args:
+        settings: The run's.
+        source: The base.
+        data: The run's.
+        device: The owner's, which gets the adapter alone.
+        observer: Who is told.
+
+    Raises:
+        ClusterError: If there is no scheduler, or no worker that can be used.
+        ConfigError: If the extra is missing, or the way to the scheduler is not safe.
+        DeviceError: If the owner's device has no room.
+    """
+    check_trainable(settings.lora)
+    folder = source.pretrained.folder
+    assert folder is not None
+    layout = _owner_layout(settings, source, device, observer)
+    folder.finish_fingerprint()
+    gpus = _gpus(settings)
+    shapes = layout.adapter.shapes
+
+    def specify(name: str) -> Specification:
+        own = gpus[int(name) % len(gpus)] if settings.cluster.scheduler == "local" else None
+        return Specification(settings.model_dump(), data.length, __version__, own)
+
+    def check(identity: Identity) -> str | None:
+        return _problem(identity, folder.fingerprint, shapes)
+
+    observer.activity("connecting to workers")
+    count = settings.cluster.workers
+    processes = len(gpus) if count == "auto" else int(count)
+    with Cluster(
+        settings.cluster, Worker, specify, check, observer.warning, processes=processes
+    ) as cluster:
+        observer.activity("opening the model on workers")
+        identities = cluster.wait_for(_least(settings.cluster, processes))
+        observer.activity("")
+        _tell(identities, cluster, observer)
+        model = AdapterModel(layout, device, options=training_options(settings.train))
+        start = model.adapter.initial(settings.train.seed)
+        if settings.lora.use_dora:
+            start = start + cluster.neutral()
+        model.write_parameters(start)
+        if settings.lora.init_from is not None:
+            model.load_adapter(settings.lora.init_from)
+        cluster.take(model)
+        yield model, cluster
+
+
+def _owner_layout(
+    settings: Config, source: OpenedModel, device: Device, observer: Observer
+) -> ModelLayout:
+    """The adapter's layout, in kernels that the owner's driver computes rightly."""
+
+    def launches(layout: ModelLayout) -> Iterator[Launch]:
+        return update_launches(settings, layout)
+
+    layout = device_layout(
+        source.pretrained, settings.lora, settings.quant, settings.train.compute_dtype, device
+    )
+    layout = sound_layout(device, lambda: device_of(settings.device), launches, layout, observer)
+    layout.make_room_for_counts()
+    return layout
+
+
+def _gpus(settings: Config) -> list[str]:
+    """The GPUs that local workers take in turn: the one that is named, or all of this machine."""
+    if settings.cluster.scheduler != "local":
+        return []
+    if settings.device.gpu != "auto":
+        return [settings.device.gpu]
+    return cards(settings.device.backend) or ["auto"]
+
+
+def _least(settings: ClusterConfig, processes: int) -> int:
+    """How many workers training begins with."""
+    if settings.scheduler == "local":
+        return processes
+    return 1 if settings.workers == "auto" else int(settings.workers)
+
+
+def _problem(
+    identity: Identity, base: dict[str, str], shapes: dict[str, tuple[int, ...]]
+) -> str | None:
+    """A sentence about what is wrong with a worker; None where nothing is."""
+    if identity.base["weights"] != base["weights"]:
+        return "it has other base weights: bring the same model there, or name it with --model"
+    if identity.base != base:
+        return "its base has another config.json: bring the same model there"
+    if identity.adapter != shapes:
+        return "its adapter has other shapes, although the base is the same"
+    return None
+
+
+def _tell(identities: dict[str, Identity], cluster: Cluster, observer: Observer) -> None:
+    kinds: dict[str, list[str]] = {}
+    for name, identity in identities.items():
+        kinds.setdefault(identity.device, []).append(name)
+    there = "; ".join(f"{', '.join(names)} on {device}" for device, names in kinds.items())
+    observer.note(f"{len(identities)} workers: {there}")
+    if (link := cluster.dashboard) is not None:
+        observer.note(f"Dask's dashboard is at {link}")

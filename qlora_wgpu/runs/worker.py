@@ -1,0 +1,202 @@
+"""What a worker of a cluster does: it holds the base, and computes micro-batches for the owner."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from typing import Any
+
+import numpy as np
+
+from qlora_wgpu.cluster.blocks import FloatArray, Identity, Specification, Sums
+from qlora_wgpu.config import Config
+from qlora_wgpu.config.as_trained import changed
+from qlora_wgpu.errors import ClusterError
+from qlora_wgpu.graph.program import Program
+from qlora_wgpu.lora.targets import check_trainable
+from qlora_wgpu.model.adapter_state import read_vector
+from qlora_wgpu.model.qlora_model import QLoRAModel, device_layout
+from qlora_wgpu.ops.adamw import STATS_LOSS, STATS_TOKENS
+from qlora_wgpu.ops.tensor import fill_zero
+from qlora_wgpu.runs.locating import base_in
+from qlora_wgpu.runs.opening import OpenedModel, device_of, load_model
+from qlora_wgpu.runs.planning import use_known_kernels
+from qlora_wgpu.runs.samples import writer_of
+from qlora_wgpu.runs.soundness import run_launches, sound_layout
+from qlora_wgpu.training import Observer, training_options
+from qlora_wgpu.version import __version__
+
+GPU, MODEL = "QLORA_WGPU_WORKER_GPU", "QLORA_WGPU_WORKER_MODEL"  # what a machine says itself
+
+
+class _Notes(Observer):
+    """Keeps what the owner is to be told."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def note(self, text: str) -> None:
+        """Keeps it."""
+        self.texts.append(text)
+
+    warning = note
+
+
+class Worker:
+    """The frozen base and the adapter on a worker's device; its calls come one at a time."""
+
+    def __init__(self, specification: Specification) -> None:
+        """Opens the model.
+
+        Raises:
+            ClusterError: If the owner has another version of this package.
+            QLoRAError: If there is no such model, no such GPU, or no room on it.
+        """
+        if specification.version != __version__:
+            raise ClusterError(
+                f"it has qlora-wgpu {__version__}, and this machine {specification.version}: "
+                "install the same version on both"
+            )
+        settings = _own(Config(**specification.settings), specification.gpu)
+        self._notes = _Notes()
+        self._model = _opened(settings, specification.length, self._notes)
+        self._zero = self._zeroing()
+        self._version = -1
+        self._shapes: set[tuple[str, int, int]] = set()
+        self._write = writer_of(self._model)
+        self._prepare("train", settings.train.per_device_train_batch_size, specification.length)
+
+    def identity(self) -> Identity:
+        """What it is; waits until the base weights are hashed."""
+        model = self._model
+        info = model.device.gpu.info
+        return Identity(
+            device=model.device.name,
+            driver=str(info["description"]),
+            kernels=repr(dataclasses.astuple(model.layout.profile)),
+            memory=model.device.memory.total,
+            version=__version__,
+            base=model.folder.fingerprint,
+            adapter=model.adapter.shapes,
+            notes=tuple(self._notes.texts),
+        )
+
+    def neutral(self) -> FloatArray:
+        """A flat adapter that does nothing: with DoRA it has the norms of the base's rows."""
+        return self._model.neutral
+
+    def write(self, version: int, parameters: FloatArray) -> None:
+        """Takes the adapter's parameters, which have a number from now on."""
+        self._model.write_parameters(parameters)
+        self._version = version
+
+    def gradient(
+        self, version: int, ids: Any, targets: Any, mask: Any, dropout_key: int | None
+    ) -> Sums:
+        """A micro-batch's summed gradient, loss and label tokens.
+
+        Raises:
+            ClusterError: If the parameters here have another number.
+            OutOfMemoryError: If the device has no room.
+            DeviceLostError: If it is lost.
+        """
+        self._require(version)
+        model = self._model
+        with model.device.in_turn:
+            self._prepare("train", *ids.shape)
+            began = time.perf_counter()
+            self._zero.run()
+            model.zero_stats()
+            model.accumulate(ids, targets, mask, dropout_key=dropout_key)
+            loss, tokens, saturated = self._stats()
+            gradient = model.read_flat(model.adapter.gradient)
+            return Sums(loss, tokens, saturated, time.perf_counter() - began, gradient)
+
+    def loss(self, version: int, ids: Any, labels: Any, mask: Any) -> Sums:
+        """The loss summed over a batch's labels, and their number; no gradient.
+
+        Raises:
+            As ``gradient`` does.
+        """
+        self._require(version)
+        with self._model.device.in_turn:
+            self._prepare("loss", *ids.shape)
+            began = time.perf_counter()
+            loss, tokens = self._model.summed_loss([(ids, labels, mask)])
+            return Sums(loss, float(tokens), 0, time.perf_counter() - began)
+
+    def text(
+        self, version: int, ids: list[int], more: int, stop_ids: list[int], longest: int
+    ) -> list[int]:
+        """A text's continuation, greedily.
+
+        Args:
+            version: The number of the parameters.
+            ids: The text so far.
+            more: Most tokens to add.
+            stop_ids: What ends it.
+            longest: Tokens of the longest text that will be asked for.
+        """
+        self._require(version)
+        return self._write(ids, more, stop_ids, longest)
+
+    def _require(self, version: int) -> None:
+        if version != self._version:
+            raise ClusterError(f"it has parameters {self._version}, not {version}")
+
+    def _stats(self) -> tuple[float, float, int]:
+        """Loss, label tokens, and how many values were held at the end of their type."""
+        model, saturated = self._model, 0
+        stats = model.read_stats()
+        if (counter := model.layout.saturated) is not None:
+            saturated = int(read_vector(model.device, counter).view(np.uint32)[0])
+        return float(stats[STATS_LOSS]), float(stats[STATS_TOKENS]), saturated
+
+    def _zeroing(self) -> Program:
+        """Zeroes the gradient on the device."""
+        graph = self._model.new_graph()
+        fill_zero(graph, self._model.adapter.gradient)
+        return self._model.new_program(graph)
+
+    def _prepare(self, kind: str, batch: int, seq: int) -> None:
+        """Compiles a shape, which does not count as computing."""
+        if (kind, batch, seq) not in self._shapes:
+            self._shapes.add((kind, batch, seq))
+            self._model.program(kind, batch, seq)
+
+
+def _own(settings: Config, gpu: str | None) -> Config:
+    """The settings with what is this worker's own."""
+    gpu = os.environ.get(GPU) or gpu
+    path = os.environ.get(MODEL)
+    changes: dict[str, dict[str, Any]] = {}
+    if gpu:
+        changes["device"] = {"gpu": gpu}
+    if path:
+        changes["model"] = {"path": path}
+    return changed(settings, changes)
+
+
+def _opened(settings: Config, length: int, observer: Observer) -> QLoRAModel:
+    """The model on its device, in kernels that its driver computes rightly."""
+    check_trainable(settings.lora)
+    source = OpenedModel.open(base_in(settings))
+    device = device_of(settings.device)
+    train = settings.train
+    use_known_kernels(settings, source.pretrained, length, device)
+    layout = device_layout(
+        source.pretrained, settings.lora, settings.quant, train.compute_dtype, device
+    )
+    folder = source.pretrained.folder
+    assert folder is not None
+    folder.start_fingerprint()
+    layout = sound_layout(
+        device,
+        lambda: device_of(settings.device),
+        lambda layout: run_launches(settings, layout, length),
+        layout,
+        observer,
+    )
+    options = training_options(train)
+    return load_model(layout, device, Observer(), seed=train.seed, options=options)

@@ -1,0 +1,118 @@
+"""Where micro-batches are computed: on the run's own device, or elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from qlora_wgpu.model.batch_encoding import IntArray
+from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.training.observer import WorkerFigures
+from qlora_wgpu.training.throughput import ThroughputMeter
+
+Arrays = tuple[Any, Any, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class MicroBatch:
+    """A micro-batch of a training step.
+
+    Attributes:
+        ids: Token ids (batch, seq).
+        targets: What each position predicts, (batch, seq).
+        mask: 0 for padding, else the number of the sample within its row, (batch, seq).
+        dropout_key: The key of its dropout masks and noise; None without.
+        tokens: Its tokens, padding not counted.
+    """
+
+    ids: IntArray
+    targets: IntArray
+    mask: IntArray
+    dropout_key: int | None
+    tokens: int
+
+
+class MeasuresLoss(Protocol):
+    """Base and adapter, wherever they are."""
+
+    def summed_loss(self, batches: Iterable[Arrays]) -> tuple[float, int]:
+        """The loss summed over all labels of some batches, and their number; no gradient.
+
+        Args:
+            batches: Token ids, labels and mask, each (batch, seq).
+        """
+
+
+class Computing(MeasuresLoss, Protocol):
+    """Adds up what micro-batches give; the sums end on the device of the run's adapter.
+
+    Whoever does it, the sums have the same bits: each micro-batch is one term, in their order.
+    """
+
+    def prepare(self, batch: int, seq: int) -> None:
+        """Makes ready what training on this shape needs."""
+
+    def accumulate(self, batches: Iterable[MicroBatch], is_stopped: Callable[[], bool]) -> bool:
+        """Adds summed gradients, losses and label tokens of a step; they may still be on the way.
+
+        Args:
+            batches: The step's; made one after another, and none follows where it is stopped.
+            is_stopped: Whether the user has asked to stop.
+
+        Returns:
+            Whether all were added; if not, somebody stopped it, and the sums are of no use.
+
+        Raises:
+            ClusterError: If nobody is left to compute them.
+            DeviceError: If the device cannot.
+        """
+
+    def figures(self) -> tuple[WorkerFigures, ...]:
+        """What each worker has done since the last call; none on the run's own device."""
+
+
+class OwnDevice:
+    """The device of the run's model."""
+
+    def __init__(self, model: QLoRAModel, throughput: ThroughputMeter) -> None:
+        """Has compiled nothing yet.
+
+        Args:
+            model: Base and adapter.
+            throughput: Its clock stands still while a shape is compiled.
+        """
+        self._model = model
+        self._throughput = throughput
+        self._shapes: set[tuple[int, int]] = set()
+
+    def prepare(self, batch: int, seq: int) -> None:
+        """Compiles and allocates what training on this shape needs."""
+        self._model.prepare(batch, seq)
+
+    def accumulate(self, batches: Iterable[MicroBatch], is_stopped: Callable[[], bool]) -> bool:
+        """Queues them, each before the next one is made; does not wait."""
+        for batch in batches:
+            self._compile(batch.ids.shape)
+            self._model.accumulate(
+                batch.ids, batch.targets, batch.mask, dropout_key=batch.dropout_key
+            )
+        return True
+
+    def _compile(self, shape: tuple[int, ...]) -> None:
+        """Compiles a shape that is met for the first time, off the clock."""
+        rows, length = shape
+        if (rows, length) in self._shapes:
+            return
+        self._shapes.add((rows, length))
+        self._model.read_stats()  # waits: time in which the device works does count
+        with self._throughput.paused():
+            self._model.prepare(rows, length)
+
+    def summed_loss(self, batches: Iterable[Arrays]) -> tuple[float, int]:
+        """The loss summed over all labels of some batches, and their number."""
+        return self._model.summed_loss(batches)
+
+    def figures(self) -> tuple[WorkerFigures, ...]:
+        """None: the run's own figures say all."""
+        return ()

@@ -1,0 +1,228 @@
+"""Blocks on worker processes of a real scheduler, which are killed, stopped and go wrong."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from cluster.odd_workers import OddWorker
+
+from qlora_wgpu.cluster.blocks import Specification
+from qlora_wgpu.cluster.connection import connect
+from qlora_wgpu.cluster.engine import Engine
+from qlora_wgpu.cluster.loop_thread import LoopThread
+from qlora_wgpu.config import ClusterConfig
+from qlora_wgpu.errors import ClusterError
+
+PARAMETERS = np.arange(64, dtype=np.float32)
+BLOCKS = [(np.full((1, 10), i),) for i in range(10)]
+
+
+@pytest.fixture(scope="module")
+def scheduler():
+    """A scheduler, and two processes that are begun again when they are killed."""
+    distributed = pytest.importorskip("distributed")
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0",
+        worker_dashboard_address="127.0.0.1:0", memory_limit=0,
+    ) as cluster:  # fmt: skip
+        yield cluster.scheduler_address
+
+
+class Told(list):
+    def __call__(self, text):
+        self.append(text)
+
+    def of(self, word):
+        return [text for text in self if word in text]
+
+
+@contextmanager
+def an_engine(address, count=2, patience=20.0, check=None, **settings):
+    """An engine with open workers, and what it tells."""
+    told, thread = Told(), LoopThread()
+    connection = thread.run(connect(ClusterConfig(scheduler=address), 0, told))
+
+    async def made():
+        return Engine(
+            connection.client,
+            OddWorker,
+            lambda name: Specification(settings, 8, "1", name),
+            check or (lambda identity: None),
+            told,
+            fixed=False,
+            patience=patience,
+        )
+
+    engine = thread.run(made())
+    try:
+        if count:
+            thread.run(engine.begin(count))
+        engine.publish(PARAMETERS)
+        yield Asked(thread, engine, told)
+    finally:
+        thread.run(engine.close())
+        thread.run(connection.close())
+        thread.stop(5)
+
+
+class Asked:
+    def __init__(self, thread, engine, told):
+        self.thread, self.engine, self.told = thread, engine, told
+
+    def step(self, blocks=BLOCKS):
+        """What a step's blocks give, by their numbers, and the seconds that it took."""
+        got, began = {}, time.monotonic()
+
+        def deliver(block, sums):
+            assert block not in got
+            got[block] = sums
+
+        sizes = [block[0].size for block in blocks]
+        self.thread.run(self.engine.compute("gradient", blocks, sizes, deliver))
+        return got, time.monotonic() - began
+
+
+def until(condition, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def right(got, blocks=BLOCKS):
+    for i, (ids,) in enumerate(blocks):
+        np.testing.assert_array_equal(got[i].gradient, PARAMETERS * np.float32(ids.sum()))
+    return sorted(got) == list(range(len(blocks)))
+
+
+def test_blocks_come_from_all_workers_and_new_parameters_reach_them(scheduler):
+    with an_engine(scheduler) as asked:
+        assert right(asked.step()[0])
+        work = asked.thread.run(asked.engine.work())
+        assert all(each.tokens > 0 for each in work.values()) and len(work) == 2
+        asked.engine.publish(PARAMETERS + 1)
+        got, _ = asked.step()
+        np.testing.assert_array_equal(got[1].gradient, (PARAMETERS + 1) * np.float32(10))
+        assert asked.thread.run(asked.engine.text([1, 2], 3)) == [1, 2, 3]
+        assert asked.told == []
+
+
+@pytest.mark.parametrize("name", ["0", "1"])
+def test_a_killed_worker_loses_nothing_and_comes_back(scheduler, name, tmp_path):
+    with an_engine(scheduler, folder=str(tmp_path), **{name: "kill"}) as asked:
+        got, seconds = asked.step()
+        assert right(got) and seconds < 10
+        until(lambda: asked.told)
+        assert asked.told == [f"worker {name}: it is gone; its blocks go to others"]
+        until(lambda: len(asked.engine.identities) == 2)
+        assert right(asked.step()[0])
+
+
+def test_a_stopped_worker_is_not_waited_for_and_works_again(scheduler, tmp_path):
+    with an_engine(scheduler, folder=str(tmp_path), **{"0": "stop"}) as asked:
+        try:
+            got, seconds = asked.step()
+            assert right(got) and seconds < 10
+            assert asked.step()[1] < 5
+        finally:
+            os.kill(int((tmp_path / "stop").read_text()), signal.SIGCONT)
+
+        def works():
+            assert right(asked.step()[0])
+            return asked.thread.run(asked.engine.work())["0"].tokens
+
+        asked.thread.run(asked.engine.work())
+        until(works)
+
+
+def test_a_worker_without_memory_is_left_out_by_name(scheduler):
+    with an_engine(scheduler, **{"1": "memory"}) as asked:
+        assert right(asked.step()[0])
+        assert asked.told == ["worker 1 is left out: the device has no room"]
+        assert right(asked.step()[0])
+
+
+def test_a_worker_that_returns_nan_is_told_by_name(scheduler):
+    with an_engine(scheduler, **{"0": "nan"}) as asked:
+        assert right(asked.step()[0])
+        (text,) = asked.told
+        assert text.startswith("worker 0 is left out: it returned a gradient") and "1" in text
+
+
+def test_a_nan_that_all_workers_return_is_the_models(scheduler):
+    with an_engine(scheduler, **{"0": "all nan", "1": "all nan"}) as asked:
+        got, _ = asked.step()
+        assert len(got) == len(BLOCKS) and np.isnan(got[0].gradient[1])
+        assert asked.told == []
+
+
+def test_a_refused_worker_is_named_and_the_others_go_on(scheduler):
+    def check(identity):
+        return "it has other weights" if identity.base["weights"] == "another" else None
+
+    with an_engine(scheduler, count=1, check=check, **{"0": "other"}) as asked:
+        assert right(asked.step()[0])
+        until(lambda: asked.told)
+        assert asked.told == ["worker 0 is left out: it has other weights"]
+
+
+def test_where_all_workers_are_refused_nothing_begins(scheduler):
+    with (
+        pytest.raises(ClusterError, match=r"worker [01]: it does not want to"),
+        an_engine(scheduler, **{"0": "refuse", "1": "refuse"}),
+    ):
+        pass
+
+
+def test_too_few_workers_end_it_after_some_patience(scheduler):
+    began = time.monotonic()
+    with (
+        pytest.raises(ClusterError, match="2 of 3 workers are there for 4 seconds"),
+        an_engine(scheduler, count=3, patience=4.0),
+    ):
+        pass
+    assert time.monotonic() - began < 15
+
+
+def test_workers_that_all_fail_end_it_after_some_patience(scheduler):
+    with an_engine(scheduler, patience=2.0, **{"0": "memory", "1": "memory"}) as asked:
+        asked.told.clear()
+        with pytest.raises(ClusterError, match=r"2 seconds .*the device has no room"):
+            for _ in range(3):
+                asked.step()
+
+
+def test_a_lost_scheduler_ends_it_soon(tmp_path):
+    file = tmp_path / "scheduler"
+    code = (
+        "import sys, time\nfrom distributed import LocalCluster\n"
+        "if __name__ == '__main__':\n"
+        "    cluster = LocalCluster(n_workers=1, threads_per_worker=1, host='127.0.0.1',\n"
+        "        protocol='tcp://', dashboard_address='127.0.0.1:0', processes=False)\n"
+        "    open(sys.argv[1], 'w').write(cluster.scheduler_address)\n    time.sleep(100)\n"
+    )
+    with closing_process([sys.executable, "-c", code, str(file)]) as process:
+        until(lambda: file.exists() and file.read_text())
+        with an_engine(file.read_text(), count=1, seconds=0.2) as asked:
+            assert right(asked.step()[0])
+            process.kill()
+            began = time.monotonic()
+            with pytest.raises(ClusterError, match=r"the scheduler has not answered|no block"):
+                asked.step()
+            assert time.monotonic() - began < 25
+
+
+@contextmanager
+def closing_process(command):
+    path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=path)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,72 @@
+"""A run under ``device.memory``: the same adapter, within the budget, or a sentence."""
+
+import pytest
+
+from e2e.tiny import write_chats, write_model
+from qlora_wgpu import Config, Observer, train
+from qlora_wgpu.errors import ConfigError, OutOfMemoryError
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    path = tmp_path_factory.mktemp("budget")
+    write_model(
+        path / "model", num_hidden_layers=6, tie_word_embeddings=False, hidden_size=128,
+        head_dim=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=256,
+        vocab_size=4096,
+    )  # fmt: skip
+    write_chats(path / "chats.jsonl", rows=24)
+    return path
+
+
+class Notes(Observer):
+    def __init__(self):
+        self.texts, self.plans = [], []
+
+    def note(self, text):
+        self.texts.append(text)
+
+    def planned(self, memory):
+        self.plans.append(sum(memory.values()))
+
+
+def trained(place, name, notes=None, resume=False, steps=3, **memory):
+    settings = Config.model_validate({
+        "model": {"path": str(place / "model")},
+        "data": {"train": str(place / "chats.jsonl"), "max_seq_length": 64, "eval_split": 4},
+        "lora": {"r": 4},
+        "train": {"max_steps": steps, "gradient_accumulation_steps": 2},
+        "output": {"dir": str(place / name), "save_steps": 2},
+        "device": memory,
+    })  # fmt: skip
+    result = train(settings, notes, resume=resume)
+    return result, (place / name / "adapter" / "adapter_model.safetensors").read_bytes()
+
+
+def test_a_budget_changes_no_bit(place):
+    plain, expected = trained(place, "plain")
+    budget = plain.peak_bytes - MIB // 2
+    notes = Notes()
+    result, got = trained(place, "less", notes, memory=budget)
+    assert got == expected
+    assert result.peak_bytes <= budget and notes.plans[0] <= result.peak_bytes
+    assert any("in host memory" in text and "GB a step" in text for text in notes.texts)
+    assert result.train_loss == plain.train_loss and result.eval_loss == plain.eval_loss
+    # Begun in one way, gone on with in another.
+    trained(place, "resumed", steps=2)
+    _, resumed = trained(place, "resumed", memory=f"{budget}B", resume=True)
+    assert resumed == expected
+
+
+def test_too_little_memory_is_a_sentence(place):
+    with pytest.raises(OutOfMemoryError, match="training takes at least .* raise device.memory"):
+        trained(place, "none", memory="1MiB")
+    assert not (place / "none" / "adapter").exists()
+
+
+@pytest.mark.parametrize("memory", ["8 apples", -1, True, "1e9", 2.5])
+def test_a_wrong_size_is_a_sentence(place, memory):
+    with pytest.raises(ConfigError, match="auto, a size such as 8GiB"):
+        trained(place, "wrong", memory=memory)

@@ -1,0 +1,144 @@
+"""What waits in host memory changes what the device holds, and no bit of what it computes."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from references.seeded import weights
+from references.sized import family_configs, with_head_dim
+from safetensors.numpy import save_file
+
+from e2e.test_family_types import normalize, shapes
+from e2e.tiny import write_model
+from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
+from qlora_wgpu.config.schema import OptimConfig
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE
+from qlora_wgpu.model.options import TrainingOptions
+from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.qlora_model import device_layout
+from qlora_wgpu.model.residency import RESIDENT, Residency
+from qlora_wgpu.training.optimizer import Optimizer
+
+LAYERS = 5
+MEASURES = {
+    "embedding": Residency(host_embedding=True),
+    "parked": Residency(parked_inputs=True),
+    "together": Residency(layers_together=2),
+    "moments": Residency(host_moments=True),
+    "streamed": Residency(streamed_layers=4),
+    "all": Residency(
+        host_embedding=True,
+        parked_inputs=True,
+        layers_together=2,
+        host_moments=True,
+        streamed_layers=LAYERS,
+    ),
+}
+LORA = LoraConfig(r=3, lora_alpha=6, lora_dropout=0.1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    return write_model(
+        path, num_hidden_layers=LAYERS, tie_word_embeddings=False, hidden_size=64, head_dim=16,
+        num_attention_heads=4, num_key_value_heads=2, intermediate_size=96,
+    )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _small_parts(monkeypatch):
+    monkeypatch.setattr("qlora_wgpu.ops.host_moments._PART", 1 << 10)
+
+
+def trained(folder, residency, *, dtype="bfloat16", profile=None, scheme="nf4", steps=3):
+    """A model's adapter after some steps of two micro-batches, and what it took."""
+    device = Device()
+    if profile is not None:
+        device.profile = profile
+    pretrained = Pretrained.open(folder)
+    quant = QuantConfig(scheme=scheme, blocksize=32)
+    layout = device_layout(pretrained, LORA, quant, dtype, device, residency)
+    options = TrainingOptions(checkpointing=True)
+    planned = layout.memory(options.train(2, 24))
+    model = QLoRAModel(layout, device, options=options)
+    model.prepare(2, 24)
+    optimizer = Optimizer(model, OptimConfig(learning_rate=1e-2), steps)
+    rng = np.random.default_rng(3)
+    for step in range(1, steps + 1):
+        for block in range(2):
+            ids = rng.integers(4, 80, (2, 24))
+            mask = np.ones_like(ids)
+            mask[1, 15:] = 0
+            checked = model.checked(ids, ids, mask)
+            model.accumulate(*checked, dropout_key=step * 7 + block)
+        optimizer.step(step)
+    adapter = model.adapter
+    vectors = (adapter.parameters, adapter.first_moment, adapter.second_moment)
+    flat = np.concatenate([model.read_flat(each) for each in vectors])
+    # A shorter batch has a plan of its own and meets what the longer one left.
+    short = model.summed_loss([(ids[:, :9], ids[:, :9], None)])
+    return flat, short, dict(device.memory.by_kind), planned
+
+
+@pytest.mark.parametrize("profile", [CPU_PROFILE, GPU_PROFILE, None], ids=["cpu", "gpu", "own"])
+@pytest.mark.parametrize("measure", MEASURES)
+def test_every_measure_gives_the_same_bits(folder, measure, profile):
+    expected, loss, _, before = trained(folder, RESIDENT, profile=profile)
+    got, other_loss, kinds, planned = trained(folder, MEASURES[measure], profile=profile)
+    assert np.abs(expected).max() > 0
+    np.testing.assert_array_equal(got, expected)
+    assert other_loss == loss
+    for kind in ("base", "staging"):
+        assert kinds.get(kind, 0) == planned[kind]
+    assert measure not in ("embedding", "streamed", "all") or planned["base"] < before["base"]
+
+
+@pytest.mark.parametrize("scheme", ["nf4", "none"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_all_measures_together(folder, scheme, dtype):
+    expected, loss, *_ = trained(folder, RESIDENT, dtype=dtype, scheme=scheme)
+    got, other_loss, *_ = trained(folder, MEASURES["all"], dtype=dtype, scheme=scheme)
+    np.testing.assert_array_equal(got, expected)
+    assert other_loss == loss
+
+
+# Experts; norms behind halves, a window and a tied head; weights in 16 bits.
+@pytest.mark.parametrize("family", ["qwen3_moe", "gemma3_text", "phi3"])
+@pytest.mark.parametrize("profile", [GPU_PROFILE, None], ids=["gpu", "own"])
+def test_other_families(tmp_path, family, profile):
+    config = with_head_dim(family_configs()[family], 24) | {"num_hidden_layers": 4}
+    if "layer_types" in config:
+        config["layer_types"] = (config["layer_types"] * 4)[:4]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(normalize(weights(*shapes(config))), tmp_path / "model.safetensors")
+    measure = replace(MEASURES["all"], layers_together=1, streamed_layers=4)
+    expected, loss, *_ = trained(tmp_path, RESIDENT, profile=profile)
+    got, other_loss, *_ = trained(tmp_path, measure, profile=profile)
+    np.testing.assert_array_equal(got, expected)
+    assert other_loss == loss
+
+
+def test_weights_are_read_back_from_the_host(folder):
+    device = Device()
+    states = []
+    for residency in (RESIDENT, MEASURES["all"]):
+        layout = device_layout(
+            Pretrained.open(folder), LORA, QuantConfig(), "bfloat16", device, residency
+        )
+        states.append(QLoRAModel(layout, device).base_state_dict())
+    for name, array in states[0].items():
+        np.testing.assert_array_equal(states[1][name], array)
+
+
+@pytest.mark.parametrize(("measure", "seq"), [("embedding", 8), ("parked", 512), ("streamed", 8)])
+def test_each_measure_saves_memory(folder, device, measure, seq):
+    def planned(residency):
+        layout = device_layout(
+            Pretrained.open(folder), LORA, QuantConfig(), "bfloat16", device, residency
+        )
+        return sum(layout.memory(TrainingOptions(True).train(2, seq)).values())
+
+    assert planned(MEASURES[measure]) < planned(RESIDENT)

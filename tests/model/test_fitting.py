@@ -1,0 +1,93 @@
+"""A step keeps a budget in the cheapest way that a plan can tell beforehand."""
+
+from dataclasses import replace
+
+import pytest
+
+from qlora_wgpu.config import LoraConfig, QuantConfig
+from qlora_wgpu.errors import OutOfMemoryError
+from qlora_wgpu.gpu.profile import GPU_PROFILE
+from qlora_wgpu.model.fitting import fit
+from qlora_wgpu.model.layout import ModelLayout
+from qlora_wgpu.model.options import TrainingOptions
+from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.residency import RESIDENT, Residency
+
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 4096,
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+}
+STEP = TrainingOptions(checkpointing=True).train(1, 512)
+
+
+@pytest.fixture(scope="module")
+def layout():
+    return ModelLayout(
+        Pretrained.from_config(CONFIG), LoraConfig(r=8), QuantConfig(), "bfloat16",
+        profile=GPU_PROFILE, max_binding=1 << 27,
+    )  # fmt: skip
+
+
+def total(layout, residency=RESIDENT, options=STEP):
+    return sum(layout.waiting(residency).memory(options).values())
+
+
+def test_what_fits_stays_on_the_device(layout):
+    for budget in (None, total(layout)):
+        fitted = fit(layout, STEP, budget)
+        assert fitted.residency == RESIDENT and fitted.moved == 0 and fitted.options == STEP
+        assert not fitted.host_memory
+
+
+def test_less_room_costs_more_traffic(layout):
+    everything = Residency(True, True, 1, True, CONFIG["num_hidden_layers"])
+    most, least = total(layout), total(layout, everything)
+    seconds = []
+    for share in (0.99, 0.9, 0.7, 0.5, 0.3, 0.1):
+        budget = int(least + share * (most - least))
+        fitted = fit(layout, STEP, budget, accumulation=4)
+        assert fitted.total <= budget
+        assert fitted.total == total(layout, fitted.residency)
+        seconds.append(fitted.seconds)
+    assert seconds == sorted(seconds) and seconds[0] < seconds[-1]
+
+
+def test_an_embedding_is_the_first_to_wait(layout):
+    fitted = fit(layout, STEP, total(layout) - 1, accumulation=4)
+    assert fitted.seconds < 0.01 and fitted.moved <= 4 * 512 * 512
+    assert "wait" in fitted.in_words() or "recomputed" in fitted.in_words()
+
+
+def test_traffic_is_that_of_a_run(layout):
+    """Each layer is brought twice, but those that stay where a pass turns round."""
+    waiting = layout.waiting(Residency(streamed_layers=12))
+    (layer,) = set(waiting.section_bytes)
+    assert waiting.step(STEP).plan.moved_bytes == 2 * (12 - 2) * layer
+    parked = layout.waiting(Residency(parked_inputs=True)).step(STEP).plan
+    assert parked.moved_bytes == 2 * parked.parked_bytes == 2 * 11 * 512 * 256 * 4
+
+
+def test_layers_are_recomputed_where_they_must_be(layout):
+    kept = replace(STEP, checkpointing=False)
+    budget = (total(layout) + total(layout, options=kept)) // 2
+    fitted = fit(layout, kept, budget)
+    assert fitted.options.checkpointing and fitted.total <= budget
+    assert not fit(layout, kept, None).options.checkpointing
+    # Where recomputing is slow, something else waits.
+    slow = fit(layout, kept, total(layout, options=kept) - 1, flops_per_second=1e6)
+    assert not slow.options.checkpointing and slow.moved
+
+
+def test_too_little_is_said_by_how_much(layout):
+    with pytest.raises(OutOfMemoryError, match=r"at least \d+ MiB.*\d+ MiB more than the 1 MiB"):
+        fit(layout, STEP, 1 << 20)
