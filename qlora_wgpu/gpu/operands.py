@@ -8,8 +8,8 @@ An operand is declared by how many neighbouring elements it is read or written a
 (inputs only), or ``words``: 16 bytes as they are, of any type. What is bound, float32, bfloat16 or
 float16, in a buffer or in a texture, is not the shader's business. Inputs also have ``raw_x(i)``,
 the elements as they are stored (a ``Raw_x``), ``unpack_x(raw)``, and ``broadcast_x_3(v)``, what
-invocation 3 of the subgroup has loaded. Those of eight also have ``halves_x(raw)``, the same as float16,
-and ``beyond_x(raw)``, how many of them are finite and larger than that takes.
+invocation 3 of the subgroup has loaded. Those of eight also have ``halves_x(raw)``, the same as
+float16, and ``beyond_x(raw)``, how many of them are finite and larger than that takes.
 
 Words after the width narrow that down:
 
