@@ -61,7 +61,7 @@ def test_a_budget_changes_no_bit(place):
 
 
 def test_too_little_memory_is_a_sentence(place):
-    with pytest.raises(OutOfMemoryError, match="training takes at least .* raise device.memory"):
+    with pytest.raises(OutOfMemoryError, match=r"training takes at least .* raise device.memory"):
         trained(place, "none", memory="1MiB")
     assert not (place / "none" / "adapter").exists()
 
