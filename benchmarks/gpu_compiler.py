@@ -50,6 +50,7 @@ class Front:
         device = Device(backend=self._backend.name)
         # A card's subgroups are not of the software GPU's size, which it would refuse to take.
         device.features -= {"subgroup-size-control"}
+        device.params_at_once = False  # nor are a card's shaders begun as the software GPU's
         return device
 
     @property

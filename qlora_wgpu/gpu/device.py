@@ -23,6 +23,7 @@ from qlora_wgpu.gpu.matrix import Limits
 from qlora_wgpu.gpu.pace import Pace
 from qlora_wgpu.gpu.probe import matrix_units, subgroup_size
 from qlora_wgpu.gpu.profile import Profile, cpu_profile, gpu_profile
+from qlora_wgpu.gpu.uniforms import read_at_once
 from qlora_wgpu.gpu.wgsl import Shader
 
 ALIGNMENT = 256  # of buffer windows: the most any GPU asks for
@@ -78,6 +79,7 @@ class Device:
         gpu: The GPU, which WebGPU calls an adapter.
         raw: WebGPU's device.
         features: Features of the device that are used, by WebGPU's names.
+        params_at_once: Whether shaders begin with reading all their parameters.
         memory: Bytes allocated on the device, by kind.
         limits: What the GPU allows a workgroup.
         profile: How kernels are cut for this kind of GPU.
@@ -133,6 +135,7 @@ class Device:
             self.raw = self.backend.request_device(self.gpu)
         weakref.finalize(self, self.backend.let_go, self.raw).atexit = False
         self.memory = MemoryCounter()
+        self.params_at_once = self.is_cpu
         self._pipelines: dict[str, Any] = {}
         limits = self.raw.limits
         self.limits = Limits(
@@ -339,7 +342,8 @@ class Device:
         return pipeline
 
     def _compile(self, shader: Shader) -> Any:
-        code = self.backend.dialect(shader.code, self._pinned_size(shader))
+        code = read_at_once(shader.code) if self.params_at_once else shader.code
+        code = self.backend.dialect(code, self._pinned_size(shader))
         module = self.backend.compile(self.raw, code, shader.label)
         return self.raw.create_compute_pipeline(
             layout="auto", compute={"module": module, "entry_point": "main"}

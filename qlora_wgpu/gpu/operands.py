@@ -7,9 +7,9 @@ An operand is declared by how many neighbouring elements it is read or written a
 ``Eight`` (``shaders/common/eight.wgsl``), 4 as ``vec4<f32>``, 2 as ``vec2<f32>``, 1 as ``f32``
 (inputs only), or ``words``: 16 bytes as they are, of any type. What is bound, float32, bfloat16 or
 float16, in a buffer or in a texture, is not the shader's business. Inputs also have ``raw_x(i)``,
-the elements as they are stored (a ``Raw_x``), ``unpack_x(raw)``, and ``broadcast_x_3(raw)``, what
-invocation 3 of the subgroup holds. Those of eight also have ``halves_x(raw)``, the same as float16,
-and ``beyond_x(raw)``, how many of them are finite and larger than that takes.
+the elements as they are stored (a ``Raw_x``), ``unpack_x(raw)``, and ``broadcast_x_3(v)``, what
+invocation 3 of the subgroup has loaded. Those of eight also have ``halves_x(raw)``, the same as
+float16, and ``beyond_x(raw)``, how many of them are finite and larger than that takes.
 
 Words after the width narrow that down:
 
@@ -201,12 +201,12 @@ class Operand:
         """``broadcast_x``, which needs subgroups."""
         if bound is None:
             return ""
-        stored = _STORED[bound.dtype][self.width]
-        parts = "Float8(subgroupBroadcast(raw.lo, {0}), subgroupBroadcast(raw.hi, {0}))"
-        body = parts if stored == "Float8" else "subgroupBroadcast(raw, {0})"
+        value = _VALUE[self.width]
+        parts = "Eight(subgroupBroadcast(v.even, {0}), subgroupBroadcast(v.odd, {0}))"
+        body = parts if value == "Eight" else "subgroupBroadcast(v, {0})"
         # The invocation must be a constant expression: one function for each.
         return "\n".join(
-            f"fn broadcast_{self.name}_{lane}(raw: {stored}) -> {stored} "
+            f"fn broadcast_{self.name}_{lane}(v: {value}) -> {value} "
             f"{{ return {body.format(f'{lane}u')}; }}"
             for lane in range(16)
         )

@@ -167,6 +167,7 @@ def cpu_profile(subgroup_size: int) -> Profile:
         rows_per_group=1,
         attention_threads=subgroup_size,
         skinny_group=(1, subgroup_size),
+        texture_nn_rows=32 if subgroup_size <= 8 else 16,
     )
 
 

@@ -40,14 +40,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
             let at = q_base + loaded * params.q_stride;
             let loaded_segment = segments[row0 + loaded];
             let loaded_pair = lse_delta[(row0 + loaded) * params.heads + head];
-            //#unroll t UNITS: let q_$t = raw_q(at + $tu); let do_$t = raw_dout(at + $tu);
+            //#unroll t UNITS: let q_$t = load_q(at + $tu); let do_$t = load_dout(at + $tu);
             var products: array<f32, KEYS>;
             var dp: array<f32, KEYS>;
             var weights: array<Weight, KEYS>;
             //#unroll c KEYS: products[$c] = 0.0; dp[$c] = 0.0;
             //#unroll l HOLDERS, t UNITS
-                let q_$l_$t = unpack_q(broadcast_q_$l(q_$t));
-                let do_$l_$t = unpack_dout(broadcast_dout_$l(do_$t));
+                let q_$l_$t = broadcast_q_$l(q_$t);
+                let do_$l_$t = broadcast_dout_$l(do_$t);
                 products[$lu % KEYS] += dot8(k_own[$lu / KEYS * UNITS + $tu], q_$l_$t);
                 dp[$lu % KEYS] += dot8(v_own[$lu / KEYS * UNITS + $tu], do_$l_$t);
             //#end

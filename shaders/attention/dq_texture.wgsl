@@ -34,14 +34,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         let loaded = min(key + local.x % KEYS, params.seq - 1u);
         let at = kv_base + loaded * params.kv_stride;
         let loaded_segment = segments[row0 + loaded];
-        //#unroll t UNITS: let k_$t = raw_k(at + $tu); let v_$t = raw_v(at + $tu);
+        //#unroll t UNITS: let k_$t = load_k(at + $tu); let v_$t = load_v(at + $tu);
         var products: array<f32, KEYS>;
         var dp: array<f32, KEYS>;
         var ds: array<f32, KEYS>;
         //#unroll c KEYS: products[$c] = 0.0; dp[$c] = 0.0;
         //#unroll l HOLDERS, t UNITS
-            products[$lu % KEYS] += dot8(q_own[$lu / KEYS * UNITS + $tu], unpack_k(broadcast_k_$l(k_$t)));
-            dp[$lu % KEYS] += dot8(do_own[$lu / KEYS * UNITS + $tu], unpack_v(broadcast_v_$l(v_$t)));
+            products[$lu % KEYS] += dot8(q_own[$lu / KEYS * UNITS + $tu], broadcast_k_$l(k_$t));
+            dp[$lu % KEYS] += dot8(do_own[$lu / KEYS * UNITS + $tu], broadcast_v_$l(v_$t));
         //#end
         //#unroll c KEYS
             let sees_$c = key + $cu < params.seq
@@ -50,7 +50,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         //#end
         //#unroll l HOLDERS, t UNITS
             dq_own[$lu / KEYS * UNITS + $tu] = add_scaled8(
-                dq_own[$lu / KEYS * UNITS + $tu], ds[$lu % KEYS], unpack_k(broadcast_k_$l(k_$t)));
+                dq_own[$lu / KEYS * UNITS + $tu], ds[$lu % KEYS], broadcast_k_$l(k_$t));
         //#end
     }
     if (index < params.seq) {

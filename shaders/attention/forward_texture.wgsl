@@ -32,12 +32,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         let loaded = min(key + local.x % KEYS, params.seq - 1u);
         let at = kv_base + loaded * params.kv_stride;
         let loaded_segment = segments[row0 + loaded];
-        //#unroll t UNITS: let k_$t = raw_k(at + $tu); let v_$t = raw_v(at + $tu);
+        //#unroll t UNITS: let k_$t = load_k(at + $tu); let v_$t = load_v(at + $tu);
         var s: array<f32, KEYS>;
         var p: array<f32, KEYS>;
         //#unroll c KEYS: s[$c] = 0.0;
         //#unroll l HOLDERS, t UNITS
-            s[$lu % KEYS] += dot8(q_own[$lu / KEYS * UNITS + $tu], unpack_k(broadcast_k_$l(k_$t)));
+            s[$lu % KEYS] += dot8(q_own[$lu / KEYS * UNITS + $tu], broadcast_k_$l(k_$t));
         //#end
         //#unroll c KEYS
             s[$c] = score(s[$c]).value;
@@ -53,7 +53,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         //#unroll d HEAD: o_own[$d] = scale8(o_own[$d], shrink);
         //#unroll l HOLDERS, t UNITS
             o_own[$lu / KEYS * UNITS + $tu] = add_scaled8(
-                o_own[$lu / KEYS * UNITS + $tu], p[$lu % KEYS], unpack_v(broadcast_v_$l(v_$t)));
+                o_own[$lu / KEYS * UNITS + $tu], p[$lu % KEYS], broadcast_v_$l(v_$t));
         //#end
     }
     if (index < params.seq) {

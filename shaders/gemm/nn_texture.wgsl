@@ -34,13 +34,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     for (var k = 0u; k < params.k; k += 8u) {
         // Rows of w past the last meet zeros in x's padding.
         //#unroll j 8: let w_$j = load_w(w_at + min(k + $ju, last) * params.w_stride);
-        //#unroll p BLOCKS: let x_$p = raw_x(x_at_$p + k / 8u);
+        //#unroll p BLOCKS: let x_$p = load_x(x_at_$p + k / 8u);
         //#unroll p BLOCKS, s SPAN
-            let v_$p_$s = unpack_x(broadcast_x_$s(x_$p));
-            even_$p_$s += v_$p_$s.even.x * w_0.even + v_$p_$s.odd.x * w_1.even + v_$p_$s.even.y * w_2.even + v_$p_$s.odd.y * w_3.even
-                + v_$p_$s.even.z * w_4.even + v_$p_$s.odd.z * w_5.even + v_$p_$s.even.w * w_6.even + v_$p_$s.odd.w * w_7.even;
-            odd_$p_$s += v_$p_$s.even.x * w_0.odd + v_$p_$s.odd.x * w_1.odd + v_$p_$s.even.y * w_2.odd + v_$p_$s.odd.y * w_3.odd
-                + v_$p_$s.even.z * w_4.odd + v_$p_$s.odd.z * w_5.odd + v_$p_$s.even.w * w_6.odd + v_$p_$s.odd.w * w_7.odd;
+            let v_$p_$s = broadcast_x_$s(x_$p);
+            even_$p_$s += ((v_$p_$s.even.x * w_0.even + v_$p_$s.odd.x * w_1.even) + (v_$p_$s.even.y * w_2.even + v_$p_$s.odd.y * w_3.even))
+                + ((v_$p_$s.even.z * w_4.even + v_$p_$s.odd.z * w_5.even) + (v_$p_$s.even.w * w_6.even + v_$p_$s.odd.w * w_7.even));
+            odd_$p_$s += ((v_$p_$s.even.x * w_0.odd + v_$p_$s.odd.x * w_1.odd) + (v_$p_$s.even.y * w_2.odd + v_$p_$s.odd.y * w_3.odd))
+                + ((v_$p_$s.even.z * w_4.odd + v_$p_$s.odd.z * w_5.odd) + (v_$p_$s.even.w * w_6.odd + v_$p_$s.odd.w * w_7.odd));
         //#end
     }
     //#unroll p BLOCKS, s SPAN: even_$p_$s *= params.scale; odd_$p_$s *= params.scale;

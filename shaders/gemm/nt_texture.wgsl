@@ -1,7 +1,7 @@
 // y[m, c] = scale · Σ_k x[m, k] · w[c, k]  + Σ_j u[m, j] · b[c, j]  + bias[c] + residual[m, c]
 //
 // gemm/nt.wgsl for software adapters: x, w and b lie in textures. A workgroup is one subgroup of
-// THREADS and makes BLOCKS · SPAN rows by 4 · THREADS columns: each invocation loads four rows of
+// THREADS and makes BLOCKS · SPAN rows by 8 · THREADS columns: each invocation loads eight rows of
 // w, the rows of x are loaded one by each invocation and broadcast to all.
 // Launcher: kernels/gemm/launching.py.
 //#include common/gemm_interface.wgsl
@@ -12,7 +12,7 @@
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
-    let c0 = (group.y * THREADS + local.x) * 4u;
+    let c0 = (group.y * THREADS + local.x) * 8u;
     let m0 = group.x * (BLOCKS * SPAN);
     let rows = row_count();
     if (m0 >= rows) {
@@ -23,38 +23,48 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         return;
     }
     // No invocation leaves alone: a broadcast needs all of them. Those past the end repeat the last.
-    //#unroll j 4
+    //#unroll j 8
         let c_$j = min(c0 + $ju, params.columns - 1u);
         let w_at_$j = expert * params.w_expert + c_$j * params.w_stride;
     //#end
     //#unroll p BLOCKS: let m_$p = min(m0 + $pu * SPAN + local.x % SPAN, rows - 1u);
-    //#unroll p BLOCKS, s SPAN: var acc_$p_$s = vec4<f32>(0.0);
+    //#unroll p BLOCKS, s SPAN: var lo_$p_$s = vec4<f32>(0.0); var hi_$p_$s = vec4<f32>(0.0);
     for (var k = 0u; k < (params.k + 7u) / 8u; k += 1u) {
-        //#unroll j 4: let w_$j = load_w(w_at_$j + k);
-        //#unroll p BLOCKS: let x_$p = raw_x(m_$p * params.x_stride + k);
+        //#unroll j 8: let w_$j = load_w(w_at_$j + k);
+        //#unroll p BLOCKS: let x_$p = load_x(m_$p * params.x_stride + k);
         //#unroll p BLOCKS, s SPAN
-            let v_$p_$s = unpack_x(broadcast_x_$s(x_$p));
-            acc_$p_$s += vec4<f32>(dot8(v_$p_$s, w_0), dot8(v_$p_$s, w_1), dot8(v_$p_$s, w_2), dot8(v_$p_$s, w_3));
+            let v_$p_$s = broadcast_x_$s(x_$p);
+            lo_$p_$s += vec4<f32>(tree8(v_$p_$s, w_0), tree8(v_$p_$s, w_1), tree8(v_$p_$s, w_2), tree8(v_$p_$s, w_3));
+            hi_$p_$s += vec4<f32>(tree8(v_$p_$s, w_4), tree8(v_$p_$s, w_5), tree8(v_$p_$s, w_6), tree8(v_$p_$s, w_7));
         //#end
     }
-    //#unroll p BLOCKS, s SPAN: acc_$p_$s *= params.scale;
+    //#unroll p BLOCKS, s SPAN: lo_$p_$s *= params.scale; hi_$p_$s *= params.scale;
 //#if u
     let r_stride = params.r_stride / 4u;
     let b_stride = params.b_stride / 4u;
     let b_at = adapter_at(expert) + 4u * params.y_unit0 * b_stride;
     for (var k = 0u; k < (params.r + 3u) / 4u; k += 1u) {
-        //#unroll j 4: let b_$j = load_b(b_at + c_$j * b_stride + k);
+        //#unroll j 8: let b_$j = load_b(b_at + c_$j * b_stride + k);
         //#unroll p BLOCKS: let u_$p = load_u(m_$p * r_stride + k);
         //#unroll p BLOCKS, s SPAN
             let t_$p_$s = broadcast_u_$s(u_$p);
-            acc_$p_$s += vec4<f32>(dot(t_$p_$s, b_0), dot(t_$p_$s, b_1), dot(t_$p_$s, b_2), dot(t_$p_$s, b_3));
+            lo_$p_$s += vec4<f32>(dot(t_$p_$s, b_0), dot(t_$p_$s, b_1), dot(t_$p_$s, b_2), dot(t_$p_$s, b_3));
+            hi_$p_$s += vec4<f32>(dot(t_$p_$s, b_4), dot(t_$p_$s, b_5), dot(t_$p_$s, b_6), dot(t_$p_$s, b_7));
         //#end
     }
 //#endif
-    // Rows are padded to units of eight.
-    if (c0 < (params.columns + 7u) / 8u * 8u) {
+    if (c0 < params.columns) {
         //#unroll p BLOCKS, s SPAN
-            if (m0 + $pu * SPAN + $su < rows) { store4(m0 + $pu * SPAN + $su, c0, acc_$p_$s); }
+            if (m0 + $pu * SPAN + $su < rows) {
+                store4(m0 + $pu * SPAN + $su, c0, lo_$p_$s);
+                store4(m0 + $pu * SPAN + $su, c0 + 4u, hi_$p_$s);
+            }
         //#end
     }
+}
+
+// dot8 as a tree: in one after the other, each addition would wait for the one before.
+fn tree8(a: Eight, b: Eight) -> f32 {
+    let fours = a.even * b.even + a.odd * b.odd;
+    return (fours.x + fours.y) + (fours.z + fours.w);
 }

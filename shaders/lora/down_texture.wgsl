@@ -21,9 +21,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     //#unroll p BLOCKS, s SPAN: var acc_$p_$s = vec4<f32>(0.0);
     for (var k = 0u; k < params.x_stride; k += 1u) {
         //#unroll i 4: let x_$i = masked(load_x(x_at_$i + k), x_at_$i + k);
-        //#unroll p BLOCKS: let a_$p = raw_a(a_at_$p + k);
+        //#unroll p BLOCKS: let a_$p = load_a(a_at_$p + k);
         //#unroll p BLOCKS, s SPAN
-            let v_$p_$s = unpack_a(broadcast_a_$s(a_$p));
+            let v_$p_$s = broadcast_a_$s(a_$p);
             acc_$p_$s += vec4<f32>(dot8(v_$p_$s, x_0), dot8(v_$p_$s, x_1), dot8(v_$p_$s, x_2), dot8(v_$p_$s, x_3));
         //#end
     }

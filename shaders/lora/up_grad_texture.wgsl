@@ -23,11 +23,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         // Rows of b past the last meet zeros in dy's padding.
         //#unroll p BLOCKS
             let row_$p = min(n + $pu * SPAN + local.x % SPAN, last);
-            let b_$p = raw_b(adapter_at(expert) + row_$p * params.b_stride + group.y);
+            let b_$p = load_b(adapter_at(expert) + row_$p * params.b_stride + group.y);
         //#end
         //#unroll p BLOCKS, s SPAN
             {
-                let v = unpack_b(broadcast_b_$s(b_$p));
+                let v = broadcast_b_$s(b_$p);
                 //#unroll i 2: sum_$i = add_scaled8(sum_$i, pick(dy_$i, $pu * SPAN + $su), v);
             }
         //#end

@@ -162,13 +162,11 @@ def test_sums_add(write):
 
 
 def test_every_broadcast_is_of_one_invocation(write):
-    text = "//#input 2 y: 8\nfn f() {\n//#unroll s 2: let v_$s = broadcast_y_$s(raw_y(0u));\n}\n"
+    text = "//#input 2 y: 8\nfn f() {\n//#unroll s 2: let v_$s = broadcast_y_$s(load_y(0u));\n}\n"
     write("a.wgsl", text + HEAD + MAIN)
     code = load({"y": ("bfloat16",)}).code
-    assert (
-        "fn broadcast_y_1(raw: vec4<u32>) -> vec4<u32> { return subgroupBroadcast(raw, 1u); }"
-        in code
-    )
+    both = "Eight(subgroupBroadcast(v.even, 1u), subgroupBroadcast(v.odd, 1u))"
+    assert f"fn broadcast_y_1(v: Eight) -> Eight {{ return {both}; }}" in code
 
 
 def test_no_comment_counts_as_code(write):

@@ -23,9 +23,10 @@ class SubgroupTexture:
         threads = g.profile.subgroup_size
         most = g.profile.texture_nt_rows if gemm.with_rows else g.profile.texture_nn_rows
         rows = _fewer(most, gemm.x.rows)
-        columns = (4 if gemm.with_rows else 8) * threads
         path = f"gemm/{gemm.name}_texture.wgsl"
-        launch_whole(g, gemm, Cut(path, rows, columns, broadcast_constants(threads, rows), True))
+        launch_whole(
+            g, gemm, Cut(path, rows, 8 * threads, broadcast_constants(threads, rows), True)
+        )
 
 
 class Skinny:
