@@ -11,6 +11,7 @@ import click
 from qlora_wgpu.cli._completion import complete_paths
 from qlora_wgpu.cli._terminal import Commands, Terminal, write_what_can_be_written
 from qlora_wgpu.cli.bench import bench
+from qlora_wgpu.cli.certificates import certificates
 from qlora_wgpu.cli.chat import chat
 from qlora_wgpu.cli.data import data
 from qlora_wgpu.cli.doctor import doctor
@@ -21,6 +22,7 @@ from qlora_wgpu.cli.generate import generate
 from qlora_wgpu.cli.init import init
 from qlora_wgpu.cli.push import push
 from qlora_wgpu.cli.train import train
+from qlora_wgpu.cli.worker import worker
 from qlora_wgpu.errors import QLoRAError
 from qlora_wgpu.gpu.calls import overdue_call
 from qlora_wgpu.supervision.child import end_if_hung
@@ -50,6 +52,8 @@ commands.add_command(chat)
 commands.add_command(doctor)
 commands.add_command(bench)
 commands.add_command(estimate)
+commands.add_command(worker)
+commands.add_command(certificates)
 complete_paths(commands)
 
 

@@ -22,6 +22,7 @@ from rich.status import Status
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.training import Observer, RunSetup, TrainResult, WorkerFigures
 
+_SELDOM = 10  # steps between two lines about workers
 _WORKERS = 8  # that a line shows
 _KINDS = 44  # characters of a memory line's kinds, so that it fits into 80 columns
 
@@ -137,6 +138,7 @@ class TrainingDisplay(Display):
         self._shown_at = 0
         self._every = 1
         self._workers: Sequence[WorkerFigures] = ()
+        self._told_at = -_SELDOM
 
     def stop(self) -> None:
         """Takes away what moves; the bar stays as it is."""
@@ -165,7 +167,7 @@ class TrainingDisplay(Display):
         """Keeps them for the next line; one that is new or gone is shown at once."""
         names = {worker.name for worker in self._workers}
         if {worker.name for worker in workers} != names:
-            self._shown_at = -self._every
+            self._shown_at, self._told_at = -self._every, -_SELDOM
         self._workers = workers
 
     def step(self, row: dict[str, Any]) -> None:
@@ -185,7 +187,8 @@ class TrainingDisplay(Display):
             self._shown_at = row["step"]
             norm, rate = f"grad norm {row['grad_norm']:.3f}", f"lr {row['learning_rate']:.2e}"
             self._print_what_fits([f"step {row['step']:>5}", loss, norm, rate, speed])
-            if self._workers:
+            if self._workers and row["step"] - self._told_at >= _SELDOM:
+                self._told_at = row["step"]
                 self._console.print(_workers_line(self._workers), highlight=False)
 
     def _print_what_fits(self, parts: list[str]) -> None:

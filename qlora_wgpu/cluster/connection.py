@@ -12,12 +12,14 @@ from importlib.util import find_spec
 from typing import Any
 
 from qlora_wgpu.cluster.extra import require_extra
+from qlora_wgpu.cluster.quiet import quieten_dask
 from qlora_wgpu.cluster.reaching import wait_for_scheduler
 from qlora_wgpu.cluster.security import LOOPBACK, connection_security, temporary_security
 from qlora_wgpu.config.schema import ClusterConfig
 from qlora_wgpu.errors import ClusterError
 
 _REACHED = 30.0  # seconds in which a scheduler has to answer
+_STARTED = 120.0  # seconds in which worker processes have to be there
 _CLOSED = 5.0  # seconds for an orderly end
 
 
@@ -65,8 +67,7 @@ async def connect(
     """
     require_extra()
     assert settings.scheduler is not None
-    for name in ("distributed", "distributed.nanny", "tornado.application", "asyncio"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # what matters is told by the engine
+    quieten_dask()
     if settings.scheduler == "local":
         return await _local(processes)
     security = connection_security(
@@ -83,7 +84,9 @@ async def _client(address: Any, security: Any) -> Any:
         address, security=security, asynchronous=True, direct_to_workers=True, timeout=_REACHED
     )
     try:
-        return await client
+        return await asyncio.wait_for(
+            _opened(client), _REACHED
+        )  # a greeting has no limit of Dask's
     except (OSError, TimeoutError) as err:
         with contextlib.suppress(Exception):
             await asyncio.wait_for(client.close(), _CLOSED)
@@ -104,9 +107,17 @@ async def _local(processes: int) -> Connection:
         silence_logs=logging.CRITICAL,
     )  # fmt: skip
     try:
-        await cluster
+        await asyncio.wait_for(_opened(cluster), _STARTED)
         return Connection(await _client(cluster.scheduler_address, security), cluster)
-    except OSError as err:
+    except (OSError, RuntimeError) as err:
         with contextlib.suppress(Exception):
             await asyncio.wait_for(cluster.close(), _CLOSED)
-        raise ClusterError(f"worker processes cannot be started: {err}") from err
+        raise ClusterError(
+            "worker processes cannot be started: a Python script that trains with "
+            'cluster.scheduler: local has to do so below `if __name__ == "__main__":`, since '
+            f"they read it, too ({err})"
+        ) from err
+
+
+async def _opened(each: Any) -> Any:
+    return await each

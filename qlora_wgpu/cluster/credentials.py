@@ -94,7 +94,7 @@ def _dated(path: Path) -> list[x509.Certificate]:
     from cryptography import x509
 
     try:
-        found = x509.load_pem_x509_certificates(path.read_bytes())
+        found = x509.load_pem_x509_certificates(file_bytes(path, _MOST))
     except ValueError as err:
         raise ConfigError(f"{path} holds no certificate in PEM form") from err
     now, begin, end = datetime.now(UTC), found[0].not_valid_before_utc, found[0].not_valid_after_utc

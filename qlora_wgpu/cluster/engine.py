@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import pickle
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,11 +24,13 @@ from qlora_wgpu.cluster.division import Division, Order, Work, in_order
 from qlora_wgpu.errors import ClusterError, DeviceLostError, OutOfMemoryError, QLoRAError
 
 _LOOK = 0.5  # seconds between two looks at which workers there are
+_LONG = 15.0  # seconds after which another worker is asked, too
 _ALONE = 3.0  # seconds without a worker after which that is told
 _TICK = 0.2  # seconds after which it is asked again who is late
 _SILENCE = 10.0  # seconds that the scheduler may be silent
 _PROBE = 2.0  # seconds between two questions to a worker that is suspect
 
+_T = TypeVar("_T")
 Deliver = Callable[[int, Sums], None]
 Check = Callable[[Identity], "str | None"]
 
@@ -218,8 +221,11 @@ class Engine:
             member.actor = await _unless(member.gone, future)
             identity: Identity = await self._call(member, "identity")
             problem = await asyncio.to_thread(self._check, identity)
-        except (_Gone, OSError):
-            return  # it is gone, or will be met again
+        except _Gone:
+            return
+        except OSError as err:
+            await self._unreachable(member, err)
+            return
         except ModuleNotFoundError as err:
             self._leave_out(member, f"it lacks a package, {err.name}: install qlora-wgpu there")
             return
@@ -234,6 +240,16 @@ class Engine:
         self._progress = time.monotonic()
         self._tell_of(member, identity)
         self._changed.set()
+
+    async def _unreachable(self, member: _Member, error: OSError) -> None:
+        """Tries a worker again that could not be reached, if need be through the scheduler."""
+        self._last_reason = f"worker {member.name} cannot be reached: {error}"
+        if self._client.direct_to_workers and not self._ready:
+            self._client.direct_to_workers = False  # a network that lets nobody but it through
+            self._tell(f"{self._last_reason}; the scheduler passes on what goes there")
+        await asyncio.sleep(_PROBE)
+        if self._members.get(member.address) is member:
+            del self._members[member.address]  # it is met again
 
     def _tell_of(self, member: _Member, identity: Identity) -> None:
         for text in identity.notes:
@@ -375,34 +391,59 @@ class Engine:
 
         Raises:
             ClusterError: If nobody is left to write it.
+            QLoRAError: If the model cannot.
         """
-        self._progress = time.monotonic()
-        while True:
-            for member in self._ready:
-                if member.name in self._division.suspects:
-                    continue
-                with contextlib.suppress(_Gone, OSError, asyncio.TimeoutError, ClusterError):
-                    version = await asyncio.wait_for(self._write(member), self._patience)
-                    call = self._call(member, "text", version, *details)
-                    return list(await asyncio.wait_for(call, self._patience))
-                member.version = -1
-                self._division.suspect(member.name)
-            self._probe_suspects()
-            await self._wait_for_change()
-            self._check_patience("no worker is there")
+
+        async def written(member: _Member) -> list[int]:
+            return list(await self._call(member, "text", await self._write(member), *details))
+
+        return await self._anyone(written)
 
     async def neutral(self) -> FloatArray:
-        """A flat adapter that does nothing, from the first of the workers.
+        """A flat adapter that does nothing, from one of the workers.
 
         Raises:
-            ClusterError: If none answers.
+            ClusterError: If nobody is left to tell.
         """
-        for member in self._ready:
-            with contextlib.suppress(_Gone, OSError, asyncio.TimeoutError):
-                call = self._call(member, "neutral")
-                values: FloatArray = await asyncio.wait_for(call, self._patience)
-                return values
-        raise ClusterError("no worker is left")
+
+        async def told(member: _Member) -> FloatArray:
+            values: FloatArray = await self._call(member, "neutral")
+            return values
+
+        return await self._anyone(told)
+
+    async def _anyone(self, ask: Callable[[_Member], Coroutine[Any, Any, _T]]) -> _T:
+        """Asks one worker, and another if that takes long; the first answer counts.
+
+        Raises:
+            ClusterError: If nobody answers.
+        """
+        self._progress = time.monotonic()
+        asked: dict[asyncio.Task[_T], _Member] = {}
+        tried: set[_Member] = set()
+        since = -math.inf
+        try:
+            while True:
+                suspects = self._division.suspects
+                free = [m for m in self._ready if m not in tried and m.name not in suspects]
+                if free and (not asked or time.monotonic() - since > _LONG):
+                    since = time.monotonic()
+                    tried.add(free[0])
+                    asked[asyncio.ensure_future(ask(free[0]))] = free[0]
+                self._probe_suspects()
+                await self._wait_for_change()
+                for task in [task for task in asked if task.done()]:
+                    member = asked.pop(task)
+                    try:
+                        return task.result()
+                    except (_Gone, OSError, ClusterError):  # somebody else is asked
+                        member.version = -1
+                        self._division.suspect(member.name)
+                        tried.discard(member)
+                self._check_patience("no worker has answered")
+        finally:
+            for task in asked:
+                task.cancel()
 
     # -- within ----------------------------------------------------------------------------
 

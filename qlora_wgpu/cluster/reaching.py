@@ -145,7 +145,7 @@ async def _greet(address: Address, security: Security) -> None:
         answer = await asyncio.wait_for(_identity(address, security), _ATTEMPT)
     except TimeoutError as err:  # it may be too busy, or stopped
         raise _NotYet("it takes a connection, but says nothing") from err
-    except (OSError, ValueError) as err:
+    except Exception as err:  # whatever Dask makes of what others say
         raise _not_dask(address) from err
     if not (isinstance(answer, dict) and answer.get("type") == "Scheduler"):
         raise _not_dask(address)

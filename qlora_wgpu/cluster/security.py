@@ -11,31 +11,12 @@ from typing import TYPE_CHECKING
 from qlora_wgpu.cluster.addresses import Address
 from qlora_wgpu.cluster.credentials import Credentials
 from qlora_wgpu.cluster.extra import require_extra
-from qlora_wgpu.config import ClusterConfig
 from qlora_wgpu.errors import ConfigError
 
 if TYPE_CHECKING:
     from distributed import Security
 
 LOOPBACK = "127.0.0.1"
-
-
-def security_for(settings: ClusterConfig) -> Security:
-    """How a run's process connects to its workers.
-
-    Args:
-        settings: Those of a run whose scheduler is ``"local"`` or an address.
-
-    Raises:
-        ConfigError: As for ``connection_security``.
-    """
-    if settings.scheduler == "local":
-        return temporary_security()
-    return connection_security(
-        settings.scheduler or "",
-        settings.certificates,
-        allow_plain_tcp=settings.allow_plain_tcp,
-    )
 
 
 def connection_security(

@@ -18,7 +18,7 @@ from qlora_wgpu.ops.experts import expert_linear
 from qlora_wgpu.ops.glu import glu
 from qlora_wgpu.ops.layer_norm import layer_norm
 from qlora_wgpu.ops.linear import linear
-from qlora_wgpu.ops.linear_group import is_group, linear_group
+from qlora_wgpu.ops.linear_group import largest_group, linear_group
 from qlora_wgpu.ops.modules import Linear
 from qlora_wgpu.ops.qk_layer_norm import qk_layer_norm
 from qlora_wgpu.ops.qk_norm import qk_norm
@@ -51,17 +51,18 @@ class LayerOps:
         return linear(self.g, x, self._modules.linears[name], self.batch, residual, **options)
 
     def group(self, x: Tensor, names: Mapping[str, bool]) -> dict[str, Tensor]:
-        """The results of layers of one input as one product, by name; none where they are not one.
+        """The results of those layers of one input that are one product here, by name.
 
         Args:
             x: Their input.
             names: Whether each layer's result is float32.
         """
-        layers = [self._modules.linears[name] for name in names]
-        if not is_group(self.g, layers):
+        layers = largest_group(self.g, [self._modules.linears[name] for name in names])
+        if not layers:
             return {}
-        results = linear_group(self.g, x, layers, self.batch, list(names.values()))
-        return dict(zip(names, results, strict=True))
+        made = [layer.name for layer in layers]
+        float32 = [names[name] for name in made]
+        return dict(zip(made, linear_group(self.g, x, layers, self.batch, float32), strict=True))
 
     def linear_out(self, x: Tensor, name: str, residual: Tensor | None, scale: float) -> Tensor:
         """A half's last layer: added to the residual, or alone in float32 for a norm to follow."""

@@ -36,7 +36,9 @@ class Profile:
         lora_threads: Invocations that share a row of LoRA's products; 0 for skinny GEMMs.
         lora_grad_group: Invocations of a workgroup of LoRA's gradients: along columns, and those
             that share the rows.
-        attention_kind: ``"register"``, without workgroup memory; or ``"tiled"``, with it.
+        attention_kind: ``"register"``, without workgroup memory; ``"tiled"``, with it; or
+            ``"matrix"``, on matrix units.
+        attention_strips: Strips of 16 queries or keys of such an attention workgroup, at most.
         attention_threads: Queries or keys of an attention workgroup without such memory.
         attention_keys: Keys a query looks at in one turn, for heads of up to 128 elements.
         head_block: Rows of ``lm_head`` that one backward product covers, a multiple of 256; on
@@ -70,6 +72,7 @@ class Profile:
     logits_bytes: int
     gemm_kind: str = "register"
     attention_kind: str = "register"
+    attention_strips: int = 4
     tile_group: tuple[int, int] = (16, 16)
     matrix: tuple[int, ...] = ()
     matrix_element: str = "f16"
@@ -93,6 +96,11 @@ class Profile:
     def saturates(self) -> bool:
         """Whether products hold their factors in a type that ends at 65,504."""
         return self.gemm_kind == "matrix" and self.matrix_element == "f16"
+
+    @property
+    def counts_saturated(self) -> bool:
+        """Whether any kernel counts what it holds at the end of such a type."""
+        return self.matrix_element == "f16" and "matrix" in (self.gemm_kind, self.attention_kind)
 
     def weight_dtype(self, dtype: str) -> str:
         """The type of frozen weights where operands have this one: units of f16 copy theirs."""
@@ -171,6 +179,7 @@ def gpu_profile(shape: MatrixShape | None, limits: Limits = PROMISED) -> Profile
     return replace(
         plain,
         gemm_kind="matrix",
+        attention_kind="matrix",
         matrix=(shape.m, shape.n, shape.k, shape.threads),
         matrix_element=shape.element,
         matrix_tile=(tile.groups_m, tile.groups_n, tile.fragments_m, tile.fragments_n),
@@ -180,10 +189,13 @@ def gpu_profile(shape: MatrixShape | None, limits: Limits = PROMISED) -> Profile
 def plainer(profile: Profile) -> Profile | None:
     """The profile to fall back on where a GPU's kernels are wrong; None if there is none.
 
-    Products on matrix units, then through workgroup memory, then nothing through that.
+    Attention gives up matrix units first, then products do, then nothing goes through workgroup
+    memory.
     """
-    if profile.textures or profile.gemm_kind == "register":
+    if profile.textures or profile.gemm_kind == profile.attention_kind == "register":
         return None
+    if profile.attention_kind == "matrix":
+        return replace(profile, attention_kind="tiled")
     if profile.gemm_kind == "matrix":
         return replace(profile, gemm_kind="tiled", products=())
     return plainest(profile)

@@ -107,7 +107,7 @@ class ModelLayout:
         )
         modules = self._weights.lay_out(architecture, self.adapter)
         self.network = Network(pretrained.family, architecture, modules)
-        self.stats, self.saturated = _sums(counts=profile.saturates)
+        self.stats, self.saturated = _sums(counts=profile.counts_saturated)
         self._steps: dict[StepOptions, PlannedStep] = {}
 
     def cut_for(self, profile: Profile) -> ModelLayout:

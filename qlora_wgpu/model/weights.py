@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,15 @@ from qlora_wgpu.checkpoint.bitsandbytes import NF4Format
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.families.family import Architecture, ExpertSpec, LinearSpec, Modules
-from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.graph.dtype import LARGEST_FLOAT16, ROW_UNIT, pad_rows, padded, stored_bits
+from qlora_wgpu.gpu.device import ALIGNMENT, Device
+from qlora_wgpu.graph.dtype import (
+    LARGEST_FLOAT16,
+    ROW_UNIT,
+    pad_rows,
+    padded,
+    round_up,
+    stored_bits,
+)
 from qlora_wgpu.graph.program import allocate
 from qlora_wgpu.graph.section import Section, Stream
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
@@ -137,7 +145,15 @@ class WeightLayout:
             embedding = self._on_host(name, vocab, hidden)
         elif not tied:
             embedding = self._dense(name, vocab, hidden, self._dtype)
-        linears = {spec.name: self._linear(spec, adapter) for spec in architecture.linears}
+        biases = {
+            name: bias
+            for specs in with_one_input(architecture.linears)
+            for name, bias in self._biases([spec for spec in specs if spec.bias]).items()
+        }
+        linears = {
+            spec.name: self._linear(spec, adapter, biases.get(spec.name))
+            for spec in architecture.linears
+        }
         offset = np.float32(architecture.norm_offset)
         norms = {
             n: self._float32(n, shape, offset) for n, shape in architecture.norm_shapes.items()
@@ -219,17 +235,14 @@ class WeightLayout:
 
     # -- vectors and dense matrices ------------------------------------------------------------
 
-    def _linear(self, spec: LinearSpec, adapter: Adapter) -> Linear:
+    def _linear(self, spec: LinearSpec, adapter: Adapter, bias: Tensor | None) -> Linear:
         name = f"{spec.name}.weight"
         shape = spec.out_features, spec.in_features
         form = self._forms.of([self._stored(name)])
         weight: Matrix = (
             self._dense(name, *shape) if form is None else self._nf4(name, shape, form, [name])
         )
-        bias = None
-        if spec.bias:
-            bias = self._float32(f"{spec.name}.bias", (spec.out_features,))
-        elif self._folder is not None and self._has(f"{spec.name}.bias"):
+        if bias is None and self._folder is not None and self._has(f"{spec.name}.bias"):
             raise CheckpointError(
                 f"{self._folder.path}: the weights hold {spec.name}.bias, but config.json says "
                 "that this layer has no bias"
@@ -239,7 +252,7 @@ class WeightLayout:
     def _float32(
         self, name: str, shape: tuple[int, ...], offset: np.float32 = _NO_OFFSET
     ) -> Tensor:
-        """A norm or a bias: a vector, or a matrix of one row for each head."""
+        """A norm: a vector, or a matrix of one row for each head."""
         columns = shape[-1]
         storage = Storage(name, "norms", 4 * math.prod(shape[:-1]) * padded(columns))
         self._when_loading(
@@ -248,6 +261,29 @@ class WeightLayout:
         if len(shape) == 2:
             return matrix(name, shape[0], columns, "float32", storage)
         return vector(name, columns, "float32", storage)
+
+    def _biases(self, specs: list[LinearSpec]) -> dict[str, Tensor]:
+        """Biases of layers of one input, in one storage, each where a binding may begin."""
+        begins = [0]
+        for spec in specs:
+            begins.append(begins[-1] + round_up(padded(spec.out_features), ALIGNMENT // 4))
+        storage = Storage("biases", "norms", 4 * begins[-1])
+        whole = np.zeros(begins[-1], np.float32)
+        missing = {spec.name for spec in specs}
+
+        def load(spec: LinearSpec, begin: int) -> None:
+            bias = self._read(f"{spec.name}.bias", (spec.out_features,))
+            whole[begin : begin + spec.out_features] = bias
+            missing.discard(spec.name)
+            if not missing:
+                self._fill(storage, whole)
+
+        for spec, begin in zip(specs, begins, strict=False):
+            self._when_loading(f"{spec.name}.bias", partial(load, spec, begin))
+        return {
+            spec.name: vector(f"{spec.name}.bias", spec.out_features, "float32", storage, 4 * begin)
+            for spec, begin in zip(specs, begins, strict=False)
+        }
 
     def _dense(self, name: str, rows: int, columns: int, dtype: str = "") -> DenseMatrix:
         dtype = dtype or self._weight_dtype
@@ -382,6 +418,12 @@ class WeightLayout:
         if key not in self._codebooks:
             self._codebooks[key] = nf4_weights.codebook_tensor(form, Storage)
         return self._codebooks[key]
+
+
+def with_one_input(specs: Iterable[LinearSpec]) -> Iterator[list[LinearSpec]]:
+    """Neighbours of one module and as many inputs, as q, k and v are."""
+    for _, some in groupby(specs, lambda s: (s.name.rpartition(".")[0], s.in_features)):
+        yield list(some)
 
 
 def layer_number(module: str) -> int | None:

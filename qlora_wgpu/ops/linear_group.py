@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
@@ -22,14 +23,16 @@ from qlora_wgpu.ops.nf4 import NF4Matrix
 from qlora_wgpu.ops.tensor import as_operand, fill_zero
 
 _MOST = 3  # layers of a product
+_MOST_BOUND = 8  # storage buffers of a dispatch
 _RANKS = 8  # of which the kernels take so many at once
 
 
 def is_group(g: Graph, layers: Sequence[Linear]) -> bool:
     """Whether layers may be one product here; those that may not are applied one by one.
 
-    They may where the profile says that it pays, the weights are 4-bit and of one input, there are
-    no biases, and the adapters, if any, are alike and lie together, without dropout or DoRA.
+    They may where the profile says that it pays, the weights are 4-bit and of one input, the
+    biases, if any, lie in one storage, and the adapters, if any, are alike and lie together,
+    without dropout or DoRA.
     """
     weights = [layer.weight for layer in layers]
     return (
@@ -38,10 +41,20 @@ def is_group(g: Graph, layers: Sequence[Linear]) -> bool:
         and all(isinstance(weight, NF4Matrix) and weight.experts == 1 for weight in weights)
         and len({weight.columns for weight in weights}) == 1
         and all(weight.rows % 8 == 0 for weight in weights)
-        and all(layer.bias is None for layer in layers)
+        and _biases_fit([layer.bias for layer in layers])
+        and _bound(g, layers) <= _MOST_BOUND
         and _fits_a_binding(g, layers)
         and _adapters_fit([layer.lora for layer in layers])
     )
+
+
+def largest_group(g: Graph, layers: Sequence[Linear]) -> list[Linear]:
+    """As many of some layers of one input as may be one product, the last first; or none."""
+    for count in range(min(len(layers), _MOST), 1, -1):
+        for some in reversed(list(combinations(layers, count))):
+            if is_group(g, some):
+                return list(some)
+    return []
 
 
 def linear_group(
@@ -77,9 +90,11 @@ def linear_group(
     lora = group.lora
     u = None if lora is None else lora_ops.down(g, x, lora, batch)
     term = lora.forward_term(u) if lora is not None and u is not None else None
+    bias, begins = group.bias
     product = Gemm(
-        x, group.weights(g), ys[0], True, lora=term, others=tuple(ys[1:]), label="gemm/forward"
-    )
+        x, group.weights(g), ys[0], True, lora=term, bias=bias, bias_begins=begins,
+        others=tuple(ys[1:]), label="gemm/forward",
+    )  # fmt: skip
     GEMM.launch(g, product)
     _record(g, x, u, ys, group)
     return ys
@@ -103,6 +118,17 @@ class _Group:
             layer.weight.put_rows(g, w, row0)
             row0 += layer.weight.rows
         return w
+
+    @property
+    def bias(self) -> tuple[Tensor | None, tuple[int, ...]]:
+        """All biases as one tensor, and where those of the further layers begin in it."""
+        biases = [layer.bias for layer in self.layers if layer.bias is not None]
+        if not biases:
+            return None, ()
+        first, last = biases[0], biases[-1]
+        length = (last.offset - first.offset) // 4 + last.stride
+        begins = tuple((bias.offset - first.offset) // 4 for bias in biases[1:])
+        return replace(first, columns=length, stride=length), begins
 
     @property
     def _columns(self) -> int:
@@ -156,6 +182,25 @@ def _zeros(g: Graph, like: Tensor) -> Tensor:
 def _fits_a_binding(g: Graph, layers: Sequence[Linear]) -> bool:
     rows = sum(layer.weight.rows for layer in layers)
     return g.weight("", rows, layers[0].weight.columns).nbytes <= g.max_binding
+
+
+def _biases_fit(biases: Sequence[Tensor | None]) -> bool:
+    """Whether there are none, or one for each, one after the other in one storage."""
+    there = [bias for bias in biases if bias is not None]
+    if not there:
+        return True
+    offsets = [bias.offset for bias in there]
+    storage = there[0].storage
+    together = storage is not None and all(bias.storage is storage for bias in there)
+    return len(there) == len(biases) and together and offsets == sorted(offsets)
+
+
+def _bound(g: Graph, layers: Sequence[Linear]) -> int:
+    """Storage buffers of the forward's product, which has the most: one more where it counts."""
+    bias = layers[0].bias is not None
+    lora = layers[0].lora is not None
+    counted = g.profile.saturates and g.saturated is not None
+    return 2 + len(layers) + 2 * lora + bias + counted  # x, w; y; u, b
 
 
 def _adapters_fit(loras: Sequence[Lora | None]) -> bool:

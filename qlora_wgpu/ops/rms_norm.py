@@ -32,7 +32,8 @@ def rms_norm(
     y = make(f"norm({x.name})", x.rows, x.columns)
     rstd = g.float_vector("rstd", x.rows)
     shape = {"rows": x.rows, "columns": x.columns, "stride": x.units(8)}
-    parts = take_parts(g, x) if x.dtype == "float32" else None
+    # What is added may be x itself, which then has to be there.
+    parts = take_parts(g, x) if x.dtype == "float32" and residual is not x else None
     tensors: dict[str, Tensor | None] = {"x": x}
     if parts is not None:
         tensors = {"sum": x, "parts": parts.stacked, "added": parts.added}

@@ -61,12 +61,30 @@ def plan_layout(
     tune_device(settings.device, device, task, pretrained.architecture, tokens, observer)
     if device.profile != layout.profile:
         layout = laid_out()
+    return within_room(settings, layout, options, device, observer)
+
+
+def within_room(
+    settings: Config, layout: ModelLayout, options: StepOptions, device: Device, observer: Observer
+) -> Fit:
+    """A layout that keeps within ``device.memory``: what has no room waits in host memory.
+
+    Args:
+        settings: The run's.
+        layout: The model, cut for the device.
+        options: Of the longest step.
+        device: The device.
+        observer: Told what is planned, and what waits.
+
+    Raises:
+        OutOfMemoryError: If nothing makes training fit.
+    """
     budget = device.budget if device.budget is not None else room(device)
     fitted = fit(
         layout,
         options,
-        None if budget is None else budget - _beside(layout, options, data.length),
-        accumulation=train.gradient_accumulation_steps,
+        None if budget is None else budget - _beside(layout, options, options.seq),
+        accumulation=settings.train.gradient_accumulation_steps,
         flops_per_second=device.pace.flops_per_second,
     )
     observer.planned(fitted.memory)

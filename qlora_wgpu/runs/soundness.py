@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.graph.tensor import Storage, vector
@@ -52,14 +53,16 @@ def sound_layout(
         profile = give_way(device)
         if profile is None:
             raise unsound(problem)
-        observer.note(f"{problem}; {_INSTEAD[profile.gemm_kind]} instead")
+        observer.note(f"{problem}; {_instead(profile)} instead")
         layout = layout.cut_for(profile)
 
 
-_INSTEAD = {
-    "tiled": "products go through workgroup memory",
-    "register": "kernels without workgroup memory are used",
-}
+def _instead(profile: Profile) -> str:
+    if profile.gemm_kind == "matrix":
+        return "attention goes through workgroup memory"
+    if profile.gemm_kind == "tiled":
+        return "products go through workgroup memory"
+    return "kernels without workgroup memory are used"
 
 
 def run_launches(settings: Config, layout: ModelLayout, length: int) -> Iterator[Launch]:

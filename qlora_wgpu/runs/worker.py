@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from qlora_wgpu.cluster.blocks import FloatArray, Identity, Specification, Sums
+from qlora_wgpu.cluster.serving import GPU_VARIABLE, MODEL_VARIABLE
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.as_trained import changed
 from qlora_wgpu.errors import ClusterError
@@ -21,13 +22,11 @@ from qlora_wgpu.ops.adamw import STATS_LOSS, STATS_TOKENS
 from qlora_wgpu.ops.tensor import fill_zero
 from qlora_wgpu.runs.locating import base_in
 from qlora_wgpu.runs.opening import OpenedModel, device_of, load_model
-from qlora_wgpu.runs.planning import use_known_kernels
+from qlora_wgpu.runs.planning import use_known_kernels, within_room
 from qlora_wgpu.runs.samples import writer_of
 from qlora_wgpu.runs.soundness import run_launches, sound_layout
 from qlora_wgpu.training import Observer, training_options
 from qlora_wgpu.version import __version__
-
-GPU, MODEL = "QLORA_WGPU_WORKER_GPU", "QLORA_WGPU_WORKER_MODEL"  # what a machine says itself
 
 
 class _Notes(Observer):
@@ -168,8 +167,8 @@ class Worker:
 
 def _own(settings: Config, gpu: str | None) -> Config:
     """The settings with what is this worker's own."""
-    gpu = os.environ.get(GPU) or gpu
-    path = os.environ.get(MODEL)
+    gpu = os.environ.get(GPU_VARIABLE) or gpu
+    path = os.environ.get(MODEL_VARIABLE)
     changes: dict[str, dict[str, Any]] = {}
     if gpu:
         changes["device"] = {"gpu": gpu}
@@ -188,6 +187,10 @@ def _opened(settings: Config, length: int, observer: Observer) -> QLoRAModel:
     layout = device_layout(
         source.pretrained, settings.lora, settings.quant, train.compute_dtype, device
     )
+    options = training_options(train)
+    longest = options.train(train.per_device_train_batch_size, length)
+    fitted = within_room(settings, layout, longest, device, observer)
+    options = dataclasses.replace(options, checkpointing=fitted.options.checkpointing)
     folder = source.pretrained.folder
     assert folder is not None
     folder.start_fingerprint()
@@ -195,8 +198,7 @@ def _opened(settings: Config, length: int, observer: Observer) -> QLoRAModel:
         device,
         lambda: device_of(settings.device),
         lambda layout: run_launches(settings, layout, length),
-        layout,
+        fitted.layout,
         observer,
     )
-    options = training_options(train)
     return load_model(layout, device, Observer(), seed=train.seed, options=options)

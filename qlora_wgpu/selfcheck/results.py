@@ -202,16 +202,19 @@ def avoid_what_is_wrong(device: Device) -> None:
         profile = plainer(device.profile)
         if profile is None:
             return
-        kind = device.profile.gemm_kind
         device.notes += (
-            f"{device.name} computed products of the kind {kind!r} wrongly before, with this "
-            f"driver: they are made as {profile.gemm_kind!r}",
+            f"{device.name} computed wrongly before, with this driver: not with "
+            f"{_kinds(device.profile)}, but with {_kinds(profile)}",
         )
         device.profile = profile
 
 
 def _wrong_kind(device: Device) -> str:
-    return f"wrong {device.profile.gemm_kind} {identity(device)}"
+    return f"wrong {_kinds(device.profile)} {identity(device)}"
+
+
+def _kinds(profile: Profile) -> str:
+    return f"products of the kind {profile.gemm_kind!r} and attention {profile.attention_kind!r}"
 
 
 def _keep(key: str) -> None:

@@ -1,6 +1,7 @@
 """The supervising side: it starts a command, passes signals on, and explains a crash.
 
 A training run goes on from its newest checkpoint; each time it asks the driver for less at once.
+A worker of a cluster begins anew.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from types import FrameType
 
 import click
 
-from qlora_wgpu.supervision.exit_codes import ERROR, HUNG, LOST, crash_name, signal_name
+from qlora_wgpu.supervision.exit_codes import AGAIN, ERROR, HUNG, LOST, crash_name, signal_name
 from qlora_wgpu.supervision.journal import Journal
 from qlora_wgpu.supervision.signals import SAME_WISH
 
 # Milliseconds of a submit in the attempts after a crash: drivers end work that takes them too long.
 _SMALLER_SUBMITS = (25, 5, 1)
+_SHORT_LIFE, _SHORT_LIVES = 60.0, 5  # seconds of a worker's life; how many of them are too many
 _ADVICE = (
     "update its driver, choose another with device.gpu or device.backend, or see what "
     "`qlora-wgpu doctor --check` says"
@@ -44,6 +46,8 @@ def supervise(arguments: Sequence[str]) -> int:
         journal = Journal(os.getpid(), Path(folder))
         if arguments and arguments[0] == "train":
             return _Training(tuple(arguments), journal).run()
+        if arguments and arguments[0] == "worker":
+            return _working(arguments, journal)
         code = _run(arguments, journal, own_group=False)
         failure = _failure(code, journal)
         if failure is None:
@@ -95,6 +99,25 @@ class _Training:
     @staticmethod
     def _kept(saved: Sequence[str]) -> str:
         return f"{saved[-1]} is kept, and --resume goes on from it; " if saved else ""
+
+
+def _working(arguments: Sequence[str], journal: Journal) -> int:
+    """Runs a worker of a cluster, and another after each that crashed, unless they all do."""
+    at_once = 0
+    while True:
+        began = time.monotonic()
+        code = _run(arguments, journal, own_group=True)
+        if code == AGAIN:
+            continue
+        killed = signal_name(code) == "SIGKILL"
+        failure = "the process was killed from outside" if killed else _failure(code, journal)
+        if failure is None:
+            return _exit_code(code)
+        at_once = at_once + 1 if time.monotonic() - began < _SHORT_LIFE else 1
+        if at_once == _SHORT_LIVES:
+            _tell_error(f"{failure}, {at_once} times one after another: {_ADVICE}")
+            return ERROR
+        _tell(f"note: {failure}; beginning anew")
 
 
 def _failure(code: int, journal: Journal) -> str | None:

@@ -31,6 +31,10 @@ from qlora_wgpu.tuning.one_layer import OneLayer
 # Each launch is timed so often, and its best counts.
 _LEAST_ROUNDS, _MOST_ROUNDS, _ENOUGH_SECONDS = 3, 20, 0.5
 _MOST_TOKENS = 2_048  # of the micro-batch that is timed
+_TOLD = (
+    "gemm_kind", "matrix_tile", "tile_group", "gemm_tile", "gemm_group", "attention_kind",
+    "attention_strips",
+)  # fmt: skip
 _SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
           "head_dim", "vocab_size")  # fmt: skip
 _NUDGE = 0.02
@@ -175,10 +179,7 @@ class _Tuning:
         return _time(self._device, self._task, self._part, self._folder, profile)
 
     def _leave_out(self, profile: Profile, reason: str) -> None:
-        cut = ", ".join(
-            f"{name} {getattr(profile, name)}"
-            for name in ("gemm_kind", "matrix_tile", "tile_group", "gemm_tile", "gemm_group")
-        )
+        cut = ", ".join(f"{name} {getattr(profile, name)}" for name in _TOLD)
         self.notes.append(f"left out {cut}: {reason}")
 
 

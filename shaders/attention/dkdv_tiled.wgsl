@@ -6,6 +6,7 @@
 //#include common/attention_fours.wgsl
 //#include common/attention_tiles.wgsl
 //#include common/attention_tile_gradient.wgsl
+//#include common/attention_walk.wgsl
 
 //#if HEAD_UNIT4
 //#output 7 dk: 4
@@ -56,14 +57,6 @@ fn put_dk_and_dv(at: u32, unit: u32, dk_value: vec4<f32>, dv_value: vec4<f32>) {
 //#endif
 }
 
-// Whether all queries of a tile are of samples after those of the keys, the last of which is of
-// key_segment.
-fn is_past(row0: u32, query: u32, key_segment: u32) -> bool {
-    let begin = segments[row0 + query];
-    let end = segments[row0 + min(query + BLOCK, params.seq) - 1u];
-    return key_segment != 0u && begin > key_segment && end != 0u;
-}
-
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
     take_place(index);
@@ -82,7 +75,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         q_at = row0 * params.q_stride + head * HEAD_UNITS;
         // Earlier queries do not see these keys.
         for (var query = first; query < end; query += BLOCK) {
-            if (is_past(row0, query, last_segment)) {
+            if (is_past(row0, query, BLOCK, last_segment)) {
                 continue;
             }
             let own_query = query + 4u * lane;

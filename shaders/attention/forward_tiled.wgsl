@@ -4,6 +4,7 @@
 //#include common/attention.wgsl
 //#include common/attention_fours.wgsl
 //#include common/attention_tiles.wgsl
+//#include common/attention_softmax.wgsl
 //#include common/log.wgsl
 
 //#if HEAD_UNIT4
@@ -12,9 +13,6 @@
 //#output 5 o: 2
 //#endif
 @group(0) @binding(6) var<storage, read_write> lse: array<f32>;
-
-const HIDDEN = -3.0e38;  // a score that is not seen
-const LEAST = -1.0e38;  // below all scores but that: exp(HIDDEN - LEAST) = 0
 
 var<private> q_at: u32;
 var<private> kv_at: u32;
@@ -48,15 +46,6 @@ fn put_o(row: u32, unit: u32, value: vec4<f32>) {
 // What all lanes of a line hold, for each to reduce: four values of own rows.
 fn share(b: u32, values: vec4<f32>) {
     tile[lane % 4u][lane / 4u * FOURS + own_four(b)] = values;
-}
-
-fn scores_of(product: vec4<f32>) -> vec4<f32> {
-    let s = product * params.scale;
-//#if SOFTCAP
-    return vec4<f32>(score(s.x).value, score(s.y).value, score(s.z).value, score(s.w).value);
-//#else
-    return s;
-//#endif
 }
 
 @compute @workgroup_size(THREADS)

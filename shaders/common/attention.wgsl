@@ -10,6 +10,7 @@
 
 // Strides are counted in the units that the kernel reads heads in.
 struct Params {
+    rows: u32,
     seq: u32,
     heads: u32,
     group: u32,

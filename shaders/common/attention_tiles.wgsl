@@ -8,6 +8,8 @@
 //
 // A kernel defines own_N(row, unit) and other_N(row, unit) for its PRODUCTS, and mixed_N(row, unit)
 // for its MIXES. THREADS = LANES · LINES; BLOCK = 4 · OWN · LINES = 4 · LANES.
+//#include common/attention_masks.wgsl
+
 const FOURS = 16u;  // of rows, in BLOCK
 const SIDE = 128u;  // fours of rows by units that a side has at most in a turn
 const PART = 8u;  // fours of others whose weights are in workgroup memory at a time
@@ -135,27 +137,10 @@ fn mix_tile_$m(index: u32, other_first: u32, unit_first: u32) {
 }
 //#end
 
-// Of four rows from row on.
-fn segments_of(row0: u32, row: u32) -> vec4<u32> {
-    let last = row0 + params.seq - 1u;
-    let at = row0 + row;
-    return vec4<u32>(segments[min(at, last)], segments[min(at + 1u, last)], segments[min(at + 2u, last)], segments[min(at + 3u, last)]);
-}
-
 // The segment of all the invocation's own rows, if it is one and no padding.
 fn own_sample(row0: u32, first: u32) -> u32 {
     let segment = segments[row0 + min(first + 4u * line, params.seq - 1u)];
     var alike = segment != 0u;
     //#unroll b OWN: alike = alike && all(segments_of(row0, first + 4u * own_four($bu)) == vec4<u32>(segment));
     return select(0xffffffffu, segment, alike);
-}
-
-fn sees(query: vec4<u32>, key: vec4<u32>, query_segment: vec4<u32>, key_segment: vec4<u32>) -> vec4<bool> {
-    let near = (query < vec4<u32>(params.seq)) & (key <= query) & (query - key < vec4<u32>(params.window));
-    let alike = (query_segment == vec4<u32>(0u)) | (query_segment == key_segment);
-    return near & alike & (key_segment != vec4<u32>(0u));
-}
-
-fn four_from(row: u32) -> vec4<u32> {
-    return vec4<u32>(row, row + 1u, row + 2u, row + 3u);
 }

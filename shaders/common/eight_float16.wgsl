@@ -6,20 +6,33 @@ fn eight_of_f16(u: vec4<u32>) -> Eight {
 }
 
 fn f16_of_eight(v: Eight) -> vec4<u32> {
-    let size = max(sizes4(v.even), sizes4(v.odd));
-    if (max(max(size.x, size.y), max(size.z, size.w)) > LARGEST_BITS) {
-        return half_bits(v.even) | (half_bits(v.odd) << vec4<u32>(16u));
+    if (size8(v) > LARGEST_BITS) {
+        return held_f16(v);
     }
-    return few_digits(Eight(eleven_digits(v.even), eleven_digits(v.odd)));
+    return near_f16(v);
 }
 
 // The same of values of at most eleven binary digits, such as bfloat16's, which are not rounded.
 fn f16_of_digits(v: Eight) -> vec4<u32> {
-    let size = max(sizes4(v.even), sizes4(v.odd));
-    if (max(max(size.x, size.y), max(size.z, size.w)) > LARGEST_BITS) {
-        return half_bits(v.even) | (half_bits(v.odd) << vec4<u32>(16u));
+    if (size8(v) > LARGEST_BITS) {
+        return held_f16(v);
     }
     return few_digits(v);
+}
+
+// The bits of the largest of eight sizes.
+fn size8(v: Eight) -> u32 {
+    let size = max(sizes4(v.even), sizes4(v.odd));
+    return max(max(size.x, size.y), max(size.z, size.w));
+}
+
+// Of values of any size, and of those of which none is beyond the end.
+fn held_f16(v: Eight) -> vec4<u32> {
+    return half_bits(v.even) | (half_bits(v.odd) << vec4<u32>(16u));
+}
+
+fn near_f16(v: Eight) -> vec4<u32> {
+    return few_digits(Eight(eleven_digits(v.even), eleven_digits(v.odd)));
 }
 
 fn few_digits(v: Eight) -> vec4<u32> {

@@ -27,6 +27,8 @@ struct Params {
     begin2: u32,
     stride1: u32,
     stride2: u32,
+    bias1: u32,
+    bias2: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -67,13 +69,30 @@ fn layer_of(column: u32) -> u32 {
 //#endif
 }
 
+//#if bias
+// Where the bias of four results is: a further layer's begins at unit bias1 or bias2.
+fn bias_unit(column: u32) -> u32 {
+//#if y2
+    if (column >= params.begin2) {
+        return params.bias2 + (column - params.begin2) / 4u;
+    }
+//#endif
+//#if y1
+    if (column >= params.begin1) {
+        return params.bias1 + (column - params.begin1) / 4u;
+    }
+//#endif
+    return params.y_unit0 + column / 4u;
+}
+//#endif
+
 // Four neighbouring results of one row, zero past the last column, with the optional bias and
 // residual, overwritten or (ACCUMULATE) added to y.
 fn store4(row: u32, column: u32, value: vec4<f32>) {
     let unit = params.y_unit0 + column / 4u;
     var v = value;
 //#if bias
-    v += load_bias(unit);
+    v += load_bias(bias_unit(column));
 //#endif
     let columns = vec4<u32>(column) + vec4<u32>(0u, 1u, 2u, 3u);
     v = select(vec4<f32>(0.0), v, columns < vec4<u32>(params.columns));

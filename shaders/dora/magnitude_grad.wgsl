@@ -1,5 +1,8 @@
 // g[c] += inverse[c] · Σ_m dy[m, c] · z[m, c]
 //
+// What is added to g is no product, which a compiler could round once with the sum: so that adding
+// the gradients of micro-batches that were computed apart gives the same bits.
+//
 // dy, z (rows, columns), inverse and g (columns) float32. An invocation per column.
 // Launcher: ops/dora.py.
 //#include common/flat.wgsl
@@ -20,10 +23,11 @@ fn each(i: u32) {
     if (i >= params.columns) {
         return;
     }
+    let scale = inverse[i];
     var sum = 0.0;
     for (var m = 0u; m < params.rows; m += 1u) {
         let at = m * params.stride + i;
-        sum += load_dy(at) * load_z(at);
+        sum += scale * load_dy(at) * load_z(at);
     }
-    g[i] += inverse[i] * sum;
+    g[i] += sum;
 }

@@ -6,7 +6,7 @@ from collections import Counter
 
 from qlora_wgpu.cli._display import TrainingDisplay, memory_line
 from qlora_wgpu.cli._terminal import Terminal
-from qlora_wgpu.training import RunSetup
+from qlora_wgpu.training import RunSetup, WorkerFigures
 
 BASE = "a/" + 30 * "long/" + "path"
 SETUP = RunSetup("a card", BASE, "nf4", "bfloat16", 16, 14, 77_824, 1, 16, 9, 99)
@@ -72,3 +72,21 @@ def test_the_memory_line_is_one_and_has_no_zeros():
     assert len(line) <= 80 and "GiB" in line and "kind29" not in line
     line = memory_line(Counter(activations=3 << 20, norms=100))
     assert line == "planned device memory 3.0 MiB: activations 3.0"
+
+
+def test_workers_of_a_cluster_get_a_line_when_they_change_and_now_and_then(monkeypatch):
+    out = io.StringIO()
+    monkeypatch.setattr("sys.stdout", out)
+    both = (WorkerFigures("0", 300, 0.5), WorkerFigures("1", 100, 1.0))
+    with TrainingDisplay(Terminal()) as display:
+        display.started(30, 0, Counter())
+        for step in range(1, 31):
+            silent = (both[0], WorkerFigures("1", 0, 0.0, answers=False))
+            display.workers(both if step < 15 else silent if step < 25 else both[:1])
+            row = {"step": step, "loss": 1.5, "grad_norm": 0.5, "learning_rate": 1e-4}
+            display.step({**row, "tokens_per_second": 1234.0})
+    lines = [line for line in out.getvalue().splitlines() if "workers:" in line]
+    assert len(lines) == 4  # steps 1, 11 and 21, and when one is gone
+    assert lines[0].strip() == "workers: 0 75% at 600 tok/s, 1 25% at 100 tok/s"
+    assert lines[2].endswith("1 silent") and lines[3].endswith("workers: 0 100% at 600 tok/s")
+    assert "1,234 tok/s on 2" in out.getvalue() and "1,234 tok/s on 1" in out.getvalue()

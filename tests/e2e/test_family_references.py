@@ -29,7 +29,13 @@ def lora(recorded):
     names = [n for n in recorded.files if n.startswith("grad:")]
     modules = {n.split(".")[-3] for n in names if n.endswith(".weight")}
     dora = any(n.endswith("magnitude_vector") for n in names)
-    return LoraConfig(r=5, lora_alpha=10, target_modules=sorted(modules), use_dora=dora)
+    rank = next(len(recorded[n]) for n in names if n.endswith("lora_A.weight"))
+    return LoraConfig(r=rank, lora_alpha=10, target_modules=sorted(modules), use_dora=dora)
+
+
+def quant(case):
+    """How a case's linear layers are stored: what was recorded of 4 bits knows their bits."""
+    return QuantConfig(scheme="nf4" if case.endswith("-nf4") else "none")
 
 
 def test_every_family_is_recorded():
@@ -47,9 +53,7 @@ def test_against_pytorch(device, tmp_path, case):
     (folder / "config.json").write_text(str(recorded["config"]))
     shapes = json.loads(str(recorded["shapes"]))
     save_file(weights(shapes, float(recorded["norm_offset"])), folder / "model.safetensors")
-    model = QLoRAModel.from_pretrained(
-        folder, lora(recorded), QuantConfig(scheme="none"), "float32", device
-    )
+    model = QLoRAModel.from_pretrained(folder, lora(recorded), quant(case), "float32", device)
     ids, mask, labels = batch()
     logits = model.logits(ids, mask)
     seen = mask == 1

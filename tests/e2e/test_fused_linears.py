@@ -20,7 +20,9 @@ LORA = LoraConfig(r=8, lora_alpha=16)
 
 
 def config_of(family):
-    return with_head_dim(CONFIGS[family], 24) | {"intermediate_size": 136}
+    biased = {"attention_bias": True, "mlp_bias": True} if family == "llama-biases" else {}
+    config = CONFIGS[family.removesuffix("-biases")]
+    return with_head_dim(config, 24) | {"intermediate_size": 136} | biased
 
 
 def products(family, lora, scheme="nf4", *, fused=True):
@@ -46,8 +48,9 @@ def computed(folder, device, dtype, *, fused, checkpointing=False):
     return model.loss_and_grads(ids, labels, mask)
 
 
-# Norms of everything, in float32; norms of heads, a window, softcaps and GeGLU.
-@pytest.mark.parametrize(("family", "dtype"), [("olmo2", "float32"), ("gemma3_text", "bfloat16")])
+# Every family that has layers of one input: those of mixtures have q, k and v.
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", [*CONFIGS, "llama-biases"])
 def test_fused_layers_compute_the_same(device, monkeypatch, tmp_path, family, dtype):
     monkeypatch.setattr(device, "profile", GPU_PROFILE)
     (tmp_path / "config.json").write_text(json.dumps(config_of(family)))
@@ -73,20 +76,22 @@ def test_fused_layers_compute_the_same(device, monkeypatch, tmp_path, family, dt
         ("llama", {"use_rslora": True}, 3),
         ("llama", {"target_modules": ["o_proj"]}, 3),
         ("llama", {"target_modules": ["gate_proj", "up_proj"]}, 3),
-        ("llama", {"target_modules": ["q_proj", "v_proj"]}, 1),
+        ("llama", {"target_modules": ["q_proj", "v_proj"]}, 2),  # q and v, k by itself
         ("llama", {"target_modules": ["q_proj", "k_proj", "v_proj", "up_proj"]}, 2),
-        ("llama", {"rank_pattern": {"k_proj": 16}}, 1),
-        ("llama", {"alpha_pattern": {"k_proj": 64, "up_proj": 64}}, 0),
+        ("llama", {"rank_pattern": {"v_proj": 16}}, 2),
+        ("llama", {"rank_pattern": {"k_proj": 16}}, 1),  # their B do not follow each other
+        ("llama", {"alpha_pattern": {"q_proj": 64, "up_proj": 64}}, 1),
         ("llama", {"lora_dropout": 0.1}, 0),
         ("llama", {"use_dora": True}, 0),
         ("llama", {"r": 4}, 0),
-        ("qwen2", {}, 1),  # biases of q, k and v
+        ("qwen2", {}, 3),  # biases of q, k and v
+        ("llama-biases", {}, 3),
         ("phi3", {}, 0),  # one layer in the files already
     ],
 )
 def test_what_fits_one_product(family, options, saved):
     lora = LoraConfig(**{"r": 8, "lora_alpha": 16, **options})
-    layers = CONFIGS[family]["num_hidden_layers"]
+    layers = config_of(family)["num_hidden_layers"]
     assert products(family, lora, fused=False) - products(family, lora) == saved * layers
 
 

@@ -105,6 +105,8 @@ def test_tiles_of_experts_keep_their_subgroups():
 def test_what_is_wrong_gives_way_to_the_plainer():
     kinds, profile = [], gpu_profile(SHAPE, LARGE)
     while profile is not None:
-        kinds.append(profile.gemm_kind)
+        kinds.append((profile.gemm_kind, profile.attention_kind))
         profile = plainer(profile)
-    assert kinds == ["matrix", "tiled", "register"]
+    assert kinds == [
+        ("matrix", "matrix"), ("matrix", "tiled"), ("tiled", "tiled"), ("register", "register"),
+    ]  # fmt: skip

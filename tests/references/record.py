@@ -2,9 +2,9 @@
 
 usage: python tests/references/record.py [case ...]
 
-Needs torch, transformers and peft, none of which the project itself needs; tests/references/README
-has the versions. Writes CASE.npz beside this file: the config.json, tensor shapes, logits, every
-LoRA gradient, and ten losses of AdamW.
+Needs torch, transformers and peft, and bitsandbytes for cases that end in -nf4, none of which the
+project itself needs; tests/references/README has the versions. Writes CASE.npz beside this file:
+the config.json, tensor shapes, logits, every LoRA gradient, and ten losses of AdamW.
 """
 
 import json
@@ -17,12 +17,15 @@ import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
-from seeded import VOCAB, adapter, batch, samples, weights
+from seeded import VOCAB, adapter, batch, marks, samples, weights
 from torch.nn.utils.parametrize import register_parametrization
 from transformers import AutoConfig, AutoModelForCausalLM
 
 HERE = Path(__file__).parent
 STEPS, RATE, R, ALPHA, SHOWN = 10, 5e-3, 5, 10, 40
+# Linear layers in 4 bits, of ranks and sizes with which q, k, v and gate, up are one product.
+NF4, NF4_R, BLOCK = "-nf4", 8, 64
+WHOLE = {"intermediate_size": 104}
 ODD = {
     "vocab_size": VOCAB, "hidden_size": 72, "intermediate_size": 100, "num_hidden_layers": 2,
     "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 64,
@@ -153,7 +156,41 @@ CASES = {
             "num_key_value_heads": 3, "layer_norm_eps": 1e-3,
         },
     ),
+    "llama-nf4": ("llama", {**WIDE, **WHOLE}),
+    "qwen2-nf4": ("qwen2", WHOLE),
+    "phi3-nf4": ("phi3", {**WHOLE, "num_key_value_heads": 3}),
 }  # fmt: skip
+
+
+def rank(case):
+    return NF4_R if case.endswith(NF4) else R
+
+
+def dequantized(array):
+    """What bitsandbytes' bits of a matrix stand for.
+
+    By its code books, since its own dequantization on CPUs is wrong where rows are no whole blocks.
+    """
+    from bitsandbytes.functional import quantize_4bit
+
+    packed, state = quantize_4bit(
+        torch.from_numpy(array), blocksize=BLOCK, compress_statistics=True, quant_type="nf4"
+    )
+    nested, count = state.state2, state.absmax.numel()
+    scales = nested.absmax.repeat_interleave(nested.blocksize)[:count]
+    absmax = nested.code[state.absmax.long()] * scales + state.offset
+    pairs = packed.numpy().ravel()
+    codes = np.stack([pairs >> 4, pairs & 15], 1).ravel()[: array.size]
+    values = state.code.numpy()[codes] * np.repeat(absmax.numpy(), BLOCK)[: array.size]
+    return values.reshape(array.shape).astype(np.float32)
+
+
+def tensors(case, shapes, offset):
+    """The weights of a case, by name."""
+    made = weights(shapes, offset)
+    if case.endswith(NF4):
+        made |= {n: dequantized(a) for n, a in made.items() if n.endswith("_proj.weight")}
+    return made
 
 
 def make(case):
@@ -169,7 +206,7 @@ def make(case):
     offset = 1.0 if model_type.startswith("gemma") else 0.0
     with tempfile.TemporaryDirectory() as folder:
         model.config.save_pretrained(folder)
-        save_file(weights(shapes, offset), f"{folder}/model.safetensors", {"format": "pt"})
+        save_file(tensors(case, shapes, offset), f"{folder}/model.safetensors", {"format": "pt"})
         model, report = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=torch.float32,
@@ -235,7 +272,7 @@ def adapted(case, dtype):
     """The model with its seeded adapter, and what of it is trained."""
     model = make(case)[0].to(dtype)
     lora = LoraConfig(
-        r=R, lora_alpha=ALPHA, lora_dropout=0.0, target_modules=targets(model),
+        r=rank(case), lora_alpha=ALPHA, lora_dropout=0.0, target_modules=targets(model),
         use_dora=case.endswith("-dora"),
     )  # fmt: skip
     model.config.model_type = "any"  # PEFT would take "gate_proj" for the stacks of experts, too
@@ -353,6 +390,9 @@ def record(case):
         "logits": logits[..., :SHOWN].float().numpy(), "lse": torch.logsumexp(logits, -1).numpy(),
         "losses": losses, "losses_float32": train(case, torch.float32)[0], **gradients,
     }  # fmt: skip
+    if case.endswith(NF4):
+        known = tensors(case, shapes, offset)
+        recorded |= {f"nf4:{n}": marks(a) for n, a in known.items() if n.endswith("_proj.weight")}
     file = HERE / f"{case}.npz"
     np.savez_compressed(file, **recorded)
     print(f"{case}: {len(gradients)} gradients, {file.stat().st_size // 1024} KiB, {losses[:2]}")

@@ -33,6 +33,12 @@ def adapter(shapes):
     }
 
 
+def marks(array):
+    """Sums that tell a matrix from another: of its values, their squares, and by their places."""
+    values = array.astype(np.float64).ravel()
+    return np.array([values.sum(), (values**2).sum(), values @ np.arange(values.size)])
+
+
 def samples(lengths=(7, 21, 16, 17, 23)):
     """Ids of samples on both sides of 16 tokens."""
     random = np.random.default_rng(6)

@@ -22,6 +22,7 @@ from qlora_wgpu.training.reporters import (
     Guarded,
     ObserverList,
     TensorBoard,
+    flat,
     reporters,
 )
 
@@ -242,6 +243,16 @@ def wandb(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "wandb", Module)
     return told
+
+
+def test_a_row_with_workers_is_passed_on_value_by_value():
+    workers = {"0": {"share": 0.75, "tokens_per_second": 9.0}, "1": {"share": 0.25, "x": None}}
+    assert flat({"step": 3, "loss": 1.5, "workers": workers}) == {
+        "loss": 1.5,
+        "workers/0/share": 0.75,
+        "workers/0/tokens_per_second": 9.0,
+        "workers/1/share": 0.25,
+    }
 
 
 def test_weights_and_biases(tmp_path, wandb):

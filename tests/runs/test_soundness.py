@@ -103,7 +103,8 @@ def assert_trains_rightly(device, folder):
 def test_what_cannot_be_compiled_gives_way_once(own, folder):
     layout, texts = settled(own, folder, MATRIX)
     assert layout.profile == own.profile and own.profile.gemm_kind == "tiled"
-    assert len(texts) == 1 and "through workgroup memory instead" in texts[0]
+    assert len(texts) == 2 and "attention goes through workgroup memory instead" in texts[0]
+    assert "products go through workgroup memory instead" in texts[1]
     # The next run begins with what is right, and says why.
     own.profile = MATRIX
     avoid_what_is_wrong(own)
@@ -118,7 +119,7 @@ def test_what_is_wrong_gives_way_until_something_is_right(own, folder, monkeypat
     monkeypatch.setattr(soundness, "problem_of", problem)
     layout, texts = settled(own, folder, MATRIX)
     assert layout.profile.gemm_kind == own.profile.gemm_kind == "register"
-    assert len(texts) == 2 and "without workgroup memory" in texts[1]
+    assert len(texts) == 3 and "without workgroup memory" in texts[2]
 
 
 def test_where_nothing_plainer_is_left_it_is_an_error(own, folder, broken):

@@ -52,11 +52,12 @@ def test_every_statement_is_checked(device, name, dtype):
         assert_chosen_for_a_reason(cases, statements(ran), traced)
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
 @pytest.mark.parametrize("name", ["registers", "workgroup memory", "matrix units"])
-def test_every_statement_of_fused_layers_is_checked(device, name):
+def test_every_statement_of_fused_layers_is_checked(device, name, family):
     units = gpu_profile(MatrixShape(16, 16, 16, 32), Limits(1024, 49_152))
     profile = PROFILES.get(name, units)
-    ran = launches("llama", 0, "bfloat16", profile, LoraConfig(r=8))
+    ran = launches(family, 0, "bfloat16", profile, LoraConfig(r=8))
     assert any("y1" in launch.tensors for launch in ran)
     assert any("x1" in launch.tensors for launch in ran)
     _, missing = covering(statements(ran), _traced(device, profile, "bfloat16"))

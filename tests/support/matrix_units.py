@@ -1,7 +1,9 @@
 """Matrix units in plain WGSL, so that the kernels that use them run on any driver.
 
-A matrix that is loaded is where it lies; sums lie in workgroup memory, and the invocations of a
-subgroup share them. f16 is float32 of its precision, which every driver has.
+In products, a matrix that is loaded is where it lies; sums lie in workgroup memory, and the
+invocations of a subgroup share them. In attention, whose workgroup memory is used over and over,
+each invocation has what is loaded, and its share of the sums. f16 is float32 of its precision,
+which every driver has.
 """
 
 import re
@@ -90,10 +92,102 @@ _HALF = "return unpack2x16float({0}_tile[i / 8u][i % 8u / 2u])[i % 2u];"
 _FLOAT = "return {0}_tile[i / 4u][i % 4u];"
 
 
+_IN_ATTENTION = (
+    (r"enable (f16|chromium_experimental_subgroup_matrix);", ""),
+    (r"var (\w+): subgroup_matrix_result<[^>]*>;", r"var \1 = Sums();"),
+    (r"subgroup_matrix_result<[^>]*>\(\)", "Sums()"),
+    (r"subgroupMatrixLoad<subgroup_matrix_left<[^>]*>, row_major>\(&memory,", "left_factor("),
+    (r"subgroupMatrixLoad<subgroup_matrix_right<[^>]*>, row_major>\(&memory,", "right_factor("),
+    (r"subgroupMatrixLoad<subgroup_matrix_right<[^>]*>, col_major>\(&memory,", "turned_factor("),
+    (r"subgroupMatrixMultiplyAccumulate\(", "multiplied("),
+    (r"subgroupMatrixStore<row_major>\(&memory,", "stored("),
+    (r"alias Factor = f16;", "alias Factor = f32;"),
+)
+_ATTENTION_FUNCTIONS = """
+var<private> own_lane: u32;
+
+// What no compiler knows, so that it does not write loops out.
+fn opaque(count: u32) -> u32 {
+    return select(count, 0u, params.rows == 0u);
+}
+
+fn fours_of(i: u32, across: u32) -> vec4<f32> {
+    if (across == 1u) {
+        return factors(i);
+    }
+    var four: vec4<f32>;
+    for (var j = 0u; j < opaque(4u); j += 1u) {
+        four[j] = factor_of(i + j * across);
+    }
+    return four;
+}
+
+fn right_factor(at: u32, stride: u32) -> Right {
+    return Right(at * VECTOR, stride * VECTOR, 1u);
+}
+
+fn turned_factor(at: u32, stride: u32) -> Right {
+    return Right(at * VECTOR, 1u, stride * VECTOR);
+}
+
+struct Right { at: u32, down: u32, across: u32 }
+"""
+_HALF_OF_MEMORY = "return unpack2x16float(memory[i / 8u][i % 8u / 2u])[i % 2u];"
+_HALVES_OF_MEMORY = (
+    "let eight = memory[i / 8u]; let four = select(eight.xy, eight.zw, i % 8u == 4u); "
+    "return vec4<f32>(unpack2x16float(four.x), unpack2x16float(four.y));"
+)
+_FLOATS_OF_MEMORY = "return bitcast<vec4<f32>>(memory[i / 4u]);"
+_FLOAT_OF_MEMORY = "return bitcast<f32>(memory[i / 4u][i % 4u]);"
+
+
+def _emulated_attention(code):
+    """An invocation has some fours of a product's results, and their rows of left factors."""
+    for pattern, text in _IN_ATTENTION:
+        code = re.sub(pattern, text, code)
+    names = ("MATRIX_M", "MATRIX_N", "MATRIX_K", "SUBGROUP_SIZE")
+    m, n, k, size = (int(re.search(rf"const {name} = (\d+)u;", code)[1]) for name in names)
+    fours, parts, across = range(m * n // 4 // size), range(k // 4), n // 4
+    place = {i: f"((own_lane + {i * size}u) / {across}u)" for i in fours}
+    column = {i: f"((own_lane + {i * size}u) % {across}u)" for i in fours}
+    held = ", ".join(f"x_{i}_{p}: vec4<f32>" for i in fours for p in parts)
+    loaded = ", ".join(
+        f"factors((at + {place[i]} * stride) * VECTOR + {4 * p}u)" for i in fours for p in parts
+    )
+    code += f"struct Sums {{ {', '.join(f's_{i}: vec4<f32>' for i in fours)} }}\n"
+    code += f"struct Left {{ {held} }}\n"
+    code += f"fn left_factor(at: u32, stride: u32) -> Left {{ return Left({loaded}); }}\n"
+    code += "fn multiplied(x: Left, w: Right, begun: Sums) -> Sums { var sums = begun;\n"
+    code += "for (var j = 0u; j < opaque(MATRIX_K); j += 1u) {\n"
+    for i in fours:
+        part = f"x.x_{i}_0"
+        for other in parts[1:]:
+            part = f"select({part}, x.x_{i}_{other}, j >= {4 * other}u)"
+        code += f"let four_{i} = w.at + j * w.down + {column[i]} * 4u * w.across;\n"
+        code += f"sums.s_{i} += {part}[j % 4u] * fours_of(four_{i}, w.across);\n"
+    code += "}\n"
+    code += "return sums; }\nfn stored(to: u32, sums: Sums, stride: u32) {\n"
+    for i in fours:
+        at = f"to + {place[i]} * stride + {column[i]}"
+        code += f"memory[{at}] = bitcast<vec4<u32>>(sums.s_{i});\n"
+    code += "}\n"
+    begun = (
+        r"\1{ let subgroup = index / SUBGROUP_SIZE; let lane = index % SUBGROUP_SIZE; "
+        "own_lane = lane; "
+    )
+    element = _HALF_OF_MEMORY if "const VECTOR = 8u" in code else _FLOAT_OF_MEMORY
+    four = _HALVES_OF_MEMORY if element == _HALF_OF_MEMORY else _FLOATS_OF_MEMORY
+    code += f"fn factor_of(i: u32) -> f32 {{ {element} }}"
+    code += f"fn factors(i: u32) -> vec4<f32> {{ {four} }}"
+    return _MAIN.sub(begun, code) + _ATTENTION_FUNCTIONS
+
+
 def emulated(code):
     """A shader with matrix units as one without."""
     if "subgroup_matrix" not in code:
         return code
+    if "&memory" in code:
+        return _emulated_attention(code)
     for pattern, text in _REPLACED:
         code = re.sub(pattern, text, code)
     seen = ", @builtin(subgroup_size) size: u32, @builtin(num_subgroups) subgroups: u32"

@@ -4,22 +4,40 @@ from __future__ import annotations
 
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.kernels.attention.blocks import Registers, SubgroupTexture
+from qlora_wgpu.kernels.attention.matrix_tiles import SIZED_ROWS, MatrixTiles, delta_and_sizes
 from qlora_wgpu.kernels.attention.problem import Attention, Gradients
 from qlora_wgpu.kernels.attention.tiles import WorkgroupTiles
 from qlora_wgpu.kernels.kernel import Change, Kernel, Tunable
 
-__all__ = ["ATTENTION", "KERNELS", "TUNABLES", "Attention", "Gradients"]
+__all__ = [
+    "ATTENTION",
+    "KERNELS",
+    "SIZED_ROWS",
+    "TUNABLES",
+    "Attention",
+    "Gradients",
+    "MatrixTiles",
+    "delta_and_sizes",
+]
 
 
 def _changes(profile: Profile) -> tuple[Change, ...]:
     if profile.textures or profile.name == "cpu":
         return ()
-    return tuple(
+    registers: tuple[Change, ...] = tuple(
         {"attention_kind": "register", "attention_threads": threads, "attention_keys": keys}
         for threads, keys in ((32, 4), (64, 4), (32, 8), (64, 2))
     )
+    if profile.attention_kind != "matrix":
+        return registers
+    strips = (2, 8, 1)
+    return (
+        {"attention_kind": "tiled"},
+        *({"attention_kind": "matrix", "attention_strips": count} for count in strips),
+        registers[0],
+    )
 
 
-ATTENTION = Kernel("attention", (SubgroupTexture(), WorkgroupTiles(), Registers()))
+ATTENTION = Kernel("attention", (SubgroupTexture(), MatrixTiles(), WorkgroupTiles(), Registers()))
 KERNELS = (ATTENTION,)
 TUNABLES = (Tunable("attention", lambda launch: launch.kernel == "attention", _changes),)

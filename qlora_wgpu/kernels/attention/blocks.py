@@ -93,6 +93,7 @@ class Blocks(ABC):
             (ceil_div(problem.seq, cut.block) * cut.spans, heads, problem.batch),
             {**inputs, **tensors},
             {
+                "rows": problem.q.rows,
                 "seq": problem.seq,
                 "heads": problem.heads,
                 "group": problem.group,

@@ -6,15 +6,12 @@ time. No invocation holds a whole head, so registers last for heads of any size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from qlora_wgpu.gpu.matrix import Limits
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.dtype import ceil_div
-from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.kernels.attention.blocks import Blocks, Cut
+from qlora_wgpu.kernels.attention.blocks import Cut
+from qlora_wgpu.kernels.attention.per_head import PerHead, is_per_head
 from qlora_wgpu.kernels.attention.problem import Attention
 
 # As common/attention_tiles.wgsl has them.
@@ -26,52 +23,14 @@ _PLACES = 128  # fours of columns, of every fourth row, that have room beside th
 _NEEDED = Limits(256, 16 << 10)
 
 
-class WorkgroupTiles(Blocks):
+class WorkgroupTiles(PerHead):
     """For GPUs: tiles of all operands pass through workgroup memory."""
 
     suffix = "_tiled"
 
     def fits(self, problem: Attention, profile: Profile) -> bool:
-        """Where the profile asks for it, within its limits."""
-        return profile.attention_kind == "tiled" and _NEEDED.within(profile.limits)
-
-    def _keys(
-        self, g: Graph, problem: Attention, tensors: Mapping[str, Tensor], dk: Tensor, dv: Tensor
-    ) -> None:
-        if not self._is_per_head(g.profile, problem):
-            super()._keys(g, problem, tensors, dk, dv)
-            return
-        parts = {
-            name: g.float32(f"d {name} of every head", problem.q.rows, problem.q.columns)
-            for name in ("dk", "dv")
-        }
-        self._launch(g, problem, "dkdv", problem.heads, {**tensors, **parts})
-        for name, total in (("dk", dk), ("dv", dv)):
-            self._sum_heads(g, problem, parts[name], total)
-
-    def _is_per_head(self, profile: Profile, problem: Attention) -> bool:
-        """Whether heads that share keys have workgroups of their own, since there are few.
-
-        Half as many do as of products, since each has much to do.
-        """
-        blocks = ceil_div(problem.seq, _BLOCK) * problem.kv_heads * problem.batch
-        return problem.group > 1 and blocks < profile.least_workgroups // 2
-
-    def _sum_heads(self, g: Graph, problem: Attention, parts: Tensor, total: Tensor) -> None:
-        unit = self._unit(problem)
-        g.launch(
-            "attention/sum_heads.wgsl",
-            total.rows * total.units(unit),
-            {"x": parts, "y": total},
-            {
-                "rows": total.rows,
-                "heads": problem.heads,
-                "group": problem.group,
-                "x_stride": parts.units(unit),
-                "y_stride": total.units(unit),
-            },
-            {"HEAD_UNIT4": unit == 4, "UNITS": problem.head_dim // unit},
-        )
+        """Where the profile asks for it, or for matrix units, within its limits."""
+        return profile.attention_kind in ("tiled", "matrix") and _NEEDED.within(profile.limits)
 
     def _cut(self, profile: Profile, problem: Attention, name: str) -> Cut:
         unit, units = self._unit(problem), ceil_div(problem.head_dim, 4)
@@ -102,5 +61,5 @@ class WorkgroupTiles(Blocks):
             "MIXED_LOADS": ceil_div(4 * rows * span, threads),
         }
         if name == "dkdv":
-            constants["PER_HEAD"] = self._is_per_head(profile, problem)
+            constants["PER_HEAD"] = is_per_head(profile, problem)
         return Cut(_BLOCK, constants, spans)

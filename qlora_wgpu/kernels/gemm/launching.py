@@ -72,6 +72,7 @@ def launch_whole(
         else further_layers("x", gemm.x, gemm.others, 8, 8)
     )
     tensors |= others
+    bias1, bias2 = (*(begin // 4 for begin in gemm.bias_begins), 0, 0)[:2]
     across = ceil_div(gemm.columns, cut.columns)
     down = ceil_div(gemm.x.rows, cut.rows)
     constants: dict[str, Constant] = {
@@ -106,6 +107,8 @@ def launch_whole(
             "w_expert": gemm.own_rows * gemm.w.units(8),
             **expert_params(gemm.experts, lora.stride // 4 if lora is not None else 0),
             **layers,
+            "bias1": bias1,
+            "bias2": bias2,
         },
         constants,
         flops=gemm.flops,

@@ -46,6 +46,7 @@ class Gemm:
         accumulate: Whether to add to y.
         lora: A term to add, if any.
         bias: The bias of the whole matrix, float32.
+        bias_begins: Where in ``bias`` those of the second and the third layer begin, in elements.
         residual: What to add, of y's layout; not to what is there.
         dropout: What x is masked with, in a product with rows.
         batch_info: Needed for dropout and for ``first_row``.
@@ -67,6 +68,7 @@ class Gemm:
     accumulate: bool = False
     lora: LoraTerm | None = None
     bias: Tensor | None = None
+    bias_begins: tuple[int, ...] = ()
     residual: Tensor | None = None
     dropout: DropoutMask | None = None
     batch_info: Tensor | None = None
@@ -91,7 +93,9 @@ class Gemm:
     def _check_others(self) -> None:
         first = self.y if self.with_rows else self.x
         parts = (first, *self.others)
-        plain = self.bias is None and self.residual is None and self.experts is None
+        biases = len(self.others) if self.bias is not None else 0
+        plain = self.residual is None and self.experts is None
+        plain = plain and len(self.bias_begins) == biases
         plain = plain and not (self.row0 or (self.with_rows and self.accumulate))
         alike = self.with_rows or len({part.dtype for part in parts}) == 1
         whole = all(part.columns % 8 == 0 for part in parts)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from qlora_wgpu.kernels.attention import SIZED_ROWS, Attention, delta_and_sizes
 from qlora_wgpu.model.batch_encoding import positions
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.qk_layer_norm import qk_layer_norm
@@ -16,11 +17,14 @@ from qlora_wgpu.reference import qk_layer_norm as qk_layer_norm_reference
 from qlora_wgpu.reference import rms_norm as rms_norm_reference
 from qlora_wgpu.reference import rope as rope_reference
 from qlora_wgpu.selfcheck.cases.common import each, normal, uneven
-from qlora_wgpu.selfcheck.runner import Runner
+from qlora_wgpu.selfcheck.runner import SUMS, Runner
 
 # Rows of a batch: two samples and padding; padding in front; one sample and no padding.
 _SAMPLES = np.array([[1] * 9 + [2] * 40 + [0] * 8, [0] * 5 + [1] * 52, [1] * 57])
 _ROWS = _SAMPLES.size
+# Of f16's factors on matrix units each is off by half of its last place at most, 2⁻¹¹ of itself,
+# either way: sums of products of two, by 2⁻¹⁰ of what such sums are.
+_HALVES = 2.0**-10
 # The same beyond one workgroup's 64 tokens, and a sample that begins with the second one's.
 _LONG = np.array(
     [[1] * 9 + [2] * 80 + [0] * 12, [0] * 5 + [1] * 96, [1] * 101, [1] * 64 + [2] * 37]
@@ -58,16 +62,49 @@ def check_attention(
     o = attention(run.graph, tq, tk, tv, batch, head_dim, scale, window, softcap)
     cotangent = run.float32(do) if exact_gradient else run.operand(do)
     gradients = run.gradients(o, cotangent, tq, tk, tv)
+    inner = _HALVES * any(launch.constants.get("HALF") is True for launch in run.graph.launches)
     got_o, *got = run.run(o, *gradients)
     do = do if exact_gradient else run.rounded(do)
     q, k, v = (run.rounded(a) for a in (q, k, v))
     exact = attention_reference.forward(q, k, v, samples, head_dim, scale, window, softcap)
-    run.compare(got_o, exact, o.dtype)
+    run.compare(got_o, exact, o.dtype, inner=inner)
     expected = attention_reference.backward(
         do, q, k, v, samples, head_dim, scale, got_o, window, softcap
     )
     for value, exact, gradient in zip(got, expected, gradients, strict=True):
-        run.compare(value, exact, gradient.dtype)
+        run.compare(value, exact, gradient.dtype, inner=inner)
+
+
+@each((8, False), (24, True))
+def check_attention_sizes(run: Runner, head_dim: int, exact_gradient: bool) -> None:
+    """What matrix units are told of each block and head; NaN and infinity have no size."""
+    seq, heads, kv_heads = 150, 4, 2
+    rows = 2 * seq
+    o, do = normal("o", rows, heads * head_dim), normal("do", rows, heads * head_dim)
+    v, lse = normal("v", rows, kv_heads * head_dim), normal("lse", rows * heads)
+    do *= 10.0 ** (np.arange(rows) % 19 - 9)[:, None]
+    given = v.copy()
+    given[70, 1], given[170, 2], given[299, 3] = np.nan, np.inf, -np.inf
+    to, tv = run.operand(o), run.operand(given)
+    batch = run.batch(np.ones((2, seq), np.int64))
+    problem = Attention(
+        to, tv, tv, to, run.float32(lse), batch.segments, 2, head_dim, 1.0, seq, None
+    )
+    cotangent = run.float32(do) if exact_gradient else run.operand(do)
+    (got,) = run.run(delta_and_sizes(run.graph, problem, cotangent))
+    do = do.astype(np.float32).astype(np.float64) if exact_gradient else run.rounded(do)
+    o, v = run.rounded(o), np.where(np.isfinite(given), np.abs(run.rounded(v)), 0.0)
+    pairs = got[0, : 2 * rows * heads].reshape(-1, heads, 2)
+    run.compare_exactly(pairs[..., 0].ravel(), lse.astype(np.float32).astype(np.float64))
+    delta = (o * do).reshape(rows, heads, head_dim)
+    run.compare(pairs[..., 1], delta.sum(axis=2), inner=SUMS * np.abs(delta).sum(axis=2))
+    sizes = got[0, 2 * rows * heads :].reshape(2, heads, -1, 2)
+    per_head = np.abs(do).reshape(2, seq, heads, head_dim).max(axis=3)
+    of_values = v.reshape(2, seq, kv_heads, head_dim).max(axis=3).repeat(heads // kv_heads, axis=2)
+    for block in range(-(-seq // SIZED_ROWS)):
+        own = np.s_[:, SIZED_ROWS * block : SIZED_ROWS * (block + 1)]
+        run.compare_exactly(sizes[:, :, block, 0], per_head[own].max(axis=1))
+        run.compare_exactly(sizes[:, :, block, 1], of_values[own].max(axis=1))
 
 
 @each(

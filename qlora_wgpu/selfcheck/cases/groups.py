@@ -8,6 +8,9 @@ import numpy as np
 
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import LinearSpec
+from qlora_wgpu.gpu.device import ALIGNMENT
+from qlora_wgpu.graph.dtype import round_up
+from qlora_wgpu.graph.tensor import Storage, Tensor, vector
 from qlora_wgpu.model.weights import nf4_matrix
 from qlora_wgpu.ops.linear_group import linear_group
 from qlora_wgpu.ops.modules import Linear
@@ -25,14 +28,15 @@ from qlora_wgpu.selfcheck.runner import Array, Runner
 
 
 @each(
-    ((136, 24, 40), 72, 8, 0),
-    ((144, 136), 72, 16, 1),
-    ((8, 16), 64, 8, 2),
-    ((24, 8, 40), 136, 0, 0),
-    ((1024, 72, 8), 128, 24, 0),
+    ((136, 24, 40), 72, 8, 0, False),
+    ((144, 136), 72, 16, 1, False),
+    ((8, 16), 64, 8, 2, True),
+    ((24, 8, 40), 136, 0, 0, False),
+    ((1024, 72, 8), 128, 24, 0, False),
+    ((136, 24, 40), 72, 8, 0, True),
 )
 def check_linear_group(
-    run: Runner, outer: tuple[int, ...], inner: int, r: int, float32: int
+    run: Runner, outer: tuple[int, ...], inner: int, r: int, float32: int, has_bias: bool
 ) -> None:
     """Layers of one input: every y, the sum of dx, and the gradients of all A and B.
 
@@ -42,6 +46,7 @@ def check_linear_group(
         inner: Columns of the input.
         r: The rank of each adapter; 0 for none.
         float32: How many results are float32.
+        has_bias: Whether there are biases.
     """
     g = run.graph
     g.profile = replace(g.profile, fused_linears=True)
@@ -57,6 +62,11 @@ def check_linear_group(
         weight = nf4_matrix(spec.name, stored, textures=g.profile.textures)
         layers.append(Linear(spec.name, weight, None, lora))
         weights.append(run.rounded_weight(stored.dequantize().astype(np.float64)))
+    biases = [normal(f"bias of {name}", n) * has_bias for name, n in zip(names, outer, strict=True)]
+    if has_bias:
+        tensors = _in_one_storage(biases)
+        pairs = zip(layers, tensors, strict=True)
+        layers = [replace(layer, bias=bias) for layer, bias in pairs]
     x, batch = normal("x", ROWS, inner), run.batch(np.ones((1, ROWS), np.int64))
     tx = run.operand(x, grad=True)
     flags = [index < float32 for index in range(len(outer))]
@@ -73,11 +83,24 @@ def check_linear_group(
     for index, (name, w, dy) in enumerate(zip(names, weights, dys, strict=True)):
         own = [n for n in parts if name in n]
         a, b = (parts[n] * (r > 0) for n in own)
-        mask, no_bias = np.ones_like(x), np.zeros(len(w))
-        run.compare(got[index], reference.forward(x, w, no_bias, a, b, 2.0, mask), ys[index].dtype)
+        mask = np.ones_like(x)
+        exact = reference.forward(x, w, biases[index], a, b, 2.0, mask)
+        run.compare(got[index], exact, ys[index].dtype)
         dx, da, db = reference.backward(run.rounded(dy), x, w, a, b, 2.0, mask)
         total += dx
         gradients |= dict(zip(own, (da, db), strict=True))
     run.compare(got_x, total, gradient.dtype)
     if r:
         run.compare(got[-1], joined(adapter, gradients))
+
+
+def _in_one_storage(arrays: list[Array]) -> list[Tensor]:
+    """Vectors, each where a binding may begin."""
+    begins = np.cumsum([0, *(round_up(len(array), ALIGNMENT // 4) for array in arrays)])
+    data = np.zeros(begins[-1], np.float32)
+    storage = Storage("biases", "check", data.nbytes, data)
+    tensors = []
+    for array, begin in zip(arrays, begins.tolist(), strict=False):
+        data[begin : begin + len(array)] = array
+        tensors.append(vector("bias", len(array), "float32", storage, 4 * begin))
+    return tensors

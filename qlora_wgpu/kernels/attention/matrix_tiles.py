@@ -1,0 +1,237 @@
+"""Attention on matrix units: all products in f16 with float32 sums, or in float32 where units are.
+
+A workgroup takes some queries, or keys, of one head, and passes the others through its memory. Each
+strip of its rows is two subgroups', which share the products of a turn and the results' columns.
+Elements of such a matrix are out of reach but through workgroup memory, so the forward has two
+rounds over the keys: one for the log-sum-exps, one for the sums, which never leave the registers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qlora_wgpu.gpu.matrix import Limits, MatrixShape
+from qlora_wgpu.gpu.profile import Profile
+from qlora_wgpu.gpu.wgsl import Constant
+from qlora_wgpu.graph.dtype import ceil_div
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.kernels.attention.blocks import Cut
+from qlora_wgpu.kernels.attention.per_head import PerHead, is_per_head
+from qlora_wgpu.kernels.attention.problem import Attention
+
+_STRIP = 16  # rows of a strip, at least
+_OTHERS = (32, 16)  # rows of the other side in a turn
+_LOADS = (2, 4)  # units of a matrix that an invocation has under way: registers are to last
+_REGISTERS = 64  # of an invocation that hold results, at most
+_MEMORY = 32 << 10  # bytes of workgroup memory, if it can be
+SIZED_ROWS = 64  # share an entry of what says how large gradients and values are
+_DEPTHS = (8, 16)  # of products whose weights can lie where their scores were
+_VECTORS = {"f16": 8, "f32": 4}  # elements of 16 bytes
+
+
+@dataclass(frozen=True)
+class MatrixCut:
+    """How a kernel's work is cut for matrix units.
+
+    Attributes:
+        shape: What a subgroup multiplies at once.
+        head_dim: Elements of a head.
+        strips: Strips of a workgroup's rows.
+        others: Rows of the other side in a turn.
+        name: The kernel's.
+    """
+
+    shape: MatrixShape
+    head_dim: int
+    strips: int
+    others: int
+    name: str
+
+    @property
+    def fragments(self) -> int:
+        """Products along the rows of a strip."""
+        return max(_STRIP // self.shape.m, 1)
+
+    @property
+    def block(self) -> int:
+        """Rows of a workgroup."""
+        return self.strips * self.fragments * self.shape.m
+
+    @property
+    def threads(self) -> int:
+        """Invocations of a workgroup."""
+        return 2 * self.strips * self.shape.threads
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether two products make the weights."""
+        return self.name != "forward"
+
+    @property
+    def mixes(self) -> int:
+        """Results."""
+        return 2 if self.name == "dkdv" else 1
+
+    @property
+    def infos(self) -> int:
+        """Numbers that are kept of each of the others' rows."""
+        return 3 if self.name == "dkdv" else 1
+
+    @property
+    def memory(self) -> int:
+        """Units of 16 bytes of workgroup memory."""
+        stride = self.head_dim // _VECTORS[self.shape.element] + 1
+        sides = 2 if self.is_backward else 1
+        scores = self.block * (self.others // 4 + 1)
+        turn = 2 * self.others * stride + sides * scores + 2 * self.infos * self.others // 4
+        results = self.block * (self.shape.n // 2 + 1)
+        return max(turn, sides * self.block * stride, results, self.threads)
+
+    @property
+    def spans(self) -> int:
+        """Workgroups that share the results' columns."""
+        sums = self.mixes * self.fragments * self.shape.m * self.head_dim // 2
+        return ceil_div(sums, self.shape.threads * _REGISTERS)
+
+    @property
+    def loads(self) -> int:
+        """Units of eight that an invocation loads of each of the others' matrices in a turn."""
+        return ceil_div(self.others * self.head_dim // 8, self.threads)
+
+    def fits(self, limits: Limits) -> bool:
+        """Whether a GPU allows it, and its parts are whole."""
+        shape, across = self.shape, max(self.shape.n, self.shape.k)
+        whole = self.head_dim % across == 0 and self.others % across == 0
+        if not self.is_backward:  # two subgroups share the columns of scores
+            whole = whole and self.others % (2 * shape.n) == 0
+        return (
+            whole
+            and (shape.element == "f32" or shape.k in _DEPTHS)
+            and self.infos * self.others // 4 <= self.threads
+            and Limits(self.threads, 16 * self.memory).within(limits)
+        )
+
+    def constants(self) -> dict[str, Constant]:
+        """The shader's constants."""
+        shape = self.shape
+        return {
+            "HALF": shape.element == "f16",
+            "BACKWARD": self.is_backward,
+            "MATRIX_M": shape.m,
+            "MATRIX_N": shape.n,
+            "MATRIX_K": shape.k,
+            "SUBGROUP_SIZE": shape.threads,
+            "THREADS": self.threads,
+            "HEAD": self.head_dim,
+            "HEAD_BITS": (self.head_dim - 1).bit_length(),
+            "FRAGMENTS": self.fragments,
+            "STEPS": self.head_dim // shape.k,
+            "OTHERS": self.others,
+            "OWN_SIDES": 2 if self.is_backward else 1,
+            "SCORE_COLUMNS": self.others // shape.n // (1 if self.is_backward else 2),
+            "MIXES": self.mixes,
+            "MIXED_TILE": 0 if self.is_backward else 1,
+            "COLUMNS": ceil_div(self.head_dim // shape.n, 2 * self.spans),
+            "SPANS": self.spans,
+            "LOADS": self.loads,
+            "OCTETS": ceil_div(self.block * self.others // 8, self.threads),
+            "INFOS": self.infos,
+            "MEMORY": self.memory,
+            "SIZED": SIZED_ROWS,
+        }
+
+
+def matrix_cut(profile: Profile, head_dim: int, name: str) -> MatrixCut | None:
+    """The cut for a kernel within a GPU's limits; None if there is none."""
+    if not profile.matrix:
+        return None
+    m, n, k, threads = profile.matrix
+    shape = MatrixShape(m, n, k, threads, profile.matrix_element)
+    small = Limits(profile.limits.invocations, min(profile.limits.workgroup_bytes, _MEMORY))
+    strips = [profile.attention_strips]
+    while strips[-1] > 1:
+        strips.append(strips[-1] // 2)
+    cuts = [
+        MatrixCut(shape, head_dim, count, others, name) for others in _OTHERS for count in strips
+    ]
+    for limits in (small, profile.limits):
+        for most in _LOADS:
+            for cut in cuts:
+                if cut.loads <= most and cut.fits(limits):
+                    return cut
+    return None
+
+
+class MatrixTiles(PerHead):
+    """On matrix units; f16 is for operands of bfloat16, float32 stays exact."""
+
+    suffix = "_matrix"
+
+    def fits(self, problem: Attention, profile: Profile) -> bool:
+        """Where the profile asks for it, heads are whole products, and all is within limits."""
+        if profile.attention_kind != "matrix":
+            return False
+        factors = (problem.q, problem.k, problem.v)
+        halves = all(factor.dtype == "bfloat16" for factor in factors)
+        takes = profile.matrix_element == "f32" or halves
+        names = ("forward",) if problem.gradients is None else ("dq", "dkdv")
+        return takes and all(matrix_cut(profile, problem.head_dim, name) for name in names)
+
+    def launch(self, g: Graph, problem: Attention) -> None:
+        """Adds the launches; the forward counts what is beyond f16."""
+        if problem.gradients is not None:
+            super().launch(g, problem)
+            return
+        tensors = {"o": problem.o, "lse": problem.lse}
+        if g.profile.matrix_element == "f16" and g.saturated is not None:
+            tensors["saturated"] = g.saturated
+        self._launch(g, problem, "forward", problem.heads, tensors)
+
+    def _unit(self, problem: Attention) -> int:
+        return 8
+
+    def _delta(self, g: Graph, problem: Attention, dout: Tensor) -> Tensor:
+        if g.profile.matrix_element == "f32":
+            return super()._delta(g, problem, dout)
+        return delta_and_sizes(g, problem, dout)
+
+    def _cut(self, profile: Profile, problem: Attention, name: str) -> Cut:
+        cut = matrix_cut(profile, problem.head_dim, name)
+        assert cut is not None  # it fits
+        constants = cut.constants()
+        if name == "dkdv":
+            constants["PER_HEAD"] = is_per_head(profile, problem)
+        return Cut(cut.block, constants, cut.spans)
+
+
+def delta_and_sizes(g: Graph, problem: Attention, dout: Tensor) -> Tensor:
+    """(lse, delta) of each row and head, then the largest |dout| and |v| of each block and head.
+
+    A block is ``SIZED_ROWS`` rows of a sequence; what is not finite has no size.
+    """
+    rows, heads = problem.q.rows, problem.heads
+    blocks = ceil_div(problem.seq, SIZED_ROWS)
+    pairs = rows * heads + problem.batch * heads * blocks
+    lse_delta = g.float_vector("lse, delta and sizes", 2 * pairs)
+    g.launch(
+        "attention/delta_sizes.wgsl",
+        (blocks, heads, problem.batch),
+        {
+            "o": problem.o,
+            "dout": dout,
+            "lse": problem.lse,
+            "lse_delta": lse_delta,
+            "v": problem.v,
+        },
+        {
+            "rows": rows,
+            "seq": problem.seq,
+            "heads": heads,
+            "group": problem.group,
+            "stride": problem.q.units(8),
+            "kv_stride": problem.v.units(8),
+        },
+        {"SIZED": SIZED_ROWS, "UNITS": problem.head_dim // 8},
+    )
+    return lse_delta

@@ -1,0 +1,64 @@
+// attention/delta.wgsl for kernels in f16, which have to know how large things are: behind the pairs
+// lse_delta has (the largest |do|, the largest |v|), of what is finite, per block of SIZED rows of a
+// sequence and head of q, heads of a sequence one after another.
+//
+// v (rows, heads / group · head_dim); heads are UNITS units of eight. A workgroup takes a block of
+// one head. Launcher: kernels/attention/matrix_tiles.py.
+struct Params {
+    rows: u32,
+    seq: u32,
+    heads: u32,
+    group: u32,
+    stride: u32,
+    kv_stride: u32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+//#input 1 o: 8
+//#input 2 dout: 8
+@group(0) @binding(3) var<storage, read> lse: array<f32>;
+@group(0) @binding(4) var<storage, read_write> lse_delta: array<vec2<f32>>;
+//#input 5 v: 8
+
+var<workgroup> largest: array<vec2<f32>, SIZED>;
+
+fn finite4(v: vec4<f32>) -> vec4<f32> {
+    let size = abs(v);
+    return select(vec4<f32>(0.0), size, bitcast<vec4<u32>>(size) < vec4<u32>(0x7f800000u));
+}
+
+fn size8(v: Eight) -> f32 {
+    let size = max(finite4(v.even), finite4(v.odd));
+    return max(max(size.x, size.y), max(size.z, size.w));
+}
+
+@compute @workgroup_size(SIZED)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
+    let in_sequence = group.x * SIZED + index;
+    var size = vec2<f32>(0.0);
+    if (in_sequence < params.seq) {
+        let row = group.z * params.seq + in_sequence;
+        let at = row * params.stride + group.y * UNITS;
+        let v_at = row * params.kv_stride + group.y / params.group * UNITS;
+        var sum = 0.0;
+        for (var unit = 0u; unit < UNITS; unit += 1u) {
+            let dout = load_dout(at + unit);
+            sum += dot8(load_o(at + unit), dout);
+            size = max(size, vec2<f32>(size8(dout), size8(load_v(v_at + unit))));
+        }
+        let i = row * params.heads + group.y;
+        lse_delta[i] = vec2<f32>(lse[i], sum);
+    }
+    largest[index] = size;
+    workgroupBarrier();
+    for (var half = SIZED / 2u; half > 0u; half /= 2u) {
+        if (index < half) {
+            largest[index] = max(largest[index], largest[index + half]);
+        }
+        workgroupBarrier();
+    }
+    if (index == 0u) {
+        let blocks = (params.seq + SIZED - 1u) / SIZED;
+        lse_delta[params.rows * params.heads + (group.z * params.heads + group.y) * blocks + group.x] = largest[0];
+    }
+}

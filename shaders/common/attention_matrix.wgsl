@@ -1,0 +1,240 @@
+// Attention on matrix units, what its kernels share. A workgroup owns BLOCK rows of a head (queries,
+// or keys) and walks the others OTHERS at a time, in turns. Own rows lie in STRIPS strips of
+// FRAGMENTS · MATRIX_M; two subgroups share one. Each holds own rows as left factors (of both
+// matrices, BACKWARD, the one or the other), and makes products with the others' rows, half of them.
+// Those become scores in workgroup memory, and weights where they lie; and weights times the others'
+// rows are added up to the results, of which each has half of the columns. An element of a matrix
+// cannot be reached: what is made of elements goes through workgroup memory.
+//
+// A kernel defines first_ and after(turn): the walk; own_N(row, unit), other_raw_N(turn, row, unit)
+// and other_N(turn, row, raw): both sides' rows in units of eight, rows past the last repeating it;
+// info_of(i, turn): what it wants to know of four of the others; weigh(index, turn, info_at): weights
+// of scores; put_N(row, unit, value): results, of which there are MIXES.
+//
+// f16 (HALF) holds weights below 1 as WEIGHT_SCALE times as much: drivers may take what is below
+// 6e-5 for zero.
+//#if HALF
+//#include common/eight_float16.wgsl
+alias Factor = f16;
+const VECTOR = 8u; // factors of a vector
+const WEIGHT_SCALE = 16384.0;
+//#else
+alias Factor = f32;
+const VECTOR = 4u;
+const WEIGHT_SCALE = 1.0;
+//#endif
+
+const UNITS = HEAD / 8u;
+const ROWS = FRAGMENTS * MATRIX_M; // of a strip
+const UNIT = 8u / VECTOR; // vectors of a unit
+// One vector more than needed, so that rows do not begin in the same bank of workgroup memory.
+const STRIDE = HEAD / VECTOR + 1u;
+const TILE = OTHERS * STRIDE;
+const SCORE_STRIDE = OTHERS / 4u + 1u;
+const SCORES = BLOCK * SCORE_STRIDE;
+const SCORES_AT = 2u * TILE;
+const SCORE_UNITS = OTHERS / 8u;
+//#if BACKWARD
+const OWN_STEP = BLOCK;
+const RIGHT_STEP = TILE;
+const SCORE_STEP = SCORES;
+const INFO_AT = SCORES_AT + 2u * SCORES;
+//#else
+const OWN_STEP = 0u;
+const RIGHT_STEP = SCORE_COLUMNS * MATRIX_N * STRIDE;
+const SCORE_STEP = SCORE_COLUMNS * MATRIX_N / 4u;
+const INFO_AT = SCORES_AT + SCORES;
+//#endif
+const INFO_FOURS = OTHERS / 4u;
+const RESULT_STRIDE = MATRIX_N / 2u + 1u;
+const RESULT_UNITS = MATRIX_N / 4u;
+
+var<workgroup> memory: array<vec4<u32>, MEMORY>;
+
+// Where a walk is: at the others from `other` on; of `rounds` rounds, each from begin to end.
+struct Turn {
+    other: u32,
+    begin: u32,
+    end: u32,
+    round: u32,
+    rounds: u32,
+    row0: u32,
+    segment: u32,
+}
+
+// Eight values as factors, and to their place.
+//#if HALF
+alias Kept = vec4<u32>;
+
+fn kept8(v: Eight) -> Kept {
+    return f16_of_eight(v);
+}
+
+fn put_kept(at: u32, v: Kept) {
+    memory[at] = v;
+}
+//#else
+alias Kept = Eight;
+
+fn kept8(v: Eight) -> Kept {
+    return v;
+}
+
+fn put_kept(at: u32, v: Kept) {
+    memory[at] = bitcast<vec4<u32>>(low(v));
+    memory[at + 1u] = bitcast<vec4<u32>>(high(v));
+}
+//#endif
+
+fn put8(at: u32, v: Eight) {
+    put_kept(at, kept8(v));
+}
+
+// Eight weights where the scores were that they were made of. In f16 they take half of the place:
+// that next to their neighbours'.
+fn put_weights(at: u32, unit: u32, lower: vec4<f32>, upper: vec4<f32>) {
+//#if HALF
+    put8(at + 1u - unit % 2u, eight(lower, upper));
+//#else
+    put8(at, eight(lower, upper));
+//#endif
+}
+
+fn weights_at(k: u32) -> u32 {
+//#if HALF
+    return k / 4u + 1u - k / 8u % 2u;
+//#else
+    return k / 4u;
+//#endif
+}
+
+fn floats(at: u32) -> vec4<f32> {
+    return bitcast<vec4<f32>>(memory[at]);
+}
+
+fn attend(index: u32, subgroup: u32, first: u32, span: u32, begin: Turn) {
+    let strip = subgroup / 2u * ROWS;
+    let half = subgroup % 2u;
+    //#unroll n OWN_SIDES
+        for (var i = index; i < BLOCK * UNITS; i += THREADS) {
+            put8(($nu * BLOCK + i / UNITS) * STRIDE + i % UNITS * UNIT, own_$n(first + i / UNITS, i % UNITS));
+        }
+    //#end
+    workgroupBarrier();
+    let left_at = (half * OWN_STEP + strip) * STRIDE;
+    //#unroll f FRAGMENTS, k STEPS
+        let left_$f_$k = subgroupMatrixLoad<subgroup_matrix_left<Factor, MATRIX_K, MATRIX_M>, row_major>(&memory, left_at + $fu * MATRIX_M * STRIDE + $ku * MATRIX_K / VECTOR, STRIDE);
+    //#end
+    //#unroll m MIXES, f FRAGMENTS, c COLUMNS
+        var mix_$m_$f_$c: subgroup_matrix_result<f32, MATRIX_N, MATRIX_M>;
+    //#end
+    workgroupBarrier();
+    let right_at = half * RIGHT_STEP;
+    let score_at = SCORES_AT + half * SCORE_STEP + strip * SCORE_STRIDE;
+    let first_column = (2u * span + half) * COLUMNS;
+    //#unroll c COLUMNS: let column_$c = min(first_column + $cu, HEAD / MATRIX_N - 1u) * MATRIX_N / VECTOR;
+    var turn = begin;
+    //#unroll i LOADS
+        let row_$i = (index + $iu * THREADS) / UNITS;
+        let unit_$i = (index + $iu * THREADS) % UNITS;
+        let place_$i = row_$i * STRIDE + unit_$i * UNIT;
+        var kept_0_$i = kept8(other_0(turn, turn.other + row_$i, other_raw_0(turn, turn.other + row_$i, unit_$i)));
+        var kept_1_$i = kept8(other_1(turn, turn.other + row_$i, other_raw_1(turn, turn.other + row_$i, unit_$i)));
+    //#end
+    // This turn's and the next one's take turns, too.
+    var info_at = 0u;
+    if (index < INFOS * INFO_FOURS) {
+        memory[INFO_AT + index] = info_of(index, turn);
+    }
+    while (turn.round < turn.rounds) {
+        //#unroll i LOADS
+            if (LOADS * THREADS == OTHERS * UNITS || row_$i < OTHERS) {
+                put_kept(place_$i, kept_0_$i);
+                put_kept(TILE + place_$i, kept_1_$i);
+            }
+        //#end
+        workgroupBarrier();
+        let next = after(turn);
+        // The next turn's arrive while this one's are multiplied. They become factors right behind
+        // that, lest a compiler moves the loads to where those are stored.
+        //#unroll i LOADS
+            let raw_0_$i = other_raw_0(next, next.other + row_$i, unit_$i);
+            let raw_1_$i = other_raw_1(next, next.other + row_$i, unit_$i);
+        //#end
+        {
+            //#unroll f FRAGMENTS, s SCORE_COLUMNS
+                var score_$f_$s = subgroup_matrix_result<f32, MATRIX_N, MATRIX_M>();
+            //#end
+            //#unroll k STEPS, s SCORE_COLUMNS
+                let right_$k_$s = subgroupMatrixLoad<subgroup_matrix_right<Factor, MATRIX_N, MATRIX_K>, col_major>(&memory, right_at + $su * MATRIX_N * STRIDE + $ku * MATRIX_K / VECTOR, STRIDE);
+                //#unroll f FRAGMENTS: score_$f_$s = subgroupMatrixMultiplyAccumulate(left_$f_$k, right_$k_$s, score_$f_$s);
+            //#end
+            //#unroll f FRAGMENTS, s SCORE_COLUMNS
+                subgroupMatrixStore<row_major>(&memory, score_at + $fu * MATRIX_M * SCORE_STRIDE + $su * MATRIX_N / 4u, score_$f_$s, SCORE_STRIDE);
+            //#end
+        }
+        //#unroll i LOADS
+            let value_0_$i = other_0(next, next.other + row_$i, raw_0_$i);
+            let value_1_$i = other_1(next, next.other + row_$i, raw_1_$i);
+        //#end
+//#if HALF
+        var size = 0u;
+        //#unroll i LOADS: size = max(size, max(size8(value_0_$i), size8(value_1_$i)));
+        if (size > LARGEST_BITS) {
+            //#unroll n 2, i LOADS: kept_$n_$i = held_f16(value_$n_$i);
+        } else {
+            // The first are bfloat16's, which are not rounded; the second may be a gradient's.
+            //#unroll i LOADS: kept_0_$i = few_digits(value_0_$i); kept_1_$i = near_f16(value_1_$i);
+        }
+//#else
+        //#unroll n 2, i LOADS: kept_$n_$i = value_$n_$i;
+//#endif
+        if (index < INFOS * INFO_FOURS) {
+            memory[INFO_AT + INFOS * INFO_FOURS - info_at + index] = info_of(index, next);
+        }
+        workgroupBarrier();
+        weigh(index, turn, INFO_AT + info_at);
+        info_at = INFOS * INFO_FOURS - info_at;
+        workgroupBarrier();
+//#if !BACKWARD
+        if (turn.round == 0u) {
+            if (next.round > 0u) {
+                finish_sums(index);
+                workgroupBarrier();
+            }
+            turn = next;
+            continue;
+        }
+//#endif
+        for (var k = 0u; k < OTHERS; k += MATRIX_K) {
+            //#unroll m MIXES
+                let weight_at_$m = SCORES_AT + $mu * SCORES + strip * SCORE_STRIDE + weights_at(k);
+                //#unroll f FRAGMENTS
+                    let weight_$m_$f = subgroupMatrixLoad<subgroup_matrix_left<Factor, MATRIX_K, MATRIX_M>, row_major>(&memory, weight_at_$m + $fu * MATRIX_M * SCORE_STRIDE, SCORE_STRIDE);
+                //#end
+                //#unroll c COLUMNS
+                    let mixed_$m_$c = subgroupMatrixLoad<subgroup_matrix_right<Factor, MATRIX_N, MATRIX_K>, row_major>(&memory, ($mu + MIXED_TILE) * TILE + k * STRIDE + column_$c, STRIDE);
+                    //#unroll f FRAGMENTS: mix_$m_$f_$c = subgroupMatrixMultiplyAccumulate(weight_$m_$f, mixed_$m_$c, mix_$m_$f_$c);
+                //#end
+            //#end
+        }
+        workgroupBarrier();
+        turn = next;
+    }
+    //#unroll m MIXES, c COLUMNS
+        //#unroll f FRAGMENTS
+            subgroupMatrixStore<row_major>(&memory, (strip + $fu * MATRIX_M) * RESULT_STRIDE + half * MATRIX_N / 4u, mix_$m_$f_$c, RESULT_STRIDE);
+        //#end
+        workgroupBarrier();
+        for (var i = index; i < BLOCK * RESULT_UNITS; i += THREADS) {
+            let at = i / RESULT_UNITS * RESULT_STRIDE + i % RESULT_UNITS * 2u;
+            // Of the units of both halves' columns.
+            let column = (2u * span + i % RESULT_UNITS / (RESULT_UNITS / 2u)) * COLUMNS + $cu;
+            let unit = column * (MATRIX_N / 8u) + i % (MATRIX_N / 8u);
+            if (first + i / RESULT_UNITS < params.seq && unit < UNITS) {
+                put_$m(first + i / RESULT_UNITS, unit, eight(floats(at), floats(at + 1u)));
+            }
+        }
+        workgroupBarrier();
+    //#end
+}

@@ -1,0 +1,402 @@
+"""A run on several machines whose workers are killed, stopped, cut off and starved: the same bits.
+
+usage: python -m tests.campaigns.cluster [--count FAULTS] [--seed S] [--seconds T]
+
+Each machine is a network namespace, so this takes root; all speak TLS. First come the machines that
+must not be let in, then a run that nobody disturbs, then one with faults at random moments. Both
+must leave the adapter and the losses of a run without a cluster.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import resource
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, Any
+
+from qlora_wgpu.cluster.certificates import make_certificates
+from tests.campaigns.namespaces import Network, can_be_made, network
+from tests.campaigns.support import Tally, campaign
+
+ROOT = Path(__file__).parents[2]
+WORKERS = ("one", "two", "three")
+PORT = 8786
+RECOVERED = 10.0  # seconds without a step, beyond the time that a fault was set to last
+_STEPS_PER_FAULT = 12
+_TIMES = re.compile("second|workers|time")
+_STRANGER = """
+import sys, types
+module = types.ModuleType("qlora_wgpu.version")
+module.__version__ = "0.0.1"
+sys.modules["qlora_wgpu.version"] = module
+"""
+
+
+@dataclass
+class Fault:
+    """What was done to whom, and how long the run stood still around it."""
+
+    kind: str
+    worker: str
+    lasted: float
+    begun: float
+    standstill: float = 0.0
+
+
+@dataclass
+class Machines:
+    """The processes of a cluster.
+
+    Attributes:
+        net: Between them.
+        folder: Of all files.
+        address: The scheduler's.
+        running: Workers' processes, the supervising ones, by name.
+    """
+
+    net: Network
+    folder: Path
+    address: str = ""
+    running: dict[str, subprocess.Popen[Any]] = field(default_factory=dict)
+    _logs: dict[str, IO[bytes]] = field(default_factory=dict)
+
+    def start_scheduler(self) -> None:
+        host = self.net.addresses["scheduler"]
+        self.address = f"tls://{host}:{PORT}"
+        ours = self.folder / "certificates"
+        command = [
+            sys.executable, "-c", "from distributed.cli.dask_scheduler import main; main()",
+            "--host", f"tls://{host}:{PORT}", "--protocol", "tls", "--no-dashboard",
+            "--tls-ca-file", str(ours / "ca.pem"), "--tls-cert", str(ours / "cert.pem"),
+            "--tls-key", str(ours / "key.pem"),
+        ]  # fmt: skip
+        self.running["scheduler"] = self._start("scheduler", "scheduler", command)
+
+    def start_worker(self, name: str, *options: str, **environ: str) -> None:
+        certificates = () if "--certificates" in options else self._certificates()
+        command = ["worker", self.address, *certificates, "--patience", "60", *options]
+        self.running[name] = self.qlora(name, name, *command, "--name", name, **environ)
+
+    def train(self, out: str, *overrides: str) -> subprocess.Popen[Any]:
+        folder = str(self.folder / "certificates")
+        return self.qlora(
+            "owner", out, "train", *self.settings(out, *overrides),
+            f"cluster.scheduler={self.address}", f"cluster.certificates={folder}",
+        )  # fmt: skip
+
+    def settings(self, out: str, *overrides: str) -> list[str]:
+        return [
+            str(ROOT / "demo" / "demo.yaml"), f"output.dir={self.folder / out}",
+            "train.per_device_train_batch_size=4", "train.gradient_accumulation_steps=6",
+            "log.logging_steps=1", "eval.eval_steps=50", "output.save_steps=100", *overrides,
+        ]  # fmt: skip
+
+    def qlora(
+        self, machine: str, log: str, *arguments: str, **environ: str
+    ) -> subprocess.Popen[Any]:
+        return self._start(machine, log, [sys.executable, "-m", "qlora_wgpu", *arguments], environ)
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def wait_for(self, name: str, text: str, seconds: float = 60.0) -> bool:
+        """Whether a text appears in a log in time."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if text in self.log(name):
+                return True
+            time.sleep(0.05)
+        return False
+
+    def end(self, name: str) -> int:
+        """Asks a worker to end, and gives its exit code."""
+        process = self.running.pop(name)
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        return ended(process, 15.0)
+
+    def end_all(self) -> None:
+        for name in list(self.running):
+            self.end(name)
+        for log in self._logs.values():
+            log.close()
+
+    def computing(self, name: str) -> int | None:
+        """The process of a worker that computes: the child of the supervising one."""
+        pid = self.running[name].pid
+        with suppress(OSError):
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            return int(children[0]) if children else None
+        return None
+
+    def _certificates(self) -> tuple[str, str]:
+        return "--certificates", str(self.folder / "certificates")
+
+    def _start(
+        self, machine: str, name: str, command: list[str], environ: dict[str, str] | None = None
+    ) -> subprocess.Popen[Any]:
+        log = self._logs.setdefault(name, (self.folder / f"{name}.log").open("ab"))
+        own = {**os.environ, "PYTHONPATH": str(ROOT), "LP_NUM_THREADS": "1", **(environ or {})}
+        return self.net.start(
+            machine, command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=own,
+            cwd=self.folder,
+        )  # fmt: skip
+
+
+def ended(process: subprocess.Popen[Any], seconds: float) -> int:
+    """The exit code, -9 where it had to be killed."""
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+@contextmanager
+def machines() -> Iterator[Machines]:
+    """A scheduler, an owner's machine, and workers' that are connected."""
+    names = ("scheduler", "owner", *WORKERS)
+    with tempfile.TemporaryDirectory(prefix="cluster-") as folder, network(names) as net:
+        made = Machines(net, Path(folder))
+        make_certificates(made.folder / "certificates", 2)
+        make_certificates(made.folder / "foreign", 2)
+        made.start_scheduler()
+        try:
+            yield made
+        finally:
+            made.end_all()
+
+
+def cluster(count: int, seed: int, tally: Tally) -> None:
+    """The campaign."""
+    if not can_be_made():
+        sys.exit("this campaign makes network namespaces: run it as root, with iproute2")
+    with machines() as all_machines:
+        strangers(all_machines, tally)
+        steps = max(20, _STEPS_PER_FAULT * count)
+        alone = all_machines.qlora(
+            "owner", "alone", "train", *all_machines.settings("alone", f"train.max_steps={steps}")
+        )
+        if ended(alone, 1800.0) != 0:
+            tally.fail("the run without a cluster failed", all_machines.log("alone"))
+            return
+        for name in WORKERS:
+            all_machines.start_worker(name)
+        undisturbed(all_machines, tally, steps)
+        disturbed(all_machines, tally, steps, count, seed)
+
+
+def strangers(machines: Machines, tally: Tally) -> None:
+    """Who must not be let in, and is told so in one sentence."""
+    foreign = str(machines.folder / "foreign")
+    plain = machines.address.replace("tls", "tcp")
+    for what, options, sentence in (
+        ("foreign certificate", ["--certificates", foreign], "certificate of another cluster"),
+        ("no certificate", [], "needs certificates"),
+        ("plain tcp", [], "anyone on the network could run code"),
+        ("plain tcp, allowed", ["--allow-plain-tcp"], "wants TLS"),
+    ):
+        address = plain if "tcp" in what else machines.address
+        log = what.replace(" ", "-")
+        machines.wait_for("scheduler", "Scheduler at", 30.0)
+        process = machines.qlora("one", log, "worker", address, "--patience", "5", *options)
+        judge_refusal(what, ended(process, 60.0), machines.log(log), sentence, tally)
+    (machines.folder / "stranger").mkdir()
+    (machines.folder / "stranger" / "sitecustomize.py").write_text(_STRANGER)
+    other = f"{machines.folder / 'stranger'}{os.pathsep}{ROOT}"
+    base = other_base(machines.folder / "other-base")
+    for what, options, environ, sentence in (
+        ("another version", [], {"PYTHONPATH": other}, "0.0.1"),
+        ("another model", ["--model", str(base)], {}, "base"),
+        ("no model", ["--model", "/nowhere"], {}, "/nowhere"),
+    ):
+        log = what.replace(" ", "-")
+        machines.start_worker("one", *options, **environ)
+        process = machines.train(log, "train.max_steps=5", "cluster.patience=40")
+        judge_refusal(what, ended(process, 120.0), machines.log(log), sentence, tally)
+        machines.end("one")
+
+
+def judge_refusal(what: str, code: int, text: str, sentence: str, tally: Tally) -> None:
+    if "Traceback" in text:
+        tally.fail(f"{what}: traceback", text[-2000:])
+    elif code != 2 or sentence not in text:
+        tally.fail(f"{what}: exit code {code}", text[-1000:])
+    else:
+        tally.add(f"refused with a sentence: {what}")
+    line = next((line for line in text.splitlines() if sentence in line), "")
+    print(f"{what}: {line}", flush=True)
+
+
+def other_base(folder: Path) -> Path:
+    """The demo's base with one weight changed."""
+    folder.mkdir()
+    for file in (ROOT / "demo" / "base").iterdir():
+        content = bytearray(file.read_bytes())
+        if file.name.endswith(".safetensors"):
+            content[-1] ^= 1
+        (folder / file.name).write_bytes(content)
+    return folder
+
+
+def undisturbed(machines: Machines, tally: Tally, steps: int) -> None:
+    process = machines.train("calm", f"train.max_steps={steps}")
+    if ended(process, 900.0) != 0:
+        tally.fail("a calm run failed", machines.log("calm")[-2000:])
+    else:
+        judge(machines, "calm", tally)
+
+
+def judge(machines: Machines, out: str, tally: Tally) -> None:
+    """Compares a run's adapter and losses with those of the run without a cluster."""
+    wrong = [what for what in (adapter_of, rows_of) if what(machines.folder / out)
+             != what(machines.folder / "alone")]  # fmt: skip
+    for what in wrong:
+        tally.fail(f"{out}: another {what.__name__.removesuffix('_of')}", out)
+    if not wrong:
+        tally.add(f"the same adapter and losses: {out}")
+
+
+def adapter_of(out: Path) -> bytes:
+    return (out / "adapter" / "adapter_model.safetensors").read_bytes()
+
+
+def rows_of(out: Path) -> list[dict[str, Any]]:
+    rows = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+    return [{k: v for k, v in row.items() if not _TIMES.search(k)} for row in rows]
+
+
+def disturbed(machines: Machines, tally: Tally, steps: int, count: int, seed: int) -> None:
+    """Faults at random moments of one run, at one worker at a time."""
+    rng = random.Random(seed)
+    process = machines.train("disturbed", f"train.max_steps={steps}")
+    progress = Progress(machines.folder / "disturbed" / "metrics.jsonl")
+    kinds = [("killed", "stopped", "cut off", "starved", "killed for good")[n % 5]
+             for n in range(count)]  # fmt: skip
+    rng.shuffle(kinds)
+    faults: list[Fault] = []
+    progress.watch(process, until=lambda: len(progress.times) >= 3)
+    for kind in kinds:
+        progress.watch(process, seconds=rng.uniform(0.2, 3.0))
+        if process.poll() is not None:
+            break
+        fault = Fault(kind, rng.choice(WORKERS), rng.uniform(1.0, 6.0), time.monotonic())
+        faults.append(fault)
+        print(f"{fault.kind} {fault.worker} for {fault.lasted:.1f} s", flush=True)
+        _commit(machines, fault, progress, process)
+        fault.standstill = progress.longest_gap(fault.begun)
+    progress.watch(process, seconds=900.0)
+    code = ended(process, 1.0)
+    if code != 0:
+        tally.fail(f"the disturbed run ended with {code}", machines.log("disturbed")[-2000:])
+    else:
+        judge(machines, "disturbed", tally)
+    _tell(faults, count, progress, tally)
+
+
+def _commit(
+    machines: Machines, fault: Fault, progress: Progress, process: subprocess.Popen[Any]
+) -> None:
+    """A fault, what mends it, and the wait until its worker is connected again."""
+    name, pid = fault.worker, machines.computing(fault.worker)
+    connected = machines.log(name).count("is connected")
+    if pid is None:
+        return
+    if fault.kind == "stopped":
+        os.kill(pid, signal.SIGSTOP)
+        progress.watch(process, seconds=fault.lasted)
+        os.kill(pid, signal.SIGCONT)
+    elif fault.kind == "cut off":
+        machines.net.cable(name, plugged=False)
+        progress.watch(process, seconds=fault.lasted)
+        machines.net.cable(name, plugged=True)
+    elif fault.kind == "starved":
+        mapped = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * os.sysconf("SC_PAGESIZE")
+        resource.prlimit(pid, resource.RLIMIT_AS, (mapped, resource.RLIM_INFINITY))
+        progress.watch(process, seconds=fault.lasted)
+        with suppress(ProcessLookupError):  # as a system does that runs out of memory
+            os.kill(pid, signal.SIGKILL)
+    elif fault.kind == "killed":
+        os.kill(pid, signal.SIGKILL)
+    else:  # another joins in its place
+        machines.running[name].kill()
+        ended(machines.running[name], 5.0)
+        machines.start_worker(name)
+    if fault.kind in ("killed", "killed for good", "starved"):
+        progress.watch(
+            process,
+            seconds=40.0,
+            until=lambda: machines.log(name).count("is connected") > connected,
+        )
+    progress.watch(process, seconds=1.0)
+
+
+class Progress:
+    """When a run's steps were done, as its rows say.
+
+    Attributes:
+        times: By the clock of this process.
+    """
+
+    def __init__(self, rows: Path) -> None:
+        self._rows = rows
+        self.times: list[float] = []
+
+    def watch(
+        self, process: subprocess.Popen[Any], *, seconds: float = 120.0, until: Any = None
+    ) -> None:
+        """Looks until a time has passed, the process has ended or something is so."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and process.poll() is None and not (until and until()):
+            self._look()
+            time.sleep(0.02)
+        self._look()
+
+    def longest_gap(self, since: float) -> float:
+        """Seconds between two steps, the longest since a moment, the present included."""
+        times = [t for t in self.times if t < since][-1:] + [t for t in self.times if t >= since]
+        times.append(time.monotonic())
+        return max((b - a for a, b in pairwise(times)), default=0.0)
+
+    def _look(self) -> None:
+        with suppress(OSError):
+            done = self._rows.read_bytes().count(b'"loss"')
+            self.times += [time.monotonic()] * (done - len(self.times))
+
+
+def _tell(faults: list[Fault], count: int, progress: Progress, tally: Tally) -> None:
+    steps = [b - a for a, b in pairwise(progress.times)]
+    usual = statistics.median(steps) if steps else 0.0
+    for kind in sorted({fault.kind for fault in faults}):
+        standing = sorted(f.standstill for f in faults if f.kind == kind)
+        print(
+            f"{kind}: {len(standing)} times, no step for {statistics.median(standing):.1f} s in "
+            f"the median and {standing[-1]:.1f} s at most (a step takes {usual:.2f} s)"
+        )
+    for fault in faults:
+        waits = fault.lasted if fault.kind in ("stopped", "cut off") else 0.0
+        tally.add(f"survived: {fault.kind}")
+        if fault.standstill > RECOVERED + waits:
+            tally.fail(
+                f"{fault.kind}: not recovered in time",
+                f"{fault.standstill:.1f} s, of which it was set to last {fault.lasted:.1f}",
+            )
+    if len(faults) < count:
+        tally.fail("the run ended before all faults", f"{len(faults)} of {count}")
+
+
+if __name__ == "__main__":
+    campaign("cluster", cluster, 30)

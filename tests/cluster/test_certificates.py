@@ -1,0 +1,98 @@
+"""Certificates are made once, for their owner alone; what is wrong with them is one sentence."""
+
+import os
+import shutil
+import stat
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from support.commands import run_here
+
+from qlora_wgpu.cluster import certificates
+from qlora_wgpu.cluster.certificates import make_certificates
+from qlora_wgpu.cluster.credentials import Credentials
+from qlora_wgpu.errors import ConfigError
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return make_certificates(tmp_path / "certificates", 30).folder
+
+
+def test_a_folder_holds_what_is_needed_and_no_key_of_the_authority(folder):
+    assert sorted(path.name for path in folder.iterdir()) == ["ca.pem", "cert.pem", "key.pem"]
+    assert stat.S_IMODE((folder / "key.pem").stat().st_mode) == 0o600
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert sum("PRIVATE KEY" in path.read_text() for path in folder.iterdir()) == 1
+    read = Credentials.read(folder)
+    assert read.key == str(folder / "key.pem")
+
+
+def test_validity_is_what_was_asked_for(tmp_path):
+    until = make_certificates(tmp_path / "c", 7).until
+    assert abs(until - datetime.now(UTC) - timedelta(days=7)) < timedelta(minutes=1)
+
+
+@pytest.mark.parametrize("name", ["ca.pem", "cert.pem", "key.pem"])
+def test_nothing_is_overwritten(tmp_path, name):
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ConfigError, match=rf"{name} is there already.*never overwritten"):
+        make_certificates(tmp_path, 30)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_is_a_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be written to"):
+        make_certificates(tmp_path / "file" / "certificates", 30)
+
+
+@pytest.mark.parametrize("name", ["ca.pem", "cert.pem", "key.pem"])
+def test_a_missing_file_is_named(folder, name):
+    (folder / name).unlink()
+    with pytest.raises(ConfigError, match=rf"has no {name}.*qlora-wgpu certificates"):
+        Credentials.read(folder)
+
+
+@pytest.mark.parametrize("name", ["ca.pem", "cert.pem", "key.pem"])
+def test_a_damaged_file_is_named(folder, name):
+    (folder / name).write_text("-----BEGIN NOTHING-----\n")
+    with pytest.raises(ConfigError, match=rf"{name} holds no"):
+        Credentials.read(folder)
+
+
+@pytest.mark.parametrize("name", ["ca.pem", "cert.pem", "key.pem"])
+def test_files_of_two_clusters_do_not_fit(folder, tmp_path, name):
+    other = make_certificates(tmp_path / "other", 30).folder
+    shutil.copy(other / name, folder / name)
+    (folder / "key.pem").chmod(0o600)
+    with pytest.raises(ConfigError, match="take all three files from one folder"):
+        Credentials.read(folder)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes say nothing elsewhere")
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
+def test_a_key_that_others_can_read_is_refused(folder, mode):
+    (folder / "key.pem").chmod(mode)
+    with pytest.raises(ConfigError, match=rf"mode {mode:o}.*chmod 600"):
+        Credentials.read(folder)
+
+
+@pytest.mark.parametrize(("days", "found"), [(-1, "expired on"), (1, "clock right")])
+def test_a_certificate_has_its_time(tmp_path, monkeypatch, days, found):
+    if days > 0:  # its validity begins in two days
+        monkeypatch.setattr(certificates, "_CLOCKS_APART", timedelta(days=-2))
+    folder = make_certificates(tmp_path / "c", days + 3 if days > 0 else days).folder
+    with pytest.raises(ConfigError, match=found):
+        Credentials.read(folder)
+
+
+def test_the_command_says_what_it_made_and_what_is_next(tmp_path):
+    done = run_here("certificates", "c", "--days", "20", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"{datetime.now(UTC) + timedelta(days=20):%Y-%m-%d}" in done.stdout
+    assert "scp -rp c MACHINE:" in done.stdout
+    again = run_here("certificates", "c", cwd=tmp_path)
+    assert again.returncode == 2
+    assert "never overwritten" in again.stderr
