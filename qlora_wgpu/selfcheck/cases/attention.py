@@ -16,15 +16,12 @@ from qlora_wgpu.reference import attention as attention_reference
 from qlora_wgpu.reference import qk_layer_norm as qk_layer_norm_reference
 from qlora_wgpu.reference import rms_norm as rms_norm_reference
 from qlora_wgpu.reference import rope as rope_reference
-from qlora_wgpu.selfcheck.cases.common import each, normal, uneven
+from qlora_wgpu.selfcheck.cases.common import each, normal, of_halves, uneven
 from qlora_wgpu.selfcheck.runner import SUMS, Runner
 
 # Rows of a batch: two samples and padding; padding in front; one sample and no padding.
 _SAMPLES = np.array([[1] * 9 + [2] * 40 + [0] * 8, [0] * 5 + [1] * 52, [1] * 57])
 _ROWS = _SAMPLES.size
-# Of f16's factors on matrix units each is off by half of its last place at most, 2⁻¹¹ of itself,
-# either way: sums of products of two, by 2⁻¹⁰ of what such sums are.
-_HALVES = 2.0**-10
 # The same beyond one workgroup's 64 tokens, and a sample that begins with the second one's.
 _LONG = np.array(
     [[1] * 9 + [2] * 80 + [0] * 12, [0] * 5 + [1] * 96, [1] * 101, [1] * 64 + [2] * 37]
@@ -62,7 +59,7 @@ def check_attention(
     o = attention(run.graph, tq, tk, tv, batch, head_dim, scale, window, softcap)
     cotangent = run.float32(do) if exact_gradient else run.operand(do)
     gradients = run.gradients(o, cotangent, tq, tk, tv)
-    inner = _HALVES * any(launch.constants.get("HALF") is True for launch in run.graph.launches)
+    inner = of_halves(run)
     got_o, *got = run.run(o, *gradients)
     do = do if exact_gradient else run.rounded(do)
     q, k, v = (run.rounded(a) for a in (q, k, v))

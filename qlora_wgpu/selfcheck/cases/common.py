@@ -12,7 +12,7 @@ from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import ExpertSpec, LinearSpec
 from qlora_wgpu.graph.tensor import Tensor, matrix
 from qlora_wgpu.lora.layout import Adapter
-from qlora_wgpu.selfcheck.runner import Array
+from qlora_wgpu.selfcheck.runner import Array, Runner
 
 CheckT = TypeVar("CheckT", bound=Callable[..., None])
 
@@ -72,3 +72,13 @@ def joined(adapter: Adapter, gradients: dict[str, Array]) -> Array:
     """The flat vector that was one before these gradients, by names, were added to it."""
     values = {name: array.astype(np.float32) for name, array in gradients.items()}
     return adapter.join(values)[None].astype(np.float64) + 1.0
+
+
+def of_halves(run: Runner) -> float:
+    """What attention's factors of float16 allow, as a share of the largest value, if it has such.
+
+    On matrix units each is off by half of its last place at most, 2⁻¹¹ of itself, either way: sums
+    of products of two, by 2⁻¹⁰ of what such sums are.
+    """
+    halved = any(launch.constants.get("HALF") is True for launch in run.graph.launches)
+    return 2.0**-10 * halved

@@ -9,7 +9,7 @@ from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.reference import attention as reference
-from qlora_wgpu.selfcheck.cases.common import each, normal
+from qlora_wgpu.selfcheck.cases.common import each, normal, of_halves
 from qlora_wgpu.selfcheck.runner import Runner
 
 
@@ -37,4 +37,4 @@ def check_cached_attention(
     q, k, v = (run.rounded(a) for a in (q, k, v))
     mask = np.ones((1, total), np.int64)
     exact = reference.forward(q, k, v, mask, head_dim, scale, window, softcap)
-    run.compare(got, exact, outputs[0].dtype)
+    run.compare(got, exact, outputs[0].dtype, inner=of_halves(run))
