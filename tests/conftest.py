@@ -7,7 +7,11 @@ import pytest
 # Shaders of tests are compiled with all checks; devices read this when they are opened.
 os.environ.setdefault("QLORA_WGPU_CHECKS", "1")
 
+from support.shaders import keep_compiled_shaders
+
 from qlora_wgpu.gpu.device import Device
+
+keep_compiled_shaders()
 
 
 @pytest.fixture(scope="session")

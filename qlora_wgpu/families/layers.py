@@ -161,7 +161,7 @@ class LayerOps:
     ) -> Tensor:
         """Applies ``layer(h, i)`` for every i, recomputing each in the backward if asked for."""
 
-        def some(first: int) -> Callable[[Tensor], Tensor]:
+        def some(first: int, together: int) -> Callable[[Tensor], Tensor]:
             def apply(x: Tensor) -> Tensor:
                 for i in range(first, min(first + together, count)):
                     x = layer(x, i)
@@ -169,12 +169,11 @@ class LayerOps:
 
             return apply
 
+        if not checkpointing:
+            return some(0, count)(h)
         together, parking = self.g.recomputation.together, self.g.recomputation.parking
         for first in range(0, count, together):
-            if not checkpointing:
-                h = some(first)(h)
-                continue
             # The last input is wanted again at once.
             is_last = first + together >= count
-            h = self.g.checkpoint(some(first), h, None if is_last else parking)
+            h = self.g.checkpoint(some(first, together), h, None if is_last else parking)
         return h

@@ -47,7 +47,8 @@ def read_vector(device: Device, tensor: Tensor) -> FloatArray:
     if tensor.storage.on_host is not None:
         return tensor.storage.on_host.copy()
     allocate(device, tensor.storage)
-    return np.frombuffer(device.read(tensor.storage.buffer, tensor.nbytes), np.float32)
+    raw = device.read(tensor.storage.buffer, tensor.nbytes, tensor.offset)
+    return np.frombuffer(raw, np.float32)
 
 
 def write_vector(device: Device, tensor: Tensor, values: FloatArray) -> None:
@@ -57,7 +58,7 @@ def write_vector(device: Device, tensor: Tensor, values: FloatArray) -> None:
         tensor.storage.on_host[:] = values
         return
     allocate(device, tensor.storage)
-    device.write(tensor.storage.buffer, values)
+    device.write(tensor.storage.buffer, values, tensor.offset)
 
 
 def neutral_parameters(layout: ModelLayout, programs: Programs, device: Device) -> FloatArray:

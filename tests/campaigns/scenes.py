@@ -249,9 +249,9 @@ class Stage:
         """Mesa's cache stays the user's, and so does what says that the driver is sound."""
         os.environ.setdefault("LP_NUM_THREADS", "1")
         os.environ.setdefault("MPLCONFIGDIR", str(self.path / "matplotlib"))
-        from qlora_wgpu.gpu.mesa import widen_software_vectors
+        from tests.support.shaders import keep_compiled_shaders
 
-        widen_software_vectors(os.environ)
+        keep_compiled_shaders()
         with contextlib.suppress(OSError):
             self._users_check = cache_path("checked.json").read_bytes()
 

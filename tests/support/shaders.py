@@ -1,0 +1,13 @@
+"""Commands under test have caches of their own, but share compiled shaders with all others."""
+
+import os
+from pathlib import Path
+
+from qlora_wgpu.gpu.mesa import widen_software_vectors
+
+
+def keep_compiled_shaders():
+    """Tells commands where Mesa keeps this user's shaders, wherever their own cache is."""
+    widen_software_vectors(os.environ)
+    caches = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    os.environ.setdefault("MESA_SHADER_CACHE_DIR", caches)
