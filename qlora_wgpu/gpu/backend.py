@@ -25,11 +25,14 @@ class Backend(ABC):
         name: The value of ``device.backend`` in a config.
         package: The package's name for pip.
         features: The features that are used, by WebGPU's names, as this package calls them.
+        proves_uniformity: Whether it refuses barriers that copies of uniforms decide on, since it
+            does not follow what becomes of the copies.
     """
 
     name: ClassVar[str]
     package: ClassVar[str]
     features: ClassVar[Mapping[str, tuple[str, ...]]]
+    proves_uniformity: ClassVar[bool] = False
 
     @abstractmethod
     def load(self) -> Any:

@@ -44,6 +44,7 @@ class Dawn(Backend):
     """wgpudawn; shaders are compiled by Tint."""
 
     name: ClassVar[str] = "dawn"
+    proves_uniformity: ClassVar[bool] = True
     package: ClassVar[str] = "wgpudawn"
     features: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "timestamp-query": ("timestamp-query",),

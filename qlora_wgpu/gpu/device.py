@@ -135,7 +135,7 @@ class Device:
             self.raw = self.backend.request_device(self.gpu)
         weakref.finalize(self, self.backend.let_go, self.raw).atexit = False
         self.memory = MemoryCounter()
-        self.params_at_once = self.is_cpu
+        self.params_at_once = self.is_cpu and not self.backend.proves_uniformity
         self._pipelines: dict[str, Any] = {}
         limits = self.raw.limits
         self.limits = Limits(

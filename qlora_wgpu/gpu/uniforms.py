@@ -14,6 +14,7 @@ def read_at_once(code: str) -> str:
     Mesa's software GPU reads a uniform once for all invocations only as long as none of them can
     have left or waits for others: before the first return, branch and loop. Anywhere else each
     invocation reads by itself, some thirty instructions a word. Lines keep their numbers.
+    Compilers that prove uniform control flow refuse such copies (``Backend.proves_uniformity``).
     """
     if _DECLARATION not in code:
         return code

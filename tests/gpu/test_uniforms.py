@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 
+from qlora_wgpu.gpu.dawn import Dawn
+from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.operands import Bound
 from qlora_wgpu.gpu.uniforms import read_at_once
+from qlora_wgpu.gpu.wgpu_native import WgpuNative
 from qlora_wgpu.gpu.wgsl import load_shader
 
 FILL = load_shader("tensor/fill.wgsl", (("ELEMENTS", 1), ("FLAT", 8)), (("y", Bound("float32")),))
@@ -46,3 +49,11 @@ def test_a_device_runs_them_either_way(device, monkeypatch, at_once):
     filled = np.frombuffer(device.read(y, 64), np.float32)
     assert ("given_params" in seen[0]) == at_once
     assert list(filled == 0) == [True] * 12 + [False] * 4
+
+
+def test_a_compiler_that_proves_uniformity_gets_no_copies(monkeypatch):
+    assert Dawn.proves_uniformity
+    for proves in (False, True):
+        monkeypatch.setattr(WgpuNative, "proves_uniformity", proves)
+        device = Device(backend="wgpu")
+        assert device.params_at_once == (device.is_cpu and not proves)
