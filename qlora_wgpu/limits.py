@@ -4,7 +4,7 @@ They are far above what real models, data and runs have, and low enough that a f
 damaged, or made to do harm, costs neither minutes nor gigabytes.
 """
 
-KIB, MIB = 2**10, 2**20
+KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 # Files that are read whole.
 MODEL_JSON_BYTES = 4 * MIB  # config.json, adapter_config.json and the like

@@ -53,7 +53,12 @@ def room(device: Device) -> int | None:
     if heap is None or device.gpu.info["adapter_type"] != "DiscreteGPU":
         whole = _host_memory() if heap is None else heap.nbytes
         return None if whole is None else int(_SHARED_SHARE * whole)
-    return max(int(_SHARE * heap.free) - _RESERVE, 1)
+    return room_of(heap.free)
+
+
+def room_of(free: int) -> int:
+    """Bytes that training may take of a card on which so many are free."""
+    return max(int(_SHARE * free) - _RESERVE, 1)
 
 
 def available_bytes() -> int | None:

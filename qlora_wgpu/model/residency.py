@@ -27,5 +27,10 @@ class Residency:
     host_moments: bool = False
     streamed_layers: int = 0
 
+    @classmethod
+    def least(cls, num_layers: int) -> Residency:
+        """All that can wait in host memory, for a step whose layers are recomputed."""
+        return cls(True, True, 1, True, num_layers)
+
 
 RESIDENT = Residency()

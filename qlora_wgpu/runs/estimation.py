@@ -22,122 +22,15 @@ from qlora_wgpu.model.fitting import Fit, fit
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import StepOptions, TrainingOptions
 from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.runs.cards import CardPlan, plans_for_cards
 from qlora_wgpu.runs.data import RunData, prepare
 from qlora_wgpu.runs.locating import base_in
 from qlora_wgpu.runs.opening import device_of
 from qlora_wgpu.runs.settings import as_config
+from qlora_wgpu.runs.what_fits import Fits, remedy_for, what_fits
+from qlora_wgpu.runs.workload import Target, Workload
 
-_LARGEST_BINDING = (1 << 31) - 1  # what most cards allow
-_MOST_TOKENS = 65_536  # of a micro-batch; more are not looked for
 _MOST_PLANNED = 1 << 24  # tokens of a micro-batch
-_SEQ_STEP = 64  # in which sequences are tried
-
-
-@dataclass(frozen=True)
-class Workload:
-    """The training that is to be planned.
-
-    Attributes:
-        pretrained: The base model, of which config.json is known.
-        lora: The adapter.
-        quant: How the base's linear layers are stored.
-        compute_dtype: Type of matmul operands.
-        batch: Rows of a micro-batch.
-        seq: Tokens of a row.
-        checkpointing: Whether layers are recomputed in the backward.
-        accumulation: Micro-batches of a step.
-    """
-
-    pretrained: Pretrained
-    lora: LoraConfig
-    quant: QuantConfig
-    compute_dtype: str
-    batch: int
-    seq: int
-    checkpointing: bool
-    accumulation: int = 1
-
-    @property
-    def options(self) -> StepOptions:
-        """Its longest step."""
-        return TrainingOptions(self.checkpointing).train(self.batch, self.seq)
-
-
-@dataclass(frozen=True)
-class Target:
-    """For what it is planned: an open GPU, or a common one where none is there.
-
-    Attributes:
-        name: The GPU's name.
-        max_binding: Bytes of its largest binding.
-        profile: How kernels are cut for it.
-        nbytes: Bytes of its memory, where they are known.
-        is_host: Whether that is the host's.
-    """
-
-    name: str = "a GPU"
-    max_binding: int = _LARGEST_BINDING
-    profile: Profile = GPU_PROFILE
-    nbytes: int | None = None
-    is_host: bool = False
-
-    @classmethod
-    def here(cls, settings: DeviceConfig | None = None) -> Target:
-        """The GPU that a run would take here; a common one where there is none."""
-        try:
-            return cls.of(device_of(settings or DeviceConfig()))
-        except QLoRAError:
-            return cls()
-
-    @classmethod
-    def of(cls, device: Device) -> Target:
-        """An open GPU."""
-        nbytes = memory_size(device)
-        return cls(device.name, device.max_binding, device.profile, nbytes, device.is_cpu)
-
-    def layout(self, workload: Workload) -> ModelLayout:
-        """The model laid out for it."""
-        return ModelLayout(
-            workload.pretrained,
-            workload.lora,
-            workload.quant,
-            workload.compute_dtype,
-            profile=self.profile,
-            max_binding=self.max_binding,
-        )
-
-    def memory(self, workload: Workload) -> Counter[str]:
-        """Bytes on the device by kind."""
-        return self.layout(workload).memory(workload.options)
-
-    def fitted(self, workload: Workload, budget: int) -> Fit | None:
-        """How training keeps a budget; None where it cannot."""
-        try:
-            return fit(
-                self.layout(workload), workload.options, budget, accumulation=workload.accumulation
-            )
-        except OutOfMemoryError:
-            return None
-
-    def total(self, workload: Workload) -> int | None:
-        """All bytes; None where there is more than kernels can count."""
-        try:
-            return sum(self.memory(workload).values())
-        except OutOfMemoryError:
-            return None
-
-
-@dataclass(frozen=True)
-class Fits:
-    """The largest batch and sequence that a budget has room for.
-
-    Attributes:
-        batch: Most rows at the planned length; 0 for none.
-        seq: Most tokens of one row; 0 for none.
-    """
-
-    batch: int
-    seq: int
 
 
 @dataclass(frozen=True)
@@ -156,6 +49,7 @@ class Estimate:
             fits, empty where nothing helps.
         fitted: Where it does not fit, how ``train`` keeps within the budget all the same, with some
             of it in host memory; None where it cannot, or need not.
+        cards: The same training on cards of the usual sizes, where they were asked for.
     """
 
     workload: Workload
@@ -166,6 +60,7 @@ class Estimate:
     device_memory: int | None = None
     remedy: str | None = None
     fitted: Fit | None = None
+    cards: tuple[CardPlan, ...] = ()
 
     @property
     def total(self) -> int:
@@ -193,6 +88,7 @@ def estimate(
     compute_dtype: Literal["bfloat16", "float32"] | None = None,
     budget: int | None = None,
     by_data: bool = False,
+    cards: bool = False,
 ) -> Estimate:
     """Plans the memory of training; no GPU is needed, and of weights only their form is read.
 
@@ -209,6 +105,7 @@ def estimate(
         budget: Bytes of memory that there are; the largest batch and sequence are looked for.
         by_data: Whether a run's longest batch is that of its data, where this is here, as training
             plans it; else it is of ``data.max_seq_length``.
+        cards: Whether to plan it for cards from 4 to 80 GB, too, which takes seconds.
 
     Raises:
         ConfigError: If the target is wrong or absurdly large.
@@ -240,14 +137,15 @@ def estimate(
             f"{option('seq', ...)}"
         )
     memory = here.memory(workload)
-    fits = None if budget is None else _what_fits(here, workload, budget)
+    fits = None if budget is None else what_fits(here, workload, budget)
     remedy, fitted = None, None
     room = here.nbytes if budget is None else budget
     if room is not None and sum(memory.values()) > room:
-        remedy = _remedy(here, workload, room)
+        remedy = remedy_for(here, workload, room)
         if budget is not None or not here.is_host:
             fitted = here.fitted(workload, room)
-    return Estimate(workload, here.name, memory, budget, fits, here.nbytes, remedy, fitted)
+    plans = plans_for_cards(workload) if cards else ()
+    return Estimate(workload, here.name, memory, budget, fits, here.nbytes, remedy, fitted, plans)
 
 
 def _check_positive(name: str, value: object) -> None:
@@ -331,75 +229,3 @@ def _base(path: str) -> Pretrained:
     if any(inside.parent.glob("*.safetensors")):
         return Pretrained.open(path)
     return Pretrained.from_config(read_json_object(inside))
-
-
-def _what_fits(here: Target, workload: Workload, budget: int) -> Fits:
-    """The most rows at the planned length, and the most tokens of one row."""
-    rows = largest_fitting(
-        lambda n: here.total(replace(workload, batch=n)),
-        budget,
-        max(_MOST_TOKENS // workload.seq, 1),
-    )
-    steps = largest_fitting(
-        lambda n: here.total(replace(workload, batch=1, seq=n * _SEQ_STEP)),
-        budget,
-        _MOST_TOKENS // _SEQ_STEP,
-    )
-    return Fits(rows, steps * _SEQ_STEP)
-
-
-def _remedy(here: Target, workload: Workload, budget: int) -> str:
-    """The settings that cost least with which a workload fits; empty where none do.
-
-    A smaller micro-batch changes nothing that is learnt and little of the speed, checkpointing
-    costs about a third of it, and shorter rows lose what they cut.
-    """
-
-    def fits(**changes: Any) -> bool:
-        total = here.total(replace(workload, **changes))
-        return total is not None and total <= budget
-
-    rows = range(workload.batch, 0, -1)
-    for checkpointing in dict.fromkeys((workload.checkpointing, True)):
-        batch = next((n for n in rows if fits(batch=n, checkpointing=checkpointing)), 0)
-        if batch:
-            return _in_keys(workload, batch, workload.seq, checkpointing)
-    steps = largest_fitting(
-        lambda n: here.total(replace(workload, batch=1, seq=n * _SEQ_STEP, checkpointing=True)),
-        budget,
-        workload.seq // _SEQ_STEP,
-    )
-    return _in_keys(workload, 1, steps * _SEQ_STEP, True) if steps else ""
-
-
-def _in_keys(workload: Workload, batch: int, seq: int, checkpointing: bool) -> str:
-    """What differs from a workload, as it is written behind ``train run.yaml``."""
-    keys = []
-    if batch != workload.batch:
-        accumulation = -(-workload.batch * workload.accumulation // batch)
-        keys.append(f"train.per_device_train_batch_size={batch}")
-        keys.append(f"train.gradient_accumulation_steps={accumulation}")
-    if checkpointing != workload.checkpointing:
-        keys.append("train.gradient_checkpointing=true")
-    if seq != workload.seq:
-        keys.append(f"data.max_seq_length={seq}")
-    return " ".join(keys)
-
-
-def largest_fitting(total: Callable[[int], int | None], budget: int, most: int) -> int:
-    """The largest n up to ``most`` whose total fits; it grows about linearly, so few are made."""
-    low, low_total = 0, 0
-    high, high_total = most + 1, None
-    guess = 1
-    while high - low > 1:
-        size = total(guess)
-        if size is not None and size <= budget:
-            # From the second on, the last two tell the slope.
-            slope = max((size - low_total) / (guess - low), 1.0) if low else float(size)
-            low, low_total = guess, size
-        else:
-            high, high_total = guess, size
-            slope = max(((size or 2 * budget) - low_total) / (guess - low), 1.0)
-        step = int((budget - low_total) / slope) if low > 1 or high_total else 1
-        guess = min(max(low + step, low + 1), high - 1)
-    return low

@@ -17,7 +17,7 @@ from qlora_wgpu.errors import ConfigError, QLoRAError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory_size import memory_size
 from qlora_wgpu.model.pretrained import Pretrained
-from qlora_wgpu.runs.estimation import Target, Workload
+from qlora_wgpu.runs.workload import Target, Workload
 from qlora_wgpu.runs.first_batches import FirstBatches, first_batches
 from qlora_wgpu.training import refuse_existing_run
 

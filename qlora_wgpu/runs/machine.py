@@ -11,7 +11,7 @@ from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory_size import memory_size
 from qlora_wgpu.model.pretrained import Pretrained
-from qlora_wgpu.runs.estimation import Target, Workload
+from qlora_wgpu.runs.workload import Target, Workload
 
 _SMALL = "smollm2-135m"
 _SEQ = 2048

@@ -10,7 +10,7 @@ from qlora_wgpu.gpu import memory_size as sizes
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.profile import GPU_PROFILE
 from qlora_wgpu.runs import machine
-from qlora_wgpu.runs.estimation import Target
+from qlora_wgpu.runs.workload import Target
 
 
 def card(name="A card", kind="DiscreteGPU"):

@@ -1,0 +1,114 @@
+"""A training to be planned, and the GPU for which it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from qlora_wgpu.config import LoraConfig, QuantConfig
+from qlora_wgpu.config.schema import DeviceConfig
+from qlora_wgpu.errors import OutOfMemoryError, QLoRAError
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.memory_size import memory_size
+from qlora_wgpu.gpu.profile import GPU_PROFILE, Profile
+from qlora_wgpu.model.fitting import Fit, fit
+from qlora_wgpu.model.layout import ModelLayout
+from qlora_wgpu.model.options import StepOptions, TrainingOptions
+from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.runs.opening import device_of
+
+_LARGEST_BINDING = (1 << 31) - 1  # what most cards allow
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The training that is to be planned.
+
+    Attributes:
+        pretrained: The base model, of which config.json is known.
+        lora: The adapter.
+        quant: How the base's linear layers are stored.
+        compute_dtype: Type of matmul operands.
+        batch: Rows of a micro-batch.
+        seq: Tokens of a row.
+        checkpointing: Whether layers are recomputed in the backward.
+        accumulation: Micro-batches of a step.
+    """
+
+    pretrained: Pretrained
+    lora: LoraConfig
+    quant: QuantConfig
+    compute_dtype: str
+    batch: int
+    seq: int
+    checkpointing: bool
+    accumulation: int = 1
+
+    @property
+    def options(self) -> StepOptions:
+        """Its longest step."""
+        return TrainingOptions(self.checkpointing).train(self.batch, self.seq)
+
+
+@dataclass(frozen=True)
+class Target:
+    """For what it is planned: an open GPU, or a common one where none is there.
+
+    Attributes:
+        name: The GPU's name.
+        max_binding: Bytes of its largest binding.
+        profile: How kernels are cut for it.
+        nbytes: Bytes of its memory, where they are known.
+        is_host: Whether that is the host's.
+    """
+
+    name: str = "a GPU"
+    max_binding: int = _LARGEST_BINDING
+    profile: Profile = GPU_PROFILE
+    nbytes: int | None = None
+    is_host: bool = False
+
+    @classmethod
+    def here(cls, settings: DeviceConfig | None = None) -> Target:
+        """The GPU that a run would take here; a common one where there is none."""
+        try:
+            return cls.of(device_of(settings or DeviceConfig()))
+        except QLoRAError:
+            return cls()
+
+    @classmethod
+    def of(cls, device: Device) -> Target:
+        """An open GPU."""
+        nbytes = memory_size(device)
+        return cls(device.name, device.max_binding, device.profile, nbytes, device.is_cpu)
+
+    def layout(self, workload: Workload) -> ModelLayout:
+        """The model laid out for it."""
+        return ModelLayout(
+            workload.pretrained,
+            workload.lora,
+            workload.quant,
+            workload.compute_dtype,
+            profile=self.profile,
+            max_binding=self.max_binding,
+        )
+
+    def memory(self, workload: Workload) -> Counter[str]:
+        """Bytes on the device by kind."""
+        return self.layout(workload).memory(workload.options)
+
+    def fitted(self, workload: Workload, budget: int) -> Fit | None:
+        """How training keeps a budget; None where it cannot."""
+        try:
+            return fit(
+                self.layout(workload), workload.options, budget, accumulation=workload.accumulation
+            )
+        except OutOfMemoryError:
+            return None
+
+    def total(self, workload: Workload) -> int | None:
+        """All bytes; None where there is more than kernels can count."""
+        try:
+            return sum(self.memory(workload).values())
+        except OutOfMemoryError:
+            return None
