@@ -141,7 +141,7 @@ def _planned(layout: ModelLayout, options: StepOptions, accumulation: int) -> Fi
     if residency.host_embedding:
         moved += accumulation * step.batch.embedded_bytes
     if residency.host_moments:
-        moved += 4 * layout.adapter.first_moment.nbytes  # both, there and back
+        moved += 2 * layout.adapter.moments.nbytes  # there and back
     return Fit(layout, options, layout.memory(options), layout.host_memory(options), moved)
 
 
@@ -167,7 +167,7 @@ def _with_weights(
 ) -> Iterator[_Way]:
     """A way, and the same with the embedding, the moments and layers in host memory."""
     adapter, rows = layout.adapter, way.options.batch * way.options.seq
-    moments = 2 * adapter.first_moment.nbytes
+    moments = adapter.moments.nbytes
     for embedding in (False, True) if layout.embedding_bytes else (False,):
         for on_host in (False, True):
             saved = layout.embedding_bytes - rows * layout.embedded_row_bytes if embedding else 0

@@ -18,6 +18,7 @@ from qlora_wgpu.errors import ConfigError, OutOfMemoryError, QLoRAError, option
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory_size import memory_size
 from qlora_wgpu.gpu.profile import GPU_PROFILE, Profile
+from qlora_wgpu.lora.forms import FLOAT32, AdapterForms
 from qlora_wgpu.model.fitting import Fit, fit
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import StepOptions, TrainingOptions
@@ -46,6 +47,7 @@ class Workload:
         seq: Tokens of a row.
         checkpointing: Whether layers are recomputed in the backward.
         accumulation: Micro-batches of a step.
+        forms: In which types the adapter's gradient and moments are kept.
     """
 
     pretrained: Pretrained
@@ -56,6 +58,7 @@ class Workload:
     seq: int
     checkpointing: bool
     accumulation: int = 1
+    forms: AdapterForms = FLOAT32
 
     @property
     def options(self) -> StepOptions:
@@ -104,6 +107,7 @@ class Target:
             workload.compute_dtype,
             profile=self.profile,
             max_binding=self.max_binding,
+            forms=workload.forms,
         )
 
     def memory(self, workload: Workload) -> Counter[str]:
@@ -299,6 +303,7 @@ def _workload_of_run(settings: Config, length: int) -> Workload:
         length,
         train.gradient_checkpointing,
         train.gradient_accumulation_steps,
+        AdapterForms.of(settings),
     )
 
 

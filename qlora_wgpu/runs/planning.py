@@ -12,6 +12,7 @@ from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory_size import room
 from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.limits import MIB
+from qlora_wgpu.lora.forms import AdapterForms
 from qlora_wgpu.lora.targets import check_trainable
 from qlora_wgpu.model.fitting import Fit, fit
 from qlora_wgpu.model.layout import ModelLayout
@@ -50,7 +51,10 @@ def plan_layout(
     options = training_options(train).train(train.per_device_train_batch_size, data.length)
 
     def laid_out() -> ModelLayout:
-        return device_layout(pretrained, settings.lora, quant, train.compute_dtype, device)
+        forms = AdapterForms.of(settings)
+        return device_layout(
+            pretrained, settings.lora, quant, train.compute_dtype, device, forms=forms
+        )
 
     layout = laid_out()
     layout.memory(options)  # what is too large is said before kernels are timed
