@@ -193,15 +193,15 @@ EvalSplit = Annotated[
 
 OPTIMIZERS = {
     **dict.fromkeys(
-        "adamw adamw_torch adamw_torch_fused adamw_hf adamw_32bit paged_adamw "
-        "paged_adamw_32bit".split(),
+        ("adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_32bit", "paged_adamw",
+         "paged_adamw_32bit"),
         "adamw",
     ),
     **dict.fromkeys(
-        "adamw_8bit adamw_bnb_8bit paged_adamw_8bit adamw8bit pagedadamw8bit".split(),
+        ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "adamw8bit", "pagedadamw8bit"),
         "adamw_8bit",
     ),
-}
+}  # fmt: skip
 """Other trainers' names for AdamW, by what it keeps: paging changes no number."""
 
 

@@ -14,8 +14,10 @@ from qlora_wgpu.graph.tensor import Storage, Tensor, vector
 from qlora_wgpu.lora.flat_vector import FlatVector
 from qlora_wgpu.lora.forms import AdapterForms
 from qlora_wgpu.ops.moments_8bit import BlockTable, Span
+from qlora_wgpu.quant.codebooks import dynamic_quant_map
 
 Array = npt.NDArray[Any]
+MOMENT_VALUES = (dynamic_quant_map(), dynamic_quant_map(signed=False))
 _LABELS = ("exp_avg", "exp_avg_sq")
 
 
@@ -108,7 +110,7 @@ class EightBitMoments(Moments):
             place = flat[name]
             rows = max(place.rows, 1)
             spans.append(Span(place.offset, rows, place.columns, place.size // rows))
-        self.blocks = BlockTable(spans)
+        self.blocks = BlockTable(spans, MOMENT_VALUES)
         self.first, self.second = (
             self.blocks.new_moment(label) for label in ("first moment", "second moment")
         )

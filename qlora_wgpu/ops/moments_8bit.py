@@ -7,7 +7,7 @@ fewer than 4,096 elements stay in float32, a word each.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,6 @@ import numpy.typing as npt
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.graph.dtype import ceil_div
 from qlora_wgpu.graph.tensor import Storage, Tensor, vector
-from qlora_wgpu.quant.codebooks import dynamic_quant_map
 
 BLOCK = 256  # elements
 _CODE_WORDS = BLOCK // 4
@@ -82,9 +81,7 @@ class TensorMoments:
         scales = view[:, _CODE_WORDS].copy().view(np.float32)
         return {f"state{number}": codes[:count].copy(), f"absmax{number}": scales}
 
-    def join(
-        self, words: Words, number: int, parts: Mapping[str, npt.NDArray[np.generic]]
-    ) -> None:
+    def join(self, words: Words, number: int, parts: Mapping[str, npt.NDArray[np.generic]]) -> None:
         """Puts its part of a moment where ``split`` found it.
 
         Raises:
@@ -127,8 +124,13 @@ class BlockTable:
         table: For the kernel: what codes stand for, and a row for each tensor.
     """
 
-    def __init__(self, spans: Iterable[Span]) -> None:
-        """Lays out the blocks of tensors, in this order."""
+    def __init__(self, spans: Iterable[Span], values: Sequence[npt.NDArray[np.float32]]) -> None:
+        """Lays out the blocks of tensors, in this order.
+
+        Args:
+            spans: The tensors.
+            values: The 256 values of m's codes, and those of v's.
+        """
         self.tensors: list[TensorMoments] = []
         self.blocks = self.words = 0
         for span in spans:
@@ -136,18 +138,19 @@ class BlockTable:
             self.tensors.append(tensor)
             self.blocks += tensor.blocks
             self.words += tensor.blocks * tensor.block_words
-        data = self._data()
+        data = self._data(values)
         storage = Storage("moments' blocks", "optimizer", data.nbytes, data)
         self.table = vector("moments' blocks", data.size, "uint32", storage)
 
-    def _data(self) -> Words:
-        maps = [dynamic_quant_map(signed=signed).view(np.uint32) for signed in (True, False)]
+    def _data(self, values: Sequence[npt.NDArray[np.float32]]) -> Words:
         rows = [
             [t.first_block, t.first_word, t.span.offset, t.span.columns, t.span.stride,
              t.span.elements, t.block_words, 0]
             for t in self.tensors
         ]  # fmt: skip
-        return np.concatenate([*maps, np.array(rows, np.uint32).reshape(-1)])
+        return np.concatenate(
+            [*(x.view(np.uint32) for x in values), np.ravel(np.array(rows, np.uint32))]
+        )
 
     def new_moment(self, label: str) -> Tensor:
         """Room for a moment."""

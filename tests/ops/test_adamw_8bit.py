@@ -1,4 +1,6 @@
-"""AdamW with 8-bit moments: the reference against bitsandbytes, the kernel against the reference."""
+"""AdamW with 8-bit moments: the reference against bitsandbytes, the kernel against it."""
+
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ from support.harness import PROFILES, Bench, assert_close
 
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.graph.tensor import Storage, vector
+from qlora_wgpu.lora.moments import MOMENT_VALUES
 from qlora_wgpu.ops.adamw import AdamWConfig, AdamWState
 from qlora_wgpu.ops.adamw_8bit import adamw_8bit
 from qlora_wgpu.ops.moments_8bit import BlockTable, Span
@@ -87,13 +90,13 @@ class Adapter:
             self.spans[name] = Span(offset, *shape, STRIDES[name])
             offset += shape[0] * STRIDES[name] + 64
         self.length = offset
-        self.blocks = BlockTable(self.spans.values())
+        self.blocks = BlockTable(self.spans.values(), MOMENT_VALUES)
         self.words = [np.zeros(self.blocks.words, np.uint32) for _ in range(2)]
         self.p = self.flat({name: recorded.eight_bit_case(name)[0] for name in self.spans})
 
     def flat(self, tensors):
         flat = np.zeros(self.length, np.float32)
-        for name, span in self.spans.items():
+        for name in self.spans:
             self.view(flat, name)[:] = tensors[name]
         return flat
 
@@ -189,9 +192,7 @@ def test_nothing_changes_but_the_gradient(device, profile, wrong):
     if wrong == "not finite":
         tensors["odd"][3, 3] = np.nan
     tokens = 0 if wrong == "no tokens" else 5
-    zeroed, stats = adapter.step(
-        device, profile, adapter.flat(tensors), 2, tokens, AdamWConfig()
-    )
+    zeroed, stats = adapter.step(device, profile, adapter.flat(tensors), 2, tokens, AdamWConfig())
     assert np.array_equal(adapter.p, p) and not zeroed.any() and stats[3] == 0
     assert all(map(np.array_equal, adapter.words, words)) and words[0].any()
 
@@ -218,7 +219,7 @@ def test_parts_end_between_blocks(most):
     blocks = Adapter().blocks
     cuts = blocks.cuts(most)
     assert cuts[0] == (0, 0) and cuts[-1] == (blocks.blocks, blocks.words)
-    for (block, word), (next_block, next_word) in zip(cuts, cuts[1:], strict=False):
+    for (block, word), (next_block, next_word) in pairwise(cuts):
         assert block < next_block and word < next_word <= word + most
         tensor = [t for t in blocks.tensors if t.first_block <= block][-1]
         assert word == tensor.first_word + (block - tensor.first_block) * tensor.block_words

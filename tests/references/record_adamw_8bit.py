@@ -1,4 +1,4 @@
-"""Records steps of bitsandbytes' AdamW8bit on the CPU: ``adamw_8bit.npz``.
+"""Records steps of bitsandbytes' AdamW8bit on the CPU: ``tests/ops/adamw_8bit.npz``.
 
     python tests/references/record_adamw_8bit.py csrc/kernels.cu
 
@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-FILE = Path(__file__).with_name("adamw_8bit.npz")
+FILE = Path(__file__).parents[1] / "ops" / "adamw_8bit.npz"
 SHAPES = {"odd": (37, 131), "even": (16, 264), "small": (5, 83)}  # under 4,096 elements: float32
 STEPS, LR, BETAS, EPS, DECAY = 3, 1e-2, (0.9, 0.999), 1e-8, 0.1
 
