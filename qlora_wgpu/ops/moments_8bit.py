@@ -148,9 +148,8 @@ class BlockTable:
              t.span.elements, t.block_words, 0]
             for t in self.tensors
         ]  # fmt: skip
-        return np.concatenate(
-            [*(x.view(np.uint32) for x in values), np.ravel(np.array(rows, np.uint32))]
-        )
+        maps = [each.view(np.uint32) for each in values]
+        return np.concatenate([*maps, np.array(rows, np.uint32).reshape(-1)])
 
     def new_moment(self, label: str) -> Tensor:
         """Room for a moment."""
