@@ -13,12 +13,15 @@ MORE = ("cohere-qknorm",)
 
 def family_configs():
     """One recorded config.json of each model_type, of its plainest rotation."""
+    recorded = {p.stem: json.loads(str(np.load(p)["config"])) for p in FOLDER.glob("*.npz")}
     configs = {}
-    for path in sorted(FOLDER.glob("*.npz"), key=lambda p: ("rope" in p.stem, p.stem)):
-        config = json.loads(str(np.load(path)["config"]))
-        if "factor" not in config["rope_parameters"]:
-            configs.setdefault(config["model_type"], config)
+    for case in sorted(recorded, key=lambda c: (_is_scaled(recorded[c]), "rope" in c, c)):
+        configs.setdefault(recorded[case]["model_type"], recorded[case])
     return configs
+
+
+def _is_scaled(config):
+    return "factor" in config["rope_parameters"]
 
 
 def traced_configs():
