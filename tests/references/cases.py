@@ -134,16 +134,16 @@ CASES = {
     "exaone4": (
         "exaone4",
         {
-            **WIDE, "num_hidden_layers": 3, "sliding_window": 7,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            **WIDE, "sliding_window": 7,
+            "layer_types": ["sliding_attention", "full_attention"],
         },
     ),
     "cohere2": (
         "cohere2",
         {
             "logit_scale": 0.3, "attention_bias": True, "num_key_value_heads": 3,
-            "layer_norm_eps": 1e-3, "num_hidden_layers": 3, "sliding_window": 7,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "layer_norm_eps": 1e-3, "sliding_window": 7,
+            "layer_types": ["sliding_attention", "full_attention"],
         },
     ),
     "ernie4_5": ("ernie4_5", {**WIDE, "use_bias": True, "num_key_value_heads": 3}),

@@ -7,6 +7,8 @@ import numpy as np
 
 FOLDER = Path(__file__).parent
 HEAD_DIMS = (24, 64, 128)
+# Put together from parts that other families have at all of these: one size tells enough.
+COMPOSED = ("cohere2", "ernie4_5", "exaone4", "granitemoehybrid", "ministral3", "seed_oss")
 # Cases whose forward has an op that no first case of a model_type has.
 MORE = ("cohere-qknorm",)
 
@@ -28,6 +30,11 @@ def traced_configs():
     """The same, and those of cases with ops of their own, by their names."""
     more = {case: json.loads(str(np.load(FOLDER / f"{case}.npz")["config"])) for case in MORE}
     return family_configs() | more
+
+
+def head_dims(case):
+    """The sizes of heads that a case of ``traced_configs`` is tried with."""
+    return HEAD_DIMS[:1] if case in COMPOSED else HEAD_DIMS
 
 
 def with_head_dim(config, head_dim):
