@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import hub
-from qlora_wgpu.checkpoint.bitsandbytes import NF4Format, is_nf4, read_nf4, read_nf4_format
+from qlora_wgpu.checkpoint.bitsandbytes import holds_4bit, is_4bit, read_4bit, read_4bit_format
 from qlora_wgpu.checkpoint.json_file import read_json_object
 from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile, nearest
 from qlora_wgpu.checkpoint.weight_files import open_weights
 from qlora_wgpu.checkpoint.weight_fingerprint import WeightFingerprint
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError, brief
 from qlora_wgpu.files import is_there
-from qlora_wgpu.quant import NF4Tensor
+from qlora_wgpu.quant import QuantizedWeight, WeightFormat
 
 
 class ModelFolder:
@@ -66,6 +66,11 @@ class ModelFolder:
         path = _find(str(path_or_name), weights=False)
         return cls(path, _read_config(path), {})
 
+    @property
+    def is_quantized(self) -> bool:
+        """Whether any weight is stored quantized."""
+        return holds_4bit(self._files)
+
     def names(self) -> list[str]:
         """All tensors as stored, companions of quantized weights included."""
         return list(self._files)
@@ -102,7 +107,7 @@ class ModelFolder:
             UnsupportedModelError: If it is quantized in a way that is not read.
         """
         file = self._file(name)
-        if is_nf4(self._files, name):
+        if is_4bit(self._files, name):
             raise CheckpointError(f"{file.path}: {name!r} is stored in 4 bits, not as floats")
         array = file.float32(name)
         # Both are NaN if any element is, and no temporary array is needed.
@@ -112,23 +117,23 @@ class ModelFolder:
             )
         return array
 
-    def nf4(self, name: str) -> NF4Tensor | None:
-        """A weight that bitsandbytes stored in 4 bits, or None if it is not quantized.
+    def quantized(self, name: str) -> QuantizedWeight | None:
+        """A weight as it is stored, or None if it is not quantized.
 
         Raises:
             CheckpointError: If there is no such tensor, or a companion is missing or damaged.
             UnsupportedModelError: If it is quantized in a way that is not read.
         """
         self._file(name)
-        return read_nf4(self._files, name)
+        return read_4bit(self._files, name)
 
-    def nf4_format(self, name: str) -> NF4Format | None:
-        """The format of ``nf4(name)``, without reading it; None if it is not stored in 4 bits.
+    def weight_format(self, name: str) -> WeightFormat | None:
+        """The format of ``quantized(name)``, without reading it; None if it is not quantized.
 
         Raises:
             CheckpointError: If what the file says of it is damaged.
         """
-        return read_nf4_format(self._files, name)
+        return read_4bit_format(self._files, name)
 
     def start_fingerprint(self) -> None:
         """Hashes weights while they are read from now on, so that ``fingerprint`` costs little."""

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.checkpoint.bitsandbytes import holds_nf4
 from qlora_wgpu.checkpoint.safetensors_format import FLOATS, TORCH_NAMES
 from qlora_wgpu.checkpoint.stream import Entry
 from qlora_wgpu.config import QuantConfig, load_config
@@ -73,12 +72,12 @@ def merge(
         pairs[modules[layer.module]] = (layer.a, layer.b, scaling, layer.magnitude)
     settings = quant or _quant_of(adapter)
     # What a quantized folder keeps as floats was not quantized in training either.
-    quantizes = base == "dequantized" and settings.scheme == "nf4" and not holds_nf4(folder.names())
+    quantizes = base == "dequantized" and settings.scheme == "nf4" and not folder.is_quantized
 
     def tensors_of(name: str) -> Tensors:
         if _is_companion(folder, name):
             return {}
-        stored = folder.nf4(name) if name.endswith(".weight") else None
+        stored = folder.quantized(name) if name.endswith(".weight") else None
         dtype = _STORED_AS[stored.dtype] if stored is not None else folder.dtype(name)
         shape = stored.shape if stored is not None else folder.shape(name)
         if stored is not None and base == "original":
@@ -95,7 +94,7 @@ def merge(
         return {name: (entry, lambda: as_dtype(merged(name), dtype))}
 
     def merged(name: str) -> FloatArray:
-        stored = folder.nf4(name)
+        stored = folder.quantized(name)
         weight = stored.dequantize() if stored is not None else folder.float32(name)
         if stored is None and quantizes:
             weight = quantize_nf4(weight, settings.blocksize, settings.double_quant).dequantize()

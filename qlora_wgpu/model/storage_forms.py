@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.checkpoint.bitsandbytes import NF4Format, holds_nf4
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.families.family import Architecture
-from qlora_wgpu.model.nf4_weights import own_format
+from qlora_wgpu.model.quantized_weights import own_format
 from qlora_wgpu.model.weight_names import stored_name
+from qlora_wgpu.quant import WeightFormat
 
 _USUAL_BLOCKSIZE = 64  # of bitsandbytes, which does not write it into config.json
 
@@ -36,11 +36,11 @@ class StorageForms:
             config: A config.json, which tells what is known of a folder without its weights.
         """
         self._quant = quant
-        self._folder = folder if folder is not None and holds_nf4(folder.names()) else None
+        self._folder = folder if folder is not None and folder.is_quantized else None
         plan = None if folder is not None or config is None else config.get("quantization_config")
         self._planned = _Planned(plan) if isinstance(plan, Mapping) else None
 
-    def of(self, names: Sequence[str]) -> NF4Format | None:
+    def of(self, names: Sequence[str]) -> WeightFormat | None:
         """The format in 4 bits of a layer, or of the layers of several experts; None for floats.
 
         Args:
@@ -56,7 +56,7 @@ class StorageForms:
             return self._planned.format(names[0])
         if self._folder is None:
             return own_format(self._quant)
-        forms = [self._folder.nf4_format(name) for name in names]
+        forms = [self._folder.weight_format(name) for name in names]
         return None if None in forms else forms[0]
 
 
@@ -70,7 +70,7 @@ class _Planned:
         skipped = quantization.get("llm_int8_skip_modules") or ()
         self._skipped = [name for name in skipped if isinstance(name, str)]
 
-    def format(self, name: str) -> NF4Format | None:
+    def format(self, name: str) -> WeightFormat | None:
         module = name.removesuffix(".weight")
         return None if any(_is_skipped(module, key) for key in self._skipped) else self._format
 
@@ -82,10 +82,10 @@ def _is_skipped(module: str, key: str) -> bool:
 
 def kept_in_floats(folder: ModelFolder, architecture: Architecture) -> list[str]:
     """The linear layers that a quantized folder keeps as floats; none of one that is not."""
-    if not holds_nf4(folder.names()):
+    if not folder.is_quantized:
         return []
     return [
         spec.name
         for spec in architecture.every_linear
-        if folder.nf4_format(stored_name(folder, architecture, f"{spec.name}.weight")) is None
+        if folder.weight_format(stored_name(folder, architecture, f"{spec.name}.weight")) is None
     ]

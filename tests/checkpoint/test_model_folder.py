@@ -63,7 +63,7 @@ def check_contents(model: ModelFolder) -> None:
         read = model.float32(name)
         assert read.dtype == np.float32
         assert read.tobytes() == array.astype(np.float32).tobytes()
-        assert model.nf4(name) is None
+        assert model.quantized(name) is None
 
 
 def test_a_single_file(folder: Path) -> None:
@@ -241,7 +241,7 @@ def test_a_missing_tensor_names_the_nearest(folder: Path) -> None:
     write_safetensors(folder / "model.safetensors", tensors())
     model = ModelFolder.open(folder)
     misspelt = "model.layers.0.self_attn.q_porj.weight"
-    for ask in (model.shape, model.float32, model.nf4):
+    for ask in (model.shape, model.float32, model.quantized):
         with pytest.raises(CheckpointError) as caught:
             ask(misspelt)
         assert str(caught.value) == (
