@@ -44,6 +44,8 @@ class WeightFormat:
     factor: float = 1.0
 
     def __post_init__(self) -> None:
+        if self.factor != 1.0 and (self.has_offset or self.has_minima or self.bits == 4):
+            raise ShapeError(f"{self.name}: no kernel has two factors with minima or 4 bits")
         if self.quant_map.shape not in ((16,), (256,)):
             raise ShapeError(
                 f"{self.name}: codes of 4 bits stand for 16 values and those of 8 for 256, not "

@@ -75,7 +75,6 @@ class Dequantization:
             "TILES": form.block_rows is not None,
             "TILE_ROWS": form.block_rows or 1,
             "TWO_FACTORS": form.factor != 1.0,
-            "FACTOR": form.factor,
         }
 
 

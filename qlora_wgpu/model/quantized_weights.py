@@ -16,7 +16,8 @@ from qlora_wgpu.kernels.dequantize import fits_words
 from qlora_wgpu.ops.quantized import EXPERT_WORDS, QuantizedMatrix, pair_values
 from qlora_wgpu.quant import NESTED_BLOCKSIZE, NF4_QUANT_MAP, QuantizedWeight, WeightFormat
 
-_SCALE_VALUES = 257  # of the scales' codes, and their offset; they follow those of the codes
+# Behind the values of the codes: those of the scales' codes, and their offset or the last factor.
+_SCALE_VALUES = 257
 
 
 def own_format(quant: QuantConfig) -> WeightFormat:
@@ -111,6 +112,8 @@ def device_arrays(quantized: QuantizedWeight) -> dict[str, npt.NDArray[Any]]:
     values = quantized.quant_map.size
     maps = np.zeros(values + _SCALE_VALUES, np.float32)
     maps[:values] = quantized.quant_map
+    if quantized.factor != 1.0:
+        maps[-1] = quantized.factor
     arrays = {
         "codes": padded_words(quantized.codes),
         "absmax": padded_words(quantized.absmax),

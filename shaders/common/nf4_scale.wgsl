@@ -1,7 +1,7 @@
 // The scale of a block of a quantized matrix: absmax[block], or doubly quantized (nested_absmax is
 // bound) nested_map[absmax_code] · nested_absmax[block / nested_blocksize] (+ nested_offset).
 // With MINIMA each is followed by the block's minimum, stored likewise: block becomes 2 · block.
-// maps: the values of quant_map, then the 256 of nested_map and nested_offset.
+// maps: the values of quant_map, then the 256 of nested_map and nested_offset, or the last factor.
 //#if nested_absmax
 @group(0) @binding(2) var<storage, read> absmax: array<u32>;
 @group(0) @binding(4) var<storage, read> nested_absmax: array<f32>;
@@ -48,7 +48,8 @@ fn weights(values: vec4<f32>, scale: f32, minimum: f32) -> vec4<f32> {
     return values * scale + minimum;
 //#else
 //#if TWO_FACTORS
-    return values * scale * FACTOR;
+    // Read, not a constant, which drivers would multiply one of the others by.
+    return values * scale * quant_map[VALUES + 256u];
 //#else
     return values * scale;
 //#endif

@@ -1,4 +1,4 @@
-// w[n, k] = quant_map[code] · scale(block) (+ minimum(block), or · FACTOR),  rows row0 .. row0 +
+// w[n, k] = quant_map[code] · scale(block) (+ minimum(block), or · last factor),  rows row0 .. row0 +
 // rows - 1 of a quantized matrix.
 //
 // Element e = (row0 + n)·in_features + k of the flat matrix: byte e/2 of codes, the high nibble if
