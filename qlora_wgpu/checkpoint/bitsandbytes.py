@@ -8,7 +8,7 @@ and ``.nested_quant_map``. ``bitsandbytes_writer.py`` writes them.
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,32 +30,41 @@ from qlora_wgpu.quant import BLOCKSIZES, QuantizedWeight, WeightFormat
 
 _DTYPES = ("float32", "float16", "bfloat16")
 _OTHER_QUANTIZATIONS = {
-    "I8": "8-bit integers (LLM.int8)",
+    "I8": "8-bit integers",
     "F8_E4M3": "8-bit floats (FP8)",
     "F8_E5M2": "8-bit floats (FP8)",
 }
 
 
-def read_4bit(files: Mapping[str, SafetensorsFile], name: str) -> QuantizedWeight | None:
-    """Reads a weight if it is stored in 4 bits.
+def read_4bit(files: Mapping[str, SafetensorsFile], name: str) -> QuantizedWeight:
+    """Reads a weight that has a state of 4 bits.
 
     Args:
         files: Which open file holds which tensor.
         name: The weight's name, which must be there.
 
     Returns:
-        The weight as stored, with the maps of the file, or None if it is not quantized.
+        The weight as stored, with the maps of the file.
 
     Raises:
         CheckpointError: If a companion is missing, damaged or does not fit.
-        UnsupportedModelError: If it is quantized otherwise.
     """
-    return _Reader(files, name).read() if is_4bit(files, name) else None
+    return _Reader(files, name).read()
 
 
-def read_4bit_format(files: Mapping[str, SafetensorsFile], name: str) -> WeightFormat | None:
-    """The format of a weight, or None if it is not in 4 bits; errors as for ``read_4bit``."""
-    return _Reader(files, name).format() if has_4bit_state(files, name) else None
+def read_4bit_format(files: Mapping[str, SafetensorsFile], name: str) -> WeightFormat:
+    """The format of a weight that has a state of 4 bits; errors as for ``read_4bit``."""
+    return _Reader(files, name).format()
+
+
+def read_4bit_shape(files: Mapping[str, SafetensorsFile], name: str) -> tuple[int, int]:
+    """The shape of a weight that has a state of 4 bits; errors as for ``read_4bit``."""
+    return _Reader(files, name).shape()
+
+
+def read_4bit_dtype(files: Mapping[str, SafetensorsFile], name: str) -> str:
+    """PyTorch's name of the type of such a weight before; errors as for ``read_4bit``."""
+    return _Reader(files, name).dtype()
 
 
 def has_4bit_state(names: Container[str], name: str) -> bool:
@@ -63,29 +72,25 @@ def has_4bit_state(names: Container[str], name: str) -> bool:
     return any(f"{name}{state}" in names for state in STATES)
 
 
-def holds_4bit(names: Iterable[str]) -> bool:
-    """Whether any of the tensors of a folder belongs to a weight stored in 4 bits."""
-    return any(name.endswith(STATES) for name in names)
+def refuse_unknown(files: Mapping[str, SafetensorsFile], name: str) -> None:
+    """Refuses a tensor that is quantized in a way that nothing in its folder says.
 
-
-def is_4bit(files: Mapping[str, SafetensorsFile], name: str) -> bool:
-    """Whether a tensor is a weight stored in 4 bits; arguments and errors as for ``read_4bit``."""
-    if has_4bit_state(files, name):
-        return True
+    Raises:
+        CheckpointError: If its companions are missing.
+        UnsupportedModelError: If config.json should have told of it.
+    """
     where = f"{files[name].path}: {name!r}"
     dtype = files[name].dtype(name)
     if dtype in _OTHER_QUANTIZATIONS:
         raise UnsupportedModelError(
-            f"{where} is stored as {_OTHER_QUANTIZATIONS[dtype]}, but config.json has no "
-            "quantization_config that says how: take the folder as it was published, or the "
-            "unquantized model"
+            f"{where} is stored as {_OTHER_QUANTIZATIONS[dtype]}, but neither scales beside it nor "
+            "quantization_config in config.json say what they stand for: take the unquantized model"
         )
     if f"{name}.{ABSMAX}" in files or (dtype == "U8" and name.endswith(".weight")):
         raise CheckpointError(
             f"{where} is quantized, but {name}{STATE}nf4 is missing: the file is incomplete, or "
             "was not written by bitsandbytes"
         )
-    return False
 
 
 class _Reader:
@@ -106,20 +111,25 @@ class _Reader:
         )
 
     def read(self) -> QuantizedWeight:
-        shape = self._shape()
+        shape = self.shape()
         blocksize = self._blocksize()
-        if self._state.get("dtype") not in _DTYPES:
-            raise self._wrong(f"says dtype {self._state.get('dtype')!r}, not one of {_DTYPES}")
+        dtype = self.dtype()
         n = shape[0] * shape[1]
         return QuantizedWeight(
             shape=shape,
             codes=self._bytes("", -(-n // 2)),
             quant_map=self._floats(QUANT_MAP, QUANT_MAP_SIZE),
             blocksize=blocksize,
-            dtype=self._state["dtype"],
+            dtype=dtype,
             name=self._type.upper(),
             **self._scales(-(-n // blocksize)),
         )
+
+    def dtype(self) -> str:
+        dtype = self._state.get("dtype")
+        if dtype not in _DTYPES:
+            raise self._wrong(f"says dtype {dtype!r}, not one of {_DTYPES}")
+        return str(dtype)
 
     def _blocksize(self) -> int:
         blocksize = self._integer("blocksize")
@@ -160,7 +170,7 @@ class _Reader:
             raise self._wrong(f"says quant_type {state.get('quant_type')!r}, not {self._type!r}")
         return state
 
-    def _shape(self) -> tuple[int, int]:
+    def shape(self) -> tuple[int, int]:
         shape = self._state.get("shape")
         if (
             not isinstance(shape, list)

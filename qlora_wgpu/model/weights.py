@@ -39,6 +39,7 @@ from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model import quantized_weights
 from qlora_wgpu.model.quantized_weights import device_arrays as _device_arrays
 from qlora_wgpu.model.quantized_weights import quantized_matrix
+from qlora_wgpu.model.requantization import Requantization
 from qlora_wgpu.model.residency import RESIDENT, Residency
 from qlora_wgpu.model.storage_forms import StorageForms
 from qlora_wgpu.model.weight_names import stored_embedding, stored_name, with_prefixes
@@ -106,6 +107,7 @@ class WeightLayout:
         self._codebooks: dict[bytes, Tensor] = {}
         self._prefixes: tuple[tuple[str, str], ...] = ()
         self._deferred: list[tuple[str, _Load]] | None = None
+        self._requantization = Requantization()
 
     def modules(
         self,
@@ -186,6 +188,7 @@ class WeightLayout:
         for name, load in loads:
             progress(name)
             load()
+        self._requantization.warn()
 
     # -- bytes -------------------------------------------------------------------------------
 
@@ -238,7 +241,7 @@ class WeightLayout:
     def _linear(self, spec: LinearSpec, adapter: Adapter, bias: Tensor | None) -> Linear:
         name = f"{spec.name}.weight"
         shape = spec.out_features, spec.in_features
-        form = self._forms.of([self._stored(name)])
+        form = self._forms.of([self._stored(name)], spec.in_features)
         weight: Matrix = (
             self._dense(name, *shape)
             if form is None
@@ -347,7 +350,7 @@ class WeightLayout:
     def _experts(self, stack: ExpertSpec, adapter: Adapter) -> ExpertLinear:
         names = [f"{spec.name}.weight" for spec in stack.linears]
         shape = stack.out_features, stack.in_features
-        form = self._forms.of([self._stored(name) for name in names])
+        form = self._forms.of([self._stored(name) for name in names], stack.in_features)
         weight: ExpertMatrix = (
             self._dense_experts(stack.name, *shape, names)
             if form is None
@@ -409,9 +412,10 @@ class WeightLayout:
         if stored is not None:
             _check_shape(self._folder, name, stored.shape, shape)
             return stored
-        return quantize_nf4(
-            self._read(name, shape), self._quant.blocksize, self._quant.double_quant
-        )
+        weight = self._read(name, shape)
+        if self._folder.must_requantize(name):
+            return self._requantization.quantize(weight, self._quant)
+        return quantize_nf4(weight, self._quant.blocksize, self._quant.double_quant)
 
     def _codebook(self, form: WeightFormat) -> Tensor:
         """The values of pairs of codes, shared by all matrices with the same map."""

@@ -15,7 +15,7 @@ FP8_MAPS = {"F8_E4M3": E4M3, "F8_E5M2": E5M2}
 """What 8-bit floats stand for, by safetensors' names of their types."""
 
 INT8 = WeightFormat("LLM.int8", SIGNED, WHOLE, block_rows=1, factor=_PER_127)
-"""w = q · scale of its row · (1 / 127), rounded after each product (``int8_vectorwise_dequant``)."""
+"""w = q · scale of its row · (1 / 127), rounded after each product."""
 
 
 def fp8_format(stored: str, tile: tuple[int, int]) -> WeightFormat:

@@ -1,7 +1,7 @@
 """Weights as unsigned integers with a scale and a zero per group of a row: AWQ and GPTQ.
 
-w = (q - zero) · scale, which is q · scale + minimum with minimum = -zero · scale: scales are float16
-and integers short, so that every product and the sum are exact in float32.
+w = (q - zero) · scale, which is q · scale + minimum with minimum = -zero · scale: scales are
+float16 and integers short, so that every product and the sum are exact in float32.
 """
 
 from __future__ import annotations

@@ -59,7 +59,8 @@ def random_weight(form: WeightFormat, shape: tuple[int, int]) -> QuantizedWeight
 def _numbers(random: np.random.Generator, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
     """Numbers of either sign and ten binary digits."""
     digits = random.integers(256, 1024, shape) * random.choice([-1, 1], shape)
-    return np.ldexp(digits, random.integers(-10, -7, shape)).astype(np.float32)
+    numbers: npt.NDArray[np.float32] = np.ldexp(digits, -9).astype(np.float32)
+    return numbers
 
 
 @each(
