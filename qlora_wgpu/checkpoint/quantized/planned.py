@@ -53,7 +53,7 @@ class PlannedFormats:
 
     def _fp8(self) -> WeightFormat:
         tile = self._config.get("weight_block_size")
-        sizes = tile if isinstance(tile, list) and len(tile) == 2 else [None]
+        sizes: list[Any] = tile if isinstance(tile, list) and len(tile) == 2 else [None]
         if all(type(size) is int and size > 0 for size in sizes):
             return fp8_format("F8_E4M3", (sizes[0], sizes[1]))
         return fp8_format("F8_E4M3", (1, WHOLE))
