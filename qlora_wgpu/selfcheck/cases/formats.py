@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from qlora_wgpu.graph.dtype import LARGEST_FLOAT16
 from qlora_wgpu.model.weights import quantized_matrix
 from qlora_wgpu.quant import GGML_FORMATS, QuantizedWeight, WeightFormat
 from qlora_wgpu.quant.eight_bits import INT8, fp8_format
@@ -63,6 +64,12 @@ def _numbers(random: np.random.Generator, shape: tuple[int, ...]) -> npt.NDArray
     return numbers
 
 
+def _nearest_float16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Eleven binary digits, the larger where two are as near, as ``common/float16.wgsl`` rounds."""
+    bits = (values.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
+    return np.clip(bits.view(np.float32), -LARGEST_FLOAT16, LARGEST_FLOAT16)
+
+
 @each(
     ("Q4_0", (37, 96)),
     ("Q4_1", (37, 96)),
@@ -87,8 +94,7 @@ def check_format(run: Runner, name: str, shape: tuple[int, int]) -> None:
     run.graph.max_binding = 32 * run.weight(np.zeros((1, shape[1]))).nbytes
     shards = [shard for _, shard in matrix.shards(run.graph)]
     got = np.concatenate(run.run(*shards))
-    exact = run.rounded_weight(weight.dequantize().astype(np.float64))
-    if shards[0].dtype == "float16":  # of two that are as near, either is right
-        run.compare(got, exact, "float16", by_row=True)
-    else:
-        run.compare_exactly(got, exact)
+    exact = weight.dequantize()
+    if shards[0].dtype == "float16":
+        exact = _nearest_float16(exact)
+    run.compare_exactly(got, run.rounded_weight(exact.astype(np.float64)))
