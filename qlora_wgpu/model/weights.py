@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.checkpoint.bitsandbytes import NF4Format
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.families.family import Architecture, ExpertSpec, LinearSpec, Modules
@@ -35,10 +34,12 @@ from qlora_wgpu.graph.dtype import (
 from qlora_wgpu.graph.program import allocate
 from qlora_wgpu.graph.section import Section, Stream
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
+from qlora_wgpu.kernels.dequantize import fits_words
 from qlora_wgpu.lora.layout import Adapter
-from qlora_wgpu.model import nf4_weights
-from qlora_wgpu.model.nf4_weights import device_arrays as _device_arrays
-from qlora_wgpu.model.nf4_weights import nf4_matrix
+from qlora_wgpu.model import quantized_weights
+from qlora_wgpu.model.quantized_weights import device_arrays as _device_arrays
+from qlora_wgpu.model.quantized_weights import quantized_matrix
+from qlora_wgpu.model.requantization import Requantization
 from qlora_wgpu.model.residency import RESIDENT, Residency
 from qlora_wgpu.model.storage_forms import StorageForms
 from qlora_wgpu.model.weight_names import stored_embedding, stored_name, with_prefixes
@@ -51,10 +52,10 @@ from qlora_wgpu.ops.modules import (
     Linear,
     Matrix,
 )
-from qlora_wgpu.ops.nf4 import NF4Matrix
-from qlora_wgpu.quant import NF4Tensor, quantize_nf4
+from qlora_wgpu.ops.quantized import QuantizedMatrix
+from qlora_wgpu.quant import QuantizedWeight, WeightFormat, quantize_nf4
 
-__all__ = ["WeightLayout", "_device_arrays", "nf4_matrix", "stored_name"]
+__all__ = ["WeightLayout", "_device_arrays", "quantized_matrix", "stored_name"]
 
 FloatArray = npt.NDArray[np.float32]
 Progress = Callable[[str], None]
@@ -106,6 +107,7 @@ class WeightLayout:
         self._codebooks: dict[bytes, Tensor] = {}
         self._prefixes: tuple[tuple[str, str], ...] = ()
         self._deferred: list[tuple[str, _Load]] | None = None
+        self._requantization = Requantization()
 
     def modules(
         self,
@@ -186,6 +188,7 @@ class WeightLayout:
         for name, load in loads:
             progress(name)
             load()
+        self._requantization.warn()
 
     # -- bytes -------------------------------------------------------------------------------
 
@@ -218,7 +221,7 @@ class WeightLayout:
     def _read(self, name: str, shape: tuple[int, ...]) -> FloatArray:
         assert self._folder is not None
         name = self._stored(name)
-        stored = self._folder.nf4(name) if len(shape) == 2 else None
+        stored = self._folder.quantized(name) if len(shape) == 2 else None
         array = stored.dequantize() if stored is not None else self._folder.float32(name)
         _check_shape(self._folder, name, array.shape, shape)
         return array
@@ -238,9 +241,11 @@ class WeightLayout:
     def _linear(self, spec: LinearSpec, adapter: Adapter, bias: Tensor | None) -> Linear:
         name = f"{spec.name}.weight"
         shape = spec.out_features, spec.in_features
-        form = self._forms.of([self._stored(name)])
+        form = self._forms.of([self._stored(name)], spec.in_features)
         weight: Matrix = (
-            self._dense(name, *shape) if form is None else self._nf4(name, shape, form, [name])
+            self._dense(name, *shape)
+            if form is None
+            else self._quantized_matrix(name, shape, form, [name])
         )
         if bias is None and self._folder is not None and self._has(f"{spec.name}.bias"):
             raise CheckpointError(
@@ -345,11 +350,11 @@ class WeightLayout:
     def _experts(self, stack: ExpertSpec, adapter: Adapter) -> ExpertLinear:
         names = [f"{spec.name}.weight" for spec in stack.linears]
         shape = stack.out_features, stack.in_features
-        form = self._forms.of([self._stored(name) for name in names])
+        form = self._forms.of([self._stored(name) for name in names], stack.in_features)
         weight: ExpertMatrix = (
             self._dense_experts(stack.name, *shape, names)
             if form is None
-            else self._nf4(f"{stack.name}.weight", shape, form, names)
+            else self._quantized_matrix(f"{stack.name}.weight", shape, form, names)
         )
         return ExpertLinear(stack.name, weight, adapter.expert_loras.get(stack.name))
 
@@ -375,13 +380,12 @@ class WeightLayout:
 
     # -- quantized matrices --------------------------------------------------------------------
 
-    def _nf4(
-        self, name: str, shape: tuple[int, int], form: NF4Format, parts: list[str]
-    ) -> NF4Matrix:
+    def _quantized_matrix(
+        self, name: str, shape: tuple[int, int], form: WeightFormat, parts: list[str]
+    ) -> QuantizedMatrix:
         """One matrix, or the matrices of all ``parts`` one below the other."""
-        # Where 32 codes share a row and a block.
-        in_words = self._textures and nf4_weights.fits_words(form, shape[1])
-        matrix, storages = nf4_weights.lay_out(
+        in_words = self._textures and fits_words(form, shape[1])
+        matrix, storages = quantized_weights.lay_out(
             name,
             shape,
             form,
@@ -389,34 +393,35 @@ class WeightLayout:
             partial(self._storage, name),
             self._codebook(form) if in_words else None,
         )
-        self._when_loading(name, lambda: self._load_nf4(name, parts, shape, storages))
+        self._when_loading(name, lambda: self._load_quantized(name, parts, shape, storages))
         return matrix
 
-    def _load_nf4(
+    def _load_quantized(
         self, name: str, parts: list[str], shape: tuple[int, int], storages: dict[str, Storage]
     ) -> None:
         assert self._folder is not None
         quantized = [self._quantized(part, shape) for part in parts]
-        arrays = nf4_weights.stacked_arrays(quantized, name, self._folder.path)
+        arrays = quantized_weights.stacked_arrays(quantized, name, self._folder.path)
         for leaf, storage in storages.items():
             self._fill(storage, arrays[leaf])
 
-    def _quantized(self, name: str, shape: tuple[int, int]) -> NF4Tensor:
+    def _quantized(self, name: str, shape: tuple[int, int]) -> QuantizedWeight:
         assert self._folder is not None
         name = self._stored(name)
-        stored = self._folder.nf4(name)
+        stored = self._folder.quantized(name)
         if stored is not None:
             _check_shape(self._folder, name, stored.shape, shape)
             return stored
-        return quantize_nf4(
-            self._read(name, shape), self._quant.blocksize, self._quant.double_quant
-        )
+        weight = self._read(name, shape)
+        if self._folder.must_requantize(name):
+            return self._requantization.quantize(weight, self._quant)
+        return quantize_nf4(weight, self._quant.blocksize, self._quant.double_quant)
 
-    def _codebook(self, form: NF4Format) -> Tensor:
+    def _codebook(self, form: WeightFormat) -> Tensor:
         """The values of pairs of codes, shared by all matrices with the same map."""
         key = form.quant_map.tobytes()
         if key not in self._codebooks:
-            self._codebooks[key] = nf4_weights.codebook_tensor(form, Storage)
+            self._codebooks[key] = quantized_weights.codebook_tensor(form, Storage)
         return self._codebooks[key]
 
 
