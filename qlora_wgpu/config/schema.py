@@ -67,7 +67,7 @@ class QuantConfig(Section):
     scheme: Literal["nf4", "none"] = Field(
         "nf4",
         description="Storage of the frozen linear weights: 4-bit NormalFloat, or none to leave "
-        "them unquantized.",
+        "them unquantized. A base that is quantized already keeps its own format with nf4.",
     )
     blocksize: Blocksize = Field(
         64, description="Number of weights that share one absmax scale, as in bitsandbytes."

@@ -91,7 +91,7 @@ class Codebook:
         """Adds the launch."""
         count = problem.w.rows * problem.w.columns // _CODES
         g.launch(
-            "nf4/dequantize_texture.wgsl",
+            "dequantize/forward_texture.wgsl",
             count,
             {**problem._stored(), "codebook": problem.codebook},
             {
@@ -101,7 +101,7 @@ class Codebook:
                 **problem._apart(),
             },
             problem._constants(),
-            label="nf4/dequantize",
+            label="dequantize/forward",
         )
 
 
@@ -117,7 +117,7 @@ class Units:
         w = problem.w
         rows = w.rows if problem.among is None else problem.expert_rows
         g.launch(
-            "nf4/dequantize.wgsl",
+            "dequantize/forward.wgsl",
             rows * w.units(8),
             {
                 **problem._stored(),
@@ -147,5 +147,5 @@ def whole_blocks(form: WeightFormat, columns: int, count: int) -> bool:
     return columns % count == 0 and form.blocksize % count == 0
 
 
-DEQUANTIZE: Kernel[Dequantization] = Kernel("nf4", (Codebook(), Units()))
+DEQUANTIZE: Kernel[Dequantization] = Kernel("dequantize", (Codebook(), Units()))
 KERNELS = (DEQUANTIZE,)

@@ -14,7 +14,7 @@ from qlora_wgpu.weight_format import WHOLE, WeightFormat
 
 MXFP4 = WeightFormat("MXFP4", E2M1, 32, WHOLE)
 """w = value · 2^(e - 127), 32 weights of a row to an e (OCP Microscaling Formats 1.0)."""
-NVFP4 = WeightFormat("NVFP4", E2M1, 16)
+NVFP4 = WeightFormat("NVFP4", E2M1, 16, WHOLE)
 """w = value · scale, 16 weights of a row to a scale, which is one of E4M3 and one of the tensor."""
 
 
@@ -39,12 +39,17 @@ def mxfp4(codes: npt.NDArray[np.uint8], exponents: npt.NDArray[np.uint8]) -> Qua
     )
 
 
-def nvfp4(codes: npt.NDArray[np.uint8], scales: npt.NDArray[np.float32]) -> QuantizedWeight:
+def nvfp4(
+    codes: npt.NDArray[np.uint8],
+    scales: npt.NDArray[np.uint8],
+    scale_map: npt.NDArray[np.float32],
+) -> QuantizedWeight:
     """A matrix in NVFP4.
 
     Args:
         codes: (out_features, in_features / 2) bytes.
-        scales: (out_features, in_features / 16), the tensor's scale in them.
+        scales: (out_features, in_features / 16) codes.
+        scale_map: (256,), what those stand for, the tensor's scale in them.
     """
     return QuantizedWeight(
         shape=(codes.shape[0], 2 * codes.shape[1]),
@@ -52,6 +57,9 @@ def nvfp4(codes: npt.NDArray[np.uint8], scales: npt.NDArray[np.float32]) -> Quan
         quant_map=NVFP4.quant_map,
         blocksize=NVFP4.blocksize,
         absmax=scales.reshape(-1),
+        nested_absmax=np.ones(1, np.float32),
+        nested_quant_map=scale_map,
+        nested_blocksize=WHOLE,
         dtype="bfloat16",
         name=NVFP4.name,
     )

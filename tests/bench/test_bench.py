@@ -32,7 +32,7 @@ from qlora_wgpu.gpu.profile import CPU_PROFILE
 from qlora_wgpu.gpu.wgsl import load_shader
 from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.graph.tensor import matrix
-from qlora_wgpu.model.quantized_weights import format_of, own_format
+from qlora_wgpu.model.quantized_weights import own_format
 from qlora_wgpu.quant import quantize_nf4
 
 CONFIG = {
@@ -178,7 +178,7 @@ def test_random_codes_are_those_of_normal_weights(double):
     assert abs(weights.mean()) < 1e-4
     assert (weights != folder.quantized(other).dequantize()).mean() > 0.5
     assert len(np.unique(weights[:, :8], axis=0)) == 1501
-    form = format_of(made)
+    form = made.format
     assert (form.blocksize, form.nested_blocksize) == (64, 256 if double else None)
     assert form.nested_blocksize == own_format(quant).nested_blocksize
     for dense in ("model.embed_tokens.weight", "model.norm.weight"):

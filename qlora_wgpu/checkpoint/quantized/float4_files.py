@@ -57,21 +57,26 @@ class Nvfp4Files(QuantizedFiles):
         return shape[0], 2 * shape[1]
 
     def format(self, name: str) -> WeightFormat:
-        """NVFP4, both scales as one."""
+        """NVFP4."""
         return NVFP4
 
     def read(self, name: str) -> QuantizedWeight:
-        """Codes as stored, and the products or quotients of scales."""
+        """Codes and scales as stored, the tensor's scale in what the others stand for."""
         rows, columns = self.shape(name)
         stored = self.stored(name)
         codes = self._raw(name, stored.rpartition(".")[2], ("U8",), (rows, columns // 2))
         blocks = self._raw(name, "weight_scale", ("F8_E4M3",), (rows, columns // _GROUP))
-        scales: npt.NDArray[np.float32] = E4M3[blocks]
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            if self._has(name, "weight_global_scale"):
-                scales = scales / self._floats(name, "weight_global_scale").reshape(-1)[:1]
-            else:
-                scales = scales * self._floats(name, "weight_scale_2").reshape(-1)[:1]
-        if not np.isfinite(scales).all():
+        scale_map = self._scale_map(name)
+        if not np.isfinite(scale_map)[blocks].all():
             raise self._wrong(stored, "has scales that are NaN or infinite")
-        return nvfp4(codes, scales)
+        return nvfp4(codes, blocks, scale_map)
+
+    def _scale_map(self, name: str) -> npt.NDArray[np.float32]:
+        divides = self._has(name, "weight_global_scale")
+        leaf = "weight_global_scale" if divides else "weight_scale_2"
+        whole = self._floats(name, leaf).reshape(-1)
+        if whole.size != 1:
+            raise self._wrong(self._name(name, leaf), f"has {whole.size} numbers, not one")
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            scales: npt.NDArray[np.float32] = E4M3 / whole if divides else E4M3 * whole
+        return scales

@@ -71,7 +71,6 @@ def _nearest_float16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]
 
 
 @each(
-    ("Q4_0", (37, 96)),
     ("Q4_1", (37, 96)),
     ("Q4_K", (9, 256)),
     ("Q5_K", (9, 256)),

@@ -1,9 +1,9 @@
-// w[n, k] = quant_map[code] · scale(block) (+ minimum(block)): nf4/dequantize.wgsl for software
+// w[n, k] = quant_map[code] · scale(block) (+ minimum(block)): dequantize/forward.wgsl for software
 // adapters and codes of 4 bits, where in_features and the block are multiples of 32. Each invocation makes 32 neighbouring elements,
 // which share a block. codes in words of 32 codes; codebook: the two values of each byte of codes.
 // Launcher: kernels/dequantize.py.
 //#include common/flat.wgsl
-//#include common/nf4_scale.wgsl
+//#include common/block_scale.wgsl
 
 struct Params {
     count: u32,

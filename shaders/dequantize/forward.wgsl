@@ -9,7 +9,7 @@
 // scales and maps of its own, *_expert elements apart. All share quant_map, the first's.
 // Launcher: kernels/dequantize.py.
 //#include common/flat.wgsl
-//#include common/nf4_scale.wgsl
+//#include common/block_scale.wgsl
 
 struct Params {
     rows: u32,
