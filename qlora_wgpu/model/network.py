@@ -8,13 +8,8 @@ from qlora_wgpu.families.family import Architecture, Family, Modules
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Storage, Tensor
 from qlora_wgpu.ops.batch import BatchBuffers
-from qlora_wgpu.ops.cross_entropy import (
-    PLAIN,
-    Objective,
-    chunk_rows,
-    cross_entropy,
-    logits_of_rows,
-)
+from qlora_wgpu.ops.cross_entropy import PLAIN, Objective, cross_entropy
+from qlora_wgpu.ops.logits import chunk_rows, logits_of_rows
 from qlora_wgpu.ops.modules import Head
 
 
