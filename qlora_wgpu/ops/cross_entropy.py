@@ -141,7 +141,7 @@ class _Loss:
         return [(first, min(step, rows - first)) for first in range(0, rows, step)]
 
     def _streamed_rows(self) -> int:
-        """Rows of a block's logits: as many as of whole ones where that decides how sums are cut."""
+        """Rows of a block's logits: those of whole ones where that decides how sums are cut."""
         g, rows = self._g, self._batch.rows
         columns = max(block.rows for _, block in self._blocks)
         cuts_sums = g.profile.least_workgroups > 0
