@@ -86,9 +86,10 @@ def trained(
     adapter = model.adapter
     vectors = (adapter.parameters, adapter.first_moment, adapter.second_moment)
     flat = np.concatenate([model.read_flat(each).view(np.float32) for each in vectors])
+    taken = dict(device.memory.by_kind)
     # A shorter batch has a plan of its own and meets what the longer one left.
     short = model.summed_loss([(ids[:, :9], ids[:, :9], None)])
-    return flat, short, dict(device.memory.by_kind), planned
+    return flat, short, taken, planned
 
 
 @pytest.mark.parametrize("profile", [CPU_PROFILE, GPU_PROFILE, None], ids=["cpu", "gpu", "own"])
@@ -99,7 +100,7 @@ def test_every_measure_gives_the_same_bits(folder, measure, profile):
     assert np.abs(expected).max() > 0
     np.testing.assert_array_equal(got, expected)
     assert other_loss == loss
-    for kind in ("base", "staging"):
+    for kind in ("base", "staging", "activations"):
         assert kinds.get(kind, 0) == planned[kind]
     saves = measure in ("embedding", "streamed", "head", "all")
     assert not saves or planned["base"] < before["base"]
@@ -163,8 +164,14 @@ def test_weights_are_read_back_from_the_host(folder):
         np.testing.assert_array_equal(states[1][name], array)
 
 
-@pytest.mark.parametrize(("measure", "seq"), [("embedding", 8), ("parked", 512), ("streamed", 8)])
-def test_each_measure_saves_memory(folder, device, measure, seq):
+SAVING = [("embedding", 8), ("parked", 512), ("streamed", 8), ("head", 8), ("head", 512)]
+
+
+@pytest.mark.parametrize(("measure", "seq"), SAVING)
+def test_each_measure_saves_memory(folder, device, monkeypatch, measure, seq):
+    profile = replace(device.profile, head_block=32, logits_bytes=1 << 16)
+    monkeypatch.setattr(device, "profile", profile)
+
     def planned(residency):
         layout = device_layout(
             Pretrained.open(folder), LORA, QuantConfig(), "bfloat16", device, residency
