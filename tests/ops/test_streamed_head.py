@@ -7,6 +7,7 @@ import pytest
 from support.harness import PROFILES, VARIANTS, Bench
 
 from qlora_wgpu.graph.dtype import pad_rows, stored_bits
+from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.graph.section import Stream
 from qlora_wgpu.model.host_matrices import fill, streamed_matrix
 from qlora_wgpu.ops.cross_entropy import PLAIN, Objective, cross_entropy
@@ -17,8 +18,8 @@ ROWS, CHUNK, VOCAB, BLOCK = 150, 64, 700, 256
 MOST = 1 << 27
 
 
-def computed(device, profile, dtype, streamed, columns, head_options, objective):
-    """Sums, d hidden and logits, as bits."""
+def traced(device, profile, dtype, streamed, columns, head_options, objective):
+    """A bench with the loss, its gradient and some logits, and what is to be read of it."""
     rng = np.random.default_rng(10)
     hidden, head = rng.standard_normal((ROWS, columns)), rng.standard_normal((VOCAB, columns))
     targets = np.where(rng.random(ROWS) < 0.8, rng.integers(0, VOCAB, ROWS), -100)
@@ -38,11 +39,17 @@ def computed(device, profile, dtype, streamed, columns, head_options, objective)
     module = Head(matrix, **head_options)
     cross_entropy(bench.graph, th, module, batch, stats, gradient=True, objective=objective)
     logits = logits_of_rows(bench.graph, th, module, batch, 0, 16)
-    return bench.run_bits(stats, bench.graph.gradient_of(th), logits)
+    return bench, (stats, bench.graph.gradient_of(th), logits)
+
+
+def computed(device, profile, dtype, streamed, *options):
+    """Sums, d hidden and logits, as bits."""
+    bench, results = traced(device, profile, dtype, streamed, *options)
+    return bench.run_bits(*results)
 
 
 def check(device, profile, dtype, columns=20, objective=PLAIN, **head_options):
-    """The two are compared; rows without a label are zero in both."""
+    """Compares the two."""
     given = (columns, head_options, objective)
     resident, streamed = (computed(device, profile, dtype, way, *given) for way in (False, True))
     for one, other in zip(resident, streamed, strict=True):
@@ -67,3 +74,10 @@ def test_where_a_reduction_is_cut_for_want_of_workgroups(device, kind, least):
     """Blocks, of fewer workgroups, are cut as the whole is."""
     profile = dataclasses.replace(PROFILES["gpu"], gemm_kind=kind, least_workgroups=least)
     check(device, profile, "float32", 1040)
+
+
+def test_one_block_is_in_a_texture_at_a_time(device):
+    bench, results = traced(device, PROFILES["texture"], "bfloat16", True, 1040, {}, PLAIN)
+    plan = make_plan(bench.graph, results[1:])
+    slots = zip(plan.slots, plan.textures, strict=True)
+    assert sum(size >= 2 * BLOCK * 1040 for size, texture in slots if texture) == 1
