@@ -105,6 +105,7 @@ class ModelLayout:
             pretrained.folder,
             weight_dtype=profile.weight_dtype(compute_dtype),
             textures=profile.textures,
+            head_block=profile.head_block,
             config=pretrained.config,
             residency=residency,
         )
@@ -150,10 +151,19 @@ class ModelLayout:
         return self._weights.section_bytes
 
     @property
+    def head_block_bytes(self) -> list[int]:
+        """Bytes of each block of the head that comes and goes."""
+        return self._weights.head_block_bytes
+
+    @property
+    def tied(self) -> bool:
+        """Whether the head is the embedding."""
+        return self.pretrained.architecture.tied
+
+    @property
     def embedding_bytes(self) -> int:
-        """Bytes of the input embedding, if it may wait in host memory; else 0."""
-        architecture = self.pretrained.architecture
-        return 0 if architecture.tied else architecture.vocab_size * self.embedded_row_bytes
+        """Bytes of the input embedding, if it may wait in host memory by itself; else 0."""
+        return 0 if self.tied else self.pretrained.architecture.vocab_size * self.embedded_row_bytes
 
     @property
     def embedded_row_bytes(self) -> int:

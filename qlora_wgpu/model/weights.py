@@ -25,7 +25,6 @@ from qlora_wgpu.families.family import Architecture, ExpertSpec, LinearSpec, Mod
 from qlora_wgpu.gpu.device import ALIGNMENT, Device
 from qlora_wgpu.graph.dtype import (
     LARGEST_FLOAT16,
-    ROW_UNIT,
     pad_rows,
     padded,
     round_up,
@@ -37,6 +36,7 @@ from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
 from qlora_wgpu.kernels.dequantize import fits_words
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model import quantized_weights
+from qlora_wgpu.model.host_matrices import fill, row_pieces, streamed_matrix
 from qlora_wgpu.model.quantized_weights import device_arrays as _device_arrays
 from qlora_wgpu.model.quantized_weights import quantized_matrix
 from qlora_wgpu.model.requantization import Requantization
@@ -51,6 +51,7 @@ from qlora_wgpu.ops.modules import (
     HostMatrix,
     Linear,
     Matrix,
+    StreamedMatrix,
 )
 from qlora_wgpu.ops.quantized import QuantizedMatrix
 from qlora_wgpu.quant import QuantizedWeight, WeightFormat, quantize_nf4
@@ -76,6 +77,7 @@ class WeightLayout:
         *,
         weight_dtype: str = "",
         textures: bool = False,
+        head_block: int = 1 << 30,
         config: Mapping[str, Any] | None = None,
         residency: Residency = RESIDENT,
     ) -> None:
@@ -89,6 +91,7 @@ class WeightLayout:
             folder: The weights.
             device: The device that gets them.
             textures: Whether matrices that are not quantized are kept in textures.
+            head_block: Rows of a block of the head, where it is streamed.
             config: The config.json, for plans without a folder.
             residency: What waits in host memory.
         """
@@ -100,6 +103,7 @@ class WeightLayout:
         self._folder = folder
         self._device = device
         self._textures = textures
+        self._head_block = head_block
         self._residency = residency
         self._sections: dict[int, Section] = {}
         self._host_rows: HostMatrix | None = None
@@ -141,11 +145,19 @@ class WeightLayout:
         self._prefixes = architecture.stored_prefixes
         self._first_streamed = architecture.num_layers - self._residency.streamed_layers
         name, tied = stored_embedding(self._folder, architecture), architecture.tied
-        head = self._dense(name if tied else architecture.head_name, vocab, hidden)
-        embedding: Matrix | HostMatrix = head
-        if self._residency.host_embedding and not tied:
+        head_name = name if tied else architecture.head_name
+        streamed = self._residency.streamed_head
+        head: Matrix
+        if streamed:
+            head = self._streamed_head(head_name, vocab, hidden)
+        else:
+            head = self._dense(head_name, vocab, hidden)
+        embedding: Matrix | HostMatrix
+        if tied:
+            embedding = head.host if isinstance(head, StreamedMatrix) else head
+        elif self._residency.host_embedding:
             embedding = self._on_host(name, vocab, hidden)
-        elif not tied:
+        else:
             embedding = self._dense(name, vocab, hidden, self._dtype)
         biases = {
             name: bias
@@ -293,10 +305,8 @@ class WeightLayout:
     def _dense(self, name: str, rows: int, columns: int, dtype: str = "") -> DenseMatrix:
         dtype = dtype or self._weight_dtype
         row_bytes = matrix("", 1, columns, dtype).nbytes
-        most = max(self._max_binding // row_bytes // ROW_UNIT * ROW_UNIT, ROW_UNIT)
         pieces: list[tuple[int, Tensor]] = []
-        for row0 in range(0, rows, most):
-            count = min(most, rows - row0)
+        for row0, count in row_pieces(rows, row_bytes, self._max_binding):
             storage = self._dense_storage(name, count * row_bytes)
             pieces.append((row0, matrix(name, count, columns, dtype, storage)))
         self._when_loading(name, lambda: self._load_dense(name, (rows, columns), pieces))
@@ -307,10 +317,20 @@ class WeightLayout:
         matrix = self._host_rows = HostMatrix(rows, columns, self._dtype)
 
         def load() -> None:
-            matrix.values = stored_bits(pad_rows(self._read(name, (rows, columns))), self._dtype)
+            matrix.values = self._all_bits(name, matrix)
 
         self._when_loading(name, load)
         return matrix
+
+    def _streamed_head(self, name: str, rows: int, columns: int) -> StreamedMatrix:
+        """A head that comes in blocks."""
+        host = HostMatrix(rows, columns, self._weight_dtype)
+        head = streamed_matrix(name, host, self._stream, self._max_binding, self._head_block)
+        self._when_loading(name, lambda: fill(head, self._all_bits(name, host)))
+        return head
+
+    def _all_bits(self, name: str, matrix: HostMatrix) -> npt.NDArray[Any]:
+        return self._bits(name, self._read(name, (matrix.rows, matrix.columns)), matrix.dtype)
 
     def _storage(self, module: str, label: str, nbytes: int) -> Storage:
         """Memory for a part of a module, which may come and go with its layer of the model."""
@@ -329,7 +349,13 @@ class WeightLayout:
     @property
     def section_bytes(self) -> list[int]:
         """Bytes of each layer's part that comes and goes."""
-        return [section.nbytes for section in self._stream.sections]
+        return [section.nbytes for section in self._sections.values()]
+
+    @property
+    def head_block_bytes(self) -> list[int]:
+        """Bytes of each block of a streamed head."""
+        layers = list(self._sections.values())
+        return [each.nbytes for each in self._stream.sections if each not in layers]
 
     def host_bytes(self) -> Counter[str]:
         """Bytes by kind of the weights that stay in host memory."""

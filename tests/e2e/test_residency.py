@@ -30,12 +30,14 @@ MEASURES = {
     "together": Residency(layers_together=2),
     "moments": Residency(host_moments=True),
     "streamed": Residency(streamed_layers=4),
+    "head": Residency(streamed_head=True),
     "all": Residency(
         host_embedding=True,
         parked_inputs=True,
         layers_together=2,
         host_moments=True,
         streamed_layers=LAYERS,
+        streamed_head=True,
     ),
 }
 LORA = LoraConfig(r=3, lora_alpha=6, lora_dropout=0.1)
@@ -61,8 +63,8 @@ def trained(
 ):  # fmt: skip
     """A model's adapter after some steps of two micro-batches, and what it took."""
     device = Device()
-    if profile is not None:
-        device.profile = profile
+    # Heads as small as these have several blocks.
+    device.profile = replace(profile or device.profile, head_block=32)
     pretrained = Pretrained.open(folder)
     quant = QuantConfig(scheme=scheme, blocksize=32)
     forms = AdapterForms(optimizer)
@@ -84,9 +86,10 @@ def trained(
     adapter = model.adapter
     vectors = (adapter.parameters, adapter.first_moment, adapter.second_moment)
     flat = np.concatenate([model.read_flat(each).view(np.float32) for each in vectors])
+    taken = dict(device.memory.by_kind)
     # A shorter batch has a plan of its own and meets what the longer one left.
     short = model.summed_loss([(ids[:, :9], ids[:, :9], None)])
-    return flat, short, dict(device.memory.by_kind), planned
+    return flat, short, taken, planned
 
 
 @pytest.mark.parametrize("profile", [CPU_PROFILE, GPU_PROFILE, None], ids=["cpu", "gpu", "own"])
@@ -97,9 +100,10 @@ def test_every_measure_gives_the_same_bits(folder, measure, profile):
     assert np.abs(expected).max() > 0
     np.testing.assert_array_equal(got, expected)
     assert other_loss == loss
-    for kind in ("base", "staging"):
+    for kind in ("base", "staging", "activations"):
         assert kinds.get(kind, 0) == planned[kind]
-    assert measure not in ("embedding", "streamed", "all") or planned["base"] < before["base"]
+    saves = measure in ("embedding", "streamed", "head", "all")
+    assert not saves or planned["base"] < before["base"]
 
 
 # Some tensors in float32 and some in 8 bits; DoRA's magnitudes among the first.
@@ -160,8 +164,14 @@ def test_weights_are_read_back_from_the_host(folder):
         np.testing.assert_array_equal(states[1][name], array)
 
 
-@pytest.mark.parametrize(("measure", "seq"), [("embedding", 8), ("parked", 512), ("streamed", 8)])
-def test_each_measure_saves_memory(folder, device, measure, seq):
+SAVING = [("embedding", 8), ("parked", 512), ("streamed", 8), ("head", 8), ("head", 512)]
+
+
+@pytest.mark.parametrize(("measure", "seq"), SAVING)
+def test_each_measure_saves_memory(folder, device, monkeypatch, measure, seq):
+    profile = replace(device.profile, head_block=32, logits_bytes=1 << 16)
+    monkeypatch.setattr(device, "profile", profile)
+
     def planned(residency):
         layout = device_layout(
             Pretrained.open(folder), LORA, QuantConfig(), "bfloat16", device, residency
