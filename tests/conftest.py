@@ -6,6 +6,8 @@ import pytest
 
 # Shaders of tests are compiled with all checks; devices read this when they are opened.
 os.environ.setdefault("QLORA_WGPU_CHECKS", "1")
+# References are small: a second thread, of each of pytest's processes, only waits for them.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from support.shaders import keep_compiled_shaders
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.families.family import Architecture, find_family
-from qlora_wgpu.quant import NF4Tensor, quantize_nf4
+from qlora_wgpu.quant import QuantizedWeight, quantize_nf4
 
 _SCALE = np.float32(0.02)  # Hugging Face's initializer_range
 _PERIOD = 1_000_003  # values before they repeat; prime, so that no two rows are alike
@@ -91,7 +91,7 @@ class RandomFolder(ModelFolder):
         block = random.standard_normal(count, dtype=np.float32) * _SCALE
         return _repeated(block, math.prod(shape)).reshape(shape)
 
-    def nf4(self, name: str) -> NF4Tensor | None:
+    def quantized(self, name: str) -> QuantizedWeight | None:
         """A linear layer's codes and scales, made anew; None of what is not quantized."""
         if self._form is None or name not in self._linears:
             return None
@@ -112,7 +112,7 @@ class RandomFolder(ModelFolder):
         )
 
     @cached_property
-    def _sample(self) -> NF4Tensor:
+    def _sample(self) -> QuantizedWeight:
         """Quantized weights, of which others are repetitions: billions would take minutes."""
         assert self._form is not None
         size = (1, _BLOCKS * self._form.blocksize)

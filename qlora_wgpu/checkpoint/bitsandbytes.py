@@ -1,15 +1,14 @@
 """Weights that bitsandbytes stored in 4 bits, read with all their companions.
 
 A quantized ``X.weight`` comes with ``X.weight.absmax``, ``.quant_map``,
-``.quant_state.bitsandbytes__nf4`` and, if doubly quantized, ``.nested_absmax`` and
-``.nested_quant_map``. ``bitsandbytes_writer.py`` writes them.
+``.quant_state.bitsandbytes__nf4`` (or ``__fp4``) and, if doubly quantized, ``.nested_absmax``
+and ``.nested_quant_map``. ``bitsandbytes_writer.py`` writes them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,117 +19,117 @@ from qlora_wgpu.checkpoint.bitsandbytes_format import (
     NESTED_ABSMAX,
     NESTED_QUANT_MAP,
     NESTED_QUANT_MAP_SIZE,
-    NF4_STATE,
     QUANT_MAP,
     QUANT_MAP_SIZE,
     STATE,
+    STATES,
 )
 from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
-from qlora_wgpu.quant import BLOCKSIZES, NF4Tensor
+from qlora_wgpu.quant import BLOCKSIZES, QuantizedWeight, WeightFormat
 
 _DTYPES = ("float32", "float16", "bfloat16")
 _OTHER_QUANTIZATIONS = {
-    "I8": "8-bit integers (LLM.int8)",
+    "I8": "8-bit integers",
     "F8_E4M3": "8-bit floats (FP8)",
     "F8_E5M2": "8-bit floats (FP8)",
 }
 
 
-def read_nf4(files: Mapping[str, SafetensorsFile], name: str) -> NF4Tensor | None:
-    """Reads a weight if it is stored in 4 bits.
+def read_4bit(files: Mapping[str, SafetensorsFile], name: str) -> QuantizedWeight:
+    """Reads a weight that has a state of 4 bits.
 
     Args:
         files: Which open file holds which tensor.
         name: The weight's name, which must be there.
 
     Returns:
-        The weight as stored, with the maps of the file, or None if it is not quantized.
+        The weight as stored, with the maps of the file.
 
     Raises:
         CheckpointError: If a companion is missing, damaged or does not fit.
-        UnsupportedModelError: If it is quantized, but not to NF4.
     """
-    return _Reader(files, name).read() if is_nf4(files, name) else None
+    return _Reader(files, name).read()
 
 
-@dataclass(frozen=True, eq=False)
-class NF4Format:
-    """The format of a weight in 4 bits, known without reading its codes.
+def read_4bit_format(files: Mapping[str, SafetensorsFile], name: str) -> WeightFormat:
+    """The format of a weight that has a state of 4 bits; errors as for ``read_4bit``."""
+    return _Reader(files, name).format()
 
-    Attributes:
-        blocksize: Weights that share a scale.
-        nested_blocksize: Scales that share one of their own, or None if they are floats.
-        quant_map: float32 (16,), the value of each code.
+
+def read_4bit_shape(files: Mapping[str, SafetensorsFile], name: str) -> tuple[int, int]:
+    """The shape of a weight that has a state of 4 bits; errors as for ``read_4bit``."""
+    return _Reader(files, name).shape()
+
+
+def read_4bit_dtype(files: Mapping[str, SafetensorsFile], name: str) -> str:
+    """PyTorch's name of the type of such a weight before; errors as for ``read_4bit``."""
+    return _Reader(files, name).dtype()
+
+
+def has_4bit_state(names: Container[str], name: str) -> bool:
+    """Whether a weight has the state that says how it is stored in 4 bits."""
+    return any(f"{name}{state}" in names for state in STATES)
+
+
+def refuse_unknown(files: Mapping[str, SafetensorsFile], name: str) -> None:
+    """Refuses a tensor that is quantized in a way that nothing in its folder says.
+
+    Raises:
+        CheckpointError: If its companions are missing.
+        UnsupportedModelError: If config.json should have told of it.
     """
-
-    blocksize: int
-    nested_blocksize: int | None
-    quant_map: npt.NDArray[np.float32]
-
-
-def read_nf4_format(files: Mapping[str, SafetensorsFile], name: str) -> NF4Format | None:
-    """The format of a weight, or None if it is not in 4 bits; errors as for ``read_nf4``."""
-    return _Reader(files, name).format() if f"{name}{NF4_STATE}" in files else None
-
-
-def holds_nf4(names: Iterable[str]) -> bool:
-    """Whether any of the tensors of a folder belongs to a weight stored in 4 bits."""
-    return any(name.endswith(NF4_STATE) for name in names)
-
-
-def is_nf4(files: Mapping[str, SafetensorsFile], name: str) -> bool:
-    """Whether a tensor is a weight stored in 4 bits; arguments and errors as for ``read_nf4``."""
-    if f"{name}{NF4_STATE}" in files:
-        return True
     where = f"{files[name].path}: {name!r}"
-    if f"{name}{STATE}fp4" in files:
-        raise UnsupportedModelError(
-            f"{where} is stored as FP4, but only NF4 is read: take the unquantized model, or one "
-            "saved with bnb_4bit_quant_type nf4"
-        )
     dtype = files[name].dtype(name)
     if dtype in _OTHER_QUANTIZATIONS:
         raise UnsupportedModelError(
-            f"{where} is stored as {_OTHER_QUANTIZATIONS[dtype]}, but only bitsandbytes' NF4 is "
-            "read: take the unquantized model"
+            f"{where} is stored as {_OTHER_QUANTIZATIONS[dtype]}, but neither scales beside it nor "
+            "quantization_config in config.json say what they stand for: take the unquantized model"
         )
     if f"{name}.{ABSMAX}" in files or (dtype == "U8" and name.endswith(".weight")):
         raise CheckpointError(
-            f"{where} is quantized, but {name}{NF4_STATE} is missing: the file is incomplete, or "
+            f"{where} is quantized, but {name}{STATE}nf4 is missing: the file is incomplete, or "
             "was not written by bitsandbytes"
         )
-    return False
 
 
 class _Reader:
     def __init__(self, files: Mapping[str, SafetensorsFile], name: str) -> None:
         self._files = files
         self._name = name
-        self._state_name = f"{name}{NF4_STATE}"
+        self._type = next(t for t in ("nf4", "fp4") if f"{name}{STATE}{t}" in files)
+        self._state_name = f"{name}{STATE}{self._type}"
         self._state = self._read_state()
 
-    def format(self) -> NF4Format:
-        return NF4Format(
+    def format(self) -> WeightFormat:
+        return WeightFormat(
+            self._type.upper(),
+            self._floats(QUANT_MAP, QUANT_MAP_SIZE),
             self._blocksize(),
             self._integer("nested_blocksize") if self._is_nested else None,
-            self._floats("quant_map", 16),
+            has_offset=self._is_nested,
         )
 
-    def read(self) -> NF4Tensor:
-        shape = self._shape()
+    def read(self) -> QuantizedWeight:
+        shape = self.shape()
         blocksize = self._blocksize()
-        if self._state.get("dtype") not in _DTYPES:
-            raise self._wrong(f"says dtype {self._state.get('dtype')!r}, not one of {_DTYPES}")
+        dtype = self.dtype()
         n = shape[0] * shape[1]
-        return NF4Tensor(
+        return QuantizedWeight(
             shape=shape,
             codes=self._bytes("", -(-n // 2)),
             quant_map=self._floats(QUANT_MAP, QUANT_MAP_SIZE),
             blocksize=blocksize,
-            dtype=self._state["dtype"],
+            dtype=dtype,
+            name=self._type.upper(),
             **self._scales(-(-n // blocksize)),
         )
+
+    def dtype(self) -> str:
+        dtype = self._state.get("dtype")
+        if dtype not in _DTYPES:
+            raise self._wrong(f"says dtype {dtype!r}, not one of {_DTYPES}")
+        return str(dtype)
 
     def _blocksize(self) -> int:
         blocksize = self._integer("blocksize")
@@ -167,11 +166,11 @@ class _Reader:
             raise self._wrong("is not valid JSON") from err
         if not isinstance(state, dict):
             raise self._wrong("holds no JSON object")
-        if state.get("quant_type") != "nf4":
-            raise self._wrong(f"says quant_type {state.get('quant_type')!r}, not 'nf4'")
+        if state.get("quant_type") != self._type:
+            raise self._wrong(f"says quant_type {state.get('quant_type')!r}, not {self._type!r}")
         return state
 
-    def _shape(self) -> tuple[int, int]:
+    def shape(self) -> tuple[int, int]:
         shape = self._state.get("shape")
         if (
             not isinstance(shape, list)

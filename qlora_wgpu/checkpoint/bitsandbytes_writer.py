@@ -19,7 +19,7 @@ from qlora_wgpu.checkpoint.bitsandbytes_format import (
     QUANT_MAP_SIZE,
 )
 from qlora_wgpu.checkpoint.stream import Entry
-from qlora_wgpu.quant import NESTED_BLOCKSIZE, NF4Tensor
+from qlora_wgpu.quant import NESTED_BLOCKSIZE, QuantizedWeight
 
 _STATE_BYTES = 256  # filled up with spaces, so that its size does not depend on the weights
 
@@ -42,7 +42,7 @@ def nf4_entries(
     return entries
 
 
-def nf4_parts(name: str, weight: NF4Tensor, dtype: str) -> dict[str, npt.NDArray[Any]]:
+def nf4_parts(name: str, weight: QuantizedWeight, dtype: str) -> dict[str, npt.NDArray[Any]]:
     """A quantized weight and its companions.
 
     Args:
@@ -79,7 +79,7 @@ def quantization_config(double_quant: bool, skipped: Sequence[str]) -> dict[str,
     }
 
 
-def _state(weight: NF4Tensor, dtype: str) -> dict[str, Any]:
+def _state(weight: QuantizedWeight, dtype: str) -> dict[str, Any]:
     state: dict[str, Any] = {
         "quant_type": "nf4",
         "blocksize": weight.blocksize,
@@ -90,6 +90,6 @@ def _state(weight: NF4Tensor, dtype: str) -> dict[str, Any]:
         state |= {
             "nested_blocksize": weight.nested_blocksize,
             "nested_dtype": "float32",
-            "nested_offset": float(weight.nested_offset),
+            "nested_offset": float(weight.nested_offset or 0.0),
         }
     return state

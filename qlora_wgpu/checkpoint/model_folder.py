@@ -13,14 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import hub
-from qlora_wgpu.checkpoint.bitsandbytes import NF4Format, is_nf4, read_nf4, read_nf4_format
+from qlora_wgpu.checkpoint.bitsandbytes import refuse_unknown
 from qlora_wgpu.checkpoint.json_file import read_json_object
+from qlora_wgpu.checkpoint.quantized import BitsAndBytesFiles, QuantizedFiles, quantized_files
 from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile, nearest
 from qlora_wgpu.checkpoint.weight_files import open_weights
 from qlora_wgpu.checkpoint.weight_fingerprint import WeightFingerprint
-from qlora_wgpu.errors import CheckpointError, UnsupportedModelError, brief
+from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.files import is_there
-from qlora_wgpu.quant import NF4Tensor
+from qlora_wgpu.quant import QuantizedWeight, WeightFormat
 
 
 class ModelFolder:
@@ -32,12 +33,17 @@ class ModelFolder:
     """
 
     def __init__(
-        self, path: Path, config: dict[str, Any], files: dict[str, SafetensorsFile]
+        self,
+        path: Path,
+        config: dict[str, Any],
+        files: dict[str, SafetensorsFile],
+        quantized: QuantizedFiles | None = None,
     ) -> None:
         """Puts a folder together from its parts; users call ``open``."""
         self.path = path
         self.config = config
         self._files = files
+        self._quantized_files = quantized or BitsAndBytesFiles(files, config)
         self._fingerprint: WeightFingerprint | None = None
 
     @classmethod
@@ -53,8 +59,9 @@ class ModelFolder:
         """
         path = _find(str(path_or_name), weights=True)
         config = _read_config(path)
-        _check_quantization(path, config.get("quantization_config"))
-        return cls(path, config, open_weights(path))
+        quantized_files(path, {}, config)  # refuses before weights are opened
+        files = open_weights(path)
+        return cls(path, config, files, quantized_files(path, files, config))
 
     @classmethod
     def without_weights(cls, path_or_name: str | PathLike[str]) -> ModelFolder:
@@ -65,6 +72,16 @@ class ModelFolder:
         """
         path = _find(str(path_or_name), weights=False)
         return cls(path, _read_config(path), {})
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether any weight is stored quantized."""
+        return self._quantized_files.any
+
+    @property
+    def has_stacks(self) -> bool:
+        """Whether several quantized weights are parts of one stored tensor."""
+        return self._quantized_files.has_stacks and self.is_quantized
 
     def names(self) -> list[str]:
         """All tensors as stored, companions of quantized weights included."""
@@ -79,22 +96,48 @@ class ModelFolder:
 
     def dtype(self, name: str) -> str:
         """A tensor's element type as stored, by safetensors' name, for example "BF16"."""
-        return self._file(name).dtype(name)
+        return self._file(name).dtype(self._tensor(name))
 
     def raw(self, name: str) -> npt.NDArray[Any]:
         """A tensor's elements as stored; bfloat16 as uint16."""
-        return self._file(name).raw(name)
+        return self._file(name).raw(self._tensor(name))
 
     def has(self, name: str) -> bool:
-        """Whether there is a tensor of that name."""
-        return name in self._files
+        """Whether there is a tensor, or a quantized weight, of that name."""
+        return name in self._files or self._quantized_files.holds(name)
+
+    def holds_quantized(self, name: str) -> bool:
+        """Whether a weight is there and quantized."""
+        return self._quantized_files.holds(name)
+
+    def must_requantize(self, name: str) -> bool:
+        """Whether a weight is quantized in a form that no kernel has; ``float32`` gives it."""
+        return self._quantized_files.holds(name) and self._quantized_files.format(name) is None
+
+    def weight_of(self, tensor: str) -> str:
+        """The weight whose codes a stored tensor holds, or the tensor's own name."""
+        return self._quantized_files.weight_of(tensor)
+
+    def is_companion(self, tensor: str) -> bool:
+        """Whether a stored tensor only belongs to a quantized weight."""
+        return self._quantized_files.is_companion(tensor)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """A tensor's dimensions as stored, which for 4-bit weights are those of their bytes."""
-        return self._file(name).shape(name)
+        """A tensor's dimensions as stored, which for quantized weights are those of their codes."""
+        return self._file(name).shape(self._tensor(name))
+
+    def weight_shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's dimensions, of a quantized weight those of the weight."""
+        holds = self._quantized_files.holds(name)
+        return self._quantized_files.shape(name) if holds else self.shape(name)
+
+    def float_dtype(self, name: str) -> str:
+        """A tensor's element type, of a quantized weight the one that it had before."""
+        holds = self._quantized_files.holds(name)
+        return self._quantized_files.float_dtype(name) if holds else self.dtype(name)
 
     def float32(self, name: str) -> npt.NDArray[np.float32]:
-        """A tensor that is not quantized, as float32.
+        """A tensor that is not quantized, or in a form that no kernel has, as float32.
 
         Raises:
             CheckpointError: If there is no such tensor, it is no floating-point tensor, or not
@@ -102,8 +145,11 @@ class ModelFolder:
             UnsupportedModelError: If it is quantized in a way that is not read.
         """
         file = self._file(name)
-        if is_nf4(self._files, name):
-            raise CheckpointError(f"{file.path}: {name!r} is stored in 4 bits, not as floats")
+        if self._quantized_files.holds(name):
+            if form := self._quantized_files.format(name):
+                raise CheckpointError(f"{file.path}: {name!r} is stored as {form.name}, not floats")
+            return self._quantized_files.float32(name)
+        refuse_unknown(self._files, name)
         array = file.float32(name)
         # Both are NaN if any element is, and no temporary array is needed.
         if array.size and not (np.isfinite(array.min()) and np.isfinite(array.max())):
@@ -112,23 +158,28 @@ class ModelFolder:
             )
         return array
 
-    def nf4(self, name: str) -> NF4Tensor | None:
-        """A weight that bitsandbytes stored in 4 bits, or None if it is not quantized.
+    def quantized(self, name: str) -> QuantizedWeight | None:
+        """A weight as it is stored, or None if it is not quantized.
 
         Raises:
             CheckpointError: If there is no such tensor, or a companion is missing or damaged.
             UnsupportedModelError: If it is quantized in a way that is not read.
         """
         self._file(name)
-        return read_nf4(self._files, name)
+        if self._quantized_files.holds(name):
+            return self._quantized_files.read(name) if self._quantized_files.format(name) else None
+        refuse_unknown(self._files, name)
+        return None
 
-    def nf4_format(self, name: str) -> NF4Format | None:
-        """The format of ``nf4(name)``, without reading it; None if it is not stored in 4 bits.
+    def weight_format(self, name: str) -> WeightFormat | None:
+        """The format of ``quantized(name)``, without reading it; None if it is not quantized.
+
+        A form that no kernel has is None, too: such a weight is quantized anew.
 
         Raises:
             CheckpointError: If what the file says of it is damaged.
         """
-        return read_nf4_format(self._files, name)
+        return self._quantized_files.format(name) if self._quantized_files.holds(name) else None
 
     def start_fingerprint(self) -> None:
         """Hashes weights while they are read from now on, so that ``fingerprint`` costs little."""
@@ -151,9 +202,13 @@ class ModelFolder:
             "weights": self._fingerprint.hexdigest,
         }
 
+    def _tensor(self, name: str) -> str:
+        """The stored tensor of that name, or with the codes of a weight of that name."""
+        return self._quantized_files.stored(name) if self._quantized_files.holds(name) else name
+
     def _file(self, name: str) -> SafetensorsFile:
         try:
-            return self._files[name]
+            return self._files[self._tensor(name)]
         except KeyError:
             raise CheckpointError(
                 f"{self.path}: the checkpoint has no tensor {name!r}{nearest(name, self.names())}"
@@ -180,25 +235,3 @@ def _read_config(path: Path) -> dict[str, Any]:
             )
         raise CheckpointError(f"{path} has no config.json, so it is no Hugging Face model folder")
     return read_json_object(file)
-
-
-def _check_quantization(path: Path, quantization: Any) -> None:
-    if quantization is None:
-        return
-    if not isinstance(quantization, dict):
-        raise CheckpointError(
-            f"{path / 'config.json'}: quantization_config must be an object, got "
-            f"{brief(quantization)}"
-        )
-    method = quantization.get("quant_method", "bitsandbytes")
-    if method != "bitsandbytes":
-        name = brief(method).strip("'")
-        raise UnsupportedModelError(
-            f"{path} is quantized with {name}, but only bitsandbytes' NF4 is "
-            "read: take the unquantized model"
-        )
-    if quantization.get("load_in_8bit") or quantization.get("_load_in_8bit"):
-        raise UnsupportedModelError(
-            f"{path} is quantized to 8 bits (LLM.int8), but only bitsandbytes' NF4 is read: take "
-            "the unquantized model"
-        )

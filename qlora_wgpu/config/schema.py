@@ -27,6 +27,7 @@ from qlora_wgpu.config.values import (
     GpuName,
     MaxSteps,
     MemorySize,
+    OptimizerName,
     Pattern,
     PositiveInt,
     PositiveNumber,
@@ -66,7 +67,7 @@ class QuantConfig(Section):
     scheme: Literal["nf4", "none"] = Field(
         "nf4",
         description="Storage of the frozen linear weights: 4-bit NormalFloat, or none to leave "
-        "them unquantized.",
+        "them unquantized. A base that is quantized already keeps its own format with nf4.",
     )
     blocksize: Blocksize = Field(
         64, description="Number of weights that share one absmax scale, as in bitsandbytes."
@@ -240,6 +241,11 @@ class TrainConfig(Section):
 class OptimConfig(Section):
     """AdamW and its schedule."""
 
+    name: OptimizerName = Field(
+        "adamw",
+        description="The optimizer: adamw, or adamw_8bit, whose moments take a quarter of the "
+        "memory, in 8 bits as bitsandbytes' (also adamw_bnb_8bit, paged_adamw_8bit).",
+    )
     learning_rate: Float = Field(
         2e-4, gt=0.0, ge=LEARNING_RATES[0], le=LEARNING_RATES[1], description="Peak learning rate."
     )

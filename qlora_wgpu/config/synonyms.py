@@ -40,6 +40,7 @@ _SYNONYMS = {
     "eval.load_best_model_at_end": "load_best save_best",
     "eval.early_stopping_patience": "early_stopping patience",
     "train.seed": "random_seed random_state",
+    "optim.name": "optimizer optim optimizer_type optimizer_name",
     "optim.learning_rate": "lr max_lr",
     "optim.lr_scheduler_type": "scheduler lr_scheduler schedule lr_schedule scheduler_type",
     "optim.warmup_ratio": "warmup warm_up",

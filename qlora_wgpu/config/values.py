@@ -191,6 +191,27 @@ EvalSplit = Annotated[
 ]
 
 
+OPTIMIZERS = {
+    **dict.fromkeys(
+        ("adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_32bit", "paged_adamw",
+         "paged_adamw_32bit"),
+        "adamw",
+    ),
+    **dict.fromkeys(
+        ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "adamw8bit", "pagedadamw8bit"),
+        "adamw_8bit",
+    ),
+}  # fmt: skip
+"""Other trainers' names for AdamW, by what it keeps: paging changes no number."""
+
+
+def _optimizer(value: Any) -> Any:
+    return OPTIMIZERS.get(value.lower(), value) if isinstance(value, str) else value
+
+
+OptimizerName = Annotated[Literal["adamw", "adamw_8bit"], BeforeValidator(_optimizer)]
+
+
 _FORMAT_NAMES = {
     "sharegpt": "conversations",
     "alpaca": "instruction/output",

@@ -36,6 +36,19 @@ _ARCHITECTURES = {
     "starcoder2": ("STARCODER2", False),
     "stablelm": ("STABLELM", False),
     "cohere": ("COMMAND_R", False),
+    "cohere2": ("COHERE2", False),
+    "exaone4": ("EXAONE4", False),
+    "ernie4_5": ("ERNIE4_5", False),
+    "seed_oss": ("SEED_OSS", False),
+    "hunyuan_v1_dense": ("HUNYUAN_DENSE", False),
+    "ministral3": ("MISTRAL3", True),
+    "mistral3": ("MISTRAL3", True),
+    "granitemoehybrid": ("GRANITE", True),  # where it is dense, as all that are read here
+}
+# What one layer here is two of llama.cpp's, or is called otherwise there.
+_PARTS = {
+    "shared_mlp.input_linear": ("mlp.gate_proj", "mlp.up_proj"),
+    "shared_mlp.output_linear": ("mlp.down_proj",),
 }
 FloatArray = npt.NDArray[np.float32]
 Pair = tuple[FloatArray, FloatArray]
@@ -74,9 +87,10 @@ def export_gguf(
     arch = gguf.MODEL_ARCH[label]
     architecture = find_family(config).read(config)
     names = gguf.get_tensor_name_map(arch, architecture.num_layers)
+    text = config.get("text_config") or config
     heads = {
-        "q_proj": int(config["num_attention_heads"]),
-        "k_proj": int(config.get("num_key_value_heads") or config["num_attention_heads"]),
+        "q_proj": int(text["num_attention_heads"]),
+        "k_proj": int(text.get("num_key_value_heads") or text["num_attention_heads"]),
     }
     tensors, peft = load_adapter(adapter)
     if peft.use_dora:
@@ -90,7 +104,7 @@ def export_gguf(
     writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, float(peft.lora_alpha))
     pairs = {layer.module: _scaled(layer, peft) for layer in adapted_layers(tensors)}
     count = len(pairs)
-    for module, (a, b) in _stacked(pairs, architecture.experts).items():
+    for module, (a, b) in _parts(_stacked(pairs, architecture.experts)).items():
         gguf_name = names.get_name(f"{module}.weight", try_suffixes=(".weight",))
         if gguf_name is None:
             raise UnsupportedModelError(f"llama.cpp has no name for {module}")
@@ -130,6 +144,21 @@ def _stacked(pairs: Mapping[str, Pair], experts: Sequence[ExpertSpec]) -> dict[s
         a, b = zip(*present, strict=True)
         stacked[stack.name] = np.stack(a), np.stack(b)
     return stacked
+
+
+def _parts(pairs: Mapping[str, Pair]) -> dict[str, Pair]:
+    """The pairs by names that llama.cpp knows, each as many as there are tensors for it there."""
+    parts: dict[str, Pair] = {}
+    for module, (a, b) in pairs.items():
+        name = module.replace(".language_model.", ".")
+        own = next((leaf for leaf in _PARTS if name.endswith(leaf)), None)
+        if own is None:
+            parts[name] = a, b
+            continue
+        leaves = _PARTS[own]
+        for leaf, rows in zip(leaves, np.split(b, len(leaves)), strict=True):
+            parts[name.removesuffix(own) + leaf] = a, rows
+    return parts
 
 
 def _to_pairs(b: FloatArray, heads: int) -> FloatArray:

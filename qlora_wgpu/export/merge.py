@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.checkpoint.bitsandbytes import holds_nf4
-from qlora_wgpu.checkpoint.safetensors_format import FLOATS, TORCH_NAMES
+from qlora_wgpu.checkpoint.safetensors_format import FLOATS
 from qlora_wgpu.checkpoint.stream import Entry
 from qlora_wgpu.config import QuantConfig, load_config
 from qlora_wgpu.config.as_trained import find_run
@@ -26,7 +25,6 @@ from qlora_wgpu.model.weights import stored_name
 from qlora_wgpu.quant import quantize_nf4
 
 Base = Literal["original", "dequantized"]
-_STORED_AS = {torch_name: name for name, torch_name in TORCH_NAMES.items()}
 FloatArray = npt.NDArray[np.float32]
 
 
@@ -55,10 +53,15 @@ def merge(
 
     Raises:
         CheckpointError: If a file is missing or damaged, or the adapter does not fit.
-        UnsupportedModelError: If the base is stored in 4 bits and its original weights are wanted.
+        UnsupportedModelError: If the base is stored quantized and its original weights are wanted.
         ConfigError: If ``out`` is there already.
     """
     folder = ModelFolder.open(model)
+    if folder.has_stacks:
+        raise UnsupportedModelError(
+            f"{model} stores experts together in MXFP4, into which nothing is merged: keep the "
+            "adapter beside it, or merge into a folder of the same model in 16 bits"
+        )
     architecture = find_family(folder.config).read(folder.config)
     tensors, config = load_adapter(adapter)
     linears = {
@@ -73,31 +76,30 @@ def merge(
         pairs[modules[layer.module]] = (layer.a, layer.b, scaling, layer.magnitude)
     settings = quant or _quant_of(adapter)
     # What a quantized folder keeps as floats was not quantized in training either.
-    quantizes = base == "dequantized" and settings.scheme == "nf4" and not holds_nf4(folder.names())
+    quantizes = base == "dequantized" and settings.scheme == "nf4" and not folder.is_quantized
 
-    def tensors_of(name: str) -> Tensors:
-        if _is_companion(folder, name):
+    def tensors_of(tensor: str) -> Tensors:
+        if folder.is_companion(tensor):
             return {}
-        stored = folder.nf4(name) if name.endswith(".weight") else None
-        dtype = _STORED_AS[stored.dtype] if stored is not None else folder.dtype(name)
-        shape = stored.shape if stored is not None else folder.shape(name)
-        if stored is not None and base == "original":
+        name = folder.weight_of(tensor)
+        is_quantized = folder.holds_quantized(name)
+        if not is_quantized and name not in pairs and not (quantizes and name in linears):
+            return {name: (Entry(folder.dtype(name), folder.shape(name)), lambda: folder.raw(name))}
+        if is_quantized and base == "original":
             raise UnsupportedModelError(
-                f"{model} is stored in 4 bits, so its original weights are not known: merge into "
-                "the dequantized ones (--base dequantized), or into the 16-bit model"
+                f"{model} is stored quantized, so its original weights are not known: merge into "
+                "the dequantized ones (--base dequantized), or into the unquantized model"
             )
-        entry = Entry(dtype, shape)
-        changed = name in pairs or (quantizes and name in linears)
-        if not changed and stored is None:
-            return {name: (entry, lambda: folder.raw(name))}
+        dtype = folder.float_dtype(name)
         if dtype not in FLOATS:
             raise UnsupportedModelError(f"{model}: {name} is stored as {dtype}, not as floats")
+        entry = Entry(dtype, folder.weight_shape(name))
         return {name: (entry, lambda: as_dtype(merged(name), dtype))}
 
     def merged(name: str) -> FloatArray:
-        stored = folder.nf4(name)
+        stored = folder.quantized(name)
         weight = stored.dequantize() if stored is not None else folder.float32(name)
-        if stored is None and quantizes:
+        if stored is None and (quantizes or folder.must_requantize(name)):
             weight = quantize_nf4(weight, settings.blocksize, settings.double_quant).dequantize()
         if name not in pairs:
             return weight
@@ -114,9 +116,3 @@ def merge(
 def _quant_of(adapter: str | PathLike[str]) -> QuantConfig:
     run = find_run(adapter)
     return QuantConfig() if run is None else load_config(run / "config.yaml").quant
-
-
-def _is_companion(folder: ModelFolder, name: str) -> bool:
-    """Whether a tensor belongs to a 4-bit weight."""
-    weight, dot, _ = name.partition(".weight.")
-    return bool(dot) and folder.has(f"{weight}.weight")

@@ -14,22 +14,27 @@ from qlora_wgpu.graph.tensor import Tensor
 
 @dataclass(frozen=True)
 class QKNorm:
-    """RMSNorm of queries and keys before they are rotated.
+    """RMSNorm of queries and keys.
 
     Attributes:
         eps: Added under the root.
         per_head: Whether each head is normalized for itself, by the same weight, or all at once.
+        names: The modules of queries and of keys.
+        after_rope: Whether what is normalized has been rotated; else it is rotated after it.
     """
 
     eps: float
     per_head: bool = True
+    names: tuple[str, str] = ("q_norm", "k_norm")
+    after_rope: bool = False
 
     def weights(self, at: str, dimensions: Dimensions) -> Weights:
         """q_norm and k_norm of the attention whose names begin so."""
         query_size, key_size = dimensions.query_size, dimensions.key_value_size
         if self.per_head:
             query_size = key_size = dimensions.head_dim
-        return Weights(norms={f"{at}q_norm.weight": query_size, f"{at}k_norm.weight": key_size})
+        q_norm, k_norm = self.names
+        return Weights(norms={f"{at}{q_norm}.weight": query_size, f"{at}{k_norm}.weight": key_size})
 
     def trace(self, ops: LayerOps, x: Tensor, name: str) -> Tensor:
         """Normalizes queries or keys: operands per head, float32 all at once."""
@@ -43,22 +48,30 @@ class QKLayerNorm:
 
     Attributes:
         eps: Added to the variance.
+        names: The modules of queries and of keys.
     """
 
     eps: float
+    names: tuple[str, str] = ("q_norm", "k_norm")
 
     @property
     def per_head(self) -> bool:
         """Each head is normalized for itself."""
         return True
 
+    @property
+    def after_rope(self) -> bool:
+        """Heads are normalized before they are rotated."""
+        return False
+
     def weights(self, at: str, dimensions: Dimensions) -> Weights:
         """q_norm and k_norm of the attention whose names begin so, (heads, head_dim) each."""
         query_heads, key_heads = dimensions.num_attention_heads, dimensions.num_key_value_heads
+        q_norm, k_norm = self.names
         return Weights(
             norms={
-                f"{at}q_norm.weight": (query_heads, dimensions.head_dim),
-                f"{at}k_norm.weight": (key_heads, dimensions.head_dim),
+                f"{at}{q_norm}.weight": (query_heads, dimensions.head_dim),
+                f"{at}{k_norm}.weight": (key_heads, dimensions.head_dim),
             }
         )
 
@@ -82,6 +95,8 @@ class Attention:
         interleaved: Whether neighbours are rotated, instead of a head's halves.
         scale: Factor of the scores; None for 1 / √head_dim.
         softcap: Scores s become softcap · tanh(s / softcap), if given.
+        query_rope: How queries are rotated, if not as keys are.
+        output: The name of the projection of what is attended to.
     """
 
     dimensions: Dimensions
@@ -94,6 +109,8 @@ class Attention:
     interleaved: bool = False
     scale: float | None = None
     softcap: float | None = None
+    query_rope: Rope | None = None
+    output: str = "o_proj"
 
     def weights(self, at: str) -> Weights:
         """The projections and norms of the layer whose names begin so."""
@@ -106,7 +123,7 @@ class Attention:
             LinearSpec(f"{at}{name}_proj", size, hidden_size, self.qkv_bias)
             for name, size in sizes.items()
         ]
-        o = LinearSpec(f"{at}o_proj", hidden_size, self.dimensions.query_size, self.o_bias)
+        o = LinearSpec(f"{at}{self.output}", hidden_size, self.dimensions.query_size, self.o_bias)
         norms = Weights() if self.qk_norm is None else self.qk_norm.weights(at, self.dimensions)
         return Weights(linears=(*linears, o)) + norms
 
@@ -134,7 +151,7 @@ class Attention:
         score_scale = 1 / math.sqrt(self.dimensions.head_dim) if self.scale is None else self.scale
         head_dim, window, softcap = self.dimensions.head_dim, self.window, self.softcap
         o = ops.attention(q, k, v, head_dim, score_scale, window, softcap)
-        return ops.linear_out(o, f"{at}o_proj", residual, scale)
+        return ops.linear_out(o, f"{at}{self.output}", residual, scale)
 
     @property
     def _columns(self) -> dict[str, tuple[int, int]]:
@@ -151,10 +168,20 @@ class Attention:
 
     def _rotated(self, ops: LayerOps, at: str, made: dict[str, Tensor]) -> list[Tensor]:
         """Queries and keys, normalized and rotated."""
-        ys = list(made.values())
-        if self.qk_norm is not None:
-            norm = self.qk_norm
-            ys = [norm.trace(ops, y, f"{at}{name}_norm") for name, y in made.items()]
-        if self.rope is None:
+        norm, ys = self.qk_norm, list(made.values())
+        if norm is None:
+            return self._turned(ops, ys)
+        if norm.after_rope:
+            ys = self._turned(ops, ys)
+        ys = [norm.trace(ops, y, at + name) for y, name in zip(ys, norm.names, strict=True)]
+        return ys if norm.after_rope else self._turned(ops, ys)
+
+    def _turned(self, ops: LayerOps, ys: list[Tensor]) -> list[Tensor]:
+        """Queries and keys, rotated."""
+        rope, head_dim, interleaved = self.rope, self.dimensions.head_dim, self.interleaved
+        if rope is None:
             return ys
-        return ops.ropes(ys, self.rope, self.dimensions.head_dim, interleaved=self.interleaved)
+        if self.query_rope is None:
+            return ops.ropes(ys, rope, head_dim, interleaved=interleaved)
+        pairs = zip(ys, (self.query_rope, rope), strict=True)
+        return [ops.rope(y, own, head_dim, interleaved=interleaved) for y, own in pairs]

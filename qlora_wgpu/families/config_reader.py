@@ -111,3 +111,16 @@ class ConfigReader:
         """Refuses dropouts, which no forward here computes."""
         for key in keys:
             self.choice(key, (0, 0.0, None))
+
+    def dropped(self, dropouts: Mapping[str, float]) -> tuple[str, ...]:
+        """Notes on dropouts that training leaves out, where they are not zero.
+
+        Args:
+            dropouts: Their keys, and their values where no key says it.
+        """
+        values = {key: self.number(key, default) for key, default in dropouts.items()}
+        return tuple(
+            f"{key} = {value} of config.json is not applied in training"
+            for key, value in values.items()
+            if value
+        )

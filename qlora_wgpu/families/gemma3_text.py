@@ -13,11 +13,11 @@ from qlora_wgpu.families.gemma2 import read_score_scale
 from qlora_wgpu.families.mlp import GatedMLP
 from qlora_wgpu.families.norm import RMSNorm
 from qlora_wgpu.families.rope import Rope, read_ropes_of_layers
-from qlora_wgpu.families.windows import Windows, layer_windows
+from qlora_wgpu.families.windows import periodic_windows
 
 
 def compose(read: ConfigReader) -> Decoder:
-    """Layers that slide rotate by a base of their own."""
+    """Five layers of six slide where nothing says otherwise; they rotate by a base of their own."""
     read = read.with_defaults(sliding_window=4096)
     read.no_dropout("attention_dropout")
     read.choice("use_bidirectional_attention", (None, False))
@@ -37,7 +37,7 @@ def compose(read: ConfigReader) -> Decoder:
     mlp, norm = GatedMLP(dimensions, "gelu_pytorch_tanh"), RMSNorm(eps, offset=1.0)
     attentions = [
         attention if window is None else replace(sliding, window=window)
-        for window in _windows(read, dimensions.num_hidden_layers)
+        for window in periodic_windows(read, dimensions.num_hidden_layers, every=6)
     ]
     return Decoder(
         dimensions,
@@ -56,12 +56,6 @@ def _notes(read: ConfigReader) -> tuple[str, ...]:
     if bound is None:
         return ()
     return (f"attn_logit_softcapping = {bound} of config.json is not applied, as in transformers",)
-
-
-def _windows(read: ConfigReader, layers: int) -> Windows:
-    """Five layers of six slide, or what ``sliding_window_pattern`` says."""
-    every = read.integer("sliding_window_pattern", 6)
-    return layer_windows(read, [(i + 1) % every != 0 for i in range(layers)])
 
 
 def _ropes(read: ConfigReader, head_dim: int) -> tuple[Rope, Rope]:

@@ -7,32 +7,46 @@ from qlora_wgpu.families.attention import Attention
 from qlora_wgpu.families.config_reader import ConfigReader
 from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Layer
 from qlora_wgpu.families.dimensions import Dimensions
-from qlora_wgpu.families.mlp import GatedMLP, read_activation
+from qlora_wgpu.families.mlp import FusedGatedMLP, GatedMLP, read_activation
 from qlora_wgpu.families.norm import RMSNorm
-from qlora_wgpu.families.rope import read_rope
+from qlora_wgpu.families.rope import Rope, read_rope
 
 
 def compose(read: ConfigReader) -> Decoder:
-    """Logits are divided by ``logits_scaling``; the other three multiply."""
-    read.no_dropout("attention_dropout")
+    """A gated MLP in three layers, and every layer rotates."""
     dimensions = Dimensions.read(read)
-    bias, mlp_bias = read.flag("attention_bias"), read.flag("mlp_bias")
+    mlp = GatedMLP(dimensions, read_activation(read), read.flag("mlp_bias"))
+    return compose_with(read, mlp, read_rope(read.config, dimensions.head_dim))
+
+
+def compose_with(read: ConfigReader, mlp: GatedMLP | FusedGatedMLP, rope: Rope | None) -> Decoder:
+    """Logits are divided by ``logits_scaling``; the other three multiply.
+
+    Args:
+        read: The config.json.
+        mlp: The second half of every layer.
+        rope: How heads are rotated, if they are.
+
+    Raises:
+        UnsupportedModelError: If a multiplier and another key do not go together.
+    """
+    read.no_dropout("attention_dropout")
+    dimensions, bias = mlp.dimensions, read.flag("attention_bias")
     divisor = read.number("logits_scaling", 1.0)
     if divisor == 0:
         raise UnsupportedModelError("config.json: logits_scaling must not be 0")
     residual_scale = read.number("residual_multiplier", 1.0)
-    if residual_scale != 1.0 and (bias or mlp_bias):
+    if residual_scale != 1.0 and (bias or (isinstance(mlp, GatedMLP) and mlp.bias)):
         raise UnsupportedModelError(
             "config.json: residual_multiplier together with biases is not supported"
         )
     attention = Attention(
         dimensions,
-        read_rope(read.config, dimensions.head_dim),
+        rope,
         qkv_bias=bias,
         o_bias=bias,
         scale=read.number("attention_multiplier", 1.0),
     )
-    mlp = GatedMLP(dimensions, read_activation(read), mlp_bias)
     norm = RMSNorm(read.number("rms_norm_eps", 1e-6))
     layer = Layer(norm, attention, mlp, residual_scale=residual_scale)
     multiplier = read.number("embedding_multiplier", 1.0)

@@ -26,78 +26,101 @@ class GatedMLP:
         dimensions: The decoder's dimensions.
         activation: The gate's activation.
         bias: Whether all three have biases.
+        name: The module's name within a layer.
+        leaves: The names of gate, up and down.
     """
 
     dimensions: Dimensions
     activation: str
     bias: bool = False
+    name: str = "mlp"
+    leaves: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
 
     def weights(self, at: str) -> Weights:
         """The linear layers of the layer whose names begin so."""
         hidden_size, inner = self.dimensions.hidden_size, self.dimensions.intermediate_size
-        gate = LinearSpec(f"{at}mlp.gate_proj", inner, hidden_size, self.bias)
-        up = LinearSpec(f"{at}mlp.up_proj", inner, hidden_size, self.bias)
-        down = LinearSpec(f"{at}mlp.down_proj", hidden_size, inner, self.bias)
-        return Weights((gate, up, down))
+        gate, up, down = (f"{at}{self.name}.{leaf}" for leaf in self.leaves)
+        return Weights(
+            (
+                LinearSpec(gate, inner, hidden_size, self.bias),
+                LinearSpec(up, inner, hidden_size, self.bias),
+                LinearSpec(down, hidden_size, inner, self.bias),
+            )
+        )
 
     def trace(
         self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
     ) -> Tensor:
         """Applies it to x; see ``LayerOps.linear_out`` for what becomes of the result."""
-        names = (f"{at}mlp.gate_proj", f"{at}mlp.up_proj")
+        *names, down = (f"{at}{self.name}.{leaf}" for leaf in self.leaves)
         grouped = ops.group(x, dict.fromkeys(names, False))
         gate, up = (grouped.get(name) or ops.linear(x, name) for name in names)
         y = ops.glu(gate, up, self.activation)
-        return ops.linear_out(y, f"{at}mlp.down_proj", residual, scale)
+        return ops.linear_out(y, down, residual, scale)
 
 
 @dataclass(frozen=True)
 class FusedGatedMLP:
-    """``GatedMLP`` with gate and up as one layer, ``gate_up_proj``."""
+    """``GatedMLP`` with gate and up as one layer.
+
+    Attributes:
+        dimensions: The decoder's dimensions.
+        activation: The gate's activation.
+        name: The module's name within a layer.
+        leaves: The names of gate and up together, and of down.
+    """
 
     dimensions: Dimensions
     activation: str
+    name: str = "mlp"
+    leaves: tuple[str, str] = ("gate_up_proj", "down_proj")
 
     def weights(self, at: str) -> Weights:
         """The linear layers of the layer whose names begin so."""
         hidden_size, inner = self.dimensions.hidden_size, self.dimensions.intermediate_size
-        gate_up = LinearSpec(f"{at}mlp.gate_up_proj", 2 * inner, hidden_size)
-        return Weights((gate_up, LinearSpec(f"{at}mlp.down_proj", hidden_size, inner)))
+        gate_up, down = (f"{at}{self.name}.{leaf}" for leaf in self.leaves)
+        fused = LinearSpec(gate_up, 2 * inner, hidden_size)
+        return Weights((fused, LinearSpec(down, hidden_size, inner)))
 
     def trace(
         self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
     ) -> Tensor:
         """Applies it to x; see ``LayerOps.linear_out`` for what becomes of the result."""
         inner = self.dimensions.intermediate_size
-        gate_up = ops.linear(x, f"{at}mlp.gate_up_proj")
+        fused, down = (f"{at}{self.name}.{leaf}" for leaf in self.leaves)
+        gate_up = ops.linear(x, fused)
         gate, up = ops.columns(gate_up, 0, inner), ops.columns(gate_up, inner, inner)
         y = ops.glu(gate, up, self.activation)
-        return ops.linear_out(y, f"{at}mlp.down_proj", residual, scale)
+        return ops.linear_out(y, down, residual, scale)
 
 
 @dataclass(frozen=True)
 class PlainMLP:
-    """c_proj(activation(c_fc(x))).
+    """down(activation(up(x))).
 
     Attributes:
         dimensions: The decoder's dimensions.
         activation: Between the two.
         bias: Whether both have biases.
+        leaves: The names of up and down.
     """
 
     dimensions: Dimensions
     activation: str
     bias: bool
+    leaves: tuple[str, str] = ("up_proj", "down_proj")
 
     def weights(self, at: str) -> Weights:
         """The linear layers of the layer whose names begin so."""
         hidden_size, inner = self.dimensions.hidden_size, self.dimensions.intermediate_size
-        c_fc = LinearSpec(f"{at}mlp.c_fc", inner, hidden_size, self.bias)
-        return Weights((c_fc, LinearSpec(f"{at}mlp.c_proj", hidden_size, inner, self.bias)))
+        up, down = (f"{at}mlp.{leaf}" for leaf in self.leaves)
+        first = LinearSpec(up, inner, hidden_size, self.bias)
+        return Weights((first, LinearSpec(down, hidden_size, inner, self.bias)))
 
     def trace(
         self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
     ) -> Tensor:
         """Applies it to x; see ``LayerOps.linear_out`` for what becomes of the result."""
-        y = ops.activation(ops.linear(x, f"{at}mlp.c_fc"), self.activation)
-        return ops.linear_out(y, f"{at}mlp.c_proj", residual, scale)
+        up, down = (f"{at}mlp.{leaf}" for leaf in self.leaves)
+        y = ops.activation(ops.linear(x, up), self.activation)
+        return ops.linear_out(y, down, residual, scale)

@@ -31,6 +31,25 @@ _NOT_NUMBERS = {"truncate", "rope_type", "type"}
 
 
 @dataclass(frozen=True)
+class Growth:
+    """A factor 1 + beta · ln(1 + ⌊position / length⌋): queries far into a text are scaled up.
+
+    Attributes:
+        beta: How fast it grows.
+        length: Positions that are left as they are.
+    """
+
+    beta: float
+    length: float
+
+    def at(self, positions: npt.NDArray[np.integer[Any]]) -> FloatArray:
+        """The factor at each position, float32 as in PyTorch."""
+        lengths = np.floor(positions.astype(np.float32) / np.float32(self.length))
+        factors: FloatArray = 1 + np.float32(self.beta) * np.log(1 + lengths)
+        return factors
+
+
+@dataclass(frozen=True)
 class Rope:
     """The rotation of a model's heads.
 
@@ -39,12 +58,14 @@ class Rope:
         frequencies: Angle per position of each pair, for samples of a length.
         factor: Factor of cosines and sines.
         by_length: Whether frequencies depend on the length at all.
+        growth: Another factor, by position; of heads that are rotated whole.
     """
 
     rotary_dim: int
     frequencies: Frequencies
     factor: float = 1.0
     by_length: bool = False
+    growth: Growth | None = None
 
     def table(self, positions: int) -> FloatArray:
         """(positions, rotary_dim / 2, 2) of (cos, sin), of a sample of so many tokens."""
@@ -63,6 +84,8 @@ class Rope:
         frequencies = np.stack([self.frequencies(int(length)) for length in distinct])[which]
         angles = positions.astype(np.float32)[:, None] * frequencies
         table: FloatArray = np.stack([np.cos(angles), np.sin(angles)], axis=-1)
+        if self.growth is not None:
+            table *= self.growth.at(positions)[:, None, None]
         return table if self.factor == 1.0 else table * np.float32(self.factor)
 
     def is_same(self, length: int, other: int) -> bool:

@@ -24,19 +24,15 @@ def compose(read: ConfigReader) -> Decoder:
         qkv_bias=bias,
         o_bias=bias,
     )
-    mlp = PlainMLP(dimensions, read_activation(read, "gelu_pytorch_tanh"), bias)
+    activation = read_activation(read, "gelu_pytorch_tanh")
+    mlp = PlainMLP(dimensions, activation, bias, leaves=("c_fc", "c_proj"))
     norm = LayerNorm(read.number("norm_epsilon", 1e-5), bias=True)
-    dropouts = {key: read.number(key, 0.0) for key in DROPOUTS}
     return Decoder(
         dimensions,
         norm,
         layers=(Layer(norm, attention, mlp),) * dimensions.num_hidden_layers,
         tied=read.flag("tie_word_embeddings", True),
-        notes=tuple(
-            f"{key} = {value} of config.json is not applied in training"
-            for key, value in dropouts.items()
-            if value
-        ),
+        notes=read.dropped(dict.fromkeys(DROPOUTS, 0.0)),
     )
 
 

@@ -40,6 +40,23 @@ def layer_windows(read: ConfigReader, slides: Sequence[bool]) -> Windows:
     return tuple(window if slide else None for slide in slides)
 
 
+def periodic_windows(read: ConfigReader, layers: int, every: int) -> Windows:
+    """The windows where all layers slide but each n-th, by ``sliding_window_pattern``.
+
+    Args:
+        read: The config.json.
+        layers: How many there are.
+        every: The n, where neither that key nor ``layer_types`` says it.
+
+    Raises:
+        UnsupportedModelError: As ``layer_windows`` does, or if the key is no such number.
+    """
+    if read.config.get("layer_types") is not None:
+        return layer_windows(read, [False] * layers)  # other spellings of the key do not count
+    every = read.integer("sliding_window_pattern", every)
+    return layer_windows(read, [(i + 1) % every != 0 for i in range(layers)])
+
+
 def upper_windows(read: ConfigReader, layers: int) -> Windows:
     """The windows where ``use_sliding_window`` turns them on from ``max_window_layers`` on."""
     read = read.with_defaults(sliding_window=4096, max_window_layers=28)  # Hugging Face's

@@ -29,6 +29,7 @@ from qlora_wgpu.gpu.wgsl import Shader
 ALIGNMENT = 256  # of buffer windows: the most any GPU asks for
 TEXTURE_WIDTH = 1024  # texels; shaders/common/texel.wgsl has it too
 _TEXTURE_ROW = 16 * TEXTURE_WIDTH  # bytes
+_FREE_ROWS = 8192  # the least height that any device allows
 _UPLOAD_CHUNK = 16 << 20  # unsubmitted writes pile up in host memory
 _TIMEOUT = 1800.0  # seconds
 # So that the GPU begins while the host still encodes.
@@ -392,5 +393,11 @@ def buffer_bytes(nbytes: int) -> int:
 
 
 def texture_bytes(nbytes: int) -> int:
-    """Bytes that a texture of this size takes on the device: whole rows of texels."""
-    return max(-(-nbytes // _TEXTURE_ROW), 1) * _TEXTURE_ROW
+    """Bytes that a texture of this size takes on the device: whole rows of texels.
+
+    lavapipe compiles a shader anew for each of its textures whose height is a power of two or is
+    not, as chance has it: none is, but for those near a device's limit.
+    """
+    rows = max(-(-nbytes // _TEXTURE_ROW), 3)
+    is_power = rows & (rows - 1) == 0
+    return (rows + (is_power and rows < _FREE_ROWS)) * _TEXTURE_ROW

@@ -85,6 +85,10 @@ class Section:
         raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         self.data[storage.first_byte : storage.first_byte + raw.size] = raw
 
+    def show(self, data: npt.NDArray[Any]) -> None:
+        """Takes the bytes of all of it where they are, without a copy."""
+        self.data = data.reshape(-1).view(np.uint8)
+
 
 def sections_needed(launches: Sequence[Launch]) -> list[tuple[int, Section]]:
     """The sections that launches read, each with the launch before which it may be brought.

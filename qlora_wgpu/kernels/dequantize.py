@@ -1,33 +1,34 @@
-"""NF4 codes to floats, a matrix or a shard of its rows at a time."""
+"""Quantized weights to floats, a matrix or a shard of its rows at a time."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from qlora_wgpu.gpu.profile import Profile
-from qlora_wgpu.graph.graph import Graph, GraphError
+from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.kernel import Kernel
+from qlora_wgpu.weight_format import WeightFormat
 
 _CODES = 32  # that an invocation of the kernel for software adapters decodes
 
 
 @dataclass(frozen=True)
 class Dequantization:
-    """w = quant_map[codes] · scales, rows ``row0`` and on of one matrix, or several matrices.
+    """w = quant_map[codes] · scales (+ minima), rows ``row0`` and on of one or several matrices.
 
     Attributes:
         w: (rows, in_features), of any type.
         row0: The first row of ``w`` within the matrix.
         among: If given, ``w`` has the rows of several matrices, and the whole matrix is written to
             its rows from this one on.
-        codes: Eight to a uint32.
-        absmax: float32 scales of the blocks, or their 8-bit codes if doubly quantized.
-        maps: The 16 values of the codes, then the 256 of the scales' codes and their offset.
+        codes: Eight to a uint32, or four of 8 bits.
+        absmax: float32 scales of the blocks, or their 8-bit codes if doubly quantized; each with
+            the block's minimum behind it, if there are any.
+        maps: The values of the codes, then the 256 of the scales' codes and their offset.
         nested_absmax: Scales of the scales, if doubly quantized.
         codebook: The values of each pair of codes, (256, 4) float32 in a texture, if there is one.
-        blocksize: Elements that share a scale.
-        nested_blocksize: Scales that share a scale.
+        form: What codes stand for, and which elements share a scale.
         experts: How many matrices lie one below the other.
         expert_rows: Rows of each of them.
         strides: Elements of ``codes``, ``absmax``, ``nested_absmax`` and ``maps`` from one matrix
@@ -41,16 +42,11 @@ class Dequantization:
     maps: Tensor
     nested_absmax: Tensor | None
     codebook: Tensor | None
-    blocksize: int
-    nested_blocksize: int
+    form: WeightFormat
     experts: int
     expert_rows: int
     strides: tuple[int, int, int, int]
     among: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.blocksize % 8:
-            raise GraphError(f"dequantize: blocks of {self.blocksize} cut units of eight")
 
     def _stored(self) -> dict[str, Tensor | None]:
         double = self.nested_absmax is not None
@@ -67,19 +63,27 @@ class Dequantization:
         return dict(zip(names, self.strides, strict=True))
 
     def _constants(self) -> dict[str, bool | int | float]:
+        form = self.form
         return {
             "EXPERTS": self.experts > 1,
-            "BLOCKSIZE": self.blocksize,
-            "NESTED_BLOCKSIZE": self.nested_blocksize,
+            "BLOCKSIZE": form.blocksize,
+            "NESTED_BLOCKSIZE": form.nested_blocksize or 1,
+            "VALUES": form.quant_map.size,
+            "EIGHT_BITS": form.bits == 8,
+            "MINIMA": form.has_minima,
+            "OFFSET": form.has_offset,
+            "TILES": form.block_rows is not None,
+            "TILE_ROWS": form.block_rows or 1,
+            "TWO_FACTORS": form.factor != 1.0,
         }
 
 
 class Codebook:
-    """For software adapters: 32 codes at a time, looked up by pairs in a texture."""
+    """For software adapters: 32 codes of 4 bits at a time, looked up by pairs in a texture."""
 
     def fits(self, problem: Dequantization, profile: Profile) -> bool:
         """Where 32 codes share a row and a block."""
-        whole = problem.w.columns % _CODES == 0 and problem.blocksize % _CODES == 0
+        whole = fits_words(problem.form, problem.w.columns)
         alone = problem.among is None
         return profile.textures and whole and alone and problem.codebook is not None
 
@@ -87,7 +91,7 @@ class Codebook:
         """Adds the launch."""
         count = problem.w.rows * problem.w.columns // _CODES
         g.launch(
-            "nf4/dequantize_texture.wgsl",
+            "dequantize/forward_texture.wgsl",
             count,
             {**problem._stored(), "codebook": problem.codebook},
             {
@@ -97,12 +101,12 @@ class Codebook:
                 **problem._apart(),
             },
             problem._constants(),
-            label="nf4/dequantize",
+            label="dequantize/forward",
         )
 
 
 class Units:
-    """Eight codes at a time, of any shape."""
+    """Eight codes at a time, of any shape and format."""
 
     def fits(self, problem: Dequantization, profile: Profile) -> bool:
         """Everywhere."""
@@ -113,7 +117,7 @@ class Units:
         w = problem.w
         rows = w.rows if problem.among is None else problem.expert_rows
         g.launch(
-            "nf4/dequantize.wgsl",
+            "dequantize/forward.wgsl",
             rows * w.units(8),
             {
                 **problem._stored(),
@@ -129,9 +133,19 @@ class Units:
                 "w_unit0": (problem.among or 0) * w.units(8),
                 **problem._apart(),
             },
-            {**problem._constants(), "ALIGNED": w.columns % 8 == 0},
+            {**problem._constants(), "ALIGNED": whole_blocks(problem.form, w.columns, 8)},
         )
 
 
-DEQUANTIZE: Kernel[Dequantization] = Kernel("nf4", (Codebook(), Units()))
+def fits_words(form: WeightFormat, columns: int) -> bool:
+    """Whether kernels may take 32 codes of 4 bits at a time."""
+    return form.bits == 4 and whole_blocks(form, columns, _CODES)
+
+
+def whole_blocks(form: WeightFormat, columns: int, count: int) -> bool:
+    """Whether ``count`` neighbours, from a multiple of it on, share a row and a block."""
+    return columns % count == 0 and form.blocksize % count == 0
+
+
+DEQUANTIZE: Kernel[Dequantization] = Kernel("dequantize", (Codebook(), Units()))
 KERNELS = (DEQUANTIZE,)

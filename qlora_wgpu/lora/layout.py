@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
@@ -13,6 +15,8 @@ from qlora_wgpu.graph.dtype import ceil_div, padded
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
 from qlora_wgpu.kernels.lora import Lora
 from qlora_wgpu.lora.flat_vector import FlatVector, aligned
+from qlora_wgpu.lora.forms import FLOAT32, AdapterForms
+from qlora_wgpu.lora.moments import moments_of
 from qlora_wgpu.lora.names import LORA_A, LORA_B, MAGNITUDE, Float32Array, parse_name, tensor_name
 from qlora_wgpu.lora.peft_differences import peft_differences
 from qlora_wgpu.lora.targets import check_experts, in_layers, peft_config, targeted
@@ -32,8 +36,8 @@ class Adapter:
         expert_loras: The first expert's, by the names of ``ExpertSpec``.
         parameters: The flat vector of all A and B.
         gradient: Their gradients, summed.
-        first_moment: AdamW's m.
-        second_moment: AdamW's v.
+        forms: In which types gradient and moments are kept.
+        moments: AdamW's moments.
     """
 
     def __init__(
@@ -41,6 +45,7 @@ class Adapter:
         config: LoraConfig,
         linears: Sequence[LinearSpec],
         experts: Sequence[ExpertSpec] = (),
+        forms: AdapterForms = FLOAT32,
     ) -> None:
         """Lays out an adapter for the targeted layers.
 
@@ -61,10 +66,26 @@ class Adapter:
         self.length = self._flat.end + self._slack(stacked)
         self.parameters = self._vector("adapter", "adapter")
         self.gradient = self._vector("gradient", "gradients")
-        self.first_moment = self._vector("first moment", "optimizer")
-        self.second_moment = self._vector("second moment", "optimizer")
+        self.forms = forms
+        self.moments = moments_of(self._flat, self.length, forms)
         self.loras = {s.name: self._lora(s) for s in self.targets if s.name not in stacked}
         self.expert_loras = {stack.name: self._lora(stack.linears[0], stack) for stack in stacks}
+
+    @property
+    def first_moment(self) -> Tensor:
+        """AdamW's m."""
+        return self.moments.first
+
+    @property
+    def second_moment(self) -> Tensor:
+        """AdamW's v."""
+        return self.moments.second
+
+    def keep_moments(self, optimizer: Literal["adamw", "adamw_8bit"]) -> None:
+        """Makes room for another optimizer's moments, unless they are its own already."""
+        if optimizer != self.forms.optimizer:
+            self.forms = replace(self.forms, optimizer=optimizer)
+            self.moments = moments_of(self._flat, self.length, self.forms)
 
     @property
     def names(self) -> list[str]:

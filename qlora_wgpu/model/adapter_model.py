@@ -154,11 +154,11 @@ class AdapterModel:
 
     # -- bytes to and from the device ------------------------------------------------------
 
-    def read_flat(self, tensor: Tensor) -> FloatArray:
+    def read_flat(self, tensor: Tensor) -> npt.NDArray[Any]:
         """A flat adapter vector (parameters, gradient or a moment), copied from the device."""
         return read_vector(self.device, tensor)
 
-    def write_flat(self, tensor: Tensor, values: FloatArray) -> None:
+    def write_flat(self, tensor: Tensor, values: npt.NDArray[Any]) -> None:
         """Overwrites a flat adapter vector on the device."""
         write_vector(self.device, tensor, values)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from os import PathLike
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,17 +42,17 @@ def config_of(
     return lora_config(stored, adapted, architecture.experts)
 
 
-def read_vector(device: Device, tensor: Tensor) -> FloatArray:
-    """A vector's float32 values; waits for the device."""
+def read_vector(device: Device, tensor: Tensor) -> npt.NDArray[Any]:
+    """A vector's values, in words of four bytes; waits for the device."""
     assert tensor.storage is not None
     if tensor.storage.on_host is not None:
         return tensor.storage.on_host.copy()
     allocate(device, tensor.storage)
     raw = device.read(tensor.storage.buffer, tensor.nbytes, tensor.offset)
-    return np.frombuffer(raw, np.float32)
+    return np.frombuffer(raw, np.uint32 if tensor.dtype == "uint32" else np.float32)
 
 
-def write_vector(device: Device, tensor: Tensor, values: FloatArray) -> None:
+def write_vector(device: Device, tensor: Tensor, values: npt.NDArray[Any]) -> None:
     """Overwrites a vector."""
     assert tensor.storage is not None
     if tensor.storage.on_host is not None:

@@ -12,7 +12,7 @@ from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.model.adapter_state import read_vector
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.programs import Programs
-from qlora_wgpu.ops.modules import ExpertMatrix, HostMatrix, Matrix
+from qlora_wgpu.ops.modules import ExpertMatrix, HostMatrix, Matrix, StreamedMatrix
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -53,6 +53,8 @@ class _BaseState:
         return state
 
     def _matrix(self, weight: Matrix | HostMatrix) -> FloatArray:
+        if isinstance(weight, StreamedMatrix):
+            weight = weight.host
         if isinstance(weight, HostMatrix):
             rows = weight.taken(np.arange(weight.rows))
             return stored_floats(rows.data.cast("B"), weight.dtype).reshape(rows.shape)[

@@ -1,7 +1,8 @@
 """The cheapest way to keep a training step within a budget of device memory.
 
 A step is planned before it runs, so each way's memory is known: the search traces the few ways of
-recomputing layers, reckons what the other measures save, and plans the way it has chosen once more.
+recomputing layers, with the head on the device and, where nothing cheaper is enough, streamed;
+reckons what the other measures save, and plans the way it has chosen once more.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from qlora_wgpu.errors import OutOfMemoryError
+from qlora_wgpu.graph.section import PLACES
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import StepOptions
-from qlora_wgpu.model.residency import RESIDENT, Residency
+from qlora_wgpu.model.residency import Residency
 
 LINK = 5e9  # bytes a second between host and device, measured for uploads to a card
 _TOGETHER = (1, 2, 3, 4)
-_RECOMPUTED = 1 / 3  # of a step's operations, what recomputing its layers adds
+_ALONE = {"the input embedding", "lm_head"}  # of which one thing alone is said
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Fit:
             "the layers' inputs": self.residency.parked_inputs,
             "AdamW's moments": self.residency.host_moments,
             f"the weights of {streamed} of {layers} layers": streamed > 0,
+            "lm_head": self.residency.streamed_head,
         }
         named = [part for part, waits in parts.items() if waits]
         if not named:
@@ -69,7 +72,7 @@ class Fit:
             few = "" if together == 1 else f", {together} at a time"
             return f"layers are recomputed in the backward{few}"
         listed = " and ".join(filter(None, (", ".join(named[:-1]), named[-1])))
-        verb = "waits" if named == ["the input embedding"] else "wait"
+        verb = "waits" if len(named) == 1 and named[0] in _ALONE else "wait"
         waiting = sum(self.host_memory.values())
         return (
             f"{listed} {verb} in host memory ({waiting / MIB:,.0f} MiB); {self.moved / 1e9:,.2g} "
@@ -110,9 +113,9 @@ def fit(
     plain = _planned(layout, options, accumulation)
     if budget is None or plain.total <= budget:
         return plain
+    search = _Search(layout, options, budget, accumulation, flops_per_second)
     least = plain.total
-    ways = sorted(_ways(layout, options, budget, accumulation, flops_per_second), key=_cost)
-    for way in ways:
+    for way in search.ways():
         least = min(least, way.total)
         if way.total <= budget:
             fitted = _planned(layout.waiting(way.residency), way.options, accumulation)
@@ -141,60 +144,92 @@ def _planned(layout: ModelLayout, options: StepOptions, accumulation: int) -> Fi
     if residency.host_embedding:
         moved += accumulation * step.batch.embedded_bytes
     if residency.host_moments:
-        moved += 4 * layout.adapter.first_moment.nbytes  # both, there and back
+        moved += 2 * layout.adapter.moments.nbytes  # there and back
     return Fit(layout, options, layout.memory(options), layout.host_memory(options), moved)
 
 
-def _ways(
-    layout: ModelLayout, options: StepOptions, budget: int, accumulation: int, rate: float
-) -> Iterator[_Way]:
-    """Every combination of measures, each with as few streamed layers as it needs."""
-    layers = layout.waiting(Residency(streamed_layers=layout.num_layers)).section_bytes
-    recomputed = accumulation * layout.step(options).plan.flops * _RECOMPUTED / rate
-    for checkpointing in {options.checkpointing, True}:
-        for together in _TOGETHER if checkpointing else (1,):
-            for parked in (False, True) if checkpointing else (False,):
-                traced = replace(options, checkpointing=checkpointing)
-                base = RESIDENT if not checkpointing else Residency(False, parked, together)
-                seconds = recomputed if checkpointing and not options.checkpointing else 0.0
-                found = _planned(layout.waiting(base), traced, accumulation)
-                way = _Way(base, traced, seconds + found.seconds, found.total)
-                yield from _with_weights(layout, way, budget, accumulation, layers)
+class _Search:
+    """The ways of keeping a budget, the cheapest first."""
+
+    def __init__(
+        self, layout: ModelLayout, options: StepOptions, budget: int, accumulation: int, rate: float
+    ) -> None:
+        self._layout, self._options, self._budget = layout, options, budget
+        self._accumulation, self._rate = accumulation, rate
+        streamed = layout.waiting(Residency(streamed_layers=layout.num_layers, streamed_head=True))
+        self._layers, self._blocks = streamed.section_bytes, streamed.head_block_bytes
+
+    def ways(self) -> Iterator[_Way]:
+        """Every combination of measures, each with as few streamed layers as it needs."""
+        ways = sorted(self._with_head(streamed=False), key=_cost)
+        fitting = next((way for way in ways if way.total <= self._budget), None)
+        head = Residency(self._layout.tied, streamed_head=True)
+        by_itself = self._traced(head, self._options)
+        if fitting is None or by_itself.seconds < fitting.seconds:
+            ways = sorted([*ways, *self._with_head(streamed=True)], key=_cost)
+        yield from ways
+
+    def _with_head(self, *, streamed: bool) -> Iterator[_Way]:
+        embedding = streamed and self._layout.tied
+        for checkpointing in {self._options.checkpointing, True}:
+            for together in _TOGETHER if checkpointing else (1,):
+                for parked in (False, True) if checkpointing else (False,):
+                    traced = replace(self._options, checkpointing=checkpointing)
+                    base = Residency(embedding, parked, together, streamed_head=streamed)
+                    yield from self._with_weights(self._traced(base, traced))
+
+    def _traced(self, residency: Residency, options: StepOptions) -> _Way:
+        """A way that is planned; it costs its traffic, and what it computes more than was asked."""
+        found = _planned(self._layout.waiting(residency), options, self._accumulation)
+        asked = self._layout.step(self._options).plan.flops
+        more = found.layout.step(options).plan.flops - asked
+        seconds = found.seconds + self._accumulation * more / self._rate
+        return _Way(residency, options, seconds, found.total)
+
+    def _with_weights(self, way: _Way) -> Iterator[_Way]:
+        """A way, and the same with the embedding, the moments and layers in host memory."""
+        layout, layers = self._layout, self._layers
+        rows = way.options.batch * way.options.seq
+        moments = layout.adapter.moments.nbytes
+        for embedding in (False, True) if layout.embedding_bytes else (False,):
+            for on_host in (False, True):
+                passing = rows * layout.embedded_row_bytes if embedding else 0
+                saved = layout.embedding_bytes - passing if embedding else 0
+                moved = self._accumulation * passing
+                if on_host:
+                    saved += moments - layout.moments_passing
+                    moved += 2 * moments
+                total = way.total - saved
+                blocks = self._blocks if way.residency.streamed_head else []
+                streamed = _fewest(layers, blocks, total, self._budget)
+                total += _streaming(layers, blocks, streamed)
+                moved += self._accumulation * 2 * sum(layers[len(layers) - streamed :])
+                residency = replace(
+                    way.residency, host_embedding=embedding or way.residency.host_embedding,
+                    host_moments=on_host, streamed_layers=streamed,
+                )  # fmt: skip
+                yield _Way(residency, way.options, way.seconds + moved / LINK, total)
 
 
-def _with_weights(
-    layout: ModelLayout, way: _Way, budget: int, accumulation: int, layers: list[int]
-) -> Iterator[_Way]:
-    """A way, and the same with the embedding, the moments and layers in host memory."""
-    adapter, rows = layout.adapter, way.options.batch * way.options.seq
-    moments = 2 * adapter.first_moment.nbytes
-    for embedding in (False, True) if layout.embedding_bytes else (False,):
-        for on_host in (False, True):
-            saved = layout.embedding_bytes - rows * layout.embedded_row_bytes if embedding else 0
-            moved = accumulation * rows * layout.embedded_row_bytes if embedding else 0
-            if on_host:
-                saved += moments - layout.moments_passing
-                moved += 2 * moments
-            total = way.total - saved
-            streamed = _fewest(layers, total, budget)
-            total += _streaming(layers, streamed)
-            moved += accumulation * 2 * sum(layers[len(layers) - streamed :])
-            residency = replace(
-                way.residency, host_embedding=embedding, host_moments=on_host,
-                streamed_layers=streamed,
-            )  # fmt: skip
-            yield _Way(residency, way.options, way.seconds + moved / LINK, total)
+def _streaming(layers: list[int], blocks: list[int], count: int) -> int:
+    """What the device holds more, or less, when the last layers come and go.
 
-
-def _streaming(layers: list[int], count: int) -> int:
-    """What the device holds more, or less, when the last layers come and go."""
+    They take turns in the same places as the blocks of a streamed head.
+    """
     there = layers[len(layers) - count :] if count else []
-    return min(count, 2) * max(there, default=0) - sum(there)
+    return _places([*blocks, *there]) - _places(blocks) - sum(there)
 
 
-def _fewest(layers: list[int], total: int, budget: int) -> int:
+def _places(sections: list[int]) -> int:
+    """Bytes of the places that sections take turns in."""
+    return min(len(sections), PLACES) * max(sections, default=0)
+
+
+def _fewest(layers: list[int], blocks: list[int], total: int, budget: int) -> int:
     """The fewest layers with which a total comes down to a budget; else all."""
     if total <= budget:
         return 0
-    counts = range(3, len(layers) + 1)  # two would always be there
-    return next((n for n in counts if total + _streaming(layers, n) <= budget), len(layers))
+    least = 1 if blocks else PLACES + 1  # so many would always be there
+    counts = range(least, len(layers) + 1)
+    fitting = (n for n in counts if total + _streaming(layers, blocks, n) <= budget)
+    return next(fitting, len(layers))

@@ -15,6 +15,7 @@ from qlora_wgpu.graph.parking import Parking, Recomputation
 from qlora_wgpu.graph.plan import Plan, make_plan
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
 from qlora_wgpu.limits import VOCABULARY_TRACED
+from qlora_wgpu.lora.forms import FLOAT32, AdapterForms
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model.network import Network
 from qlora_wgpu.model.options import StepOptions
@@ -64,6 +65,7 @@ class ModelLayout:
         profile: Profile,
         max_binding: int,
         residency: Residency = RESIDENT,
+        forms: AdapterForms = FLOAT32,
     ) -> None:
         """Lays everything out; no weight is read.
 
@@ -75,6 +77,7 @@ class ModelLayout:
             profile: How kernels are cut for the device.
             max_binding: The device's limit.
             residency: What waits in host memory.
+            forms: In which types the adapter's gradient and moments are kept.
 
         Raises:
             CheckpointError: If the files lack a tensor or hold one that config.json denies.
@@ -94,7 +97,7 @@ class ModelLayout:
                 f"config.json: logits of a vocabulary of {architecture.vocab_size:,} are not "
                 f"planned, only of {VOCABULARY_TRACED:,}"
             )
-        self.adapter = Adapter(lora, architecture.linears, architecture.experts)
+        self.adapter = Adapter(lora, architecture.linears, architecture.experts, forms)
         self._weights = WeightLayout(
             quant,
             compute_dtype,
@@ -102,6 +105,7 @@ class ModelLayout:
             pretrained.folder,
             weight_dtype=profile.weight_dtype(compute_dtype),
             textures=profile.textures,
+            head_block=profile.head_block,
             config=pretrained.config,
             residency=residency,
         )
@@ -120,6 +124,7 @@ class ModelLayout:
             profile=profile,
             max_binding=self.max_binding,
             residency=self.residency,
+            forms=self.adapter.forms,
         )
 
     def waiting(self, residency: Residency) -> ModelLayout:
@@ -132,6 +137,7 @@ class ModelLayout:
             profile=self.profile,
             max_binding=self.max_binding,
             residency=residency,
+            forms=self.adapter.forms,
         )
 
     @property
@@ -145,10 +151,19 @@ class ModelLayout:
         return self._weights.section_bytes
 
     @property
+    def head_block_bytes(self) -> list[int]:
+        """Bytes of each block of the head that comes and goes."""
+        return self._weights.head_block_bytes
+
+    @property
+    def tied(self) -> bool:
+        """Whether the head is the embedding."""
+        return self.pretrained.architecture.tied
+
+    @property
     def embedding_bytes(self) -> int:
-        """Bytes of the input embedding, if it may wait in host memory; else 0."""
-        architecture = self.pretrained.architecture
-        return 0 if architecture.tied else architecture.vocab_size * self.embedded_row_bytes
+        """Bytes of the input embedding, if it may wait in host memory by itself; else 0."""
+        return 0 if self.tied else self.pretrained.architecture.vocab_size * self.embedded_row_bytes
 
     @property
     def embedded_row_bytes(self) -> int:
@@ -158,7 +173,7 @@ class ModelLayout:
     @property
     def moments_passing(self) -> int:
         """Bytes on the device that AdamW's moments pass through, if they wait in host memory."""
-        return passing_bytes(self.adapter.length)
+        return passing_bytes(self.adapter.first_moment.columns)
 
     def new_graph(self) -> Graph:
         """An empty graph for this element type and profile."""
@@ -202,12 +217,12 @@ class ModelLayout:
         plan = self.step(options).plan
         memory = plan.bytes_by_kind()
         memory["uniforms"] = ALIGNMENT * sum(1 for launch in plan.launches if launch.params)
-        adapter = self.adapter
-        moments = adapter.first_moment.nbytes + adapter.second_moment.nbytes
+        moments = self.adapter.moments
+        memory["optimizer"] = moments.nbytes_beside
         if self.residency.host_moments:
             memory["staging"] += self.moments_passing
         else:
-            memory["optimizer"] = moments
+            memory["optimizer"] += moments.nbytes
         return memory
 
     def host_memory(self, options: StepOptions) -> Counter[str]:
@@ -215,7 +230,7 @@ class ModelLayout:
         memory = self._weights.host_bytes()
         memory["layer inputs"] = self.step(options).plan.parked_bytes
         if self.residency.host_moments:
-            memory["optimizer"] = 2 * self.adapter.first_moment.nbytes
+            memory["optimizer"] = self.adapter.moments.nbytes
         return +memory
 
     def make_room_for_counts(self) -> None:

@@ -8,13 +8,8 @@ from qlora_wgpu.families.family import Architecture, Family, Modules
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Storage, Tensor
 from qlora_wgpu.ops.batch import BatchBuffers
-from qlora_wgpu.ops.cross_entropy import (
-    PLAIN,
-    Objective,
-    chunk_rows,
-    cross_entropy,
-    logits_of_rows,
-)
+from qlora_wgpu.ops.cross_entropy import PLAIN, Objective, cross_entropy
+from qlora_wgpu.ops.logits import logits_of_rows, rows_of_a_text
 from qlora_wgpu.ops.modules import Head
 
 
@@ -50,7 +45,7 @@ class Network:
 
     def trace_logits(self, g: Graph, hidden: Tensor, batch: BatchBuffers) -> Tensor:
         """float32 logits of the first rows that the batch lists, a chunk's worth."""
-        count = chunk_rows(g, self.architecture.vocab_size, batch.rows)
+        count = rows_of_a_text(g, self.modules.head, batch.rows)
         return logits_of_rows(g, hidden, self._head, batch, 0, count)
 
     @property

@@ -31,5 +31,5 @@ def _equal(folder: ModelFolder, one: str, other: str) -> bool:
 
 
 def _numbers(folder: ModelFolder, name: str) -> npt.NDArray[np.float32]:
-    stored = folder.nf4(name)
+    stored = folder.quantized(name)
     return folder.float32(name) if stored is None else stored.dequantize()

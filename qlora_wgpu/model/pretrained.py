@@ -61,7 +61,7 @@ class Pretrained:
         if kept := kept_in_floats(folder, architecture):
             notes.append(
                 f"{len(kept)} of {len(architecture.every_linear)} linear layers are stored as "
-                f"floats beside others in 4 bits, and stay so ({kept[0]} is the first)"
+                f"floats beside others that are quantized, and stay so ({kept[0]} is the first)"
             )
         if architecture.tied and has_own_head(folder, architecture):
             architecture = replace(architecture, tied=False)

@@ -16,6 +16,7 @@ from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.lora import load_adapter
+from qlora_wgpu.lora.forms import FLOAT32, AdapterForms
 from qlora_wgpu.model import batch_encoding
 from qlora_wgpu.model.adapter_model import ComputeDtype, FloatArray, Progress
 from qlora_wgpu.model.adapter_state import config_of
@@ -139,7 +140,7 @@ class QLoRAModel(LoadedModel):
             self.zero_gradient()
             tokens = self.accumulate(*checked)
             stats = self.read_stats()
-            flat = self.read_flat(self.adapter.gradient)
+            flat: FloatArray = self.read_flat(self.adapter.gradient)
             self.zero_gradient()
         count = max(tokens, 1)
         return float(stats[STATS_LOSS]) / count, self.adapter.split(flat / np.float32(count))
@@ -214,6 +215,7 @@ def device_layout(
     compute_dtype: str,
     device: Device,
     residency: Residency = RESIDENT,
+    forms: AdapterForms = FLOAT32,
 ) -> ModelLayout:
     """A model laid out for an open device.
 
@@ -231,6 +233,7 @@ def device_layout(
         profile=device.profile,
         max_binding=device.max_binding,
         residency=residency,
+        forms=forms,
     )
 
 

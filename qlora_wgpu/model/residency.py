@@ -11,7 +11,7 @@ class Residency:
 
     Attributes:
         host_embedding: Whether the host looks up the input embedding, and writes its rows with each
-            micro-batch. A head that is the embedding stays on the device.
+            micro-batch. An embedding that is the head does so where the head is streamed.
         parked_inputs: Whether the layers' inputs, which checkpointing keeps for the backward, wait
             in host memory.
         layers_together: How many layers are recomputed at once, of which one input is kept.
@@ -19,6 +19,8 @@ class Residency:
             each step's update.
         streamed_layers: How many layers, the last, have their linear weights in host memory and
             bring them for their launches.
+        streamed_head: Whether ``lm_head`` is in host memory and comes in blocks of the vocabulary,
+            so that neither it nor logits of all tokens are on the device.
     """
 
     host_embedding: bool = False
@@ -26,11 +28,12 @@ class Residency:
     layers_together: int = 1
     host_moments: bool = False
     streamed_layers: int = 0
+    streamed_head: bool = False
 
     @classmethod
     def least(cls, num_layers: int) -> Residency:
         """All that can wait in host memory, for a step whose layers are recomputed."""
-        return cls(True, True, 1, True, num_layers)
+        return cls(True, True, 1, True, num_layers, True)
 
 
 RESIDENT = Residency()

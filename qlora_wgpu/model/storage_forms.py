@@ -6,17 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.checkpoint.bitsandbytes import NF4Format, holds_nf4
+from qlora_wgpu.checkpoint.quantized.planned import PlannedFormats
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.families.family import Architecture
-from qlora_wgpu.model.nf4_weights import own_format
+from qlora_wgpu.model.quantized_weights import own_format
 from qlora_wgpu.model.weight_names import stored_name
-
-_USUAL_BLOCKSIZE = 64  # of bitsandbytes, which does not write it into config.json
+from qlora_wgpu.quant import WeightFormat
 
 
 class StorageForms:
-    """Chooses between 4 bits and floats, layer by layer.
+    """Chooses between quantized forms and floats, layer by layer.
 
     A folder that is quantized decides for each of its layers: what it keeps in 16 bits was kept so
     on purpose. The scheme quantizes a folder that is not.
@@ -36,16 +35,17 @@ class StorageForms:
             config: A config.json, which tells what is known of a folder without its weights.
         """
         self._quant = quant
-        self._folder = folder if folder is not None and holds_nf4(folder.names()) else None
+        self._folder = folder if folder is not None and folder.is_quantized else None
         plan = None if folder is not None or config is None else config.get("quantization_config")
-        self._planned = _Planned(plan) if isinstance(plan, Mapping) else None
+        self._planned = PlannedFormats(plan) if isinstance(plan, Mapping) else None
 
-    def of(self, names: Sequence[str]) -> NF4Format | None:
-        """The format in 4 bits of a layer, or of the layers of several experts; None for floats.
+    def of(self, names: Sequence[str], columns: int) -> WeightFormat | None:
+        """The quantized format of a layer, or of the layers of several experts; None for floats.
 
         Args:
-            names: The tensors as the files call them. Where some are in 4 bits and others are not,
+            names: The tensors as the files call them. Where some are quantized and others are not,
                 all are floats.
+            columns: Their in_features.
 
         Raises:
             CheckpointError: If what a file says of its format is damaged.
@@ -53,39 +53,24 @@ class StorageForms:
         if self._quant.scheme == "none":
             return None
         if self._planned is not None:
-            return self._planned.format(names[0])
+            return self._planned.format(names[0], columns)
         if self._folder is None:
             return own_format(self._quant)
-        forms = [self._folder.nf4_format(name) for name in names]
+        forms = [self._form(self._folder, name) for name in names]
         return None if None in forms else forms[0]
 
-
-class _Planned:
-    """What a config.json says of the 4-bit weights beside it."""
-
-    def __init__(self, quantization: Mapping[str, Any]) -> None:
-        double = quantization.get("bnb_4bit_use_double_quant") is True
-        quant = QuantConfig(blocksize=_USUAL_BLOCKSIZE, double_quant=double)
-        self._format = own_format(quant)
-        skipped = quantization.get("llm_int8_skip_modules") or ()
-        self._skipped = [name for name in skipped if isinstance(name, str)]
-
-    def format(self, name: str) -> NF4Format | None:
-        module = name.removesuffix(".weight")
-        return None if any(_is_skipped(module, key) for key in self._skipped) else self._format
-
-
-def _is_skipped(module: str, key: str) -> bool:
-    """As transformers matches llm_int8_skip_modules: whole parts anywhere, or any ending."""
-    return f".{key}." in f".{module}." or module.endswith(key)
+    def _form(self, folder: ModelFolder, name: str) -> WeightFormat | None:
+        if folder.must_requantize(name):
+            return own_format(self._quant)
+        return folder.weight_format(name)
 
 
 def kept_in_floats(folder: ModelFolder, architecture: Architecture) -> list[str]:
     """The linear layers that a quantized folder keeps as floats; none of one that is not."""
-    if not holds_nf4(folder.names()):
+    if not folder.is_quantized:
         return []
     return [
         spec.name
         for spec in architecture.every_linear
-        if folder.nf4_format(stored_name(folder, architecture, f"{spec.name}.weight")) is None
+        if not folder.holds_quantized(stored_name(folder, architecture, f"{spec.name}.weight"))
     ]

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from operator import lt
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.checkpoint.bitsandbytes_format import NF4_STATE
 from qlora_wgpu.checkpoint.safetensors_format import FLOATS
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.families.family import Architecture
@@ -24,7 +23,7 @@ def check_stored_shapes(folder: ModelFolder, architecture: Architecture) -> None
     for name, expected in _shapes(folder, architecture):
         stored = stored_name(folder, architecture, name)
         shape = folder.shape(stored)
-        if folder.has(f"{stored}{NF4_STATE}") or folder.dtype(stored) not in FLOATS:
+        if folder.holds_quantized(stored) or folder.dtype(stored) not in FLOATS:
             continue
         if len(shape) != len(expected) or any(map(lt, shape, expected)):
             raise CheckpointError(

@@ -19,14 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.checkpoint.bitsandbytes import NF4Format
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.families.family import Architecture, ExpertSpec, LinearSpec, Modules
 from qlora_wgpu.gpu.device import ALIGNMENT, Device
 from qlora_wgpu.graph.dtype import (
     LARGEST_FLOAT16,
-    ROW_UNIT,
     pad_rows,
     padded,
     round_up,
@@ -35,10 +33,13 @@ from qlora_wgpu.graph.dtype import (
 from qlora_wgpu.graph.program import allocate
 from qlora_wgpu.graph.section import Section, Stream
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
+from qlora_wgpu.kernels.dequantize import fits_words
 from qlora_wgpu.lora.layout import Adapter
-from qlora_wgpu.model import nf4_weights
-from qlora_wgpu.model.nf4_weights import device_arrays as _device_arrays
-from qlora_wgpu.model.nf4_weights import nf4_matrix
+from qlora_wgpu.model import quantized_weights
+from qlora_wgpu.model.host_matrices import fill, row_pieces, streamed_matrix
+from qlora_wgpu.model.quantized_weights import device_arrays as _device_arrays
+from qlora_wgpu.model.quantized_weights import quantized_matrix
+from qlora_wgpu.model.requantization import Requantization
 from qlora_wgpu.model.residency import RESIDENT, Residency
 from qlora_wgpu.model.storage_forms import StorageForms
 from qlora_wgpu.model.weight_names import stored_embedding, stored_name, with_prefixes
@@ -50,11 +51,12 @@ from qlora_wgpu.ops.modules import (
     HostMatrix,
     Linear,
     Matrix,
+    StreamedMatrix,
 )
-from qlora_wgpu.ops.nf4 import NF4Matrix
-from qlora_wgpu.quant import NF4Tensor, quantize_nf4
+from qlora_wgpu.ops.quantized import QuantizedMatrix
+from qlora_wgpu.quant import QuantizedWeight, WeightFormat, quantize_nf4
 
-__all__ = ["WeightLayout", "_device_arrays", "nf4_matrix", "stored_name"]
+__all__ = ["WeightLayout", "_device_arrays", "quantized_matrix", "stored_name"]
 
 FloatArray = npt.NDArray[np.float32]
 Progress = Callable[[str], None]
@@ -75,6 +77,7 @@ class WeightLayout:
         *,
         weight_dtype: str = "",
         textures: bool = False,
+        head_block: int = 1 << 30,
         config: Mapping[str, Any] | None = None,
         residency: Residency = RESIDENT,
     ) -> None:
@@ -88,6 +91,7 @@ class WeightLayout:
             folder: The weights.
             device: The device that gets them.
             textures: Whether matrices that are not quantized are kept in textures.
+            head_block: Rows of a block of the head, where it is streamed.
             config: The config.json, for plans without a folder.
             residency: What waits in host memory.
         """
@@ -99,6 +103,7 @@ class WeightLayout:
         self._folder = folder
         self._device = device
         self._textures = textures
+        self._head_block = head_block
         self._residency = residency
         self._sections: dict[int, Section] = {}
         self._host_rows: HostMatrix | None = None
@@ -106,6 +111,7 @@ class WeightLayout:
         self._codebooks: dict[bytes, Tensor] = {}
         self._prefixes: tuple[tuple[str, str], ...] = ()
         self._deferred: list[tuple[str, _Load]] | None = None
+        self._requantization = Requantization()
 
     def modules(
         self,
@@ -139,11 +145,19 @@ class WeightLayout:
         self._prefixes = architecture.stored_prefixes
         self._first_streamed = architecture.num_layers - self._residency.streamed_layers
         name, tied = stored_embedding(self._folder, architecture), architecture.tied
-        head = self._dense(name if tied else architecture.head_name, vocab, hidden)
-        embedding: Matrix | HostMatrix = head
-        if self._residency.host_embedding and not tied:
+        head_name = name if tied else architecture.head_name
+        streamed = self._residency.streamed_head
+        head: Matrix
+        if streamed:
+            head = self._streamed_head(head_name, vocab, hidden)
+        else:
+            head = self._dense(head_name, vocab, hidden)
+        embedding: Matrix | HostMatrix
+        if tied:
+            embedding = head.host if isinstance(head, StreamedMatrix) else head
+        elif self._residency.host_embedding:
             embedding = self._on_host(name, vocab, hidden)
-        elif not tied:
+        else:
             embedding = self._dense(name, vocab, hidden, self._dtype)
         biases = {
             name: bias
@@ -186,6 +200,7 @@ class WeightLayout:
         for name, load in loads:
             progress(name)
             load()
+        self._requantization.warn()
 
     # -- bytes -------------------------------------------------------------------------------
 
@@ -218,7 +233,7 @@ class WeightLayout:
     def _read(self, name: str, shape: tuple[int, ...]) -> FloatArray:
         assert self._folder is not None
         name = self._stored(name)
-        stored = self._folder.nf4(name) if len(shape) == 2 else None
+        stored = self._folder.quantized(name) if len(shape) == 2 else None
         array = stored.dequantize() if stored is not None else self._folder.float32(name)
         _check_shape(self._folder, name, array.shape, shape)
         return array
@@ -238,9 +253,11 @@ class WeightLayout:
     def _linear(self, spec: LinearSpec, adapter: Adapter, bias: Tensor | None) -> Linear:
         name = f"{spec.name}.weight"
         shape = spec.out_features, spec.in_features
-        form = self._forms.of([self._stored(name)])
+        form = self._forms.of([self._stored(name)], spec.in_features)
         weight: Matrix = (
-            self._dense(name, *shape) if form is None else self._nf4(name, shape, form, [name])
+            self._dense(name, *shape)
+            if form is None
+            else self._quantized_matrix(name, shape, form, [name])
         )
         if bias is None and self._folder is not None and self._has(f"{spec.name}.bias"):
             raise CheckpointError(
@@ -288,10 +305,8 @@ class WeightLayout:
     def _dense(self, name: str, rows: int, columns: int, dtype: str = "") -> DenseMatrix:
         dtype = dtype or self._weight_dtype
         row_bytes = matrix("", 1, columns, dtype).nbytes
-        most = max(self._max_binding // row_bytes // ROW_UNIT * ROW_UNIT, ROW_UNIT)
         pieces: list[tuple[int, Tensor]] = []
-        for row0 in range(0, rows, most):
-            count = min(most, rows - row0)
+        for row0, count in row_pieces(rows, row_bytes, self._max_binding):
             storage = self._dense_storage(name, count * row_bytes)
             pieces.append((row0, matrix(name, count, columns, dtype, storage)))
         self._when_loading(name, lambda: self._load_dense(name, (rows, columns), pieces))
@@ -302,10 +317,20 @@ class WeightLayout:
         matrix = self._host_rows = HostMatrix(rows, columns, self._dtype)
 
         def load() -> None:
-            matrix.values = stored_bits(pad_rows(self._read(name, (rows, columns))), self._dtype)
+            matrix.values = self._all_bits(name, matrix)
 
         self._when_loading(name, load)
         return matrix
+
+    def _streamed_head(self, name: str, rows: int, columns: int) -> StreamedMatrix:
+        """A head that comes in blocks."""
+        host = HostMatrix(rows, columns, self._weight_dtype)
+        head = streamed_matrix(name, host, self._stream, self._max_binding, self._head_block)
+        self._when_loading(name, lambda: fill(head, self._all_bits(name, host)))
+        return head
+
+    def _all_bits(self, name: str, matrix: HostMatrix) -> npt.NDArray[Any]:
+        return self._bits(name, self._read(name, (matrix.rows, matrix.columns)), matrix.dtype)
 
     def _storage(self, module: str, label: str, nbytes: int) -> Storage:
         """Memory for a part of a module, which may come and go with its layer of the model."""
@@ -324,7 +349,13 @@ class WeightLayout:
     @property
     def section_bytes(self) -> list[int]:
         """Bytes of each layer's part that comes and goes."""
-        return [section.nbytes for section in self._stream.sections]
+        return [section.nbytes for section in self._sections.values()]
+
+    @property
+    def head_block_bytes(self) -> list[int]:
+        """Bytes of each block of a streamed head."""
+        layers = list(self._sections.values())
+        return [each.nbytes for each in self._stream.sections if each not in layers]
 
     def host_bytes(self) -> Counter[str]:
         """Bytes by kind of the weights that stay in host memory."""
@@ -345,11 +376,11 @@ class WeightLayout:
     def _experts(self, stack: ExpertSpec, adapter: Adapter) -> ExpertLinear:
         names = [f"{spec.name}.weight" for spec in stack.linears]
         shape = stack.out_features, stack.in_features
-        form = self._forms.of([self._stored(name) for name in names])
+        form = self._forms.of([self._stored(name) for name in names], stack.in_features)
         weight: ExpertMatrix = (
             self._dense_experts(stack.name, *shape, names)
             if form is None
-            else self._nf4(f"{stack.name}.weight", shape, form, names)
+            else self._quantized_matrix(f"{stack.name}.weight", shape, form, names)
         )
         return ExpertLinear(stack.name, weight, adapter.expert_loras.get(stack.name))
 
@@ -375,13 +406,12 @@ class WeightLayout:
 
     # -- quantized matrices --------------------------------------------------------------------
 
-    def _nf4(
-        self, name: str, shape: tuple[int, int], form: NF4Format, parts: list[str]
-    ) -> NF4Matrix:
+    def _quantized_matrix(
+        self, name: str, shape: tuple[int, int], form: WeightFormat, parts: list[str]
+    ) -> QuantizedMatrix:
         """One matrix, or the matrices of all ``parts`` one below the other."""
-        # Where 32 codes share a row and a block.
-        in_words = self._textures and nf4_weights.fits_words(form, shape[1])
-        matrix, storages = nf4_weights.lay_out(
+        in_words = self._textures and fits_words(form, shape[1])
+        matrix, storages = quantized_weights.lay_out(
             name,
             shape,
             form,
@@ -389,34 +419,35 @@ class WeightLayout:
             partial(self._storage, name),
             self._codebook(form) if in_words else None,
         )
-        self._when_loading(name, lambda: self._load_nf4(name, parts, shape, storages))
+        self._when_loading(name, lambda: self._load_quantized(name, parts, shape, storages))
         return matrix
 
-    def _load_nf4(
+    def _load_quantized(
         self, name: str, parts: list[str], shape: tuple[int, int], storages: dict[str, Storage]
     ) -> None:
         assert self._folder is not None
         quantized = [self._quantized(part, shape) for part in parts]
-        arrays = nf4_weights.stacked_arrays(quantized, name, self._folder.path)
+        arrays = quantized_weights.stacked_arrays(quantized, name, self._folder.path)
         for leaf, storage in storages.items():
             self._fill(storage, arrays[leaf])
 
-    def _quantized(self, name: str, shape: tuple[int, int]) -> NF4Tensor:
+    def _quantized(self, name: str, shape: tuple[int, int]) -> QuantizedWeight:
         assert self._folder is not None
         name = self._stored(name)
-        stored = self._folder.nf4(name)
+        stored = self._folder.quantized(name)
         if stored is not None:
             _check_shape(self._folder, name, stored.shape, shape)
             return stored
-        return quantize_nf4(
-            self._read(name, shape), self._quant.blocksize, self._quant.double_quant
-        )
+        weight = self._read(name, shape)
+        if self._folder.must_requantize(name):
+            return self._requantization.quantize(weight, self._quant)
+        return quantize_nf4(weight, self._quant.blocksize, self._quant.double_quant)
 
-    def _codebook(self, form: NF4Format) -> Tensor:
+    def _codebook(self, form: WeightFormat) -> Tensor:
         """The values of pairs of codes, shared by all matrices with the same map."""
         key = form.quant_map.tobytes()
         if key not in self._codebooks:
-            self._codebooks[key] = nf4_weights.codebook_tensor(form, Storage)
+            self._codebooks[key] = quantized_weights.codebook_tensor(form, Storage)
         return self._codebooks[key]
 
 

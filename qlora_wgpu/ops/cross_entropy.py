@@ -2,21 +2,25 @@
 
 Only rows with a label are multiplied (the batch lists them), and the gradient with respect to
 the hidden states is made in the same pass, so that no logits are kept or computed twice.
+
+A head in host memory comes in blocks of the vocabulary, each once for all rows: a first pass sums
+up, and a second, over the same blocks back from the last, computes their logits again. Sums are
+made block by block in either case, so the two have the same bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.tensor import Tensor, row_blocks
+from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.gemm import GEMM, Gemm
 from qlora_wgpu.kernels.rowwise import row_constants, row_workgroups
 from qlora_wgpu.ops.batch import BatchBuffers
-from qlora_wgpu.ops.modules import Head, Matrix
-from qlora_wgpu.ops.rows import gather, scatter
-from qlora_wgpu.ops.tensor import fill_zero, softcap_in_place
+from qlora_wgpu.ops.logits import chunk_rows, head_blocks, logits_of_block, logits_of_rows
+from qlora_wgpu.ops.modules import Head, StreamedMatrix
+from qlora_wgpu.ops.rows import scatter
+from qlora_wgpu.ops.tensor import fill_zero
 
 
 @dataclass(frozen=True)
@@ -33,29 +37,6 @@ class Objective:
 
 
 PLAIN = Objective()
-
-
-def chunk_rows(g: Graph, vocab: int, rows: int) -> int:
-    """Number of rows whose logits exist at once."""
-    fitting = min(g.profile.logits_bytes, g.max_binding) // (4 * vocab)
-    return min(max(fitting // 16 * 16, 16), rows)
-
-
-def logits_of_rows(
-    g: Graph, hidden: Tensor, head: Head, batch: BatchBuffers, first: int, count: int
-) -> Tensor:
-    """float32 logits (count, vocab) of the label rows from ``first`` on."""
-    chunk = gather(g, hidden, count, first, batch)
-    logits = g.float32("logits", count, head.matrix.rows)
-    for row0, w in head.matrix.shards(g):
-        product = Gemm(
-            chunk, w, logits, True, row0=row0, scale=head.scale, batch_info=batch.info,
-            first_row=first, label="lm_head/forward",
-        )  # fmt: skip
-        GEMM.launch(g, product)
-    if head.softcap is not None:
-        softcap_in_place(g, logits, head.softcap)
-    return logits
 
 
 def cross_entropy(
@@ -79,83 +60,177 @@ def cross_entropy(
         gradient: Whether d loss / d hidden is made and added.
         objective: The loss that is summed up.
     """
-    losses = g.float_vector("losses", batch.rows)
+    loss = _Loss(g, hidden, head, batch, objective)
     gradient = gradient and hidden.requires_grad
-    dhidden = g.float32(f"d {hidden.name}", hidden.rows, hidden.columns) if gradient else None
-    if dhidden is not None:
-        fill_zero(g, dhidden)
-    step = chunk_rows(g, head.matrix.rows, batch.rows)
-    for first in range(0, batch.rows, step):
-        count = min(step, batch.rows - first)
-        logits = logits_of_rows(g, hidden, head, batch, first, count)
-        dlogits = _softmax(g, logits, head.softcap, batch, losses, first, gradient, objective)
-        if dhidden is None or dlogits is None:
-            continue
-        dchunk = g.float32("d hidden rows", count, hidden.columns)
-        for row0, w in _head_blocks(g, head.matrix):
-            product = Gemm(
-                dlogits, w, dchunk, False, row0=row0, scale=head.scale, accumulate=row0 > 0,
-                batch_info=batch.info, first_row=first, label="lm_head/backward",
-            )  # fmt: skip
-            GEMM.launch(g, product)
-        scatter(g, dchunk, dhidden, first, batch)
-    _total(g, losses, batch, stats)
+    compute = loss.streamed if isinstance(head.matrix, StreamedMatrix) else loss.resident
+    dhidden = compute(gradient=gradient)
+    loss.total(stats)
     if dhidden is not None:
         g.add_gradient(hidden, dhidden)
 
 
-def _total(g: Graph, losses: Tensor, batch: BatchBuffers, stats: Tensor) -> None:
-    constants = row_constants(g)
-    del constants["ROWS"]
-    g.launch(
-        "cross_entropy/total.wgsl",
-        (1, 1, 1),
-        {"losses": losses, "batch_info": batch.info, "stats": stats},
-        constants=constants,
-    )
+class _Loss:
+    """The parts of the loss of a batch."""
 
+    def __init__(
+        self, g: Graph, hidden: Tensor, head: Head, batch: BatchBuffers, objective: Objective
+    ) -> None:
+        self._g, self._hidden, self._head, self._batch = g, hidden, head, batch
+        self._blocks = head_blocks(g, head.matrix)
+        self._objective = objective
+        self._partials = g.float_vector("sums of logits", 4 * batch.rows * len(self._blocks))
+        self._softmax = g.float_vector("softmax", 2 * batch.rows)
+        self._losses = g.float_vector("losses", batch.rows)
 
-def _head_blocks(g: Graph, head: Matrix) -> Iterator[tuple[int, Tensor]]:
-    for row0, shard in head.shards(g):
-        for first, block in row_blocks(shard, g.profile.head_block):
-            yield row0 + first, block
+    def resident(self, *, gradient: bool) -> Tensor | None:
+        """The loss, and d hidden, a chunk of rows after the other."""
+        g, batch = self._g, self._batch
+        dhidden = self._zeros() if gradient else None
+        for first, count in self._chunks(chunk_rows(g, self._head.matrix.rows, batch.rows)):
+            logits = logits_of_rows(g, self._hidden, self._head, batch, first, count)
+            for number, (row0, _) in enumerate(self._blocks):
+                self._sum_up(logits, row0, number, first)
+            self._normalize(first, count)
+            if dhidden is None:
+                continue
+            dchunk = self._gradient_rows(count)
+            for number, (row0, w) in reversed(list(enumerate(self._blocks))):
+                self._back(logits, row0, number, w, first, dchunk)
+            scatter(g, dchunk, dhidden, first, batch)
+        return dhidden
 
+    def streamed(self, *, gradient: bool) -> Tensor | None:
+        """The same, a block of the vocabulary after the other."""
+        g, batch, head = self._g, self._batch, self._head.matrix
+        assert isinstance(head, StreamedMatrix)
+        chunks = self._chunks(self._streamed_rows())
+        for number, (_, block) in enumerate(self._blocks):
+            w = head.brought(g, block)
+            for first, count in chunks:
+                logits = logits_of_block(g, self._hidden, self._head, batch, first, count, w)
+                self._sum_up(logits, 0, number, first)
+        self._normalize(0, batch.rows)
+        if not gradient:
+            return None
+        made = [self._gradient_rows(count) for _, count in chunks]
+        for number, (_, block) in reversed(list(enumerate(self._blocks))):
+            w = head.brought(g, block)
+            for (first, count), dchunk in zip(chunks, made, strict=True):
+                logits = logits_of_block(g, self._hidden, self._head, batch, first, count, w)
+                self._back(logits, 0, number, w, first, dchunk)
+        dhidden = self._zeros()
+        for (first, _), dchunk in zip(chunks, made, strict=True):
+            scatter(g, dchunk, dhidden, first, batch)
+        return dhidden
 
-def _softmax(
-    g: Graph,
-    logits: Tensor,
-    softcap: float | None,
-    batch: BatchBuffers,
-    losses: Tensor,
-    first: int,
-    gradient: bool,
-    objective: Objective,
-) -> Tensor | None:
-    dlogits = g.operand("d logits", logits.rows, logits.columns) if gradient else None
-    g.launch(
-        "cross_entropy/forward.wgsl",
-        row_workgroups(g, logits.rows),
-        {
-            "logits": logits,
-            "rows": batch.label_rows,
-            "targets": batch.targets,
-            "batch_info": batch.info,
-            "losses": losses,
-            "dlogits": dlogits,
-        },
-        {
-            "count": logits.rows,
-            "first": first,
-            "columns": logits.columns,
-            "stride": logits.units(4),
-            "softcap": softcap or 1.0,
-            "smoothing": objective.label_smoothing,
-            "z_loss": objective.z_loss,
-        },
-        {
-            "SOFTCAP": softcap is not None,
-            "OBJECTIVE": objective != PLAIN,
-            **row_constants(g, logits.columns),
-        },
-    )
-    return dlogits
+    def total(self, stats: Tensor) -> None:
+        """Adds the losses and their number to the micro-batches' sums."""
+        constants = row_constants(self._g)
+        del constants["ROWS"]
+        self._g.launch(
+            "cross_entropy/total.wgsl",
+            (1, 1, 1),
+            {"losses": self._losses, "batch_info": self._batch.info, "stats": stats},
+            constants=constants,
+        )
+
+    # -- rows ------------------------------------------------------------------------------
+
+    def _chunks(self, step: int) -> list[tuple[int, int]]:
+        rows = self._batch.rows
+        return [(first, min(step, rows - first)) for first in range(0, rows, step)]
+
+    def _streamed_rows(self) -> int:
+        """Rows of a block's logits: those of whole ones where that decides how sums are cut."""
+        g, rows = self._g, self._batch.rows
+        columns = max(block.rows for _, block in self._blocks)
+        cuts_sums = g.profile.least_workgroups > 0
+        return chunk_rows(g, self._head.matrix.rows if cuts_sums else columns, rows)
+
+    def _zeros(self) -> Tensor:
+        hidden = self._hidden
+        dhidden = self._g.float32(f"d {hidden.name}", hidden.rows, hidden.columns)
+        fill_zero(self._g, dhidden)
+        return dhidden
+
+    def _gradient_rows(self, count: int) -> Tensor:
+        return self._g.float32("d hidden rows", count, self._hidden.columns)
+
+    # -- launches --------------------------------------------------------------------------
+
+    def _labels(self) -> dict[str, Tensor]:
+        batch = self._batch
+        return {"rows": batch.label_rows, "targets": batch.targets, "batch_info": batch.info}
+
+    def _sum_up(self, logits: Tensor, column: int, number: int, first: int) -> None:
+        """Sums of a block's logits, which begin at a column, for rows from ``first`` on."""
+        row0, block = self._blocks[number]
+        self._g.launch(
+            "cross_entropy/sums.wgsl",
+            row_workgroups(self._g, logits.rows),
+            {"logits": logits, **self._labels(), "partials": self._partials},
+            {
+                "count": logits.rows,
+                "first": first,
+                "columns": block.rows,
+                "stride": logits.units(4),
+                "unit0": column // 4,
+                "token0": row0,
+                "block": number,
+                "blocks": len(self._blocks),
+            },
+            {"OBJECTIVE": self._objective != PLAIN, **row_constants(self._g, block.rows)},
+        )
+
+    def _normalize(self, first: int, count: int) -> None:
+        """Losses of some rows, and what their softmax is made from."""
+        self._g.launch(
+            "cross_entropy/losses.wgsl",
+            count,
+            {
+                "partials": self._partials,
+                "batch_info": self._batch.info,
+                "losses": self._losses,
+                "softmax": self._softmax,
+            },
+            {
+                "count": count,
+                "first": first,
+                "blocks": len(self._blocks),
+                "vocab": self._head.matrix.rows,
+                "smoothing": self._objective.label_smoothing,
+                "z_loss": self._objective.z_loss,
+            },
+            {"OBJECTIVE": self._objective != PLAIN},
+        )
+
+    def _back(
+        self, logits: Tensor, column: int, number: int, w: Tensor, first: int, dchunk: Tensor
+    ) -> None:
+        """What a block adds to the gradient of rows; that of the last block comes first."""
+        g, head = self._g, self._head
+        row0, block = self._blocks[number]
+        dlogits = g.operand("d logits", logits.rows, block.rows)
+        g.launch(
+            "cross_entropy/gradient.wgsl",
+            logits.rows * dlogits.units(8),
+            {"logits": logits, **self._labels(), "softmax": self._softmax, "dlogits": dlogits},
+            {
+                "count": logits.rows,
+                "first": first,
+                "columns": block.rows,
+                "stride": logits.units(4),
+                "unit0": column // 4,
+                "token0": row0,
+                "units": dlogits.units(8),
+                "vocab": head.matrix.rows,
+                "softcap": head.softcap or 1.0,
+                "smoothing": self._objective.label_smoothing,
+            },
+            {"SOFTCAP": head.softcap is not None, "OBJECTIVE": self._objective != PLAIN},
+        )
+        product = Gemm(
+            dlogits, w, dchunk, False, scale=head.scale, accumulate=number < len(self._blocks) - 1,
+            batch_info=self._batch.info, first_row=first, label="lm_head/backward",
+        )  # fmt: skip
+        GEMM.launch(g, product)

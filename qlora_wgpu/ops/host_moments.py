@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.graph.parking import PLACES, Parked
 from qlora_wgpu.graph.tensor import Storage, Tensor, vector
+from qlora_wgpu.ops.moments_8bit import BlockTable
 
-_PART = 1 << 21  # floats; a multiple of 64, so that windows may be bound
+_PART = 1 << 21  # words; a multiple of 64, so that windows may be bound
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,9 @@ class MomentsPart:
     """A part of both moments, and the buffers that it passes through.
 
     Attributes:
-        begin: The first float of the adapter that it belongs to.
+        begin: Its first word within a moment: in float32, the first float of the adapter that it
+            belongs to.
+        block: In 8 bits, its first block.
         first: m in host memory.
         second: v in host memory.
         first_moment: m on the device.
@@ -27,6 +32,7 @@ class MomentsPart:
     """
 
     begin: int
+    block: int
     first: Parked
     second: Parked
     first_moment: Tensor
@@ -38,31 +44,37 @@ class MomentsPart:
         return replace(whole, columns=count, stride=count, offset=whole.offset + 4 * self.begin)
 
 
-def moments_in_parts(moments: Sequence[npt.NDArray[np.float32]]) -> list[MomentsPart]:
+def moments_in_parts(
+    moments: Sequence[npt.NDArray[Any]], blocks: BlockTable | None = None
+) -> list[MomentsPart]:
     """Cuts both moments; what the parts write goes to the very arrays.
 
     Args:
-        moments: m and v.
+        moments: m and v, in words of four bytes.
+        blocks: Between which blocks they may be cut, in 8 bits.
     """
-    length = len(moments[0])
+    length, dtype = len(moments[0]), str(moments[0].dtype)
     size = min(_PART, length)
+    cuts = [(0, begin) for begin in range(0, length, size)] + [(0, length)]
+    if blocks is not None:
+        cuts = blocks.cuts(size)
     buffers = [
         [Storage("moments on their way", "staging", 4 * size) for _ in moments]
         for _ in range(PLACES)
     ]
     parts = []
-    for turn, begin in enumerate(range(0, length, size)):
-        count = min(size, length - begin)
+    for turn, ((block, begin), (_, end)) in enumerate(pairwise(cuts)):
+        count = end - begin
         m, v = (
             Parked("moments", 4 * count, each[begin : begin + count].view(np.uint8), lasts=True)
             for each in moments
         )
-        on_m, on_v = (vector("moments", count, "float32", each) for each in buffers[turn % PLACES])
-        parts.append(MomentsPart(begin, m, v, on_m, on_v))
+        on_m, on_v = (vector("moments", count, dtype, each) for each in buffers[turn % PLACES])
+        parts.append(MomentsPart(begin, block, m, v, on_m, on_v))
     return parts
 
 
 def passing_bytes(length: int) -> int:
-    """Bytes of the buffers that moments of so many floats pass through."""
+    """Bytes of the buffers that moments of so many words pass through."""
     size = min(_PART, length)
     return 2 * min(PLACES, -(-length // size)) * 4 * size

@@ -19,7 +19,7 @@ from qlora_wgpu.kernels.lora import BOTH_GRADS, UP_GRAD, BothGrads, FactorGrad, 
 from qlora_wgpu.ops import lora as lora_ops
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.modules import Linear
-from qlora_wgpu.ops.nf4 import NF4Matrix
+from qlora_wgpu.ops.quantized import QuantizedMatrix
 from qlora_wgpu.ops.tensor import as_operand, fill_zero
 
 _MOST = 3  # layers of a product
@@ -38,7 +38,7 @@ def is_group(g: Graph, layers: Sequence[Linear]) -> bool:
     return (
         g.profile.fused_linears
         and 2 <= len(layers) <= _MOST
-        and all(isinstance(weight, NF4Matrix) and weight.experts == 1 for weight in weights)
+        and all(isinstance(weight, QuantizedMatrix) and weight.experts == 1 for weight in weights)
         and len({weight.columns for weight in weights}) == 1
         and all(weight.rows % 8 == 0 for weight in weights)
         and _biases_fit([layer.bias for layer in layers])
@@ -114,7 +114,7 @@ class _Group:
         w = g.weight("·".join(layer.name for layer in self.layers), rows, self._columns)
         row0 = 0
         for layer in self.layers:
-            assert isinstance(layer.weight, NF4Matrix)
+            assert isinstance(layer.weight, QuantizedMatrix)
             layer.weight.put_rows(g, w, row0)
             row0 += layer.weight.rows
         return w

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor, matrix
 from qlora_wgpu.kernels.lora import Lora
+from qlora_wgpu.ops.tensor import copied
 
 
 class Matrix(Protocol):
@@ -71,6 +72,35 @@ class HostMatrix:
         assert self.values is not None
         rows: npt.NDArray[Any] = self.values[ids]
         return rows
+
+
+@dataclass(frozen=True)
+class StreamedMatrix:
+    """A matrix in host memory that comes to the device in blocks of rows, one after the other.
+
+    Attributes:
+        rows: Its rows.
+        columns: Its columns.
+        blocks: ``(first row, operand tensor)``, each the storage of a section of its own.
+        host: All of it.
+    """
+
+    rows: int
+    columns: int
+    blocks: tuple[tuple[int, Tensor], ...]
+    host: HostMatrix
+
+    def shards(self, g: Graph) -> Iterator[tuple[int, Tensor]]:
+        """Yields the blocks."""
+        for row0, block in self.blocks:
+            yield row0, self.brought(g, block)
+
+    def brought(self, g: Graph, block: Tensor) -> Tensor:
+        """A block for the launches that follow at once: in a texture where they want it there.
+
+        A copy that the layout pass makes would be kept for whoever reads the block again.
+        """
+        return copied(g, block) if g.profile.textures else block
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from qlora_wgpu.graph.dtype import ceil_div
 from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.tensor import Tensor, matrix
+from qlora_wgpu.graph.tensor import TEXEL, Tensor, matrix
 
 
 def fill_zero(g: Graph, y: Tensor) -> None:
     """Zeroes y."""
     units = ceil_div(y.nbytes, 16)
     g.launch("tensor/fill.wgsl", units, {"y": y}, {"units": units})
+
+
+def copied(g: Graph, x: Tensor) -> Tensor:
+    """A copy of a matrix, which may lie in the other kind of memory; not differentiable."""
+    y = matrix(x.name, x.rows, x.columns, x.dtype)
+    units = ceil_div(x.nbytes, TEXEL)
+    g.launch("tensor/copy.wgsl", units, {"x": x, "y": y}, {"units": units})
+    return y
 
 
 def add_to(g: Graph, y: Tensor, x: Tensor) -> None:

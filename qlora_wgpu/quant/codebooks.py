@@ -33,23 +33,26 @@ NF4_QUANT_MAP.flags.writeable = False
 
 
 @cache
-def dynamic_quant_map() -> npt.NDArray[np.float32]:
-    """The 256 sorted values of bitsandbytes' signed dynamic type, in which it stores absmax.
+def dynamic_quant_map(*, signed: bool = True) -> npt.NDArray[np.float32]:
+    """The 256 sorted values of bitsandbytes' dynamic type, in which it stores absmax and moments.
 
     For i = 0..6 they are ±10^(i-6) times the 2^i midpoints of 2^i + 1 even steps from 0.1 to 1,
     plus 0 and 1 (Dettmers, 8-Bit Approximations for Parallelism in Deep Learning,
-    arXiv:1511.04561). Every step is rounded to float32 as PyTorch rounds it, so that the bits agree
-    with bitsandbytes' own map.
+    arXiv:1511.04561); without signs, twice as many steps. Every step is rounded to float32 as
+    PyTorch rounds it, so that the bits agree with bitsandbytes' own map.
+
+    Args:
+        signed: Whether there are negative values.
 
     Returns:
         float32 (256,), read-only.
     """
     values = [np.zeros(1, np.float32), np.ones(1, np.float32)]
     for i in range(7):
-        edges = _linspace(0.1, 1.0, 2**i + 1)
+        edges = _linspace(0.1, 1.0, 2 ** (i if signed else i + 1) + 1)
         midpoints = (edges[:-1] + edges[1:]) / np.float32(2)
         magnitudes = np.float32(10.0 ** (i - 6)) * midpoints
-        values += [magnitudes, -magnitudes]
+        values += [magnitudes, -magnitudes] if signed else [magnitudes]
     result = np.sort(np.concatenate(values))
     result.flags.writeable = False
     return result

@@ -12,6 +12,7 @@ from qlora_wgpu.config.schema import ClusterConfig
 from qlora_wgpu.gpu.adapters import cards
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.graph.launch import Launch
+from qlora_wgpu.lora.forms import AdapterForms
 from qlora_wgpu.lora.targets import check_trainable
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.layout import ModelLayout
@@ -87,8 +88,9 @@ def _owner_layout(
         return update_launches(settings, layout)
 
     layout = device_layout(
-        source.pretrained, settings.lora, settings.quant, settings.train.compute_dtype, device
-    )
+        source.pretrained, settings.lora, settings.quant, settings.train.compute_dtype, device,
+        forms=AdapterForms.of(settings),
+    )  # fmt: skip
     layout = sound_layout(device, lambda: device_of(settings.device), launches, layout, observer)
     layout.make_room_for_counts()
     return layout

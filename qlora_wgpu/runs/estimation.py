@@ -18,6 +18,7 @@ from qlora_wgpu.errors import ConfigError, OutOfMemoryError, QLoRAError, option
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory_size import memory_size
 from qlora_wgpu.gpu.profile import GPU_PROFILE, Profile
+from qlora_wgpu.lora.forms import AdapterForms
 from qlora_wgpu.model.fitting import Fit, fit
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import StepOptions, TrainingOptions
@@ -197,6 +198,7 @@ def _workload_of_run(settings: Config, length: int) -> Workload:
         length,
         train.gradient_checkpointing,
         train.gradient_accumulation_steps,
+        AdapterForms.of(settings),
     )
 
 

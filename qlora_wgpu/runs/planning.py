@@ -12,6 +12,7 @@ from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory_size import room
 from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.limits import MIB
+from qlora_wgpu.lora.forms import AdapterForms
 from qlora_wgpu.lora.targets import check_trainable
 from qlora_wgpu.model.fitting import Fit, fit
 from qlora_wgpu.model.layout import ModelLayout
@@ -50,7 +51,10 @@ def plan_layout(
     options = training_options(train).train(train.per_device_train_batch_size, data.length)
 
     def laid_out() -> ModelLayout:
-        return device_layout(pretrained, settings.lora, quant, train.compute_dtype, device)
+        forms = AdapterForms.of(settings)
+        return device_layout(
+            pretrained, settings.lora, quant, train.compute_dtype, device, forms=forms
+        )
 
     layout = laid_out()
     layout.memory(options)  # what is too large is said before kernels are timed
@@ -80,13 +84,25 @@ def within_room(
         OutOfMemoryError: If nothing makes training fit.
     """
     budget = device.budget if device.budget is not None else room(device)
-    fitted = fit(
-        layout,
-        options,
-        None if budget is None else budget - _beside(layout, options, options.seq),
-        accumulation=settings.train.gradient_accumulation_steps,
-        flops_per_second=device.pace.flops_per_second,
-    )
+
+    def within(nbytes: int | None) -> Fit:
+        return fit(
+            layout,
+            options,
+            nbytes,
+            accumulation=settings.train.gradient_accumulation_steps,
+            flops_per_second=device.pace.flops_per_second,
+        )
+
+    if budget is None:
+        fitted = within(None)
+    else:
+        beside = _beside(layout, options, options.seq)
+        fitted = within(budget - beside)
+        # A step that takes less leaves less room that texts could share.
+        more = _beside(fitted.layout, fitted.options, options.seq) - beside
+        if fitted.total + beside + more > budget:
+            fitted = within(budget - beside - more)
     observer.planned(fitted.memory)
     if fitted.moved and budget is not None:
         size = f"{budget / MIB:,.0f} MiB"
@@ -104,10 +120,13 @@ def _beside(layout: ModelLayout, options: StepOptions, capacity: int) -> int:
     batch = make_batch_buffers(1, capacity, CacheView(KVCache(capacity)))
     hidden, head, logits = layout.logits_graphs(batch)
     texts: Counter[str] = Counter()
+    step = layout.step(options).plan
+    states = beyond = 0
     for plan in (make_plan(hidden), make_plan(head, (logits,))):
         texts.update(plan.bytes_by_kind())
-    states = sum(s.nbytes for s in make_plan(head, (logits,)).storages if s.kind == "activations")
-    return programs + inputs + texts["kv cache"] + 2 * texts["inputs"] + states
+        beyond = max(beyond, plan.bytes_beyond(step))
+        states = sum(s.nbytes for s in plan.storages if s.kind == "activations")
+    return programs + inputs + texts["kv cache"] + 2 * texts["inputs"] + states + beyond
 
 
 def use_known_kernels(

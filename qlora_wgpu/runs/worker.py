@@ -15,6 +15,7 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.config.as_trained import changed
 from qlora_wgpu.errors import ClusterError
 from qlora_wgpu.graph.program import Program
+from qlora_wgpu.lora.forms import AdapterForms
 from qlora_wgpu.lora.targets import check_trainable
 from qlora_wgpu.model.adapter_state import read_vector
 from qlora_wgpu.model.qlora_model import QLoRAModel, device_layout
@@ -190,8 +191,9 @@ def _opened(settings: Config, length: int, observer: Observer) -> QLoRAModel:
     train = settings.train
     use_known_kernels(settings, source.pretrained, length, device)
     layout = device_layout(
-        source.pretrained, settings.lora, settings.quant, train.compute_dtype, device
-    )
+        source.pretrained, settings.lora, settings.quant, train.compute_dtype, device,
+        forms=AdapterForms.of(settings),
+    )  # fmt: skip
     options = training_options(train)
     longest = options.train(train.per_device_train_batch_size, length)
     fitted = within_room(settings, layout, longest, device, observer)

@@ -11,6 +11,7 @@ from qlora_wgpu.errors import OutOfMemoryError, QLoRAError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory_size import memory_size
 from qlora_wgpu.gpu.profile import GPU_PROFILE, Profile
+from qlora_wgpu.lora.forms import FLOAT32, AdapterForms
 from qlora_wgpu.model.fitting import Fit, fit
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import StepOptions, TrainingOptions
@@ -33,6 +34,7 @@ class Workload:
         seq: Tokens of a row.
         checkpointing: Whether layers are recomputed in the backward.
         accumulation: Micro-batches of a step.
+        forms: In which types the adapter's gradient and moments are kept.
     """
 
     pretrained: Pretrained
@@ -43,6 +45,7 @@ class Workload:
     seq: int
     checkpointing: bool
     accumulation: int = 1
+    forms: AdapterForms = FLOAT32
 
     @property
     def options(self) -> StepOptions:
@@ -91,6 +94,7 @@ class Target:
             workload.compute_dtype,
             profile=self.profile,
             max_binding=self.max_binding,
+            forms=workload.forms,
         )
 
     def memory(self, workload: Workload) -> Counter[str]:

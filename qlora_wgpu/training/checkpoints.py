@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy.typing as npt
+
 from qlora_wgpu.checkpoint import (
     SafetensorsFile,
     atomic_folder,
@@ -18,12 +20,11 @@ from qlora_wgpu.files import file_text
 from qlora_wgpu.limits import OWN_JSON_BYTES
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.lora.layout import Adapter
-from qlora_wgpu.model.adapter_model import AdapterModel, FloatArray
+from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.training.run_folder import step_of
 from qlora_wgpu.training.state import RunState
 
 _MOMENTS, _STATE = "optimizer.safetensors", "trainer_state.json"
-_LABELS = ("exp_avg", "exp_avg_sq")
 
 
 def save_checkpoint(
@@ -45,13 +46,8 @@ def save_checkpoint(
     adapter = model.adapter
     with atomic_folder(folder) as unfinished:
         model.save_adapter(unfinished)
-        flats = (adapter.first_moment, adapter.second_moment)
-        moments = {
-            f"{label}.{name}": array
-            for label, flat in zip(_LABELS, flats, strict=True)
-            for name, array in adapter.split(model.read_flat(flat)).items()
-        }
-        write_safetensors(unfinished / _MOMENTS, moments)
+        flats = [model.read_flat(x) for x in (adapter.first_moment, adapter.second_moment)]
+        write_safetensors(unfinished / _MOMENTS, adapter.moments.split(flats))
         (unfinished / _STATE).write_text(state.to_json(), encoding="utf-8")
         write_manifest(unfinished, {"step": state.step, **identity})
 
@@ -94,15 +90,9 @@ def _read_state(path: Path) -> RunState:
     return RunState.from_json(text, str(path))
 
 
-def _read_moments(path: Path, adapter: Adapter) -> list[FloatArray]:
+def _read_moments(path: Path, adapter: Adapter) -> list[npt.NDArray[Any]]:
     with SafetensorsFile(path) as file:
-        stored = {name: file.float32(name) for name in file.names()}
-    return [
-        adapter.join(
-            {n.removeprefix(f"{x}."): a for n, a in stored.items() if n.startswith(f"{x}.")}
-        )
-        for x in _LABELS
-    ]
+        return adapter.moments.join({name: file.raw(name) for name in file.names()})
 
 
 def load_newest(

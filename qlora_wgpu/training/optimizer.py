@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ from qlora_wgpu.graph.tensor import Storage, Tensor, vector
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.ops.adamw import AdamWConfig, AdamWState, adamw
+from qlora_wgpu.ops.adamw_8bit import adamw_8bit
 from qlora_wgpu.ops.host_moments import MomentsPart, moments_in_parts
 from qlora_wgpu.training.schedule import STEP_NUMBERS, Schedule
 
@@ -52,14 +54,17 @@ def trace_update(
         weight_decay=optim.weight_decay,
         max_grad_norm=optim.max_grad_norm,
     )
-    adamw(graph, state, config)
+    if adapter.moments.blocks is None:
+        adamw(graph, state, config)
+    else:
+        adamw_8bit(graph, state, adapter.moments.blocks, config)
 
 
-def _on_host(moment: Tensor) -> npt.NDArray[np.float32]:
+def _on_host(moment: Tensor) -> npt.NDArray[Any]:
     """A moment's place in host memory, made the first time."""
     assert moment.storage is not None
     if moment.storage.on_host is None:
-        moment.storage.on_host = np.zeros(moment.columns, np.float32)
+        moment.storage.on_host = np.zeros(moment.columns, moment.dtype)
     return moment.storage.on_host
 
 
@@ -71,7 +76,7 @@ class Optimizer:
 
         Args:
             model: The model, whose adapter is updated.
-            optim: AdamW's constants and the schedule.
+            optim: The optimizer, its constants and the schedule.
             total_steps: Steps of the whole run.
         """
         self._model = model
@@ -79,11 +84,13 @@ class Optimizer:
         info = Storage("step info", "inputs", 4 * STEP_NUMBERS)
         self._info = vector("step_info", STEP_NUMBERS, "float32", info)
         graph, adapter = model.new_graph(), model.adapter
-        zeros = np.zeros(adapter.length, np.float32)
+        adapter.keep_moments(optim.name)
+        zeros = adapter.moments.zeros()
         passing: Sequence[MomentsPart] = ()
         if model.layout.residency.host_moments:
             passing = moments_in_parts(
-                [_on_host(each) for each in (adapter.first_moment, adapter.second_moment)]
+                [_on_host(each) for each in (adapter.first_moment, adapter.second_moment)],
+                adapter.moments.blocks,
             )
         trace_update(graph, adapter, model.stats, self._info, optim, passing)
         self._program = model.new_program(graph)

@@ -24,7 +24,7 @@ from qlora_wgpu.kernels.gemm import size_class
 from qlora_wgpu.kernels.kernel import Tunable
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import ComputeDtype, QLoRAModel, device_layout
-from qlora_wgpu.quant import NF4Tensor, quantize_nf4
+from qlora_wgpu.quant import QuantizedWeight, quantize_nf4
 from qlora_wgpu.tuning.candidates import bases, candidates, fields_of, tunables_of
 from qlora_wgpu.tuning.one_layer import OneLayer
 
@@ -250,9 +250,9 @@ class _Folder(RandomFolder):
         super().__init__(part.config, part.architecture)
         self._linears = {f"{spec.name}.weight" for spec in part.architecture.every_linear}
         self._quant = quant
-        self._quantized: dict[str, NF4Tensor] = {}
+        self._quantized: dict[str, QuantizedWeight] = {}
 
-    def nf4(self, name: str) -> NF4Tensor | None:
+    def quantized(self, name: str) -> QuantizedWeight | None:
         if self._quant.scheme != "nf4" or name not in self._linears:
             return None
         if name not in self._quantized:

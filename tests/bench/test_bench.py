@@ -32,7 +32,7 @@ from qlora_wgpu.gpu.profile import CPU_PROFILE
 from qlora_wgpu.gpu.wgsl import load_shader
 from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.graph.tensor import matrix
-from qlora_wgpu.model.nf4_weights import format_of, own_format
+from qlora_wgpu.model.quantized_weights import own_format
 from qlora_wgpu.quant import quantize_nf4
 
 CONFIG = {
@@ -143,7 +143,7 @@ def test_random_weights_fit_the_config_and_stay_the_same():
         assert folder.has(name) and folder.shape(name) == array.shape == shape
         assert array.dtype == np.float32 and np.isfinite(array).all()
         np.testing.assert_array_equal(array, again.float32(name))
-        assert folder.nf4(name) is None
+        assert folder.quantized(name) is None
         if name in architecture.norms:
             np.testing.assert_array_equal(array, 1)
     assert not folder.has("model.layers.2.mlp.up_proj.weight")
@@ -165,7 +165,7 @@ def test_random_codes_are_those_of_normal_weights(double):
     config = {**CONFIG, "hidden_size": 900, "intermediate_size": 1501}
     folder = RandomFolder(config, quant=quant)
     name, other = (f"model.layers.{i}.mlp.up_proj.weight" for i in (0, 1))
-    made, again = folder.nf4(name), RandomFolder(config, quant=quant).nf4(name)
+    made, again = folder.quantized(name), RandomFolder(config, quant=quant).quantized(name)
     exact = quantize_nf4(folder.float32(name), 64, double)
     for field in ("codes", "absmax", "nested_absmax"):
         got, expected = getattr(made, field), getattr(exact, field)
@@ -176,14 +176,14 @@ def test_random_codes_are_those_of_normal_weights(double):
     weights = made.dequantize()
     assert weights.shape == (1501, 900) and weights.std() == pytest.approx(0.02, rel=0.02)
     assert abs(weights.mean()) < 1e-4
-    assert (weights != folder.nf4(other).dequantize()).mean() > 0.5
+    assert (weights != folder.quantized(other).dequantize()).mean() > 0.5
     assert len(np.unique(weights[:, :8], axis=0)) == 1501
-    form = format_of(made)
+    form = made.format
     assert (form.blocksize, form.nested_blocksize) == (64, 256 if double else None)
     assert form.nested_blocksize == own_format(quant).nested_blocksize
     for dense in ("model.embed_tokens.weight", "model.norm.weight"):
-        assert folder.nf4(dense) is None
-    assert RandomFolder(config, quant=QuantConfig(scheme="none")).nf4(name) is None
+        assert folder.quantized(dense) is None
+    assert RandomFolder(config, quant=QuantConfig(scheme="none")).quantized(name) is None
 
 
 # -- workloads -----------------------------------------------------------------------------

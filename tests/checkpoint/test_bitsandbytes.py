@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from qlora_wgpu.checkpoint import ModelFolder, write_safetensors
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
-from qlora_wgpu.quant import NF4Tensor, quantize_nf4
+from qlora_wgpu.quant import QuantizedWeight, quantize_nf4
 
 NAME = "model.layers.0.self_attn.q_proj.weight"
 STATE = f"{NAME}.quant_state.bitsandbytes__nf4"
@@ -20,12 +21,12 @@ SHAPE = (20, 77)  # blocks cross rows, and the last one is short
 Arrays = dict[str, np.ndarray]
 
 
-def quantized(double_quant: bool = True, shape: tuple[int, int] = SHAPE) -> NF4Tensor:
+def quantized(double_quant: bool = True, shape: tuple[int, int] = SHAPE) -> QuantizedWeight:
     weight = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     return quantize_nf4(weight, 32, double_quant, dtype="bfloat16")
 
 
-def stored(tensor: NF4Tensor, **changes: Any) -> Arrays:
+def stored(tensor: QuantizedWeight, **changes: Any) -> Arrays:
     """As bitsandbytes' ``QuantState.as_dict(packed=True)`` lays it out."""
     state: dict[str, Any] = {
         "quant_type": "nf4",
@@ -58,7 +59,7 @@ def open_with(folder: Path, arrays: Arrays) -> ModelFolder:
     return ModelFolder.open(folder)
 
 
-def assert_same(tensor: NF4Tensor | None, expected: NF4Tensor) -> None:
+def assert_same(tensor: QuantizedWeight | None, expected: QuantizedWeight) -> None:
     assert tensor is not None
     for field in ("codes", "quant_map", "absmax", "nested_absmax", "nested_quant_map"):
         one, other = getattr(tensor, field), getattr(expected, field)
@@ -77,8 +78,8 @@ def test_reads_what_bitsandbytes_writes(
 ) -> None:
     tensor = quantized(double_quant, shape)
     model = open_with(tmp_path, stored(tensor))
-    assert_same(model.nf4(NAME), tensor)
-    read = model.nf4(NAME)
+    assert_same(model.quantized(NAME), tensor)
+    read = model.quantized(NAME)
     assert read is not None
     assert read.dequantize().tobytes() == tensor.dequantize().tobytes()
 
@@ -91,7 +92,7 @@ def test_any_quant_storage(tmp_path: Path, storage: str) -> None:
     codes[:16] = 0xFF
     arrays = stored(tensor)
     arrays[NAME] = codes.view(storage)[:, None]
-    read = open_with(tmp_path, arrays).nf4(NAME)
+    read = open_with(tmp_path, arrays).quantized(NAME)
     assert read is not None
     assert read.codes.tobytes() == codes.tobytes()
 
@@ -101,7 +102,7 @@ def test_the_maps_of_the_file_are_used(tmp_path: Path) -> None:
     arrays = stored(tensor)
     arrays[f"{NAME}.quant_map"] = np.linspace(-1, 1, 16, dtype=np.float32)
     arrays[f"{NAME}.nested_quant_map"] = np.linspace(-1, 1, 256, dtype=np.float32)
-    read = open_with(tmp_path, arrays).nf4(NAME)
+    read = open_with(tmp_path, arrays).quantized(NAME)
     assert read is not None
     assert read.quant_map.tobytes() == arrays[f"{NAME}.quant_map"].tobytes()
     assert read.nested_quant_map is not None
@@ -112,7 +113,7 @@ def test_nested_blocks_of_another_size(tmp_path: Path) -> None:
     tensor = quantized()  # 49 blocks
     arrays = stored(tensor, nested_blocksize=16)
     arrays[f"{NAME}.nested_absmax"] = np.arange(1, 5, dtype=np.float32)
-    read = open_with(tmp_path, arrays).nf4(NAME)
+    read = open_with(tmp_path, arrays).quantized(NAME)
     assert read is not None
     assert read.nested_blocksize == 16
     codes = np.asarray(tensor.absmax)
@@ -123,15 +124,15 @@ def test_nested_blocks_of_another_size(tmp_path: Path) -> None:
 
 def test_the_arrays_are_the_callers_own(tmp_path: Path) -> None:
     model = open_with(tmp_path, stored(quantized()))
-    first = model.nf4(NAME)
+    first = model.quantized(NAME)
     assert first is not None
     first.codes[:] = 0
-    assert_same(model.nf4(NAME), quantized())
+    assert_same(model.quantized(NAME), quantized())
 
 
 def test_a_weight_in_4_bits_is_no_float_weight(tmp_path: Path) -> None:
     model = open_with(tmp_path, stored(quantized()))
-    with pytest.raises(CheckpointError, match="is stored in 4 bits, not as floats"):
+    with pytest.raises(CheckpointError, match="is stored as NF4, not floats"):
         model.float32(NAME)
     assert model.has(NAME)
     assert set(model.names()) == set(stored(quantized()))
@@ -145,13 +146,13 @@ def test_companions_in_another_shard(tmp_path: Path) -> None:
     weight_map = dict.fromkeys(arrays, "b.safetensors") | {NAME: "a.safetensors"}
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": weight_map}))
-    assert_same(ModelFolder.open(tmp_path).nf4(NAME), quantized())
+    assert_same(ModelFolder.open(tmp_path).quantized(NAME), quantized())
 
 
 def refused(folder: Path, arrays: Arrays, kind: type[CheckpointError] = CheckpointError) -> str:
     model = open_with(folder, arrays)
     with pytest.raises(kind) as caught:
-        model.nf4(NAME)
+        model.quantized(NAME)
     assert type(caught.value) is kind
     message = str(caught.value)
     assert message.startswith(f"{folder / 'model.safetensors'}: ")
@@ -254,13 +255,20 @@ def test_single_scales_that_do_not_fit(tmp_path: Path) -> None:
     assert "has dtype U8" in refused(tmp_path, arrays | {f"{NAME}.absmax": np.ones(49, np.uint8)})
 
 
-def test_other_quantizations_are_refused(tmp_path: Path) -> None:
-    arrays = stored(quantized())
+def test_fp4_is_read_with_its_own_map(tmp_path: Path) -> None:
+    tensor = replace(quantized(), name="FP4", quant_map=np.linspace(1, -1, 16, dtype=np.float32))
+    arrays = stored(tensor, quant_type="fp4")
     arrays[f"{NAME}.quant_state.bitsandbytes__fp4"] = arrays.pop(STATE)
-    assert "is stored as FP4" in refused(tmp_path, arrays, UnsupportedModelError)
-    with pytest.raises(UnsupportedModelError, match="is stored as FP4"):
-        open_with(tmp_path, arrays).float32(NAME)
-    int8 = {NAME: np.ones((4, 4), np.int8), NAME.replace("weight", "SCB"): np.ones(4, np.float32)}
-    assert "LLM.int8" in refused(tmp_path, int8, UnsupportedModelError)
-    with pytest.raises(UnsupportedModelError, match=r"LLM\.int8"):
+    model = open_with(tmp_path, arrays)
+    assert_same(model.quantized(NAME), tensor)
+    form = model.weight_format(NAME)
+    assert form is not None and form.key == tensor.format.key
+
+
+def test_other_quantizations_are_refused(tmp_path: Path) -> None:
+    int8 = {NAME: np.ones((4, 4), np.int8)}
+    assert "is stored as 8-bit integers, but neither" in refused(
+        tmp_path, int8, UnsupportedModelError
+    )
+    with pytest.raises(UnsupportedModelError, match="8-bit integers"):
         open_with(tmp_path, int8).float32(NAME)

@@ -63,7 +63,7 @@ def check_contents(model: ModelFolder) -> None:
         read = model.float32(name)
         assert read.dtype == np.float32
         assert read.tobytes() == array.astype(np.float32).tobytes()
-        assert model.nf4(name) is None
+        assert model.quantized(name) is None
 
 
 def test_a_single_file(folder: Path) -> None:
@@ -241,7 +241,7 @@ def test_a_missing_tensor_names_the_nearest(folder: Path) -> None:
     write_safetensors(folder / "model.safetensors", tensors())
     model = ModelFolder.open(folder)
     misspelt = "model.layers.0.self_attn.q_porj.weight"
-    for ask in (model.shape, model.float32, model.nf4):
+    for ask in (model.shape, model.float32, model.quantized):
         with pytest.raises(CheckpointError) as caught:
             ask(misspelt)
         assert str(caught.value) == (
@@ -257,20 +257,12 @@ def test_an_integer_tensor_is_no_weight(folder: Path) -> None:
         ModelFolder.open(folder).float32("x")
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq", "fp8", "mxfp4", "compressed-tensors"])
+@pytest.mark.parametrize("method", ["aqlm", "hqq", "compressed-tensors"])
 def test_models_quantized_by_others(folder: Path, method: str) -> None:
     config = CONFIG | {"quantization_config": {"quant_method": method}}
     (folder / "config.json").write_text(json.dumps(config))
     write_safetensors(folder / "model.safetensors", tensors())
     assert f"is quantized with {method}" in refused(folder, UnsupportedModelError)
-
-
-@pytest.mark.parametrize("key", ["load_in_8bit", "_load_in_8bit"])
-def test_models_quantized_to_8_bits(folder: Path, key: str) -> None:
-    config = CONFIG | {"quantization_config": {key: True}}
-    (folder / "config.json").write_text(json.dumps(config))
-    write_safetensors(folder / "model.safetensors", tensors())
-    assert "is quantized to 8 bits" in refused(folder, UnsupportedModelError)
 
 
 def test_a_folder_opened_twice_is_independent(folder: Path) -> None:

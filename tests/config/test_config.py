@@ -65,6 +65,7 @@ DEFAULTS = {
         "seed": 0,
     },
     "optim": {
+        "name": "adamw",
         "learning_rate": 2e-4,
         "lr_scheduler_type": "cosine",
         "warmup_ratio": 0.03,

@@ -115,6 +115,21 @@ def test_axolotl(place):
 
 
 @pytest.mark.parametrize(
+    ("optimizer", "expected", "said"),
+    [
+        ("adamw_bnb_8bit", "adamw_8bit", "optimizer: adamw_bnb_8bit"),
+        ("paged_adamw_8bit", "adamw_8bit", "optimizer: paged_adamw_8bit"),
+        ("adamw_torch_fused", "adamw", "optimizer: adamw_torch_fused"),
+        ("ao_adamw_8bit", "adamw_8bit", "nearest to optimizer: ao_adamw_8bit"),
+        ("lion_8bit", "adamw", "another is not done"),
+    ],
+)
+def test_optimizers_of_axolotl(place, optimizer, expected, said):
+    config, conversion = converted(place, "axolotl.yml", {"optimizer": optimizer})
+    assert config.optim.name == expected and said in conversion.text()
+
+
+@pytest.mark.parametrize(
     ("entry", "expected"),
     [
         ({"path": "o/n", "type": "alpaca"}, ("o/n", "instruction/output", {})),

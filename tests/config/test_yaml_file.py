@@ -150,6 +150,7 @@ def test_wrong_values(load, section, expected) -> None:
         ("data", "max_length", "data.max_seq_length"),
         ("data", "sequence_len", "data.max_seq_length"),
         ("optim", "scheduler", "optim.lr_scheduler_type"),
+        ("optim", "optimizer", "optim.name"),
         ("optim", "learning_rat", "optim.learning_rate"),
         ("quant", "block_size", "quant.blocksize"),
         ("model", "name", "model.path"),

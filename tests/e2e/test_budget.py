@@ -1,5 +1,7 @@
 """A run under ``device.memory``: the same adapter, within the budget, or a sentence."""
 
+import re
+
 import pytest
 
 from e2e.tiny import write_chats, write_model
@@ -15,7 +17,7 @@ def place(tmp_path_factory):
     write_model(
         path / "model", num_hidden_layers=6, tie_word_embeddings=False, hidden_size=128,
         head_dim=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=256,
-        vocab_size=4096,
+        vocab_size=12288,
     )  # fmt: skip
     write_chats(path / "chats.jsonl", rows=24)
     return path
@@ -45,8 +47,13 @@ def trained(place, name, notes=None, resume=False, steps=3, **memory):
     return result, (place / name / "adapter" / "adapter_model.safetensors").read_bytes()
 
 
-def test_a_budget_changes_no_bit(place):
-    plain, expected = trained(place, "plain")
+@pytest.fixture(scope="module")
+def plain(place):
+    return trained(place, "plain")
+
+
+def test_a_budget_changes_no_bit(place, plain):
+    plain, expected = plain
     budget = plain.peak_bytes - MIB // 2
     notes = Notes()
     result, got = trained(place, "less", notes, memory=budget)
@@ -58,6 +65,17 @@ def test_a_budget_changes_no_bit(place):
     trained(place, "resumed", steps=2)
     _, resumed = trained(place, "resumed", memory=f"{budget}B", resume=True)
     assert resumed == expected
+
+
+def test_the_least_memory_streams_the_head_too(place, plain):
+    with pytest.raises(OutOfMemoryError) as failure:
+        trained(place, "none", memory="1MiB")
+    (more,) = re.findall(r"(\d+) MiB more than", str(failure.value))
+    notes, budget = Notes(), (int(more) + 2) * MIB
+    result, got = trained(place, "least", notes, memory=budget)
+    assert got == plain[1]
+    assert any(", lm_head wait" in text or "and lm_head wait" in text for text in notes.texts)
+    assert result.peak_bytes <= budget
 
 
 def test_too_little_memory_is_a_sentence(place):

@@ -78,7 +78,7 @@ def test_merging_leaves_them_alone(device, mixed, tmp_path):
     merge(mixed, tmp_path / "adapter", tmp_path / "merged", base="dequantized")
     stored, merged = (ModelFolder.open(path) for path in (mixed, tmp_path / "merged"))
     for name in merged.names():
-        quantized = stored.nf4(name)
+        quantized = stored.quantized(name)
         array = stored.float32(name) if quantized is None else quantized.dequantize()
         assert np.array_equal(merged.float32(name), from_bfloat16(to_bfloat16(array))), name
 

@@ -4,12 +4,13 @@ import shutil
 import signal
 import threading
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from e2e.test_training import Warnings, config, metrics, opened, rows
 from e2e.tiny import write_model
-from qlora_wgpu import Trainer, load_config
+from qlora_wgpu import LoraConfig, QLoRAModel, Trainer, load_config
 from qlora_wgpu.errors import CheckpointError, ConfigError, TrainingError
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.divergence import Divergence
@@ -145,6 +146,31 @@ def test_another_run_is_not_continued(folder, device, tmp_path, whole):
     with pytest.raises(ConfigError, match="other training data"):
         run(folder, device, tmp_path / "r", resume=True, dataset=rows(seed=5))
     assert logged(tmp_path / "r") == kept
+
+
+def test_moments_of_8_bits_go_on(folder, device, tmp_path):
+    lora = LoraConfig(r=80, lora_alpha=8, target_modules=["down_proj"])
+
+    def run_8bit(name, observer=None, optimizer="paged_adamw_8bit", **kept):
+        settings = config(
+            folder, tmp_path / name, train={"max_steps": 3}, eval={"eval_steps": 0},
+            optim={"name": optimizer}, output={"save_steps": 1, "save_total_limit": None},
+        )  # fmt: skip
+        model = QLoRAModel.from_pretrained(folder, lora, device=device)
+        return Trainer(model, settings, observer, **kept).train(rows())
+
+    run_8bit("whole")
+    with pytest.raises(Killed):
+        run_8bit("r", Kill(2))
+    state = load_file(tmp_path / "r" / "checkpoints" / "step-1" / "optimizer.safetensors")
+    layer = "base_model.model.model.layers.0.mlp.down_proj"
+    codes, scales = (state[f"{part}.{layer}.lora_A.weight"] for part in ("state1", "absmax1"))
+    assert codes.dtype == np.uint8 and codes.shape == (80 * 52,) and scales.shape == (17,)
+    assert state[f"state2.{layer}.lora_B.weight"].dtype == np.float32  # 36 · 80 are few
+    assert run_8bit("r", resume=True).steps == 3
+    assert adapter(tmp_path / "r") == adapter(tmp_path / "whole")
+    with pytest.raises(ConfigError, match=r"optim.name = 'adamw_8bit', now it is 'adamw': go on"):
+        run_8bit("r", optimizer="adamw", resume=True)
 
 
 def test_resume_where_there_is_nothing_begins(folder, device, tmp_path, whole):

@@ -6,9 +6,12 @@ import json
 
 import numpy as np
 import pytest
+from references.sized import family_configs
 
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.export import export_gguf
+from qlora_wgpu.export.gguf_adapter import _ARCHITECTURES
+from qlora_wgpu.families.family import find_family
 from qlora_wgpu.lora import AdapterConfig, save_adapter
 
 gguf = pytest.importorskip("gguf")  # an extra
@@ -25,6 +28,12 @@ MODELS = {
     "mixtral": (
         {"num_local_experts": 3, "num_experts_per_tok": 2},
         "block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w2",
+    ),
+    "granitemoehybrid": (
+        {
+            "num_local_experts": 0, "layer_types": ["attention"] * 2,
+            "shared_intermediate_size": 24,
+        },
     ),
 }  # fmt: skip
 
@@ -83,3 +92,35 @@ def test_an_expert_that_is_left_out_is_refused(tmp_path) -> None:
     tensors = matrices(gate.format(0), 24, 16) | matrices(gate.format(2), 24, 16)
     with pytest.raises(UnsupportedModelError, match="has 2 of 3; merge"):
         exported(tmp_path, "qwen3_moe", tensors, ["gate_proj"])
+
+
+def test_gate_and_up_of_granite_4_are_two_tensors(tmp_path) -> None:
+    tensors = matrices("shared_mlp.input_linear", 48, 16)
+    tensors |= matrices("shared_mlp.output_linear", 16, 24)
+    leaves = ["input_linear", "output_linear"]
+    count, arch, written = exported(tmp_path, "granitemoehybrid", tensors, leaves)
+    assert (count, arch, len(written)) == (2, "granite", 6)
+    a, b, *_ = tensors.values()
+    for name, rows in (("gate", b[:24]), ("up", b[24:])):
+        assert np.array_equal(written[f"blk.1.ffn_{name}.weight.lora_a"], a)
+        scaled = written[f"blk.1.ffn_{name}.weight.lora_b"]
+        assert np.allclose(scaled, rows * np.float32(2**0.5), rtol=1e-6)
+
+
+CONFIGS = family_configs()
+CONFIGS["mistral3"] = {"model_type": "mistral3", "text_config": CONFIGS["ministral3"]}
+
+
+@pytest.mark.parametrize("model_type", sorted(_ARCHITECTURES))
+def test_llama_cpp_has_a_name_for_every_layer(tmp_path, model_type) -> None:
+    config = CONFIGS[model_type]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    linears = find_family(config).read(config).every_linear
+    tensors = {}
+    for spec in linears:
+        at = f"base_model.model.{spec.name}"
+        tensors[f"{at}.lora_A.weight"] = np.ones((1, spec.in_features), np.float32)
+        tensors[f"{at}.lora_B.weight"] = np.ones((spec.out_features, 1), np.float32)
+    targets = sorted({spec.name.rpartition(".")[2] for spec in linears})
+    save_adapter(tmp_path / "adapter", tensors, AdapterConfig(1, 1, 0.0, targets, False, "a/base"))
+    assert export_gguf(tmp_path, tmp_path / "adapter", tmp_path / "a.gguf") == len(linears)

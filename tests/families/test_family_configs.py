@@ -17,6 +17,17 @@ SIZES = {
 }  # fmt: skip
 
 
+# Without which a family has nothing to read.
+NEEDED = {
+    "gemma3": {"text_config": {**SIZES, "head_dim": 12}},
+    "mistral3": {"text_config": {**SIZES, "model_type": "ministral3", "head_dim": 12}},
+    "granitemoehybrid": {"num_local_experts": 0, "layer_types": ["attention"] * 4},
+    "ministral3": {
+        "rope_parameters": {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 16}
+    },
+}
+
+
 def read(model_type, **changes):
     config = {"model_type": model_type, **SIZES, **changes}
     return find_family(config).read(config)
@@ -45,6 +56,12 @@ def test_windows():
     assert windows("qwen3_moe", use_sliding_window=True, sliding_window=9) == (9,) * 4
     assert windows("qwen3_moe", use_sliding_window=True) == (4096,) * 4
     assert windows("qwen3_moe", use_sliding_window=True, sliding_window=None) == (None,) * 4
+    for model_type in ("exaone4", "cohere2"):
+        assert windows(model_type) == (4096, 4096, 4096, None)
+        assert windows(model_type, sliding_window_pattern=2) == (4096, None) * 2
+    kinds = {"layer_types": ["full_attention"] * 4, "sliding_window_pattern": "LLLG"}
+    assert windows("exaone4", **kinds) == (None,) * 4
+    assert windows("ministral3") == (None,) * 4
 
 
 def test_layers_without_rotation():
@@ -52,6 +69,13 @@ def test_layers_without_rotation():
         return [layer.attention.rope is not None for layer in layers("smollm3", **changes)]
 
     assert rotated() == [True, True, True, False]
+    for model_type in ("exaone4", "cohere2"):
+        ropes = [layer.attention.rope for layer in layers(model_type)]
+        assert [rope is not None for rope in ropes] == [True, True, True, False]
+    kinds = {"sliding_window": None, "layer_types": ["full_attention"] * 4}
+    assert all(layer.attention.rope for layer in layers("exaone4", **kinds))
+    needed = NEEDED["granitemoehybrid"]
+    assert not any(layer.attention.rope for layer in layers("granitemoehybrid", **needed))
     assert rotated(no_rope_layers=[0, 1, 1, 0]) == [False, True, True, False]
 
 
@@ -139,7 +163,49 @@ def test_heads_with_weights_of_their_own():
     assert not any("q_norm" in name for name in read("cohere").norms)
 
 
+def test_queries_of_ministral_3_grow():
+    attention = layers("ministral3", head_dim=12)[0].attention
+    plain, grown = attention.rope.table(40_000), attention.query_rope.table(40_000)
+    factors = 1 + 0.1 * np.log([1, 2, 3])  # Hugging Face's beta, every 16,384 tokens
+    for position, factor in zip((16_383, 16_384, 32_768), factors, strict=True):
+        assert np.allclose(grown[position], factor * plain[position], rtol=1e-6)
+
+
+def test_the_text_part_of_mistral_3():
+    ministral = read("mistral3", **NEEDED["mistral3"])
+    assert ministral.config.layers[0].attention.query_rope is not None and not ministral.tied
+    assert ministral.embed_name == "model.language_model.embed_tokens.weight"
+    small = {**SIZES, "sliding_window": None}
+    assert read("mistral3", text_config=small, tie_word_embeddings=True).tied
+    other = {**small, "tie_word_embeddings": False}
+    assert not read("mistral3", text_config=other, tie_word_embeddings=True).tied
+
+
+def test_hunyuan_s_base_is_stretched_for_all_lengths():
+    scaling = {"type": "dynamic", "alpha": 50.0, "factor": 1.0}
+    rope = layers("hunyuan_v1_dense", rope_scaling=scaling)[0].attention.rope
+    assert not rope.by_length
+    base = {"rope_theta": 10_000.0 * 50.0 ** (12 / 10)}
+    assert np.array_equal(rope.table(9), read_rope(base, 12).table(9))
+
+
+def test_dropouts_that_are_not_applied_are_told():
+    assert len(read("seed_oss").notes) == 2
+    assert not read("seed_oss", attention_dropout=0.0, residual_dropout=0.0).notes
+
+
+DENSE = NEEDED["granitemoehybrid"]
 REFUSED = {
+    "state space": ("granitemoehybrid", {**DENSE, "layer_types": ["mamba"] * 4}, "state-space"),
+    "mixture": ("granitemoehybrid", {**DENSE, "num_local_experts": 8}, "num_local_experts = 8"),
+    "no text": ("mistral3", {}, "text_config"),
+    "other text": (
+        "mistral3", {"text_config": {**SIZES, "model_type": "mistral4"}}, "'mistral4'",
+    ),
+    "alpha": (
+        "hunyuan_v1_dense", {"rope_scaling": {"type": "linear", "alpha": 2.0}}, "alpha 2.0 must",
+    ),
+    "growth": ("ministral3", {"rope_parameters": {"type": "default"}}, "llama_4_scaling_beta"),
     "rope type": ("llama", {"rope_scaling": {"rope_type": "mrope"}}, "mrope"),
     "rope key": ("llama", {"rope_scaling": {"type": "linear", "factor": 2, "x": 1}}, "x"),
     "activation": ("qwen3", {"hidden_act": "relu"}, "hidden_act"),
@@ -165,7 +231,7 @@ REFUSED = {
     "one rotation": ("olmo3", {"rope_parameters": {"rope_theta": 1e4}}, "full_attention and slid"),
     "two readings": ("olmo3", {"rope_theta": 1e4}, "rope_theta 10000.0 is read in two ways"),
     "dense layers": ("qwen3_moe", {"mlp_only_layers": "0"}, "mlp_only_layers"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", list(REFUSED))
@@ -177,8 +243,8 @@ def test_what_is_not_computed_is_refused_by_name(case):
 
 @pytest.mark.parametrize("model_type", known_families())
 def test_every_family_names_its_layers_once(model_type):
-    text = {"text_config": {**SIZES, "head_dim": 12}} if model_type == "gemma3" else {}
-    architecture = read(model_type, head_dim=12, partial_rotary_factor=0.5, **text)
+    needed = NEEDED.get(model_type, {})
+    architecture = read(model_type, head_dim=12, partial_rotary_factor=0.5, **needed)
     names = [spec.name for spec in architecture.every_linear]
     assert len(names) == len(set(names)) and len(names) % 4 == 0
     assert not set(names) & {name.rsplit(".", 1)[0] for name in architecture.norms}

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from references.sized import HEAD_DIMS, traced_configs, with_head_dim
+from references.sized import head_dims, traced_configs, with_head_dim
 
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.gpu.matrix import MatrixShape
@@ -25,7 +25,7 @@ PROFILES = {
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("family", CONFIGS)
 def test_every_family_is_traced(family, profile, dtype):
-    for head_dim in HEAD_DIMS:
+    for head_dim in head_dims(family):
         config = with_head_dim(CONFIGS[family], head_dim)
         for scheme, checkpointing, dora in (("nf4", True, False), ("none", False, True)):
             lora = LoraConfig(r=5, lora_dropout=0.0 if dora else 0.1, use_dora=dora)

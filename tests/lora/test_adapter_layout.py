@@ -87,7 +87,7 @@ def test_nf4_is_uploaded_as_quantized(tmp_path, double):
     quant = QuantConfig(double_quant=double)
     weight = modules_of(CONFIG, quant, folder=folder).linears[name].weight
     expected = quantize_nf4(weights(CONFIG)[f"{name}.weight"], 64, double)
-    assert (weight.rows, weight.columns, weight.blocksize) == (20, 36, 64)
+    assert (weight.rows, weight.columns, weight.form.blocksize) == (20, 36, 64)
 
     def bytes_of(tensor):
         return tensor.storage.data.reshape(-1).view(np.uint8)

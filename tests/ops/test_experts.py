@@ -192,10 +192,12 @@ def test_quantized_experts(device, monkeypatch, profile, dtype, double_quant, sh
         def has(self, name):
             return True
 
-        def names(self):
-            return []
+        is_quantized = False
 
-        def nf4(self, name):
+        def must_requantize(self, name):
+            return False
+
+        def quantized(self, name):
             return None
 
         def float32(self, name):
@@ -208,7 +210,7 @@ def test_quantized_experts(device, monkeypatch, profile, dtype, double_quant, sh
         quant, dtype, device.max_binding, Folder(), device, textures=bench.profile.textures
     )
     layer = layout._experts(stack, Adapter(LoraConfig(target_modules=["up_proj"]), [], [stack]))
-    monkeypatch.setattr("qlora_wgpu.ops.nf4._EXPERT_BYTES", 2 * w[0].nbytes)  # about two at a time
+    monkeypatch.setattr("qlora_wgpu.ops.quantized._EXPERT_BYTES", 2 * w[0].nbytes)  # about two
     shards = list(layer.weight.expert_shards(bench.graph))
     assert len(shards) > 1 and sum(count for _, count, _ in shards) == experts
     got = np.concatenate(bench.run(*(w for _, _, w in shards)))

@@ -7,7 +7,7 @@ import pytest
 from support.harness import PROFILES, Bench
 from support.matrix_units import FLOATS, HALVES, emulated
 
-from ops import test_cross_entropy, test_experts, test_linear
+from ops import test_cross_entropy, test_experts, test_linear, test_streamed_head
 from qlora_wgpu.gpu import probe
 from qlora_wgpu.gpu.matrix import MatrixShape, MatrixTile
 from qlora_wgpu.gpu.profile import gpu_profile
@@ -94,6 +94,11 @@ def test_layers(device, units, check):
         run = Runner(device, profile, "bfloat16")
         case.function(run, *case.arguments)
         assert run.excess < 1, case.arguments
+
+
+def test_a_streamed_head(device, units):
+    if units is not None:
+        test_streamed_head.check(device, profile_of(device, units), "bfloat16", 68)
 
 
 def product(device, shape, x, w, *, with_rows, counts=None, term=None, scale=1.0):

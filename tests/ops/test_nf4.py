@@ -7,28 +7,12 @@ from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.gpu.matrix import MatrixShape
 from qlora_wgpu.gpu.profile import gpu_profile
 from qlora_wgpu.graph.tensor import Storage, vector
-from qlora_wgpu.model.weights import WeightLayout, _device_arrays
-from qlora_wgpu.ops.nf4 import NF4Matrix, pair_values
+from qlora_wgpu.model.weights import WeightLayout, quantized_matrix
 from qlora_wgpu.quant import quantize_nf4
 
 
 def on_device(bench, quantized):
-    arrays = _device_arrays(quantized)
-    tensors = {}
-    for name, array in arrays.items():
-        data = array if array.dtype == np.float32 else array.view(np.uint32)
-        tensors[name] = vector(
-            name, data.size, str(data.dtype), Storage(name, "test", data.nbytes, data)
-        )
-    codebook = None
-    if bench.profile.textures and quantized.shape[1] % 32 == 0:
-        pairs = pair_values(quantized.quant_map)
-        codebook = vector("pairs", 1024, "float32", Storage("", "test", 4096, pairs, texture=True))
-    return NF4Matrix(
-        "w", *quantized.shape, quantized.blocksize, tensors["codes"], tensors["absmax"],
-        tensors["maps"], tensors.get("nested_absmax"), quantized.nested_blocksize,
-        codebook,
-    )  # fmt: skip
+    return quantized_matrix("w", quantized, textures=bench.profile.textures)
 
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)

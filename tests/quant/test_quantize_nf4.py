@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 from qlora_wgpu.errors import CheckpointError, ConfigError, ShapeError
-from qlora_wgpu.quant import BLOCKSIZES, NF4_QUANT_MAP, NF4Tensor, dynamic_quant_map, quantize_nf4
+from qlora_wgpu.quant import (
+    BLOCKSIZES,
+    NF4_QUANT_MAP,
+    QuantizedWeight,
+    dynamic_quant_map,
+    quantize_nf4,
+)
 from qlora_wgpu.quant.double_quant import nearest_codes
 from qlora_wgpu.quant.float32_mean import float32_mean
 
@@ -29,7 +35,7 @@ def hashed(n: int) -> np.ndarray:
     return ((bits & np.uint64(0xFFFFFF)).astype(np.float32) + np.float32(0.5)) / np.float32(2**24)
 
 
-def reference_dequantize(tensor: NF4Tensor) -> np.ndarray:
+def reference_dequantize(tensor: QuantizedWeight) -> np.ndarray:
     """One weight at a time, straight from the definition of the layout."""
     n = tensor.shape[0] * tensor.shape[1]
     result = np.empty(n, np.float32)

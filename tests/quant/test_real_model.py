@@ -20,7 +20,7 @@ def test_every_byte_is_that_of_bitsandbytes() -> None:
     for name in quantized.names():
         if not name.endswith("_proj.weight"):
             continue
-        expected = quantized.nf4(name)
+        expected = quantized.quantized(name)
         assert expected is not None
         actual = quantize_nf4(plain.float32(name))
         for field in ("codes", "quant_map", "absmax", "nested_absmax", "nested_quant_map"):
@@ -38,5 +38,5 @@ def test_what_is_not_quantized_is_the_same() -> None:
     norms = [name for name in plain.names() if "norm" in name]
     assert len(norms) == 5
     for name in norms:
-        assert quantized.nf4(name) is None
+        assert quantized.quantized(name) is None
         assert np.array_equal(quantized.float32(name), plain.float32(name))

@@ -47,13 +47,26 @@ OWN = {
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "gemma": {"head_dim": 6}, "gemma2": {"head_dim": 6}, "gemma3_text": {"head_dim": 6},
     "qwen3": {"head_dim": 6}, "glm4": {"head_dim": 8}, "stablelm": {"partial_rotary_factor": 0.67},
-    "smollm3": {"no_rope_layers": [1, 0, 1]},
+    "smollm3": {"no_rope_layers": [1, 0, 1]}, "ernie4_5": {"head_dim": 6},
+    "seed_oss": {"head_dim": 6, "attention_dropout": 0.0, "residual_dropout": 0.0},
+    "hunyuan_v1_dense": {"head_dim": 6},
+    "ministral3": {"head_dim": 6, "rope_parameters": {
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8,
+        "llama_4_scaling_beta": 0.3,
+    }},
+    "granitemoehybrid": {
+        "num_local_experts": 0, "layer_types": ["attention"] * 3, "shared_intermediate_size": 36,
+        "position_embedding_type": "rope", "mamba_n_heads": 2,
+    },
 }  # fmt: skip
 MODEL_TYPES = [
     "cohere", "gemma", "gemma2", "gemma3_text", "glm4", "granite", "llama", "mistral", "mixtral",
     "olmo2", "olmo3", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3", "stablelm", "starcoder2",
-    "gemma3",
+    "gemma3", "exaone4", "cohere2", "ernie4_5", "seed_oss", "hunyuan_v1_dense", "ministral3",
+    "mistral3", "granitemoehybrid",
 ]  # fmt: skip
+# Of models with images, the type of their text part.
+TEXTS = {"gemma3": "gemma3_text", "mistral3": "ministral3"}
 TEXT = ["full_attention", "sliding_attention"]
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
 LLAMA3 = {
@@ -79,6 +92,9 @@ ROPES = [
     {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.67},
     {"rope_type": "default", "rope_theta": None}, {"rope_theta": 77.0}, {"rope_type": None}, {},
     {"rope_type": "proportional", "partial_rotary_factor": 0.5}, {"rope_type": "mrope"},
+    {"rope_type": "dynamic", "factor": 3.0, "alpha": 40.0}, {"type": "dynamic", "alpha": 7.0},
+    {"rope_type": "linear", "factor": 3.0, "alpha": 40.0}, {**YARN, "llama_4_scaling_beta": 0.7},
+    {"rope_type": "default", "llama_4_scaling_beta": 0.7, "original_max_position_embeddings": 4},
     {"full_attention": {"rope_type": "default", "rope_theta": 77.0}},
     {"sliding_attention": {"rope_type": "default", "rope_theta": 77.0}},
     {
@@ -106,7 +122,7 @@ ALIKE = [  # keys that take the same values
         " qk_layernorm use_qk_norm use_parallel_residual use_sliding_window norm_topk_prob"
         " use_bidirectional_attention output_router_logits is_decoder is_causal use_mup"
         " add_cross_attention output_hidden_states output_attentions use_cache rope_interleaved"
-        " is_encoder_decoder",
+        " is_encoder_decoder attention_out_bias",
         [True, False, None],
     ),
     (
@@ -137,16 +153,15 @@ VALUES = {key: values for keys, values in ALIKE for key in keys.split()} | {
     "shared_expert_intermediate_size": [8], "pad_token_id": [0, 5], "bos_token_id": [1],
     "pretraining_tp": [2], "chunk_size_feed_forward": [2], "attention_chunk_size": [4],
     "dual_chunk_attention_config": [{"chunk_size": 4}], "hidden_size_per_layer_input": [8],
-    "architectures": [["Other"]], "embedding_size": [12],
+    "architectures": [["Other"]], "embedding_size": [12], "shared_intermediate_size": [20],
+    "position_embedding_type": ["rope", "nope", None, "alibi"],
 }  # fmt: skip
 
 
 def base(model_type):
-    config = {"model_type": model_type, **BASE, **OWN.get(model_type, {})}
-    if model_type == "gemma3":
-        text = {**BASE, **OWN["gemma3_text"], "model_type": "gemma3_text"}
-        return {"model_type": "gemma3", "text_config": text}
-    return config
+    text = TEXTS.get(model_type, model_type)
+    config = {"model_type": text, **BASE, **OWN.get(text, {})}
+    return config if text == model_type else {"model_type": model_type, "text_config": config}
 
 
 def changed(model_type, changes):
@@ -200,7 +215,7 @@ def theirs(config, ids):
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "config.json").write_text(json.dumps(config))
             read = AutoConfig.from_pretrained(folder)
-        read = read.get_text_config() if config["model_type"] == "gemma3" else read
+        read = read.get_text_config() if config["model_type"] in TEXTS else read
         model = AutoModelForCausalLM.from_config(
             read, attn_implementation="eager", experts_implementation="eager", dtype=torch.float64
         )
@@ -224,7 +239,7 @@ def theirs(config, ids):
                 file = name
                 if config["model_type"] == "mixtral" and ".mlp.gate" in name:
                     file = name.replace(".mlp.", ".block_sparse_moe.")
-                if config["model_type"] == "gemma3":
+                if config["model_type"] in TEXTS:
                     file = name.replace("model.", "model.language_model.", 1)
                 if "_layernorm.norms." in file:
                     return ValueError("a norm of each head"), {}
@@ -286,6 +301,15 @@ def note(recorded, model_type, changes, logits):
         recorded[model_type, json.dumps(changes)] = logits
 
 
+def kept(file, model_types):
+    """Recorded trials of the types that are not asked for."""
+    if not model_types or not Path(file).exists():
+        return {}
+    before = np.load(file)
+    trials = zip(json.loads(str(before["trials"])), before["logits"], strict=True)
+    return {(m, json.dumps(c)): row for (m, c), row in trials if m not in model_types}
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("model_types", nargs="*")
@@ -311,6 +335,7 @@ def main():
             if what == "agree":
                 note(recorded, model_type, changes, expected[-1, :SHOWN].astype(np.float32))
     if options.record:
+        recorded = kept(options.record, options.model_types) | recorded
         trials = json.dumps([[m, json.loads(changes)] for m, changes in recorded])
         np.savez_compressed(options.record, trials=trials, logits=np.stack([*recorded.values()]))
     kinds = sorted({what for _, what in table})

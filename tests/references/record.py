@@ -14,10 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from cases import CASES, ODD
 from peft import LoraConfig, get_peft_model
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
-from seeded import VOCAB, adapter, batch, marks, samples, weights
+from seeded import adapter, batch, marks, samples, weights
 from torch.nn.utils.parametrize import register_parametrization
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -25,141 +26,11 @@ HERE = Path(__file__).parent
 STEPS, RATE, R, ALPHA, SHOWN = 10, 5e-3, 5, 10, 40
 # Linear layers in 4 bits, of ranks and sizes with which q, k, v and gate, up are one product.
 NF4, NF4_R, BLOCK = "-nf4", 8, 64
-WHOLE = {"intermediate_size": 104}
-ODD = {
-    "vocab_size": VOCAB, "hidden_size": 72, "intermediate_size": 100, "num_hidden_layers": 2,
-    "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 64,
-    "pad_token_id": None, "bos_token_id": None, "eos_token_id": None,
-}  # fmt: skip
-WIDE = {"head_dim": 20}  # heads that do not divide the hidden size
-LONG = {
-    "short_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 3.5],
-    "long_factor": [1.0, 2.0, 4.0, 6.0, 8.0, 9.0],
-}
-
-MIXED = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 44}
 # How experts' files call what PyTorch keeps as two stacks: gate and up, and down.
 EXPERTS = {
     "qwen3_moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
     "mixtral": ("block_sparse_moe", "w1", "w3", "w2"),
 }
-
-
-def rope(kind, **keys):
-    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **keys}}
-
-
-CASES = {
-    "llama": ("llama", WIDE),
-    "llama-linear": ("llama", rope("linear", factor=3.0)),
-    "llama-dynamic": ("llama", {**rope("dynamic", factor=2.5), "max_position_embeddings": 16}),
-    "llama-yarn": ("llama", rope("yarn", factor=4.0, original_max_position_embeddings=16)),
-    "llama-yarn-mscale": (
-        "llama",
-        rope(
-            "yarn", factor=4.0, original_max_position_embeddings=16, mscale=0.7,
-            mscale_all_dim=0.3, beta_fast=8.0, beta_slow=2.0, truncate=False,
-        ),
-    ),
-    "llama-llama3": (
-        "llama",
-        rope(
-            "llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
-            original_max_position_embeddings=16,
-        ),
-    ),
-    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 3}),
-    "llama-dora": ("llama", {**WIDE, "attention_bias": True}),
-    "mistral": ("mistral", {**WIDE, "sliding_window": 7, "num_key_value_heads": 3}),
-    "qwen2": ("qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
-    "qwen3": ("qwen3", WIDE),
-    "smollm3": ("smollm3", {"num_hidden_layers": 3, "no_rope_layers": [1, 0, 1]}),
-    "granite": (
-        "granite",
-        {
-            "embedding_multiplier": 3.0, "residual_multiplier": 0.6, "attention_multiplier": 0.11,
-            "logits_scaling": 2.5,
-        },
-    ),
-    "gemma": ("gemma", {**WIDE, "num_key_value_heads": 1}),
-    "gemma2": (
-        "gemma2",
-        {
-            **WIDE, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 6.0,
-            "sliding_window": 7, "query_pre_attn_scalar": 17,
-        },
-    ),
-    "gemma3": (
-        "gemma3_text",
-        {
-            **WIDE, "num_hidden_layers": 3, "sliding_window": 7, "query_pre_attn_scalar": 17,
-            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
-        },
-    ),
-    "phi3": ("phi3", {"sliding_window": 7, "num_key_value_heads": 3}),
-    "phi3-partial": ("phi3", rope("default", partial_rotary_factor=0.5)),
-    "phi3-longrope": (
-        "phi3", {**rope("longrope", **LONG), "original_max_position_embeddings": 16},
-    ),
-    "phi3-shortrope": (
-        "phi3", {**rope("longrope", **LONG), "original_max_position_embeddings": 32},
-    ),
-    "olmo2": ("olmo2", {}),
-    "olmo3": (
-        "olmo3",
-        {
-            "attention_bias": True, "sliding_window": 7, "num_hidden_layers": 3,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-            "rope_parameters": {
-                "sliding_attention": {"rope_type": "default", "rope_theta": 20000.0},
-                "full_attention": {
-                    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
-                    "original_max_position_embeddings": 16,
-                },
-            },
-        },
-    ),
-    "starcoder2": (
-        "starcoder2",
-        {
-            "sliding_window": 7, "use_bias": True, "hidden_act": "gelu_pytorch_tanh",
-            "residual_dropout": 0.0, "embedding_dropout": 0.0,
-        },
-    ),
-    "starcoder2-gelu": (
-        "starcoder2",
-        {"sliding_window": None, "use_bias": False, "hidden_act": "gelu", "residual_dropout": 0.0},
-    ),
-    "stablelm": ("stablelm", {"use_qkv_bias": True, **rope("default", partial_rotary_factor=0.5)}),
-    "stablelm-parallel": (
-        "stablelm",
-        {"use_parallel_residual": True, **rope("default", partial_rotary_factor=0.5)},
-    ),
-    "glm4": (
-        "glm4",
-        {**WIDE, "attention_bias": True, **rope("default", partial_rotary_factor=0.5)},
-    ),
-    "qwen3_moe": ("qwen3_moe", {**WIDE, **MIXED, "norm_topk_prob": False}),
-    "qwen3_moe-experts": (
-        "qwen3_moe",
-        {
-            **WIDE, **MIXED, "num_hidden_layers": 3, "norm_topk_prob": True, "mlp_only_layers": [1],
-            "use_sliding_window": True, "sliding_window": 7,
-        },
-    ),
-    "mixtral-experts": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
-    "cohere": ("cohere", {"logit_scale": 0.3, "use_qk_norm": False, "attention_bias": False}),
-    "cohere-qknorm": (
-        "cohere",
-        {
-            "logit_scale": 0.3, "use_qk_norm": True, "attention_bias": True,
-            "num_key_value_heads": 3, "layer_norm_eps": 1e-3,
-        },
-    ),
-    "llama-nf4": ("llama", {**WIDE, **WHOLE}),
-    "qwen2-nf4": ("qwen2", WHOLE),
-    "phi3-nf4": ("phi3", {**WHOLE, "num_key_value_heads": 3}),
-}  # fmt: skip
 
 
 def rank(case):
@@ -290,7 +161,8 @@ def adapted(case, dtype):
 def by_length(case):
     """Whether a sample's length changes how it is rotated."""
     parameters = CASES[case][1].get("rope_parameters", {})
-    return parameters.get("rope_type") in ("dynamic", "longrope")
+    kinds = ("dynamic", "longrope")
+    return parameters.get("rope_type") in kinds and "alpha" not in parameters
 
 
 def afresh(model):

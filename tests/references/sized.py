@@ -7,24 +7,34 @@ import numpy as np
 
 FOLDER = Path(__file__).parent
 HEAD_DIMS = (24, 64, 128)
+# Put together from parts that other families have at all of these: one size tells enough.
+COMPOSED = ("cohere2", "ernie4_5", "exaone4", "granitemoehybrid", "ministral3", "seed_oss")
 # Cases whose forward has an op that no first case of a model_type has.
 MORE = ("cohere-qknorm",)
 
 
 def family_configs():
     """One recorded config.json of each model_type, of its plainest rotation."""
+    recorded = {p.stem: json.loads(str(np.load(p)["config"])) for p in FOLDER.glob("*.npz")}
     configs = {}
-    for path in sorted(FOLDER.glob("*.npz"), key=lambda p: ("rope" in p.stem, p.stem)):
-        config = json.loads(str(np.load(path)["config"]))
-        if "factor" not in config["rope_parameters"]:
-            configs.setdefault(config["model_type"], config)
+    for case in sorted(recorded, key=lambda c: (_is_scaled(recorded[c]), "rope" in c, c)):
+        configs.setdefault(recorded[case]["model_type"], recorded[case])
     return configs
+
+
+def _is_scaled(config):
+    return "factor" in config["rope_parameters"]
 
 
 def traced_configs():
     """The same, and those of cases with ops of their own, by their names."""
     more = {case: json.loads(str(np.load(FOLDER / f"{case}.npz")["config"])) for case in MORE}
     return family_configs() | more
+
+
+def head_dims(case):
+    """The sizes of heads that a case of ``traced_configs`` is tried with."""
+    return HEAD_DIMS[:1] if case in COMPOSED else HEAD_DIMS
 
 
 def with_head_dim(config, head_dim):

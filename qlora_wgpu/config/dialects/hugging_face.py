@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from qlora_wgpu.config.dialects.draft import Draft
+from qlora_wgpu.config.values import OPTIMIZERS
 
 _TRAIN = (
     "num_train_epochs max_steps per_device_train_batch_size gradient_accumulation_steps "
@@ -91,13 +92,18 @@ def convert_precision(draft: Draft) -> None:
 
 
 def convert_optimizer(draft: Draft, key: str) -> None:
-    """Says that AdamW trains, where another or a kind of it is named."""
+    """Which AdamW trains; says so where another optimizer is named."""
     optimizer = draft.take(key)
-    if optimizer is None or str(optimizer) in ("adamw_torch", "adamw_torch_fused", "adamw"):
+    if optimizer is None:
         return
-    exact = "adam" in str(optimizer).lower()
-    words = "its moments stay in float32 on the device" if exact else "another is not done"
-    draft.leave_out(key, optimizer, f"AdamW trains here, and {words}")
+    name = str(optimizer).lower()
+    if name in OPTIMIZERS:
+        draft.set("optim.name", OPTIMIZERS[name], f"{key}: {optimizer}")
+    elif "adamw" in name:
+        near = "adamw_8bit" if "8bit" in name else "adamw"
+        draft.set("optim.name", near, f"nearest to {key}: {optimizer}")
+    else:
+        draft.leave_out(key, optimizer, "AdamW trains here; another is not done")
 
 
 def convert_evaluation(draft: Draft, *, held_out: bool) -> None:

@@ -150,8 +150,8 @@ HINTS = {
     "val_size": "data.eval_split holds rows of data.train out",
     "hf_dataset": "data.train takes a data set of the hub, as owner/name:split",
     "evals_per_epoch": "eval.eval_steps takes a fraction of the whole run",
-    "optimizer": "AdamW is the one optimizer, and its moments stay in float32",
-    "optim": "AdamW is the one optimizer, and its moments stay in float32",
+    "optimizer": "optim.name says whether AdamW's moments have 32 bits or 8",
+    "optim": "optim.name says whether AdamW's moments have 32 bits or 8",
     "lora_target_linear": "lora.target_modules: all-linear",
 }
 

@@ -154,7 +154,7 @@ def further_layers(
 
 def launch_split(g: Graph, gemm: Gemm, cut: Cut) -> None:
     """Cuts a long reduction of few results, which would leave a GPU idle, into parts."""
-    workgroups = ceil_div(gemm.x.rows, cut.rows) * ceil_div(gemm.columns, cut.columns)
+    workgroups = ceil_div(gemm.x.rows, cut.rows) * ceil_div(gemm.cut_columns, cut.columns)
     least = g.profile.least_workgroups * _CUT_THREADS // cut.threads
     parts = min(least // workgroups, gemm.depth // LEAST_PART)
     part = round_up(ceil_div(gemm.depth, max(parts, 1)), 64)

@@ -56,6 +56,8 @@ class Gemm:
         others: If there are, ``w`` is the matrices of up to three layers of one input, one below
             the other: with rows the second's and the third's results, else their x. All but the
             last have a multiple of eight columns.
+        whole_columns: Columns of the product that this is a part of, if it is, with rows: its sums
+            are then made in the order that those of the whole would be.
         label: For timing tables.
     """
 
@@ -75,6 +77,7 @@ class Gemm:
     first_row: int | None = None
     experts: ExpertTiles | None = None
     others: tuple[Tensor, ...] = ()
+    whole_columns: int = 0
     label: str = ""
 
     def __post_init__(self) -> None:
@@ -127,6 +130,11 @@ class Gemm:
         return self.own_rows if self.with_rows else self.w.columns
 
     @property
+    def cut_columns(self) -> int:
+        """Columns by which it is decided how it is cut: those of the whole."""
+        return self.whole_columns or self.columns
+
+    @property
     def depth(self) -> int:
         """Terms of each sum."""
         return self.x.columns if self.with_rows else self.own_rows
@@ -145,7 +153,7 @@ class Gemm:
     @property
     def size_class(self) -> str:
         """Products that want to be cut alike (``Profile.products``)."""
-        return size_class(self.name, self.x.rows, self.columns, self.depth)
+        return size_class(self.name, self.x.rows, self.cut_columns, self.depth)
 
 
 def size_class(name: str, rows: int, columns: int, depth: int) -> str:

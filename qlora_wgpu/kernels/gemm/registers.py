@@ -34,7 +34,7 @@ class Skinny:
 
     def fits(self, gemm: Gemm, profile: Profile) -> bool:
         """Where there are few columns, as a LoRA rank."""
-        return gemm.columns <= SKINNY or gemm.dropout is not None
+        return gemm.cut_columns <= SKINNY or gemm.dropout is not None
 
     def launch(self, g: Graph, gemm: Gemm) -> None:
         """Adds the launches."""

@@ -54,11 +54,11 @@ def _tile_group(profile: Profile, gemm: Gemm) -> tuple[int, int]:
         down = min(down, EXPERT_TILE // 8)
     parts = max(gemm.depth // LEAST_PART, 1)
     while max(across, down) > _LEAST_TILE:
-        workgroups = ceil_div(gemm.x.rows, 8 * down) * ceil_div(gemm.columns, 8 * across)
+        workgroups = ceil_div(gemm.x.rows, 8 * down) * ceil_div(gemm.cut_columns, 8 * across)
         few = workgroups * parts < profile.least_workgroups // 8
         if down > _LEAST_TILE and (gemm.x.rows <= 4 * down or (few and down >= across)):
             down //= 2
-        elif across > _LEAST_TILE and (gemm.columns <= 4 * across or few):
+        elif across > _LEAST_TILE and (gemm.cut_columns <= 4 * across or few):
             across //= 2
         else:
             break

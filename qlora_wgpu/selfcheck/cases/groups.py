@@ -11,7 +11,7 @@ from qlora_wgpu.families.family import LinearSpec
 from qlora_wgpu.gpu.device import ALIGNMENT
 from qlora_wgpu.graph.dtype import round_up
 from qlora_wgpu.graph.tensor import Storage, Tensor, vector
-from qlora_wgpu.model.weights import nf4_matrix
+from qlora_wgpu.model.weights import quantized_matrix
 from qlora_wgpu.ops.linear_group import linear_group, most_layers
 from qlora_wgpu.ops.modules import Linear
 from qlora_wgpu.quant import quantize_nf4
@@ -60,7 +60,7 @@ def check_linear_group(
             normal(f"w of {spec.name}", spec.out_features, inner).astype(np.float32), 64, index != 1
         )
         lora = adapter.loras[spec.name] if r else None
-        weight = nf4_matrix(spec.name, stored, textures=g.profile.textures)
+        weight = quantized_matrix(spec.name, stored, textures=g.profile.textures)
         layers.append(Linear(spec.name, weight, None, lora))
         weights.append(run.rounded_weight(stored.dequantize().astype(np.float64)))
     biases = [normal(f"bias of {name}", n) * has_bias for name, n in zip(names, outer, strict=True)]

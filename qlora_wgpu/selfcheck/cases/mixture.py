@@ -10,12 +10,11 @@ import numpy as np
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import ExpertSpec
 from qlora_wgpu.graph.tensor import Storage
+from qlora_wgpu.kernels.dequantize import fits_words
 from qlora_wgpu.kernels.experts import EXPERT_TILE
-from qlora_wgpu.model.nf4_weights import (
+from qlora_wgpu.model.quantized_weights import (
     codebook_tensor,
     device_arrays,
-    fits_words,
-    format_of,
     lay_out,
     words,
 )
@@ -69,7 +68,7 @@ def _dense(run: Runner, w: Array) -> tuple[ExpertMatrix, Array]:
 def _quantized(run: Runner, w: Array, double: bool = False) -> tuple[ExpertMatrix, Array]:
     """Experts of 4 bits, two at a time, and their weights as they are decoded."""
     parts = [quantize_nf4(part.astype(np.float32), 64, double) for part in w]
-    form, codebook = format_of(parts[0]), None
+    form, codebook = parts[0].format, None
     if run.graph.profile.textures and fits_words(form, w.shape[2]):
         codebook = codebook_tensor(form, Storage)
 

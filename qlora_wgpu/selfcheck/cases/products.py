@@ -12,7 +12,7 @@ from qlora_wgpu.graph.dtype import LARGEST_FLOAT16, padded
 from qlora_wgpu.graph.tensor import Tensor, row_blocks
 from qlora_wgpu.kernels.gemm import SIZED_ROWS, Gemm, largest_sizes
 from qlora_wgpu.lora.layout import Adapter
-from qlora_wgpu.model.weights import nf4_matrix
+from qlora_wgpu.model.weights import quantized_matrix
 from qlora_wgpu.ops import dora
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
@@ -40,7 +40,7 @@ def check_dequantization(run: Runner, shape: tuple[int, int], double: bool) -> N
     """NF4 codes, singly and doubly quantized, whole words and not, in several shards."""
     weights = normal("w", *shape) * np.geomspace(0.1, 10, shape[0])[:, None]
     quantized = quantize_nf4(weights.astype(np.float32), 64, double)
-    weight = nf4_matrix("w", quantized, textures=run.graph.profile.textures)
+    weight = quantized_matrix("w", quantized, textures=run.graph.profile.textures)
     run.graph.max_binding = 32 * run.weight(np.zeros((1, shape[1]))).nbytes
     shards = [shard for _, shard in weight.shards(run.graph)]
     exact = run.rounded_weight(quantized.dequantize().astype(np.float64))
@@ -75,7 +75,7 @@ def check_values_beyond_float16(run: Runner) -> None:
     stored = np.ones((outer, inner), np.float32)
     stored[7, 9], stored[199, 71] = 2e5, -1e6
     quantized = quantize_nf4(stored, 64, False)
-    weight = nf4_matrix("w", quantized, textures=run.graph.profile.textures)
+    weight = quantized_matrix("w", quantized, textures=run.graph.profile.textures)
     batch, tx = run.batch(np.ones((1, rows), np.int64)), run.operand(x)
     y = linear(run.graph, tx, Linear("x", weight, None, None), batch, float32=True)
     counts = run.graph.saturated

@@ -1,4 +1,4 @@
-"""NF4 matrices on the device: kept as 4-bit codes, dequantized to operands just before use."""
+"""Quantized matrices on the device: kept as codes, dequantized to operands just before use."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from qlora_wgpu.graph.dtype import ROW_UNIT
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.dequantize import DEQUANTIZE, Dequantization
+from qlora_wgpu.weight_format import WeightFormat
 
 EXPERT_WORDS = 64  # so that a binding may begin at any expert
 _EXPERT_BYTES = 64 << 20  # of operands that are dequantized at once
 
 
 @dataclass(frozen=True)
-class NF4Matrix:
+class QuantizedMatrix:
     """A quantized (out_features, in_features) matrix.
 
     Attributes:
-        codes: Two codes a byte, bitsandbytes' order.
-        absmax: float32 scales of the blocks, or their 8-bit codes if doubly quantized.
-        maps: The 16 values of the codes, then the 256 of the scales' codes and their offset.
+        form: How it is stored.
+        codes: As ``QuantizedWeight`` has them, in words.
+        absmax: float32 scales of the blocks, or their 8-bit codes if doubly quantized; with minima,
+            those take turns.
+        maps: The values of the codes, then the 256 of the scales' codes and their offset.
         nested_absmax: Scales of the scales, if doubly quantized.
-        nested_blocksize: Scales that share one of those.
         codebook: ``pair_values`` of the codes in a texture, for software GPUs and where
-            columns and blocksize are multiples of 32.
+            32 codes share a row and a block.
         experts: If more than one, so many matrices of ``rows`` rows, whose parts follow each other
             in the tensors above, each beginning at a multiple of ``EXPERT_WORDS`` words.
     """
@@ -36,12 +38,11 @@ class NF4Matrix:
     name: str
     rows: int
     columns: int
-    blocksize: int
+    form: WeightFormat
     codes: Tensor
     absmax: Tensor
     maps: Tensor
     nested_absmax: Tensor | None
-    nested_blocksize: int
     codebook: Tensor | None = None
     experts: int = 1
 
@@ -104,8 +105,7 @@ class NF4Matrix:
             maps=maps,
             nested_absmax=nested_absmax,
             codebook=self.codebook,
-            blocksize=self.blocksize,
-            nested_blocksize=self.nested_blocksize,
+            form=self.form,
             experts=self.experts,
             expert_rows=self.rows,
             strides=(

@@ -1,14 +1,15 @@
-// w[n, k] = quant_map[code] · scale(block),  rows row0 .. row0 + rows - 1 of an NF4 matrix.
+// w[n, k] = quant_map[code] · scale(block) (+ minimum(block), or · last factor),  rows row0 .. row0 +
+// rows - 1 of a quantized matrix.
 //
 // Element e = (row0 + n)·in_features + k of the flat matrix: byte e/2 of codes, the high nibble if
-// e is even; block e / blocksize.
+// e is even, or with EIGHT_BITS byte e; block e / blocksize, or with TILES that of (row, column).
 // w (rows, in_features) is overwritten from unit w_unit0 on, padded with zeros to units of eight; ALIGNED where
-// in_features is a multiple of eight, so that eight elements share a word and a block.
+// in_features and blocks are multiples of eight, so that eight elements share a block.
 // With EXPERTS several matrices of expert_rows rows lie one below the other, each with codes,
 // scales and maps of its own, *_expert elements apart. All share quant_map, the first's.
 // Launcher: kernels/dequantize.py.
 //#include common/flat.wgsl
-//#include common/nf4_scale.wgsl
+//#include common/block_scale.wgsl
 
 struct Params {
     rows: u32,
@@ -42,13 +43,38 @@ fn put(unit: u32, v: Eight) {
     store_w(unit, v);
 }
 
+// The block of an element, by its place in the matrix.
+fn block_of(element: u32) -> u32 {
+//#if TILES
+    let across = (params.in_features - 1u) / BLOCKSIZE + 1u;
+    return element / params.in_features / TILE_ROWS * across + element % params.in_features / BLOCKSIZE;
+//#else
+    return element / BLOCKSIZE;
+//#endif
+}
+
 //#if ALIGNED
+//#if EIGHT_BITS
+fn four_values(word: u32) -> vec4<f32> {
+    return vec4<f32>(quant_map[word & 255u], quant_map[(word >> 8u) & 255u], quant_map[(word >> 16u) & 255u], quant_map[word >> 24u]);
+}
+
+fn decoded(first_code: u32, unit: u32, scale: f32, minimum: f32) -> Eight {
+    let low = four_values(codes[first_code + 2u * unit]);
+    let high = four_values(codes[first_code + 2u * unit + 1u]);
+    let even = vec4<f32>(low.xz, high.xz);
+    let odd = vec4<f32>(low.yw, high.yw);
+    return Eight(weights(even, scale, minimum), weights(odd, scale, minimum));
+}
+//#else
 // The even elements' codes are the high nibbles of the bytes.
-fn decoded(word: u32, scale: f32) -> Eight {
+fn decoded(first_code: u32, unit: u32, scale: f32, minimum: f32) -> Eight {
+    let word = codes[first_code + unit];
     let even = vec4<f32>(quant_map[(word >> 4u) & 15u], quant_map[(word >> 12u) & 15u], quant_map[(word >> 20u) & 15u], quant_map[word >> 28u]);
     let odd = vec4<f32>(quant_map[word & 15u], quant_map[(word >> 8u) & 15u], quant_map[(word >> 16u) & 15u], quant_map[(word >> 24u) & 15u]);
-    return Eight(even * scale, odd * scale);
+    return Eight(weights(even, scale, minimum), weights(odd, scale, minimum));
 }
+//#endif
 
 // Rows follow each other without a gap, in w as in the codes.
 fn each(i: u32) {
@@ -63,14 +89,26 @@ fn each(i: u32) {
     let expert = 0u;
     let unit = params.row0 * params.stride + i;
 //#endif
-    let word = codes[expert * params.codes_expert + unit];
-    put(params.w_unit0 + i, decoded(word, block_scale(expert, unit / (BLOCKSIZE / 8u))));
+//#if TILES
+    let block = block_of(8u * unit);
+//#else
+    let block = unit / (BLOCKSIZE / 8u);
+//#endif
+    let scale = block_scale(expert, block);
+    let minimum = block_minimum(expert, block);
+    put(params.w_unit0 + i, decoded(expert * params.codes_expert, unit, scale, minimum));
 }
 //#else
 fn value(expert: u32, element: u32) -> f32 {
+//#if EIGHT_BITS
+    let word = codes[expert * params.codes_expert + element / 4u];
+    let code = (word >> (8u * (element % 4u))) & 255u;
+//#else
     let word = codes[expert * params.codes_expert + element / 8u];
-    let nibble = (element % 8u) ^ 1u;
-    return quant_map[(word >> (4u * nibble)) & 15u] * block_scale(expert, element / BLOCKSIZE);
+    let code = (word >> (4u * ((element % 8u) ^ 1u))) & 15u;
+//#endif
+    let block = block_of(element);
+    return weights(vec4<f32>(quant_map[code]), block_scale(expert, block), block_minimum(expert, block)).x;
 }
 
 fn each(i: u32) {

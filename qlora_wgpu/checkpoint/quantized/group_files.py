@@ -1,0 +1,180 @@
+"""Folders that AWQ or GPTQ quantized: integers with a scale and a zero per group of a row.
+
+``X.qweight`` holds 32-bit words of them, ``X.scales`` and ``X.qzeros`` those of each group. AWQ
+packs columns of (in_features, out_features), GPTQ packs rows, and its zeros are stored less one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.checkpoint.quantized.files import QuantizedFiles
+from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
+from qlora_wgpu.errors import UnsupportedModelError
+from qlora_wgpu.quant import QuantizedWeight, WeightFormat
+from qlora_wgpu.quant.integer_groups import group_format, grouped_weight, unpack, unpack_awq
+
+_WORDS = ("I32", "U32")
+
+
+class GroupFiles(QuantizedFiles):
+    """What AWQ's and GPTQ's folders have in common."""
+
+    codes_leaf = "qweight"
+    companions = ("qzeros", "scales", "g_idx")
+    method = ""
+    all_bits: tuple[int, ...] = ()
+
+    def __init__(
+        self,
+        files: Mapping[str, SafetensorsFile],
+        config: Mapping[str, Any],
+        quantization: Mapping[str, Any],
+        path: object,
+    ) -> None:
+        """Reads how everything is quantized.
+
+        Args:
+            files: Which open file holds which tensor.
+            config: The config.json.
+            quantization: Its ``quantization_config``.
+            path: The folder, for messages.
+
+        Raises:
+            UnsupportedModelError: If it is quantized to other bits, or in groups of no size.
+        """
+        super().__init__(files, config)
+        self._bits = quantization.get("bits", quantization.get("w_bit", 4))
+        self._group = quantization.get("group_size", quantization.get("q_group_size", 128))
+        if self._bits not in self.all_bits:
+            raise UnsupportedModelError(
+                f"{path} is quantized with {self.method} to {self._bits!r} bits, but only "
+                f"{' or '.join(map(str, self.all_bits))} are read: take the unquantized model"
+            )
+        if type(self._group) is not int or not (self._group == -1 or 0 < self._group < 2**20):
+            raise UnsupportedModelError(
+                f"{path} is quantized with {self.method} in groups of {self._group!r} weights, "
+                "which is no size: take the unquantized model"
+            )
+
+    def holds(self, name: str) -> bool:
+        """Whether a weight's integers are there."""
+        return name.endswith(".weight") and self.stored(name) in self._files
+
+    def format(self, name: str) -> WeightFormat | None:
+        """Integers in groups of neighbours."""
+        return group_format(self.method, max(self._bits, 4), self.shape(name)[1], self._group)
+
+    def read(self, name: str) -> QuantizedWeight:
+        """Codes, and scales with the minima that zeros make."""
+        form = self.format(name)
+        assert form is not None
+        return grouped_weight(form, *self._parts(name))
+
+    def _parts(
+        self, name: str
+    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
+        """Integers (in_features, out_features), and zeros and scales (groups, out_features)."""
+        rows, columns = self.shape(name)
+        groups = 1 if self._group == -1 else -(-columns // self._group)
+        scales = self._floats(name, "scales", (groups, rows))
+        zeros = self._raw(name, "qzeros", _WORDS, (groups, rows * self._bits // 32))
+        return self._integers(name), self._zeros(zeros.view(np.int32)), scales
+
+    def _integers(self, name: str) -> npt.NDArray[np.uint8]:
+        raise NotImplementedError
+
+    def _zeros(self, words: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+        raise NotImplementedError
+
+    def _words(self, name: str) -> npt.NDArray[np.int32]:
+        return self._raw(name, self.codes_leaf, _WORDS).view(np.int32)
+
+    def _words_shape(self, name: str) -> tuple[int, int]:
+        shape = self._shape_of(name, self.codes_leaf)
+        if len(shape) != 2:
+            raise self._wrong(self.stored(name), f"has shape {shape}, which is no matrix's")
+        return shape[0], shape[1]
+
+
+class AwqFiles(GroupFiles):
+    """AWQ's "gemm" layout."""
+
+    method = "AWQ"
+    all_bits = (4,)
+
+    def shape(self, name: str) -> tuple[int, int]:
+        """(8 · words of a row, rows of words)."""
+        columns, words = self._words_shape(name)
+        return 8 * words, columns
+
+    def _integers(self, name: str) -> npt.NDArray[np.uint8]:
+        return unpack_awq(self._words(name))
+
+    def _zeros(self, words: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+        return unpack_awq(words)
+
+
+class GptqFiles(GroupFiles):
+    """GPTQ's layout, of both versions.
+
+    Where the columns of a group are no neighbours (``desc_act``), no kernel reads them.
+    """
+
+    method = "GPTQ"
+    all_bits = (2, 4, 8)
+
+    def __init__(
+        self,
+        files: Mapping[str, SafetensorsFile],
+        config: Mapping[str, Any],
+        quantization: Mapping[str, Any],
+        path: object,
+    ) -> None:
+        """As its class; the second version stores zeros as they are."""
+        super().__init__(files, config, quantization, path)
+        self._less_one = quantization.get("checkpoint_format", "gptq") != "gptq_v2"
+
+    def shape(self, name: str) -> tuple[int, int]:
+        """(Columns of words, weights of a column of words)."""
+        words, rows = self._words_shape(name)
+        return rows, words * 32 // self._bits
+
+    def format(self, name: str) -> WeightFormat | None:
+        """Integers in groups of neighbours, or None if columns are in another order."""
+        return super().format(name) if self._order(name) is None else None
+
+    def float32(self, name: str) -> npt.NDArray[np.float32]:
+        """(q - zero) · scale, each column's by its group."""
+        order = self._order(name)
+        if order is None:
+            return super().float32(name)
+        codes, zeros, scales = self._parts(name)
+        values = codes.astype(np.float32) - zeros[order]
+        values *= scales[order]
+        return np.ascontiguousarray(values.T)
+
+    def _order(self, name: str) -> npt.NDArray[np.int32] | None:
+        """The group of each column, if they are no neighbours."""
+        columns = self.shape(name)[1]
+        if not self._has(name, "g_idx"):
+            return None
+        order = self._raw(name, "g_idx", ("I32", "I64"), (columns,)).astype(np.int32)
+        size = columns if self._group == -1 else self._group
+        if (order == np.arange(columns) // size).all():
+            return None
+        if not ((order >= 0) & (order < -(-columns // size))).all():
+            raise self._wrong(self._name(name, "g_idx"), "names groups that are not there")
+        return order
+
+    def _integers(self, name: str) -> npt.NDArray[np.uint8]:
+        words = np.ascontiguousarray(self._words(name).T)
+        return np.ascontiguousarray(unpack(words, self._bits).T)
+
+    def _zeros(self, words: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+        zeros = unpack(words, self._bits)
+        return zeros + np.uint8(1) & np.uint8(2**self._bits - 1) if self._less_one else zeros

@@ -1,0 +1,57 @@
+"""Hunyuan, dense (Tencent, 2025): as Llama, with q and k normalized after they are rotated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from qlora_wgpu.errors import UnsupportedModelError, brief
+from qlora_wgpu.families.attention import Attention, QKNorm
+from qlora_wgpu.families.config_reader import ConfigReader, is_above_zero
+from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Layer
+from qlora_wgpu.families.dimensions import Dimensions
+from qlora_wgpu.families.mlp import GatedMLP, read_activation
+from qlora_wgpu.families.norm import RMSNorm
+from qlora_wgpu.families.rope import Rope, read_rope
+
+
+def compose(read: ConfigReader) -> Decoder:
+    """Rotations of type 'dynamic' with an ``alpha`` do not go by the length of a sample."""
+    read.no_dropout("attention_dropout")
+    dimensions = Dimensions.read(read)
+    bias, eps = read.flag("attention_bias"), read.number("rms_norm_eps", 1e-5)
+    qk_norm = QKNorm(eps, names=("query_layernorm", "key_layernorm"), after_rope=True)
+    attention = Attention(
+        dimensions,
+        _rope(read.config, dimensions.head_dim),
+        qkv_bias=bias,
+        o_bias=bias,
+        qk_norm=qk_norm,
+    )
+    mlp = GatedMLP(dimensions, read_activation(read))
+    norm = RMSNorm(eps)
+    return Decoder(
+        dimensions,
+        norm,
+        layers=(Layer(norm, attention, mlp),) * dimensions.num_hidden_layers,
+        tied=read.flag("tie_word_embeddings"),
+    )
+
+
+def _rope(config: Mapping[str, Any], head_dim: int) -> Rope:
+    """The rotation; by a base · alpha^(d / (d - 2)) where there is an ``alpha``."""
+    scaling = config.get("rope_scaling") or config.get("rope_parameters")
+    if not isinstance(scaling, Mapping) or not scaling.get("alpha"):
+        return read_rope(config, head_dim)
+    alpha, kind = scaling["alpha"], scaling.get("rope_type", scaling.get("type"))
+    if kind != "dynamic" or not is_above_zero(alpha):
+        raise UnsupportedModelError(
+            f"config.json: RoPE's alpha {brief(alpha)} must be a number above zero, and its type "
+            f"'dynamic', got {brief(kind)}"
+        )
+    thetas = (scaling.get("rope_theta"), config.get("rope_theta"), 10_000.0)
+    theta = next(value for value in thetas if value is not None)
+    return read_rope({"rope_theta": theta * alpha ** (head_dim / (head_dim - 2))}, head_dim)
+
+
+FAMILY = DecoderFamily(compose)

@@ -1,0 +1,80 @@
+"""Ministral 3 (Mistral AI, 2025): as Mistral, with queries that grow with their position."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from qlora_wgpu.errors import UnsupportedModelError, brief
+from qlora_wgpu.families.attention import Attention
+from qlora_wgpu.families.config_reader import ConfigReader, is_above_zero
+from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Layer
+from qlora_wgpu.families.dimensions import Dimensions
+from qlora_wgpu.families.mlp import GatedMLP, read_activation
+from qlora_wgpu.families.norm import RMSNorm
+from qlora_wgpu.families.rope import Growth, Rope, read_rope
+
+ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1_000_000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale_all_dim": 1.0,
+    "mscale": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+"""Hugging Face's, where a config.json has none."""
+
+
+def compose(read: ConfigReader) -> Decoder:
+    """Every layer slides, if there is a window."""
+    read = read.with_defaults(num_key_value_heads=8, head_dim=128)
+    read.no_dropout("attention_dropout")
+    dimensions = Dimensions.read(read)
+    keys, queries = _ropes(read.config, dimensions.head_dim)
+    window = read.optional_integer("sliding_window")
+    attention = Attention(dimensions, keys, window, query_rope=queries)
+    mlp = GatedMLP(dimensions, read_activation(read))
+    norm = RMSNorm(read.number("rms_norm_eps", 1e-5))
+    return Decoder(
+        dimensions,
+        norm,
+        layers=(Layer(norm, attention, mlp),) * dimensions.num_hidden_layers,
+        tied=read.flag("tie_word_embeddings"),
+    )
+
+
+def _ropes(config: Mapping[str, Any], head_dim: int) -> tuple[Rope, Rope]:
+    """The rotation of keys, and that of queries, which scales them as well."""
+    given = config.get("rope_scaling") or config.get("rope_parameters")
+    if given is not None and not isinstance(given, Mapping):
+        raise UnsupportedModelError(
+            f"config.json: RoPE's parameters must be keys, got {brief(given)}"
+        )
+    parameters = dict(ROPE if given is None else given)
+    beta = parameters.pop("llama_4_scaling_beta", None)
+    parameters.pop("max_position_embeddings", None)  # transformers ignores it here, too
+    length = _original_length(config, parameters)
+    if type(beta) not in (int, float) or not 0 <= beta < 2**24 or not is_above_zero(length):
+        raise UnsupportedModelError(
+            "config.json: RoPE's parameters need llama_4_scaling_beta, a number from 0 on, and "
+            f"original_max_position_embeddings, one above zero; got {brief(beta)} and "
+            f"{brief(length)}"
+        )
+    rope = read_rope({**config, "rope_scaling": None, "rope_parameters": parameters}, head_dim)
+    return rope, replace(rope, growth=Growth(beta, length))
+
+
+def _original_length(config: Mapping[str, Any], parameters: Mapping[str, Any]) -> Any:
+    """Positions that the model was first trained on, as transformers finds them."""
+    key = "original_max_position_embeddings"
+    length = parameters.get(key)
+    if parameters.get("rope_type", parameters.get("type")) not in ("yarn", "llama3", "longrope"):
+        return length
+    return config.get(key, config.get("max_position_embeddings") if length is None else length)
+
+
+FAMILY = DecoderFamily(compose)

@@ -1,0 +1,27 @@
+"""In which types an adapter's training state is kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from qlora_wgpu.config import Config
+
+
+@dataclass(frozen=True)
+class AdapterForms:
+    """What changes an update's numbers, and so is chosen by the user alone.
+
+    Attributes:
+        optimizer: ``"adamw"``, whose moments are float32, or ``"adamw_8bit"``.
+    """
+
+    optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
+
+    @classmethod
+    def of(cls, settings: Config) -> AdapterForms:
+        """Those of a run."""
+        return cls(settings.optim.name)
+
+
+FLOAT32 = AdapterForms()

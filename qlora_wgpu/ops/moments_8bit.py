@@ -1,0 +1,170 @@
+"""AdamW's moments in 8 bits, as bitsandbytes divides them: where each tensor's blocks lie.
+
+A tensor's elements, without the padding of its rows, make blocks of 256. A block of a moment is 64
+words of four codes and a word with the float32 that the codes' values are multiplied by; tensors of
+fewer than 4,096 elements stay in float32, a word each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.graph.dtype import ceil_div
+from qlora_wgpu.graph.tensor import Storage, Tensor, vector
+
+BLOCK = 256  # elements
+_CODE_WORDS = BLOCK // 4
+_LEAST = 4096  # elements of a tensor whose moments have 8 bits: bitsandbytes' min_8bit_size
+
+Words = npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True)
+class Span:
+    """A tensor within the flat vectors: rows of so many elements, so many elements apart."""
+
+    offset: int
+    rows: int
+    columns: int
+    stride: int
+
+    @property
+    def elements(self) -> int:
+        """Elements, padding not counted."""
+        return self.rows * self.columns
+
+
+@dataclass(frozen=True)
+class TensorMoments:
+    """The blocks of one tensor, the same in both moments.
+
+    Attributes:
+        span: The tensor.
+        first_block: The first of its blocks.
+        first_word: Where that begins.
+    """
+
+    span: Span
+    first_block: int
+    first_word: int
+
+    @property
+    def in_codes(self) -> bool:
+        """Whether it has 8 bits."""
+        return self.span.elements >= _LEAST
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks, of which the last may have fewer elements."""
+        return ceil_div(self.span.elements, BLOCK)
+
+    @property
+    def block_words(self) -> int:
+        """Words of a block."""
+        return _CODE_WORDS + 1 if self.in_codes else BLOCK
+
+    def _view(self, words: Words) -> Words:
+        count = self.blocks * self.block_words
+        return words[self.first_word : self.first_word + count].reshape(self.blocks, -1)
+
+    def split(self, words: Words, number: int) -> dict[str, npt.NDArray[np.generic]]:
+        """Its part of a moment, by bitsandbytes' names: ``state1`` and ``absmax1``, or 2 of v."""
+        view, count = self._view(words), self.span.elements
+        if not self.in_codes:
+            return {f"state{number}": view.reshape(-1)[:count].view(np.float32).copy()}
+        codes = np.ascontiguousarray(view[:, :_CODE_WORDS]).reshape(-1).view(np.uint8)
+        scales = view[:, _CODE_WORDS].copy().view(np.float32)
+        return {f"state{number}": codes[:count].copy(), f"absmax{number}": scales}
+
+    def join(self, words: Words, number: int, parts: Mapping[str, npt.NDArray[np.generic]]) -> None:
+        """Puts its part of a moment where ``split`` found it.
+
+        Raises:
+            CheckpointError: If something is missing, or of another shape or type, or not finite.
+        """
+        state = _checked(
+            parts, f"state{number}", np.uint8 if self.in_codes else np.float32, self.span.elements
+        )
+        view = self._view(words)
+        if not self.in_codes:
+            view.reshape(-1)[: state.size] = state.view(np.uint32)
+            return
+        codes = np.zeros(self.blocks * BLOCK, np.uint8)
+        codes[: state.size] = state
+        view[:, :_CODE_WORDS] = codes.view(np.uint32).reshape(self.blocks, -1)
+        scales = _checked(parts, f"absmax{number}", np.float32, self.blocks)
+        view[:, _CODE_WORDS] = scales.view(np.uint32)
+
+
+def _checked(
+    parts: Mapping[str, npt.NDArray[np.generic]], name: str, dtype: type[np.generic], size: int
+) -> npt.NDArray[np.generic]:
+    array = parts.get(name)
+    if array is None or array.dtype != dtype or array.shape != (size,):
+        raise CheckpointError(
+            f"the optimizer's {name} is missing or not {size} numbers of {np.dtype(dtype)}"
+        )
+    if dtype is np.float32 and not np.isfinite(array).all():
+        raise CheckpointError(f"the optimizer's {name} is not finite")
+    return np.ascontiguousarray(array)
+
+
+class BlockTable:
+    """The blocks of all tensors, and what the kernel knows of them.
+
+    Attributes:
+        tensors: Each tensor's blocks, one tensor after another.
+        blocks: Their number.
+        words: Words of a moment.
+        table: For the kernel: what codes stand for, and a row for each tensor.
+    """
+
+    def __init__(self, spans: Iterable[Span], values: Sequence[npt.NDArray[np.float32]]) -> None:
+        """Lays out the blocks of tensors, in this order.
+
+        Args:
+            spans: The tensors.
+            values: The 256 values of m's codes, and those of v's.
+        """
+        self.tensors: list[TensorMoments] = []
+        self.blocks = self.words = 0
+        for span in spans:
+            tensor = TensorMoments(span, self.blocks, self.words)
+            self.tensors.append(tensor)
+            self.blocks += tensor.blocks
+            self.words += tensor.blocks * tensor.block_words
+        data = self._data(values)
+        storage = Storage("moments' blocks", "optimizer", data.nbytes, data)
+        self.table = vector("moments' blocks", data.size, "uint32", storage)
+
+    def _data(self, values: Sequence[npt.NDArray[np.float32]]) -> Words:
+        rows = [
+            [t.first_block, t.first_word, t.span.offset, t.span.columns, t.span.stride,
+             t.span.elements, t.block_words, 0]
+            for t in self.tensors
+        ]  # fmt: skip
+        maps = [each.view(np.uint32) for each in values]
+        return np.concatenate([*maps, np.array(rows, np.uint32).reshape(-1)])
+
+    def new_moment(self, label: str) -> Tensor:
+        """Room for a moment."""
+        return vector(label, self.words, "uint32", Storage(label, "optimizer", 4 * self.words))
+
+    def cuts(self, most: int) -> list[tuple[int, int]]:
+        """``(first block, its first word)`` of parts of at most so many words, and the end."""
+        cuts = [(0, 0)]
+        for tensor in self.tensors:
+            block, end = tensor.first_block, tensor.first_block + tensor.blocks
+            while block < end:
+                word = tensor.first_word + (block - tensor.first_block) * tensor.block_words
+                room = (cuts[-1][1] + most - word) // tensor.block_words
+                if room <= 0:
+                    cuts.append((block, word))
+                    continue
+                block = min(block + room, end)
+        return [*cuts, (self.blocks, self.words)]

@@ -1,0 +1,99 @@
+"""Quantized weights of every form that the kernels decode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.graph.dtype import LARGEST_FLOAT16
+from qlora_wgpu.model.weights import quantized_matrix
+from qlora_wgpu.quant import GGML_FORMATS, QuantizedWeight, WeightFormat
+from qlora_wgpu.quant.eight_bits import INT8, fp8_format
+from qlora_wgpu.quant.float4 import MXFP4, NVFP4
+from qlora_wgpu.quant.integer_groups import group_format
+from qlora_wgpu.selfcheck.cases.common import each
+from qlora_wgpu.selfcheck.runner import Runner
+from qlora_wgpu.weight_format import WHOLE
+
+_FORMS = {
+    **{name: form.form for name, form in GGML_FORMATS.items()},
+    "MXFP4": MXFP4,
+    "NVFP4": NVFP4,
+    "LLM.int8": INT8,
+    "FP8": fp8_format("F8_E4M3", (32, 40)),
+    "GPTQ": group_format("GPTQ", 4, 72, 32),
+    "AWQ": group_format("AWQ", 4, 96, 32),
+}
+
+
+def random_weight(form: WeightFormat, shape: tuple[int, int]) -> QuantizedWeight:
+    """Codes of all kinds and scales of many sizes, the same for the same arguments."""
+    random = np.random.default_rng([*form.name.encode(), *shape])
+    pair = (2,) if form.has_minima else ()
+    blocks, nested, scale_map = form.block_count(*shape), None, None
+    # Of few binary digits, as files have them: whether drivers fuse products and sums is the same.
+    scales: Any = _numbers(random, (blocks, *pair))
+    if form.nested_blocksize is not None:
+        nested = _numbers(random, (-(-blocks // form.nested_blocksize), *pair))
+        scales = random.integers(0, 64, (blocks, *pair), dtype=np.uint8)
+        scale_map = np.arange(256, dtype=np.float32)
+    codes = random.integers(0, 256, form.code_bytes(*shape), dtype=np.uint8)
+    if not np.isfinite(form.quant_map).all():
+        codes[~np.isfinite(form.quant_map)[codes]] = 0
+    return QuantizedWeight(
+        shape=shape,
+        codes=codes,
+        quant_map=form.quant_map,
+        blocksize=form.blocksize,
+        absmax=scales,
+        nested_absmax=nested,
+        nested_quant_map=scale_map,
+        nested_blocksize=form.nested_blocksize or WHOLE,
+        name=form.name,
+        block_rows=form.block_rows,
+        factor=form.factor,
+    )
+
+
+def _numbers(random: np.random.Generator, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    """Numbers of either sign and ten binary digits."""
+    digits = random.integers(256, 1024, shape) * random.choice([-1, 1], shape)
+    numbers: npt.NDArray[np.float32] = np.ldexp(digits, -9).astype(np.float32)
+    return numbers
+
+
+def _nearest_float16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Eleven binary digits, the larger where two are as near, as ``common/float16.wgsl`` rounds."""
+    bits = (values.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
+    return np.clip(bits.view(np.float32), -LARGEST_FLOAT16, LARGEST_FLOAT16)
+
+
+@each(
+    ("Q4_1", (37, 96)),
+    ("Q4_K", (9, 256)),
+    ("Q5_K", (9, 256)),
+    ("Q6_K", (9, 256)),
+    ("IQ4_NL", (9, 64)),
+    ("MXFP4", (37, 96)),
+    ("NVFP4", (37, 48)),
+    ("Q8_0", (37, 96)),
+    ("LLM.int8", (37, 20)),
+    ("LLM.int8", (37, 72)),
+    ("FP8", (37, 90)),
+    ("FP8", (70, 96)),
+    ("GPTQ", (37, 72)),
+    ("AWQ", (37, 96)),
+)
+def check_format(run: Runner, name: str, shape: tuple[int, int]) -> None:
+    """Weights as their files have them, to the bit, in several shards."""
+    weight = random_weight(_FORMS[name], shape)
+    matrix = quantized_matrix("w", weight, textures=run.graph.profile.textures)
+    run.graph.max_binding = 32 * run.weight(np.zeros((1, shape[1]))).nbytes
+    shards = [shard for _, shard in matrix.shards(run.graph)]
+    got = np.concatenate(run.run(*shards))
+    exact = weight.dequantize()
+    if shards[0].dtype == "float16":
+        exact = _nearest_float16(exact)
+    run.compare_exactly(got, run.rounded_weight(exact.astype(np.float64)))

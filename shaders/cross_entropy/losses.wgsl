@@ -1,0 +1,51 @@
+// losses[i] = log Σ_c exp(logits[i, c]) - logits[i, target],  softmax[i] = (max_c, Σ_c exp(· - max_c)),
+// from what cross_entropy/sums.wgsl found in each block of the vocabulary,
+// for the rows from `first` on, up to `count`, of the batch_info[0] that there are.
+// With OBJECTIVE the target has the share 1 - smoothing and all tokens share the rest, and
+// z_loss · (log Σ exp)² is added; the sum in `softmax` is divided by the slope of that.
+//
+// An invocation has a row. Launcher: ops/cross_entropy.py.
+//#include common/flat.wgsl
+//#include common/log.wgsl
+
+struct Params {
+    count: u32,
+    first: u32,
+    blocks: u32,
+    vocab: u32,
+    smoothing: f32,
+    z_loss: f32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> partials: array<vec4<f32>>;
+@group(0) @binding(2) var<storage, read> batch_info: array<u32>;
+@group(0) @binding(3) var<storage, read_write> losses: array<f32>;
+@group(0) @binding(4) var<storage, read_write> softmax: array<f32>;
+
+fn each(i: u32) {
+    let row = params.first + i;
+    if (i >= params.count || row >= batch_info[0]) {
+        return;
+    }
+    let base = row * params.blocks;
+    var top = -3.0e38;
+    for (var block = 0u; block < params.blocks; block += 1u) {
+        top = max(top, partials[base + block].x);
+    }
+    var sums = vec3<f32>(0.0);
+    for (var block = 0u; block < params.blocks; block += 1u) {
+        let part = partials[base + block];
+        sums += vec3<f32>(part.y * exp(part.x - top), part.z, part.w);
+    }
+    let lse = top + accurate_log(sums.x);
+//#if OBJECTIVE
+    let mean = sums.y / f32(params.vocab);
+    losses[row] = lse - mix(sums.z, mean, params.smoothing) + params.z_loss * lse * lse;
+    softmax[2u * row + 1u] = sums.x / (1.0 + 2.0 * params.z_loss * lse);
+//#else
+    losses[row] = lse - sums.z;
+    softmax[2u * row + 1u] = sums.x;
+//#endif
+    softmax[2u * row] = top;
+}

@@ -1,0 +1,260 @@
+"""Folders of every quantization that is read: what their own programs dequantize, or refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
+
+RECORDED = Path(__file__).parents[1] / "fixtures" / "formats.npz"
+STEM = "model.layers.0.mlp.up_proj"
+NAME = f"{STEM}.weight"
+
+Arrays = dict[str, np.ndarray]
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Arrays:
+    with np.load(RECORDED) as file:
+        return {name: file[name] for name in file}
+
+
+def opened(folder: Path, arrays: Arrays, quantization: dict[str, Any] | None) -> ModelFolder:
+    config = {"model_type": "llama", "dtype": "bfloat16", "quantization_config": quantization}
+    (folder / "config.json").write_text(json.dumps(config))
+    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+    save_file(arrays, folder / "model.safetensors")
+    return ModelFolder.open(folder)
+
+
+def assert_bits(model: ModelFolder, expected: np.ndarray, name: str = NAME) -> None:
+    weight, form = model.quantized(name), model.weight_format(name)
+    assert weight is not None and form is not None
+    assert weight.format.key == form.key
+    assert model.is_quantized and model.has(name) and model.holds_quantized(name)
+    assert model.weight_shape(name) == weight.shape == expected.shape
+    assert weight.dequantize().tobytes() == expected.astype(np.float32).tobytes()
+
+
+@pytest.mark.parametrize("case", ["fp4", "fp4-nested"])
+def test_bitsandbytes_fp4(tmp_path: Path, recorded: Arrays, case: str) -> None:
+    parts = {n.partition("/")[2]: a for n, a in recorded.items() if n.startswith(f"{case}/")}
+    weight, codes = parts.pop("weight"), parts.pop("codes")
+    arrays = {NAME: codes, **{f"{NAME}.{leaf}": array for leaf, array in parts.items()}}
+    config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "fp4"}
+    model = opened(tmp_path, arrays, config)
+    assert_bits(model, weight)
+    assert all(model.is_companion(name) == (name != NAME) for name in arrays)
+
+
+def int8(recorded: Arrays) -> Arrays:
+    return {
+        NAME: recorded["int8/codes"],
+        f"{STEM}.SCB": recorded["int8/SCB"],
+        f"{STEM}.weight_format": np.zeros((), np.uint8),
+    }
+
+
+@pytest.mark.parametrize("config", [{"load_in_8bit": True}, None])
+def test_bitsandbytes_int8(tmp_path: Path, recorded: Arrays, config: Any) -> None:
+    model = opened(tmp_path, int8(recorded), config)
+    assert_bits(model, recorded["int8/weight"])
+    assert [n for n in model.names() if not model.is_companion(n)] == [NAME]
+
+
+def test_bitsandbytes_int8_in_another_order(tmp_path: Path, recorded: Arrays) -> None:
+    arrays = int8(recorded) | {f"{STEM}.weight_format": np.ones((), np.uint8)}
+    model = opened(tmp_path, arrays, {"load_in_8bit": True})
+    with pytest.raises(CheckpointError, match="says that columns are not in rows' order"):
+        model.quantized(NAME)
+
+
+def fp8(recorded: Arrays) -> Arrays:
+    codes = recorded["fp8/codes"].view(ml_dtypes.float8_e4m3fn)
+    return {NAME: codes, f"{STEM}.weight_scale_inv": recorded["fp8/scales"]}
+
+
+FP8 = {"quant_method": "fp8", "weight_block_size": [32, 32]}
+
+
+def test_fp8_in_tiles(tmp_path: Path, recorded: Arrays) -> None:
+    assert_bits(opened(tmp_path, fp8(recorded), FP8), recorded["fp8/weight"])
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (70,), (70, 1)])
+def test_fp8_with_fewer_scales(tmp_path: Path, recorded: Arrays, shape: tuple[int, ...]) -> None:
+    codes = recorded["fp8/codes"].view(ml_dtypes.float8_e4m3fn)
+    scales = np.linspace(0.5, 2, int(np.prod(shape))).astype(ml_dtypes.bfloat16).reshape(shape)
+    config = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+    model = opened(tmp_path, {NAME: codes, f"{STEM}.weight_scale": scales}, config)
+    factors = scales.astype(np.float32).reshape(-1, 1)
+    assert_bits(model, codes.astype(np.float32) * factors)
+
+
+def test_fp8_scales_that_are_powers_of_two(tmp_path: Path, recorded: Arrays) -> None:
+    exponents = np.arange(120, 132, dtype=np.uint8).reshape(3, 4)
+    model = opened(tmp_path, fp8(recorded) | {f"{STEM}.weight_scale_inv": exponents}, FP8)
+    scales = np.repeat(np.repeat(2.0 ** (exponents - 127.0), 32, 0)[:70], 32, 1)[:, :100]
+    codes = recorded["fp8/codes"].view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    assert_bits(model, codes * scales)
+
+
+def packed(values: np.ndarray, order: tuple[int, ...] = tuple(range(8))) -> np.ndarray:
+    """Words of eight 4-bit integers along the last axis: nibble i holds number order[i]."""
+    eights = values.reshape(*values.shape[:-1], -1, 8).astype(np.uint64)
+    words = sum(eights[..., number] << np.uint64(4 * i) for i, number in enumerate(order))
+    return words.astype(np.uint32).view(np.int32)
+
+
+def integers(rows: int, columns: int, group: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    random, groups = np.random.default_rng(0), -(-columns // group)
+    codes = random.integers(0, 16, (columns, rows), dtype=np.uint8)
+    zeros = random.integers(0, 16, (groups, rows), dtype=np.uint8)
+    return codes, zeros, random.normal(0, 0.1, (groups, rows)).astype(np.float16)
+
+
+def exact(codes: np.ndarray, zeros: np.ndarray, scales: np.ndarray, group: Any) -> np.ndarray:
+    return ((codes.astype(np.float32) - zeros[group]) * scales.astype(np.float32)[group]).T
+
+
+def test_awq(tmp_path: Path) -> None:
+    codes, zeros, scales = integers(24, 96, 32)
+    order = (0, 2, 4, 6, 1, 3, 5, 7)
+    parts = {"qweight": packed(codes, order), "qzeros": packed(zeros, order), "scales": scales}
+    config = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}
+    model = opened(tmp_path, {f"{STEM}.{leaf}": array for leaf, array in parts.items()}, config)
+    expected = exact(codes, zeros, scales, np.arange(96) // 32)
+    assert_bits(model, expected + np.float32(0))  # no zero has a sign
+    # What AWQ's kernels round to float16 is the same.
+    assert (expected.astype(np.float16) == (codes.T - zeros.T.astype(np.float16).repeat(32, 1))
+            * scales.T.repeat(32, 1)).all()  # fmt: skip
+    assert model.weight_of(f"{STEM}.qweight") == NAME and model.is_companion(f"{STEM}.qzeros")
+
+
+def gptq(columns: int, less_one: int, **more: np.ndarray) -> tuple[Arrays, tuple[Any, ...]]:
+    codes, zeros, scales = integers(24, columns, 32)
+    parts = {
+        "qweight": packed(codes.T).T,
+        "qzeros": packed((zeros - np.uint8(less_one)) & 15),
+        "scales": scales,
+        **more,
+    }
+    return {f"{STEM}.{leaf}": array for leaf, array in parts.items()}, (codes, zeros, scales)
+
+
+@pytest.mark.parametrize(("version", "less_one"), [("gptq", 1), ("gptq_v2", 0)])
+@pytest.mark.parametrize("columns", [96, 72])
+def test_gptq(tmp_path: Path, version: str, less_one: int, columns: int) -> None:
+    groups = np.arange(columns, dtype=np.int32) // 32
+    arrays, parts = gptq(columns, less_one, g_idx=groups)
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": version}
+    model = opened(tmp_path, arrays, config)
+    assert_bits(model, exact(*parts, groups) + np.float32(0))
+    assert not model.must_requantize(NAME)
+
+
+def test_gptq_in_another_order_is_requantized(tmp_path: Path) -> None:
+    groups = np.random.default_rng(1).permutation(96).astype(np.int32) % 3
+    arrays, parts = gptq(96, 1, g_idx=groups)
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}
+    model = opened(tmp_path, arrays, config)
+    assert model.must_requantize(NAME) and model.quantized(NAME) is None
+    np.testing.assert_array_equal(model.float32(NAME), exact(*parts, groups))
+
+
+@pytest.mark.parametrize("divides", [True, False])
+def test_nvfp4(tmp_path: Path, divides: bool) -> None:
+    random = np.random.default_rng(0)
+    codes = random.integers(0, 256, (6, 24), dtype=np.uint8)
+    blocks = random.uniform(0.1, 400, (6, 3)).astype(ml_dtypes.float8_e4m3fn)
+    whole = np.float32(3.7)
+    if divides:
+        names = ("weight_packed", "weight_global_scale")
+        config = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}
+        scales = blocks.astype(np.float32) / whole
+    else:
+        names = ("weight", "weight_scale_2")
+        config = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+        scales = blocks.astype(np.float32) * whole
+    arrays = {f"{STEM}.{names[0]}": codes, f"{STEM}.{names[1]}": whole.reshape(1)}
+    model = opened(tmp_path, arrays | {f"{STEM}.weight_scale": blocks}, config)
+    pairs = np.stack([codes & 15, codes >> 4], 2).reshape(6, 48)
+    values = pairs.view(ml_dtypes.float4_e2m1fn).astype(np.float32)
+    assert_bits(model, values * scales.repeat(16, 1))
+    assert all(model.is_companion(n) != (model.weight_of(n) == NAME) for n in model.names())
+
+
+def test_mxfp4_experts(tmp_path: Path, recorded: Arrays) -> None:
+    stem = "model.layers.0.mlp.experts"
+    blocks, scales = recorded["mxfp4/blocks"], recorded["mxfp4/scales"]
+    arrays = {
+        f"{stem}.{kind}_proj_{leaf}": array
+        for kind in ("gate_up", "down")
+        for leaf, array in (("blocks", blocks), ("scales", scales))
+    }
+    model = opened(tmp_path, arrays, {"quant_method": "mxfp4"})
+    for expert, weight in enumerate(recorded["mxfp4/weight"]):
+        assert_bits(model, weight[0::2], f"{stem}.{expert}.gate_proj.weight")
+        assert_bits(model, weight[1::2], f"{stem}.{expert}.up_proj.weight")
+        assert_bits(model, weight, f"{stem}.{expert}.down_proj.weight")
+    assert not model.has(f"{stem}.2.down_proj.weight")
+
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"quant_method": "aqlm"}, "is quantized with aqlm, but only bitsandbytes' NF4"),
+        ({"quant_method": "compressed-tensors", "format": "x"}, "compressed-tensors \\(x\\), but"),
+        ({"quant_method": 7}, "is quantized with 7, but only"),
+        (AWQ | {"bits": 3}, "to 3 bits, but only 4 are read"),
+        (AWQ | {"group_size": 0}, "in groups of 0 weights"),
+        (AWQ | {"group_size": "x"}, "in groups of 'x' weights"),
+        (AWQ | {"version": "gemv"}, "in its layout 'gemv', but only gemm"),
+        ({"quant_method": "gptq", "bits": 5}, "to 5 bits, but only 2 or 4 or 8 are read"),
+        ({"quant_method": "fp8", "weight_block_size": [0, 1]}, "must be two sizes"),
+    ],
+)
+def test_what_is_not_read_is_named(tmp_path: Path, config: Any, expected: str) -> None:
+    with pytest.raises((CheckpointError, UnsupportedModelError), match=expected):
+        opened(tmp_path, {"x": np.zeros(1, np.float32)}, config)
+
+
+def damaged(recorded: Arrays) -> list[tuple[Arrays, Any, str]]:
+    good, grouped = fp8(recorded), gptq(96, 1)[0]
+    infinite = np.where(np.arange(12).reshape(3, 4) == 5, np.inf, recorded["fp8/scales"])
+    nan = recorded["fp8/codes"].copy()
+    nan[3, 4] = 0xFF
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    scale, g_idx = f"{STEM}.weight_scale_inv", f"{STEM}.g_idx"
+    few = {f"{STEM}.scales": np.ones((2, 24), np.float16)}
+    return [
+        (good | {scale: np.ones((2, 4), np.float32)}, FP8, "which is no scale for each 32 x 32"),
+        (good | {scale: infinite.astype(np.float32)}, FP8, "holds NaN or infinity"),
+        (good | {NAME: nan.view(ml_dtypes.float8_e4m3fn)}, FP8, "holds NaN or infinity"),
+        (good | {NAME: good[NAME].reshape(-1)}, FP8, "which is no matrix's"),
+        ({n: a for n, a in grouped.items() if "qzeros" not in n}, config, "qzeros' is missing"),
+        (grouped | few, config, "asks for \\(3, 24\\)"),
+        (grouped | {g_idx: np.full(96, 3, np.int32)}, config, "names groups that are not there"),
+        (grouped | {f"{STEM}.qzeros": np.ones((3, 3), np.float32)}, config, "has dtype F32, not"),
+        (int8(recorded) | {f"{STEM}.SCB": np.ones(5, np.float32)}, None, "asks for \\(6,\\)"),
+    ]
+
+
+@pytest.mark.parametrize("number", range(9))
+def test_damage_is_one_sentence(tmp_path: Path, recorded: Arrays, number: int) -> None:
+    arrays, config, expected = damaged(recorded)[number]
+    model = opened(tmp_path, arrays, config)
+    with pytest.raises(CheckpointError, match=expected) as caught:
+        model.quantized(NAME)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,76 @@
+"""Published models by their config.json: as many parameters as their makers say."""
+
+import pytest
+
+from qlora_wgpu.bench.random_folder import RandomFolder
+
+KEYS = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "vocab_size", "head_dim",
+)  # fmt: skip
+
+
+def sizes(model_type, values, **keys):
+    return {"model_type": model_type, **dict(zip(KEYS, values, strict=False)), **keys}
+
+
+LOCAL = ["sliding_attention"] * 3 + ["full_attention"]
+NTK = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "mscale": 1.0, "beta_fast": 32}
+MODELS = {
+    "EXAONE 4.0 32B": (
+        sizes(
+            "exaone4", (5120, 27392, 64, 40, 8, 102400, 128), sliding_window_pattern="LLLG",
+            layer_types=LOCAL * 16,
+        ),
+        "32.0",
+    ),
+    "EXAONE 4.0 1.2B": (
+        sizes(
+            "exaone4", (2048, 4096, 30, 32, 8, 102400, 64), sliding_window=None,
+            layer_types=["full_attention"] * 30, tie_word_embeddings=True,
+        ),
+        "1.28",
+    ),
+    "Command R7B": (sizes("cohere2", (4096, 14336, 32, 32, 8, 256000)), "8.03"),
+    "ERNIE 4.5 0.3B": (sizes("ernie4_5", (1024, 3072, 18, 16, 2, 103424, 128)), "0.36"),
+    "Seed-OSS 36B": (sizes("seed_oss", (5120, 27648, 64, 80, 8, 155136, 128)), "36.15"),
+    "Hunyuan 7B": (
+        sizes(
+            "hunyuan_v1_dense", (4096, 14336, 32, 32, 8, 128167, 128), rope_scaling=NTK,
+            tie_word_embeddings=True,
+        ),
+        "7.5",
+    ),
+    "Ministral 3 3B, text": (
+        {
+            "model_type": "mistral3",
+            "text_config": sizes(
+                "ministral3", (3072, 9216, 26, 32, 8, 131072, 128), tie_word_embeddings=True
+            ),
+        },
+        "3.4",
+    ),
+    "Granite 4.0 Micro": (
+        sizes(
+            "granitemoehybrid", (2560, 8192, 40, 40, 8, 100352), shared_intermediate_size=8192,
+            num_local_experts=0, layer_types=["attention"] * 40, tie_word_embeddings=True,
+            position_embedding_type="rope",
+        ),
+        "3.4",
+    ),
+    "Phi-4": (sizes("phi3", (5120, 17920, 40, 40, 10, 100352)), "14.66"),
+    "Phi-4-mini": (
+        sizes(
+            "phi3", (3072, 8192, 32, 24, 8, 200064), tie_word_embeddings=True,
+            partial_rotary_factor=0.75,
+        ),
+        "3.84",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_parameters_are_as_many_as_published(name):
+    config, billions = MODELS[name]
+    digits = len(billions.partition(".")[2])
+    assert f"{RandomFolder(config).num_parameters / 1e9:.{digits}f}" == billions

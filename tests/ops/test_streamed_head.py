@@ -1,0 +1,83 @@
+"""A head that comes in blocks of the vocabulary has the bits of one that is on the device."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from support.harness import PROFILES, VARIANTS, Bench
+
+from qlora_wgpu.graph.dtype import pad_rows, stored_bits
+from qlora_wgpu.graph.plan import make_plan
+from qlora_wgpu.graph.section import Stream
+from qlora_wgpu.model.host_matrices import fill, streamed_matrix
+from qlora_wgpu.ops.cross_entropy import PLAIN, Objective, cross_entropy
+from qlora_wgpu.ops.logits import logits_of_rows
+from qlora_wgpu.ops.modules import DenseMatrix, Head, HostMatrix
+
+ROWS, CHUNK, VOCAB, BLOCK = 150, 64, 700, 256
+MOST = 1 << 27
+
+
+def traced(device, profile, dtype, streamed, columns, head_options, objective):
+    """A bench with the loss, its gradient and some logits, and what is to be read of it."""
+    rng = np.random.default_rng(10)
+    hidden, head = rng.standard_normal((ROWS, columns)), rng.standard_normal((VOCAB, columns))
+    targets = np.where(rng.random(ROWS) < 0.8, rng.integers(0, VOCAB, ROWS), -100)
+    targets[5], targets[6], targets[7] = 0, BLOCK, VOCAB - 1
+    few_rows = {"logits_bytes": CHUNK * 4 * VOCAB, "head_block": BLOCK}
+    bench = Bench(device, dtype, dataclasses.replace(profile, **few_rows))
+    if streamed:
+        held = bench.graph.weight_dtype
+        host = HostMatrix(VOCAB, columns, held)
+        matrix = streamed_matrix("head", host, Stream(), MOST, BLOCK)
+        fill(matrix, stored_bits(pad_rows(head.astype(np.float32)), held))
+    else:
+        matrix = DenseMatrix(VOCAB, columns, ((0, bench.weight(head)),))
+    stats = bench.given(np.array([[2.0, 3.0, 0, 0]]))
+    th = bench.operand(hidden, grad=True)
+    batch = bench.batch_of(1, ROWS, targets=targets)
+    module = Head(matrix, **head_options)
+    cross_entropy(bench.graph, th, module, batch, stats, gradient=True, objective=objective)
+    logits = logits_of_rows(bench.graph, th, module, batch, 0, 16)
+    return bench, (stats, bench.graph.gradient_of(th), logits)
+
+
+def computed(device, profile, dtype, streamed, *options):
+    """Sums, d hidden and logits, as bits."""
+    bench, results = traced(device, profile, dtype, streamed, *options)
+    return bench.run_bits(*results)
+
+
+def check(device, profile, dtype, columns=20, objective=PLAIN, **head_options):
+    """Compares the two."""
+    given = (columns, head_options, objective)
+    resident, streamed = (computed(device, profile, dtype, way, *given) for way in (False, True))
+    for one, other in zip(resident, streamed, strict=True):
+        assert one.any()
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+def test_same_bits(device, profile, dtype):
+    check(device, PROFILES[profile], dtype)
+
+
+@pytest.mark.parametrize("profile", list(PROFILES))
+def test_of_bent_logits_and_labels(device, profile):
+    objective = Objective(0.1, 0.02)
+    check(device, PROFILES[profile], "bfloat16", 20, objective, scale=0.4, softcap=3.0)
+
+
+@pytest.mark.parametrize("kind", ["register", "tiled"])
+@pytest.mark.parametrize("least", [16, 48, 1024])
+def test_where_a_reduction_is_cut_for_want_of_workgroups(device, kind, least):
+    """Blocks, of fewer workgroups, are cut as the whole is."""
+    profile = dataclasses.replace(PROFILES["gpu"], gemm_kind=kind, least_workgroups=least)
+    check(device, profile, "float32", 1040)
+
+
+def test_one_block_is_in_a_texture_at_a_time(device):
+    bench, results = traced(device, PROFILES["texture"], "bfloat16", True, 1040, {}, PLAIN)
+    plan = make_plan(bench.graph, results[1:])
+    slots = zip(plan.slots, plan.textures, strict=True)
+    assert sum(size >= 2 * BLOCK * 1040 for size, texture in slots if texture) == 1
