@@ -38,7 +38,7 @@ def check_rounded_sums(run: Runner) -> None:
     run.compare_exactly(got[0], as_held(expected, "bfloat16"))
 
 
-@each(False, True)
+@each((False,), (True,))
 def check_update_from_halves(run: Runner, in_codes: bool) -> None:
     """The very update that the same numbers make in float32."""
     gradient = np.zeros(_LENGTH)
