@@ -63,15 +63,18 @@ def training(device):
     own, kept = device.profile, {}
 
     def train(folder, residency, *, profile=None, **options):
+        key = residency, folder, repr(profile), repr(sorted(options.items()))
+        if key in kept and residency is RESIDENT:
+            return kept[key]
         # Heads as small as these have several blocks.
         device.profile = replace(profile or own, head_block=32)
-        key = residency, folder, repr(profile), repr(sorted(options.items()))
-        if key not in kept or residency is not RESIDENT:
+        try:
             kept[key] = trained(device, folder, residency, **options)
+        finally:
+            device.profile = own
         return kept[key]
 
-    yield train
-    device.profile = own
+    return train
 
 
 def trained(
