@@ -214,6 +214,11 @@ class TrainConfig(Section):
     compute_dtype: Literal["bfloat16", "float32"] = Field(
         "bfloat16", description="Type of matmul operands; sums are float32 in either case."
     )
+    gradient_dtype: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="Type that the adapter's gradient is kept in; with bfloat16 it takes half the "
+        "memory, and each micro-batch's is added in float32 and rounded.",
+    )
     label_smoothing_factor: Float = Field(
         0.0,
         ge=0.0,

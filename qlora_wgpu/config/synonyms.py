@@ -29,6 +29,7 @@ _SYNONYMS = {
     "train.gradient_checkpointing": "grad_checkpoint checkpointing activation_checkpointing",
     "train.compute_dtype": "dtype torch_dtype precision bf16 fp16 mixed_precision "
     "bnb_4bit_compute_dtype",
+    "train.gradient_dtype": "grad_dtype grad_accum_dtype gradient_accumulation_dtype",
     "train.neftune_noise_alpha": "neftune noise_alpha",
     "train.label_smoothing_factor": "label_smoothing",
     "train.z_loss_weight": "z_loss",

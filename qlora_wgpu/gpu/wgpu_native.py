@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, ClassVar
 
 from qlora_wgpu.gpu.backend import Backend, Dispatch, checks_everything
@@ -25,7 +27,10 @@ class WgpuNative(Backend):
     def load(self) -> Any:
         """Imports wgpu."""
         import wgpu
+        from wgpu.backends import wgpu_native
 
+        with suppress(AttributeError):  # private names, which another version may not have
+            _parse_types_by_what_they_name(wgpu_native.ffi)
         return wgpu
 
     def compile(self, device: Any, code: str, label: str) -> Any:
@@ -82,3 +87,24 @@ class WgpuNative(Backend):
             return float(library.wgpuQueueGetTimestampPeriod(device.queue._internal))
         except AttributeError:  # a private call, which another version may not have
             return 1.0
+
+
+def _parse_types_by_what_they_name(ffi: Any) -> None:
+    """Lets cffi read a type's text beside the declarations that it names, instead of all 440.
+
+    A device is opened with 45 types, which took most of a process's start.
+    """
+    parser = ffi._parser
+    parse, declarations = type(parser).parse_type, parser._declarations
+
+    def parse_type(text: str) -> Any:
+        names = set(re.findall(r"\w+", text))
+        parser._declarations = {
+            key: what for key, what in declarations.items() if key.rsplit(" ", 1)[-1] in names
+        }
+        try:
+            return parse(parser, text)
+        finally:
+            parser._declarations = declarations
+
+    parser.parse_type = parse_type

@@ -14,14 +14,16 @@ class AdapterForms:
 
     Attributes:
         optimizer: ``"adamw"``, whose moments are float32, or ``"adamw_8bit"``.
+        gradient: What micro-batches' gradients are summed in, each of them made in float32.
     """
 
     optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
+    gradient: Literal["float32", "bfloat16"] = "float32"
 
     @classmethod
     def of(cls, settings: Config) -> AdapterForms:
         """Those of a run."""
-        return cls(settings.optim.name)
+        return cls(settings.optim.name, settings.train.gradient_dtype)
 
 
 FLOAT32 = AdapterForms()

@@ -11,7 +11,7 @@ import numpy as np
 
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import ExpertSpec, LinearSpec
-from qlora_wgpu.graph.dtype import ceil_div, padded
+from qlora_wgpu.graph.dtype import ITEM_SIZE, ceil_div, padded
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
 from qlora_wgpu.kernels.lora import Lora
 from qlora_wgpu.lora.flat_vector import FlatVector, aligned
@@ -65,7 +65,7 @@ class Adapter:
         stacked = {spec.name for stack in stacks for spec in stack.linears}
         self.length = self._flat.end + self._slack(stacked)
         self.parameters = self._vector("adapter", "adapter")
-        self.gradient = self._vector("gradient", "gradients")
+        self.gradient = self._vector("gradient", "gradients", forms.gradient)
         self.forms = forms
         self.moments = moments_of(self._flat, self.length, forms)
         self.loras = {s.name: self._lora(s) for s in self.targets if s.name not in stacked}
@@ -154,8 +154,9 @@ class Adapter:
         ]
         return aligned(max(rows, default=0))
 
-    def _vector(self, label: str, kind: str) -> Tensor:
-        return vector(label, self.length, "float32", Storage(label, kind, 4 * self.length))
+    def _vector(self, label: str, kind: str, dtype: str = "float32") -> Tensor:
+        storage = Storage(label, kind, ITEM_SIZE[dtype] * self.length)
+        return vector(label, self.length, dtype, storage)
 
     def _lora(self, spec: LinearSpec, stack: ExpertSpec | None = None) -> Lora:
         """A layer's pair, or the first of a stack of experts'."""
@@ -183,7 +184,8 @@ class Adapter:
         if stack is not None:
             others = (stack.experts - 1) * self._stride(leaf, stack)
             rows += ceil_div(others, padded(place.columns))
-        return matrix(name, rows, place.columns, "float32", flat.storage, 4 * place.offset)
+        offset = ITEM_SIZE[flat.dtype] * place.offset
+        return matrix(name, rows, place.columns, flat.dtype, flat.storage, offset)
 
     def _stride(self, leaf: str, stack: ExpertSpec | None) -> int:
         """Floats from one expert's A or B to the next one's."""
@@ -198,4 +200,5 @@ class Adapter:
         if not self.config.use_dora:
             return None
         place, name = self._flat[tensor_name(spec.name, MAGNITUDE)], f"{spec.name}.{MAGNITUDE}"
-        return vector(name, place.columns, "float32", flat.storage, 4 * place.offset)
+        offset = ITEM_SIZE[flat.dtype] * place.offset
+        return vector(name, place.columns, flat.dtype, flat.storage, offset)

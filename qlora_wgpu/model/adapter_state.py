@@ -14,6 +14,7 @@ from qlora_wgpu.config.as_trained import find_run
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.graph.dtype import stored_bits, stored_floats
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.program import allocate
 from qlora_wgpu.graph.tensor import Tensor
@@ -43,13 +44,17 @@ def config_of(
 
 
 def read_vector(device: Device, tensor: Tensor) -> npt.NDArray[Any]:
-    """A vector's values, in words of four bytes; waits for the device."""
+    """A vector's values, float32 unless they are words; waits for the device."""
     assert tensor.storage is not None
     if tensor.storage.on_host is not None:
         return tensor.storage.on_host.copy()
     allocate(device, tensor.storage)
     raw = device.read(tensor.storage.buffer, tensor.nbytes, tensor.offset)
-    return np.frombuffer(raw, np.uint32 if tensor.dtype == "uint32" else np.float32)
+    return (
+        np.frombuffer(raw, np.uint32)
+        if tensor.dtype == "uint32"
+        else stored_floats(raw, tensor.dtype)
+    )
 
 
 def write_vector(device: Device, tensor: Tensor, values: npt.NDArray[Any]) -> None:
@@ -59,6 +64,8 @@ def write_vector(device: Device, tensor: Tensor, values: npt.NDArray[Any]) -> No
         tensor.storage.on_host[:] = values
         return
     allocate(device, tensor.storage)
+    if tensor.dtype == "bfloat16":
+        values = stored_bits(values, tensor.dtype)
     device.write(tensor.storage.buffer, values, tensor.offset)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -56,6 +56,7 @@ class QLoRAModel(LoadedModel):
         adapter: str | PathLike[str] | None = None,
         seed: int = 0,
         gradient_checkpointing: bool = False,
+        gradient_dtype: Literal["float32", "bfloat16"] = "float32",
         progress: Progress = lambda name: None,
     ) -> Self:
         """Loads a Hugging Face folder onto a device, with a fresh adapter or one of a file.
@@ -70,6 +71,7 @@ class QLoRAModel(LoadedModel):
                 ``open_adapter`` also takes from its run how the base was quantized.
             seed: Seed of the adapter's start.
             gradient_checkpointing: Whether layers are recomputed in the backward.
+            gradient_dtype: What the adapter's gradient is summed in.
             progress: Called with each tensor's name before it is read.
 
         Raises:
@@ -86,8 +88,9 @@ class QLoRAModel(LoadedModel):
         if not isinstance(device, Device):
             device = Device("auto" if device is None else str(device))
         layout = device_layout(
-            pretrained, lora or LoraConfig(), quant or QuantConfig(), compute_dtype, device
-        )
+            pretrained, lora or LoraConfig(), quant or QuantConfig(), compute_dtype, device,
+            forms=AdapterForms(gradient=gradient_dtype),
+        )  # fmt: skip
         options = TrainingOptions(checkpointing=gradient_checkpointing)
         model = cls(layout, device, seed=seed, options=options, progress=progress)
         if adapter is not None:

@@ -10,6 +10,7 @@ from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.rowwise import row_constants, row_workgroups
 from qlora_wgpu.ops.host_moments import MomentsPart
+from qlora_wgpu.ops.tensor import in_words
 
 _MOST_SUMS = 512  # of squares, that are made side by side
 _LEAST_UNITS = 16  # that an invocation adds up, where there are enough
@@ -30,7 +31,9 @@ class AdamWConfig:
 
 @dataclass(frozen=True)
 class AdamWState:
-    """Flat float32 vectors of one layout, and what the host tells of the step.
+    """Flat vectors of one layout, and what the host tells of the step.
+
+    All are float32, but a gradient may be bfloat16.
 
     Attributes:
         parameters: The adapter.
@@ -92,7 +95,7 @@ def adamw(g: Graph, state: AdamWState, config: AdamWConfig) -> None:
 
 def _update(g: Graph, state: AdamWState, config: AdamWConfig, begin: int) -> None:
     """The update of what begins with so many floats of the adapter."""
-    units = state.parameters.units(4)
+    units, in_halves = state.parameters.units(4), state.gradient.dtype == "bfloat16"
     split = units if state.split is None else max(state.split - begin, 0) // 4
     g.launch(
         "adamw/update.wgsl",
@@ -101,7 +104,7 @@ def _update(g: Graph, state: AdamWState, config: AdamWConfig, begin: int) -> Non
             "step_info": state.step_info,
             "stats": state.stats,
             "p": state.parameters,
-            "gradient": state.gradient,
+            "gradient": in_words(state.gradient) if in_halves else state.gradient,
             "m": state.first_moment,
             "v": state.second_moment,
         },
@@ -115,4 +118,5 @@ def _update(g: Graph, state: AdamWState, config: AdamWConfig, begin: int) -> Non
             "one_minus_beta2": 1 - config.adam_beta2,
             "split": split,
         },
+        {"GRADIENT_HALVES": in_halves},
     )

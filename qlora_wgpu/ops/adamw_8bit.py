@@ -9,6 +9,7 @@ from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.rowwise import row_constants, row_workgroups
 from qlora_wgpu.ops.adamw import AdamWConfig, AdamWState, gradient_norm
 from qlora_wgpu.ops.moments_8bit import BLOCK, BlockTable
+from qlora_wgpu.ops.tensor import fill_zero, in_words
 
 _QUADS = BLOCK // 4
 _NO_SPLIT = (1 << 32) - 1
@@ -38,13 +39,18 @@ def adamw_8bit(g: Graph, state: AdamWState, blocks: BlockTable, config: AdamWCon
     if not state.passing:
         whole = _Part(0, blocks.blocks, 0, state.first_moment, state.second_moment)
         _update(g, state, blocks, config, whole)
-        return
-    ends = [part.block for part in state.passing[1:]] + [blocks.blocks]
-    for passing, end in zip(state.passing, ends, strict=True):
+    ends = [*(part.block for part in state.passing[1:]), blocks.blocks]
+    for passing, end in zip(state.passing, ends, strict=False):
         moments = passing.first_moment, passing.second_moment
         part = _Part(passing.block, end, passing.begin, *moments)
         _update(g, state, blocks, config, part)
         g.launches[-1].fetches = g.launches[-1].saves = {"m": passing.first, "v": passing.second}
+    if _in_halves(state):
+        fill_zero(g, state.gradient)
+
+
+def _in_halves(state: AdamWState) -> bool:
+    return state.gradient.dtype == "bfloat16"
 
 
 def _update(
@@ -61,7 +67,7 @@ def _update(
             "step_info": state.step_info,
             "stats": state.stats,
             "p": state.parameters,
-            "gradient": state.gradient,
+            "gradient": in_words(state.gradient) if _in_halves(state) else state.gradient,
             "m": part.m,
             "v": part.v,
             "table": blocks.table,
@@ -80,5 +86,5 @@ def _update(
             "one_minus_beta2": 1 - config.adam_beta2,
             "split": _NO_SPLIT if state.split is None else state.split,
         },
-        {"GRADIENT_HALVES": False, **constants},
+        {"GRADIENT_HALVES": _in_halves(state), **constants},
     )

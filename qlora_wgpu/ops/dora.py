@@ -10,6 +10,7 @@ from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.lora import Lora
 from qlora_wgpu.kernels.rowwise import row_constants, row_workgroups
+from qlora_wgpu.ops.tensor import summed
 
 
 def norm(
@@ -88,12 +89,13 @@ def apply(
     g.launch("dora/apply.wgsl", units, {"z": z, "y": y, **factors, **added}, params)
 
     def vjp(dy: Tensor) -> None:
-        g.launch(
-            "dora/magnitude_grad.wgsl",
-            z.columns,
-            {"dy": dy, "z": z, "inverse": inverse, "g": gradient},
-            {**params, "stride": z.stride},
-        )
+        with summed(g, gradient) as total:
+            g.launch(
+                "dora/magnitude_grad.wgsl",
+                z.columns,
+                {"dy": dy, "z": z, "inverse": inverse, "g": total},
+                {**params, "stride": z.stride},
+            )
         dz = g.operand(f"d {z.name}", z.rows, z.columns)
         g.launch("dora/backward.wgsl", units, {"dy": dy, "dz": dz, **factors}, params)
         g.add_gradient(z, dz)

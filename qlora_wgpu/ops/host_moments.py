@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from qlora_wgpu.graph.dtype import ITEM_SIZE
 from qlora_wgpu.graph.parking import PLACES, Parked
 from qlora_wgpu.graph.tensor import Storage, Tensor, vector
 from qlora_wgpu.ops.moments_8bit import BlockTable
@@ -40,8 +41,8 @@ class MomentsPart:
 
     def window(self, whole: Tensor) -> Tensor:
         """The part of a flat vector that it belongs to."""
-        count = self.first_moment.columns
-        return replace(whole, columns=count, stride=count, offset=whole.offset + 4 * self.begin)
+        count, size = self.first_moment.columns, ITEM_SIZE[whole.dtype]
+        return replace(whole, columns=count, stride=count, offset=whole.offset + size * self.begin)
 
 
 def moments_in_parts(

@@ -20,7 +20,7 @@ from qlora_wgpu.ops import lora as lora_ops
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.modules import Linear
 from qlora_wgpu.ops.quantized import QuantizedMatrix
-from qlora_wgpu.ops.tensor import as_operand, fill_zero
+from qlora_wgpu.ops.tensor import as_operand, fill_zero, summed
 
 _MOST = 3  # layers of a product
 _MOST_BOUND = 8  # storage buffers of a dispatch
@@ -167,8 +167,9 @@ def _adapter_gradients(g: Graph, x: Tensor, u: Tensor, dys: list[Tensor], lora: 
     du = g.float32("d lora u", x.rows, lora.r)
     first, others = dys[0], tuple(dys[1:])
     UP_GRAD.launch(g, UpGrad(first, lora, du, others=others))
-    of_b = FactorGrad(first, u, lora.grad_b, others=others)
-    BOTH_GRADS.launch(g, BothGrads(of_b, FactorGrad(x, du, lora.grad_a, True)))
+    with summed(g, lora.grad_a) as grad_a, summed(g, lora.grad_b) as grad_b:
+        of_b = FactorGrad(first, u, grad_b, others=others)
+        BOTH_GRADS.launch(g, BothGrads(of_b, FactorGrad(x, du, grad_a, True)))
     return du
 
 

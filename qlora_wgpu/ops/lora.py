@@ -16,6 +16,7 @@ from qlora_wgpu.kernels.lora import (
     UpGrad,
 )
 from qlora_wgpu.ops.batch import BatchBuffers
+from qlora_wgpu.ops.tensor import summed
 
 
 def down(
@@ -57,7 +58,8 @@ def backward(
     du = g.float32("d lora u", x.rows, lora.r)
     UP_GRAD.launch(g, UpGrad(dy, lora, du, experts))
     rows = experts.rows if experts is not None else None
-    of_b = FactorGrad(dy, u, lora.grad_b, expert_rows=rows, expert_stride=lora.b_stride)
-    of_a = FactorGrad(x, du, lora.grad_a, True, lora.mask, batch.info, rows, lora.a_stride)
-    BOTH_GRADS.launch(g, BothGrads(of_b, of_a))
+    with summed(g, lora.grad_a) as grad_a, summed(g, lora.grad_b) as grad_b:
+        of_b = FactorGrad(dy, u, grad_b, expert_rows=rows, expert_stride=lora.b_stride)
+        of_a = FactorGrad(x, du, grad_a, True, lora.mask, batch.info, rows, lora.a_stride)
+        BOTH_GRADS.launch(g, BothGrads(of_b, of_a))
     return du

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
 from qlora_wgpu.graph.dtype import ceil_div
 from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.tensor import TEXEL, Tensor, matrix
+from qlora_wgpu.graph.tensor import TEXEL, Tensor, matrix, vector
 
 
 def fill_zero(g: Graph, y: Tensor) -> None:
@@ -22,10 +26,47 @@ def copied(g: Graph, x: Tensor) -> Tensor:
 
 
 def add_to(g: Graph, y: Tensor, x: Tensor) -> None:
-    """Adds x to y, float32, of one layout."""
+    """Adds x, float32, to y of the same layout.
+
+    Args:
+        g: The graph.
+        y: float32; or a part of a bfloat16 vector with a storage of its own, where each sum is
+            rounded to nearest even.
+        x: What is added.
+    """
+    if y.dtype == "bfloat16":
+        _add_rounded(g, y, x)
+        return
     units = y.rows * y.units(8)
     tensors = {"y": y, "a": None, "b": x}
     g.launch("tensor/add.wgsl", units, tensors, {"units": units}, {"ACCUMULATE": True})
+
+
+def _add_rounded(g: Graph, y: Tensor, x: Tensor) -> None:
+    """Binds all of the vector, since its parts begin where bindings may not."""
+    assert y.storage is not None
+    whole = vector(y.name, y.storage.nbytes // 4, "uint32", y.storage)
+    units = x.rows * x.units(4)
+    params = {"units": units, "first": y.offset // 8}
+    g.launch("tensor/add_rounded.wgsl", units, {"x": x, "y": whole}, params)
+
+
+def in_words(x: Tensor) -> Tensor:
+    """A bfloat16 vector of an even length as the words that kernels change in place."""
+    count = x.columns // 2
+    return replace(x, columns=count, stride=count, dtype="uint32")
+
+
+@contextmanager
+def summed(g: Graph, total: Tensor) -> Iterator[Tensor]:
+    """What a gradient is added to in float32: itself, or zeros that are added to it in the end."""
+    if total.dtype == "float32":
+        yield total
+        return
+    part = replace(total, name=f"part of {total.name}", dtype="float32", storage=None, offset=0)
+    fill_zero(g, part)
+    yield part
+    add_to(g, total, part)
 
 
 def converted(g: Graph, x: Tensor, dtype: str) -> Tensor:

@@ -35,7 +35,11 @@ class RunIdentity:
         self._folder = model.folder
         self._folder.finish_fingerprint()
         own = config.model_copy(update={"lora": model.adapter.config, "quant": model.quant})
-        self._settings = {**own.fixed_settings(), "train.compute_dtype": model.compute_dtype}
+        self._settings = {
+            **own.fixed_settings(),
+            "train.compute_dtype": model.compute_dtype,
+            "train.gradient_dtype": model.adapter.forms.gradient,
+        }
         self._data = rows.fingerprint
         self._held_out = held_out.fingerprint if held_out is not None else None
         begun_from = config.lora.init_from

@@ -1,6 +1,6 @@
 // squares[w] = Σ g² over the slice of the flat gradient that row w of invocations owns.
 //
-// g float32 in units of four; squares (SUMS) overwritten. THREADS invocations share a sum, whose
+// g in units of four; squares (SUMS) overwritten. THREADS invocations share a sum, whose
 // order is always the same. Launcher: ops/adamw.py.
 //#include common/row_reduce.wgsl
 
@@ -9,7 +9,7 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> g: array<vec4<f32>>;
+//#input 1 g: 4 buffer
 @group(0) @binding(2) var<storage, read_write> squares: array<f32>;
 
 @compute @workgroup_size(THREADS, ROWS)
@@ -17,7 +17,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     let own = group.x * ROWS + local.y;
     var sum = 0.0;
     for (var i = own * THREADS + local.x; i < params.units; i += SUMS * THREADS) {
-        sum += dot(g[i], g[i]);
+        let part = load_g(i);
+        sum += dot(part, part);
     }
     let total = reduce_sum(sum, local.x);
     if (local.x == 0u) {

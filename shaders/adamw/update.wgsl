@@ -5,8 +5,11 @@
 //
 // Nothing but the gradient changes where stats[3] is 0. The gradient is zeroed for the next step.
 // step_info: lr of A, bias₁ = 1 - β₁ᵗ, √bias₂ = √(1 - β₂ᵗ), lr of B, whose elements begin with unit
-// split (LoRA+, Hayou et al., 2024). Launcher: ops/adamw.py.
+// split (LoRA+, Hayou et al., 2024). With GRADIENT_HALVES the gradient is bfloat16. Launcher: ops/adamw.py.
 //#include common/flat.wgsl
+//#if GRADIENT_HALVES
+//#include common/bfloat16.wgsl
+//#endif
 
 struct Params {
     units: u32,
@@ -23,9 +26,21 @@ struct Params {
 @group(0) @binding(1) var<storage, read> step_info: array<f32>;
 @group(0) @binding(2) var<storage, read> stats: array<f32>;
 @group(0) @binding(3) var<storage, read_write> p: array<vec4<f32>>;
+//#if GRADIENT_HALVES
+@group(0) @binding(4) var<storage, read_write> gradient: array<vec2<u32>>;
+//#else
 @group(0) @binding(4) var<storage, read_write> gradient: array<vec4<f32>>;
+//#endif
 @group(0) @binding(5) var<storage, read_write> m: array<vec4<f32>>;
 @group(0) @binding(6) var<storage, read_write> v: array<vec4<f32>>;
+
+fn gradient_at(i: u32) -> vec4<f32> {
+//#if GRADIENT_HALVES
+    return unpack_bf16(gradient[i]);
+//#else
+    return gradient[i];
+//#endif
+}
 
 fn each(i: u32) {
     if (i >= params.units) {
@@ -33,7 +48,7 @@ fn each(i: u32) {
     }
     let factor = stats[3];
     if (factor != 0.0) {
-        let g = gradient[i] * factor;
+        let g = gradient_at(i) * factor;
         let lr = select(step_info[3], step_info[0], i < params.split);
         let new_m = params.beta1 * m[i] + params.one_minus_beta1 * g;
         let new_v = params.beta2 * v[i] + params.one_minus_beta2 * g * g;
@@ -42,5 +57,9 @@ fn each(i: u32) {
         let denominator = sqrt(new_v) / step_info[2] + params.epsilon;
         p[i] = p[i] * (1.0 - lr * params.weight_decay) - (lr / step_info[1]) * new_m / denominator;
     }
+//#if GRADIENT_HALVES
+    gradient[i] = vec2<u32>(0u);
+//#else
     gradient[i] = vec4<f32>(0.0);
+//#endif
 }

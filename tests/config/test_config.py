@@ -59,6 +59,7 @@ DEFAULTS = {
         "gradient_accumulation_steps": 16,
         "gradient_checkpointing": True,
         "compute_dtype": "bfloat16",
+        "gradient_dtype": "float32",
         "label_smoothing_factor": 0.0,
         "z_loss_weight": 0.0,
         "neftune_noise_alpha": 0.0,

@@ -1,6 +1,7 @@
 """What waits in host memory changes what the device holds, and no bit of what it computes."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,6 @@ from e2e.test_family_types import normalize, shapes
 from e2e.tiny import write_model
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.config.schema import OptimConfig
-from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE
 from qlora_wgpu.lora.forms import AdapterForms
 from qlora_wgpu.lora.layout import Adapter
@@ -57,14 +57,32 @@ def _small_parts(monkeypatch):
     monkeypatch.setattr("qlora_wgpu.ops.host_moments._PART", 1 << 10)
 
 
+@pytest.fixture(scope="module")
+def training(device):
+    """``trained`` on the session's device; what keeps all of its memory there runs once."""
+    own, kept = device.profile, {}
+
+    def train(folder, residency, *, profile=None, **options):
+        key = residency, folder, repr(profile), repr(sorted(options.items()))
+        if key in kept and residency is RESIDENT:
+            return kept[key]
+        # Heads as small as these have several blocks.
+        device.profile = replace(profile or own, head_block=32)
+        try:
+            kept[key] = trained(device, folder, residency, **options)
+        finally:
+            device.profile = own
+        return kept[key]
+
+    return train
+
+
 def trained(
-    folder, residency, *, dtype="bfloat16", profile=None, scheme="nf4", steps=3, lora=LORA,
+    device, folder, residency, *, dtype="bfloat16", scheme="nf4", steps=3, lora=LORA,
     optimizer="adamw",
 ):  # fmt: skip
     """A model's adapter after some steps of two micro-batches, and what it took."""
-    device = Device()
-    # Heads as small as these have several blocks.
-    device.profile = replace(profile or device.profile, head_block=32)
+    before = Counter(device.memory.by_kind)
     pretrained = Pretrained.open(folder)
     quant = QuantConfig(scheme=scheme, blocksize=32)
     forms = AdapterForms(optimizer)
@@ -86,7 +104,8 @@ def trained(
     adapter = model.adapter
     vectors = (adapter.parameters, adapter.first_moment, adapter.second_moment)
     flat = np.concatenate([model.read_flat(each).view(np.float32) for each in vectors])
-    taken = dict(device.memory.by_kind)
+    taken = Counter(device.memory.by_kind)
+    taken.subtract(before)
     # A shorter batch has a plan of its own and meets what the longer one left.
     short = model.summed_loss([(ids[:, :9], ids[:, :9], None)])
     return flat, short, taken, planned
@@ -94,26 +113,26 @@ def trained(
 
 @pytest.mark.parametrize("profile", [CPU_PROFILE, GPU_PROFILE, None], ids=["cpu", "gpu", "own"])
 @pytest.mark.parametrize("measure", MEASURES)
-def test_every_measure_gives_the_same_bits(folder, measure, profile):
-    expected, loss, _, before = trained(folder, RESIDENT, profile=profile)
-    got, other_loss, kinds, planned = trained(folder, MEASURES[measure], profile=profile)
+def test_every_measure_gives_the_same_bits(training, folder, measure, profile):
+    expected, loss, _, before = training(folder, RESIDENT, profile=profile)
+    got, other_loss, kinds, planned = training(folder, MEASURES[measure], profile=profile)
     assert np.abs(expected).max() > 0
     np.testing.assert_array_equal(got, expected)
     assert other_loss == loss
     for kind in ("base", "staging", "activations"):
-        assert kinds.get(kind, 0) == planned[kind]
+        assert kinds[kind] == planned[kind]
     saves = measure in ("embedding", "streamed", "head", "all")
     assert not saves or planned["base"] < before["base"]
 
 
 # Some tensors in float32 and some in 8 bits; DoRA's magnitudes among the first.
-def test_moments_of_8_bits(folder):
+def test_moments_of_8_bits(training, folder):
     lora = LoraConfig(r=72, use_dora=True, target_modules=["k_proj", "down_proj"])
     given = {"lora": lora, "steps": 2, "scheme": "none"}
-    plain, _, plain_kinds, _ = trained(folder, RESIDENT, **given)
+    plain, _, plain_kinds, _ = training(folder, RESIDENT, **given)
     given["optimizer"] = "adamw_8bit"
-    expected, loss, kinds, planned = trained(folder, RESIDENT, **given)
-    got, other_loss, _, _ = trained(folder, MEASURES["moments"], **given)
+    expected, loss, kinds, planned = training(folder, RESIDENT, **given)
+    got, other_loss, _, _ = training(folder, MEASURES["moments"], **given)
     np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32))
     assert other_loss == loss and kinds["optimizer"] == planned["optimizer"]
     assert kinds["optimizer"] < 0.5 * plain_kinds["optimizer"]
@@ -129,9 +148,9 @@ def lora_length(folder, lora):
 
 @pytest.mark.parametrize("scheme", ["nf4", "none"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_all_measures_together(folder, scheme, dtype):
-    expected, loss, *_ = trained(folder, RESIDENT, dtype=dtype, scheme=scheme)
-    got, other_loss, *_ = trained(folder, MEASURES["all"], dtype=dtype, scheme=scheme)
+def test_all_measures_together(training, folder, scheme, dtype):
+    expected, loss, *_ = training(folder, RESIDENT, dtype=dtype, scheme=scheme)
+    got, other_loss, *_ = training(folder, MEASURES["all"], dtype=dtype, scheme=scheme)
     np.testing.assert_array_equal(got, expected)
     assert other_loss == loss
 
@@ -139,21 +158,20 @@ def test_all_measures_together(folder, scheme, dtype):
 # Experts; norms behind halves, a window and a tied head; weights in 16 bits.
 @pytest.mark.parametrize("family", ["qwen3_moe", "gemma3_text", "phi3"])
 @pytest.mark.parametrize("profile", [GPU_PROFILE, None], ids=["gpu", "own"])
-def test_other_families(tmp_path, family, profile):
+def test_other_families(training, tmp_path, family, profile):
     config = with_head_dim(family_configs()[family], 24) | {"num_hidden_layers": 4}
     if "layer_types" in config:
         config["layer_types"] = (config["layer_types"] * 4)[:4]
     (tmp_path / "config.json").write_text(json.dumps(config))
     save_file(normalize(weights(*shapes(config))), tmp_path / "model.safetensors")
     measure = replace(MEASURES["all"], layers_together=1, streamed_layers=4)
-    expected, loss, *_ = trained(tmp_path, RESIDENT, profile=profile)
-    got, other_loss, *_ = trained(tmp_path, measure, profile=profile)
+    expected, loss, *_ = training(tmp_path, RESIDENT, profile=profile)
+    got, other_loss, *_ = training(tmp_path, measure, profile=profile)
     np.testing.assert_array_equal(got, expected)
     assert other_loss == loss
 
 
-def test_weights_are_read_back_from_the_host(folder):
-    device = Device()
+def test_weights_are_read_back_from_the_host(device, folder):
     states = []
     for residency in (RESIDENT, MEASURES["all"]):
         layout = device_layout(

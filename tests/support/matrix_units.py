@@ -106,20 +106,20 @@ _IN_ATTENTION = (
 _ATTENTION_FUNCTIONS = """
 var<private> own_lane: u32;
 
-// What no compiler knows, so that it does not write loops out.
+// What no compiler knows, so that it does not write loops out. Were it of parameters alone, Mesa
+// would compile the shader anew, for seconds, for each of their values. It ends all loops of an
+// invocation after 65,535 turns together.
 fn opaque(count: u32) -> u32 {
-    return select(count, 0u, params.rows == 0u);
+    return select(count, 0u, params.rows + own_lane == 0xffffffffu);
 }
 
 fn fours_of(i: u32, across: u32) -> vec4<f32> {
     if (across == 1u) {
         return factors(i);
     }
-    var four: vec4<f32>;
-    for (var j = 0u; j < opaque(4u); j += 1u) {
-        four[j] = factor_of(i + j * across);
-    }
-    return four;
+    return vec4<f32>(
+        factor_of(i), factor_of(i + across), factor_of(i + 2u * across), factor_of(i + 3u * across)
+    );
 }
 
 fn right_factor(at: u32, stride: u32) -> Right {
