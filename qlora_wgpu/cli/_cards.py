@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from qlora_wgpu.model.fitting import LINK
+from qlora_wgpu.model.fitting import LINK, Fit
 from qlora_wgpu.runs.cards import FLOPS, CardPlan
 from qlora_wgpu.runs.what_fits import MOST_TOKENS
 
@@ -49,7 +49,20 @@ def _planned(plan: CardPlan) -> tuple[str, str, str]:
         return "does not fit", "", ""
     waiting = sum(plan.fitted.host_memory.values())
     host = f"{waiting / 2**30:.1f} GiB" if waiting else "-"
-    return ", ".join(plan.fitted.measures) or "nothing", host, f"{plan.slow_down:.2f}x"
+    measures = [*filter(None, [plan.fitted.recomputed]), *plan.fitted.waiting]
+    return ", ".join(measures) or "nothing", host, f"{plan.slow_down:.2f}x"
+
+
+def fitted_in_json(fitted: Fit) -> dict[str, Any]:
+    """How training keeps a budget, as ``--json`` writes it."""
+    return {
+        "bytes": dict(fitted.memory),
+        "total": fitted.total,
+        "host_bytes": dict(fitted.host_memory),
+        "moved_bytes": fitted.moved,
+        "gradient_checkpointing": fitted.options.checkpointing,
+        **asdict(fitted.residency),
+    }
 
 
 def in_json(plan: CardPlan) -> dict[str, Any]:

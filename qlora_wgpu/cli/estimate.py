@@ -12,13 +12,13 @@ from rich.console import Console
 from rich.table import Table
 
 from qlora_wgpu import runs
+from qlora_wgpu.cli._cards import cards_table, fitted_in_json, in_json
 from qlora_wgpu.cli._settings import read_settings
 from qlora_wgpu.cli._sizes import read_bytes, whole_number
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.config import Config
 from qlora_wgpu.errors import ConfigError, DeviceError
 from qlora_wgpu.gpu.adapters import cards
-from qlora_wgpu.model.fitting import Fit
 from qlora_wgpu.runs.machine import of_several
 
 _DTYPES = ("bfloat16", "float32")
@@ -40,6 +40,7 @@ _SHOWN = 2**20 / 20  # bytes of a kind that are more than 0.0 MiB
 @click.option("--scheme", metavar="|".join(_SCHEMES), help="How frozen layers are stored.")
 @click.option("--dtype", metavar="|".join(_DTYPES), help="Type of matmul operands.")
 @click.option("--budget", metavar="SIZE", help="Memory there is, such as 8GiB: shows what fits.")
+@click.option("--cards", is_flag=True, help="Plan it for cards from 4 to 80 GB, too.")
 @click.option("--json", "json_file", metavar="FILE", help="File to write the figures to.")
 def estimate(
     target: str,
@@ -51,6 +52,7 @@ def estimate(
     scheme: str | None,
     dtype: str | None,
     budget: str | None,
+    cards: bool,
     json_file: str | None,
 ) -> None:
     """Show what training will take of a GPU's memory, without reading weights or using a GPU.
@@ -72,6 +74,7 @@ def estimate(
         compute_dtype=_one_of("--dtype", dtype, _DTYPES),
         budget=None if budget is None else read_bytes("--budget", budget),
         by_data=True,
+        cards=cards,
     )
     _show(Terminal(), target, result)
     if json_file is not None:
@@ -111,17 +114,20 @@ def _show(console: Console, target: str, result: runs.Estimate) -> None:
         verdict = "fits" if result.remedy is None else "does not fit"
         size = _size(result.device_memory)
         console.print(f"{result.device} has {size}: {verdict}", highlight=False)
-    if text := of_several(len(_cards())):
+    if text := of_several(len(_gpus())):
         console.print(text, highlight=False)
     if result.fitted is not None:
         room = result.device_memory if result.budget is None else result.budget
         text = f"train keeps within {_size(room or 0)} all the same: {result.fitted.in_words()}"
         console.print(text, highlight=False, soft_wrap=True)
+    if result.cards:
+        console.print()
+        console.print(cards_table(result.cards, workload.batch, workload.seq))
     if result.remedy is not None:
         console.print(_remedy(result.remedy), style="yellow", highlight=False, soft_wrap=True)
 
 
-def _cards() -> list[str]:
+def _gpus() -> list[str]:
     """This machine's GPUs; none where they cannot be listed, which an estimate does not need."""
     try:
         return cards()
@@ -149,17 +155,6 @@ def _size(nbytes: int) -> str:
     return f"{nbytes / 2**30:,.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:,.1f} MiB"
 
 
-def _fitted(fitted: Fit) -> dict[str, Any]:
-    return {
-        "bytes": dict(fitted.memory),
-        "total": fitted.total,
-        "host_bytes": dict(fitted.host_memory),
-        "moved_bytes": fitted.moved,
-        "gradient_checkpointing": fitted.options.checkpointing,
-        **asdict(fitted.residency),
-    }
-
-
 def _write(name: str, result: runs.Estimate) -> None:
     workload = result.workload
     figures = {
@@ -176,7 +171,8 @@ def _write(name: str, result: runs.Estimate) -> None:
         "fits": None if result.fits is None else asdict(result.fits),
         "device_memory": result.device_memory,
         "remedy": result.remedy,
-        "fitted": None if result.fitted is None else _fitted(result.fitted),
+        "fitted": None if result.fitted is None else fitted_in_json(result.fitted),
+        "cards": [in_json(plan) for plan in result.cards],
     }
     try:
         Path(name).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")

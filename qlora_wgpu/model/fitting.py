@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.graph.section import PLACES
@@ -56,8 +57,9 @@ class Fit:
         """Bytes on the device."""
         return sum(self.memory.values())
 
-    def in_words(self) -> str:
-        """What waits in host memory and what that costs: a part of a sentence."""
+    @property
+    def waiting(self) -> list[str]:
+        """What waits in host memory."""
         streamed, layers = self.residency.streamed_layers, self.layout.num_layers
         parts = {
             "the input embedding": self.residency.host_embedding,
@@ -66,17 +68,29 @@ class Fit:
             f"the weights of {streamed} of {layers} layers": streamed > 0,
             "lm_head": self.residency.streamed_head,
         }
-        named = [part for part, waits in parts.items() if waits]
+        return [part for part, waits in parts.items() if waits]
+
+    @property
+    def recomputed(self) -> str:
+        """What is computed again in the backward; empty for nothing."""
+        if not self.options.checkpointing:
+            return ""
+        together = self.residency.layers_together
+        return "layers are recomputed" + ("" if together == 1 else f", {together} at a time")
+
+    def in_words(self) -> str:
+        """What is recomputed, what waits in host memory and what that costs, for a sentence."""
+        named = self.waiting
         if not named:
-            together = self.residency.layers_together
-            few = "" if together == 1 else f", {together} at a time"
-            return f"layers are recomputed in the backward{few}"
+            return self.recomputed or "nothing is recomputed, and nothing waits in host memory"
         listed = " and ".join(filter(None, (", ".join(named[:-1]), named[-1])))
         verb = "waits" if len(named) == 1 and named[0] in _ALONE else "wait"
         waiting = sum(self.host_memory.values())
+        recomputed = f"{self.recomputed}; " if self.recomputed else ""
         return (
-            f"{listed} {verb} in host memory ({waiting / MIB:,.0f} MiB); {self.moved / 1e9:,.2g} "
-            f"GB a step pass between the two, about {self.seconds:,.2g} s at {LINK / 1e9:g} GB/s"
+            f"{recomputed}{listed} {verb} in host memory ({waiting / MIB:,.0f} MiB); "
+            f"{self.moved / 1e9:,.2g} GB a step pass between the two, about {self.seconds:,.2g} s "
+            f"at {LINK / 1e9:g} GB/s"
         )
 
 
@@ -97,6 +111,7 @@ def fit(
     *,
     accumulation: int = 1,
     flops_per_second: float = 1e13,
+    beside: int = 0,
 ) -> Fit:
     """Lays a model out so that its training step keeps a budget, in the cheapest way.
 
@@ -106,27 +121,12 @@ def fit(
         budget: Bytes of device memory; None for as much as it takes.
         accumulation: Micro-batches of an optimizer step.
         flops_per_second: About how fast the device is, to weigh recomputation against traffic.
+        beside: Bytes of the budget that other things take.
 
     Raises:
         OutOfMemoryError: If no way keeps the budget; says by how much.
     """
-    plain = _planned(layout, options, accumulation)
-    if budget is None or plain.total <= budget:
-        return plain
-    search = _Search(layout, options, budget, accumulation, flops_per_second)
-    least = plain.total
-    for way in search.ways():
-        least = min(least, way.total)
-        if way.total <= budget:
-            fitted = _planned(layout.waiting(way.residency), way.options, accumulation)
-            least = min(least, fitted.total)
-            if fitted.total <= budget:
-                return fitted
-    raise OutOfMemoryError(
-        f"training takes at least {_mib(least)} of device memory, {_mib(least - budget)} more than "
-        f"the {_mib(budget)} there are, even with all that can wait in host memory: lower "
-        "data.max_seq_length, train.per_device_train_batch_size or lora.r, or raise device.memory"
-    )
+    return Search(layout, options, accumulation, flops_per_second).within(budget, beside)
 
 
 def _cost(way: _Way) -> tuple[float, int]:
@@ -148,45 +148,101 @@ def _planned(layout: ModelLayout, options: StepOptions, accumulation: int) -> Fi
     return Fit(layout, options, layout.memory(options), layout.host_memory(options), moved)
 
 
-class _Search:
-    """The ways of keeping a budget, the cheapest first."""
+class Search:
+    """The ways of keeping budgets, each planned once.
+
+    Args:
+        layout: The model with everything on the device.
+        options: The longest training step.
+        accumulation: Micro-batches of an optimizer step.
+        flops_per_second: About how fast the device is, to weigh recomputation against traffic.
+    """
 
     def __init__(
-        self, layout: ModelLayout, options: StepOptions, budget: int, accumulation: int, rate: float
+        self,
+        layout: ModelLayout,
+        options: StepOptions,
+        accumulation: int = 1,
+        flops_per_second: float = 1e13,
     ) -> None:
-        self._layout, self._options, self._budget = layout, options, budget
-        self._accumulation, self._rate = accumulation, rate
-        streamed = layout.waiting(Residency(streamed_layers=layout.num_layers, streamed_head=True))
-        self._layers, self._blocks = streamed.section_bytes, streamed.head_block_bytes
+        self._layout, self._options = layout, options
+        self._accumulation, self._rate = accumulation, flops_per_second
+        self._plain = _planned(layout, options, accumulation)
+        self._found: dict[tuple[Residency, StepOptions], _Way] = {}
 
-    def ways(self) -> Iterator[_Way]:
+    @cached_property
+    def _layers(self) -> list[int]:
+        return self._all_streamed.section_bytes
+
+    @cached_property
+    def _blocks(self) -> list[int]:
+        return self._all_streamed.head_block_bytes
+
+    @cached_property
+    def _all_streamed(self) -> ModelLayout:
+        return self._layout.waiting(
+            Residency(streamed_layers=self._layout.num_layers, streamed_head=True)
+        )
+
+    def within(self, budget: int | None, beside: int = 0) -> Fit:
+        """The cheapest way that keeps a budget.
+
+        Args:
+            budget: Bytes of device memory; None for as much as it takes.
+            beside: Bytes of the budget that other things take.
+
+        Raises:
+            OutOfMemoryError: If no way keeps the budget; says by how much.
+        """
+        least = self._plain.total
+        if budget is None or least + beside <= budget:
+            return self._plain
+        for way in self._ways(budget - beside):
+            least = min(least, way.total)
+            if way.total + beside <= budget:
+                waiting = self._layout.waiting(way.residency)
+                fitted = _planned(waiting, way.options, self._accumulation)
+                least = min(least, fitted.total)
+                if fitted.total + beside <= budget:
+                    return fitted
+        least += beside
+        raise OutOfMemoryError(
+            f"training takes at least {_mib(least)} of device memory, {_mib(least - budget)} more "
+            f"than the {_mib(budget)} there are, even with all that can wait in host memory: lower "
+            "data.max_seq_length, train.per_device_train_batch_size or lora.r, or raise "
+            "device.memory"
+        )
+
+    def _ways(self, room: int) -> list[_Way]:
         """Every combination of measures, each with as few streamed layers as it needs."""
-        ways = sorted(self._with_head(streamed=False), key=_cost)
-        fitting = next((way for way in ways if way.total <= self._budget), None)
-        head = Residency(self._layout.tied, streamed_head=True)
-        by_itself = self._traced(head, self._options)
+        ways = sorted(self._with_head(room, streamed=False), key=_cost)
+        fitting = next((way for way in ways if way.total <= room), None)
+        by_itself = self._traced(Residency(self._layout.tied, streamed_head=True), self._options)
         if fitting is None or by_itself.seconds < fitting.seconds:
-            ways = sorted([*ways, *self._with_head(streamed=True)], key=_cost)
-        yield from ways
+            ways = sorted([*ways, *self._with_head(room, streamed=True)], key=_cost)
+        return ways
 
-    def _with_head(self, *, streamed: bool) -> Iterator[_Way]:
+    def _with_head(self, room: int, *, streamed: bool) -> Iterator[_Way]:
         embedding = streamed and self._layout.tied
         for checkpointing in {self._options.checkpointing, True}:
             for together in _TOGETHER if checkpointing else (1,):
                 for parked in (False, True) if checkpointing else (False,):
                     traced = replace(self._options, checkpointing=checkpointing)
                     base = Residency(embedding, parked, together, streamed_head=streamed)
-                    yield from self._with_weights(self._traced(base, traced))
+                    yield from self._with_weights(self._traced(base, traced), room)
 
     def _traced(self, residency: Residency, options: StepOptions) -> _Way:
         """A way that is planned; it costs its traffic, and what it computes more than was asked."""
-        found = _planned(self._layout.waiting(residency), options, self._accumulation)
-        asked = self._layout.step(self._options).plan.flops
-        more = found.layout.step(options).plan.flops - asked
-        seconds = found.seconds + self._accumulation * more / self._rate
-        return _Way(residency, options, seconds, found.total)
+        key = residency, options
+        if key not in self._found:
+            found = _planned(self._layout.waiting(residency), options, self._accumulation)
+            asked = self._layout.step(self._options).plan.flops
+            more = found.layout.step(options).plan.flops - asked
+            seconds = found.seconds + self._accumulation * more / self._rate
+            self._found[key] = _Way(residency, options, seconds, found.total)
+        return self._found[key]
 
-    def _with_weights(self, way: _Way) -> Iterator[_Way]:
+    def _with_weights(self, way: _Way, room: int) -> Iterator[_Way]:
         """A way, and the same with the embedding, the moments and layers in host memory."""
         layout, layers = self._layout, self._layers
         rows = way.options.batch * way.options.seq
@@ -201,7 +257,7 @@ class _Search:
                     moved += 2 * moments
                 total = way.total - saved
                 blocks = self._blocks if way.residency.streamed_head else []
-                streamed = _fewest(layers, blocks, total, self._budget)
+                streamed = _fewest(layers, blocks, total, room)
                 total += _streaming(layers, blocks, streamed)
                 moved += self._accumulation * 2 * sum(layers[len(layers) - streamed :])
                 residency = replace(

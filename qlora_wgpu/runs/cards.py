@@ -13,7 +13,7 @@ from functools import lru_cache
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.memory_size import room_of
 from qlora_wgpu.limits import GIB
-from qlora_wgpu.model.fitting import Fit, fit
+from qlora_wgpu.model.fitting import Fit, Search
 from qlora_wgpu.model.residency import Residency
 from qlora_wgpu.runs.what_fits import MOST_TOKENS, SEQ_STEP, largest_fitting
 from qlora_wgpu.runs.workload import Target, Workload
@@ -69,11 +69,12 @@ def _plans(workload: Workload) -> Iterator[CardPlan]:
             return None
 
     most = MOST_TOKENS // SEQ_STEP
-    planned = replace(workload, checkpointing=False)
-    seconds = resident.step(planned.options).plan.flops * workload.accumulation / FLOPS
+    kept = replace(workload, checkpointing=False).options
+    search = Search(resident, kept, workload.accumulation, FLOPS)
+    seconds = resident.step(kept).plan.flops * workload.accumulation / FLOPS
     for gib in SIZES:
         room = room_of(gib * GIB)
-        fitted = _fitted(here, planned, room)
+        fitted = _fitted(search, room)
         yield CardPlan(
             gib,
             room,
@@ -86,15 +87,9 @@ def _plans(workload: Workload) -> Iterator[CardPlan]:
             return
 
 
-def _fitted(here: Target, workload: Workload, room: int) -> Fit | None:
+def _fitted(search: Search, room: int) -> Fit | None:
     try:
-        return fit(
-            here.layout(workload),
-            workload.options,
-            room,
-            accumulation=workload.accumulation,
-            flops_per_second=FLOPS,
-        )
+        return search.within(room)
     except OutOfMemoryError:
         return None
 

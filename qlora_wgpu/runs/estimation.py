@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -13,20 +13,14 @@ from qlora_wgpu.bench.shapes import find_shape
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.json_file import read_json_object
 from qlora_wgpu.config import Config, LoraConfig, QuantConfig
-from qlora_wgpu.config.schema import DataConfig, DeviceConfig, TrainConfig
-from qlora_wgpu.errors import ConfigError, OutOfMemoryError, QLoRAError, option
-from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.memory_size import memory_size
-from qlora_wgpu.gpu.profile import GPU_PROFILE, Profile
+from qlora_wgpu.config.schema import DataConfig, TrainConfig
+from qlora_wgpu.errors import ConfigError, QLoRAError, option
 from qlora_wgpu.lora.forms import AdapterForms
-from qlora_wgpu.model.fitting import Fit, fit
-from qlora_wgpu.model.layout import ModelLayout
-from qlora_wgpu.model.options import StepOptions, TrainingOptions
+from qlora_wgpu.model.fitting import Fit
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.runs.cards import CardPlan, plans_for_cards
 from qlora_wgpu.runs.data import RunData, prepare
 from qlora_wgpu.runs.locating import base_in
-from qlora_wgpu.runs.opening import device_of
 from qlora_wgpu.runs.settings import as_config
 from qlora_wgpu.runs.what_fits import Fits, remedy_for, what_fits
 from qlora_wgpu.runs.workload import Target, Workload

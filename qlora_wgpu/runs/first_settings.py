@@ -17,8 +17,8 @@ from qlora_wgpu.errors import ConfigError, QLoRAError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory_size import memory_size
 from qlora_wgpu.model.pretrained import Pretrained
-from qlora_wgpu.runs.workload import Target, Workload
 from qlora_wgpu.runs.first_batches import FirstBatches, first_batches
+from qlora_wgpu.runs.workload import Target, Workload
 from qlora_wgpu.training import refuse_existing_run
 
 _BUCKETS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.schema import DeviceConfig
 from qlora_wgpu.data import bucket_length
+from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory_size import room
@@ -14,11 +16,12 @@ from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.lora.forms import AdapterForms
 from qlora_wgpu.lora.targets import check_trainable
-from qlora_wgpu.model.fitting import Fit, fit
+from qlora_wgpu.model.fitting import Fit, Search
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import StepOptions
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
+from qlora_wgpu.model.residency import Residency
 from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.runs.data import RunData
@@ -85,29 +88,32 @@ def within_room(
     """
     budget = device.budget if device.budget is not None else room(device)
 
-    def within(nbytes: int | None) -> Fit:
-        return fit(
-            layout,
-            options,
-            nbytes,
-            accumulation=settings.train.gradient_accumulation_steps,
-            flops_per_second=device.pace.flops_per_second,
-        )
-
-    if budget is None:
-        fitted = within(None)
-    else:
-        beside = _beside(layout, options, options.seq)
-        fitted = within(budget - beside)
-        # A step that takes less leaves less room that texts could share.
-        more = _beside(fitted.layout, fitted.options, options.seq) - beside
-        if fitted.total + beside + more > budget:
-            fitted = within(budget - beside - more)
+    steps = settings.train.gradient_accumulation_steps
+    search = Search(layout, options, steps, device.pace.flops_per_second)
+    fitted = search.within(None) if budget is None else _with_texts(search, layout, options, budget)
     observer.planned(fitted.memory)
     if fitted.moved and budget is not None:
         size = f"{budget / MIB:,.0f} MiB"
         observer.note(f"to keep within {size} of device memory, {fitted.in_words()}")
     return fitted
+
+
+def _with_texts(search: Search, layout: ModelLayout, options: StepOptions, budget: int) -> Fit:
+    """The cheapest way that leaves room for what a run takes beside its longest step."""
+    beside = _beside(layout, options, options.seq)
+    while True:
+        try:
+            fitted = search.within(budget, beside)
+        except OutOfMemoryError:
+            # With all waiting there is less that texts could share: that is the least it takes.
+            least = layout.waiting(Residency.least(layout.num_layers))
+            recomputing = replace(options, checkpointing=True)
+            search.within(budget, max(beside, _beside(least, recomputing, options.seq)))
+            raise
+        needed = _beside(fitted.layout, fitted.options, options.seq)
+        if fitted.total + needed <= budget:
+            return fitted
+        beside = max(needed, beside + 1)
 
 
 def _beside(layout: ModelLayout, options: StepOptions, capacity: int) -> int:

@@ -10,8 +10,8 @@ from e2e.tiny import write_model
 from qlora_wgpu import load_config
 from qlora_wgpu.cli.init import init
 from qlora_wgpu.data import Preparation, Tokenizer, load_dataset
-from qlora_wgpu.runs.workload import Target
 from qlora_wgpu.runs.first_settings import Room, first_settings
+from qlora_wgpu.runs.workload import Target
 
 
 @pytest.fixture(scope="module")
