@@ -22,6 +22,7 @@ from qlora_wgpu.training.observer import WorkerFigures
 
 _T = TypeVar("_T")
 _END = 20.0  # seconds for an orderly end of everything
+_PERIOD = 0.1  # seconds between two looks at whether the user wants to stop
 
 
 class Cluster:
@@ -220,8 +221,7 @@ class Cluster:
                     if is_stopped():
                         return False
                     try:
-                        block, sums = results.get(timeout=_PERIOD)
-                        early[block] = sums
+                        early.update([results.get(timeout=_PERIOD)])
                     except queue.Empty:
                         if future.done():
                             future.result()
@@ -241,9 +241,6 @@ class Cluster:
         """Passes on what the engine has told meanwhile."""
         while not self._told.empty():
             self._warn(self._told.get())
-
-
-_PERIOD = 0.1  # seconds between two looks at whether the user wants to stop
 
 
 async def _ended(engine: Engine | None, connection: Connection) -> None:
