@@ -20,6 +20,7 @@ from qlora_wgpu.ops.qk_norm import qk_norm
 from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.ops.tensor import as_float32, cast
+from qlora_wgpu.ops.xielu import XIELUScalars, xielu
 from qlora_wgpu.reference import activation as activation_reference
 from qlora_wgpu.reference import attention as attention_reference
 from qlora_wgpu.reference import glu as glu_reference
@@ -27,6 +28,7 @@ from qlora_wgpu.reference import layer_norm as layer_norm_reference
 from qlora_wgpu.reference import qk_layer_norm as qk_layer_norm_reference
 from qlora_wgpu.reference import rms_norm as rms_norm_reference
 from qlora_wgpu.reference import rope as rope_reference
+from qlora_wgpu.reference import xielu as xielu_reference
 
 ROWS, HEADS, HEAD_DIM = 9, 2, 16
 COLUMNS = HEADS * HEAD_DIM
@@ -56,6 +58,9 @@ def _heads(function, *arrays):
 def _roped(bench, x):
     table = bench.graph.constant("table", TABLE.astype(np.float32))
     return rope(bench.graph, [x], table, bench.batch_of(1, ROWS), HEAD_DIM, HEAD_DIM)[0]
+
+
+BENDS = (0.7, -0.4, 0.45, -1e-6)
 
 
 def _linear(bench, x):
@@ -110,6 +115,11 @@ OPS = {
         lambda b, x: activation(b.graph, x, "gelu"),
         lambda x: activation_reference.forward(x, "gelu"),
         lambda dy, x: dy * activation_reference.slope(x, "gelu"),
+    ),
+    "xielu": Op(
+        lambda b, x: xielu(b.graph, x, XIELUScalars(*(b.given(np.array([s])) for s in BENDS))),
+        lambda x: xielu_reference.forward(x, BENDS),
+        lambda dy, x: dy * xielu_reference.slope(x, BENDS),
     ),
     "gate": Op(
         lambda b, x: glu(b.graph, x, b.operand(OTHER)),

@@ -19,6 +19,7 @@ from qlora_wgpu.ops.qk_norm import qk_norm
 from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.ops.routing import combine, permute, route
+from qlora_wgpu.ops.xielu import XIELUScalars, xielu
 
 BATCH = make_batch_buffers(1, 6)
 
@@ -53,6 +54,10 @@ WRONG = {
     "combine": (
         lambda g: combine(g, operand(6, 20), routing(g), operand(6, 24, "float32")),
         r"combine.*6x24.*6x20",
+    ),
+    "xielu": (
+        lambda g: xielu(g, operand(6, 20), XIELUScalars(*[norm(1)] * 3, norm(2))),
+        r"xielu: eps.*1x2",
     ),
     "glu": (lambda g: glu(g, operand(6, 20), operand(6, 24)), r"glu.*6x20.*6x24"),
     "glu rows": (lambda g: glu(g, operand(6, 20), operand(5, 20)), r"glu.*6x20.*5x20"),

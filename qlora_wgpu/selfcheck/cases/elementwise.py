@@ -13,10 +13,12 @@ from qlora_wgpu.ops.glu import glu
 from qlora_wgpu.ops.layer_norm import layer_norm
 from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.ops.tensor import as_float32, as_operand, cast
+from qlora_wgpu.ops.xielu import XIELUScalars, xielu
 from qlora_wgpu.reference import activation as activation_reference
 from qlora_wgpu.reference import glu as glu_reference
 from qlora_wgpu.reference import layer_norm as layer_norm_reference
 from qlora_wgpu.reference import rms_norm as rms_norm_reference
+from qlora_wgpu.reference import xielu as xielu_reference
 from qlora_wgpu.selfcheck.cases.common import ROWS, each, normal, uneven
 from qlora_wgpu.selfcheck.runner import Array, Runner
 
@@ -115,7 +117,10 @@ def check_glu(run: Runner, name: str, exact_gradient: bool) -> None:
         run.compare(value, exact, gradient.dtype)
 
 
-@each(*((name, exact) for name in ("gelu", "silu", "gelu_pytorch_tanh") for exact in (True, False)))
+_ACTIVATIONS = ("gelu", "silu", "gelu_pytorch_tanh", "relu2")
+
+
+@each(*((name, exact) for name in _ACTIVATIONS for exact in (True, False)))
 def check_activation(run: Runner, name: str, exact_gradient: bool) -> None:
     """y and dx, with a gradient of each type."""
     x, dy = _slopes("x"), normal("dy", ROWS, 52)
@@ -128,6 +133,21 @@ def check_activation(run: Runner, name: str, exact_gradient: bool) -> None:
     dy = dy if exact_gradient else run.rounded(dy)
     run.compare(got_y, activation_reference.forward(x, name), y.dtype)
     run.compare(got_dx, dy * activation_reference.slope(x, name), dx.dtype)
+
+
+@each((True,), (False,))
+def check_xielu(run: Runner, exact_gradient: bool) -> None:
+    """y and dx, with a gradient of each type; ε is large, so that it shows."""
+    x, dy, scalars = _slopes("x"), normal("dy", ROWS, 52), (0.7, -0.4, 0.45, -0.03)
+    x[:, 1::5] = np.linspace(-1.5, 0.1, x[:, 1::5].size).reshape(ROWS, -1)
+    tx = run.operand(x, grad=True)
+    y = xielu(run.graph, tx, XIELUScalars(*(run.float32(np.array([s])) for s in scalars)))
+    cotangent = run.float32(dy) if exact_gradient else run.operand(dy)
+    (dx,) = run.gradients(y, cotangent, tx)
+    got_y, got_dx = run.run(y, dx)
+    x, dy = run.rounded(x), dy if exact_gradient else run.rounded(dy)
+    run.compare(got_y, xielu_reference.forward(x, scalars), y.dtype)
+    run.compare(got_dx, dy * xielu_reference.slope(x, scalars), dx.dtype)
 
 
 @each((True,), (False,))
