@@ -46,6 +46,7 @@ _ARCHITECTURES = {
     "arcee": ("ARCEE", True),
     "nemotron": ("NEMOTRON", False),
     "apertus": ("APERTUS", False),
+    "lfm2": ("LFM2", False),
     "granitemoehybrid": ("GRANITE", True),  # where it is dense, as all that are read here
 }
 # What one layer here is two of llama.cpp's, or is called otherwise there.

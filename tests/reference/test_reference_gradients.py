@@ -14,6 +14,7 @@ from qlora_wgpu.reference import (
     qk_layer_norm,
     rms_norm,
     rope,
+    short_conv,
     xielu,
 )
 
@@ -88,6 +89,13 @@ def test_xielu():
     x = np.where(np.abs(x + 0.015) < 0.02, 1.0, x)  # away from the steps of the slope
     dx = dy * xielu.slope(x, scalars)
     check(lambda v: np.sum(dy * xielu.forward(v, scalars)), x, dx)
+
+
+def test_short_conv():
+    x, w, bias, dy = normal(8, 9), normal(3, 3), normal(3), normal(8, 3)
+    segments = np.array([[1, 1, 1, 4], [0, 2, 2, 2]])
+    dx = short_conv.backward(dy, x, w, bias, segments)
+    check(lambda v: np.sum(dy * short_conv.forward(v, w, bias, segments)), x, dx)
 
 
 def test_linear():

@@ -191,6 +191,13 @@ CASES = {
             **rope("default"),
         },
     ),
+    "lfm2": (
+        "lfm2",
+        {
+            "conv_bias": True, "conv_L_cache": 4, "block_multiple_of": 9, "norm_eps": 1e-3,
+            "layer_types": ["conv", "full_attention"],
+        },
+    ),
     "llama-nf4": ("llama", {**WIDE, **WHOLE}),
     "qwen2-nf4": ("qwen2", WHOLE),
     "phi3-nf4": ("phi3", {**WHOLE, "num_key_value_heads": 3}),

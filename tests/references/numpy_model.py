@@ -12,7 +12,7 @@ from qlora_wgpu.families.family import find_family
 from qlora_wgpu.families.layers import LayerOps
 from qlora_wgpu.families.moe import Experts
 from qlora_wgpu.ops.activation import ACTIVATIONS
-from qlora_wgpu.reference import activation, attention, rope, xielu
+from qlora_wgpu.reference import activation, attention, rope, short_conv, xielu
 
 
 def logits(config, arrays, ids):
@@ -111,6 +111,11 @@ class NumpyOps(LayerOps):
     def xielu(self, x, name):
         leaves = ("alpha_p", "alpha_n", "beta", "eps")
         return xielu.forward(x, tuple(self.array(f"{name}.{leaf}").item() for leaf in leaves))
+
+    def short_conv(self, x, name):
+        weight = self.array(f"{name}.weight")[:, 0]
+        bias = self.array(f"{name}.bias") if f"{name}.bias" in self._arrays else 0.0
+        return short_conv.forward(x, weight, bias, np.ones((1, len(x)), np.int64))
 
     def columns(self, x, first, count):
         return x[:, first : first + count]
