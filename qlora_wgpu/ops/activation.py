@@ -6,12 +6,14 @@ from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 
+_PLAIN: dict[str, Constant] = {"SILU": False, "ERF": False, "SQUARED_RELU": False}
 ACTIVATIONS: dict[str, dict[str, Constant]] = {
-    "silu": {"SILU": True, "ERF": False},
-    "swish": {"SILU": True, "ERF": False},
-    "gelu_pytorch_tanh": {"SILU": False, "ERF": False},
-    "gelu_new": {"SILU": False, "ERF": False},
-    "gelu": {"SILU": False, "ERF": True},
+    "silu": {**_PLAIN, "SILU": True},
+    "swish": {**_PLAIN, "SILU": True},
+    "gelu_pytorch_tanh": _PLAIN,
+    "gelu_new": _PLAIN,
+    "gelu": {**_PLAIN, "ERF": True},
+    "relu2": {**_PLAIN, "SQUARED_RELU": True},
 }
 
 
