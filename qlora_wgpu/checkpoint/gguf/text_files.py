@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tempfile
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ from qlora_wgpu.checkpoint.gguf.file import GGUFFile
 from qlora_wgpu.checkpoint.gguf.tokenizer import tokenizer_files
 from qlora_wgpu.checkpoint.tokenizer_files import CONFIG, GENERATION, WITHOUT_TOKENIZER
 from qlora_wgpu.errors import CheckpointError, TokenizerError
+from qlora_wgpu.files import file_bytes
+from qlora_wgpu.limits import MODEL_JSON_BYTES
 
-_VERSION = 1  # of what is made of a header; a new one makes it anew
 _KEPT = 8  # folders of some ten megabytes
 
 _temporary: list[tempfile.TemporaryDirectory[str]] = []  # where the cache keeps nothing
@@ -31,7 +34,7 @@ def text_folder(file: GGUFFile, config: dict[str, Any]) -> Path:
         file: The model.
         config: Its config.json.
     """
-    folder = cache_path("gguf", f"{_VERSION}-{file.header_digest[:32]}")
+    folder = cache_path("gguf", f"{file.header_digest[:32]}-{_makers_digest()}")
     if is_own(folder):
         with suppress(OSError):
             folder.touch()  # used just now
@@ -48,6 +51,15 @@ def text_folder(file: GGUFFile, config: dict[str, Any]) -> Path:
         made = Path(_temporary[-1].name)
         _write(made, contents)
         return made
+
+
+@lru_cache(maxsize=1)
+def _makers_digest() -> str:
+    """A hash of the code that makes these files, which another version may make otherwise."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(file_bytes(path, MODEL_JSON_BYTES))
+    return digest.hexdigest()[:16]
 
 
 def _contents(file: GGUFFile, config: dict[str, Any]) -> dict[str, str]:
