@@ -233,8 +233,7 @@ class WeightLayout:
     def _read(self, name: str, shape: tuple[int, ...]) -> FloatArray:
         assert self._folder is not None
         name = self._stored(name)
-        stored = self._folder.quantized(name) if len(shape) == 2 else None
-        array = stored.dequantize() if stored is not None else self._folder.float32(name)
+        array = self._folder.dequantized(name) if len(shape) == 2 else self._folder.float32(name)
         _check_shape(self._folder, name, array.shape, shape)
         return array
 
