@@ -23,6 +23,7 @@ LINK = 5e9  # bytes a second between host and device, measured for uploads to a 
 # layers that saves more than it does with one, at a price that is next to nothing.
 _RECOMPUTED = ((1, False), (1, True), (2, True), (3, True), (4, True))
 _KEPT = ((1, False), (1, True))
+_MADE_AGAIN = "what norms and gated units make is made again in the backward"
 _ALONE = {"the input embedding", "lm_head"}  # of which one thing alone is said
 
 
@@ -75,9 +76,11 @@ class Fit:
         listed = " and ".join(filter(None, (", ".join(named[:-1]), named[-1])))
         verb = "waits" if len(named) == 1 and named[0] in _ALONE else "wait"
         waiting = sum(self.host_memory.values())
+        again = f"; {_MADE_AGAIN}" if self.residency.remakes else ""
         return (
             f"{listed} {verb} in host memory ({waiting / MIB:,.0f} MiB); {self.moved / 1e9:,.2g} "
             f"GB a step pass between the two, about {self.seconds:,.2g} s at {LINK / 1e9:g} GB/s"
+            f"{again}"
         )
 
     def _recomputed_in_words(self) -> str:
@@ -87,7 +90,7 @@ class Fit:
             few = "" if together == 1 else f", {together} at a time"
             parts.append(f"layers are recomputed in the backward{few}")
         if residency.remakes:
-            parts.append("what norms and gated units make is made again in the backward")
+            parts.append(_MADE_AGAIN)
         return ", and ".join(parts)
 
 

@@ -160,24 +160,25 @@ def test_other_families(tmp_path, family, profile):
 
 
 EXPERTS = ["q_proj", "gate_proj", "up_proj", "down_proj"]
-# Layers that are one product, experts, LayerNorm and a plain MLP, norms behind halves.
+# Layers that are one product, experts, LayerNorm and a plain MLP, norms behind halves; and what is
+# left of the activations.
 KEPT = [
-    ("llama", GPU_PROFILE, LoraConfig(r=8)),
-    ("qwen3_moe", GPU_PROFILE, LoraConfig(r=3, lora_dropout=0.1, target_modules=EXPERTS)),
-    ("starcoder2", None, LORA),
-    ("gemma3_text", None, LORA),
+    ("llama", GPU_PROFILE, LoraConfig(r=8), 0.84),
+    ("qwen3_moe", GPU_PROFILE, LoraConfig(r=3, lora_dropout=0.1, target_modules=EXPERTS), 0.75),
+    ("starcoder2", None, LORA, 0.8),
+    ("gemma3_text", None, LORA, 0.85),
 ]
 
 
-@pytest.mark.parametrize(("family", "profile", "lora"), KEPT, ids=[each[0] for each in KEPT])
-def test_layers_that_are_kept_without_what_is_cheap(tmp_path, family, profile, lora):
+@pytest.mark.parametrize(("family", "profile", "lora", "left"), KEPT)
+def test_layers_that_are_kept_without_what_is_cheap(tmp_path, family, profile, lora, left):
     write_family(tmp_path, family)
     given = {"profile": profile, "lora": lora, "checkpointing": False, "steps": 2}
     expected, _, _, before = trained(tmp_path, RESIDENT, **given)
     got, _, kinds, planned = trained(tmp_path, Residency(remakes=True), **given)
     assert np.abs(expected).max() > 0
     np.testing.assert_array_equal(got, expected)
-    assert kinds["activations"] == planned["activations"] < 0.95 * before["activations"]
+    assert kinds["activations"] == planned["activations"] < left * before["activations"]
 
 
 def test_weights_are_read_back_from_the_host(folder):
