@@ -19,7 +19,11 @@ from qlora_wgpu.model.options import StepOptions
 from qlora_wgpu.model.residency import Residency
 
 LINK = 5e9  # bytes a second between host and device, measured for uploads to a card
-_TOGETHER = (1, 2, 3, 4)
+# How many layers are recomputed at once, and whether cheap outputs are made again. With several
+# layers that saves more than it does with one, at a price that is next to nothing.
+_RECOMPUTED = ((1, False), (1, True), (2, True), (3, True), (4, True))
+_KEPT = ((1, False), (1, True))
+_MADE_AGAIN = "what norms and gated units make is made again in the backward"
 _ALONE = {"the input embedding", "lm_head"}  # of which one thing alone is said
 
 
@@ -57,7 +61,7 @@ class Fit:
         return sum(self.memory.values())
 
     def in_words(self) -> str:
-        """What waits in host memory and what that costs: a part of a sentence."""
+        """What waits in host memory and what that costs, or is made again: a part of a sentence."""
         streamed, layers = self.residency.streamed_layers, self.layout.num_layers
         parts = {
             "the input embedding": self.residency.host_embedding,
@@ -68,16 +72,26 @@ class Fit:
         }
         named = [part for part, waits in parts.items() if waits]
         if not named:
-            together = self.residency.layers_together
-            few = "" if together == 1 else f", {together} at a time"
-            return f"layers are recomputed in the backward{few}"
+            return self._recomputed_in_words()
         listed = " and ".join(filter(None, (", ".join(named[:-1]), named[-1])))
         verb = "waits" if len(named) == 1 and named[0] in _ALONE else "wait"
         waiting = sum(self.host_memory.values())
+        again = f"; {_MADE_AGAIN}" if self.residency.remakes else ""
         return (
             f"{listed} {verb} in host memory ({waiting / MIB:,.0f} MiB); {self.moved / 1e9:,.2g} "
             f"GB a step pass between the two, about {self.seconds:,.2g} s at {LINK / 1e9:g} GB/s"
+            f"{again}"
         )
+
+    def _recomputed_in_words(self) -> str:
+        residency, parts = self.residency, []
+        if self.options.checkpointing:
+            together = residency.layers_together
+            few = "" if together == 1 else f", {together} at a time"
+            parts.append(f"layers are recomputed in the backward{few}")
+        if residency.remakes:
+            parts.append(_MADE_AGAIN)
+        return ", and ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -97,6 +111,7 @@ def fit(
     *,
     accumulation: int = 1,
     flops_per_second: float = 1e13,
+    bytes_per_second: float = 5e11,
 ) -> Fit:
     """Lays a model out so that its training step keeps a budget, in the cheapest way.
 
@@ -106,6 +121,7 @@ def fit(
         budget: Bytes of device memory; None for as much as it takes.
         accumulation: Micro-batches of an optimizer step.
         flops_per_second: About how fast the device is, to weigh recomputation against traffic.
+        bytes_per_second: About how fast it reads and writes its memory, likewise.
 
     Raises:
         OutOfMemoryError: If no way keeps the budget; says by how much.
@@ -113,7 +129,8 @@ def fit(
     plain = _planned(layout, options, accumulation)
     if budget is None or plain.total <= budget:
         return plain
-    search = _Search(layout, options, budget, accumulation, flops_per_second)
+    rates = flops_per_second, bytes_per_second
+    search = _Search(layout, options, budget, accumulation, rates)
     least = plain.total
     for way in search.ways():
         least = min(least, way.total)
@@ -152,10 +169,15 @@ class _Search:
     """The ways of keeping a budget, the cheapest first."""
 
     def __init__(
-        self, layout: ModelLayout, options: StepOptions, budget: int, accumulation: int, rate: float
+        self,
+        layout: ModelLayout,
+        options: StepOptions,
+        budget: int,
+        accumulation: int,
+        rates: tuple[float, float],
     ) -> None:
         self._layout, self._options, self._budget = layout, options, budget
-        self._accumulation, self._rate = accumulation, rate
+        self._accumulation, self._rates = accumulation, rates
         streamed = layout.waiting(Residency(streamed_layers=layout.num_layers, streamed_head=True))
         self._layers, self._blocks = streamed.section_bytes, streamed.head_block_bytes
 
@@ -172,18 +194,21 @@ class _Search:
     def _with_head(self, *, streamed: bool) -> Iterator[_Way]:
         embedding = streamed and self._layout.tied
         for checkpointing in {self._options.checkpointing, True}:
-            for together in _TOGETHER if checkpointing else (1,):
+            traced = replace(self._options, checkpointing=checkpointing)
+            for together, remakes in _RECOMPUTED if checkpointing else _KEPT:
                 for parked in (False, True) if checkpointing else (False,):
-                    traced = replace(self._options, checkpointing=checkpointing)
-                    base = Residency(embedding, parked, together, streamed_head=streamed)
+                    base = Residency(
+                        embedding, parked, together, streamed_head=streamed, remakes=remakes
+                    )
                     yield from self._with_weights(self._traced(base, traced))
 
     def _traced(self, residency: Residency, options: StepOptions) -> _Way:
         """A way that is planned; it costs its traffic, and what it computes more than was asked."""
         found = _planned(self._layout.waiting(residency), options, self._accumulation)
-        asked = self._layout.step(self._options).plan.flops
-        more = found.layout.step(options).plan.flops - asked
-        seconds = found.seconds + self._accumulation * more / self._rate
+        asked, plan = self._layout.step(self._options).plan, found.layout.step(options).plan
+        flops, nbytes = plan.flops - asked.flops, plan.passed_bytes - asked.passed_bytes
+        computing = max(flops, 0) / self._rates[0] + max(nbytes, 0) / self._rates[1]
+        seconds = found.seconds + self._accumulation * computing
         return _Way(residency, options, seconds, found.total)
 
     def _with_weights(self, way: _Way) -> Iterator[_Way]:

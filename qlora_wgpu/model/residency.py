@@ -21,6 +21,8 @@ class Residency:
             bring them for their launches.
         streamed_head: Whether ``lm_head`` is in host memory and comes in blocks of the vocabulary,
             so that neither it nor logits of all tokens are on the device.
+        remakes: Whether what norms, gated units and activations make is not kept for the backward,
+            which makes it again from what is kept.
     """
 
     host_embedding: bool = False
@@ -29,6 +31,7 @@ class Residency:
     host_moments: bool = False
     streamed_layers: int = 0
     streamed_head: bool = False
+    remakes: bool = False
 
 
 RESIDENT = Residency()

@@ -28,9 +28,14 @@ def activation(g: Graph, x: Tensor, name: str) -> Tensor:
     Returns:
         (rows, columns) operand.
     """
-    y = g.operand(name, x.rows, x.columns)
     units, constants = x.rows * x.units(8), ACTIVATIONS[name]
-    g.launch("activation/forward.wgsl", units, {"x": x, "y": y}, {"units": units}, constants)
+
+    def made() -> Tensor:
+        y = g.operand(name, x.rows, x.columns)
+        g.launch("activation/forward.wgsl", units, {"x": x, "y": y}, {"units": units}, constants)
+        return y
+
+    y = made()
 
     def vjp(dy: Tensor) -> None:
         dx = g.operand(f"d {x.name}", x.rows, x.columns)
@@ -38,5 +43,5 @@ def activation(g: Graph, x: Tensor, name: str) -> Tensor:
         g.launch("activation/backward.wgsl", units, tensors, {"units": units}, constants)
         g.add_gradient(x, dx)
 
-    g.record(y, [x], vjp)
+    g.record(y, [x], vjp, remake=made)
     return y

@@ -19,6 +19,7 @@ from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import StepOptions
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
+from qlora_wgpu.model.residency import RESIDENT
 from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.runs.data import RunData
@@ -92,6 +93,7 @@ def within_room(
             nbytes,
             accumulation=settings.train.gradient_accumulation_steps,
             flops_per_second=device.pace.flops_per_second,
+            bytes_per_second=device.pace.bytes_per_second,
         )
 
     if budget is None:
@@ -104,7 +106,8 @@ def within_room(
         if fitted.total + beside + more > budget:
             fitted = within(budget - beside - more)
     observer.planned(fitted.memory)
-    if fitted.moved and budget is not None:
+    changed = fitted.options != options or fitted.residency != RESIDENT
+    if changed and budget is not None:
         size = f"{budget / MIB:,.0f} MiB"
         observer.note(f"to keep within {size} of device memory, {fitted.in_words()}")
     return fitted

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from qlora_wgpu.graph.parking import Recomputation
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.activation import activation
 from qlora_wgpu.ops.columns import columns
@@ -43,15 +44,18 @@ def check_rms_norm(run: Runner, rounded_first: bool) -> None:
     dy, dz = normal("dy", ROWS, _WIDE), normal("dz", ROWS, _WIDE)
     tskip = (run.operand if rounded_first else run.float32)(skip, grad=True)
     tx = run.float32(x, grad=True)
+    run.graph.recomputation = Recomputation(remakes=True)
     y = rms_norm(run.graph, tx, run.float32(weight), 1e-5)
     z = rms_norm(run.graph, tx, run.float32(weight), 1e-5, residual=tskip)
+    again = run.graph.again(y)
     first, second = _types(run, rounded_first)
     run.graph.add_gradient(z, first(dz))
     dx, dskip = run.gradients(y, second(dy), tx, tskip)
-    got_y, got_z, got_dx, got_rounded, got_skip = run.run(
-        y, z, dx, as_operand(run.graph, dx), dskip
+    got_y, got_z, got_again, got_dx, got_rounded, got_skip = run.run(
+        y, z, again, dx, as_operand(run.graph, dx), dskip
     )
     run.compare_exactly(got_rounded, run.rounded(got_dx))
+    run.compare_exactly(got_again, got_y)
     dy, dz = (dy, run.rounded(dz)) if rounded_first else (run.rounded(dy), dz)
     x = np.asarray(x, np.float32).astype(np.float64)
     exact = rms_norm_reference.forward(x, weight, 1e-5)
