@@ -27,6 +27,12 @@ HEADER_BYTES = 16 * MIB
 TENSORS = 100_000
 DIMENSIONS = 32  # NumPy's limit before version 2
 
+# A GGUF file.
+GGUF_HEADER_BYTES = 128 * MIB  # vocabulary and merges of the largest take some 20 MiB
+GGUF_KEYS = 10_000
+GGUF_STRINGS = 2**22  # of a list: tokens, merges
+GGUF_NAME_BYTES = 64 * KIB  # of a key, as the format has it, or a tensor's name
+
 # A model, by its config.json: some ten times the largest that there are.
 LAYERS = 256
 EXPERTS = 4096

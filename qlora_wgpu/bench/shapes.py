@@ -11,6 +11,7 @@ from typing import Any
 from qlora_wgpu.bench.random_folder import RandomFolder
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.json_file import read_json_object
+from qlora_wgpu.checkpoint.model_folder import GGUF
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.family import find_family
@@ -74,8 +75,8 @@ def find_shape(text: str) -> Shape:
     """Finds a shape; nothing is downloaded.
 
     Args:
-        text: A preset's name (any case), a config.json, or a folder that holds one. A folder's
-            safetensors are used where it has some; otherwise the weights are random.
+        text: A preset's name (any case), a config.json, a folder that holds one, or a GGUF file.
+            A folder's safetensors are used where it has some; otherwise the weights are random.
 
     Raises:
         ConfigError: If there is no such preset and no such path.
@@ -97,6 +98,8 @@ def find_shape(text: str) -> Shape:
             f"{path} has no config.json: give a model folder, a config.json or one of "
             f"{', '.join(SHAPES)}"
         )
+    if path.suffix == GGUF and path.is_file():
+        return Shape(text, ModelFolder.open(path), str(path))
     if text and path.exists():
         return _random(text, read_json_object(path))
     close = difflib.get_close_matches(text.lower(), [name.lower() for name in SHAPES], 1)

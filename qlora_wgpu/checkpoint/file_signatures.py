@@ -8,7 +8,10 @@ _KINDS = (
     (LFS_PREFIX, "is a Git LFS pointer, not the weights: run git lfs pull"),
     (b"PK\x03\x04", "is a PyTorch or zip file, not safetensors: save the model as safetensors"),
     (b"\x80\x02", "is a PyTorch pickle, not safetensors: save the model as safetensors"),
-    (b"GGUF", "is a GGUF file, not safetensors: take the model's safetensors version"),
+    (
+        b"GGUF",
+        "is a GGUF file, not safetensors: name it NAME.gguf, and give the file itself",
+    ),
     (b"<", "is a web page, not the weights: download it again, logged in if the model asks for it"),
 )
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from qlora_wgpu.checkpoint.gguf.file import part_names, split_name
 from qlora_wgpu.errors import CheckpointError
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+_FOLDER = re.compile(r"[\w.+-]{1,200}", re.ASCII)
 _WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "merges.txt", "vocab.txt"]
 _WEIGHTS = ["*.safetensors"]
 _UNWANTED = ["*/*", "consolidated*"]  # other exports of the same weights, as large again
@@ -16,6 +18,41 @@ _UNWANTED = ["*/*", "consolidated*"]  # other exports of the same weights, as la
 def is_hub_name(text: str) -> bool:
     """Whether a text has the form owner/name."""
     return _NAME.fullmatch(text) is not None and ".." not in text and "--" not in text
+
+
+def is_hub_file(text: str) -> bool:
+    """Whether a text has the form owner/name/FILE.gguf, the file maybe in folders."""
+    parts = text.split("/")
+    named = "/".join(parts[:2])
+    return (
+        len(parts) > 2
+        and text.endswith(".gguf")
+        and is_hub_name(named)
+        and all(_FOLDER.fullmatch(part) and ".." not in part for part in parts[2:])
+    )
+
+
+def download_file(name: str) -> Path:
+    """A model's GGUF file in the local cache, downloaded if it is not there yet, with all parts.
+
+    Args:
+        name: owner/name/FILE.gguf.
+
+    Raises:
+        CheckpointError: If there is no such file, it is not open to the user, or the hub cannot be
+            reached.
+    """
+    owner, repository, *folders, file = name.split("/")
+    split = split_name(file)
+    names = [file] if split is None else part_names(*split)
+    paths = ["/".join([*folders, each]) for each in names]
+    root = _snapshot(f"{owner}/{repository}", name, paths)
+    if not (root / paths[0]).exists():
+        raise CheckpointError(
+            f"the model {owner}/{repository} of the Hugging Face hub has no file {paths[0]}: its "
+            "page lists them under Files"
+        )
+    return root / paths[0]
 
 
 def download(name: str, *, weights: bool = True) -> Path:
@@ -29,15 +66,20 @@ def download(name: str, *, weights: bool = True) -> Path:
         CheckpointError: If there is no such model, it is not open to the user, or the hub cannot be
             reached.
     """
+    unwanted = _UNWANTED if weights else [*_UNWANTED, *_WEIGHTS]
+    return _snapshot(name, name, _WANTED, unwanted)
+
+
+def _snapshot(
+    repository: str, name: str, wanted: list[str], unwanted: list[str] | None = None
+) -> Path:
     import huggingface_hub
     from huggingface_hub import errors
 
     try:
         return Path(
             huggingface_hub.snapshot_download(
-                name,
-                allow_patterns=_WANTED,
-                ignore_patterns=_UNWANTED if weights else [*_UNWANTED, *_WEIGHTS],
+                repository, allow_patterns=wanted, ignore_patterns=unwanted
             )
         )
     except errors.GatedRepoError as err:

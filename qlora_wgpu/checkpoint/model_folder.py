@@ -23,6 +23,8 @@ from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.files import is_there
 from qlora_wgpu.quant import QuantizedWeight, WeightFormat
 
+GGUF = ".gguf"
+
 
 class ModelFolder:
     """An opened model folder. Headers are read and checked; a weight is read when asked for.
@@ -30,7 +32,10 @@ class ModelFolder:
     Attributes:
         path: The folder.
         config: The contents of config.json.
+        tells_shapes: Whether ``shape`` is a weight's own where it is quantized, too.
     """
+
+    tells_shapes = False
 
     def __init__(
         self,
@@ -58,6 +63,8 @@ class ModelFolder:
             UnsupportedModelError: If its weights are quantized in a way that is not read.
         """
         path = _find(str(path_or_name), weights=True)
+        if path.suffix == GGUF:
+            return _gguf(path)
         config = _read_config(path)
         quantized_files(path, {}, config)  # refuses before weights are opened
         files = open_weights(path)
@@ -71,12 +78,19 @@ class ModelFolder:
             CheckpointError: If there is no such model or it has no config.json.
         """
         path = _find(str(path_or_name), weights=False)
+        if path.suffix == GGUF:
+            return _gguf(path)
         return cls(path, _read_config(path), {})
 
     @property
     def is_quantized(self) -> bool:
         """Whether any weight is stored quantized."""
         return self._quantized_files.any
+
+    @property
+    def text_folder(self) -> Path:
+        """The folder of config.json, the tokenizer and the chat templates."""
+        return self.path
 
     @property
     def has_stacks(self) -> bool:
@@ -150,11 +164,25 @@ class ModelFolder:
                 raise CheckpointError(f"{file.path}: {name!r} is stored as {form.name}, not floats")
             return self._quantized_files.float32(name)
         refuse_unknown(self._files, name)
-        array = file.float32(name)
+        return self._checked(name, file.float32(name), file.path)
+
+    def dequantized(self, name: str) -> npt.NDArray[np.float32]:
+        """A tensor as float32, quantized or not; errors as for ``float32`` and ``quantized``."""
+        stored = self.quantized(name)
+        return self.float32(name) if stored is None else stored.dequantize()
+
+    def _checked(
+        self, name: str, array: npt.NDArray[np.float32], path: Path
+    ) -> npt.NDArray[np.float32]:
+        """A tensor that is finite.
+
+        Raises:
+            CheckpointError: If it is not.
+        """
         # Both are NaN if any element is, and no temporary array is needed.
         if array.size and not (np.isfinite(array.min()) and np.isfinite(array.max())):
             raise CheckpointError(
-                f"{file.path}: tensor {name!r} holds NaN or infinity, so the model is damaged"
+                f"{path}: tensor {name!r} holds NaN or infinity, so the model is damaged"
             )
         return array
 
@@ -220,10 +248,22 @@ def _find(text: str, *, weights: bool) -> Path:
     if text and path.is_dir():
         return path
     if text and path.exists():
-        raise CheckpointError(f"{path} is a file: give the folder that holds the model")
+        if path.suffix == GGUF:
+            return path
+        raise CheckpointError(
+            f"{path} is a file: give the folder that holds the model, or a {GGUF} file"
+        )
     if hub.is_hub_name(text):
         return hub.download(text, weights=weights)
+    if hub.is_hub_file(text):
+        return hub.download_file(text)
     raise CheckpointError(f"there is no model folder {text!r}")
+
+
+def _gguf(path: Path) -> ModelFolder:
+    from qlora_wgpu.checkpoint.gguf.folder import GGUFFolder  # which is a ModelFolder itself
+
+    return GGUFFolder.of_path(path)
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -233,5 +273,7 @@ def _read_config(path: Path) -> dict[str, Any]:
             raise CheckpointError(
                 f"{path} holds a PEFT adapter, not a model: give the folder of its base model"
             )
+        if other := next(iter(sorted(path.glob(f"*{GGUF}"))), None):
+            raise CheckpointError(f"{path} has no config.json: name the file {other} itself")
         raise CheckpointError(f"{path} has no config.json, so it is no Hugging Face model folder")
     return read_json_object(file)

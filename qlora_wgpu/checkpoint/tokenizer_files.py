@@ -16,6 +16,7 @@ TOKENS = "special_tokens_map.json"
 TEMPLATE = "chat_template.jinja"
 GENERATION = "generation_config.json"
 PROMPT_FORMAT = "prompt_format.json"  # of this package: chat, alpaca or text
+WITHOUT_TOKENIZER = "no-tokenizer.txt"  # why a model has no tokenizer.json, where that is known
 MORE_TEMPLATES = "additional_chat_templates"
 _FILES = ("tokenizer.json", CONFIG, TOKENS, "added_tokens.json")
 

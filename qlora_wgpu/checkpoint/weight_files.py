@@ -75,7 +75,7 @@ def _what_it_has_instead(folder: Path) -> str:
     if other := first(".safetensors"):
         return f" and no {INDEX}, only {other}: rename it, or download the index"
     if other := first(".gguf"):
-        return f", only {other}: take the model's safetensors version instead of GGUF"
+        return f", only {other}: name that file itself"
     if other := first(".bin", ".pth", ".pt", ".ckpt", ".pkl"):
         return (
             f", only {other}: PyTorch's pickles are not read; load the model with transformers and "

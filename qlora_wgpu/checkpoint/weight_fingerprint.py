@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
+
+class HashedFile(Protocol):
+    """What of an open file is hashed, and when."""
+
+    on_read: Callable[[str], None] | None
+
+    def dtype(self, name: str) -> str:
+        """A tensor's element type."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Its dimensions."""
+
+    def stored_bytes(self, name: str) -> npt.NDArray[np.uint8]:
+        """Its bytes."""
 
 
 class WeightFingerprint:
@@ -21,7 +34,7 @@ class WeightFingerprint:
     hashing leaves the interpreter's lock to others.
     """
 
-    def __init__(self, files: Mapping[str, SafetensorsFile]) -> None:
+    def __init__(self, files: Mapping[str, HashedFile]) -> None:
         """Watches what is read from now on.
 
         Args:

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
+from qlora_wgpu.limits import GIB
 from qlora_wgpu.model.fitting import LINK, Fit
 from qlora_wgpu.runs.cards import FLOPS, CardPlan
 from qlora_wgpu.runs.what_fits import MOST_TOKENS
@@ -15,8 +16,8 @@ from qlora_wgpu.runs.what_fits import MOST_TOKENS
 def cards_table(plans: tuple[CardPlan, ...], batch: int, seq: int) -> Table:
     """A row for each card; what waits is that of the planned batch and sequence."""
     caption = (
-        f"longest: tokens of one row, layers recomputed. slow-down: against everything on a card, "
-        f"reckoned at {FLOPS / 1e12:g} TFLOP/s and {LINK / 1e9:g} GB/s, nothing hidden"
+        "longest: tokens of one row, layers recomputed. slow-down: against everything on a card, "
+        f"reckoned at {FLOPS / 1e12:g} TFLOP/s and {LINK / 1e9:g} GB/s from the host, none hidden"
     )
     table = Table(
         box=None, padding=(0, 2, 0, 0), caption=caption, caption_justify="left", min_width=60
@@ -48,9 +49,29 @@ def _planned(plan: CardPlan) -> tuple[str, str, str]:
     if plan.fitted is None or plan.slow_down is None:
         return "does not fit", "", ""
     waiting = sum(plan.fitted.host_memory.values())
-    host = f"{waiting / 2**30:.1f} GiB" if waiting else "-"
-    measures = [*filter(None, [plan.fitted.recomputed]), *plan.fitted.waiting]
-    return ", ".join(measures) or "nothing", host, f"{plan.slow_down:.2f}x"
+    host = f"{waiting / GIB:.1f} GiB" if waiting else "-"
+    return _measures(plan.fitted), host, f"{plan.slow_down:.2f}x"
+
+
+def _measures(fitted: Fit) -> str:
+    residency = fitted.residency
+    again = ""
+    if fitted.options.checkpointing:
+        again = "layers recomputed"
+    elif residency.remakes:
+        again = "norms and gated units made again"
+    kinds = {
+        "embedding": residency.host_embedding,
+        "layers' inputs": residency.parked_inputs,
+        "moments": residency.host_moments,
+        f"{residency.streamed_layers} of {fitted.layout.num_layers} layers": (
+            residency.streamed_layers > 0
+        ),
+        "lm_head": residency.streamed_head,
+    }
+    waits = [kind for kind, there in kinds.items() if there]
+    waiting = f"{', '.join(waits)} on the host" if waits else ""
+    return "; ".join(filter(None, (again, waiting))) or "nothing"
 
 
 def fitted_in_json(fitted: Fit) -> dict[str, Any]:

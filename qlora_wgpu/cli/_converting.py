@@ -55,7 +55,7 @@ def _template(taken: Mapping[str, Taken]) -> dict[str, Taken]:
         return {}
     try:
         folder = ModelFolder.without_weights(str(taken["model.path"].value))
-        tokenizer = Tokenizer.from_folder(folder.path)
+        tokenizer = Tokenizer.from_folder(folder.text_folder)
         name = chosen_template(str(taken["data.train"].value), tokenizer)
     except QLoRAError:  # told where the run is begun
         return {}

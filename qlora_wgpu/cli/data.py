@@ -97,7 +97,7 @@ def _marked(text: Text) -> Text:
 def _write_json(settings: Config, *, held_out: bool) -> None:
     """Every sample as an object, one a line, on stdout."""
     path, split = data_path(settings, held_out=held_out), settings.data.eval_split
-    tokenizer = Tokenizer.from_folder(ModelFolder.without_weights(base_in(settings)).path)
+    tokenizer = Tokenizer.from_folder(ModelFolder.without_weights(base_in(settings)).text_folder)
     how = preparation(settings.data)
     chosen = None
     if split is not None:

@@ -19,6 +19,7 @@ from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.config import Config
 from qlora_wgpu.errors import ConfigError, DeviceError
 from qlora_wgpu.gpu.adapters import cards
+from qlora_wgpu.runs.cluster_memory import in_cluster
 from qlora_wgpu.runs.machine import of_several
 
 _DTYPES = ("bfloat16", "float32")
@@ -76,7 +77,15 @@ def estimate(
         by_data=True,
         cards=cards,
     )
-    _show(Terminal(), target, result)
+    console = Terminal()
+    _show(console, target, result)
+    if isinstance(what, Config) and what.cluster.scheduler is not None:
+        worker, owner = in_cluster(result.memory)
+        console.print(
+            f"on a cluster: {_size(worker)} on the GPU of each worker, {_size(owner)} on that of "
+            "the owner, which may be one of these GPUs",
+            highlight=False,
+        )
     if json_file is not None:
         _write(json_file, result)
 

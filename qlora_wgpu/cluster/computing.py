@@ -22,6 +22,7 @@ from qlora_wgpu.training.observer import WorkerFigures
 
 _T = TypeVar("_T")
 _END = 20.0  # seconds for an orderly end of everything
+_PERIOD = 0.1  # seconds between two looks at whether the user wants to stop
 
 
 class Cluster:
@@ -60,13 +61,14 @@ class Cluster:
         self._told: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._thread = LoopThread()
         self._connection: Connection | None = None
+        self._engine: Engine | None = None
         self._sum: GradientSum | None = None
         try:
             self._connection = self._thread.run(
                 connect(settings, processes, self._told.put), self._tell
             )
             self._engine = Engine(
-                self._connection.client, worker_class, specify, check, self._told.put,
+                self._connection, worker_class, specify, check, self._told.put,
                 fixed=settings.division == "fixed", patience=settings.patience,
             )  # fmt: skip
         except BaseException:
@@ -90,7 +92,7 @@ class Cluster:
         """Lets go of the workers; those that were started here end."""
         if self._connection is not None:
             connection, self._connection = self._connection, None
-            work: Future[None] = self._thread.submit(connection.close())
+            work: Future[None] = self._thread.submit(_ended(self._engine, connection))
             try:
                 work.result(_END)
             except Exception:  # the run is over; nothing is left to be told
@@ -109,8 +111,9 @@ class Cluster:
         Raises:
             ClusterError: If they do not come, or are all refused.
         """
-        self._run(self._engine.begin(count))
-        return self._engine.identities
+        engine = self._own_engine()
+        self._run(engine.begin(count))
+        return engine.identities
 
     def neutral(self) -> FloatArray:
         """A flat adapter that does nothing, as the first worker has it.
@@ -118,7 +121,7 @@ class Cluster:
         Raises:
             ClusterError: If no worker is left.
         """
-        return self._run(self._engine.neutral())
+        return self._run(self._own_engine().neutral())
 
     def take(self, model: AdapterModel) -> None:
         """The adapter whose gradient is summed from now on, on the device that it is on."""
@@ -140,7 +143,7 @@ class Cluster:
             return not is_stopped()
         total = self._own_sum()
         total.begin()
-        self._engine.publish(total.parameters())
+        self._own_engine().publish(total.parameters())
         arguments = [(b.ids, b.targets, b.mask, b.dropout_key) for b in blocks]
         sizes = [b.ids.size for b in blocks]
         done = self._compute("gradient", arguments, sizes, total.add, is_stopped)
@@ -155,7 +158,7 @@ class Cluster:
             ClusterError: If no worker is left to compute it.
         """
         arguments = [tuple(np.asarray(array) for array in batch) for batch in batches]
-        self._engine.publish(self._own_sum().parameters())
+        self._own_engine().publish(self._own_sum().parameters())
         loss, tokens = np.float32(0), np.float32(0)
 
         def add(sums: Sums) -> None:
@@ -178,18 +181,24 @@ class Cluster:
         Raises:
             ClusterError: If no worker is left to write it.
         """
-        self._engine.publish(self._own_sum().parameters())
-        return self._run(self._engine.text(ids, more, stop_ids, longest))
+        self._own_engine().publish(self._own_sum().parameters())
+        return self._run(self._own_engine().text(ids, more, stop_ids, longest))
 
     def figures(self) -> tuple[WorkerFigures, ...]:
         """What each worker has done since the last call."""
-        work = self._run(self._engine.work())
+        work = self._run(self._own_engine().work())
         return tuple(
-            WorkerFigures(name, each.tokens, each.seconds, not each.is_suspect)
+            WorkerFigures(
+                name, each.tokens, each.timed_tokens, each.seconds, answers=not each.is_suspect
+            )
             for name, each in work.items()
         )
 
     # -- within ----------------------------------------------------------------------------
+
+    def _own_engine(self) -> Engine:
+        assert self._engine is not None
+        return self._engine
 
     def _own_sum(self) -> GradientSum:
         assert self._sum is not None
@@ -202,7 +211,7 @@ class Cluster:
         """Computes blocks and adds what they give in their order; False where it was stopped."""
         results: queue.SimpleQueue[tuple[int, Sums]] = queue.SimpleQueue()
         early: dict[int, Sums] = {}
-        work = self._engine.compute(
+        work = self._own_engine().compute(
             method, arguments, sizes, lambda block, sums: results.put((block, sums))
         )
         future = self._thread.submit(work)
@@ -212,8 +221,7 @@ class Cluster:
                     if is_stopped():
                         return False
                     try:
-                        block, sums = results.get(timeout=_PERIOD)
-                        early[block] = sums
+                        early.update([results.get(timeout=_PERIOD)])
                     except queue.Empty:
                         if future.done():
                             future.result()
@@ -235,4 +243,8 @@ class Cluster:
             self._warn(self._told.get())
 
 
-_PERIOD = 0.1  # seconds between two looks at whether the user wants to stop
+async def _ended(engine: Engine | None, connection: Connection) -> None:
+    """Ends both, and the engine first: what the end does to workers is not told."""
+    if engine is not None:
+        await engine.stop()
+    await connection.close()

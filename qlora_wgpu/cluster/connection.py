@@ -21,6 +21,7 @@ from qlora_wgpu.errors import ClusterError
 _REACHED = 30.0  # seconds in which a scheduler has to answer
 _STARTED = 120.0  # seconds in which worker processes have to be there
 _CLOSED = 5.0  # seconds for an orderly end
+_MET = 10.0  # seconds in which a worker has to answer
 
 
 @dataclass
@@ -28,12 +29,17 @@ class Connection:
     """An open Dask client, and the processes that were started for it.
 
     Attributes:
-        client: Asynchronous, on the loop that it was opened on.
+        client: Asynchronous, on the loop that it was opened on; it connects to workers itself.
+        address: Of the scheduler.
+        security: How to connect.
         cluster: Of the processes started here; None with a scheduler of somebody's own.
     """
 
     client: Any
+    address: str
+    security: Any
     cluster: Any = None
+    _passing: asyncio.Future[Any] | None = None
 
     @property
     def dashboard(self) -> str | None:
@@ -43,9 +49,42 @@ class Connection:
         link = getattr(self.client, "dashboard_link", None)
         return str(link) if link else None
 
+    async def unreached(self, worker: str) -> str | None:
+        """Why this process cannot connect to a worker; None where it can.
+
+        Args:
+            worker: Its address.
+        """
+        options = self.security.get_connection_args("client")
+        connect = import_module("distributed.comm").connect
+        try:
+            async with asyncio.timeout(_MET):
+                comm = await connect(worker, timeout=_MET, **options)
+        except TimeoutError:
+            return "no answer"
+        except OSError as err:
+            return _reason(err)
+        comm.abort()
+        return None
+
+    async def passing(self) -> Any:
+        """A client whose calls to workers the scheduler passes on; it is opened once.
+
+        Raises:
+            ClusterError: If the scheduler does not answer.
+        """
+        if self._passing is None:
+            opening = _client(self.address, self.security, direct=False)
+            self._passing = asyncio.ensure_future(opening)
+        return await asyncio.shield(self._passing)
+
     async def close(self) -> None:
         """Ends it; what does not end in time is left behind."""
-        for each in (self.client, self.cluster):
+        passing = None
+        if self._passing is not None:
+            with contextlib.suppress(Exception):
+                passing = await asyncio.wait_for(self._passing, _CLOSED)
+        for each in (passing, self.client, self.cluster):
             if each is not None:
                 await _ended(each)
 
@@ -75,13 +114,15 @@ async def connect(
     await asyncio.to_thread(
         wait_for_scheduler, settings.scheduler, security, patience=_REACHED, tell=tell
     )
-    return Connection(await _client(settings.scheduler, security))
+    client = await _client(settings.scheduler, security)
+    return Connection(client, settings.scheduler, security)
 
 
-async def _client(address: Any, security: Any) -> Any:
+async def _client(address: str, security: Any, *, direct: bool = True) -> Any:
     client = import_module("distributed").Client(
-        address, security=security, asynchronous=True, direct_to_workers=True, timeout=_REACHED
-    )
+        address, security=security, asynchronous=True, direct_to_workers=direct, timeout=_REACHED,
+        set_as_default=direct,
+    )  # fmt: skip
     try:
         return await asyncio.wait_for(
             _opened(client), _REACHED
@@ -106,7 +147,8 @@ async def _local(processes: int) -> Connection:
     )  # fmt: skip
     try:
         await asyncio.wait_for(_opened(cluster), _STARTED)
-        return Connection(await _client(cluster.scheduler_address, security), cluster)
+        address = cluster.scheduler_address
+        return Connection(await _client(address, security), address, security, cluster)
     except asyncio.CancelledError:  # by Ctrl-C
         await _ended(cluster)
         raise
@@ -123,6 +165,12 @@ async def _ended(each: Any) -> None:
     """Closes a client or a cluster, as far as it lets itself be closed."""
     with contextlib.suppress(Exception):
         await asyncio.wait_for(each.close(), _CLOSED)
+
+
+def _reason(error: OSError) -> str:
+    """What Dask was told by the system, without what it makes of it."""
+    cause = error.__cause__ or error.__context__ or error
+    return " ".join(str(cause).split()) or type(cause).__name__
 
 
 async def _opened(each: Any) -> Any:

@@ -29,7 +29,8 @@ def refuse_other_than_yaml(path: Path) -> None:
     if not path.exists():
         return
     if suffix in _WEIGHTS:
-        raise ConfigError(f"{path} is {_model(path.parent, 'a file of weights')}")
+        model = path if suffix == ".gguf" else path.parent
+        raise ConfigError(f"{path} is {_model(model, 'a file of weights')}")
     if suffix in DATA_SUFFIXES and (suffix != ".json" or _is_list(path)):
         raise ConfigError(f"{path} is {_data(path, 'data')}")
 

@@ -57,7 +57,8 @@ class ModelConfig(Section):
     """The base model."""
 
     path: Annotated[Text, _FREE_ON_RESUME] = Field(
-        description="Folder of the base model, or its name on the Hugging Face Hub."
+        description="Folder of the base model, or its name on the Hugging Face Hub; or a GGUF "
+        "file, on the Hub as owner/name/FILE.gguf."
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import tokenizers
 
+from qlora_wgpu.checkpoint.tokenizer_files import WITHOUT_TOKENIZER
 from qlora_wgpu.config.json_object import read_json_object
 from qlora_wgpu.errors import TokenizerError
 from qlora_wgpu.files import file_bytes, file_text, is_there
@@ -80,6 +81,8 @@ class Tokenizer:
         if not folder.is_dir():
             raise TokenizerError(f"the tokenizer folder {folder} does not exist")
         if not is_there(path):
+            if is_there(folder / WITHOUT_TOKENIZER):
+                raise TokenizerError(file_text(folder / WITHOUT_TOKENIZER, TEMPLATE_BYTES))
             hint = (
                 "it holds tokenizer.model only; load and save it once with transformers to get one"
                 if (folder / "tokenizer.model").is_file()

@@ -77,7 +77,7 @@ def write_folder(
                 index = {"metadata": {"total_size": total}, "weight_map": weight_map}
                 (unfinished / INDEX).write_text(json.dumps(index, indent=2) + "\n")
             (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-            copy_rest(source.path, unfinished)
+            copy_rest(source.text_folder, unfinished)
             if adapter is not None:
                 take_over_prompts(Path(adapter), unfinished)
     except OSError as err:

@@ -43,6 +43,10 @@ _ARCHITECTURES = {
     "hunyuan_v1_dense": ("HUNYUAN_DENSE", False),
     "ministral3": ("MISTRAL3", True),
     "mistral3": ("MISTRAL3", True),
+    "arcee": ("ARCEE", True),
+    "nemotron": ("NEMOTRON", False),
+    "apertus": ("APERTUS", False),
+    "lfm2": ("LFM2", False),
     "granitemoehybrid": ("GRANITE", True),  # where it is dense, as all that are read here
 }
 # What one layer here is two of llama.cpp's, or is called otherwise there.

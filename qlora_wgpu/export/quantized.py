@@ -57,7 +57,7 @@ def quantize_folder(
     settings = quant or QuantConfig()
     form = settings.blocksize, settings.double_quant
     folder = ModelFolder.open(model)
-    if folder.config.get("quantization_config"):
+    if folder.config.get("quantization_config") or folder.is_quantized:
         raise UnsupportedModelError(f"{model} is quantized already: nothing to do")
     architecture = find_family(folder.config).read(folder.config)
     specs = architecture.every_linear if experts else architecture.linears

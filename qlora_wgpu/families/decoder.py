@@ -16,6 +16,7 @@ from qlora_wgpu.families.dimensions import Dimensions
 from qlora_wgpu.families.family import Architecture, Modules, Weights
 from qlora_wgpu.families.layers import LayerOps
 from qlora_wgpu.families.norm import Norm
+from qlora_wgpu.families.short_conv import ShortConv
 from qlora_wgpu.families.sizes import check_sizes
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
@@ -82,14 +83,14 @@ class Layer:
 
     Attributes:
         norm: The kind of all the layer's norms.
-        attention: The first half.
+        attention: The first half, or what stands in place of attention.
         mlp: The second half.
         order: The places of the norms.
         residual_scale: Factor of what each half adds.
     """
 
     norm: Norm
-    attention: Attention
+    attention: Attention | ShortConv
     mlp: Half
     order: ResidualOrder = PRE_NORM
     residual_scale: float = 1.0
@@ -138,6 +139,7 @@ class Decoder:
         logit_scale: Factor of the head's product.
         logit_softcap: Bound of the logits, if any.
         notes: See ``Architecture``.
+        final_norm: The module's name.
     """
 
     dimensions: Dimensions
@@ -151,13 +153,14 @@ class Decoder:
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     notes: tuple[str, ...] = ()
+    final_norm: str = "norm"
 
     def architecture(self) -> Architecture:
         """The architecture, which is what the rest of the package needs of a decoder."""
         weights = Weights()
         for i, layer in enumerate(self.layers):
             weights += layer.weights(self._at(i))
-        weights += self.norm.weights(f"{self.prefix}norm", self.dimensions.hidden_size)
+        weights += self.norm.weights(f"{self.prefix}{self.final_norm}", self.dimensions.hidden_size)
         check_sizes(weights, self.dimensions.vocab_size * self.dimensions.hidden_size)
         return Architecture(
             config=self,
@@ -185,7 +188,7 @@ class Decoder:
 
         h = ops.embedding(self.embedding_scale, self.noise_scale)
         h = ops.layers(h, layer, len(self.layers), checkpointing=checkpointing)
-        return self.norm.trace(ops, h, f"{self.prefix}norm")
+        return self.norm.trace(ops, h, f"{self.prefix}{self.final_norm}")
 
     @property
     def layer_prefix(self) -> str:

@@ -18,7 +18,7 @@ from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.modules import DenseMatrix, ExpertLinear, HostMatrix, Linear, Matrix
 
-NormSize = int | tuple[int, int]
+NormSize = int | tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ class Weights:
 
     Attributes:
         linears: Linear layers.
-        norms: Sizes of the normalization weights, by tensor name: a length, or rows and columns.
+        norms: Sizes of the normalization weights, and of all else that is small and float32, by
+            tensor name: a length, or a shape.
         experts: Linear layers of experts.
         routers: Shapes of the routers' matrices, by tensor name.
     """
@@ -101,7 +102,8 @@ class Architecture:
         embed_name: The embedding's tensor.
         head_name: The head's tensor.
         stored_prefixes: Pairs of how a module's name begins and how files may begin it instead.
-        norm_offset: Added to the stored weights of the norms: 1 where they mean 1 + weight.
+        norm_offset: Added to the stored weights of the norms, not to their biases: 1 where they
+            mean 1 + weight.
         logit_scale: Factor of the head's product.
         logit_softcap: Bound of the logits, if any.
     """
@@ -127,6 +129,10 @@ class Architecture:
     def every_linear(self) -> list[LinearSpec]:
         """All linear layers, experts' too."""
         return [*self.linears, *(spec for stack in self.experts for spec in stack.linears)]
+
+    def offset_of(self, name: str) -> float:
+        """What is added to a stored tensor of a norm."""
+        return self.norm_offset if name.endswith("weight") else 0.0
 
     @property
     def norm_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from qlora_wgpu.families.family import Modules
@@ -25,7 +26,9 @@ from qlora_wgpu.ops.qk_norm import qk_norm
 from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.ops.routing import Routing
+from qlora_wgpu.ops.short_conv import short_conv
 from qlora_wgpu.ops.tensor import cast
+from qlora_wgpu.ops.xielu import XIELUScalars, xielu
 
 
 class LayerOps:
@@ -96,6 +99,17 @@ class LayerOps:
         """LayerNorm by the weight, and the bias if there is one, of that module."""
         norms = self._modules.norms
         return layer_norm(self.g, x, norms[name + ".weight"], norms.get(name + ".bias"), eps)
+
+    def xielu(self, x: Tensor, name: str) -> Tensor:
+        """xIELU by the scalars of that module."""
+        stored = (f"{name}.{field.name}" for field in fields(XIELUScalars))
+        return xielu(self.g, x, XIELUScalars(*(self._modules.norms[each] for each in stored)))
+
+    def short_conv(self, x: Tensor, name: str) -> Tensor:
+        """The gated convolution by the weight, and the bias if there is one, of that module."""
+        norms = self._modules.norms
+        weight, bias = norms[name + ".weight"], norms.get(name + ".bias")
+        return short_conv(self.g, x, weight, bias, self.batch)
 
     # -- ops without -----------------------------------------------------------------------
 

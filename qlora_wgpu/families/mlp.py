@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from qlora_wgpu.families.config_reader import ConfigReader
 from qlora_wgpu.families.dimensions import Dimensions
-from qlora_wgpu.families.family import LinearSpec, Weights
+from qlora_wgpu.families.family import LinearSpec, NormSize, Weights
 from qlora_wgpu.families.layers import LayerOps
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.activation import ACTIVATIONS
@@ -124,3 +124,29 @@ class PlainMLP:
         up, down = (f"{at}mlp.{leaf}" for leaf in self.leaves)
         y = ops.activation(ops.linear(x, up), self.activation)
         return ops.linear_out(y, down, residual, scale)
+
+
+@dataclass(frozen=True)
+class XIELUMLP:
+    """down_proj(xIELU(up_proj(x))), whose scalars are stored with the model.
+
+    Attributes:
+        dimensions: The decoder's dimensions.
+    """
+
+    dimensions: Dimensions
+
+    def weights(self, at: str) -> Weights:
+        """The linear layers and the activation's scalars of the layer whose names begin so."""
+        hidden_size, inner = self.dimensions.hidden_size, self.dimensions.intermediate_size
+        up = LinearSpec(f"{at}mlp.up_proj", inner, hidden_size)
+        down = LinearSpec(f"{at}mlp.down_proj", hidden_size, inner)
+        shapes: dict[str, NormSize] = {"alpha_p": 1, "alpha_n": 1, "beta": (), "eps": ()}
+        return Weights((up, down), {f"{at}mlp.act_fn.{n}": size for n, size in shapes.items()})
+
+    def trace(
+        self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
+    ) -> Tensor:
+        """Applies it to x; see ``LayerOps.linear_out`` for what becomes of the result."""
+        y = ops.xielu(ops.linear(x, f"{at}mlp.up_proj"), f"{at}mlp.act_fn")
+        return ops.linear_out(y, f"{at}mlp.down_proj", residual, scale)

@@ -38,15 +38,12 @@ class LayerNorm:
     Attributes:
         eps: Added to the variance.
         bias: Whether there is one.
+        offset: Added to the stored weight: 1 where files hold weight - 1.
     """
 
     eps: float
     bias: bool
-
-    @property
-    def offset(self) -> float:
-        """Weights are stored as they are."""
-        return 0.0
+    offset: float = 0.0
 
     def weights(self, name: str, size: int) -> Weights:
         """The weight, and the bias if there is one, of the module of that name."""

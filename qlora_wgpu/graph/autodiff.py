@@ -11,6 +11,7 @@ from qlora_wgpu.graph.tensor import Tensor, matrix
 
 VJP = Callable[[Tensor], None]
 JointVJP = Callable[[list[Tensor | None]], None]
+Remake = Callable[[], Tensor]
 Add = Callable[[Tensor, Tensor | None, Tensor], None]
 
 
@@ -37,6 +38,8 @@ class Tape:
         self._wanted: dict[Tensor, str] = {}  # types of gradients, where not their tensors'
         self._handed: list[Tensor | None] = []  # the gradients that the running VJP was given
         self._begin = 0  # the running VJP's first launch
+        self._remakes: dict[Tensor, Remake] = {}
+        self._made_again: dict[Tensor, Tensor] = {}
 
     def record(
         self,
@@ -55,6 +58,17 @@ class Tape:
             self._ops.append((outputs, vjp))
             self._uses.update(inputs)
             self._wanted.update(dict.fromkeys(outputs, wanted) if wanted is not None else {})
+
+    def can_remake(self, tensor: Tensor, remake: Remake) -> None:
+        """Notes how a backward may have what was just recorded without its being kept."""
+        if tensor.requires_grad and self._ops is not None:
+            self._remakes[tensor] = remake
+
+    def again(self, tensor: Tensor) -> Tensor:
+        """A tensor for a VJP to read: itself, or the same bits made again the first time."""
+        if tensor in self._remakes:
+            self._made_again[tensor] = self._remakes.pop(tensor)()
+        return self._made_again.get(tensor, tensor)
 
     def gradient_dtype(self, tensor: Tensor) -> str:
         """The type that a contribution to a tensor's gradient is best made in.
@@ -160,6 +174,7 @@ class Tape:
         """Forgets everything: what is recorded holds the graph, and the graph holds the tape."""
         self._ops, self._gradients = [], {}
         self._holders, self._uses, self._wanted = Counter(), Counter(), {}
+        self._remakes, self._made_again = {}, {}
         self._add = _after_the_end
 
     def _hold(self, tensor: Tensor, gradient: Tensor) -> None:

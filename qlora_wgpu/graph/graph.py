@@ -15,7 +15,7 @@ import numpy.typing as npt
 from qlora_wgpu.gpu.grid import Workgroups, fold_grid, fold_workgroups
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.gpu.wgsl import Constant
-from qlora_wgpu.graph.autodiff import VJP, JointVJP, Tape
+from qlora_wgpu.graph.autodiff import VJP, JointVJP, Remake, Tape
 from qlora_wgpu.graph.dtype import ceil_div
 from qlora_wgpu.graph.launch import GraphError, Launch
 from qlora_wgpu.graph.parking import Parked, Parking, Recomputation
@@ -34,7 +34,7 @@ class Graph:
         launches: What has been traced.
         saturated: uint32; where kernels count values that they had to hold at the end of their
             type, if anywhere.
-        recomputation: How layers are recomputed, where they are.
+        recomputation: What is computed again in the backward.
     """
 
     def __init__(
@@ -169,6 +169,7 @@ class Graph:
         *,
         trains: bool = False,
         wanted: str | None = None,
+        remake: Remake | None = None,
     ) -> None:
         """Notes how a gradient passes back from an op's output.
 
@@ -178,6 +179,8 @@ class Graph:
             vjp: Adds the launches that pass ``output``'s gradient, of any type, on.
             trains: Whether the op itself holds parameters that want a gradient.
             wanted: The type that it reads ``output``'s gradient in, if not ``output``'s.
+            remake: Makes the output's bits again in a cheap launch, from tensors that its VJP reads
+                anyway.
         """
 
         def joint(gradients: list[Tensor | None]) -> None:
@@ -186,6 +189,8 @@ class Graph:
                     vjp(gradient)
 
         self._tape.record([output], inputs, joint, trains=trains, wanted=wanted)
+        if remake is not None and self.recomputation.remakes:
+            self._tape.can_remake(output, remake)
 
     def record_jointly(
         self,
@@ -206,6 +211,10 @@ class Graph:
             wanted: The type that it reads their gradients in, if not their own.
         """
         self._tape.record(outputs, inputs, vjp, trains=trains, wanted=wanted)
+
+    def again(self, tensor: Tensor) -> Tensor:
+        """An op's output for another one's VJP to read: itself, or the same made again."""
+        return self._tape.again(tensor)
 
     def gradient_for(self, tensor: Tensor) -> Tensor:
         """A fresh matrix for a contribution to a tensor's gradient, in the type that suits it."""

@@ -62,12 +62,14 @@ class Parking:
 
 @dataclass(frozen=True)
 class Recomputation:
-    """How layers are recomputed in the backward, where they are.
+    """What is computed again in the backward, and how.
 
     Attributes:
-        together: How many at once, of which the first one's input is kept.
+        together: How many layers at once, where they are recomputed; the first one's input is kept.
         parking: What these inputs pass through to wait in host memory; None where they stay.
+        remakes: Whether what a cheap launch makes from tensors that are kept anyway is made again.
     """
 
     together: int = 1
     parking: Parking | None = None
+    remakes: bool = False

@@ -62,6 +62,11 @@ class Plan:
         """Floating-point operations of all products."""
         return sum(launch.flops for launch in self.launches)
 
+    @property
+    def passed_bytes(self) -> int:
+        """About how many bytes of the device's memory its launches read and write."""
+        return sum(launch.nbytes for launch in self.launches)
+
     def bytes_by_kind(self) -> Counter[str]:
         """Bytes on the device by kind; slots are ``activations``."""
         total: Counter[str] = Counter({"activations": self.activation_bytes})

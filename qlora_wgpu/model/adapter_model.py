@@ -70,7 +70,7 @@ class AdapterModel:
         self.device = device
         self.layout = layout
         self.folder: ModelFolder = layout.pretrained.folder
-        self.prompt_folder = self.folder.path
+        self.prompt_folder = self.folder.text_folder
         self.quant = layout.quant
         self.compute_dtype = layout.compute_dtype
         self.name_or_path = layout.pretrained.name_or_path

@@ -45,10 +45,10 @@ class _BaseState:
                 state[f"{spec.name}.weight"] = array
         for name, router in modules.routers.items():
             state[name] = self._matrix(router)
-        offset = np.float32(architecture.norm_offset)
         for name, shape in architecture.norm_shapes.items():
             norm = modules.norms[name]
             rows = read_vector(self._device, norm).reshape(norm.rows, norm.stride)
+            offset = np.float32(architecture.offset_of(name))
             state[name] = rows[:, : norm.columns].reshape(shape) - offset
         return state
 

@@ -20,7 +20,11 @@ from qlora_wgpu.model.options import StepOptions
 from qlora_wgpu.model.residency import Residency
 
 LINK = 5e9  # bytes a second between host and device, measured for uploads to a card
-_TOGETHER = (1, 2, 3, 4)
+# How many layers are recomputed at once, and whether cheap outputs are made again. With several
+# layers that saves more than it does with one, at a price that is next to nothing.
+_RECOMPUTED = ((1, False), (1, True), (2, True), (3, True), (4, True))
+_KEPT = ((1, False), (1, True))
+_MADE_AGAIN = "what norms and gated units make is made again in the backward"
 _ALONE = {"the input embedding", "lm_head"}  # of which one thing alone is said
 
 
@@ -73,10 +77,15 @@ class Fit:
     @property
     def recomputed(self) -> str:
         """What is computed again in the backward; empty for nothing."""
-        if not self.options.checkpointing:
-            return ""
-        together = self.residency.layers_together
-        return "layers are recomputed" + ("" if together == 1 else f", {together} at a time")
+        parts = []
+        if self.options.checkpointing:
+            together = self.residency.layers_together
+            parts.append(
+                "layers are recomputed" + ("" if together == 1 else f", {together} at a time")
+            )
+        if self.residency.remakes:
+            parts.append(_MADE_AGAIN)
+        return ", and ".join(parts)
 
     def in_words(self) -> str:
         """What is recomputed, what waits in host memory and what that costs, for a sentence."""
@@ -111,6 +120,7 @@ def fit(
     *,
     accumulation: int = 1,
     flops_per_second: float = 1e13,
+    bytes_per_second: float = 5e11,
     beside: int = 0,
 ) -> Fit:
     """Lays a model out so that its training step keeps a budget, in the cheapest way.
@@ -121,12 +131,14 @@ def fit(
         budget: Bytes of device memory; None for as much as it takes.
         accumulation: Micro-batches of an optimizer step.
         flops_per_second: About how fast the device is, to weigh recomputation against traffic.
+        bytes_per_second: About how fast it reads and writes its memory, likewise.
         beside: Bytes of the budget that other things take.
 
     Raises:
         OutOfMemoryError: If no way keeps the budget; says by how much.
     """
-    return Search(layout, options, accumulation, flops_per_second).within(budget, beside)
+    rates = flops_per_second, bytes_per_second
+    return Search(layout, options, accumulation, rates).within(budget, beside)
 
 
 def _cost(way: _Way) -> tuple[float, int]:
@@ -155,7 +167,8 @@ class Search:
         layout: The model with everything on the device.
         options: The longest training step.
         accumulation: Micro-batches of an optimizer step.
-        flops_per_second: About how fast the device is, to weigh recomputation against traffic.
+        rates: About how many operations it makes, and bytes it reads and writes, in a second: to
+            weigh what is made again against traffic.
     """
 
     def __init__(
@@ -163,10 +176,10 @@ class Search:
         layout: ModelLayout,
         options: StepOptions,
         accumulation: int = 1,
-        flops_per_second: float = 1e13,
+        rates: tuple[float, float] = (1e13, 5e11),
     ) -> None:
         self._layout, self._options = layout, options
-        self._accumulation, self._rate = accumulation, flops_per_second
+        self._accumulation, self._rates = accumulation, rates
         self._plain = _planned(layout, options, accumulation)
         self._found: dict[tuple[Residency, StepOptions], _Way] = {}
 
@@ -225,10 +238,12 @@ class Search:
     def _with_head(self, room: int, *, streamed: bool) -> Iterator[_Way]:
         embedding = streamed and self._layout.tied
         for checkpointing in {self._options.checkpointing, True}:
-            for together in _TOGETHER if checkpointing else (1,):
+            traced = replace(self._options, checkpointing=checkpointing)
+            for together, remakes in _RECOMPUTED if checkpointing else _KEPT:
                 for parked in (False, True) if checkpointing else (False,):
-                    traced = replace(self._options, checkpointing=checkpointing)
-                    base = Residency(embedding, parked, together, streamed_head=streamed)
+                    base = Residency(
+                        embedding, parked, together, streamed_head=streamed, remakes=remakes
+                    )
                     yield from self._with_weights(self._traced(base, traced), room)
 
     def _traced(self, residency: Residency, options: StepOptions) -> _Way:
@@ -236,9 +251,10 @@ class Search:
         key = residency, options
         if key not in self._found:
             found = _planned(self._layout.waiting(residency), options, self._accumulation)
-            asked = self._layout.step(self._options).plan.flops
-            more = found.layout.step(options).plan.flops - asked
-            seconds = found.seconds + self._accumulation * more / self._rate
+            asked, plan = self._layout.step(self._options).plan, found.layout.step(options).plan
+            flops, nbytes = plan.flops - asked.flops, plan.passed_bytes - asked.passed_bytes
+            computing = max(flops, 0) / self._rates[0] + max(nbytes, 0) / self._rates[1]
+            seconds = found.seconds + self._accumulation * computing
             self._found[key] = _Way(residency, options, seconds, found.total)
         return self._found[key]
 

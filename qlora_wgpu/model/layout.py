@@ -178,7 +178,9 @@ class ModelLayout:
     def new_graph(self) -> Graph:
         """An empty graph for this element type and profile."""
         parking = self._parking if self.residency.parked_inputs else None
-        recomputation = Recomputation(self.residency.layers_together, parking)
+        recomputation = Recomputation(
+            self.residency.layers_together, parking, self.residency.remakes
+        )
         return Graph(
             self.compute_dtype, self.profile, self.max_binding, self.saturated, recomputation
         )

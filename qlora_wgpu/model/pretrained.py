@@ -10,7 +10,7 @@ from typing import Any
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.families.family import Architecture, Family, find_family
 from qlora_wgpu.model.own_head import has_own_head
-from qlora_wgpu.model.storage_forms import kept_in_floats
+from qlora_wgpu.model.storage_forms import kept_in_floats, stored_types
 from qlora_wgpu.model.stored_shapes import check_stored_shapes
 
 
@@ -58,6 +58,8 @@ class Pretrained:
         family = find_family(folder.config)
         architecture = family.read(folder.config)
         notes = []
+        if folder.tells_shapes and folder.is_quantized:
+            notes.append(f"linear layers train as stored: {stored_types(folder, architecture)}")
         if kept := kept_in_floats(folder, architecture):
             notes.append(
                 f"{len(kept)} of {len(architecture.every_linear)} linear layers are stored as "

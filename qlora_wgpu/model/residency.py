@@ -21,6 +21,8 @@ class Residency:
             bring them for their launches.
         streamed_head: Whether ``lm_head`` is in host memory and comes in blocks of the vocabulary,
             so that neither it nor logits of all tokens are on the device.
+        remakes: Whether what norms, gated units and activations make is not kept for the backward,
+            which makes it again from what is kept.
     """
 
     host_embedding: bool = False
@@ -29,11 +31,12 @@ class Residency:
     host_moments: bool = False
     streamed_layers: int = 0
     streamed_head: bool = False
+    remakes: bool = False
 
     @classmethod
     def least(cls, num_layers: int) -> Residency:
         """All that can wait in host memory, for a step whose layers are recomputed."""
-        return cls(True, True, 1, True, num_layers, True)
+        return cls(True, True, 1, True, num_layers, True, True)
 
 
 RESIDENT = Residency()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -74,3 +75,12 @@ def kept_in_floats(folder: ModelFolder, architecture: Architecture) -> list[str]
         for spec in architecture.every_linear
         if not folder.holds_quantized(stored_name(folder, architecture, f"{spec.name}.weight"))
     ]
+
+
+def stored_types(folder: ModelFolder, architecture: Architecture) -> str:
+    """How many linear layers are stored in each type, for the user."""
+    kinds = Counter(
+        folder.dtype(stored_name(folder, architecture, f"{spec.name}.weight"))
+        for spec in architecture.every_linear
+    )
+    return ", ".join(f"{count} in {kind}" for kind, count in kinds.most_common())

@@ -168,9 +168,9 @@ class WeightLayout:
             spec.name: self._linear(spec, adapter, biases.get(spec.name))
             for spec in architecture.linears
         }
-        offset = np.float32(architecture.norm_offset)
         norms = {
-            n: self._float32(n, shape, offset) for n, shape in architecture.norm_shapes.items()
+            n: self._float32(n, shape, np.float32(architecture.offset_of(n)))
+            for n, shape in architecture.norm_shapes.items()
         }
         experts = {stack.name: self._experts(stack, adapter) for stack in architecture.experts}
         routers = {n: self._dense(n, *shape) for n, shape in architecture.routers.items()}
@@ -233,8 +233,7 @@ class WeightLayout:
     def _read(self, name: str, shape: tuple[int, ...]) -> FloatArray:
         assert self._folder is not None
         name = self._stored(name)
-        stored = self._folder.quantized(name) if len(shape) == 2 else None
-        array = stored.dequantize() if stored is not None else self._folder.float32(name)
+        array = self._folder.dequantized(name) if len(shape) == 2 else self._folder.float32(name)
         _check_shape(self._folder, name, array.shape, shape)
         return array
 
@@ -269,14 +268,17 @@ class WeightLayout:
     def _float32(
         self, name: str, shape: tuple[int, ...], offset: np.float32 = _NO_OFFSET
     ) -> Tensor:
-        """A norm: a vector, or a matrix of one row for each head."""
-        columns = shape[-1]
-        storage = Storage(name, "norms", 4 * math.prod(shape[:-1]) * padded(columns))
-        self._when_loading(
-            name, lambda: self._fill(storage, pad_rows(self._read(name, shape) + offset))
-        )
-        if len(shape) == 2:
-            return matrix(name, shape[0], columns, "float32", storage)
+        """A norm: a vector, or a matrix of one row for each head; or a number."""
+        rows, columns = math.prod(shape[:-1]), shape[-1] if shape else 1
+        storage = Storage(name, "norms", 4 * rows * padded(columns))
+
+        def load() -> None:
+            array = self._read(name, shape).reshape(rows, columns)
+            self._fill(storage, pad_rows(array + offset))
+
+        self._when_loading(name, load)
+        if len(shape) > 1:
+            return matrix(name, rows, columns, "float32", storage)
         return vector(name, columns, "float32", storage)
 
     def _biases(self, specs: list[LinearSpec]) -> dict[str, Tensor]:

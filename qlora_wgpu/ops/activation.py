@@ -6,12 +6,14 @@ from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 
+_PLAIN: dict[str, Constant] = {"SILU": False, "ERF": False, "SQUARED_RELU": False}
 ACTIVATIONS: dict[str, dict[str, Constant]] = {
-    "silu": {"SILU": True, "ERF": False},
-    "swish": {"SILU": True, "ERF": False},
-    "gelu_pytorch_tanh": {"SILU": False, "ERF": False},
-    "gelu_new": {"SILU": False, "ERF": False},
-    "gelu": {"SILU": False, "ERF": True},
+    "silu": {**_PLAIN, "SILU": True},
+    "swish": {**_PLAIN, "SILU": True},
+    "gelu_pytorch_tanh": _PLAIN,
+    "gelu_new": _PLAIN,
+    "gelu": {**_PLAIN, "ERF": True},
+    "relu2": {**_PLAIN, "SQUARED_RELU": True},
 }
 
 
@@ -26,9 +28,14 @@ def activation(g: Graph, x: Tensor, name: str) -> Tensor:
     Returns:
         (rows, columns) operand.
     """
-    y = g.operand(name, x.rows, x.columns)
     units, constants = x.rows * x.units(8), ACTIVATIONS[name]
-    g.launch("activation/forward.wgsl", units, {"x": x, "y": y}, {"units": units}, constants)
+
+    def made() -> Tensor:
+        y = g.operand(name, x.rows, x.columns)
+        g.launch("activation/forward.wgsl", units, {"x": x, "y": y}, {"units": units}, constants)
+        return y
+
+    y = made()
 
     def vjp(dy: Tensor) -> None:
         dx = g.operand(f"d {x.name}", x.rows, x.columns)
@@ -36,5 +43,5 @@ def activation(g: Graph, x: Tensor, name: str) -> Tensor:
         g.launch("activation/backward.wgsl", units, tensors, {"units": units}, constants)
         g.add_gradient(x, dx)
 
-    g.record(y, [x], vjp)
+    g.record(y, [x], vjp, remake=made)
     return y

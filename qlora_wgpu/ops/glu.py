@@ -24,10 +24,15 @@ def glu(g: Graph, gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
     """
     if gate.shape != up.shape:
         raise GraphError(f"glu: {gate} and {up} differ")
-    y = g.operand("glu", gate.rows, gate.columns)
     units, constants = gate.rows * gate.units(8), ACTIVATIONS[activation]
-    tensors = {"gate": gate, "up": up, "y": y}
-    g.launch("glu/forward.wgsl", units, tensors, {"units": units}, constants)
+
+    def made() -> Tensor:
+        y = g.operand("glu", gate.rows, gate.columns)
+        tensors = {"gate": gate, "up": up, "y": y}
+        g.launch("glu/forward.wgsl", units, tensors, {"units": units}, constants)
+        return y
+
+    y = made()
 
     def vjp(dy: Tensor) -> None:
         dgate = g.operand(f"d {gate.name}", gate.rows, gate.columns)
@@ -37,5 +42,5 @@ def glu(g: Graph, gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
         g.add_gradient(gate, dgate)
         g.add_gradient(up, dup)
 
-    g.record(y, [gate, up], vjp)
+    g.record(y, [gate, up], vjp, remake=made)
     return y

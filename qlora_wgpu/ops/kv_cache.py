@@ -18,11 +18,13 @@ class KVCache:
 
     Attributes:
         capacity: Most tokens of the text.
-        layers: Keys and values of each layer's tokens.
+        layers: Keys and values of each layer's tokens, where it attends.
+        states: What layers that convolve keep of the last tokens.
     """
 
     capacity: int
     layers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    states: list[Tensor] = field(default_factory=list)
 
 
 class CacheView:
@@ -33,6 +35,7 @@ class CacheView:
         self.capacity = cache.capacity
         self._cache = cache
         self._next = 0
+        self._next_state = 0
 
     def next_layer(self, dtype: str, columns: int) -> tuple[Tensor, Tensor]:
         """The keys and values of the layer that comes next.
@@ -48,6 +51,20 @@ class CacheView:
         if layer[0].columns != columns:
             raise GraphError(f"kv_cache: {layer[0]} is of another layer, not {columns} wide")
         return layer
+
+    def next_state(self, rows: int, columns: int) -> Tensor:
+        """What the convolution that comes next keeps, (rows, columns) float32.
+
+        Raises:
+            GraphError: If the cache's is of another shape.
+        """
+        if self._next_state == len(self._cache.states):
+            self._cache.states.append(_kept("state", rows, columns, "float32"))
+        state = self._cache.states[self._next_state]
+        self._next_state += 1
+        if state.shape != (rows, columns):
+            raise GraphError(f"kv_cache: {state} is of another layer, not {rows}x{columns}")
+        return state
 
 
 def _kept(name: str, capacity: int, columns: int, dtype: str) -> Tensor:

@@ -25,16 +25,24 @@ def layer_norm(g: Graph, x: Tensor, weight: Tensor, bias: Tensor | None, eps: fl
     """
     if x.columns != weight.columns or (bias is not None and bias.columns != x.columns):
         raise GraphError(f"layer_norm: {x}, {weight} and {bias} do not fit")
-    y = g.operand(f"norm({x.name})", x.rows, x.columns)
-    stats = g.float_vector("mean and rstd", 2 * x.rows)
     shape = {"rows": x.rows, "columns": x.columns}
-    g.launch(
-        "layer_norm/forward.wgsl",
-        row_workgroups(g, x.rows),
-        {"x": x, "weight": weight, "y": y, "stats": stats, "bias": bias},
-        {**shape, "stride": x.units(8), "eps": eps},
-        row_constants(g),
-    )
+
+    def made(stats: Tensor) -> Tensor:
+        y = g.operand(f"norm({x.name})", x.rows, x.columns)
+        g.launch(
+            "layer_norm/forward.wgsl",
+            row_workgroups(g, x.rows),
+            {"x": x, "weight": weight, "y": y, "stats": stats, "bias": bias},
+            {**shape, "stride": x.units(8), "eps": eps},
+            row_constants(g),
+        )
+        return y
+
+    def new_stats() -> Tensor:
+        return g.float_vector("mean and rstd", 2 * x.rows)
+
+    stats = new_stats()
+    y = made(stats)
 
     def vjp(dy: Tensor) -> None:
         dx = g.gradient_for(x)
@@ -47,5 +55,5 @@ def layer_norm(g: Graph, x: Tensor, weight: Tensor, bias: Tensor | None, eps: fl
         )
         g.add_gradient(x, dx)
 
-    g.record(y, [x], vjp)
+    g.record(y, [x], vjp, remake=lambda: made(new_stats()))
     return y

@@ -164,6 +164,7 @@ def _backward(g: Graph, x: Tensor, u: Tensor | None, dys: list[Tensor], group: _
 
 def _adapter_gradients(g: Graph, x: Tensor, u: Tensor, dys: list[Tensor], lora: Lora) -> Tensor:
     """Adds to the gradients of all A and B, and returns all du side by side."""
+    x = g.again(x)
     du = g.float32("d lora u", x.rows, lora.r)
     first, others = dys[0], tuple(dys[1:])
     UP_GRAD.launch(g, UpGrad(first, lora, du, others=others))

@@ -55,6 +55,7 @@ def backward(
     Raises:
         GraphError: If the shapes do not fit.
     """
+    x = g.again(x)
     du = g.float32("d lora u", x.rows, lora.r)
     UP_GRAD.launch(g, UpGrad(dy, lora, du, experts))
     rows = experts.rows if experts is not None else None

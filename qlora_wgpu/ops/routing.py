@@ -99,21 +99,26 @@ def permute(g: Graph, x: Tensor, routing: Routing) -> Tensor:
     """
     if x.rows != routing.weights.rows:
         raise GraphError(f"permute: {x} does not have the rows of {routing.weights}")
-    y = matrix(f"{x.name} of experts", routing.rows, x.columns, x.dtype)
     words = row_words(x)
-    g.launch(
-        "experts/permute.wgsl",
-        y.rows * words,
-        {"x": x, "assignments": routing.assignments, "y": y},
-        {"rows": y.rows, "stride": words, "top_k": routing.top_k},
-    )
+
+    def made(x: Tensor) -> Tensor:
+        y = matrix(f"{x.name} of experts", routing.rows, x.columns, x.dtype)
+        g.launch(
+            "experts/permute.wgsl",
+            y.rows * words,
+            {"x": x, "assignments": routing.assignments, "y": y},
+            {"rows": y.rows, "stride": words, "top_k": routing.top_k},
+        )
+        return y
+
+    y = made(x)
 
     def vjp(dy: Tensor) -> None:
         dx = g.float32(f"d {x.name}", x.rows, x.columns)
         _combine(g, dy, dx, routing)
         g.add_gradient(x, dx)
 
-    g.record(y, [x], vjp)
+    g.record(y, [x], vjp, remake=lambda: made(g.again(x)))
     return y
 
 

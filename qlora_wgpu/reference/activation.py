@@ -12,11 +12,13 @@ _C = math.sqrt(2 / math.pi)
 
 
 def forward(x: Array, activation: str) -> Array:
-    """SiLU, GELU (``gelu``) or GELU in its tanh form, of each element."""
+    """SiLU, squared ReLU, GELU (``gelu``) or GELU in its tanh form, of each element."""
     if activation == "silu":
         y: Array = x / (1 + np.exp(-x))
     elif activation == "gelu":
         y = x * _normal_below(x)
+    elif activation == "relu2":
+        y = np.maximum(x, 0.0) ** 2
     else:
         y = 0.5 * x * (1 + np.tanh(_C * (x + 0.044715 * x**3)))
     return y
@@ -29,6 +31,8 @@ def slope(x: Array, activation: str) -> Array:
         derivative: Array = s * (1 + x * (1 - s))
     elif activation == "gelu":
         derivative = _normal_below(x) + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+    elif activation == "relu2":
+        derivative = 2 * np.maximum(x, 0.0)
     else:
         t = np.tanh(_C * (x + 0.044715 * x**3))
         derivative = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * _C * (1 + 3 * 0.044715 * x * x)

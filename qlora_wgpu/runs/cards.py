@@ -1,7 +1,8 @@
 """One training on cards of the usual sizes: what has room on each, what waits, and what that costs.
 
-All cards are planned as a common GPU. Times are reckoned, never measured: operations over
-`FLOPS`, traffic over `LINK`, one after the other, so a slow-down is an upper bound for such a card.
+All cards are planned as a common GPU. Times are reckoned, never measured: operations over `FLOPS`,
+bytes of the card's memory over `BYTES`, traffic over `LINK`, one after the other. So a slow-down is
+an upper bound for such a card.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from functools import lru_cache
 
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.memory_size import room_of
+from qlora_wgpu.graph.plan import Plan
 from qlora_wgpu.limits import GIB
 from qlora_wgpu.model.fitting import Fit, Search
 from qlora_wgpu.model.residency import Residency
@@ -19,7 +21,7 @@ from qlora_wgpu.runs.what_fits import MOST_TOKENS, SEQ_STEP, largest_fitting
 from qlora_wgpu.runs.workload import Target, Workload
 
 SIZES = (4, 6, 8, 12, 16, 24, 48, 80)  # GB, as cards are sold: 2**30 bytes each
-FLOPS = 1e13  # a second, of products
+FLOPS, BYTES = 1e13, 5e11  # a second, of products and of the card's memory
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,8 @@ def _plans(workload: Workload) -> Iterator[CardPlan]:
 
     most = MOST_TOKENS // SEQ_STEP
     kept = replace(workload, checkpointing=False).options
-    search = Search(resident, kept, workload.accumulation, FLOPS)
-    seconds = resident.step(kept).plan.flops * workload.accumulation / FLOPS
+    search = Search(resident, kept, workload.accumulation, (FLOPS, BYTES))
+    seconds = workload.accumulation * _computing(resident.step(kept).plan)
     for gib in SIZES:
         room = room_of(gib * GIB)
         fitted = _fitted(search, room)
@@ -95,5 +97,9 @@ def _fitted(search: Search, room: int) -> Fit | None:
 
 
 def _seconds(fitted: Fit, accumulation: int) -> float:
-    flops = fitted.layout.step(fitted.options).plan.flops
-    return accumulation * flops / FLOPS + fitted.seconds
+    plan = fitted.layout.step(fitted.options).plan
+    return accumulation * _computing(plan) + fitted.seconds
+
+
+def _computing(plan: Plan) -> float:
+    return plan.flops / FLOPS + plan.passed_bytes / BYTES

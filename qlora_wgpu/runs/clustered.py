@@ -67,7 +67,7 @@ def opened_cluster(
         observer.activity("opening the model on workers")
         identities = cluster.wait_for(_least(settings.cluster, processes))
         observer.activity("")
-        _tell(identities, cluster, observer)
+        _tell(identities, settings.train.gradient_accumulation_steps, cluster, observer)
         model = AdapterModel(layout, device, options=training_options(settings.train))
         start = model.adapter.initial(settings.train.seed)
         if settings.lora.use_dora:
@@ -125,11 +125,19 @@ def _problem(
     return None
 
 
-def _tell(identities: dict[str, Identity], cluster: Cluster, observer: Observer) -> None:
+def _tell(
+    identities: dict[str, Identity], blocks: int, cluster: Cluster, observer: Observer
+) -> None:
     kinds: dict[str, list[str]] = {}
     for name, identity in identities.items():
         kinds.setdefault(identity.device, []).append(name)
     there = "; ".join(f"{', '.join(names)} on {device}" for device, names in kinds.items())
-    observer.note(f"{len(identities)} workers: {there}")
+    noun = "worker" if len(identities) == 1 else "workers"
+    observer.note(f"{len(identities)} {noun}: {there}")
+    if blocks < len(identities):
+        observer.note(
+            f"a step has fewer micro-batches ({blocks}) than there are workers, so that some have "
+            "nothing to do: set train.gradient_accumulation_steps to a multiple of their number"
+        )
     if (link := cluster.dashboard) is not None:
         observer.note(f"Dask's dashboard is at {link}")

@@ -92,7 +92,7 @@ def prepare(
     warn_of_cache(observer)
     path = data_path(settings, held_out=held_out)
     folder = ModelFolder.without_weights(base_in(settings))
-    tokenizer = Tokenizer.from_folder(folder.path)
+    tokenizer = Tokenizer.from_folder(folder.text_folder)
     dataset = read_data(settings, tokenizer, observer, held_out=held_out)
     warn_of_long_rows(path, dataset, longest_text(folder.config), observer)
     return PreparedData(path, dataset, tokenizer, BatchPlan.of(dataset.lengths, settings))

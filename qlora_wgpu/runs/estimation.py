@@ -219,6 +219,8 @@ def _shape(text: str) -> Pretrained:
 
 def _base(path: str) -> Pretrained:
     """A run's base; its weights need not be there, but tell which layers they hold in 4 bits."""
+    if Path(path).expanduser().is_file():  # in GGUF, of which headers alone are read
+        return Pretrained.open(path)
     inside = Path(path).expanduser() / "config.json"
     if not inside.is_file():
         return Pretrained.from_config(ModelFolder.without_weights(path).config)

@@ -138,7 +138,7 @@ def first_settings(
     room = room or Room.here()
     folder = ModelFolder.without_weights(model)
     pretrained = Pretrained.from_config(folder.config)
-    tokenizer = Tokenizer.from_folder(folder.path)
+    tokenizer = Tokenizer.from_folder(folder.text_folder)
     template = chosen_template(train, tokenizer)
     data = FirstData.read(train, folder, tokenizer, template)
     workload = Workload(pretrained, LoraConfig(), QuantConfig(), "bfloat16", 1, 1, False)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from qlora_wgpu.checkpoint.hub import is_hub_name
+from qlora_wgpu.checkpoint.hub import is_hub_file, is_hub_name
+from qlora_wgpu.checkpoint.model_folder import GGUF
 from qlora_wgpu.config import Config, load_config
 from qlora_wgpu.config.as_trained import find_run
 from qlora_wgpu.errors import ConfigError, command, option
@@ -105,7 +106,9 @@ def base_in(settings: Config) -> str:
     path = settings.model.path
     if _is_nowhere(path):
         if Path(path).expanduser().is_file():
-            raise ConfigError(f"model.path is the file {path}: name the folder that it lies in")
+            raise ConfigError(
+                f"model.path is the file {path}: name the folder that it lies in, or a .gguf file"
+            )
         set_it = "add model.path=FOLDER" if command() else "set model.path to its folder"
         hint = _model_like(Path(path)) or f"if it lies elsewhere now, {set_it}"
         raise ConfigError(f"there is no model folder {path}: {hint}")
@@ -121,7 +124,7 @@ def adapter_in(place: str) -> str | None:
     folder = Path(place).expanduser()
     if _holds_adapter(folder):
         return str(folder)
-    if (folder / "config.json").exists() or _is_on_the_hub(place):
+    if _is_gguf(folder) or (folder / "config.json").exists() or _is_on_the_hub(place):
         return None
     if _is_run(folder):
         return adapter_of_run(folder)
@@ -133,6 +136,8 @@ def adapter_in(place: str) -> str | None:
 def _is_on_the_hub(place: str) -> bool:
     """Whether a name can be the hub's: ``runs/frist`` beside ``runs/first`` is none."""
     folder = Path(place).expanduser()
+    if is_hub_file(place):
+        return not folder.exists()
     return is_hub_name(place) and not folder.exists() and not _runs_in(folder.parent)
 
 
@@ -181,5 +186,10 @@ def _model_like(path: Path) -> str:
 
 
 def _is_nowhere(base: str) -> bool:
-    """Whether a base is neither a folder nor has a name of the hub."""
-    return not (Path(base).expanduser().is_dir() or is_hub_name(base))
+    """Whether a base is neither a folder, nor a GGUF file, nor has a name of the hub."""
+    path = Path(base).expanduser()
+    return not (path.is_dir() or _is_gguf(path) or is_hub_name(base) or is_hub_file(base))
+
+
+def _is_gguf(path: Path) -> bool:
+    return path.suffix == GGUF and path.is_file()

@@ -32,7 +32,7 @@ class OpenedModel:
 
     Attributes:
         pretrained: The folder and what config.json says.
-        path: The folder.
+        path: The folder of the tokenizer.
     """
 
     pretrained: Pretrained
@@ -48,7 +48,7 @@ class OpenedModel:
         """
         pretrained = Pretrained.open(path)
         assert pretrained.folder is not None
-        return cls(pretrained, pretrained.folder.path)
+        return cls(pretrained, pretrained.folder.text_folder)
 
     @property
     def architecture(self) -> Architecture:

@@ -21,7 +21,7 @@ from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import StepOptions
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
-from qlora_wgpu.model.residency import Residency
+from qlora_wgpu.model.residency import RESIDENT, Residency
 from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.runs.data import RunData
@@ -89,10 +89,12 @@ def within_room(
     budget = device.budget if device.budget is not None else room(device)
 
     steps = settings.train.gradient_accumulation_steps
-    search = Search(layout, options, steps, device.pace.flops_per_second)
+    rates = device.pace.flops_per_second, device.pace.bytes_per_second
+    search = Search(layout, options, steps, rates)
     fitted = search.within(None) if budget is None else _with_texts(search, layout, options, budget)
     observer.planned(fitted.memory)
-    if fitted.moved and budget is not None:
+    changed = fitted.options != options or fitted.residency != RESIDENT
+    if changed and budget is not None:
         size = f"{budget / MIB:,.0f} MiB"
         observer.note(f"to keep within {size} of device memory, {fitted.in_words()}")
     return fitted

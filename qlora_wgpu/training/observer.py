@@ -54,25 +54,33 @@ class WorkerFigures:
 
     Attributes:
         name: The worker's.
-        tokens: Of the micro-batches that it computed, padding included.
-        seconds: That it took for all that it computed.
+        tokens: Of the micro-batches that counted, padding included: another worker's result may
+            have come first.
+        timed_tokens: Of those whose time is known: it may have compiled for the others.
+        seconds: That it took for these.
         answers: Whether it did not fail to answer for too long.
     """
 
     name: str
     tokens: int
+    timed_tokens: int
     seconds: float
     answers: bool = True
 
     @property
     def tokens_per_second(self) -> float | None:
-        """While it computes; None where it did not."""
-        return self.tokens / self.seconds if self.seconds > 0 else None
+        """While it computes; None where that is not known."""
+        return self.timed_tokens / self.seconds if self.seconds > 0 else None
 
     def and_then(self, later: WorkerFigures) -> WorkerFigures:
         """Both together."""
-        tokens, seconds = self.tokens + later.tokens, self.seconds + later.seconds
-        return WorkerFigures(self.name, tokens, seconds, later.answers)
+        return WorkerFigures(
+            self.name,
+            self.tokens + later.tokens,
+            self.timed_tokens + later.timed_tokens,
+            self.seconds + later.seconds,
+            later.answers,
+        )
 
 
 class Observer:

@@ -1,5 +1,5 @@
 // activate(x) and activate_gradient(x) = d activate / dx:
-// SILU: x·σ(x);  ERF: GELU, ½x(1 + erf(x/√2));  else its tanh form,
+// SILU: x·σ(x);  SQUARED_RELU: max(x, 0)²;  ERF: GELU, ½x(1 + erf(x/√2));  else its tanh form,
 // ½x(1 + tanh(√(2/π)(x + 0.044715x³))).
 
 // σ(x), written so that exp's argument is never positive.
@@ -16,6 +16,17 @@ fn activate(x: vec4<f32>) -> vec4<f32> {
 fn activate_gradient(x: vec4<f32>) -> vec4<f32> {
     let s = sigmoid(x);
     return s * (1.0 + x * (1.0 - s));
+}
+//#else
+//#if SQUARED_RELU
+
+fn activate(x: vec4<f32>) -> vec4<f32> {
+    let y = max(x, vec4<f32>(0.0));
+    return y * y;
+}
+
+fn activate_gradient(x: vec4<f32>) -> vec4<f32> {
+    return 2.0 * max(x, vec4<f32>(0.0));
 }
 //#else
 //#if ERF
@@ -69,6 +80,7 @@ fn activate_gradient(x: vec4<f32>) -> vec4<f32> {
     let s = gate_of(x);
     return s + x * s * (1.0 - s) * 1.5957691216 * (1.0 + 0.134145 * x * x);
 }
+//#endif
 //#endif
 //#endif
 

@@ -57,6 +57,11 @@ class Network:
         """Pulls a machine's cable, or plugs it in again."""
         ip("-n", self._switch, "link", "set", machine, "up" if plugged else "down")
 
+    def isolate(self, machine: str, *, isolated: bool) -> None:
+        """Puts a machine behind a wall, or takes it away: walled ones do not see each other."""
+        state = "on" if isolated else "off"
+        ip("-n", self._switch, "link", "set", machine, "type", "bridge_slave", "isolated", state)
+
     def shape(self, machine: str, gigabits: float) -> None:
         """Limits what a machine sends and gets."""
         queue = ["root", "tbf", "rate", f"{gigabits}gbit", "burst", "512kb", "latency", "100ms"]

@@ -160,7 +160,7 @@ def test_a_broken_index(folder: Path) -> None:
         (None, "there are no weights in it"),
         ("pytorch_model.bin", "only pytorch_model.bin: PyTorch's pickles are not read; load the"),
         ("consolidated.00.pth", "only consolidated.00.pth: PyTorch's pickles"),
-        ("model-Q4_K_M.gguf", "only model-Q4_K_M.gguf: take the model's safetensors version"),
+        ("model-Q4_K_M.gguf", "only model-Q4_K_M.gguf: name that file itself"),
         ("model-00001-of-00002.safetensors", "only model-00001-of-00002.safetensors: rename it"),
         ("adapter_model.safetensors", "it holds a PEFT adapter; give the folder of its base"),
         ("flax_model.msgpack", "only flax_model.msgpack: take the model's safetensors version"),

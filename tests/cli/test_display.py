@@ -77,11 +77,11 @@ def test_the_memory_line_is_one_and_has_no_zeros():
 def test_workers_of_a_cluster_get_a_line_when_they_change_and_now_and_then(monkeypatch):
     out = io.StringIO()
     monkeypatch.setattr("sys.stdout", out)
-    both = (WorkerFigures("0", 300, 0.5), WorkerFigures("1", 100, 1.0))
+    both = (WorkerFigures("0", 300, 300, 0.5), WorkerFigures("1", 100, 100, 1.0))
     with TrainingDisplay(Terminal()) as display:
         display.started(30, 0, Counter())
         for step in range(1, 31):
-            silent = (both[0], WorkerFigures("1", 0, 0.0, answers=False))
+            silent = (both[0], WorkerFigures("1", 0, 0, 0.0, answers=False))
             display.workers(both if step < 15 else silent if step < 25 else both[:1])
             row = {"step": step, "loss": 1.5, "grad_norm": 0.5, "learning_rate": 1e-4}
             display.step({**row, "tokens_per_second": 1234.0})

@@ -21,6 +21,8 @@ class OddWorker:
         self.settings = specification.settings
         self.does = self.settings.get(self.name, "")
         self.count, self.version = 0, -1
+        if self.does == "open":
+            time.sleep(2.5)
         if self.does == "refuse":
             raise ClusterError("it does not want to")
 
@@ -52,4 +54,6 @@ class OddWorker:
         return Sums(float(ids.sum()), 1.0, 0, 0.02, gradient)
 
     def text(self, version, ids, more):
+        if self.does == "no text":
+            raise OutOfMemoryError(f"no room for a text on {self.name}")
         return [*ids, more]

@@ -4,32 +4,49 @@ import json
 import multiprocessing
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 from e2e.tiny import write_chats, write_model
 
+from qlora_wgpu.cluster.blocks import Identity
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.runs import train
+from qlora_wgpu.runs import clustered, train
+from qlora_wgpu.selfcheck import results
 from qlora_wgpu.training import Observer
 
 pytest.importorskip("distributed")
 
-RANDOM = {
-    "lora": {"r": 4, "lora_dropout": 0.1},
+# Noise is made by the micro-batch's key, as dropout is; DoRA begins with what a worker tells.
+SETTINGS = {
+    "lora": {"r": 4, "use_dora": True},
     "train": {"neftune_noise_alpha": 5.0},
     "data": {"packing": True},
 }
-DORA = {"lora": {"r": 4, "use_dora": True}}
 LOCAL = {"scheduler": "local", "workers": 2, "patience": 120.0}
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
+    """Model and data.
+
+    What checks of the driver have to say is told elsewhere: here they pass, in a cache of its own
+    that workers share.
+    """
     folder = tmp_path_factory.mktemp("cluster")
     write_model(folder / "model")
     write_chats(folder / "train.jsonl", 40)
     write_chats(folder / "eval.jsonl", 6, seed=1)
-    return folder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        patch.setattr(results, "check_launches", lambda *given: [])
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def own(place):
+    """A run without a cluster."""
+    return run(place, "own")
 
 
 class Told(Observer):
@@ -67,7 +84,7 @@ def run(place, name, told=None, *, resume=False, cluster=None, **sections):
         "output": {"dir": str(place / name), "save_steps": 2},
         "cluster": cluster or {},
     }
-    for section, values in sections.items():
+    for section, values in [*SETTINGS.items(), *sections.items()]:
         given[section] = {**given.get(section, {}), **values}
     return train(given, told or Told(), resume=resume)
 
@@ -89,10 +106,9 @@ def kill_one(told):
     os.kill(workers[0].pid, signal.SIGKILL)
 
 
-def test_two_workers_give_the_bits_of_one_device_though_one_is_killed(place):
-    own = run(place, "own", **RANDOM)
+def test_two_workers_give_the_bits_of_one_device_though_one_is_killed(place, own):
     told = Told(after=1, do=kill_one)
-    result = run(place, "two", told, cluster=LOCAL, **RANDOM)
+    result = run(place, "two", told, cluster=LOCAL)
     assert traces(place, "two") == traces(place, "own")
     assert result.samples[0].after == own.samples[0].after
     assert told.has_acted
@@ -103,13 +119,23 @@ def test_two_workers_give_the_bits_of_one_device_though_one_is_killed(place):
     assert not multiprocessing.active_children()
 
 
-def test_a_run_goes_on_with_another_number_of_workers(place):
-    run(place, "whole", **DORA)
+def test_a_run_goes_on_with_another_number_of_workers(place, own):
     told = Told(after=2, do=lambda told: told.stop_run("enough"))
     cluster = {**LOCAL, "workers": 1, "division": "fixed"}
-    assert run(place, "parts", told, cluster=cluster, **DORA).interrupted
-    assert not run(place, "parts", resume=True, **DORA).interrupted
-    assert traces(place, "parts") == traces(place, "whole")
+    assert run(place, "parts", told, cluster=cluster).interrupted
+    assert not run(place, "parts", resume=True).interrupted
+    assert traces(place, "parts") == traces(place, "own")
+
+
+@pytest.mark.parametrize(("names", "idle"), [("01", False), ("012", True)])
+def test_workers_without_a_micro_batch_are_told(names, idle):
+    notes = []
+    identity = Identity("a GPU", "driver", "kernels", 0, "1", {}, {})
+    told = SimpleNamespace(note=notes.append)
+    cluster = SimpleNamespace(dashboard=None)
+    clustered._tell(dict.fromkeys(names, identity), 2, cluster, told)
+    assert notes[0] == f"{len(names)} workers: {', '.join(names)} on a GPU"
+    assert ("fewer micro-batches (2) than there are workers" in notes[-1]) is idle
 
 
 def test_a_scheduler_elsewhere_needs_tls(place):

@@ -6,6 +6,8 @@ import pytest
 
 from qlora_wgpu.cluster.division import Division
 
+COST = {"gradient": 1.0, "loss": 0.2}
+
 
 class Simulation:
     """Workers that take so many seconds a token, and are late, gone or stopped as told."""
@@ -19,13 +21,13 @@ class Simulation:
         for name in paces:
             division.add(name)
 
-    def step(self, sizes, limit=10_000.0):
+    def step(self, sizes, limit=10_000.0, kind="gradient"):
         """Does a step; the time that it took."""
-        self.division.begin(sizes)
+        self.division.begin(sizes, kind)
         began = self.now
         while not self.division.is_complete:
             for order in self.division.next(self.now):
-                self.send(order, sizes[order.block])
+                self.send(order, sizes[order.block] * COST[kind])
             self.coming.sort(key=lambda item: item[0])
             at = self.coming[0][0] if self.coming else float("inf")
             if at <= self.now + 0.2:
@@ -181,7 +183,7 @@ def test_results_that_wait_for_their_turn_are_bounded():
         if not orders:
             break
     assert held is not None
-    assert max(o for o in division._done) < 2 * 2
+    assert max(division._step.finished) < 2 * 2
 
 
 def test_an_idle_worker_computes_what_another_may_be_stuck_with():
@@ -210,8 +212,8 @@ def compiling(*names):
     """Workers that have done blocks, to whom the next one seems new: it may take them long."""
     sim = Simulation(Division(), dict.fromkeys(names, 0.001))
     sim.step([1000] * 2 * len(names))
-    for worker in sim.division._workers.values():
-        worker.known.clear()
+    for record in sim.division._crew.records.values():
+        record.speeds["gradient"].known.clear()
     sim.division.begin([1000])
     return sim
 
@@ -234,7 +236,7 @@ def test_a_copy_goes_to_one_that_need_not_compile():
         if order.worker == able:
             continue
         sim.division.begun(order, sim.now)
-        sim.division._workers[able].known.add(1000)
+        sim.division._crew.records[able].speeds["gradient"].known.add(1000)
         (copy,) = sim.division.next(sim.now + 5.0)
         assert copy.worker == able
 
@@ -277,3 +279,46 @@ def test_a_first_block_may_take_long_and_a_later_one_may_not():
     assert not division.suspects
     division.next(52.1)
     assert division.suspects == ["a"]
+
+
+def test_what_a_worker_compiled_for_says_nothing_of_its_speed():
+    division = Division(queued=0)
+    for name in ("a", "b"):
+        division.add(name)
+    now, given = 0.0, {}
+    for seconds in ({"a": 30.0, "b": 3.0}, {"a": 1.0, "b": 1.0}, {"a": 1.0, "b": 1.0}):
+        division.begin([10, 10])
+        orders = division.next(now)
+        given = {order.worker: order for order in orders}
+        assert sorted(given) == ["a", "b"]  # one that compiled long gets its part
+        for order in sorted(orders, key=lambda order: seconds[order.worker]):
+            division.begun(order, now)
+            division.done(order, now + seconds[order.worker], seconds[order.worker])
+        now += max(seconds.values())
+    for work in division.work().values():
+        assert (work.tokens, work.timed_tokens, work.seconds) == (30, 20, pytest.approx(2.0))
+
+
+def test_an_evaluation_says_nothing_of_a_step():
+    sim = Simulation(Division(), {"a": 0.01, "b": 0.01})
+    for _ in range(3):
+        sim.step([1000] * 4)
+    for _ in range(3):
+        assert sim.step([1000] * 8, kind="loss") < 20
+    sim.given.clear()
+    assert sim.step([1000] * 4) == pytest.approx(20.0, abs=0.5)
+    assert sim.division.suspects == []
+    assert len(sim.given) == 4  # nothing was computed twice
+
+
+def test_a_worker_whose_results_come_too_late_has_a_speed_and_no_share():
+    sim = Simulation(Division(), {"a": 0.001, "b": 0.001})
+    for _ in range(3):
+        sim.step([1000] * 4)
+    sim.division.work()
+    sim.paces["b"] = 0.009
+    sim.step([1000] * 4)
+    while sim.coming:
+        sim.step([1000] * 4)
+    work = sim.division.work()["b"]
+    assert work.tokens < work.timed_tokens and work.seconds > 0

@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 from cluster.odd_workers import OddWorker
 
+from qlora_wgpu.cluster import crew, members, suspects
 from qlora_wgpu.cluster.blocks import Specification
-from qlora_wgpu.cluster.connection import connect
+from qlora_wgpu.cluster.connection import Connection, connect
 from qlora_wgpu.cluster.engine import Engine
 from qlora_wgpu.cluster.loop_thread import LoopThread
+from qlora_wgpu.cluster.opening import Opening
 from qlora_wgpu.config import ClusterConfig
-from qlora_wgpu.errors import ClusterError
+from qlora_wgpu.errors import ClusterError, OutOfMemoryError
 
 PARAMETERS = np.arange(64, dtype=np.float32)
 BLOCKS = [(np.full((1, 10), i),) for i in range(10)]
@@ -42,14 +44,14 @@ class Told(list):
 
 
 @contextmanager
-def an_engine(address, count=2, patience=20.0, check=None, **settings):
+def an_engine(address, count=2, patience=20.0, check=None, told=None, **settings):
     """An engine with open workers, and what it tells."""
-    told, thread = Told(), LoopThread()
+    told, thread = Told() if told is None else told, LoopThread()
     connection = thread.run(connect(ClusterConfig(scheduler=address), 0, told))
 
     async def made():
         return Engine(
-            connection.client,
+            connection,
             OddWorker,
             lambda name: Specification(settings, 8, "1", name),
             check or (lambda identity: None),
@@ -65,6 +67,7 @@ def an_engine(address, count=2, patience=20.0, check=None, **settings):
         engine.publish(PARAMETERS)
         yield Asked(thread, engine, told)
     finally:
+        thread.run(engine.stop())
         thread.run(connection.close())
         thread.stop(5)
 
@@ -111,6 +114,25 @@ def test_blocks_come_from_all_workers_and_new_parameters_reach_them(scheduler):
         assert asked.told == []
 
 
+def test_what_goes_to_a_worker_that_is_not_reached_is_passed_on(scheduler, monkeypatch):
+    ours = []
+
+    async def unreached(connection, worker):
+        ours.append(worker)
+        return "no route to host" if worker == ours[0] else None
+
+    monkeypatch.setattr(Connection, "unreached", unreached)
+    with an_engine(scheduler) as asked:
+        for _ in range(3):
+            assert right(asked.step()[0])
+        work = asked.thread.run(asked.engine.work())
+        assert all(each.tokens > 0 for each in work.values()) and len(work) == 2
+        (text,) = asked.told
+        assert "cannot be reached from here (no route to host): the scheduler passes on" in text
+        direct = [m.actor._client.direct_to_workers for m in asked.engine._members.ready]
+        assert sorted(direct) == [False, True]
+
+
 @pytest.mark.parametrize("name", ["0", "1"])
 def test_a_killed_worker_loses_nothing_and_comes_back(scheduler, name, tmp_path):
     with an_engine(scheduler, folder=str(tmp_path), **{name: "kill"}) as asked:
@@ -122,7 +144,9 @@ def test_a_killed_worker_loses_nothing_and_comes_back(scheduler, name, tmp_path)
         assert right(asked.step()[0])
 
 
-def test_a_stopped_worker_is_not_waited_for_and_works_again(scheduler, tmp_path):
+def test_a_stopped_worker_is_not_waited_for_and_works_again(scheduler, tmp_path, monkeypatch):
+    monkeypatch.setattr(crew, "_LEAST", 0.5)
+    monkeypatch.setattr(suspects, "_PAUSE", 0.3)
     with an_engine(scheduler, folder=str(tmp_path), **{"0": "stop"}) as asked:
         try:
             got, seconds = asked.step()
@@ -144,6 +168,16 @@ def test_a_worker_without_memory_is_left_out_by_name(scheduler):
         assert right(asked.step()[0])
         assert asked.told == ["worker 1 is left out: the device has no room"]
         assert right(asked.step()[0])
+
+
+def test_a_text_is_written_by_a_worker_that_has_room_for_it(scheduler):
+    with an_engine(scheduler, **{"0": "no text"}) as asked:
+        assert asked.thread.run(asked.engine.text([1], 2)) == [1, 2]
+        assert right(asked.step()[0])
+        assert asked.thread.run(asked.engine.work())["0"].tokens > 0  # it is not left out for that
+    full = an_engine(scheduler, **{"0": "no text", "1": "no text"})
+    with full as asked, pytest.raises(OutOfMemoryError, match="no room for a text on"):
+        asked.thread.run(asked.engine.text([1], 2))
 
 
 def test_a_worker_that_returns_nan_is_told_by_name(scheduler):
@@ -178,11 +212,39 @@ def test_where_all_workers_are_refused_nothing_begins(scheduler):
         pass
 
 
+def test_who_opens_the_model_is_waited_for_longer_than_for_nobody(scheduler):
+    with an_engine(scheduler, patience=1.0, **{"1": "open"}) as asked:
+        assert len(asked.engine.identities) == 2
+
+
+def test_nothing_is_told_of_workers_that_the_end_interrupts(scheduler):
+    with an_engine(scheduler, count=1, **{"1": "open"}) as asked:
+        assert list(asked.engine.identities) == ["0"]
+    assert asked.told == []
+
+
+def test_workers_that_cannot_be_reached_are_told_once_and_end_it(scheduler, monkeypatch):
+    async def unreached(opening, member):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(Opening, "open", unreached)
+    monkeypatch.setattr(members, "_AGAIN", 0.2)
+    told = Told()
+    with (
+        pytest.raises(ClusterError, match=r"0 of 2 .* for 2 seconds .*reached: no route to host"),
+        an_engine(scheduler, patience=2.0, told=told),
+    ):
+        pass
+    assert sorted(told.of("reached")) == [
+        f"worker {name} cannot be reached: no route to host; it is tried again" for name in "01"
+    ]
+
+
 def test_too_few_workers_end_it_after_some_patience(scheduler):
     began = time.monotonic()
     with (
-        pytest.raises(ClusterError, match="2 of 3 workers are there for 4 seconds"),
-        an_engine(scheduler, count=3, patience=4.0),
+        pytest.raises(ClusterError, match="2 of 3 workers are there for 3 seconds"),
+        an_engine(scheduler, count=3, patience=3.0),
     ):
         pass
     assert time.monotonic() - began < 15
@@ -207,7 +269,7 @@ def test_a_lost_scheduler_ends_it_soon(tmp_path):
     )
     with closing_process([sys.executable, "-c", code, str(file)]) as process:
         until(lambda: file.exists() and file.read_text())
-        with an_engine(file.read_text(), count=1, seconds=0.2) as asked:
+        with an_engine(file.read_text(), count=1, patience=3.0, seconds=0.2) as asked:
             assert right(asked.step()[0])
             process.kill()
             began = time.monotonic()

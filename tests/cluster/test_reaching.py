@@ -8,6 +8,7 @@ from contextlib import closing
 import pytest
 from support.schedulers import free_port, scheduler
 
+from qlora_wgpu.cluster import reaching
 from qlora_wgpu.cluster.certificates import make_certificates
 from qlora_wgpu.cluster.reaching import wait_for_scheduler
 from qlora_wgpu.cluster.security import connection_security
@@ -68,7 +69,8 @@ def test_nobody_there_is_waited_for_as_long_as_asked():
     assert 1.0 <= time.monotonic() - began < 4.0
 
 
-def test_what_takes_a_connection_and_is_silent_is_not_waited_for_ever():
+def test_what_takes_a_connection_and_is_silent_is_not_waited_for_ever(monkeypatch):
+    monkeypatch.setattr(reaching, "_ATTEMPT", 0.5)
     silent = closing(socket.create_server(("127.0.0.1", 0)))
     with silent as listener, pytest.raises(ClusterError, match="says nothing"):
         reach(f"tcp://127.0.0.1:{listener.getsockname()[1]}", patience=0.5)

@@ -10,6 +10,7 @@ from e2e.tiny import CONFIG, write_model
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.config import OptimConfig
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.runs.cluster_memory import in_cluster
 from qlora_wgpu.runs.what_fits import largest_fitting
 from qlora_wgpu.training.optimizer import Optimizer
 
@@ -62,6 +63,16 @@ def test_it_is_what_training_takes(place, scheme, batch, checkpointing):
     taken = device.memory.by_kind["activations"]
     assert 0 <= taken - estimate["bytes"]["activations"] <= 0.01 * taken
     assert abs(device.memory.total - estimate["total"]) <= 0.03 * estimate["total"] + 30_000
+
+
+def test_a_run_on_a_cluster_is_told_for_workers_and_owner(place):
+    estimate, shown = figures(place, "run.yaml", "cluster.scheduler=local")
+    kinds = estimate["bytes"]
+    worker = estimate["total"] - kinds["optimizer"]  # it never updates
+    assert f"on a cluster: {worker / 2**20:,.1f} MiB on the GPU of each worker" in shown
+    kinds = {"base": 100, "adapter": 1, "gradients": 2, "optimizer": 4}
+    assert in_cluster(kinds) == (103, 1 + 2 * 2 + 4)  # one gradient of its own, one received
+    assert "on a cluster" not in figures(place, "run.yaml")[1]
 
 
 def test_a_run_and_its_overrides(place):

@@ -31,6 +31,7 @@ MEASURES = {
     "moments": Residency(host_moments=True),
     "streamed": Residency(streamed_layers=4),
     "head": Residency(streamed_head=True),
+    "remakes": Residency(remakes=True),
     "all": Residency(
         host_embedding=True,
         parked_inputs=True,
@@ -38,6 +39,7 @@ MEASURES = {
         host_moments=True,
         streamed_layers=LAYERS,
         streamed_head=True,
+        remakes=True,
     ),
 }
 LORA = LoraConfig(r=3, lora_alpha=6, lora_dropout=0.1)
@@ -79,7 +81,7 @@ def training(device):
 
 def trained(
     device, folder, residency, *, dtype="bfloat16", scheme="nf4", steps=3, lora=LORA,
-    optimizer="adamw",
+    optimizer="adamw", checkpointing=True,
 ):  # fmt: skip
     """A model's adapter after some steps of two micro-batches, and what it took."""
     before = Counter(device.memory.by_kind)
@@ -87,7 +89,7 @@ def trained(
     quant = QuantConfig(scheme=scheme, blocksize=32)
     forms = AdapterForms(optimizer)
     layout = device_layout(pretrained, lora, quant, dtype, device, residency, forms)
-    options = TrainingOptions(checkpointing=True)
+    options = TrainingOptions(checkpointing=checkpointing)
     planned = layout.memory(options.train(2, 24))
     model = QLoRAModel(layout, device, options=options)
     model.prepare(2, 24)
@@ -155,20 +157,49 @@ def test_all_measures_together(training, folder, scheme, dtype):
     assert other_loss == loss
 
 
+def write_family(path, family):
+    """A model of four layers."""
+    config = with_head_dim(family_configs()[family], 24) | {"num_hidden_layers": 4}
+    if "layer_types" in config:
+        config["layer_types"] = (config["layer_types"] * 4)[:4]
+    (path / "config.json").write_text(json.dumps(config))
+    save_file(normalize(weights(*shapes(config))), path / "model.safetensors")
+
+
 # Experts; norms behind halves, a window and a tied head; weights in 16 bits.
 @pytest.mark.parametrize("family", ["qwen3_moe", "gemma3_text", "phi3"])
 @pytest.mark.parametrize("profile", [GPU_PROFILE, None], ids=["gpu", "own"])
 def test_other_families(training, tmp_path, family, profile):
-    config = with_head_dim(family_configs()[family], 24) | {"num_hidden_layers": 4}
-    if "layer_types" in config:
-        config["layer_types"] = (config["layer_types"] * 4)[:4]
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    save_file(normalize(weights(*shapes(config))), tmp_path / "model.safetensors")
+    write_family(tmp_path, family)
     measure = replace(MEASURES["all"], layers_together=1, streamed_layers=4)
     expected, loss, *_ = training(tmp_path, RESIDENT, profile=profile)
     got, other_loss, *_ = training(tmp_path, measure, profile=profile)
     np.testing.assert_array_equal(got, expected)
     assert other_loss == loss
+
+
+EXPERTS = ["q_proj", "gate_proj", "up_proj", "down_proj"]
+# Layers that are one product, experts, LayerNorm and a plain MLP, norms behind halves; and what is
+# left of the activations.
+KEPT = [
+    ("llama", GPU_PROFILE, LoraConfig(r=8), 0.84),
+    ("qwen3_moe", GPU_PROFILE, LoraConfig(r=3, lora_dropout=0.1, target_modules=EXPERTS), 0.75),
+    ("starcoder2", None, LORA, 0.8),
+    ("gemma3_text", None, LORA, 0.85),
+]
+
+
+@pytest.mark.parametrize(("family", "profile", "lora", "left"), KEPT)
+def test_layers_that_are_kept_without_what_is_cheap(
+    training, tmp_path, family, profile, lora, left
+):
+    write_family(tmp_path, family)
+    given = {"profile": profile, "lora": lora, "checkpointing": False, "steps": 2}
+    expected, _, _, before = training(tmp_path, RESIDENT, **given)
+    got, _, kinds, planned = training(tmp_path, Residency(remakes=True), **given)
+    assert np.abs(expected).max() > 0
+    np.testing.assert_array_equal(got, expected)
+    assert kinds["activations"] == planned["activations"] < left * before["activations"]
 
 
 def test_weights_are_read_back_from_the_host(device, folder):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from references import numpy_model
 from references.configs import SHOWN, changed
-from references.seeded import samples, weights
+from references.seeded import norm_offset, samples, weights
 
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.families.family import find_family, known_families
@@ -21,8 +21,7 @@ TRIALS = json.loads(str(RECORDED["trials"]))
 
 def last_logits(config, ids):
     architecture = find_family(config).read(config)
-    offset = 1.0 if "gemma" in config["model_type"] else 0.0
-    arrays = weights(numpy_model.names(architecture), offset)
+    arrays = weights(numpy_model.names(architecture), norm_offset(config["model_type"]))
     return numpy_model.logits(config, arrays, ids)[-1, :SHOWN]
 
 

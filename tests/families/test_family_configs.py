@@ -22,6 +22,7 @@ NEEDED = {
     "gemma3": {"text_config": {**SIZES, "head_dim": 12}},
     "mistral3": {"text_config": {**SIZES, "model_type": "ministral3", "head_dim": 12}},
     "granitemoehybrid": {"num_local_experts": 0, "layer_types": ["attention"] * 4},
+    "apertus": {"rope_parameters": {"rope_type": "default"}},
     "ministral3": {
         "rope_parameters": {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 16}
     },

@@ -96,8 +96,21 @@ def test_layers_are_recomputed_where_they_must_be(layout):
     assert fitted.options.checkpointing and fitted.total <= budget
     assert not fit(layout, kept, None).options.checkpointing
     # Where recomputing is slow, something else waits.
-    slow = fit(layout, kept, total(layout, options=kept) - 1, flops_per_second=1e6)
+    less = total(layout, Residency(remakes=True), kept) - 1
+    slow = fit(layout, kept, less, flops_per_second=1e6)
     assert not slow.options.checkpointing and slow.moved
+
+
+def test_what_is_cheap_is_made_again_before_layers_are(layout):
+    kept = replace(STEP, checkpointing=False)
+    least = total(layout, Residency(remakes=True), kept)
+    assert least < 0.9 * total(layout, options=kept)
+    fitted = fit(layout, kept, least)
+    assert fitted.residency == Residency(remakes=True) and not fitted.options.checkpointing
+    assert fitted.moved == 0 and not fitted.host_memory
+    assert fitted.in_words() == "what norms and gated units make is made again in the backward"
+    less = fit(layout, kept, least - 1)
+    assert less.options.checkpointing or less.moved
 
 
 def test_too_little_is_said_by_how_much(layout):

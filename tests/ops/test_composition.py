@@ -19,7 +19,9 @@ from qlora_wgpu.ops.qk_layer_norm import qk_layer_norm
 from qlora_wgpu.ops.qk_norm import qk_norm
 from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.ops.rope import rope
+from qlora_wgpu.ops.short_conv import short_conv
 from qlora_wgpu.ops.tensor import as_float32, cast
+from qlora_wgpu.ops.xielu import XIELUScalars, xielu
 from qlora_wgpu.reference import activation as activation_reference
 from qlora_wgpu.reference import attention as attention_reference
 from qlora_wgpu.reference import glu as glu_reference
@@ -27,6 +29,8 @@ from qlora_wgpu.reference import layer_norm as layer_norm_reference
 from qlora_wgpu.reference import qk_layer_norm as qk_layer_norm_reference
 from qlora_wgpu.reference import rms_norm as rms_norm_reference
 from qlora_wgpu.reference import rope as rope_reference
+from qlora_wgpu.reference import short_conv as short_conv_reference
+from qlora_wgpu.reference import xielu as xielu_reference
 
 ROWS, HEADS, HEAD_DIM = 9, 2, 16
 COLUMNS = HEADS * HEAD_DIM
@@ -58,9 +62,21 @@ def _roped(bench, x):
     return rope(bench.graph, [x], table, bench.batch_of(1, ROWS), HEAD_DIM, HEAD_DIM)[0]
 
 
+THREE = _RANDOM.standard_normal((3 * COLUMNS, COLUMNS)) / np.sqrt(COLUMNS)
+TAPS = _RANDOM.standard_normal((COLUMNS, 3))
+BENDS = (0.7, -0.4, 0.45, -1e-6)
+
+
 def _linear(bench, x):
     matrix = DenseMatrix(COLUMNS, COLUMNS, ((0, bench.operand(MATRIX)),))
     return linear(bench.graph, x, Linear("l", matrix, None, None), bench.batch_of(1, ROWS))
+
+
+def _short_conv(bench, x):
+    matrix = DenseMatrix(3 * COLUMNS, COLUMNS, ((0, bench.operand(THREE)),))
+    batch = bench.batch_of(1, ROWS)
+    x = linear(bench.graph, x, Linear("in", matrix, None, None), batch)
+    return short_conv(bench.graph, x, bench.given(TAPS), None, batch)
 
 
 def _attention(bench, x):
@@ -111,6 +127,11 @@ OPS = {
         lambda x: activation_reference.forward(x, "gelu"),
         lambda dy, x: dy * activation_reference.slope(x, "gelu"),
     ),
+    "xielu": Op(
+        lambda b, x: xielu(b.graph, x, XIELUScalars(*(b.given(np.array([s])) for s in BENDS))),
+        lambda x: xielu_reference.forward(x, BENDS),
+        lambda dy, x: dy * xielu_reference.slope(x, BENDS),
+    ),
     "gate": Op(
         lambda b, x: glu(b.graph, x, b.operand(OTHER)),
         lambda x: glu_reference.forward(x, OTHER, "silu"),
@@ -127,6 +148,11 @@ OPS = {
         lambda dy, x: sum(glu_reference.backward(dy, x, x, "silu")),
     ),
     "linear": Op(_linear, lambda x: x @ MATRIX.T, lambda dy, x: dy @ MATRIX),
+    "short_conv": Op(
+        _short_conv,
+        lambda x: short_conv_reference.forward(x @ THREE.T, TAPS, 0.0, SAMPLE),
+        lambda dy, x: short_conv_reference.backward(dy, x @ THREE.T, TAPS, 0.0, SAMPLE) @ THREE,
+    ),
     "attention": Op(
         _attention,
         lambda x: attention_reference.forward(x, KEYS, VALUES, *_shape(x)),

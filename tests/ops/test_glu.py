@@ -29,7 +29,7 @@ def test_glu(device, profile, dtype, activation, shape):
 
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
-@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh", "gelu"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh", "gelu", "relu2"])
 def test_activation(device, profile, dtype, activation):
     rng = np.random.default_rng(4)
     x, dy = 2 * rng.standard_normal((37, 52)), rng.standard_normal((37, 52))

@@ -19,6 +19,8 @@ from qlora_wgpu.ops.qk_norm import qk_norm
 from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.ops.routing import combine, permute, route
+from qlora_wgpu.ops.short_conv import short_conv
+from qlora_wgpu.ops.xielu import XIELUScalars, xielu
 
 BATCH = make_batch_buffers(1, 6)
 
@@ -53,6 +55,14 @@ WRONG = {
     "combine": (
         lambda g: combine(g, operand(6, 20), routing(g), operand(6, 24, "float32")),
         r"combine.*6x24.*6x20",
+    ),
+    "short_conv": (
+        lambda g: short_conv(g, operand(6, 72), matrix("w", 16, 3, "float32"), None, BATCH),
+        r"short_conv.*x72.*16x3",
+    ),
+    "xielu": (
+        lambda g: xielu(g, operand(6, 20), XIELUScalars(*[norm(1)] * 3, norm(2))),
+        r"xielu: eps.*1x2",
     ),
     "glu": (lambda g: glu(g, operand(6, 20), operand(6, 24)), r"glu.*6x20.*6x24"),
     "glu rows": (lambda g: glu(g, operand(6, 20), operand(5, 20)), r"glu.*6x20.*5x20"),

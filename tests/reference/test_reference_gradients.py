@@ -14,6 +14,8 @@ from qlora_wgpu.reference import (
     qk_layer_norm,
     rms_norm,
     rope,
+    short_conv,
+    xielu,
 )
 
 RNG = np.random.default_rng(0)
@@ -74,12 +76,26 @@ def test_qk_layer_norm():
     check(lambda v: np.sum(dy * qk_layer_norm.forward(v, w, 1e-5)), x, dx)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh", "gelu"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh", "gelu", "relu2"])
 def test_glu(activation):
     gate, up, dy = normal(3, 5), normal(3, 5), normal(3, 5)
     dgate, dup = glu.backward(dy, gate, up, activation)
     check(lambda v: np.sum(dy * glu.forward(v, up, activation)), gate, dgate)
     check(lambda v: np.sum(dy * glu.forward(gate, v, activation)), up, dup)
+
+
+def test_xielu():
+    x, dy, scalars = normal(3, 5), normal(3, 5), (0.7, -0.4, 0.45, -0.03)
+    x = np.where(np.abs(x + 0.015) < 0.02, 1.0, x)  # away from the steps of the slope
+    dx = dy * xielu.slope(x, scalars)
+    check(lambda v: np.sum(dy * xielu.forward(v, scalars)), x, dx)
+
+
+def test_short_conv():
+    x, w, bias, dy = normal(8, 9), normal(3, 3), normal(3), normal(8, 3)
+    segments = np.array([[1, 1, 1, 4], [0, 2, 2, 2]])
+    dx = short_conv.backward(dy, x, w, bias, segments)
+    check(lambda v: np.sum(dy * short_conv.forward(v, w, bias, segments)), x, dx)
 
 
 def test_linear():

@@ -176,6 +176,28 @@ CASES = {
             "mamba_n_heads": 2, "tie_word_embeddings": True,
         },
     ),
+    "arcee": ("arcee", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 3}),
+    "nemotron": (
+        "nemotron",
+        {
+            **WIDE, "mlp_bias": True, "norm_eps": 1e-3,
+            **rope("default", partial_rotary_factor=0.5),
+        },
+    ),
+    "apertus": (
+        "apertus",
+        {
+            **WIDE, "attention_bias": True, "num_key_value_heads": 3,
+            **rope("default"),
+        },
+    ),
+    "lfm2": (
+        "lfm2",
+        {
+            "conv_bias": True, "conv_L_cache": 4, "block_multiple_of": 9, "norm_eps": 1e-3,
+            "layer_types": ["conv", "full_attention"],
+        },
+    ),
     "llama-nf4": ("llama", {**WIDE, **WHOLE}),
     "qwen2-nf4": ("qwen2", WHOLE),
     "phi3-nf4": ("phi3", {**WHOLE, "num_key_value_heads": 3}),

@@ -26,7 +26,7 @@ sys.path.insert(0, str(HERE.parent))
 from qlora_wgpu.errors import UnsupportedModelError  # noqa: E402
 from qlora_wgpu.families.family import find_family  # noqa: E402
 from references import numpy_model  # noqa: E402
-from references.seeded import VOCAB, samples, weights  # noqa: E402
+from references.seeded import VOCAB, norm_offset, samples, weights  # noqa: E402
 
 ABSENT = "(absent)"
 SHOWN = 12
@@ -49,7 +49,8 @@ OWN = {
     "qwen3": {"head_dim": 6}, "glm4": {"head_dim": 8}, "stablelm": {"partial_rotary_factor": 0.67},
     "smollm3": {"no_rope_layers": [1, 0, 1]}, "ernie4_5": {"head_dim": 6},
     "seed_oss": {"head_dim": 6, "attention_dropout": 0.0, "residual_dropout": 0.0},
-    "hunyuan_v1_dense": {"head_dim": 6},
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 8},
+    "hunyuan_v1_dense": {"head_dim": 6}, "nemotron": {"head_dim": 8},
     "ministral3": {"head_dim": 6, "rope_parameters": {
         "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8,
         "llama_4_scaling_beta": 0.3,
@@ -63,7 +64,7 @@ MODEL_TYPES = [
     "cohere", "gemma", "gemma2", "gemma3_text", "glm4", "granite", "llama", "mistral", "mixtral",
     "olmo2", "olmo3", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3", "stablelm", "starcoder2",
     "gemma3", "exaone4", "cohere2", "ernie4_5", "seed_oss", "hunyuan_v1_dense", "ministral3",
-    "mistral3", "granitemoehybrid",
+    "mistral3", "granitemoehybrid", "arcee", "nemotron", "apertus", "lfm2",
 ]  # fmt: skip
 # Of models with images, the type of their text part.
 TEXTS = {"gemma3": "gemma3_text", "mistral3": "ministral3"}
@@ -111,7 +112,18 @@ ROPES = [
 ALIKE = [  # keys that take the same values
     (
         "hidden_act hidden_activation",
-        ["silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "quick_gelu", None],
+        [
+            "silu",
+            "swish",
+            "gelu",
+            "gelu_new",
+            "gelu_pytorch_tanh",
+            "relu",
+            "relu2",
+            "quick_gelu",
+            "xielu",
+            None,
+        ],
     ),
     ("rms_norm_eps layer_norm_eps norm_epsilon norm_eps layernorm_epsilon", [0.3, 0, 1e-5]),
     ("rope_theta rope_local_base_freq", [77.0, None, 1]),
@@ -122,7 +134,8 @@ ALIKE = [  # keys that take the same values
         " qk_layernorm use_qk_norm use_parallel_residual use_sliding_window norm_topk_prob"
         " use_bidirectional_attention output_router_logits is_decoder is_causal use_mup"
         " add_cross_attention output_hidden_states output_attentions use_cache rope_interleaved"
-        " is_encoder_decoder attention_out_bias",
+        " is_encoder_decoder attention_out_bias conv_bias tie_embedding"
+        " block_auto_adjust_ff_dim",
         [True, False, None],
     ),
     (
@@ -146,7 +159,8 @@ VALUES = {key: values for keys, values in ALIKE for key in keys.split()} | {
     "max_position_embeddings": [8, 12, 48], "original_max_position_embeddings": [8, 100],
     "sliding_window": [5, 1, 100, None], "max_window_layers": [0, 1, 2, 9],
     "sliding_window_pattern": [1, 2, 3], "_sliding_window_pattern": [2],
-    "layer_types": [TEXT[:1] * 3, TEXT[1:] * 3, [*TEXT, TEXT[0]], ["chunked_attention"] * 3, None],
+    "layer_types": [TEXT[:1] * 3, TEXT[1:] * 3, [*TEXT, TEXT[0]], ["chunked_attention"] * 3,
+        ["full_attention", "conv", "conv"], None],
     "query_pre_attn_scalar": [7, None], "no_rope_layer_interval": [2, 1],
     "no_rope_layers": [[0, 1, 1], [1, 1, 1], [], None], "num_experts_per_tok": [1, 3],
     "decoder_sparse_step": [2, 0], "mlp_only_layers": [[1], [-1]], "moe_intermediate_size": [20],
@@ -154,6 +168,8 @@ VALUES = {key: values for keys, values in ALIKE for key in keys.split()} | {
     "pretraining_tp": [2], "chunk_size_feed_forward": [2], "attention_chunk_size": [4],
     "dual_chunk_attention_config": [{"chunk_size": 4}], "hidden_size_per_layer_input": [8],
     "architectures": [["Other"]], "embedding_size": [12], "shared_intermediate_size": [20],
+    "conv_L_cache": [1, 2, 5], "full_attn_idxs": [[0], [1, 2], [], None], "block_ff_dim": [30],
+    "block_ffn_dim_multiplier": [0.5, None], "block_multiple_of": [7],
     "position_embedding_type": ["rope", "nope", None, "alibi"],
 }  # fmt: skip
 
@@ -220,9 +236,10 @@ def theirs(config, ids):
             read, attn_implementation="eager", experts_implementation="eager", dtype=torch.float64
         )
         model = model.to(torch.float64).eval()
-        arrays, offset = {}, 1.0 if "gemma" in config["model_type"] else 0.0
+        arrays, offset = {}, norm_offset(config["model_type"])
         tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-        for name, parameter in model.named_parameters():
+        stored = (part for part in model.named_buffers() if ".act_fn." in part[0])
+        for name, parameter in [*model.named_parameters(), *stored]:
             if tied and name == "lm_head.weight":
                 continue
             if ".experts." in name:

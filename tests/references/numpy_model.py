@@ -12,7 +12,7 @@ from qlora_wgpu.families.family import find_family
 from qlora_wgpu.families.layers import LayerOps
 from qlora_wgpu.families.moe import Experts
 from qlora_wgpu.ops.activation import ACTIVATIONS
-from qlora_wgpu.reference import activation, attention, rope
+from qlora_wgpu.reference import activation, attention, rope, short_conv, xielu
 
 
 def logits(config, arrays, ids):
@@ -104,9 +104,18 @@ class NumpyOps(LayerOps):
         return self.activation(gate, name) * up
 
     def activation(self, x, name):
-        kinds = {"silu": (True, False), "gelu": (False, True), "tanh": (False, False)}
-        constants = (ACTIVATIONS[name]["SILU"], ACTIVATIONS[name]["ERF"])
-        return activation.forward(x, next(k for k, v in kinds.items() if v == constants))
+        kinds = ("silu", "gelu", "relu2", "gelu_new")
+        alike = [kind for kind in kinds if ACTIVATIONS[kind] == ACTIVATIONS[name]]
+        return activation.forward(x, alike[0])
+
+    def xielu(self, x, name):
+        leaves = ("alpha_p", "alpha_n", "beta", "eps")
+        return xielu.forward(x, tuple(self.array(f"{name}.{leaf}").item() for leaf in leaves))
+
+    def short_conv(self, x, name):
+        weight = self.array(f"{name}.weight")[:, 0]
+        bias = self.array(f"{name}.bias") if f"{name}.bias" in self._arrays else 0.0
+        return short_conv.forward(x, weight, bias, np.ones((1, len(x)), np.int64))
 
     def columns(self, x, first, count):
         return x[:, first : first + count]

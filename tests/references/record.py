@@ -18,7 +18,7 @@ from cases import CASES, ODD
 from peft import LoraConfig, get_peft_model
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
-from seeded import adapter, batch, marks, samples, weights
+from seeded import adapter, batch, marks, norm_offset, samples, weights
 from torch.nn.utils.parametrize import register_parametrization
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -74,7 +74,7 @@ def make(case):
         model.save_pretrained(folder)
         shapes = {n: list(t.shape) for n, t in load_file(f"{folder}/model.safetensors").items()}
         saved = json.loads(Path(folder, "config.json").read_text())
-    offset = 1.0 if model_type.startswith("gemma") else 0.0
+    offset = norm_offset(model_type)
     with tempfile.TemporaryDirectory() as folder:
         model.config.save_pretrained(folder)
         save_file(tensors(case, shapes, offset), f"{folder}/model.safetensors", {"format": "pt"})

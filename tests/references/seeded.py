@@ -12,6 +12,11 @@ def _normal(name, shape):
     return random.standard_normal(shape, dtype=np.float32)
 
 
+def norm_offset(model_type):
+    """What a family adds to the stored weights of its norms."""
+    return 1.0 if "gemma" in model_type or model_type == "nemotron" else 0.0
+
+
 def weights(shapes, norm_offset):
     """float32 arrays by name; every norm and bias is perturbed, so that each detail shows."""
     arrays = {}
@@ -22,7 +27,7 @@ def weights(shapes, norm_offset):
             arrays[name] = np.float32(centre) + np.float32(0.2) * array
         else:
             arrays[name] = np.float32(0.5 if "embed" in name else 0.15) * array
-    return arrays
+    return {name: np.asarray(array) for name, array in arrays.items()}
 
 
 def adapter(shapes):

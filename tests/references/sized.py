@@ -7,8 +7,11 @@ import numpy as np
 
 FOLDER = Path(__file__).parent
 HEAD_DIMS = (24, 64, 128)
-# Put together from parts that other families have at all of these: one size tells enough.
-COMPOSED = ("cohere2", "ernie4_5", "exaone4", "granitemoehybrid", "ministral3", "seed_oss")
+# Of parts that other families have at all of these, or that know of no heads: one tells enough.
+COMPOSED = (
+    "apertus", "arcee", "cohere2", "ernie4_5", "exaone4", "granitemoehybrid", "ministral3",
+    "nemotron", "seed_oss",
+)  # fmt: skip
 # Cases whose forward has an op that no first case of a model_type has.
 MORE = ("cohere-qknorm",)
 

@@ -6,17 +6,22 @@ from collections.abc import Callable
 
 import numpy as np
 
+from qlora_wgpu.graph.parking import Recomputation
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.activation import activation
 from qlora_wgpu.ops.columns import columns
 from qlora_wgpu.ops.glu import glu
 from qlora_wgpu.ops.layer_norm import layer_norm
 from qlora_wgpu.ops.rms_norm import rms_norm
+from qlora_wgpu.ops.short_conv import short_conv
 from qlora_wgpu.ops.tensor import as_float32, as_operand, cast
+from qlora_wgpu.ops.xielu import XIELUScalars, xielu
 from qlora_wgpu.reference import activation as activation_reference
 from qlora_wgpu.reference import glu as glu_reference
 from qlora_wgpu.reference import layer_norm as layer_norm_reference
 from qlora_wgpu.reference import rms_norm as rms_norm_reference
+from qlora_wgpu.reference import short_conv as short_conv_reference
+from qlora_wgpu.reference import xielu as xielu_reference
 from qlora_wgpu.selfcheck.cases.common import ROWS, each, normal, uneven
 from qlora_wgpu.selfcheck.runner import Array, Runner
 
@@ -39,15 +44,18 @@ def check_rms_norm(run: Runner, rounded_first: bool) -> None:
     dy, dz = normal("dy", ROWS, _WIDE), normal("dz", ROWS, _WIDE)
     tskip = (run.operand if rounded_first else run.float32)(skip, grad=True)
     tx = run.float32(x, grad=True)
+    run.graph.recomputation = Recomputation(remakes=True)
     y = rms_norm(run.graph, tx, run.float32(weight), 1e-5)
     z = rms_norm(run.graph, tx, run.float32(weight), 1e-5, residual=tskip)
+    again = run.graph.again(y)
     first, second = _types(run, rounded_first)
     run.graph.add_gradient(z, first(dz))
     dx, dskip = run.gradients(y, second(dy), tx, tskip)
-    got_y, got_z, got_dx, got_rounded, got_skip = run.run(
-        y, z, dx, as_operand(run.graph, dx), dskip
+    got_y, got_z, got_again, got_dx, got_rounded, got_skip = run.run(
+        y, z, again, dx, as_operand(run.graph, dx), dskip
     )
     run.compare_exactly(got_rounded, run.rounded(got_dx))
+    run.compare_exactly(got_again, got_y)
     dy, dz = (dy, run.rounded(dz)) if rounded_first else (run.rounded(dy), dz)
     x = np.asarray(x, np.float32).astype(np.float64)
     exact = rms_norm_reference.forward(x, weight, 1e-5)
@@ -115,7 +123,10 @@ def check_glu(run: Runner, name: str, exact_gradient: bool) -> None:
         run.compare(value, exact, gradient.dtype)
 
 
-@each(*((name, exact) for name in ("gelu", "silu", "gelu_pytorch_tanh") for exact in (True, False)))
+_ACTIVATIONS = ("gelu", "silu", "gelu_pytorch_tanh", "relu2")
+
+
+@each(*((name, exact) for name in _ACTIVATIONS for exact in (True, False)))
 def check_activation(run: Runner, name: str, exact_gradient: bool) -> None:
     """y and dx, with a gradient of each type."""
     x, dy = _slopes("x"), normal("dy", ROWS, 52)
@@ -128,6 +139,38 @@ def check_activation(run: Runner, name: str, exact_gradient: bool) -> None:
     dy = dy if exact_gradient else run.rounded(dy)
     run.compare(got_y, activation_reference.forward(x, name), y.dtype)
     run.compare(got_dx, dy * activation_reference.slope(x, name), dx.dtype)
+
+
+@each((True,), (False,))
+def check_xielu(run: Runner, exact_gradient: bool) -> None:
+    """y and dx, with a gradient of each type; ε is large, so that it shows."""
+    x, dy, scalars = _slopes("x"), normal("dy", ROWS, 52), (0.7, -0.4, 0.45, -0.03)
+    x[:, 1::5] = np.linspace(-1.5, 0.1, x[:, 1::5].size).reshape(ROWS, -1)
+    tx = run.operand(x, grad=True)
+    y = xielu(run.graph, tx, XIELUScalars(*(run.float32(np.array([s])) for s in scalars)))
+    cotangent = run.float32(dy) if exact_gradient else run.operand(dy)
+    (dx,) = run.gradients(y, cotangent, tx)
+    got_y, got_dx = run.run(y, dx)
+    x, dy = run.rounded(x), dy if exact_gradient else run.rounded(dy)
+    run.compare(got_y, xielu_reference.forward(x, scalars), y.dtype)
+    run.compare(got_dx, dy * xielu_reference.slope(x, scalars), dx.dtype)
+
+
+@each((True, True), (False, True), (True, False), (False, False))
+def check_short_conv(run: Runner, has_bias: bool, exact_gradient: bool) -> None:
+    """y and dx of two samples in a row, with a gradient of each type."""
+    hidden, taps, x, dy = 24, 4, normal("x", ROWS, 72), normal("dy", ROWS, 24)
+    weight, bias = normal("weight", hidden, taps), normal("bias", hidden)
+    segments = np.repeat([[1, 2]], [19, ROWS - 19], axis=1)
+    tx, given = run.operand(x, grad=True), run.float32(bias) if has_bias else None
+    batch = run.batch(segments)
+    y = short_conv(run.graph, tx, run.float32(weight), given, batch)
+    cotangent = run.float32(dy) if exact_gradient else run.operand(dy)
+    got_y, got_dx = run.run(y, *run.gradients(y, cotangent, tx))
+    x, dy = run.rounded(x), dy if exact_gradient else run.rounded(dy)
+    bias = bias * has_bias
+    run.compare(got_y, short_conv_reference.forward(x, weight, bias, segments), y.dtype)
+    run.compare(got_dx, short_conv_reference.backward(dy, x, weight, bias, segments), y.dtype)
 
 
 @each((True,), (False,))

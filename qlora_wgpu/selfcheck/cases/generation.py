@@ -8,16 +8,38 @@ from qlora_wgpu.model.batch_encoding import encode_batch
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
+from qlora_wgpu.ops.short_conv import short_conv
 from qlora_wgpu.reference import attention as reference
+from qlora_wgpu.reference import short_conv as reference_conv
 from qlora_wgpu.selfcheck.cases.common import each, normal, of_halves
 from qlora_wgpu.selfcheck.runner import Runner
 
 
-def _batch(cache: KVCache, tokens: int, past: int) -> BatchBuffers:
-    batch = make_batch_buffers(1, tokens, CacheView(cache))
-    ids = np.zeros((1, tokens), np.int64)
-    batch.storage.data = encode_batch(batch, ids, np.ones_like(ids), past=past)
+def _batch(cache: KVCache, tokens: int, past: int, padding: int = 0) -> BatchBuffers:
+    batch = make_batch_buffers(1, tokens + padding, CacheView(cache))
+    mask = np.pad(np.ones((1, tokens), np.int64), ((0, 0), (0, padding)))
+    batch.storage.data = encode_batch(batch, np.zeros_like(mask), mask, past=past)
     return batch
+
+
+@each((True,), (False,))
+def check_short_conv_step(run: Runner, has_bias: bool) -> None:
+    """A prompt with padding behind it, then two tokens after it."""
+    prompt, hidden, taps, cache = 6, 16, 4, KVCache(9)
+    x, weight = normal("x", prompt + 2, 3 * hidden), normal("weight", hidden, taps)
+    bias = normal("bias", hidden)
+    given = run.float32(bias) if has_bias else None
+    outputs = []
+    for first, last in ((0, prompt), (prompt, prompt + 1), (prompt + 1, prompt + 2)):
+        padding = np.zeros((3 if first == 0 else 0, 3 * hidden))
+        tx = run.operand(np.concatenate([x[first:last], padding]))
+        batch = _batch(cache, last - first, first, len(padding))
+        outputs.append(short_conv(run.graph, tx, run.float32(weight), given, batch))
+    got = run.run(*outputs)
+    exact = reference_conv.forward(
+        run.rounded(x), weight, bias * has_bias, np.ones((1, prompt + 2), np.int64)
+    )
+    run.compare(np.concatenate([got[0][:prompt], *got[1:]]), exact, outputs[0].dtype)
 
 
 @each((20, 13, None, None), (64, 150, 7, None), (22, 13, 5, 3.0), (64, 13, None, 3.0))

@@ -1,0 +1,288 @@
+"""llama.cpp's architectures: what each is called in config.json, and the keys that it has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from qlora_wgpu.checkpoint.gguf.file import GGUFFile
+from qlora_wgpu.checkpoint.gguf.keys import Keys
+from qlora_wgpu.checkpoint.gguf.rope import read_rope
+from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
+
+Config = dict[str, Any]
+EMBEDDING, HEAD = "token_embd.weight", "output.weight"
+
+
+@dataclass(frozen=True)
+class GGUFArchitecture:
+    """An architecture.
+
+    Attributes:
+        model_type: config.json's name of it.
+        causal_class: transformers' class.
+        more: The keys that this architecture has beside what all have.
+        pairs: Whether q and k are stored for a rotation of neighbours instead of halves.
+        norm_offset: What was added to the norms' weights.
+        names: What its blocks' tensors are called in Hugging Face's files, where others differ.
+    """
+
+    model_type: str
+    causal_class: str
+    more: Callable[[Keys, GGUFFile, Config], Config]
+    pairs: bool = False
+    norm_offset: float = 0.0
+    names: tuple[tuple[str, str], ...] = ()
+
+
+def read_config(file: GGUFFile) -> Config:
+    """What the model's config.json says.
+
+    Raises:
+        CheckpointError: If a key is missing or wrong.
+        UnsupportedModelError: If the architecture, or one of its keys, is not computed.
+    """
+    keys = Keys(file.metadata, file.path)
+    architecture = find_architecture(keys)
+    config = _common(keys, file)
+    config |= architecture.more(keys, file, config)
+    config = {"model_type": architecture.model_type, **config}
+    config.setdefault("architectures", [architecture.causal_class])
+    keys.refuse_the_rest()
+    return config
+
+
+def find_architecture(keys: Keys) -> GGUFArchitecture:
+    """The architecture that a file names.
+
+    Raises:
+        UnsupportedModelError: If it is none that is computed.
+    """
+    if keys.architecture not in ARCHITECTURES:
+        raise UnsupportedModelError(
+            f"{keys.where} has the architecture {keys.architecture[:80]!r}, of which GGUF files "
+            f"are not read (read: {', '.join(sorted(ARCHITECTURES))}): take the model's "
+            "safetensors version"
+        )
+    return ARCHITECTURES[keys.architecture]
+
+
+def _common(keys: Keys, file: GGUFFile) -> Config:
+    heads, hidden = keys.integer("attention.head_count"), keys.integer("embedding_length")
+    if not 0 < heads <= hidden:
+        raise CheckpointError(
+            f"{file.path}: {keys.architecture}.attention.head_count is {heads}, but "
+            f"embedding_length is {hidden}"
+        )
+    head_dim = keys.integer("attention.key_length", hidden // heads)
+    keys.refuse("attention.value_length", head_dim)
+    keys.refuse("attention.causal", True)
+    keys.ignore("vocab_size")  # the embedding tells
+    config = {
+        "vocab_size": file.tensor(EMBEDDING).place.shape[0],
+        "hidden_size": hidden,
+        "intermediate_size": keys.integer("feed_forward_length"),
+        "num_hidden_layers": keys.integer("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys.integer("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": keys.integer("context_length"),
+        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        "tie_word_embeddings": HEAD not in file,
+        **_token_ids(file),
+    }
+    return config | read_rope(keys, file, head_dim)
+
+
+def _token_ids(file: GGUFFile) -> Config:
+    ids = {name: file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
+    return {f"{name}_token_id": value for name, value in ids.items() if type(value) is int}
+
+
+def _whole_heads(keys: Keys, config: Config) -> None:
+    """Refuses heads of which a part is rotated."""
+    keys.refuse("rope.dimension_count", config["head_dim"])
+
+
+def _usual_scale(keys: Keys, config: Config) -> None:
+    """Refuses scores that are scaled in another way."""
+    scale = keys.number("attention.scale", 0.0)
+    if scale and not math.isclose(scale, config["head_dim"] ** -0.5, rel_tol=1e-5):
+        raise UnsupportedModelError(
+            f"{keys.where}: {keys.architecture}.attention.scale = {scale} is not computed"
+        )
+
+
+def _llama(keys: Keys, file: GGUFFile, config: Config) -> Config:
+    """Llama and what is computed as it is: Mistral, Mixtral, SmolLM."""
+    _whole_heads(keys, config)
+    _usual_scale(keys, config)
+    experts = keys.integer("expert_count", 0)
+    window = keys.integer("attention.sliding_window", 0) or None
+    if experts:
+        keys.refuse("expert_gating_func", 0, 1)
+        keys.refuse("expert_weights_scale", 0.0, 1.0)
+        return {
+            "model_type": "mixtral",
+            "architectures": ["MixtralForCausalLM"],
+            "num_local_experts": experts,
+            "num_experts_per_tok": keys.integer("expert_used_count"),
+            "sliding_window": window,
+        }
+    if window is not None:
+        return {
+            "model_type": "mistral",
+            "architectures": ["MistralForCausalLM"],
+            "sliding_window": window,
+        }
+    return {
+        "attention_bias": "blk.0.attn_q.bias" in file,
+        "mlp_bias": "blk.0.ffn_up.bias" in file,
+    }
+
+
+def _qwen(keys: Keys, file: GGUFFile, config: Config) -> Config:
+    _whole_heads(keys, config)
+    _usual_scale(keys, config)
+    return {}
+
+
+def _qwen3(keys: Keys, file: GGUFFile, config: Config) -> Config:
+    return _qwen(keys, file, config) | {"attention_bias": "blk.0.attn_q.bias" in file}
+
+
+def _qwen3_moe(keys: Keys, file: GGUFFile, config: Config) -> Config:
+    keys.refuse("expert_gating_func", 0, 1)
+    keys.refuse("expert_weights_scale", 0.0, 1.0)
+    keys.refuse("expert_weights_norm", True)
+    keys.refuse("expert_shared_feed_forward_length", 0)
+    return _qwen3(keys, file, config) | {
+        "num_experts": keys.integer("expert_count"),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+
+
+def _gemma(keys: Keys, file: GGUFFile, config: Config) -> Config:
+    _whole_heads(keys, config)
+    _usual_scale(keys, config)
+    return {"hidden_activation": "gelu_pytorch_tanh"}
+
+
+def _gemma2(keys: Keys, file: GGUFFile, config: Config) -> Config:
+    _whole_heads(keys, config)
+    keys.refuse("attention.sliding_window_pattern", 2)
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": keys.integer("attention.sliding_window", 4096),
+        "attn_logit_softcapping": keys.number("attn_logit_softcapping", 50.0) or None,
+        "final_logit_softcapping": keys.number("final_logit_softcapping", 30.0) or None,
+        "query_pre_attn_scalar": _query_scalar(keys, config, largest=46),
+    }
+
+
+def _gemma3(keys: Keys, file: GGUFFile, config: Config) -> Config:
+    _whole_heads(keys, config)
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": keys.integer("attention.sliding_window", 0) or 4096,
+        "rope_local_base_freq": keys.number("rope.freq_base_swa", 10_000.0),
+        "final_logit_softcapping": keys.number("final_logit_softcapping", 0.0) or None,
+        "query_pre_attn_scalar": _query_scalar(keys, config, largest=62),
+        **_window_pattern(keys, config),
+    }
+
+
+def _query_scalar(keys: Keys, config: Config, largest: int) -> float:
+    """The reciprocal square of the scores' scale, which files tell by their number of layers."""
+    scale = keys.number("attention.scale", 0.0)
+    if scale:
+        return float(scale) ** -2
+    heads: int = config["num_attention_heads"]
+    of_largest: float = config["hidden_size"] / heads
+    return of_largest if config["num_hidden_layers"] == largest else float(config["head_dim"])
+
+
+def _window_pattern(keys: Keys, config: Config) -> Config:
+    """Which layers slide: all but every so manieth, or a list."""
+    pattern = keys.raw("attention.sliding_window_pattern", 6)
+    layers = config["num_hidden_layers"]
+    if isinstance(pattern, np.ndarray):
+        if len(pattern) != layers:
+            raise CheckpointError(
+                f"{keys.where}: {keys.architecture}.attention.sliding_window_pattern has "
+                f"{len(pattern)} values for {layers} layers"
+            )
+        slides = [bool(value) for value in pattern]
+    else:
+        every = keys.integer("attention.sliding_window_pattern", 6)
+        if every < 1:
+            raise CheckpointError(
+                f"{keys.where}: {keys.architecture}.attention.sliding_window_pattern is {every}"
+            )
+        slides = [(i + 1) % every != 0 for i in range(min(layers, 1 << 16))]
+    names = {True: "sliding_attention", False: "full_attention"}
+    return {"layer_types": [names[slide] for slide in slides]}
+
+
+def _phi3(keys: Keys, file: GGUFFile, config: Config) -> Config:
+    _usual_scale(keys, config)
+    rotated = keys.integer("rope.dimension_count", config["head_dim"])
+    length = keys.integer("rope.scaling.original_context_length", config["max_position_embeddings"])
+    return {
+        "partial_rotary_factor": rotated / config["head_dim"],
+        "original_max_position_embeddings": length,
+        "sliding_window": keys.integer("attention.sliding_window", 0) or None,
+        "pad_token_id": file.metadata.get("tokenizer.ggml.padding_token_id"),
+    }
+
+
+def _granite(keys: Keys, file: GGUFFile, config: Config) -> Config:
+    _whole_heads(keys, config)
+    keys.refuse("expert_count", 0)
+    return {
+        "attention_bias": "blk.0.attn_q.bias" in file,
+        "attention_multiplier": keys.number("attention.scale", config["head_dim"] ** -0.5),
+        "embedding_multiplier": keys.number("embedding_scale", 1.0),
+        "residual_multiplier": keys.number("residual_scale", 1.0),
+        "logits_scaling": keys.number("logit_scale", 1.0),
+    }
+
+
+def _smollm3(keys: Keys, file: GGUFFile, config: Config) -> Config:
+    _whole_heads(keys, config)
+    _usual_scale(keys, config)
+    return {"no_rope_layer_interval": 4, "use_sliding_window": False}
+
+
+_GEMMA_NAMES = (
+    ("ffn_norm", "pre_feedforward_layernorm"),
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("post_ffw_norm", "post_feedforward_layernorm"),
+)
+ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
+    "llama": GGUFArchitecture("llama", "LlamaForCausalLM", _llama, pairs=True),
+    "qwen2": GGUFArchitecture("qwen2", "Qwen2ForCausalLM", _qwen),
+    "qwen3": GGUFArchitecture("qwen3", "Qwen3ForCausalLM", _qwen3),
+    "qwen3moe": GGUFArchitecture("qwen3_moe", "Qwen3MoeForCausalLM", _qwen3_moe),
+    "gemma": GGUFArchitecture("gemma", "GemmaForCausalLM", _gemma, norm_offset=1.0),
+    "gemma2": GGUFArchitecture(
+        "gemma2", "Gemma2ForCausalLM", _gemma2, norm_offset=1.0, names=_GEMMA_NAMES
+    ),
+    "gemma3": GGUFArchitecture(
+        "gemma3_text", "Gemma3ForCausalLM", _gemma3, norm_offset=1.0, names=_GEMMA_NAMES
+    ),
+    "phi3": GGUFArchitecture(
+        "phi3", "Phi3ForCausalLM", _phi3, names=(("ffn_up", "mlp.gate_up_proj"),)
+    ),
+    "granite": GGUFArchitecture("granite", "GraniteForCausalLM", _granite, pairs=True),
+    "smollm3": GGUFArchitecture("smollm3", "SmolLM3ForCausalLM", _smollm3, pairs=True),
+}
+"""By the names that files have for them."""

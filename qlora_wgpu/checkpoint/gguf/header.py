@@ -1,0 +1,255 @@
+"""The header of a GGUF file: its metadata, and where each tensor lies.
+
+gguf's own reader makes an array of every string of the vocabulary, 10 s and 700 MB for one of
+262,144 tokens, and takes strings that are longer than the file; here nothing is believed that the
+file has no bytes for.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from qlora_wgpu.checkpoint.gguf.element_types import TYPES, ElementType
+from qlora_wgpu.checkpoint.safetensors_header import HeaderError
+from qlora_wgpu.errors import brief
+from qlora_wgpu.limits import (
+    GGUF_HEADER_BYTES,
+    GGUF_KEYS,
+    GGUF_NAME_BYTES,
+    GGUF_STRINGS,
+    MATRIX_ELEMENTS,
+    TENSORS,
+)
+
+MAGIC = b"GGUF"
+_VERSIONS = (2, 3)  # 1 had other counts; what was written for big-endian machines is 3 elsewhere
+_DIMENSIONS = 4
+_ALIGNMENT = 32  # where no key says it
+_MOST_ALIGNED = 1 << 20
+_DAMAGED = "download or copy it again"
+
+_NUMBERS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?"}
+_NUMBERS |= {10: "<u8", 11: "<i8", 12: "<f8"}
+_STRING, _ARRAY = 8, 9
+
+
+@dataclass(frozen=True)
+class TensorPlace:
+    """A tensor's type, shape and place.
+
+    Attributes:
+        type: Its element type.
+        shape: Its dimensions, rows before columns as NumPy has them.
+        begin: Its first byte in the file.
+        end: The byte after its last.
+    """
+
+    type: ElementType
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a file says of itself.
+
+    Attributes:
+        metadata: Values by key: numbers, flags, text, NumPy arrays of numbers, and lists of the
+            bytes of strings.
+        tensors: Where each tensor lies, by its name.
+        nbytes: Bytes of the header.
+    """
+
+    metadata: dict[str, Any]
+    tensors: dict[str, TensorPlace]
+    nbytes: int
+
+
+def read_header(data: memoryview, size: int) -> Header:
+    """Reads and checks a header.
+
+    Args:
+        data: The file's bytes, or its first ones.
+        size: Bytes of the whole file.
+
+    Raises:
+        HeaderError: If it is none that is read, damaged, or beyond the limits.
+    """
+    if size < 24:
+        raise HeaderError(f"is no GGUF file: it has only {size} bytes")
+    if bytes(data[:4]) != MAGIC:
+        raise HeaderError("is no GGUF file: it does not begin with GGUF")
+    cursor = _Cursor(data, size)
+    version = cursor.number("<I")
+    if version not in _VERSIONS:
+        swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+        if swapped in _VERSIONS:
+            raise HeaderError("was written for big-endian machines: take the usual file")
+        raise HeaderError(
+            f"has version {version} of GGUF, but {' and '.join(map(str, _VERSIONS))} are read: "
+            "convert the model anew with a llama.cpp of this year"
+        )
+    num_tensors, num_keys = cursor.number("<Q"), cursor.number("<Q")
+    for count, most, what in ((num_tensors, TENSORS, "tensors"), (num_keys, GGUF_KEYS, "keys")):
+        if count > most:
+            raise HeaderError(f"says it has {count} {what}, more than the {most:,} allowed")
+    metadata = _read_metadata(cursor, num_keys)
+    entries = [_read_entry(cursor) for _ in range(num_tensors)]
+    alignment = metadata.get("general.alignment", _ALIGNMENT)
+    if type(alignment) is not int or not _is_power_of_two(alignment):
+        raise HeaderError(f"has general.alignment {brief(alignment)}, which is no power of two")
+    begin = -(-cursor.at // alignment) * alignment
+    return Header(metadata, _places(entries, begin, alignment, size), cursor.at)
+
+
+class _Cursor:
+    """Reads from the beginning on; everything is checked against what is there."""
+
+    def __init__(self, data: memoryview, size: int) -> None:
+        self._data = data
+        self._size = size
+        self.at = len(MAGIC)
+
+    def take(self, count: int, what: str = "its header") -> memoryview:
+        """The next bytes."""
+        end = self.at + count
+        if end > self._size:
+            raise HeaderError(
+                f"is truncated or damaged: {what} would end at byte {end}, the file has "
+                f"{self._size}; {_DAMAGED}"
+            )
+        if end > GGUF_HEADER_BYTES:
+            raise HeaderError(f"has a header of more than the {GGUF_HEADER_BYTES:,} bytes allowed")
+        if end > len(self._data):
+            raise EndOfData
+        taken = self._data[self.at : end]
+        self.at = end
+        return taken
+
+    def number(self, form: str) -> int:
+        """The next whole number."""
+        value: int = struct.unpack(form, self.take(struct.calcsize(form)))[0]
+        return value
+
+    def string(self, what: str) -> bytes:
+        """The next string."""
+        return bytes(self.take(self.number("<Q"), what))
+
+    def strings(self, count: int, what: str) -> list[bytes]:
+        """As many strings as an array has."""
+        if count > (self._size - self.at) // 8:
+            self.take(8 * count, what)  # which there are not
+        if count > GGUF_STRINGS:
+            raise HeaderError(f"has {what} with {count:,} strings, more than {GGUF_STRINGS:,}")
+        return [self.string(what) for _ in range(count)]
+
+
+class EndOfData(Exception):
+    """More of the file is needed than the bytes at hand."""
+
+
+def _read_metadata(cursor: _Cursor, count: int) -> dict[str, Any]:
+    metadata: dict[str, Any] = {}
+    for _ in range(count):
+        key = _text(cursor.string("a key"), "a key", GGUF_NAME_BYTES)
+        if key in metadata:
+            raise HeaderError(f"has the key {brief(key)} twice: {_DAMAGED}")
+        metadata[key] = _read_value(cursor, cursor.number("<I"), key)
+    return metadata
+
+
+def _read_value(cursor: _Cursor, kind: int, key: str) -> Any:
+    what = f"the value of {brief(key)}"
+    if kind == _STRING:
+        return _text(cursor.string(what), what, GGUF_HEADER_BYTES)
+    if kind != _ARRAY:
+        return _numbers(cursor, kind, 1, what)[0].item()
+    kind, count = cursor.number("<I"), cursor.number("<Q")
+    if kind == _STRING:
+        return cursor.strings(count, what)
+    return _numbers(cursor, kind, count, what)
+
+
+def _numbers(cursor: _Cursor, kind: int, count: int, what: str) -> Any:
+    if kind not in _NUMBERS:
+        raise HeaderError(f"has {what} of type {kind}, which is not known: {_DAMAGED}")
+    dtype = np.dtype(_NUMBERS[kind])
+    return np.frombuffer(bytes(cursor.take(dtype.itemsize * count, what)), dtype)
+
+
+def _text(raw: bytes, what: str, most: int) -> str:
+    if len(raw) > most:
+        raise HeaderError(f"has {what} of {len(raw):,} bytes, more than the {most:,} allowed")
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise HeaderError(f"has {what} that is no UTF-8: {_DAMAGED}") from None
+
+
+_Entry = tuple[str, ElementType, tuple[int, ...], int]
+
+
+def _read_entry(cursor: _Cursor) -> _Entry:
+    """A tensor's name, type, shape, and place behind the header."""
+    name = _text(cursor.string("a tensor's name"), "a tensor's name", GGUF_NAME_BYTES)
+    what = f"tensor {brief(name)}"
+    count = cursor.number("<I")
+    if not 1 <= count <= _DIMENSIONS:
+        raise HeaderError(f"gives {what} {count} dimensions, not 1 to {_DIMENSIONS}: {_DAMAGED}")
+    sizes = tuple(cursor.number("<Q") for _ in range(count))
+    number, offset = cursor.number("<I"), cursor.number("<Q")
+    if number not in TYPES:
+        raise HeaderError(
+            f"stores {what} as type {number}, which is not known (known: "
+            f"{', '.join(t.name for t in TYPES.values())})"
+        )
+    if not all(sizes) or math.prod(sizes) > MATRIX_ELEMENTS:
+        raise HeaderError(f"gives {what} the shape {brief(sizes[::-1])}: {_DAMAGED}")
+    kind = TYPES[number]
+    if sizes[0] % kind.block:
+        raise HeaderError(
+            f"stores {what} as {kind.name}, whose blocks have {kind.block} elements, in rows of "
+            f"{sizes[0]}: {_DAMAGED}"
+        )
+    return name, kind, sizes[::-1], offset
+
+
+def _places(entries: list[_Entry], begin: int, alignment: int, size: int) -> dict[str, TensorPlace]:
+    places: dict[str, TensorPlace] = {}
+    for name, kind, shape, offset in entries:
+        first = begin + offset
+        end = first + math.prod(shape[:-1]) * kind.row_bytes(shape[-1])
+        if name in places:
+            raise HeaderError(f"has the tensor {brief(name)} twice: {_DAMAGED}")
+        if offset % alignment:
+            raise HeaderError(
+                f"puts tensor {brief(name)} at {offset}, no multiple of {alignment}: {_DAMAGED}"
+            )
+        if end > size:
+            raise HeaderError(
+                f"is truncated or damaged: tensor {brief(name)} would end at byte {end}, the file "
+                f"has {size}; {_DAMAGED}"
+            )
+        places[name] = TensorPlace(kind, shape, first, end)
+    _check_apart(places)
+    return places
+
+
+def _check_apart(places: dict[str, TensorPlace]) -> None:
+    ordered = sorted(places.items(), key=lambda item: item[1].begin)
+    for (one, first), (other, second) in pairwise(ordered):
+        if second.begin < first.end:
+            raise HeaderError(
+                f"puts the tensors {brief(one)} and {brief(other)} into one place: {_DAMAGED}"
+            )
+
+
+def _is_power_of_two(value: int) -> bool:
+    return 0 < value <= _MOST_ALIGNED and value & (value - 1) == 0

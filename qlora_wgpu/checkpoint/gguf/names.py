@@ -1,0 +1,145 @@
+"""Where each of a model's tensors lies in a GGUF file, by the names of Hugging Face's files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from qlora_wgpu.checkpoint.gguf.architectures import EMBEDDING, HEAD, GGUFArchitecture
+from qlora_wgpu.checkpoint.gguf.file import GGUFFile
+from qlora_wgpu.checkpoint.gguf.rope import ROPE_TENSORS
+from qlora_wgpu.errors import CheckpointError, UnsupportedModelError, brief
+
+_OUTSIDE = {
+    EMBEDDING: "model.embed_tokens",
+    "output_norm.weight": "model.norm",
+    HEAD: "lm_head",
+}
+_BLOCK = re.compile(r"blk\.([0-9]{1,5})\.([a-z0-9_]+)\.(weight|bias)")
+_LEAVES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+}
+# Stacks of experts: their parts by rows, and what these are called; Mixtral names them otherwise.
+_STACKS = {
+    "ffn_gate_exps": ("gate_proj",),
+    "ffn_up_exps": ("up_proj",),
+    "ffn_down_exps": ("down_proj",),
+    "ffn_gate_up_exps": ("gate_proj", "up_proj"),
+}
+_OF_MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+# Tables that follow from the keys, which old files hold as well.
+_REPEATED = re.compile(r"(blk\.[0-9]+\.)?(attn_rot_embd|rope_freqs)\.weight")
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A tensor, or some rows of one.
+
+    Attributes:
+        stored: The name of the file's tensor.
+        shape: The dimensions of what is meant here.
+        first_row: The first of its rows among those of the file's.
+        heads: As many heads' rows are stored for a rotation of neighbours; 0 for none.
+        offset: What was added to the weights.
+    """
+
+    stored: str
+    shape: tuple[int, ...]
+    first_row: int = 0
+    heads: int = 0
+    offset: float = 0.0
+
+
+def placements(
+    file: GGUFFile, architecture: GGUFArchitecture, config: dict[str, Any]
+) -> dict[str, Placement]:
+    """Where each tensor lies, by its name in Hugging Face's files.
+
+    Args:
+        file: The file.
+        architecture: Its architecture.
+        config: What its keys say.
+
+    Raises:
+        UnsupportedModelError: If the file holds a tensor that is not computed.
+        CheckpointError: If a tensor's shape cannot be its own.
+    """
+    found: dict[str, Placement] = {}
+    for stored in file.names():
+        if stored in ROPE_TENSORS or _REPEATED.fullmatch(stored):
+            continue
+        for name, placement in _of_tensor(file, stored, architecture, config):
+            found[name] = placement
+    return found
+
+
+def _of_tensor(
+    file: GGUFFile, stored: str, architecture: GGUFArchitecture, config: dict[str, Any]
+) -> Iterator[tuple[str, Placement]]:
+    shape = file.tensor(stored).place.shape
+    if stored in _OUTSIDE:
+        name = f"{_OUTSIDE[stored]}.weight"
+        yield name, Placement(stored, shape, offset=_offset(name, architecture))
+        return
+    block = _BLOCK.fullmatch(stored)
+    if block is not None and block[2] in _STACKS and block[3] == "weight":
+        yield from _experts(file, stored, int(block[1]), _STACKS[block[2]], config)
+        return
+    leaf = None if block is None else (_LEAVES | dict(architecture.names)).get(block[2])
+    if block is None or leaf is None:
+        raise UnsupportedModelError(
+            f"{file.path} holds the tensor {brief(stored)}, which is not computed for the "
+            f"architecture {config['model_type']}: take the model's safetensors version"
+        )
+    if config["model_type"] == "mixtral" and leaf == "mlp.gate":
+        leaf = "block_sparse_moe.gate"
+    name = f"model.layers.{int(block[1])}.{leaf}.{block[3]}"
+    heads = _heads(leaf, config) if architecture.pairs else 0
+    if heads and (shape[0] % (2 * heads)):
+        raise CheckpointError(
+            f"{file.path}: {stored} has {shape[0]} rows, which are no pairs of {heads} heads"
+        )
+    yield name, Placement(stored, shape, heads=heads, offset=_offset(name, architecture))
+
+
+def _heads(leaf: str, config: dict[str, Any]) -> int:
+    keys = {
+        "self_attn.q_proj": "num_attention_heads",
+        "self_attn.k_proj": "num_key_value_heads",
+    }
+    heads: int = config[keys[leaf]] if leaf in keys else 0
+    return heads
+
+
+def _offset(name: str, architecture: GGUFArchitecture) -> float:
+    return architecture.norm_offset if name.endswith("norm.weight") else 0.0
+
+
+def _experts(
+    file: GGUFFile, stored: str, layer: int, leaves: tuple[str, ...], config: dict[str, Any]
+) -> Iterator[tuple[str, Placement]]:
+    shape = file.tensor(stored).place.shape
+    if len(shape) != 3 or shape[1] % len(leaves):
+        raise CheckpointError(f"{file.path}: {stored} has shape {shape}, which is no stack's")
+    count, rows, columns = shape[0], shape[1] // len(leaves), shape[2]
+    is_mixtral = config["model_type"] == "mixtral"
+    at = f"model.layers.{layer}.{'block_sparse_moe' if is_mixtral else 'mlp'}.experts"
+    for number in range(count):
+        for part, leaf in enumerate(leaves):
+            first = (number * len(leaves) + part) * rows
+            leaf = _OF_MIXTRAL[leaf] if is_mixtral else leaf
+            yield f"{at}.{number}.{leaf}.weight", Placement(stored, (rows, columns), first)

@@ -1,0 +1,301 @@
+"""The tokenizer.json and tokenizer_config.json of what a GGUF file says of its vocabulary."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qlora_wgpu.checkpoint.gguf.pre_tokenizers import PRE_TOKENIZERS, Part, PreTokenizer
+from qlora_wgpu.errors import TokenizerError, brief
+
+_PREFIX = "tokenizer.ggml."
+_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
+_SPACE = "▁"
+_LONGEST_PIECE = 512  # characters; SentencePiece's are 16 long unless a trainer says otherwise
+_BPE, _SPM = "gpt2", "llama"
+# A chat model ends its turn with one of these, whether or not its file names it beside the
+# token that ends a text; llama.cpp stops there, too.
+_ENDINGS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<|return|>")
+_PHI3_PLAIN = ("<unk>", "<s>", "<|endoftext|>")
+_ROLES = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown", "sep": "seperator"}
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """The contents of a tokenizer's files.
+
+    Attributes:
+        tokenizer: tokenizer.json.
+        config: tokenizer_config.json.
+        generation: generation_config.json.
+    """
+
+    tokenizer: dict[str, Any]
+    config: dict[str, Any]
+    generation: dict[str, Any]
+
+
+def tokenizer_files(metadata: Mapping[str, Any], path: Path) -> TokenizerFiles:
+    """What the files beside a model would say.
+
+    Args:
+        metadata: The file's keys.
+        path: The file, for messages.
+
+    Raises:
+        TokenizerError: If it has no vocabulary, or one that is not read.
+    """
+    return _Vocabulary(metadata, path).files()
+
+
+class _Vocabulary:
+    def __init__(self, metadata: Mapping[str, Any], path: Path) -> None:
+        self._values = {
+            key.removeprefix(_PREFIX): value
+            for key, value in metadata.items()
+            if key.startswith(_PREFIX)
+        }
+        self._path = path
+        self._template = metadata.get("tokenizer.chat_template")
+        self._is_phi3 = metadata.get("general.architecture") == "phi3"
+        self._model = self._values.get("model")
+        if self._model not in (_BPE, _SPM):
+            raise self._wrong(
+                f"has a vocabulary of the kind {brief(self._model)}, which is not read (read: "
+                f"{_BPE}, {_SPM})"
+            )
+        self._tokens = self._texts("tokens")
+        self._types = self._numbers("token_type", len(self._tokens))
+        self._pre = self._pre_tokenizer() if self._model == _BPE else None
+
+    def files(self) -> TokenizerFiles:
+        added = [self._added(i) for i in range(len(self._tokens)) if self._is_added(i)]
+        special = {name: self._special_id(key) for name, key in _ROLES.items()}
+        bos, eos = self._adds("bos", special), self._adds("eos", special)
+        parts = self._byte_level() if self._pre is not None else self._sentence_piece()
+        tokenizer = {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": added,
+            **parts,
+            "post_processor": self._around(bos, eos, parts["post_processor"]),
+        }
+        config = {
+            **{f"{name}_token": self._tokens[i] for name, i in special.items() if i is not None},
+            "add_bos_token": bos is not None,
+            "add_eos_token": eos is not None,
+            "clean_up_tokenization_spaces": False,
+            "tokenizer_class": "PreTrainedTokenizerFast",
+        }
+        if isinstance(self._template, str):
+            config["chat_template"] = self._template
+        ends = self._ends(special["eos"])
+        return TokenizerFiles(tokenizer, config, {"eos_token_id": ends} if ends else {})
+
+    # -- what the file holds -----------------------------------------------------------------
+
+    def _wrong(self, what: str) -> TokenizerError:
+        return TokenizerError(
+            f"{self._path} {what}: put the model's own tokenizer.json into a "
+            "folder and take its safetensors version"
+        )
+
+    def _texts(self, key: str) -> list[str]:
+        values = self._values.get(key)
+        if not isinstance(values, list) or not values:
+            raise self._wrong(f"has no {_PREFIX}{key}")
+        # Pieces of SentencePiece may be parts of a character.
+        return [value.decode("utf-8", "replace") for value in values]
+
+    def _numbers(self, key: str, count: int) -> list[Any]:
+        values = self._values.get(key)
+        if not isinstance(values, np.ndarray) or len(values) != count:
+            raise self._wrong(f"has no {_PREFIX}{key} for each of {count:,} tokens")
+        return list(values.tolist())
+
+    def _pre_tokenizer(self) -> PreTokenizer:
+        name = self._values.get("pre")
+        if not isinstance(name, str) or name not in PRE_TOKENIZERS:
+            raise self._wrong(
+                f"has the pre-tokenizer {brief(name)}, which is not known (known: "
+                f"{', '.join(PRE_TOKENIZERS)})"
+            )
+        return PRE_TOKENIZERS[name]
+
+    def _special_id(self, key: str) -> int | None:
+        number = self._values.get(f"{key}_token_id")
+        is_one = type(number) is int and 0 <= number < len(self._tokens)
+        return number if is_one else None
+
+    def _adds(self, name: str, special: Mapping[str, int | None]) -> int | None:
+        """The token that is put at an end of each text, or None."""
+        usual = name == "bos" and (self._pre is None or self._pre.begins)
+        return special[name] if self._values.get(f"add_{name}_token", usual) is True else None
+
+    def _ends(self, eos: int | None) -> list[int]:
+        """All tokens that end a generation."""
+        named = [eos, *(self._special_id(key) for key in ("eot", "eom"))]
+        ids = [i for i in named if i is not None]
+        kinds = (_CONTROL, _USER_DEFINED)
+        known = {
+            text: i
+            for i, (text, kind) in enumerate(zip(self._tokens, self._types, strict=True))
+            if kind in kinds and text in _ENDINGS
+        }
+        return list(dict.fromkeys([*ids, *known.values()]))
+
+    def _is_added(self, i: int) -> bool:
+        kinds = (_CONTROL, _USER_DEFINED, *((_UNKNOWN,) if self._model == _SPM else ()))
+        return self._types[i] in kinds and bool(self._tokens[i])
+
+    def _added(self, i: int) -> Part:
+        text, is_special = self._tokens[i], self._types[i] != _USER_DEFINED
+        # Phi 3's tokens of turns take the spaces behind them; no key tells that.
+        takes = self._is_phi3 and self._model == _SPM and is_special and text not in _PHI3_PLAIN
+        return {
+            "id": i,
+            "content": text,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": takes,
+            "normalized": False,
+            "special": is_special,
+        }
+
+    # -- tokenizer.json ----------------------------------------------------------------------
+
+    def _vocab(self) -> dict[str, int]:
+        """Ids by text; a text that is there twice has its first."""
+        vocab: dict[str, int] = {}
+        for i, (text, kind) in enumerate(zip(self._tokens, self._types, strict=True)):
+            if kind != _UNUSED or text != f"[PAD{i}]":  # what llama.cpp fills up with
+                vocab.setdefault(text, i)
+        return vocab
+
+    def _byte_level(self) -> Part:
+        assert self._pre is not None
+        pairs = [_halves(merge) for merge in self._texts("merges")]
+        if None in pairs:
+            raise self._wrong(f"has a value in {_PREFIX}merges that is no pair")
+        decoder = {
+            "type": "ByteLevel",
+            "add_prefix_space": True,
+            "trim_offsets": True,
+            "use_regex": True,
+        }
+        return {
+            "normalizer": self._pre.normalizer,
+            "pre_tokenizer": self._pre.cut,
+            "post_processor": {**decoder, "trim_offsets": False},
+            "decoder": decoder,
+            "model": _bpe(self._vocab(), pairs, ignore_merges=self._pre.ignore_merges),
+        }
+
+    def _sentence_piece(self) -> Part:
+        prefix = self._values.get("add_space_prefix", True) is True
+        vocab = self._vocab()
+        replace = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+        prepend = {"type": "Prepend", "prepend": _SPACE}
+        decoders = [
+            {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+            {"type": "ByteFallback"},
+            {"type": "Fuse"},
+            *([{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []),
+        ]
+        unknown = self._special_id("unknown")
+        scores = self._numbers("scores", len(self._tokens))
+        return {
+            "normalizer": {
+                "type": "Sequence",
+                "normalizers": [*([prepend] if prefix else []), replace],
+            },
+            "pre_tokenizer": None,
+            "post_processor": None,
+            "decoder": {"type": "Sequence", "decoders": decoders},
+            "model": _bpe(
+                vocab,
+                self._merges(vocab, scores),
+                unk_token=None if unknown is None else self._tokens[unknown],
+                byte_fallback=True,
+            ),
+        }
+
+    def _merges(self, vocab: Mapping[str, int], scores: list[float]) -> list[tuple[str, str]]:
+        """The pairs that SentencePiece joins, in the order in which it prefers them.
+
+        It joins whatever makes a piece, the best piece first.
+        """
+        skipped = {i for i in range(len(self._tokens)) if self._is_added(i)}
+        pieces = {text: i for text, i in vocab.items() if i not in skipped}
+        # Converted without SentencePiece's own file: the ids have its order, but for runs of
+        # spaces, whose scores are the lowest.
+        if len({scores[i] for i in pieces.values()}) == 1:
+            scores = [float(bool(token.strip(_SPACE))) for token in self._tokens]
+        found = []
+        for text, i in pieces.items():
+            score = scores[i]
+            if math.isnan(score):
+                raise self._wrong(f"has a score in {_PREFIX}scores that is no number")
+            if len(text) > _LONGEST_PIECE:
+                raise self._wrong(f"has a piece of {len(text):,} characters")
+            for at in range(1, len(text)):
+                left, right = text[:at], text[at:]
+                if left in pieces and right in pieces:
+                    found.append(((-score, i, pieces[left], pieces[right]), left, right))
+        return [(left, right) for _, left, right in sorted(found)]
+
+    def _around(self, bos: int | None, eos: int | None, alone: Part | None) -> Part | None:
+        """What is put before and behind a text."""
+        ends = [i for i in (bos, eos) if i is not None]
+        if not ends:
+            return alone
+
+        def sequence(name: str, kind: int) -> list[Part]:
+            text = {"Sequence": {"id": name, "type_id": kind}}
+            put = [
+                [] if i is None else [{"SpecialToken": {"id": self._tokens[i], "type_id": kind}}]
+                for i in (bos, eos)
+            ]
+            return [*put[0], text, *put[1]]
+
+        special = {
+            self._tokens[i]: {"id": self._tokens[i], "ids": [i], "tokens": [self._tokens[i]]}
+            for i in ends
+        }
+        template = {
+            "type": "TemplateProcessing",
+            "single": sequence("A", 0),
+            "pair": sequence("A", 0) + sequence("B", 1),
+            "special_tokens": special,
+        }
+        if alone is None:
+            return template
+        return {"type": "Sequence", "processors": [alone, template]}
+
+
+def _bpe(vocab: Mapping[str, int], merges: list[Any], **more: Any) -> Part:
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": bool(more.get("byte_fallback")),
+        "byte_fallback": False,
+        "ignore_merges": False,
+        **more,
+        "vocab": vocab,
+        "merges": merges,
+    }
+
+
+def _halves(merge: str) -> tuple[str, str] | None:
+    """The two that a merge joins; a space may be a part of the first."""
+    left, space, right = merge[1:].partition(" ")
+    return (merge[:1] + left, right) if space and right else None

@@ -1,0 +1,90 @@
+"""LFM2 (Liquid AI, 2025): most layers a gated short convolution instead of attention."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from qlora_wgpu.errors import UnsupportedModelError, brief
+from qlora_wgpu.families.attention import Attention, QKNorm
+from qlora_wgpu.families.config_reader import ConfigReader
+from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Layer, ResidualOrder
+from qlora_wgpu.families.dimensions import Dimensions
+from qlora_wgpu.families.mlp import GatedMLP
+from qlora_wgpu.families.norm import RMSNorm
+from qlora_wgpu.families.rope import read_rope
+from qlora_wgpu.families.short_conv import ShortConv
+
+ORDER = ResidualOrder(before_attention="operator_norm", before_mlp="ffn_norm")
+
+
+def compose(read: ConfigReader) -> Decoder:
+    """``layer_types``, or ``full_attn_idxs``, says which layers attend."""
+    read = read.with_defaults(num_key_value_heads=8, intermediate_size=12288)
+    dimensions = Dimensions.read(read)
+    if dimensions.hidden_size % 8:
+        raise UnsupportedModelError(
+            f"config.json: hidden_size {dimensions.hidden_size} of 'lfm2' is no multiple of 8"
+        )
+    eps = read.number("norm_eps", 1e-5)
+    attention = Attention(
+        dimensions,
+        read_rope(read.config, dimensions.head_dim, default_theta=1_000_000.0),
+        qk_norm=QKNorm(eps, names=("q_layernorm", "k_layernorm")),
+        output="out_proj",
+    )
+    convolution = ShortConv(dimensions, read.integer("conv_L_cache", 3), read.flag("conv_bias"))
+    inner = replace(dimensions, intermediate_size=_intermediate_size(read))
+    mlp = GatedMLP(inner, "silu", name="feed_forward", leaves=("w1", "w3", "w2"))
+    norm = RMSNorm(eps)
+    return Decoder(
+        dimensions,
+        norm,
+        layers=tuple(
+            Layer(norm, attention if attends else convolution, mlp, ORDER)
+            for attends in _attending(read, dimensions.num_hidden_layers)
+        ),
+        tied=read.flag("tie_embedding", read.flag("tie_word_embeddings", True)),
+        final_norm="embedding_norm",
+    )
+
+
+def _intermediate_size(read: ConfigReader) -> int:
+    """Rows of gate and up: by default two thirds of the key's number, rounded up."""
+    key = "block_ff_dim" if "block_ff_dim" in read.config else "intermediate_size"
+    size = read.integer(key)
+    if not read.flag("block_auto_adjust_ff_dim", True):
+        return size
+    size = int(2 * size / 3)
+    if read.config.get("block_ffn_dim_multiplier", 1.0) is not None:
+        size = int(read.number("block_ffn_dim_multiplier", 1.0) * size)
+        multiple = read.integer("block_multiple_of", 256)
+        size = -(-size // multiple) * multiple
+    return ConfigReader({key: size}).integer(key)
+
+
+def _attending(read: ConfigReader, layers: int) -> list[bool]:
+    """Whether each layer attends."""
+    types = read.config.get("layer_types")
+    if types is None:
+        chosen = read.config.get("full_attn_idxs")
+        if chosen is None:
+            return [True] * layers
+        if not isinstance(chosen, list) or not all(type(i) is int for i in chosen):
+            raise UnsupportedModelError(
+                f"config.json: full_attn_idxs must be numbers of layers, got {brief(chosen)}"
+            )
+        return [i in set(chosen) for i in range(layers)]
+    kinds = ("conv", "full_attention")
+    if (
+        not isinstance(types, list)
+        or len(types) != layers
+        or not all(isinstance(kind, str) and kind in kinds for kind in types)
+    ):
+        raise UnsupportedModelError(
+            f"config.json: layer_types must name {' or '.join(kinds)} for each of the "
+            f"{layers} layers"
+        )
+    return [kind == "full_attention" for kind in types]
+
+
+FAMILY = DecoderFamily(compose)

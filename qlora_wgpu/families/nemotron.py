@@ -1,0 +1,31 @@
+"""Nemotron 4 and Minitron (NVIDIA, 2024): LayerNorms of 1 + weight, the square of a ReLU."""
+
+from __future__ import annotations
+
+from qlora_wgpu.families.attention import Attention
+from qlora_wgpu.families.config_reader import ConfigReader
+from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Layer
+from qlora_wgpu.families.dimensions import Dimensions
+from qlora_wgpu.families.mlp import PlainMLP, read_activation
+from qlora_wgpu.families.norm import LayerNorm
+from qlora_wgpu.families.rope import read_rope
+
+
+def compose(read: ConfigReader) -> Decoder:
+    """Half of each head is rotated where no key says otherwise."""
+    read.no_dropout("attention_dropout")
+    dimensions = Dimensions.read(read)
+    rope = read_rope(read.config, dimensions.head_dim, default_partial=0.5)
+    bias = read.flag("attention_bias")
+    attention = Attention(dimensions, rope, qkv_bias=bias, o_bias=bias)
+    mlp = PlainMLP(dimensions, read_activation(read, "relu2"), bias=read.flag("mlp_bias"))
+    norm = LayerNorm(read.number("norm_eps", 1e-5), bias=True, offset=1.0)
+    return Decoder(
+        dimensions,
+        norm,
+        layers=(Layer(norm, attention, mlp),) * dimensions.num_hidden_layers,
+        tied=read.flag("tie_word_embeddings"),
+    )
+
+
+FAMILY = DecoderFamily(compose)

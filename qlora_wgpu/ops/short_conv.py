@@ -1,0 +1,68 @@
+"""The gated short convolution of LFM2 (Liquid AI, 2025): depthwise, causal, of a few tokens."""
+
+from __future__ import annotations
+
+from qlora_wgpu.graph.graph import Graph, GraphError
+from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.ops.batch import BatchBuffers
+
+
+def short_conv(
+    g: Graph, x: Tensor, weight: Tensor, bias: Tensor | None, batch: BatchBuffers
+) -> Tensor:
+    """Computes C · conv(B · v) of x = [B | C | v], within each sample.
+
+    conv(u)[t] = bias + Σ_k weight[:, k] · u[t - taps + 1 + k], channel by channel. Where text is
+    generated, the products of the last tokens are kept in the batch's cache.
+
+    Args:
+        g: The graph.
+        x: (rows, 3 · hidden) operand; hidden is a multiple of 8.
+        weight: (hidden, taps) float32, frozen.
+        bias: (hidden) float32, frozen, or None.
+        batch: The micro-batch's shape, segments and cache.
+
+    Returns:
+        (rows, hidden) operand.
+
+    Raises:
+        GraphError: If the shapes do not fit.
+    """
+    hidden, taps = weight.shape
+    wrong = hidden % 8 or x.columns != 3 * hidden or x.rows != batch.rows
+    if wrong or (bias is not None and bias.columns != hidden):
+        raise GraphError(f"short_conv: {x}, {weight} and {bias} do not fit")
+    y = g.operand("short_conv", x.rows, hidden)
+    frozen = {"weight": weight, "bias": bias}
+    shape = {
+        "hidden": hidden // 8,
+        "stride": x.units(8),
+        "taps": taps,
+        "weight_stride": weight.stride,
+    }
+    if batch.cache is not None:
+        state = batch.cache.next_state(taps, hidden)
+        _keep(g, x, state, batch, shape)
+        if batch.rows == 1:
+            tensors = {"x": x, "y": y, "state": state, "batch_info": batch.info, **frozen}
+            g.launch("short_conv/step.wgsl", hidden // 8, tensors, shape)
+            return y
+    units, params = x.rows * hidden // 8, {"rows": x.rows, "seq": batch.seq, **shape}
+    inputs = {"segments": batch.segments, "x": x, **frozen}
+    g.launch("short_conv/forward.wgsl", units, {**inputs, "y": y}, params)
+
+    def vjp(dy: Tensor) -> None:
+        dx = g.operand(f"d {x.name}", x.rows, x.columns)
+        g.launch("short_conv/backward.wgsl", units, {**inputs, "dy": dy, "dx": dx}, params)
+        g.add_gradient(x, dx)
+
+    g.record(y, [x], vjp)
+    return y
+
+
+def _keep(g: Graph, x: Tensor, state: Tensor, batch: BatchBuffers, shape: dict[str, int]) -> None:
+    """Keeps what the tokens to come need of the last ones."""
+    tensors = {"segments": batch.segments, "batch_info": batch.info, "x": x, "state": state}
+    params = {name: shape[name] for name in ("hidden", "stride", "taps")}
+    units = x.rows * shape["hidden"]
+    g.launch("short_conv/keep.wgsl", units, tensors, {"rows": x.rows, **params})

@@ -1,0 +1,34 @@
+// What kernels of the gated short convolution share: columns of eight by their unit, a tap's weights.
+// x (rows, 3 · hidden) is [gate in | gate out | value]; stride and hidden count units of eight.
+
+fn gate_in(row: u32, unit: u32) -> Eight {
+    return load_x(row * params.stride + unit);
+}
+
+fn gate_out(row: u32, unit: u32) -> Eight {
+    return load_x(row * params.stride + params.hidden + unit);
+}
+
+fn value(row: u32, unit: u32) -> Eight {
+    return load_x(row * params.stride + 2u * params.hidden + unit);
+}
+
+// The weights of eight neighbouring channels for the token that lies so many before.
+fn tap(unit: u32, before: u32) -> Eight {
+    var low4 = vec4<f32>(0.0);
+    var high4 = vec4<f32>(0.0);
+    for (var c = 0u; c < 4u; c += 1u) {
+        let at = (8u * unit + c) * params.weight_stride + params.taps - 1u - before;
+        low4[c] = load_weight(at);
+        high4[c] = load_weight(at + 4u * params.weight_stride);
+    }
+    return eight(low4, high4);
+}
+
+fn bias_of(unit: u32) -> Eight {
+//#if bias
+    return load_bias(unit);
+//#else
+    return zero8();
+//#endif
+}

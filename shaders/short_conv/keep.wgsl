@@ -1,0 +1,33 @@
+// state[(past + m) % taps] = gate_in[m] · value[m]  of a text's last taps tokens, for the ones to come.
+//
+// x (rows, 3 · hidden), state (taps, hidden) float32; past = batch_info[3]; rows of segment 0 are
+// padding. Launcher: ops/short_conv.py.
+//#include common/flat.wgsl
+
+struct Params {
+    rows: u32,
+    hidden: u32,
+    stride: u32,
+    taps: u32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> segments: array<u32>;
+@group(0) @binding(2) var<storage, read> batch_info: array<u32>;
+//#input 3 x: 8
+//#output 4 state: 8
+
+fn each(i: u32) {
+    let m = i / params.hidden;
+    if (m >= params.rows || segments[m] == 0u) {
+        return;
+    }
+    let later = m + params.taps;
+    if (later < params.rows && segments[min(later, params.rows - 1u)] != 0u) {
+        return;
+    }
+    let unit = i % params.hidden;
+    let base = m * params.stride + unit;
+    let product = multiply8(load_x(base), load_x(base + 2u * params.hidden));
+    store_state((batch_info[3] + m) % params.taps * params.hidden + unit, product);
+}
