@@ -21,6 +21,7 @@ PROFILES = {
     "registers": replace(GPU_PROFILE, gemm_kind="register", attention_kind="register"),
     "workgroup memory": GPU_PROFILE,
 }
+CONFIGS = traced_configs()
 SETTINGS = (
     {"neftune_noise_alpha": 5.0, "label_smoothing_factor": 0.1, "gradient_checkpointing": True},
     {"gradient_checkpointing": False},
@@ -31,7 +32,7 @@ def launches(family, index, dtype, profile, lora=None):
     """All that a run of a family launches, its options and heads in turn."""
     lora = lora or LoraConfig(r=5, lora_dropout=0.0 if index % 2 else 0.1, use_dora=index % 2 == 1)
     quant = QuantConfig(scheme=("nf4", "none")[index // 2 % 2], double_quant=index % 3 > 0)
-    config = with_head_dim(traced_configs()[family], (24, 64, 128)[index % 3])
+    config = with_head_dim(CONFIGS[family], (24, 64, 128)[index % 3])
     train = {"compute_dtype": dtype, "per_device_train_batch_size": 2, **SETTINGS[index % 2]}
     settings = Config.model_validate({"model": {"path": "none"}, "train": train})
     layout = ModelLayout(
@@ -45,7 +46,7 @@ def launches(family, index, dtype, profile, lora=None):
 def test_every_statement_is_checked(device, name, dtype):
     profile = PROFILES[name] or device.profile
     traced = _traced(device, profile, dtype)
-    for index, family in enumerate(traced_configs()):
+    for index, family in enumerate(CONFIGS):
         ran = launches(family, index, dtype, profile)
         cases, missing = covering(statements(ran), traced)
         assert not missing, (family, sorted(missing))
