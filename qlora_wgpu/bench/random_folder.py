@@ -50,7 +50,7 @@ class RandomFolder(ModelFolder):
         if architecture is None:
             architecture = find_family(config).read(config)
         size = (architecture.vocab_size, architecture.hidden_size)
-        self._norms = set(architecture.norms)
+        self._norms = set(architecture.stored_norms)
         self._form = quant if quant is not None and quant.scheme == "nf4" else None
         self._linears = {f"{spec.name}.weight" for spec in architecture.every_linear}
         self._shapes: dict[str, tuple[int, ...]] = {architecture.embed_name: size}
@@ -61,7 +61,7 @@ class RandomFolder(ModelFolder):
             if spec.bias:
                 self._shapes[f"{spec.name}.bias"] = (spec.out_features,)
         self._shapes |= architecture.routers
-        self._shapes |= architecture.norm_shapes
+        self._shapes |= architecture.stored_norms
 
     @property
     def num_parameters(self) -> int:

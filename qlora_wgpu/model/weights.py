@@ -21,7 +21,7 @@ import numpy.typing as npt
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.errors import CheckpointError
-from qlora_wgpu.families.family import Architecture, ExpertSpec, LinearSpec, Modules
+from qlora_wgpu.families.family import Architecture, ExpertSpec, LinearSpec, Modules, stored_parts
 from qlora_wgpu.gpu.device import ALIGNMENT, Device
 from qlora_wgpu.graph.dtype import (
     LARGEST_FLOAT16,
@@ -273,7 +273,8 @@ class WeightLayout:
         storage = Storage(name, "norms", 4 * rows * padded(columns))
 
         def load() -> None:
-            array = self._read(name, shape).reshape(rows, columns)
+            parts = [self._read(*part) for part in stored_parts(name, shape)]
+            array = np.stack(parts).reshape(rows, columns)
             self._fill(storage, pad_rows(array + offset))
 
         self._when_loading(name, load)
