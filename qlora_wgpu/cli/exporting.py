@@ -170,8 +170,9 @@ def _drift(console: Console, opening: Opening, settings: Config, out: str) -> st
     p, q = _log_softmax(before), _log_softmax(after)
     divergence = float((np.exp(p) * (p - q)).sum(-1).mean())
     same = float((before.argmax(-1) == after.argmax(-1)).mean())
+    base = _stored(source, settings)
     return (
-        f"drift from base ({_stored(source, settings)}) and adapter, as trained, over {ids.size} tokens: "
+        f"drift from base ({base}) and adapter, as trained, over {ids.size} tokens: "
         f"logits by {apart.mean():.3g} in the mean and {apart.max():.3g} "
         f"at most, KL divergence {divergence:.3g} nats a token, {100 * same:.0f} % of the "
         "likeliest tokens the same"
