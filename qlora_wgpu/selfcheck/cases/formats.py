@@ -17,7 +17,7 @@ from qlora_wgpu.selfcheck.cases.common import each
 from qlora_wgpu.selfcheck.runner import Runner
 from qlora_wgpu.weight_format import WHOLE
 
-_FORMS = {
+FORMS = {
     **{name: form.form for name, form in GGML_FORMATS.items()},
     "MXFP4": MXFP4,
     "NVFP4": NVFP4,
@@ -88,7 +88,7 @@ def _nearest_float16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]
 )
 def check_format(run: Runner, name: str, shape: tuple[int, int]) -> None:
     """Weights as their files have them, to the bit, in several shards."""
-    weight = random_weight(_FORMS[name], shape)
+    weight = random_weight(FORMS[name], shape)
     matrix = quantized_matrix("w", weight, textures=run.graph.profile.textures)
     run.graph.max_binding = 32 * run.weight(np.zeros((1, shape[1]))).nbytes
     shards = [shard for _, shard in matrix.shards(run.graph)]
