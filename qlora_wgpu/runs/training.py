@@ -201,7 +201,7 @@ def _setup(settings: Config, model: AdapterModel, data: RunData) -> RunSetup:
     return RunSetup(
         device=model.device.name,
         base=settings.model.path,
-        scheme=settings.quant.scheme,
+        scheme=model.layout.pretrained.scheme(settings.quant),
         compute_dtype=model.compute_dtype,
         rank=model.adapter.config.r,
         adapted_layers=len(model.adapter.targets),
