@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.errors import DeviceError, OutOfMemoryError
+from qlora_wgpu.files import let_go
 from qlora_wgpu.gpu.adapters import choose_adapter
 from qlora_wgpu.gpu.calls import driver_call
 from qlora_wgpu.gpu.matrix import Limits
@@ -144,6 +145,7 @@ class Device:
             int(limits["max-compute-workgroup-storage-size"]),
         )
         self.notes: tuple[str, ...] = ()
+        self._unsubmitted = 0  # bytes that the driver keeps in host memory
         self._broadcasting = 0  # the size of subgroups that broadcasts count on
         with self.memory.uncounted():
             self.profile = self._choose_profile()
@@ -170,6 +172,7 @@ class Device:
         Raises:
             DeviceError: If the driver refuses them, or the GPU was lost.
         """
+        self._unsubmitted = 0
         with self.driver_call("submitting work"):
             self.raw.queue.submit(list(commands))
 
@@ -285,17 +288,23 @@ class Device:
         return memory
 
     def write(self, buffer: Any, data: npt.NDArray[Any] | bytes, offset: int = 0) -> None:
-        """Copies host data into a buffer, in pieces so that host memory stays flat."""
-        raw: Any = np.ascontiguousarray(data) if isinstance(data, np.ndarray) else data
-        view = memoryview(raw)
-        view = view.cast("B") if view.nbytes else view
-        if view.nbytes % 4:
-            view = memoryview(view.tobytes() + bytes(-view.nbytes % 4))
-        for start in range(0, view.nbytes, _UPLOAD_CHUNK):
-            piece = view[start : start + _UPLOAD_CHUNK]
+        """Copies host data into a buffer, in pieces so that host memory stays flat.
+
+        A file's pages leave the process's memory behind each piece.
+        """
+        if isinstance(data, np.ndarray):
+            raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        else:
+            raw = np.frombuffer(data, np.uint8)
+        if raw.size % 4:
+            raw = np.pad(raw, (0, -raw.size % 4))
+        for start in range(0, raw.size, _UPLOAD_CHUNK):
+            piece = raw[start : start + _UPLOAD_CHUNK]
             with self.driver_call("uploading data"):
                 self.raw.queue.write_buffer(buffer, offset + start, piece)
-            if view.nbytes > _UPLOAD_CHUNK:
+            let_go(piece)
+            self._unsubmitted += piece.size
+            if self._unsubmitted >= _UPLOAD_CHUNK:
                 self.submit()
 
     def read(self, buffer: Any, nbytes: int, offset: int = 0) -> memoryview:
@@ -319,6 +328,7 @@ class Device:
                     {"bytes_per_row": _TEXTURE_ROW, "rows_per_image": height},
                     (TEXTURE_WIDTH, height, 1),
                 )
+            let_go(piece)
             self.submit()
 
     def read_texture(self, texture: Any, nbytes: int, offset: int = 0) -> memoryview:
