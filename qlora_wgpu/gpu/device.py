@@ -145,7 +145,7 @@ class Device:
             int(limits["max-compute-workgroup-storage-size"]),
         )
         self.notes: tuple[str, ...] = ()
-        self._unsubmitted = 0  # bytes that the driver keeps in host memory
+        self._unsubmitted = self._under_way = 0  # bytes that the driver keeps in host memory
         self._broadcasting = 0  # the size of subgroups that broadcasts count on
         with self.memory.uncounted():
             self.profile = self._choose_profile()
@@ -304,14 +304,25 @@ class Device:
                 self.raw.queue.write_buffer(buffer, offset + start, piece)
             let_go(piece)
             self._unsubmitted += piece.size
+            self._under_way += piece.size
             if self._unsubmitted >= _UPLOAD_CHUNK:
                 self.submit()
+
+    def fill(self, buffer: Any, data: npt.NDArray[Any]) -> None:
+        """Writes what a new buffer holds, and waits where much is on its way.
+
+        The driver's copies would else lie between buffers that stay, and leave holes.
+        """
+        self.write(buffer, data)
+        if self._under_way >= _UPLOAD_CHUNK:
+            self.read(buffer, 4)
 
     def read(self, buffer: Any, nbytes: int, offset: int = 0) -> memoryview:
         """Waits for all submitted work and copies bytes back."""
         padded = nbytes + -nbytes % 4
         with self.driver_call("reading a result"):
             data: memoryview = self.raw.queue.read_buffer(buffer, offset, padded)
+        self._under_way = 0
         return data[:nbytes]
 
     def write_texture(self, texture: Any, data: npt.NDArray[Any]) -> None:

@@ -75,7 +75,7 @@ def allocate(device: Device, storage: Storage) -> None:
         make = device.texture if storage.texture else device.buffer
         storage.buffer = make(storage.nbytes, storage.kind, storage.label)
         if storage.data is not None:
-            write = device.write_texture if storage.texture else device.write
+            write = device.write_texture if storage.texture else device.fill
             write(storage.buffer, storage.data)
 
 
