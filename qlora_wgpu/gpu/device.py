@@ -7,10 +7,9 @@ import os
 import threading
 import warnings
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from qlora_wgpu.files import let_go
 from qlora_wgpu.gpu.adapters import choose_adapter
 from qlora_wgpu.gpu.calls import driver_call
 from qlora_wgpu.gpu.matrix import Limits
+from qlora_wgpu.gpu.memory_counter import MemoryCounter
 from qlora_wgpu.gpu.pace import Pace
 from qlora_wgpu.gpu.probe import matrix_units, subgroup_size
 from qlora_wgpu.gpu.profile import Profile, cpu_profile, gpu_profile
@@ -37,40 +37,6 @@ _TIMEOUT = 1800.0  # seconds
 DISPATCHES_PER_SUBMIT = 100
 # Desktop systems end work that takes too long: some of them after a few hundred milliseconds.
 SUBMIT_MILLISECONDS = 100.0
-
-
-@dataclass
-class MemoryCounter:
-    """Bytes of live buffers by kind, and the most there ever were."""
-
-    by_kind: Counter[str] = field(default_factory=Counter)
-    peak: int = 0
-    _counts: bool = True
-
-    def add(self, kind: str, nbytes: int, holder: Any) -> None:
-        """Counts ``nbytes`` more of a kind, for as long as ``holder`` lives."""
-        if not self._counts:
-            return
-        self.by_kind[kind] += nbytes
-        self.peak = max(self.peak, self.total)
-        weakref.finalize(holder, self._freed, kind, nbytes).atexit = False
-
-    def _freed(self, kind: str, nbytes: int) -> None:
-        self.by_kind[kind] -= nbytes
-
-    @contextmanager
-    def uncounted(self) -> Iterator[None]:
-        """What is made within is there for a moment only, and counts nowhere."""
-        before, self._counts = self._counts, False
-        try:
-            yield
-        finally:
-            self._counts = before
-
-    @property
-    def total(self) -> int:
-        """Bytes of all kinds."""
-        return sum(self.by_kind.values())
 
 
 class Device:
