@@ -96,7 +96,8 @@ def test_layers_are_quantized_once(folder, device, cache, quantized, expected):
     second, layout = computed(laid_out(folder, device), device)
     assert not quantized and layout.problem == ""
     # Another budget, or none, takes the same files.
-    for residency in (Residency(streamed_layers=LAYERS), Residency()):
+    with_head = Residency(streamed_layers=LAYERS, streamed_head=True)
+    for residency in (with_head, Residency()):
         np.testing.assert_array_equal(
             computed(laid_out(folder, device, residency=residency), device)[0], expected
         )
