@@ -19,3 +19,9 @@ def from_bfloat16(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
     narrow = np.ascontiguousarray(bits, np.uint16).view(ml_dtypes.bfloat16)
     wide: npt.NDArray[np.float32] = narrow.astype(np.float32).reshape(np.shape(bits))
     return wide
+
+
+def has_nonfinite(bits: npt.NDArray[np.uint16]) -> bool:
+    """Whether any of bfloat16's bits are NaN's or an infinity's."""
+    ones = np.uint16(0x7F80)
+    return bool(((bits & ones) == ones).any())

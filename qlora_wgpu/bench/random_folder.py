@@ -91,7 +91,7 @@ class RandomFolder(ModelFolder):
         block = random.standard_normal(count, dtype=np.float32) * _SCALE
         return _repeated(block, math.prod(shape)).reshape(shape)
 
-    def quantized(self, name: str) -> QuantizedWeight | None:
+    def quantized(self, name: str, *, mapped: bool = False) -> QuantizedWeight | None:
         """A linear layer's codes and scales, made anew; None of what is not quantized."""
         if self._form is None or name not in self._linears:
             return None

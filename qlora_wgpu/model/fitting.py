@@ -62,23 +62,14 @@ class Fit:
 
     def in_words(self) -> str:
         """What waits in host memory and what that costs, or is made again: a part of a sentence."""
-        streamed, layers = self.residency.streamed_layers, self.layout.num_layers
-        parts = {
-            "the input embedding": self.residency.host_embedding,
-            "the layers' inputs": self.residency.parked_inputs,
-            "AdamW's moments": self.residency.host_moments,
-            f"the weights of {streamed} of {layers} layers": streamed > 0,
-            "lm_head": self.residency.streamed_head,
-        }
-        named = [part for part, waits in parts.items() if waits]
-        if not named:
+        words = waiting_in_words(self.residency, self.layout.num_layers)
+        if not words:
             return self._recomputed_in_words()
-        listed = " and ".join(filter(None, (", ".join(named[:-1]), named[-1])))
-        verb = "waits" if len(named) == 1 and named[0] in _ALONE else "wait"
-        waiting = sum(self.host_memory.values())
+        waiting, mapped = sum(self.host_memory.values()), self.layout.mapped_bytes
+        on_disk = f", {mapped / MIB:,.0f} MiB on disk" if mapped else ""
         again = f"; {_MADE_AGAIN}" if self.residency.remakes else ""
         return (
-            f"{listed} {verb} in host memory ({waiting / MIB:,.0f} MiB); {self.moved / 1e9:,.2g} "
+            f"{words} in host memory ({waiting / MIB:,.0f} MiB{on_disk}); {self.moved / 1e9:,.2g} "
             f"GB a step pass between the two, about {self.seconds:,.2g} s at {LINK / 1e9:g} GB/s"
             f"{again}"
         )
@@ -92,6 +83,24 @@ class Fit:
         if residency.remakes:
             parts.append(_MADE_AGAIN)
         return ", and ".join(parts)
+
+
+def waiting_in_words(residency: Residency, layers: int) -> str:
+    """What waits of a model with so many layers, and the verb; empty where nothing does."""
+    parts = {
+        "the input embedding": residency.host_embedding,
+        "the layers' inputs": residency.parked_inputs,
+        "AdamW's moments": residency.host_moments,
+        f"the weights of {residency.streamed_layers} of {layers} layers": (
+            residency.streamed_layers > 0
+        ),
+        "lm_head": residency.streamed_head,
+    }
+    named = [part for part, waits in parts.items() if waits]
+    if not named:
+        return ""
+    listed = " and ".join(filter(None, (", ".join(named[:-1]), named[-1])))
+    return f"{listed} {'waits' if len(named) == 1 and named[0] in _ALONE else 'wait'}"
 
 
 @dataclass(frozen=True)

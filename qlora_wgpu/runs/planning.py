@@ -23,6 +23,7 @@ from qlora_wgpu.model.residency import RESIDENT
 from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.runs.data import RunData
+from qlora_wgpu.runs.host_room import require_host_room
 from qlora_wgpu.runs.opening import device_of
 from qlora_wgpu.training import Observer, training_options
 from qlora_wgpu.tuning.cache import key_of, known_keys, tuned
@@ -54,8 +55,9 @@ def plan_layout(
     def laid_out() -> ModelLayout:
         forms = AdapterForms.of(settings)
         return device_layout(
-            pretrained, settings.lora, quant, train.compute_dtype, device, forms=forms
-        )
+            pretrained, settings.lora, quant, train.compute_dtype, device, forms=forms,
+            keep=settings.model.cache,
+        )  # fmt: skip
 
     layout = laid_out()
     layout.memory(options)  # what is too large is said before kernels are timed
@@ -82,7 +84,7 @@ def within_room(
         observer: Told what is planned, and what waits.
 
     Raises:
-        OutOfMemoryError: If nothing makes training fit.
+        OutOfMemoryError: If nothing makes training fit, or the host has no room for what waits.
     """
     budget = device.budget if device.budget is not None else room(device)
 
@@ -110,6 +112,7 @@ def within_room(
     if changed and budget is not None:
         size = f"{budget / MIB:,.0f} MiB"
         observer.note(f"to keep within {size} of device memory, {fitted.in_words()}")
+    require_host_room(fitted.layout, fitted.host_memory, device, fitted.total, observer)
     return fitted
 
 
