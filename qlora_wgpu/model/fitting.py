@@ -8,7 +8,7 @@ reckons what the other measures save, and plans the way it has chosen once more.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from qlora_wgpu.errors import OutOfMemoryError
@@ -121,6 +121,7 @@ def fit(
     accumulation: int = 1,
     flops_per_second: float = 1e13,
     bytes_per_second: float = 5e11,
+    beside: Callable[[ModelLayout, StepOptions], int] | None = None,
 ) -> Fit:
     """Lays a model out so that its training step keeps a budget, in the cheapest way.
 
@@ -131,25 +132,35 @@ def fit(
         accumulation: Micro-batches of an optimizer step.
         flops_per_second: About how fast the device is, to weigh recomputation against traffic.
         bytes_per_second: About how fast it reads and writes its memory, likewise.
+        beside: Bytes that the run takes beside a step that is planned so.
 
     Raises:
         OutOfMemoryError: If no way keeps the budget; says by how much.
     """
     plain = _planned(layout, options, accumulation)
-    if budget is None or plain.total <= budget:
+    if budget is None:
         return plain
-    rates = flops_per_second, bytes_per_second
-    search = _Search(layout, options, budget, accumulation, rates)
-    least = plain.total
-    for way in search.ways():
-        least = min(least, way.total)
-        if way.total <= budget:
-            fitted = _planned(layout.waiting(way.residency), way.options, accumulation)
-            least = min(least, fitted.total)
-            if fitted.total <= budget:
-                return fitted
+
+    def taken(found: Fit) -> int:
+        return found.total + (0 if beside is None else beside(found.layout, found.options))
+
+    if taken(plain) <= budget:
+        return plain
+    search = _Search(layout, options, accumulation, (flops_per_second, bytes_per_second))
+    room, least = budget - (taken(plain) - plain.total), plain
+    while True:
+        ways = search.ways(room)
+        way = next((way for way in ways if way.total <= room), None)
+        found = search.planned(way or min(ways, key=lambda way: way.total))
+        least = min(least, found, key=taken)
+        if way is None or taken(found) <= budget:
+            break
+        room -= taken(found) - budget  # other plans leave other things less room
+    if taken(found) <= budget:
+        return found
+    more = taken(least) - budget
     raise OutOfMemoryError(
-        f"training takes at least {_mib(least)} of device memory, {_mib(least - budget)} more than "
+        f"training takes at least {_mib(taken(least))} of device memory, {_mib(more)} more than "
         f"the {_mib(budget)} there are, even with all that can wait in host memory: lower "
         "data.max_seq_length, train.per_device_train_batch_size or lora.r, or raise device.memory"
     )
@@ -181,26 +192,30 @@ class _Search:
         self,
         layout: ModelLayout,
         options: StepOptions,
-        budget: int,
         accumulation: int,
         rates: tuple[float, float],
     ) -> None:
-        self._layout, self._options, self._budget = layout, options, budget
+        self._layout, self._options = layout, options
         self._accumulation, self._rates = accumulation, rates
+        self._known: dict[tuple[Residency, StepOptions], _Way] = {}
         streamed = layout.waiting(Residency(streamed_layers=layout.num_layers, streamed_head=True))
         self._layers, self._blocks = streamed.section_bytes, streamed.head_block_bytes
 
-    def ways(self) -> Iterator[_Way]:
+    def planned(self, way: _Way) -> Fit:
+        """A way, planned."""
+        return _planned(self._layout.waiting(way.residency), way.options, self._accumulation)
+
+    def ways(self, budget: int) -> list[_Way]:
         """Every combination of measures, each with as few streamed layers as it needs."""
-        ways = sorted(self._with_head(streamed=False), key=_cost)
-        fitting = next((way for way in ways if way.total <= self._budget), None)
+        ways = sorted(self._with_head(budget, streamed=False), key=_cost)
+        fitting = next((way for way in ways if way.total <= budget), None)
         head = Residency(self._layout.tied, streamed_head=True)
         by_itself = self._traced(head, self._options)
         if fitting is None or by_itself.seconds < fitting.seconds:
-            ways = sorted([*ways, *self._with_head(streamed=True)], key=_cost)
-        yield from ways
+            ways = sorted([*ways, *self._with_head(budget, streamed=True)], key=_cost)
+        return ways
 
-    def _with_head(self, *, streamed: bool) -> Iterator[_Way]:
+    def _with_head(self, budget: int, *, streamed: bool) -> Iterator[_Way]:
         embedding = streamed and self._layout.tied
         for checkpointing in {self._options.checkpointing, True}:
             traced = replace(self._options, checkpointing=checkpointing)
@@ -209,18 +224,21 @@ class _Search:
                     base = Residency(
                         embedding, parked, together, streamed_head=streamed, remakes=remakes
                     )
-                    yield from self._with_weights(self._traced(base, traced))
+                    yield from self._with_weights(self._traced(base, traced), budget)
 
     def _traced(self, residency: Residency, options: StepOptions) -> _Way:
         """A way that is planned; it costs its traffic, and what it computes more than was asked."""
+        if (residency, options) in self._known:
+            return self._known[residency, options]
         found = _planned(self._layout.waiting(residency), options, self._accumulation)
         asked, plan = self._layout.step(self._options).plan, found.layout.step(options).plan
         flops, nbytes = plan.flops - asked.flops, plan.passed_bytes - asked.passed_bytes
         computing = max(flops, 0) / self._rates[0] + max(nbytes, 0) / self._rates[1]
         seconds = found.seconds + self._accumulation * computing
-        return _Way(residency, options, seconds, found.total)
+        way = self._known[residency, options] = _Way(residency, options, seconds, found.total)
+        return way
 
-    def _with_weights(self, way: _Way) -> Iterator[_Way]:
+    def _with_weights(self, way: _Way, budget: int) -> Iterator[_Way]:
         """A way, and the same with the embedding, the moments and layers in host memory."""
         layout, layers = self._layout, self._layers
         rows = way.options.batch * way.options.seq
@@ -235,7 +253,7 @@ class _Search:
                     moved += 2 * moments
                 total = way.total - saved
                 blocks = self._blocks if way.residency.streamed_head else []
-                streamed = _fewest(layers, blocks, total, self._budget)
+                streamed = _fewest(layers, blocks, total, budget)
                 total += _streaming(layers, blocks, streamed)
                 moved += self._accumulation * 2 * sum(layers[len(layers) - streamed :])
                 residency = replace(

@@ -87,26 +87,15 @@ def within_room(
         OutOfMemoryError: If nothing makes training fit, or the host has no room for what waits.
     """
     budget = device.budget if device.budget is not None else room(device)
-
-    def within(nbytes: int | None) -> Fit:
-        return fit(
-            layout,
-            options,
-            nbytes,
-            accumulation=settings.train.gradient_accumulation_steps,
-            flops_per_second=device.pace.flops_per_second,
-            bytes_per_second=device.pace.bytes_per_second,
-        )
-
-    if budget is None:
-        fitted = within(None)
-    else:
-        beside = _beside(layout, options, options.seq)
-        fitted = within(budget - beside)
-        # A step that takes less leaves less room that texts could share.
-        more = _beside(fitted.layout, fitted.options, options.seq) - beside
-        if fitted.total + beside + more > budget:
-            fitted = within(budget - beside - more)
+    fitted = fit(
+        layout,
+        options,
+        budget,
+        accumulation=settings.train.gradient_accumulation_steps,
+        flops_per_second=device.pace.flops_per_second,
+        bytes_per_second=device.pace.bytes_per_second,
+        beside=lambda layout, options: _beside(layout, options, options.seq),
+    )
     observer.planned(fitted.memory)
     changed = fitted.options != options or fitted.residency != RESIDENT
     if changed and budget is not None:

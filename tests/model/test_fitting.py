@@ -148,3 +148,18 @@ def test_layers_take_turns_in_the_places_of_a_heads_blocks(wide):
     saved = total(wide, head) - total(wide, both)
     assert saved > 0.98 * sum(wide.waiting(both).section_bytes)  # windows begin at whole 256 bytes
     assert wide.waiting(both).memory(STEP)["staging"] == wide.waiting(head).memory(STEP)["staging"]
+
+
+def test_what_a_run_takes_beside_its_step_is_counted_of_the_way_chosen(layout):
+    more, budget = 1 << 20, fit(layout, STEP, total(layout) - 1).total
+
+    def beside(chosen, options):
+        return 0 if chosen.residency == RESIDENT else more
+
+    assert fit(layout, STEP, budget, beside=beside).total + more <= budget
+    with pytest.raises(OutOfMemoryError) as failure:
+        fit(layout, STEP, 1 << 20, beside=beside)
+    with pytest.raises(OutOfMemoryError) as plain:
+        fit(layout, STEP, 1 << 20)
+    least, less = (int(str(e.value).split(" MiB")[0].split()[-1]) for e in (failure, plain))
+    assert least == less + 1
