@@ -50,7 +50,7 @@ class RandomFolder(ModelFolder):
         if architecture is None:
             architecture = find_family(config).read(config)
         size = (architecture.vocab_size, architecture.hidden_size)
-        self._norms = set(architecture.norms)
+        self._norms = set(architecture.stored_norms)
         self._form = quant if quant is not None and quant.scheme == "nf4" else None
         self._linears = {f"{spec.name}.weight" for spec in architecture.every_linear}
         self._shapes: dict[str, tuple[int, ...]] = {architecture.embed_name: size}
@@ -61,7 +61,7 @@ class RandomFolder(ModelFolder):
             if spec.bias:
                 self._shapes[f"{spec.name}.bias"] = (spec.out_features,)
         self._shapes |= architecture.routers
-        self._shapes |= architecture.norm_shapes
+        self._shapes |= architecture.stored_norms
 
     @property
     def num_parameters(self) -> int:
@@ -91,7 +91,7 @@ class RandomFolder(ModelFolder):
         block = random.standard_normal(count, dtype=np.float32) * _SCALE
         return _repeated(block, math.prod(shape)).reshape(shape)
 
-    def quantized(self, name: str) -> QuantizedWeight | None:
+    def quantized(self, name: str, *, mapped: bool = False) -> QuantizedWeight | None:
         """A linear layer's codes and scales, made anew; None of what is not quantized."""
         if self._form is None or name not in self._linears:
             return None

@@ -36,12 +36,15 @@ _OTHER_QUANTIZATIONS = {
 }
 
 
-def read_4bit(files: Mapping[str, SafetensorsFile], name: str) -> QuantizedWeight:
+def read_4bit(
+    files: Mapping[str, SafetensorsFile], name: str, *, mapped: bool = False
+) -> QuantizedWeight:
     """Reads a weight that has a state of 4 bits.
 
     Args:
         files: Which open file holds which tensor.
         name: The weight's name, which must be there.
+        mapped: Whether its large arrays may be read-only views of the file instead of copies.
 
     Returns:
         The weight as stored, with the maps of the file.
@@ -49,7 +52,7 @@ def read_4bit(files: Mapping[str, SafetensorsFile], name: str) -> QuantizedWeigh
     Raises:
         CheckpointError: If a companion is missing, damaged or does not fit.
     """
-    return _Reader(files, name).read()
+    return _Reader(files, name, mapped=mapped).read()
 
 
 def read_4bit_format(files: Mapping[str, SafetensorsFile], name: str) -> WeightFormat:
@@ -94,7 +97,10 @@ def refuse_unknown(files: Mapping[str, SafetensorsFile], name: str) -> None:
 
 
 class _Reader:
-    def __init__(self, files: Mapping[str, SafetensorsFile], name: str) -> None:
+    def __init__(
+        self, files: Mapping[str, SafetensorsFile], name: str, *, mapped: bool = False
+    ) -> None:
+        self._mapped = mapped
         self._files = files
         self._name = name
         self._type = next(t for t in ("nf4", "fp4") if f"{name}{STATE}{t}" in files)
@@ -196,11 +202,12 @@ class _Reader:
             )
         stored = np.ascontiguousarray(file.raw(name)).reshape(-1).view(np.uint8)
         self._check_count(name, stored.size, count, "bytes")
-        return stored.copy()
+        return stored if self._mapped else stored.copy()
 
     def _floats(self, leaf: str, count: int) -> npt.NDArray[np.float32]:
         name, file = self._locate(leaf)
-        numbers = file.float32(name).reshape(-1)
+        as_stored = self._mapped and file.dtype(name) == "F32"
+        numbers = (file.raw(name) if as_stored else file.float32(name)).reshape(-1)
         self._check_count(name, numbers.size, count, "numbers")
         if not np.isfinite(numbers).all():
             raise CheckpointError(f"{file.path}: {name!r} holds NaN or infinity")

@@ -12,18 +12,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from qlora_wgpu.bfloat16 import has_nonfinite
 from qlora_wgpu.checkpoint import hub
 from qlora_wgpu.checkpoint.bitsandbytes import refuse_unknown
 from qlora_wgpu.checkpoint.json_file import read_json_object
 from qlora_wgpu.checkpoint.quantized import BitsAndBytesFiles, QuantizedFiles, quantized_files
 from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile, nearest
 from qlora_wgpu.checkpoint.weight_files import open_weights
-from qlora_wgpu.checkpoint.weight_fingerprint import WeightFingerprint
+from qlora_wgpu.checkpoint.weight_fingerprint import WeightFingerprint, identity
 from qlora_wgpu.errors import CheckpointError
-from qlora_wgpu.files import is_there
+from qlora_wgpu.files import is_there, let_go
 from qlora_wgpu.quant import QuantizedWeight, WeightFormat
 
 GGUF = ".gguf"
+_PIECE = 1 << 22  # numbers that are looked at a time
 
 
 class ModelFolder:
@@ -181,13 +183,19 @@ class ModelFolder:
         """
         # Both are NaN if any element is, and no temporary array is needed.
         if array.size and not (np.isfinite(array.min()) and np.isfinite(array.max())):
-            raise CheckpointError(
-                f"{path}: tensor {name!r} holds NaN or infinity, so the model is damaged"
-            )
+            raise _damaged(path, name)
         return array
 
-    def quantized(self, name: str) -> QuantizedWeight | None:
+    def is_mapped(self, name: str) -> bool:
+        """Whether ``quantized(name, mapped=True)`` leaves nearly all of a weight in its file."""
+        return self._quantized_files.holds(name) and self._quantized_files.is_mapped(name)
+
+    def quantized(self, name: str, *, mapped: bool = False) -> QuantizedWeight | None:
         """A weight as it is stored, or None if it is not quantized.
+
+        Args:
+            name: The weight's.
+            mapped: Whether its large arrays may be read-only views of the file instead of copies.
 
         Raises:
             CheckpointError: If there is no such tensor, or a companion is missing or damaged.
@@ -195,9 +203,33 @@ class ModelFolder:
         """
         self._file(name)
         if self._quantized_files.holds(name):
-            return self._quantized_files.read(name) if self._quantized_files.format(name) else None
+            if not self._quantized_files.format(name):
+                return None
+            if mapped and self._quantized_files.is_mapped(name):
+                return self._quantized_files.read_mapped(name)
+            return self._quantized_files.read(name)
         refuse_unknown(self._files, name)
         return None
+
+    def is_bfloat16(self, name: str) -> bool:
+        """Whether a tensor of that name is there, stored as bfloat16."""
+        return name in self._files and self._files[name].dtype(name) == "BF16"
+
+    def bfloat16(self, name: str) -> npt.NDArray[np.uint16]:
+        """The bits of a tensor that is stored as bfloat16: a read-only view of its file.
+
+        Raises:
+            CheckpointError: If it is not finite.
+        """
+        file = self._files[name]
+        bits: npt.NDArray[np.uint16] = file.raw(name)
+        flat = bits.reshape(-1)
+        for begin in range(0, flat.size, _PIECE):
+            piece = flat[begin : begin + _PIECE]
+            if has_nonfinite(piece):
+                raise _damaged(file.path, name)
+            let_go(piece)
+        return bits
 
     def weight_format(self, name: str) -> WeightFormat | None:
         """The format of ``quantized(name)``, without reading it; None if it is not quantized.
@@ -230,6 +262,18 @@ class ModelFolder:
             "weights": self._fingerprint.hexdigest,
         }
 
+    @cached_property
+    def identity(self) -> str | None:
+        """Tells this folder's files from others and from other versions of themselves.
+
+        config.json counts, and of the files names, sizes, times of change, headers and samples of
+        the tensors: it is known at once, where ``fingerprint`` reads everything. None without
+        files.
+        """
+        if not self._files:
+            return None
+        return identity(self._files.values(), json.dumps(self.config, sort_keys=True))
+
     def _tensor(self, name: str) -> str:
         """The stored tensor of that name, or with the codes of a weight of that name."""
         return self._quantized_files.stored(name) if self._quantized_files.holds(name) else name
@@ -241,6 +285,12 @@ class ModelFolder:
             raise CheckpointError(
                 f"{self.path}: the checkpoint has no tensor {name!r}{nearest(name, self.names())}"
             ) from None
+
+
+def _damaged(path: Path, name: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path}: tensor {name!r} holds NaN or infinity, so the model is damaged"
+    )
 
 
 def _find(text: str, *, weights: bool) -> Path:

@@ -17,9 +17,10 @@ from qlora_wgpu.checkpoint.file_signatures import what_it_is
 from qlora_wgpu.checkpoint.safetensors_format import FLOATS, NUMPY_DTYPES
 from qlora_wgpu.checkpoint.safetensors_header import HeaderError, TensorEntry, read_header
 from qlora_wgpu.errors import CheckpointError, brief
-from qlora_wgpu.files import open_file
+from qlora_wgpu.files import let_go, open_file
 from qlora_wgpu.limits import HEADER_BYTES
 
+_PIECE = 1 << 22  # numbers that are read at a time
 _MAX_SUGGESTED_FROM = 20_000  # a search for similar names takes seconds beyond that
 
 
@@ -122,10 +123,14 @@ class SafetensorsFile:
                 f"{', '.join(FLOATS[:-1])} or {FLOATS[-1]}"
             )
         raw = self.raw(name)
-        if dtype == "BF16":
-            return from_bfloat16(raw)
-        with np.errstate(over="ignore"):
-            return raw.astype(np.float32)
+        floats = np.empty(raw.size, np.float32)
+        flat = raw.reshape(-1)
+        for begin in range(0, raw.size, _PIECE):
+            piece = flat[begin : begin + _PIECE]
+            with np.errstate(over="ignore"):
+                floats[begin : begin + _PIECE] = from_bfloat16(piece) if dtype == "BF16" else piece
+            let_go(piece)
+        return floats.reshape(raw.shape)
 
     def _entry(self, name: str) -> TensorEntry:
         try:

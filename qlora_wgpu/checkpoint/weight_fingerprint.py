@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
+from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.files import let_go
+
+_SAMPLED = 256  # tensors of a file, at most
+_SAMPLE = 4096  # bytes of each
+_PIECE = 1 << 24  # bytes that are hashed at a time
 
 
 class HashedFile(Protocol):
@@ -69,8 +77,38 @@ class WeightFingerprint:
             self._hashes[name] = self._pool.submit(_hash_of, about, file.stored_bytes(name))
 
 
+def identity(files: Iterable[SafetensorsFile], about: str) -> str:
+    """A hash of what tells files from others without reading them: see ``ModelFolder.identity``.
+
+    Args:
+        files: The files.
+        about: What counts beside them.
+
+    Raises:
+        CheckpointError: If a file has gone.
+    """
+    whole = hashlib.sha256(about.encode())
+    for file in sorted(set(files), key=lambda each: each.path.name):
+        try:
+            status = file.path.stat()
+        except OSError as err:
+            raise CheckpointError(f"{file.path} cannot be read: {err.strerror}") from err
+        whole.update(repr((file.path.name, status.st_size, status.st_mtime_ns)).encode())
+        names = file.names()
+        whole.update(repr([(n, file.dtype(n), file.shape(n)) for n in names]).encode())
+        for name in names[:: len(names) // _SAMPLED + 1]:
+            stored = file.stored_bytes(name)
+            middle = stored.size // 2
+            whole.update(bytes(stored[middle : middle + _SAMPLE]))
+            let_go(stored)
+    return whole.hexdigest()
+
+
 def _hash_of(about: str, data: npt.NDArray[np.uint8]) -> bytes:
     digest = hashlib.sha256(about.encode())
-    view: Any = data.data
-    digest.update(view)
+    for begin in range(0, data.size, _PIECE):
+        piece = data[begin : begin + _PIECE]
+        view: Any = piece.data
+        digest.update(view)
+        let_go(piece)
     return digest.digest()

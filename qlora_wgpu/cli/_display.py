@@ -27,7 +27,7 @@ _WORKERS = 8  # that a line shows
 _KINDS = 44  # characters of a memory line's kinds, so that it fits into 80 columns
 
 
-def memory_line(memory: Counter[str]) -> str:
+def memory_line(memory: Counter[str], place: str = "device") -> str:
     """Bytes on one line: all of them, and what takes most."""
     total = sum(memory.values())
     gibi = total >= 10 << 30
@@ -38,7 +38,15 @@ def memory_line(memory: Counter[str]) -> str:
         if nbytes < total / 100 or len(shown + part) > _KINDS:
             break
         shown += part
-    return f"planned device memory {total / unit:,.1f} {name}: {shown}"
+    return f"planned {place} memory {total / unit:,.1f} {name}: {shown}"
+
+
+def host_line(memory: Counter[str], mapped: int) -> str:
+    """What waits in host memory, and on disk, on one line."""
+    if not memory:
+        return f"weights that wait on disk {mapped / 2**20:,.1f} MiB"
+    on_disk = f"; weights on disk {mapped / 2**20:,.1f} MiB" if mapped else ""
+    return memory_line(memory, "host") + on_disk
 
 
 class Display(Observer):
@@ -88,6 +96,10 @@ class Display(Observer):
     def planned(self, memory: Counter[str]) -> None:
         """Prints a line."""
         self._console.print(memory_line(memory), highlight=False)
+
+    def planned_on_host(self, memory: Counter[str], mapped: int) -> None:
+        """Prints a line."""
+        self._console.print(host_line(memory, mapped), highlight=False)
 
     def tuned(self, notes: Sequence[str]) -> None:
         """Prints a line."""

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from qlora_wgpu.cli._display import Display
 from qlora_wgpu.cli._settings import read_settings
+from qlora_wgpu.cli._sizes import read_bytes
 from qlora_wgpu.config import Config, ModelConfig
 from qlora_wgpu.config.as_trained import Changes, changed, without_none
 from qlora_wgpu.errors import ConfigError
@@ -19,6 +20,7 @@ from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.runs import OpenedModel
 from qlora_wgpu.runs.locating import Located, locate
 from qlora_wgpu.runs.opening import load_adapted, opened_as_trained
+from qlora_wgpu.runs.reading import Texts
 from qlora_wgpu.training import Observer
 
 
@@ -52,11 +54,22 @@ class Opening:
         return opened_as_trained(defaults, self.adapter, observer, self.explicit)
 
 
-def open_adapted(console: Console, source: OpenedModel, opening: Opening) -> QLoRAModel:
+def open_adapted(
+    console: Console, source: OpenedModel, opening: Opening, texts: Texts
+) -> QLoRAModel:
     """Loads a model with an adapter, or with one that does nothing, showing a bar."""
     with Display(console) as display:
         settings = opening.settings(display)
-        return load_adapted(source, opening.adapter, settings, display)
+        return load_adapted(source, opening.adapter, settings, display, texts)
+
+
+def memory_of(text: str | None) -> int | str | None:
+    """What ``--memory`` says.
+
+    Raises:
+        ConfigError: If it is no size.
+    """
+    return text if text in (None, "auto") else read_bytes("--memory", text)
 
 
 def gpu_option(
@@ -112,6 +125,12 @@ _OPENING = (
         show_default="as trained, or auto",
         type=click.Choice(["auto", "wgpu", "dawn"]),
         help="WebGPU implementation.",
+    ),
+    click.option(
+        "--memory",
+        show_default="as trained, or auto",
+        help="Memory of the device that may be taken, such as 8GiB; what has no room waits in host "
+        "memory.",
     ),
     gpu_option(
         "The GPU to use: its index or a part of its name, as doctor lists them.",
@@ -210,12 +229,13 @@ def opening_options(*, needs_adapter: bool = False) -> Callable[..., Any]:
             compute_dtype: str | None,
             backend: str | None,
             gpu: str | None,
+            memory: str | None,
             **others: Any,
         ) -> Any:
-            given = {
+            given: dict[str, dict[str, Any]] = {
                 "quant": {"scheme": scheme},
                 "train": {"compute_dtype": compute_dtype},
-                "device": {"backend": backend, "gpu": gpu},
+                "device": {"backend": backend, "gpu": gpu, "memory": memory_of(memory)},
             }
             named = located(run, model, adapter, needs_adapter=needs_adapter)
             opening = Opening(

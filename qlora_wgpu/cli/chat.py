@@ -16,7 +16,9 @@ from qlora_wgpu.data import PromptFormat
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.generation import QLoRAModel, generate
 from qlora_wgpu.runs import OpenedModel
+from qlora_wgpu.runs.reading import Texts
 
+_CONVERSATION = 2048  # tokens that are planned for; a longer one takes what is left
 _HELP = "/adapter on|off, /system TEXT, /reset, /help, /exit (or Ctrl-D)"
 _TEXT_ONLY = (
     "note: this adapter has learnt to continue text, not to chat: each line is continued as it is, "
@@ -52,7 +54,8 @@ def chat(
     console = Terminal(stderr=True)
     source = OpenedModel.open(opening.model)
     prompt = require_template(prompt_format(source, opening.adapter, template_name))
-    model = open_adapted(console, source, opening)
+    texts = Texts.of(source.pretrained, _CONVERSATION, sampling["max_new_tokens"])
+    model = open_adapted(console, source, opening, texts)
     if prompt.kind == "text":
         console.print(_TEXT_ONLY, style="yellow", highlight=False)
     console.print(f"{model.name_or_path} on {model.device.name}: {_HELP}", highlight=False)

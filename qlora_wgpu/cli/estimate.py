@@ -99,10 +99,10 @@ def _one_of(option: str, value: str | None, allowed: tuple[str, ...]) -> Any:
 def _show(console: Console, target: str, result: runs.Estimate) -> None:
     workload = result.workload
     checkpointed = ", gradient checkpointing" if workload.checkpointing else ""
+    scheme = workload.pretrained.scheme(workload.quant)
     console.print(
         f"{target}: batch {workload.batch}, sequence {workload.seq}, rank {workload.lora.r}, "
-        f"{workload.quant.scheme}, {workload.compute_dtype}{checkpointed}; planned for "
-        f"{result.device}",
+        f"{scheme}, {workload.compute_dtype}{checkpointed}; planned for {result.device}",
         highlight=False,
         markup=False,
     )
@@ -170,7 +170,7 @@ def _write(name: str, result: runs.Estimate) -> None:
         "batch": workload.batch,
         "seq": workload.seq,
         "rank": workload.lora.r,
-        "scheme": workload.quant.scheme,
+        "scheme": workload.pretrained.scheme(workload.quant),
         "compute_dtype": workload.compute_dtype,
         "gradient_checkpointing": workload.checkpointing,
         "device": result.device,

@@ -170,18 +170,22 @@ def _drift(console: Console, opening: Opening, settings: Config, out: str) -> st
     p, q = _log_softmax(before), _log_softmax(after)
     divergence = float((np.exp(p) * (p - q)).sum(-1).mean())
     same = float((before.argmax(-1) == after.argmax(-1)).mean())
+    base = _stored(source, settings)
     return (
-        f"drift from base ({_stored(settings)}) and adapter, as trained, over {ids.size} tokens: "
+        f"drift from base ({base}) and adapter, as trained, over {ids.size} tokens: "
         f"logits by {apart.mean():.3g} in the mean and {apart.max():.3g} "
         f"at most, KL divergence {divergence:.3g} nats a token, {100 * same:.0f} % of the "
         "likeliest tokens the same"
     )
 
 
-def _stored(settings: Config) -> str:
+def _stored(source: OpenedModel, settings: Config) -> str:
     quant = settings.quant
-    if quant.scheme == "none":
+    scheme = source.pretrained.scheme(quant)
+    if scheme == "none":
         return f"not quantized, {settings.train.compute_dtype}"
+    if scheme != "nf4":
+        return f"{scheme}, {settings.train.compute_dtype}"
     scales = "double" if quant.double_quant else "single"
     return f"NF4, blocks of {quant.blocksize}, {scales} scales, {settings.train.compute_dtype}"
 

@@ -12,6 +12,7 @@ from qlora_wgpu.cli._text import prompt_format, require_template, stream
 from qlora_wgpu.data import PromptFormat
 from qlora_wgpu.generation import generate as generate_tokens
 from qlora_wgpu.runs import OpenedModel
+from qlora_wgpu.runs.reading import Texts
 
 
 @click.command()
@@ -47,7 +48,8 @@ def generate(
     written = prompt_format(source, opening.adapter, template_name)
     answered = _is_answered(written, opening) if chat is None else chat
     ids = _prompt_ids(written, prompt, answered=answered)
-    model = open_adapted(Terminal(stderr=True), source, opening)
+    texts = Texts.of(source.pretrained, len(ids), sampling["max_new_tokens"])
+    model = open_adapted(Terminal(stderr=True), source, opening, texts)
     if not answered:
         write(prompt)
     stops = written if answered or template_name else PromptFormat.text(written.tokenizer)

@@ -60,6 +60,11 @@ class ModelConfig(Section):
         description="Folder of the base model, or its name on the Hugging Face Hub; or a GGUF "
         "file, on the Hub as owner/name/FILE.gguf."
     )
+    cache: Annotated[bool, _FREE_ON_RESUME] = Field(
+        True,
+        description="Whether layers that are quantized here, and wait outside the device, are kept "
+        "on disk: they take no host memory, and the next run need not quantize them again.",
+    )
 
 
 class QuantConfig(Section):

@@ -65,7 +65,8 @@ class Weights:
     Attributes:
         linears: Linear layers.
         norms: Sizes of the normalization weights, and of all else that is small and float32, by
-            tensor name: a length, or a shape.
+            tensor name: a length, or a shape. A * in the name is the number of a row, where files
+            hold each by itself.
         experts: Linear layers of experts.
         routers: Shapes of the routers' matrices, by tensor name.
     """
@@ -82,6 +83,13 @@ class Weights:
             self.experts + other.experts,
             {**self.routers, **other.routers},
         )
+
+
+def stored_parts(name: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
+    """The tensors that files hold of a norm: it, or of a name with a *, one for each row."""
+    if "*" not in name:
+        return [(name, shape)]
+    return [(name.replace("*", str(row)), shape[1:]) for row in range(shape[0])]
 
 
 @dataclass(frozen=True)
@@ -133,6 +141,12 @@ class Architecture:
     def offset_of(self, name: str) -> float:
         """What is added to a stored tensor of a norm."""
         return self.norm_offset if name.endswith("weight") else 0.0
+
+    @property
+    def stored_norms(self) -> dict[str, tuple[int, ...]]:
+        """The same shapes as files have them."""
+        parts = (stored_parts(name, shape) for name, shape in self.norm_shapes.items())
+        return {name: shape for part in parts for name, shape in part}
 
     @property
     def norm_shapes(self) -> dict[str, tuple[int, ...]]:

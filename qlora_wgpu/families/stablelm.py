@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qlora_wgpu.families.attention import Attention
+from qlora_wgpu.families.attention import Attention, QKLayerNorm
 from qlora_wgpu.families.config_reader import ConfigReader
 from qlora_wgpu.families.decoder import PARALLEL, PRE_NORM, Decoder, DecoderFamily, Layer
 from qlora_wgpu.families.dimensions import Dimensions
@@ -12,14 +12,20 @@ from qlora_wgpu.families.rope import read_rope
 
 
 def compose(read: ConfigReader) -> Decoder:
-    """Both halves of a layer at once, if ``use_parallel_residual`` says so."""
+    """Both halves at once, if ``use_parallel_residual`` says so; 12B also normalizes heads."""
     read.no_dropout("attention_dropout", "hidden_dropout")
-    read.choice("qk_layernorm", (None, False))
     dimensions = Dimensions.read(read)
     rope = read_rope(read.config, dimensions.head_dim, default_partial=0.25)
-    attention = Attention(dimensions, rope, qkv_bias=read.flag("use_qkv_bias"))
+    eps = read.number("layer_norm_eps", 1e-5)
+    per_head = QKLayerNorm(eps, names=("q_layernorm.norms.*", "k_layernorm.norms.*"))
+    attention = Attention(
+        dimensions,
+        rope,
+        qkv_bias=read.flag("use_qkv_bias"),
+        qk_norm=per_head if read.flag("qk_layernorm") else None,
+    )
     mlp = GatedMLP(dimensions, read_activation(read))
-    norm = LayerNorm(read.number("layer_norm_eps", 1e-5), bias=True)
+    norm = LayerNorm(eps, bias=True)
     order = PARALLEL if read.flag("use_parallel_residual") else PRE_NORM
     return Decoder(
         dimensions,

@@ -7,19 +7,20 @@ import os
 import threading
 import warnings
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.errors import DeviceError, OutOfMemoryError
+from qlora_wgpu.files import let_go
 from qlora_wgpu.gpu.adapters import choose_adapter
 from qlora_wgpu.gpu.calls import driver_call
 from qlora_wgpu.gpu.matrix import Limits
+from qlora_wgpu.gpu.memory_counter import MemoryCounter
 from qlora_wgpu.gpu.pace import Pace
 from qlora_wgpu.gpu.probe import matrix_units, subgroup_size
 from qlora_wgpu.gpu.profile import Profile, cpu_profile, gpu_profile
@@ -36,40 +37,6 @@ _TIMEOUT = 1800.0  # seconds
 DISPATCHES_PER_SUBMIT = 100
 # Desktop systems end work that takes too long: some of them after a few hundred milliseconds.
 SUBMIT_MILLISECONDS = 100.0
-
-
-@dataclass
-class MemoryCounter:
-    """Bytes of live buffers by kind, and the most there ever were."""
-
-    by_kind: Counter[str] = field(default_factory=Counter)
-    peak: int = 0
-    _counts: bool = True
-
-    def add(self, kind: str, nbytes: int, holder: Any) -> None:
-        """Counts ``nbytes`` more of a kind, for as long as ``holder`` lives."""
-        if not self._counts:
-            return
-        self.by_kind[kind] += nbytes
-        self.peak = max(self.peak, self.total)
-        weakref.finalize(holder, self._freed, kind, nbytes).atexit = False
-
-    def _freed(self, kind: str, nbytes: int) -> None:
-        self.by_kind[kind] -= nbytes
-
-    @contextmanager
-    def uncounted(self) -> Iterator[None]:
-        """What is made within is there for a moment only, and counts nowhere."""
-        before, self._counts = self._counts, False
-        try:
-            yield
-        finally:
-            self._counts = before
-
-    @property
-    def total(self) -> int:
-        """Bytes of all kinds."""
-        return sum(self.by_kind.values())
 
 
 class Device:
@@ -144,6 +111,7 @@ class Device:
             int(limits["max-compute-workgroup-storage-size"]),
         )
         self.notes: tuple[str, ...] = ()
+        self._unsubmitted = self._under_way = 0  # bytes that the driver keeps in host memory
         self._broadcasting = 0  # the size of subgroups that broadcasts count on
         with self.memory.uncounted():
             self.profile = self._choose_profile()
@@ -170,6 +138,7 @@ class Device:
         Raises:
             DeviceError: If the driver refuses them, or the GPU was lost.
         """
+        self._unsubmitted = 0
         with self.driver_call("submitting work"):
             self.raw.queue.submit(list(commands))
 
@@ -285,24 +254,41 @@ class Device:
         return memory
 
     def write(self, buffer: Any, data: npt.NDArray[Any] | bytes, offset: int = 0) -> None:
-        """Copies host data into a buffer, in pieces so that host memory stays flat."""
-        raw: Any = np.ascontiguousarray(data) if isinstance(data, np.ndarray) else data
-        view = memoryview(raw)
-        view = view.cast("B") if view.nbytes else view
-        if view.nbytes % 4:
-            view = memoryview(view.tobytes() + bytes(-view.nbytes % 4))
-        for start in range(0, view.nbytes, _UPLOAD_CHUNK):
-            piece = view[start : start + _UPLOAD_CHUNK]
+        """Copies host data into a buffer, in pieces so that host memory stays flat.
+
+        A file's pages leave the process's memory behind each piece.
+        """
+        if isinstance(data, np.ndarray):
+            raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        else:
+            raw = np.frombuffer(data, np.uint8)
+        if raw.size % 4:
+            raw = np.pad(raw, (0, -raw.size % 4))
+        for start in range(0, raw.size, _UPLOAD_CHUNK):
+            piece = raw[start : start + _UPLOAD_CHUNK]
             with self.driver_call("uploading data"):
                 self.raw.queue.write_buffer(buffer, offset + start, piece)
-            if view.nbytes > _UPLOAD_CHUNK:
+            let_go(piece)
+            self._unsubmitted += piece.size
+            self._under_way += piece.size
+            if self._unsubmitted >= _UPLOAD_CHUNK:
                 self.submit()
+
+    def fill(self, buffer: Any, data: npt.NDArray[Any]) -> None:
+        """Writes what a new buffer holds, and waits where much is on its way.
+
+        The driver's copies would else lie between buffers that stay, and leave holes.
+        """
+        self.write(buffer, data)
+        if self._under_way >= _UPLOAD_CHUNK:
+            self.read(buffer, 4)
 
     def read(self, buffer: Any, nbytes: int, offset: int = 0) -> memoryview:
         """Waits for all submitted work and copies bytes back."""
         padded = nbytes + -nbytes % 4
         with self.driver_call("reading a result"):
             data: memoryview = self.raw.queue.read_buffer(buffer, offset, padded)
+        self._under_way = 0
         return data[:nbytes]
 
     def write_texture(self, texture: Any, data: npt.NDArray[Any]) -> None:
@@ -319,6 +305,7 @@ class Device:
                     {"bytes_per_row": _TEXTURE_ROW, "rows_per_image": height},
                     (TEXTURE_WIDTH, height, 1),
                 )
+            let_go(piece)
             self.submit()
 
     def read_texture(self, texture: Any, nbytes: int, offset: int = 0) -> memoryview:

@@ -23,6 +23,7 @@ _RESERVE = 256 * MIB  # for programs, shaders and uploads of the driver's own
 _SHARE = 0.95  # of what is free
 _SHARED_SHARE = 0.75  # of a memory that the processor works in, too
 _MOST_GPUS = 16
+_CGROUP = "/sys/fs/cgroup"
 
 
 def memory_size(device: Device) -> int | None:
@@ -78,12 +79,18 @@ def _unused() -> int | None:
 
 
 def _container_room() -> int | None:
-    """What the control group of a container leaves; None without a limit."""
+    """What the control group of a container leaves; None without a limit.
+
+    Pages of files, which weights on disk are, give way to whatever needs memory.
+    """
     try:
-        limit, used = (
-            file_text(f"/sys/fs/cgroup/memory.{name}", MIB, "ascii") for name in ("max", "current")
+        limit, used, kinds = (
+            file_text(f"{_CGROUP}/memory.{name}", MIB, "ascii")
+            for name in ("max", "current", "stat")
         )
-        return max(int(limit) - int(used), 0)
+        rows = dict(line.split(" ", 1) for line in kinds.splitlines())
+        files = sum(int(rows.get(f"{kind}_file", 0)) for kind in ("active", "inactive"))
+        return max(int(limit) - int(used) + files, 0)
     except (OSError, ValueError):
         return None
 

@@ -7,17 +7,19 @@ uploads are under way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.readback import Readback
 from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.graph.parking import Parked
+from qlora_wgpu.graph.plan import Plan
 from qlora_wgpu.graph.section import PLACES, Section, Stream, sections_needed
 from qlora_wgpu.graph.tensor import Storage
 
@@ -60,8 +62,11 @@ class HostTraffic:
 
     def steps(self, launches: Sequence[Launch]) -> list[HostStep]:
         """What the host does in a run of these launches, in order."""
+        needed = sections_needed(launches)
+        following = [section for _, section in needed[1:] + needed[:1]]
         steps = [
-            HostStep(at, partial(self._bring, section)) for at, section in sections_needed(launches)
+            HostStep(at, partial(self._bring, section, after))
+            for (at, section), after in zip(needed, following, strict=True)
         ]
         for index, launch in enumerate(launches):
             for name, parked in launch.saves.items():
@@ -77,24 +82,30 @@ class HostTraffic:
 
     # -- doing it ----------------------------------------------------------------------------
 
-    def _bring(self, section: Section) -> None:
-        """Uploads a section unless it is there."""
+    def _bring(self, section: Section, following: Section) -> None:
+        """Uploads a section unless it is there.
+
+        Args:
+            section: The section.
+            following: The one that is brought next, which a disk may begin to read.
+        """
         key = section.stream, section.place
         if self._present.get(key) is section:
             return
-        assert section.data is not None
         self._present.pop(key, None)
-        self._upload(self._buffers(section.stream)[section.place], section.data)
+        self._upload(self._buffers(section.stream)[section.place], section.pieces)
         self._present[key] = section
+        following.expect()
 
-    def _upload(self, buffer: Any, data: Any) -> None:
+    def _upload(self, buffer: Any, pieces: Mapping[int, npt.NDArray[np.uint8]]) -> None:
         """Queues bytes for a buffer, once few enough are on their way."""
         uploads = self._fence()
         if uploads.full:
             uploads.take()
-        self._device.write(buffer, data)
+        for begin, data in pieces.items():
+            self._device.write(buffer, data, begin)
+            self.moved += data.nbytes
         uploads.request()
-        self.moved += data.nbytes
 
     def _save(self, source: Storage, parked: Parked) -> None:
         """Queues the download of a tensor."""
@@ -110,7 +121,7 @@ class HostTraffic:
         while any(each is parked for _, each in self._awaited):
             self._receive()
         assert parked.data is not None
-        self._upload(target.buffer, parked.data)
+        self._upload(target.buffer, {0: parked.data})
 
     def _receive_all(self) -> None:
         while self._awaited:
@@ -146,6 +157,18 @@ class HostTraffic:
                 self._device, source.buffer, source.nbytes, _UNDER_WAY, counts=False
             )
         return self._downloads[source]
+
+
+def transfer_bytes(plan: Plan) -> int:
+    """Bytes of host memory that a plan's uploads and downloads pass through."""
+    sections = [stream.place_bytes for stream in plan.streams]
+    up = [p.nbytes for launch in plan.launches for p in launch.fetches.values()]
+    down = {
+        _storage(launch, name): p.nbytes
+        for launch in plan.launches
+        for name, p in launch.saves.items()
+    }
+    return _UNDER_WAY * (max([*sections, *up], default=0) + sum(down.values()))
 
 
 def _storage(launch: Launch, name: str) -> Storage:

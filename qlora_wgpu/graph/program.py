@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from qlora_wgpu.gpu.backend import Dispatch
-from qlora_wgpu.gpu.device import ALIGNMENT, Device
+from qlora_wgpu.gpu.device import ALIGNMENT, Device, buffer_bytes, texture_bytes
 from qlora_wgpu.graph.host_steps import HostStep, HostTraffic
 from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.graph.plan import Plan
@@ -33,23 +33,40 @@ class SlotPool:
 
     def take(self, plan: Plan) -> list[Any]:
         """Finds a buffer or texture for each of a plan's slots, allocating what the pool lacks."""
-        free = sorted(range(len(self._sizes)), key=lambda i: self._sizes[i])
-        chosen: list[Any] = []
-        # The largest first: those that fit nowhere are new, the rest take the tightest.
-        for size, texture in zip(plan.slots, plan.textures, strict=True):
-            fits = (i for i in free if self._sizes[i] >= size and self._textures[i] == texture)
-            fitting = next(fits, None)
-            if fitting is None:
-                make = self._device.texture if texture else self._device.buffer
-                buffer = make(size, "activations", "an activation slot")
-                self._buffers.append(buffer)
-                self._sizes.append(size)
-                self._textures.append(texture)
-            else:
-                free.remove(fitting)
-                buffer = self._buffers[fitting]
-            chosen.append(buffer)
+        chosen = []
+        for index in _taken(plan, self._sizes, self._textures):
+            if index == len(self._buffers):
+                make = self._device.texture if self._textures[index] else self._device.buffer
+                self._buffers.append(make(self._sizes[index], "activations", "an activation slot"))
+            chosen.append(self._buffers[index])
         return chosen
+
+
+def _taken(plan: Plan, sizes: list[int], textures: list[bool]) -> Iterator[int]:
+    """Which of a pool's buffers a plan's slots take; what is lacking is added to the lists."""
+    free = sorted(range(len(sizes)), key=lambda i: sizes[i])
+    # The largest first: those that fit nowhere are new, the rest take the tightest.
+    for size, texture in zip(plan.slots, plan.textures, strict=True):
+        fits = (i for i in free if sizes[i] >= size and textures[i] == texture)
+        index = next(fits, None)
+        if index is None:
+            index = len(sizes)
+            sizes.append(size)
+            textures.append(texture)
+        else:
+            free.remove(index)
+        yield index
+
+
+def pooled_bytes(plans: Sequence[Plan]) -> int:
+    """Bytes of the slots of plans that share a pool, in the order in which they are made ready."""
+    sizes: list[int] = []
+    textures: list[bool] = []
+    for plan in plans:
+        for _ in _taken(plan, sizes, textures):
+            pass
+    each = zip(sizes, textures, strict=True)
+    return sum((texture_bytes if t else buffer_bytes)(nbytes) for nbytes, t in each)
 
 
 def allocate(device: Device, storage: Storage) -> None:
@@ -58,7 +75,7 @@ def allocate(device: Device, storage: Storage) -> None:
         make = device.texture if storage.texture else device.buffer
         storage.buffer = make(storage.nbytes, storage.kind, storage.label)
         if storage.data is not None:
-            write = device.write_texture if storage.texture else device.write
+            write = device.write_texture if storage.texture else device.fill
             write(storage.buffer, storage.data)
 
 

@@ -1,7 +1,8 @@
 """Weights that are on the device only while launches read them, a section at a time.
 
 A section's storages lie one behind the other in one of two buffers, which all sections of a stream
-share in turns: while the launches of one run, the next is brought. The host keeps all of them.
+share in turns: while the launches of one run, the next is brought. The host keeps all of them, in
+its memory or in files.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from qlora_wgpu.files import expect
 from qlora_wgpu.graph.tensor import Storage
 
 if TYPE_CHECKING:
     from qlora_wgpu.graph.launch import Launch
 
 PLACES = 2  # buffers that sections take turns in
-_WINDOW = 256  # bytes, in which windows of a buffer begin
+WINDOW = 256  # bytes, in which windows of a buffer begin
 
 
 @dataclass(eq=False)
@@ -48,11 +50,6 @@ class Stream:
         """Bytes of both."""
         return min(len(self.sections), PLACES) * self.place_bytes
 
-    @property
-    def host_bytes(self) -> int:
-        """Bytes of all sections, which the host keeps."""
-        return sum(section.nbytes for section in self.sections)
-
 
 @dataclass(eq=False)
 class Section:
@@ -63,31 +60,34 @@ class Section:
         stream: What it is a section of.
         place: Which of the buffers it takes.
         nbytes: Bytes of all its storages, gaps included.
-        data: These bytes, once its weights are read.
+        pieces: These bytes by where they begin, once its weights are read. A piece may be a file's.
     """
 
     label: str
     stream: Stream
     place: int
     nbytes: int = 0
-    data: npt.NDArray[np.uint8] | None = None
+    pieces: dict[int, npt.NDArray[np.uint8]] = field(default_factory=dict)
 
     def storage(self, label: str, nbytes: int) -> Storage:
         """A storage at its end."""
         storage = Storage(label, "base", nbytes, section=self, first_byte=self.nbytes)
-        self.nbytes += -(-nbytes // _WINDOW) * _WINDOW
+        self.nbytes += -(-nbytes // WINDOW) * WINDOW
         return storage
 
     def put(self, storage: Storage, data: npt.NDArray[Any]) -> None:
         """Keeps the bytes of one of its storages."""
-        if self.data is None:
-            self.data = np.zeros(self.nbytes, np.uint8)
         raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-        self.data[storage.first_byte : storage.first_byte + raw.size] = raw
+        self.pieces[storage.first_byte] = raw
+
+    def expect(self) -> None:
+        """Lets the system read ahead what is in files."""
+        for piece in self.pieces.values():
+            expect(piece)
 
     def show(self, data: npt.NDArray[Any]) -> None:
         """Takes the bytes of all of it where they are, without a copy."""
-        self.data = data.reshape(-1).view(np.uint8)
+        self.pieces = {0: data.reshape(-1).view(np.uint8)}
 
 
 def sections_needed(launches: Sequence[Launch]) -> list[tuple[int, Section]]:

@@ -138,8 +138,8 @@ class Units:
 
 
 def fits_words(form: WeightFormat, columns: int) -> bool:
-    """Whether kernels may take 32 codes of 4 bits at a time."""
-    return form.bits == 4 and whole_blocks(form, columns, _CODES)
+    """Whether kernels may take 32 codes of 4 bits at a time, whose blocks follow each other."""
+    return form.bits == 4 and form.block_rows is None and whole_blocks(form, columns, _CODES)
 
 
 def whole_blocks(form: WeightFormat, columns: int, count: int) -> bool:

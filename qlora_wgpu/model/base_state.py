@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from qlora_wgpu.families.family import stored_parts
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.graph.dtype import stored_floats
 from qlora_wgpu.graph.graph import Graph
@@ -49,7 +50,10 @@ class _BaseState:
             norm = modules.norms[name]
             rows = read_vector(self._device, norm).reshape(norm.rows, norm.stride)
             offset = np.float32(architecture.offset_of(name))
-            state[name] = rows[:, : norm.columns].reshape(shape) - offset
+            whole = rows[:, : norm.columns] - offset
+            parts = stored_parts(name, shape)
+            for (part, own), array in zip(parts, np.split(whole, len(parts)), strict=True):
+                state[part] = array.reshape(own)
         return state
 
     def _matrix(self, weight: Matrix | HostMatrix) -> FloatArray:

@@ -7,100 +7,23 @@ reckons what the other measures save, and plans the way it has chosen once more.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.graph.section import PLACES
 from qlora_wgpu.limits import MIB
+from qlora_wgpu.model.fit import LINK, Fit, planned
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import StepOptions
 from qlora_wgpu.model.residency import Residency
 
-LINK = 5e9  # bytes a second between host and device, measured for uploads to a card
+Beside = Callable[[ModelLayout, StepOptions], int]
 # How many layers are recomputed at once, and whether cheap outputs are made again. With several
 # layers that saves more than it does with one, at a price that is next to nothing.
 _RECOMPUTED = ((1, False), (1, True), (2, True), (3, True), (4, True))
 _KEPT = ((1, False), (1, True))
-_MADE_AGAIN = "what norms and gated units make is made again in the backward"
-_ALONE = {"the input embedding", "lm_head"}  # of which one thing alone is said
-
-
-@dataclass(frozen=True)
-class Fit:
-    """A step within a budget.
-
-    Attributes:
-        layout: The model, laid out so.
-        options: The step's; layers may be recomputed that were not to be.
-        memory: Bytes on the device by kind.
-        host_memory: Bytes of host memory that wait, by kind.
-        moved: Bytes that pass between host and device in an optimizer step.
-    """
-
-    layout: ModelLayout
-    options: StepOptions
-    memory: Counter[str]
-    host_memory: Counter[str]
-    moved: int
-
-    @property
-    def residency(self) -> Residency:
-        """What waits in host memory."""
-        return self.layout.residency
-
-    @property
-    def seconds(self) -> float:
-        """What the traffic of an optimizer step takes, if nothing hides it."""
-        return self.moved / LINK
-
-    @property
-    def total(self) -> int:
-        """Bytes on the device."""
-        return sum(self.memory.values())
-
-    @property
-    def waiting(self) -> list[str]:
-        """What waits in host memory."""
-        streamed, layers = self.residency.streamed_layers, self.layout.num_layers
-        parts = {
-            "the input embedding": self.residency.host_embedding,
-            "the layers' inputs": self.residency.parked_inputs,
-            "AdamW's moments": self.residency.host_moments,
-            f"the weights of {streamed} of {layers} layers": streamed > 0,
-            "lm_head": self.residency.streamed_head,
-        }
-        return [part for part, waits in parts.items() if waits]
-
-    @property
-    def recomputed(self) -> str:
-        """What is computed again in the backward; empty for nothing."""
-        parts = []
-        if self.options.checkpointing:
-            together = self.residency.layers_together
-            parts.append(
-                "layers are recomputed" + ("" if together == 1 else f", {together} at a time")
-            )
-        if self.residency.remakes:
-            parts.append(_MADE_AGAIN)
-        return ", and ".join(parts)
-
-    def in_words(self) -> str:
-        """What is recomputed, what waits in host memory and what that costs, for a sentence."""
-        named = self.waiting
-        if not named:
-            return self.recomputed or "nothing is recomputed, and nothing waits in host memory"
-        listed = " and ".join(filter(None, (", ".join(named[:-1]), named[-1])))
-        verb = "waits" if len(named) == 1 and named[0] in _ALONE else "wait"
-        waiting = sum(self.host_memory.values())
-        recomputed = f"{self.recomputed}; " if self.recomputed else ""
-        return (
-            f"{recomputed}{listed} {verb} in host memory ({waiting / MIB:,.0f} MiB); "
-            f"{self.moved / 1e9:,.2g} GB a step pass between the two, about {self.seconds:,.2g} s "
-            f"at {LINK / 1e9:g} GB/s"
-        )
 
 
 @dataclass(frozen=True)
@@ -121,7 +44,7 @@ def fit(
     accumulation: int = 1,
     flops_per_second: float = 1e13,
     bytes_per_second: float = 5e11,
-    beside: int = 0,
+    beside: Beside | None = None,
 ) -> Fit:
     """Lays a model out so that its training step keeps a budget, in the cheapest way.
 
@@ -132,7 +55,7 @@ def fit(
         accumulation: Micro-batches of an optimizer step.
         flops_per_second: About how fast the device is, to weigh recomputation against traffic.
         bytes_per_second: About how fast it reads and writes its memory, likewise.
-        beside: Bytes of the budget that other things take.
+        beside: Bytes that the run takes beside a step that is planned so.
 
     Raises:
         OutOfMemoryError: If no way keeps the budget; says by how much.
@@ -149,26 +72,14 @@ def _mib(nbytes: int) -> str:
     return f"{nbytes / MIB:,.0f} MiB"
 
 
-def _planned(layout: ModelLayout, options: StepOptions, accumulation: int) -> Fit:
-    step = layout.step(options)
-    moved = accumulation * step.plan.moved_bytes
-    residency = layout.residency
-    if residency.host_embedding:
-        moved += accumulation * step.batch.embedded_bytes
-    if residency.host_moments:
-        moved += 2 * layout.adapter.moments.nbytes  # there and back
-    return Fit(layout, options, layout.memory(options), layout.host_memory(options), moved)
-
-
 class Search:
-    """The ways of keeping budgets, each planned once.
+    """The ways of keeping budgets; each is planned once.
 
     Args:
         layout: The model with everything on the device.
         options: The longest training step.
         accumulation: Micro-batches of an optimizer step.
-        rates: About how many operations it makes, and bytes it reads and writes, in a second: to
-            weigh what is made again against traffic.
+        rates: About how many operations, and bytes of its memory, the device makes in a second.
     """
 
     def __init__(
@@ -180,62 +91,74 @@ class Search:
     ) -> None:
         self._layout, self._options = layout, options
         self._accumulation, self._rates = accumulation, rates
-        self._plain = _planned(layout, options, accumulation)
-        self._found: dict[tuple[Residency, StepOptions], _Way] = {}
+        self._known: dict[tuple[Residency, StepOptions], _Way] = {}
+        self._plain = planned(layout, options, accumulation)
+
+    @cached_property
+    def _streamed(self) -> ModelLayout:
+        layers = self._layout.num_layers
+        return self._layout.waiting(Residency(streamed_layers=layers, streamed_head=True))
 
     @cached_property
     def _layers(self) -> list[int]:
-        return self._all_streamed.section_bytes
+        return self._streamed.section_bytes
 
     @cached_property
     def _blocks(self) -> list[int]:
-        return self._all_streamed.head_block_bytes
+        return self._streamed.head_block_bytes
 
-    @cached_property
-    def _all_streamed(self) -> ModelLayout:
-        return self._layout.waiting(
-            Residency(streamed_layers=self._layout.num_layers, streamed_head=True)
-        )
-
-    def within(self, budget: int | None, beside: int = 0) -> Fit:
+    def within(self, budget: int | None, beside: Beside | None = None) -> Fit:
         """The cheapest way that keeps a budget.
 
         Args:
             budget: Bytes of device memory; None for as much as it takes.
-            beside: Bytes of the budget that other things take.
+            beside: Bytes that the run takes beside a step that is planned so.
 
         Raises:
             OutOfMemoryError: If no way keeps the budget; says by how much.
         """
-        least = self._plain.total
-        if budget is None or least + beside <= budget:
-            return self._plain
-        for way in self._ways(budget - beside):
-            least = min(least, way.total)
-            if way.total + beside <= budget:
-                waiting = self._layout.waiting(way.residency)
-                fitted = _planned(waiting, way.options, self._accumulation)
-                least = min(least, fitted.total)
-                if fitted.total + beside <= budget:
-                    return fitted
-        least += beside
+        plain = self._plain
+        if budget is None:
+            return plain
+
+        def taken(found: Fit) -> int:
+            return found.total + (0 if beside is None else beside(found.layout, found.options))
+
+        if taken(plain) <= budget:
+            return plain
+        room, least = budget - (taken(plain) - plain.total), plain
+        while True:
+            ways = self._ways(room)
+            way = next((way for way in ways if way.total <= room), None)
+            found = self._planned(way or min(ways, key=lambda way: way.total))
+            least = min(least, found, key=taken)
+            if way is None or taken(found) <= budget:
+                break
+            room -= taken(found) - budget  # other plans leave other things less room
+        if taken(found) <= budget:
+            return found
+        more = taken(least) - budget
         raise OutOfMemoryError(
-            f"training takes at least {_mib(least)} of device memory, {_mib(least - budget)} more "
+            f"training takes at least {_mib(taken(least))} of device memory, {_mib(more)} more "
             f"than the {_mib(budget)} there are, even with all that can wait in host memory: lower "
             "data.max_seq_length, train.per_device_train_batch_size or lora.r, or raise "
             "device.memory"
         )
 
-    def _ways(self, room: int) -> list[_Way]:
+    def _planned(self, way: _Way) -> Fit:
+        return planned(self._layout.waiting(way.residency), way.options, self._accumulation)
+
+    def _ways(self, budget: int) -> list[_Way]:
         """Every combination of measures, each with as few streamed layers as it needs."""
-        ways = sorted(self._with_head(room, streamed=False), key=_cost)
-        fitting = next((way for way in ways if way.total <= room), None)
-        by_itself = self._traced(Residency(self._layout.tied, streamed_head=True), self._options)
+        ways = sorted(self._with_head(budget, streamed=False), key=_cost)
+        fitting = next((way for way in ways if way.total <= budget), None)
+        head = Residency(self._layout.tied, streamed_head=True)
+        by_itself = self._traced(head, self._options)
         if fitting is None or by_itself.seconds < fitting.seconds:
-            ways = sorted([*ways, *self._with_head(room, streamed=True)], key=_cost)
+            ways = sorted([*ways, *self._with_head(budget, streamed=True)], key=_cost)
         return ways
 
-    def _with_head(self, room: int, *, streamed: bool) -> Iterator[_Way]:
+    def _with_head(self, budget: int, *, streamed: bool) -> Iterator[_Way]:
         embedding = streamed and self._layout.tied
         for checkpointing in {self._options.checkpointing, True}:
             traced = replace(self._options, checkpointing=checkpointing)
@@ -244,21 +167,21 @@ class Search:
                     base = Residency(
                         embedding, parked, together, streamed_head=streamed, remakes=remakes
                     )
-                    yield from self._with_weights(self._traced(base, traced), room)
+                    yield from self._with_weights(self._traced(base, traced), budget)
 
     def _traced(self, residency: Residency, options: StepOptions) -> _Way:
         """A way that is planned; it costs its traffic, and what it computes more than was asked."""
-        key = residency, options
-        if key not in self._found:
-            found = _planned(self._layout.waiting(residency), options, self._accumulation)
-            asked, plan = self._layout.step(self._options).plan, found.layout.step(options).plan
-            flops, nbytes = plan.flops - asked.flops, plan.passed_bytes - asked.passed_bytes
-            computing = max(flops, 0) / self._rates[0] + max(nbytes, 0) / self._rates[1]
-            seconds = found.seconds + self._accumulation * computing
-            self._found[key] = _Way(residency, options, seconds, found.total)
-        return self._found[key]
+        if (residency, options) in self._known:
+            return self._known[residency, options]
+        found = planned(self._layout.waiting(residency), options, self._accumulation)
+        asked, plan = self._layout.step(self._options).plan, found.layout.step(options).plan
+        flops, nbytes = plan.flops - asked.flops, plan.passed_bytes - asked.passed_bytes
+        computing = max(flops, 0) / self._rates[0] + max(nbytes, 0) / self._rates[1]
+        seconds = found.seconds + self._accumulation * computing
+        way = self._known[residency, options] = _Way(residency, options, seconds, found.total)
+        return way
 
-    def _with_weights(self, way: _Way, room: int) -> Iterator[_Way]:
+    def _with_weights(self, way: _Way, budget: int) -> Iterator[_Way]:
         """A way, and the same with the embedding, the moments and layers in host memory."""
         layout, layers = self._layout, self._layers
         rows = way.options.batch * way.options.seq
@@ -273,7 +196,7 @@ class Search:
                     moved += 2 * moments
                 total = way.total - saved
                 blocks = self._blocks if way.residency.streamed_head else []
-                streamed = _fewest(layers, blocks, total, room)
+                streamed = _fewest(layers, blocks, total, budget)
                 total += _streaming(layers, blocks, streamed)
                 moved += self._accumulation * 2 * sum(layers[len(layers) - streamed :])
                 residency = replace(

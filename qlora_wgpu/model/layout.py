@@ -11,6 +11,7 @@ from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.device import ALIGNMENT, Device
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.host_steps import transfer_bytes
 from qlora_wgpu.graph.parking import Parking, Recomputation
 from qlora_wgpu.graph.plan import Plan, make_plan
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
@@ -22,9 +23,9 @@ from qlora_wgpu.model.options import StepOptions
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.residency import RESIDENT, Residency
 from qlora_wgpu.model.weights import WeightLayout
+from qlora_wgpu.ops import host_moments
 from qlora_wgpu.ops.adamw import SATURATED_OFFSET, STATS_LENGTH
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
-from qlora_wgpu.ops.host_moments import passing_bytes
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class ModelLayout:
         profile: How kernels are cut.
         max_binding: Largest number of bytes that one binding may show.
         residency: What waits in host memory.
+        keep: Whether layers that come and go, and are quantized here, are kept on disk.
         adapter: The layout of the adapter's parameters.
         network: The network that is traced.
         stats: Sums of loss and tokens, gradient norm, update factor.
@@ -66,6 +68,7 @@ class ModelLayout:
         max_binding: int,
         residency: Residency = RESIDENT,
         forms: AdapterForms = FLOAT32,
+        keep: bool = False,
     ) -> None:
         """Lays everything out; no weight is read.
 
@@ -78,6 +81,7 @@ class ModelLayout:
             max_binding: The device's limit.
             residency: What waits in host memory.
             forms: In which types the adapter's gradient and moments are kept.
+            keep: Whether layers that come and go, and are quantized here, are kept on disk.
 
         Raises:
             CheckpointError: If the files lack a tensor or hold one that config.json denies.
@@ -90,6 +94,7 @@ class ModelLayout:
         self.profile = profile
         self.max_binding = max_binding
         self.residency = residency
+        self.keep = keep
         self._parking = Parking()
         architecture = pretrained.architecture
         if architecture.vocab_size > VOCABULARY_TRACED:
@@ -108,6 +113,7 @@ class ModelLayout:
             head_block=profile.head_block,
             config=pretrained.config,
             residency=residency,
+            keep=keep,
         )
         modules = self._weights.lay_out(architecture, self.adapter)
         self.network = Network(pretrained.family, architecture, modules)
@@ -125,6 +131,7 @@ class ModelLayout:
             max_binding=self.max_binding,
             residency=self.residency,
             forms=self.adapter.forms,
+            keep=self.keep,
         )
 
     def waiting(self, residency: Residency) -> ModelLayout:
@@ -138,6 +145,7 @@ class ModelLayout:
             max_binding=self.max_binding,
             residency=residency,
             forms=self.adapter.forms,
+            keep=self.keep,
         )
 
     @property
@@ -173,7 +181,7 @@ class ModelLayout:
     @property
     def moments_passing(self) -> int:
         """Bytes on the device that AdamW's moments pass through, if they wait in host memory."""
-        return passing_bytes(self.adapter.first_moment.columns)
+        return host_moments.passing_bytes(self.adapter.first_moment.columns)
 
     def new_graph(self) -> Graph:
         """An empty graph for this element type and profile."""
@@ -229,11 +237,36 @@ class ModelLayout:
 
     def host_memory(self, options: StepOptions) -> Counter[str]:
         """Bytes of host memory by kind that wait while steps with these options train."""
+        plan = self.step(options).plan
         memory = self._weights.host_bytes()
-        memory["layer inputs"] = self.step(options).plan.parked_bytes
+        memory["layer inputs"] = plan.parked_bytes
+        memory["transfers"] = transfer_bytes(plan)
         if self.residency.host_moments:
             memory["optimizer"] = self.adapter.moments.nbytes
+            words = self.adapter.first_moment.columns
+            memory["transfers"] += host_moments.transfer_bytes(words)
         return +memory
+
+    def weights_on_host(self) -> Counter[str]:
+        """Bytes of host memory by kind that weights take, and what they pass through."""
+        memory = self._weights.host_bytes()
+        memory["transfers"] = self._weights.transfer_bytes
+        return +memory
+
+    @property
+    def loading_bytes(self) -> int:
+        """Bytes of host memory that are taken for a moment while weights are read."""
+        return self._weights.loading_bytes
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes of weights that are read from files whenever a step needs them."""
+        return self._weights.mapped_bytes
+
+    @property
+    def problem(self) -> str:
+        """Why layers are not kept on disk, where they should be; else empty."""
+        return self._weights.problem
 
     def make_room_for_counts(self) -> None:
         """Gives the sums room for what other devices count, whose kernels have such a type."""

@@ -8,9 +8,10 @@ from os import PathLike
 from typing import Any
 
 from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.families.family import Architecture, Family, find_family
 from qlora_wgpu.model.own_head import has_own_head
-from qlora_wgpu.model.storage_forms import kept_in_floats, stored_types
+from qlora_wgpu.model.storage_forms import kept_in_floats, planned_formats, stored_formats
 from qlora_wgpu.model.stored_shapes import check_stored_shapes
 
 
@@ -25,6 +26,8 @@ class Pretrained:
         architecture: The architecture that the family reads in config.json.
         folder: The open files; None where only config.json is known.
         notes: What the files hold otherwise than one might think, for the user to know.
+        stored_as: The formats in which linear layers are quantized already, "Q4_K, Q6_K"; empty of
+            a base in floats.
     """
 
     name_or_path: str
@@ -33,6 +36,7 @@ class Pretrained:
     architecture: Architecture
     folder: ModelFolder | None = None
     notes: tuple[str, ...] = ()
+    stored_as: str = ""
 
     @classmethod
     def open(cls, path: str | PathLike[str]) -> Pretrained:
@@ -58,8 +62,10 @@ class Pretrained:
         family = find_family(folder.config)
         architecture = family.read(folder.config)
         notes = []
-        if folder.tells_shapes and folder.is_quantized:
-            notes.append(f"linear layers train as stored: {stored_types(folder, architecture)}")
+        formats = stored_formats(folder, architecture)
+        if formats.keys() - {"NF4"}:
+            told = ", ".join(f"{count} in {name}" for name, count in formats.most_common())
+            notes.append(f"linear layers train as stored: {told}")
         if kept := kept_in_floats(folder, architecture):
             notes.append(
                 f"{len(kept)} of {len(architecture.every_linear)} linear layers are stored as "
@@ -71,7 +77,10 @@ class Pretrained:
                 f"config.json ties the head to the embedding, but the files hold another "
                 f"{architecture.head_name}, which is used, as in transformers"
             )
-        return cls(name_or_path, folder.config, family, architecture, folder, tuple(notes))
+        stored_as = ", ".join(sorted(formats))
+        return cls(
+            name_or_path, folder.config, family, architecture, folder, tuple(notes), stored_as
+        )
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], name: str = "") -> Pretrained:
@@ -81,4 +90,12 @@ class Pretrained:
             UnsupportedModelError: If it asks for something that is not computed here.
         """
         family = find_family(config)
-        return cls(name, config, family, family.read(config))
+        architecture = family.read(config)
+        stored_as = ", ".join(planned_formats(config, architecture))
+        return cls(name, config, family, architecture, stored_as=stored_as)
+
+    def scheme(self, quant: QuantConfig) -> str:
+        """How linear layers lie on the device, in a few words: what is asked for, or stored."""
+        if quant.scheme == "none" or self.stored_as in ("", "NF4"):
+            return quant.scheme
+        return self.stored_as

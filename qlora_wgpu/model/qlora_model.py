@@ -219,8 +219,10 @@ def device_layout(
     device: Device,
     residency: Residency = RESIDENT,
     forms: AdapterForms = FLOAT32,
+    *,
+    keep: bool = False,
 ) -> ModelLayout:
-    """A model laid out for an open device.
+    """A model laid out for an open device; ``keep`` as for ``ModelLayout``.
 
     Raises:
         ConfigError: If ``compute_dtype`` is none, or the adapter does not fit the model.
@@ -237,6 +239,7 @@ def device_layout(
         max_binding=device.max_binding,
         residency=residency,
         forms=forms,
+        keep=keep,
     )
 
 

@@ -104,9 +104,14 @@ def codebook_tensor(form: WeightFormat, keep: Callable[..., Storage]) -> Tensor:
 
 
 def device_arrays(quantized: QuantizedWeight) -> dict[str, npt.NDArray[Any]]:
-    """The arrays to upload of a quantized matrix; bytes are padded to whole 32-bit words."""
+    """The arrays to upload of a quantized matrix; bytes are padded to whole 32-bit words.
+
+    What needs no padding stays where it is, be it in a file.
+    """
 
     def padded_words(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        if array.nbytes % 4 == 0:
+            return array.reshape(-1)
         return np.pad(array.reshape(-1), (0, (-array.nbytes % 4) // array.itemsize))
 
     values = quantized.quant_map.size

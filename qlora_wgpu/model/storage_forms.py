@@ -66,6 +66,33 @@ class StorageForms:
         return folder.weight_format(name)
 
 
+def stored_formats(folder: ModelFolder, architecture: Architecture) -> Counter[str]:
+    """How many linear layers a quantized folder has in each format, by its name.
+
+    Of the experts of a layer the first tells for all. Layers in floats, or in a form that no kernel
+    has, are left out.
+    """
+    counts: Counter[str] = Counter()
+    if not folder.is_quantized:
+        return counts
+    several = [(stack.linears[0], len(stack.linears)) for stack in architecture.experts]
+    for spec, count in [*((spec, 1) for spec in architecture.linears), *several]:
+        form = folder.weight_format(stored_name(folder, architecture, f"{spec.name}.weight"))
+        if form is not None:
+            counts[form.name] += count
+    return counts
+
+
+def planned_formats(config: Mapping[str, Any], architecture: Architecture) -> list[str]:
+    """The names of the formats that a config.json says its linear layers have."""
+    plan = config.get("quantization_config")
+    if not isinstance(plan, Mapping):
+        return []
+    planned = PlannedFormats(plan)
+    forms = [planned.format(f"{s.name}.weight", s.in_features) for s in architecture.linears]
+    return sorted({form.name for form in forms if form is not None})
+
+
 def kept_in_floats(folder: ModelFolder, architecture: Architecture) -> list[str]:
     """The linear layers that a quantized folder keeps as floats; none of one that is not."""
     if not folder.is_quantized:
@@ -75,12 +102,3 @@ def kept_in_floats(folder: ModelFolder, architecture: Architecture) -> list[str]
         for spec in architecture.every_linear
         if not folder.holds_quantized(stored_name(folder, architecture, f"{spec.name}.weight"))
     ]
-
-
-def stored_types(folder: ModelFolder, architecture: Architecture) -> str:
-    """How many linear layers are stored in each type, for the user."""
-    kinds = Counter(
-        folder.dtype(stored_name(folder, architecture, f"{spec.name}.weight"))
-        for spec in architecture.every_linear
-    )
-    return ", ".join(f"{count} in {kind}" for kind, count in kinds.most_common())

@@ -39,7 +39,7 @@ def _shapes(
     yield stored_embedding(folder, architecture), size
     if not architecture.tied:
         yield architecture.head_name, size
-    yield from architecture.norm_shapes.items()
+    yield from architecture.stored_norms.items()
     yield from architecture.routers.items()
     for spec in architecture.every_linear:
         yield f"{spec.name}.weight", (spec.out_features, spec.in_features)

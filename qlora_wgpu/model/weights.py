@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -21,27 +21,29 @@ import numpy.typing as npt
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.errors import CheckpointError
-from qlora_wgpu.families.family import Architecture, ExpertSpec, LinearSpec, Modules
+from qlora_wgpu.families.family import Architecture, ExpertSpec, LinearSpec, Modules, stored_parts
 from qlora_wgpu.gpu.device import ALIGNMENT, Device
 from qlora_wgpu.graph.dtype import (
     LARGEST_FLOAT16,
+    ROW_UNIT,
     pad_rows,
     padded,
     round_up,
     stored_bits,
 )
 from qlora_wgpu.graph.program import allocate
-from qlora_wgpu.graph.section import Section, Stream
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
 from qlora_wgpu.kernels.dequantize import fits_words
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model import quantized_weights
 from qlora_wgpu.model.host_matrices import fill, row_pieces, streamed_matrix
+from qlora_wgpu.model.layer_images import LayerImage
 from qlora_wgpu.model.quantized_weights import device_arrays as _device_arrays
 from qlora_wgpu.model.quantized_weights import quantized_matrix
 from qlora_wgpu.model.requantization import Requantization
 from qlora_wgpu.model.residency import RESIDENT, Residency
 from qlora_wgpu.model.storage_forms import StorageForms
+from qlora_wgpu.model.weight_loading import Load, Progress, WeightLoading
 from qlora_wgpu.model.weight_names import stored_embedding, stored_name, with_prefixes
 from qlora_wgpu.ops.modules import (
     DenseExperts,
@@ -59,9 +61,8 @@ from qlora_wgpu.quant import QuantizedWeight, WeightFormat, quantize_nf4
 __all__ = ["WeightLayout", "_device_arrays", "quantized_matrix", "stored_name"]
 
 FloatArray = npt.NDArray[np.float32]
-Progress = Callable[[str], None]
-_Load = Callable[[], None]
 _NO_OFFSET = np.float32(0)
+_COPIED = ("maps", "nested_absmax")  # what of a matrix is never a file's own bytes
 
 
 class WeightLayout:
@@ -80,6 +81,7 @@ class WeightLayout:
         head_block: int = 1 << 30,
         config: Mapping[str, Any] | None = None,
         residency: Residency = RESIDENT,
+        keep: bool = False,
     ) -> None:
         """Without a folder, shapes and bytes only; without a device, data is kept for one.
 
@@ -94,6 +96,7 @@ class WeightLayout:
             head_block: Rows of a block of the head, where it is streamed.
             config: The config.json, for plans without a folder.
             residency: What waits in host memory.
+            keep: Whether layers that come and go, and are quantized here, are kept on disk.
         """
         self._forms = StorageForms(quant, folder, config)
         self._quant = quant
@@ -105,13 +108,17 @@ class WeightLayout:
         self._textures = textures
         self._head_block = head_block
         self._residency = residency
-        self._sections: dict[int, Section] = {}
+        self._first_streamed = 0
+        self._loading = WeightLoading(
+            partial(_made_from, folder, quant, self._weight_dtype) if keep else _nothing
+        )
         self._host_rows: HostMatrix | None = None
-        self._stream, self._first_streamed = Stream(), 0
+        self._head: HostMatrix | None = None
         self._codebooks: dict[bytes, Tensor] = {}
         self._prefixes: tuple[tuple[str, str], ...] = ()
-        self._deferred: list[tuple[str, _Load]] | None = None
         self._requantization = Requantization()
+        self._is_deferred = False
+        self._largest_load = 0
 
     def modules(
         self,
@@ -140,7 +147,7 @@ class WeightLayout:
         Raises:
             CheckpointError: If the files lack a tensor or hold one that config.json denies.
         """
-        self._deferred = []
+        self._is_deferred = True
         vocab, hidden = architecture.vocab_size, architecture.hidden_size
         self._prefixes = architecture.stored_prefixes
         self._first_streamed = architecture.num_layers - self._residency.streamed_layers
@@ -187,36 +194,32 @@ class WeightLayout:
             CheckpointError: If a tensor is missing, damaged or of another shape.
             OutOfMemoryError: If the device has no room.
         """
-        self._device = device
+        self._device, self._is_deferred = device, False
         self._load(progress)
 
     @property
     def num_tensors(self) -> int:
         """Number of names that ``progress`` will be called with."""
-        return len(self._deferred or ())
+        return len(self._loading)
 
     def _load(self, progress: Progress) -> None:
-        loads, self._deferred = self._deferred or [], None
-        for name, load in loads:
-            progress(name)
-            load()
+        self._loading.run(self._fill, progress)
         self._requantization.warn()
 
     # -- bytes -------------------------------------------------------------------------------
 
-    def _when_loading(self, name: str, load: _Load) -> None:
+    def _when_loading(self, name: str, load: Load, image: LayerImage | None = None) -> None:
         """Does it now, or where a layout comes first, later."""
         if self._folder is None:
             return
-        if self._deferred is None:
-            load()
+        if self._is_deferred:
+            self._loading.add(name, load, image)
         else:
-            self._deferred.append((name, load))
+            load()
 
     def _fill(self, storage: Storage, data: npt.NDArray[Any] | None) -> None:
         """Gives a storage its bytes, on the device if there is one."""
-        if storage.section is not None and data is not None:
-            storage.section.put(storage, data)
+        if data is not None and self._loading.put(storage, data):
             return
         storage.data = data
         if self._device is not None:
@@ -273,7 +276,8 @@ class WeightLayout:
         storage = Storage(name, "norms", 4 * rows * padded(columns))
 
         def load() -> None:
-            array = self._read(name, shape).reshape(rows, columns)
+            parts = [self._read(*part) for part in stored_parts(name, shape)]
+            array = np.stack(parts).reshape(rows, columns)
             self._fill(storage, pad_rows(array + offset))
 
         self._when_loading(name, load)
@@ -311,37 +315,56 @@ class WeightLayout:
         for row0, count in row_pieces(rows, row_bytes, self._max_binding):
             storage = self._dense_storage(name, count * row_bytes)
             pieces.append((row0, matrix(name, count, columns, dtype, storage)))
-        self._when_loading(name, lambda: self._load_dense(name, (rows, columns), pieces))
+        image = self._image_of(name) if not self._textures else None
+        if not self._is_as_stored(name, columns, dtype):
+            self._expect_load(4 * rows * columns + sum(piece.nbytes for _, piece in pieces))
+            if image is not None:
+                image.as_stored = False
+        self._when_loading(name, lambda: self._load_dense(name, (rows, columns), pieces), image)
         return DenseMatrix(rows, columns, tuple(pieces))
 
     def _on_host(self, name: str, rows: int, columns: int) -> HostMatrix:
         """A matrix whose rows the host looks up."""
         matrix = self._host_rows = HostMatrix(rows, columns, self._dtype)
 
+        matrix.as_stored = self._is_as_stored(name, columns, self._dtype)
+        if not matrix.as_stored:
+            self._expect_load(4 * rows * columns)
+
         def load() -> None:
-            matrix.values = self._all_bits(name, matrix)
+            matrix.values = self._read_bits(name, (rows, columns), self._dtype)
 
         self._when_loading(name, load)
         return matrix
 
     def _streamed_head(self, name: str, rows: int, columns: int) -> StreamedMatrix:
         """A head that comes in blocks."""
-        host = HostMatrix(rows, columns, self._weight_dtype)
-        head = streamed_matrix(name, host, self._stream, self._max_binding, self._head_block)
-        self._when_loading(name, lambda: fill(head, self._all_bits(name, host)))
+        host = self._head = HostMatrix(rows, columns, self._weight_dtype)
+        stream = self._loading.images.stream
+        head = streamed_matrix(name, host, stream, self._max_binding, self._head_block)
+        host.as_stored = self._is_as_stored(name, columns, host.dtype)
+        if not host.as_stored:
+            self._expect_load(4 * rows * columns)
+        self._when_loading(
+            name, lambda: fill(head, self._read_bits(name, (rows, columns), host.dtype))
+        )
         return head
 
-    def _all_bits(self, name: str, matrix: HostMatrix) -> npt.NDArray[Any]:
-        return self._bits(name, self._read(name, (matrix.rows, matrix.columns)), matrix.dtype)
+    def _image_of(self, module: str) -> LayerImage | None:
+        """The layer that a module belongs to; None outside of layers."""
+        number = layer_number(module)
+        if number is None:
+            return None
+        return self._loading.images.of(number, streamed=number >= self._first_streamed)
+
+    def _expect_load(self, nbytes: int) -> None:
+        """Counts what reading one thing takes for a moment."""
+        self._largest_load = max(self._largest_load, nbytes)
 
     def _storage(self, module: str, label: str, nbytes: int) -> Storage:
         """Memory for a part of a module, which may come and go with its layer of the model."""
-        number = layer_number(module)
-        if number is None or number < self._first_streamed:
-            return Storage(label, "base", nbytes)
-        if number not in self._sections:
-            self._sections[number] = self._stream.new_section(f"layer {number}")
-        return self._sections[number].storage(label, nbytes)
+        image = self._image_of(module)
+        return Storage(label, "base", nbytes) if image is None else image.storage(label, nbytes)
 
     def _dense_storage(self, name: str, nbytes: int) -> Storage:
         if self._textures:  # which are no windows of a buffer
@@ -351,27 +374,77 @@ class WeightLayout:
     @property
     def section_bytes(self) -> list[int]:
         """Bytes of each layer's part that comes and goes."""
-        return [section.nbytes for section in self._sections.values()]
+        return [section.nbytes for section in self._loading.images.sections]
 
     @property
     def head_block_bytes(self) -> list[int]:
         """Bytes of each block of a streamed head."""
-        layers = list(self._sections.values())
-        return [each.nbytes for each in self._stream.sections if each not in layers]
+        layers = self._loading.images.sections
+        sections = self._loading.images.stream.sections
+        return [each.nbytes for each in sections if each not in layers]
+
+    @property
+    def problem(self) -> str:
+        """Why layers are not kept on disk, where they should be; else empty."""
+        return self._loading.problem
 
     def host_bytes(self) -> Counter[str]:
         """Bytes by kind of the weights that stay in host memory."""
-        rows = 0 if self._host_rows is None else self._host_rows.nbytes
-        return Counter({"embedding": rows, "streamed weights": self._stream.host_bytes})
+        copied = {
+            "embedding": self._host_rows,
+            "lm_head": self._head,
+        }
+        memory = Counter(
+            {
+                kind: each.nbytes
+                for kind, each in copied.items()
+                if each is not None and not each.as_stored
+            }
+        )
+        memory["streamed weights"] = self._loading.host_bytes()
+        return memory
+
+    @property
+    def transfer_bytes(self) -> int:
+        """Bytes of host memory that layers pass through on their way."""
+        return self._loading.images.stream.device_bytes
+
+    @property
+    def loading_bytes(self) -> int:
+        """Bytes of host memory that are taken for a moment while weights are read."""
+        return self._largest_load + (self._loading.largest_kept if self._loading.is_kept else 0)
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes of the weights that are read from files whenever they are needed."""
+        matrices = (self._host_rows, self._head)
+        mapped = sum(each.nbytes for each in matrices if each is not None and each.as_stored)
+        return mapped + self._loading.mapped_bytes()
+
+    def _is_as_stored(self, name: str, columns: int, dtype: str) -> bool:
+        """Whether a file holds a matrix as the device takes it."""
+        return (
+            self._folder is not None
+            and dtype == "bfloat16"
+            and columns % ROW_UNIT == 0
+            and self._folder.is_bfloat16(self._stored(name))
+        )
+
+    def _read_bits(self, name: str, shape: tuple[int, int], dtype: str) -> npt.NDArray[Any]:
+        """A matrix as the device takes it: as its file holds it, if that is so."""
+        if self._folder is not None and self._is_as_stored(name, shape[1], dtype):
+            bits = self._folder.bfloat16(self._stored(name))
+            _check_shape(self._folder, name, bits.shape, shape)
+            return bits
+        return self._bits(name, self._read(name, shape), dtype)
 
     def _load_dense(
         self, name: str, shape: tuple[int, int], pieces: list[tuple[int, Tensor]]
     ) -> None:
-        array = self._read(name, shape)
+        bits = self._read_bits(name, shape, pieces[0][1].dtype)
         for row0, piece in pieces:
             assert piece.storage is not None
-            part = array[row0 : row0 + piece.rows]
-            self._fill(piece.storage, self._bits(name, part, piece.dtype))
+            self._fill(piece.storage, bits[row0 : row0 + piece.rows])
 
     # -- experts -------------------------------------------------------------------------------
 
@@ -394,12 +467,16 @@ class WeightLayout:
         for first in range(0, len(names), most):
             group = names[first : first + most]
             storage = self._dense_storage(name, len(group) * one)
-            self._when_loading(name, self._group_load(storage, group, (rows, columns)))
+            self._expect_load(3 * len(group) * 4 * rows * columns)
+            image = self._image_of(name) if not self._textures else None
+            if image is not None:
+                image.as_stored = False
+            self._when_loading(name, self._group_load(storage, group, (rows, columns)), image)
             whole = matrix(name, len(group) * rows, columns, dtype, storage)
             pieces.append((first, len(group), whole))
         return DenseExperts(len(names), rows, columns, tuple(pieces))
 
-    def _group_load(self, storage: Storage, names: list[str], shape: tuple[int, int]) -> _Load:
+    def _group_load(self, storage: Storage, names: list[str], shape: tuple[int, int]) -> Load:
         def load() -> None:
             arrays = [self._read(each, shape) for each in names]
             self._fill(storage, self._bits(names[0], np.concatenate(arrays), self._weight_dtype))
@@ -421,8 +498,26 @@ class WeightLayout:
             partial(self._storage, name),
             self._codebook(form) if in_words else None,
         )
-        self._when_loading(name, lambda: self._load_quantized(name, parts, shape, storages))
+        self._expect_quantized(name, shape, parts, storages)
+        image = self._image_of(name)
+        self._when_loading(name, lambda: self._load_quantized(name, parts, shape, storages), image)
         return matrix
+
+    def _expect_quantized(
+        self, name: str, shape: tuple[int, int], parts: list[str], storages: dict[str, Storage]
+    ) -> None:
+        """Counts what a matrix takes of the host, and whether its layer is as its files have it."""
+        folder, image = self._folder, self._image_of(name)
+        stored = [self._stored(part) for part in parts]
+        mapped = folder is not None and len(parts) == 1 and folder.is_mapped(stored[0])
+        if not mapped:
+            quantized = sum(storage.nbytes for storage in storages.values())
+            self._expect_load(4 * shape[0] * shape[1] + min(len(parts), 2) * quantized)
+        if image is not None:
+            image.as_stored &= mapped
+            image.copied += sum(storages[leaf].nbytes for leaf in storages if leaf in _COPIED)
+            # How far weights move that are quantized anew is told by each run.
+            image.keepable &= folder is None or not any(map(folder.must_requantize, stored))
 
     def _load_quantized(
         self, name: str, parts: list[str], shape: tuple[int, int], storages: dict[str, Storage]
@@ -436,7 +531,7 @@ class WeightLayout:
     def _quantized(self, name: str, shape: tuple[int, int]) -> QuantizedWeight:
         assert self._folder is not None
         name = self._stored(name)
-        stored = self._folder.quantized(name)
+        stored = self._folder.quantized(name, mapped=True)
         if stored is not None:
             _check_shape(self._folder, name, stored.shape, shape)
             return stored
@@ -451,6 +546,16 @@ class WeightLayout:
         if key not in self._codebooks:
             self._codebooks[key] = quantized_weights.codebook_tensor(form, Storage)
         return self._codebooks[key]
+
+
+def _made_from(folder: ModelFolder | None, quant: QuantConfig, dtype: str) -> Any:
+    """What decides the bytes of layers that are quantized here, where they may be kept."""
+    identity = None if folder is None else folder.identity
+    return None if identity is None else [identity, quant.model_dump(), dtype]
+
+
+def _nothing() -> None:
+    """Says that nothing is kept."""
 
 
 def with_one_input(specs: Iterable[LinearSpec]) -> Iterator[list[LinearSpec]]:

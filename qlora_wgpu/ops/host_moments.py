@@ -75,6 +75,11 @@ def moments_in_parts(
     return parts
 
 
+def transfer_bytes(length: int) -> int:
+    """Bytes of host memory that moments of so many floats pass through on their way."""
+    return 2 * passing_bytes(length)  # two copies of each buffer are on their way to the host
+
+
 def passing_bytes(length: int) -> int:
     """Bytes of the buffers that moments of so many words pass through."""
     size = min(_PART, length)

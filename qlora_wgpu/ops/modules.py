@@ -55,12 +55,14 @@ class HostMatrix:
         columns: Its columns.
         dtype: Element type of what is uploaded.
         values: (rows, padded columns), bfloat16 as uint16, once it is read.
+        as_stored: Whether these are a file's own bytes, of which no copy is made.
     """
 
     rows: int
     columns: int
     dtype: str
     values: npt.NDArray[Any] | None = None
+    as_stored: bool = False
 
     @property
     def nbytes(self) -> int:

@@ -16,6 +16,18 @@ from qlora_wgpu.runs.prompts import prompt_for
 from qlora_wgpu.training import Observer
 
 
+def _checked(memory: str | int | None) -> str | int | None:
+    """A size as the configuration takes it.
+
+    Raises:
+        ConfigError: If it is none.
+    """
+    if memory is None:
+        return None
+    settings = {"model": {"path": "."}, "device": {"memory": memory}}
+    return Config.model_validate(settings).device.memory
+
+
 def open_adapter(
     adapter: str | PathLike[str],
     model: str | PathLike[str] | None = None,
@@ -25,6 +37,7 @@ def open_adapter(
     compute_dtype: ComputeDtype | None = None,
     gpu: str | None = None,
     backend: str | None = None,
+    memory: str | int | None = None,
 ) -> QLoRAModel:
     """Opens an adapter on its base as it was trained: by its run's config.yaml, where it has one.
 
@@ -36,6 +49,8 @@ def open_adapter(
         compute_dtype: Element type of matmul operands, likewise.
         gpu: The GPU, likewise.
         backend: The WebGPU implementation, likewise.
+        memory: Memory of the device that may be taken, such as ``"8GiB"``, likewise; what has no
+            room waits in host memory.
 
     Raises:
         ConfigError: If there is no adapter, nothing names a base, or the run's config.yaml is
@@ -50,7 +65,7 @@ def open_adapter(
     given = {
         "quant": {} if quant is None else quant.model_dump(),
         "train": {"compute_dtype": compute_dtype},
-        "device": {"gpu": gpu, "backend": backend},
+        "device": {"gpu": gpu, "backend": backend, "memory": _checked(memory)},
     }
     settings = opened_as_trained(settings, adapter, observer, without_none(given))
     source = OpenedModel.open(settings.model.path)

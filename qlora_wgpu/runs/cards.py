@@ -15,7 +15,8 @@ from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.memory_size import room_of
 from qlora_wgpu.graph.plan import Plan
 from qlora_wgpu.limits import GIB
-from qlora_wgpu.model.fitting import Fit, Search
+from qlora_wgpu.model.fit import Fit
+from qlora_wgpu.model.fitting import Search
 from qlora_wgpu.model.residency import Residency
 from qlora_wgpu.runs.what_fits import MOST_TOKENS, SEQ_STEP, largest_fitting
 from qlora_wgpu.runs.workload import Target, Workload

@@ -16,7 +16,7 @@ from qlora_wgpu.config import Config, LoraConfig, QuantConfig
 from qlora_wgpu.config.schema import DataConfig, TrainConfig
 from qlora_wgpu.errors import ConfigError, QLoRAError, option
 from qlora_wgpu.lora.forms import AdapterForms
-from qlora_wgpu.model.fitting import Fit
+from qlora_wgpu.model.fit import Fit
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.runs.cards import CardPlan, plans_for_cards
 from qlora_wgpu.runs.data import RunData, prepare

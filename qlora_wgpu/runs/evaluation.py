@@ -27,6 +27,7 @@ from qlora_wgpu.runs.opening import (
     tell_differences,
 )
 from qlora_wgpu.runs.prompts import tokenizer_for
+from qlora_wgpu.runs.reading import Rows
 from qlora_wgpu.runs.settings import AnyConfig, as_config
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.data_warnings import warn_of_other_split
@@ -111,7 +112,8 @@ def evaluate(
     else:
         dataset = read_dataset(settings.data, path, tokenizer, observer, held_out=True)
     check_ids(path, dataset, source.architecture.vocab_size)
-    model = load_adapted(source, adapter, settings, observer)
+    rows = Rows.of(settings, dataset)
+    model = load_adapted(source, adapter, settings, observer, rows)
     with model.adapter_off():
         base = _measured(model, dataset, settings, observer, "the base")
     adapted = None

@@ -22,6 +22,7 @@ from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import TrainingOptions
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
+from qlora_wgpu.runs.reading import Reading, Texts, read_within_room
 from qlora_wgpu.selfcheck import avoid_what_is_wrong
 from qlora_wgpu.training import Observer
 
@@ -125,6 +126,8 @@ def load_model(
 
     model = QLoRAModel(layout, device, seed=seed, options=options, progress=progress)
     observer.loading("", total, total)
+    if layout.problem:
+        observer.warning(layout.problem)
     return model
 
 
@@ -187,7 +190,11 @@ def _in_words(values: Mapping[str, Any]) -> str:
 
 
 def load_adapted(
-    source: OpenedModel, adapter: str | None, settings: Config, observer: Observer
+    source: OpenedModel,
+    adapter: str | None,
+    settings: Config,
+    observer: Observer,
+    reading: Reading | None = None,
 ) -> QLoRAModel:
     """A model with an adapter, or with one that does nothing.
 
@@ -196,10 +203,12 @@ def load_adapted(
         adapter: Folder of a PEFT adapter, or None.
         settings: From ``opened_as_trained``.
         observer: Who is told how far the weights are.
+        reading: What will be computed, so that it keeps within ``device.memory``; texts by default.
 
     Raises:
         CheckpointError: If the adapter or the weights are damaged or do not fit.
         DeviceError: If there is no usable GPU.
+        OutOfMemoryError: If nothing makes it fit.
     """
     for text in source.pretrained.notes:
         observer.note(text)
@@ -210,10 +219,16 @@ def load_adapted(
         lora = config_of(stored, tensors, source.architecture)
     device = device_of(settings.device)
     layout = device_layout(
-        source.pretrained, lora, settings.quant, settings.train.compute_dtype, device
+        source.pretrained,
+        lora,
+        settings.quant,
+        settings.train.compute_dtype,
+        device,
+        keep=settings.model.cache,
     )
     if adapter is not None and tensors is not None:
         refuse_other_base(adapter, stored, tensors, layout.adapter.shapes, settings.model.path)
+    layout = read_within_room(layout, reading or Texts.of(source.pretrained), device, observer)
     model = load_model(layout, device, observer)
     if tensors is not None:
         model.load_adapter(tensors)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.schema import DeviceConfig
 from qlora_wgpu.data import bucket_length
-from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory_size import room
@@ -16,15 +14,17 @@ from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.lora.forms import AdapterForms
 from qlora_wgpu.lora.targets import check_trainable
-from qlora_wgpu.model.fitting import Fit, Search
+from qlora_wgpu.model.fit import Fit
+from qlora_wgpu.model.fitting import fit
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import StepOptions
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
-from qlora_wgpu.model.residency import RESIDENT, Residency
+from qlora_wgpu.model.residency import RESIDENT
 from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.runs.data import RunData
+from qlora_wgpu.runs.host_room import require_host_room
 from qlora_wgpu.runs.opening import device_of
 from qlora_wgpu.training import Observer, training_options
 from qlora_wgpu.tuning.cache import key_of, known_keys, tuned
@@ -56,8 +56,9 @@ def plan_layout(
     def laid_out() -> ModelLayout:
         forms = AdapterForms.of(settings)
         return device_layout(
-            pretrained, settings.lora, quant, train.compute_dtype, device, forms=forms
-        )
+            pretrained, settings.lora, quant, train.compute_dtype, device, forms=forms,
+            keep=settings.model.cache,
+        )  # fmt: skip
 
     layout = laid_out()
     layout.memory(options)  # what is too large is said before kernels are timed
@@ -84,38 +85,25 @@ def within_room(
         observer: Told what is planned, and what waits.
 
     Raises:
-        OutOfMemoryError: If nothing makes training fit.
+        OutOfMemoryError: If nothing makes training fit, or the host has no room for what waits.
     """
     budget = device.budget if device.budget is not None else room(device)
-
-    steps = settings.train.gradient_accumulation_steps
-    rates = device.pace.flops_per_second, device.pace.bytes_per_second
-    search = Search(layout, options, steps, rates)
-    fitted = search.within(None) if budget is None else _with_texts(search, layout, options, budget)
+    fitted = fit(
+        layout,
+        options,
+        budget,
+        accumulation=settings.train.gradient_accumulation_steps,
+        flops_per_second=device.pace.flops_per_second,
+        bytes_per_second=device.pace.bytes_per_second,
+        beside=lambda layout, options: _beside(layout, options, options.seq),
+    )
     observer.planned(fitted.memory)
     changed = fitted.options != options or fitted.residency != RESIDENT
     if changed and budget is not None:
         size = f"{budget / MIB:,.0f} MiB"
         observer.note(f"to keep within {size} of device memory, {fitted.in_words()}")
+    require_host_room(fitted.layout, fitted.host_memory, device, fitted.total, observer)
     return fitted
-
-
-def _with_texts(search: Search, layout: ModelLayout, options: StepOptions, budget: int) -> Fit:
-    """The cheapest way that leaves room for what a run takes beside its longest step."""
-    beside = _beside(layout, options, options.seq)
-    while True:
-        try:
-            fitted = search.within(budget, beside)
-        except OutOfMemoryError:
-            # With all waiting there is less that texts could share: that is the least it takes.
-            least = layout.waiting(Residency.least(layout.num_layers))
-            recomputing = replace(options, checkpointing=True)
-            search.within(budget, max(beside, _beside(least, recomputing, options.seq)))
-            raise
-        needed = _beside(fitted.layout, fitted.options, options.seq)
-        if fitted.total + needed <= budget:
-            return fitted
-        beside = max(needed, beside + 1)
 
 
 def _beside(layout: ModelLayout, options: StepOptions, capacity: int) -> int:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.checkpoint import write_file
+from qlora_wgpu.checkpoint import ModelFolder, write_file
 from qlora_wgpu.checkpoint.hub import is_hub_name
 from qlora_wgpu.checkpoint.hub_upload import check_reachable, upload
 from qlora_wgpu.checkpoint.json_file import read_json_object
@@ -17,6 +18,7 @@ from qlora_wgpu.data import PromptKind, prompt_kind
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.export.model_card import model_card
 from qlora_wgpu.lora import load_adapter
+from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.training import read_rows
 
 _CARD, _CONFIG = "README.md", "adapter_config.json"
@@ -85,9 +87,9 @@ def _figures(settings: Config, run: Path) -> dict[str, str]:
     rows = read_rows(run / "metrics.jsonl")
     steps = [row for row in rows if "loss" in row]
     losses = [row["eval_loss"] for row in rows if "eval_loss" in row]
-    quant = "NF4" if settings.quant.scheme == "nf4" else "none"
+    products = settings.train.compute_dtype
     figures = {
-        "quantization of the base": f"{quant}; products in {settings.train.compute_dtype}",
+        "quantization of the base": f"{_scheme(settings)}; products in {products}",
         "learning rate": f"{settings.optim.learning_rate:g}, {settings.optim.lr_scheduler_type}",
     }
     if steps:
@@ -95,6 +97,17 @@ def _figures(settings: Config, run: Path) -> dict[str, str]:
     if len(losses) > 1:
         figures["held-out loss"] = f"{losses[0]:.4f} before, {losses[-1]:.4f} after"
     return figures
+
+
+def _scheme(settings: Config) -> str:
+    """How the base was stored in training, as far as is known where it is no folder here."""
+    base = Path(settings.model.path)
+    scheme: str = settings.quant.scheme
+    if (base / "config.json").is_file():
+        with suppress(CheckpointError):
+            config = ModelFolder.without_weights(base).config
+            scheme = Pretrained.from_config(config).scheme(settings.quant)
+    return "NF4" if scheme == "nf4" else scheme
 
 
 def _present(folder: Path) -> Iterator[str]:

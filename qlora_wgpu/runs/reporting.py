@@ -141,10 +141,12 @@ class Reporter(Observer):
 
     def _facts(self, state: str, figures: dict[str, str], is_finished: bool) -> Facts:
         settings, story = self._settings, self._story
-        device = "" if story.setup is None else f"{story.setup.device}; "
+        device, scheme = "", str(settings.quant.scheme)
+        if story.setup is not None:
+            device, scheme = f"{story.setup.device}; ", story.setup.scheme
         return Facts(
             title=f"{Path(settings.model.path).name} on {Path(settings.data.train or '').name}",
-            subtitle=f"{device}qlora-wgpu {version('qlora-wgpu')}; {settings.quant.scheme}, "
+            subtitle=f"{device}qlora-wgpu {version('qlora-wgpu')}; {scheme}, "
             f"{settings.train.compute_dtype}, rank {settings.lora.r}",
             figures=figures,
             samples=[_legible(sample) for sample in story.samples],

@@ -12,7 +12,7 @@ from qlora_wgpu.config.loading import Overrides
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.model.adapter_model import AdapterModel
-from qlora_wgpu.model.fitting import Fit
+from qlora_wgpu.model.fit import Fit
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.runs.data import RunData, read_run_data
@@ -201,7 +201,7 @@ def _setup(settings: Config, model: AdapterModel, data: RunData) -> RunSetup:
     return RunSetup(
         device=model.device.name,
         base=settings.model.path,
-        scheme=settings.quant.scheme,
+        scheme=model.layout.pretrained.scheme(settings.quant),
         compute_dtype=model.compute_dtype,
         rank=model.adapter.config.r,
         adapted_layers=len(model.adapter.targets),

@@ -192,7 +192,8 @@ def _opened(settings: Config, length: int, observer: Observer) -> QLoRAModel:
     use_known_kernels(settings, source.pretrained, length, device)
     layout = device_layout(
         source.pretrained, settings.lora, settings.quant, train.compute_dtype, device,
-        forms=AdapterForms(settings.optim.name),  # a micro-batch's gradient is float32
+        # A micro-batch's gradient is float32.
+        forms=AdapterForms(settings.optim.name), keep=settings.model.cache,
     )  # fmt: skip
     options = training_options(train)
     longest = options.train(train.per_device_train_batch_size, length)

@@ -12,7 +12,8 @@ from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory_size import memory_size
 from qlora_wgpu.gpu.profile import GPU_PROFILE, Profile
 from qlora_wgpu.lora.forms import FLOAT32, AdapterForms
-from qlora_wgpu.model.fitting import Fit, fit
+from qlora_wgpu.model.fit import Fit
+from qlora_wgpu.model.fitting import fit
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import StepOptions, TrainingOptions
 from qlora_wgpu.model.pretrained import Pretrained

@@ -87,9 +87,9 @@ class Observer:
     """Does nothing; a display or a logger overrides what it wants to know.
 
     The events of ``qlora_wgpu.train``, in their order: ``note``, ``activity``, ``planned``,
-    ``tuned``, ``loading``, ``setup``, those of the trainer (``started`` to ``finished``),
-    ``sampled`` and ``reported``. A ``Trainer`` of one's own tells its part alone; ``warning`` may
-    come at any time. From within an event, ``stop_run`` ends the run.
+    ``planned_on_host``, ``tuned``, ``loading``, ``setup``, those of the trainer (``started`` to
+    ``finished``), ``sampled`` and ``reported``. A ``Trainer`` of one's own tells its part alone;
+    ``warning`` may come at any time. From within an event, ``stop_run`` ends the run.
     """
 
     _reason: str | None = None
@@ -122,6 +122,12 @@ class Observer:
 
     def planned(self, memory: Counter[str]) -> None:
         """The memory that training will take on the device is planned: bytes by kind."""
+
+    def planned_on_host(self, memory: Counter[str], mapped: int) -> None:
+        """The host memory of what waits there is planned: bytes by kind.
+
+        ``mapped`` are bytes of weights that wait on disk, and take none of it.
+        """
 
     def tuned(self, notes: Sequence[str]) -> None:
         """Kernels were timed; ``notes`` tell how they are cut now."""

@@ -252,7 +252,7 @@ class _Folder(RandomFolder):
         self._quant = quant
         self._quantized: dict[str, QuantizedWeight] = {}
 
-    def quantized(self, name: str) -> QuantizedWeight | None:
+    def quantized(self, name: str, *, mapped: bool = False) -> QuantizedWeight | None:
         if self._quant.scheme != "nf4" or name not in self._linears:
             return None
         if name not in self._quantized:

@@ -59,17 +59,24 @@ fn four_values(word: u32) -> vec4<f32> {
     return vec4<f32>(quant_map[word & 255u], quant_map[(word >> 8u) & 255u], quant_map[(word >> 16u) & 255u], quant_map[word >> 24u]);
 }
 
-fn decoded(first_code: u32, unit: u32, scale: f32, minimum: f32) -> Eight {
-    let low = four_values(codes[first_code + 2u * unit]);
-    let high = four_values(codes[first_code + 2u * unit + 1u]);
+fn eight_codes(first: u32, unit: u32) -> vec2<u32> {
+    return vec2<u32>(codes[first + 2u * unit], codes[first + 2u * unit + 1u]);
+}
+
+fn decoded(words: vec2<u32>, scale: f32, minimum: f32) -> Eight {
+    let low = four_values(words.x);
+    let high = four_values(words.y);
     let even = vec4<f32>(low.xz, high.xz);
     let odd = vec4<f32>(low.yw, high.yw);
     return Eight(weights(even, scale, minimum), weights(odd, scale, minimum));
 }
 //#else
+fn eight_codes(first: u32, unit: u32) -> u32 {
+    return codes[first + unit];
+}
+
 // The even elements' codes are the high nibbles of the bytes.
-fn decoded(first_code: u32, unit: u32, scale: f32, minimum: f32) -> Eight {
-    let word = codes[first_code + unit];
+fn decoded(word: u32, scale: f32, minimum: f32) -> Eight {
     let even = vec4<f32>(quant_map[(word >> 4u) & 15u], quant_map[(word >> 12u) & 15u], quant_map[(word >> 20u) & 15u], quant_map[word >> 28u]);
     let odd = vec4<f32>(quant_map[word & 15u], quant_map[(word >> 8u) & 15u], quant_map[(word >> 16u) & 15u], quant_map[(word >> 24u) & 15u]);
     return Eight(weights(even, scale, minimum), weights(odd, scale, minimum));
@@ -94,9 +101,10 @@ fn each(i: u32) {
 //#else
     let block = unit / (BLOCKSIZE / 8u);
 //#endif
+    let words = eight_codes(expert * params.codes_expert, unit);
     let scale = block_scale(expert, block);
     let minimum = block_minimum(expert, block);
-    put(params.w_unit0 + i, decoded(expert * params.codes_expert, unit, scale, minimum));
+    put(params.w_unit0 + i, decoded(words, scale, minimum));
 }
 //#else
 fn value(expert: u32, element: u32) -> f32 {

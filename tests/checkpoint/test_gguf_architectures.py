@@ -44,6 +44,7 @@ MODELS = {
              "tie_word_embeddings": False},
     "granite": {"attention_multiplier": 0.25, "embedding_multiplier": 12.0,
                 "residual_multiplier": 0.22, "logits_scaling": 8.0},
+    "olmo2": {},
     "smollm3": {"num_hidden_layers": 4},
 }  # fmt: skip
 

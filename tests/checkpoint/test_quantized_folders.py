@@ -161,6 +161,14 @@ def test_gptq(tmp_path: Path, version: str, less_one: int, columns: int) -> None
     assert not model.must_requantize(NAME)
 
 
+def test_gptq_with_a_scale_for_each_row(tmp_path: Path) -> None:
+    codes, zeros, scales = integers(24, 96, 96)
+    parts = {"qweight": packed(codes.T).T, "qzeros": packed((zeros - 1) & 15), "scales": scales}
+    config = {"quant_method": "gptq", "bits": 4, "group_size": -1}
+    model = opened(tmp_path, {f"{STEM}.{leaf}": array for leaf, array in parts.items()}, config)
+    assert_bits(model, exact(codes, zeros, scales, np.zeros(96, np.int32)) + np.float32(0))
+
+
 def test_gptq_in_another_order_is_requantized(tmp_path: Path) -> None:
     groups = np.random.default_rng(1).permutation(96).astype(np.int32) % 3
     arrays, parts = gptq(96, 1, g_idx=groups)

@@ -1,10 +1,12 @@
 """The identity of a base: every byte of every tensor and config.json; not where they lie."""
 
 import json
+import os
 
 import numpy as np
 import pytest
 from e2e.tiny import CONFIG, weights, write_model, write_weights
+from safetensors.numpy import save_file
 
 from qlora_wgpu.checkpoint import ModelFolder
 
@@ -53,3 +55,18 @@ def test_names_types_and_config_count(base, tmp_path):
     assert fingerprint(config)["weights"] == fingerprint(base)["weights"]
     different = {json.dumps(fingerprint(p)) for p in (base, renamed, half, config)}
     assert len(different) == 4
+
+
+def test_files_are_known_without_being_read(tmp_path):
+    """By their size, time and header, by samples of each tensor, and by the config.json."""
+
+    def identity(value=0.0, time=10**18, **config):
+        save_file({"w": np.full((64, 64), value, np.float32)}, tmp_path / "model.safetensors")
+        os.utime(tmp_path / "model.safetensors", ns=(time, time))
+        (tmp_path / "config.json").write_text(json.dumps({"a": 1, **config}))
+        return ModelFolder.open(tmp_path).identity
+
+    plain = identity()
+    assert identity() == plain
+    others = {identity(value=1.0), identity(time=10**18 + 1), identity(b=2)}
+    assert len(others | {plain}) == 4

@@ -40,19 +40,21 @@ def test_init_data_train(place):
     done = run("init", "--model", "model", "--data", "train.jsonl", "--eval", "eval.jsonl",
                "--out", "new.yaml", cwd=place)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    shown = run("data", "new.yaml", "--samples", 1, cwd=place)
+    shown = run_here("data", "new.yaml", "--samples", 1, cwd=place)
     assert shown.returncode == 0, shown.stderr
     for text in ("what is", "tokens of a row", "24 read, 24 used", "learnt", "an epoch"):
         assert text in shown.stdout, text
-    planned = run("estimate", "new.yaml", cwd=place)
+    planned = run_here("estimate", "new.yaml", cwd=place)
     assert planned.returncode == 0, planned.stderr
     trained = run("train", "new.yaml", "train.max_steps=1", cwd=place)
     assert trained.returncode == 0, trained.stderr
     assert (place / "runs/model/adapter/adapter_model.safetensors").exists()
     (place / "long.txt").write_text("the quick brown fox. " * 2000)
-    text = run("init", "--model", "model", "--data", "long.txt", "--out", "text.yaml", cwd=place)
+    text = run_here(
+        "init", "--model", "model", "--data", "long.txt", "--out", "text.yaml", cwd=place
+    )
     assert text.returncode == 0, text.stderr
-    assert run("data", "text.yaml", cwd=place).returncode == 0
+    assert run_here("data", "text.yaml", cwd=place).returncode == 0
     assert "is there already" in refused(
         place, "init", "--model", "model", "--data", "train.jsonl", "--out", "new.yaml"
     )
@@ -66,14 +68,14 @@ def test_init_data_train(place):
     [("--epochs", "train.num_train_epochs"), ("--max-steps", "train.max_steps"), ("--x", None)],
 )
 def test_a_setting_taken_for_an_option(place, option, setting):
-    told = run("train", "run.yaml", option, "3", cwd=place).stderr
+    told = run_here("train", "run.yaml", option, "3", cwd=place).stderr
     assert f"No such option '{option}'" in told
     assert ("It is a setting" in told) == (setting is not None)
     assert setting is None or f"It is a setting: {setting}=VALUE" in told
 
 
 def test_data_as_json(place):
-    shown = run("data", "run.yaml", "--json", "data.packing=true", cwd=place)
+    shown = run_here("data", "run.yaml", "--json", "data.packing=true", cwd=place)
     assert shown.returncode == 0, shown.stderr
     rows = [json.loads(line) for line in shown.stdout.splitlines()]
     assert len(rows) == 24
@@ -129,13 +131,15 @@ def test_a_run_s_folder_is_all_that_is_needed(place, tmp_path):
     }
     for name, (data, *more) in rows.items():
         args = (f"model.path={tmp_path / 'model'}", f"data.train={data}", f"output.dir={name}")
-        done = run("train", "run.yaml", *args, *more, "train.max_steps=1", cwd=place)
+        done = run_here("train", "run.yaml", *args, *more, "train.max_steps=1", cwd=place)
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines()[-1] == f"qlora-wgpu chat {name}"
-        answered = run("generate", name, "--prompt", "what is 1?", "--max-new-tokens", 2, cwd=place)
+        answered = run_here(
+            "generate", name, "--prompt", "what is 1?", "--max-new-tokens", 2, cwd=place
+        )
         assert answered.returncode == 0 and "what is" not in answered.stdout, answered.stderr
     (tmp_path / "turns.jinja").unlink()
-    done = run("eval", "chat", "data.eval=eval.jsonl", "--json", cwd=place)
+    done = run_here("eval", "chat", "data.eval=eval.jsonl", "--json", cwd=place)
     assert json.loads(done.stdout)["adapter_path"] == "chat/adapter", done.stderr
 
 

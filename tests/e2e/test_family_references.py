@@ -96,8 +96,9 @@ def test_against_pytorch(device, tmp_path, case):
     assert bound <= 1e-3 and apart.max() <= bound, apart
 
 
-def test_weights_of_heads_are_read_back_as_they_are_stored(device, tmp_path):
-    recorded = np.load(FOLDER / "cohere-qknorm.npz")
+@pytest.mark.parametrize("case", ["cohere-qknorm", "stablelm-qknorm"])
+def test_weights_of_heads_are_read_back_as_they_are_stored(device, tmp_path, case):
+    recorded = np.load(FOLDER / f"{case}.npz")
     (tmp_path / "config.json").write_text(str(recorded["config"]))
     tensors = weights(json.loads(str(recorded["shapes"])), 0.0)
     save_file(tensors, tmp_path / "model.safetensors")

@@ -24,7 +24,7 @@ def shapes(config):
         names[f"{spec.name}.weight"] = (spec.out_features, spec.in_features)
         if spec.bias:
             names[f"{spec.name}.bias"] = (spec.out_features,)
-    names |= architecture.norm_shapes
+    names |= architecture.stored_norms
     names |= dict(architecture.routers)
     return names, architecture.norm_offset
 

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from references.seeded import adapter, batch
 from safetensors.numpy import save_file
+from support.commands import run_here
 
 from e2e.tiny import CONFIG, weights
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.config import Config
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.export import merge
 from qlora_wgpu.gpu.profile import GPU_PROFILE
@@ -21,6 +23,7 @@ from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import StepOptions
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.quant import quantize_nf4
+from qlora_wgpu.runs.pushing import _figures
 
 LORA = LoraConfig(r=8, lora_alpha=16)
 SIZES = {
@@ -145,6 +148,23 @@ def test_plans_know_it_without_weights(device, folders, kind):
     held = memory(Pretrained.open(folders[kind][0]), device)
     told = memory(Pretrained.from_config(config), device)
     assert held == told or kind == "shuffled"  # which only the files tell of
+
+
+def test_users_are_told_of_it(device, folders):
+    stored = folders["fp8"][0]
+    [note] = Pretrained.open(stored).notes
+    assert note == "linear layers train as stored: 7 in FP8 E4M3"
+    for kind, scheme in {"int8": "LLM.int8", "gptq": "GPTQ", "fp8": "FP8 E4M3"}.items():
+        opened = Pretrained.open(folders[kind][0])
+        planned = Pretrained.from_config(opened.config)
+        assert opened.scheme(QuantConfig()) == planned.scheme(QuantConfig()) == scheme
+        assert opened.scheme(QuantConfig(scheme="none")) == "none"
+    assert Pretrained.open(folders["fp8"][1]).scheme(QuantConfig()) == "nf4"
+    done = run_here("estimate", str(stored), "--seq", "16", cwd=stored)
+    said = " ".join(done.stdout.split())
+    assert done.returncode == 0 and "FP8 E4M3, bfloat16" in said and note in said
+    settings = Config.model_validate({"model": {"path": str(stored)}})
+    assert _figures(settings, stored)["quantization of the base"].startswith("FP8 E4M3; ")
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

@@ -145,7 +145,7 @@ class Opened(Exception):
 def opened(monkeypatch):
     """Runs a command up to the point where it would load the model; the settings that it has."""
 
-    def stop(source, adapter, settings, observer):
+    def stop(source, adapter, settings, observer, reading=None):
         raise Opened(settings)
 
     for module in (opening, evaluation):

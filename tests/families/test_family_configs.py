@@ -162,6 +162,9 @@ def test_heads_with_weights_of_their_own():
     assert norms[attention + "q_norm.weight"] == (6, 12)
     assert norms[attention + "k_norm.weight"] == (2, 12)
     assert not any("q_norm" in name for name in read("cohere").norms)
+    stable = read("stablelm", qk_layernorm=True, partial_rotary_factor=0.5)
+    assert stable.stored_norms[f"{attention}k_layernorm.norms.1.weight"] == (12,)
+    assert f"{attention}k_layernorm.norms.2.weight" not in stable.stored_norms
 
 
 def test_queries_of_ministral_3_grow():
@@ -211,7 +214,6 @@ REFUSED = {
     "rope key": ("llama", {"rope_scaling": {"type": "linear", "factor": 2, "x": 1}}, "x"),
     "activation": ("qwen3", {"hidden_act": "relu"}, "hidden_act"),
     "dropout": ("phi3", {"resid_pdrop": 0.1}, "resid_pdrop"),
-    "qk norm": ("stablelm", {"qk_layernorm": True}, "qk_layernorm"),
     "both ways": ("gemma3_text", {"use_bidirectional_attention": True}, "bidirectional"),
     "layer types": ("qwen2", {"use_sliding_window": True, "layer_types": ["x"] * 4}, "layer_types"),
     "few layer types": ("gemma2", {"layer_types": ["full_attention"]}, "layer_types"),

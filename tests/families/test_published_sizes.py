@@ -67,6 +67,13 @@ MODELS = {
         ),
         "1.17",
     ),
+    "StableLM 2 12B": (
+        sizes(
+            "stablelm", (5120, 13824, 40, 32, 8, 100352), qk_layernorm=True,
+            use_parallel_residual=True,
+        ),
+        "12.14",
+    ),
     "Phi-4": (sizes("phi3", (5120, 17920, 40, 40, 10, 100352)), "14.66"),
     "Phi-4-mini": (
         sizes(

@@ -7,6 +7,7 @@ import pytest
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.profile import GPU_PROFILE
+from qlora_wgpu.graph.host_steps import transfer_bytes
 from qlora_wgpu.model.fitting import fit
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import TrainingOptions
@@ -87,6 +88,9 @@ def test_traffic_is_that_of_a_run(layout):
     assert waiting.step(STEP).plan.moved_bytes == 2 * (8 - 2) * layer
     parked = layout.waiting(Residency(parked_inputs=True)).step(STEP).plan
     assert parked.moved_bytes == 2 * parked.parked_bytes == 2 * 7 * 512 * 256 * 4
+    # On its way, a layer or an input is in host memory twice, in either direction.
+    assert waiting.host_memory(STEP)["transfers"] == 2 * layer
+    assert transfer_bytes(parked) == 2 * 2 * 512 * 256 * 4
 
 
 def test_layers_are_recomputed_where_they_must_be(layout):
@@ -133,7 +137,7 @@ def test_a_head_is_streamed_where_nothing_else_is_enough(wide):
     assert total(wide) - total(wide, head) > sum(blocks) - 2 * blocks[0]
     waiting = fitted.host_memory
     embedding = 0 if wide.tied else sum(blocks)
-    assert waiting["embedding"] == embedding and waiting["streamed weights"] >= sum(blocks)
+    assert waiting["embedding"] == embedding and waiting["lm_head"] == sum(blocks)
     if not wide.tied:  # then the embedding waits first
         assert not fit(wide, STEP, total(wide) - 1).residency.streamed_head
 
@@ -144,3 +148,18 @@ def test_layers_take_turns_in_the_places_of_a_heads_blocks(wide):
     saved = total(wide, head) - total(wide, both)
     assert saved > 0.98 * sum(wide.waiting(both).section_bytes)  # windows begin at whole 256 bytes
     assert wide.waiting(both).memory(STEP)["staging"] == wide.waiting(head).memory(STEP)["staging"]
+
+
+def test_what_a_run_takes_beside_its_step_is_counted_of_the_way_chosen(layout):
+    more, budget = 1 << 20, fit(layout, STEP, total(layout) - 1).total
+
+    def beside(chosen, options):
+        return 0 if chosen.residency == RESIDENT else more
+
+    assert fit(layout, STEP, budget, beside=beside).total + more <= budget
+    with pytest.raises(OutOfMemoryError) as failure:
+        fit(layout, STEP, 1 << 20, beside=beside)
+    with pytest.raises(OutOfMemoryError) as plain:
+        fit(layout, STEP, 1 << 20)
+    least, less = (int(str(e.value).split(" MiB")[0].split()[-1]) for e in (failure, plain))
+    assert least == less + 1

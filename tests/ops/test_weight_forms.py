@@ -15,7 +15,7 @@ from qlora_wgpu.model.quantized_weights import codebook_tensor, lay_out, stacked
 from qlora_wgpu.model.weights import quantized_matrix
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
-from qlora_wgpu.selfcheck.cases.formats import _FORMS, random_weight
+from qlora_wgpu.selfcheck.cases.formats import FORMS, random_weight
 
 
 def gradients(bench, w, weight):
@@ -31,12 +31,12 @@ def gradients(bench, w, weight):
     return bench.run(y, dx, lora.grad_a, lora.grad_b)
 
 
-@pytest.mark.parametrize("name", _FORMS)
+@pytest.mark.parametrize("name", FORMS)
 def test_gradients_are_those_of_the_dequantized_weights(device, name):
     """On every kind of profile and in both types in turn: each has another inner size."""
-    number = list(_FORMS).index(name)
+    number = list(FORMS).index(name)
     profile, dtype = PROFILES[list(PROFILES)[number % 3]], ("float32", "bfloat16")[number % 2]
-    stored = random_weight(_FORMS[name], (21, (96, 72, 256)[number // 3 % 3]))
+    stored = random_weight(FORMS[name], (21, (96, 72, 256)[number // 3 % 3]))
     w = stored.dequantize()
     bench = Bench(device, dtype, profile)
     dense = gradients(bench, w, DenseMatrix(*w.shape, ((0, bench.weight(w)),)))
@@ -48,7 +48,7 @@ def test_gradients_are_those_of_the_dequantized_weights(device, name):
 
 @pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "MXFP4", "LLM.int8", "FP8", "AWQ"])
 def test_experts_one_below_the_other(device, monkeypatch, name):
-    shape, form = (12, 96), _FORMS[name]
+    shape, form = (12, 96), FORMS[name]
     bench = Bench(device, "float32", PROFILES["texture" if form.bits == 4 else "gpu"])
     one = random_weight(form, shape)
     stored = [replace(one, codes=np.roll(one.codes, i)) for i in range(5)]
@@ -68,7 +68,7 @@ def test_experts_one_below_the_other(device, monkeypatch, name):
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q5_K", "FP8", "GPTQ"])
 def test_float16_for_matrix_units(device, name):
-    stored = random_weight(_FORMS[name], (9, 96))
+    stored = random_weight(FORMS[name], (9, 96))
     bench = Bench(device, "bfloat16", gpu_profile(MatrixShape(16, 16, 16, 32), device.limits))
     counts = Storage("saturated", "test", 16, np.zeros(4, np.uint32))
     bench.graph.saturated = vector("saturated", 4, "uint32", counts)

@@ -106,6 +106,13 @@ CASES = {
         {"sliding_window": None, "use_bias": False, "hidden_act": "gelu", "residual_dropout": 0.0},
     ),
     "stablelm": ("stablelm", {"use_qkv_bias": True, **rope("default", partial_rotary_factor=0.5)}),
+    "stablelm-qknorm": (
+        "stablelm",
+        {
+            "qk_layernorm": True, "use_parallel_residual": True, "layer_norm_eps": 1e-3,
+            "num_key_value_heads": 3, **rope("default", partial_rotary_factor=0.5),
+        },
+    ),
     "stablelm-parallel": (
         "stablelm",
         {"use_parallel_residual": True, **rope("default", partial_rotary_factor=0.5)},

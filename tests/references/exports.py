@@ -139,6 +139,9 @@ def check_gguf(folder):
     reader = gguf.GGUFReader(folder / "adapter.gguf")
     fields = {n: f.contents() for n, f in reader.fields.items() if not n.startswith("GGUF")}
     tensors = {t.name: np.asarray(t.data) for t in reader.tensors}
+    if fields["general.architecture"] != "llama":
+        print(f"gguf: {fields}; {len(tensors)} tensors, of another layout than is compared here")
+        return
     config = json.loads((folder / "adapter" / "adapter_config.json").read_text())
     heads = json.loads((folder / "base" / "config.json").read_text())
     stored = load_file(folder / "adapter" / "adapter_model.safetensors")

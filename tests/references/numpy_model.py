@@ -42,7 +42,7 @@ def names(architecture):
         shapes[f"{spec.name}.weight"] = (spec.out_features, spec.in_features)
         if spec.bias:
             shapes[f"{spec.name}.bias"] = (spec.out_features,)
-    return {**shapes, **architecture.norm_shapes, **architecture.routers}
+    return {**shapes, **architecture.stored_norms, **architecture.routers}
 
 
 class NumpyOps(LayerOps):
@@ -53,7 +53,10 @@ class NumpyOps(LayerOps):
         self._offset = architecture.norm_offset
 
     def array(self, name):
-        return self._arrays[name].astype(np.float64)
+        if "*" not in name:
+            return self._arrays[name].astype(np.float64)
+        parts = (name.replace("*", str(row)) for row in range(len(self._arrays)))
+        return np.stack([self.array(part) for part in parts if part in self._arrays])
 
     def embedding(self, scale=1.0, noise_scale=1.0):
         return scale * self.array(self._architecture.embed_name)[self._ids]

@@ -10,10 +10,10 @@ HEAD_DIMS = (24, 64, 128)
 # Of parts that other families have at all of these, or that know of no heads: one tells enough.
 COMPOSED = (
     "apertus", "arcee", "cohere2", "ernie4_5", "exaone4", "granitemoehybrid", "ministral3",
-    "nemotron", "seed_oss",
+    "nemotron", "seed_oss", "stablelm-qknorm",
 )  # fmt: skip
 # Cases whose forward has an op that no first case of a model_type has.
-MORE = ("cohere-qknorm",)
+MORE = ("cohere-qknorm", "stablelm-qknorm")
 
 
 def family_configs():

@@ -13,7 +13,6 @@ from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.runs.soundness import run_launches
 from qlora_wgpu.selfcheck.coverage import covering, statements
-from qlora_wgpu.selfcheck.results import _traced
 
 PROFILES = {
     "own": None,
@@ -21,6 +20,7 @@ PROFILES = {
     "registers": replace(GPU_PROFILE, gemm_kind="register", attention_kind="register"),
     "workgroup memory": GPU_PROFILE,
 }
+CONFIGS = traced_configs()
 SETTINGS = (
     {"neftune_noise_alpha": 5.0, "label_smoothing_factor": 0.1, "gradient_checkpointing": True},
     {"gradient_checkpointing": False},
@@ -31,7 +31,7 @@ def launches(family, index, dtype, profile, lora=None):
     """All that a run of a family launches, its options and heads in turn."""
     lora = lora or LoraConfig(r=5, lora_dropout=0.0 if index % 2 else 0.1, use_dora=index % 2 == 1)
     quant = QuantConfig(scheme=("nf4", "none")[index // 2 % 2], double_quant=index % 3 > 0)
-    config = with_head_dim(traced_configs()[family], (24, 64, 128)[index % 3])
+    config = with_head_dim(CONFIGS[family], (24, 64, 128)[index % 3])
     train = {"compute_dtype": dtype, "per_device_train_batch_size": 2, **SETTINGS[index % 2]}
     settings = Config.model_validate({"model": {"path": "none"}, "train": train})
     layout = ModelLayout(
@@ -42,25 +42,25 @@ def launches(family, index, dtype, profile, lora=None):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", PROFILES)
-def test_every_statement_is_checked(device, name, dtype):
+def test_every_statement_is_checked(device, name, dtype, traced):
     profile = PROFILES[name] or device.profile
-    traced = _traced(device, profile, dtype)
-    for index, family in enumerate(traced_configs()):
+    executed = traced(device, profile, dtype)
+    for index, family in enumerate(CONFIGS):
         ran = launches(family, index, dtype, profile)
-        cases, missing = covering(statements(ran), traced)
+        cases, missing = covering(statements(ran), executed)
         assert not missing, (family, sorted(missing))
-        assert_chosen_for_a_reason(cases, statements(ran), traced)
+        assert_chosen_for_a_reason(cases, statements(ran), executed)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 @pytest.mark.parametrize("name", ["registers", "workgroup memory", "matrix units"])
-def test_every_statement_of_fused_layers_is_checked(device, name, family):
+def test_every_statement_of_fused_layers_is_checked(device, name, family, traced):
     units = gpu_profile(MatrixShape(16, 16, 16, 32), Limits(1024, 49_152))
     profile = PROFILES.get(name, units)
     ran = launches(family, 0, "bfloat16", profile, LoraConfig(r=8))
     assert any("y1" in launch.tensors for launch in ran)
     assert any("x1" in launch.tensors for launch in ran)
-    _, missing = covering(statements(ran), _traced(device, profile, "bfloat16"))
+    _, missing = covering(statements(ran), traced(device, profile, "bfloat16"))
     assert not missing, sorted(missing)
 
 
@@ -76,10 +76,10 @@ def assert_chosen_for_a_reason(cases, needed, traced):
     assert len(set(cases)) == len(cases) < len(traced)
 
 
-def test_a_statement_that_no_check_has_is_noticed(device):
+def test_a_statement_that_no_check_has_is_noticed(device, traced):
     graph = Graph("bfloat16", device.profile)
     x, y = graph.float32("x", 3, 8), graph.operand("y", 3, 8)
     graph.launch("tensor/convert.wgsl", 3, {"x": x, "y": y}, {"units": 3})
     needed = statements(graph.launches) | {("tensor/convert.wgsl", "let new = # + #")}
-    _, missing = covering(needed, _traced(device, device.profile, "bfloat16"))
+    _, missing = covering(needed, traced(device, device.profile, "bfloat16"))
     assert missing == {("tensor/convert.wgsl", "let new = # + #")}

@@ -33,7 +33,7 @@ NO_KERNELS = {"common", "probe", "bench"}
 
 @pytest.mark.parametrize("dtype", results.DTYPES)
 @pytest.mark.parametrize("index", range(4))
-def test_this_driver_is_sound(device, index, dtype):
+def test_this_driver_is_sound(device, traced_once, index, dtype):
     names = list(variants(device))
     if index < len(names):
         outcomes = list(check_variant(device, names[index], dtype))
@@ -47,7 +47,7 @@ def test_doctor_goes_through_all_variants_in_both_types(device, monkeypatch):
     assert set(check_device(device)) == pairs
 
 
-def test_everything_is_checked(device, monkeypatch):
+def test_everything_is_checked(device, traced_once, monkeypatch):
     launch, chosen, launched = Kernel.launch, set(), set()
 
     def noted(kernel, g, problem):
@@ -153,7 +153,7 @@ def test_a_refusal_is_the_line_that_says_what_is_wrong(message, reason):
     assert results._reason(ValueError(message)) == reason
 
 
-def test_a_sound_driver_is_remembered_for_what_was_checked(device, sound):
+def test_a_sound_driver_is_remembered_for_what_was_checked(device, sound, traced_once):
     messages = []
     before = device.memory.total
     sound(messages.append)

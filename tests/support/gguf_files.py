@@ -39,6 +39,7 @@ _ARCHITECTURES = {
     "granite": ("granite", True, 0, {
         "attention_multiplier": "attention.scale", "embedding_multiplier": "embedding_scale",
         "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale"}),
+    "olmo2": ("olmo2", False, 0, {}),
     "smollm3": ("smollm3", True, 0, {}),
 }  # fmt: skip
 _KEYS = {

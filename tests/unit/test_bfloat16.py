@@ -61,3 +61,10 @@ def test_any_layout():
     assert np.array_equal(from_bfloat16(to_bfloat16(x.T)), x.T)
     assert from_bfloat16(to_bfloat16(x)[:, ::2]).shape == (3, 2)
     assert to_bfloat16(np.zeros((0, 8), np.float32)).shape == (0, 8)
+
+
+def test_a_number_by_itself_stays_one():
+    """Models hold such scalars: Apertus's β and ε."""
+    bits = to_bfloat16(np.array(0.5, np.float32))
+    assert bits.shape == () and from_bfloat16(bits).shape == ()
+    assert from_bfloat16(bits) == 0.5

@@ -262,11 +262,18 @@ def _smollm3(keys: Keys, file: GGUFFile, config: Config) -> Config:
     return {"no_rope_layer_interval": 4, "use_sliding_window": False}
 
 
-_GEMMA_NAMES = (
-    ("ffn_norm", "pre_feedforward_layernorm"),
+def _olmo2(keys: Keys, file: GGUFFile, config: Config) -> Config:
+    _whole_heads(keys, config)
+    _usual_scale(keys, config)
+    keys.refuse("attention.sliding_window", 0)  # of OLMo 3, which goes by the same name
+    return {}
+
+
+_POST_NORMS = (
     ("post_attention_norm", "post_attention_layernorm"),
     ("post_ffw_norm", "post_feedforward_layernorm"),
 )
+_GEMMA_NAMES = (("ffn_norm", "pre_feedforward_layernorm"), *_POST_NORMS)
 ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     "llama": GGUFArchitecture("llama", "LlamaForCausalLM", _llama, pairs=True),
     "qwen2": GGUFArchitecture("qwen2", "Qwen2ForCausalLM", _qwen),
@@ -283,6 +290,7 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         "phi3", "Phi3ForCausalLM", _phi3, names=(("ffn_up", "mlp.gate_up_proj"),)
     ),
     "granite": GGUFArchitecture("granite", "GraniteForCausalLM", _granite, pairs=True),
+    "olmo2": GGUFArchitecture("olmo2", "Olmo2ForCausalLM", _olmo2, names=_POST_NORMS),
     "smollm3": GGUFArchitecture("smollm3", "SmolLM3ForCausalLM", _smollm3, pairs=True),
 }
 """By the names that files have for them."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 import re
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,10 +31,18 @@ class StoredTensor:
     Attributes:
         place: Its type and shape.
         data: Its bytes, a view of the file.
+        mapping: The whole file.
     """
 
     place: TensorPlace
     data: npt.NDArray[np.uint8]
+    mapping: mmap.mmap
+
+    def release(self) -> None:
+        """Gives its memory back; whoever reads it again has it from the file."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            first = self.place.begin // mmap.PAGESIZE * mmap.PAGESIZE
+            self.mapping.madvise(mmap.MADV_DONTNEED, first, self.place.end - first)
 
     @property
     def rows(self) -> npt.NDArray[np.uint8]:
@@ -60,14 +68,16 @@ class GGUFFile:
         self.path = paths[0]
         parts = [_open(part) for part in paths]
         self.metadata = parts[0][0].metadata
-        self._headers = [data[: header.nbytes] for header, data in parts]
         _check_parts(paths, [header for header, _ in parts])
+        self._headers: list[npt.NDArray[np.uint8]] = []
         self._tensors: dict[str, StoredTensor] = {}
-        for part, (header, data) in zip(paths, parts, strict=True):
+        for part, (header, mapping) in zip(paths, parts, strict=True):
+            data = np.frombuffer(mapping, np.uint8)
+            self._headers.append(data[: header.nbytes])
             for name, place in header.tensors.items():
                 if name in self._tensors:
                     raise CheckpointError(f"{part} holds {brief(name)}, as another part does")
-                self._tensors[name] = StoredTensor(place, data[place.begin : place.end])
+                self._tensors[name] = StoredTensor(place, data[place.begin : place.end], mapping)
 
     def __contains__(self, name: object) -> bool:
         return name in self._tensors
@@ -140,7 +150,7 @@ def split_name(name: str) -> tuple[str, int] | None:
     return None if found is None or int(found[3]) == 0 else (found[1], int(found[3]))
 
 
-def _open(path: Path) -> tuple[Header, npt.NDArray[np.uint8]]:
+def _open(path: Path) -> tuple[Header, mmap.mmap]:
     try:
         with open_file(path) as file:
             size = file.seek(0, 2)
@@ -150,8 +160,8 @@ def _open(path: Path) -> tuple[Header, npt.NDArray[np.uint8]]:
                 raise HeaderError("is a Git LFS pointer, not the weights: run git lfs pull")
             if not start:
                 raise HeaderError("is empty: download or copy it again")
-            data: npt.NDArray[Any] = np.memmap(file, np.uint8, "r").view(np.ndarray)
-            return read_header(data.data, size), data
+            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return read_header(memoryview(mapping), size), mapping
     except HeaderError as err:
         raise CheckpointError(f"{path} {err}") from err
     except OSError as err:

@@ -114,7 +114,7 @@ class GGUFFolder(ModelFolder):
         """``float32``, which takes all."""
         return self.float32(name)
 
-    def quantized(self, name: str) -> QuantizedWeight | None:
+    def quantized(self, name: str, *, mapped: bool = False) -> QuantizedWeight | None:
         """A matrix as it is stored; None of floats and of types that no kernel reads.
 
         Raises:

@@ -41,6 +41,7 @@ class GGUFWeights:
         self.path: Path = file.path
         self._file = file
         self._placements = placements
+        self._read_last: str | None = None
 
     def __contains__(self, name: object) -> bool:
         return name in self._placements
@@ -115,6 +116,9 @@ class GGUFWeights:
         return result.reshape(placement.shape)
 
     def _tell(self, name: str) -> None:
+        if self._read_last is not None:  # one at a time in memory
+            self._file.tensor(self._placements[self._read_last].stored).release()
+        self._read_last = name
         if self.on_read is not None:
             self.on_read(name)
 

@@ -52,6 +52,14 @@ class BitsAndBytesFiles(QuantizedFiles):
         codes = self._raw(name, self.codes_leaf, ("I8",), (rows, columns)).view(np.uint8)
         return of_bytes(INT8, codes, self._floats(name, _SCALES, (rows,)), self._dtype)
 
+    def is_mapped(self, name: str) -> bool:
+        """Whether it is one of 4 bits."""
+        return not self._is_int8(name)
+
+    def read_mapped(self, name: str) -> QuantizedWeight:
+        """Codes and scales as stored, in the file."""
+        return read_4bit(self._files, name, mapped=True)
+
     def float_dtype(self, name: str) -> str:
         """As its state says."""
         if self._is_int8(name):

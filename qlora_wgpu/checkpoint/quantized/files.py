@@ -65,6 +65,14 @@ class QuantizedFiles(ABC):
             CheckpointError: If a companion is missing or damaged.
         """
 
+    def is_mapped(self, name: str) -> bool:
+        """Whether a weight that it holds is in its file nearly as the device takes it."""
+        return False
+
+    def read_mapped(self, name: str) -> QuantizedWeight:
+        """Such a weight, its large arrays read-only views of the file; errors as for ``read``."""
+        return self.read(name)
+
     def float32(self, name: str) -> npt.NDArray[np.float32]:
         """What a weight that it holds stands for; errors as for ``read``."""
         return self.read(name).dequantize()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.graph.dtype import LARGEST_FLOAT16
+from qlora_wgpu.graph.tensor import Storage, Tensor
+from qlora_wgpu.kernels.dequantize import fits_words
+from qlora_wgpu.model.quantized_weights import codebook_tensor, lay_out, stacked_arrays, words
 from qlora_wgpu.model.weights import quantized_matrix
 from qlora_wgpu.quant import GGML_FORMATS, QuantizedWeight, WeightFormat
 from qlora_wgpu.quant.eight_bits import INT8, fp8_format
@@ -17,7 +21,7 @@ from qlora_wgpu.selfcheck.cases.common import each
 from qlora_wgpu.selfcheck.runner import Runner
 from qlora_wgpu.weight_format import WHOLE
 
-_FORMS = {
+FORMS = {
     **{name: form.form for name, form in GGML_FORMATS.items()},
     "MXFP4": MXFP4,
     "NVFP4": NVFP4,
@@ -25,6 +29,7 @@ _FORMS = {
     "FP8": fp8_format("F8_E4M3", (32, 40)),
     "GPTQ": group_format("GPTQ", 4, 72, 32),
     "AWQ": group_format("AWQ", 4, 96, 32),
+    "GPTQ of groups that end in a row": group_format("GPTQ", 4, 96, 64),
 }
 
 
@@ -85,15 +90,40 @@ def _nearest_float16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]
     ("FP8", (70, 96)),
     ("GPTQ", (37, 72)),
     ("AWQ", (37, 96)),
+    ("GPTQ of groups that end in a row", (37, 96)),
 )
 def check_format(run: Runner, name: str, shape: tuple[int, int]) -> None:
     """Weights as their files have them, to the bit, in several shards."""
-    weight = random_weight(_FORMS[name], shape)
+    weight = random_weight(FORMS[name], shape)
     matrix = quantized_matrix("w", weight, textures=run.graph.profile.textures)
     run.graph.max_binding = 32 * run.weight(np.zeros((1, shape[1]))).nbytes
-    shards = [shard for _, shard in matrix.shards(run.graph)]
+    _compare(run, [shard for _, shard in matrix.shards(run.graph)], weight.dequantize())
+
+
+@each(("Q6_K", (12, 72)), ("FP8", (12, 40)), ("GPTQ", (12, 72)), ("Q4_K", (12, 96)))
+def check_format_of_experts(run: Runner, name: str, shape: tuple[int, int]) -> None:
+    """Three experts of a form, two at a time: each has codes, scales and maps of its own."""
+    first = random_weight(FORMS[name], shape)
+    stored = [replace(first, codes=np.roll(first.codes, i)) for i in range(3)]
+    is_words = run.graph.profile.textures and fits_words(first.format, shape[1])
+
+    def keep(label: str, nbytes: int) -> Storage:
+        return Storage(label, "check", nbytes)
+
+    matrix, storages = lay_out(
+        "w", shape, first.format, 3, keep,
+        codebook_tensor(first.format, Storage) if is_words else None,
+    )  # fmt: skip
+    arrays = stacked_arrays(stored, "w", "check")
+    for leaf, storage in storages.items():
+        storage.data = words(arrays[leaf])
+    run.graph.max_binding = 2 * run.weight(np.zeros(shape)).nbytes
+    shards = [shard for _, _, shard in matrix.expert_shards(run.graph)]
+    _compare(run, shards, np.concatenate([weight.dequantize() for weight in stored]))
+
+
+def _compare(run: Runner, shards: list[Tensor], exact: npt.NDArray[np.float32]) -> None:
     got = np.concatenate(run.run(*shards))
-    exact = weight.dequantize()
     if shards[0].dtype == "float16":
         exact = _nearest_float16(exact)
     run.compare_exactly(got, run.rounded_weight(exact.astype(np.float64)))

@@ -1,0 +1,59 @@
+"""Host memory of what waits there: told, and required, before a weight is read."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from qlora_wgpu.errors import OutOfMemoryError
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.memory_size import available_bytes
+from qlora_wgpu.limits import MIB
+from qlora_wgpu.model.layout import ModelLayout
+from qlora_wgpu.training import Observer
+
+_PROCESS = 256 * MIB  # for compiled kernels and the driver
+
+
+def require_host_room(
+    layout: ModelLayout,
+    waiting: Counter[str],
+    device: Device,
+    on_device: int,
+    observer: Observer,
+) -> None:
+    """Tells what waits in host memory, and ends where there is not so much.
+
+    Args:
+        layout: What is about to be loaded.
+        waiting: Bytes of host memory by kind.
+        device: A software GPU's memory is the host's, too.
+        on_device: Bytes that are planned on it.
+        observer: Who is told.
+
+    Raises:
+        OutOfMemoryError: If there is too little; says by how much.
+    """
+    if waiting or layout.mapped_bytes:
+        observer.planned_on_host(waiting, layout.mapped_bytes)
+    needed = sum(waiting.values()) + layout.loading_bytes + _PROCESS
+    shared = on_device if device.is_cpu else 0
+    free = available_bytes()
+    if free is None or needed + shared <= free:
+        return
+    most = f", of which {shared / MIB:,.0f} MiB are {device.name}'s" if shared else ""
+    raise OutOfMemoryError(
+        f"this takes about {(needed + shared) / MIB:,.0f} MiB of host memory{most}, and "
+        f"{free / MIB:,.0f} MiB are free, {(needed + shared - free) / MIB:,.0f} MiB too few: "
+        f"{_remedy(layout, waiting)}"
+    )
+
+
+def _remedy(layout: ModelLayout, waiting: Counter[str]) -> str:
+    """What to change."""
+    if waiting["streamed weights"] and not layout.keep:
+        return "set model.cache to true, so that layers wait on disk, or end other programs"
+    if layout.problem:
+        return layout.problem
+    if waiting:
+        return "raise device.memory, lower data.max_seq_length or lora.r, or end other programs"
+    return "lower data.max_seq_length or lora.r, or end other programs"

@@ -1,0 +1,122 @@
+"""What is computed without a gradient, texts and evaluations, within the memory that there is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from qlora_wgpu.config import Config
+from qlora_wgpu.data import Dataset, bucket_length
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.memory_size import room
+from qlora_wgpu.graph.plan import Plan, make_plan
+from qlora_wgpu.limits import MIB
+from qlora_wgpu.model.fit import waiting_in_words
+from qlora_wgpu.model.fitting_reading import fit_reading, reading_memory
+from qlora_wgpu.model.layout import ModelLayout
+from qlora_wgpu.model.options import StepOptions
+from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.ops.batch import make_batch_buffers
+from qlora_wgpu.ops.kv_cache import CacheView, KVCache
+from qlora_wgpu.runs.host_room import require_host_room
+from qlora_wgpu.training import Observer
+
+_PROMPT, _ANSWER = 1024, 256  # tokens, where nobody says how many
+_OTHER_LENGTHS = 8  # programs that are kept beside those that are planned
+
+
+class Reading(Protocol):
+    """Something that is computed without a gradient."""
+
+    def plans(self, layout: ModelLayout) -> Sequence[Plan]:
+        """Plans of all of it; those with the largest slots come first."""
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts that grow.
+
+    Attributes:
+        prompt: Tokens of the longest prompt.
+        capacity: Most tokens of a text.
+    """
+
+    prompt: int
+    capacity: int
+
+    @classmethod
+    def of(cls, base: Pretrained, prompt: int = _PROMPT, answer: int = _ANSWER) -> Texts:
+        """Texts of so many tokens, at most as many as a model takes."""
+        longest = base.config.get("max_position_embeddings")
+        limit = longest if isinstance(longest, int) and longest > 0 else prompt + answer
+        return cls(min(prompt, limit), min(prompt + answer, limit))
+
+    def plans(self, layout: ModelLayout) -> Sequence[Plan]:
+        """A prompt, and a token after it."""
+        cache = KVCache(self.capacity)
+        made: list[Plan] = []
+        for tokens in (max(bucket_length(self.prompt, self.capacity), 2), 1):
+            batch = make_batch_buffers(1, tokens, CacheView(cache))
+            hidden, head, logits = layout.logits_graphs(batch)
+            made += [make_plan(hidden), make_plan(head, (logits,))]
+        return made
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows whose loss is measured.
+
+    Attributes:
+        count: Rows of a micro-batch.
+        length: Tokens of the longest.
+    """
+
+    count: int
+    length: int
+
+    @classmethod
+    def of(cls, settings: Config, rows: Dataset) -> Rows:
+        """A data set's."""
+        longest = max(settings.data.max_seq_length, rows.longest)
+        length = bucket_length(rows.longest, longest)
+        return cls(settings.train.per_device_train_batch_size, length)
+
+    def plans(self, layout: ModelLayout) -> Sequence[Plan]:
+        """The longest micro-batch; shorter ones take its slots."""
+        return [layout.step(StepOptions("loss", self.count, self.length)).plan]
+
+
+def read_within_room(
+    layout: ModelLayout, reading: Reading, device: Device, observer: Observer
+) -> ModelLayout:
+    """A layout that keeps within ``device.memory``: what has no room waits in host memory.
+
+    Args:
+        layout: The model, cut for the device.
+        reading: What will be computed.
+        device: The device.
+        observer: Told what waits.
+
+    Raises:
+        OutOfMemoryError: If nothing makes it fit, or the host has no room for what waits.
+    """
+    budget = device.budget if device.budget is not None else room(device)
+    if budget is None:
+        return layout
+    beside = _shorter(reading_memory(reading.plans(layout)))
+    fitted = fit_reading(layout, reading.plans, budget - beside)
+    memory = reading_memory(reading.plans(fitted))
+    observer.planned(memory)
+    words = waiting_in_words(fitted.residency, fitted.num_layers)
+    if words:
+        size = f"{budget / MIB:,.0f} MiB"
+        observer.note(f"to keep within {size} of device memory, {words} in host memory")
+    require_host_room(fitted, fitted.weights_on_host(), device, sum(memory.values()), observer)
+    return fitted
+
+
+def _shorter(memory: Counter[str]) -> int:
+    """Bytes that programs of other lengths take beside: their parameters and inputs."""
+    return _OTHER_LENGTHS * (memory["uniforms"] + memory["inputs"] + memory["tables"])

@@ -1,0 +1,186 @@
+"""Layers that come and go are files' own bytes, or kept on disk; the bits are those of memory."""
+
+import os
+import shutil
+from collections import namedtuple
+
+import numpy as np
+import pytest
+from e2e.tiny import write_model
+
+from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
+from qlora_wgpu.cache_folder import cache_path
+from qlora_wgpu.export.quantized import quantize_folder
+from qlora_wgpu.files import is_mapped
+from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.qlora_model import device_layout
+from qlora_wgpu.model.residency import Residency
+
+LAYERS = 4
+STREAMED = Residency(host_embedding=True, streamed_layers=3)
+Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("weights")
+    return write_model(
+        path / "floats", num_hidden_layers=LAYERS, tie_word_embeddings=False, hidden_size=64,
+        head_dim=16, num_attention_heads=4, num_key_value_heads=2, intermediate_size=96,
+        store="bfloat16",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def four_bit(folder):
+    quantize_folder(folder, folder.parent / "nf4")
+    return folder.parent / "nf4"
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("qlora_wgpu.model.weight_cache._LEFT_FREE", 0)
+    monkeypatch.setattr("qlora_wgpu.model.weight_loading._LEAST_KEPT", 1)
+    return cache_path("weights")
+
+
+@pytest.fixture
+def quantized(monkeypatch):
+    """The matrices that are quantized from now on."""
+    from qlora_wgpu.model import weights
+
+    shapes, original = [], weights.quantize_nf4
+    monkeypatch.setattr(
+        weights, "quantize_nf4", lambda w, *form: (shapes.append(w.shape), original(w, *form))[1]
+    )
+    return shapes
+
+
+def laid_out(folder, device, *, keep=True, residency=STREAMED):
+    pretrained = Pretrained.open(folder)
+    return device_layout(
+        pretrained, LoraConfig(r=4), QuantConfig(), "bfloat16", device, residency, keep=keep
+    )
+
+
+def computed(layout, device):
+    """Logits of some tokens, and the layout that gave them."""
+    with QLoRAModel(layout, device) as model:
+        return model.logits(np.arange(12).reshape(1, 12)), layout
+
+
+def loaded(layout, device):
+    """The bytes of what comes and goes."""
+    layout.load(device)
+    return b"".join(piece.tobytes() for piece in pieces(layout))
+
+
+def pieces(layout):
+    sections = layout._weights._loading.images.stream.sections
+    return [piece for section in sections for piece in section.pieces.values()]
+
+
+@pytest.fixture(scope="module")
+def expected(folder, device):
+    return computed(laid_out(folder, device, keep=False, residency=Residency()), device)[0]
+
+
+def test_layers_are_quantized_once(folder, device, cache, quantized, expected):
+    layout = laid_out(folder, device)
+    assert "streamed weights" not in layout.weights_on_host()
+    assert layout.mapped_bytes == sum(layout.section_bytes) + 83 * 64 * 2
+    first, _ = computed(layout, device)
+    assert len(quantized) == 7 * LAYERS and all(map(is_mapped, pieces(layout)))
+    quantized.clear()
+    second, layout = computed(laid_out(folder, device), device)
+    assert not quantized and layout.problem == ""
+    # Another budget, or none, takes the same files.
+    with_head = Residency(streamed_layers=LAYERS, streamed_head=True)
+    for residency in (with_head, Residency()):
+        np.testing.assert_array_equal(
+            computed(laid_out(folder, device, residency=residency), device)[0], expected
+        )
+    assert not quantized and len(list(cache.iterdir())) == 1
+    np.testing.assert_array_equal(first, expected)
+    np.testing.assert_array_equal(second, expected)
+
+
+def test_a_damaged_file_is_made_anew(folder, device, cache, quantized):
+    expected = loaded(laid_out(folder, device), device)
+    files = sorted(cache.glob("*/*.bin"))
+    assert len(files) == LAYERS
+    files[0].write_bytes(files[0].read_bytes()[:-1])  # torn
+    damaged = bytearray(files[1].read_bytes())
+    damaged[5000] ^= 1
+    files[1].write_bytes(damaged)
+    files[2].write_bytes(files[3].read_bytes()[:4096] + files[2].read_bytes()[4096:])  # another's
+    shutil.copyfile("/dev/null", files[3])
+    quantized.clear()
+    assert loaded(laid_out(folder, device), device) == expected
+    assert len(quantized) == 7 * LAYERS
+    quantized.clear()
+    assert loaded(laid_out(folder, device), device) == expected
+    assert not quantized
+
+
+def test_other_weights_have_other_files(folder, device, cache, quantized, tmp_path):
+    loaded(laid_out(folder, device), device)
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    weights = other / "model.safetensors"
+    content, times = bytearray(weights.read_bytes()), weights.stat()
+    content[-64:] = bytes(64)
+    weights.write_bytes(content)
+    os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns + 1))
+    quantized.clear()
+    loaded(laid_out(other, device), device)
+    assert len(quantized) == 7 * LAYERS and len(list(cache.iterdir())) == 2
+
+
+@pytest.mark.parametrize("failing", ["no room", "full in the middle", "not writable"])
+def test_without_a_disk_layers_wait_in_memory(
+    folder, device, cache, monkeypatch, expected, failing
+):
+    if failing == "no room":
+        monkeypatch.setattr("shutil.disk_usage", lambda path: Usage(9, 9, 9))
+    elif failing == "full in the middle":
+        original, written = os.replace, []
+
+        def replace(source, target):
+            written.append(target)
+            if len(written) > 2:
+                raise OSError(28, "No space left on device")
+            original(source, target)
+
+        monkeypatch.setattr("os.replace", replace)
+        monkeypatch.setattr("pathlib.Path.replace", lambda self, to: replace(self, to))
+    else:
+        cache.parent.mkdir()
+        cache.write_text("")
+    layout = laid_out(folder, device)
+    got, _ = computed(layout, device)
+    np.testing.assert_array_equal(got, expected)
+    assert "are not kept in" in layout.problem and "make room there" in layout.problem
+    assert not all(map(is_mapped, pieces(layout)))
+    if failing == "no room":
+        assert layout.weights_on_host()["streamed weights"] == sum(layout.section_bytes)
+        assert layout.mapped_bytes == 83 * 64 * 2  # the embedding is as its file has it
+
+
+def test_a_4_bit_folder_serves_its_own_bytes(four_bit, device, cache, quantized, expected):
+    layout = laid_out(four_bit, device)
+    got, _ = computed(layout, device)
+    np.testing.assert_array_equal(got, expected)
+    assert not quantized and not cache.exists()
+    in_memory = sum(piece.nbytes for piece in pieces(layout) if not is_mapped(piece))
+    assert in_memory <= layout.weights_on_host()["streamed weights"] < sum(layout.section_bytes) / 2
+
+
+def test_models_that_were_used_long_ago_give_way(folder, device, cache, monkeypatch):
+    monkeypatch.setattr("qlora_wgpu.model.weight_cache._KEPT", 2)
+    for age in (3, 2, 1):
+        (cache / str(age)).mkdir(parents=True)
+        os.utime(cache / str(age), (age, 10 - age))
+    loaded(laid_out(folder, device), device)
+    assert {"1"} < {path.name for path in cache.iterdir()} and len(list(cache.iterdir())) == 2
