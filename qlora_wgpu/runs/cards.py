@@ -34,7 +34,8 @@ class CardPlan:
         room: Bytes of it that training may take.
         resident_seq: Most tokens of one row with all weights on the card, layers recomputed; 0 for
             none.
-        longest_seq: Most tokens of one row with all that can wait in host memory; 0 for none.
+        longest_seq: Most tokens of one row with all in host memory that can be; 0 for none. Of very
+            small models other ways may have room for a few more.
         fitted: How the planned training keeps to the card; None where it cannot.
         slow_down: How many times as long its step takes as with everything on a card and nothing
             recomputed, if no traffic is hidden; None where it does not fit.
@@ -56,20 +57,24 @@ def plans_for_cards(workload: Workload) -> tuple[CardPlan, ...]:
 def _plans(workload: Workload) -> Iterator[CardPlan]:
     here = Target()
     resident = here.layout(workload)
-    least = resident.waiting(Residency.least(resident.num_layers))
     row = replace(workload, batch=1, checkpointing=True)
 
     @lru_cache
     def on_card(steps: int) -> int | None:
         return here.total(replace(row, seq=steps * SEQ_STEP))
 
+    all_waiting = Residency.least(resident.num_layers)
+    # Blocks of a small head take more than it does itself.
+    ways = [resident.waiting(replace(all_waiting, streamed_head=head)) for head in (True, False)]
+
     @lru_cache
     def with_host(steps: int) -> int | None:
         options = replace(row, seq=steps * SEQ_STEP).options
         try:
-            return sum(least.memory(options).values())
+            totals = [sum(way.memory(options).values()) for way in ways]
         except OutOfMemoryError:
             return None
+        return min(filter(None, [on_card(steps), *totals]))
 
     most = MOST_TOKENS // SEQ_STEP
     kept = replace(workload, checkpointing=False).options

@@ -1,0 +1,56 @@
+"""``estimate --cards``: what has room on cards of several sizes."""
+
+from dataclasses import replace
+
+import pytest
+
+from qlora_wgpu import runs
+from qlora_wgpu.cli._cards import cards_table, in_json
+from qlora_wgpu.errors import OutOfMemoryError
+from qlora_wgpu.limits import MIB
+from qlora_wgpu.model.fitting import fit
+from qlora_wgpu.runs import cards
+from qlora_wgpu.runs.workload import Target
+
+
+@pytest.fixture(scope="module")
+def workload():
+    return runs.estimate("S", seq=256).workload
+
+
+def test_each_card_is_used_to_its_last_row(workload, monkeypatch):
+    monkeypatch.setattr(cards, "GIB", MIB)
+    monkeypatch.setattr(cards, "room_of", lambda nbytes: nbytes)
+    monkeypatch.setattr(cards, "SIZES", (2, 13, 16, 20, 30))
+    plans = cards.plans_for_cards(workload)
+    here, row = Target(), replace(workload, batch=1, checkpointing=True)
+
+    def fits(seq, room):
+        wanted = replace(row, seq=seq)
+        try:
+            return fit(here.layout(wanted), wanted.options, room).total <= room
+        except OutOfMemoryError:
+            return False
+
+    assert [plan.gib for plan in plans] == [2, 13, 16, 20]  # which has room for everything
+    assert plans[0].fitted is None and plans[0].longest_seq == 0
+    assert in_json(plans[0])["fits"] is False
+    for plan in plans[1:]:
+        assert plan.fitted is not None and plan.fitted.total <= plan.room
+        assert plan.longest_seq >= plan.resident_seq
+    some = plans[1]
+    assert fits(some.longest_seq, some.room) and not fits(2 * some.longest_seq, some.room)
+    some = plans[2]
+    assert (here.total(replace(row, seq=some.resident_seq)) or 0) <= some.room
+    assert (here.total(replace(row, seq=some.resident_seq + 64)) or 0) > some.room
+    downs = [plan.slow_down for plan in plans[1:]]
+    assert downs == sorted(downs, reverse=True) and downs[0] > 1 and downs[-1] == 1
+    shown = [str(cell) for column in cards_table(plans, 1, 256).columns for cell in column.cells]
+    assert {"does not fit", "nothing", "as the last", "1.00x"} <= set(shown)
+    assert any("on the host" in cell for cell in shown)
+
+
+def test_cards_are_planned_where_they_are_asked_for():
+    assert runs.estimate("S", seq=256).cards == ()
+    (plan,) = runs.estimate("S", seq=256, cards=True).cards
+    assert plan.gib == 4 and plan.slow_down == 1 and not plan.fitted.moved
