@@ -156,12 +156,12 @@ class ModelLayout:
     @property
     def section_bytes(self) -> list[int]:
         """Bytes of the weights of each layer that comes and goes."""
-        return self._weights.section_bytes
+        return self._weights.places.section_bytes
 
     @property
     def head_block_bytes(self) -> list[int]:
         """Bytes of each block of the head that comes and goes."""
-        return self._weights.head_block_bytes
+        return self._weights.places.head_block_bytes
 
     @property
     def tied(self) -> bool:
@@ -238,7 +238,7 @@ class ModelLayout:
     def host_memory(self, options: StepOptions) -> Counter[str]:
         """Bytes of host memory by kind that wait while steps with these options train."""
         plan = self.step(options).plan
-        memory = self._weights.host_bytes()
+        memory = self._weights.places.host_bytes()
         memory["layer inputs"] = plan.parked_bytes
         memory["transfers"] = transfer_bytes(plan)
         if self.residency.host_moments:
@@ -249,24 +249,24 @@ class ModelLayout:
 
     def weights_on_host(self) -> Counter[str]:
         """Bytes of host memory by kind that weights take, and what they pass through."""
-        memory = self._weights.host_bytes()
-        memory["transfers"] = self._weights.transfer_bytes
+        memory = self._weights.places.host_bytes()
+        memory["transfers"] = self._weights.places.transfer_bytes
         return +memory
 
     @property
     def loading_bytes(self) -> int:
         """Bytes of host memory that are taken for a moment while weights are read."""
-        return self._weights.loading_bytes
+        return self._weights.places.loading_bytes
 
     @property
     def mapped_bytes(self) -> int:
         """Bytes of weights that are read from files whenever a step needs them."""
-        return self._weights.mapped_bytes
+        return self._weights.places.mapped_bytes
 
     @property
     def problem(self) -> str:
         """Why layers are not kept on disk, where they should be; else empty."""
-        return self._weights.problem
+        return self._weights.places.problem
 
     def make_room_for_counts(self) -> None:
         """Gives the sums room for what other devices count, whose kernels have such a type."""
@@ -275,7 +275,7 @@ class ModelLayout:
     @property
     def num_tensors(self) -> int:
         """Number of tensors that ``load`` reads."""
-        return self._weights.num_tensors
+        return self._weights.places.num_tensors
 
     def load(self, device: Device, progress: Callable[[str], None] = lambda name: None) -> None:
         """Reads the weights and uploads them, one after another; to be called once.

@@ -8,8 +8,6 @@ stays near one tensor.
 from __future__ import annotations
 
 import math
-import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import groupby
@@ -20,31 +18,26 @@ import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.config import QuantConfig
-from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.families.family import Architecture, ExpertSpec, LinearSpec, Modules, stored_parts
 from qlora_wgpu.gpu.device import ALIGNMENT, Device
 from qlora_wgpu.graph.dtype import (
-    LARGEST_FLOAT16,
-    ROW_UNIT,
     pad_rows,
     padded,
     round_up,
-    stored_bits,
 )
-from qlora_wgpu.graph.program import allocate
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
 from qlora_wgpu.kernels.dequantize import fits_words
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model import quantized_weights
 from qlora_wgpu.model.host_matrices import fill, row_pieces, streamed_matrix
-from qlora_wgpu.model.layer_images import LayerImage
 from qlora_wgpu.model.quantized_weights import device_arrays as _device_arrays
 from qlora_wgpu.model.quantized_weights import quantized_matrix
-from qlora_wgpu.model.requantization import Requantization
 from qlora_wgpu.model.residency import RESIDENT, Residency
 from qlora_wgpu.model.storage_forms import StorageForms
-from qlora_wgpu.model.weight_loading import Load, Progress, WeightLoading
-from qlora_wgpu.model.weight_names import stored_embedding, stored_name, with_prefixes
+from qlora_wgpu.model.weight_loading import Load, Progress
+from qlora_wgpu.model.weight_names import stored_embedding, stored_name
+from qlora_wgpu.model.weight_places import WeightPlaces
+from qlora_wgpu.model.weight_source import WeightSource, bits_of
 from qlora_wgpu.ops.modules import (
     DenseExperts,
     DenseMatrix,
@@ -56,7 +49,7 @@ from qlora_wgpu.ops.modules import (
     StreamedMatrix,
 )
 from qlora_wgpu.ops.quantized import QuantizedMatrix
-from qlora_wgpu.quant import QuantizedWeight, WeightFormat, quantize_nf4
+from qlora_wgpu.quant import WeightFormat
 
 __all__ = ["WeightLayout", "_device_arrays", "quantized_matrix", "stored_name"]
 
@@ -99,26 +92,16 @@ class WeightLayout:
             keep: Whether layers that come and go, and are quantized here, are kept on disk.
         """
         self._forms = StorageForms(quant, folder, config)
-        self._quant = quant
         self._dtype = dtype
         self._weight_dtype = weight_dtype or dtype
         self._max_binding = max_binding
-        self._folder = folder
-        self._device = device
         self._textures = textures
         self._head_block = head_block
         self._residency = residency
-        self._first_streamed = 0
-        self._loading = WeightLoading(
-            partial(_made_from, folder, quant, self._weight_dtype) if keep else _nothing
-        )
-        self._host_rows: HostMatrix | None = None
-        self._head: HostMatrix | None = None
+        self._source = WeightSource(folder, quant)
+        made_from = partial(self._source.made_from, self._weight_dtype) if keep else _nothing
+        self.places = WeightPlaces(device, made_from, textures=textures, reads=folder is not None)
         self._codebooks: dict[bytes, Tensor] = {}
-        self._prefixes: tuple[tuple[str, str], ...] = ()
-        self._requantization = Requantization()
-        self._is_deferred = False
-        self._largest_load = 0
 
     def modules(
         self,
@@ -147,11 +130,11 @@ class WeightLayout:
         Raises:
             CheckpointError: If the files lack a tensor or hold one that config.json denies.
         """
-        self._is_deferred = True
+        self.places.is_deferred = True
         vocab, hidden = architecture.vocab_size, architecture.hidden_size
-        self._prefixes = architecture.stored_prefixes
-        self._first_streamed = architecture.num_layers - self._residency.streamed_layers
-        name, tied = stored_embedding(self._folder, architecture), architecture.tied
+        self._source.prefixes = architecture.stored_prefixes
+        self.places.first_streamed = architecture.num_layers - self._residency.streamed_layers
+        name, tied = stored_embedding(self._source.folder, architecture), architecture.tied
         head_name = name if tied else architecture.head_name
         streamed = self._residency.streamed_head
         head: Matrix
@@ -194,78 +177,28 @@ class WeightLayout:
             CheckpointError: If a tensor is missing, damaged or of another shape.
             OutOfMemoryError: If the device has no room.
         """
-        self._device, self._is_deferred = device, False
+        self.places.device, self.places.is_deferred = device, False
         self._load(progress)
 
-    @property
-    def num_tensors(self) -> int:
-        """Number of names that ``progress`` will be called with."""
-        return len(self._loading)
-
     def _load(self, progress: Progress) -> None:
-        self._loading.run(self._fill, progress)
-        self._requantization.warn()
+        self.places.run(progress)
+        self._source.requantization.warn()
 
     # -- bytes -------------------------------------------------------------------------------
-
-    def _when_loading(self, name: str, load: Load, image: LayerImage | None = None) -> None:
-        """Does it now, or where a layout comes first, later."""
-        if self._folder is None:
-            return
-        if self._is_deferred:
-            self._loading.add(name, load, image)
-        else:
-            load()
-
-    def _fill(self, storage: Storage, data: npt.NDArray[Any] | None) -> None:
-        """Gives a storage its bytes, on the device if there is one."""
-        if data is not None and self._loading.put(storage, data):
-            return
-        storage.data = data
-        if self._device is not None:
-            allocate(self._device, storage)
-            storage.data = None
-
-    def _stored(self, name: str) -> str:
-        """The name of a tensor in the files."""
-        return name if self._folder is None else with_prefixes(self._folder, self._prefixes, name)
-
-    def _has(self, name: str) -> bool:
-        return self._folder is not None and self._folder.has(self._stored(name))
-
-    def _read(self, name: str, shape: tuple[int, ...]) -> FloatArray:
-        assert self._folder is not None
-        name = self._stored(name)
-        array = self._folder.dequantized(name) if len(shape) == 2 else self._folder.float32(name)
-        _check_shape(self._folder, name, array.shape, shape)
-        return array
-
-    def _bits(self, name: str, array: FloatArray, dtype: str) -> npt.NDArray[Any]:
-        """A matrix in a type, its rows padded."""
-        if dtype == "float16" and (np.isfinite(array) & (np.abs(array) > LARGEST_FLOAT16)).any():
-            raise CheckpointError(
-                f"{name} holds weights that are larger than matrix units take "
-                f"({LARGEST_FLOAT16:,.0f} in float16): use "
-                "train.compute_dtype: float32 or device.backend: wgpu"
-            )
-        return stored_bits(pad_rows(array), dtype)
 
     # -- vectors and dense matrices ------------------------------------------------------------
 
     def _linear(self, spec: LinearSpec, adapter: Adapter, bias: Tensor | None) -> Linear:
         name = f"{spec.name}.weight"
         shape = spec.out_features, spec.in_features
-        form = self._forms.of([self._stored(name)], spec.in_features)
+        form = self._forms.of([self._source.stored(name)], spec.in_features)
         weight: Matrix = (
             self._dense(name, *shape)
             if form is None
             else self._quantized_matrix(name, shape, form, [name])
         )
-        if bias is None and self._folder is not None and self._has(f"{spec.name}.bias"):
-            raise CheckpointError(
-                f"{self._folder.path}: the weights hold {spec.name}.bias, but config.json says "
-                "that this layer has no bias"
-            )
+        if bias is None:
+            self._source.refuse_bias(spec.name)
         return Linear(spec.name, weight, bias, adapter.loras.get(spec.name))
 
     def _float32(
@@ -276,11 +209,11 @@ class WeightLayout:
         storage = Storage(name, "norms", 4 * rows * padded(columns))
 
         def load() -> None:
-            parts = [self._read(*part) for part in stored_parts(name, shape)]
+            parts = [self._source.read(*part) for part in stored_parts(name, shape)]
             array = np.stack(parts).reshape(rows, columns)
-            self._fill(storage, pad_rows(array + offset))
+            self.places.fill(storage, pad_rows(array + offset))
 
-        self._when_loading(name, load)
+        self.places.when_loading(name, load)
         if len(shape) > 1:
             return matrix(name, rows, columns, "float32", storage)
         return vector(name, columns, "float32", storage)
@@ -295,14 +228,14 @@ class WeightLayout:
         missing = {spec.name for spec in specs}
 
         def load(spec: LinearSpec, begin: int) -> None:
-            bias = self._read(f"{spec.name}.bias", (spec.out_features,))
+            bias = self._source.read(f"{spec.name}.bias", (spec.out_features,))
             whole[begin : begin + spec.out_features] = bias
             missing.discard(spec.name)
             if not missing:
-                self._fill(storage, whole)
+                self.places.fill(storage, whole)
 
         for spec, begin in zip(specs, begins, strict=False):
-            self._when_loading(f"{spec.name}.bias", partial(load, spec, begin))
+            self.places.when_loading(f"{spec.name}.bias", partial(load, spec, begin))
         return {
             spec.name: vector(f"{spec.name}.bias", spec.out_features, "float32", storage, 4 * begin)
             for spec, begin in zip(specs, begins, strict=False)
@@ -313,145 +246,58 @@ class WeightLayout:
         row_bytes = matrix("", 1, columns, dtype).nbytes
         pieces: list[tuple[int, Tensor]] = []
         for row0, count in row_pieces(rows, row_bytes, self._max_binding):
-            storage = self._dense_storage(name, count * row_bytes)
+            storage = self.places.dense_storage(name, count * row_bytes)
             pieces.append((row0, matrix(name, count, columns, dtype, storage)))
-        image = self._image_of(name) if not self._textures else None
-        if not self._is_as_stored(name, columns, dtype):
-            self._expect_load(4 * rows * columns + sum(piece.nbytes for _, piece in pieces))
+        image = self.places.dense_image_of(name)
+        if not self._source.is_as_stored(name, columns, dtype):
+            self.places.expect_load(4 * rows * columns + sum(piece.nbytes for _, piece in pieces))
             if image is not None:
                 image.as_stored = False
-        self._when_loading(name, lambda: self._load_dense(name, (rows, columns), pieces), image)
+        self.places.when_loading(
+            name, lambda: self._load_dense(name, (rows, columns), pieces), image
+        )
         return DenseMatrix(rows, columns, tuple(pieces))
 
     def _on_host(self, name: str, rows: int, columns: int) -> HostMatrix:
         """A matrix whose rows the host looks up."""
-        matrix = self._host_rows = HostMatrix(rows, columns, self._dtype)
-
-        matrix.as_stored = self._is_as_stored(name, columns, self._dtype)
+        matrix = self.places.waiting["embedding"] = HostMatrix(rows, columns, self._dtype)
+        matrix.as_stored = self._source.is_as_stored(name, columns, self._dtype)
         if not matrix.as_stored:
-            self._expect_load(4 * rows * columns)
+            self.places.expect_load(4 * rows * columns)
 
         def load() -> None:
-            matrix.values = self._read_bits(name, (rows, columns), self._dtype)
+            matrix.values = self._source.read_bits(name, (rows, columns), self._dtype)
 
-        self._when_loading(name, load)
+        self.places.when_loading(name, load)
         return matrix
 
     def _streamed_head(self, name: str, rows: int, columns: int) -> StreamedMatrix:
         """A head that comes in blocks."""
-        host = self._head = HostMatrix(rows, columns, self._weight_dtype)
-        stream = self._loading.images.stream
+        host = self.places.waiting["lm_head"] = HostMatrix(rows, columns, self._weight_dtype)
+        stream = self.places.stream
         head = streamed_matrix(name, host, stream, self._max_binding, self._head_block)
-        host.as_stored = self._is_as_stored(name, columns, host.dtype)
+        host.as_stored = self._source.is_as_stored(name, columns, host.dtype)
         if not host.as_stored:
-            self._expect_load(4 * rows * columns)
-        self._when_loading(
-            name, lambda: fill(head, self._read_bits(name, (rows, columns), host.dtype))
+            self.places.expect_load(4 * rows * columns)
+        self.places.when_loading(
+            name, lambda: fill(head, self._source.read_bits(name, (rows, columns), host.dtype))
         )
         return head
-
-    def _image_of(self, module: str) -> LayerImage | None:
-        """The layer that a module belongs to; None outside of layers."""
-        number = layer_number(module)
-        if number is None:
-            return None
-        return self._loading.images.of(number, streamed=number >= self._first_streamed)
-
-    def _expect_load(self, nbytes: int) -> None:
-        """Counts what reading one thing takes for a moment."""
-        self._largest_load = max(self._largest_load, nbytes)
-
-    def _storage(self, module: str, label: str, nbytes: int) -> Storage:
-        """Memory for a part of a module, which may come and go with its layer of the model."""
-        image = self._image_of(module)
-        return Storage(label, "base", nbytes) if image is None else image.storage(label, nbytes)
-
-    def _dense_storage(self, name: str, nbytes: int) -> Storage:
-        if self._textures:  # which are no windows of a buffer
-            return Storage(name, "base", nbytes, texture=True)
-        return self._storage(name, name, nbytes)
-
-    @property
-    def section_bytes(self) -> list[int]:
-        """Bytes of each layer's part that comes and goes."""
-        return [section.nbytes for section in self._loading.images.sections]
-
-    @property
-    def head_block_bytes(self) -> list[int]:
-        """Bytes of each block of a streamed head."""
-        layers = self._loading.images.sections
-        sections = self._loading.images.stream.sections
-        return [each.nbytes for each in sections if each not in layers]
-
-    @property
-    def problem(self) -> str:
-        """Why layers are not kept on disk, where they should be; else empty."""
-        return self._loading.problem
-
-    def host_bytes(self) -> Counter[str]:
-        """Bytes by kind of the weights that stay in host memory."""
-        copied = {
-            "embedding": self._host_rows,
-            "lm_head": self._head,
-        }
-        memory = Counter(
-            {
-                kind: each.nbytes
-                for kind, each in copied.items()
-                if each is not None and not each.as_stored
-            }
-        )
-        memory["streamed weights"] = self._loading.host_bytes()
-        return memory
-
-    @property
-    def transfer_bytes(self) -> int:
-        """Bytes of host memory that layers pass through on their way."""
-        return self._loading.images.stream.device_bytes
-
-    @property
-    def loading_bytes(self) -> int:
-        """Bytes of host memory that are taken for a moment while weights are read."""
-        return self._largest_load + (self._loading.largest_kept if self._loading.is_kept else 0)
-
-    @property
-    def mapped_bytes(self) -> int:
-        """Bytes of the weights that are read from files whenever they are needed."""
-        matrices = (self._host_rows, self._head)
-        mapped = sum(each.nbytes for each in matrices if each is not None and each.as_stored)
-        return mapped + self._loading.mapped_bytes()
-
-    def _is_as_stored(self, name: str, columns: int, dtype: str) -> bool:
-        """Whether a file holds a matrix as the device takes it."""
-        return (
-            self._folder is not None
-            and dtype == "bfloat16"
-            and columns % ROW_UNIT == 0
-            and self._folder.is_bfloat16(self._stored(name))
-        )
-
-    def _read_bits(self, name: str, shape: tuple[int, int], dtype: str) -> npt.NDArray[Any]:
-        """A matrix as the device takes it: as its file holds it, if that is so."""
-        if self._folder is not None and self._is_as_stored(name, shape[1], dtype):
-            bits = self._folder.bfloat16(self._stored(name))
-            _check_shape(self._folder, name, bits.shape, shape)
-            return bits
-        return self._bits(name, self._read(name, shape), dtype)
 
     def _load_dense(
         self, name: str, shape: tuple[int, int], pieces: list[tuple[int, Tensor]]
     ) -> None:
-        bits = self._read_bits(name, shape, pieces[0][1].dtype)
+        bits = self._source.read_bits(name, shape, pieces[0][1].dtype)
         for row0, piece in pieces:
             assert piece.storage is not None
-            self._fill(piece.storage, bits[row0 : row0 + piece.rows])
+            self.places.fill(piece.storage, bits[row0 : row0 + piece.rows])
 
     # -- experts -------------------------------------------------------------------------------
 
     def _experts(self, stack: ExpertSpec, adapter: Adapter) -> ExpertLinear:
         names = [f"{spec.name}.weight" for spec in stack.linears]
         shape = stack.out_features, stack.in_features
-        form = self._forms.of([self._stored(name) for name in names], stack.in_features)
+        form = self._forms.of([self._source.stored(name) for name in names], stack.in_features)
         weight: ExpertMatrix = (
             self._dense_experts(stack.name, *shape, names)
             if form is None
@@ -466,20 +312,20 @@ class WeightLayout:
         pieces = []
         for first in range(0, len(names), most):
             group = names[first : first + most]
-            storage = self._dense_storage(name, len(group) * one)
-            self._expect_load(3 * len(group) * 4 * rows * columns)
-            image = self._image_of(name) if not self._textures else None
+            storage = self.places.dense_storage(name, len(group) * one)
+            self.places.expect_load(3 * len(group) * 4 * rows * columns)
+            image = self.places.dense_image_of(name)
             if image is not None:
                 image.as_stored = False
-            self._when_loading(name, self._group_load(storage, group, (rows, columns)), image)
+            self.places.when_loading(name, self._group_load(storage, group, (rows, columns)), image)
             whole = matrix(name, len(group) * rows, columns, dtype, storage)
             pieces.append((first, len(group), whole))
         return DenseExperts(len(names), rows, columns, tuple(pieces))
 
     def _group_load(self, storage: Storage, names: list[str], shape: tuple[int, int]) -> Load:
         def load() -> None:
-            arrays = [self._read(each, shape) for each in names]
-            self._fill(storage, self._bits(names[0], np.concatenate(arrays), self._weight_dtype))
+            arrays = [self._source.read(each, shape) for each in names]
+            self.places.fill(storage, bits_of(names[0], np.concatenate(arrays), self._weight_dtype))
 
         return load
 
@@ -495,24 +341,26 @@ class WeightLayout:
             shape,
             form,
             len(parts),
-            partial(self._storage, name),
+            partial(self.places.storage, name),
             self._codebook(form) if in_words else None,
         )
         self._expect_quantized(name, shape, parts, storages)
-        image = self._image_of(name)
-        self._when_loading(name, lambda: self._load_quantized(name, parts, shape, storages), image)
+        image = self.places.image_of(name)
+        self.places.when_loading(
+            name, lambda: self._load_quantized(name, parts, shape, storages), image
+        )
         return matrix
 
     def _expect_quantized(
         self, name: str, shape: tuple[int, int], parts: list[str], storages: dict[str, Storage]
     ) -> None:
         """Counts what a matrix takes of the host, and whether its layer is as its files have it."""
-        folder, image = self._folder, self._image_of(name)
-        stored = [self._stored(part) for part in parts]
+        folder, image = self._source.folder, self.places.image_of(name)
+        stored = [self._source.stored(part) for part in parts]
         mapped = folder is not None and len(parts) == 1 and folder.is_mapped(stored[0])
         if not mapped:
             quantized = sum(storage.nbytes for storage in storages.values())
-            self._expect_load(4 * shape[0] * shape[1] + min(len(parts), 2) * quantized)
+            self.places.expect_load(4 * shape[0] * shape[1] + min(len(parts), 2) * quantized)
         if image is not None:
             image.as_stored &= mapped
             image.copied += sum(storages[leaf].nbytes for leaf in storages if leaf in _COPIED)
@@ -522,23 +370,11 @@ class WeightLayout:
     def _load_quantized(
         self, name: str, parts: list[str], shape: tuple[int, int], storages: dict[str, Storage]
     ) -> None:
-        assert self._folder is not None
-        quantized = [self._quantized(part, shape) for part in parts]
-        arrays = quantized_weights.stacked_arrays(quantized, name, self._folder.path)
+        assert self._source.folder is not None
+        quantized = [self._source.quantized(part, shape) for part in parts]
+        arrays = quantized_weights.stacked_arrays(quantized, name, self._source.folder.path)
         for leaf, storage in storages.items():
-            self._fill(storage, arrays[leaf])
-
-    def _quantized(self, name: str, shape: tuple[int, int]) -> QuantizedWeight:
-        assert self._folder is not None
-        name = self._stored(name)
-        stored = self._folder.quantized(name, mapped=True)
-        if stored is not None:
-            _check_shape(self._folder, name, stored.shape, shape)
-            return stored
-        weight = self._read(name, shape)
-        if self._folder.must_requantize(name):
-            return self._requantization.quantize(weight, self._quant)
-        return quantize_nf4(weight, self._quant.blocksize, self._quant.double_quant)
+            self.places.fill(storage, arrays[leaf])
 
     def _codebook(self, form: WeightFormat) -> Tensor:
         """The values of pairs of codes, shared by all matrices with the same map."""
@@ -546,12 +382,6 @@ class WeightLayout:
         if key not in self._codebooks:
             self._codebooks[key] = quantized_weights.codebook_tensor(form, Storage)
         return self._codebooks[key]
-
-
-def _made_from(folder: ModelFolder | None, quant: QuantConfig, dtype: str) -> Any:
-    """What decides the bytes of layers that are quantized here, where they may be kept."""
-    identity = None if folder is None else folder.identity
-    return None if identity is None else [identity, quant.model_dump(), dtype]
 
 
 def _nothing() -> None:
@@ -562,18 +392,3 @@ def with_one_input(specs: Iterable[LinearSpec]) -> Iterator[list[LinearSpec]]:
     """Neighbours of one module and as many inputs, as q, k and v are."""
     for _, some in groupby(specs, lambda s: (s.name.rpartition(".")[0], s.in_features)):
         yield list(some)
-
-
-def layer_number(module: str) -> int | None:
-    """The number of the layer that a module belongs to, by its name; None outside of layers."""
-    found = re.search(r"\.(\d+)\.", module)
-    return None if found is None else int(found[1])
-
-
-def _check_shape(
-    folder: ModelFolder, name: str, shape: tuple[int, ...], expected: tuple[int, ...]
-) -> None:
-    if tuple(shape) != expected:
-        raise CheckpointError(
-            f"{folder.path}: {name} has shape {tuple(shape)}, but config.json asks for {expected}"
-        )

@@ -11,6 +11,7 @@ from support.tiny_tokenizer import tiny_tokenizer
 from qlora_wgpu.data import Preparation, load_dataset
 from qlora_wgpu.errors import DataError
 
+GZIP = gzip.compress(b"{}", mtime=0)  # a time would name the test anew in each process
 CHATML = Preparation(256, chat_template="chatml")
 
 
@@ -177,7 +178,7 @@ def test_columns_are_separated_as_the_first_line_shows(tmp_path, mark):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", gzip.compress(b"{}"), r"a.jsonl is compressed \(gzip\): unpack it first"),
+        ("a.jsonl", GZIP, r"a.jsonl is compressed \(gzip\): unpack it first"),
         ("a.csv", b"PK\x03\x04 and more", r"a.csv is compressed \(zip\)"),
         ("a.json", b"PAR1 and more", r"a.json is a Parquet file: let its name end in .parquet"),
     ],

@@ -48,12 +48,15 @@ def cache(monkeypatch, tmp_path):
 @pytest.fixture
 def quantized(monkeypatch):
     """The matrices that are quantized from now on."""
-    from qlora_wgpu.model import weights
+    from qlora_wgpu.model import weight_source
 
-    shapes, original = [], weights.quantize_nf4
-    monkeypatch.setattr(
-        weights, "quantize_nf4", lambda w, *form: (shapes.append(w.shape), original(w, *form))[1]
-    )
+    shapes, original = [], weight_source.quantize_nf4
+
+    def quantize(weight, *form):
+        shapes.append(weight.shape)
+        return original(weight, *form)
+
+    monkeypatch.setattr(weight_source, "quantize_nf4", quantize)
     return shapes
 
 
@@ -77,7 +80,7 @@ def loaded(layout, device):
 
 
 def pieces(layout):
-    sections = layout._weights._loading.images.stream.sections
+    sections = layout._weights.places.stream.sections
     return [piece for section in sections for piece in section.pieces.values()]
 
 

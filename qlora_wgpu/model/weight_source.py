@@ -1,0 +1,142 @@
+"""Weights as their files have them: found by a module's name, checked, and in the device's form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.config import QuantConfig
+from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.graph.dtype import LARGEST_FLOAT16, ROW_UNIT, pad_rows, stored_bits
+from qlora_wgpu.model.requantization import Requantization
+from qlora_wgpu.model.weight_names import with_prefixes
+from qlora_wgpu.quant import QuantizedWeight, quantize_nf4
+
+FloatArray = npt.NDArray[np.float32]
+
+
+class WeightSource:
+    """The files of a model, or none for a plan.
+
+    Attributes:
+        folder: The files; None for a plan.
+        prefixes: What names begin with in the files, in place of what modules are named.
+        requantization: How far weights moved that had to be quantized anew.
+    """
+
+    def __init__(self, folder: ModelFolder | None, quant: QuantConfig) -> None:
+        """Reads nothing yet.
+
+        Args:
+            folder: The files; None for a plan.
+            quant: How layers are quantized that are not so in the files.
+        """
+        self.folder = folder
+        self.prefixes: tuple[tuple[str, str], ...] = ()
+        self.requantization = Requantization()
+        self._quant = quant
+
+    def stored(self, name: str) -> str:
+        """The name of a tensor in the files."""
+        return name if self.folder is None else with_prefixes(self.folder, self.prefixes, name)
+
+    def has(self, name: str) -> bool:
+        """Whether the files hold a tensor."""
+        return self.folder is not None and self.folder.has(self.stored(name))
+
+    def read(self, name: str, shape: tuple[int, ...]) -> FloatArray:
+        """A tensor of a shape, in float32.
+
+        Raises:
+            CheckpointError: If it is missing, damaged or of another shape.
+        """
+        folder, name = self._folder, self.stored(name)
+        array = folder.dequantized(name) if len(shape) == 2 else folder.float32(name)
+        _check_shape(folder, name, array.shape, shape)
+        return array
+
+    def is_as_stored(self, name: str, columns: int, dtype: str) -> bool:
+        """Whether a file holds a matrix as the device takes it."""
+        return (
+            self.folder is not None
+            and dtype == "bfloat16"
+            and columns % ROW_UNIT == 0
+            and self.folder.is_bfloat16(self.stored(name))
+        )
+
+    def read_bits(self, name: str, shape: tuple[int, int], dtype: str) -> npt.NDArray[Any]:
+        """A matrix as the device takes it: as its file holds it, if that is so.
+
+        Raises:
+            CheckpointError: If it is missing, damaged, of another shape or beyond its type.
+        """
+        if self.is_as_stored(name, shape[1], dtype):
+            bits = self._folder.bfloat16(self.stored(name))
+            _check_shape(self._folder, name, bits.shape, shape)
+            return bits
+        return bits_of(name, self.read(name, shape), dtype)
+
+    def quantized(self, name: str, shape: tuple[int, int]) -> QuantizedWeight:
+        """A matrix in few bits: as its file holds it, or quantized here.
+
+        Raises:
+            CheckpointError: If it is missing, damaged or of another shape.
+        """
+        folder, name = self._folder, self.stored(name)
+        stored = folder.quantized(name, mapped=True)
+        if stored is not None:
+            _check_shape(folder, name, stored.shape, shape)
+            return stored
+        weight = self.read(name, shape)
+        if folder.must_requantize(name):
+            return self.requantization.quantize(weight, self._quant)
+        return quantize_nf4(weight, self._quant.blocksize, self._quant.double_quant)
+
+    def refuse_bias(self, layer: str) -> None:
+        """Sees that the files have no bias of a layer that is to have none.
+
+        Raises:
+            CheckpointError: If they have.
+        """
+        if self.folder is not None and self.has(f"{layer}.bias"):
+            raise CheckpointError(
+                f"{self.folder.path}: the weights hold {layer}.bias, but config.json says that "
+                "this layer has no bias"
+            )
+
+    def made_from(self, dtype: str) -> Any:
+        """What decides the bytes of layers that are quantized here; None where nobody can tell."""
+        identity = None if self.folder is None else self.folder.identity
+        return None if identity is None else [identity, self._quant.model_dump(), dtype]
+
+    @property
+    def _folder(self) -> ModelFolder:
+        assert self.folder is not None
+        return self.folder
+
+
+def bits_of(name: str, array: FloatArray, dtype: str) -> npt.NDArray[Any]:
+    """A matrix in a type, its rows padded.
+
+    Raises:
+        CheckpointError: If it holds values that the type has not.
+    """
+    if dtype == "float16" and (np.isfinite(array) & (np.abs(array) > LARGEST_FLOAT16)).any():
+        raise CheckpointError(
+            f"{name} holds weights that are larger than matrix units take "
+            f"({LARGEST_FLOAT16:,.0f} in float16): use "
+            "train.compute_dtype: float32 or device.backend: wgpu"
+        )
+    return stored_bits(pad_rows(array), dtype)
+
+
+def _check_shape(
+    folder: ModelFolder, name: str, shape: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    if tuple(shape) != expected:
+        raise CheckpointError(
+            f"{folder.path}: {name} has shape {tuple(shape)}, but config.json asks for {expected}"
+        )
