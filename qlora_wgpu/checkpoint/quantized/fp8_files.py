@@ -20,7 +20,7 @@ _POWERS_OF_TWO = ("F8_E8M0", "U8")
 
 
 def stored_tile(quantization: Mapping[str, Any]) -> Any:
-    """A tile's rows and columns as a ``quantization_config`` has them, unchecked; None for no tiles.
+    """Rows and columns of a tile as ``quantization_config`` has them, unchecked; None for no tiles.
 
     compressed-tensors says it for each of its groups of layers, as ``block_structure``.
 
