@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.checkpoint.quantized.planned import PlannedFormats
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "formats.npz"
@@ -87,6 +88,23 @@ FP8 = {"quant_method": "fp8", "weight_block_size": [32, 32]}
 
 def test_fp8_in_tiles(tmp_path: Path, recorded: Arrays) -> None:
     assert_bits(opened(tmp_path, fp8(recorded), FP8), recorded["fp8/weight"])
+
+
+def in_groups(*tiles: Any) -> dict[str, Any]:
+    """compressed-tensors' FP8, its groups of layers in tiles of these sizes."""
+    groups = {f"group_{i}": {"weights": {"block_structure": tile}} for i, tile in enumerate(tiles)}
+    config = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+    return config | {"config_groups": groups}
+
+
+def test_fp8_in_tiles_of_compressed_tensors(tmp_path: Path, recorded: Arrays) -> None:
+    arrays = fp8(recorded)
+    arrays[f"{STEM}.weight_scale"] = arrays.pop(f"{STEM}.weight_scale_inv")
+    config = in_groups([32, 32], None, [32, 32])
+    model = opened(tmp_path, arrays, config)
+    assert_bits(model, recorded["fp8/weight"])
+    planned, stored = PlannedFormats(config).format(NAME, 100), model.weight_format(NAME)
+    assert planned is not None and stored is not None and planned.key == stored.key
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (70,), (70, 1)])
@@ -231,6 +249,8 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32}
         (AWQ | {"version": "gemv"}, "in its layout 'gemv', but only gemm"),
         ({"quant_method": "gptq", "bits": 5}, "to 5 bits, but only 2 or 4 or 8 are read"),
         ({"quant_method": "fp8", "weight_block_size": [0, 1]}, "must be two sizes"),
+        (in_groups("32x32"), "block_structure, of quantization_config must be two sizes"),
+        (in_groups([32, 32], [64, 32]), "differ in their block_structure"),
     ],
 )
 def test_what_is_not_read_is_named(tmp_path: Path, config: Any, expected: str) -> None:

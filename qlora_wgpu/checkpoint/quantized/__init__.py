@@ -9,7 +9,7 @@ from typing import Any
 from qlora_wgpu.checkpoint.quantized.bitsandbytes_files import BitsAndBytesFiles
 from qlora_wgpu.checkpoint.quantized.files import QuantizedFiles
 from qlora_wgpu.checkpoint.quantized.float4_files import Nvfp4Files
-from qlora_wgpu.checkpoint.quantized.fp8_files import Fp8Files
+from qlora_wgpu.checkpoint.quantized.fp8_files import Fp8Files, stored_tile
 from qlora_wgpu.checkpoint.quantized.group_files import AwqFiles, GptqFiles
 from qlora_wgpu.checkpoint.quantized.mxfp4_files import Mxfp4Files
 from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
@@ -49,7 +49,7 @@ def quantized_files(
     if method == "bitsandbytes":
         return BitsAndBytesFiles(files, config)
     if method in ("fp8", "fbgemm_fp8"):
-        return Fp8Files(files, config, _tile(path, quantization.get("weight_block_size")))
+        return Fp8Files(files, config, _tile(path, quantization))
     if method == "awq":
         _check_awq(path, quantization)
         return AwqFiles(files, config, quantization, path)
@@ -59,7 +59,7 @@ def quantized_files(
         return Mxfp4Files(files, config)
     form = _form(method, quantization)
     if form == "fp8":
-        return Fp8Files(files, config, None)
+        return Fp8Files(files, config, _tile(path, quantization))
     if form == "nvfp4":
         return Nvfp4Files(files, config)
     what = brief(method).strip("'") + (f" ({form})" if form else "")
@@ -79,7 +79,8 @@ def _form(method: Any, quantization: Mapping[str, Any]) -> str:
     return ""
 
 
-def _tile(path: Path, size: Any) -> tuple[int, int] | None:
+def _tile(path: Path, quantization: Mapping[str, Any]) -> tuple[int, int] | None:
+    size = stored_tile(quantization)
     if size is None:
         return None
     if (
@@ -88,8 +89,8 @@ def _tile(path: Path, size: Any) -> tuple[int, int] | None:
         or not all(type(length) is int and 0 < length < 2**20 for length in size)
     ):
         raise CheckpointError(
-            f"{path / 'config.json'}: quantization_config.weight_block_size must be two sizes, "
-            f"got {brief(size)}"
+            f"{path / 'config.json'}: weight_block_size, or block_structure, of "
+            f"quantization_config must be two sizes, got {brief(size)}"
         )
     return size[0], size[1]
 

@@ -10,12 +10,38 @@ import numpy.typing as npt
 
 from qlora_wgpu.checkpoint.quantized.files import QuantizedFiles
 from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
+from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.quant import QuantizedWeight, WeightFormat
 from qlora_wgpu.quant.eight_bits import FP8_MAPS, fp8_format, of_bytes
 from qlora_wgpu.quant.number_formats import E8M0
 from qlora_wgpu.weight_format import WHOLE
 
 _POWERS_OF_TWO = ("F8_E8M0", "U8")
+
+
+def stored_tile(quantization: Mapping[str, Any]) -> Any:
+    """Rows and columns of a tile as ``quantization_config`` has them, unchecked; None for no tiles.
+
+    compressed-tensors says it for each of its groups of layers, as ``block_structure``.
+
+    Raises:
+        UnsupportedModelError: If groups differ in it.
+    """
+    if quantization.get("weight_block_size") is not None:
+        return quantization["weight_block_size"]
+    groups = quantization.get("config_groups")
+    tiles = []
+    for group in groups.values() if isinstance(groups, Mapping) else ():
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        tile = weights.get("block_structure") if isinstance(weights, Mapping) else None
+        if tile is not None and tile not in tiles:
+            tiles.append(tile)
+    if len(tiles) > 1:
+        raise UnsupportedModelError(
+            "config.json: groups of quantization_config differ in their block_structure, but only "
+            "tiles of one size are read: take the unquantized model"
+        )
+    return tiles[0] if tiles else None
 
 
 class Fp8Files(QuantizedFiles):

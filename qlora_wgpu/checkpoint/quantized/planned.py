@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from qlora_wgpu.checkpoint.quantized.fp8_files import stored_tile
 from qlora_wgpu.quant import NESTED_BLOCKSIZE, NF4_QUANT_MAP, WeightFormat
 from qlora_wgpu.quant.eight_bits import INT8, fp8_format
 from qlora_wgpu.quant.float4 import MXFP4, NVFP4
@@ -52,7 +53,7 @@ class PlannedFormats:
         return WeightFormat("NF4", NF4_QUANT_MAP, _USUAL_BLOCKSIZE, nested, has_offset=double)
 
     def _fp8(self) -> WeightFormat:
-        tile = self._config.get("weight_block_size")
+        tile = stored_tile(self._config)
         sizes: list[Any] = tile if isinstance(tile, list) and len(tile) == 2 else [None]
         if all(type(size) is int and size > 0 for size in sizes):
             return fp8_format("F8_E4M3", (sizes[0], sizes[1]))
