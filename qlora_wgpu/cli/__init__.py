@@ -32,7 +32,7 @@ from qlora_wgpu.version import __version__
 
 _NO_MEMORY = (
     "this process gets no more host memory: close other programs, or raise what it may have "
-    "(ulimit -v, the container's limit); what was saved before is whole"
+    "(ulimit -v and -u, the container's limit); what was saved before is whole"
 )
 
 
@@ -79,6 +79,10 @@ def run_command(journal: Journal | None = None) -> None:
     except QLoRAError as err:
         text, code = str(err), err.exit_code
     except MemoryError:
+        text, code = _NO_MEMORY, ERROR
+    except RuntimeError as err:
+        if "can't start new thread" not in str(err):  # which has no type of its own
+            raise
         text, code = _NO_MEMORY, ERROR
     # Told behind the handler: what the traceback holds is free by then.
     Terminal(stderr=True, soft_wrap=True).print(

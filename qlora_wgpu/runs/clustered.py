@@ -91,7 +91,9 @@ def _owner_layout(
         source.pretrained, settings.lora, settings.quant, settings.train.compute_dtype, device,
         forms=AdapterForms.of(settings),
     )  # fmt: skip
-    layout = sound_layout(device, lambda: checking_device(settings.device), launches, layout, observer)
+    layout = sound_layout(
+        device, lambda: checking_device(settings.device), launches, layout, observer
+    )
     layout.make_room_for_counts()
     return layout
 

@@ -174,9 +174,10 @@ def test_mistakes(place, monkeypatch, capsys, args):
     assert r"\x1b[2J" in output.err
 
 
-def test_no_host_memory(monkeypatch, capsys):
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
+def test_no_host_memory(monkeypatch, capsys, error):
     def fail(*_, **__):
-        raise MemoryError
+        raise error
 
     monkeypatch.setattr("qlora_wgpu.cli.commands.main", fail)
     with pytest.raises(SystemExit) as caught:

@@ -51,7 +51,7 @@ def test_a_small_file_takes_little_memory_whatever_it_may_have(tmp_path: Path) -
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc is Linux's")
 def test_files_that_tell_no_size() -> None:
     whole = Path("/proc/self/limits").read_bytes()
-    assert os.stat("/proc/self/limits").st_size == 0
+    assert Path("/proc/self/limits").stat().st_size == 0
     assert file_bytes("/proc/self/limits", 1 << 20) == whole
     with pytest.raises(OSError, match="too large"):
         file_bytes("/proc/self/limits", len(whole) - 1)
