@@ -26,8 +26,14 @@ from qlora_wgpu.cli.worker import worker
 from qlora_wgpu.errors import QLoRAError
 from qlora_wgpu.gpu.calls import overdue_call
 from qlora_wgpu.supervision.child import end_if_hung
+from qlora_wgpu.supervision.exit_codes import ERROR
 from qlora_wgpu.supervision.journal import Journal
 from qlora_wgpu.version import __version__
+
+_NO_MEMORY = (
+    "this process gets no more host memory: close other programs, or raise what it may have "
+    "(ulimit -v and -u, the container's limit); what was saved before is whole"
+)
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -69,11 +75,20 @@ def run_command(journal: Journal | None = None) -> None:
     warnings.showwarning = _tell
     try:
         commands.main(prog_name="qlora-wgpu", standalone_mode=True, obj=journal)
+        return
     except QLoRAError as err:
-        Terminal(stderr=True, soft_wrap=True).print(
-            f"error: {err}", style="red", markup=False, highlight=False
-        )
-        sys.exit(err.exit_code)
+        text, code = str(err), err.exit_code
+    except MemoryError:
+        text, code = _NO_MEMORY, ERROR
+    except RuntimeError as err:
+        if "can't start new thread" not in str(err):  # which has no type of its own
+            raise
+        text, code = _NO_MEMORY, ERROR
+    # Told behind the handler: what the traceback holds is free by then.
+    Terminal(stderr=True, soft_wrap=True).print(
+        f"error: {text}", style="red", markup=False, highlight=False
+    )
+    sys.exit(code)
 
 
 def _tell(message: Warning | str, *where: Any, **options: Any) -> None:

@@ -18,7 +18,7 @@ from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.runs.data import RunData
-from qlora_wgpu.runs.opening import OpenedModel, device_of
+from qlora_wgpu.runs.opening import OpenedModel, checking_device
 from qlora_wgpu.runs.soundness import sound_layout, update_launches
 from qlora_wgpu.runs.worker import Worker
 from qlora_wgpu.training import Observer, training_options
@@ -91,7 +91,9 @@ def _owner_layout(
         source.pretrained, settings.lora, settings.quant, settings.train.compute_dtype, device,
         forms=AdapterForms.of(settings),
     )  # fmt: skip
-    layout = sound_layout(device, lambda: device_of(settings.device), launches, layout, observer)
+    layout = sound_layout(
+        device, lambda: checking_device(settings.device), launches, layout, observer
+    )
     layout.make_room_for_counts()
     return layout
 

@@ -89,6 +89,17 @@ def device_of(settings: DeviceConfig) -> Device:
     return device
 
 
+def checking_device(settings: DeviceConfig) -> Device:
+    """The same GPU once more, for checks of kernels.
+
+    They are over before a run takes anything, and take a few MiB whatever its budget is.
+
+    Raises:
+        DeviceError: If there is none such.
+    """
+    return device_of(settings.model_copy(update={"memory": "auto"}))
+
+
 def open_device(settings: DeviceConfig, observer: Observer) -> Device:
     """Opens the GPU of a configuration.
 

@@ -17,7 +17,7 @@ from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.runs.data import RunData, read_run_data
 from qlora_wgpu.runs.locating import base_in
-from qlora_wgpu.runs.opening import OpenedModel, device_of, load_model, open_device
+from qlora_wgpu.runs.opening import OpenedModel, checking_device, load_model, open_device
 from qlora_wgpu.runs.planning import plan_layout
 from qlora_wgpu.runs.prompts import prompt_of_run
 from qlora_wgpu.runs.reporting import Reporter
@@ -182,7 +182,7 @@ def _open_model(
     source.pretrained.folder.start_fingerprint()  # checkpoints keep it
     layout = sound_layout(
         device,
-        lambda: device_of(settings.device),
+        lambda: checking_device(settings.device),
         lambda layout: run_launches(settings, layout, data.length),
         layout,
         observer,

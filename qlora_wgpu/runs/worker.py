@@ -22,7 +22,7 @@ from qlora_wgpu.model.qlora_model import QLoRAModel, device_layout
 from qlora_wgpu.ops.adamw import STATS_LOSS, STATS_TOKENS
 from qlora_wgpu.ops.tensor import fill_zero
 from qlora_wgpu.runs.locating import base_in
-from qlora_wgpu.runs.opening import OpenedModel, device_of, load_model
+from qlora_wgpu.runs.opening import OpenedModel, checking_device, device_of, load_model
 from qlora_wgpu.runs.planning import use_known_kernels, within_room
 from qlora_wgpu.runs.samples import writer_of
 from qlora_wgpu.runs.soundness import run_launches, sound_layout
@@ -204,7 +204,7 @@ def _opened(settings: Config, length: int, observer: Observer) -> QLoRAModel:
     folder.start_fingerprint()
     layout = sound_layout(
         device,
-        lambda: device_of(settings.device),
+        lambda: checking_device(settings.device),
         lambda layout: run_launches(settings, layout, length),
         fitted.layout,
         observer,

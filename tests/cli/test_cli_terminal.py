@@ -174,6 +174,18 @@ def test_mistakes(place, monkeypatch, capsys, args):
     assert r"\x1b[2J" in output.err
 
 
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
+def test_no_host_memory(monkeypatch, capsys, error):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr("qlora_wgpu.cli.commands.main", fail)
+    with pytest.raises(SystemExit) as caught:
+        cli.run_command()
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.startswith("error: this process gets no more host memory")
+
+
 def test_a_notebook_gets_plain_lines(monkeypatch):
     """Its kernel calls itself a terminal, but does not move the cursor up."""
     shell = SimpleNamespace(kernel=object())

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.runs import soundness
 from qlora_wgpu.runs.opening import open_device
 from qlora_wgpu.runs.soundness import run_launches, sound_layout
+from qlora_wgpu.runs.training import _open_model
 from qlora_wgpu.selfcheck import avoid_what_is_wrong, results
 from qlora_wgpu.training import Observer
 
@@ -151,3 +153,21 @@ def test_what_is_said_of_a_device_is_told_as_a_run_begins(own, folder, monkeypat
     open_device(settings.device, notes)
     assert notes.texts[0] == "the matrix units are not used"
     assert np.all([isinstance(text, str) for text in notes.texts])
+
+
+def test_checks_know_no_budget(monkeypatch):
+    """They are over before a run takes anything; a plan that fits is not refused for theirs."""
+
+    class Seen(Exception):
+        pass
+
+    def seen(device, open_device, *_):
+        raise Seen(open_device().budget)
+
+    monkeypatch.setattr("qlora_wgpu.runs.training.sound_layout", seen)
+    settings = Config.model_validate({"model": {"path": "m"}, "device": {"memory": "1MiB"}})
+    source = SimpleNamespace(
+        pretrained=SimpleNamespace(folder=SimpleNamespace(start_fingerprint=lambda: None))
+    )
+    with pytest.raises(Seen, match="None"):
+        _open_model(settings, source, None, None, None, Observer())

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,26 @@ def test_regular_files_and_links_to_them(tmp_path: Path) -> None:
     assert file_text(link, 4) == "a\nb"
     with open_file(link) as file:
         assert file.read(1) == b"a"
+
+
+def test_a_small_file_takes_little_memory_whatever_it_may_have(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(bytes(1000))
+    tracemalloc.start()
+    try:
+        assert len(file_bytes(path, 1 << 30)) == 1000
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc is Linux's")
+def test_files_that_tell_no_size() -> None:
+    whole = Path("/proc/self/limits").read_bytes()
+    assert Path("/proc/self/limits").stat().st_size == 0
+    assert file_bytes("/proc/self/limits", 1 << 20) == whole
+    with pytest.raises(OSError, match="too large"):
+        file_bytes("/proc/self/limits", len(whole) - 1)
 
 
 def test_what_is_larger_than_it_may_be(tmp_path: Path) -> None:
