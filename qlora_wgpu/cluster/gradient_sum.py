@@ -22,9 +22,8 @@ class GradientSum:
         """
         self._model = model
         length = model.adapter.length
-        self._received = vector(
-            "received gradient", length, "float32", Storage("received", "gradients", 4 * length)
-        )
+        storage = Storage("received", "gradients", 4 * length, in_windows=True)
+        self._received = vector("received gradient", length, "float32", storage)
         graph = model.new_graph()
         add_to(graph, model.adapter.gradient, self._received)
         self._program = model.new_program(graph)

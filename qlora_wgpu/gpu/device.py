@@ -177,6 +177,11 @@ class Device:
         limits = self.raw.limits
         return int(min(limits["max-storage-buffer-binding-size"], limits["max-buffer-size"]))
 
+    @property
+    def max_buffer(self) -> int:
+        """The largest number of bytes of a buffer, of which a binding may show a part."""
+        return int(self.raw.limits["max-buffer-size"])
+
     def buffer(self, nbytes: int, kind: str, label: str = "", *, bound: bool = True) -> Any:
         """Allocates a zeroed storage buffer.
 
@@ -195,7 +200,7 @@ class Device:
         return self._allocate(
             lambda: self.raw.create_buffer(size=nbytes, usage=flags, label=label),
             nbytes,
-            self.max_binding if bound else int(self.raw.limits["max-buffer-size"]),
+            self.max_binding if bound else self.max_buffer,
             kind,
             label,
         )

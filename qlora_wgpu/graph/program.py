@@ -72,8 +72,11 @@ def pooled_bytes(plans: Sequence[Plan]) -> int:
 def allocate(device: Device, storage: Storage) -> None:
     """Gives a storage its buffer, filled with its data, unless it has one or comes and goes."""
     if storage.buffer is None and storage.section is None and storage.on_host is None:
-        make = device.texture if storage.texture else device.buffer
-        storage.buffer = make(storage.nbytes, storage.kind, storage.label)
+        if storage.texture:
+            storage.buffer = device.texture(storage.nbytes, storage.kind, storage.label)
+        else:
+            whole = not storage.in_windows
+            storage.buffer = device.buffer(storage.nbytes, storage.kind, storage.label, bound=whole)
         if storage.data is not None:
             write = device.write_texture if storage.texture else device.fill
             write(storage.buffer, storage.data)

@@ -64,9 +64,9 @@ class Adapter:
         self.b_begin = self._lay_out()
         stacked = {spec.name for stack in stacks for spec in stack.linears}
         self.length = self._flat.end + self._slack(stacked)
+        self.forms = forms
         self.parameters = self._vector("adapter", "adapter")
         self.gradient = self._vector("gradient", "gradients", forms.gradient)
-        self.forms = forms
         self.moments = moments_of(self._flat, self.length, forms)
         self.loras = {s.name: self._lora(s) for s in self.targets if s.name not in stacked}
         self.expert_loras = {stack.name: self._lora(stack.linears[0], stack) for stack in stacks}
@@ -155,7 +155,10 @@ class Adapter:
         return aligned(max(rows, default=0))
 
     def _vector(self, label: str, kind: str, dtype: str = "float32") -> Tensor:
-        storage = Storage(label, kind, ITEM_SIZE[dtype] * self.length)
+        # 8-bit updates index all of the vectors, and rounded sums all of a gradient.
+        in_windows = dtype == "float32" and self.forms.optimizer == "adamw"
+        nbytes = ITEM_SIZE[dtype] * self.length
+        storage = Storage(label, kind, nbytes, in_windows=in_windows)
         return vector(label, self.length, dtype, storage)
 
     def _lora(self, spec: LinearSpec, stack: ExpertSpec | None = None) -> Lora:

@@ -73,7 +73,9 @@ class Float32Moments(Moments):
         """
         self._flat, self._length = flat, length
         self.first, self.second = (
-            vector(label, length, "float32", Storage(label, "optimizer", 4 * length))
+            vector(
+                label, length, "float32", Storage(label, "optimizer", 4 * length, in_windows=True)
+            )
             for label in ("first moment", "second moment")
         )
 

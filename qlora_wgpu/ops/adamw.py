@@ -10,7 +10,7 @@ from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.rowwise import row_constants, row_workgroups
 from qlora_wgpu.ops.host_moments import MomentsPart
-from qlora_wgpu.ops.tensor import in_words
+from qlora_wgpu.ops.tensor import in_bindings, in_words, part_of
 
 _MOST_SUMS = 512  # of squares, that are made side by side
 _LEAST_UNITS = 16  # that an invocation adds up, where there are enough
@@ -59,24 +59,26 @@ class AdamWState:
 
 def gradient_norm(g: Graph, gradient: Tensor, stats: Tensor, max_grad_norm: float) -> None:
     """Puts the norm of the mean gradient, and the factor that averages and clips, into stats."""
-    rows, units = row_constants(g), gradient.units(4)
-    sums = min(ceil_div(units, _LEAST_UNITS * g.profile.threads_per_row), _MOST_SUMS)
+    rows, parts = row_constants(g), in_bindings(g, gradient)
+    most = max(part.units(4) for part in parts)
+    sums = min(ceil_div(most, _LEAST_UNITS * g.profile.threads_per_row), _MOST_SUMS)
     sums = round_up(sums, g.profile.rows_per_group)
-    squares = g.float_vector("sums of squares", sums)
-    g.launch(
-        "adamw/norm_partial.wgsl",
-        row_workgroups(g, sums),
-        {"g": gradient, "squares": squares},
-        {"units": units},
-        {"SUMS": sums, **rows},
-    )
+    squares = g.float_vector("sums of squares", len(parts) * sums)
+    for number, part in enumerate(parts):
+        g.launch(
+            "adamw/norm_partial.wgsl",
+            row_workgroups(g, sums),
+            {"g": part, "squares": squares},
+            {"units": part.units(4), "first": number * sums},
+            {"SUMS": sums, **rows},
+        )
     del rows["ROWS"]
     g.launch(
         "adamw/clip.wgsl",
         (1, 1, 1),
         {"squares": squares, "stats": stats},
         {"max_norm": max_grad_norm},
-        {"SUMS": sums, **rows},
+        {"SUMS": len(parts) * sums, **rows},
     )
 
 
@@ -84,13 +86,26 @@ def adamw(g: Graph, state: AdamWState, config: AdamWConfig) -> None:
     """One optimizer step from the gradient summed so far, which is zeroed."""
     gradient_norm(g, state.gradient, state.stats, config.max_grad_norm)
     if not state.passing:
-        _update(g, state, config, 0)
+        _update_all(g, state, config)
     for part in state.passing:
         p, gradient = (part.window(whole) for whole in (state.parameters, state.gradient))
         m, v = part.first_moment, part.second_moment
         here = replace(state, parameters=p, gradient=gradient, first_moment=m, second_moment=v)
         _update(g, here, config, part.begin)
         g.launches[-1].fetches = g.launches[-1].saves = {"m": part.first, "v": part.second}
+
+
+def _update_all(g: Graph, state: AdamWState, config: AdamWConfig) -> None:
+    """The update of vectors that are on the device, in parts that bindings show."""
+    begin = 0
+    for p in in_bindings(g, state.parameters):
+        gradient, m, v = (
+            part_of(whole, begin, p.columns)
+            for whole in (state.gradient, state.first_moment, state.second_moment)
+        )
+        here = replace(state, parameters=p, gradient=gradient, first_moment=m, second_moment=v)
+        _update(g, here, config, begin)
+        begin += p.columns
 
 
 def _update(g: Graph, state: AdamWState, config: AdamWConfig, begin: int) -> None:

@@ -6,15 +6,34 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from qlora_wgpu.graph.dtype import ceil_div
+from qlora_wgpu.graph.dtype import ITEM_SIZE, ceil_div
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import TEXEL, Tensor, matrix, vector
+
+_PART_UNIT = 256  # elements, so that a part of any type begins where a binding may
 
 
 def fill_zero(g: Graph, y: Tensor) -> None:
     """Zeroes y."""
-    units = ceil_div(y.nbytes, 16)
-    g.launch("tensor/fill.wgsl", units, {"y": y}, {"units": units})
+    for part in in_bindings(g, y):
+        units = ceil_div(part.nbytes, 16)
+        g.launch("tensor/fill.wgsl", units, {"y": part}, {"units": units})
+
+
+def in_bindings(g: Graph, x: Tensor) -> list[Tensor]:
+    """A vector in parts that one binding shows each; anything else is one part."""
+    size = ITEM_SIZE[x.dtype]
+    most = g.max_binding // size // _PART_UNIT * _PART_UNIT
+    if x.rows > 1 or x.columns <= most:
+        return [x]
+    begins = range(0, x.columns, most)
+    return [part_of(x, begin, min(most, x.columns - begin)) for begin in begins]
+
+
+def part_of(x: Tensor, begin: int, count: int) -> Tensor:
+    """So many elements of a vector."""
+    offset = x.offset + ITEM_SIZE[x.dtype] * begin
+    return replace(x, columns=count, stride=count, offset=offset)
 
 
 def copied(g: Graph, x: Tensor) -> Tensor:
@@ -37,9 +56,10 @@ def add_to(g: Graph, y: Tensor, x: Tensor) -> None:
     if y.dtype == "bfloat16":
         _add_rounded(g, y, x)
         return
-    units = y.rows * y.units(8)
-    tensors = {"y": y, "a": None, "b": x}
-    g.launch("tensor/add.wgsl", units, tensors, {"units": units}, {"ACCUMULATE": True})
+    for to, part in zip(in_bindings(g, y), in_bindings(g, x), strict=True):
+        units = to.rows * to.units(8)
+        tensors = {"y": to, "a": None, "b": part}
+        g.launch("tensor/add.wgsl", units, tensors, {"units": units}, {"ACCUMULATE": True})
 
 
 def _add_rounded(g: Graph, y: Tensor, x: Tensor) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.schema import DeviceConfig
 from qlora_wgpu.data import bucket_length
+from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory_size import room
@@ -97,6 +98,7 @@ def within_room(
         bytes_per_second=device.pace.bytes_per_second,
         beside=lambda layout, options: _beside(layout, options, options.seq),
     )
+    _require_pieces(fitted.layout, device)
     observer.planned(fitted.memory)
     changed = fitted.options != options or fitted.residency != RESIDENT
     if changed and budget is not None:
@@ -104,6 +106,31 @@ def within_room(
         observer.note(f"to keep within {size} of device memory, {fitted.in_words()}")
     require_host_room(fitted.layout, fitted.host_memory, device, fitted.total, observer)
     return fitted
+
+
+def _require_pieces(layout: ModelLayout, device: Device) -> None:
+    """Sees that the adapter's vectors, each in one piece, are not beyond the device's limits.
+
+    Raises:
+        OutOfMemoryError: If one is.
+    """
+    adapter = layout.adapter
+    vectors = [adapter.parameters, adapter.gradient]
+    if not layout.residency.host_moments:
+        vectors += [adapter.first_moment, adapter.second_moment]
+    for storage in (each.storage for each in vectors):
+        assert storage is not None
+        most = device.max_buffer if storage.in_windows else device.max_binding
+        if storage.nbytes > most:
+            other = (
+                ", or take optim.name=adamw and train.gradient_dtype=float32, which allow "
+                f"{device.max_buffer:,}"
+            )
+            raise OutOfMemoryError(
+                f"the {storage.label} of r {layout.adapter.config.r} takes {storage.nbytes:,} "
+                f"bytes in one piece, and {device.name} allows {most:,}: lower lora.r or name "
+                f"fewer lora.target_modules{other * (not storage.in_windows)}"
+            )
 
 
 def _beside(layout: ModelLayout, options: StepOptions, capacity: int) -> int:

@@ -1,11 +1,12 @@
-// squares[w] = Σ g² over the slice of the flat gradient that row w of invocations owns.
+// squares[first + w] = Σ g² over the slice of the flat gradient that row w of invocations owns.
 //
-// g in units of four; squares (SUMS) overwritten. THREADS invocations share a sum, whose
+// g in units of four; SUMS of squares overwritten. THREADS invocations share a sum, whose
 // order is always the same. Launcher: ops/adamw.py.
 //#include common/row_reduce.wgsl
 
 struct Params {
     units: u32,
+    first: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -22,6 +23,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     }
     let total = reduce_sum(sum, local.x);
     if (local.x == 0u) {
-        squares[own] = total;
+        squares[params.first + own] = total;
     }
 }

@@ -7,6 +7,7 @@ import pytest
 from e2e.tiny import write_chats, write_model
 from qlora_wgpu import Config, Observer, train
 from qlora_wgpu.errors import ConfigError, OutOfMemoryError
+from qlora_wgpu.gpu.device import Device
 
 MIB = 1 << 20
 
@@ -34,12 +35,13 @@ class Notes(Observer):
         self.plans.append(sum(memory.values()))
 
 
-def trained(place, name, notes=None, resume=False, steps=3, **memory):
+def trained(place, name, notes=None, resume=False, steps=3, optimizer="adamw", **memory):
     settings = Config.model_validate({
         "model": {"path": str(place / "model")},
         "data": {"train": str(place / "chats.jsonl"), "max_seq_length": 64, "eval_split": 4},
         "lora": {"r": 4},
         "train": {"max_steps": steps, "gradient_accumulation_steps": 2},
+        "optim": {"name": optimizer},
         "output": {"dir": str(place / name), "save_steps": 2},
         "device": memory,
     })  # fmt: skip
@@ -88,3 +90,14 @@ def test_too_little_memory_is_a_sentence(place):
 def test_a_wrong_size_is_a_sentence(place, memory):
     with pytest.raises(ConfigError, match="auto, a size such as 8GiB"):
         trained(place, "wrong", memory=memory)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "limit"), [("adamw", "max_buffer"), ("adamw_8bit", "max_binding")]
+)
+def test_an_adapter_beyond_a_buffer_is_a_sentence(place, monkeypatch, optimizer, limit):
+    monkeypatch.setattr(Device, limit, 200_000)
+    message = r"in one piece, and .* allows 200,000: lower lora.r or name fewer lora.target_modules"
+    with pytest.raises(OutOfMemoryError, match=message) as failure:
+        trained(place, "large", optimizer=optimizer)
+    assert ("optim.name=adamw" in str(failure.value)) == (limit == "max_binding")

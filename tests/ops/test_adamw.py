@@ -14,8 +14,9 @@ def flat(array):
     return vector("flat", data.size, "float32", Storage("flat", "test", data.nbytes, data))
 
 
-def one_step(device, p, g, m, v, t, tokens, lr, config, profile="cpu"):
+def one_step(device, p, g, m, v, t, tokens, lr, config, profile="cpu", max_binding=1 << 20):
     bench = Bench(device, "float32", PROFILES[profile])
+    bench.graph.max_binding = max_binding
     info = [lr, 1 - config.adam_beta1**t, np.sqrt(1 - config.adam_beta2**t), 0]
     state = AdamWState(flat(p), flat(g), flat(m), flat(v), flat(info), flat([9, tokens, 7, 7]))
     adamw(bench.graph, state, config)
@@ -48,7 +49,22 @@ def test_steps(device, max_norm, weight_decay):
         assert_close(v, state.v, 2e-6, "float32 arithmetic")
 
 
-def test_two_rates(device):
+@pytest.mark.parametrize("profile", PROFILES)
+def test_vectors_beyond_a_binding(device, profile):
+    """1,216 floats in parts of 512: the same bits, but of the norm, whose sums are others."""
+    rng = np.random.default_rng(13)
+    p, g, m, v = (rng.standard_normal(LENGTH) for _ in range(4))
+    given = (p, g, m, np.abs(v), 3, 5, 1e-2)
+    config = AdamWConfig(weight_decay=0.1, max_grad_norm=0)
+    whole = one_step(device, *given, config, profile)
+    parts = one_step(device, *given, config, profile, max_binding=2048)
+    for got, expected in zip(parts[:4], whole[:4], strict=True):
+        np.testing.assert_array_equal(got, expected)
+    assert_close(parts[4], whole[4], 1e-6, "a float32 sum of squares")
+
+
+@pytest.mark.parametrize(("split", "max_binding"), [(128, 1 << 20), (640, 2048), (1024, 2048)])
+def test_two_rates(device, split, max_binding):
     """LoRA+: from `split` on, B has a rate of its own."""
     rng = np.random.default_rng(14)
     p, g, m, v = (rng.standard_normal(LENGTH) for _ in range(4))
@@ -56,10 +72,11 @@ def test_two_rates(device):
     bench = Bench(device, "float32", PROFILES["cpu"])
     info = flat([1e-2, 1 - 0.9**3, np.sqrt(1 - 0.999**3), 0.16])
     stats = flat([9, 5, 0, 0])
-    state = AdamWState(flat(p), flat(g), flat(m), flat(v), info, stats, split=128)
+    bench.graph.max_binding = max_binding
+    state = AdamWState(flat(p), flat(g), flat(m), flat(v), info, stats, split=split)
     adamw(bench.graph, state, AdamWConfig(weight_decay=0.1))
     (got,) = bench.run(state.parameters)
-    for rate, part in ((1e-2, slice(128)), (0.16, slice(128, None))):
+    for rate, part in ((1e-2, slice(split)), (0.16, slice(split, None))):
         expected = reference.State(p.copy(), m.copy(), v.copy())
         reference.step(
             expected, g, 5, 3, lr=rate, beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=0.1,
