@@ -39,7 +39,8 @@ class _BaseState:
         for name, layer in modules.linears.items():
             state[f"{name}.weight"] = self._matrix(layer.weight)
             if layer.bias is not None:
-                state[f"{name}.bias"] = read_vector(self._device, layer.bias)
+                whole = read_vector(self._device, layer.bias)
+                state[f"{name}.bias"] = whole[: layer.bias.columns]
         for stack in architecture.experts:
             matrices = self._experts(modules.experts[stack.name].weight)
             for spec, array in zip(stack.linears, matrices, strict=True):

@@ -25,7 +25,7 @@ from qlora_wgpu.graph.dtype import (
     padded,
     round_up,
 )
-from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
+from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, row
 from qlora_wgpu.kernels.dequantize import fits_words
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model import quantized_weights
@@ -204,7 +204,7 @@ class WeightLayout:
     def _float32(
         self, name: str, shape: tuple[int, ...], offset: np.float32 = _NO_OFFSET
     ) -> Tensor:
-        """A norm: a vector, or a matrix of one row for each head; or a number."""
+        """A norm: a row, or a matrix of one for each head; or a number. All in whole units."""
         rows, columns = math.prod(shape[:-1]), shape[-1] if shape else 1
         storage = Storage(name, "norms", 4 * rows * padded(columns))
 
@@ -216,7 +216,7 @@ class WeightLayout:
         self.places.when_loading(name, load)
         if len(shape) > 1:
             return matrix(name, rows, columns, "float32", storage)
-        return vector(name, columns, "float32", storage)
+        return row(name, columns, "float32", storage)
 
     def _biases(self, specs: list[LinearSpec]) -> dict[str, Tensor]:
         """Biases of layers of one input, in one storage, each where a binding may begin."""
@@ -237,7 +237,7 @@ class WeightLayout:
         for spec, begin in zip(specs, begins, strict=False):
             self.places.when_loading(f"{spec.name}.bias", partial(load, spec, begin))
         return {
-            spec.name: vector(f"{spec.name}.bias", spec.out_features, "float32", storage, 4 * begin)
+            spec.name: row(f"{spec.name}.bias", spec.out_features, "float32", storage, 4 * begin)
             for spec, begin in zip(specs, begins, strict=False)
         }
 

@@ -194,6 +194,7 @@ VARIANTS = {
     "rope theta null": {"rope_theta": None},
     "odd sizes": ODD,
     "one layer": {"num_hidden_layers": 1, "vocab_size": 7, "rms_norm_eps": 1e-3},
+    "narrower than a unit of eight": {"hidden_size": 4, "intermediate_size": 3, "mlp_bias": True},
 }
 
 
@@ -394,7 +395,7 @@ def test_wrong_inputs(model, ids, labels, mask, message):
         ({"rope_scaling": {"rope_type": "mrope", "factor": 2.0}}, "mrope"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "factor"),
         ({"rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": [1]}}, "pairs"),
-        ({"hidden_act": "relu2"}, "relu2"),
+        ({"hidden_act": "mish"}, "mish"),
         ({"num_key_value_heads": 4}, "multiple"),
         ({"attention_dropout": 0.1}, "attention_dropout"),
         ({"hidden_size": "36"}, "hidden_size"),
