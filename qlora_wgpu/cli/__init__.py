@@ -75,7 +75,6 @@ def run_command(journal: Journal | None = None) -> None:
     warnings.showwarning = _tell
     try:
         commands.main(prog_name="qlora-wgpu", standalone_mode=True, obj=journal)
-        return
     except QLoRAError as err:
         text, code = str(err), err.exit_code
     except MemoryError:
