@@ -167,7 +167,7 @@ def test_row_shards_change_nothing(folder, model, device, monkeypatch):
 
 
 def _unlimited(original):
-    def buffer(self, nbytes, kind, label=""):
+    def buffer(self, nbytes, kind, label="", *, bound=True):
         return self.raw.create_buffer(size=max(nbytes + -nbytes % 4, 16), usage=0x8C | 0x40)
 
     return buffer
