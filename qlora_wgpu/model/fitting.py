@@ -69,7 +69,8 @@ def _cost(way: _Way) -> tuple[float, int]:
 
 
 def _mib(nbytes: int) -> str:
-    return f"{nbytes / MIB:,.0f} MiB"
+    """Rounded up, so that what is said to be enough is."""
+    return f"{-(-nbytes // MIB):,} MiB"
 
 
 class Search:
@@ -137,10 +138,10 @@ class Search:
             room -= taken(found) - budget  # other plans leave other things less room
         if taken(found) <= budget:
             return found
-        more = taken(least) - budget
+        more, there = taken(least) - budget, f"{budget / MIB:,.1f}".removesuffix(".0")
         raise OutOfMemoryError(
             f"training takes at least {_mib(taken(least))} of device memory, {_mib(more)} more "
-            f"than the {_mib(budget)} there are, even with all that can wait in host memory: lower "
+            f"than the {there} MiB there are, even with all that can wait in host memory: lower "
             "data.max_seq_length, train.per_device_train_batch_size or lora.r, or raise "
             "device.memory"
         )

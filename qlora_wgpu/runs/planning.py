@@ -26,7 +26,7 @@ from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.runs.data import RunData
 from qlora_wgpu.runs.host_room import require_host_room
-from qlora_wgpu.runs.opening import device_of
+from qlora_wgpu.runs.opening import checking_device
 from qlora_wgpu.training import Observer, training_options
 from qlora_wgpu.tuning.cache import key_of, known_keys, tuned
 from qlora_wgpu.tuning.tuner import Task
@@ -167,7 +167,7 @@ def use_known_kernels(
     rows = train.per_device_train_batch_size
     task = Task(pretrained.config, settings.lora, settings.quant, train.compute_dtype, rows, length)
     if settings.device.tune != "never" and key_of(device, task) in known_keys():
-        tuned(device, task, lambda: device_of(settings.device))
+        tuned(device, task, lambda: checking_device(settings.device))
 
 
 def tune_device(
@@ -198,7 +198,7 @@ def tune_device(
     if settings.tune == "auto" and not is_known and not worth:
         return
     observer.activity("timing kernels")
-    choice = tuned(device, task, lambda: device_of(settings), observer.activity)
+    choice = tuned(device, task, lambda: checking_device(settings), observer.activity)
     observer.activity("")
     observer.tuned(choice.notes)
 
