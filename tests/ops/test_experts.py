@@ -197,10 +197,13 @@ def test_quantized_experts(device, monkeypatch, profile, dtype, double_quant, sh
         def must_requantize(self, name):
             return False
 
-        def quantized(self, name):
+        def quantized(self, name, *, mapped):
             return None
 
-        def float32(self, name):
+        def is_mapped(self, name):
+            return False
+
+        def dequantized(self, name):
             return w[int(name.split(".")[2])]
 
     bench = Bench(device, dtype, PROFILES[profile])

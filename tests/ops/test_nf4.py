@@ -2,12 +2,12 @@ import numpy as np
 import pytest
 from support.harness import PROFILES, VARIANTS, Bench, assert_close, rounded
 
-from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.gpu.matrix import MatrixShape
 from qlora_wgpu.gpu.profile import gpu_profile
 from qlora_wgpu.graph.tensor import Storage, vector
-from qlora_wgpu.model.weights import WeightLayout, quantized_matrix
+from qlora_wgpu.model.weight_source import bits_of
+from qlora_wgpu.model.weights import quantized_matrix
 from qlora_wgpu.quant import quantize_nf4
 
 
@@ -71,6 +71,5 @@ def test_weights_beyond_float16_are_held_and_counted(device):
 
 
 def test_stored_weights_beyond_float16_are_refused():
-    layout = WeightLayout(QuantConfig(), "bfloat16", 1 << 27, weight_dtype="float16")
     with pytest.raises(CheckpointError, match=r"lm_head\.weight holds weights .*65,504"):
-        layout._bits("lm_head.weight", np.full((1, 8), 65536, np.float32), "float16")
+        bits_of("lm_head.weight", np.full((1, 8), 65536, np.float32), "float16")
