@@ -44,19 +44,6 @@ class Plan:
             for nbytes, texture in zip(self.slots, self.textures, strict=True)
         )
 
-    def bytes_beyond(self, other: Plan) -> int:
-        """Bytes of the slots that find no room in another plan's, whose memory it shares."""
-        free = sorted(zip(other.slots, other.textures, strict=True))
-        beyond = 0
-        # The largest first, each in the tightest, as ``SlotPool.take`` has them.
-        for size, texture in zip(self.slots, self.textures, strict=True):
-            fits = next((each for each in free if each[0] >= size and each[1] == texture), None)
-            if fits is None:
-                beyond += (texture_bytes if texture else buffer_bytes)(size)
-            else:
-                free.remove(fits)
-        return beyond
-
     @property
     def flops(self) -> int:
         """Floating-point operations of all products."""

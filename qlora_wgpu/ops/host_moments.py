@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.graph.dtype import ITEM_SIZE
 from qlora_wgpu.graph.parking import PLACES, Parked
 from qlora_wgpu.graph.tensor import Storage, Tensor, vector
 from qlora_wgpu.ops.moments_8bit import BlockTable
+from qlora_wgpu.ops.tensor import part_of
 
 _PART = 1 << 21  # words; a multiple of 64, so that windows may be bound
 
@@ -41,8 +41,7 @@ class MomentsPart:
 
     def window(self, whole: Tensor) -> Tensor:
         """The part of a flat vector that it belongs to."""
-        count, size = self.first_moment.columns, ITEM_SIZE[whole.dtype]
-        return replace(whole, columns=count, stride=count, offset=whole.offset + size * self.begin)
+        return part_of(whole, self.begin, self.first_moment.columns)
 
 
 def moments_in_parts(

@@ -12,6 +12,7 @@ from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory_size import room
 from qlora_wgpu.graph.plan import make_plan
+from qlora_wgpu.graph.program import pooled_bytes
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.lora.forms import AdapterForms
 from qlora_wgpu.lora.targets import check_trainable
@@ -147,7 +148,7 @@ def _beside(layout: ModelLayout, options: StepOptions, capacity: int) -> int:
     states = beyond = 0
     for plan in (make_plan(hidden), make_plan(head, (logits,))):
         texts.update(plan.bytes_by_kind())
-        beyond = max(beyond, plan.bytes_beyond(step))
+        beyond = max(beyond, pooled_bytes([step, plan]) - step.activation_bytes)
         states = sum(s.nbytes for s in plan.storages if s.kind == "activations")
     return programs + inputs + texts["kv cache"] + 2 * texts["inputs"] + states + beyond
 

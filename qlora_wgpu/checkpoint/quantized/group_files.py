@@ -6,6 +6,7 @@ packs columns of (in_features, out_features), GPTQ packs rows, and its zeros are
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -85,11 +86,13 @@ class GroupFiles(QuantizedFiles):
         zeros = self._raw(name, "qzeros", _WORDS, (groups, rows * self._bits // 32))
         return self._integers(name), self._zeros(zeros.view(np.int32)), scales
 
+    @abstractmethod
     def _integers(self, name: str) -> npt.NDArray[np.uint8]:
-        raise NotImplementedError
+        """Integers (in_features, out_features)."""
 
+    @abstractmethod
     def _zeros(self, words: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
-        raise NotImplementedError
+        """Zeros (groups, out_features)."""
 
     def _words(self, name: str) -> npt.NDArray[np.int32]:
         return self._raw(name, self.codes_leaf, _WORDS).view(np.int32)
