@@ -148,9 +148,11 @@ class LayerOps:
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: str | None = None,
     ) -> Tensor:
-        """Causal attention within each sequence; see ``ops.attention``."""
-        return attention(self.g, q, k, v, self.batch, head_dim, scale, window, softcap)
+        """Causal attention within each sequence, with the sinks of that name; ``ops.attention``."""
+        of_heads = None if sinks is None else self._modules.norms[sinks]
+        return attention(self.g, q, k, v, self.batch, head_dim, scale, window, softcap, of_heads)
 
     def glu(self, gate: Tensor, up: Tensor, name: str) -> Tensor:
         """The named activation of the gate, times up."""

@@ -49,11 +49,12 @@ def test_rope(rotary_dim):
     check(lambda v: np.sum(dy * rope.forward(v, positions, table, 6, rotary_dim)), x, dx)
 
 
+@pytest.mark.parametrize("sinks", [None, np.linspace(-1.0, 2.0, 6)])
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (2, None), (None, 1.5)])
-def test_attention(window, softcap):
+def test_attention(window, softcap, sinks):
     segments = np.array([[1, 1, 2, 2, 0], [0, 0, 1, 1, 1]])
     q, k, v, do = normal(10, 24), normal(10, 8), normal(10, 8), normal(10, 24)
-    options = {"window": window, "softcap": softcap}
+    options = {"window": window, "softcap": softcap, "sinks": sinks}
     dq, dk, dv = attention.backward(do, q, k, v, segments, 4, 0.4, **options)
 
     def value(q=q, k=k, v=v):
