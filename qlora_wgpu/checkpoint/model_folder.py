@@ -15,6 +15,7 @@ import numpy.typing as npt
 from qlora_wgpu.bfloat16 import has_nonfinite
 from qlora_wgpu.checkpoint import hub
 from qlora_wgpu.checkpoint.bitsandbytes import refuse_unknown
+from qlora_wgpu.checkpoint.expert_parts import ExpertPart, expert_part
 from qlora_wgpu.checkpoint.json_file import read_json_object
 from qlora_wgpu.checkpoint.quantized import BitsAndBytesFiles, QuantizedFiles, quantized_files
 from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile, nearest
@@ -119,8 +120,10 @@ class ModelFolder:
         return self._file(name).raw(self._tensor(name))
 
     def has(self, name: str) -> bool:
-        """Whether there is a tensor, or a quantized weight, of that name."""
-        return name in self._files or self._quantized_files.holds(name)
+        """Whether there is a tensor, a quantized weight or a part of a tensor of that name."""
+        if name in self._files or self._quantized_files.holds(name):
+            return True
+        return self._part(name) is not None
 
     def holds_quantized(self, name: str) -> bool:
         """Whether a weight is there and quantized."""
@@ -165,7 +168,8 @@ class ModelFolder:
             if form := self._quantized_files.format(name):
                 raise CheckpointError(f"{file.path}: {name!r} is stored as {form.name}, not floats")
             return self._quantized_files.float32(name)
-        refuse_unknown(self._files, name)
+        if name in self._files:
+            refuse_unknown(self._files, name)
         return self._checked(name, file.float32(name), file.path)
 
     def dequantized(self, name: str) -> npt.NDArray[np.float32]:
@@ -208,7 +212,8 @@ class ModelFolder:
             if mapped and self._quantized_files.is_mapped(name):
                 return self._quantized_files.read_mapped(name)
             return self._quantized_files.read(name)
-        refuse_unknown(self._files, name)
+        if name in self._files:
+            refuse_unknown(self._files, name)
         return None
 
     def is_bfloat16(self, name: str) -> bool:
@@ -278,13 +283,17 @@ class ModelFolder:
         """The stored tensor of that name, or with the codes of a weight of that name."""
         return self._quantized_files.stored(name) if self._quantized_files.holds(name) else name
 
-    def _file(self, name: str) -> SafetensorsFile:
-        try:
-            return self._files[self._tensor(name)]
-        except KeyError:
+    def _part(self, name: str) -> ExpertPart | None:
+        """One expert's part of a tensor, where files hold a layer's experts together."""
+        return expert_part(self._files, self.config, name)
+
+    def _file(self, name: str) -> SafetensorsFile | ExpertPart:
+        file = self._files.get(self._tensor(name)) or self._part(name)
+        if file is None:
             raise CheckpointError(
                 f"{self.path}: the checkpoint has no tensor {name!r}{nearest(name, self.names())}"
-            ) from None
+            )
+        return file
 
 
 def _damaged(path: Path, name: str) -> CheckpointError:

@@ -13,6 +13,7 @@ from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.activation import activation
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.batch import BatchBuffers
+from qlora_wgpu.ops.clamped_glu import ClampedGLU, clamped_glu
 from qlora_wgpu.ops.columns import columns
 from qlora_wgpu.ops.embedding import embedding
 from qlora_wgpu.ops.experts import expert_linear
@@ -79,9 +80,10 @@ class LayerOps:
         return expert_linear(self.g, x, layer, routing, self.batch)
 
     def router(self, x: Tensor, name: str) -> Tensor:
-        """float32 logits by the matrix of that module."""
+        """float32 logits by the matrix, and the bias if there is one, of that module."""
         matrix = self._modules.routers[name + ".weight"]
-        return linear(self.g, x, Linear(name, matrix, None, None), self.batch, float32=True)
+        bias = self._modules.norms.get(name + ".bias")
+        return linear(self.g, x, Linear(name, matrix, bias, None), self.batch, float32=True)
 
     def rms_norm(self, x: Tensor, name: str, eps: float, residual: Tensor | None = None) -> Tensor:
         """RMSNorm by the weight of that module."""
@@ -157,6 +159,10 @@ class LayerOps:
     def glu(self, gate: Tensor, up: Tensor, name: str) -> Tensor:
         """The named activation of the gate, times up."""
         return glu(self.g, gate, up, name)
+
+    def clamped_glu(self, gate: Tensor, up: Tensor, scalars: ClampedGLU) -> Tensor:
+        """gpt-oss's gated unit."""
+        return clamped_glu(self.g, gate, up, scalars)
 
     def activation(self, x: Tensor, name: str) -> Tensor:
         """The activation of that name."""

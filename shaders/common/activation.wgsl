@@ -1,12 +1,7 @@
 // activate(x) and activate_gradient(x) = d activate / dx:
 // SILU: x·σ(x);  SQUARED_RELU: max(x, 0)²;  ERF: GELU, ½x(1 + erf(x/√2));  else its tanh form,
 // ½x(1 + tanh(√(2/π)(x + 0.044715x³))).
-
-// σ(x), written so that exp's argument is never positive.
-fn sigmoid(x: vec4<f32>) -> vec4<f32> {
-    let e = exp(-abs(x));
-    return select(vec4<f32>(1.0), e, x < vec4<f32>(0.0)) / (1.0 + e);
-}
+//#include common/sigmoid.wgsl
 //#if SILU
 
 fn activate(x: vec4<f32>) -> vec4<f32> {

@@ -10,6 +10,7 @@ from support.harness import DTYPES, PROFILES, Bench, rounded
 
 from qlora_wgpu.ops.activation import activation
 from qlora_wgpu.ops.attention import attention
+from qlora_wgpu.ops.clamped_glu import ClampedGLU, clamped_glu
 from qlora_wgpu.ops.columns import columns
 from qlora_wgpu.ops.glu import glu
 from qlora_wgpu.ops.layer_norm import layer_norm
@@ -24,6 +25,7 @@ from qlora_wgpu.ops.tensor import as_float32, cast
 from qlora_wgpu.ops.xielu import XIELUScalars, xielu
 from qlora_wgpu.reference import activation as activation_reference
 from qlora_wgpu.reference import attention as attention_reference
+from qlora_wgpu.reference import clamped_glu as clamped_glu_reference
 from qlora_wgpu.reference import glu as glu_reference
 from qlora_wgpu.reference import layer_norm as layer_norm_reference
 from qlora_wgpu.reference import qk_layer_norm as qk_layer_norm_reference
@@ -136,6 +138,11 @@ OPS = {
         lambda b, x: glu(b.graph, x, b.operand(OTHER)),
         lambda x: glu_reference.forward(x, OTHER, "silu"),
         lambda dy, x: glu_reference.backward(dy, x, OTHER, "silu")[0],
+    ),
+    "clamped gate": Op(
+        lambda b, x: clamped_glu(b.graph, x, b.operand(OTHER), ClampedGLU()),
+        lambda x: clamped_glu_reference.forward(x, OTHER, 7.0, 1.702),
+        lambda dy, x: clamped_glu_reference.backward(dy, x, OTHER, 7.0, 1.702)[0],
     ),
     "gate and up": Op(
         lambda b, x: glu(b.graph, x, x),

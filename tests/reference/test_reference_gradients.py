@@ -5,6 +5,7 @@ import pytest
 
 from qlora_wgpu.reference import (
     attention,
+    clamped_glu,
     cross_entropy,
     dora,
     experts,
@@ -63,6 +64,16 @@ def test_attention(window, softcap, sinks):
     check(lambda x: value(q=x), q, dq)
     check(lambda x: value(k=x), k, dk)
     check(lambda x: value(v=x), v, dv)
+
+
+def test_clamped_glu():
+    dy = normal(3, 7)
+    gate, up = 2 * normal(3, 7), 2 * normal(3, 7)
+    scalars = (1.5, 1.702)  # of which some are beyond
+    assert (gate > 1.5).any() and (up > 1.5).any() and (up < -1.5).any()
+    dgate, dup = clamped_glu.backward(dy, gate, up, *scalars)
+    check(lambda v: np.sum(dy * clamped_glu.forward(v, up, *scalars)), gate, dgate)
+    check(lambda v: np.sum(dy * clamped_glu.forward(gate, v, *scalars)), up, dup)
 
 
 def test_layer_norm():

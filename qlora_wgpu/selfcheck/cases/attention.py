@@ -66,10 +66,10 @@ def check_attention(
     got_o, *got = run.run(o, *gradients)
     do = do if exact_gradient else run.rounded(do)
     q, k, v = (run.rounded(a) for a in (q, k, v))
-    options = {"window": window, "softcap": softcap, "sinks": sinks}
-    exact = attention_reference.forward(q, k, v, samples, head_dim, scale, **options)
+    options = window, softcap, sinks
+    exact = attention_reference.forward(q, k, v, samples, head_dim, scale, *options)
     run.compare(got_o, exact, o.dtype, inner=inner)
-    expected = attention_reference.backward(do, q, k, v, samples, head_dim, scale, got_o, **options)
+    expected = attention_reference.backward(do, q, k, v, samples, head_dim, scale, got_o, *options)
     for value, exact, gradient in zip(got, expected, gradients, strict=True):
         run.compare(value, exact, gradient.dtype, inner=inner)
 
