@@ -23,7 +23,8 @@ from qlora_wgpu.errors import CheckpointError
 
 MODEL_TYPE = "gpt_oss"
 _PART = re.compile(r"(.*\.experts)\.([0-9]{1,5})\.(gate|up|down)_proj\.(weight|bias)")
-_COLUMNS = {"gate": slice(0, None, 2), "up": slice(1, None, 2), "down": slice(None)}
+COLUMNS = {"gate": slice(0, None, 2), "up": slice(1, None, 2), "down": slice(None)}
+"""Which columns of the whole are whose."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class ExpertPart:
     def raw(self, name: str) -> npt.NDArray[Any]:
         """Its elements as stored, bfloat16 as uint16; errors as for ``shape``."""
         self.shape(name)
-        own = self.file.raw(self.stored)[self.expert][..., _COLUMNS[self.kind]]
+        own = self.file.raw(self.stored)[self.expert][..., COLUMNS[self.kind]]
         return np.ascontiguousarray(own.T)
 
     def float32(self, name: str) -> npt.NDArray[np.float32]:
@@ -107,7 +108,9 @@ def expert_part(
         name: The part's.
     """
     match, stored = _PART.fullmatch(name), stored_in(name)
-    if config.get("model_type") != MODEL_TYPE or match is None or stored not in files:
+    if config.get("model_type") != MODEL_TYPE or match is None or stored is None:
+        return None
+    if stored not in files:
         return None
     shape = files[stored].shape(stored)
     if not shape or int(match[2]) >= shape[0]:

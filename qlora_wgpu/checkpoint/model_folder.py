@@ -95,11 +95,6 @@ class ModelFolder:
         """The folder of config.json, the tokenizer and the chat templates."""
         return self.path
 
-    @property
-    def has_stacks(self) -> bool:
-        """Whether several quantized weights are parts of one stored tensor."""
-        return self._quantized_files.has_stacks and self.is_quantized
-
     def names(self) -> list[str]:
         """All tensors as stored, companions of quantized weights included."""
         return list(self._files)

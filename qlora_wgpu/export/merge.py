@@ -16,6 +16,7 @@ from qlora_wgpu.checkpoint.stream import Entry
 from qlora_wgpu.config import QuantConfig, load_config
 from qlora_wgpu.config.as_trained import find_run
 from qlora_wgpu.errors import UnsupportedModelError
+from qlora_wgpu.export.expert_stacks import ExpertStack, stack_of
 from qlora_wgpu.export.folders import Tensors, as_dtype, without, write_folder
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.lora import load_adapter
@@ -57,11 +58,6 @@ def merge(
         ConfigError: If ``out`` is there already.
     """
     folder = ModelFolder.open(model)
-    if folder.has_stacks:
-        raise UnsupportedModelError(
-            f"{model} stores experts together in MXFP4, into which nothing is merged: keep the "
-            "adapter beside it, or merge into a folder of the same model in 16 bits"
-        )
     architecture = find_family(folder.config).read(folder.config)
     tensors, config = load_adapter(adapter)
     linears = {
@@ -81,20 +77,32 @@ def merge(
     def tensors_of(tensor: str) -> Tensors:
         if folder.is_companion(tensor):
             return {}
+        stack = stack_of(folder, tensor)
+        if stack is not None:
+            return of_stack(stack)
         name = folder.weight_of(tensor)
         is_quantized = folder.holds_quantized(name)
         if not is_quantized and name not in pairs and not (quantizes and name in linears):
             return {name: (Entry(folder.dtype(name), folder.shape(name)), lambda: folder.raw(name))}
-        if is_quantized and base == "original":
-            raise UnsupportedModelError(
-                f"{model} is stored quantized, so its original weights are not known: merge into "
-                "the dequantized ones (--base dequantized), or into the unquantized model"
-            )
+        if is_quantized:
+            check_base()
         dtype = folder.float_dtype(name)
         if dtype not in FLOATS:
             raise UnsupportedModelError(f"{model}: {name} is stored as {dtype}, not as floats")
         entry = Entry(dtype, folder.weight_shape(name))
         return {name: (entry, lambda: as_dtype(merged(name), dtype))}
+
+    def of_stack(stack: ExpertStack) -> Tensors:
+        if any(map(folder.holds_quantized, stack.parts)):
+            check_base()
+        return {stack.name: (stack.entry, lambda: stack.made(merged))}
+
+    def check_base() -> None:
+        if base == "original":
+            raise UnsupportedModelError(
+                f"{model} is stored quantized, so its original weights are not known: merge into "
+                "the dequantized ones (--base dequantized), or into the unquantized model"
+            )
 
     def merged(name: str) -> FloatArray:
         stored = folder.quantized(name)

@@ -74,6 +74,12 @@ MODELS = {
         ),
         "12.14",
     ),
+    "gpt-oss-20b": (
+        sizes("gpt_oss", (2880, 2880, 24, 64, 8, 201088, 64), num_local_experts=32), "20.91",
+    ),
+    "gpt-oss-120b": (
+        sizes("gpt_oss", (2880, 2880, 36, 64, 8, 201088, 64), num_local_experts=128), "116.83",
+    ),
     "Phi-4": (sizes("phi3", (5120, 17920, 40, 40, 10, 100352)), "14.66"),
     "Phi-4-mini": (
         sizes(

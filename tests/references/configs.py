@@ -45,6 +45,9 @@ LISTS = {"short_factor": [1.0, 1.5, 3.0], "long_factor": [2.0, 4.0, 9.0]}
 OWN = {
     "qwen3_moe": {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "gpt_oss": {
+        "head_dim": 6, "num_local_experts": 4, "num_experts_per_tok": 2, "swiglu_limit": 1.5,
+    },
     "gemma": {"head_dim": 6}, "gemma2": {"head_dim": 6}, "gemma3_text": {"head_dim": 6},
     "qwen3": {"head_dim": 6}, "glm4": {"head_dim": 8}, "stablelm": {"partial_rotary_factor": 0.67},
     "smollm3": {"no_rope_layers": [1, 0, 1]}, "ernie4_5": {"head_dim": 6},
@@ -64,7 +67,7 @@ MODEL_TYPES = [
     "cohere", "gemma", "gemma2", "gemma3_text", "glm4", "granite", "llama", "mistral", "mixtral",
     "olmo2", "olmo3", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3", "stablelm", "starcoder2",
     "gemma3", "exaone4", "cohere2", "ernie4_5", "seed_oss", "hunyuan_v1_dense", "ministral3",
-    "mistral3", "granitemoehybrid", "arcee", "nemotron", "apertus", "lfm2",
+    "mistral3", "granitemoehybrid", "arcee", "nemotron", "apertus", "lfm2", "gpt_oss",
 ]  # fmt: skip
 # Of models with images, the type of their text part.
 TEXTS = {"gemma3": "gemma3_text", "mistral3": "ministral3"}
@@ -168,6 +171,7 @@ VALUES = {key: values for keys, values in ALIKE for key in keys.split()} | {
     "pretraining_tp": [2], "chunk_size_feed_forward": [2], "attention_chunk_size": [4],
     "dual_chunk_attention_config": [{"chunk_size": 4}], "hidden_size_per_layer_input": [8],
     "architectures": [["Other"]], "embedding_size": [12], "shared_intermediate_size": [20],
+    "swiglu_limit": [0.5, 7, None], "swiglu_alpha": [0.7, None],
     "conv_L_cache": [1, 2, 5], "full_attn_idxs": [[0], [1, 2], [], None], "block_ff_dim": [30],
     "block_ffn_dim_multiplier": [0.5, None], "block_multiple_of": [7],
     "position_embedding_type": ["rope", "nope", None, "alibi"],
@@ -226,7 +230,8 @@ def theirs(config, ids):
     from transformers import AutoConfig, AutoModelForCausalLM
 
     stacked = {"qwen3_moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
-               "mixtral": ("block_sparse_moe", "w1", "w3", "w2")}  # fmt: skip
+               "mixtral": ("block_sparse_moe", "w1", "w3", "w2"),
+               "gpt_oss": ("mlp", "gate_proj", "up_proj", "down_proj")}  # fmt: skip
     try:
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "config.json").write_text(json.dumps(config))
@@ -244,14 +249,23 @@ def theirs(config, ids):
                 continue
             if ".experts." in name:
                 at, gate, up, down = stacked[config["model_type"]]
-                count, rows, columns = parameter.shape
+                in_turns = config["model_type"] == "gpt_oss"  # and transposed
+                shape = (
+                    parameter.shape[:1] + parameter.shape[:0:-1] if in_turns else parameter.shape
+                )
+                count, rows, *columns = shape
                 leaves = (gate, up) if "gate_up" in name else (down,)
                 prefix = name.split("mlp.")[0] + at + ".experts."
+                kind = "bias" if name.endswith("_bias") else "weight"
                 own = weights({
-                    f"{prefix}{i}.{leaf}.weight": (rows // len(leaves), columns)
+                    f"{prefix}{i}.{leaf}.{kind}": (rows // len(leaves), *columns)
                     for i in range(count) for leaf in leaves
                 }, offset)  # fmt: skip
-                stack = np.concatenate(list(own.values())).reshape(parameter.shape)
+                parts = np.stack(list(own.values())).reshape(count, len(leaves), -1, *columns)
+                if in_turns:
+                    stack = np.moveaxis(parts, 1, 2).reshape(shape).swapaxes(1, -1)
+                else:
+                    stack = parts.reshape(shape)
             else:
                 file = name
                 if config["model_type"] == "mixtral" and ".mlp.gate" in name:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 from qlora_wgpu.checkpoint.quantized.fp8_files import stored_tile
@@ -66,8 +67,10 @@ def _size(config: Mapping[str, Any], key: str, usual: int) -> int:
 
 
 def _is_skipped(module: str, key: str) -> bool:
-    """As transformers matches names: whole parts anywhere, or any ending.
+    """As transformers matches names: whole parts anywhere, any ending, or a * for any of them.
 
     compressed-tensors' patterns are left: they name what is no linear layer of the text's.
     """
+    if "*" in key:
+        return fnmatchcase(f".{module}.", f"*.{key}.*")
     return f".{key}." in f".{module}." or module.endswith(key)
