@@ -12,6 +12,7 @@ from qlora_wgpu.ops.activation import activation
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.columns import columns
 from qlora_wgpu.ops.glu import glu
+from qlora_wgpu.ops.group_columns import group_columns
 from qlora_wgpu.ops.layer_norm import layer_norm
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
@@ -25,6 +26,7 @@ from qlora_wgpu.ops.xielu import XIELUScalars, xielu
 from qlora_wgpu.reference import activation as activation_reference
 from qlora_wgpu.reference import attention as attention_reference
 from qlora_wgpu.reference import glu as glu_reference
+from qlora_wgpu.reference import group_columns as group_columns_reference
 from qlora_wgpu.reference import layer_norm as layer_norm_reference
 from qlora_wgpu.reference import qk_layer_norm as qk_layer_norm_reference
 from qlora_wgpu.reference import rms_norm as rms_norm_reference
@@ -42,6 +44,7 @@ OTHER, KEYS, VALUES = (_RANDOM.standard_normal((ROWS, COLUMNS)) for _ in range(3
 TABLE = _RANDOM.standard_normal((ROWS, HEAD_DIM // 2, 2))
 POSITIONS, SAMPLE = np.arange(ROWS), np.ones((1, ROWS), int)
 SCALE = 1 / np.sqrt(HEAD_DIM)
+HALVES = (HEAD_DIM // 2, HEAD_DIM // 2)
 
 
 @dataclass(frozen=True)
@@ -146,6 +149,11 @@ OPS = {
         _sliced,
         lambda x: glu_reference.forward(x, x, "silu"),
         lambda dy, x: sum(glu_reference.backward(dy, x, x, "silu")),
+    ),
+    "regrouped": Op(  # (head, half, element) to (half, head, element)
+        lambda b, x: group_columns(b.graph, x, HEADS, HEAD_DIM, 0, HALVES),
+        lambda x: group_columns_reference.forward(x, HEADS, HEAD_DIM, 0, HALVES),
+        lambda dy, x: group_columns_reference.backward(dy, COLUMNS, HEADS, HEAD_DIM, 0, HALVES),
     ),
     "linear": Op(_linear, lambda x: x @ MATRIX.T, lambda dy, x: dy @ MATRIX),
     "short_conv": Op(

@@ -10,6 +10,7 @@ from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.columns import columns
 from qlora_wgpu.ops.experts import expert_linear
 from qlora_wgpu.ops.glu import glu
+from qlora_wgpu.ops.group_columns import group_columns
 from qlora_wgpu.ops.layer_norm import layer_norm
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.logits import logits_of_rows
@@ -94,6 +95,10 @@ WRONG = {
     ),
     "rotary": (lambda g: rope(g, [operand(6, 20)], norm(24), BATCH, 10, 12), r"rope.*6x20.*10.*12"),
     "columns": (lambda g: columns(g, operand(6, 20), 8, 16), r"columns.*6x20.*8 to 24"),
+    "group_columns": (
+        lambda g: group_columns(g, operand(6, 20), 2, 10, 4, (4, 3)),
+        r"group_columns.*6x20.*\[4, 3\] from column 4 of each of 2 groups of 10",
+    ),
     "attention": (
         lambda g: attention(
             g, operand(6, 24), operand(6, 16), operand(6, 8), BATCH, 8, 1.0

@@ -9,6 +9,7 @@ from qlora_wgpu.reference import (
     dora,
     experts,
     glu,
+    group_columns,
     layer_norm,
     linear,
     qk_layer_norm,
@@ -89,6 +90,12 @@ def test_xielu():
     x = np.where(np.abs(x + 0.015) < 0.02, 1.0, x)  # away from the steps of the slope
     dx = dy * xielu.slope(x, scalars)
     check(lambda v: np.sum(dy * xielu.forward(v, scalars)), x, dx)
+
+
+def test_group_columns():
+    x, dy, parts = normal(3, 22), normal(3, 14), (2, 11, 2, (4, 1, 2))
+    dx = group_columns.backward(dy, 22, *parts)
+    check(lambda v: np.sum(dy * group_columns.forward(v, *parts)), x, dx)
 
 
 def test_short_conv():
