@@ -7,9 +7,12 @@ from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import matrix, vector
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.batch import make_batch_buffers
+from qlora_wgpu.ops.causal_conv import causal_conv
 from qlora_wgpu.ops.columns import columns
 from qlora_wgpu.ops.experts import expert_linear
-from qlora_wgpu.ops.glu import glu
+from qlora_wgpu.ops.gated_delta_gates import gated_delta_gates
+from qlora_wgpu.ops.gated_rms_norm import gated_rms_norm
+from qlora_wgpu.ops.glu import glu, sigmoid_gate
 from qlora_wgpu.ops.group_columns import group_columns
 from qlora_wgpu.ops.layer_norm import layer_norm
 from qlora_wgpu.ops.linear import linear
@@ -60,6 +63,21 @@ WRONG = {
     "short_conv": (
         lambda g: short_conv(g, operand(6, 72), matrix("w", 16, 3, "float32"), None, BATCH),
         r"short_conv.*x72.*16x3",
+    ),
+    "causal_conv": (
+        lambda g: causal_conv(g, operand(6, 24), matrix("w", 16, 3, "float32"), None, BATCH),
+        r"causal_conv.*x24.*16x3",
+    ),
+    "gated_rms_norm": (
+        lambda g: gated_rms_norm(g, operand(6, 24), operand(6, 24), norm(12), 1e-5),
+        r"gated_rms_norm.*6x24.*12",
+    ),
+    "sigmoid_gate": (
+        lambda g: sigmoid_gate(g, operand(6, 20), operand(6, 24)), r"glu.*6x24.*6x20",
+    ),
+    "gated_delta_gates": (
+        lambda g: gated_delta_gates(g, operand(6, 4), operand(6, 4), norm(4), norm(5)),
+        r"gated_delta_gates.*6x4.*1x5",
     ),
     "xielu": (
         lambda g: xielu(g, operand(6, 20), XIELUScalars(*[norm(1)] * 3, norm(2))),
