@@ -92,6 +92,11 @@ class ModelFolder:
         return self._quantized_files.any
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What quantization_config asks for and is not done, for the user to know."""
+        return self._quantized_files.notes
+
+    @property
     def text_folder(self) -> Path:
         """The folder of config.json, the tokenizer and the chat templates."""
         return self.path
