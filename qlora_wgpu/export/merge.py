@@ -16,7 +16,6 @@ from qlora_wgpu.checkpoint.stream import Entry
 from qlora_wgpu.config import QuantConfig, load_config
 from qlora_wgpu.config.as_trained import find_run
 from qlora_wgpu.errors import UnsupportedModelError
-from qlora_wgpu.export.expert_stacks import ExpertStack, stack_of
 from qlora_wgpu.export.folders import Tensors, as_dtype, without, write_folder
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.lora import load_adapter
@@ -77,10 +76,15 @@ def merge(
     def tensors_of(tensor: str) -> Tensors:
         if folder.is_companion(tensor):
             return {}
-        stack = stack_of(folder, tensor)
-        if stack is not None:
-            return of_stack(stack)
         name = folder.weight_of(tensor)
+        parts = folder.parts_of(name)
+        is_packed = bool(parts) and folder.holds_quantized(parts[0])
+        if parts and (quantizes or is_packed or any(part in pairs for part in parts)):
+            if is_packed:
+                check_base()
+            stack, shape = folder.whole_stack(name)
+            entry = Entry(folder.float_dtype(parts[0]), shape)
+            return {stack: (entry, lambda: merged_stack(name, parts))}
         is_quantized = folder.holds_quantized(name)
         if not is_quantized and name not in pairs and not (quantizes and name in linears):
             return {name: (Entry(folder.dtype(name), folder.shape(name)), lambda: folder.raw(name))}
@@ -91,11 +95,6 @@ def merge(
             raise UnsupportedModelError(f"{model}: {name} is stored as {dtype}, not as floats")
         entry = Entry(dtype, folder.weight_shape(name))
         return {name: (entry, lambda: as_dtype(merged(name), dtype))}
-
-    def of_stack(stack: ExpertStack) -> Tensors:
-        if any(map(folder.holds_quantized, stack.parts)):
-            check_base()
-        return {stack.name: (stack.entry, lambda: stack.made(merged))}
 
     def check_base() -> None:
         if base == "original":
@@ -116,6 +115,10 @@ def merge(
         if magnitude is not None:
             weight *= (magnitude / np.linalg.norm(weight, axis=1))[:, None]
         return weight
+
+    def merged_stack(name: str, parts: list[str]) -> npt.NDArray[Any]:
+        dtype = folder.float_dtype(parts[0])
+        return folder.joined(name, [as_dtype(merged(part), dtype) for part in parts])
 
     config_json: dict[str, Any] = without(folder.config, ["quantization_config"])
     write_folder(folder, Path(out), config_json, tensors_of, progress, adapter=adapter)

@@ -18,8 +18,7 @@ from qlora_wgpu.checkpoint.bitsandbytes_writer import (
 from qlora_wgpu.checkpoint.safetensors_format import TORCH_NAMES
 from qlora_wgpu.checkpoint.stream import Entry
 from qlora_wgpu.config import QuantConfig
-from qlora_wgpu.errors import UnsupportedModelError, option
-from qlora_wgpu.export.expert_stacks import stack_of
+from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.export.folders import Tensors, write_folder
 from qlora_wgpu.export.skip_list import skipped_modules
 from qlora_wgpu.families.family import find_family
@@ -60,11 +59,6 @@ def quantize_folder(
     folder = ModelFolder.open(model)
     if folder.config.get("quantization_config") or folder.is_quantized:
         raise UnsupportedModelError(f"{model} is quantized already: nothing to do")
-    if experts and any(stack_of(folder, name) for name in folder.names()):
-        raise UnsupportedModelError(
-            f"{model} holds a layer's experts in one tensor, which is not written in 4 bits: leave "
-            f"{option('experts')} out"
-        )
     architecture = find_family(folder.config).read(folder.config)
     specs = architecture.every_linear if experts else architecture.linears
     linears = {stored_name(folder, architecture, f"{s.name}.weight") for s in specs}
@@ -79,6 +73,8 @@ def quantize_folder(
         return parts[name]
 
     def tensors_of(name: str) -> Tensors:
+        if experts and (stacked := folder.parts_of(name)):
+            return {n: t for part in stacked for n, t in tensors_of(part).items()}
         if name not in linears:
             return {name: (Entry(folder.dtype(name), folder.shape(name)), lambda: folder.raw(name))}
         if folder.dtype(name) not in _DTYPES:

@@ -75,8 +75,7 @@ def allocate(device: Device, storage: Storage) -> None:
         if storage.texture:
             storage.buffer = device.texture(storage.nbytes, storage.kind, storage.label)
         else:
-            whole = not storage.in_windows
-            storage.buffer = device.buffer(storage.nbytes, storage.kind, storage.label, bound=whole)
+            storage.buffer = device.buffer(storage.nbytes, storage.kind, storage.label)
         if storage.data is not None:
             write = device.write_texture if storage.texture else device.fill
             write(storage.buffer, storage.data)

@@ -31,7 +31,6 @@ class Storage:
             its own then.
         first_byte: Where it begins within the section.
         on_host: The bytes, if they are in host memory alone.
-        in_windows: Whether a binding shows a part of it at most, so that it may be larger than one.
     """
 
     label: str
@@ -43,7 +42,6 @@ class Storage:
     section: Section | None = None
     first_byte: int = 0
     on_host: npt.NDArray[Any] | None = None
-    in_windows: bool = False
 
 
 @dataclass(eq=False)

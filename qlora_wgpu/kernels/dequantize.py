@@ -71,6 +71,7 @@ class Dequantization:
             "VALUES": form.quant_map.size,
             "EIGHT_BITS": form.bits == 8,
             "MINIMA": form.has_minima,
+            "ZEROS": form.has_zeros,
             "OFFSET": form.has_offset,
             "TILES": form.block_rows is not None,
             "TILE_ROWS": form.block_rows or 1,

@@ -1,5 +1,5 @@
 // What both directions of gpt-oss's gated unit share.
-//#include common/sigmoid.wgsl
+//#include common/logistic.wgsl
 
 struct Params {
     units: u32,

@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.errors import UnsupportedModelError
-from qlora_wgpu.export import merge, quantize_folder
+from qlora_wgpu.export import merge
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.generation.decoder import Decoder
 from qlora_wgpu.model.storage_forms import StorageForms
@@ -121,8 +121,6 @@ def test_merged(device, folders, tmp_path, kind):
     )
     got, _ = plain.loss_and_grads(ids, labels, mask)  # of an adapter that does nothing yet
     assert abs(got - expected) <= (3e-3 if dtype == "BF16" else 2e-6) * expected
-    with pytest.raises(UnsupportedModelError, match="experts=True"):
-        quantize_folder(folders[1], tmp_path / "q4", experts=True)
 
 
 def test_a_text_goes_on_as_the_whole_does(device, folders):

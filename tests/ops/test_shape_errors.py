@@ -7,10 +7,14 @@ from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import matrix, vector
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.batch import make_batch_buffers
+from qlora_wgpu.ops.causal_conv import causal_conv
 from qlora_wgpu.ops.clamped_glu import ClampedGLU, clamped_glu
 from qlora_wgpu.ops.columns import columns
 from qlora_wgpu.ops.experts import expert_linear
-from qlora_wgpu.ops.glu import glu
+from qlora_wgpu.ops.gated_delta_gates import gated_delta_gates
+from qlora_wgpu.ops.gated_rms_norm import gated_rms_norm
+from qlora_wgpu.ops.glu import glu, sigmoid_gate
+from qlora_wgpu.ops.group_columns import group_columns
 from qlora_wgpu.ops.layer_norm import layer_norm
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.logits import logits_of_rows
@@ -20,6 +24,7 @@ from qlora_wgpu.ops.qk_norm import qk_norm
 from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.ops.routing import combine, permute, route
+from qlora_wgpu.ops.row_gate import row_gate
 from qlora_wgpu.ops.short_conv import short_conv
 from qlora_wgpu.ops.xielu import XIELUScalars, xielu
 
@@ -57,9 +62,27 @@ WRONG = {
         lambda g: combine(g, operand(6, 20), routing(g), operand(6, 24, "float32")),
         r"combine.*6x24.*6x20",
     ),
+    "row_gate": (
+        lambda g: row_gate(g, operand(6, 20), operand(6, 2, "float32")), r"row_gate.*6x20.*6x2",
+    ),
     "short_conv": (
         lambda g: short_conv(g, operand(6, 72), matrix("w", 16, 3, "float32"), None, BATCH),
         r"short_conv.*x72.*16x3",
+    ),
+    "causal_conv": (
+        lambda g: causal_conv(g, operand(6, 24), matrix("w", 16, 3, "float32"), None, BATCH),
+        r"causal_conv.*x24.*16x3",
+    ),
+    "gated_rms_norm": (
+        lambda g: gated_rms_norm(g, operand(6, 24), operand(6, 24), norm(12), 1e-5),
+        r"gated_rms_norm.*6x24.*12",
+    ),
+    "sigmoid_gate": (
+        lambda g: sigmoid_gate(g, operand(6, 20), operand(6, 24)), r"glu.*6x24.*6x20",
+    ),
+    "gated_delta_gates": (
+        lambda g: gated_delta_gates(g, operand(6, 4), operand(6, 4), norm(4), norm(5)),
+        r"gated_delta_gates.*6x4.*1x5",
     ),
     "xielu": (
         lambda g: xielu(g, operand(6, 20), XIELUScalars(*[norm(1)] * 3, norm(2))),
@@ -99,6 +122,10 @@ WRONG = {
     ),
     "rotary": (lambda g: rope(g, [operand(6, 20)], norm(24), BATCH, 10, 12), r"rope.*6x20.*10.*12"),
     "columns": (lambda g: columns(g, operand(6, 20), 8, 16), r"columns.*6x20.*8 to 24"),
+    "group_columns": (
+        lambda g: group_columns(g, operand(6, 20), 2, 10, 4, (4, 3)),
+        r"group_columns.*6x20.*\[4, 3\] from column 4 of each of 2 groups of 10",
+    ),
     "attention": (
         lambda g: attention(
             g, operand(6, 24), operand(6, 16), operand(6, 8), BATCH, 8, 1.0

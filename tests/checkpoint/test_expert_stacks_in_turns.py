@@ -8,7 +8,6 @@ import pytest
 from safetensors.numpy import save_file
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.checkpoint.expert_parts import stored_in
 from qlora_wgpu.errors import CheckpointError
 
 AT, EXPERTS, HIDDEN, INNER = "model.layers.0.mlp.experts", 3, 5, 4
@@ -52,21 +51,37 @@ def test_parts(tmp_path, dtype):
     assert set(model.names()) == set(arrays)
 
 
-def test_other_families_have_no_such_parts(tmp_path):
-    assert not opened(tmp_path, stacks(), "llama").has(f"{AT}.0.down_proj.weight")
-    assert stored_in("model.layers.0.mlp.gate_proj.weight") is None
+def test_parts_in_order_make_the_whole(tmp_path):
+    arrays = stacks()
+    model = opened(tmp_path, arrays)
+    for stack in ("gate_up_proj", "down_proj"):
+        tensor = f"{AT}.{stack}"
+        parts = [model.float32(name) for name in model.parts_of(tensor)]
+        assert model.whole_stack(tensor) == (tensor, arrays[tensor].shape)
+        assert np.array_equal(model.joined(tensor, parts), arrays[tensor])
+
+
+def test_other_families_have_no_such_biases(tmp_path):
+    model = opened(tmp_path, stacks(), "llama")
+    assert not model.has(f"{AT}.0.down_proj.bias")
+    assert model.shape(f"{AT}.0.down_proj.weight") == (INNER, HIDDEN)  # not transposed
 
 
 @pytest.mark.parametrize(
-    ("name", "array", "message"),
+    "array",
     [
-        ("gate_up_proj", np.zeros((3, 5, 7), np.float32), "shape .3, 5, 7., which is not that of"),
-        ("gate_up_proj", np.zeros((3, 8), np.float32), "shape .3, 8., which is not that of"),
-        ("gate_up_proj", np.zeros((3, 5, 8), np.uint8), "dtype U8, not floats"),
-        ("gate_up_proj", np.full((3, 5, 8), np.nan, np.float32), "NaN or infinity"),
+        np.zeros((3, 5, 7), np.float32),  # no halves
+        np.zeros((3, 8), np.float32),
+        np.zeros((3, 5, 8), np.uint8),
     ],
 )
-def test_what_no_experts_are(tmp_path, name, array, message):
-    model = opened(tmp_path, {f"{AT}.{name}": array})
-    with pytest.raises(CheckpointError, match=message):
+def test_what_no_experts_are(tmp_path, array):
+    model = opened(tmp_path, {f"{AT}.gate_up_proj": array})
+    assert not model.has(f"{AT}.1.up_proj.weight")
+    assert model.parts_of(f"{AT}.gate_up_proj") == []
+
+
+def test_damage_is_told(tmp_path):
+    model = opened(tmp_path, {f"{AT}.gate_up_proj": np.full((3, 5, 8), np.nan, np.float32)})
+    with pytest.raises(CheckpointError, match="NaN or infinity"):
         model.float32(f"{AT}.1.up_proj.weight")
