@@ -1,10 +1,8 @@
 """What is said to be planned is what a run takes: whole runs, of which nothing is computed."""
 
-import json
-
 import numpy as np
 import pytest
-from references.sized import family_configs, with_head_dim
+from references.sized import family_configs
 
 from e2e.test_residency import write_family
 from e2e.tiny import write_chats, write_model, write_tokenizer
