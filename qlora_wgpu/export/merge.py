@@ -80,7 +80,6 @@ def merge(
             return {}
         name = folder.weight_of(tensor)
         parts = folder.parts_of(name)
-<<<<<<< HEAD
         is_packed = bool(parts) and folder.holds_quantized(parts[0])
         if parts and (quantizes or is_packed or any(part in pairs for part in parts)):
             if is_packed:
@@ -88,14 +87,9 @@ def merge(
             stack, shape = folder.whole_stack(name)
             entry = Entry(folder.float_dtype(parts[0]), shape)
             return {stack: (entry, lambda: merged_stack(name, parts))}
-=======
-        if parts and (quantizes or any(part in pairs for part in parts)):
-            entry = Entry(folder.dtype(name), folder.shape(name))
-            return {name: (entry, lambda: merged_stack(name, parts))}
         if name in biases:
             entry = Entry(folder.dtype(name), folder.shape(name))
             return {name: (entry, lambda: as_dtype(biases[name], entry.dtype))}
->>>>>>> main
         is_quantized = folder.holds_quantized(name)
         if not is_quantized and name not in pairs and not (quantizes and name in linears):
             return {name: (Entry(folder.dtype(name), folder.shape(name)), lambda: folder.raw(name))}

@@ -31,11 +31,8 @@ from qlora_wgpu.ops.xielu import XIELUScalars, xielu
 from qlora_wgpu.reference import activation as activation_reference
 from qlora_wgpu.reference import attention as attention_reference
 from qlora_wgpu.reference import causal_conv as causal_conv_reference
-<<<<<<< HEAD
 from qlora_wgpu.reference import clamped_glu as clamped_glu_reference
-=======
 from qlora_wgpu.reference import gated_delta as gated_delta_reference
->>>>>>> main
 from qlora_wgpu.reference import gated_rms_norm as gated_rms_norm_reference
 from qlora_wgpu.reference import glu as glu_reference
 from qlora_wgpu.reference import group_columns as group_columns_reference

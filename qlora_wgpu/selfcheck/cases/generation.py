@@ -66,14 +66,6 @@ def check_causal_conv_step(run: Runner, has_bias: bool) -> None:
     run.compare(np.concatenate([got[0][:prompt], *got[1:]]), exact, outputs[0].dtype)
 
 
-<<<<<<< HEAD
-@each(
-    (20, 13, None, None, False),
-    (64, 150, 7, None, True),
-    (22, 13, 5, 3.0, False),
-    (64, 13, None, 3.0, False),
-)
-=======
 @each((24, 40), (8, 8))
 def check_gated_delta_step(run: Runner, key_dim: int, value_dim: int) -> None:
     """A prompt with padding behind it, then two tokens after it."""
@@ -98,8 +90,12 @@ def check_gated_delta_step(run: Runner, key_dim: int, value_dim: int) -> None:
     run.compare(np.concatenate([got[0][:prompt], *got[1:]]), exact, outputs[0].dtype)
 
 
-@each((20, 13, None, None), (64, 150, 7, None), (22, 13, 5, 3.0), (64, 13, None, 3.0))
->>>>>>> main
+@each(
+    (20, 13, None, None, False),
+    (64, 150, 7, None, True),
+    (22, 13, 5, 3.0, False),
+    (64, 13, None, 3.0, False),
+)
 def check_cached_attention(
     run: Runner,
     head_dim: int,
