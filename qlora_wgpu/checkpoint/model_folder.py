@@ -102,6 +102,11 @@ class ModelFolder:
         """The folder of config.json, the tokenizer and the chat templates."""
         return self.path
 
+    @property
+    def parts_stacks(self) -> bool:
+        """Whether experts are by themselves here, which Hugging Face's files hold together."""
+        return False
+
     def names(self) -> list[str]:
         """All tensors as stored, companions of quantized weights included."""
         return list(self._files)
