@@ -7,7 +7,7 @@ family's file reads config.json into a ``Decoder``; what fits none writes its ow
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from qlora_wgpu.families.attention import Attention
@@ -155,12 +155,17 @@ class Decoder:
     notes: tuple[str, ...] = ()
     final_norm: str = "norm"
 
-    def architecture(self) -> Architecture:
-        """The architecture, which is what the rest of the package needs of a decoder."""
+    def weights(self) -> Weights:
+        """All weights but the embedding and the head."""
         weights = Weights()
         for i, layer in enumerate(self.layers):
             weights += layer.weights(self._at(i))
-        weights += self.norm.weights(f"{self.prefix}{self.final_norm}", self.dimensions.hidden_size)
+        name = f"{self.prefix}{self.final_norm}"
+        return weights + self.norm.weights(name, self.dimensions.hidden_size)
+
+    def architecture(self) -> Architecture:
+        """The architecture, which is what the rest of the package needs of a decoder."""
+        weights = self.weights()
         check_sizes(weights, self.dimensions.vocab_size * self.dimensions.hidden_size)
         return Architecture(
             config=self,
@@ -171,6 +176,7 @@ class Decoder:
             norms=weights.norms,
             experts=weights.experts,
             routers=weights.routers,
+            tables=weights.tables,
             tied=self.tied,
             embed_name=f"{self.prefix}embed_tokens.weight",
             stored_prefixes=self.stored_prefixes,
@@ -189,6 +195,10 @@ class Decoder:
         h = ops.embedding(self.embedding_scale, self.noise_scale)
         h = ops.layers(h, layer, len(self.layers), checkpointing=checkpointing)
         return self.norm.trace(ops, h, f"{self.prefix}{self.final_norm}")
+
+    def alone(self, i: int) -> Decoder:
+        """A decoder of one of the layers, which is what is timed in place of all."""
+        return replace(self, layers=(self.layers[i],))
 
     @property
     def layer_prefix(self) -> str:
