@@ -140,6 +140,7 @@ class Decoder:
         logit_softcap: Bound of the logits, if any.
         notes: See ``Architecture``.
         final_norm: The module's name.
+        adapted_within: See ``Architecture``.
     """
 
     dimensions: Dimensions
@@ -154,6 +155,7 @@ class Decoder:
     logit_softcap: float | None = None
     notes: tuple[str, ...] = ()
     final_norm: str = "norm"
+    adapted_within: str = ""
 
     def weights(self) -> Weights:
         """All weights but the embedding and the head."""
@@ -184,6 +186,7 @@ class Decoder:
             logit_scale=self.logit_scale,
             logit_softcap=self.logit_softcap,
             notes=self.notes,
+            adapted_within=self.adapted_within,
         )
 
     def trace(self, ops: LayerOps, *, checkpointing: bool) -> Tensor:

@@ -120,6 +120,8 @@ class Architecture:
             mean 1 + weight.
         logit_scale: Factor of the head's product.
         logit_softcap: Bound of the logits, if any.
+        adapted_within: How names of adapted modules begin, where a running model has others of the
+            same last parts that PEFT refuses to adapt; else empty.
     """
 
     config: Any
@@ -139,6 +141,7 @@ class Architecture:
     routers: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     tables: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    adapted_within: str = ""
 
     @property
     def every_linear(self) -> list[LinearSpec]:

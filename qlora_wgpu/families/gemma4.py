@@ -18,7 +18,9 @@ def compose(read: ConfigReader) -> Decoder:
         raise UnsupportedModelError(
             "config.json: model_type 'gemma4' needs a text_config (text alone is 'gemma4_text')"
         )
-    return replace(gemma4_text.compose(ConfigReader(text)), prefix="model.language_model.")
+    prefix = "model.language_model."
+    # Modules of the parts for images and sound are called alike, and PEFT refuses to adapt them.
+    return replace(gemma4_text.compose(ConfigReader(text)), prefix=prefix, adapted_within=prefix)
 
 
 FAMILY = DecoderFamily(compose)
