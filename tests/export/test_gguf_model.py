@@ -216,6 +216,13 @@ def test_what_llama_cpp_does_not_compute(tmp_path, what) -> None:
     assert not (place / "f32.gguf").exists()
 
 
+def test_a_family_that_is_not_read_back(tmp_path) -> None:
+    with pytest.raises(
+        UnsupportedModelError, match="'stablelm' are not exported to GGUF as a whole"
+    ):
+        written(folder_of(tmp_path, CONFIGS["stablelm"]))
+
+
 def test_windows_that_llama_cpp_has_not(tmp_path) -> None:
     *_, made = written(folder_of(tmp_path, CONFIGS["mistral"]))
     assert "texts of more than 7 tokens" in made.notes[0]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from qlora_wgpu.checkpoint.gguf.architectures import ARCHITECTURES as READ
 from qlora_wgpu.checkpoint.gguf.folder import GGUFFolder
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.export.gguf.architectures import find_llama_cpp
@@ -88,12 +89,15 @@ def gguf_model(
         return GGUFModel(folder.file.metadata["general.architecture"], keys, tensors, file_type)
     model_type, decoder = _model_type(folder.config), merged.architecture.config
     llama_cpp = find_llama_cpp(model_type, "models")
-    if not isinstance(decoder, Decoder):
-        raise UnsupportedModelError(f"models of type {model_type!r} are not exported to GGUF")
     import gguf  # takes its time, for those alone who need it
 
-    told = model_keys(model_type, folder.config, decoder, llama_cpp)
     architecture = gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH[llama_cpp.label]]
+    if not isinstance(decoder, Decoder) or architecture not in READ:
+        raise UnsupportedModelError(
+            f"models of type {model_type!r} are not exported to GGUF as a whole, since they are "
+            "not read back: take --adapter-only, or qlora-wgpu merge and llama.cpp's converter"
+        )
+    told = model_keys(model_type, folder.config, decoder, llama_cpp)
     keys = {
         "general.type": "model",
         **own,
