@@ -28,6 +28,10 @@ _ARCHITECTURES = {
     "qwen2": ("QWEN2", False),
     "qwen3": ("QWEN3", False),
     "qwen2_moe": ("QWEN2MOE", False),
+    "olmoe": ("OLMOE", False),
+    "ernie4_5_moe": ("ERNIE4_5_MOE", False),
+    "lfm2_moe": ("LFM2MOE", False),
+    "glm4_moe": ("GLM4_MOE", False),
     "qwen3_moe": ("QWEN3MOE", False),
     "gemma": ("GEMMA", False),
     "gemma2": ("GEMMA2", False),
@@ -54,6 +58,9 @@ _ARCHITECTURES = {
 _PARTS = {
     "shared_mlp.input_linear": ("mlp.gate_proj", "mlp.up_proj"),
     "shared_mlp.output_linear": ("mlp.down_proj",),
+    "feed_forward.experts.w1": ("feed_forward.experts.gate_proj",),
+    "feed_forward.experts.w3": ("feed_forward.experts.up_proj",),
+    "feed_forward.experts.w2": ("feed_forward.experts.down_proj",),
 }
 FloatArray = npt.NDArray[np.float32]
 Pair = tuple[FloatArray, FloatArray]
