@@ -24,6 +24,9 @@ _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 PARTS = {
     "shared_mlp.input_linear": ("mlp.gate_proj", "mlp.up_proj"),
     "shared_mlp.output_linear": ("mlp.down_proj",),
+    "feed_forward.experts.w1": ("feed_forward.experts.gate_proj",),
+    "feed_forward.experts.w3": ("feed_forward.experts.up_proj",),
+    "feed_forward.experts.w2": ("feed_forward.experts.down_proj",),
 }
 
 
