@@ -28,20 +28,17 @@ def _logits() -> Array:
 
 
 @each(
-    (True, True, {"least": 1e-20, "scale": 1.7, "pairs": True, "groups": 4, "top_groups": 2}),
-    (True, True, {"least": 0.4}),
-    (True, False, {"scale": 0.5}),
-    (False, True, {"least": 0.35, "at_least": True}),
-    (False, False, {"groups": 3, "top_groups": 1, "scale": 2.0}),
+    (Scoring(True, True, least=1e-20, scale=1.7, pairs=True, groups=4, top_groups=2),),
+    (Scoring(True, True, least=0.4),),
+    (Scoring(True, False, scale=0.5),),
+    (Scoring(False, True, least=0.35, at_least=True),),
+    (Scoring(False, False, groups=3, top_groups=1, scale=2.0),),
 )
-def check_expert_scores(
-    run: Runner, sigmoid: bool, normalized: bool, rest: dict[str, float]
-) -> None:
+def check_expert_scores(run: Runner, scoring: Scoring) -> None:
     """Slots, weights and the gradient of the logits; with corrections and without."""
-    scoring = Scoring(sigmoid, normalized, **rest)  # type: ignore[arg-type]
+    sigmoid, has_bias = scoring.sigmoid, scoring.normalized
     rule = expert_scores.Rule(**asdict(scoring))
     logits, dweights = _logits(), normal("dweights", _ROWS, _TOP_K)
-    has_bias = normalized
     bias = (0.3 * normal("bias", _EXPERTS)).astype(np.float32).astype(np.float64) * has_bias
     tlogits = run.float32(logits, grad=True)
     tbias = run.float32(bias) if has_bias else None
