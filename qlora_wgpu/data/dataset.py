@@ -4,37 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.cache_folder import cache_problem
 from qlora_wgpu.data.chat import ChatTemplate, find_chat_template
-from qlora_wgpu.data.examples import Counts, Dataset, Example
+from qlora_wgpu.data.examples import Dataset, Example
 from qlora_wgpu.data.formats import (
-    EmptyRow,
     Encoded,
-    RowEncoder,
-    detect_format,
-    is_blank,
-    with_columns,
 )
 from qlora_wgpu.data.hub_datasets import download, is_dataset_name
-from qlora_wgpu.data.long_text import document_ids
 from qlora_wgpu.data.preparation import Preparation
-from qlora_wgpu.data.prepared import Writer, cache_folder, key_of, learns, prepare
-from qlora_wgpu.data.sources import holds_documents, read_rows, select_files, with_split
+from qlora_wgpu.data.prepared import cache_folder, prepare
+from qlora_wgpu.data.row_source import RowsInMemory, RowSource
+from qlora_wgpu.data.sources import select_files, with_split
 from qlora_wgpu.data.splits import Selection
-from qlora_wgpu.data.tally import Tally
-from qlora_wgpu.data.text_file import file_parts
 from qlora_wgpu.data.tokenizer import Tokenizer
-from qlora_wgpu.errors import DataError, QLoRAError, TokenizerError
+from qlora_wgpu.errors import DataError
 
 __all__ = ["Dataset", "Example", "Preparation", "load_dataset"]
-
-_REPORTED_EVERY = 256  # rows between two reports of progress
-_ROWS_AHEAD = 64  # whose conversations are rendered at once
-_Row = tuple[str, dict[str, Any], str]  # where it stands, the row, and its format
 
 
 def load_dataset(
@@ -139,21 +127,21 @@ def _open(
     progress: Callable[[int], None],
     *,
     held_out: bool = False,
-) -> _Source:
+) -> RowSource:
     template = _template(how, tokenizer)
     selection = _select(path, held_out=held_out)
-    source = _Source(selection.name, list(selection.files), tokenizer, template, how, progress)
+    source = RowSource(selection.name, list(selection.files), tokenizer, template, how, progress)
     source.left_out, source.root = selection.left_out, selection.root
     return source
 
 
 def _in_memory(
     rows: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, how: Preparation, name: str
-) -> _RowsInMemory:
+) -> RowsInMemory:
     if isinstance(rows, Mapping):
         raise DataError(f"{name} must be a list of rows, not one mapping: put it into a list")
     template = _template(how, tokenizer)
-    source = _RowsInMemory(name, [Path(name)], tokenizer, template, how, lambda rows: None)
+    source = RowsInMemory(name, [Path(name)], tokenizer, template, how, lambda rows: None)
     source.rows = rows
     return source
 
@@ -169,246 +157,3 @@ def _select(path: str | os.PathLike[str], *, held_out: bool) -> Selection:
     if not with_split(Path(path))[0].exists() and is_dataset_name(text):
         return download(text, held_out=held_out)
     return select_files(Path(path), held_out=held_out)
-
-
-def _settings(
-    how: Preparation, tokenizer: Tokenizer, template: ChatTemplate | None
-) -> dict[str, Any]:
-    """Everything besides the files that decides how they become tokens."""
-    source = template.source if template is not None else ""
-    return {
-        "max_seq_length": how.max_seq_length,
-        "row_format": how.row_format,
-        "columns": dict(how.columns),
-        "train_on": how.train_on,
-        "truncation": how.truncation,
-        "template": source,
-        # Some templates write the date.
-        "date": date.today().isoformat() if "strftime_now" in source else "",
-        "tokenizer": tokenizer.fingerprint,
-        "special_tokens": tokenizer.special_tokens,
-        "ends": sorted(tokenizer.eos_token_ids),
-    }
-
-
-def _not_blank(path: Path) -> Iterator[str]:
-    """The parts of a text.
-
-    Raises:
-        DataError: If it cannot be read, or holds nothing but white space.
-    """
-    blank = True
-    for part in file_parts(path):
-        blank = blank and not part.strip()
-        yield part
-    if blank:
-        raise DataError(f"{path.name} holds no text")
-
-
-def _groups(rows: Iterator[_Row]) -> Iterator[list[_Row]]:
-    """So many rows at a time; those before a wrong one come before its error."""
-    group: list[_Row] = []
-    try:
-        for row in rows:
-            group.append(row)
-            if len(group) == _ROWS_AHEAD:
-                yield group
-                group = []
-    except QLoRAError:
-        yield group
-        raise
-    yield group
-
-
-class _Source:
-    """The files of a data set, and how their rows become examples."""
-
-    def __init__(
-        self,
-        name: str,
-        files: list[Path],
-        tokenizer: Tokenizer,
-        template: ChatTemplate | None,
-        how: Preparation,
-        progress: Callable[[int], None],
-    ) -> None:
-        self._name = name
-        self._files = files
-        self.left_out: Mapping[str, Sequence[str]] = {}
-        self.root: Path | None = None
-        self._tokenizer = tokenizer
-        self._template = template
-        self._how = how
-        self._progress = progress
-
-    @property
-    def key(self) -> str:
-        """A hash of everything that decides what the examples are."""
-        return key_of(self._files, _settings(self._how, self._tokenizer, self._template))
-
-    @property
-    def row_format(self) -> str:
-        """The format of the first row that holds anything; documents are text."""
-        if holds_documents(self._files):
-            return "text"
-        return next((name for _, _, name in self._rows() if name), "text")
-
-    def fill(self, writer: Writer) -> tuple[Counts, list[str]]:
-        """Adds all examples; returns what became of the rows, and what to tell of it."""
-        added = 0
-        for ids, labels, _ in self.examples():
-            writer.add(ids, labels)
-            added += 1
-        if not added:
-            raise DataError(self._tally.nothing())
-        return self._tally.counts, self._tally.warnings(self._encoder.num_dropped)
-
-    def examples(self, *, empty: bool = False) -> Iterator[Encoded]:
-        """Yields one example after another, and keeps count of what is left out.
-
-        Args:
-            empty: Whether those with nothing to learn are yielded, too.
-        """
-        self._encoder = RowEncoder(self._tokenizer, self._template, self._how.train_on)
-        self._tally = Tally(self._name, self._how, self._tokenizer, self._template)
-        if holds_documents(self._files):
-            yield from self._windows()
-        else:
-            yield from self._encoded_rows(empty=empty)
-        self._progress(self._tally.counts.rows)
-
-    def _windows(self) -> Iterator[Encoded]:
-        length = self._how.max_seq_length
-        self._tally.has_turns = False
-        for path in self._files:
-            ids: list[int] = []
-            windows = 0
-            for piece in document_ids(self._tokenizer, _not_blank(path)):
-                ids += piece
-                whole = len(ids) - len(ids) % length
-                for begin in range(0, whole, length):
-                    yield self._window(ids[begin : begin + length])
-                windows += whole // length
-                del ids[:whole]
-            if not windows and len(ids) < 2:
-                raise DataError(
-                    f"{path.name} holds fewer than two tokens: there is nothing to learn"
-                )
-            if not windows:
-                yield self._window(ids)
-
-    def _window(self, ids: list[int]) -> Encoded:
-        self._tally.read()
-        return Encoded(ids, list(ids), self._tokenizer.decode(ids, False))
-
-    def _encoded_rows(self, *, empty: bool) -> Iterator[Encoded]:
-        tally = self._tally
-        for where, row, row_format in self._rows_ahead():
-            tally.read()
-            if tally.counts.rows % _REPORTED_EVERY == 0:
-                self._progress(tally.counts.rows)
-            encoded = self._encoded(where, row, row_format)
-            if encoded is None:
-                continue
-            tally.encoded(encoded, row_format)
-            cut = self._cut(encoded, where)
-            if cut is None:
-                tally.too_long()
-            elif not learns(cut.labels):
-                tally.without_labels(self._encoder.roles)
-                if empty:
-                    yield cut
-            else:
-                tally.kept(is_cut=cut is not encoded)
-                yield cut
-
-    def _encoded(self, where: str, row: dict[str, Any], row_format: str) -> Encoded | None:
-        """A row as tokens, or None where it holds nothing."""
-        try:
-            if not row_format:
-                raise EmptyRow("the row has no value")
-            return self._encoder.encode(row, row_format)
-        except EmptyRow:
-            self._tally.empty(where)
-            return None
-        except DataError as err:
-            raise DataError(f"{where}: {err}") from err
-        except TokenizerError as err:
-            raise TokenizerError(f"{where}: {err}") from err
-
-    def _cut(self, encoded: Encoded, where: str) -> Encoded | None:
-        """The part of a row that is kept, or None if nothing is."""
-        limit, truncation = self._how.max_seq_length, self._how.truncation
-        if len(encoded.ids) <= limit:
-            return encoded
-        if truncation == "error":
-            raise DataError(
-                f"{where}: it has {len(encoded.ids)} tokens, more than max_seq_length={limit}, and "
-                "data.truncation is error"
-            )
-        if truncation == "drop":
-            return None
-        kept = slice(limit) if truncation == "keep_start" else slice(-limit, None)
-        ids = encoded.ids[kept]
-        return Encoded(ids, encoded.labels[kept], self._tokenizer.decode(ids, False))
-
-    def _rows_ahead(self) -> Iterator[_Row]:
-        """The rows, of which the chat template has rendered some at once."""
-        for rows in _groups(self._rows()):
-            self._encoder.look_ahead([(row, row_format) for _, row, row_format in rows])
-            yield from rows
-
-    def _rows(self) -> Iterator[_Row]:
-        """Rows, where each stands, and their format, which all share; none where one is blank."""
-        row_format: str | None = None if self._how.row_format == "auto" else self._how.row_format
-        first = ""
-        for path in self._files:
-            for where, given in self._read(path):
-                if is_blank(given):
-                    yield where, given, ""
-                    continue
-                try:
-                    row = with_columns(given, self._how.columns)
-                    own_format = detect_format(row, self._how.row_format)
-                    if row_format is None:
-                        row_format, first = own_format, where
-                    elif own_format != row_format:
-                        raise DataError(
-                            f"a row of the format '{own_format}' stands among rows of "
-                            f"'{row_format}' ({first}): give each format its own file"
-                        )
-                except DataError as err:
-                    raise DataError(f"{where}: {err}") from err
-                yield where, row, row_format
-
-    def _read(self, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The rows of a file, and where each stands."""
-        inside = "" if self.root is None else self._place(path, self.root)
-        try:
-            for where, row in read_rows(path):
-                yield inside + where, row
-        except DataError as err:
-            if not inside or not str(err).startswith(path.name):
-                raise
-            raise DataError(f"{inside}{err}") from err
-
-    def _place(self, path: Path, root: Path) -> str:
-        """What stands before the name of a folder's file."""
-        return "".join(f"{part}/" for part in (self._name, *path.relative_to(root).parent.parts))
-
-
-class _RowsInMemory(_Source):
-    """Rows that stand in no file.
-
-    Attributes:
-        rows: The rows.
-    """
-
-    rows: Sequence[Mapping[str, Any]] = ()
-
-    def _read(self, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-        for index, row in enumerate(self.rows):
-            where = f"{self._name}[{index}]"
-            if not isinstance(row, Mapping):
-                raise DataError(f"{where} must be a mapping, got {type(row).__name__}")
-            yield where, dict(row)
