@@ -59,10 +59,10 @@ N = 1 << 17  # bytes; all of these took over ten seconds at a MiB
     ids=lambda value: repr(value)[:40],
 )
 def test_what_is_far_too_much_ends_soon_with_few_lines(load, text, expected) -> None:
-    start = time.monotonic()
+    start = time.process_time()
     message = failure(load, MODEL + text + "\n")
     assert expected in message and len(message) < 6000
-    assert time.monotonic() - start < 5.0
+    assert time.process_time() - start < 5.0  # of computing, whatever else runs beside it
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,93 @@
+"""Axolotl's files, converted value by value."""
+
+import pytest
+from support.dialects import converted, reasons_of
+
+
+def test_axolotl(place):
+    config, _ = converted(place, "axolotl.yml")
+    assert (config.quant.scheme, config.lora.target_modules) == ("nf4", "all-linear")
+    assert (config.lora.r, config.lora.lora_alpha, config.lora.lora_dropout) == (32, 16, 0.05)
+    assert (config.data.format, config.data.eval_split) == ("instruction/output", 0.05)
+    assert (config.data.max_seq_length, config.data.packing) == (512, True)
+    assert config.data.truncation == "drop"
+    assert config.train.per_device_train_batch_size == 2
+    assert (config.train.num_train_epochs, config.train.seed) == (4, 42)
+    assert (config.optim.warmup_steps, config.optim.lr_scheduler_type) == (10, "cosine")
+    assert config.eval.eval_steps == 1 / 16  # four times in each of four epochs
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "expected", "said"),
+    [
+        ("adamw_bnb_8bit", "adamw_8bit", "optimizer: adamw_bnb_8bit"),
+        ("paged_adamw_8bit", "adamw_8bit", "optimizer: paged_adamw_8bit"),
+        ("adamw_torch_fused", "adamw", "optimizer: adamw_torch_fused"),
+        ("ao_adamw_8bit", "adamw_8bit", "nearest to optimizer: ao_adamw_8bit"),
+        ("lion_8bit", "adamw", "another is not done"),
+    ],
+)
+def test_optimizers_of_axolotl(place, optimizer, expected, said):
+    config, conversion = converted(place, "axolotl.yml", {"optimizer": optimizer})
+    assert config.optim.name == expected and said in conversion.text()
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ({"path": "o/n", "type": "alpaca"}, ("o/n", "instruction/output", {})),
+        ({"path": "o/n", "type": "completion", "field": "story"},
+         ("o/n", "text", {"text": "story"})),
+        ({"path": "o/n", "split": "validation", "type": "chat_template"},
+         ("o/n:validation", "messages", {})),
+        ({"path": "o/n", "name": "main", "type": "chat_template", "field_messages": "chat"},
+         ("o/n:main/train", "messages", {"messages": "chat"})),
+        ({"path": "o/n", "type": "chat_template", "field_messages": "conversations",
+          "message_property_mappings": {"role": "from", "content": "value"}},
+         ("o/n", "conversations", {})),
+        ({"path": "o/n", "type": "sharegpt"}, ("o/n", "conversations", {})),
+        ({"path": "json", "data_files": ["a.json"], "type": {"field_instruction": "q",
+          "field_output": "a"}},
+         ("a.json", "instruction/output", {"instruction": "q", "output": "a"})),
+        ({"path": "o/n", "type": "alpaca_chat.load_qa"},
+         ("o/n", "auto", {"prompt": "question", "completion": "answer"})),
+    ],
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+def test_data_of_axolotl(place, entry, expected):
+    data = converted(place, "axolotl.yml", {"datasets": [entry]})[0].data
+    train = data.train.removeprefix(f"{place}/")
+    assert (train, data.format, data.columns) == expected
+
+
+def test_more_of_axolotl(place):
+    config, conversion = converted(
+        place,
+        "axolotl.yml",
+        {
+            "datasets": [{"path": "a.jsonl", "type": "alpaca"}, {"path": "b.jsonl"}],
+            "adapter": "lora",
+            "load_in_4bit": False,
+            "lora_target_linear": False,
+            "lora_target_modules": ["q_proj"],
+            "val_set_size": 20,
+            "train_on_inputs": True,
+            "chat_template": "chatml",
+            "warmup_steps": "LEAVE OUT",
+            "lr_scheduler": "one_cycle",
+        },
+    )
+    assert (config.quant.scheme, config.lora.target_modules) == ("none", ["q_proj"])
+    assert (config.data.eval_split, config.data.train_on) == (20, "all")
+    assert config.data.chat_template == "chatml"
+    assert (config.optim.warmup_steps, config.optim.warmup_ratio) == (0, 0.03)
+    reasons = {left.key: left.reason for left in conversion.left_out}
+    assert "put the files" in reasons["datasets (number 2): b.jsonl"]
+    assert "the shapes are" in reasons["lr_scheduler: one_cycle"]
+
+
+def test_further_files_of_axolotls_data_are_named(place):
+    entry = {"path": "json", "data_files": ["a.json", "b.json"]}
+    assert "data_files: b.json" in reasons_of(
+        converted(place, "axolotl.yml", {"datasets": [entry]})[1]
+    )

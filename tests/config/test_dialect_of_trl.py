@@ -1,0 +1,81 @@
+"""TRL's files, converted value by value."""
+
+import pytest
+from support.dialects import converted, reasons_of
+
+DEFAULTED = (
+    "learning_rate num_train_epochs per_device_train_batch_size lr_scheduler_type "
+    "assistant_only_loss warmup_ratio lora_r"
+)
+
+
+def test_trl(place):
+    config, conversion = converted(place, "trl.yaml")
+    assert (config.lora.r, config.lora.lora_alpha, config.lora.lora_dropout) == (16, 32, 0.05)
+    assert (config.data.train, config.data.eval) == (
+        str(place / "chats"),
+        str(place / "chats:test"),
+    )
+    assert config.data.train_on == "assistant"
+    assert config.train.gradient_accumulation_steps == 8
+    assert (config.eval.eval_steps, config.optim.warmup_ratio) == (100, 0.1)
+    assert not conversion.notes
+    config, conversion = converted(
+        place,
+        "trl.yaml",
+        dict.fromkeys(DEFAULTED.split(), "LEAVE OUT"),
+    )
+    assert (config.optim.learning_rate, config.train.num_train_epochs) == (2e-5, 3)
+    assert (config.train.per_device_train_batch_size, config.optim.warmup_ratio) == (8, 0)
+    assert config.optim.lr_scheduler_type == "linear"
+    assert any("TRL learns every token" in note for note in conversion.notes)
+
+
+def test_the_alignment_handbooks_mixture(place):
+    changes = {
+        "dataset_name": "LEAVE OUT",
+        "dataset_mixer": {"o/chats": 1.0, "o/more": 0.5},
+        "dataset_splits": ["train_sft", "test_sft"],
+    }
+    config, conversion = converted(place, "trl.yaml", changes)
+    assert (config.data.train, config.data.eval) == ("o/chats:train_sft", "o/chats:test_sft")
+    assert any("o/more" in left.key for left in conversion.left_out)
+
+
+def test_modules_that_trl_and_axolotl_do_not_name_are_pefts(place):
+    for name in ("trl.yaml", "axolotl.yml"):
+        changes = {"lora_target_modules": None, "lora_target_linear": None}
+        config = converted(place, name, changes)[0]
+        assert config.lora.target_modules == ["q_proj", "v_proj"]
+
+
+def test_trl_quantizes_scales_only_where_it_is_asked_to(place):
+    assert not converted(place, "trl.yaml")[0].quant.double_quant
+    assert converted(place, "trl.yaml", {"use_bnb_nested_quant": True})[0].quant.double_quant
+
+
+def test_held_out_data_of_older_trl(place):
+    changes = {"eval_strategy": "LEAVE OUT", "evaluation_strategy": "steps"}
+    config, _ = converted(place, "trl.yaml", changes)
+    assert config.data.eval == str(place / "chats:test")
+
+
+def test_one_file_has_no_test_split(place):
+    (place / "rows.jsonl").touch()
+    config, conversion = converted(place, "trl.yaml", {"dataset_name": "rows.jsonl"})
+    assert config.data.eval is None
+    assert "data.eval_split" in reasons_of(conversion)["eval_strategy: steps"]
+
+
+def test_a_template_in_trls_file_is_taken(place):
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert converted(place, "trl.yaml", {"chat_template": template})[0].data.chat_template == (
+        template
+    )
+
+
+@pytest.mark.parametrize("name", ["trl.yaml", "llama_factory.yaml"])
+def test_steps_that_are_shares_of_a_run_are_left_out(place, name):
+    changes = {"logging_steps": 0.1, "save_steps": 0.5}
+    reasons = reasons_of(converted(place, name, changes)[1])
+    assert all("whole number" in reasons[key] for key in ("logging_steps: 0.1", "save_steps: 0.5"))

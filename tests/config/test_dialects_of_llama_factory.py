@@ -1,0 +1,68 @@
+"""LLaMA-Factory's files, old and new, converted value by value."""
+
+import json
+
+import pytest
+from support.dialects import converted, reasons_of
+
+from qlora_wgpu.errors import ConfigError
+
+
+def test_llama_factory(place):
+    config, _ = converted(place, "llama_factory.yaml")
+    assert config.data.train == str(place / "data/mine.json")
+    columns = {"instruction": "question", "input": "context", "output": "answer"}
+    assert (config.data.format, config.data.columns) == ("instruction/output", columns)
+    assert (config.data.eval_split, config.data.max_seq_length) == (0.1, 512)
+    assert (config.lora.lora_alpha, config.lora.target_modules) == (16, "all-linear")
+    assert config.train.gradient_checkpointing
+    data = converted(place, "llama_factory.yaml", {"dataset": "chats", "mask_history": True})[
+        0
+    ].data
+    assert (data.format, data.columns, data.train_on) == ("messages", {}, "last_turn")
+    data = converted(place, "llama_factory.yaml", {"dataset": ["hub"], "eval_dataset": "mine"})[
+        0
+    ].data
+    assert (data.train, data.eval) == ("owner/name:main/test", str(place / "data/mine.json"))
+    assert data.eval_split is None
+    with pytest.raises(ConfigError, match="describes no data set 'nothing'"):
+        converted(place, "llama_factory.yaml", {"dataset": "nothing"})
+
+
+def test_llama_factory_v1(place):
+    config, conversion = converted(place, "llama_factory_v1.yaml")
+    assert (config.quant.scheme, config.lora.r, config.lora.lora_alpha) == ("nf4", 8, 32)
+    assert config.lora.target_modules == "all-linear"
+    assert config.data.train == str(place / "data" / "identity.json")
+    assert (config.data.format, config.data.max_seq_length) == ("instruction/output", 512)
+    train = config.train
+    assert (train.per_device_train_batch_size, train.gradient_accumulation_steps) == (2, 4)
+    assert (train.max_steps, train.compute_dtype) == (10, "bfloat16")
+    assert (config.optim.lr_scheduler_type, config.optim.learning_rate) == ("constant", 1e-4)
+    assert "train_dataset: more" in reasons_of(conversion)
+    changes = {"train_dataset": "rows.jsonl", "peft_config": {"name": "freeze"},
+               "quant_config": None, "batching_strategy": "padding_free"}  # fmt: skip
+    config, conversion = converted(place, "llama_factory_v1.yaml", changes)
+    assert (config.quant.scheme, config.data.packing) == ("none", True)
+    assert any("freeze trains other weights" in note for note in conversion.notes)
+    (place / "sets.yaml").write_text("pairs: {path: pairs.jsonl, converter: pair}")
+    with pytest.raises(ConfigError, match="holds preferences"):
+        converted(place, "llama_factory_v1.yaml")
+
+
+@pytest.mark.parametrize(
+    ("tags", "is_told"),
+    [
+        ({"role_tag": "role", "content_tag": "content", "user_tag": "user"}, False),
+        ({"user_tag": "human", "assistant_tag": "gpt"}, False),
+        ({}, False),
+        ({"role_tag": "speaker", "content_tag": "said"}, True),
+        ({"user_tag": "U", "assistant_tag": "B"}, True),
+    ],
+)
+def test_tags_of_llama_factory_that_rows_may_not_have(place, tags, is_told):
+    path = place / "data" / "dataset_info.json"
+    entry = {"file_name": "chats.json", "formatting": "sharegpt", "tags": tags}
+    path.write_text(json.dumps({"chats": entry}))
+    conversion = converted(place, "llama_factory.yaml", {"dataset": "chats"})[1]
+    assert any(key.startswith("tags: ") for key in reasons_of(conversion)) == is_told
