@@ -23,7 +23,7 @@ def check_reachable() -> None:
     if constants.HF_HUB_OFFLINE:
         raise ConfigError(
             "HF_HUB_OFFLINE is set, so nothing is sent to the hub: unset it to push, or copy the "
-            "adapter's folder yourself"
+            "files yourself"
         )
     address = urlsplit(constants.ENDPOINT)
     if address.scheme != "https" and address.hostname not in _THIS_MACHINE:
@@ -41,8 +41,8 @@ def upload(name: str, files: Mapping[str, Path | bytes], *, private: bool) -> st
     Args:
         name: owner/name.
         files: A path or the content of each file, by its path in the repository.
-        private: Whether a new repository is seen by its owner alone; else the owner's own default
-            decides, which is public unless an organization has set another.
+        private: Whether a new repository is seen by its owner alone; one that is there stays as it
+            is.
 
     Returns:
         The address of its page.
@@ -58,9 +58,8 @@ def upload(name: str, files: Mapping[str, Path | bytes], *, private: bool) -> st
         for path, content in files.items()
     ]
     try:
-        # None, not False: an organization may keep what is new private.
-        page = api.create_repo(name, private=private or None, exist_ok=True)
-        api.create_commit(name, changes, commit_message="Upload an adapter of qlora-wgpu")
+        page = api.create_repo(name, private=private, exist_ok=True)
+        api.create_commit(name, changes, commit_message="Upload with qlora-wgpu")
     except Exception as err:  # whatever the client or the network has
         reason = next(iter(str(err).splitlines()), "") or type(err).__name__
         raise CheckpointError(f"{name} cannot be written on the hub: {reason}") from err

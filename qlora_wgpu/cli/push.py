@@ -1,31 +1,51 @@
-"""``push``: an adapter to the Hugging Face hub."""
+"""``push``: what was trained to the Hugging Face hub."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import sys
 
 import click
 
 from qlora_wgpu.cli._model import located
 from qlora_wgpu.cli._terminal import Terminal
+from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.runs.locating import base_of
-from qlora_wgpu.runs.pushing import name_on_hub
-from qlora_wgpu.runs.pushing import push as push_adapter
+from qlora_wgpu.runs.pushing import Parcel, name_on_hub
+from qlora_wgpu.runs.pushing import push as push_to_hub
 
 
 @click.command()
 @click.argument("run", type=click.Path())
 @click.argument("name")
 @click.option("--base", help="The base's name on the hub, if it was trained on a folder.")
-@click.option("--private", is_flag=True, help="Let the owner alone see a new repository.")
-def push(run: str, name: str, base: str | None, private: bool) -> None:
+@click.option("--merged", metavar="FOLDER", help="Send this merged model in place of the adapter.")
+@click.option("--gguf", metavar="FILE", help="Send this GGUF file in place of the adapter.")
+@click.option(
+    "--private/--public",
+    default=True,
+    show_default=True,
+    help="Let the owner alone see a new repository, or everybody.",
+)
+@click.option("--yes", is_flag=True, help="Send it without asking.")
+def push(
+    run: str,
+    name: str,
+    base: str | None,
+    merged: str | None,
+    gguf: str | None,
+    private: bool,
+    yes: bool,
+) -> None:
     """Send what a run has trained to the Hugging Face hub, as NAME (owner/name).
 
-    RUN is a run's folder, such as runs/first, or an adapter's. The adapter's folder gets a model
-    card, README.md, if it has none: edit it before or afterwards; the licence is yours to fill in.
-    Your token goes to the hub alone (`hf auth login`, or HF_TOKEN).
+    RUN is a run's folder, such as runs/first, or an adapter's. What is sent gets a model card,
+    README.md, made of the run; an adapter's is written beside it if there is none: edit it before
+    or afterwards; the licence is yours to fill in. You are asked before anything leaves this
+    machine. Your token goes to the hub alone (`hf auth login`, or HF_TOKEN).
     """
     console = Terminal()
+    if merged is not None and gguf is not None:
+        raise ConfigError("--merged and --gguf both say what to send: leave one out")
     adapter = located(run, None, None, needs_adapter=True).adapter
     assert adapter is not None
     if base is None and name_on_hub(base_of(adapter)) is None:
@@ -35,6 +55,33 @@ def push(run: str, name: str, base: str | None, private: bool) -> None:
             style="yellow",
             highlight=False,
         )
-    with console.status(f"sending {Path(adapter)}"):
-        page = push_adapter(adapter, name, base=base, private=private)
+
+    def agree(parcel: Parcel) -> bool:
+        who = "you alone" if parcel.private else "everybody"
+        console.print(f"{parcel.name} on the hub, seen by {who} where it is new:", highlight=False)
+        for file, content in parcel.files.items():
+            size = len(content) if isinstance(content, bytes) else content.stat().st_size
+            console.print(f"  {file}  {size:,} bytes", highlight=False, soft_wrap=True)
+        return yes or _asked(f"Send {parcel.nbytes / 1e6:,.1f} MB?")
+
+    page = push_to_hub(
+        adapter, name, base=base, private=private, merged=merged, gguf=gguf, agree=agree
+    )
+    if page is None:
+        console.print("nothing was sent", highlight=False)
+        return
     console.print(f"sent to {page}", highlight=False, soft_wrap=True)
+
+
+def _asked(question: str) -> bool:
+    """What the user says.
+
+    Raises:
+        ConfigError: If there is nobody to ask.
+    """
+    if not sys.stdin.isatty():
+        raise ConfigError(
+            "push asks before anything leaves this machine, and nobody is at the terminal: add "
+            "--yes if it is to be sent"
+        )
+    return click.confirm(question)

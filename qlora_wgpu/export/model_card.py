@@ -1,13 +1,21 @@
-"""A model card for an adapter: what the hub shows of it, and how others use it."""
+"""A model card: what the hub shows of what was trained, and how others use it."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Literal
 
 from qlora_wgpu.lora import AdapterConfig
 
 _TAGS = ("lora", "qlora", "qlora-wgpu")
+CardKind = Literal["adapter", "merged", "gguf"]
+_LIBRARIES: dict[CardKind, str] = {"adapter": "peft", "merged": "transformers", "gguf": "gguf"}
+_WHAT: dict[CardKind, str] = {
+    "adapter": "A LoRA adapter of",
+    "merged": "A LoRA adapter, merged into",
+    "gguf": "A LoRA adapter, merged into and stored as GGUF with",
+}
 
 
 def model_card(
@@ -16,28 +24,38 @@ def model_card(
     adapter: AdapterConfig,
     figures: Mapping[str, str],
     prompt: str,
+    *,
+    kind: CardKind = "adapter",
+    file: str = "model.gguf",
+    plot: str | None = None,
 ) -> str:
     """The text of README.md; its licence is left to the user.
 
     Args:
-        name: owner/name of the adapter.
+        name: owner/name on the hub.
         base: The base's name on the hub, if it has one.
         adapter: How it was trained.
         figures: Rows of a table: what there is to tell of its run.
         prompt: A sentence on how prompts are written.
+        kind: What is sent.
+        file: The GGUF file's name, if it is one.
+        plot: The name of a picture of the loss beside the card, if there is one.
     """
     title = name.rpartition("/")[2]
     head = [f"base_model: {json.dumps(base)}"] if base else []
-    head += ["library_name: peft", "pipeline_tag: text-generation", "tags:"]
+    if base and kind != "adapter":
+        head.append("base_model_relation: finetune")
+    head += [f"library_name: {_LIBRARIES[kind]}", "pipeline_tag: text-generation", "tags:"]
     head += [f"  - {tag}" for tag in _TAGS]
     head += ["# license: the licence of the base model binds its adapters, too; name it here"]
     table = {**_adapter_rows(adapter), **figures}
     rows = "\n".join(f"| {key} | {_cell(value)} |" for key, value in table.items())
-    of = f"of [{base}](https://huggingface.co/{base})" if base else "of a base model"
-    about = f"A LoRA adapter {of}, trained with qlora-wgpu. {prompt}"
+    of = f"[{base}](https://huggingface.co/{base})" if base else "a base model"
+    about = f"{_WHAT[kind]} {of}, trained with qlora-wgpu. {prompt}"
+    picture = [f"![Loss over the steps of the run]({plot})", ""] if plot else []
     return "\n".join(
         ["---", *head, "---", "", f"# {title}", "", about, "", "| | |", "|---|---|", rows, "",
-         "## Use", "", _usage(name, base), ""]
+         *picture, "## Use", "", _usage(name, base, kind, file), ""]
     )  # fmt: skip
 
 
@@ -54,14 +72,19 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def _usage(name: str, base: str | None) -> str:
-    base = base or "the base model"
-    return f"""\
-```python
-from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("{name}")
-model = AutoModelForCausalLM.from_pretrained("{base}")
-model = PeftModel.from_pretrained(model, "{name}")
+def _usage(name: str, base: str | None, kind: CardKind, file: str) -> str:
+    if kind == "gguf":
+        return f"""\
+```
+llama-cli --hf-repo {name} --hf-file {file}
+ollama run hf.co/{name}
 ```"""
+    lines = ["from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
+    lines += [f'tokenizer = AutoTokenizer.from_pretrained("{name}")']
+    if kind == "merged":
+        lines += [f'model = AutoModelForCausalLM.from_pretrained("{name}")']
+    else:
+        lines = ["from peft import PeftModel", *lines]
+        lines += [f'model = AutoModelForCausalLM.from_pretrained("{base or "the base model"}")']
+        lines += [f'model = PeftModel.from_pretrained(model, "{name}")']
+    return "\n".join(["```python", *lines, "```"])

@@ -1,10 +1,12 @@
-"""An adapter on the Hugging Face hub, with a model card."""
+"""What was trained on the Hugging Face hub, with a model card."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,15 @@ from qlora_wgpu.config import Config, load_config
 from qlora_wgpu.config.as_trained import find_run
 from qlora_wgpu.data import PromptKind, prompt_kind
 from qlora_wgpu.errors import CheckpointError, ConfigError
-from qlora_wgpu.export.model_card import model_card
+from qlora_wgpu.export.model_card import CardKind, model_card
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.runs.exporting import modelfile_of
 from qlora_wgpu.training import read_rows
 
-_CARD, _CONFIG = "README.md", "adapter_config.json"
+_CARD, _CONFIG, _PLOT = "README.md", "adapter_config.json", "loss.png"
+_OF_A_MODEL = (".safetensors", ".json", ".jinja", ".model", ".txt")
+_DATA_ON_HUB = re.compile(r"[\w.-]+/[\w.-]+(:[\w./-]+)?")
 # What is sent, and nothing else that may lie there.
 _FILES = (
     *(_CARD, _CONFIG, "adapter_model.safetensors", "tokenizer.json", "tokenizer_config.json"),
@@ -35,51 +40,159 @@ _PROMPTS: dict[PromptKind, str] = {
 }
 
 
-def push(adapter: str, name: str, *, base: str | None = None, private: bool = False) -> str:
-    """Sends an adapter to the hub, with a model card, which is written beside it if there is none.
+@dataclass(frozen=True)
+class Parcel:
+    """What is to be sent.
+
+    Attributes:
+        name: owner/name on the hub.
+        files: A path or the content of each file, by its name there.
+        private: Whether a new repository is seen by its owner alone.
+    """
+
+    name: str
+    files: Mapping[str, Path | bytes]
+    private: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        sizes = (
+            len(content) if isinstance(content, bytes) else content.stat().st_size
+            for content in self.files.values()
+        )
+        return sum(sizes)
+
+
+def push(
+    adapter: str,
+    name: str,
+    *,
+    base: str | None = None,
+    private: bool = True,
+    merged: str | None = None,
+    gguf: str | None = None,
+    agree: Callable[[Parcel], bool] = lambda parcel: True,
+) -> str | None:
+    """Sends what was trained to the hub, with a model card.
+
+    An adapter's card is written beside it if there is none, where the folder can be written.
 
     Args:
         adapter: The adapter's folder.
         name: owner/name on the hub.
         base: The base's name on the hub, where the adapter was trained on a folder.
-        private: Whether a new repository is seen by its owner alone, whatever their default is.
+        private: Whether a new repository is seen by its owner alone, or by everybody.
+        merged: The folder of ``merge``, to be sent in place of the adapter.
+        gguf: The file of ``export``, to be sent in place of the adapter.
+        agree: Asked before anything leaves the machine.
 
     Returns:
-        The address of its page.
+        The address of its page; None where ``agree`` did not.
 
     Raises:
         ConfigError: If a name is none of the hub's, or the hub may not be written to from here.
-        CheckpointError: If the adapter is damaged, or the hub refuses it or cannot be reached.
+        CheckpointError: If what is to be sent is missing or damaged, or the hub refuses it or
+            cannot be reached.
     """
     for text in filter(None, (name, base)):
         if not is_hub_name(text):
             raise ConfigError(f"{text!r} is no name on the hub, which would be owner/name")
     check_reachable()
-    folder = Path(adapter)
-    card = write_card(folder, name, base)
-    files: dict[str, Path | bytes] = {file: folder / file for file in _present(folder)}
-    files[_CONFIG] = _with_base(folder / _CONFIG, base)
-    return upload(name, {**files, _CARD: card}, private=private)
+    if merged is not None:
+        files = _merged_files(Path(merged))
+        kind: CardKind = "merged"
+    elif gguf is not None:
+        files, kind = _gguf_files(Path(gguf)), "gguf"
+    else:
+        folder = Path(adapter)
+        files, kind = {file: folder / file for file in _present(folder)}, "adapter"
+        files[_CONFIG] = _with_base(folder / _CONFIG, base)
+    files[_CARD] = _card(Path(adapter), name, base, kind, files.get(_CARD), gguf)
+    run = find_run(adapter)
+    if run is not None and (run / _PLOT).is_file() and _PLOT.encode() in _content(files[_CARD]):
+        files[_PLOT] = run / _PLOT
+    parcel = Parcel(name, files, private)
+    return upload(name, files, private=private) if agree(parcel) else None
 
 
-def write_card(folder: Path, name: str, base: str | None) -> Path:
-    """The model card beside an adapter; one that is there is left alone.
+def _merged_files(folder: Path) -> dict[str, Path | bytes]:
+    """The files of a merged model: weights, configuration, tokenizer."""
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(
+            f"{folder} has no config.json: it is no merged model, which qlora-wgpu merge makes"
+        )
+    files: dict[str, Path | bytes] = {
+        str(path.relative_to(folder)): path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.suffix in _OF_A_MODEL and not path.name.startswith(".")
+    }
+    # The card that lies there is the base's, unless it was made here.
+    card = folder / _CARD
+    if card.is_file() and b"qlora-wgpu" in card.read_bytes():
+        files[_CARD] = card
+    return files
+
+
+def _gguf_files(path: Path) -> dict[str, Path | bytes]:
+    """A GGUF file, and the Modelfile beside it."""
+    if path.suffix != ".gguf" or not path.is_file():
+        raise CheckpointError(f"there is no GGUF file {path}: qlora-wgpu export makes one")
+    files: dict[str, Path | bytes] = {path.name: path}
+    if modelfile_of(path).is_file():
+        files["Modelfile"] = modelfile_of(path)
+    return files
+
+
+def _content(file: Path | bytes) -> bytes:
+    return file if isinstance(file, bytes) else file.read_bytes()
+
+
+def _card(
+    folder: Path,
+    name: str,
+    base: str | None,
+    kind: CardKind,
+    own: Path | bytes | None,
+    gguf: str | None,
+) -> Path | bytes:
+    """The card that is there, else a new one; an adapter's is kept beside it if that can be."""
+    if own is not None:
+        return own
+    file = "model.gguf" if gguf is None else Path(gguf).name
+    content = card_text(folder, name, base, kind, file).encode()
+    if kind == "adapter":
+        with suppress(CheckpointError):  # a folder that nobody may write to is sent as it is
+            write_file(folder / _CARD, content)
+    return content
+
+
+def card_text(
+    folder: Path, name: str, base: str | None, kind: CardKind = "adapter", file: str = "model.gguf"
+) -> str:
+    """A model card made of an adapter and its run.
+
+    Args:
+        folder: The adapter's.
+        name: owner/name on the hub.
+        base: The base's name there, whatever the adapter says.
+        kind: What is sent.
+        file: The GGUF file's name, if it is one.
 
     Raises:
-        CheckpointError: If the adapter is damaged, or the card cannot be written.
+        CheckpointError: If the adapter is damaged.
     """
-    card = folder / _CARD
-    if not card.exists():
-        tensors, config = load_adapter(folder, biases=True)
-        named = base or name_on_hub(config.base_model_name_or_path)
-        run = find_run(folder)
-        figures = {"parameters": f"{sum(array.size for array in tensors.values()):,}"}
-        if run is not None:
-            figures |= _figures(load_config(run / "config.yaml"), run)
-        prompt = _PROMPTS[prompt_kind(folder)]
-        text = model_card(name, named, config, figures, prompt)
-        write_file(card, text.encode())
-    return card
+    tensors, config = load_adapter(folder, biases=True)
+    named = base or name_on_hub(config.base_model_name_or_path)
+    run = find_run(folder)
+    figures = {"parameters": f"{sum(array.size for array in tensors.values()):,}"}
+    if run is not None:
+        figures |= _figures(load_config(run / "config.yaml"), run)
+    has_plot = run is not None and (run / _PLOT).is_file()
+    return model_card(
+        name, named, config, figures, _PROMPTS[prompt_kind(folder)],
+        kind=kind, file=file, plot=_PLOT if has_plot else None,
+    )  # fmt: skip
 
 
 def _figures(settings: Config, run: Path) -> dict[str, str]:
@@ -92,6 +205,8 @@ def _figures(settings: Config, run: Path) -> dict[str, str]:
         "quantization of the base": f"{_scheme(settings)}; products in {products}",
         "learning rate": f"{settings.optim.learning_rate:g}, {settings.optim.lr_scheduler_type}",
     }
+    if settings.data.train is not None and _DATA_ON_HUB.fullmatch(settings.data.train):
+        figures["data"] = settings.data.train
     if steps:
         figures["trained"] = f"{steps[-1]['step']:,} steps, {steps[-1]['num_tokens']:,} tokens"
     if len(losses) > 1:

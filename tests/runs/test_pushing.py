@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 import yaml
 from huggingface_hub import constants
+from support.commands import run_here
 
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.lora import AdapterConfig, save_adapter
-from qlora_wgpu.runs.pushing import push, write_card
+from qlora_wgpu.runs import pushing
+from qlora_wgpu.runs.pushing import push
 
 TOKEN = "hf_abcdefghijklmnopqrstuvwxyz0123456789"
 
@@ -119,13 +121,115 @@ def test_what_is_sent(tmp_path, hub):
     assert written == 2 * [f"Bearer {TOKEN}"]
 
 
-@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize("private", [None, False, True])
 def test_who_sees_a_new_repository(tmp_path, hub, private):
-    """Without a wish the owner's default decides: an organization may keep what is new private."""
-    push(str(adapter(tmp_path / "adapter")), "me/mine", private=private)
+    """Its owner alone, unless everybody is to."""
+    push(str(adapter(tmp_path / "adapter")), "me/mine",
+         **({} if private is None else {"private": private}))  # fmt: skip
     [asked] = hub.created
     seen = {key: asked[key] for key in ("private", "visibility") if asked.get(key) is not None}
-    assert seen in ([{"private": True}, {"visibility": "private"}] if private else [{}])
+    if private is False:
+        assert seen in ({"private": False}, {"visibility": "public"})
+    else:
+        assert seen in ({"private": True}, {"visibility": "private"})
+
+
+def test_nothing_leaves_before_somebody_agrees(tmp_path, hub):
+    asked = []
+
+    def agree(parcel):
+        asked.append((sorted(parcel.files), parcel.nbytes, parcel.private))
+        return False
+
+    assert push(str(adapter(tmp_path / "adapter")), "me/mine", agree=agree) is None
+    [(files, size, private)] = asked
+    assert "adapter_model.safetensors" in files and size > 200 and private
+    assert not hub.requests
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, hub, monkeypatch):
+    """The card is sent, though it cannot lie beside the adapter."""
+
+    def refuse(path, content):
+        raise CheckpointError(f"{path} cannot be written: Read-only file system")
+
+    monkeypatch.setattr(pushing, "write_file", refuse)
+    push(str(adapter(tmp_path / "adapter")), "me/mine")
+    assert b'base_model: "owner/base"' in hub.files["README.md"]
+    assert not (tmp_path / "adapter/README.md").exists()
+
+
+def run_of(place, **data):
+    """A run's folder with what a card tells of it."""
+    adapter(place / "adapter")
+    train = data.get("train", str(place / "secret/train.jsonl"))
+    (place / "config.yaml").write_text(
+        f"model: {{path: owner/base}}\ndata: {{train: {train}}}\noutput: {{dir: {place}}}\n"
+    )
+    rows = [{"step": 0, "eval_loss": 3.0}, {"step": 5, "loss": 2.0, "num_tokens": 1234},
+            {"step": 5, "eval_loss": 1.5}]  # fmt: skip
+    (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (place / "loss.png").write_bytes(b"a picture")
+    return place
+
+
+def test_a_card_tells_of_the_run(tmp_path, hub):
+    push(str(run_of(tmp_path / "run", train="owner/chats") / "adapter"), "me/mine")
+    card = hub.files["README.md"].decode()
+    assert "| trained | 5 steps, 1,234 tokens |" in card and "| data | owner/chats |" in card
+    assert "3.0000 before, 1.5000 after" in card and "](loss.png)" in card
+    assert hub.files["loss.png"] == b"a picture"
+
+
+def test_data_of_the_user_is_not_told(tmp_path, hub):
+    push(str(run_of(tmp_path / "run") / "adapter"), "me/mine")
+    assert str(tmp_path).encode() not in hub.files["README.md"]
+    assert b"secret" not in hub.files["README.md"]
+
+
+def test_from_the_command_line(tmp_path, hub):
+    run_of(tmp_path / "run")
+    refused = run_here("push", "run", "me/mine", cwd=tmp_path)
+    assert refused.returncode == 2 and "add --yes if it is to be sent" in refused.stderr
+    assert "adapter_model.safetensors" in refused.stdout and not hub.requests
+    sent = run_here("push", "run", "me/mine", "--public", "--yes", cwd=tmp_path)
+    assert sent.returncode == 0, sent.stderr
+    assert "seen by everybody where it is new" in sent.stdout and "sent to http" in sent.stdout
+    both = run_here("push", "run", "me/mine", "--gguf", "a", "--merged", "b", cwd=tmp_path)
+    assert both.returncode == 2 and "leave one out" in both.stderr
+
+
+def test_a_gguf_file(tmp_path, hub):
+    run = run_of(tmp_path / "run")
+    (run / "model.gguf").write_bytes(b"GGUF")
+    (run / "model.Modelfile").write_text("FROM ./model.gguf")
+    push(str(run / "adapter"), "me/mine", gguf=str(run / "model.gguf"))
+    assert set(hub.files) == {"README.md", "loss.png", "model.gguf", "Modelfile"}
+    card = hub.files["README.md"].decode()
+    assert head(card)["library_name"] == "gguf" and "--hf-file model.gguf" in card
+    assert head(card)["base_model_relation"] == "finetune"
+    assert not (run / "adapter/README.md").exists()
+    with pytest.raises(CheckpointError, match=r"there is no GGUF file .*gone.gguf"):
+        push(str(run / "adapter"), "me/mine", gguf=str(run / "gone.gguf"))
+
+
+def test_a_merged_model(tmp_path, hub):
+    run = run_of(tmp_path / "run")
+    merged = run / "merged"
+    (merged / "additional_chat_templates").mkdir(parents=True)
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "notes.doc", ".hidden.json",
+                 "additional_chat_templates/tools.jinja"):  # fmt: skip
+        (merged / name).write_text("{}")
+    (merged / "README.md").write_text("the base's own")
+    push(str(run / "adapter"), "me/mine", merged=str(merged))
+    assert set(hub.files) == {
+        "README.md", "loss.png", "config.json", "model.safetensors", "tokenizer.json",
+        "additional_chat_templates/tools.jinja",
+    }  # fmt: skip
+    card = hub.files["README.md"].decode()
+    assert head(card)["library_name"] == "transformers" and "PeftModel" not in card
+    with pytest.raises(CheckpointError, match=r"has no config.json: it is no merged model"):
+        push(str(run / "adapter"), "me/mine", merged=str(run))
 
 
 def test_a_folder_of_the_user_is_not_told(tmp_path, hub):
@@ -146,7 +250,6 @@ def test_a_folder_of_the_user_is_not_told(tmp_path, hub):
 def test_a_card_that_is_there_is_the_user_s(tmp_path, hub):
     place = adapter(tmp_path / "adapter")
     (place / "README.md").write_text("mine")
-    assert write_card(place, "me/mine", None).read_text() == "mine"
     push(str(place), "me/mine")
     assert hub.files["README.md"] == b"mine"
 
