@@ -29,6 +29,7 @@ _ARCHITECTURES = {
     "qwen3": ("QWEN3", False),
     "qwen2_moe": ("QWEN2MOE", False),
     "qwen3_moe": ("QWEN3MOE", False),
+    "gpt_oss": ("GPT_OSS", False),
     "gemma": ("GEMMA", False),
     "gemma2": ("GEMMA2", False),
     "gemma3_text": ("GEMMA3", False),
@@ -97,7 +98,7 @@ def export_gguf(
         "q_proj": int(text["num_attention_heads"]),
         "k_proj": int(text.get("num_key_value_heads") or text["num_attention_heads"]),
     }
-    tensors, peft = load_adapter(adapter)
+    tensors, peft = load_adapter(adapter, in_turns=architecture.in_turns)
     if peft.use_dora:
         raise UnsupportedModelError(
             f"{adapter} is a DoRA adapter, which llama.cpp cannot apply: merge it instead"

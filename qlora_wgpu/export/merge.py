@@ -64,7 +64,7 @@ def merge(
             "here: merge into the model's safetensors version"
         )
     architecture = find_family(folder.config).read(folder.config)
-    tensors, config = load_adapter(adapter, biases=True)
+    tensors, config = load_adapter(adapter, biases=True, in_turns=architecture.in_turns)
     linears = {
         stored_name(folder, architecture, f"{s.name}.weight"): s for s in architecture.every_linear
     }

@@ -51,6 +51,7 @@ def compose(read: ConfigReader) -> Decoder:
         norm_topk_prob=True,
         router="router",
         bias=True,
+        in_turns=True,
     )
     norm = RMSNorm(read.number("rms_norm_eps", 1e-5))
     windows = layer_windows(read, [i % 2 == 0 for i in range(layers)])
