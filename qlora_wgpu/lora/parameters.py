@@ -95,7 +95,7 @@ def apart(
     Args:
         tensors: A and B by PEFT's names.
         config: Its settings, with ``target_parameters``.
-        where: The file, for messages.
+        where: adapter_config.json, for messages.
         in_turns: Whether gate's rows and up's take turns; else gate's come first.
         adapted: What ``adapted_kinds`` told of an adapter that ``together`` made this one of.
 
@@ -118,7 +118,12 @@ def apart(
         pair = _by_expert(tensors, module, rank, where)
         if adapted is not None:
             kinds = [kind for kind in _PARAMETERS[parameter] if kind in adapted.split()]
-            parts = _again(pair, {k: f"{at}.0.{k}_proj" for k in kinds}, parameter, config, scaling)
+            modules = {kind: f"{at}.0.{kind}_proj" for kind in kinds}
+            if rank != sum(map(config.rank_of, modules.values())):
+                raise CheckpointError(
+                    f"{where}: {full} has rank {rank}, which is not that of {', '.join(kinds)}"
+                )
+            parts = _again(pair, modules, parameter, config, scaling)
         else:
             parts = _parted(parameter, pair, in_turns=in_turns)
         for kind, (a, b) in parts.items():

@@ -70,15 +70,15 @@ def save_adapter(
 
 
 def load_adapter(
-    folder: str | PathLike[str], *, biases: bool = False, in_turns: bool | None = None
+    folder: str | PathLike[str], *, biases: bool = False, in_turns: bool = False
 ) -> tuple[dict[str, Float32Array], AdapterConfig]:
     """Reads an adapter that this package or PEFT wrote.
 
     Args:
         folder: Its folder.
         biases: Whether the caller takes biases that were trained beside it, too.
-        in_turns: Whether the base's experts are as gpt-oss's, for files of PEFT's, which do not
-            tell; None where nobody knows the base.
+        in_turns: Whether the base's experts are as gpt-oss's, for files of PEFT's with adapters of
+            them, which do not tell.
 
     Returns:
         The float32 matrices by PEFT's names, and what the adapter was trained with. Biases are
@@ -95,14 +95,8 @@ def load_adapter(
         stored = {name: file.float32(name) for name in file.names()}
         told = file.metadata.get(ARRANGED)
     if config.target_parameters:
-        if told is None and in_turns is None:
-            raise UnsupportedModelError(
-                f"{folder} adapts parameters of experts (target_parameters), of which only those "
-                "that have a base are read: name the model beside it"
-            )
-        stored, config = apart(
-            stored, config, folder / WEIGHTS, in_turns=bool(in_turns), adapted=told
-        )
+        where = folder / CONFIG
+        stored, config = apart(stored, config, where, in_turns=in_turns, adapted=told)
     pairs, trained = split_biases(stored)
     if trained and not biases:
         raise UnsupportedModelError(
