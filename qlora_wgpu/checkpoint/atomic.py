@@ -92,6 +92,35 @@ def atomic_folder(path: str | PathLike[str]) -> Iterator[Path]:
             _settle(path)
 
 
+@contextmanager
+def atomic_file(path: str | PathLike[str]) -> Iterator[Path]:
+    """Makes a file once everything in it has been written; of the same ending before.
+
+    Usage: ``with atomic_file(path) as unfinished: ...`` and write ``unfinished``. If the body
+    raises, nothing of it stays and what ``path`` held before is untouched.
+
+    Raises:
+        CheckpointError: If it cannot be written.
+    """
+    path = Path(path)
+    temporary = path.with_name(_TEMPORARY + path.name)
+    with _explained(path):
+        if path.is_dir():
+            raise IsADirectoryError(0, "it is a folder")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _settle(path)
+        try:
+            yield temporary
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+        _flush_folder(path.parent)
+
+
 def append_line(path: str | PathLike[str], line: str) -> None:
     """Appends a line to a text file, which is made if it is not there.
 

@@ -8,27 +8,21 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import click
-import numpy as np
-import numpy.typing as npt
 from rich.console import Console
 
 from qlora_wgpu.cli._display import Display
-from qlora_wgpu.cli._model import Opening, located, opening_options, run_argument
+from qlora_wgpu.cli._model import Opening, opening_options
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.config import Config, QuantConfig
-from qlora_wgpu.config.as_trained import changed, find_run
-from qlora_wgpu.errors import ConfigError, TokenizerError
+from qlora_wgpu.config.as_trained import find_run
+from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.export import export_gguf, quantize_folder
 from qlora_wgpu.export import merge as merge_adapter
+from qlora_wgpu.export.gguf.element_types import FILE_TYPES
 from qlora_wgpu.runs import OpenedModel
-from qlora_wgpu.runs.opening import load_adapted
-from qlora_wgpu.runs.prompts import tokenizer_for
+from qlora_wgpu.runs.drift import measure_drift, measure_trained
+from qlora_wgpu.runs.exporting import check_target, export_model
 
-_SAMPLE = (
-    "The quick brown fox jumps over the lazy dog. Two plus three makes five, and water boils at "
-    "one hundred degrees. Once upon a time there was a little house by the sea."
-)
-_SAMPLE_TOKENS = 64
 _BLOCKSIZES = ["32", "64", "128", "256", "512", "1024", "2048", "4096"]
 
 
@@ -113,26 +107,79 @@ def quantize(model_path: str, out: str, blocksize: str, double_quant: bool, expe
 
 
 @click.command()
-@run_argument
+@opening_options(needs_adapter=True)
 @click.option(
     "--gguf",
     "gguf_file",
     metavar="FILE",
-    show_default="adapter.gguf, in RUN",
+    show_default="model.gguf, or adapter.gguf, in RUN",
     help="The file to write.",
 )
-def export(run: str | None, model: str | None, adapter: str | None, gguf_file: str | None) -> None:
-    """Write an adapter as a GGUF file, for llama.cpp's --lora.
+@click.option(
+    "--type",
+    "type_name",
+    show_default="16 bits, as the base",
+    help=f"What matrices are stored as: {', '.join(FILE_TYPES)}.",
+)
+@click.option("--adapter-only", is_flag=True, help="The adapter alone, for llama.cpp's --lora.")
+@click.option(
+    "--base",
+    default="original",
+    show_default=True,
+    type=click.Choice(["original", "dequantized"]),
+    help="Add the adapter to the stored weights, or to what they were in training, after NF4.",
+)
+@click.option(
+    "--check/--no-check",
+    default=True,
+    help="Whether to measure how far the file's logits drift, and to keep none that is wrong.",
+)
+def export(
+    opening: Opening,
+    gguf_file: str | None,
+    type_name: str | None,
+    adapter_only: bool,
+    base: str,
+    check: bool,
+) -> None:
+    """Write what was trained as a GGUF file, for llama.cpp, Ollama and LM Studio.
 
     RUN is a run's folder, such as runs/first, or an adapter's.
+
+    The file holds the whole model, the adapter merged into its base, and the tokenizer. Before it
+    gets its name it is read back, and its logits on the run's own data are compared with those of
+    base and adapter.
     """
-    named = located(run, model, adapter, needs_adapter=True)
-    assert named.adapter is not None
-    gguf_file = gguf_file or _beside(named.adapter, "adapter.gguf", "--gguf")
-    if not gguf_file.endswith(".gguf"):
-        raise ConfigError(f"--gguf {gguf_file!r} must end in .gguf")
-    count = export_gguf(named.model, named.adapter, gguf_file)
-    Terminal().print(f"{count} layers written to {gguf_file}", highlight=False)
+    console = Terminal()
+    assert opening.adapter is not None
+    name = "adapter.gguf" if adapter_only else "model.gguf"
+    gguf_file = gguf_file or _beside(opening.adapter, name, "--gguf")
+    if adapter_only:
+        if type_name is not None:
+            raise ConfigError("--type is of whole models: an adapter is written in float32")
+        check_target(Path(gguf_file), "--gguf")
+        count = export_gguf(opening.model, opening.adapter, gguf_file)
+        console.print(f"{count} layers written to {gguf_file}", highlight=False)
+        return
+    with Display(console) as display, _progress(console, "writing") as progress:
+        settings = opening.settings(display)
+        done = export_model(
+            opening.model,
+            opening.adapter,
+            gguf_file,
+            type_name=type_name,
+            base="dequantized" if base == "dequantized" else "original",
+            quant=settings.quant,
+            settings=settings if check else None,
+            observer=display,
+            progress=progress,
+        )
+    for note in done.notes:
+        console.print(f"note: {note}", style="yellow", highlight=False)
+    size = f"{done.nbytes / 1e9:.2f} GB" if done.nbytes >= 1e7 else f"{done.nbytes:,} bytes"
+    console.print(f"{size} in {done.type_name} written to {done.path}", highlight=False)
+    if done.drift is not None:
+        console.print(f"drift from base and adapter, as trained, {done.drift}", highlight=False)
 
 
 def _beside(adapter: str, name: str, option: str) -> str:
@@ -160,23 +207,10 @@ def _drift(console: Console, opening: Opening, settings: Config, out: str) -> st
     """Measures how the merged model's next tokens differ from those of base and adapter."""
     source = OpenedModel.open(opening.model)
     with Display(console) as display:
-        trained = load_adapted(source, opening.adapter, settings, display)
-        ids = _sample_ids(source, opening.adapter)
-        before = trained.logits(ids)[0].astype(np.float64)
-        plain = changed(settings, {"quant": {"scheme": "none"}})
-        merged = load_adapted(OpenedModel.open(out), None, plain, display)
-        after = merged.logits(ids)[0].astype(np.float64)
-    apart = np.abs(after - before)
-    p, q = _log_softmax(before), _log_softmax(after)
-    divergence = float((np.exp(p) * (p - q)).sum(-1).mean())
-    same = float((before.argmax(-1) == after.argmax(-1)).mean())
+        trained = measure_trained(source, opening.adapter, settings, display)
+        drift = measure_drift(trained, OpenedModel.open(out), settings, display)
     base = _stored(source, settings)
-    return (
-        f"drift from base ({base}) and adapter, as trained, over {ids.size} tokens: "
-        f"logits by {apart.mean():.3g} in the mean and {apart.max():.3g} "
-        f"at most, KL divergence {divergence:.3g} nats a token, {100 * same:.0f} % of the "
-        "likeliest tokens the same"
-    )
+    return f"drift from base ({base}) and adapter, as trained, {drift}"
 
 
 def _stored(source: OpenedModel, settings: Config) -> str:
@@ -188,20 +222,3 @@ def _stored(source: OpenedModel, settings: Config) -> str:
         return f"{scheme}, {settings.train.compute_dtype}"
     scales = "double" if quant.double_quant else "single"
     return f"NF4, blocks of {quant.blocksize}, {scales} scales, {settings.train.compute_dtype}"
-
-
-def _sample_ids(source: OpenedModel, adapter: str | None) -> npt.NDArray[np.int64]:
-    vocab = source.architecture.vocab_size
-    try:
-        ids = [i for i in tokenizer_for(source, adapter).encode(_SAMPLE) if i < vocab][
-            :_SAMPLE_TOKENS
-        ]
-    except TokenizerError:
-        ids = np.random.default_rng(0).integers(0, vocab, _SAMPLE_TOKENS).tolist()
-    return np.array([ids])
-
-
-def _log_softmax(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    shifted = logits - logits.max(-1, keepdims=True)
-    result: npt.NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    return result

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -12,50 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.errors import CheckpointError, ConfigError, UnsupportedModelError
+from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
+from qlora_wgpu.export.gguf.architectures import find_llama_cpp
+from qlora_wgpu.export.gguf.pairs import to_pairs
+from qlora_wgpu.export.gguf.tensors import PARTS
 from qlora_wgpu.families.family import ExpertSpec, find_family
 from qlora_wgpu.lora import AdapterConfig, load_adapter
 from qlora_wgpu.lora.names import AdaptedLayer, adapted_layers
 
-# llama.cpp's architectures by model type, and whether q and k are stored for neighbouring pairs
-# of a rotation instead of halves.
-_ARCHITECTURES = {
-    "llama": ("LLAMA", True),
-    "mistral": ("LLAMA", True),
-    "mixtral": ("LLAMA", True),
-    "granite": ("GRANITE", True),
-    "smollm3": ("SMOLLM3", True),
-    "qwen2": ("QWEN2", False),
-    "qwen3": ("QWEN3", False),
-    "qwen2_moe": ("QWEN2MOE", False),
-    "qwen3_moe": ("QWEN3MOE", False),
-    "gpt_oss": ("GPT_OSS", False),
-    "gemma": ("GEMMA", False),
-    "gemma2": ("GEMMA2", False),
-    "gemma3_text": ("GEMMA3", False),
-    "phi3": ("PHI3", False),
-    "olmo2": ("OLMO2", False),
-    "starcoder2": ("STARCODER2", False),
-    "stablelm": ("STABLELM", False),
-    "cohere": ("COMMAND_R", False),
-    "cohere2": ("COHERE2", False),
-    "exaone4": ("EXAONE4", False),
-    "ernie4_5": ("ERNIE4_5", False),
-    "seed_oss": ("SEED_OSS", False),
-    "hunyuan_v1_dense": ("HUNYUAN_DENSE", False),
-    "ministral3": ("MISTRAL3", True),
-    "mistral3": ("MISTRAL3", True),
-    "arcee": ("ARCEE", True),
-    "nemotron": ("NEMOTRON", False),
-    "apertus": ("APERTUS", False),
-    "lfm2": ("LFM2", False),
-    "granitemoehybrid": ("GRANITE", True),  # where it is dense, as all that are read here
-}
-# What one layer here is two of llama.cpp's, or is called otherwise there.
-_PARTS = {
-    "shared_mlp.input_linear": ("mlp.gate_proj", "mlp.up_proj"),
-    "shared_mlp.output_linear": ("mlp.down_proj",),
-}
 FloatArray = npt.NDArray[np.float32]
 Pair = tuple[FloatArray, FloatArray]
 
@@ -74,23 +37,15 @@ def export_gguf(
         How many layers it adapts, each expert's counted.
 
     Raises:
-        ConfigError: If the extra ``gguf`` is not installed.
         CheckpointError: If a file is missing, damaged or cannot be written.
         UnsupportedModelError: If llama.cpp's names for this model are not known here.
     """
-    try:
-        gguf = importlib.import_module("gguf")
-    except ImportError:
-        raise ConfigError("GGUF files need the extra: pip install 'qlora-wgpu[gguf]'") from None
+    import gguf  # takes its time, for those alone who need it
+
     config = ModelFolder.without_weights(model).config
     model_type = str(config.get("model_type"))
-    if model_type not in _ARCHITECTURES:
-        raise UnsupportedModelError(
-            f"adapters of model type {model_type!r} are not exported to GGUF (known: "
-            f"{', '.join(sorted(_ARCHITECTURES))})"
-        )
-    label, permuted = _ARCHITECTURES[model_type]
-    arch = gguf.MODEL_ARCH[label]
+    llama_cpp = find_llama_cpp(model_type, "adapters")
+    arch = gguf.MODEL_ARCH[llama_cpp.label]
     architecture = find_family(config).read(config)
     names = gguf.get_tensor_name_map(arch, architecture.num_layers)
     text = config.get("text_config") or config
@@ -115,8 +70,8 @@ def export_gguf(
         if gguf_name is None:
             raise UnsupportedModelError(f"llama.cpp has no name for {module}")
         leaf = module.rpartition(".")[2]
-        if permuted and leaf in heads:
-            b = _to_pairs(b, heads[leaf])
+        if llama_cpp.pairs and leaf in heads:
+            b = to_pairs(b, heads[leaf])
         writer.add_tensor(f"{gguf_name}.lora_a", np.ascontiguousarray(a))
         writer.add_tensor(f"{gguf_name}.lora_b", np.ascontiguousarray(b))
     _write(writer, path)
@@ -157,21 +112,14 @@ def _parts(pairs: Mapping[str, Pair]) -> dict[str, Pair]:
     parts: dict[str, Pair] = {}
     for module, (a, b) in pairs.items():
         name = module.replace(".language_model.", ".")
-        own = next((leaf for leaf in _PARTS if name.endswith(leaf)), None)
+        own = next((leaf for leaf in PARTS if name.endswith(leaf)), None)
         if own is None:
             parts[name] = a, b
             continue
-        leaves = _PARTS[own]
+        leaves = PARTS[own]
         for leaf, rows in zip(leaves, np.split(b, len(leaves)), strict=True):
             parts[name.removesuffix(own) + leaf] = a, rows
     return parts
-
-
-def _to_pairs(b: FloatArray, heads: int) -> FloatArray:
-    """Rows of each head from halves that rotate together to neighbours."""
-    rows, r = b.shape
-    halves = b.reshape(heads, 2, rows // heads // 2, r)
-    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows, r)
 
 
 def _write(writer: Any, path: Path) -> None:

@@ -19,6 +19,8 @@ _MOST = {
     "vocab_size": VOCABULARY,
     "num_experts": EXPERTS,
     "num_local_experts": EXPERTS,
+    "moe_num_experts": EXPERTS,
+    "n_routed_experts": EXPERTS,
 }
 _MOST_OF_ANY = 2**31 - 1  # what kernels count with
 
@@ -59,6 +61,12 @@ class ConfigReader:
             )
         return value
 
+    def count(self, key: str, default: int) -> int:
+        """An integer from zero on; ``default`` where the key is absent or null."""
+        value = self.config.get(key)
+        value = default if value is None else value
+        return 0 if type(value) is int and value == 0 else self.integer(key, default)
+
     def number(self, key: str, default: float) -> float:
         """A finite number that is not negative."""
         value = self.config.get(key, default)
@@ -91,6 +99,21 @@ class ConfigReader:
                 f"config.json: {key} = {brief(value)} is not supported (supported: {supported})"
             )
         return value
+
+    def renamed(self, key: str, other: str) -> ConfigReader:
+        """This file with what it calls ``other`` under ``key``.
+
+        Raises:
+            UnsupportedModelError: If it has both, and they differ.
+        """
+        if other not in self.config:
+            return self
+        if key in self.config and self.config[key] != self.config[other]:
+            raise UnsupportedModelError(
+                f"config.json: {key} {brief(self.config[key])} and {other} "
+                f"{brief(self.config[other])} mean the same, but differ"
+            )
+        return ConfigReader({**self.config, key: self.config[other]})
 
     def optional_integer(self, key: str) -> int | None:
         """A positive integer; None where the key is absent or null."""

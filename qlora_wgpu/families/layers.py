@@ -94,6 +94,10 @@ class LayerOps:
         bias = self._modules.norms.get(name + ".bias")
         return linear(self.g, x, Linear(name, matrix, bias, None), self.batch, float32=True)
 
+    def small(self, name: str) -> Tensor:
+        """The tensor of that name among what is small and float32."""
+        return self._modules.norms[name]
+
     def rms_norm(self, x: Tensor, name: str, eps: float, residual: Tensor | None = None) -> Tensor:
         """RMSNorm by the weight of that module."""
         return rms_norm(self.g, x, self._modules.norms[name + ".weight"], eps, residual)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from qlora_wgpu.errors import UnsupportedModelError, brief
 from qlora_wgpu.families.attention import Attention, QKNorm
 from qlora_wgpu.families.config_reader import ConfigReader
-from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Layer, ResidualOrder
+from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Half, Layer, ResidualOrder
 from qlora_wgpu.families.dimensions import Dimensions
 from qlora_wgpu.families.mlp import GatedMLP
 from qlora_wgpu.families.norm import RMSNorm
@@ -21,6 +22,30 @@ def compose(read: ConfigReader) -> Decoder:
     """``layer_types``, or ``full_attn_idxs``, says which layers attend."""
     read = read.with_defaults(num_key_value_heads=8, intermediate_size=12288)
     dimensions = Dimensions.read(read)
+    inner = replace(dimensions, intermediate_size=_intermediate_size(read))
+    attends = _attending(read, dimensions.num_hidden_layers)
+    return compose_with(read, dimensions, attends, [gated_mlp(inner)] * len(attends))
+
+
+def gated_mlp(dimensions: Dimensions) -> GatedMLP:
+    """The MLP by LFM2's names."""
+    return GatedMLP(dimensions, "silu", name="feed_forward", leaves=("w1", "w3", "w2"))
+
+
+def compose_with(
+    read: ConfigReader, dimensions: Dimensions, attends: Sequence[bool], mlps: Sequence[Half]
+) -> Decoder:
+    """The decoder whose layers attend or convolve.
+
+    Args:
+        read: The config.json.
+        dimensions: The model's.
+        attends: Whether each layer attends.
+        mlps: Each layer's second half.
+
+    Raises:
+        UnsupportedModelError: If the hidden size is no multiple of eight.
+    """
     if dimensions.hidden_size % 8:
         raise UnsupportedModelError(
             f"config.json: hidden_size {dimensions.hidden_size} of 'lfm2' is no multiple of 8"
@@ -33,15 +58,13 @@ def compose(read: ConfigReader) -> Decoder:
         output="out_proj",
     )
     convolution = ShortConv(dimensions, read.integer("conv_L_cache", 3), read.flag("conv_bias"))
-    inner = replace(dimensions, intermediate_size=_intermediate_size(read))
-    mlp = GatedMLP(inner, "silu", name="feed_forward", leaves=("w1", "w3", "w2"))
     norm = RMSNorm(eps)
     return Decoder(
         dimensions,
         norm,
         layers=tuple(
-            Layer(norm, attention if attends else convolution, mlp, ORDER)
-            for attends in _attending(read, dimensions.num_hidden_layers)
+            Layer(norm, attention if own else convolution, mlp, ORDER)
+            for own, mlp in zip(attends, mlps, strict=True)
         ),
         tied=read.flag("tie_embedding", read.flag("tie_word_embeddings", True)),
         final_norm="embedding_norm",
@@ -64,8 +87,7 @@ def _intermediate_size(read: ConfigReader) -> int:
 
 def _attending(read: ConfigReader, layers: int) -> list[bool]:
     """Whether each layer attends."""
-    types = read.config.get("layer_types")
-    if types is None:
+    if read.config.get("layer_types") is None:
         chosen = read.config.get("full_attn_idxs")
         if chosen is None:
             return [True] * layers
@@ -74,7 +96,16 @@ def _attending(read: ConfigReader, layers: int) -> list[bool]:
                 f"config.json: full_attn_idxs must be numbers of layers, got {brief(chosen)}"
             )
         return [i in set(chosen) for i in range(layers)]
-    kinds = ("conv", "full_attention")
+    return attending_types(read, layers)
+
+
+def attending_types(read: ConfigReader, layers: int) -> list[bool]:
+    """Whether each layer attends, by ``layer_types``.
+
+    Raises:
+        UnsupportedModelError: If that is no list of what layers may be.
+    """
+    types, kinds = read.config.get("layer_types"), ("conv", "full_attention")
     if (
         not isinstance(types, list)
         or len(types) != layers

@@ -8,11 +8,11 @@ from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.families.config_reader import ConfigReader
 from qlora_wgpu.families.family import ExpertSpec, Weights
 from qlora_wgpu.families.layers import LayerOps
+from qlora_wgpu.families.router import Router, softmax_router
 from qlora_wgpu.families.shared_expert import SharedExpert
-from qlora_wgpu.graph.graph import GraphError
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.clamped_glu import ClampedGLU
-from qlora_wgpu.ops.routing import combine, permute, route
+from qlora_wgpu.ops.routing import combine, permute
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,15 @@ class Experts:
         activation: The activation of the experts' gates, or gpt-oss's unit in place of gate · up.
         num_experts: Number of experts.
         num_experts_per_tok: Number of experts that each token meets.
-        norm_topk_prob: Whether the weights of those that a token meets sum up to one.
+        norm_topk_prob: Whether the weights of those that a token meets sum up to one, where no
+            ``choice`` says it.
         name: The module's name within a layer.
         leaves: An expert's names of gate, up and down.
         router: The router's name within the module.
         bias: Whether the router and all experts' layers have biases.
         in_turns: See ``ExpertSpec``.
         shared: What every token meets beside its experts, if anything.
+        choice: How experts are chosen and weighted, if not by the largest logits and their softmax.
     """
 
     hidden_size: int
@@ -39,13 +41,14 @@ class Experts:
     activation: str | ClampedGLU
     num_experts: int
     num_experts_per_tok: int
-    norm_topk_prob: bool
+    norm_topk_prob: bool = True
     name: str = "mlp"
     leaves: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     router: str = "gate"
     bias: bool = False
     in_turns: bool = False
     shared: SharedExpert | None = None
+    choice: Router | None = None
 
     def weights(self, at: str) -> Weights:
         """The router, the experts and the shared one of the layer whose names begin so."""
@@ -54,7 +57,8 @@ class Experts:
         (gate, up, down), router, bias = self.leaves, f"{at}{self.name}.{self.router}", self.bias
         shared = Weights() if self.shared is None else self.shared.weights(at)
         more = bias, self.in_turns
-        return shared + Weights(
+        corrections = self._router.weights(at, count)
+        own = Weights(
             norms={f"{router}.bias": count} if bias else {},
             experts=(
                 ExpertSpec(experts, gate, count, inner, hidden_size, *more),
@@ -63,23 +67,17 @@ class Experts:
             ),
             routers={f"{router}.weight": (count, hidden_size)},
         )
+        return shared + corrections + own
 
     def trace(
         self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
     ) -> Tensor:
-        """Adds what the experts make of x to the residual; or that alone, in float32.
-
-        Raises:
-            GraphError: If a multiplier is to follow, which is not computed.
-        """
-        if scale != 1.0:
-            raise GraphError(f"{at}{self.name}: a mixture is added to the residual as it is")
+        """Adds scale times what experts make of x to the residual; or that alone, in float32."""
         gate, up, down = (f"{at}{self.name}.experts.{leaf}" for leaf in self.leaves)
         if self.shared is not None:
             residual = self.shared.trace(ops, x, at, residual, scale)
         logits = ops.router(x, f"{at}{self.name}.{self.router}")
-        top_k, normalized = self.num_experts_per_tok, self.norm_topk_prob
-        routing = route(ops.g, logits, top_k, normalized=normalized)
+        routing = self._router.route(ops, logits, at, self.num_experts_per_tok, scale)
         x = permute(ops.g, x, routing)
         both = ops.expert_linear(x, gate, routing), ops.expert_linear(x, up, routing)
         if isinstance(self.activation, ClampedGLU):
@@ -87,6 +85,10 @@ class Experts:
         else:
             y = ops.glu(*both, self.activation)
         return combine(ops.g, ops.expert_linear(y, down, routing), routing, residual)
+
+    @property
+    def _router(self) -> Router:
+        return self.choice or softmax_router(normalized=self.norm_topk_prob)
 
 
 def read_expert_counts(
@@ -107,14 +109,31 @@ def read_expert_counts(
     key = "num_experts" if new else "num_local_experts"
     count = read.integer(key, num_experts)
     top = read.integer("num_experts_per_tok", num_experts_per_tok)
-    if top > count:
-        raise UnsupportedModelError(f"config.json: num_experts_per_tok {top} exceeds {key} {count}")
+    check_expert_counts(read, (key, count), ("num_experts_per_tok", top))
+    return count, top
+
+
+def check_expert_counts(read: ConfigReader, experts: tuple[str, int], top: tuple[str, int]) -> None:
+    """Refuses what a mixture cannot be.
+
+    Args:
+        read: The config.json.
+        experts: The key of the number of a layer's experts, and the number.
+        top: The same of those that a token meets.
+
+    Raises:
+        UnsupportedModelError: If a token would meet more than there are, or the router's balance
+            is to be trained.
+    """
+    if top[1] > experts[1]:
+        raise UnsupportedModelError(
+            f"config.json: {top[0]} {top[1]} exceeds {experts[0]} {experts[1]}"
+        )
     if read.flag("output_router_logits"):
         raise UnsupportedModelError(
             "config.json: output_router_logits = true adds a loss that balances the experts, which "
             "is not computed here, since the router stays frozen: set it to false"
         )
-    return count, top
 
 
 def sparse_layers(read: ConfigReader, layers: int) -> list[bool]:

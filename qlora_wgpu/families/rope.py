@@ -59,6 +59,8 @@ class Rope:
         factor: Factor of cosines and sines.
         by_length: Whether frequencies depend on the length at all.
         growth: Another factor, by position; of heads that are rotated whole.
+        theta: The base of the frequencies before they are scaled.
+        kind: How they are scaled, by config.json's name for it.
     """
 
     rotary_dim: int
@@ -66,6 +68,8 @@ class Rope:
     factor: float = 1.0
     by_length: bool = False
     growth: Growth | None = None
+    theta: float = 10000.0
+    kind: str = "default"
 
     def table(self, positions: int) -> FloatArray:
         """(positions, rotary_dim / 2, 2) of (cos, sin), of a sample of so many tokens."""
@@ -124,7 +128,8 @@ def read_rope(
     elif kind != "default":  # which alone leaves a share out of account
         _check_whole(config, values)
     scaling = KINDS[kind].scale(RopeParameters(config, values, rotary_dim))
-    return Rope(rotary_dim, *scaling, KINDS[kind].by_length)
+    by_length, theta = KINDS[kind].by_length, values["rope_theta"]
+    return Rope(rotary_dim, *scaling, by_length, theta=theta, kind=kind)
 
 
 def read_ropes_of_layers(

@@ -41,7 +41,7 @@ class Routing:
     rows: int
 
 
-def route(g: Graph, logits: Tensor, top_k: int, *, normalized: bool) -> Routing:
+def route(g: Graph, logits: Tensor, top_k: int, *, normalized: bool, scale: float = 1.0) -> Routing:
     """Chooses experts and gives the assignments slots.
 
     Args:
@@ -49,6 +49,7 @@ def route(g: Graph, logits: Tensor, top_k: int, *, normalized: bool) -> Routing:
         logits: (rows, experts) float32, of the router.
         top_k: Experts that each row meets.
         normalized: Whether the weights of the chosen are made to sum up to one.
+        scale: Factor of the weights.
 
     Raises:
         GraphError: If there are not so many experts.
@@ -64,6 +65,8 @@ def route(g: Graph, logits: Tensor, top_k: int, *, normalized: bool) -> Routing:
         "logit_stride": logits.stride,
         "top_k": top_k,
         "weight_stride": weights.stride,
+        "scale": scale,
+        "unscale": 1 / scale if scale else 0.0,
     }
     constants = {"NORMALIZED": normalized}
     tensors = {"logits": logits, "ids": ids, "weights": weights}
@@ -79,6 +82,19 @@ def route(g: Graph, logits: Tensor, top_k: int, *, normalized: bool) -> Routing:
         g.add_gradient(logits, dlogits)
 
     g.record(weights, [logits], vjp)
+    return assigned(g, ids, weights, top_k, experts)
+
+
+def assigned(g: Graph, ids: Tensor, weights: Tensor, top_k: int, experts: int) -> Routing:
+    """Gives the assignments of chosen experts slots.
+
+    Args:
+        g: The graph.
+        ids: uint32 (rows · top_k), the expert of each assignment.
+        weights: (rows, top_k) float32.
+        top_k: Experts that each row meets.
+        experts: How many there are.
+    """
     slots, assignments, tiles, rows = _assign_slots(g, ids, experts)
     return Routing(top_k, weights, slots, assignments, tiles, rows)
 

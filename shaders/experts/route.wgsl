@@ -1,6 +1,7 @@
 // The top_k experts of each row and their weights, from the router's logits:
 //   ids[row, j] = the expert with the j-th largest logit, weights[row, j] = softmax of the logits
-// over all experts, or (NORMALIZED) over the chosen ones. Of equal logits the first comes first.
+// over all experts, or (NORMALIZED) over the chosen ones, times scale. Of equal logits the first
+// comes first.
 //
 // logits (rows, experts) float32; ids (rows · top_k) and weights (rows, top_k) float32, padded with
 // zeros, are overwritten. Launcher: ops/routing.py.
@@ -12,6 +13,8 @@ struct Params {
     logit_stride: u32,
     top_k: u32,
     weight_stride: u32,
+    scale: f32,
+    unscale: f32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -62,7 +65,7 @@ fn each(row: u32) {
     }
 //#endif
     for (var j = 0u; j < params.top_k; j += 1u) {
-        weights[out + j] /= sum;
+        weights[out + j] = params.scale * weights[out + j] / sum;
     }
     for (var j = params.top_k; j < params.weight_stride; j += 1u) {
         weights[out + j] = 0.0;

@@ -1,7 +1,7 @@
 // The gradient of the router's logits from that of the weights w of the chosen experts:
-//   dlogits[e] = p[e] · (d[e] - Σ_j w_j · d_j),  d[e] = dweights[j] where e is the j-th chosen, else
-// 0, and p = softmax of the logits over all experts; or (NORMALIZED) over the chosen ones, whose p
-// are w, and 0 for the others.
+//   dlogits[e] = p[e] · (d[e] - unscale · Σ_j w_j · d_j),  d[e] = dweights[j] where e is the j-th
+// chosen, else 0, unscale = 1 / scale, and p = scale times the softmax of the logits over all
+// experts; or (NORMALIZED) over the chosen ones, whose p are w, and 0 for the others.
 //
 // dlogits (rows, experts) float32 is overwritten, padded with zeros. Launcher: ops/routing.py.
 //#include common/flat.wgsl
@@ -12,6 +12,8 @@ struct Params {
     logit_stride: u32,
     top_k: u32,
     weight_stride: u32,
+    scale: f32,
+    unscale: f32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -33,6 +35,7 @@ fn each(row: u32) {
     for (var j = 0u; j < params.top_k; j += 1u) {
         mean += weights[at + j] * load_dweights(at + j);
     }
+    mean *= params.unscale;
 //#if NORMALIZED
     for (var e = 0u; e < params.logit_stride; e += 1u) {
         dlogits[base + e] = 0.0;

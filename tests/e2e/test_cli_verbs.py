@@ -234,9 +234,10 @@ def load_any(folder):
 
 
 def test_export_to_gguf(place):
-    gguf = pytest.importorskip("gguf")  # an extra
-    done = run("export", "--model", "model", "--adapter", "out/adapter", "--gguf", "a.gguf",
-               cwd=place)  # fmt: skip
+    import gguf
+
+    named = ("export", "--model", "model", "--adapter", "out/adapter", "--gguf")
+    done = run(*named, "a.gguf", "--adapter-only", cwd=place)
     assert done.returncode == 0, done.stderr
     reader = gguf.GGUFReader(place / "a.gguf")
     assert reader.get_field("general.type").contents() == "adapter"
@@ -254,9 +255,10 @@ def test_export_to_gguf(place):
     matrix = tensors["blk.0.attn_q.weight.lora_b"]
     # Elements i and i + half of a head, which rotate together, are neighbours there.
     assert np.array_equal(matrix[:4], b[[0, half, 1, half + 1]])
-    assert "must end in .gguf" in refused(
-        place, "export", "--model", "model", "--adapter", "out/adapter", "--gguf", "a.bin"
-    )
+    assert "must end in .gguf" in refused(place, *named, "a.bin", "--adapter-only")
+    assert "a.gguf is there already" in refused(place, *named, "a.gguf", "--adapter-only")
+    assert "tokenizer.json is of the kind 'WordLevel'" in refused(place, *named, "whole.gguf")
+    assert not (place / "whole.gguf").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -127,7 +127,7 @@ def test_merging(place, trained, device) -> None:
 
 
 def test_an_adapter_for_llama_cpp(place, trained) -> None:
-    done = run_here("export", "out", "--gguf", "adapter.gguf", cwd=place)
+    done = run_here("export", "out", "--adapter-only", "--gguf", "adapter.gguf", cwd=place)
     assert done.returncode == 0, done.stderr
     names = {tensor.name for tensor in GGUFReader(place / "adapter.gguf").tensors}
     assert "blk.0.attn_q.weight.lora_a" in names and len(names) == 14

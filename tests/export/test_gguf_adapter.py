@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 
+import gguf
 import numpy as np
 import pytest
 from references.sized import family_configs
 
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.export import export_gguf
-from qlora_wgpu.export.gguf_adapter import _ARCHITECTURES
+from qlora_wgpu.export.gguf.architectures import ARCHITECTURES
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.lora import AdapterConfig, save_adapter
-
-gguf = pytest.importorskip("gguf")  # an extra
 
 SIZES = {
     "vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
@@ -119,7 +118,7 @@ CONFIGS = family_configs()
 CONFIGS["mistral3"] = {"model_type": "mistral3", "text_config": CONFIGS["ministral3"]}
 
 
-@pytest.mark.parametrize("model_type", sorted(_ARCHITECTURES))
+@pytest.mark.parametrize("model_type", sorted(ARCHITECTURES))
 def test_llama_cpp_has_a_name_for_every_layer(tmp_path, model_type) -> None:
     config = CONFIGS[model_type]
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -107,7 +107,7 @@ def changed(config, **changes):
 
 def test_what_does_not_go_together_is_refused():
     for model_type, changes, message in (
-        ("mixtral", {"residual_scale": 0.5}, "a mixture is added"),
+        ("qwen2_moe", {"residual_scale": 0.5}, "what has a gate is added"),
         ("llama", {"norm": LayerNorm(1e-5, bias=False), "order": POST_NORM}, "cannot stand after"),
     ):
         config = CONFIGS[model_type]

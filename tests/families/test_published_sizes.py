@@ -109,6 +109,23 @@ MODELS = {
         ),
         "30.7",
     ),
+    "OLMoE 1B-7B": (sizes("olmoe", (2048, 1024, 16, 16, 16, 50304)), "6.92"),
+    "ERNIE 4.5 21B-A3B": (sizes("ernie4_5_moe", (2560, 12288, 28, 20, 4, 103424, 128)), "21.8"),
+    "LFM2 8B-A1B": (
+        sizes(
+            "lfm2_moe", (2048, 7168, 24, 32, 8, 65536),
+            layer_types=[
+                "full_attention" if i in (2, 6, 10, 14, 18, 21) else "conv" for i in range(24)
+            ],
+        ),
+        "8.3",
+    ),
+    "GLM-4.5-Air": (
+        sizes(
+            "glm4_moe", (4096, 10944, 46, 96, 8, 151552, 128), attention_bias=True,
+        ),
+        "106.9",
+    ),
     "Phi-4": (sizes("phi3", (5120, 17920, 40, 40, 10, 100352)), "14.66"),
     "Phi-4-mini": (
         sizes(

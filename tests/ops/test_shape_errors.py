@@ -27,6 +27,7 @@ from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.ops.routing import combine, permute, route
 from qlora_wgpu.ops.row_gate import row_gate
 from qlora_wgpu.ops.scaling import scaled, weighted_sum
+from qlora_wgpu.ops.scored_routing import Scoring, route_by_scores
 from qlora_wgpu.ops.short_conv import short_conv
 from qlora_wgpu.ops.xielu import XIELUScalars, xielu
 
@@ -63,6 +64,12 @@ def delta_rule(g, keys, values, heads=(2, 4), key_dim=8):
 WRONG = {
     "route": (
         lambda g: route(g, operand(6, 4, "float32"), 5, normalized=True), r"route: 5.*6x4",
+    ),
+    "groups": (
+        lambda g: route_by_scores(
+            g, operand(6, 4, "float32"), None, 2, Scoring(True, True, groups=3, top_groups=1)
+        ),
+        r"route_by_scores: 2.*6x4.*groups=3",
     ),
     "experts": (lambda g: experts(g, operand(6, 20)), r"expert_linear.*x20.*4x8x24"),
     "combine": (

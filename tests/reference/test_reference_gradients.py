@@ -9,6 +9,7 @@ from qlora_wgpu.reference import (
     clamped_glu,
     cross_entropy,
     dora,
+    expert_scores,
     experts,
     gated_delta,
     gated_delta_gates,
@@ -223,6 +224,28 @@ def test_experts(normalized):
     check(lambda v: value(x=v), x, dx)
     check(lambda v: value(logits=v), logits, dlogits)
     check(lambda v: value(w=v), w, dw)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        expert_scores.Rule(True, True, 1e-20, scale=1.7, groups=4, top_groups=2, pairs=True),
+        expert_scores.Rule(False, False, scale=3.0, groups=4, top_groups=2),
+        expert_scores.Rule(False, True, 0.7, at_least=True),
+        expert_scores.Rule(True, True, 0.3),
+        expert_scores.Rule(True, False),
+    ],
+)
+def test_expert_scores(rule):
+    logits, bias, dweights = normal(9, 8), 0.2 * normal(8), normal(9, 3)
+    ids, _ = expert_scores.route(logits, bias, 3, rule)
+
+    def value(logits):
+        again, weights = expert_scores.route(logits, bias, 3, rule)
+        assert (again == ids).all()
+        return float(np.sum(dweights * weights))
+
+    check(value, logits, expert_scores.route_backward(dweights, logits, ids, rule))
 
 
 def test_row_gate():

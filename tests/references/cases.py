@@ -19,6 +19,10 @@ LONG = {
 
 TWO_SIZES = {**WIDE, "global_head_dim": 28, "sliding_window": 7, "final_logit_softcapping": 6.0}
 MIXED = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 44}
+GROUPED = {  # as DeepSeek-V3 has them
+    "n_routed_experts": 12, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
+    "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.7,
+}  # fmt: skip
 
 
 def rope(kind, **keys):
@@ -156,6 +160,35 @@ CASES = {
         {
             **MIXED, "num_experts": 5, "norm_topk_prob": False,
             "shared_expert_intermediate_size": 52, "use_sliding_window": True, "sliding_window": 7,
+        },
+    ),
+    "olmoe-experts": (
+        "olmoe",
+        {
+            "num_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 44,
+            "attention_bias": True, "num_key_value_heads": 3, "norm_topk_prob": True,
+        },
+    ),
+    "ernie4_5_moe-experts": (
+        "ernie4_5_moe",
+        {
+            "moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 28,
+            "moe_num_shared_experts": 2, "moe_layer_start_index": 1, "num_key_value_heads": 3,
+        },
+    ),
+    "lfm2_moe-experts": (
+        "lfm2_moe",
+        {
+            "num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 44,
+            "num_dense_layers": 1, "routed_scaling_factor": 1.7, "conv_bias": True,
+            "conv_L_cache": 4, "norm_eps": 1e-3, "layer_types": ["conv", "full_attention"],
+        },
+    ),
+    "glm4_moe-experts": (
+        "glm4_moe",
+        {
+            **WIDE, **GROUPED, "moe_intermediate_size": 28, "use_qk_norm": True,
+            "attention_bias": True,
         },
     ),
     "mixtral-experts": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),

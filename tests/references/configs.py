@@ -48,6 +48,19 @@ OWN = {
         "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
         "shared_expert_intermediate_size": 12,
     },
+    "olmoe": {"num_experts": 5, "num_experts_per_tok": 2},
+    "ernie4_5_moe": {
+        "moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 16, "moe_num_shared_experts": 2,
+    },
+    "lfm2_moe": {
+        "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+        "num_dense_layers": 1, "layer_types": ["conv", "full_attention", "conv"],
+    },
+    "glm4_moe": {
+        "head_dim": 8,
+        "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+        "n_group": 4, "topk_group": 2,
+    },
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "gpt_oss": {
         "head_dim": 6, "num_local_experts": 4, "num_experts_per_tok": 2, "swiglu_limit": 1.5,
@@ -77,7 +90,8 @@ MODEL_TYPES = [
     "olmo2", "olmo3", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3", "stablelm", "starcoder2",
     "gemma3", "exaone4", "cohere2", "ernie4_5", "seed_oss", "hunyuan_v1_dense", "ministral3",
     "mistral3", "granitemoehybrid", "arcee", "nemotron", "apertus", "lfm2",
-    "qwen2_moe", "gpt_oss",
+    "qwen2_moe", "olmoe", "ernie4_5_moe", "lfm2_moe", "glm4_moe",
+    "gpt_oss",
     "gemma4_text", "gemma4",
 ]  # fmt: skip
 # Of models with images, the type of their text part.
@@ -190,6 +204,11 @@ VALUES = {key: values for keys, values in ALIKE for key in keys.split()} | {
     ],
     "architectures": [["Other"]], "embedding_size": [12], "shared_intermediate_size": [20],
     "swiglu_limit": [0.5, 7, None], "swiglu_alpha": [0.7, None],
+    "moe_num_experts": [3], "moe_k": [1, 9], "moe_num_shared_experts": [0, 1],
+    "moe_layer_start_index": [0, 2], "moe_layer_end_index": [1, -2], "moe_layer_interval": [2],
+    "moe_norm_min": [0.8], "num_dense_layers": [0, 2], "use_expert_bias": [False],
+    "routed_scaling_factor": [0.5], "n_group": [1, 2, 3, None], "topk_group": [1, 4],
+    "n_shared_experts": [2, 0], "first_k_dense_replace": [0, 2],
     "conv_L_cache": [1, 2, 5], "full_attn_idxs": [[0], [1, 2], [], None], "block_ff_dim": [30],
     "block_ffn_dim_multiplier": [0.5, None], "block_multiple_of": [7],
     "position_embedding_type": ["rope", "nope", None, "alibi"],
@@ -247,7 +266,10 @@ def theirs(config, ids):
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    stacked = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2")}
+    stacked = {
+        "mixtral": ("block_sparse_moe", "w1", "w3", "w2"),
+        "lfm2_moe": ("feed_forward", "w1", "w3", "w2"),
+    }
     try:
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "config.json").write_text(json.dumps(config))
@@ -259,7 +281,7 @@ def theirs(config, ids):
         model = model.to(torch.float64).eval()
         arrays, offset = {}, norm_offset(config["model_type"])
         tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-        frozen = (".act_fn.", "layer_scalar")
+        frozen = (".act_fn.", "layer_scalar", "expert_bias", "e_score_correction_bias")
         stored = (part for part in model.named_buffers() if any(n in part[0] for n in frozen))
         for name, parameter in [*model.named_parameters(), *stored]:
             if tied and name == "lm_head.weight":
@@ -273,7 +295,7 @@ def theirs(config, ids):
                 )
                 count, rows, *columns = shape
                 leaves = (gate, up) if "gate_up" in name else (down,)
-                prefix = name.split("mlp.")[0] + at + ".experts."
+                prefix = name.rsplit(".", 3)[0] + f".{at}.experts."
                 kind = "bias" if name.endswith("_bias") else "weight"
                 own = weights({
                     f"{prefix}{i}.{leaf}.{kind}": (rows // len(leaves), *columns)
@@ -288,6 +310,7 @@ def theirs(config, ids):
                 file = name
                 if config["model_type"] == "mixtral" and ".mlp.gate" in name:
                     file = name.replace(".mlp.", ".block_sparse_moe.")
+                file = file.replace(".gate.moe_statics.", ".moe_statics.")
                 if config["model_type"] in TEXTS:
                     file = name.replace("model.", "model.language_model.", 1)
                 own = weights({file: tuple(parameter.shape)}, offset)

@@ -4,19 +4,21 @@
 device is asked. Batches are one row without padding.
 """
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.families.layers import LayerOps
 from qlora_wgpu.families.moe import Experts
+from qlora_wgpu.families.router import softmax_router
 from qlora_wgpu.ops.activation import ACTIVATIONS
 from qlora_wgpu.ops.clamped_glu import ClampedGLU
 from qlora_wgpu.reference import (
     activation,
     attention,
     clamped_glu,
+    expert_scores,
     rope,
     row_gate,
     short_conv,
@@ -168,13 +170,14 @@ class _Experts:
         of, layer, at = self._experts, at, f"{at}{self._experts.name}."
         if of.shared is not None:
             residual = of.shared.trace(ops, x, layer, residual, scale)
-        scores = ops.router(x, f"{at}{of.router}")
-        p = np.exp(scores - scores.max(-1, keepdims=True))
-        p /= p.sum(-1, keepdims=True)
-        least = np.sort(p, -1)[:, -of.num_experts_per_tok]
-        p = np.where(p >= least[:, None], p, 0.0)
-        if of.norm_topk_prob:
-            p /= p.sum(-1, keepdims=True)
+        router = of.choice or softmax_router(normalized=of.norm_topk_prob)
+        scoring = replace(router.scoring, scale=scale * router.scoring.scale)
+        named = router.correction is not None
+        bias = ops.array(f"{layer}{router.correction}").ravel() if named else 0.0
+        rule, scores = expert_scores.Rule(**asdict(scoring)), ops.router(x, f"{at}{of.router}")
+        ids, weights = expert_scores.route(scores, bias, of.num_experts_per_tok, rule)
+        p = np.zeros((len(x), of.num_experts))
+        np.put_along_axis(p, ids, weights, 1)
         for i in range(of.num_experts):
             gate, up, down = (f"{at}experts.{i}.{leaf}" for leaf in of.leaves)
             clamped = isinstance(of.activation, ClampedGLU)

@@ -27,11 +27,10 @@ STEPS, RATE, R, ALPHA, SHOWN = 10, 5e-3, 5, 10, 40
 # Linear layers in 4 bits, of ranks and sizes with which q, k, v and gate, up are one product.
 NF4, NF4_R, BLOCK = "-nf4", 8, 64
 # How experts' files call what PyTorch keeps as two stacks: gate and up, and down.
+USUAL = ("mlp", "gate_proj", "up_proj", "down_proj")
 EXPERTS = {
-    "qwen2_moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
-    "qwen3_moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
     "mixtral": ("block_sparse_moe", "w1", "w3", "w2"),
-    "gpt_oss": ("mlp", "gate_proj", "up_proj", "down_proj"),
+    "lfm2_moe": ("feed_forward", "w1", "w3", "w2"),
 }
 
 
@@ -122,12 +121,12 @@ class Adapted(torch.nn.Module):
 
 def adapted_experts(model, model_type, dtype):
     """Gives every expert's layers adapters of their own, which PEFT cannot; by PEFT's names."""
-    at, gate, up, down = EXPERTS[model_type]
+    at, gate, up, down = EXPERTS.get(model_type, USUAL)
     trained = {}
     for name, module in list(model.named_modules()):
         if not name.endswith(".experts"):
             continue
-        layer = name.removesuffix(".mlp.experts")
+        layer = name.rsplit(".", 2)[0]
         for stack, leaves in (("gate_up_proj", (gate, up)), ("down_proj", (down,))):
             count, out, inner = getattr(module, stack).shape
             in_turns = model_type == "gpt_oss"

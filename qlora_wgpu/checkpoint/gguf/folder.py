@@ -32,6 +32,8 @@ class GGUFFolder(ModelFolder):
     Attributes:
         path: The file, or the first of a split model's.
         config: What config.json would say.
+        file: The open file.
+        placements: Where each tensor lies in it, by Hugging Face's names.
     """
 
     tells_shapes = True
@@ -46,9 +48,10 @@ class GGUFFolder(ModelFolder):
         """
         config = read_config(file)
         super().__init__(file.path, config, {})
-        self._file_of_all = file
+        self.file = file
         architecture = find_architecture(Keys(file.metadata, file.path))
-        self._weights = GGUFWeights(file, placements(file, architecture, config))
+        self.placements = placements(file, architecture, config)
+        self._weights = GGUFWeights(file, self.placements)
 
     @classmethod
     def of_path(cls, path: Path) -> GGUFFolder:
@@ -58,7 +61,7 @@ class GGUFFolder(ModelFolder):
     @cached_property
     def text_folder(self) -> Path:
         """The folder with config.json and the tokenizer's files, made of the file's header."""
-        return text_folder(self._file_of_all, self.config)
+        return text_folder(self.file, self.config)
 
     @property
     def is_quantized(self) -> bool:

@@ -1,0 +1,1 @@
+"""Whole models as GGUF files, llama.cpp's format."""

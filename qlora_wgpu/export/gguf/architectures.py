@@ -1,0 +1,105 @@
+"""llama.cpp's architectures by model type, and what each of them computes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from qlora_wgpu.errors import UnsupportedModelError
+
+Head = Literal["own or tied", "own", "tied"]
+Windows = Literal["none", "periodic", "every other", "of 64 layers"]
+
+
+@dataclass(frozen=True)
+class LlamaCpp:
+    """An architecture of llama.cpp.
+
+    Attributes:
+        label: Its name in the package ``gguf``.
+        pairs: Whether q and k are stored for a rotation of neighbours instead of halves.
+        head: Whether the file has a matrix for the logits, has none where it is the embedding, or
+            never has one.
+        is_square: Whether all heads together must be as wide as the residual stream.
+        biases: Modules that may have biases, by the last part of their name.
+        windows: Which layers llama.cpp has slide.
+        activation: The MLP's activation.
+        scalings: Kinds of RoPE whose factors llama.cpp reads as a tensor.
+    """
+
+    label: str
+    pairs: bool = False
+    head: Head = "own or tied"
+    is_square: bool = False
+    biases: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "qkv_proj")
+    windows: Windows = "none"
+    activation: str = "silu"
+    scalings: tuple[str, ...] = ()
+
+
+_QKV = ("q_proj", "k_proj", "v_proj")
+_ALL = (*_QKV, "o_proj", "gate_proj", "up_proj", "down_proj")
+_FACTORS = ("llama3", "longrope")
+_LLAMA = LlamaCpp("LLAMA", pairs=True, biases=_ALL, scalings=_FACTORS)
+_GRANITE = LlamaCpp("GRANITE", pairs=True, biases=_ALL, scalings=_FACTORS)
+_GELU = "gelu_pytorch_tanh"
+ARCHITECTURES = {
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "mixtral": _LLAMA,
+    "granite": _GRANITE,
+    "smollm3": LlamaCpp("SMOLLM3", pairs=True),
+    "qwen2": LlamaCpp("QWEN2", is_square=True),
+    "qwen3": LlamaCpp("QWEN3"),
+    "qwen2_moe": LlamaCpp("QWEN2MOE"),
+    "qwen3_moe": LlamaCpp("QWEN3MOE"),
+    "olmoe": LlamaCpp("OLMOE"),
+    "ernie4_5_moe": LlamaCpp("ERNIE4_5_MOE"),
+    "lfm2_moe": LlamaCpp("LFM2MOE"),
+    "glm4_moe": LlamaCpp("GLM4_MOE"),
+    "gpt_oss": LlamaCpp("GPT_OSS", windows="every other", biases=_ALL),
+    "gemma": LlamaCpp("GEMMA", head="tied", activation=_GELU),
+    "gemma2": LlamaCpp("GEMMA2", head="tied", windows="every other", activation=_GELU),
+    "gemma3_text": LlamaCpp("GEMMA3", windows="periodic", activation=_GELU),
+    "phi3": LlamaCpp("PHI3", is_square=True, scalings=("longrope",)),
+    "olmo2": LlamaCpp("OLMO2", head="own", is_square=True),
+    "starcoder2": LlamaCpp(
+        "STARCODER2", is_square=True, biases=(*_QKV, "o_proj", "c_fc", "c_proj"), activation=_GELU
+    ),
+    "stablelm": LlamaCpp("STABLELM", head="own", is_square=True),
+    "cohere": LlamaCpp("COMMAND_R", head="tied", is_square=True),
+    "cohere2": LlamaCpp("COHERE2", head="tied", windows="periodic"),
+    "exaone4": LlamaCpp("EXAONE4", windows="of 64 layers", scalings=("llama3",)),
+    "ernie4_5": LlamaCpp("ERNIE4_5"),
+    "seed_oss": LlamaCpp("SEED_OSS"),
+    "hunyuan_v1_dense": LlamaCpp("HUNYUAN_DENSE"),
+    "ministral3": LlamaCpp("MISTRAL3", pairs=True, biases=_ALL),
+    "mistral3": LlamaCpp("MISTRAL3", pairs=True, biases=_ALL),
+    "arcee": LlamaCpp("ARCEE", pairs=True),
+    "nemotron": LlamaCpp("NEMOTRON", head="own", is_square=True),
+    "apertus": LlamaCpp("APERTUS"),
+    "lfm2": LlamaCpp("LFM2"),
+    "granitemoehybrid": LlamaCpp(
+        "GRANITE", pairs=True, biases=_ALL, scalings=_FACTORS
+    ),  # where it is dense
+}
+"""By config.json's ``model_type``: those of which adapters are exported."""
+
+
+def find_llama_cpp(model_type: str, what: str) -> LlamaCpp:
+    """llama.cpp's architecture for a model type.
+
+    Args:
+        model_type: config.json's name.
+        what: What is exported, for the message.
+
+    Raises:
+        UnsupportedModelError: If it is not known here.
+    """
+    found = ARCHITECTURES.get(model_type)
+    if found is None:
+        raise UnsupportedModelError(
+            f"{what} of model type {model_type!r} are not exported to GGUF (known: "
+            f"{', '.join(sorted(ARCHITECTURES))})"
+        )
+    return found

@@ -1,0 +1,83 @@
+"""What of a base that is a GGUF file goes into the new one as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.checkpoint.gguf.element_types import ElementType
+from qlora_wgpu.checkpoint.gguf.file import StoredTensor
+from qlora_wgpu.checkpoint.gguf.folder import GGUFFolder
+from qlora_wgpu.checkpoint.gguf.names import Placement
+from qlora_wgpu.export.gguf.element_types import as_bytes, type_within
+from qlora_wgpu.export.gguf.pairs import to_pairs
+from qlora_wgpu.export.gguf.tensors import FileTensor
+from qlora_wgpu.export.merged_weights import MergedWeights
+
+# How a file was split, and how it was quantized, is not so of the new one.
+_LEFT_OUT = ("split.", "quantize.", "general.architecture")
+_HEAD = "output.weight"
+_Parts = tuple[Callable[[], Iterator[npt.NDArray[np.uint8]]], ...]
+
+
+def carried_keys(folder: GGUFFolder) -> dict[str, Any]:
+    """A file's metadata, but for what tells of the file alone."""
+    metadata = folder.file.metadata
+    return {key: value for key, value in metadata.items() if not key.startswith(_LEFT_OUT)}
+
+
+def carried_tensors(
+    merged: MergedWeights, folder: GGUFFolder, wanted: ElementType
+) -> tuple[FileTensor, ...]:
+    """A file's tensors: bit for bit, but for those that the adapter changes.
+
+    Args:
+        merged: The weights.
+        folder: The base.
+        wanted: What tensors that are changed are stored as.
+    """
+    parts: dict[str, list[str]] = {}
+    for name, placement in folder.placements.items():
+        parts.setdefault(placement.stored, []).append(name)
+    return tuple(
+        _changed(merged, folder, stored, parts[stored], wanted)
+        if any(map(merged.is_adapted, parts.get(stored, ())))
+        else _kept(stored, folder.file.tensor(stored))
+        for stored in folder.file.names()
+    )
+
+
+def _kept(name: str, tensor: StoredTensor) -> FileTensor:
+    def read() -> Iterator[npt.NDArray[np.uint8]]:
+        yield np.ascontiguousarray(tensor.data)
+        tensor.release()
+
+    return FileTensor(name, tensor.place.shape, tensor.place.type, (read,))
+
+
+def _changed(
+    merged: MergedWeights,
+    folder: GGUFFolder,
+    stored: str,
+    names: list[str],
+    wanted: ElementType,
+) -> FileTensor:
+    shape = folder.file.tensor(stored).place.shape
+    kind = type_within(wanted, shape, is_head=stored == _HEAD)
+    ordered = sorted(names, key=lambda name: folder.placements[name].first_row)
+
+    def part(name: str) -> Callable[[], Iterator[npt.NDArray[np.uint8]]]:
+        return lambda: as_bytes(_as_stored(merged, name, folder.placements[name]), kind, stored)
+
+    return FileTensor(stored, shape, kind, tuple(map(part, ordered)))
+
+
+def _as_stored(merged: MergedWeights, name: str, placement: Placement) -> npt.NDArray[np.float32]:
+    """A tensor with its rows, and what was added to it, as the file has them."""
+    array = merged.float32(name)
+    if placement.offset:
+        array = array + np.float32(placement.offset)
+    return to_pairs(array, placement.heads)

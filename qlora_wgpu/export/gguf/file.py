@@ -1,0 +1,106 @@
+"""Writing a GGUF file, tensor by tensor."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.export.gguf.tensors import FileTensor
+
+_ALIGNMENT = 32
+_MARGIN = 1 << 20  # bytes beside the weights that a disk must have, but for the vocabulary
+_ARRAYS = {"u": "UINT", "i": "INT", "f": "FLOAT"}
+
+
+def write_file(
+    path: Path,
+    architecture: str,
+    keys: Mapping[str, Any],
+    tensors: Sequence[FileTensor],
+    progress: Callable[[str], None],
+) -> None:
+    """Writes a file; not atomic.
+
+    Args:
+        path: The file.
+        architecture: llama.cpp's name of it.
+        keys: The metadata, by whole keys.
+        tensors: The tensors, in the file's order.
+        progress: Called with each tensor's name before it is written.
+
+    Raises:
+        CheckpointError: If it cannot be written, or the disk has no room.
+    """
+    import gguf  # takes its time, for those alone who need it
+
+    _check_room(path, tensors)
+    writer = gguf.GGUFWriter(None, architecture)
+    for key, value in keys.items():
+        _add(writer, key, value)
+    for tensor in tensors:
+        kind = gguf.GGMLQuantizationType(tensor.kind.number)
+        writer.add_tensor_info(
+            tensor.name, tensor.shape, np.dtype(np.float32), tensor.nbytes, raw_dtype=kind
+        )
+    writer.write_header_to_file(path=path)
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    with path.open("ab") as file:
+        _pad(file, file.tell())
+        for tensor in tensors:
+            progress(tensor.name)
+            begin = file.tell()
+            for part in tensor.parts:
+                for raw in part():
+                    file.write(raw.data)
+            if file.tell() - begin != tensor.nbytes:
+                raise CheckpointError(
+                    f"{tensor.name} became {file.tell() - begin} bytes, not {tensor.nbytes}"
+                )
+            _pad(file, tensor.nbytes)
+
+
+def _check_room(path: Path, tensors: Sequence[FileTensor]) -> None:
+    needed = sum(tensor.nbytes + _ALIGNMENT for tensor in tensors) + _MARGIN
+    free = shutil.disk_usage(path.parent).free
+    if free < needed:
+        raise CheckpointError(
+            f"{path.parent} has room for {free / 1e9:.2f} GB, but the file takes "
+            f"{needed / 1e9:.2f} GB: name another place with --gguf, or a smaller --type"
+        )
+
+
+def _pad(file: Any, size: int) -> None:
+    file.write(bytes(-size % _ALIGNMENT))
+
+
+def _add(writer: Any, key: str, value: Any) -> None:
+    """Adds a value of the type that llama.cpp reads for it: whole numbers are uint32."""
+    import gguf
+
+    if isinstance(value, np.ndarray):
+        name = f"{_ARRAYS[value.dtype.kind]}{8 * value.dtype.itemsize}"
+        name = "BOOL" if value.dtype.kind == "b" else name
+        array, kind = gguf.GGUFValueType.ARRAY, gguf.GGUFValueType[name]
+        writer.add_key_value(key, value.tolist(), array, sub_type=kind)
+    elif isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        if value < 0:
+            writer.add_int32(key, value)
+        elif value < 1 << 32:
+            writer.add_uint32(key, value)
+        else:
+            writer.add_uint64(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)

@@ -1,0 +1,214 @@
+"""The tensors of a GGUF file: what each is called there, and of which of a model's it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.checkpoint.gguf.element_types import ElementType
+from qlora_wgpu.errors import UnsupportedModelError
+from qlora_wgpu.export.gguf.architectures import LlamaCpp
+from qlora_wgpu.export.gguf.element_types import F32, as_bytes, type_within
+from qlora_wgpu.export.gguf.pairs import to_pairs
+from qlora_wgpu.export.merged_weights import MergedWeights
+from qlora_wgpu.families.family import Architecture
+from qlora_wgpu.model.weight_names import stored_embedding
+
+FloatArray = npt.NDArray[np.float32]
+Read = Callable[[], FloatArray]
+_SINKS = "self_attn.sinks"  # a parameter itself, where all others are modules' weights
+_EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
+# One layer here that is two of llama.cpp's, or is called otherwise there.
+PARTS = {
+    "shared_mlp.input_linear": ("mlp.gate_proj", "mlp.up_proj"),
+    "shared_mlp.output_linear": ("mlp.down_proj",),
+    "feed_forward.experts.w1": ("feed_forward.experts.gate_proj",),
+    "feed_forward.experts.w3": ("feed_forward.experts.up_proj",),
+    "feed_forward.experts.w2": ("feed_forward.experts.down_proj",),
+}
+
+
+@dataclass(frozen=True)
+class FileTensor:
+    """A tensor of the file.
+
+    Attributes:
+        name: llama.cpp's name.
+        shape: Its dimensions, rows before columns.
+        kind: What it is stored as.
+        parts: Make its bytes one after the other: a stack of experts has as many as experts.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    kind: ElementType
+    parts: tuple[Callable[[], Iterator[npt.NDArray[np.uint8]]], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        rows = int(np.prod(self.shape[:-1], dtype=np.int64))
+        return rows * self.kind.row_bytes(self.shape[-1])
+
+
+def model_tensors(
+    merged: MergedWeights,
+    llama_cpp: LlamaCpp,
+    wanted: ElementType,
+    extra: Mapping[str, FloatArray],
+) -> list[FileTensor]:
+    """A model's tensors, in the order of the forward.
+
+    Args:
+        merged: The weights.
+        llama_cpp: llama.cpp's architecture.
+        wanted: What matrices are stored as.
+        extra: Further tensors by name, in float32.
+
+    Raises:
+        UnsupportedModelError: If llama.cpp has no name for one.
+    """
+    tensors = _Tensors(merged, llama_cpp, wanted)
+    listed = [*tensors.ends(), *tensors.small(), *tensors.linears(), *tensors.experts()]
+    for name, array in extra.items():
+        listed.append(_made(name, array.shape, F32, [_given(array)]))
+    return listed
+
+
+class _Tensors:
+    def __init__(self, merged: MergedWeights, llama_cpp: LlamaCpp, wanted: ElementType) -> None:
+        import gguf  # takes its time, for those alone who need it
+
+        self._merged, self._llama_cpp, self._wanted = merged, llama_cpp, wanted
+        self._architecture: Architecture = merged.architecture
+        arch = gguf.MODEL_ARCH[llama_cpp.label]
+        self._names = gguf.get_tensor_name_map(arch, self._architecture.num_layers)
+        self._sizes = self._architecture.config.dimensions
+
+    def ends(self) -> Iterator[FileTensor]:
+        """The embedding and the head."""
+        architecture, head = self._architecture, self._llama_cpp.head
+        shape = architecture.vocab_size, architecture.hidden_size
+        stored = stored_embedding(self._merged.folder, architecture)
+        is_head = architecture.tied and head != "own"
+        yield self._matrix(_EMBEDDING, shape, stored, is_head=is_head)
+        if head == "own" or not architecture.tied:
+            own = stored if architecture.tied else architecture.head_name
+            yield self._matrix(_HEAD, shape, own, is_head=True)
+
+    def small(self) -> Iterator[FileTensor]:
+        """Norms, biases and routers, all in float32."""
+        architecture = self._architecture
+        for name, shape in architecture.stored_norms.items():
+            yield self._small(name, shape, self._reader(name, offset=architecture.offset_of(name)))
+        for name, router in architecture.routers.items():
+            yield self._small(name, router, self._reader(name))
+        for spec in architecture.linears:
+            if spec.bias:
+                read = self._reader(f"{spec.name}.bias", heads=self._heads(spec.name))
+                yield self._small(f"{spec.name}.bias", (spec.out_features,), read)
+
+    def linears(self) -> Iterator[FileTensor]:
+        """Matrices that are no experts'."""
+        for spec in self._architecture.linears:
+            for module, rows in _split(spec.name, spec.out_features):
+                shape = rows.stop - rows.start, spec.in_features
+                yield self._matrix(
+                    self._named(f"{module}.weight"),
+                    shape,
+                    f"{spec.name}.weight",
+                    rows=rows,
+                    heads=self._heads(spec.name),
+                )
+
+    def experts(self) -> Iterator[FileTensor]:
+        """Stacks of experts, one after the other in the file, never together in memory."""
+        for stack in self._architecture.experts:
+            shape = stack.experts, stack.out_features, stack.in_features
+            reads = [self._reader(f"{spec.name}.weight") for spec in stack.linears]
+            kind = type_within(self._wanted, shape, is_head=False)
+            yield _made(self._named(f"{stack.name}.weight"), shape, kind, reads)
+            if stack.bias:
+                name = self._named(f"{stack.name}.bias")
+                reads = [self._reader(f"{spec.name}.bias") for spec in stack.linears]
+                yield _made(name, shape[:2], F32, reads)
+
+    def _matrix(
+        self,
+        name: str,
+        shape: tuple[int, int],
+        source: str,
+        *,
+        rows: slice = slice(None),
+        heads: int = 0,
+        is_head: bool = False,
+    ) -> FileTensor:
+        kind = type_within(self._wanted, shape, is_head=is_head)
+        return _made(name, shape, kind, [self._reader(source, rows=rows, heads=heads)])
+
+    def _small(self, source: str, shape: tuple[int, ...], read: Read) -> FileTensor:
+        return _made(self._named(source), shape, F32, [read])
+
+    def _reader(
+        self, name: str, *, rows: slice = slice(None), heads: int = 0, offset: float = 0.0
+    ) -> Read:
+        """Reads a tensor when it is written: some rows, in pairs, with something added."""
+
+        def read() -> FloatArray:
+            array = self._merged.float32(self._merged.stored_name(name))
+            array = to_pairs(array[rows] if array.ndim else array, heads)
+            return array + np.float32(offset) if offset else array
+
+        return read
+
+    def _heads(self, module: str) -> int:
+        """How many heads' rows are stored as pairs; 0 for none."""
+        if not self._llama_cpp.pairs:
+            return 0
+        sizes = self._sizes
+        heads = {"q_proj": sizes.num_attention_heads, "k_proj": sizes.num_key_value_heads}
+        count: int = heads.get(module.rpartition(".")[2], 0)
+        return count
+
+    def _named(self, name: str) -> str:
+        """llama.cpp's name of a tensor.
+
+        Raises:
+            UnsupportedModelError: If it has none.
+        """
+        plain = name.replace(".language_model.", ".")
+        found: str | None = self._names.get_name(plain, try_suffixes=(".weight", ".bias"))
+        if found is None:
+            raise UnsupportedModelError(
+                f"llama.cpp has no name for {name}, so nothing is exported: keep to transformers "
+                "(qlora-wgpu merge)"
+            )
+        return f"{found}.weight" if plain.endswith(_SINKS) else found
+
+
+def _split(module: str, rows: int) -> Iterator[tuple[str, slice]]:
+    """A layer by the names that llama.cpp knows, and which of its rows each of them has."""
+    own = next((leaf for leaf in PARTS if module.endswith(leaf)), None)
+    if own is None:
+        yield module, slice(0, rows)
+        return
+    leaves = PARTS[own]
+    count = rows // len(leaves)
+    for i, leaf in enumerate(leaves):
+        yield module.removesuffix(own) + leaf, slice(i * count, (i + 1) * count)
+
+
+def _made(
+    name: str, shape: tuple[int, ...], kind: ElementType, reads: Sequence[Read]
+) -> FileTensor:
+    def bytes_of(read: Read) -> Callable[[], Iterator[npt.NDArray[np.uint8]]]:
+        return lambda: as_bytes(read(), kind, name)
+
+    return FileTensor(name, shape, kind, tuple(map(bytes_of, reads)))
+
+
+def _given(array: FloatArray) -> Read:
+    return lambda: array

@@ -1,0 +1,152 @@
+"""A base's weights with an adapter in them, read one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import PathLike
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.config import QuantConfig, load_config
+from qlora_wgpu.config.as_trained import find_run
+from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
+from qlora_wgpu.families.family import Architecture, find_family
+from qlora_wgpu.lora import load_adapter
+from qlora_wgpu.lora.biases import split_biases
+from qlora_wgpu.lora.fitting import adapter_shapes, refuse_other_base
+from qlora_wgpu.lora.names import adapted_layers
+from qlora_wgpu.model.weights import stored_name
+from qlora_wgpu.quant import quantize_nf4
+
+Base = Literal["original", "dequantized"]
+FloatArray = npt.NDArray[np.float32]
+
+
+class MergedWeights:
+    """W + scaling · B·A of each layer that an adapter has, and all other weights as they are.
+
+    Attributes:
+        folder: The base.
+        architecture: What its config.json describes.
+    """
+
+    folder: ModelFolder
+    architecture: Architecture
+
+    def __init__(
+        self,
+        model: str | PathLike[str],
+        adapter: str | PathLike[str],
+        base: Base = "original",
+        quant: QuantConfig | None = None,
+    ) -> None:
+        """Opens a base and an adapter.
+
+        Args:
+            model: Folder or hub name of the base.
+            adapter: Folder of the PEFT adapter.
+            base: Weights to add the adapter to: those that are stored, or what they are after
+                quantization, which the adapter was trained with.
+            quant: How they were quantized, for "dequantized"; by default as the config.yaml of
+                the adapter's run says, or with ``QuantConfig``'s defaults where it belongs to
+                none.
+
+        Raises:
+            CheckpointError: If a file is missing or damaged, or the adapter does not fit.
+            UnsupportedModelError: If the base is none that is computed here.
+        """
+        self.folder = folder = ModelFolder.open(model)
+        self.architecture = architecture = find_family(folder.config).read(folder.config)
+        tensors, config = load_adapter(adapter, biases=True, in_turns=architecture.in_turns)
+        self._linears = {
+            stored_name(folder, architecture, f"{s.name}.weight"): s
+            for s in architecture.every_linear
+        }
+        shapes = adapter_shapes(architecture.every_linear, config)
+        refuse_other_base(adapter, config, tensors, shapes, model, whole=False)
+        modules = {spec.name: name for name, spec in self._linears.items()}
+        self._pairs: dict[str, tuple[FloatArray, FloatArray, float, FloatArray | None]] = {}
+        for layer in adapted_layers(tensors):
+            scaling = config.scaling_of(layer.module)
+            self._pairs[modules[layer.module]] = (layer.a, layer.b, scaling, layer.magnitude)
+        self._biases = self._trained_biases(tensors, adapter)
+        self._base = base
+        self._quant = quant or _quant_of(adapter)
+        # What a quantized folder keeps as floats was not quantized in training either.
+        self._quantizes = (
+            base == "dequantized" and self._quant.scheme == "nf4" and not folder.is_quantized
+        )
+
+    def stored_name(self, name: str) -> str:
+        """The name of a model's tensor in the base's files."""
+        return stored_name(self.folder, self.architecture, name)
+
+    def is_adapted(self, name: str) -> bool:
+        """Whether the adapter changes the weight that is stored by this name."""
+        return name in self._pairs or name in self._biases
+
+    def is_as_stored(self, name: str) -> bool:
+        """Whether a stored tensor goes into the result as it is.
+
+        Raises:
+            UnsupportedModelError: If it is quantized, and the original weights are wanted.
+        """
+        if self.folder.holds_quantized(name):
+            if self._base == "original":
+                raise UnsupportedModelError(
+                    f"{self.folder.path} is stored quantized, so its original weights are not "
+                    "known: merge into the dequantized ones (--base dequantized), or into the "
+                    "unquantized model"
+                )
+            return False
+        return not self.is_adapted(name) and not (self._quantizes and name in self._linears)
+
+    def float32(self, name: str) -> FloatArray:
+        """The merged weight that is stored by this name.
+
+        Raises:
+            CheckpointError: If there is none, or it is damaged.
+        """
+        folder, settings = self.folder, self._quant
+        if name in self._biases:
+            return self._biases[name]
+        weight = folder.dequantized(name)
+        if name in self._linears and (self._quantizes or self._was_requantized(name)):
+            weight = quantize_nf4(weight, settings.blocksize, settings.double_quant).dequantize()
+        if name not in self._pairs:
+            return weight
+        a, b, scaling, magnitude = self._pairs[name]
+        weight += np.float32(scaling) * (b @ a)
+        if magnitude is not None:
+            weight *= (magnitude / np.linalg.norm(weight, axis=1))[:, None]
+        return weight
+
+    def _trained_biases(
+        self, tensors: Mapping[str, FloatArray], adapter: str | PathLike[str]
+    ) -> dict[str, FloatArray]:
+        """The biases that were trained beside the adapter, by the names of those they replace.
+
+        Raises:
+            CheckpointError: If the base has no such bias.
+        """
+        _, trained = split_biases(tensors)
+        biases = {self.stored_name(f"{module}.bias"): a for module, a in trained.items()}
+        for name, array in biases.items():
+            if not self.folder.has(name) or self.folder.shape(name) != array.shape:
+                raise CheckpointError(
+                    f"{adapter} has a trained {name} of {array.size} numbers, which "
+                    f"{self.folder.path} has not: merge it into the model that it was trained on"
+                )
+        return biases
+
+    def _was_requantized(self, name: str) -> bool:
+        """Whether training had a weight in NF4 that is stored in another form."""
+        return self._base == "dequantized" and self.folder.must_requantize(name)
+
+
+def _quant_of(adapter: str | PathLike[str]) -> QuantConfig:
+    run = find_run(adapter)
+    return QuantConfig() if run is None else load_config(run / "config.yaml").quant

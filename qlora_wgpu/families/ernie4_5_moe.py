@@ -1,0 +1,84 @@
+"""ERNIE 4.5 as a mixture of experts (Baidu, 2025): ERNIE-4.5-21B-A3B and others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from qlora_wgpu.errors import UnsupportedModelError, brief
+from qlora_wgpu.families.attention import Attention
+from qlora_wgpu.families.config_reader import ConfigReader
+from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Layer
+from qlora_wgpu.families.dimensions import Dimensions
+from qlora_wgpu.families.mlp import GatedMLP, read_activation
+from qlora_wgpu.families.moe import Experts, check_expert_counts
+from qlora_wgpu.families.norm import RMSNorm
+from qlora_wgpu.families.rope import read_rope
+from qlora_wgpu.families.router import Router, Scoring
+from qlora_wgpu.families.shared_expert import SharedExpert
+
+
+def compose(read: ConfigReader) -> Decoder:
+    """As the dense models, with mixtures from ``moe_layer_start_index`` on."""
+    read = read.renamed("moe_num_experts", "num_experts").renamed("moe_k", "num_experts_per_tok")
+    read = read.with_defaults(num_key_value_heads=4)
+    dimensions = Dimensions.read(read)
+    rope = read_rope(read.config, dimensions.head_dim, default_theta=500_000.0)
+    if read.flag("use_bias"):
+        raise UnsupportedModelError(
+            "config.json: use_bias = true is not supported: it gives lm_head a bias, too"
+        )
+    attention = Attention(dimensions, rope, interleaved=True)
+    mlp = GatedMLP(dimensions, read_activation(read))
+    experts, norm = _experts(read, mlp), RMSNorm(read.number("rms_norm_eps", 1e-5))
+    return Decoder(
+        dimensions,
+        norm,
+        layers=tuple(
+            Layer(norm, attention, experts if sparse else mlp)
+            for sparse in _sparse(read, dimensions.num_hidden_layers)
+        ),
+        tied=read.flag("tie_word_embeddings", True),
+    )
+
+
+def _experts(read: ConfigReader, mlp: GatedMLP) -> Experts:
+    num_experts, top_k = read.integer("moe_num_experts", 64), read.integer("moe_k", 6)
+    check_expert_counts(read, ("moe_num_experts", num_experts), ("moe_k", top_k))
+    size = read.integer("moe_intermediate_size", 1536)
+    count = read.count("moe_num_shared_experts", 2)
+    shared = replace(mlp.dimensions, intermediate_size=count * size)
+    least = read.number("moe_norm_min", 1e-12)
+    return Experts(
+        mlp.dimensions.hidden_size,
+        size,
+        mlp.activation,
+        num_experts,
+        top_k,
+        shared=SharedExpert(replace(mlp, dimensions=shared, name="mlp.shared_experts"))
+        if count
+        else None,
+        choice=Router(
+            Scoring(sigmoid=False, normalized=True, least=least, at_least=True),
+            correction="mlp.moe_statics.e_score_correction_bias",
+            correction_rows=True,
+        ),
+    )
+
+
+def _sparse(read: ConfigReader, layers: int) -> list[bool]:
+    """Whether each layer has experts.
+
+    Raises:
+        UnsupportedModelError: If ``moe_layer_end_index`` is no layer's.
+    """
+    first, every = read.count("moe_layer_start_index", 1), read.integer("moe_layer_interval", 1)
+    last = read.config.get("moe_layer_end_index", -1)
+    if type(last) is not int or not last >= -1:
+        raise UnsupportedModelError(
+            f"config.json: moe_layer_end_index must be a layer's number or -1, got {brief(last)}"
+        )
+    last = layers - 1 if last == -1 else last
+    return [(i + 1) % every == 0 and first <= i <= last for i in range(layers)]
+
+
+FAMILY = DecoderFamily(compose)

@@ -1,0 +1,41 @@
+"""LFM2 as a mixture of experts (Liquid AI, 2025): LFM2-8B-A1B and others."""
+
+from __future__ import annotations
+
+from qlora_wgpu.families.config_reader import ConfigReader
+from qlora_wgpu.families.decoder import Decoder, DecoderFamily
+from qlora_wgpu.families.dimensions import Dimensions
+from qlora_wgpu.families.lfm2 import attending_types, compose_with, gated_mlp
+from qlora_wgpu.families.moe import Experts, read_expert_counts
+from qlora_wgpu.families.router import Router, Scoring
+
+
+def compose(read: ConfigReader) -> Decoder:
+    """The first layers are dense; the others choose by sigmoids and a bias."""
+    read = read.with_defaults(num_key_value_heads=8, intermediate_size=7168)
+    dimensions = Dimensions.read(read)
+    attends = attending_types(read, dimensions.num_hidden_layers)
+    dense, mlp = read.count("num_dense_layers", 2), gated_mlp(dimensions)
+    num_experts, num_experts_per_tok = read_expert_counts(read, 32, 4)
+    scoring = Scoring(
+        sigmoid=True,
+        normalized=read.flag("norm_topk_prob", True),
+        least=1e-6,
+        scale=read.number("routed_scaling_factor", 1.0),
+    )
+    corrected = read.flag("use_expert_bias", True)
+    experts = Experts(
+        dimensions.hidden_size,
+        read.integer("moe_intermediate_size", 1792),
+        mlp.activation,
+        num_experts,
+        num_experts_per_tok,
+        name=mlp.name,
+        leaves=mlp.leaves,
+        choice=Router(scoring, correction="feed_forward.expert_bias" if corrected else None),
+    )
+    mlps = [mlp if i < dense else experts for i in range(len(attends))]
+    return compose_with(read, dimensions, attends, mlps)
+
+
+FAMILY = DecoderFamily(compose)

@@ -1,0 +1,200 @@
+"""What a run has trained, as one GGUF file that is measured before it gets its name."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.checkpoint.atomic import atomic_file
+from qlora_wgpu.checkpoint.gguf.element_types import ElementType
+from qlora_wgpu.checkpoint.tokenizer_files import GENERATION, copy_tokenizer, tokenizer_folder
+from qlora_wgpu.config import Config, QuantConfig
+from qlora_wgpu.config.as_trained import changed, find_run
+from qlora_wgpu.data import Tokenizer
+from qlora_wgpu.data.gguf_vocabulary import vocabulary_keys
+from qlora_wgpu.errors import CheckpointError, ConfigError
+from qlora_wgpu.export.gguf.element_types import find_file_type
+from qlora_wgpu.export.gguf.model import gguf_model
+from qlora_wgpu.export.merged_weights import Base, MergedWeights
+from qlora_wgpu.export.prompts import take_over_prompts
+from qlora_wgpu.files import file_bytes, is_there
+from qlora_wgpu.limits import MODEL_JSON_BYTES
+from qlora_wgpu.runs.drift import Drift, measure_drift, measure_trained
+from qlora_wgpu.runs.opening import OpenedModel
+from qlora_wgpu.training import Observer
+
+SUFFIX = ".gguf"
+# The largest divergence that a good file has, as a share of what the model knows of its texts:
+# with 8 and more bits to a weight, and with fewer. A wrong file loses about all.
+_MOST_LOST, _MOST_LOST_IN_FEW_BITS = 0.1, 0.25
+_FEW_BYTES = 34  # of 32 weights in 8 bits
+_OF_NF4 = (
+    "most of this drift comes of training on NF4, not of the file: --base dequantized has less; "
+    "from the stored weights with the adapter the file drifts"
+)
+_PHI3 = ("</s>", "<unk>", "<s>", "<|endoftext|>", "<|user|>", "<|assistant|>")
+_OF_PHI3 = re.compile("phi-?3", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file that was written.
+
+    Attributes:
+        path: The file.
+        nbytes: Its size.
+        type_name: What most of its matrices are stored as.
+        drift: How far it is from what was trained; None where that was not measured.
+        notes: What llama.cpp does otherwise.
+    """
+
+    path: Path
+    nbytes: int
+    type_name: str
+    drift: Drift | None
+    notes: tuple[str, ...]
+
+
+def check_target(path: Path, option: str) -> None:
+    """Refuses a file's name that cannot be written, before anything is done for it.
+
+    Raises:
+        ConfigError: If it does not end in .gguf, or is there already.
+    """
+    if path.suffix != SUFFIX:
+        raise ConfigError(f"{option} {str(path)!r} must end in {SUFFIX}")
+    if path.exists():
+        raise ConfigError(f"{path} is there already: choose another name, or remove it")
+
+
+def export_model(
+    model: str,
+    adapter: str,
+    out: str | Path,
+    *,
+    type_name: str | None = None,
+    base: Base = "original",
+    quant: QuantConfig | None = None,
+    settings: Config | None = None,
+    observer: Observer | None = None,
+    progress: Callable[[str], None] = lambda name: None,
+) -> Exported:
+    """Writes base and adapter, merged, as a GGUF file with its tokenizer.
+
+    Args:
+        model: Folder, GGUF file or hub name of the base.
+        adapter: Folder of the PEFT adapter.
+        out: The file, whose name ends in .gguf.
+        type_name: What matrices are stored as, such as "q8_0"; by default the base's own 16 bits.
+        base: Weights to add the adapter to: those that are stored, or what they are after
+            quantization, which the adapter was trained with.
+        quant: How they were quantized, for "dequantized"; by default as the adapter's run says.
+        settings: How base and adapter are opened to measure the file's drift from them; None
+            leaves that out.
+        observer: Who is told how far it is.
+        progress: Called with each tensor's name before it is written.
+
+    Raises:
+        ConfigError: If the name or the type is wrong, or the file is there already.
+        CheckpointError: If something is missing or damaged, the adapter does not fit, the disk is
+            full, or the file computes something else than what was trained.
+        UnsupportedModelError: If llama.cpp does not have the model.
+        TokenizerError: If it does not have its tokenizer.
+    """
+    path, observer = Path(out), observer or Observer()
+    check_target(path, "--gguf")
+    file_type = None if type_name is None else find_file_type(type_name)
+    merged = MergedWeights(model, adapter, base, quant)
+    where = (tokenizer_folder(adapter) or merged.folder.text_folder) / "tokenizer.json"
+    with _text_folder(merged.folder, adapter) as texts:
+
+        def vocabulary(tokens: int) -> Mapping[str, Any]:
+            keys = vocabulary_keys(Tokenizer.from_folder(texts), texts, tokens, where)
+            return {"general.name": _name(model, adapter, keys), **keys}
+
+        made = gguf_model(merged, file_type, vocabulary)
+    kind = made.file_type.kind
+    with atomic_file(path) as unfinished:
+        made.write(unfinished, progress)
+        drift, notes = None, made.notes
+        if settings is not None:
+            check = _Check(model, adapter, settings, observer)
+            drift = check.drift(unfinished, settings)
+            most = _most_lost(kind)
+            if not drift.lost <= most and base == "original" and settings.quant.scheme == "nf4":
+                # Does that come of the file, or of NF4, which the adapter was trained with?
+                plain = check.drift(unfinished, changed(settings, {"quant": {"scheme": "none"}}))
+                if plain.lost <= most:
+                    notes = (*notes, f"{_OF_NF4}, {plain}")
+                    most = drift.lost
+            _refuse_worse(drift, most, path)
+    return Exported(path, path.stat().st_size, kind.name.lower(), drift, notes)
+
+
+@dataclass(frozen=True)
+class _Check:
+    """Measures a file against the base and the adapter that it is made of."""
+
+    model: str
+    adapter: str
+    settings: Config
+    observer: Observer
+
+    def drift(self, path: Path, settings: Config) -> Drift:
+        """How far the file is from them, opened with these settings."""
+        source = OpenedModel.open(self.model)
+        trained = measure_trained(source, self.adapter, settings, self.observer)
+        return measure_drift(trained, OpenedModel.open(str(path)), self.settings, self.observer)
+
+
+def _most_lost(kind: ElementType) -> float:
+    return _MOST_LOST_IN_FEW_BITS if not kind.is_float and kind.nbytes < _FEW_BYTES else _MOST_LOST
+
+
+def _refuse_worse(drift: Drift, most: float, path: Path) -> None:
+    """Refuses a file that computes something else than what was trained.
+
+    Raises:
+        CheckpointError: If it has lost more than this share.
+    """
+    if not drift.lost <= most:  # NaN is none
+        raise CheckpointError(
+            f"{path} is not kept, for it computes something else than what was trained, {drift}, "
+            f"where {100 * most:.0f} % would do: take a larger --type, or --base dequantized; "
+            "--no-check keeps the file as it is"
+        )
+
+
+@contextmanager
+def _text_folder(folder: ModelFolder, adapter: str) -> Iterator[Path]:
+    """A folder with the files of the tokenizer and of the prompts that the adapter has."""
+    with tempfile.TemporaryDirectory(prefix="qlora-wgpu-export-") as temporary:
+        made, source = Path(temporary), folder.text_folder
+        copy_tokenizer(source, made)
+        for name in ("config.json", GENERATION):
+            if is_there(source / name):
+                (made / name).write_bytes(file_bytes(source / name, MODEL_JSON_BYTES))
+        take_over_prompts(Path(adapter), made)
+        yield made
+
+
+def _name(model: str, adapter: str, vocabulary: Mapping[str, Any]) -> str:
+    """What the model is called: after its base, and its run.
+
+    llama.cpp takes tokens of turns to swallow the spaces behind them where the name has "phi-3",
+    and fails there at a vocabulary without these tokens.
+    """
+    run, base = find_run(adapter), Path(model).name.removesuffix(SUFFIX) or model
+    name = base if run is None else f"{base} {run.name}"
+    swallows = vocabulary["tokenizer.ggml.model"] == "llama" and set(_PHI3) <= set(
+        vocabulary["tokenizer.ggml.tokens"]
+    )
+    if swallows:
+        return name if _OF_PHI3.search(name) else f"Phi-3 {name}"
+    return _OF_PHI3.sub("Phi 3", name)

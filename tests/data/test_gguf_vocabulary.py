@@ -1,0 +1,107 @@
+"""A tokenizer as a GGUF file's keys: read back, it makes the same ids."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from checkpoint.test_gguf_tokenizer import SHARED, as_read, odd_texts
+from support.tiny_tokenizer import write_folder
+
+from qlora_wgpu.checkpoint.gguf.pre_tokenizers import PRE_TOKENIZERS
+from qlora_wgpu.checkpoint.gguf.tokenizer import tokenizer_files
+from qlora_wgpu.data import Tokenizer
+from qlora_wgpu.data.gguf_pre_tokenizer import pre_tokenizer_name
+from qlora_wgpu.data.gguf_vocabulary import vocabulary_keys
+from qlora_wgpu.errors import TokenizerError
+
+EXTRA = 3  # rows of the embedding that no token has
+
+
+WORDS = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True, "trim_offsets": True}
+
+
+def keys_of(folder, size: int = 0) -> dict:
+    tokenizer = Tokenizer.from_folder(folder)
+    return vocabulary_keys(tokenizer, folder, size or tokenizer.vocab_size + EXTRA)
+
+
+def read_back(keys, folder, path) -> Tokenizer:
+    folder.mkdir()
+    lists = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in keys.items()}
+    files = tokenizer_files(as_read(lists), path)
+    (folder / "tokenizer.json").write_text(json.dumps(files.tokenizer))
+    (folder / "tokenizer_config.json").write_text(json.dumps(files.config))
+    (folder / "generation_config.json").write_text(json.dumps(files.generation))
+    return Tokenizer.from_folder(folder)
+
+
+@pytest.mark.parametrize(("name", "pre"), [("smollm", "smollm"), ("tinyllama", "default")])
+def test_real_tokenizers(tmp_path, name, pre) -> None:
+    folder = SHARED / "tokenizers" / name
+    assert folder.is_dir(), f"this test reads {folder}, which the project's README tells of"
+    original = Tokenizer.from_folder(folder)
+    size = original.vocab_size + EXTRA
+    keys = vocabulary_keys(original, folder, size)
+    assert keys["tokenizer.ggml.pre"] == pre
+    assert len(keys["tokenizer.ggml.tokens"]) == len(keys["tokenizer.ggml.token_type"]) == size
+    assert keys["tokenizer.ggml.tokens"][-1] == f"[PAD{size - 1}]"
+    assert keys["tokenizer.ggml.token_type"][-1] == 5
+    assert keys["tokenizer.ggml.eos_token_id"] == original.eos_token_id
+    assert keys["tokenizer.ggml.add_bos_token"] == (name == "tinyllama")
+    tokenizer = read_back(keys, tmp_path / "back", tmp_path / "m.gguf")
+    for text in odd_texts(100)[:200]:
+        assert tokenizer.encode(text) == original.encode(text), text
+    assert tokenizer.special_tokens == original.special_tokens
+    assert tokenizer.chat_template == original.chat_template
+    assert tokenizer.eos_token_ids >= original.eos_token_ids
+
+
+def changed(folder, config=None, **parts):
+    write_folder(folder, config or {"eos_token": "</s>"})
+    stored = json.loads((folder / "tokenizer.json").read_text()) | {"pre_tokenizer": WORDS} | parts
+    (folder / "tokenizer.json").write_text(json.dumps(stored))
+    return folder
+
+
+def test_several_ends(tmp_path) -> None:
+    folder = changed(tmp_path / "t", {"eos_token": "</s>", "bos_token": "<s>"})
+    (folder / "generation_config.json").write_text('{"eos_token_id": [2, 4]}')
+    keys = keys_of(folder)
+    assert (keys["tokenizer.ggml.eos_token_id"], keys["tokenizer.ggml.eot_token_id"]) == (2, 4)
+    assert keys["tokenizer.ggml.add_bos_token"] and not keys["tokenizer.ggml.add_eos_token"]
+
+
+def test_tokens_that_no_row_has(tmp_path) -> None:
+    """A tokenizer may know more than the model, whose file has as many tokens as rows."""
+    keys = keys_of(changed(tmp_path / "t", {"pad_token": "ÿ"}), 100)
+    assert len(keys["tokenizer.ggml.tokens"]) == 100
+    assert "tokenizer.ggml.padding_token_id" not in keys
+
+
+@pytest.mark.parametrize("name", PRE_TOKENIZERS)
+def test_each_way_of_cutting_has_a_name(name) -> None:
+    known = PRE_TOKENIZERS[name]
+    stored = {"pre_tokenizer": known.cut, "model": {"ignore_merges": known.ignore_merges}}
+    found = PRE_TOKENIZERS[pre_tokenizer_name(stored, "tokenizer.json")]
+    assert (found.cut, found.ignore_merges) == (known.cut, known.ignore_merges)
+
+
+def test_what_llama_cpp_has_not(tmp_path) -> None:
+    bytes_alone = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False,
+                   "trim_offsets": True}  # fmt: skip
+    odd = {
+        "type": "Sequence",
+        "pretokenizers": [
+            {"type": "Split", "pattern": {"Regex": "a+"}, "behavior": "Isolated", "invert": False},
+            bytes_alone,
+        ],
+    }
+    for parts, message in (
+        ({"pre_tokenizer": odd}, "cuts texts in a way that has no name in llama.cpp"),
+        ({"normalizer": {"type": "Lowercase"}}, r"changes texts first \(Lowercase\)"),
+        ({"pre_tokenizer": {"type": "Whitespace"}}, "neither byte-level BPE nor SentencePiece's"),
+    ):
+        with pytest.raises(TokenizerError, match=message):
+            keys_of(changed(tmp_path / message[:5], **parts))

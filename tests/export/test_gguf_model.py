@@ -1,0 +1,260 @@
+"""Whole models in GGUF: read back, they are what was merged."""
+
+from __future__ import annotations
+
+import json
+
+import gguf
+import numpy as np
+import pytest
+from checkpoint.test_gguf_architectures import differing, parts
+from e2e.tiny import write_weights
+from references.sized import family_configs
+from support.gguf_files import byte_vocabulary, random_weights, write_model
+
+from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.checkpoint.gguf.element_types import QUANTIZED, TYPES
+from qlora_wgpu.errors import CheckpointError, ConfigError, UnsupportedModelError
+from qlora_wgpu.export.gguf.element_types import FILE_TYPES, find_file_type
+from qlora_wgpu.export.gguf.model import gguf_model
+from qlora_wgpu.export.merged_weights import MergedWeights
+from qlora_wgpu.families.family import find_family
+from qlora_wgpu.lora import AdapterConfig, save_adapter
+
+NUMBER_OF = {kind.name: kind.number for kind in TYPES.values()}
+# What llama.cpp has of a family, where the recorded case has something else.
+CHANGES = {
+    "mistral": {}, "llama": {"attention_bias": True, "mlp_bias": True}, "mixtral": {},
+    "granite": {}, "qwen3": {}, "gemma": {}, "olmo2": {"tie_word_embeddings": True},
+    "qwen2": {"use_sliding_window": False},
+    "qwen3_moe": {"norm_topk_prob": True},
+    "smollm3": {"num_hidden_layers": 5, "no_rope_layers": None, "layer_types": None},
+    "gemma2": {"query_pre_attn_scalar": 20},
+    "gemma3_text": {"query_pre_attn_scalar": 20, "final_logit_softcapping": 7.0},
+    "phi3": {},
+    "gpt_oss": {"swiglu_limit": 7.0},
+}  # fmt: skip
+ROPES = {
+    "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0},
+    "yarn": {
+        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
+    "llama3": {
+        "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+    },
+}  # fmt: skip
+CONFIGS = family_configs()
+VOCABULARY = {"general.name": "tiny", "tokenizer.ggml.model": "none"}
+
+
+def folder_of(place, config, *, adapter: bool = True):
+    """A model's folder with an adapter for all its layers beside it."""
+    place.mkdir(exist_ok=True)
+    (place / "config.json").write_text(json.dumps(config))
+    write_weights(place, random_weights(config))
+    if adapter:
+        adapter_of(place, config)
+    return place
+
+
+def adapter_of(place, config, leaves: tuple[str, ...] = ()):
+    rng, tensors = np.random.default_rng(5), {}
+    linears = find_family(config).read(config).every_linear
+    chosen = [s for s in linears if not leaves or s.name.rpartition(".")[2] in leaves]
+    for spec in chosen:
+        at = f"base_model.model.{spec.name}.lora_"
+        tensors[f"{at}A.weight"] = rng.standard_normal((3, spec.in_features), np.float32)
+        tensors[f"{at}B.weight"] = rng.standard_normal((spec.out_features, 3), np.float32)
+    targets = sorted({spec.name.rpartition(".")[2] for spec in chosen})
+    save_adapter(place / "adapter", tensors, AdapterConfig(3, 6, 0.0, targets, False, "a/base"))
+
+
+def written(place, name: str = "f32", **more):
+    """A folder's model with its adapter, written and opened again, and the weights it is of."""
+    merged = MergedWeights(more.pop("base", place), place / "adapter")
+    made = gguf_model(merged, find_file_type(name), lambda size: VOCABULARY)
+    path = place / f"{name}.gguf"
+    made.write(path, lambda tensor: None)
+    return merged, ModelFolder.open(path), made
+
+
+@pytest.mark.parametrize("model_type", CHANGES)
+def test_a_file_is_the_merged_model(tmp_path, model_type) -> None:
+    config = CONFIGS[model_type] | CHANGES[model_type]
+    merged, file, _ = written(folder_of(tmp_path, config))
+    expected, read = merged.architecture, find_family(file.config).read(file.config)
+    ours, theirs = parts(expected.config), parts(read.config)
+    tied = ours.pop(".tied"), theirs.pop(".tied")
+    assert tied in ((True, True), (False, False)) or model_type == "olmo2"  # which has both
+    assert differing(theirs, ours) == {}
+    names = set(merged.folder.names())
+    assert names <= set(file.names())
+    for name in names:
+        array = merged.float32(name)
+        if model_type.startswith("gemma") and "norm" in name:
+            array = (array + np.float32(1)) - np.float32(1)
+        assert np.array_equal(file.float32(name), array), name
+    assert any(merged.is_adapted(name) for name in names)
+
+
+@pytest.mark.parametrize("kind", ROPES)
+def test_scaled_rotations(tmp_path, kind) -> None:
+    config = CONFIGS["llama"] | {"rope_parameters": ROPES[kind]}
+    _, file, _ = written(folder_of(tmp_path, config))
+    ropes = [
+        find_family(c).read(c).config.layers[0].attention.rope for c in (config, file.config)
+    ]  # fmt: skip
+    assert np.allclose(*(rope.frequencies(50) for rope in ropes), rtol=1e-6, atol=0)
+    assert ropes[0].factor == pytest.approx(ropes[1].factor, rel=1e-6)
+
+
+def test_factors_of_phi_3(tmp_path) -> None:
+    scaling = {
+        "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0, 1.25, 2.5] * 2,
+        "long_factor": [1.5, 3.0, 7.5] * 2,
+    }  # fmt: skip
+    config = CONFIGS["phi3"] | {
+        "rope_parameters": scaling, "original_max_position_embeddings": 32, "sliding_window": None,
+    }  # fmt: skip
+    _, file, _ = written(folder_of(tmp_path, config))
+    ropes = [
+        find_family(c).read(c).config.layers[0].attention.rope for c in (config, file.config)
+    ]  # fmt: skip
+    for length in (16, 60):
+        assert np.allclose(*(rope.frequencies(length) for rope in ropes), rtol=1e-6, atol=0)
+    assert ropes[0].factor == pytest.approx(ropes[1].factor, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", FILE_TYPES)
+def test_types(tmp_path, name) -> None:
+    """Each matrix is what gguf's quantizer makes of the merged one; small tensors stay whole."""
+    config = CONFIGS["llama"] | {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
+    merged, _, made = written(folder_of(tmp_path, config), name)
+    kind = gguf.GGMLQuantizationType(FILE_TYPES[name].kind.number)
+    reader = gguf.GGUFReader(tmp_path / f"{name}.gguf")
+    assert reader.get_field("general.file_type").contents() == FILE_TYPES[name].number
+    stored = {tensor.name: tensor for tensor in reader.tensors}
+    assert stored["blk.0.attn_norm.weight"].tensor_type.name == "F32"
+    head = stored["output.weight"].tensor_type
+    few_bits = kind.value in QUANTIZED and kind.name != "Q8_0"
+    assert head.name == ("Q8_0" if few_bits else kind.name)
+    down = stored["blk.1.ffn_down.weight"]
+    assert down.tensor_type == kind and not made.notes
+    array = merged.float32("model.layers.1.mlp.down_proj.weight")
+    assert np.array_equal(down.data, gguf.quants.quantize(array, kind).reshape(down.data.shape))
+    assert sum(tensor.n_bytes for tensor in reader.tensors) == made.nbytes
+
+
+def test_rows_that_are_no_whole_blocks(tmp_path) -> None:
+    _, file, made = written(folder_of(tmp_path, CONFIGS["llama"]), "q4_0")
+    assert {file.dtype(name) for name in file.names()} == {"F16", "F32"}
+    assert len(made.notes) == 1 and "no whole blocks of 32" in made.notes[0]
+
+
+def test_a_file_as_the_base(tmp_path) -> None:
+    """What the adapter leaves alone is carried over bit for bit, keys and all."""
+    config = {
+        "model_type": "llama", "vocab_size": 280, "hidden_size": 64, "intermediate_size": 96,
+        "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 16, "rms_norm_eps": 1e-5, "rope_theta": 10_000.0,
+        "max_position_embeddings": 128, "tie_word_embeddings": True,
+    }  # fmt: skip
+    keys = byte_vocabulary("{{ messages }}") | {"split.count": 0, "general.tags": ["x", "y"]}
+    base = write_model(
+        tmp_path / "base.gguf", config, random_weights(config), keys=keys,
+        types={"attn_v.weight": gguf.GGMLQuantizationType.Q5_1},
+        default=gguf.GGMLQuantizationType.Q8_0,
+    )  # fmt: skip
+    adapter_of(tmp_path, config, ("q_proj", "down_proj"))
+    merged, file, _ = written(tmp_path, "f16", base=base)
+    old, new = gguf.GGUFReader(base), gguf.GGUFReader(tmp_path / "f16.gguf")
+    before = {t.name: t for t in old.tensors}
+    for tensor in new.tensors:
+        if tensor.name in ("blk.0.attn_q.weight", "blk.0.ffn_down.weight"):
+            assert tensor.tensor_type.name == "F16"
+        else:
+            assert np.array_equal(tensor.data, before[tensor.name].data), tensor.name
+    for name in ("self_attn.q_proj", "mlp.down_proj"):
+        name = f"model.layers.0.{name}.weight"
+        expected = merged.float32(name).astype(np.float16).astype(np.float32)
+        assert np.array_equal(file.float32(name), expected)
+    gone = set(old.fields) - set(new.fields)
+    assert gone == {"split.count"}
+    for name, field in new.fields.items():
+        if name.startswith(("tokenizer.", "llama.", "general.tags")):
+            assert field.contents() == old.fields[name].contents()
+            assert field.types == old.fields[name].types, name
+
+
+REFUSED = {
+    "experts whose weights": ("qwen3_moe", {}),
+    "a swiglu_limit or": ("gpt_oss", {}),
+    "YaRN with factors of its own": ("gpt_oss", {
+        "swiglu_limit": 7.0, "rope_parameters": ROPES["yarn"]}),
+    "a score scale of": ("gemma2", {}),
+    "positions in layer 1": ("smollm3", {}),
+    "a head of its own": ("gemma", {"tie_word_embeddings": False}),
+    "the activation gelu": ("llama", {"hidden_act": "gelu"}),
+    "heads that are together 120 wide": ("qwen2", {"head_dim": 20}),
+    "RoPE of type dynamic": (
+        "llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+    ),
+    "YaRN with beta_fast": ("llama", {"rope_parameters": ROPES["yarn"] | {"beta_fast": 8.0}}),
+    "RoPE of type llama3": ("qwen2", {
+        "rope_parameters": ROPES["llama3"], "use_sliding_window": False}),
+    "this order of layers": ("gemma2", {
+        "query_pre_attn_scalar": 20, "layer_types": ["full_attention", "sliding_attention"]}),
+    "a bias of model.layers.0.self_attn.o_proj": ("qwen3", {"attention_bias": True}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_llama_cpp_does_not_compute(tmp_path, what) -> None:
+    model_type, changes = REFUSED[what]
+    place = folder_of(tmp_path, CONFIGS[model_type] | changes)
+    with pytest.raises(UnsupportedModelError) as told:
+        written(place)
+    assert what in str(told.value) and "qlora-wgpu merge" in str(told.value)
+    assert not (place / "f32.gguf").exists()
+
+
+def test_a_family_that_is_not_read_back(tmp_path) -> None:
+    with pytest.raises(
+        UnsupportedModelError, match="'stablelm' are not exported to GGUF as a whole"
+    ):
+        written(folder_of(tmp_path, CONFIGS["stablelm"]))
+
+
+def test_windows_that_llama_cpp_has_not(tmp_path) -> None:
+    *_, made = written(folder_of(tmp_path, CONFIGS["mistral"]))
+    assert "texts of more than 7 tokens" in made.notes[0]
+
+
+def test_numbers_that_are_too_large_for_a_type(tmp_path) -> None:
+    config = CONFIGS["llama"]
+    place = folder_of(tmp_path, config)
+    arrays = random_weights(config)
+    arrays["model.embed_tokens.weight"][3, 5] = 1e6
+    write_weights(place, arrays)
+    with pytest.raises(UnsupportedModelError, match="holds 1e\\+06, which f16 does not"):
+        written(place, "f16")
+    assert written(place, "bf16")[1].float32("model.embed_tokens.weight")[3, 5] > 9e5
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("q4_k_m", "llama-quantize model.gguf smaller.gguf Q4_K_M"), ("int8", "is no type of GGUF")],
+)
+def test_types_that_are_not_written(name, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        find_file_type(name)
+
+
+def test_a_disk_without_room(tmp_path, monkeypatch) -> None:
+    place = folder_of(tmp_path, CONFIGS["llama"])
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
+    with pytest.raises(CheckpointError, match=r"has room for 0[.]00 GB, but the file takes"):
+        written(place)
+    assert not (place / "f32.gguf").exists()
