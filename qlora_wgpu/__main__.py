@@ -1,6 +1,7 @@
 """``qlora-wgpu`` and ``python -m qlora_wgpu``.
 
-Each command runs in a process of its own, which a crash of the GPU's driver may take away.
+Each command runs in a process of its own, which a crash of the GPU's driver may take away; what
+only tells of the program does not need one.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import sys
 from qlora_wgpu.supervision.child import begin
 from qlora_wgpu.supervision.journal import Journal
 from qlora_wgpu.supervision.parent import supervise
+
+_TELLING = (["--version"], ["--help"], ["-h"])
 
 
 def main() -> None:
@@ -23,9 +26,10 @@ def main() -> None:
 
 def _main() -> None:
     journal = Journal.inherited()
-    if journal is None:
+    if journal is None and sys.argv[1:] not in _TELLING:
         sys.exit(supervise(sys.argv[1:]))
-    begin(journal)
+    if journal is not None:
+        begin(journal)
     from qlora_wgpu.cli import run_command  # everything else is imported with it
 
     run_command(journal)

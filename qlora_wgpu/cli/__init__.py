@@ -1,4 +1,4 @@
-"""The command line: one file per verb, each calling public functions."""
+"""The command line: one file per verb, each calling public functions and read when it is called."""
 
 from __future__ import annotations
 
@@ -8,21 +8,8 @@ from typing import Any
 
 import click
 
-from qlora_wgpu.cli._completion import complete_paths
-from qlora_wgpu.cli._terminal import Commands, Terminal, write_what_can_be_written
-from qlora_wgpu.cli.bench import bench
-from qlora_wgpu.cli.certificates import certificates
-from qlora_wgpu.cli.chat import chat
-from qlora_wgpu.cli.data import data
-from qlora_wgpu.cli.doctor import doctor
-from qlora_wgpu.cli.estimate import estimate
-from qlora_wgpu.cli.eval import evaluate
-from qlora_wgpu.cli.exporting import export, merge, quantize
-from qlora_wgpu.cli.generate import generate
-from qlora_wgpu.cli.init import init
-from qlora_wgpu.cli.push import push
-from qlora_wgpu.cli.train import train
-from qlora_wgpu.cli.worker import worker
+from qlora_wgpu.cli._terminal import Terminal, write_what_can_be_written
+from qlora_wgpu.cli._verbs import Verbs
 from qlora_wgpu.errors import QLoRAError
 from qlora_wgpu.gpu.calls import overdue_call
 from qlora_wgpu.mapped_files import map_listeners
@@ -37,31 +24,13 @@ _NO_MEMORY = (
 )
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="qlora-wgpu")
 def commands() -> None:
     """Fine-tune language models with QLoRA on any GPU, through WebGPU.
 
     Start with `qlora-wgpu doctor` to see your GPU, then `init`, `data` and `train`.
     """
-
-
-commands.add_command(init)
-commands.add_command(train)
-commands.add_command(evaluate)
-commands.add_command(merge)
-commands.add_command(quantize)
-commands.add_command(export)
-commands.add_command(push)
-commands.add_command(data)
-commands.add_command(generate)
-commands.add_command(chat)
-commands.add_command(doctor)
-commands.add_command(bench)
-commands.add_command(estimate)
-commands.add_command(worker)
-commands.add_command(certificates)
-complete_paths(commands)
 
 
 def run_command(journal: Journal | None = None) -> None:

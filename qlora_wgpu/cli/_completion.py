@@ -10,15 +10,14 @@ _OPTIONS = frozenset(
 _PATH = click.Path(readable=False)  # whether it can be read is told by who reads it
 
 
-def complete_paths(group: click.Group) -> None:
+def complete_paths(command: click.Command) -> None:
     """Lets a shell complete paths for options that name a file, and for all first arguments.
 
     A hub name fits in their place as well: nothing is looked up.
     """
-    for command in group.commands.values():
-        for parameter in command.params:
-            if parameter.type is click.STRING and _takes_path(parameter):
-                parameter.type = _PATH
+    for parameter in command.params:
+        if parameter.type is click.STRING and _takes_path(parameter):
+            parameter.type = _PATH
 
 
 def _takes_path(parameter: click.Parameter) -> bool:

@@ -17,9 +17,6 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from qlora_wgpu.config.dialects.conversion import key_for
-from qlora_wgpu.config.schema import sections
-from qlora_wgpu.config.synonyms import KEY_OF
 from qlora_wgpu.errors import on_command_line
 from qlora_wgpu.visible import visible, visible_json, without_secrets
 
@@ -153,6 +150,11 @@ def _as_a_setting(err: click.ClickException) -> str:
         return ""
     if not any(parameter.name == "overrides" for parameter in err.ctx.command.params):
         return ""
+    # Imported where somebody has mistyped: the schema takes its time, which --help would pay.
+    from qlora_wgpu.config.dialects.conversion import key_for
+    from qlora_wgpu.config.schema import sections
+    from qlora_wgpu.config.synonyms import KEY_OF
+
     name = err.option_name.lstrip("-").replace("-", "_")
     homes = [section for section, keys in sections().items() if name in keys]
     key = (homes[0], name) if homes else KEY_OF.get(name) or key_for(name)

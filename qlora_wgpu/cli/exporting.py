@@ -16,12 +16,12 @@ from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.config import Config, QuantConfig
 from qlora_wgpu.config.as_trained import find_run
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.export import export_gguf, quantize_folder
 from qlora_wgpu.export import merge as merge_adapter
+from qlora_wgpu.export import quantize_folder
 from qlora_wgpu.export.gguf.element_types import FILE_TYPES
 from qlora_wgpu.runs import OpenedModel
 from qlora_wgpu.runs.drift import measure_drift, measure_trained
-from qlora_wgpu.runs.exporting import check_target, export_model
+from qlora_wgpu.runs.exporting import export_adapter, export_model, modelfile_of
 
 _BLOCKSIZES = ["32", "64", "128", "256", "512", "1024", "2048", "4096"]
 
@@ -157,8 +157,7 @@ def export(
     if adapter_only:
         if type_name is not None:
             raise ConfigError("--type is of whole models: an adapter is written in float32")
-        check_target(Path(gguf_file), "--gguf")
-        count = export_gguf(opening.model, opening.adapter, gguf_file)
+        count = export_adapter(opening.model, opening.adapter, gguf_file)
         console.print(f"{count} layers written to {gguf_file}", highlight=False)
         return
     with Display(console) as display, _progress(console, "writing") as progress:
@@ -178,6 +177,7 @@ def export(
         console.print(f"note: {note}", style="yellow", highlight=False)
     size = f"{done.nbytes / 1e9:.2f} GB" if done.nbytes >= 1e7 else f"{done.nbytes:,} bytes"
     console.print(f"{size} in {done.type_name} written to {done.path}", highlight=False)
+    console.print(f"for Ollama: ollama create NAME -f {modelfile_of(done.path)}", highlight=False)
     if done.drift is not None:
         console.print(f"drift from base and adapter, as trained, {done.drift}", highlight=False)
 

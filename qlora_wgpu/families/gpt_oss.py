@@ -8,11 +8,10 @@ from qlora_wgpu.families.attention import Attention
 from qlora_wgpu.families.config_reader import ConfigReader
 from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Layer
 from qlora_wgpu.families.dimensions import Dimensions
-from qlora_wgpu.families.moe import Experts, read_expert_counts
+from qlora_wgpu.families.moe import Experts, read_clamped_glu, read_expert_counts
 from qlora_wgpu.families.norm import RMSNorm
 from qlora_wgpu.families.rope import read_rope
 from qlora_wgpu.families.windows import layer_windows
-from qlora_wgpu.ops.clamped_glu import ClampedGLU
 
 YARN = {
     "rope_type": "yarn",
@@ -42,11 +41,10 @@ def compose(read: ConfigReader) -> Decoder:
         sinks=True,
     )
     num_experts, num_experts_per_tok = read_expert_counts(read, 128, 4)
-    limit, alpha = read.number("swiglu_limit", 7.0), read.number("swiglu_alpha", 1.702)
     experts = Experts(
         dimensions.hidden_size,
         dimensions.intermediate_size,
-        ClampedGLU(limit, alpha),
+        read_clamped_glu(read),
         num_experts,
         num_experts_per_tok,
         norm_topk_prob=True,

@@ -91,6 +91,11 @@ class Experts:
         return self.choice or softmax_router(normalized=self.norm_topk_prob)
 
 
+def read_clamped_glu(read: ConfigReader) -> ClampedGLU:
+    """The scalars of gpt-oss's gate, ``swiglu_limit`` and ``swiglu_alpha``."""
+    return ClampedGLU(read.number("swiglu_limit", 7.0), read.number("swiglu_alpha", 1.702))
+
+
 def read_expert_counts(
     read: ConfigReader, num_experts: int, num_experts_per_tok: int
 ) -> tuple[int, int]:

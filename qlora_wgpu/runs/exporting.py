@@ -10,15 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.checkpoint import ModelFolder, write_file
 from qlora_wgpu.checkpoint.atomic import atomic_file
 from qlora_wgpu.checkpoint.gguf.element_types import ElementType
+from qlora_wgpu.checkpoint.json_file import read_json_object
 from qlora_wgpu.checkpoint.tokenizer_files import GENERATION, copy_tokenizer, tokenizer_folder
 from qlora_wgpu.config import Config, QuantConfig
 from qlora_wgpu.config.as_trained import changed, find_run
-from qlora_wgpu.data import Tokenizer
+from qlora_wgpu.data import Tokenizer, read_prompt_files
 from qlora_wgpu.data.gguf_vocabulary import vocabulary_keys
+from qlora_wgpu.data.ollama.modelfile import modelfile
 from qlora_wgpu.errors import CheckpointError, ConfigError
+from qlora_wgpu.export import export_gguf
 from qlora_wgpu.export.gguf.element_types import find_file_type
 from qlora_wgpu.export.gguf.model import gguf_model
 from qlora_wgpu.export.merged_weights import Base, MergedWeights
@@ -119,6 +122,7 @@ def export_model(
             return {"general.name": _name(model, adapter, keys), **keys}
 
         made = gguf_model(merged, file_type, vocabulary)
+        ollama = _modelfile(path, texts)
     kind = made.file_type.kind
     with atomic_file(path) as unfinished:
         made.write(unfinished, progress)
@@ -134,7 +138,44 @@ def export_model(
                     notes = (*notes, f"{_OF_NF4}, {plain}")
                     most = drift.lost
             _refuse_worse(drift, most, path)
+    write_file(modelfile_of(path), ollama.encode())
     return Exported(path, path.stat().st_size, kind.name.lower(), drift, notes)
+
+
+def export_adapter(model: str, adapter: str, out: str | Path) -> int:
+    """Writes an adapter that llama.cpp loads with ``--lora``, and a Modelfile beside it.
+
+    Args:
+        model: Folder, GGUF file or hub name of the base; no weight of it is read.
+        adapter: Folder of the PEFT adapter.
+        out: The file, whose name ends in .gguf.
+
+    Returns:
+        How many layers it adapts.
+
+    Raises:
+        ConfigError: If the name is wrong, or the file is there already.
+        CheckpointError: If something is missing or damaged, or cannot be written.
+        UnsupportedModelError: If llama.cpp does not have the model, or cannot apply the adapter.
+    """
+    path = Path(out)
+    check_target(path, "--gguf")
+    count = export_gguf(model, adapter, path)
+    with _text_folder(ModelFolder.without_weights(model), adapter) as texts:
+        if is_there(texts / "tokenizer.json"):
+            base = model if Path(model).suffix == SUFFIX else "./base.gguf"
+            write_file(modelfile_of(path), _modelfile(path, texts, base).encode())
+    return count
+
+
+def modelfile_of(path: Path) -> Path:
+    """The name of the Modelfile beside a GGUF file."""
+    return path.with_suffix(".Modelfile")
+
+
+def _modelfile(path: Path, texts: Path, adapter_of: str | None = None) -> str:
+    generation = read_json_object(texts / GENERATION) if is_there(texts / GENERATION) else {}
+    return modelfile(path.name, read_prompt_files(texts), generation, adapter_of=adapter_of)
 
 
 @dataclass(frozen=True)

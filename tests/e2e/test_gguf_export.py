@@ -91,9 +91,12 @@ def test_a_run_in_one_file(place, device) -> None:
     reader = gguf.GGUFReader(place / "out/model.gguf")
     assert reader.get_field("general.name").contents() == "base out"
     assert reader.get_field("tokenizer.chat_template").contents() == TEMPLATE
-    assert {path.name for path in (place / "out").iterdir() if "gguf" in path.name} == {
-        "model.gguf"
-    }
+    assert {path.name for path in (place / "out").glob("*model*")} == {
+        "model.gguf", "model.Modelfile",
+    }  # fmt: skip
+    ollama = (place / "out/model.Modelfile").read_text()
+    assert ollama.startswith("FROM ./model.gguf\n") and 'stop """<|im_end|>"""' in ollama
+    assert "ollama create NAME -f out/model.Modelfile" in done.stdout
     again = run_here("export", "out", cwd=place)
     assert again.returncode == 2 and "model.gguf is there already" in again.stderr
 
@@ -165,6 +168,13 @@ def test_an_interrupted_export_leaves_nothing(place, monkeypatch) -> None:
     monkeypatch.setattr(tensors, "to_pairs", interrupted)
     assert run_here("export", "out", "--no-check", cwd=place).returncode not in (0, 1, 2)
     assert not list(place.glob("out/*gguf*"))
+
+
+def test_an_adapter_alone(place) -> None:
+    done = run_here("export", "out", "--adapter-only", cwd=place)
+    assert done.returncode == 0 and "7 layers written to out/adapter.gguf" in done.stdout
+    ollama = (place / "out/adapter.Modelfile").read_text()
+    assert ollama.startswith("FROM ./base.gguf\nADAPTER ./adapter.gguf\n")
 
 
 def test_mistakes(place) -> None:

@@ -36,10 +36,9 @@ def _logits() -> Array:
 )
 def check_expert_scores(run: Runner, scoring: Scoring) -> None:
     """Slots, weights and the gradient of the logits; with corrections and without."""
-    sigmoid, normalized = scoring.sigmoid, scoring.normalized
+    sigmoid, has_bias = scoring.sigmoid, scoring.normalized
     rule = expert_scores.Rule(**asdict(scoring))
     logits, dweights = _logits(), normal("dweights", _ROWS, _TOP_K)
-    has_bias = normalized
     bias = (0.3 * normal("bias", _EXPERTS)).astype(np.float32).astype(np.float64) * has_bias
     tlogits = run.float32(logits, grad=True)
     tbias = run.float32(bias) if has_bias else None

@@ -1,0 +1,1 @@
+"""What Ollama is told of a model: templates in Go's language, and the Modelfile."""
