@@ -53,7 +53,7 @@ def export_gguf(
         "q_proj": int(text["num_attention_heads"]),
         "k_proj": int(text.get("num_key_value_heads") or text["num_attention_heads"]),
     }
-    tensors, peft = load_adapter(adapter)
+    tensors, peft = load_adapter(adapter, in_turns=architecture.in_turns)
     if peft.use_dora:
         raise UnsupportedModelError(
             f"{adapter} is a DoRA adapter, which llama.cpp cannot apply: merge it instead"

@@ -60,7 +60,7 @@ class MergedWeights:
         """
         self.folder = folder = ModelFolder.open(model)
         self.architecture = architecture = find_family(folder.config).read(folder.config)
-        tensors, config = load_adapter(adapter, biases=True)
+        tensors, config = load_adapter(adapter, biases=True, in_turns=architecture.in_turns)
         self._linears = {
             stored_name(folder, architecture, f"{s.name}.weight"): s
             for s in architecture.every_linear

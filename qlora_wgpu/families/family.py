@@ -36,6 +36,16 @@ class ExpertSpec:
     """A linear layer that every expert has: ``{at}.0.{leaf}``, ``{at}.1.{leaf}`` and so on.
 
     PEFT's ``all-linear`` leaves them out; they are adapted where they are named.
+
+    Attributes:
+        at: The module of all experts.
+        leaf: The layer's name within an expert.
+        experts: How many there are.
+        out_features: Rows of an expert's weight.
+        in_features: Their columns.
+        bias: Whether each has one.
+        in_turns: Whether transformers holds a layer's experts in two parameters, rows of gate and
+            up taking turns, which PEFT adapts as such.
     """
 
     at: str
@@ -44,6 +54,7 @@ class ExpertSpec:
     out_features: int
     in_features: int
     bias: bool = False
+    in_turns: bool = False
 
     @property
     def name(self) -> str:
@@ -142,6 +153,11 @@ class Architecture:
     tables: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     adapted_within: str = ""
+
+    @property
+    def in_turns(self) -> bool:
+        """Whether PEFT adapts experts together, rows of gate and up taking turns."""
+        return any(stack.in_turns for stack in self.experts)
 
     @property
     def every_linear(self) -> list[LinearSpec]:

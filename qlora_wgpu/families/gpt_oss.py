@@ -13,7 +13,7 @@ from qlora_wgpu.families.norm import RMSNorm
 from qlora_wgpu.families.rope import read_rope
 from qlora_wgpu.families.windows import layer_windows
 
-_YARN = {
+YARN = {
     "rope_type": "yarn",
     "factor": 32.0,
     "beta_fast": 32.0,
@@ -21,6 +21,7 @@ _YARN = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
+"""The rotation, where no key says it."""
 
 
 def compose(read: ConfigReader) -> Decoder:
@@ -28,7 +29,7 @@ def compose(read: ConfigReader) -> Decoder:
     read.no_dropout("attention_dropout")
     read = read.with_defaults(head_dim=64, num_key_value_heads=8, sliding_window=128)
     if read.config.get("rope_parameters") is None:
-        read = ConfigReader({**read.config, "rope_parameters": _YARN})
+        read = ConfigReader({**read.config, "rope_parameters": YARN})
     dimensions = Dimensions.read(read)
     layers = dimensions.num_hidden_layers
     bias = read.flag("attention_bias", True)
@@ -49,6 +50,7 @@ def compose(read: ConfigReader) -> Decoder:
         norm_topk_prob=True,
         router="router",
         bias=True,
+        in_turns=True,
     )
     norm = RMSNorm(read.number("rms_norm_eps", 1e-5))
     windows = layer_windows(read, [i % 2 == 0 for i in range(layers)])

@@ -31,6 +31,7 @@ class Experts:
         leaves: An expert's names of gate, up and down.
         router: The router's name within the module.
         bias: Whether the router and all experts' layers have biases.
+        in_turns: See ``ExpertSpec``.
         shared: What every token meets beside its experts, if anything.
         choice: How experts are chosen and weighted, if not by the largest logits and their softmax.
     """
@@ -45,6 +46,7 @@ class Experts:
     leaves: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     router: str = "gate"
     bias: bool = False
+    in_turns: bool = False
     shared: SharedExpert | None = None
     choice: Router | None = None
 
@@ -54,13 +56,14 @@ class Experts:
         hidden_size, inner = self.hidden_size, self.intermediate_size
         (gate, up, down), router, bias = self.leaves, f"{at}{self.name}.{self.router}", self.bias
         shared = Weights() if self.shared is None else self.shared.weights(at)
+        more = bias, self.in_turns
         corrections = self._router.weights(at, count)
         own = Weights(
             norms={f"{router}.bias": count} if bias else {},
             experts=(
-                ExpertSpec(experts, gate, count, inner, hidden_size, bias),
-                ExpertSpec(experts, up, count, inner, hidden_size, bias),
-                ExpertSpec(experts, down, count, hidden_size, inner, bias),
+                ExpertSpec(experts, gate, count, inner, hidden_size, *more),
+                ExpertSpec(experts, up, count, inner, hidden_size, *more),
+                ExpertSpec(experts, down, count, hidden_size, inner, *more),
             ),
             routers={f"{router}.weight": (count, hidden_size)},
         )

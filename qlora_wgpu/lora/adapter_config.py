@@ -38,7 +38,6 @@ _REFUSED = {
     "fan_in_fan_out": "weights stored as (in, out)",
     "modules_to_save": "modules trained in full",
     "trainable_token_indices": "trained token embeddings",
-    "target_parameters": "adapters on bare parameters",
     "layer_replication": "replicated layers",
     "alora_invocation_tokens": "activated LoRA",
     "arrow_config": "Arrow routing",
@@ -66,6 +65,8 @@ class AdapterConfig:
         alpha_pattern: Alphas of modules that have another one.
         layers_to_transform: The layers that are adapted, if not all.
         use_dora: Whether each output has a magnitude of its own.
+        target_parameters: Names, or last parts of names, of adapted parameters of experts, which
+            PEFT has instead of experts' modules.
         bias: Which of the base's biases were trained beside it: "none", "lora_only" or "all".
     """
 
@@ -80,6 +81,7 @@ class AdapterConfig:
     layers_to_transform: list[int] | None = None
     use_dora: bool = False
     bias: str = "none"
+    target_parameters: list[str] | None = None
 
     def rank_of(self, module: str) -> int:
         """A layer's rank."""
@@ -100,6 +102,8 @@ def to_json(config: AdapterConfig) -> dict[str, Any]:
     fields = _UNUSED | vars(config)
     if isinstance(config.target_modules, list):
         fields["target_modules"] = sorted(config.target_modules)
+    if config.target_parameters is None:  # of which PEFT knows from 0.17 on
+        del fields["target_parameters"]
     return dict(sorted(fields.items()))
 
 
@@ -131,6 +135,7 @@ def read_adapter_config(path: Path, adapted: list[str]) -> AdapterConfig:
         alpha_pattern=_pattern(path, fields, "alpha_pattern"),
         use_dora=bool(fields.get("use_dora")),
         bias=fields.get("bias", "none"),
+        target_parameters=_target_parameters(path, fields),
     )
 
 
@@ -220,6 +225,8 @@ def _target_modules(path: Path, fields: Mapping[str, Any], adapted: list[str]) -
     narrowed = any(fields.get(key) for key in ("layers_to_transform", "exclude_modules"))
     if targets is None or isinstance(targets, str) or narrowed:
         return adapted
+    if targets == [] and fields.get("target_parameters"):
+        return []
     if (
         not isinstance(targets, list)
         or not targets
@@ -227,3 +234,12 @@ def _target_modules(path: Path, fields: Mapping[str, Any], adapted: list[str]) -
     ):
         raise CheckpointError(f"{path}: target_modules is {brief(targets)}, not a list of names")
     return sorted(set(targets))
+
+
+def _target_parameters(path: Path, fields: Mapping[str, Any]) -> list[str] | None:
+    names = fields.get("target_parameters")
+    if not names:
+        return None
+    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+        raise CheckpointError(f"{path}: target_parameters is {brief(names)}, not a list of names")
+    return sorted(set(names))

@@ -18,6 +18,7 @@ def peft_differences(
         targets: The adapted layers.
         experts: The model's experts.
     """
+    experts = [stack for stack in experts if not stack.in_turns]  # adapted as PEFT has them
     stacked = {spec.name for stack in experts for spec in stack.linears}
     names = {spec.name for spec in targets}
     differences = []

@@ -11,6 +11,7 @@ import numpy as np
 
 from qlora_wgpu.checkpoint.atomic import atomic_folder, write_file, write_safetensors
 from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
+from qlora_wgpu.checkpoint.safetensors_format import METADATA
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 from qlora_wgpu.files import is_there
 from qlora_wgpu.lora.adapter_config import AdapterConfig, read_adapter_config, to_json
@@ -23,6 +24,7 @@ from qlora_wgpu.lora.names import (
     parse_name,
     tensor_name,
 )
+from qlora_wgpu.lora.parameters import ARRANGED, adapted_kinds, apart, together
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
@@ -32,6 +34,8 @@ def save_adapter(
     folder: str | PathLike[str],
     tensors: Mapping[str, Float32Array],
     config: AdapterConfig,
+    *,
+    in_turns: bool = False,
 ) -> None:
     """Writes an adapter that ``PeftModel.from_pretrained`` loads as it is.
 
@@ -41,6 +45,7 @@ def save_adapter(
             "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight" (r, in_features) and
             "….lora_B.weight" (out_features, r).
         config: Settings of its training, and the base model that PEFT loads.
+        in_turns: Whether the base is gpt-oss, whose experts PEFT adapts together.
 
     Raises:
         CheckpointError: If tensors are misnamed, of the wrong shape or not finite (nothing is
@@ -50,24 +55,30 @@ def save_adapter(
     own, trained = split_biases(tensors)
     pairs = _standard_names(folder, own)
     _check_pairs(folder, pairs, config)
+    metadata = METADATA
+    if in_turns and (kinds := adapted_kinds(pairs)):
+        metadata = {**METADATA, ARRANGED: kinds}
+        pairs, config = together(pairs, config)
     adapted = {module for module, _ in filter(None, map(parse_name, pairs))}
     pairs |= {_stored_bias(m, adapted): array for m, array in trained.items()}
     text = json.dumps(to_json(config), indent=2, allow_nan=False) + "\n"
     if folder.is_dir():
-        _write(folder, pairs, text)
+        _write(folder, pairs, text, metadata)
     else:
         with atomic_folder(folder) as unfinished:
-            _write(unfinished, pairs, text)
+            _write(unfinished, pairs, text, metadata)
 
 
 def load_adapter(
-    folder: str | PathLike[str], *, biases: bool = False
+    folder: str | PathLike[str], *, biases: bool = False, in_turns: bool = False
 ) -> tuple[dict[str, Float32Array], AdapterConfig]:
     """Reads an adapter that this package or PEFT wrote.
 
     Args:
         folder: Its folder.
         biases: Whether the caller takes biases that were trained beside it, too.
+        in_turns: Whether the base's experts are as gpt-oss's, for files of PEFT's with adapters of
+            them, which do not tell.
 
     Returns:
         The float32 matrices by PEFT's names, and what the adapter was trained with. Biases are
@@ -82,6 +93,10 @@ def load_adapter(
     with SafetensorsFile(folder / WEIGHTS) as file:
         config = read_adapter_config(folder / CONFIG, _adapted(folder, file.names()))
         stored = {name: file.float32(name) for name in file.names()}
+        told = file.metadata.get(ARRANGED)
+    if config.target_parameters:
+        where = folder / CONFIG
+        stored, config = apart(stored, config, where, in_turns=in_turns, adapted=told)
     pairs, trained = split_biases(stored)
     if trained and not biases:
         raise UnsupportedModelError(
@@ -94,8 +109,10 @@ def load_adapter(
     return tensors | {bias_name(module): array for module, array in trained.items()}, config
 
 
-def _write(folder: Path, tensors: Mapping[str, Float32Array], config: str) -> None:
-    write_safetensors(folder / WEIGHTS, tensors)
+def _write(
+    folder: Path, tensors: Mapping[str, Float32Array], config: str, metadata: Mapping[str, str]
+) -> None:
+    write_safetensors(folder / WEIGHTS, tensors, metadata)
     write_file(folder / CONFIG, config.encode())
 
 

@@ -209,7 +209,8 @@ class AdapterModel:
         if isinstance(adapter, Mapping):
             tensors: Mapping[str, FloatArray] = adapter
         else:
-            tensors, config = load_adapter(Path(adapter), biases=True)
+            turns = self.architecture.in_turns
+            tensors, config = load_adapter(Path(adapter), biases=True, in_turns=turns)
             shapes = adapter_shapes(self.architecture.every_linear, config)
             refuse_other_base(adapter, config, tensors, shapes, self.name_or_path, whole=False)
             check_scaling(config, self.adapter, adapter)
@@ -229,4 +230,5 @@ class AdapterModel:
         config = replace(
             self.adapter.peft, base_model_name_or_path=self.name_or_path, bias=self.biases.kind
         )
-        save_adapter(Path(path), self.adapter_state_dict() | self.biases.tensors(), config)
+        tensors = self.adapter_state_dict() | self.biases.tensors()
+        save_adapter(Path(path), tensors, config, in_turns=self.architecture.in_turns)

@@ -207,7 +207,8 @@ def _config_of_folder(
         raise ConfigError(
             "lora and adapter exclude each other: the adapter's folder says its rank and modules"
         )
-    tensors, stored = load_adapter(Path(adapter), biases=True)
+    turns = base.architecture.in_turns
+    tensors, stored = load_adapter(Path(adapter), biases=True, in_turns=turns)
     return config_of(stored, tensors, base.architecture)
 
 

@@ -28,6 +28,10 @@ MODELS = {
         {"num_local_experts": 3, "num_experts_per_tok": 2},
         "block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w2",
     ),
+    "gpt_oss": (
+        {"num_local_experts": 3, "num_experts_per_tok": 2},
+        "mlp.experts.{}.gate_proj", "mlp.experts.{}.down_proj",
+    ),
     "granitemoehybrid": (
         {
             "num_local_experts": 0, "layer_types": ["attention"] * 2,
@@ -50,14 +54,18 @@ def exported(tmp_path, model_type, tensors, targets):
     (tmp_path / "config.json").write_text(
         json.dumps({"model_type": model_type, **SIZES, **MODELS[model_type][0]})
     )
-    save_adapter(tmp_path / "adapter", tensors, AdapterConfig(2, 8, 0.0, targets, True, "a/base"))
+    config, in_turns = AdapterConfig(2, 8, 0.0, targets, True, "a/base"), model_type == "gpt_oss"
+    save_adapter(tmp_path / "adapter", tensors, config, in_turns=in_turns)
     count = export_gguf(tmp_path, tmp_path / "adapter", tmp_path / "a.gguf")
     reader = gguf.GGUFReader(tmp_path / "a.gguf")
     arch = reader.get_field("general.architecture").contents()
     return count, arch, {tensor.name: np.asarray(tensor.data) for tensor in reader.tensors}
 
 
-@pytest.mark.parametrize(("model_type", "arch"), [("qwen3_moe", "qwen3moe"), ("mixtral", "llama")])
+@pytest.mark.parametrize(
+    ("model_type", "arch"),
+    [("qwen3_moe", "qwen3moe"), ("mixtral", "llama"), ("gpt_oss", "gpt-oss")],
+)
 def test_experts_are_stacked(tmp_path, model_type, arch) -> None:
     _, gate, down = MODELS[model_type]
     tensors = matrices("self_attn.v_proj", 8, 16)

@@ -32,6 +32,7 @@ CHANGES = {
     "gemma2": {"query_pre_attn_scalar": 20},
     "gemma3_text": {"query_pre_attn_scalar": 20, "final_logit_softcapping": 7.0},
     "phi3": {},
+    "gpt_oss": {"swiglu_limit": 7.0},
 }  # fmt: skip
 ROPES = {
     "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0},
@@ -189,6 +190,9 @@ def test_a_file_as_the_base(tmp_path) -> None:
 
 REFUSED = {
     "experts whose weights": ("qwen3_moe", {}),
+    "a swiglu_limit or": ("gpt_oss", {}),
+    "YaRN with factors of its own": ("gpt_oss", {
+        "swiglu_limit": 7.0, "rope_parameters": ROPES["yarn"]}),
     "a score scale of": ("gemma2", {}),
     "positions in layer 1": ("smollm3", {}),
     "a head of its own": ("gemma", {"tie_word_embeddings": False}),

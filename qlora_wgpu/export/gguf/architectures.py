@@ -57,6 +57,7 @@ ARCHITECTURES = {
     "ernie4_5_moe": LlamaCpp("ERNIE4_5_MOE"),
     "lfm2_moe": LlamaCpp("LFM2MOE"),
     "glm4_moe": LlamaCpp("GLM4_MOE"),
+    "gpt_oss": LlamaCpp("GPT_OSS", windows="every other", biases=_ALL),
     "gemma": LlamaCpp("GEMMA", head="tied", activation=_GELU),
     "gemma2": LlamaCpp("GEMMA2", head="tied", windows="every other", activation=_GELU),
     "gemma3_text": LlamaCpp("GEMMA3", windows="periodic", activation=_GELU),

@@ -16,6 +16,7 @@ from qlora_wgpu.export.gguf.windows import window_keys
 from qlora_wgpu.families.decoder import Decoder
 from qlora_wgpu.families.moe import Experts
 from qlora_wgpu.families.norm import LayerNorm
+from qlora_wgpu.ops.clamped_glu import ClampedGLU
 
 _SAME = 1e-5  # relative: files have float32
 
@@ -77,7 +78,10 @@ def _check_parts(keys: ModelKeys) -> None:
             raise keys.refuse(f"a bias of {spec.name}")
     for layer in decoder.layers:
         activation = getattr(layer.mlp, "activation", llama_cpp.activation)
-        if activation.replace("swish", "silu") != llama_cpp.activation:
+        if isinstance(activation, ClampedGLU):
+            if activation != ClampedGLU():
+                raise keys.refuse("a swiglu_limit or swiglu_alpha other than gpt-oss's")
+        elif activation.replace("swish", "silu") != llama_cpp.activation:
             raise keys.refuse(f"the activation {activation}")
 
 
@@ -191,6 +195,7 @@ def _granite(keys: ModelKeys) -> None:
 OTHERS: dict[str, Callable[[ModelKeys], None]] = {
     "mixtral": _mixtral,
     "qwen3_moe": _qwen3_moe,
+    "gpt_oss": _qwen3_moe,
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,

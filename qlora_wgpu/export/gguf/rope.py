@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from qlora_wgpu.checkpoint.gguf.rope import FACTORS, LONG_FACTORS, SHORT_FACTORS
 from qlora_wgpu.export.gguf.model_keys import ModelKeys
+from qlora_wgpu.families.gpt_oss import YARN
 from qlora_wgpu.families.rope import Rope
 
 FloatArray = npt.NDArray[np.float32]
@@ -80,7 +81,10 @@ def _yarn_keys(keys: ModelKeys, rope: Rope, given: dict[str, Any]) -> None:
     factor = float(given["factor"])
     usual = 0.1 * np.log(factor) + 1.0 if factor > 1 else 1.0
     betas = given.get("beta_fast") or 32, given.get("beta_slow") or 1
-    if not np.isclose(rope.factor, usual, rtol=1e-5) or given.get("truncate") is False:
+    # Of gpt-oss it reads what is told of others, and the published ones are not truncated.
+    truncates = keys.llama_cpp.label != "GPT_OSS"
+    is_usual = given.get("truncate", True) == truncates
+    if not np.isclose(rope.factor, usual, rtol=1e-5) or not is_usual:
         raise keys.refuse("YaRN with factors of its own (mscale, attention_factor, truncate)")
     if betas != (32, 1):
         raise keys.refuse(f"YaRN with beta_fast and beta_slow of {betas}")
@@ -97,6 +101,8 @@ def _yarn_keys(keys: ModelKeys, rope: Rope, given: dict[str, Any]) -> None:
 def _parameters(keys: ModelKeys) -> dict[str, Any]:
     """The rotation's own keys in config.json, those of layers that see everything."""
     given = keys.config.get("rope_scaling") or keys.config.get("rope_parameters") or {}
+    if not given and keys.llama_cpp.label == "GPT_OSS":
+        given = YARN
     given = given.get("full_attention") or given
     return dict(given)
 

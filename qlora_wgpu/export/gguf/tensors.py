@@ -19,6 +19,7 @@ from qlora_wgpu.model.weight_names import stored_embedding
 
 FloatArray = npt.NDArray[np.float32]
 Read = Callable[[], FloatArray]
+_SINKS = "self_attn.sinks"  # a parameter itself, where all others are modules' weights
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 # One layer here that is two of llama.cpp's, or is called otherwise there.
 PARTS = {
@@ -130,6 +131,10 @@ class _Tensors:
             reads = [self._reader(f"{spec.name}.weight") for spec in stack.linears]
             kind = type_within(self._wanted, shape, is_head=False)
             yield _made(self._named(f"{stack.name}.weight"), shape, kind, reads)
+            if stack.bias:
+                name = self._named(f"{stack.name}.bias")
+                reads = [self._reader(f"{spec.name}.bias") for spec in stack.linears]
+                yield _made(name, shape[:2], F32, reads)
 
     def _matrix(
         self,
@@ -181,7 +186,7 @@ class _Tensors:
                 f"llama.cpp has no name for {name}, so nothing is exported: keep to transformers "
                 "(qlora-wgpu merge)"
             )
-        return found
+        return f"{found}.weight" if plain.endswith(_SINKS) else found
 
 
 def _split(module: str, rows: int) -> Iterator[tuple[str, slice]]:

@@ -1,0 +1,147 @@
+"""PEFT's adapters on parameters that hold experts together, and ours of each expert."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
+from qlora_wgpu.lora import AdapterConfig, load_adapter, save_adapter
+from qlora_wgpu.lora.names import LORA_A, LORA_B, adapted_layers, tensor_name
+from qlora_wgpu.lora.parameters import adapted_kinds, apart, together
+
+AT, EXPERTS, HIDDEN, INNER = "model.layers.0.mlp.experts", 3, 5, 4
+ATTENTION = "model.layers.0.self_attn.q_proj"
+CONFIG = AdapterConfig(
+    r=2, lora_alpha=3, lora_dropout=0.1, use_rslora=False, base_model_name_or_path=None,
+    target_modules=["down_proj", "gate_proj", "q_proj", "up_proj"],
+)  # fmt: skip
+
+
+def random(*shape):
+    return np.random.default_rng(shape).standard_normal(shape).astype(np.float32)
+
+
+def of_experts(config, kinds=("gate", "up", "down")):
+    made = {tensor_name(ATTENTION, LORA_A): random(2, HIDDEN)}
+    made[tensor_name(ATTENTION, LORA_B)] = random(HIDDEN, 2)
+    for kind in kinds:
+        out, inner = (HIDDEN, INNER) if kind == "down" else (INNER, HIDDEN)
+        for i in range(EXPERTS):
+            module = f"{AT}.{i}.{kind}_proj"
+            rank = config.rank_of(module)
+            made[tensor_name(module, LORA_A)] = random(rank, inner) + i
+            made[tensor_name(module, LORA_B)] = random(out, rank) - i
+    return made
+
+
+def of_peft(tensors, config, module, parameter):
+    """What PEFT's ParamWrapper adds to a parameter (experts, in, out)."""
+    rank = config.rank_of(f"{AT}.{parameter}")
+    a, b = tensors[tensor_name(module, LORA_A)], tensors[tensor_name(module, LORA_B)]
+    a, b = a.reshape(EXPERTS, rank, -1), b.reshape(len(b), rank, EXPERTS)
+    return config.scaling_of(f"{AT}.{parameter}") * np.einsum("ore,eri->eio", b, a)
+
+
+def of_ours(tensors, config):
+    """The same of gate, up and down, zero where there is nothing."""
+    parts = {k: np.zeros((EXPERTS, HIDDEN, INNER), np.float32) for k in ("gate", "up")}
+    parts["down"] = np.zeros((EXPERTS, INNER, HIDDEN), np.float32)
+    for layer in adapted_layers(tensors):
+        if layer.module != ATTENTION:
+            expert, leaf = layer.module.removeprefix(f"{AT}.").split(".")
+            scaling = config.scaling_of(layer.module)
+            parts[leaf.removesuffix("_proj")][int(expert)] = scaling * (layer.b @ layer.a).T
+    gate_up = np.stack([parts["gate"], parts["up"]], -1).reshape(EXPERTS, HIDDEN, 2 * INNER)
+    return {"gate_up_proj": gate_up, "down_proj": parts["down"]}
+
+
+CASES = {
+    "all": (("gate", "up", "down"), {}),
+    "gate alone": (("gate",), {}),
+    "without down": (("gate", "up"), {"use_rslora": True}),
+    "down alone": (("down",), {"target_modules": r".*(q|down)_proj"}),
+    "other ranks": (("gate", "up", "down"), {"rank_pattern": {"gate_proj": 3}}),
+    "other scalings": (("gate", "up"), {"alpha_pattern": {"up_proj": 7}}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_together_and_apart_again(tmp_path, case):
+    kinds, changes = CASES[case]
+    config = replace(CONFIG, **changes)
+    tensors = of_experts(config, kinds)
+    made, theirs = together(tensors, config)
+    expected = of_ours(tensors, config)
+    names = [n for n in ("gate_up_proj", "down_proj") if f"{AT}.{n}" in theirs.target_parameters]
+    for name in names:
+        module = f"{AT}.base_layer" if name == "gate_up_proj" and len(names) > 1 else AT
+        delta = of_peft(made, theirs, module, name)
+        assert np.allclose(delta, expected[name], rtol=1e-6, atol=1e-6)
+    assert theirs.lora_dropout == 0.0 and made.keys() & tensors.keys() == {
+        tensor_name(ATTENTION, leaf) for leaf in (LORA_A, LORA_B)
+    }
+    assert {ATTENTION: True, "q_proj": True}[theirs.target_modules[0]]
+    assert len(theirs.target_modules) == 1
+    save_adapter(tmp_path / "adapter", tensors, config, in_turns=True)
+    got, read = load_adapter(tmp_path / "adapter")
+    assert got.keys() == tensors.keys()
+    for name, array in tensors.items():
+        close = case.startswith("other") and "up_proj.lora_B" in name
+        assert np.allclose(got[name], array, rtol=1e-6) if close else (got[name] == array).all()
+        module = name.removeprefix("base_model.model.").rpartition(".lora_")[0]
+        assert read.scaling_of(module) == config.scaling_of(module)
+    assert read.target_parameters is None
+    assert adapted_kinds(tensors) == " ".join(sorted(kinds))
+
+
+@pytest.mark.parametrize("in_turns", [True, False])
+def test_what_peft_trained(in_turns):
+    """One A for gate and up together, of which each has its rows of B."""
+    config = replace(
+        CONFIG,
+        target_modules=[],
+        target_parameters=["experts.gate_up_proj", "mlp.experts.down_proj"],
+    )
+    tensors = {
+        tensor_name(f"{AT}.base_layer", LORA_A): random(2 * EXPERTS, HIDDEN),
+        tensor_name(f"{AT}.base_layer", LORA_B): random(2 * INNER, 2 * EXPERTS),
+        tensor_name(AT, LORA_A): random(2 * EXPERTS, INNER),
+        tensor_name(AT, LORA_B): random(HIDDEN, 2 * EXPERTS),
+    }
+    made, ours = apart(tensors, config, "adapter", in_turns=in_turns)
+    expected = of_ours(made, ours)
+    delta = of_peft(tensors, config, f"{AT}.base_layer", "gate_up_proj")
+    if not in_turns:
+        delta = np.stack(np.split(delta, 2, axis=2), -1).reshape(delta.shape)
+    assert np.allclose(delta, expected["gate_up_proj"], rtol=1e-6, atol=1e-6)
+    assert np.allclose(of_peft(tensors, config, AT, "down_proj"), expected["down_proj"], atol=1e-6)
+    assert ours.target_modules == ["down_proj", "gate_proj", "up_proj"]
+    assert ours.rank_pattern == {} and ours.rank_of(f"{AT}.1.gate_proj") == 2
+
+
+def test_a_file_of_ours_that_peft_wrote_again():
+    """Without what its metadata told: parts of the rank that share nothing come apart."""
+    tensors = of_experts(CONFIG)
+    made, theirs = together(tensors, CONFIG)
+    got, read = apart(made, theirs, "adapter", in_turns=True)
+    assert got.keys() == tensors.keys()
+    assert all(np.array_equal(got[name], array) for name, array in tensors.items())
+    assert read.rank_of(f"{AT}.2.up_proj") == 2 and read.alpha_of(f"{AT}.2.up_proj") == 3
+
+
+def test_what_is_refused():
+    made, theirs = together(of_experts(CONFIG), CONFIG)
+    other = replace(theirs, target_parameters=["lm_head.weight"])
+    with pytest.raises(
+        UnsupportedModelError, match=r"lm_head\.weight, but of bare parameters only"
+    ):
+        apart(made, other, "adapter", in_turns=True)
+    larger = replace(theirs, rank_pattern={}, r=5)
+    with pytest.raises(CheckpointError, match=r"r = 5 asks for .5 · experts"):
+        apart(made, larger, "adapter", in_turns=True)
+    with pytest.raises(CheckpointError, match="has rank 4, which is not that of gate"):
+        apart(made, theirs, "adapter", in_turns=True, adapted="gate")
+    del made[tensor_name(AT, LORA_B)]
+    with pytest.raises(CheckpointError, match=r"lacks .base_model.*experts\.lora_B"):
+        apart(made, theirs, "adapter", in_turns=True)
