@@ -36,9 +36,10 @@ GGUF_NAME_BYTES = 64 * KIB  # of a key, as the format has it, or a tensor's name
 # A model, by its config.json: some ten times the largest that there are.
 LAYERS = 256
 EXPERTS = 4096
-LINEARS = 65_536  # matrices of all layers and experts
+LINEARS = 2**18  # matrices of all layers and experts: Qwen3-Next has 74,076
 HEADS = 4096
 HEAD_DIM = 1024
+TAPS = 64  # tokens that a convolution sees
 WIDTH = 2**20  # of the residual stream and of an MLP
 VOCABULARY = 2**32
 VOCABULARY_TRACED = 2**23  # logits are computed in chunks, which are many beyond

@@ -100,6 +100,8 @@ class Attention:
         softcap: Scores s become softcap · tanh(s / softcap), if given.
         query_rope: How queries are rotated, if not as keys are.
         output: The name of the projection of what is attended to.
+        gated: Whether q_proj makes, beside each head's query, a gate whose sigmoid its output is
+            multiplied by.
         sinks: Whether each head has a logit of its own, ``sinks``, that has no value.
         value_norm: Added under the root where each head's values are normalized, without a weight.
         keys_as_values: Whether values are what k makes, too, before norm and rotation.
@@ -118,6 +120,7 @@ class Attention:
     softcap: float | None = None
     query_rope: Rope | None = None
     output: str = "o_proj"
+    gated: bool = False
     sinks: bool = False
     value_norm: float | None = None
     keys_as_values: bool = False
@@ -128,6 +131,8 @@ class Attention:
         at += "self_attn."
         hidden_size = self.dimensions.hidden_size
         sizes = {name: size for name, (_, size) in self._columns.items()}
+        if self.gated:
+            sizes["q"] *= 2
         if self.fused:
             sizes = {"qkv": sum(sizes.values())}
         linears = [
@@ -149,12 +154,20 @@ class Attention:
         self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
     ) -> Tensor:
         """Attends from x; see ``LayerOps.linear_out`` for what becomes of the result."""
-        q, pair = self.project(ops, x, at)
+        q, pair, gate = self._projected(ops, x, at)
         assert pair is not None  # a decoder that shares keys and values brings them to ``attend``
-        return self.attend(ops, q, pair, at, residual, scale)
+        return self.attend(ops, q, pair, at, residual, scale, gate)
 
     def project(self, ops: LayerOps, x: Tensor, at: str) -> tuple[Tensor, KeysValues | None]:
         """Queries of x, and its keys and values if they are not another layer's."""
+        q, pair, gate = self._projected(ops, x, at)
+        assert gate is None  # what shares keys and values has no gates
+        return q, pair
+
+    def _projected(
+        self, ops: LayerOps, x: Tensor, at: str
+    ) -> tuple[Tensor, KeysValues | None, Tensor | None]:
+        """The same, and the gates of what will be attended to, if there are any."""
         at += "self_attn."
         made: dict[str, Tensor] = {}
         if self.fused:
@@ -171,13 +184,14 @@ class Attention:
             return made.get(full) or ops.linear(x, full, float32=self._is_float32(name))
 
         own = {name: projected(name) for name in self._columns if name != "v"}
+        own["q"], gate = self._query_and_gate(ops, own["q"])
         rotated = self._rotated(ops, at, own)
         if self.shared:
-            return rotated[0], None
+            return rotated[0], None, gate
         v = own["k"] if self.keys_as_values else projected("v")
         if self.value_norm is not None:
             v = ops.plain_qk_norm(v, self.dimensions.head_dim, self.value_norm)
-        return rotated[0], (rotated[1], v)
+        return rotated[0], (rotated[1], v), gate
 
     def attend(
         self,
@@ -187,12 +201,15 @@ class Attention:
         at: str,
         residual: Tensor | None,
         scale: float,
+        gate: Tensor | None = None,
     ) -> Tensor:
         """What queries find in keys and values, projected; see ``LayerOps.linear_out``."""
         score_scale = 1 / math.sqrt(self.dimensions.head_dim) if self.scale is None else self.scale
         head_dim, window, softcap = self.dimensions.head_dim, self.window, self.softcap
         sinks = f"{at}self_attn.sinks" if self.sinks else None
         o = ops.attention(q, *pair, head_dim, score_scale, window, softcap, sinks)
+        if gate is not None:
+            o = ops.sigmoid_gate(o, gate)
         return ops.linear_out(o, f"{at}self_attn.{self.output}", residual, scale)
 
     @property
@@ -202,6 +219,16 @@ class Attention:
         columns = {"q": (0, wide), "k": (wide, narrow), "v": (wide + narrow, narrow)}
         absent = ("k", "v") if self.shared else ("v",) if self.keys_as_values else ()
         return {name: place for name, place in columns.items() if name not in absent}
+
+    def _query_and_gate(self, ops: LayerOps, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """All heads' queries, and their gates, of what has both of each head together."""
+        if not self.gated:
+            return x, None
+        heads, size = self.dimensions.num_attention_heads, self.dimensions.head_dim
+        queries, gates = (
+            ops.group_columns(x, heads, 2 * size, first, (size,)) for first in (0, size)
+        )
+        return queries, gates
 
     def _is_float32(self, name: str) -> bool:
         """Whether a projection's result is: a norm of everything reads float32.

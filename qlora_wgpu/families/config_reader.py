@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, TypeGuard
 
 from qlora_wgpu.errors import UnsupportedModelError, brief
-from qlora_wgpu.limits import EXPERTS, HEAD_DIM, HEADS, LAYERS, NUMBERS, VOCABULARY, WIDTH
+from qlora_wgpu.limits import EXPERTS, HEAD_DIM, HEADS, LAYERS, NUMBERS, TAPS, VOCABULARY, WIDTH
 
 _MOST = {
     "hidden_size": WIDTH,
@@ -19,6 +19,11 @@ _MOST = {
     "vocab_size": VOCABULARY,
     "num_experts": EXPERTS,
     "num_local_experts": EXPERTS,
+    "linear_num_key_heads": HEADS,
+    "linear_num_value_heads": HEADS,
+    "linear_key_head_dim": HEAD_DIM,
+    "linear_value_head_dim": HEAD_DIM,
+    "linear_conv_kernel_dim": TAPS,
     "moe_num_experts": EXPERTS,
     "n_routed_experts": EXPERTS,
 }

@@ -14,6 +14,7 @@ from qlora_wgpu.families.attention import Attention
 from qlora_wgpu.families.config_reader import ConfigReader
 from qlora_wgpu.families.dimensions import Dimensions
 from qlora_wgpu.families.family import Architecture, Modules, Weights
+from qlora_wgpu.families.gated_delta_net import GatedDeltaNet
 from qlora_wgpu.families.layers import LayerOps
 from qlora_wgpu.families.norm import Norm
 from qlora_wgpu.families.short_conv import ShortConv
@@ -90,7 +91,7 @@ class Layer:
     """
 
     norm: Norm
-    attention: Attention | ShortConv
+    attention: Attention | ShortConv | GatedDeltaNet
     mlp: Half
     order: ResidualOrder = PRE_NORM
     residual_scale: float = 1.0
@@ -178,6 +179,7 @@ class Decoder:
             norms=weights.norms,
             experts=weights.experts,
             routers=weights.routers,
+            as_stored=weights.as_stored,
             tables=weights.tables,
             tied=self.tied,
             embed_name=f"{self.prefix}embed_tokens.weight",

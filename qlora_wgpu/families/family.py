@@ -81,6 +81,7 @@ class Weights:
             hold each by itself.
         experts: Linear layers of experts.
         routers: Shapes of the routers' matrices, by tensor name.
+        as_stored: Those of ``norms`` to which nothing is added, whatever is to the others.
         tables: Shapes of embeddings beside the input's, by tensor name: the host looks their rows
             up.
     """
@@ -89,6 +90,7 @@ class Weights:
     norms: Mapping[str, NormSize] = field(default_factory=dict)
     experts: tuple[ExpertSpec, ...] = ()
     routers: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    as_stored: frozenset[str] = frozenset()
     tables: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def __add__(self, other: Weights) -> Weights:
@@ -97,6 +99,7 @@ class Weights:
             {**self.norms, **other.norms},
             self.experts + other.experts,
             {**self.routers, **other.routers},
+            self.as_stored | other.as_stored,
             {**self.tables, **other.tables},
         )
 
@@ -129,6 +132,7 @@ class Architecture:
         stored_prefixes: Pairs of how a module's name begins and how files may begin it instead.
         norm_offset: Added to the stored weights of the norms, not to their biases: 1 where they
             mean 1 + weight.
+        as_stored: Those of ``norms`` to which it is not added.
         logit_scale: Factor of the head's product.
         logit_softcap: Bound of the logits, if any.
         adapted_within: How names of adapted modules begin, where a running model has others of the
@@ -152,6 +156,7 @@ class Architecture:
     routers: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     tables: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    as_stored: frozenset[str] = frozenset()
     adapted_within: str = ""
 
     @property
@@ -166,7 +171,8 @@ class Architecture:
 
     def offset_of(self, name: str) -> float:
         """What is added to a stored tensor of a norm."""
-        return self.norm_offset if name.endswith("weight") else 0.0
+        is_offset = name.endswith("weight") and name not in self.as_stored
+        return self.norm_offset if is_offset else 0.0
 
     @property
     def stored_norms(self) -> dict[str, tuple[int, ...]]:

@@ -16,11 +16,16 @@ from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.activation import activation
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.batch import BatchBuffers
+from qlora_wgpu.ops.causal_conv import causal_conv
 from qlora_wgpu.ops.clamped_glu import ClampedGLU, clamped_glu
 from qlora_wgpu.ops.columns import columns
 from qlora_wgpu.ops.embedding import embedding
 from qlora_wgpu.ops.experts import expert_linear
-from qlora_wgpu.ops.glu import glu
+from qlora_wgpu.ops.gated_delta import gated_delta_rule
+from qlora_wgpu.ops.gated_delta_gates import gated_delta_gates
+from qlora_wgpu.ops.gated_rms_norm import gated_rms_norm
+from qlora_wgpu.ops.glu import glu, sigmoid_gate
+from qlora_wgpu.ops.group_columns import group_columns
 from qlora_wgpu.ops.layer_norm import layer_norm
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.linear_group import largest_group, linear_group
@@ -141,6 +146,21 @@ class LayerOps:
         weight, bias = norms[name + ".weight"], norms.get(name + ".bias")
         return short_conv(self.g, x, weight, bias, self.batch)
 
+    def causal_conv(self, x: Tensor, name: str) -> Tensor:
+        """SiLU of the convolution by the weight, and the bias if there is one, of that module."""
+        norms = self._modules.norms
+        weight, bias = norms[name + ".weight"], norms.get(name + ".bias")
+        return causal_conv(self.g, x, weight, bias, self.batch)
+
+    def gated_delta_gates(self, a: Tensor, b: Tensor, at: str) -> tuple[Tensor, Tensor]:
+        """What a delta net whose names begin so keeps of its state, and how much it writes."""
+        norms = self._modules.norms
+        return gated_delta_gates(self.g, a, b, norms[f"{at}A_log"], norms[f"{at}dt_bias"])
+
+    def gated_rms_norm(self, x: Tensor, z: Tensor, name: str, eps: float) -> Tensor:
+        """RMSNorm of each head by the weight of that module, times SiLU of z."""
+        return gated_rms_norm(self.g, x, z, self._modules.norms[name + ".weight"], eps)
+
     # -- ops without -----------------------------------------------------------------------
 
     def rope(
@@ -188,6 +208,16 @@ class LayerOps:
         """The named activation of the gate, times up."""
         return glu(self.g, gate, up, name)
 
+    def sigmoid_gate(self, x: Tensor, gate: Tensor) -> Tensor:
+        """x times the sigmoid of the gate."""
+        return sigmoid_gate(self.g, x, gate)
+
+    def gated_delta_rule(
+        self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, *sizes: int
+    ) -> Tensor:
+        """The gated delta rule within each sample; see ``ops.gated_delta`` for the sizes."""
+        return gated_delta_rule(self.g, q, k, v, decay, beta, self.batch, *sizes)
+
     def clamped_glu(self, gate: Tensor, up: Tensor, scalars: ClampedGLU) -> Tensor:
         """gpt-oss's gated unit."""
         return clamped_glu(self.g, gate, up, scalars)
@@ -203,6 +233,12 @@ class LayerOps:
     def columns(self, x: Tensor, first: int, count: int) -> Tensor:
         """Some columns of a matrix."""
         return columns(self.g, x, first, count)
+
+    def group_columns(
+        self, x: Tensor, groups: int, group: int, first: int, widths: Sequence[int], **options: Any
+    ) -> Tensor:
+        """Parts of every group of columns, like parts together; see ``ops.group_columns``."""
+        return group_columns(self.g, x, groups, group, first, widths, **options)
 
     def operand(self, x: Tensor) -> Tensor:
         """A float32 matrix as linear layers read it."""

@@ -77,6 +77,10 @@ class Pretrained:
                 f"config.json ties the head to the embedding, but the files hold another "
                 f"{architecture.head_name}, which is used, as in transformers"
             )
+        if more := sum(name.startswith("mtp.") for name in folder.names()):
+            notes.append(
+                f"{more} tensors of layers that predict further tokens (mtp.*) are not used"
+            )
         stored_as = ", ".join(sorted(formats))
         return cls(
             name_or_path, folder.config, family, architecture, folder, tuple(notes), stored_as

@@ -11,7 +11,14 @@ _MOST = 3  # parts that a launch takes
 
 
 def group_columns(
-    g: Graph, x: Tensor, groups: int, group: int, first: int, widths: Sequence[int]
+    g: Graph,
+    x: Tensor,
+    groups: int,
+    group: int,
+    first: int,
+    widths: Sequence[int],
+    *,
+    float32: bool = False,
 ) -> Tensor:
     """Takes neighbouring parts of every group of columns, and puts like parts together.
 
@@ -25,9 +32,10 @@ def group_columns(
         group: Columns of each.
         first: The first column that is taken of each.
         widths: Columns of one, two or three parts of each.
+        float32: Whether the result is float32.
 
     Returns:
-        (rows, groups · sum of widths) operand.
+        (rows, groups · sum of widths): operand, or float32.
 
     Raises:
         GraphError: If x has no such columns.
@@ -39,7 +47,8 @@ def group_columns(
             f"group_columns: {x} has no parts {list(widths)} from column {first} of each of "
             f"{groups} groups of {group}"
         )
-    y = g.operand(f"{x.name}[{first}:]", x.rows, groups * count)
+    make = g.float32 if float32 else g.operand
+    y = make(f"{x.name}[{first}:]", x.rows, groups * count)
     sizes = [*widths, *[0] * (_MOST - len(widths))]
     params = {
         "rows": x.rows,

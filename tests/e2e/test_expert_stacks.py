@@ -20,7 +20,8 @@ def stacked(tensors):
     """The tensors as transformers keeps them: gate above up of all experts, and all downs."""
     kept = {name: array for name, array in tensors.items() if ".experts." not in name}
     for at in sorted({name.partition("experts.")[0] for name in set(tensors) - set(kept)}):
-        count = len([n for n in tensors if n.startswith(at) and n.endswith(".down_proj.weight")])
+        own = (name for name in tensors if name.startswith(f"{at}experts."))
+        count = sum(name.endswith(".down_proj.weight") for name in own)
         for name, leaves in (("gate_up", ("gate", "up")), ("down", ("down",))):
             experts = [
                 np.concatenate([tensors[f"{at}experts.{i}.{leaf}_proj.weight"] for leaf in leaves])

@@ -167,8 +167,8 @@ def write_family(path, family):
     save_file(normalize(weights(*shapes(config))), path / "model.safetensors")
 
 
-# Experts; norms behind halves, a window and a tied head; weights in 16 bits.
-@pytest.mark.parametrize("family", ["qwen3_moe", "gemma3_text", "phi3"])
+# Experts; norms behind halves, a window and a tied head; weights in 16 bits; delta nets.
+@pytest.mark.parametrize("family", ["qwen3_moe", "gemma3_text", "phi3", "qwen3_next"])
 @pytest.mark.parametrize("profile", [GPU_PROFILE, None], ids=["gpu", "own"])
 def test_other_families(training, tmp_path, family, profile):
     write_family(tmp_path, family)

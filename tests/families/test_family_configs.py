@@ -19,6 +19,7 @@ SIZES = {
 }  # fmt: skip
 
 
+MIXED = {"num_experts_per_tok": 2}
 # Without which a family has nothing to read.
 PLAIN = {"hidden_size_per_layer_input": 0}  # a 0 that is not the default
 NEEDED = {
@@ -28,6 +29,18 @@ NEEDED = {
     "gemma3": {"text_config": {**SIZES, "head_dim": 12}},
     "mistral3": {"text_config": {**SIZES, "model_type": "ministral3", "head_dim": 12}},
     "granitemoehybrid": {"num_local_experts": 0, "layer_types": ["attention"] * 4},
+    "qwen3_next": {"layer_types": ["linear_attention"] * 4, "num_experts": 4, **MIXED},
+    "qwen3_5_text": {"layer_types": ["linear_attention"] * 4},
+    "qwen3_5_moe_text": {"layer_types": ["linear_attention"] * 4, "num_experts": 4, **MIXED},
+    "qwen3_5": {"text_config": {**SIZES, "layer_types": ["linear_attention"] * 4}},
+    "qwen3_5_moe": {
+        "text_config": {
+            **SIZES,
+            "layer_types": ["linear_attention"] * 4,
+            "num_experts": 4,
+            **MIXED,
+        }
+    },
     "apertus": {"rope_parameters": {"rope_type": "default"}},
     "gpt_oss": {"rope_parameters": {"rope_type": "default"}},  # YaRN rotates whole heads alone
     "ministral3": {
@@ -290,6 +303,56 @@ def test_hunyuan_s_base_is_stretched_for_all_lengths():
     assert np.array_equal(rope.table(9), read_rope(base, 12).table(9))
 
 
+@pytest.mark.parametrize("sections", [[11, 11, 10], [0, 32, 0], [1, 2, 40]])
+def test_multimodal_rope_of_texts_is_plain(sections):
+    """However pairs are divided, all three positions of a text's token are the same number."""
+    rope = {"rope_theta": 1e7, "rope_type": "default", "partial_rotary_factor": 0.25}
+    ropes = [
+        layers("qwen3_5_text", head_dim=256, rope_parameters=keys)[3].attention.rope
+        for keys in (rope, {**rope, "mrope_section": sections, "mrope_interleaved": True})
+    ]
+    plain, text = (each.table(9) for each in ropes)
+    assert np.array_equal(plain, text) and ropes[1].rotary_dim == 64
+    # Time, height and width of each token, and by which of them a pair turns.
+    positions = np.tile(np.arange(9), (3, 1))
+    axis = np.zeros(32, int)
+    for own in (1, 2):
+        axis[own : 3 * sections[own] : 3] = own
+    frequencies = 1e7 ** -(np.arange(32) / 32)
+    angles = positions[axis].T * frequencies
+    np.testing.assert_allclose(text[..., 0], np.cos(angles), atol=2e-6)
+    np.testing.assert_allclose(text[..., 1], np.sin(angles), atol=2e-6)
+
+
+def test_layers_of_delta_nets():
+    def attending(model_type, **changes):
+        kinds = [type(layer.attention).__name__ for layer in layers(model_type, **changes)]
+        return [kind == "Attention" for kind in kinds]
+
+    assert attending("qwen3_next") == [False, False, False, True]
+    assert attending("qwen3_5_text", full_attention_interval=2) == [False, True] * 2
+    kinds = ["full_attention", "linear_attention"] * 2
+    named = {"layer_types": kinds, "full_attention_interval": 4}
+    assert attending("qwen3_5_moe_text", **named) == [True, False] * 2
+    dense = [type(x.mlp).__name__ for x in layers("qwen3_next", mlp_only_layers=[1])]
+    assert dense == ["Experts", "GatedMLP", "Experts", "Experts"]
+    every_other = layers("qwen3_next", decoder_sparse_step=2)
+    assert [type(x.mlp).__name__ for x in every_other] == ["GatedMLP", "Experts"] * 2
+    none = layers("qwen3_next", num_experts=0)
+    assert {type(x.mlp).__name__ for x in none} == {"GatedMLP"}
+    ignored = layers("qwen3_5_moe_text", mlp_only_layers=[1], decoder_sparse_step=2)
+    assert {type(x.mlp).__name__ for x in ignored} == {"Experts"}
+
+
+def test_what_is_added_to_stored_norms():
+    """One to all but what is a delta net's own."""
+    architecture = read("qwen3_5_text")
+    offsets = {name: architecture.offset_of(name) for name in architecture.norms}
+    plain = {name for name, offset in offsets.items() if offset == 0.0}
+    assert plain == {name for name in offsets if ".linear_attn." in name} and len(plain) == 12
+    assert set(offsets.values()) == {0.0, 1.0}
+
+
 def test_dropouts_that_are_not_applied_are_told():
     assert len(read("seed_oss").notes) == 2
     assert not read("seed_oss", attention_dropout=0.0, residual_dropout=0.0).notes
@@ -307,6 +370,31 @@ REFUSED = {
         "hunyuan_v1_dense", {"rope_scaling": {"type": "linear", "alpha": 2.0}}, "alpha 2.0 must",
     ),
     "growth": ("ministral3", {"rope_parameters": {"type": "default"}}, "llama_4_scaling_beta"),
+    "one text": ("qwen3_5", {}, "needs a text_config .text alone is 'qwen3_5_text'"),
+    "delta heads": (
+        "qwen3_5_text", {"linear_num_value_heads": 24}, "24 is no multiple of linear_num_key_heads",
+    ),
+    "delta sizes": (
+        "qwen3_next", {"linear_value_head_dim": 20}, "linear_value_head_dim 20 is no multiple of 8",
+    ),
+    "delta keys": (
+        "qwen3_5_text", {"linear_key_head_dim": 520}, "520, more than the 512",
+    ),
+    "delta kinds": (
+        "qwen3_5_text", {"layer_types": ["linear_attention", "conv"] * 2}, "layer_types must name",
+    ),
+    "delta gate": ("qwen3_5_moe_text", {"output_gate_type": "sigmoid"}, "output_gate_type"),
+    "no gate": ("qwen3_next", {"attn_output_gate": False}, "attn_output_gate = False"),
+    "delta activation": ("qwen3_next", {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+    "sections": (
+        "qwen3_5_text", {"rope_parameters": {"mrope_section": [11, 11]}}, "mrope_section must be 3",
+    ),
+    "interleaved": (
+        "qwen3_5_text", {"rope_parameters": {"mrope_interleaved": 1}}, "mrope_interleaved must be",
+    ),
+    "sections of others": (
+        "qwen3_next", {"rope_parameters": {"mrope_section": [11, 11, 10]}}, "mrope_section",
+    ),
     "rope type": ("llama", {"rope_scaling": {"rope_type": "mrope"}}, "mrope"),
     "rope key": ("llama", {"rope_scaling": {"type": "linear", "factor": 2, "x": 1}}, "x"),
     "activation": ("qwen3", {"hidden_act": "relu"}, "hidden_act"),

@@ -22,7 +22,13 @@ from qlora_wgpu.model.weights import WeightLayout
 from qlora_wgpu.ops.batch import make_batch_buffers
 
 CONFIGS = traced_configs()
-TEXTS = {"gemma3": "gemma3_text", "gemma4": "gemma4_text", "mistral3": "ministral3"}
+TEXTS = {
+    "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "mistral3": "ministral3",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}
 for image_type, text_type in TEXTS.items():
     CONFIGS[image_type] = {"model_type": image_type, "text_config": CONFIGS[text_type]}
 

@@ -24,6 +24,24 @@ def gemma4(values, local, **keys):
 
 LOCAL = ["sliding_attention"] * 3 + ["full_attention"]
 NTK = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "mscale": 1.0, "beta_fast": 32}
+QWEN_ROPE = {
+    "rope_type": "default", "rope_theta": 10_000_000, "partial_rotary_factor": 0.25,
+    "mrope_section": [11, 11, 10], "mrope_interleaved": True,
+}  # fmt: skip
+MIXED = {"moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
+
+
+def qwen3_5(model_type, values, tied, **keys):
+    """As published: the text part of a model with images."""
+    text = sizes(f"{model_type}_text", values, full_attention_interval=4, attn_output_gate=True)
+    more = {"rope_parameters": QWEN_ROPE, "mtp_num_hidden_layers": 1, "tie_word_embeddings": tied}
+    return {
+        "model_type": model_type,
+        "tie_word_embeddings": tied,
+        "text_config": {**text, **more, **keys},
+    }
+
+
 MODELS = {
     "EXAONE 4.0 32B": (
         sizes(
@@ -68,6 +86,37 @@ MODELS = {
     ),
     "Arcee AFM 4.5B": (sizes("arcee", (2560, 18432, 36, 20, 4, 128005, 128)), "4.6"),
     "Minitron 4B": (sizes("nemotron", (3072, 9216, 32, 24, 8, 256000, 128)), "4.19"),
+    # Of these the text part is counted from config.json: makers tell of images and further tokens.
+    "Qwen 3.5 0.8B": (
+        qwen3_5(
+            "qwen3_5", (1024, 3584, 24, 8, 2, 248320, 256), True, linear_num_value_heads=16
+        ),
+        "0.75",
+    ),
+    "Qwen 3.5 4B": (qwen3_5("qwen3_5", (2560, 9216, 32, 16, 4, 248320, 256), True), "4.2"),
+    "Qwen 3.5 9B": (qwen3_5("qwen3_5", (4096, 12288, 32, 16, 4, 248320, 256), False), "9"),
+    "Qwen 3.5 27B": (
+        qwen3_5(
+            "qwen3_5", (5120, 17408, 64, 24, 4, 248320, 256), False, linear_num_value_heads=48,
+            output_gate_type="swish",
+        ),
+        "27",
+    ),
+    "Qwen 3.5 35B-A3B": (
+        qwen3_5(
+            "qwen3_5_moe", (2048, 512, 40, 16, 2, 248320, 256), False, num_experts=256,
+            num_experts_per_tok=8, **MIXED,
+        ),
+        "35",
+    ),
+    "Qwen3-Next 80B-A3B": (
+        sizes(
+            "qwen3_next", (2048, 5120, 48, 16, 2, 151936, 256), full_attention_interval=4,
+            num_experts=512, num_experts_per_tok=10, norm_topk_prob=True, rope_theta=10_000_000,
+            partial_rotary_factor=0.25, **MIXED,
+        ),
+        "79.674391296",
+    ),
     "Apertus 8B": (sizes("apertus", (4096, 21504, 32, 32, 8, 131072)), "8.05"),
     "LFM2 1.2B": (
         sizes(

@@ -34,6 +34,20 @@ def test_parts_of_groups(device, profile, dtype, kind, parts):
     assert len(writers) == len(parts), "added in place"
 
 
+@pytest.mark.parametrize("profile", PROFILES)
+def test_float32_beside_operands(device, profile):
+    """What is small keeps all its digits."""
+    x = np.random.default_rng(6).standard_normal((9, 44))
+    bench = Bench(device, "bfloat16", PROFILES[profile])
+    tx = bench.given(x, grad=True)
+    y = group_columns(bench.graph, tx, 11, 4, 2, (2,), float32=True)
+    dy = bench.given(np.ones((9, 22)))
+    got, dx = bench.run(y, *bench.gradients(y, dy, tx))
+    assert y.dtype == "float32"
+    assert_close(got, reference.forward(rounded(x, "float32"), 11, 4, 2, (2,)), 0.0, "copied")
+    assert_close(dx, reference.backward(np.ones((9, 22)), 44, 11, 4, 2, (2,)), 0.0, "copied")
+
+
 def test_the_order_of_the_parts():
     """As a view of (heads, parts) would be split and put together again."""
     x = np.arange(2 * 12.0).reshape(2, 12)

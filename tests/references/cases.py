@@ -19,6 +19,12 @@ LONG = {
 
 TWO_SIZES = {**WIDE, "global_head_dim": 28, "sliding_window": 7, "final_logit_softcapping": 6.0}
 MIXED = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 44}
+# Heads of a gated delta net: none of its sizes is another's, each head of keys has two of values.
+DELTA = {
+    "linear_num_key_heads": 3, "linear_num_value_heads": 6, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24, "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}  # fmt: skip
 GROUPED = {  # as DeepSeek-V3 has them
     "n_routed_experts": 12, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
     "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.7,
@@ -280,6 +286,29 @@ CASES = {
         {
             "conv_bias": True, "conv_L_cache": 4, "block_multiple_of": 9, "norm_eps": 1e-3,
             "layer_types": ["conv", "full_attention"],
+        },
+    ),
+    "qwen3_next-experts": (
+        "qwen3_next",
+        {
+            **WIDE, **DELTA, **MIXED, "shared_expert_intermediate_size": 52,
+            "mlp_only_layers": [0], "norm_topk_prob": True,
+            **rope("default", partial_rotary_factor=0.5),
+        },
+    ),
+    "qwen3_5_moe-experts": (
+        "qwen3_5_moe_text",
+        {
+            **WIDE, **DELTA, **MIXED, "shared_expert_intermediate_size": 52,
+            "layer_types": ["full_attention", "linear_attention"], "num_hidden_layers": 2,
+            **rope("default", partial_rotary_factor=0.5, mrope_section=[2, 2, 1]),
+        },
+    ),
+    "qwen3_5": (
+        "qwen3_5_text",
+        {
+            **WIDE, **DELTA, "attention_bias": True, "rms_norm_eps": 1e-3,
+            **rope("default", partial_rotary_factor=0.5, mrope_section=[2, 2, 1]),
         },
     ),
     "llama-nf4": ("llama", {**WIDE, **WHOLE}),

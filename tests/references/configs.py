@@ -42,6 +42,11 @@ BASE = {
     "pad_token_id": None, "bos_token_id": None, "eos_token_id": None,
 }  # fmt: skip
 LISTS = {"short_factor": [1.0, 1.5, 3.0], "long_factor": [2.0, 4.0, 9.0]}
+DELTA = {
+    "head_dim": 6, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 8, "partial_rotary_factor": 0.67,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}  # fmt: skip
 OWN = {
     "qwen3_moe": {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
     "qwen2_moe": {
@@ -80,6 +85,18 @@ OWN = {
         "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8,
         "llama_4_scaling_beta": 0.3,
     }},
+    "qwen3_next": {
+        **DELTA, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 12,
+    },
+    "qwen3_5_moe_text": {
+        **DELTA, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 12,
+    },
+    "qwen3_5_text": {**DELTA, "rope_parameters": {
+        "rope_type": "default", "partial_rotary_factor": 0.67, "mrope_section": [1, 1, 0],
+        "mrope_interleaved": True,
+    }},
     "granitemoehybrid": {
         "num_local_experts": 0, "layer_types": ["attention"] * 3, "shared_intermediate_size": 36,
         "position_embedding_type": "rope", "mamba_n_heads": 2,
@@ -93,9 +110,13 @@ MODEL_TYPES = [
     "qwen2_moe", "olmoe", "ernie4_5_moe", "lfm2_moe", "glm4_moe",
     "gpt_oss",
     "gemma4_text", "gemma4",
+    "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe",
 ]  # fmt: skip
 # Of models with images, the type of their text part.
-TEXTS = {"gemma3": "gemma3_text", "gemma4": "gemma4_text", "mistral3": "ministral3"}
+TEXTS = {
+    "gemma3": "gemma3_text", "gemma4": "gemma4_text", "mistral3": "ministral3",
+    "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text",
+}  # fmt: skip
 TEXT = ["full_attention", "sliding_attention"]
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
 LLAMA3 = {
@@ -124,6 +145,9 @@ ROPES = [
     {"rope_type": "dynamic", "factor": 3.0, "alpha": 40.0}, {"type": "dynamic", "alpha": 7.0},
     {"rope_type": "linear", "factor": 3.0, "alpha": 40.0}, {**YARN, "llama_4_scaling_beta": 0.7},
     {"rope_type": "default", "llama_4_scaling_beta": 0.7, "original_max_position_embeddings": 4},
+    {"rope_type": "default", "mrope_section": [1, 1, 1], "rope_theta": 77.0},
+    {"rope_type": "default", "mrope_section": [3, 0, 0], "mrope_interleaved": False},
+    {"rope_type": "default", "mrope_section": [1, 1]}, {**YARN, "mrope_section": [9, 9, 9]},
     {"full_attention": {"rope_type": "default", "rope_theta": 77.0}},
     {"sliding_attention": {"rope_type": "default", "rope_theta": 77.0}},
     {
@@ -177,7 +201,7 @@ ALIKE = [  # keys that take the same values
         " initializer_range router_aux_loss_coef embed_scale clip_qkv",
         [0.6, 2.0],
     ),
-    ("num_experts num_local_experts n_routed_experts", [3]),
+    ("num_experts num_local_experts n_routed_experts", [3, 0]),
     ("attn_implementation _attn_implementation", ["sdpa"]),
     ("dtype torch_dtype", ["float16", "bfloat16"]),
 ]
@@ -188,7 +212,8 @@ VALUES = {key: values for keys, values in ALIKE for key in keys.split()} | {
     "sliding_window": [5, 1, 100, None], "max_window_layers": [0, 1, 2, 9],
     "sliding_window_pattern": [1, 2, 3], "_sliding_window_pattern": [2],
     "layer_types": [TEXT[:1] * 3, TEXT[1:] * 3, [*TEXT, TEXT[0]], ["chunked_attention"] * 3,
-        ["full_attention", "conv", "conv"], None],
+        ["full_attention", "conv", "conv"], ["linear_attention"] * 3,
+        ["full_attention", "linear_attention", "full_attention"], None],
     "query_pre_attn_scalar": [7, None], "no_rope_layer_interval": [2, 1],
     "no_rope_layers": [[0, 1, 1], [1, 1, 1], [], None], "num_experts_per_tok": [1, 3],
     "decoder_sparse_step": [2, 0], "mlp_only_layers": [[1], [-1]], "moe_intermediate_size": [20],
@@ -212,6 +237,9 @@ VALUES = {key: values for keys, values in ALIKE for key in keys.split()} | {
     "conv_L_cache": [1, 2, 5], "full_attn_idxs": [[0], [1, 2], [], None], "block_ff_dim": [30],
     "block_ffn_dim_multiplier": [0.5, None], "block_multiple_of": [7],
     "position_embedding_type": ["rope", "nope", None, "alibi"],
+    "full_attention_interval": [1, 2, 9], "linear_conv_kernel_dim": [1, 2, 5],
+    "linear_num_key_heads": [1, 4, 3], "linear_num_value_heads": [2, 6],
+    "linear_key_head_dim": [12, 24], "linear_value_head_dim": [3, 16], "mrope_section": [[1, 1, 1]],
 }  # fmt: skip
 
 
@@ -244,6 +272,8 @@ def singles(model_type):
     for window, types in itertools.product((5, None), VALUES["layer_types"]):
         yield {"sliding_window": window, "layer_types": types}
         yield {"sliding_window": window, "layer_types": types, "use_sliding_window": True}
+    for interval in (1, 2, 9):
+        yield {"layer_types": None, "full_attention_interval": interval}
     for rope in ROPES:  # of models that were stretched
         yield {"rope_parameters": rope, "original_max_position_embeddings": 12}
         yield {"rope_parameters": rope, "rope_theta": 50.0}
@@ -311,7 +341,7 @@ def theirs(config, ids):
                 if config["model_type"] == "mixtral" and ".mlp.gate" in name:
                     file = name.replace(".mlp.", ".block_sparse_moe.")
                 file = file.replace(".gate.moe_statics.", ".moe_statics.")
-                if config["model_type"] in TEXTS:
+                if config["model_type"] in ("gemma3", "gemma4", "mistral3"):
                     file = name.replace("model.", "model.language_model.", 1)
                 own = weights({file: tuple(parameter.shape)}, offset)
                 stack = own[file]

@@ -17,8 +17,13 @@ from qlora_wgpu.ops.clamped_glu import ClampedGLU
 from qlora_wgpu.reference import (
     activation,
     attention,
+    causal_conv,
     clamped_glu,
     expert_scores,
+    gated_delta,
+    gated_delta_gates,
+    gated_rms_norm,
+    group_columns,
     rope,
     row_gate,
     short_conv,
@@ -62,7 +67,6 @@ class NumpyOps(LayerOps):
 
     def __init__(self, architecture, arrays, ids):
         self._architecture, self._arrays, self._ids = architecture, arrays, ids
-        self._offset = architecture.norm_offset
 
     def array(self, name):
         if "*" not in name:
@@ -156,8 +160,30 @@ class NumpyOps(LayerOps):
     def operand(self, x):
         return x
 
+    def group_columns(self, x, groups, group, first, widths, *, float32=False):
+        return group_columns.forward(x, groups, group, first, widths)
+
+    def sigmoid_gate(self, x, gate):
+        return x * activation.forward(gate, "sigmoid")
+
+    def causal_conv(self, x, name):
+        weight = self.array(f"{name}.weight")[:, 0]
+        return causal_conv.forward(x, weight, 0.0, np.ones((1, len(x)), np.int64))
+
+    def gated_delta_gates(self, a, b, at):
+        scalars = (self.array(f"{at}{name}") for name in ("A_log", "dt_bias"))
+        return gated_delta_gates.forward(a, b, *scalars)
+
+    def gated_delta_rule(self, q, k, v, decay, beta, *sizes):
+        segments = np.ones((1, len(q)), np.int64)
+        return gated_delta.forward(q, k, v, decay, beta, segments, gated_delta.Heads(*sizes))
+
+    def gated_rms_norm(self, x, z, name, eps):
+        return gated_rms_norm.forward(x, z, self._weight(name), eps)
+
     def _weight(self, name):
-        return self.array(f"{name}.weight") + self._offset
+        name = f"{name}.weight"
+        return self.array(name) + self._architecture.offset_of(name)
 
 
 class _Experts:

@@ -10,7 +10,7 @@ HEAD_DIMS = (24, 64, 128)
 # Of parts that other families have at all of these, or that know of no heads: one tells enough.
 COMPOSED = (
     "apertus", "arcee", "cohere2", "ernie4_5", "exaone4", "granitemoehybrid", "ministral3",
-    "nemotron", "seed_oss", "stablelm-qknorm",
+    "nemotron", "seed_oss", "stablelm-qknorm", "qwen3_next", "qwen3_5_moe_text",
 )  # fmt: skip
 # Cases whose forward has an op that no first case of a model_type has.
 MORE = ("cohere-qknorm", "gemma4-dense", "stablelm-qknorm")

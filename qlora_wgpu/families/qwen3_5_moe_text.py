@@ -1,0 +1,28 @@
+"""Qwen 3.5 as a mixture of experts (Qwen team, 2026), its text part alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from qlora_wgpu.families.config_reader import ConfigReader
+from qlora_wgpu.families.decoder import Decoder, DecoderFamily
+from qlora_wgpu.families.dimensions import Dimensions
+from qlora_wgpu.families.multimodal_rope import without_sections
+from qlora_wgpu.families.qwen3_5_text import STORED_PREFIXES
+from qlora_wgpu.families.qwen3_next import compose_hybrid, read_experts
+
+
+def compose(read: ConfigReader) -> Decoder:
+    """Every layer has experts, whatever ``mlp_only_layers`` and the like say."""
+    read = ConfigReader(without_sections(read.config))
+    # No layer has an MLP of the size that other models call so.
+    read = read.with_defaults(num_key_value_heads=2, head_dim=256, intermediate_size=1)
+    dimensions = Dimensions.read(read)
+    experts = read_experts(read, dimensions, (256, 8), normalized=True)
+    decoder = compose_hybrid(
+        read, dimensions, [experts] * dimensions.num_hidden_layers, fused=False
+    )
+    return replace(decoder, stored_prefixes=STORED_PREFIXES)
+
+
+FAMILY = DecoderFamily(compose)
