@@ -15,13 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.files import expect
-from qlora_wgpu.graph.tensor import Storage
+from qlora_wgpu.graph.tensor import WINDOW, Storage
 
 if TYPE_CHECKING:
     from qlora_wgpu.graph.launch import Launch
 
 PLACES = 2  # buffers that sections take turns in
-WINDOW = 256  # bytes, in which windows of a buffer begin
 
 
 @dataclass(eq=False)
