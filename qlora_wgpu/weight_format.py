@@ -18,7 +18,8 @@ class WeightFormat:
     """The form of a quantized matrix (out_features, in_features), known without its bytes.
 
     With block b of the weight at (row, column), and each product rounded to float32:
-    weight = quant_map[code] · scale[b] · factor + minimum[b].
+    weight = quant_map[code] · scale[b] · factor + minimum[b], or where ``has_zeros``
+    weight = (quant_map[code] + minimum[b]) · scale[b].
 
     Attributes:
         name: As its program calls it, shown to users: "NF4", "Q4_K".
@@ -29,6 +30,7 @@ class WeightFormat:
             scales are float32.
         has_offset: Whether a number is added to scales in 8 bits.
         has_minima: Whether each block has a minimum beside its scale, which is stored likewise.
+        has_zeros: Whether minima are what zeros take off codes, and scales multiply both.
         block_rows: If given, blocks are tiles of so many rows and ``blocksize`` columns, numbered
             row by row; those at the edges may be smaller.
         factor: A last factor of each weight, for programs that round between two products.
@@ -40,12 +42,15 @@ class WeightFormat:
     nested_blocksize: int | None = None
     has_offset: bool = False
     has_minima: bool = False
+    has_zeros: bool = False
     block_rows: int | None = None
     factor: float = 1.0
 
     def __post_init__(self) -> None:
         if self.factor != 1.0 and (self.has_offset or self.has_minima or self.bits == 4):
             raise ShapeError(f"{self.name}: no kernel has two factors with minima or 4 bits")
+        if self.has_zeros and not self.has_minima:
+            raise ShapeError(f"{self.name}: zeros are minima, and it has none")
         if self.quant_map.shape not in ((16,), (256,)):
             raise ShapeError(
                 f"{self.name}: codes of 4 bits stand for 16 values and those of 8 for 256, not "
@@ -72,6 +77,7 @@ class WeightFormat:
             self.nested_blocksize,
             self.has_offset,
             self.has_minima,
+            self.has_zeros,
             self.block_rows,
             self.factor,
         )

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from qlora_wgpu.bfloat16 import has_nonfinite
 from qlora_wgpu.checkpoint import hub
 from qlora_wgpu.checkpoint.bitsandbytes import refuse_unknown
+from qlora_wgpu.checkpoint.expert_stacks import ExpertStacks
 from qlora_wgpu.checkpoint.json_file import read_json_object
 from qlora_wgpu.checkpoint.quantized import BitsAndBytesFiles, QuantizedFiles, quantized_files
 from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile, nearest
@@ -51,6 +52,7 @@ class ModelFolder:
         self.config = config
         self._files = files
         self._quantized_files = quantized or BitsAndBytesFiles(files, config)
+        self._stacks = ExpertStacks(files)
         self._fingerprint: WeightFingerprint | None = None
 
     @classmethod
@@ -90,6 +92,11 @@ class ModelFolder:
         return self._quantized_files.any
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What quantization_config asks for and is not done, for the user to know."""
+        return self._quantized_files.notes
+
+    @property
     def text_folder(self) -> Path:
         """The folder of config.json, the tokenizer and the chat templates."""
         return self.path
@@ -116,11 +123,14 @@ class ModelFolder:
 
     def raw(self, name: str) -> npt.NDArray[Any]:
         """A tensor's elements as stored; bfloat16 as uint16."""
-        return self._file(name).raw(self._tensor(name))
+        tensor, part = self._place(name)
+        array = self._file(name).raw(tensor)
+        return array[part] if part else array
 
     def has(self, name: str) -> bool:
-        """Whether there is a tensor, or a quantized weight, of that name."""
-        return name in self._files or self._quantized_files.holds(name)
+        """Whether there is a tensor, or a quantized weight, or a part of a stack, of that name."""
+        is_stored = name in self._files or self._quantized_files.holds(name)
+        return is_stored or self._stacks.find(name) is not None
 
     def holds_quantized(self, name: str) -> bool:
         """Whether a weight is there and quantized."""
@@ -134,13 +144,19 @@ class ModelFolder:
         """The weight whose codes a stored tensor holds, or the tensor's own name."""
         return self._quantized_files.weight_of(tensor)
 
+    def parts_of(self, tensor: str) -> list[str]:
+        """The weights that a tensor holds one below the other, where it is a stack of experts'."""
+        return self._stacks.parts_of(tensor)
+
     def is_companion(self, tensor: str) -> bool:
         """Whether a stored tensor only belongs to a quantized weight."""
         return self._quantized_files.is_companion(tensor)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """A tensor's dimensions as stored, which for quantized weights are those of their codes."""
-        return self._file(name).shape(self._tensor(name))
+        tensor, part = self._place(name)
+        own = self._stacks.shape(name) if part else None
+        return own or self._file(name).shape(tensor)
 
     def weight_shape(self, name: str) -> tuple[int, ...]:
         """A tensor's dimensions, of a quantized weight those of the weight."""
@@ -165,8 +181,8 @@ class ModelFolder:
             if form := self._quantized_files.format(name):
                 raise CheckpointError(f"{file.path}: {name!r} is stored as {form.name}, not floats")
             return self._quantized_files.float32(name)
-        refuse_unknown(self._files, name)
-        return self._checked(name, file.float32(name), file.path)
+        refuse_unknown(self._files, self._tensor(name))
+        return self._checked(name, file.float32(*self._place(name)), file.path)
 
     def dequantized(self, name: str) -> npt.NDArray[np.float32]:
         """A tensor as float32, quantized or not; errors as for ``float32`` and ``quantized``."""
@@ -208,7 +224,7 @@ class ModelFolder:
             if mapped and self._quantized_files.is_mapped(name):
                 return self._quantized_files.read_mapped(name)
             return self._quantized_files.read(name)
-        refuse_unknown(self._files, name)
+        refuse_unknown(self._files, self._tensor(name))
         return None
 
     def is_bfloat16(self, name: str) -> bool:
@@ -275,8 +291,15 @@ class ModelFolder:
         return identity(self._files.values(), json.dumps(self.config, sort_keys=True))
 
     def _tensor(self, name: str) -> str:
-        """The stored tensor of that name, or with the codes of a weight of that name."""
-        return self._quantized_files.stored(name) if self._quantized_files.holds(name) else name
+        """The stored tensor of that name, or with a weight of that name in it."""
+        return self._place(name)[0]
+
+    def _place(self, name: str) -> tuple[str, tuple[int | slice, ...]]:
+        """A weight's stored tensor, and where in it the weight is: empty if it is all of it."""
+        if self._quantized_files.holds(name):
+            return self._quantized_files.stored(name), ()
+        found = None if name in self._files else self._stacks.find(name)
+        return found or (name, ())
 
     def _file(self, name: str) -> SafetensorsFile:
         try:

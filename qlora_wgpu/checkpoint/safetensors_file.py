@@ -108,8 +108,8 @@ class SafetensorsFile:
             raise ValueError(f"{self.path} is closed")
         return self._data[entry.begin : entry.end]
 
-    def float32(self, name: str) -> npt.NDArray[np.float32]:
-        """A tensor of floating-point numbers as a float32 array of its own.
+    def float32(self, name: str, part: tuple[int | slice, ...] = ()) -> npt.NDArray[np.float32]:
+        """A tensor of floating-point numbers, or a part of it, as a float32 array of its own.
 
         float64 numbers beyond float32's range become infinite.
 
@@ -122,7 +122,7 @@ class SafetensorsFile:
                 f"{self.path}: tensor {name!r} has dtype {dtype}, but weights must be "
                 f"{', '.join(FLOATS[:-1])} or {FLOATS[-1]}"
             )
-        raw = self.raw(name)
+        raw = self.raw(name)[part] if part else self.raw(name)
         floats = np.empty(raw.size, np.float32)
         flat = raw.reshape(-1)
         for begin in range(0, raw.size, _PIECE):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from qlora_wgpu.cluster.blocks import FloatArray, Sums
-from qlora_wgpu.graph.tensor import Storage, vector
+from qlora_wgpu.graph.pieces import Pieces
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.ops.adamw import SATURATED_OFFSET, STATS_LOSS, STATS_TOKENS
 from qlora_wgpu.ops.tensor import add_to
@@ -21,9 +21,9 @@ class GradientSum:
             model: The adapter.
         """
         self._model = model
-        length = model.adapter.length
-        storage = Storage("received", "gradients", 4 * length, in_windows=True)
-        self._received = vector("received gradient", length, "float32", storage)
+        self._received = Pieces.laid_out(
+            "received gradient", "gradients", "float32", model.adapter.piece_lengths
+        )
         graph = model.new_graph()
         add_to(graph, model.adapter.gradient, self._received)
         self._program = model.new_program(graph)

@@ -82,6 +82,10 @@ def merge(
         if folder.is_companion(tensor):
             return {}
         name = folder.weight_of(tensor)
+        parts = folder.parts_of(name)
+        if parts and (quantizes or any(part in pairs for part in parts)):
+            entry = Entry(folder.dtype(name), folder.shape(name))
+            return {name: (entry, lambda: merged_stack(name, parts))}
         is_quantized = folder.holds_quantized(name)
         if not is_quantized and name not in pairs and not (quantizes and name in linears):
             return {name: (Entry(folder.dtype(name), folder.shape(name)), lambda: folder.raw(name))}
@@ -108,6 +112,11 @@ def merge(
         if magnitude is not None:
             weight *= (magnitude / np.linalg.norm(weight, axis=1))[:, None]
         return weight
+
+    def merged_stack(name: str, parts: list[str]) -> npt.NDArray[Any]:
+        dtype = folder.float_dtype(name)
+        arrays = [as_dtype(merged(part), dtype) for part in parts]
+        return np.concatenate(arrays).reshape(folder.shape(name))
 
     config_json: dict[str, Any] = without(folder.config, ["quantization_config"])
     write_folder(folder, Path(out), config_json, tensors_of, progress, adapter=adapter)

@@ -73,6 +73,8 @@ def quantize_folder(
         return parts[name]
 
     def tensors_of(name: str) -> Tensors:
+        if experts and (stacked := folder.parts_of(name)):
+            return {n: t for part in stacked for n, t in tensors_of(part).items()}
         if name not in linears:
             return {name: (Entry(folder.dtype(name), folder.shape(name)), lambda: folder.raw(name))}
         if folder.dtype(name) not in _DTYPES:

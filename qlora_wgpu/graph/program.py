@@ -83,8 +83,7 @@ def allocate(device: Device, storage: Storage) -> None:
     if whole.texture:
         whole.buffer = device.texture(whole.nbytes, whole.kind, whole.label)
     else:
-        bound = not whole.in_windows
-        whole.buffer = device.buffer(whole.nbytes, whole.kind, whole.label, bound=bound)
+        whole.buffer = device.buffer(whole.nbytes, whole.kind, whole.label)
     if whole.data is not None:
         write = device.write_texture if whole.texture else device.fill
         write(whole.buffer, whole.data)

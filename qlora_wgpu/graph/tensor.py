@@ -33,7 +33,6 @@ class Storage:
         within: The larger storage that it is a part of, if it is; it has no buffer of its own then.
         first_byte: Where it begins within the section, or within the larger storage.
         on_host: The bytes, if they are in host memory alone.
-        in_windows: Whether a binding shows a part of it at most, so that it may be larger than one.
         parts: The storages that lie within it.
     """
 
@@ -47,7 +46,6 @@ class Storage:
     within: Storage | None = None
     first_byte: int = 0
     on_host: npt.NDArray[Any] | None = None
-    in_windows: bool = False
     parts: list[Storage] = field(default_factory=list)
 
     def part(self, label: str, nbytes: int) -> Storage:

@@ -132,6 +132,7 @@ def format_constants(form: WeightFormat) -> dict[str, bool | int | float]:
         "VALUES": form.quant_map.size,
         "EIGHT_BITS": form.bits == 8,
         "MINIMA": form.has_minima,
+        "ZEROS": form.has_zeros,
         "OFFSET": form.has_offset,
         "TILES": form.block_rows is not None,
         "TILE_ROWS": form.block_rows or 1,

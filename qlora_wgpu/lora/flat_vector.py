@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 
@@ -50,6 +51,44 @@ class Place:
         if not self.rows:
             return values[: self.columns]
         return values.reshape(self.rows, -1)[:, : self.columns]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Neighbours that kernels may read as one.
+
+    Attributes:
+        name: Their name.
+        always: Whether they are never cut apart; others are, where they are more than a piece.
+    """
+
+    name: str
+    always: bool = False
+
+
+def cut(sizes: Sequence[int], groups: Sequence[Group], most: int) -> list[int]:
+    """Cuts tensors that follow one another into pieces of a limited size.
+
+    Args:
+        sizes: What each takes.
+        groups: What each belongs to.
+        most: What a piece may take; a tensor that takes more makes one by itself, and so does a
+            group that is never cut.
+
+    Returns:
+        The tensors that pieces begin with, but the first.
+    """
+    cuts, taken = [], 0
+    for group, run in groupby(range(len(sizes)), key=lambda index: groups[index]):
+        members = list(run)
+        together = group.always or sum(sizes[i] for i in members) <= most
+        for unit in [members] if together else [[index] for index in members]:
+            size = sum(sizes[index] for index in unit)
+            if taken and taken + size > most:
+                cuts.append(unit[0])
+                taken = 0
+            taken += size
+    return cuts
 
 
 class FlatVector:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -12,11 +13,12 @@ import numpy as np
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import ExpertSpec, LinearSpec
 from qlora_wgpu.graph.dtype import ITEM_SIZE, ceil_div, padded
-from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
+from qlora_wgpu.graph.pieces import Pieces
+from qlora_wgpu.graph.tensor import Tensor, matrix, vector
 from qlora_wgpu.kernels.lora import Lora
-from qlora_wgpu.lora.flat_vector import FlatVector, aligned
+from qlora_wgpu.lora.flat_vector import FlatVector, Group, Place, aligned, cut
 from qlora_wgpu.lora.forms import FLOAT32, AdapterForms
-from qlora_wgpu.lora.moments import moments_of
+from qlora_wgpu.lora.moments import Moments, moments_of, most_words
 from qlora_wgpu.lora.names import LORA_A, LORA_B, MAGNITUDE, Float32Array, parse_name, tensor_name
 from qlora_wgpu.lora.peft_differences import peft_differences
 from qlora_wgpu.lora.targets import check_experts, in_layers, peft_config, targeted
@@ -25,6 +27,9 @@ from qlora_wgpu.lora.targets import check_experts, in_layers, peft_config, targe
 class Adapter:
     """The places of each A and B, and the vectors they lie in.
 
+    A vector that is larger than a binding lies in pieces, all vectors in the same; places are those
+    in the whole.
+
     Attributes:
         config: The adapter's rank, scaling, dropout and targets.
         targets: The adapted layers.
@@ -32,6 +37,7 @@ class Adapter:
         peft: ``config`` as PEFT writes it, without the base model's name.
         b_begin: Where in the flat vectors, in floats, A's end and B's begin.
         length: Length of the flat vectors, in floats.
+        cuts: Where their pieces begin, in floats, but the first.
         loras: Each layer's A and B, by module name.
         expert_loras: The first expert's, by the names of ``ExpertSpec``.
         parameters: The flat vector of all A and B.
@@ -46,8 +52,16 @@ class Adapter:
         linears: Sequence[LinearSpec],
         experts: Sequence[ExpertSpec] = (),
         forms: AdapterForms = FLOAT32,
+        max_binding: int | None = None,
     ) -> None:
         """Lays out an adapter for the targeted layers.
+
+        Args:
+            config: Rank, scaling, dropout and targets.
+            linears: The model's layers.
+            experts: Its experts.
+            forms: In which types gradient and moments are kept.
+            max_binding: Most bytes of a piece of a vector, where there is a limit.
 
         Raises:
             ConfigError: If the configuration does not fit the layers.
@@ -63,21 +77,28 @@ class Adapter:
         self._flat = FlatVector()
         self.b_begin = self._lay_out()
         stacked = {spec.name for stack in stacks for spec in stack.linears}
-        self.length = self._flat.end + self._slack(stacked)
+        slack = self._slack(stacked)
+        self.length = self._flat.end + slack
+        self.cuts = self._cut(stacks, max_binding, slack)
         self.forms = forms
-        self.parameters = self._vector("adapter", "adapter")
-        self.gradient = self._vector("gradient", "gradients", forms.gradient)
-        self.moments = moments_of(self._flat, self.length, forms)
+        self.parameters, self.gradient = (
+            Pieces.laid_out(label, kind, dtype, self.piece_lengths, slack)
+            for label, kind, dtype in (
+                ("adapter", "adapter", "float32"),
+                ("gradient", "gradients", forms.gradient),
+            )
+        )
+        self.moments = self._moments()
         self.loras = {s.name: self._lora(s) for s in self.targets if s.name not in stacked}
         self.expert_loras = {stack.name: self._lora(stack.linears[0], stack) for stack in stacks}
 
     @property
-    def first_moment(self) -> Tensor:
+    def first_moment(self) -> Pieces:
         """AdamW's m."""
         return self.moments.first
 
     @property
-    def second_moment(self) -> Tensor:
+    def second_moment(self) -> Pieces:
         """AdamW's v."""
         return self.moments.second
 
@@ -85,7 +106,24 @@ class Adapter:
         """Makes room for another optimizer's moments, unless they are its own already."""
         if optimizer != self.forms.optimizer:
             self.forms = replace(self.forms, optimizer=optimizer)
-            self.moments = moments_of(self._flat, self.length, self.forms)
+            self.moments = self._moments()
+
+    @property
+    def piece_lengths(self) -> list[int]:
+        """Floats of each piece of the flat vectors."""
+        return [end - begin for begin, end in pairwise([0, *self.cuts, self.length])]
+
+    def beyond_a_binding(self, max_binding: int) -> tuple[str, int] | None:
+        """The first of what kernels read as one and no binding shows: its name and its bytes."""
+        for name, pair in (*self.loras.items(), *self.expert_loras.items()):
+            for tensor in (pair.a, pair.b):
+                if tensor.nbytes > max_binding:
+                    return name, tensor.nbytes
+        return None
+
+    def place(self, module: str, leaf: str) -> Place:
+        """Where a layer's A, B or magnitude lies in the flat vectors."""
+        return self._flat[tensor_name(module, leaf)]
 
     @property
     def names(self) -> list[str]:
@@ -154,12 +192,28 @@ class Adapter:
         ]
         return aligned(max(rows, default=0))
 
-    def _vector(self, label: str, kind: str, dtype: str = "float32") -> Tensor:
-        # 8-bit updates index all of the vectors, and rounded sums all of a gradient.
-        in_windows = dtype == "float32" and self.forms.optimizer == "adamw"
-        nbytes = ITEM_SIZE[dtype] * self.length
-        storage = Storage(label, kind, nbytes, in_windows=in_windows)
-        return vector(label, self.length, dtype, storage)
+    def _cut(
+        self, stacks: Sequence[ExpertSpec], max_binding: int | None, slack: int
+    ) -> tuple[int, ...]:
+        """Where the pieces of the flat vectors begin: kernels bind layers of one input as one."""
+        if max_binding is None:
+            return ()
+        of_stacks = {spec.name: stack.name for stack in stacks for spec in stack.linears}
+        sizes, groups = [], []
+        for name, place in self._placed():
+            module, leaf = parse_name(name) or (name, "")
+            stack = of_stacks.get(module)
+            kind = module.rpartition(".")[0] if stack is None else stack
+            sizes.append(max(aligned(place.size), most_words(place)))
+            groups.append(Group(f"{kind}.{leaf}", always=stack is not None))
+        begins = [place.offset for _, place in self._placed()]
+        return tuple(begins[i] for i in cut(sizes, groups, max_binding // 4 - slack))
+
+    def _placed(self) -> Iterator[tuple[str, Place]]:
+        return ((name, self._flat[name]) for name in self._flat)
+
+    def _moments(self) -> Moments:
+        return moments_of(self._flat, self.length, self.forms, self.cuts)
 
     def _lora(self, spec: LinearSpec, stack: ExpertSpec | None = None) -> Lora:
         """A layer's pair, or the first of a stack of experts'."""
@@ -179,7 +233,7 @@ class Adapter:
         )
 
     def _matrix(
-        self, flat: Tensor, spec: LinearSpec, leaf: str, stack: ExpertSpec | None
+        self, flat: Pieces, spec: LinearSpec, leaf: str, stack: ExpertSpec | None
     ) -> Tensor:
         """A or B within a flat vector, with the other experts' up to the last."""
         place = self._flat[tensor_name(spec.name, leaf)]
@@ -187,8 +241,9 @@ class Adapter:
         if stack is not None:
             others = (stack.experts - 1) * self._stride(leaf, stack)
             rows += ceil_div(others, padded(place.columns))
-        offset = ITEM_SIZE[flat.dtype] * place.offset
-        return matrix(name, rows, place.columns, flat.dtype, flat.storage, offset)
+        piece, first = flat.find(place.offset)
+        offset = ITEM_SIZE[flat.dtype] * first
+        return matrix(name, rows, place.columns, flat.dtype, piece.storage, offset)
 
     def _stride(self, leaf: str, stack: ExpertSpec | None) -> int:
         """Floats from one expert's A or B to the next one's."""
@@ -199,9 +254,10 @@ class Adapter:
         )
         return second - first
 
-    def _magnitude(self, flat: Tensor, spec: LinearSpec) -> Tensor | None:
+    def _magnitude(self, flat: Pieces, spec: LinearSpec) -> Tensor | None:
         if not self.config.use_dora:
             return None
         place, name = self._flat[tensor_name(spec.name, MAGNITUDE)], f"{spec.name}.{MAGNITUDE}"
-        offset = ITEM_SIZE[flat.dtype] * place.offset
-        return vector(name, place.columns, flat.dtype, flat.storage, offset)
+        piece, first = flat.find(place.offset)
+        offset = ITEM_SIZE[flat.dtype] * first
+        return vector(name, place.columns, flat.dtype, piece.storage, offset)

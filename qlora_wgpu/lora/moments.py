@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.errors import CheckpointError
-from qlora_wgpu.graph.tensor import Storage, Tensor, vector
-from qlora_wgpu.lora.flat_vector import FlatVector
+from qlora_wgpu.graph.pieces import Pieces
+from qlora_wgpu.lora.flat_vector import FlatVector, Place
 from qlora_wgpu.lora.forms import AdapterForms
-from qlora_wgpu.ops.moments_8bit import BlockTable, Span
+from qlora_wgpu.ops.moments_8bit import BlockTable, Span, TensorMoments
 from qlora_wgpu.quant.codebooks import dynamic_quant_map
 
 Array = npt.NDArray[Any]
@@ -30,8 +31,8 @@ class Moments(ABC):
         blocks: Where each tensor's blocks lie, in 8 bits.
     """
 
-    first: Tensor
-    second: Tensor
+    first: Pieces
+    second: Pieces
     blocks: BlockTable | None = None
 
     @property
@@ -43,6 +44,11 @@ class Moments(ABC):
     def nbytes_beside(self) -> int:
         """Bytes on the device beside them, wherever they are."""
         return 0 if self.blocks is None else self.blocks.table.nbytes
+
+    @property
+    def piece_lengths(self) -> list[int]:
+        """Words of each piece of one of them."""
+        return [piece.columns for piece in self.first.pieces]
 
     def zeros(self) -> Array:
         """One of them before the first step."""
@@ -64,18 +70,18 @@ class Moments(ABC):
 class Float32Moments(Moments):
     """Two flat vectors of the adapter's layout."""
 
-    def __init__(self, flat: FlatVector, length: int) -> None:
+    def __init__(self, flat: FlatVector, length: int, cuts: Sequence[int] = ()) -> None:
         """Gives them their places.
 
         Args:
             flat: The adapter's layout.
             length: Length of its vectors, in floats.
+            cuts: Where their pieces begin, but the first.
         """
         self._flat, self._length = flat, length
+        lengths = [end - begin for begin, end in pairwise([0, *cuts, length])]
         self.first, self.second = (
-            vector(
-                label, length, "float32", Storage(label, "optimizer", 4 * length, in_windows=True)
-            )
+            Pieces.laid_out(label, "optimizer", "float32", lengths)
             for label in ("first moment", "second moment")
         )
 
@@ -101,18 +107,16 @@ class Float32Moments(Moments):
 class EightBitMoments(Moments):
     """Blocks of codes, as bitsandbytes has them."""
 
-    def __init__(self, flat: FlatVector) -> None:
+    def __init__(self, flat: FlatVector, cuts: Sequence[int] = ()) -> None:
         """Gives them their places.
 
         Args:
             flat: The adapter's layout.
+            cuts: Where the pieces of its vectors begin, in floats, but the first.
         """
-        self._names, spans = list(flat), []
-        for name in self._names:
-            place = flat[name]
-            rows = max(place.rows, 1)
-            spans.append(Span(place.offset, rows, place.columns, place.size // rows))
-        self.blocks = BlockTable(spans, MOMENT_VALUES)
+        self._names = list(flat)
+        spans = [_span(flat[name]) for name in self._names]
+        self.blocks = BlockTable(spans, MOMENT_VALUES, cuts)
         self.first, self.second = (
             self.blocks.new_moment(label) for label in ("first moment", "second moment")
         )
@@ -147,8 +151,28 @@ class EightBitMoments(Moments):
         return values
 
 
-def moments_of(flat: FlatVector, length: int, forms: AdapterForms) -> Moments:
-    """An adapter's moments in the form that its optimizer keeps them in."""
+def _span(place: Place) -> Span:
+    rows = max(place.rows, 1)
+    return Span(place.offset, rows, place.columns, place.size // rows)
+
+
+def most_words(place: Place) -> int:
+    """Words of a tensor's moment in the form that takes the most."""
+    tensor = TensorMoments(_span(place), 0, 0)
+    return max(place.size, tensor.blocks * tensor.block_words)
+
+
+def moments_of(
+    flat: FlatVector, length: int, forms: AdapterForms, cuts: Sequence[int] = ()
+) -> Moments:
+    """An adapter's moments in the form that its optimizer keeps them in.
+
+    Args:
+        flat: The adapter's layout.
+        length: Length of its vectors, in floats.
+        forms: Whose optimizer it is.
+        cuts: Where the pieces of its vectors begin, in floats, but the first.
+    """
     if forms.optimizer == "adamw_8bit":
-        return EightBitMoments(flat)
-    return Float32Moments(flat, length)
+        return EightBitMoments(flat, cuts)
+    return Float32Moments(flat, length, cuts)

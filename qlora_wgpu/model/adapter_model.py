@@ -16,6 +16,7 @@ from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.errors import CheckpointError, DeviceError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.pieces import Pieces
 from qlora_wgpu.graph.program import Program
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.lora import load_adapter, save_adapter
@@ -23,9 +24,9 @@ from qlora_wgpu.lora.fitting import adapter_shapes, refuse_other_base
 from qlora_wgpu.model import batch_encoding
 from qlora_wgpu.model.adapter_state import (
     check_scaling,
-    read_vector,
+    read_flat,
     trained_otherwise,
-    write_vector,
+    write_flat,
 )
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import TrainingOptions
@@ -154,13 +155,13 @@ class AdapterModel:
 
     # -- bytes to and from the device ------------------------------------------------------
 
-    def read_flat(self, tensor: Tensor) -> npt.NDArray[Any]:
+    def read_flat(self, flat: Tensor | Pieces) -> npt.NDArray[Any]:
         """A flat adapter vector (parameters, gradient or a moment), copied from the device."""
-        return read_vector(self.device, tensor)
+        return read_flat(self.device, flat)
 
-    def write_flat(self, tensor: Tensor, values: npt.NDArray[Any]) -> None:
+    def write_flat(self, flat: Tensor | Pieces, values: npt.NDArray[Any]) -> None:
         """Overwrites a flat adapter vector on the device."""
-        write_vector(self.device, tensor, values)
+        write_flat(self.device, flat, values)
 
     def write_parameters(self, flat: FloatArray) -> None:
         """Overwrites the adapter on the device."""

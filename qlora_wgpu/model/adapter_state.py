@@ -16,11 +16,12 @@ from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.graph.dtype import stored_bits, stored_floats
 from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.pieces import Pieces, in_pieces
 from qlora_wgpu.graph.program import allocate
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.lora import AdapterConfig
 from qlora_wgpu.lora.layout import Adapter
-from qlora_wgpu.lora.names import adapted_layers
+from qlora_wgpu.lora.names import MAGNITUDE, adapted_layers
 from qlora_wgpu.lora.targets import lora_config
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.programs import Programs
@@ -69,19 +70,34 @@ def write_vector(device: Device, tensor: Tensor, values: npt.NDArray[Any]) -> No
     device.write(tensor.storage.buffer, values, tensor.offset)
 
 
+def read_flat(device: Device, flat: Tensor | Pieces) -> npt.NDArray[Any]:
+    """The values of a vector that may be in pieces, as ``read_vector`` gives them."""
+    parts = [read_vector(device, piece) for piece in in_pieces(flat).pieces]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def write_flat(device: Device, flat: Tensor | Pieces, values: npt.NDArray[Any]) -> None:
+    """Overwrites a vector that may be in pieces."""
+    pieces = in_pieces(flat)
+    if len(pieces.pieces) == 1:
+        write_vector(device, pieces.whole, values)
+        return
+    for begin, piece in pieces.numbered():
+        write_vector(device, piece, values[begin : begin + piece.columns])
+
+
 def neutral_parameters(layout: ModelLayout, programs: Programs, device: Device) -> FloatArray:
     """A flat adapter that does nothing: zeros, and with DoRA the norms of the base's rows."""
     adapter = layout.adapter
     flat = np.zeros(adapter.length, np.float32)
     if not adapter.config.use_dora:
         return flat
-    write_vector(device, adapter.parameters, flat)
-    for name, lora in adapter.loras.items():
-        assert lora.magnitude is not None
+    write_flat(device, adapter.parameters, flat)
+    for name in adapter.loras:
         graph, norms = norms_graph(layout, name)
         program = programs.from_graph(graph, (norms,))
         program.run()
-        first = lora.magnitude.offset // 4
+        first = adapter.place(name, MAGNITUDE).offset
         flat[first : first + norms.columns] = np.frombuffer(program.read(norms), np.float32)
     return flat
 

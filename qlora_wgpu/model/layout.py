@@ -102,7 +102,7 @@ class ModelLayout:
                 f"config.json: logits of a vocabulary of {architecture.vocab_size:,} are not "
                 f"planned, only of {VOCABULARY_TRACED:,}"
             )
-        self.adapter = Adapter(lora, architecture.linears, architecture.experts, forms)
+        self.adapter = Adapter(lora, architecture.linears, architecture.experts, forms, max_binding)
         self._weights = WeightLayout(
             quant,
             compute_dtype,
@@ -181,7 +181,7 @@ class ModelLayout:
     @property
     def moments_passing(self) -> int:
         """Bytes on the device that AdamW's moments pass through, if they wait in host memory."""
-        return host_moments.passing_bytes(self.adapter.first_moment.columns)
+        return host_moments.passing_bytes(self.adapter.moments.piece_lengths)
 
     def new_graph(self) -> Graph:
         """An empty graph for this element type and profile."""
@@ -243,8 +243,8 @@ class ModelLayout:
         memory["transfers"] = transfer_bytes(plan)
         if self.residency.host_moments:
             memory["optimizer"] = self.adapter.moments.nbytes
-            words = self.adapter.first_moment.columns
-            memory["transfers"] += host_moments.transfer_bytes(words)
+            lengths = self.adapter.moments.piece_lengths
+            memory["transfers"] += host_moments.transfer_bytes(lengths)
         return +memory
 
     def weights_on_host(self) -> Counter[str]:

@@ -61,7 +61,7 @@ class Pretrained:
         """
         family = find_family(folder.config)
         architecture = family.read(folder.config)
-        notes = []
+        notes = list(folder.notes)
         formats = stored_formats(folder, architecture)
         if formats.keys() - {"NF4"}:
             told = ", ".join(f"{count} in {name}" for name, count in formats.most_common())

@@ -6,7 +6,14 @@ from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 
-_PLAIN: dict[str, Constant] = {"SILU": False, "ERF": False, "SQUARED_RELU": False}
+_PLAIN: dict[str, Constant] = {
+    "SILU": False,
+    "ERF": False,
+    "SQUARED_RELU": False,
+    "SIGMOID": False,
+}
+SIGMOID: dict[str, Constant] = {**_PLAIN, "SIGMOID": True}
+"""What gates pass through, which no MLP has for its activation."""
 ACTIVATIONS: dict[str, dict[str, Constant]] = {
     "silu": {**_PLAIN, "SILU": True},
     "swish": {**_PLAIN, "SILU": True},

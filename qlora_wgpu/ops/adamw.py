@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from qlora_wgpu.graph.dtype import ceil_div, round_up
 from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.pieces import Pieces, in_pieces
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.rowwise import row_constants, row_workgroups
 from qlora_wgpu.ops.host_moments import MomentsPart
-from qlora_wgpu.ops.tensor import in_bindings, in_words, part_of
+from qlora_wgpu.ops.tensor import in_words
 
 _MOST_SUMS = 512  # of squares, that are made side by side
 _LEAST_UNITS = 16  # that an invocation adds up, where there are enough
@@ -31,7 +32,7 @@ class AdamWConfig:
 
 @dataclass(frozen=True)
 class AdamWState:
-    """Flat vectors of one layout, and what the host tells of the step.
+    """Flat vectors of one layout, in the same pieces, and what the host tells of the step.
 
     All are float32, but a gradient may be bfloat16.
 
@@ -47,29 +48,36 @@ class AdamWState:
             are in host memory.
     """
 
-    parameters: Tensor
-    gradient: Tensor
-    first_moment: Tensor
-    second_moment: Tensor
+    parameters: Tensor | Pieces
+    gradient: Tensor | Pieces
+    first_moment: Tensor | Pieces
+    second_moment: Tensor | Pieces
     step_info: Tensor
     stats: Tensor
     split: int | None = None
     passing: Sequence[MomentsPart] = ()
 
 
-def gradient_norm(g: Graph, gradient: Tensor, stats: Tensor, max_grad_norm: float) -> None:
-    """Puts the norm of the mean gradient, and the factor that averages and clips, into stats."""
-    rows, parts = row_constants(g), in_bindings(g, gradient)
-    most = max(part.units(4) for part in parts)
-    sums = min(ceil_div(most, _LEAST_UNITS * g.profile.threads_per_row), _MOST_SUMS)
+def gradient_norm(g: Graph, gradient: Tensor | Pieces, stats: Tensor, max_grad_norm: float) -> None:
+    """Puts the norm of the mean gradient, and the factor that averages and clips, into stats.
+
+    Which squares an invocation adds up, and in which order, does not depend on the pieces: it goes
+    on where it was in the piece before.
+    """
+    rows, whole = row_constants(g), in_pieces(gradient)
+    threads = g.profile.threads_per_row
+    sums = min(ceil_div(whole.columns // 4, _LEAST_UNITS * threads), _MOST_SUMS)
     sums = round_up(sums, g.profile.rows_per_group)
-    squares = g.float_vector("sums of squares", len(parts) * sums)
-    for number, part in enumerate(parts):
+    squares = g.float_vector("sums of squares", sums)
+    carried = None
+    if len(whole.pieces) > 1:
+        carried = g.float_vector("sums of squares of invocations", sums * threads)
+    for begin, piece in whole.numbered():
         g.launch(
             "adamw/norm_partial.wgsl",
             row_workgroups(g, sums),
-            {"g": part, "squares": squares},
-            {"units": part.units(4), "first": number * sums},
+            {"g": piece, "squares": squares, "carried": carried},
+            {"units": piece.units(4), "begin": begin // 4},
             {"SUMS": sums, **rows},
         )
     del rows["ROWS"]
@@ -78,39 +86,33 @@ def gradient_norm(g: Graph, gradient: Tensor, stats: Tensor, max_grad_norm: floa
         (1, 1, 1),
         {"squares": squares, "stats": stats},
         {"max_norm": max_grad_norm},
-        {"SUMS": len(parts) * sums, **rows},
+        {"SUMS": sums, **rows},
     )
 
 
 def adamw(g: Graph, state: AdamWState, config: AdamWConfig) -> None:
     """One optimizer step from the gradient summed so far, which is zeroed."""
     gradient_norm(g, state.gradient, state.stats, config.max_grad_norm)
+    vectors = state.parameters, state.gradient, state.first_moment, state.second_moment
+    p, gradient, m, v = map(in_pieces, vectors)
     if not state.passing:
-        _update_all(g, state, config)
+        pieces = zip(p.numbered(), gradient.pieces, m.pieces, v.pieces, strict=True)
+        for (begin, piece), *others in pieces:
+            _update(g, state, config, begin, (piece, *others))
     for part in state.passing:
-        p, gradient = (part.window(whole) for whole in (state.parameters, state.gradient))
-        m, v = part.first_moment, part.second_moment
-        here = replace(state, parameters=p, gradient=gradient, first_moment=m, second_moment=v)
-        _update(g, here, config, part.begin)
+        here = part.first_moment.columns
+        there = p.part(part.begin, here), gradient.part(part.begin, here)
+        moments = part.first_moment, part.second_moment
+        _update(g, state, config, part.begin, (*there, *moments))
         g.launches[-1].fetches = g.launches[-1].saves = {"m": part.first, "v": part.second}
 
 
-def _update_all(g: Graph, state: AdamWState, config: AdamWConfig) -> None:
-    """The update of vectors that are on the device, in parts that bindings show."""
-    begin = 0
-    for p in in_bindings(g, state.parameters):
-        gradient, m, v = (
-            part_of(whole, begin, p.columns)
-            for whole in (state.gradient, state.first_moment, state.second_moment)
-        )
-        here = replace(state, parameters=p, gradient=gradient, first_moment=m, second_moment=v)
-        _update(g, here, config, begin)
-        begin += p.columns
-
-
-def _update(g: Graph, state: AdamWState, config: AdamWConfig, begin: int) -> None:
-    """The update of what begins with so many floats of the adapter."""
-    units, in_halves = state.parameters.units(4), state.gradient.dtype == "bfloat16"
+def _update(
+    g: Graph, state: AdamWState, config: AdamWConfig, begin: int, vectors: tuple[Tensor, ...]
+) -> None:
+    """The update of parameters, with gradient and moments, from an element of the adapter on."""
+    p, gradient, m, v = vectors
+    units, in_halves = p.units(4), gradient.dtype == "bfloat16"
     split = units if state.split is None else max(state.split - begin, 0) // 4
     g.launch(
         "adamw/update.wgsl",
@@ -118,10 +120,10 @@ def _update(g: Graph, state: AdamWState, config: AdamWConfig, begin: int) -> Non
         {
             "step_info": state.step_info,
             "stats": state.stats,
-            "p": state.parameters,
-            "gradient": in_words(state.gradient) if in_halves else state.gradient,
-            "m": state.first_moment,
-            "v": state.second_moment,
+            "p": p,
+            "gradient": in_words(gradient) if in_halves else gradient,
+            "m": m,
+            "v": v,
         },
         {
             "units": units,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.pieces import in_pieces
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.rowwise import row_constants, row_workgroups
 from qlora_wgpu.ops.adamw import AdamWConfig, AdamWState, gradient_norm
@@ -17,11 +18,25 @@ _NO_SPLIT = (1 << 32) - 1
 
 @dataclass(frozen=True)
 class _Part:
-    """Blocks from ``begin`` to ``end``, and where theirs begin in what is bound of m and v."""
+    """Blocks from ``begin`` to ``end``, and what is bound.
+
+    Attributes:
+        begin: The first block.
+        end: The block behind the last.
+        first_word: Where ``m`` and ``v`` begin in the whole moments.
+        first_element: Where ``p`` and ``gradient`` begin in the whole vectors.
+        p: The piece of the parameters that has the blocks' tensors.
+        gradient: That of the gradient.
+        m: Words of the blocks.
+        v: The same.
+    """
 
     begin: int
     end: int
     first_word: int
+    first_element: int
+    p: Tensor
+    gradient: Tensor
     m: Tensor
     v: Tensor
 
@@ -36,38 +51,43 @@ def adamw_8bit(g: Graph, state: AdamWState, blocks: BlockTable, config: AdamWCon
         config: AdamW's constants.
     """
     gradient_norm(g, state.gradient, state.stats, config.max_grad_norm)
+    vectors = list(
+        zip(in_pieces(state.parameters).numbered(), in_pieces(state.gradient).pieces, strict=True)
+    )
     if not state.passing:
-        whole = _Part(0, blocks.blocks, 0, state.first_moment, state.second_moment)
-        _update(g, state, blocks, config, whole)
-    ends = [*(part.block for part in state.passing[1:]), blocks.blocks]
-    for passing, end in zip(state.passing, ends, strict=False):
-        moments = passing.first_moment, passing.second_moment
-        part = _Part(passing.block, end, passing.begin, *moments)
+        moments = in_pieces(state.first_moment).pieces, in_pieces(state.second_moment).pieces
+        for ((first, p), gradient), piece, m, v in zip(
+            vectors, blocks.pieces, *moments, strict=True
+        ):
+            part = _Part(piece.block, piece.end, piece.word, first, p, gradient, m, v)
+            _update(g, state, blocks, config, part)
+    for passing in state.passing:
+        (first, p), gradient = vectors[passing.piece]
+        m, v = passing.first_moment, passing.second_moment
+        part = _Part(passing.block, passing.end, passing.begin, first, p, gradient, m, v)
         _update(g, state, blocks, config, part)
         g.launches[-1].fetches = g.launches[-1].saves = {"m": passing.first, "v": passing.second}
-    if _in_halves(state):
+    if in_pieces(state.gradient).dtype == "bfloat16":
         fill_zero(g, state.gradient)
-
-
-def _in_halves(state: AdamWState) -> bool:
-    return state.gradient.dtype == "bfloat16"
 
 
 def _update(
     g: Graph, state: AdamWState, blocks: BlockTable, config: AdamWConfig, part: _Part
 ) -> None:
+    in_halves = part.gradient.dtype == "bfloat16"
     constants, tensors = row_constants(g), len(blocks.tensors)
     if not g.profile.textures:
         constants["THREADS"] = min(g.profile.threads_per_row, _QUADS)
     count = part.end - part.begin
+    split = _NO_SPLIT if state.split is None else max(state.split - part.first_element, 0)
     g.launch(
         "adamw/update_8bit.wgsl",
         row_workgroups(g, count),
         {
             "step_info": state.step_info,
             "stats": state.stats,
-            "p": state.parameters,
-            "gradient": in_words(state.gradient) if _in_halves(state) else state.gradient,
+            "p": part.p,
+            "gradient": in_words(part.gradient) if in_halves else part.gradient,
             "m": part.m,
             "v": part.v,
             "table": blocks.table,
@@ -76,6 +96,7 @@ def _update(
             "first_block": part.begin,
             "blocks": count,
             "first_word": part.first_word,
+            "first_element": part.first_element,
             "tensors": tensors,
             "search": 1 << (tensors - 1).bit_length() >> 1,
             "beta1": config.adam_beta1,
@@ -84,7 +105,7 @@ def _update(
             "weight_decay": config.weight_decay,
             "one_minus_beta1": 1 - config.adam_beta1,
             "one_minus_beta2": 1 - config.adam_beta2,
-            "split": _NO_SPLIT if state.split is None else state.split,
+            "split": split,
         },
-        {"GRADIENT_HALVES": _in_halves(state), **constants},
+        {"GRADIENT_HALVES": in_halves, **constants},
     )

@@ -1,10 +1,11 @@
-"""Gated linear units (Shazeer, 2020): SwiGLU and GeGLU."""
+"""Gated linear units (Shazeer, 2020): SwiGLU and GeGLU, and gates that are sigmoids."""
 
 from __future__ import annotations
 
+from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.ops.activation import ACTIVATIONS
+from qlora_wgpu.ops.activation import ACTIVATIONS, SIGMOID
 
 
 def glu(g: Graph, gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
@@ -22,9 +23,30 @@ def glu(g: Graph, gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
     Raises:
         GraphError: If the shapes do not fit.
     """
+    return _gated(g, gate, up, ACTIVATIONS[activation])
+
+
+def sigmoid_gate(g: Graph, x: Tensor, gate: Tensor) -> Tensor:
+    """Computes y = sigmoid(gate) · x, as Qwen3-Next has it on what its attention makes.
+
+    Args:
+        g: The graph.
+        x: (rows, columns) operand.
+        gate: Like x.
+
+    Returns:
+        (rows, columns) operand.
+
+    Raises:
+        GraphError: If the shapes do not fit.
+    """
+    return _gated(g, gate, x, SIGMOID)
+
+
+def _gated(g: Graph, gate: Tensor, up: Tensor, constants: dict[str, Constant]) -> Tensor:
     if gate.shape != up.shape:
         raise GraphError(f"glu: {gate} and {up} differ")
-    units, constants = gate.rows * gate.units(8), ACTIVATIONS[activation]
+    units = gate.rows * gate.units(8)
 
     def made() -> Tensor:
         y = g.operand("glu", gate.rows, gate.columns)

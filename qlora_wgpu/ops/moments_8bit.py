@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.graph.dtype import ceil_div
-from qlora_wgpu.graph.tensor import Storage, Tensor, vector
+from qlora_wgpu.graph.pieces import Pieces
+from qlora_wgpu.graph.tensor import Storage, vector
 
 BLOCK = 256  # elements
 _CODE_WORDS = BLOCK // 4
@@ -114,6 +116,23 @@ def _checked(
     return np.ascontiguousarray(array)
 
 
+@dataclass(frozen=True)
+class BlockPiece:
+    """The blocks of a piece of the flat vectors.
+
+    Attributes:
+        block: The first of them.
+        word: Where that begins.
+        end: The block behind the last.
+        end_word: Where that would begin.
+    """
+
+    block: int
+    word: int
+    end: int
+    end_word: int
+
+
 class BlockTable:
     """The blocks of all tensors, and what the kernel knows of them.
 
@@ -121,15 +140,22 @@ class BlockTable:
         tensors: Each tensor's blocks, one tensor after another.
         blocks: Their number.
         words: Words of a moment.
+        pieces: The blocks of each piece of the flat vectors.
         table: For the kernel: what codes stand for, and a row for each tensor.
     """
 
-    def __init__(self, spans: Iterable[Span], values: Sequence[npt.NDArray[np.float32]]) -> None:
+    def __init__(
+        self,
+        spans: Iterable[Span],
+        values: Sequence[npt.NDArray[np.float32]],
+        cuts: Sequence[int] = (),
+    ) -> None:
         """Lays out the blocks of tensors, in this order.
 
         Args:
             spans: The tensors.
             values: The 256 values of m's codes, and those of v's.
+            cuts: Elements of the flat vectors that a piece begins with, but the first.
         """
         self.tensors: list[TensorMoments] = []
         self.blocks = self.words = 0
@@ -138,6 +164,7 @@ class BlockTable:
             self.tensors.append(tensor)
             self.blocks += tensor.blocks
             self.words += tensor.blocks * tensor.block_words
+        self.pieces = self._cut(cuts)
         data = self._data(values)
         storage = Storage("moments' blocks", "optimizer", data.nbytes, data)
         self.table = vector("moments' blocks", data.size, "uint32", storage)
@@ -151,14 +178,28 @@ class BlockTable:
         maps = [each.view(np.uint32) for each in values]
         return np.concatenate([*maps, np.array(rows, np.uint32).reshape(-1)])
 
-    def new_moment(self, label: str) -> Tensor:
-        """Room for a moment."""
-        return vector(label, self.words, "uint32", Storage(label, "optimizer", 4 * self.words))
+    def _cut(self, cuts: Sequence[int]) -> list[BlockPiece]:
+        ends = [(self.blocks, self.words)]
+        for cut in reversed(cuts):
+            after = [tensor for tensor in self.tensors if tensor.span.offset >= cut]
+            ends.append((after[0].first_block, after[0].first_word) if after else ends[-1])
+        return [BlockPiece(*begin, *end) for begin, end in pairwise([(0, 0), *reversed(ends)])]
 
-    def cuts(self, most: int) -> list[tuple[int, int]]:
-        """``(first block, its first word)`` of parts of at most so many words, and the end."""
-        cuts = [(0, 0)]
+    def new_moment(self, label: str) -> Pieces:
+        """Room for a moment."""
+        lengths = [piece.end_word - piece.word for piece in self.pieces]
+        return Pieces.laid_out(label, "optimizer", "uint32", lengths)
+
+    def cuts(self, piece: BlockPiece, most: int) -> list[tuple[int, int]]:
+        """Cuts the blocks of a piece into parts of at most so many words.
+
+        Returns:
+            Each part's first block, and where that begins; and the end.
+        """
+        cuts = [(piece.block, piece.word)]
         for tensor in self.tensors:
+            if not piece.block <= tensor.first_block < piece.end:
+                continue
             block, end = tensor.first_block, tensor.first_block + tensor.blocks
             while block < end:
                 word = tensor.first_word + (block - tensor.first_block) * tensor.block_words
@@ -167,4 +208,4 @@ class BlockTable:
                     cuts.append((block, word))
                     continue
                 block = min(block + room, end)
-        return [*cuts, (self.blocks, self.words)]
+        return [*cuts, (piece.end, piece.end_word)]

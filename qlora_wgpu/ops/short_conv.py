@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.batch import BatchBuffers
+
+_GATED: dict[str, Constant] = {"GATED": True}
 
 
 def short_conv(
@@ -42,27 +45,35 @@ def short_conv(
     }
     if batch.cache is not None:
         state = batch.cache.next_state(taps, hidden)
-        _keep(g, x, state, batch, shape)
+        keep(g, x, state, batch, shape, _GATED)
         if batch.rows == 1:
             tensors = {"x": x, "y": y, "state": state, "batch_info": batch.info, **frozen}
-            g.launch("short_conv/step.wgsl", hidden // 8, tensors, shape)
+            g.launch("short_conv/step.wgsl", hidden // 8, tensors, shape, _GATED)
             return y
     units, params = x.rows * hidden // 8, {"rows": x.rows, "seq": batch.seq, **shape}
     inputs = {"segments": batch.segments, "x": x, **frozen}
-    g.launch("short_conv/forward.wgsl", units, {**inputs, "y": y}, params)
+    g.launch("short_conv/forward.wgsl", units, {**inputs, "y": y}, params, _GATED)
 
     def vjp(dy: Tensor) -> None:
         dx = g.operand(f"d {x.name}", x.rows, x.columns)
-        g.launch("short_conv/backward.wgsl", units, {**inputs, "dy": dy, "dx": dx}, params)
+        tensors = {**inputs, "dy": dy, "dx": dx}
+        g.launch("short_conv/backward.wgsl", units, tensors, params, _GATED)
         g.add_gradient(x, dx)
 
     g.record(y, [x], vjp)
     return y
 
 
-def _keep(g: Graph, x: Tensor, state: Tensor, batch: BatchBuffers, shape: dict[str, int]) -> None:
+def keep(
+    g: Graph,
+    x: Tensor,
+    state: Tensor,
+    batch: BatchBuffers,
+    shape: dict[str, int],
+    constants: dict[str, Constant],
+) -> None:
     """Keeps what the tokens to come need of the last ones."""
     tensors = {"segments": batch.segments, "batch_info": batch.info, "x": x, "state": state}
     params = {name: shape[name] for name in ("hidden", "stride", "taps")}
     units = x.rows * shape["hidden"]
-    g.launch("short_conv/keep.wgsl", units, tensors, {"rows": x.rows, **params})
+    g.launch("short_conv/keep.wgsl", units, tensors, {"rows": x.rows, **params}, constants)

@@ -6,34 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from qlora_wgpu.graph.dtype import ITEM_SIZE, ceil_div
+from qlora_wgpu.graph.dtype import ceil_div
 from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.pieces import Pieces, in_pieces
 from qlora_wgpu.graph.tensor import TEXEL, Tensor, matrix, vector
 
-_PART_UNIT = 256  # elements, so that a part of any type begins where a binding may
 
-
-def fill_zero(g: Graph, y: Tensor) -> None:
+def fill_zero(g: Graph, y: Tensor | Pieces) -> None:
     """Zeroes y."""
-    for part in in_bindings(g, y):
-        units = ceil_div(part.nbytes, 16)
-        g.launch("tensor/fill.wgsl", units, {"y": part}, {"units": units})
-
-
-def in_bindings(g: Graph, x: Tensor) -> list[Tensor]:
-    """A vector in parts that one binding shows each; anything else is one part."""
-    size = ITEM_SIZE[x.dtype]
-    most = g.max_binding // size // _PART_UNIT * _PART_UNIT
-    if x.rows > 1 or x.columns <= most:
-        return [x]
-    begins = range(0, x.columns, most)
-    return [part_of(x, begin, min(most, x.columns - begin)) for begin in begins]
-
-
-def part_of(x: Tensor, begin: int, count: int) -> Tensor:
-    """So many elements of a vector."""
-    offset = x.offset + ITEM_SIZE[x.dtype] * begin
-    return replace(x, columns=count, stride=count, offset=offset)
+    for piece in in_pieces(y).pieces:
+        units = ceil_div(piece.nbytes, 16)
+        g.launch("tensor/fill.wgsl", units, {"y": piece}, {"units": units})
 
 
 def copied(g: Graph, x: Tensor) -> Tensor:
@@ -44,19 +27,19 @@ def copied(g: Graph, x: Tensor) -> Tensor:
     return y
 
 
-def add_to(g: Graph, y: Tensor, x: Tensor) -> None:
+def add_to(g: Graph, y: Tensor | Pieces, x: Tensor | Pieces) -> None:
     """Adds x, float32, to y of the same layout.
 
     Args:
         g: The graph.
         y: float32; or a part of a bfloat16 vector with a storage of its own, where each sum is
             rounded to nearest even.
-        x: What is added.
+        x: What is added, in the same pieces.
     """
-    if y.dtype == "bfloat16":
-        _add_rounded(g, y, x)
-        return
-    for to, part in zip(in_bindings(g, y), in_bindings(g, x), strict=True):
+    for to, part in zip(in_pieces(y).pieces, in_pieces(x).pieces, strict=True):
+        if to.dtype == "bfloat16":
+            _add_rounded(g, to, part)
+            continue
         units = to.rows * to.units(8)
         tensors = {"y": to, "a": None, "b": part}
         g.launch("tensor/add.wgsl", units, tensors, {"units": units}, {"ACCUMULATE": True})

@@ -70,8 +70,19 @@ def unpack_awq(words: Int32Array) -> UInt8Array:
 
 
 def unpack(words: Int32Array, bits: int) -> UInt8Array:
-    """The integers of each word along the last axis, the lowest bits first."""
-    return _unpacked(words, bits).reshape(*words.shape[:-1], -1)
+    """The integers of each run of words along the last axis, the lowest bits first.
+
+    Integers whose bits do not divide 32 lie across the ends of words, 32 of them in ``bits`` words.
+    """
+    if 32 % bits == 0:
+        return _unpacked(words, bits).reshape(*words.shape[:-1], -1)
+    pad = [*[(0, 0)] * (words.ndim - 1), (0, -words.shape[-1] % bits)]
+    runs = np.pad(words, pad).view(np.uint32).reshape(*words.shape[:-1], -1, bits)
+    word, shift = np.divmod(np.arange(0, 32 * bits, bits), 32)
+    following = runs[..., np.minimum(word + 1, bits - 1)].astype(np.uint64)
+    both = following << np.uint64(32) | runs[..., word]
+    integers = both >> shift.astype(np.uint64) & np.uint64(2**bits - 1)
+    return integers.astype(np.uint8).reshape(*words.shape[:-1], -1)
 
 
 def _unpacked(words: Int32Array, bits: int) -> UInt8Array:

@@ -40,6 +40,7 @@ class QuantizedWeight:
         name: Of the format, for messages.
         block_rows: Rows of a tile, where blocks are tiles (``WeightFormat``).
         factor: The last factor of each weight.
+        has_zeros: Whether scales multiply minima, too (``WeightFormat``).
     """
 
     shape: tuple[int, int]
@@ -55,6 +56,7 @@ class QuantizedWeight:
     name: str = "NF4"
     block_rows: int | None = None
     factor: float = 1.0
+    has_zeros: bool = False
 
     @property
     def format(self) -> WeightFormat:
@@ -66,6 +68,7 @@ class QuantizedWeight:
             nested_blocksize=self.nested_blocksize if self.double_quant else None,
             has_offset=self.double_quant and self.nested_offset is not None,
             has_minima=self.absmax.ndim == 2,
+            has_zeros=self.has_zeros,
             block_rows=self.block_rows,
             factor=self.factor,
         )
@@ -176,6 +179,9 @@ class QuantizedWeight:
         minima = None
         if self.absmax.ndim == 2:
             scales, minima = scales[..., 0], scales[..., 1]
+        if minima is not None and self.has_zeros:
+            values += minima
+            minima = None
         values *= scales
         if self.factor != 1.0:
             values *= np.float32(self.factor)

@@ -12,13 +12,15 @@ _C = math.sqrt(2 / math.pi)
 
 
 def forward(x: Array, activation: str) -> Array:
-    """SiLU, squared ReLU, GELU (``gelu``) or GELU in its tanh form, of each element."""
+    """SiLU, squared ReLU, sigmoid, GELU (``gelu``) or its tanh form, of each element."""
     if activation == "silu":
         y: Array = x / (1 + np.exp(-x))
     elif activation == "gelu":
         y = x * _normal_below(x)
     elif activation == "relu2":
         y = np.maximum(x, 0.0) ** 2
+    elif activation == "sigmoid":
+        y = 1 / (1 + np.exp(-x))
     else:
         y = 0.5 * x * (1 + np.tanh(_C * (x + 0.044715 * x**3)))
     return y
@@ -33,6 +35,8 @@ def slope(x: Array, activation: str) -> Array:
         derivative = _normal_below(x) + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
     elif activation == "relu2":
         derivative = 2 * np.maximum(x, 0.0)
+    elif activation == "sigmoid":
+        derivative = np.exp(-np.abs(x)) / (1 + np.exp(-np.abs(x))) ** 2
     else:
         t = np.tanh(_C * (x + 0.044715 * x**3))
         derivative = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * _C * (1 + 3 * 0.044715 * x * x)

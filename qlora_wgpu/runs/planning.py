@@ -99,7 +99,7 @@ def within_room(
         bytes_per_second=device.pace.bytes_per_second,
         beside=lambda layout, options: _beside(layout, options, options.seq),
     )
-    _require_pieces(fitted.layout, device)
+    _require_bindings(fitted.layout, device)
     observer.planned(fitted.memory)
     changed = fitted.options != options or fitted.residency != RESIDENT
     if changed and budget is not None:
@@ -109,29 +109,20 @@ def within_room(
     return fitted
 
 
-def _require_pieces(layout: ModelLayout, device: Device) -> None:
-    """Sees that the adapter's vectors, each in one piece, are not beyond the device's limits.
+def _require_bindings(layout: ModelLayout, device: Device) -> None:
+    """Sees that what kernels read of the adapter as one is not beyond the device's limits.
 
     Raises:
-        OutOfMemoryError: If one is.
+        OutOfMemoryError: If it is.
     """
-    adapter = layout.adapter
-    vectors = [adapter.parameters, adapter.gradient]
-    if not layout.residency.host_moments:
-        vectors += [adapter.first_moment, adapter.second_moment]
-    for storage in (each.storage for each in vectors):
-        assert storage is not None
-        most = device.max_buffer if storage.in_windows else device.max_binding
-        if storage.nbytes > most:
-            other = (
-                ", or take optim.name=adamw and train.gradient_dtype=float32, which allow "
-                f"{device.max_buffer:,}"
-            )
-            raise OutOfMemoryError(
-                f"the {storage.label} of r {layout.adapter.config.r} takes {storage.nbytes:,} "
-                f"bytes in one piece, and {device.name} allows {most:,}: lower lora.r or name "
-                f"fewer lora.target_modules{other * (not storage.in_windows)}"
-            )
+    too_large = layout.adapter.beyond_a_binding(device.max_binding)
+    if too_large is not None:
+        name, nbytes = too_large
+        raise OutOfMemoryError(
+            f"the adapter of {name} with r {layout.adapter.config.r} takes {nbytes:,} bytes in one "
+            f"piece, and {device.name} allows {device.max_binding:,}: lower lora.r or leave it out "
+            "of lora.target_modules"
+        )
 
 
 def _beside(layout: ModelLayout, options: StepOptions, capacity: int) -> int:

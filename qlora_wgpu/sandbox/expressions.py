@@ -56,6 +56,19 @@ def fits(expression: str, text: str) -> bool:
     return bool(_apart(_fits, expression, text))
 
 
+@lru_cache(maxsize=2**16)
+def begins(expression: str, text: str) -> bool:
+    """Whether a text begins with what fits a regular expression, as ``re.match`` has it.
+
+    Raises:
+        ExpressionError: If the expression is broken, or takes too long.
+    """
+    check_expression(expression)
+    if _is_quick(expression, text):
+        return _begins(expression, text)
+    return bool(_apart(_begins, expression, text))
+
+
 def _is_quick(expression: str, text: str = "") -> bool:
     """Whether it repeats one thing at most, or chooses a few times without repeating.
 
@@ -87,3 +100,7 @@ def _problem(expression: str) -> str | None:
 
 def _fits(expression: str, text: str) -> bool:
     return re.fullmatch(expression, text) is not None
+
+
+def _begins(expression: str, text: str) -> bool:
+    return re.match(expression, text) is not None

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from qlora_wgpu.config import OptimConfig
 from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.pieces import Pieces
 from qlora_wgpu.graph.tensor import Storage, Tensor, vector
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model.adapter_model import AdapterModel
@@ -60,12 +61,15 @@ def trace_update(
         adamw_8bit(graph, state, adapter.moments.blocks, config)
 
 
-def _on_host(moment: Tensor) -> npt.NDArray[Any]:
-    """A moment's place in host memory, made the first time."""
-    assert moment.storage is not None
-    if moment.storage.on_host is None:
-        moment.storage.on_host = np.zeros(moment.columns, moment.dtype)
-    return moment.storage.on_host
+def _on_host(moment: Pieces) -> list[npt.NDArray[Any]]:
+    """The places of a moment's pieces in host memory, made the first time."""
+    places = []
+    for piece in moment.pieces:
+        assert piece.storage is not None
+        if piece.storage.on_host is None:
+            piece.storage.on_host = np.zeros(piece.columns, piece.dtype)
+        places.append(piece.storage.on_host)
+    return places
 
 
 class Optimizer:

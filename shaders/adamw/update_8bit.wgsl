@@ -16,6 +16,7 @@ struct Params {
     first_block: u32, // of this launch
     blocks: u32,
     first_word: u32, // of what is bound of m and v
+    first_element: u32, // of what is bound of p and the gradient
     tensors: u32,
     search: u32, // the largest power of two below their number
     beta1: f32,
@@ -24,7 +25,7 @@ struct Params {
     weight_decay: f32,
     one_minus_beta1: f32,
     one_minus_beta2: f32,
-    split: u32, // the first element with the second learning rate
+    split: u32, // the first element of what is bound with the second learning rate
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -49,7 +50,7 @@ struct Block {
     at: u32, // its first word
     element: u32, // its first element within the tensor
     elements: u32, // the tensor's; none of a block that is not there
-    offset: u32,
+    offset: u32, // in what is bound
     columns: u32,
     stride: u32,
     in_codes: bool,
@@ -88,7 +89,8 @@ fn find_block(own: u32) -> Block {
         v_scale = bitcast<f32>(v[at + QUADS]);
     }
     return Block(
-        at, index * 4u * QUADS, select(0u, table[row + 5u], there), table[row + 2u],
+        at, index * 4u * QUADS, select(0u, table[row + 5u], there),
+        table[row + 2u] - params.first_element,
         table[row + 3u], table[row + 4u], in_codes, m_scale, v_scale,
     );
 }

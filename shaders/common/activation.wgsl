@@ -1,12 +1,8 @@
 // activate(x) and activate_gradient(x) = d activate / dx:
-// SILU: x·σ(x);  SQUARED_RELU: max(x, 0)²;  ERF: GELU, ½x(1 + erf(x/√2));  else its tanh form,
-// ½x(1 + tanh(√(2/π)(x + 0.044715x³))).
+// SILU: x·σ(x);  SIGMOID: σ(x);  SQUARED_RELU: max(x, 0)²;  ERF: GELU, ½x(1 + erf(x/√2));  else its
+// tanh form, ½x(1 + tanh(√(2/π)(x + 0.044715x³))).
 
-// σ(x), written so that exp's argument is never positive.
-fn sigmoid(x: vec4<f32>) -> vec4<f32> {
-    let e = exp(-abs(x));
-    return select(vec4<f32>(1.0), e, x < vec4<f32>(0.0)) / (1.0 + e);
-}
+//#include common/logistic.wgsl
 //#if SILU
 
 fn activate(x: vec4<f32>) -> vec4<f32> {
@@ -16,6 +12,16 @@ fn activate(x: vec4<f32>) -> vec4<f32> {
 fn activate_gradient(x: vec4<f32>) -> vec4<f32> {
     let s = sigmoid(x);
     return s * (1.0 + x * (1.0 - s));
+}
+//#else
+//#if SIGMOID
+
+fn activate(x: vec4<f32>) -> vec4<f32> {
+    return sigmoid(x);
+}
+
+fn activate_gradient(x: vec4<f32>) -> vec4<f32> {
+    return sigmoid_gradient(x);
 }
 //#else
 //#if SQUARED_RELU
@@ -80,6 +86,7 @@ fn activate_gradient(x: vec4<f32>) -> vec4<f32> {
     let s = gate_of(x);
     return s + x * s * (1.0 - s) * 1.5957691216 * (1.0 + 0.134145 * x * x);
 }
+//#endif
 //#endif
 //#endif
 //#endif

@@ -1,6 +1,7 @@
 // The scale of a block of a quantized matrix: absmax[block], or doubly quantized (NESTED)
 // nested_map[absmax_code] · nested_absmax[block / nested_blocksize] (+ nested_offset).
-// With MINIMA each is followed by the block's minimum, stored likewise: block becomes 2 · block.
+// With MINIMA each is followed by the block's minimum, stored likewise: block becomes 2 · block;
+// with ZEROS that is added before the scale multiplies.
 // maps: the values of quant_map, then the 256 of nested_map and nested_offset, or the last factor.
 // Of several matrices `expert` is the number of one. With GROUP there are up to three, all in one
 // array of words `group`, and params says where the parts of each begin.
@@ -93,6 +94,9 @@ fn block_minimum(expert: u32, block: u32) -> f32 {
 
 // What codes with these values stand for. The minimum is read where there is one.
 fn weights(values: vec4<f32>, scale: f32, minimum: f32) -> vec4<f32> {
+//#if ZEROS
+    return (values + minimum) * scale;
+//#else
 //#if MINIMA
     return values * scale + minimum;
 //#else
@@ -101,6 +105,7 @@ fn weights(values: vec4<f32>, scale: f32, minimum: f32) -> vec4<f32> {
     return values * scale * quant_value(VALUES + 256u);
 //#else
     return values * scale;
+//#endif
 //#endif
 //#endif
 }

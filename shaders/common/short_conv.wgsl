@@ -1,17 +1,20 @@
-// What kernels of the gated short convolution share: columns of eight by their unit, a tap's weights.
-// x (rows, 3 · hidden) is [gate in | gate out | value]; stride and hidden count units of eight.
+// What kernels of short convolutions share: a tap's weights, the bias, and what becomes of the sum.
+//#include common/convolved.wgsl
 
-fn gate_in(row: u32, unit: u32) -> Eight {
-    return load_x(row * params.stride + unit);
-}
-
+//#if GATED
 fn gate_out(row: u32, unit: u32) -> Eight {
     return load_x(row * params.stride + params.hidden + unit);
 }
 
-fn value(row: u32, unit: u32) -> Eight {
-    return load_x(row * params.stride + 2u * params.hidden + unit);
+fn finished(row: u32, unit: u32, sum: Eight) -> Eight {
+    return multiply8(gate_out(row, unit), sum);
 }
+//#else
+//#include common/activation.wgsl
+fn finished(row: u32, unit: u32, sum: Eight) -> Eight {
+    return activate8(sum);
+}
+//#endif
 
 // The weights of eight neighbouring channels for the token that lies so many before.
 fn tap(unit: u32, before: u32) -> Eight {

@@ -1,5 +1,5 @@
-// w[n, k] = quant_map[code] · scale(block) (+ minimum(block), or · last factor),  rows row0 .. row0 +
-// rows - 1 of a quantized matrix.
+// w[n, k] = quant_map[code] · scale(block) (+ minimum(block), or · last factor), or with ZEROS
+// (quant_map[code] + minimum(block)) · scale(block),  rows row0 .. row0 + rows - 1 of a quantized matrix.
 //
 // Element e = (row0 + n)·in_features + k of the flat matrix: byte e/2 of codes, the high nibble if
 // e is even, or with EIGHT_BITS byte e; block e / blocksize, or with TILES that of (row, column).

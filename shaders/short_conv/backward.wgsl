@@ -1,4 +1,4 @@
-// dx of short_conv/forward.wgsl, whose sum is computed anew:
+// dx of short_conv/forward.wgsl with gates, whose sum is computed anew:
 //
 // dgate_out[m] = dy[m] · sum[m],  g[m] = Σ_j weight[taps - 1 - j] · (dy · gate_out)[m + j]
 // dgate_in[m] = g[m] · value[m],  dvalue[m] = g[m] · gate_in[m]
@@ -37,7 +37,7 @@ fn each(i: u32) {
     for (var j = 0u; j < params.taps; j += 1u) {
         let weights = tap(unit, j);
         if (j <= position && segments[m - min(j, m)] == segments[m]) {
-            sum = add8(sum, multiply8(weights, multiply8(gate_in(m - j, unit), value(m - j, unit))));
+            sum = add8(sum, multiply8(weights, convolved(m - j, unit)));
         }
         if (position + j < params.seq && segments[min(m + j, params.rows - 1u)] == segments[m]) {
             let dy = load_dy((m + j) * params.hidden + unit);

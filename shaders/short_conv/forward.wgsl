@@ -1,8 +1,10 @@
 // y[m] = gate_out[m] · (bias + Σ_j weight[taps - 1 - j] · (gate_in · value)[m - j]),  channel by channel,
-// over the tokens of m's sample that lie j = 0, 1, … before it.
+// over the tokens of m's sample that lie j = 0, 1, … before it; or without gates (!GATED)
+// y[m] = silu(bias + Σ_j weight[taps - 1 - j] · x[m - j]).
 //
-// x (rows, 3 · hidden) = [gate_in | gate_out | value], weight (hidden, taps), y (rows, hidden):
-// overwritten. An invocation takes eight channels of a row. Launcher: ops/short_conv.py.
+// x (rows, 3 · hidden) = [gate_in | gate_out | value] or (rows, hidden), weight (hidden, taps),
+// y (rows, hidden): overwritten. An invocation takes eight channels of a row.
+// Launchers: ops/short_conv.py, ops/causal_conv.py.
 //#include common/flat.wgsl
 
 struct Params {
@@ -31,8 +33,8 @@ fn each(i: u32) {
     var sum = bias_of(unit);
     for (var j = 0u; j < min(params.taps, m % params.seq + 1u); j += 1u) {
         if (segments[m - j] == segments[m]) {
-            sum = add8(sum, multiply8(tap(unit, j), multiply8(gate_in(m - j, unit), value(m - j, unit))));
+            sum = add8(sum, multiply8(tap(unit, j), convolved(m - j, unit)));
         }
     }
-    store_y(i, multiply8(gate_out(m, unit), sum));
+    store_y(i, finished(m, unit, sum));
 }

@@ -1,7 +1,8 @@
-// state[(past + m) % taps] = gate_in[m] · value[m]  of a text's last taps tokens, for the ones to come.
+// state[(past + m) % taps] = gate_in[m] · value[m], or (!GATED) x[m], of a text's last taps tokens, for
+// the ones to come.
 //
-// x (rows, 3 · hidden), state (taps, hidden) float32; past = batch_info[3]; rows of segment 0 are
-// padding. Launcher: ops/short_conv.py.
+// x (rows, 3 · hidden) or (rows, hidden), state (taps, hidden) float32; past = batch_info[3]; rows of
+// segment 0 are padding. Launchers: ops/short_conv.py, ops/causal_conv.py.
 //#include common/flat.wgsl
 
 struct Params {
@@ -16,6 +17,7 @@ struct Params {
 @group(0) @binding(2) var<storage, read> batch_info: array<u32>;
 //#input 3 x: 8
 //#output 4 state: 8
+//#include common/convolved.wgsl
 
 fn each(i: u32) {
     let m = i / params.hidden;
@@ -27,7 +29,5 @@ fn each(i: u32) {
         return;
     }
     let unit = i % params.hidden;
-    let base = m * params.stride + unit;
-    let product = multiply8(load_x(base), load_x(base + 2u * params.hidden));
-    store_state((batch_info[3] + m) % params.taps * params.hidden + unit, product);
+    store_state((batch_info[3] + m) % params.taps * params.hidden + unit, convolved(m, unit));
 }

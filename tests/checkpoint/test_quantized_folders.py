@@ -92,7 +92,11 @@ def test_fp8_in_tiles(tmp_path: Path, recorded: Arrays) -> None:
 
 def in_groups(*tiles: Any) -> dict[str, Any]:
     """compressed-tensors' FP8, its groups of layers in tiles of these sizes."""
-    groups = {f"group_{i}": {"weights": {"block_structure": tile}} for i, tile in enumerate(tiles)}
+    names = (["Linear"], ["re:.*attn"], ["lm_head"])
+    groups = {
+        f"group_{i}": {"targets": names[i], "weights": {"type": "float", "block_structure": tile}}
+        for i, tile in enumerate(tiles)
+    }
     config = {"quant_method": "compressed-tensors", "format": "float-quantized"}
     return config | {"config_groups": groups}
 
@@ -196,6 +200,62 @@ def test_gptq_in_another_order_is_requantized(tmp_path: Path) -> None:
     np.testing.assert_array_equal(model.float32(NAME), exact(*parts, groups))
 
 
+def in_bits(values: np.ndarray, bits: int) -> np.ndarray:
+    """Words of 32 bits of integers along the last axis, the lowest bits first, without a gap."""
+    ones = values[..., None] >> np.arange(bits, dtype=np.uint8) & np.uint8(1)
+    flat = ones.reshape(*values.shape[:-1], -1)
+    return np.packbits(flat, axis=-1, bitorder="little").view(np.int32)
+
+
+def gptq_of_bits(stem: str, bits: int, group: int) -> tuple[Arrays, np.ndarray]:
+    """A layer of 32 x 96 in the first layout, and what it stands for."""
+    codes, zeros, scales = integers(32, 96, group)
+    mask = np.uint8(2**bits - 1)
+    codes, zeros = codes & mask, zeros & mask
+    less_one = (zeros - np.uint8(1)) & mask
+    parts = {"qweight": in_bits(codes.T, bits).T, "qzeros": in_bits(less_one, bits)}
+    expected = exact(codes, zeros, scales, np.arange(96) // group) + np.float32(0)
+    return {f"{stem}.{leaf}": a for leaf, a in {**parts, "scales": scales}.items()}, expected
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_gptq_of_all_bits(tmp_path: Path, bits: int) -> None:
+    arrays, expected = gptq_of_bits(STEM, bits, 32)
+    config = {"quant_method": "gptq", "bits": bits, "group_size": 32}
+    assert_bits(opened(tmp_path, arrays, config), expected)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"quant_method": "gptq", "dynamic": {"+:.*attn": {"bits": 8, "group_size": 48}}},
+        {"quant_method": "auto-round", "extra_config": {"a.attn": {"bits": 8, "group_size": 48}}},
+    ],
+)
+def test_layers_with_bits_and_groups_of_their_own(tmp_path: Path, config: Any) -> None:
+    usual, expected = gptq_of_bits(STEM, 4, 32)
+    other, of_other = gptq_of_bits("a.attn", 8, 48)
+    model = opened(tmp_path, usual | other, {**config, "bits": 4, "group_size": 32})
+    assert_bits(model, expected)
+    assert_bits(model, of_other, "a.attn.weight")
+
+
+@pytest.mark.parametrize("packing", ["auto_round:auto_gptq", "auto_round", "auto_round:auto_awq"])
+def test_auto_round_packs_as_others_do(tmp_path: Path, packing: str) -> None:
+    if packing.endswith("awq"):
+        codes, zeros, scales = integers(24, 96, 32)
+        order = (0, 2, 4, 6, 1, 3, 5, 7)
+        parts = {"qweight": packed(codes, order), "qzeros": packed(zeros, order), "scales": scales}
+        arrays = {f"{STEM}.{leaf}": array for leaf, array in parts.items()}
+    else:
+        arrays, (codes, zeros, scales) = gptq(96, int(packing.endswith("gptq")))
+    config = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "packing_format": packing}
+    model = opened(tmp_path, arrays, config)
+    assert_bits(model, exact(codes, zeros, scales, np.arange(96) // 32) + np.float32(0))
+    planned, stored = PlannedFormats(config).format(NAME, 96), model.weight_format(NAME)
+    assert planned is not None and stored is not None and planned.key == stored.key
+
+
 @pytest.mark.parametrize("divides", [True, False])
 def test_nvfp4(tmp_path: Path, divides: bool) -> None:
     random = np.random.default_rng(0)
@@ -240,16 +300,27 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32}
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        ({"quant_method": "aqlm"}, "is quantized with aqlm, but only bitsandbytes' NF4"),
+        *(
+            ({"quant_method": method}, f"is quantized with {method}, but only bitsandbytes' NF4")
+            for method in ("aqlm", "eetq", "higgs", "hqq", "quanto", "quark", "spqr", "torchao")
+        ),
+        (
+            {"quant_method": "auto-round", "packing_format": "auto_round:llm_compressor"},
+            "packed as",
+        ),
+        ({"quant_method": "auto-round", "data_type": "mx_fp4"}, "AutoRound and packed as"),
+        ({"quant_method": "auto-round", "rotation_config": {"a": 1}}, "AutoRound rotated"),
+        ({"quant_method": "gptq", "checkpoint_format": "gptq_p"}, "in its layout 'gptq_p', but"),
+        ({"quant_method": "gptq", "is_marlin_format": True}, "in its layout 'marlin', but"),
         ({"quant_method": "compressed-tensors", "format": "x"}, "compressed-tensors \\(x\\), but"),
         ({"quant_method": 7}, "is quantized with 7, but only"),
         (AWQ | {"bits": 3}, "to 3 bits, but only 4 are read"),
         (AWQ | {"group_size": 0}, "in groups of 0 weights"),
         (AWQ | {"group_size": "x"}, "in groups of 'x' weights"),
         (AWQ | {"version": "gemv"}, "in its layout 'gemv', but only gemm"),
-        ({"quant_method": "gptq", "bits": 5}, "to 5 bits, but only 2 or 4 or 8 are read"),
+        ({"quant_method": "gptq", "bits": 5}, "to 5 bits, but only 2 or 3 or 4 or 8"),
         ({"quant_method": "fp8", "weight_block_size": [0, 1]}, "must be two sizes"),
-        (in_groups("32x32"), "block_structure, of quantization_config must be two sizes"),
+        (in_groups("32x0"), "block_structure of quantization_config must be two sizes"),
         (in_groups([32, 32], [64, 32]), "differ in their block_structure"),
     ],
 )

@@ -35,13 +35,12 @@ class Notes(Observer):
         self.plans.append(sum(memory.values()))
 
 
-def trained(place, name, notes=None, resume=False, steps=3, optimizer="adamw", **memory):
+def trained(place, name, notes=None, resume=False, steps=3, r=4, **memory):
     settings = Config.model_validate({
         "model": {"path": str(place / "model")},
         "data": {"train": str(place / "chats.jsonl"), "max_seq_length": 64, "eval_split": 4},
-        "lora": {"r": 4},
+        "lora": {"r": r},
         "train": {"max_steps": steps, "gradient_accumulation_steps": 2},
-        "optim": {"name": optimizer},
         "output": {"dir": str(place / name), "save_steps": 2},
         "device": memory,
     })  # fmt: skip
@@ -92,12 +91,11 @@ def test_a_wrong_size_is_a_sentence(place, memory):
         trained(place, "wrong", memory=memory)
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "limit"), [("adamw", "max_buffer"), ("adamw_8bit", "max_binding")]
-)
-def test_an_adapter_beyond_a_buffer_is_a_sentence(place, monkeypatch, optimizer, limit):
-    monkeypatch.setattr(Device, limit, 200_000)
-    message = r"in one piece, and .* allows 200,000: lower lora.r or name fewer lora.target_modules"
-    with pytest.raises(OutOfMemoryError, match=message) as failure:
-        trained(place, "large", optimizer=optimizer)
-    assert ("optim.name=adamw" in str(failure.value)) == (limit == "max_binding")
+def test_a_matrix_beyond_a_binding_is_a_sentence(place, monkeypatch):
+    monkeypatch.setattr(Device, "max_binding", 200_000)
+    message = (
+        r"adapter of model.layers.0.self_attn.q_proj with r 512 takes 262,144 bytes in one piece, "
+        r"and .* allows 200,000: lower lora.r or leave it out of lora.target_modules"
+    )
+    with pytest.raises(OutOfMemoryError, match=message):
+        trained(place, "large", r=512)

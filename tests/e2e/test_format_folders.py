@@ -39,6 +39,17 @@ CONFIGS = {
     "int8": {"quant_method": "bitsandbytes", "load_in_8bit": True},
     "fp8": {"quant_method": "fp8", "weight_block_size": [24, 16]},
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 16},
+    "w4a16": {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {"num_bits": 4, "symmetric": False, "group_size": 8},
+            }
+        },
+        "ignore": ["lm_head"],
+    },
     "shuffled": {"quant_method": "gptq", "bits": 4, "group_size": 8, "desc_act": True},
 }
 
@@ -54,6 +65,16 @@ def quantized(kind, stem, weight):
         codes = (weight * 100).astype(ml_dtypes.float8_e4m3fn)
         tiles = random.uniform(0.005, 0.015, (-(-rows // 24), -(-columns // 16)))
         return {f"{stem}.weight": codes, f"{stem}.weight_scale_inv": tiles.astype(np.float32)}
+    if kind == "w4a16":
+        scales = random.uniform(0.01, 0.05, (rows, columns // 8)).astype(ml_dtypes.bfloat16)
+        return {
+            f"{stem}.weight_packed": random.integers(
+                -(2**31), 2**31, (rows, columns // 8), np.int32
+            ),
+            f"{stem}.weight_zero_point": np.full((rows // 8, columns // 8), 0x9A78_6587, np.uint32),
+            f"{stem}.weight_scale": scales,
+            f"{stem}.weight_shape": np.array(weight.shape),
+        }
     groups = np.arange(columns, dtype=np.int32) // CONFIGS[kind]["group_size"]
     if kind == "shuffled":
         groups = groups[random.permutation(columns)]
@@ -154,7 +175,12 @@ def test_users_are_told_of_it(device, folders):
     stored = folders["fp8"][0]
     [note] = Pretrained.open(stored).notes
     assert note == "linear layers train as stored: 7 in FP8 E4M3"
-    for kind, scheme in {"int8": "LLM.int8", "gptq": "GPTQ", "fp8": "FP8 E4M3"}.items():
+    for kind, scheme in {
+        "int8": "LLM.int8",
+        "gptq": "GPTQ",
+        "fp8": "FP8 E4M3",
+        "w4a16": "INT4",
+    }.items():
         opened = Pretrained.open(folders[kind][0])
         planned = Pretrained.from_config(opened.config)
         assert opened.scheme(QuantConfig()) == planned.scheme(QuantConfig()) == scheme

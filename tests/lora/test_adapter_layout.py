@@ -155,7 +155,7 @@ def test_an_adapter_s_matrices_can_be_bound_and_do_not_overlap(r):
     assert ends[-1] <= 4 * adapter.length == adapter.parameters.nbytes
     for lora in adapter.loras.values():
         assert (lora.grad_a.offset, lora.grad_b.offset) == (lora.a.offset, lora.b.offset)
-        assert lora.grad_a.storage is adapter.gradient.storage is not lora.a.storage
+        assert lora.grad_a.storage is adapter.gradient.whole.storage is not lora.a.storage
     features = [(s.in_features, s.out_features) for s in architecture().linears]
     assert adapter.num_parameters == sum(r * (i + o) for i, o in features)
 

@@ -163,3 +163,23 @@ def test_what_a_run_takes_beside_its_step_is_counted_of_the_way_chosen(layout):
         fit(layout, STEP, 1 << 20)
     least, less = (int(str(e.value).split(" MiB")[0].split()[-1]) for e in (failure, plain))
     assert least == less + 1
+
+
+def test_a_65b_of_rank_64_keeps_to_48_gb_in_buffers_of_2_gib():
+    """The setting of QLoRA's paper: 3.2 GB of adapter, and as much of gradient and each moment."""
+    config = CONFIG | {
+        "vocab_size": 32_000, "hidden_size": 8192, "intermediate_size": 22_016,
+        "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 64,
+    }  # fmt: skip
+    most = (1 << 31) - 1
+    layout = ModelLayout(
+        Pretrained.from_config(config), LoraConfig(r=64), QuantConfig(), "bfloat16",
+        profile=GPU_PROFILE, max_binding=most,
+    )  # fmt: skip
+    fitted = fit(layout, STEP, 47.5 * 2**30)
+    assert fitted.total <= 47.5 * 2**30 and not fitted.moved
+    assert [len(each.pieces) for each in (layout.adapter.parameters, layout.adapter.gradient)] == [
+        2, 2
+    ]  # fmt: skip
+    storages = fitted.layout.step(fitted.options).plan.storages
+    assert max(storage.nbytes for storage in storages) <= most

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from support.harness import PROFILES, Bench, assert_close
 
+from qlora_wgpu.graph.pieces import Pieces
 from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.ops.adamw import AdamWConfig, AdamWState, adamw, gradient_norm
 from qlora_wgpu.reference import adamw as reference
@@ -14,18 +15,19 @@ def flat(array):
     return vector("flat", data.size, "float32", Storage("flat", "test", data.nbytes, data))
 
 
-def one_step(device, p, g, m, v, t, tokens, lr, config, profile="cpu", max_binding=1 << 20):
+def cut(array, cuts):
+    return Pieces(tuple(flat(part) for part in np.split(np.asarray(array), cuts)))
+
+
+def one_step(device, p, g, m, v, t, tokens, lr, config, profile="cpu", cuts=()):
     bench = Bench(device, "float32", PROFILES[profile])
-    bench.graph.max_binding = max_binding
     info = [lr, 1 - config.adam_beta1**t, np.sqrt(1 - config.adam_beta2**t), 0]
-    state = AdamWState(flat(p), flat(g), flat(m), flat(v), flat(info), flat([9, tokens, 7, 7]))
-    adamw(bench.graph, state, config)
-    return [
-        row[0]
-        for row in bench.run(
-            state.parameters, state.gradient, state.first_moment, state.second_moment, state.stats
-        )
-    ]
+    vectors = [cut(each, cuts) for each in (p, g, m, v)]
+    stats = flat([9, tokens, 7, 7])
+    adamw(bench.graph, AdamWState(*vectors, flat(info), stats), config)
+    rows = iter(bench.run(*(piece for each in vectors for piece in each.pieces), stats))
+    return [*(np.concatenate([next(rows)[0] for _ in each.pieces]) for each in vectors),
+            next(rows)[0]]  # fmt: skip
 
 
 @pytest.mark.parametrize("max_norm", [0.0, 0.05, 100.0])
@@ -50,21 +52,21 @@ def test_steps(device, max_norm, weight_decay):
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_vectors_beyond_a_binding(device, profile):
-    """1,216 floats in parts of 512: the same bits, but of the norm, whose sums are others."""
+def test_vectors_in_pieces(device, profile):
+    """The same bits wherever they are cut, of the norm, too."""
     rng = np.random.default_rng(13)
     p, g, m, v = (rng.standard_normal(LENGTH) for _ in range(4))
     given = (p, g, m, np.abs(v), 3, 5, 1e-2)
-    config = AdamWConfig(weight_decay=0.1, max_grad_norm=0)
+    config = AdamWConfig(weight_decay=0.1, max_grad_norm=0.5)
     whole = one_step(device, *given, config, profile)
-    parts = one_step(device, *given, config, profile, max_binding=2048)
-    for got, expected in zip(parts[:4], whole[:4], strict=True):
-        np.testing.assert_array_equal(got, expected)
-    assert_close(parts[4], whole[4], 1e-6, "a float32 sum of squares")
+    for cuts in ([512, 1024], [64], [128, 192, 1152]):
+        parts = one_step(device, *given, config, profile, cuts)
+        for got, expected in zip(parts, whole, strict=True):
+            np.testing.assert_array_equal(got, expected)
 
 
-@pytest.mark.parametrize(("split", "max_binding"), [(128, 1 << 20), (640, 2048), (1024, 2048)])
-def test_two_rates(device, split, max_binding):
+@pytest.mark.parametrize(("split", "cuts"), [(128, ()), (640, (512, 1024)), (1024, (512, 1024))])
+def test_two_rates(device, split, cuts):
     """LoRA+: from `split` on, B has a rate of its own."""
     rng = np.random.default_rng(14)
     p, g, m, v = (rng.standard_normal(LENGTH) for _ in range(4))
@@ -72,10 +74,10 @@ def test_two_rates(device, split, max_binding):
     bench = Bench(device, "float32", PROFILES["cpu"])
     info = flat([1e-2, 1 - 0.9**3, np.sqrt(1 - 0.999**3), 0.16])
     stats = flat([9, 5, 0, 0])
-    bench.graph.max_binding = max_binding
-    state = AdamWState(flat(p), flat(g), flat(m), flat(v), info, stats, split=split)
+    vectors = [cut(each, cuts) for each in (p, g, m, v)]
+    state = AdamWState(*vectors, info, stats, split=split)
     adamw(bench.graph, state, AdamWConfig(weight_decay=0.1))
-    (got,) = bench.run(state.parameters)
+    got = [np.concatenate([row[0] for row in bench.run(*vectors[0].pieces)])]
     for rate, part in ((1e-2, slice(split)), (0.16, slice(split, None))):
         expected = reference.State(p.copy(), m.copy(), v.copy())
         reference.step(
@@ -97,6 +99,18 @@ def test_norm(device, profile, length):
         (row,) = bench.run(stats)
         assert_close(row[0][2], np.linalg.norm(np.float32(g)) / 5, 1e-6, "a float32 sum")
     assert_close(row[0][3], np.array(1 / 5 / row[0][2]), 1e-5, "the norm is clipped to 1")
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_norm_has_the_bits_of_one_piece(device, profile):
+    """More than are read at once, in pieces that are no multiples of that."""
+    g = np.random.default_rng(15).standard_normal(300_032) * np.linspace(0.1, 3, 300_032)
+    found = []
+    for cuts in ([], [64 * 1001], [64, 64 * 2000, 64 * 2003, 64 * 4000]):
+        bench, stats = Bench(device, "float32", PROFILES[profile]), flat([9, 5, 7, 7])
+        gradient_norm(bench.graph, cut(g, cuts), stats, 1.0)
+        found.append(bench.run_bits(stats)[0][0][2])
+    assert found[0] == found[1] == found[2]
 
 
 @pytest.mark.parametrize("profile", PROFILES)

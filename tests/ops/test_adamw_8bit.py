@@ -217,9 +217,24 @@ def test_a_checkpoint_holds_every_bit():
 @pytest.mark.parametrize("most", [256, 700, 1300, 10**6])
 def test_parts_end_between_blocks(most):
     blocks = Adapter().blocks
-    cuts = blocks.cuts(most)
+    (whole,) = blocks.pieces
+    cuts = blocks.cuts(whole, most)
     assert cuts[0] == (0, 0) and cuts[-1] == (blocks.blocks, blocks.words)
     for (block, word), (next_block, next_word) in pairwise(cuts):
         assert block < next_block and word < next_word <= word + most
         tensor = [t for t in blocks.tensors if t.first_block <= block][-1]
         assert word == tensor.first_word + (block - tensor.first_block) * tensor.block_words
+
+
+def test_blocks_of_pieces():
+    spans = list(Adapter().spans.values())
+    whole = BlockTable(spans, MOMENT_VALUES)
+    cut = BlockTable(spans, MOMENT_VALUES, [spans[1].offset, spans[2].offset])
+    assert cut.words == whole.words and cut.blocks == whole.blocks
+    assert [piece.columns for piece in cut.new_moment("m").pieces] == [
+        tensor.blocks * tensor.block_words for tensor in whole.tensors
+    ]
+    cuts = [cut.cuts(piece, 700) for piece in cut.pieces]
+    assert [each[0][0] for each in cuts] == [tensor.first_block for tensor in whole.tensors]
+    assert [each[-1] for each in cuts[:2]] == [each[0] for each in cuts[1:]]
+    assert cuts[-1][-1] == (whole.blocks, whole.words)

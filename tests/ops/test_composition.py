@@ -10,8 +10,11 @@ from support.harness import DTYPES, PROFILES, Bench, rounded
 
 from qlora_wgpu.ops.activation import activation
 from qlora_wgpu.ops.attention import attention
+from qlora_wgpu.ops.causal_conv import causal_conv
 from qlora_wgpu.ops.columns import columns
-from qlora_wgpu.ops.glu import glu
+from qlora_wgpu.ops.gated_rms_norm import gated_rms_norm
+from qlora_wgpu.ops.glu import glu, sigmoid_gate
+from qlora_wgpu.ops.group_columns import group_columns
 from qlora_wgpu.ops.layer_norm import layer_norm
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
@@ -24,7 +27,10 @@ from qlora_wgpu.ops.tensor import as_float32, cast
 from qlora_wgpu.ops.xielu import XIELUScalars, xielu
 from qlora_wgpu.reference import activation as activation_reference
 from qlora_wgpu.reference import attention as attention_reference
+from qlora_wgpu.reference import causal_conv as causal_conv_reference
+from qlora_wgpu.reference import gated_rms_norm as gated_rms_norm_reference
 from qlora_wgpu.reference import glu as glu_reference
+from qlora_wgpu.reference import group_columns as group_columns_reference
 from qlora_wgpu.reference import layer_norm as layer_norm_reference
 from qlora_wgpu.reference import qk_layer_norm as qk_layer_norm_reference
 from qlora_wgpu.reference import rms_norm as rms_norm_reference
@@ -42,6 +48,7 @@ OTHER, KEYS, VALUES = (_RANDOM.standard_normal((ROWS, COLUMNS)) for _ in range(3
 TABLE = _RANDOM.standard_normal((ROWS, HEAD_DIM // 2, 2))
 POSITIONS, SAMPLE = np.arange(ROWS), np.ones((1, ROWS), int)
 SCALE = 1 / np.sqrt(HEAD_DIM)
+HALVES = (HEAD_DIM // 2, HEAD_DIM // 2)
 
 
 @dataclass(frozen=True)
@@ -147,11 +154,31 @@ OPS = {
         lambda x: glu_reference.forward(x, x, "silu"),
         lambda dy, x: sum(glu_reference.backward(dy, x, x, "silu")),
     ),
+    "regrouped": Op(  # (head, half, element) to (half, head, element)
+        lambda b, x: group_columns(b.graph, x, HEADS, HEAD_DIM, 0, HALVES),
+        lambda x: group_columns_reference.forward(x, HEADS, HEAD_DIM, 0, HALVES),
+        lambda dy, x: group_columns_reference.backward(dy, COLUMNS, HEADS, HEAD_DIM, 0, HALVES),
+    ),
     "linear": Op(_linear, lambda x: x @ MATRIX.T, lambda dy, x: dy @ MATRIX),
     "short_conv": Op(
         _short_conv,
         lambda x: short_conv_reference.forward(x @ THREE.T, TAPS, 0.0, SAMPLE),
         lambda dy, x: short_conv_reference.backward(dy, x @ THREE.T, TAPS, 0.0, SAMPLE) @ THREE,
+    ),
+    "causal_conv": Op(
+        lambda b, x: causal_conv(b.graph, x, b.given(TAPS), None, b.batch_of(1, ROWS)),
+        lambda x: causal_conv_reference.forward(x, TAPS, 0.0, SAMPLE),
+        lambda dy, x: causal_conv_reference.backward(dy, x, TAPS, 0.0, SAMPLE),
+    ),
+    "norm and its gate": Op(
+        lambda b, x: gated_rms_norm(b.graph, x, x, b.given(HEAD_WEIGHT), 1e-5),
+        lambda x: gated_rms_norm_reference.forward(x, x, HEAD_WEIGHT, 1e-5),
+        lambda dy, x: sum(gated_rms_norm_reference.backward(dy, x, x, HEAD_WEIGHT, 1e-5)),
+    ),
+    "sigmoid_gate": Op(
+        lambda b, x: sigmoid_gate(b.graph, x, b.operand(OTHER)),
+        lambda x: glu_reference.forward(OTHER, x, "sigmoid"),
+        lambda dy, x: glu_reference.backward(dy, OTHER, x, "sigmoid")[1],
     ),
     "attention": Op(
         _attention,

@@ -26,8 +26,8 @@ def test_a_layer(device, profile, dtype, residual, kind, rows, inner, outer, r, 
     adapter = Adapter(LoraConfig(r=r, lora_alpha=2 * r, use_dora=True), [spec])
     values = {n: rng.standard_normal(a.shape) for n, a in adapter.split(adapter.initial(0)).items()}
     before = rng.standard_normal(adapter.length).astype(np.float32)
-    adapter.parameters.storage.data = adapter.join(values)
-    adapter.gradient.storage.data = before
+    adapter.parameters.whole.storage.data = adapter.join(values)
+    adapter.gradient.whole.storage.data = before
     bench = Bench(device, dtype, PROFILES[profile])
     g = bench.graph
     pieces = tuple((i, bench.operand(w[i : i + shard])) for i in range(0, outer, shard))
@@ -38,7 +38,7 @@ def test_a_layer(device, profile, dtype, residual, kind, rows, inner, outer, r, 
     tskip = bench.given(skip, grad=True) if residual else None
     y = linear(g, tx, layer, bench.batch_of(1, rows), tskip, multiplier=1.0)
     (dx,) = bench.gradients(y, bench.given(dy, kind), tx)
-    whole = vector("flat", adapter.length, "float32", adapter.gradient.storage)
+    whole = vector("flat", adapter.length, "float32", adapter.gradient.whole.storage)
     got_y, got_dx, got_flat = bench.run(y, dx, whole)
 
     a, b, m = (rounded(v, "float32") for v in values.values())
@@ -66,7 +66,7 @@ def test_norms(device, profile, dtype):
     w = rng.standard_normal((37, 130))
     w[5] = 0
     adapter = Adapter(LoraConfig(r=3, use_dora=True), [LinearSpec("layers.0.x", 37, 130)])
-    adapter.parameters.storage.data = np.zeros(adapter.length, np.float32)
+    adapter.parameters.whole.storage.data = np.zeros(adapter.length, np.float32)
     bench = Bench(device, dtype, PROFILES[profile])
     out = bench.graph.float_vector("norms", 37)
     lora = adapter.loras["layers.0.x"]

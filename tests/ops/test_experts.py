@@ -16,9 +16,9 @@ from qlora_wgpu.reference import experts as reference
 
 def lora_of(bench, adapter, stack, values):
     """The stack's adapter with those values in its flat vector, and the gradient's tensor."""
-    adapter.parameters.storage.data = values
+    adapter.parameters.whole.storage.data = values
     zeros = np.zeros(adapter.length, np.float32)
-    adapter.gradient.storage.data = zeros
+    adapter.gradient.whole.storage.data = zeros
     return adapter.expert_loras[stack.name]
 
 
@@ -59,7 +59,7 @@ def test_a_mixture(
     g.add_gradient(y, bench.given(dy))
     g.backward()
     dx, dlogits = g.gradient_of(tx), g.gradient_of(tlogits)
-    whole = matrix("flat", 1, adapter.length, "float32", adapter.gradient.storage)
+    whole = matrix("flat", 1, adapter.length, "float32", adapter.gradient.whole.storage)
     got_y, got_x, got_logits, got_flat = bench.run(y, dx, dlogits, whole)
 
     name = "base_model.model.mlp.experts.{}.up_proj.lora_{}.weight"

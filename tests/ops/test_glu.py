@@ -3,13 +3,13 @@ import pytest
 from support.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 
 from qlora_wgpu.ops.activation import activation as activate
-from qlora_wgpu.ops.glu import glu
+from qlora_wgpu.ops.glu import glu, sigmoid_gate
 from qlora_wgpu.reference import activation as activations
 from qlora_wgpu.reference import glu as reference
 
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
-@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh", "gelu"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh", "gelu", "sigmoid"])
 @pytest.mark.parametrize("shape", [(1, 5), (37, 52)])
 def test_glu(device, profile, dtype, activation, shape):
     rng = np.random.default_rng(3)
@@ -17,7 +17,8 @@ def test_glu(device, profile, dtype, activation, shape):
     gate.flat[:4] = [-90.0, 90.0, 0.0, -0.0]  # where a careless exp overflows
     bench = Bench(device, dtype, PROFILES[profile])
     tg, tu = bench.operand(gate, grad=True), bench.operand(up, grad=True)
-    y = glu(bench.graph, tg, tu, activation)
+    is_gate = activation == "sigmoid"
+    y = sigmoid_gate(bench.graph, tu, tg) if is_gate else glu(bench.graph, tg, tu, activation)
     outputs = bench.gradients(y, bench.given(dy), tg, tu)
     got_y, got_dgate, got_dup = bench.run(y, *outputs)
     gate, up, dy = rounded(gate, dtype), rounded(up, dtype), rounded(dy, "float32")

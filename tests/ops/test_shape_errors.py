@@ -7,9 +7,13 @@ from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import matrix, vector
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.batch import make_batch_buffers
+from qlora_wgpu.ops.causal_conv import causal_conv
 from qlora_wgpu.ops.columns import columns
 from qlora_wgpu.ops.experts import expert_linear
-from qlora_wgpu.ops.glu import glu
+from qlora_wgpu.ops.gated_delta_gates import gated_delta_gates
+from qlora_wgpu.ops.gated_rms_norm import gated_rms_norm
+from qlora_wgpu.ops.glu import glu, sigmoid_gate
+from qlora_wgpu.ops.group_columns import group_columns
 from qlora_wgpu.ops.layer_norm import layer_norm
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.logits import logits_of_rows
@@ -60,6 +64,21 @@ WRONG = {
         lambda g: short_conv(g, operand(6, 72), matrix("w", 16, 3, "float32"), None, BATCH),
         r"short_conv.*x72.*16x3",
     ),
+    "causal_conv": (
+        lambda g: causal_conv(g, operand(6, 24), matrix("w", 16, 3, "float32"), None, BATCH),
+        r"causal_conv.*x24.*16x3",
+    ),
+    "gated_rms_norm": (
+        lambda g: gated_rms_norm(g, operand(6, 24), operand(6, 24), norm(12), 1e-5),
+        r"gated_rms_norm.*6x24.*12",
+    ),
+    "sigmoid_gate": (
+        lambda g: sigmoid_gate(g, operand(6, 20), operand(6, 24)), r"glu.*6x24.*6x20",
+    ),
+    "gated_delta_gates": (
+        lambda g: gated_delta_gates(g, operand(6, 4), operand(6, 4), norm(4), norm(5)),
+        r"gated_delta_gates.*6x4.*1x5",
+    ),
     "xielu": (
         lambda g: xielu(g, operand(6, 20), XIELUScalars(*[norm(1)] * 3, norm(2))),
         r"xielu: eps.*1x2",
@@ -94,6 +113,10 @@ WRONG = {
     ),
     "rotary": (lambda g: rope(g, [operand(6, 20)], norm(24), BATCH, 10, 12), r"rope.*6x20.*10.*12"),
     "columns": (lambda g: columns(g, operand(6, 20), 8, 16), r"columns.*6x20.*8 to 24"),
+    "group_columns": (
+        lambda g: group_columns(g, operand(6, 20), 2, 10, 4, (4, 3)),
+        r"group_columns.*6x20.*\[4, 3\] from column 4 of each of 2 groups of 10",
+    ),
     "attention": (
         lambda g: attention(
             g, operand(6, 24), operand(6, 16), operand(6, 8), BATCH, 8, 1.0

@@ -5,10 +5,14 @@ import pytest
 
 from qlora_wgpu.reference import (
     attention,
+    causal_conv,
     cross_entropy,
     dora,
     experts,
+    gated_delta_gates,
+    gated_rms_norm,
     glu,
+    group_columns,
     layer_norm,
     linear,
     qk_layer_norm,
@@ -76,7 +80,7 @@ def test_qk_layer_norm():
     check(lambda v: np.sum(dy * qk_layer_norm.forward(v, w, 1e-5)), x, dx)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh", "gelu", "relu2"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh", "gelu", "relu2", "sigmoid"])
 def test_glu(activation):
     gate, up, dy = normal(3, 5), normal(3, 5), normal(3, 5)
     dgate, dup = glu.backward(dy, gate, up, activation)
@@ -91,11 +95,44 @@ def test_xielu():
     check(lambda v: np.sum(dy * xielu.forward(v, scalars)), x, dx)
 
 
+def test_group_columns():
+    x, dy, parts = normal(3, 22), normal(3, 14), (2, 11, 2, (4, 1, 2))
+    dx = group_columns.backward(dy, 22, *parts)
+    check(lambda v: np.sum(dy * group_columns.forward(v, *parts)), x, dx)
+
+
 def test_short_conv():
     x, w, bias, dy = normal(8, 9), normal(3, 3), normal(3), normal(8, 3)
     segments = np.array([[1, 1, 1, 4], [0, 2, 2, 2]])
     dx = short_conv.backward(dy, x, w, bias, segments)
     check(lambda v: np.sum(dy * short_conv.forward(v, w, bias, segments)), x, dx)
+
+
+def test_causal_conv():
+    x, w, bias, dy = normal(8, 3), normal(3, 3), normal(3), normal(8, 3)
+    segments = np.array([[1, 1, 1, 4], [0, 2, 2, 2]])
+    dx = causal_conv.backward(dy, x, w, bias, segments)
+    check(lambda v: np.sum(dy * causal_conv.forward(v, w, bias, segments)), x, dx)
+
+
+def test_gated_rms_norm():
+    x, z, w, dy = normal(3, 8), normal(3, 8), normal(4), normal(3, 8)
+    dx, dz = gated_rms_norm.backward(dy, x, z, w, 1e-5)
+    check(lambda v: np.sum(dy * gated_rms_norm.forward(v, z, w, 1e-5)), x, dx)
+    check(lambda v: np.sum(dy * gated_rms_norm.forward(x, v, w, 1e-5)), z, dz)
+
+
+def test_gated_delta_gates():
+    a, b, a_log, dt_bias = normal(4, 3), normal(4, 3), normal(3), normal(3)
+    ddecay, dbeta = normal(4, 3), normal(4, 3)
+    da, db = gated_delta_gates.backward(ddecay, dbeta, a, b, a_log, dt_bias)
+
+    def value(a=a, b=b):
+        decay, beta = gated_delta_gates.forward(a, b, a_log, dt_bias)
+        return float(np.sum(ddecay * decay) + np.sum(dbeta * beta))
+
+    check(lambda v: value(a=v), a, da)
+    check(lambda v: value(b=v), b, db)
 
 
 def test_linear():

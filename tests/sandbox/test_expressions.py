@@ -14,7 +14,7 @@ from qlora_wgpu.lora.adapter_config import read_adapter_config
 from qlora_wgpu.lora.patterns import value_for
 from qlora_wgpu.lora.targets import targeted
 from qlora_wgpu.sandbox import expressions, process
-from qlora_wgpu.sandbox.expressions import ExpressionError, check_expression, fits
+from qlora_wgpu.sandbox.expressions import ExpressionError, begins, check_expression, fits
 
 NAME = "model.layers.11.self_attn.q_proj"
 
@@ -37,6 +37,13 @@ def test_searching_back_ends(pattern, impatient) -> None:
         value_for({pattern: 3}, NAME * 3, 1)
     with pytest.raises(ConfigError, match=r"lora\.target_modules: .* takes more than"):
         targeted([LinearSpec(NAME * 3, 8, 8)], pattern)
+    with pytest.raises(ExpressionError, match="takes more than"):
+        begins(pattern, NAME * 3)
+
+
+@pytest.mark.parametrize("pattern", [r".*self_attn", r"model\..*(q|k)_p.*j", r"self_attn", ""])
+def test_beginnings_are_pythons(pattern) -> None:
+    assert begins(pattern, NAME) == (re.match(pattern, NAME) is not None)
 
 
 @pytest.mark.parametrize(

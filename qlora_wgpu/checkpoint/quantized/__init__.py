@@ -7,19 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.checkpoint.quantized.bitsandbytes_files import BitsAndBytesFiles
+from qlora_wgpu.checkpoint.quantized.compressed_files import CompressedFiles
 from qlora_wgpu.checkpoint.quantized.files import QuantizedFiles
 from qlora_wgpu.checkpoint.quantized.float4_files import Nvfp4Files
-from qlora_wgpu.checkpoint.quantized.fp8_files import Fp8Files, stored_tile
+from qlora_wgpu.checkpoint.quantized.fp8_files import Fp8Files
 from qlora_wgpu.checkpoint.quantized.group_files import AwqFiles, GptqFiles
 from qlora_wgpu.checkpoint.quantized.mxfp4_files import Mxfp4Files
+from qlora_wgpu.checkpoint.quantized.rounded import as_awq_or_gptq
 from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError, brief
 
 __all__ = ["BitsAndBytesFiles", "QuantizedFiles", "quantized_files"]
 
 _READ = (
-    "bitsandbytes' NF4, FP4 and LLM.int8, AWQ and GPTQ, FP8 with a scale for each tile, row or "
-    "tensor, NVFP4, and gpt-oss's MXFP4"
+    "bitsandbytes' NF4, FP4 and LLM.int8, AWQ, GPTQ and AutoRound, compressed-tensors, FP8 with a "
+    "scale for each tile, row or tensor, NVFP4, and gpt-oss's MXFP4"
 )
 
 
@@ -45,60 +47,40 @@ def quantized_files(
             f"{path / 'config.json'}: quantization_config must be an object, got "
             f"{brief(quantization)}"
         )
+    quantization = as_awq_or_gptq(quantization, path)
     method = quantization.get("quant_method", "bitsandbytes")
     if method == "bitsandbytes":
         return BitsAndBytesFiles(files, config)
-    if method in ("fp8", "fbgemm_fp8"):
-        return Fp8Files(files, config, _tile(path, quantization))
+    if method == "compressed-tensors":
+        return CompressedFiles(files, config, quantization, path)
     if method == "awq":
-        _check_awq(path, quantization)
         return AwqFiles(files, config, quantization, path)
     if method == "gptq":
         return GptqFiles(files, config, quantization, path)
     if method == "mxfp4":
         return Mxfp4Files(files, config)
-    form = _form(method, quantization)
-    if form == "fp8":
+    form = str(quantization.get("quant_algo")) if method == "modelopt" else ""
+    if method in ("fp8", "fbgemm_fp8", "mxfp8") or form == "FP8":
         return Fp8Files(files, config, _tile(path, quantization))
-    if form == "nvfp4":
+    if form == "NVFP4":
         return Nvfp4Files(files, config)
-    what = brief(method).strip("'") + (f" ({form})" if form else "")
+    what = brief(method).strip("'") + (f" ({form[:80]})" if form else "")
     raise UnsupportedModelError(
         f"{path} is quantized with {what}, but only {_READ} are read: take the unquantized model"
     )
 
 
-def _form(method: Any, quantization: Mapping[str, Any]) -> str:
-    """Which of their forms compressed-tensors or ModelOpt used, as it is called here if it is."""
-    if method == "compressed-tensors":
-        form = str(quantization.get("format"))
-        return {"float-quantized": "fp8", "nvfp4-pack-quantized": "nvfp4"}.get(form, form)
-    if method == "modelopt":
-        form = str(quantization.get("quant_algo"))
-        return {"FP8": "fp8", "NVFP4": "nvfp4"}.get(form, form)
-    return ""
-
-
 def _tile(path: Path, quantization: Mapping[str, Any]) -> tuple[int, int] | None:
-    size = stored_tile(quantization)
+    size = quantization.get("weight_block_size")
     if size is None:
-        return None
+        return (1, 32) if quantization["quant_method"] == "mxfp8" else None
     if (
         not isinstance(size, list)
         or len(size) != 2
         or not all(type(length) is int and 0 < length < 2**20 for length in size)
     ):
         raise CheckpointError(
-            f"{path / 'config.json'}: weight_block_size, or block_structure, of "
-            f"quantization_config must be two sizes, got {brief(size)}"
+            f"{path / 'config.json'}: weight_block_size of quantization_config must be two sizes, "
+            f"got {brief(size)}"
         )
     return size[0], size[1]
-
-
-def _check_awq(path: Path, quantization: Mapping[str, Any]) -> None:
-    version = str(quantization.get("version", quantization.get("format", "gemm"))).lower()
-    if version != "gemm":
-        raise UnsupportedModelError(
-            f"{path} is quantized with AWQ in its layout {brief(version)}, but only gemm is read: "
-            "take the unquantized model"
-        )

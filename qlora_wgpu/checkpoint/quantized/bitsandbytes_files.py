@@ -31,10 +31,7 @@ class BitsAndBytesFiles(QuantizedFiles):
         """As its state says, or its tensor's."""
         if not self._is_int8(name):
             return read_4bit_shape(self._files, name)
-        shape = self._shape_of(name, self.codes_leaf)
-        if len(shape) != 2:
-            raise self._wrong(name, f"has shape {shape}, which is no matrix's")
-        return shape[0], shape[1]
+        return self._matrix(name, self.codes_leaf)
 
     def format(self, name: str) -> WeightFormat | None:
         """NF4, FP4 or LLM.int8."""

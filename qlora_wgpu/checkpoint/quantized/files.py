@@ -77,6 +77,11 @@ class QuantizedFiles(ABC):
         """What a weight that it holds stands for; errors as for ``read``."""
         return self.read(name).dequantize()
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What config.json asks for beside quantized weights and is not done, for the user."""
+        return ()
+
     def float_dtype(self, name: str) -> str:
         """The type of a weight that it holds before it was quantized, by safetensors' name."""
         return STORED_AS[self._dtype]
@@ -102,6 +107,17 @@ class QuantizedFiles(ABC):
         return any(self.holds(self.weight_of(name)) for name in self._files)
 
     # -- for subclasses ------------------------------------------------------------------------
+
+    def _matrix(self, name: str, leaf: str) -> tuple[int, int]:
+        """The shape of a tensor of rows and columns.
+
+        Raises:
+            CheckpointError: If it is missing, or no matrix.
+        """
+        shape = self._shape_of(name, leaf)
+        if len(shape) != 2:
+            raise self._wrong(self._name(name, leaf), f"has shape {shape}, which is no matrix's")
+        return shape[0], shape[1]
 
     def _has(self, name: str, leaf: str) -> bool:
         return self._name(name, leaf) in self._files

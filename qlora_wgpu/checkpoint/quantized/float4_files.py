@@ -1,4 +1,4 @@
-"""Folders with floats of 4 bits: NVFP4 of compressed-tensors and ModelOpt."""
+"""Folders with floats of 4 bits: NVFP4 of compressed-tensors and ModelOpt, MXFP4 of the first."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import numpy.typing as npt
 
 from qlora_wgpu.checkpoint.quantized.files import QuantizedFiles
 from qlora_wgpu.quant import QuantizedWeight, WeightFormat
-from qlora_wgpu.quant.float4 import NVFP4, nvfp4
+from qlora_wgpu.quant.float4 import MXFP4, NVFP4, mxfp4, nvfp4
 from qlora_wgpu.quant.number_formats import E4M3
 
 _GROUP = 16
+_EXPONENTS = ("U8", "F8_E8M0")
+_NOT_A_NUMBER = 255
 
 
 class Nvfp4Files(QuantizedFiles):
@@ -80,3 +82,44 @@ class Nvfp4Files(QuantizedFiles):
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             scales: npt.NDArray[np.float32] = E4M3 / whole if divides else E4M3 * whole
         return scales
+
+
+class Mxfp4PackedFiles(QuantizedFiles):
+    """``X.weight_packed`` with a power of two for each 32 codes: ``mxfp4-pack-quantized``."""
+
+    codes_leaf = "weight_packed"
+    companions = ("weight_scale",)
+
+    def holds(self, name: str) -> bool:
+        """Whether codes of a weight are there, and scales that are exponents."""
+        file = self._files.get(self.stored(name))
+        return (
+            name.endswith(".weight")
+            and file is not None
+            and self._has(name, "weight_scale")
+            and file.dtype(self.stored(name)) == "U8"
+            and self._dtype_of(name, "weight_scale") in _EXPONENTS
+        )
+
+    def shape(self, name: str) -> tuple[int, int]:
+        """Two weights a byte."""
+        rows, columns = self._matrix(name, self.codes_leaf)
+        if 2 * columns % MXFP4.blocksize:
+            shape = (rows, columns)
+            raise self._wrong(
+                self.stored(name), f"has shape {shape}, whose rows are not of whole blocks"
+            )
+        return rows, 2 * columns
+
+    def format(self, name: str) -> WeightFormat:
+        """MXFP4."""
+        return MXFP4
+
+    def read(self, name: str) -> QuantizedWeight:
+        """Codes and scales as stored."""
+        rows, columns = self.shape(name)
+        blocks = (rows, columns // MXFP4.blocksize)
+        exponents = self._raw(name, "weight_scale", _EXPONENTS, blocks)
+        if (exponents == _NOT_A_NUMBER).any():
+            raise self._wrong(self._name(name, "weight_scale"), "holds NaN, so it is damaged")
+        return mxfp4(self._raw(name, self.codes_leaf, ("U8",)), exponents)

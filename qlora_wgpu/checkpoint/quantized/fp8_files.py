@@ -10,38 +10,12 @@ import numpy.typing as npt
 
 from qlora_wgpu.checkpoint.quantized.files import QuantizedFiles
 from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
-from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.quant import QuantizedWeight, WeightFormat
 from qlora_wgpu.quant.eight_bits import FP8_MAPS, fp8_format, of_bytes
 from qlora_wgpu.quant.number_formats import E8M0
 from qlora_wgpu.weight_format import WHOLE
 
-_POWERS_OF_TWO = ("F8_E8M0", "U8")
-
-
-def stored_tile(quantization: Mapping[str, Any]) -> Any:
-    """Rows and columns of a tile as ``quantization_config`` has them, unchecked; None for no tiles.
-
-    compressed-tensors says it for each of its groups of layers, as ``block_structure``.
-
-    Raises:
-        UnsupportedModelError: If groups differ in it.
-    """
-    if quantization.get("weight_block_size") is not None:
-        return quantization["weight_block_size"]
-    groups = quantization.get("config_groups")
-    tiles = []
-    for group in groups.values() if isinstance(groups, Mapping) else ():
-        weights = group.get("weights") if isinstance(group, Mapping) else None
-        tile = weights.get("block_structure") if isinstance(weights, Mapping) else None
-        if tile is not None and tile not in tiles:
-            tiles.append(tile)
-    if len(tiles) > 1:
-        raise UnsupportedModelError(
-            "config.json: groups of quantization_config differ in their block_structure, but only "
-            "tiles of one size are read: take the unquantized model"
-        )
-    return tiles[0] if tiles else None
+POWERS_OF_TWO = ("F8_E8M0", "U8")
 
 
 class Fp8Files(QuantizedFiles):
@@ -76,10 +50,7 @@ class Fp8Files(QuantizedFiles):
 
     def shape(self, name: str) -> tuple[int, int]:
         """Its tensor's."""
-        shape = self._shape_of(name, self.codes_leaf)
-        if len(shape) != 2:
-            raise self._wrong(name, f"has shape {shape}, which is no matrix's")
-        return shape[0], shape[1]
+        return self._matrix(name, self.codes_leaf)
 
     def format(self, name: str) -> WeightFormat:
         """FP8 with the tiles that the scales' shape tells."""
@@ -118,9 +89,9 @@ class Fp8Files(QuantizedFiles):
     def _scale_values(self, name: str) -> npt.NDArray[np.float32]:
         leaf = self._scales(name)
         assert leaf is not None
-        if self._dtype_of(name, leaf) not in _POWERS_OF_TWO:
+        if self._dtype_of(name, leaf) not in POWERS_OF_TWO:
             return self._floats(name, leaf)
-        values: npt.NDArray[np.float32] = E8M0[self._raw(name, leaf, _POWERS_OF_TWO)]
+        values: npt.NDArray[np.float32] = E8M0[self._raw(name, leaf, POWERS_OF_TWO)]
         if not np.isfinite(values).all():
             raise self._wrong(self._name(name, leaf), "holds NaN, so the model is damaged")
         return values

@@ -1,4 +1,4 @@
-"""Folders that AWQ or GPTQ quantized: integers with a scale and a zero per group of a row.
+"""Folders that AWQ, GPTQ or AutoRound quantized: integers with a scale and a zero per group.
 
 ``X.qweight`` holds 32-bit words of them, ``X.scales`` and ``X.qzeros`` those of each group. AWQ
 packs columns of (in_features, out_features), GPTQ packs rows, and its zeros are stored less one.
@@ -15,11 +15,13 @@ import numpy.typing as npt
 
 from qlora_wgpu.checkpoint.quantized.files import QuantizedFiles
 from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
-from qlora_wgpu.errors import UnsupportedModelError
+from qlora_wgpu.errors import UnsupportedModelError, brief
 from qlora_wgpu.quant import QuantizedWeight, WeightFormat
 from qlora_wgpu.quant.integer_groups import group_format, grouped_weight, unpack, unpack_awq
 
 _WORDS = ("I32", "U32")
+_LAYOUTS = ("gptq", "gptq_v2")
+_OF_SINGLE_LAYERS = ("dynamic", "extra_config")  # of GPTQModel, of AutoRound
 
 
 class GroupFiles(QuantizedFiles):
@@ -49,8 +51,10 @@ class GroupFiles(QuantizedFiles):
             UnsupportedModelError: If it is quantized to other bits, or in groups of no size.
         """
         super().__init__(files, config)
-        self._bits = quantization.get("bits", quantization.get("w_bit", 4))
-        self._group = quantization.get("group_size", quantization.get("q_group_size", 128))
+        self._bits: int = quantization.get("bits", quantization.get("w_bit", 4))
+        self._group: int = quantization.get("group_size", quantization.get("q_group_size", 128))
+        # Layers may have other bits and groups then, which their tensors' shapes tell.
+        self._differ = any(quantization.get(key) for key in _OF_SINGLE_LAYERS)
         if self._bits not in self.all_bits:
             raise UnsupportedModelError(
                 f"{path} is quantized with {self.method} to {self._bits!r} bits, but only "
@@ -68,7 +72,9 @@ class GroupFiles(QuantizedFiles):
 
     def format(self, name: str) -> WeightFormat | None:
         """Integers in groups of neighbours."""
-        return group_format(self.method, max(self._bits, 4), self.shape(name)[1], self._group)
+        columns = self.shape(name)[1]
+        codes = 4 if self._bits_of(name) <= 4 else 8
+        return group_format(self.method, codes, columns, self._group_of(name, columns))
 
     def read(self, name: str) -> QuantizedWeight:
         """Codes, and scales with the minima that zeros make."""
@@ -81,27 +87,40 @@ class GroupFiles(QuantizedFiles):
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
         """Integers (in_features, out_features), and zeros and scales (groups, out_features)."""
         rows, columns = self.shape(name)
-        groups = 1 if self._group == -1 else -(-columns // self._group)
+        groups = _count(columns, self._group_of(name, columns))
         scales = self._floats(name, "scales", (groups, rows))
-        zeros = self._raw(name, "qzeros", _WORDS, (groups, rows * self._bits // 32))
-        return self._integers(name), self._zeros(zeros.view(np.int32)), scales
+        bits = self._bits_of(name)
+        zeros = self._raw(name, "qzeros", _WORDS, (groups, rows * bits // 32))
+        return self._integers(name, bits), self._zeros(zeros.view(np.int32), bits), scales
 
     @abstractmethod
-    def _integers(self, name: str) -> npt.NDArray[np.uint8]:
+    def _integers(self, name: str, bits: int) -> npt.NDArray[np.uint8]:
         """Integers (in_features, out_features)."""
 
     @abstractmethod
-    def _zeros(self, words: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+    def _zeros(self, words: npt.NDArray[np.int32], bits: int) -> npt.NDArray[np.uint8]:
         """Zeros (groups, out_features)."""
+
+    def _bits_of(self, name: str) -> int:
+        """Bits of a weight's integers: config.json's, or those that its zeros have."""
+        if self._differ and self._has(name, "qzeros") and self._has(name, "scales"):
+            words, numbers = (self._matrix(name, leaf)[1] for leaf in ("qzeros", "scales"))
+            return next((b for b in self.all_bits if numbers * b == words * 32), self._bits)
+        return self._bits
+
+    def _group_of(self, name: str, columns: int) -> int:
+        """Weights of a row that share a scale, or -1: config.json's, or as scales are there."""
+        if self._differ and self._has(name, "scales"):
+            groups = self._matrix(name, "scales")[0]
+            if groups and groups != _count(columns, self._group) and columns % groups == 0:
+                return -1 if groups == 1 else columns // groups
+        return self._group
 
     def _words(self, name: str) -> npt.NDArray[np.int32]:
         return self._raw(name, self.codes_leaf, _WORDS).view(np.int32)
 
     def _words_shape(self, name: str) -> tuple[int, int]:
-        shape = self._shape_of(name, self.codes_leaf)
-        if len(shape) != 2:
-            raise self._wrong(self.stored(name), f"has shape {shape}, which is no matrix's")
-        return shape[0], shape[1]
+        return self._matrix(name, self.codes_leaf)
 
 
 class AwqFiles(GroupFiles):
@@ -110,15 +129,32 @@ class AwqFiles(GroupFiles):
     method = "AWQ"
     all_bits = (4,)
 
+    def __init__(
+        self,
+        files: Mapping[str, SafetensorsFile],
+        config: Mapping[str, Any],
+        quantization: Mapping[str, Any],
+        path: object,
+    ) -> None:
+        """As its class; other layouts are refused."""
+        super().__init__(files, config, quantization, path)
+        keys = ("version", "format", "checkpoint_format")
+        layout = next((quantization[key] for key in keys if key in quantization), "gemm")
+        if str(layout).lower() != "gemm":
+            raise UnsupportedModelError(
+                f"{path} is quantized with AWQ in its layout {brief(layout)}, but only gemm is "
+                "read: take the unquantized model"
+            )
+
     def shape(self, name: str) -> tuple[int, int]:
         """(8 · words of a row, rows of words)."""
         columns, words = self._words_shape(name)
         return 8 * words, columns
 
-    def _integers(self, name: str) -> npt.NDArray[np.uint8]:
+    def _integers(self, name: str, bits: int) -> npt.NDArray[np.uint8]:
         return unpack_awq(self._words(name))
 
-    def _zeros(self, words: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
+    def _zeros(self, words: npt.NDArray[np.int32], bits: int) -> npt.NDArray[np.uint8]:
         return unpack_awq(words)
 
 
@@ -129,7 +165,7 @@ class GptqFiles(GroupFiles):
     """
 
     method = "GPTQ"
-    all_bits = (2, 4, 8)
+    all_bits = (2, 3, 4, 8)
 
     def __init__(
         self,
@@ -140,12 +176,19 @@ class GptqFiles(GroupFiles):
     ) -> None:
         """As its class; the second version stores zeros as they are."""
         super().__init__(files, config, quantization, path)
-        self._less_one = quantization.get("checkpoint_format", "gptq") != "gptq_v2"
+        layout = quantization.get("checkpoint_format", "gptq")
+        if layout not in _LAYOUTS or quantization.get("is_marlin_format"):
+            raise UnsupportedModelError(
+                f"{path} is quantized with GPTQ in its layout "
+                f"{brief('marlin' if layout in _LAYOUTS else layout)}, but only "
+                f"{' and '.join(_LAYOUTS)} are read: take the unquantized model"
+            )
+        self._less_one = layout == "gptq"
 
     def shape(self, name: str) -> tuple[int, int]:
         """(Columns of words, weights of a column of words)."""
         words, rows = self._words_shape(name)
-        return rows, words * 32 // self._bits
+        return rows, words * 32 // self._bits_of(name)
 
     def format(self, name: str) -> WeightFormat | None:
         """Integers in groups of neighbours, or None if columns are in another order."""
@@ -167,17 +210,22 @@ class GptqFiles(GroupFiles):
         if not self._has(name, "g_idx"):
             return None
         order = self._raw(name, "g_idx", ("I32", "I64"), (columns,)).astype(np.int32)
-        size = columns if self._group == -1 else self._group
+        group = self._group_of(name, columns)
+        size = columns if group == -1 else group
         if (order == np.arange(columns) // size).all():
             return None
         if not ((order >= 0) & (order < -(-columns // size))).all():
             raise self._wrong(self._name(name, "g_idx"), "names groups that are not there")
         return order
 
-    def _integers(self, name: str) -> npt.NDArray[np.uint8]:
+    def _integers(self, name: str, bits: int) -> npt.NDArray[np.uint8]:
         words = np.ascontiguousarray(self._words(name).T)
-        return np.ascontiguousarray(unpack(words, self._bits).T)
+        return np.ascontiguousarray(unpack(words, bits).T)
 
-    def _zeros(self, words: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
-        zeros = unpack(words, self._bits)
-        return zeros + np.uint8(1) & np.uint8(2**self._bits - 1) if self._less_one else zeros
+    def _zeros(self, words: npt.NDArray[np.int32], bits: int) -> npt.NDArray[np.uint8]:
+        zeros = unpack(words, bits)
+        return zeros + np.uint8(1) & np.uint8(2**bits - 1) if self._less_one else zeros
+
+
+def _count(columns: int, group: int) -> int:
+    return 1 if group == -1 else -(-columns // group)

@@ -58,14 +58,14 @@ def filled_adapter(
     values = {n: normal(n, *a.shape).astype(np.float32) for n, a in parts.items()}
     flat = adapter.join(values)
     for vector, data in ((adapter.parameters, flat), (adapter.gradient, np.ones_like(flat))):
-        assert vector.storage is not None
-        vector.storage.data = data
+        (storage,) = vector.storages
+        storage.data = data
     return adapter, {name: array.astype(np.float64) for name, array in values.items()}
 
 
 def whole_gradient(adapter: Adapter) -> Tensor:
     """The flat vector of an adapter's gradients."""
-    return matrix("gradient", 1, adapter.length, "float32", adapter.gradient.storage)
+    return matrix("gradient", 1, adapter.length, "float32", adapter.gradient.whole.storage)
 
 
 def joined(adapter: Adapter, gradients: dict[str, Array]) -> Array:

@@ -24,6 +24,7 @@ from qlora_wgpu.quant import GGML_FORMATS, QuantizedWeight, WeightFormat, quanti
 from qlora_wgpu.quant.eight_bits import INT8, fp8_format
 from qlora_wgpu.quant.float4 import MXFP4, NVFP4
 from qlora_wgpu.quant.integer_groups import group_format
+from qlora_wgpu.quant.scaled_integers import byte_format, packed_format
 from qlora_wgpu.selfcheck.cases.common import each, normal
 from qlora_wgpu.selfcheck.runner import Runner
 from qlora_wgpu.weight_format import WHOLE
@@ -37,6 +38,9 @@ FORMS = {
     "GPTQ": group_format("GPTQ", 4, 72, 32),
     "AWQ": group_format("AWQ", 4, 96, 32),
     "GPTQ of groups that end in a row": group_format("GPTQ", 4, 96, 64),
+    "INT4": packed_format(4, (1, 32), 96, has_zeros=False),
+    "INT4 with zeros": packed_format(4, (1, 32), 96, has_zeros=True),
+    "INT8 with zeros": byte_format((1, WHOLE), 72, has_zeros=True),
 }
 
 
@@ -66,6 +70,7 @@ def random_weight(form: WeightFormat, shape: tuple[int, int]) -> QuantizedWeight
         name=form.name,
         block_rows=form.block_rows,
         factor=form.factor,
+        has_zeros=form.has_zeros,
     )
 
 
@@ -98,6 +103,8 @@ def _nearest_float16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]
     ("GPTQ", (37, 72)),
     ("AWQ", (37, 96)),
     ("GPTQ of groups that end in a row", (37, 96)),
+    ("INT4 with zeros", (37, 96)),
+    ("INT8 with zeros", (37, 72)),
 )
 def check_format(run: Runner, name: str, shape: tuple[int, int]) -> None:
     """Weights as their files have them, to the bit, in several shards."""

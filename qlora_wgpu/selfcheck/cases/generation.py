@@ -7,9 +7,11 @@ import numpy as np
 from qlora_wgpu.model.batch_encoding import encode_batch
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
+from qlora_wgpu.ops.causal_conv import causal_conv
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.ops.short_conv import short_conv
 from qlora_wgpu.reference import attention as reference
+from qlora_wgpu.reference import causal_conv as reference_causal
 from qlora_wgpu.reference import short_conv as reference_conv
 from qlora_wgpu.selfcheck.cases.common import each, normal, of_halves
 from qlora_wgpu.selfcheck.runner import Runner
@@ -37,6 +39,26 @@ def check_short_conv_step(run: Runner, has_bias: bool) -> None:
         outputs.append(short_conv(run.graph, tx, run.float32(weight), given, batch))
     got = run.run(*outputs)
     exact = reference_conv.forward(
+        run.rounded(x), weight, bias * has_bias, np.ones((1, prompt + 2), np.int64)
+    )
+    run.compare(np.concatenate([got[0][:prompt], *got[1:]]), exact, outputs[0].dtype)
+
+
+@each((True,), (False,))
+def check_causal_conv_step(run: Runner, has_bias: bool) -> None:
+    """A prompt with padding behind it, then two tokens after it."""
+    prompt, channels, taps, cache = 6, 16, 4, KVCache(9)
+    x, weight = normal("x", prompt + 2, channels), normal("weight", channels, taps)
+    bias = normal("bias", channels)
+    given = run.float32(bias) if has_bias else None
+    outputs = []
+    for first, last in ((0, prompt), (prompt, prompt + 1), (prompt + 1, prompt + 2)):
+        padding = np.zeros((3 if first == 0 else 0, channels))
+        tx = run.operand(np.concatenate([x[first:last], padding]))
+        batch = _batch(cache, last - first, first, len(padding))
+        outputs.append(causal_conv(run.graph, tx, run.float32(weight), given, batch))
+    got = run.run(*outputs)
+    exact = reference_causal.forward(
         run.rounded(x), weight, bias * has_bias, np.ones((1, prompt + 2), np.int64)
     )
     run.compare(np.concatenate([got[0][:prompt], *got[1:]]), exact, outputs[0].dtype)

@@ -52,7 +52,7 @@ def check_update_from_halves(run: Runner, in_codes: bool) -> None:
         p, g = _flat(normal("p", _LENGTH)), _flat(gradient, dtype)
         m, v = (_flat(np.zeros(_LENGTH)) for _ in range(2))
         if in_codes:
-            m, v = (blocks.new_moment("moment") for _ in range(2))
+            m, v = (blocks.new_moment("moment").whole for _ in range(2))
             for each_moment in (m, v):
                 assert each_moment.storage is not None
                 each_moment.storage.data = np.zeros(blocks.words, np.uint32)

@@ -1,0 +1,69 @@
+"""Experts that files hold together, as transformers keeps them in memory."""
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from qlora_wgpu.checkpoint import ModelFolder, write_safetensors
+
+AT = "model.layers.0.mlp.experts"
+
+
+def opened(folder, **tensors):
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3_5_moe"}))
+    named = {f"{AT}.{name}": array for name, array in tensors.items()}
+    write_safetensors(folder / "model.safetensors", named)
+    return ModelFolder.open(folder)
+
+
+def bits(array):
+    return np.asarray(array, ml_dtypes.bfloat16).view(np.uint16)
+
+
+@pytest.mark.parametrize("is_bfloat16", [False, True])
+def test_each_part_is_a_weight(tmp_path, is_bfloat16):
+    rng = np.random.default_rng(0)
+    gate_up = rng.standard_normal((3, 10, 4)).astype(np.float32)
+    down = rng.standard_normal((3, 4, 5)).astype(np.float32)
+    if is_bfloat16:
+        gate_up, down = (a.astype(ml_dtypes.bfloat16) for a in (gate_up, down))
+    folder = opened(tmp_path, gate_up_proj=gate_up, down_proj=down)
+    names = folder.parts_of(f"{AT}.gate_up_proj")
+    assert names[:3] == [
+        f"{AT}.{part}.weight" for part in ("0.gate_proj", "0.up_proj", "1.gate_proj")
+    ]
+    parts = [folder.float32(name) for name in names]
+    whole = np.concatenate(parts).reshape(3, 10, 4)
+    np.testing.assert_array_equal(whole, gate_up.astype(np.float32))
+    for i in range(3):
+        expected = {"gate_proj": gate_up[i, :5], "up_proj": gate_up[i, 5:], "down_proj": down[i]}
+        for leaf, array in expected.items():
+            name = f"{AT}.{i}.{leaf}.weight"
+            assert folder.has(name) and folder.shape(name) == array.shape
+            assert folder.dtype(name) == folder.float_dtype(name)
+            assert folder.quantized(name) is None
+            np.testing.assert_array_equal(folder.float32(name), array.astype(np.float32))
+            raw = bits(array) if is_bfloat16 else array
+            np.testing.assert_array_equal(folder.raw(name), raw)
+    assert folder.parts_of(f"{AT}.down_proj")[-1] == f"{AT}.2.down_proj.weight"
+
+
+def test_what_is_no_part(tmp_path):
+    folder = opened(
+        tmp_path,
+        gate_up_proj=np.zeros((3, 9, 4), np.float32),  # no halves
+        down_proj=np.zeros((3, 4, 5), np.float32),
+    )
+    assert not folder.has(f"{AT}.0.gate_proj.weight")
+    assert folder.parts_of(f"{AT}.gate_up_proj") == []
+    assert folder.has(f"{AT}.2.down_proj.weight")
+    for name in (f"{AT}.3.down_proj.weight", f"{AT}.02.down_proj.weight", f"{AT}.down_proj.weight"):
+        assert not folder.has(name)
+    assert folder.parts_of(f"{AT}.0.down_proj.weight") == []
+
+
+def test_integers_are_no_stack(tmp_path):
+    folder = opened(tmp_path, down_proj=np.zeros((3, 4, 5), np.uint8))
+    assert not folder.has(f"{AT}.0.down_proj.weight")
