@@ -27,6 +27,7 @@ _ARCHITECTURES = {
     "smollm3": ("SMOLLM3", True),
     "qwen2": ("QWEN2", False),
     "qwen3": ("QWEN3", False),
+    "qwen2_moe": ("QWEN2MOE", False),
     "qwen3_moe": ("QWEN3MOE", False),
     "gemma": ("GEMMA", False),
     "gemma2": ("GEMMA2", False),

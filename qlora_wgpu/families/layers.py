@@ -26,6 +26,7 @@ from qlora_wgpu.ops.qk_norm import qk_norm
 from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.ops.routing import Routing
+from qlora_wgpu.ops.row_gate import row_gate
 from qlora_wgpu.ops.short_conv import short_conv
 from qlora_wgpu.ops.tensor import cast
 from qlora_wgpu.ops.xielu import XIELUScalars, xielu
@@ -155,6 +156,10 @@ class LayerOps:
     def glu(self, gate: Tensor, up: Tensor, name: str) -> Tensor:
         """The named activation of the gate, times up."""
         return glu(self.g, gate, up, name)
+
+    def row_gate(self, x: Tensor, gate: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Each row times the sigmoid of its gate, added to the residual if there is one."""
+        return row_gate(self.g, x, gate, residual)
 
     def activation(self, x: Tensor, name: str) -> Tensor:
         """The activation of that name."""

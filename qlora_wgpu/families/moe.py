@@ -8,6 +8,7 @@ from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.families.config_reader import ConfigReader
 from qlora_wgpu.families.family import ExpertSpec, Weights
 from qlora_wgpu.families.layers import LayerOps
+from qlora_wgpu.families.shared_expert import SharedExpert
 from qlora_wgpu.graph.graph import GraphError
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.routing import combine, permute, route
@@ -26,6 +27,7 @@ class Experts:
         norm_topk_prob: Whether the weights of those that a token meets sum up to one.
         name: The module's name within a layer.
         leaves: An expert's names of gate, up and down.
+        shared: What every token meets beside its experts, if anything.
     """
 
     hidden_size: int
@@ -36,13 +38,15 @@ class Experts:
     norm_topk_prob: bool
     name: str = "mlp"
     leaves: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    shared: SharedExpert | None = None
 
     def weights(self, at: str) -> Weights:
-        """The router and the experts of the layer whose names begin so."""
+        """The router, the experts and the shared one of the layer whose names begin so."""
         experts, count = f"{at}{self.name}.experts", self.num_experts
         hidden_size, inner = self.hidden_size, self.intermediate_size
         gate, up, down = self.leaves
-        return Weights(
+        shared = Weights() if self.shared is None else self.shared.weights(at)
+        return shared + Weights(
             experts=(
                 ExpertSpec(experts, gate, count, inner, hidden_size),
                 ExpertSpec(experts, up, count, inner, hidden_size),
@@ -54,14 +58,16 @@ class Experts:
     def trace(
         self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
     ) -> Tensor:
-        """Adds what the experts make of x to the residual.
+        """Adds what the experts make of x to the residual; or that alone, in float32.
 
         Raises:
-            GraphError: If a norm or a multiplier is to follow, which is not computed.
+            GraphError: If a multiplier is to follow, which is not computed.
         """
-        if residual is None or scale != 1.0:
+        if scale != 1.0:
             raise GraphError(f"{at}{self.name}: a mixture is added to the residual as it is")
         gate, up, down = (f"{at}{self.name}.experts.{leaf}" for leaf in self.leaves)
+        if self.shared is not None:
+            residual = self.shared.trace(ops, x, at, residual, scale)
         logits = ops.router(x, f"{at}{self.name}.gate")
         top_k, normalized = self.num_experts_per_tok, self.norm_topk_prob
         routing = route(ops.g, logits, top_k, normalized=normalized)
@@ -98,3 +104,21 @@ def read_expert_counts(
             "is not computed here, since the router stays frozen: set it to false"
         )
     return count, top
+
+
+def sparse_layers(read: ConfigReader, layers: int) -> list[bool]:
+    """Whether each layer has experts, by ``decoder_sparse_step`` and ``mlp_only_layers``.
+
+    Args:
+        read: The config.json.
+        layers: How many there are.
+
+    Raises:
+        UnsupportedModelError: If the second is no list of numbers.
+    """
+    dense = read.config.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(isinstance(i, int) for i in dense):
+        raise UnsupportedModelError("config.json: mlp_only_layers must be a list of integers")
+    step = read.integer("decoder_sparse_step", 1)
+    dense = set(dense)
+    return [i not in dense and (i + 1) % step == 0 for i in range(layers)]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.families.attention import Attention, QKNorm
 from qlora_wgpu.families.config_reader import ConfigReader
 from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Layer
 from qlora_wgpu.families.dimensions import Dimensions
 from qlora_wgpu.families.mlp import GatedMLP, read_activation
-from qlora_wgpu.families.moe import Experts, read_expert_counts
+from qlora_wgpu.families.moe import Experts, read_expert_counts, sparse_layers
 from qlora_wgpu.families.norm import RMSNorm
 from qlora_wgpu.families.rope import read_rope
 
@@ -33,7 +32,7 @@ def compose(read: ConfigReader) -> Decoder:
         norm,
         layers=tuple(
             Layer(norm, attention, experts if sparse else mlp)
-            for sparse in _sparse_layers(read, dimensions.num_hidden_layers)
+            for sparse in sparse_layers(read, dimensions.num_hidden_layers)
         ),
         tied=read.flag("tie_word_embeddings"),
     )
@@ -54,16 +53,6 @@ def _experts(read: ConfigReader, dimensions: Dimensions) -> Experts:
         num_experts_per_tok,
         norm_topk_prob=read.flag("norm_topk_prob"),
     )
-
-
-def _sparse_layers(read: ConfigReader, layers: int) -> list[bool]:
-    """The layers that have experts."""
-    dense = read.config.get("mlp_only_layers") or []
-    if not isinstance(dense, list) or not all(isinstance(i, int) for i in dense):
-        raise UnsupportedModelError("config.json: mlp_only_layers must be a list of integers")
-    step = read.integer("decoder_sparse_step", 1)
-    dense = set(dense)
-    return [i not in dense and (i + 1) % step == 0 for i in range(layers)]
 
 
 FAMILY = DecoderFamily(compose)

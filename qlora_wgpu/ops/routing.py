@@ -122,14 +122,14 @@ def permute(g: Graph, x: Tensor, routing: Routing) -> Tensor:
     return y
 
 
-def combine(g: Graph, x: Tensor, routing: Routing, residual: Tensor) -> Tensor:
+def combine(g: Graph, x: Tensor, routing: Routing, residual: Tensor | None = None) -> Tensor:
     """Adds up what the experts made of each row, by their weights.
 
     Args:
         g: The graph.
         x: (routing.rows, columns) of any type.
         routing: Whose rows are where, and the weights.
-        residual: (rows, columns), added.
+        residual: (rows, columns), added if given.
 
     Returns:
         (rows, columns) float32.
@@ -137,11 +137,12 @@ def combine(g: Graph, x: Tensor, routing: Routing, residual: Tensor) -> Tensor:
     Raises:
         GraphError: If the shapes do not fit.
     """
-    if residual.columns != x.columns or residual.rows != routing.weights.rows:
+    rows = routing.weights.rows
+    if residual is not None and residual.shape != (rows, x.columns):
         raise GraphError(f"combine: {residual} cannot be added to {x}")
     if x.rows != routing.rows:
         raise GraphError(f"combine: {x} does not have the experts' {routing.rows} rows")
-    y = g.float32("experts", residual.rows, residual.columns)
+    y = g.float32("experts", rows, x.columns)
     _combine(g, x, y, routing, weights=routing.weights, residual=residual)
 
     def vjp(dy: Tensor) -> None:
@@ -155,9 +156,11 @@ def combine(g: Graph, x: Tensor, routing: Routing, residual: Tensor) -> Tensor:
             {"rows": dx.rows, "stride": dx.units(8), **_top_k_params(routing)},
         )
         g.add_gradient(x, dx)
-        g.add_gradient(residual, dy)
+        if residual is not None:
+            g.add_gradient(residual, dy)
 
-    g.record(y, [x, routing.weights, residual], vjp)
+    inputs = [x, routing.weights] if residual is None else [x, routing.weights, residual]
+    g.record(y, inputs, vjp)
     return y
 
 

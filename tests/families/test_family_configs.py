@@ -97,6 +97,16 @@ def test_layers_with_experts():
     assert new.experts[0].linears[2].name == "model.layers.0.block_sparse_moe.experts.2.w1"
 
 
+def test_an_expert_that_all_tokens_meet():
+    architecture = read("qwen2_moe", shared_expert_intermediate_size=40)
+    sizes = {s.name: (s.out_features, s.in_features) for s in architecture.linears}
+    assert sizes["model.layers.3.mlp.shared_expert.up_proj"] == (40, SIZES["hidden_size"])
+    assert sizes["model.layers.3.mlp.shared_expert_gate"] == (1, SIZES["hidden_size"])
+    assert windows("qwen2_moe", use_sliding_window=True, max_window_layers=2) == (
+        4096, None, None, None,
+    )  # fmt: skip
+
+
 def test_old_and_new_keys_of_rope_mean_the_same():
     new = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}}
     old = {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}}
@@ -231,6 +241,9 @@ REFUSED = {
     "model type": ("deepseek_v3", {}, "deepseek_v3"),
     "experts": ("qwen3_moe", {"num_experts": 2, "num_experts_per_tok": 3}, "num_experts_per_tok 3"),
     "balance": ("mixtral", {"output_router_logits": True}, "output_router_logits"),
+    "slides or not": (
+        "qwen2_moe", {"layer_types": ["sliding_attention"] * 4}, "use_sliding_window is not true",
+    ),
     "one rotation": ("olmo3", {"rope_parameters": {"rope_theta": 1e4}}, "full_attention and slid"),
     "two readings": ("olmo3", {"rope_theta": 1e4}, "rope_theta 10000.0 is read in two ways"),
     "dense layers": ("qwen3_moe", {"mlp_only_layers": "0"}, "mlp_only_layers"),

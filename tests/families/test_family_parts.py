@@ -99,7 +99,6 @@ def changed(config, **changes):
 
 def test_what_does_not_go_together_is_refused():
     for model_type, changes, message in (
-        ("mixtral", {"order": POST_NORM}, "a mixture is added"),
         ("mixtral", {"residual_scale": 0.5}, "a mixture is added"),
         ("llama", {"norm": LayerNorm(1e-5, bias=False), "order": POST_NORM}, "cannot stand after"),
     ):

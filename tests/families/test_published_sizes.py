@@ -74,6 +74,13 @@ MODELS = {
         ),
         "12.14",
     ),
+    "Qwen 1.5 MoE A2.7B": (
+        sizes(
+            "qwen2_moe", (2048, 5632, 24, 16, 16, 151936), num_experts=60, num_experts_per_tok=4,
+            moe_intermediate_size=1408, shared_expert_intermediate_size=5632,
+        ),
+        "14.3",
+    ),
     "Phi-4": (sizes("phi3", (5120, 17920, 40, 40, 10, 100352)), "14.66"),
     "Phi-4-mini": (
         sizes(

@@ -22,6 +22,7 @@ from qlora_wgpu.ops.qk_layer_norm import qk_layer_norm
 from qlora_wgpu.ops.qk_norm import qk_norm
 from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.ops.rope import rope
+from qlora_wgpu.ops.row_gate import row_gate
 from qlora_wgpu.ops.short_conv import short_conv
 from qlora_wgpu.ops.tensor import as_float32, cast
 from qlora_wgpu.ops.xielu import XIELUScalars, xielu
@@ -35,6 +36,7 @@ from qlora_wgpu.reference import layer_norm as layer_norm_reference
 from qlora_wgpu.reference import qk_layer_norm as qk_layer_norm_reference
 from qlora_wgpu.reference import rms_norm as rms_norm_reference
 from qlora_wgpu.reference import rope as rope_reference
+from qlora_wgpu.reference import row_gate as row_gate_reference
 from qlora_wgpu.reference import short_conv as short_conv_reference
 from qlora_wgpu.reference import xielu as xielu_reference
 
@@ -101,6 +103,9 @@ def _sliced(bench, x):
     return glu(bench.graph, left, columns(bench.graph, x, 0, COLUMNS))
 
 
+GATE = _RANDOM.standard_normal((ROWS, 1))
+
+
 OPS = {
     "rms_norm": Op(
         lambda b, x: rms_norm(b.graph, x, b.given(WEIGHT), 1e-5),
@@ -148,6 +153,11 @@ OPS = {
         lambda b, x: glu(b.graph, x, x),
         lambda x: glu_reference.forward(x, x, "silu"),
         lambda dy, x: sum(glu_reference.backward(dy, x, x, "silu")),
+    ),
+    "row_gate": Op(
+        lambda b, x: cast(b.graph, row_gate(b.graph, x, b.given(GATE))),
+        lambda x: row_gate_reference.forward(x, GATE),
+        lambda dy, x: row_gate_reference.backward(dy, x, GATE)[0],
     ),
     "slices": Op(
         _sliced,

@@ -23,6 +23,7 @@ from qlora_wgpu.ops.qk_norm import qk_norm
 from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.ops.routing import combine, permute, route
+from qlora_wgpu.ops.row_gate import row_gate
 from qlora_wgpu.ops.short_conv import short_conv
 from qlora_wgpu.ops.xielu import XIELUScalars, xielu
 
@@ -59,6 +60,9 @@ WRONG = {
     "combine": (
         lambda g: combine(g, operand(6, 20), routing(g), operand(6, 24, "float32")),
         r"combine.*6x24.*6x20",
+    ),
+    "row_gate": (
+        lambda g: row_gate(g, operand(6, 20), operand(6, 2, "float32")), r"row_gate.*6x20.*6x2",
     ),
     "short_conv": (
         lambda g: short_conv(g, operand(6, 72), matrix("w", 16, 3, "float32"), None, BATCH),

@@ -18,6 +18,7 @@ from qlora_wgpu.reference import (
     qk_layer_norm,
     rms_norm,
     rope,
+    row_gate,
     short_conv,
     xielu,
 )
@@ -186,6 +187,13 @@ def test_experts(normalized):
     check(lambda v: value(x=v), x, dx)
     check(lambda v: value(logits=v), logits, dlogits)
     check(lambda v: value(w=v), w, dw)
+
+
+def test_row_gate():
+    x, gate, dy = normal(6, 4), normal(6, 1), normal(6, 4)
+    dx, dgate = row_gate.backward(dy, x, gate)
+    check(lambda v: np.sum(dy * row_gate.forward(v, gate)), x, dx)
+    check(lambda v: np.sum(dy * row_gate.forward(x, v)), gate, dgate)
 
 
 def test_dora():

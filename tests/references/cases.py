@@ -129,6 +129,13 @@ CASES = {
             "use_sliding_window": True, "sliding_window": 7,
         },
     ),
+    "qwen2_moe-experts": (
+        "qwen2_moe",
+        {
+            **MIXED, "num_experts": 5, "norm_topk_prob": False,
+            "shared_expert_intermediate_size": 52, "use_sliding_window": True, "sliding_window": 7,
+        },
+    ),
     "mixtral-experts": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "cohere": ("cohere", {"logit_scale": 0.3, "use_qk_norm": False, "attention_bias": False}),
     "cohere-qknorm": (

@@ -44,6 +44,10 @@ BASE = {
 LISTS = {"short_factor": [1.0, 1.5, 3.0], "long_factor": [2.0, 4.0, 9.0]}
 OWN = {
     "qwen3_moe": {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    "qwen2_moe": {
+        "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 12,
+    },
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "gemma": {"head_dim": 6}, "gemma2": {"head_dim": 6}, "gemma3_text": {"head_dim": 6},
     "qwen3": {"head_dim": 6}, "glm4": {"head_dim": 8}, "stablelm": {"partial_rotary_factor": 0.67},
@@ -65,6 +69,7 @@ MODEL_TYPES = [
     "olmo2", "olmo3", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3", "stablelm", "starcoder2",
     "gemma3", "exaone4", "cohere2", "ernie4_5", "seed_oss", "hunyuan_v1_dense", "ministral3",
     "mistral3", "granitemoehybrid", "arcee", "nemotron", "apertus", "lfm2",
+    "qwen2_moe",
 ]  # fmt: skip
 # Of models with images, the type of their text part.
 TEXTS = {"gemma3": "gemma3_text", "mistral3": "ministral3"}
@@ -225,8 +230,7 @@ def theirs(config, ids):
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    stacked = {"qwen3_moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
-               "mixtral": ("block_sparse_moe", "w1", "w3", "w2")}  # fmt: skip
+    stacked = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2")}
     try:
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "config.json").write_text(json.dumps(config))
@@ -243,7 +247,8 @@ def theirs(config, ids):
             if tied and name == "lm_head.weight":
                 continue
             if ".experts." in name:
-                at, gate, up, down = stacked[config["model_type"]]
+                usual = ("mlp", "gate_proj", "up_proj", "down_proj")
+                at, gate, up, down = stacked.get(config["model_type"], usual)
                 count, rows, columns = parameter.shape
                 leaves = (gate, up) if "gate_up" in name else (down,)
                 prefix = name.split("mlp.")[0] + at + ".experts."

@@ -12,7 +12,7 @@ from qlora_wgpu.families.family import find_family
 from qlora_wgpu.families.layers import LayerOps
 from qlora_wgpu.families.moe import Experts
 from qlora_wgpu.ops.activation import ACTIVATIONS
-from qlora_wgpu.reference import activation, attention, rope, short_conv, xielu
+from qlora_wgpu.reference import activation, attention, rope, row_gate, short_conv, xielu
 
 
 def logits(config, arrays, ids):
@@ -106,6 +106,10 @@ class NumpyOps(LayerOps):
     def glu(self, gate, up, name):
         return self.activation(gate, name) * up
 
+    def row_gate(self, x, gate, residual=None):
+        y = row_gate.forward(x, gate)
+        return y if residual is None else residual + y
+
     def activation(self, x, name):
         kinds = ("silu", "gelu", "relu2", "gelu_new")
         alike = [kind for kind in kinds if ACTIVATIONS[kind] == ACTIVATIONS[name]]
@@ -137,7 +141,9 @@ class _Experts:
         self._experts = experts
 
     def trace(self, ops, x, at, residual, scale):
-        of, at = self._experts, f"{at}{self._experts.name}."
+        of, layer, at = self._experts, at, f"{at}{self._experts.name}."
+        if of.shared is not None:
+            residual = of.shared.trace(ops, x, layer, residual, scale)
         scores = ops.router(x, f"{at}gate")
         p = np.exp(scores - scores.max(-1, keepdims=True))
         p /= p.sum(-1, keepdims=True)

@@ -28,6 +28,7 @@ STEPS, RATE, R, ALPHA, SHOWN = 10, 5e-3, 5, 10, 40
 NF4, NF4_R, BLOCK = "-nf4", 8, 64
 # How experts' files call what PyTorch keeps as two stacks: gate and up, and down.
 EXPERTS = {
+    "qwen2_moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
     "qwen3_moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
     "mixtral": ("block_sparse_moe", "w1", "w3", "w2"),
 }

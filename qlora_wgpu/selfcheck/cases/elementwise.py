@@ -13,6 +13,7 @@ from qlora_wgpu.ops.columns import columns
 from qlora_wgpu.ops.glu import glu
 from qlora_wgpu.ops.layer_norm import layer_norm
 from qlora_wgpu.ops.rms_norm import rms_norm
+from qlora_wgpu.ops.row_gate import row_gate
 from qlora_wgpu.ops.short_conv import short_conv
 from qlora_wgpu.ops.tensor import as_float32, as_operand, cast
 from qlora_wgpu.ops.xielu import XIELUScalars, xielu
@@ -20,6 +21,7 @@ from qlora_wgpu.reference import activation as activation_reference
 from qlora_wgpu.reference import glu as glu_reference
 from qlora_wgpu.reference import layer_norm as layer_norm_reference
 from qlora_wgpu.reference import rms_norm as rms_norm_reference
+from qlora_wgpu.reference import row_gate as row_gate_reference
 from qlora_wgpu.reference import short_conv as short_conv_reference
 from qlora_wgpu.reference import xielu as xielu_reference
 from qlora_wgpu.selfcheck.cases.common import ROWS, each, normal, uneven
@@ -171,6 +173,26 @@ def check_short_conv(run: Runner, has_bias: bool, exact_gradient: bool) -> None:
     bias = bias * has_bias
     run.compare(got_y, short_conv_reference.forward(x, weight, bias, segments), y.dtype)
     run.compare(got_dx, short_conv_reference.backward(dy, x, weight, bias, segments), y.dtype)
+
+
+@each((True,), (False,))
+def check_row_gate(run: Runner, rounded_first: bool) -> None:
+    """y, and the gradients of x, of its gate and of what it is added to."""
+    x, dy, skip = (normal(name, ROWS, _WIDE) for name in ("x", "dy", "skip"))
+    gate = 4.0 * normal("gate", ROWS, 1)
+    make = _types(run, rounded_first)[0]
+    tx, tgate, tskip = make(x), run.float32(gate, grad=True), run.float32(skip)
+    tx.requires_grad = True
+    y = row_gate(run.graph, tx, tgate, None if rounded_first else tskip)
+    given = make(dy)
+    got_y, got_dx, got_gate = run.run(y, *run.gradients(y, given, tx, tgate))
+    if rounded_first:
+        x, dy = run.rounded(x), run.rounded(dy)
+    dx, dgate = row_gate_reference.backward(dy, x, gate)
+    expected = row_gate_reference.forward(x, gate) + (0.0 if rounded_first else skip)
+    run.compare(got_y, expected)
+    run.compare(got_dx, dx, run.dtype if rounded_first else "float32")
+    run.compare(got_gate, dgate, inner=2e-6)
 
 
 @each((True,), (False,))
