@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -15,10 +15,11 @@ from qlora_wgpu.checkpoint.safetensors_format import FLOATS
 from qlora_wgpu.checkpoint.stream import Entry
 from qlora_wgpu.config import QuantConfig, load_config
 from qlora_wgpu.config.as_trained import find_run
-from qlora_wgpu.errors import UnsupportedModelError
+from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 from qlora_wgpu.export.folders import Tensors, as_dtype, without, write_folder
-from qlora_wgpu.families.family import find_family
+from qlora_wgpu.families.family import Architecture, find_family
 from qlora_wgpu.lora import load_adapter
+from qlora_wgpu.lora.biases import split_biases
 from qlora_wgpu.lora.fitting import adapter_shapes, refuse_other_base
 from qlora_wgpu.lora.names import adapted_layers
 from qlora_wgpu.model.weights import stored_name
@@ -63,7 +64,7 @@ def merge(
             "adapter beside it, or merge into a folder of the same model in 16 bits"
         )
     architecture = find_family(folder.config).read(folder.config)
-    tensors, config = load_adapter(adapter)
+    tensors, config = load_adapter(adapter, biases=True)
     linears = {
         stored_name(folder, architecture, f"{s.name}.weight"): s for s in architecture.every_linear
     }
@@ -74,6 +75,7 @@ def merge(
     for layer in adapted_layers(tensors):
         scaling = config.scaling_of(layer.module)
         pairs[modules[layer.module]] = (layer.a, layer.b, scaling, layer.magnitude)
+    biases = _biases(folder, architecture, tensors, adapter)
     settings = quant or _quant_of(adapter)
     # What a quantized folder keeps as floats was not quantized in training either.
     quantizes = base == "dequantized" and settings.scheme == "nf4" and not folder.is_quantized
@@ -86,6 +88,9 @@ def merge(
         if parts and (quantizes or any(part in pairs for part in parts)):
             entry = Entry(folder.dtype(name), folder.shape(name))
             return {name: (entry, lambda: merged_stack(name, parts))}
+        if name in biases:
+            entry = Entry(folder.dtype(name), folder.shape(name))
+            return {name: (entry, lambda: as_dtype(biases[name], entry.dtype))}
         is_quantized = folder.holds_quantized(name)
         if not is_quantized and name not in pairs and not (quantizes and name in linears):
             return {name: (Entry(folder.dtype(name), folder.shape(name)), lambda: folder.raw(name))}
@@ -120,6 +125,28 @@ def merge(
 
     config_json: dict[str, Any] = without(folder.config, ["quantization_config"])
     write_folder(folder, Path(out), config_json, tensors_of, progress, adapter=adapter)
+
+
+def _biases(
+    folder: ModelFolder,
+    architecture: Architecture,
+    tensors: Mapping[str, FloatArray],
+    adapter: str | PathLike[str],
+) -> dict[str, FloatArray]:
+    """The biases that were trained beside the adapter, by the names of those that they replace.
+
+    Raises:
+        CheckpointError: If the base has no such bias.
+    """
+    _, trained = split_biases(tensors)
+    biases = {stored_name(folder, architecture, f"{m}.bias"): a for m, a in trained.items()}
+    for name, array in biases.items():
+        if not folder.has(name) or folder.shape(name) != array.shape:
+            raise CheckpointError(
+                f"{adapter} has a trained {name} of {array.size} numbers, which {folder.path} has "
+                "not: merge it into the model that it was trained on"
+            )
+    return biases
 
 
 def _quant_of(adapter: str | PathLike[str]) -> QuantConfig:

@@ -12,13 +12,21 @@ from qlora_wgpu.families.mlp import GatedMLP
 from qlora_wgpu.families.norm import RMSNorm
 from qlora_wgpu.families.rope import read_rope
 
+_IGNORED = (
+    "hidden_activation = gelu of config.json is not applied, as in transformers 5: MLPs have "
+    "hidden_act, gelu_pytorch_tanh"
+)
+
 
 def compose(read: ConfigReader) -> Decoder:
-    """Early configurations say ``gelu`` and mean its tanh form, as Hugging Face reads them."""
+    """Early configurations say ``gelu`` and mean its tanh form, as Hugging Face reads them.
+
+    ``hidden_activation`` was read before ``hidden_act`` by transformers 4, and is not any more.
+    """
     read.no_dropout("attention_dropout")
     read.choice("use_bidirectional_attention", (None, False))
     read.choice("hidden_act", ("gelu_pytorch_tanh", "gelu"), "gelu_pytorch_tanh")
-    read.choice("hidden_activation", (None, "gelu_pytorch_tanh"))
+    named = read.choice("hidden_activation", (None, "gelu_pytorch_tanh", "gelu"))
     dimensions = Dimensions.read(read, head_dim=256)
     bias = read.flag("attention_bias")
     rope = read_rope(read.config, dimensions.head_dim)
@@ -31,6 +39,7 @@ def compose(read: ConfigReader) -> Decoder:
         layers=(Layer(norm, attention, mlp),) * dimensions.num_hidden_layers,
         tied=read.flag("tie_word_embeddings", True),
         embedding_scale=math.sqrt(dimensions.hidden_size),
+        notes=() if named != "gelu" else (_IGNORED,),
     )
 
 

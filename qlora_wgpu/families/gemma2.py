@@ -10,7 +10,7 @@ from qlora_wgpu.families.attention import Attention
 from qlora_wgpu.families.config_reader import ConfigReader
 from qlora_wgpu.families.decoder import PRE_AND_POST_NORM, Decoder, DecoderFamily, Layer
 from qlora_wgpu.families.dimensions import Dimensions
-from qlora_wgpu.families.mlp import GatedMLP
+from qlora_wgpu.families.mlp import GatedMLP, read_activation
 from qlora_wgpu.families.norm import RMSNorm
 from qlora_wgpu.families.rope import read_rope
 from qlora_wgpu.families.windows import layer_windows
@@ -21,7 +21,7 @@ def compose(read: ConfigReader) -> Decoder:
     read = read.with_defaults(sliding_window=4096)
     read.no_dropout("attention_dropout")
     read.choice("use_bidirectional_attention", (None, False))
-    read.choice("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
+    activation = read_activation(read, "gelu_pytorch_tanh", "hidden_activation")
     dimensions = Dimensions.read(read, head_dim=256)
     bias = read.flag("attention_bias")
     attention = Attention(
@@ -32,7 +32,7 @@ def compose(read: ConfigReader) -> Decoder:
         scale=read_score_scale(read),
         softcap=read.softcap("attn_logit_softcapping", 50.0),
     )
-    mlp = GatedMLP(dimensions, "gelu_pytorch_tanh")
+    mlp = GatedMLP(dimensions, activation)
     norm = RMSNorm(read.number("rms_norm_eps", 1e-6), offset=1.0)
     windows = layer_windows(read, [i % 2 == 0 for i in range(dimensions.num_hidden_layers)])
     return Decoder(

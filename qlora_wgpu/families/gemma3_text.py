@@ -10,7 +10,7 @@ from qlora_wgpu.families.config_reader import ConfigReader
 from qlora_wgpu.families.decoder import PRE_AND_POST_NORM, Decoder, DecoderFamily, Layer
 from qlora_wgpu.families.dimensions import Dimensions
 from qlora_wgpu.families.gemma2 import read_score_scale
-from qlora_wgpu.families.mlp import GatedMLP
+from qlora_wgpu.families.mlp import GatedMLP, read_activation
 from qlora_wgpu.families.norm import RMSNorm
 from qlora_wgpu.families.rope import Rope, read_ropes_of_layers
 from qlora_wgpu.families.windows import periodic_windows
@@ -21,7 +21,7 @@ def compose(read: ConfigReader) -> Decoder:
     read = read.with_defaults(sliding_window=4096)
     read.no_dropout("attention_dropout")
     read.choice("use_bidirectional_attention", (None, False))
-    read.choice("hidden_activation", ("gelu_pytorch_tanh",), "gelu_pytorch_tanh")
+    activation = read_activation(read, "gelu_pytorch_tanh", "hidden_activation")
     dimensions = Dimensions.read(read, head_dim=256)
     bias, eps = read.flag("attention_bias"), read.number("rms_norm_eps", 1e-6)
     far, near = _ropes(read, dimensions.head_dim)
@@ -34,7 +34,7 @@ def compose(read: ConfigReader) -> Decoder:
         scale=read_score_scale(read),
     )
     sliding = replace(attention, rope=near)
-    mlp, norm = GatedMLP(dimensions, "gelu_pytorch_tanh"), RMSNorm(eps, offset=1.0)
+    mlp, norm = GatedMLP(dimensions, activation), RMSNorm(eps, offset=1.0)
     attentions = [
         attention if window is None else replace(sliding, window=window)
         for window in periodic_windows(read, dimensions.num_hidden_layers, every=6)

@@ -12,9 +12,9 @@ from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.activation import ACTIVATIONS
 
 
-def read_activation(read: ConfigReader, default: str = "silu") -> str:
-    """``hidden_act``, which must be one that is computed."""
-    name: str = read.choice("hidden_act", tuple(ACTIVATIONS), default)
+def read_activation(read: ConfigReader, default: str = "silu", key: str = "hidden_act") -> str:
+    """The activation that a key names, which must be one that is computed."""
+    name: str = read.choice(key, tuple(ACTIVATIONS), default)
     return name
 
 

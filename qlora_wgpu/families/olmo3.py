@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.families.attention import Attention, QKNorm
@@ -41,13 +43,33 @@ def compose(read: ConfigReader) -> Decoder:
 
 
 def _ropes(read: ConfigReader, head_dim: int) -> tuple[Rope, Rope]:
-    """The rotation of layers that see everything, and of those that slide."""
-    if read.config.get("rope_parameters") is None and read.number("rope_theta", THETA) != THETA:
+    """The rotation of layers that see everything, and of those that slide.
+
+    Keys for both kinds are read where they say what holds without them: version 4 of transformers
+    takes others for both, version 5 for the first kind or for none.
+    """
+    config, flat = read.config, _flat(read.config.get("rope_parameters"))
+    if flat:
+        config = {key: value for key, value in config.items() if key != "rope_parameters"}
+    usual = {"rope_theta": THETA, "rope_type": "default", "type": "default"}
+    is_usual = all(value == usual.get(key) for key, value in flat.items())
+    has_both = config.get("rope_parameters") is not None
+    if not is_usual or (not has_both and read.number("rope_theta", THETA) != THETA):
         raise UnsupportedModelError(
-            f"config.json: rope_theta {read.config['rope_theta']} is read in two ways by "
-            "versions of transformers: give rope_parameters of both kinds of layers instead"
+            "config.json: RoPE's keys for both kinds of layers (rope_theta, flat rope_parameters) "
+            "are read in two ways by versions of transformers: give rope_parameters of "
+            "full_attention and sliding_attention instead"
         )
-    return read_ropes_of_layers(read.config, head_dim, THETA, THETA)
+    return read_ropes_of_layers(config, head_dim, THETA, THETA)
+
+
+def _flat(parameters: Any) -> dict[str, Any]:
+    """A copy of ``rope_parameters`` that are not by kinds of layers; empty if they are."""
+    if not isinstance(parameters, Mapping) or {"full_attention", "sliding_attention"} & {
+        *parameters
+    }:
+        return {}
+    return {key: value for key, value in parameters.items() if value is not None}
 
 
 FAMILY = DecoderFamily(compose)

@@ -10,12 +10,12 @@ from typing import Any
 
 from qlora_wgpu.checkpoint.json_file import read_json_object
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError, brief
+from qlora_wgpu.lora.biases import KINDS
 from qlora_wgpu.lora.patterns import value_for
 from qlora_wgpu.sandbox.expressions import ExpressionError, check_expression
 
 _UNUSED: dict[str, Any] = {
     "auto_mapping": None,
-    "bias": "none",
     "fan_in_fan_out": False,
     "inference_mode": True,
     "init_lora_weights": True,
@@ -66,6 +66,7 @@ class AdapterConfig:
         alpha_pattern: Alphas of modules that have another one.
         layers_to_transform: The layers that are adapted, if not all.
         use_dora: Whether each output has a magnitude of its own.
+        bias: Which of the base's biases were trained beside it: "none", "lora_only" or "all".
     """
 
     r: int
@@ -78,6 +79,7 @@ class AdapterConfig:
     alpha_pattern: Mapping[str, int | float] = field(default_factory=dict)
     layers_to_transform: list[int] | None = None
     use_dora: bool = False
+    bias: str = "none"
 
     def rank_of(self, module: str) -> int:
         """A layer's rank."""
@@ -128,6 +130,7 @@ def read_adapter_config(path: Path, adapted: list[str]) -> AdapterConfig:
         rank_pattern=_ranks(path, fields),
         alpha_pattern=_pattern(path, fields, "alpha_pattern"),
         use_dora=bool(fields.get("use_dora")),
+        bias=fields.get("bias", "none"),
     )
 
 
@@ -146,9 +149,9 @@ def _refuse_what_is_not_computed(path: Path, fields: Mapping[str, Any]) -> None:
                 f"{path}: {key} is {brief(fields[key])}, but there is no support for {meaning}"
             )
     bias = fields.get("bias", "none")
-    if bias != "none":
+    if bias not in KINDS:
         raise UnsupportedModelError(
-            f"{path}: bias is {brief(bias)}, and trained biases are not supported"
+            f"{path}: bias is {brief(bias)}, but only {', '.join(KINDS)} are read"
         )
     start = fields.get("init_lora_weights")
     if start not in _STARTS_THAT_KEEP_THE_BASE:

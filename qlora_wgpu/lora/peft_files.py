@@ -14,6 +14,7 @@ from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 from qlora_wgpu.files import is_there
 from qlora_wgpu.lora.adapter_config import AdapterConfig, read_adapter_config, to_json
+from qlora_wgpu.lora.biases import bias_name, split_biases
 from qlora_wgpu.lora.names import (
     LORA_A,
     LORA_B,
@@ -46,8 +47,11 @@ def save_adapter(
             written then), or the folder cannot be written.
     """
     folder = Path(folder)
-    pairs = _standard_names(folder, tensors)
+    own, trained = split_biases(tensors)
+    pairs = _standard_names(folder, own)
     _check_pairs(folder, pairs, config)
+    adapted = {module for module, _ in filter(None, map(parse_name, pairs))}
+    pairs |= {_stored_bias(m, adapted): array for m, array in trained.items()}
     text = json.dumps(to_json(config), indent=2, allow_nan=False) + "\n"
     if folder.is_dir():
         _write(folder, pairs, text)
@@ -56,11 +60,18 @@ def save_adapter(
             _write(unfinished, pairs, text)
 
 
-def load_adapter(folder: str | PathLike[str]) -> tuple[dict[str, Float32Array], AdapterConfig]:
+def load_adapter(
+    folder: str | PathLike[str], *, biases: bool = False
+) -> tuple[dict[str, Float32Array], AdapterConfig]:
     """Reads an adapter that this package or PEFT wrote.
 
+    Args:
+        folder: Its folder.
+        biases: Whether the caller takes biases that were trained beside it, too.
+
     Returns:
-        The float32 matrices by PEFT's names, and what the adapter was trained with.
+        The float32 matrices by PEFT's names, and what the adapter was trained with. Biases are
+        called as ``biases.bias_name`` has it.
 
     Raises:
         CheckpointError: If a file is missing or damaged, or the two do not fit.
@@ -71,14 +82,25 @@ def load_adapter(folder: str | PathLike[str]) -> tuple[dict[str, Float32Array], 
     with SafetensorsFile(folder / WEIGHTS) as file:
         config = read_adapter_config(folder / CONFIG, _adapted(folder, file.names()))
         stored = {name: file.float32(name) for name in file.names()}
-    tensors = _standard_names(folder / WEIGHTS, stored)
+    pairs, trained = split_biases(stored)
+    if trained and not biases:
+        raise UnsupportedModelError(
+            f"{folder} holds biases that were trained beside the adapter ({next(iter(trained))}), "
+            "which are taken for reading and merging alone: merge it, and go on from the result"
+        )
+    tensors = _standard_names(folder / WEIGHTS, pairs)
     _check_pairs(folder / WEIGHTS, tensors, config)
-    return tensors, config
+    _check_biases(folder / WEIGHTS, trained, config)
+    return tensors | {bias_name(module): array for module, array in trained.items()}, config
 
 
 def _write(folder: Path, tensors: Mapping[str, Float32Array], config: str) -> None:
     write_safetensors(folder / WEIGHTS, tensors)
     write_file(folder / CONFIG, config.encode())
+
+
+def _stored_bias(module: str, adapted: set[str]) -> str:
+    return bias_name(f"{module}.base_layer" if module in adapted else module)
 
 
 def _check_files(folder: Path) -> None:
@@ -138,6 +160,14 @@ def _check_pairs(where: Path, tensors: Mapping[str, Float32Array], config: Adapt
             raise CheckpointError(f"{where}: it holds {name!r}, but not {other!r}")
         _check_matrix(where, name, leaf, tensors[name], config.rank_of(module))
     _check_magnitudes(where, tensors, leaves, config)
+
+
+def _check_biases(where: Path, biases: Mapping[str, Float32Array], config: AdapterConfig) -> None:
+    for module, array in biases.items():
+        if config.bias == "none":
+            raise CheckpointError(f"{where}: bias is 'none', but it holds one of {module}")
+        if array.ndim != 1 or not np.isfinite(array).all():
+            raise CheckpointError(f"{where}: the bias of {module} is no vector of finite numbers")
 
 
 def _check_matrix(where: Path, name: str, leaf: str, array: Float32Array, r: int) -> None:

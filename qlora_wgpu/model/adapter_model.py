@@ -20,8 +20,10 @@ from qlora_wgpu.graph.pieces import Pieces
 from qlora_wgpu.graph.program import Program
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.lora import load_adapter, save_adapter
+from qlora_wgpu.lora.biases import split_biases
 from qlora_wgpu.lora.fitting import adapter_shapes, refuse_other_base
 from qlora_wgpu.model import batch_encoding
+from qlora_wgpu.model.adapter_biases import AdapterBiases
 from qlora_wgpu.model.adapter_state import (
     check_scaling,
     read_flat,
@@ -48,6 +50,7 @@ class AdapterModel:
         adapter: The layout of the adapter's parameters.
         architecture: The architecture by config.json.
         options: How training steps are computed; replaced as a whole.
+        biases: What an adapter of a file put into the place of the base's biases.
         prompt_folder: The folder that says how prompts are written: the base's, or the adapter's.
     """
 
@@ -81,6 +84,7 @@ class AdapterModel:
         self.stats = layout.stats
         self.options = options or TrainingOptions()
         self.programs = Programs(layout, device)
+        self.biases = AdapterBiases(layout, device)
 
     def close(self) -> None:
         """Frees the model's memory at once, whoever still holds the model; it is of no use then.
@@ -205,13 +209,15 @@ class AdapterModel:
         if isinstance(adapter, Mapping):
             tensors: Mapping[str, FloatArray] = adapter
         else:
-            tensors, config = load_adapter(Path(adapter))
+            tensors, config = load_adapter(Path(adapter), biases=True)
             shapes = adapter_shapes(self.architecture.every_linear, config)
             refuse_other_base(adapter, config, tensors, shapes, self.name_or_path, whole=False)
             check_scaling(config, self.adapter, adapter)
             if text := trained_otherwise(adapter, self.quant):
                 warnings.warn(text, stacklevel=2)
-        self.write_parameters(self.adapter.join(tensors))
+        pairs, biases = split_biases(tensors)
+        self.write_parameters(self.adapter.join(pairs))
+        self.biases.take(biases)
 
     def save_adapter(self, path: str | PathLike[str]) -> None:
         """Writes adapter_model.safetensors and adapter_config.json as PEFT loads them.
@@ -220,5 +226,7 @@ class AdapterModel:
         """
         for text in self.adapter.peft_differences:
             warnings.warn(text, stacklevel=2)
-        config = replace(self.adapter.peft, base_model_name_or_path=self.name_or_path)
-        save_adapter(Path(path), self.adapter_state_dict(), config)
+        config = replace(
+            self.adapter.peft, base_model_name_or_path=self.name_or_path, bias=self.biases.kind
+        )
+        save_adapter(Path(path), self.adapter_state_dict() | self.biases.tensors(), config)

@@ -138,8 +138,8 @@ class LoadedModel(AdapterModel):
 
     @contextmanager
     def adapter_off(self) -> Iterator[None]:
-        """While it is entered, the model is the base alone."""
-        with self.device.in_turn:
+        """While it is entered, the model is the base alone, with its own biases."""
+        with self.device.in_turn, self.biases.off():
             kept = self.read_flat(self.adapter.parameters).copy()
             self.write_parameters(self.neutral)
             try:

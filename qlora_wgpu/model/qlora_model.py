@@ -207,7 +207,7 @@ def _config_of_folder(
         raise ConfigError(
             "lora and adapter exclude each other: the adapter's folder says its rank and modules"
         )
-    tensors, stored = load_adapter(Path(adapter))
+    tensors, stored = load_adapter(Path(adapter), biases=True)
     return config_of(stored, tensors, base.architecture)
 
 

@@ -89,6 +89,11 @@ def _part(lengths: Sequence[int]) -> int:
     return min(_PART, max(lengths))
 
 
+def passing_parts(lengths: Sequence[int], blocks: BlockTable | None = None) -> int:
+    """Number of parts that moments in pieces of so many words pass through the device in."""
+    return sum(len(cuts) - 1 for cuts in _cuts(lengths, _part(lengths), blocks))
+
+
 def transfer_bytes(lengths: Sequence[int]) -> int:
     """Bytes of host memory that moments in pieces of so many words pass through on their way."""
     return 2 * passing_bytes(lengths)  # two copies of each buffer are on their way to the host

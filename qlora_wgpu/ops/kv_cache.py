@@ -19,7 +19,7 @@ class KVCache:
     Attributes:
         capacity: Most tokens of the text.
         layers: Keys and values of each layer's tokens, where it attends.
-        states: What layers that convolve keep of the last tokens.
+        states: What layers that convolve keep of the last tokens, and linear attention of all.
     """
 
     capacity: int
@@ -53,7 +53,7 @@ class CacheView:
         return layer
 
     def next_state(self, rows: int, columns: int) -> Tensor:
-        """What the convolution that comes next keeps, (rows, columns) float32.
+        """What the op that comes next keeps of earlier tokens, (rows, columns) float32.
 
         Raises:
             GraphError: If the cache's is of another shape.

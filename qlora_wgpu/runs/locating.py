@@ -76,7 +76,7 @@ def base_of(adapter: str) -> str:
     """
     if (run := find_run(adapter)) is not None:
         return load_config(run / "config.yaml").model.path
-    name = load_adapter(adapter)[1].base_model_name_or_path
+    name = load_adapter(adapter, biases=True)[1].base_model_name_or_path
     if name is None:
         raise ConfigError(f"{adapter} names no base model: name it with {option('model', ...)}")
     return name

@@ -226,7 +226,7 @@ def load_adapted(
     lora = LoraConfig(r=1, lora_alpha=1)
     tensors = None
     if adapter is not None:
-        tensors, stored = load_adapter(adapter)
+        tensors, stored = load_adapter(adapter, biases=True)
         lora = config_of(stored, tensors, source.architecture)
     device = device_of(settings.device)
     layout = device_layout(

@@ -28,6 +28,7 @@ from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.runs.data import RunData
 from qlora_wgpu.runs.host_room import require_host_room
 from qlora_wgpu.runs.opening import checking_device
+from qlora_wgpu.runs.run_memory import RunShapes
 from qlora_wgpu.training import Observer, training_options
 from qlora_wgpu.tuning.cache import key_of, known_keys, tuned
 from qlora_wgpu.tuning.tuner import Task
@@ -71,11 +72,17 @@ def plan_layout(
     tune_device(settings.device, device, task, pretrained.architecture, tokens, observer)
     if device.profile != layout.profile:
         layout = laid_out()
-    return within_room(settings, layout, options, device, observer)
+    shapes = RunShapes.of(settings, data)
+    return within_room(settings, layout, options, device, observer, shapes)
 
 
 def within_room(
-    settings: Config, layout: ModelLayout, options: StepOptions, device: Device, observer: Observer
+    settings: Config,
+    layout: ModelLayout,
+    options: StepOptions,
+    device: Device,
+    observer: Observer,
+    shapes: RunShapes | None = None,
 ) -> Fit:
     """A layout that keeps within ``device.memory``: what has no room waits in host memory.
 
@@ -85,11 +92,20 @@ def within_room(
         options: Of the longest step.
         device: The device.
         observer: Told what is planned, and what waits.
+        shapes: All that the run computes, if that is known; else room is left for batches of all
+            lengths, and for texts.
 
     Raises:
         OutOfMemoryError: If nothing makes training fit, or the host has no room for what waits.
     """
     budget = device.budget if device.budget is not None else room(device)
+
+    def beside(layout: ModelLayout, options: StepOptions) -> int:
+        if shapes is None:
+            return _beside(layout, options, options.seq)
+        step, run = layout.memory(options), shapes.memory(layout, options, settings)
+        return sum(run.values()) - sum(step.values())
+
     fitted = fit(
         layout,
         options,
@@ -97,15 +113,18 @@ def within_room(
         accumulation=settings.train.gradient_accumulation_steps,
         flops_per_second=device.pace.flops_per_second,
         bytes_per_second=device.pace.bytes_per_second,
-        beside=lambda layout, options: _beside(layout, options, options.seq),
+        beside=beside,
     )
     _require_bindings(fitted.layout, device)
-    observer.planned(fitted.memory)
+    memory = fitted.memory
+    if shapes is not None:
+        memory = shapes.memory(fitted.layout, fitted.options, settings)
+    observer.planned(memory)
     changed = fitted.options != options or fitted.residency != RESIDENT
     if changed and budget is not None:
         size = f"{budget / MIB:,.0f} MiB"
         observer.note(f"to keep within {size} of device memory, {fitted.in_words()}")
-    require_host_room(fitted.layout, fitted.host_memory, device, fitted.total, observer)
+    require_host_room(fitted.layout, fitted.host_memory, device, sum(memory.values()), observer)
     return fitted
 
 

@@ -70,7 +70,7 @@ def write_card(folder: Path, name: str, base: str | None) -> Path:
     """
     card = folder / _CARD
     if not card.exists():
-        tensors, config = load_adapter(folder)
+        tensors, config = load_adapter(folder, biases=True)
         named = base or name_on_hub(config.base_model_name_or_path)
         run = find_run(folder)
         figures = {"parameters": f"{sum(array.size for array in tensors.values()):,}"}

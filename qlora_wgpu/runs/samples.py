@@ -19,7 +19,7 @@ _LONG = 10.0  # seconds after which no further text is begun
 
 
 @dataclass(frozen=True)
-class _Prompt:
+class Prompt:
     """The beginning of an example, and how it goes on."""
 
     ids: list[int]
@@ -56,9 +56,8 @@ class SampleTexts:
         """Takes examples from the beginning, the middle and the end of a data set."""
         self._write = write
         self._tokenizer = tokenizer
-        chosen = sorted({round(i * (len(data) - 1) / max(_TEXTS - 1, 1)) for i in range(_TEXTS)})
-        self._prompts = [_prompt(data, index) for index in chosen]
-        self._longest = max(len(prompt.ids) + prompt.new_tokens for prompt in self._prompts)
+        self._prompts = sample_prompts(data)
+        self._longest = longest_text(self._prompts)
 
     def before(self) -> tuple[Sample, ...]:
         """The texts before training: the first, and more of them where that does not take long."""
@@ -75,24 +74,35 @@ class SampleTexts:
         pairs = zip(samples, self._prompts, strict=False)
         return tuple(replace(sample, after=self._text(prompt)) for sample, prompt in pairs)
 
-    def _sample(self, prompt: _Prompt) -> Sample:
+    def _sample(self, prompt: Prompt) -> Sample:
         return Sample(
             prompt=self._tokenizer.decode(prompt.ids),
             expected=continuation(self._tokenizer, prompt.ids, prompt.answer),
             before=self._text(prompt),
         )
 
-    def _text(self, prompt: _Prompt) -> str:
+    def _text(self, prompt: Prompt) -> str:
         """The model's present continuation, greedily."""
         ends = sorted(self._tokenizer.eos_token_ids)
         ids = self._write(prompt.ids, prompt.new_tokens, ends, self._longest)
         return continuation(self._tokenizer, prompt.ids, ids)
 
 
-def _prompt(data: Dataset, index: int) -> _Prompt:
+def sample_prompts(data: Dataset) -> list[Prompt]:
+    """Prompts from the beginning, the middle and the end of a data set."""
+    chosen = sorted({round(i * (len(data) - 1) / max(_TEXTS - 1, 1)) for i in range(_TEXTS)})
+    return [_prompt(data, index) for index in chosen]
+
+
+def longest_text(prompts: Sequence[Prompt]) -> int:
+    """Most tokens that one of them has with its continuation."""
+    return max(len(prompt.ids) + prompt.new_tokens for prompt in prompts)
+
+
+def _prompt(data: Dataset, index: int) -> Prompt:
     example = data[index]
     learnt = [i for i, label in enumerate(example.labels) if label != IGNORE_INDEX]
     # Before the first learnt token stands the prompt; where all is learnt, take the beginning.
     length = learnt[0] if learnt and learnt[0] > 1 else max(1, min(16, len(example) // 2))
     ids = [int(i) for i in example.input_ids]
-    return _Prompt(ids[:length], ids[length : length + _LONGEST])
+    return Prompt(ids[:length], ids[length : length + _LONGEST])

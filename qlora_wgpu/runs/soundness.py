@@ -8,7 +8,7 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.graph.launch import Launch
-from qlora_wgpu.graph.plan import make_plan
+from qlora_wgpu.graph.plan import Plan, make_plan
 from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.model.adapter_state import norms_graph
 from qlora_wgpu.model.layout import ModelLayout
@@ -85,7 +85,12 @@ def run_launches(settings: Config, layout: ModelLayout, length: int) -> Iterator
 
 def update_launches(settings: Config, layout: ModelLayout) -> Iterator[Launch]:
     """All that an update of the adapter launches."""
+    yield from update_plan(settings, layout).launches
+
+
+def update_plan(settings: Config, layout: ModelLayout) -> Plan:
+    """An update of the adapter with its moments on the device."""
     graph, storage = layout.new_graph(), Storage("step info", "inputs", 4 * STEP_NUMBERS)
     info = vector("step_info", STEP_NUMBERS, "float32", storage)
     trace_update(graph, layout.adapter, layout.stats, info, settings.optim)
-    yield from make_plan(graph).launches
+    return make_plan(graph)

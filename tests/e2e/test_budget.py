@@ -59,7 +59,8 @@ def test_a_budget_changes_no_bit(place, plain):
     notes = Notes()
     result, got = trained(place, "less", notes, memory=budget)
     assert got == expected
-    assert result.peak_bytes <= budget and notes.plans[0] <= result.peak_bytes
+    assert result.peak_bytes <= budget
+    assert abs(notes.plans[0] - result.peak_bytes) < 0.01 * result.peak_bytes
     assert any("in host memory" in text and "GB a step" in text for text in notes.texts)
     assert result.train_loss == plain.train_loss and result.eval_loss == plain.eval_loss
     # Begun in one way, gone on with in another.

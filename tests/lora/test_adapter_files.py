@@ -313,8 +313,7 @@ def test_starts_that_leave_the_base_alone(folder: Path, start: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"bias": "all"}, "bias is 'all', and trained biases are not supported"),
-        ({"bias": "lora_only"}, "bias is 'lora_only'"),
+        ({"bias": "some"}, "bias is 'some', but only none, lora_only, all are read"),
         ({"lora_bias": True}, "there is no support for a bias on lora_B"),
         (
             {"modules_to_save": ["lm_head"]},

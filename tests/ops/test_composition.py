@@ -12,6 +12,7 @@ from qlora_wgpu.ops.activation import activation
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.causal_conv import causal_conv
 from qlora_wgpu.ops.columns import columns
+from qlora_wgpu.ops.gated_delta import gated_delta_rule
 from qlora_wgpu.ops.gated_rms_norm import gated_rms_norm
 from qlora_wgpu.ops.glu import glu, sigmoid_gate
 from qlora_wgpu.ops.group_columns import group_columns
@@ -29,6 +30,7 @@ from qlora_wgpu.ops.xielu import XIELUScalars, xielu
 from qlora_wgpu.reference import activation as activation_reference
 from qlora_wgpu.reference import attention as attention_reference
 from qlora_wgpu.reference import causal_conv as causal_conv_reference
+from qlora_wgpu.reference import gated_delta as gated_delta_reference
 from qlora_wgpu.reference import gated_rms_norm as gated_rms_norm_reference
 from qlora_wgpu.reference import glu as glu_reference
 from qlora_wgpu.reference import group_columns as group_columns_reference
@@ -91,6 +93,16 @@ def _short_conv(bench, x):
 def _attention(bench, x):
     k, v, batch = bench.operand(KEYS), bench.operand(VALUES), bench.batch_of(1, ROWS)
     return attention(bench.graph, x, k, v, batch, HEAD_DIM, SCALE)
+
+
+DELTA_HEADS = gated_delta_reference.Heads(HEADS, HEADS, HEAD_DIM, HEAD_DIM)
+GATES = -_RANDOM.random((ROWS, HEADS)), _RANDOM.random((ROWS, HEADS))
+
+
+def _gated_delta(bench, x):
+    k, v, batch = bench.operand(KEYS), bench.operand(VALUES), bench.batch_of(1, ROWS)
+    gates, sizes = (bench.given(a) for a in GATES), (HEADS, HEADS, HEAD_DIM, HEAD_DIM)
+    return gated_delta_rule(bench.graph, x, k, v, *gates, batch, *sizes, chunk=16)
 
 
 def _shape(x):
@@ -189,6 +201,13 @@ OPS = {
         lambda b, x: sigmoid_gate(b.graph, x, b.operand(OTHER)),
         lambda x: glu_reference.forward(OTHER, x, "sigmoid"),
         lambda dy, x: glu_reference.backward(dy, OTHER, x, "sigmoid")[1],
+    ),
+    "gated_delta_rule": Op(
+        _gated_delta,
+        lambda x: gated_delta_reference.forward(x, KEYS, VALUES, *GATES, SAMPLE, DELTA_HEADS),
+        lambda dy, x: gated_delta_reference.backward(
+            dy, x, KEYS, VALUES, *GATES, SAMPLE, DELTA_HEADS
+        )[0],
     ),
     "attention": Op(
         _attention,

@@ -10,6 +10,7 @@ from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.causal_conv import causal_conv
 from qlora_wgpu.ops.columns import columns
 from qlora_wgpu.ops.experts import expert_linear
+from qlora_wgpu.ops.gated_delta import gated_delta_rule
 from qlora_wgpu.ops.gated_delta_gates import gated_delta_gates
 from qlora_wgpu.ops.gated_rms_norm import gated_rms_norm
 from qlora_wgpu.ops.glu import glu, sigmoid_gate
@@ -52,6 +53,11 @@ def experts(g, x):
     return expert_linear(g, permute(g, x, where), layer, where, BATCH)
 
 
+def delta_rule(g, keys, values, heads=(2, 4), key_dim=8):
+    q, v, gates = operand(6, keys), operand(6, values), operand(6, heads[1], "float32")
+    return gated_delta_rule(g, q, q, v, gates, gates, BATCH, *heads, key_dim, 8)
+
+
 WRONG = {
     "route": (
         lambda g: route(g, operand(6, 4, "float32"), 5, normalized=True), r"route: 5.*6x4",
@@ -82,6 +88,15 @@ WRONG = {
     "gated_delta_gates": (
         lambda g: gated_delta_gates(g, operand(6, 4), operand(6, 4), norm(4), norm(5)),
         r"gated_delta_gates.*6x4.*1x5",
+    ),
+    "gated_delta_rule": (
+        lambda g: delta_rule(g, 16, 40), r"gated_delta_rule: .*6x40.* is not 6x32",
+    ),
+    "gated_delta_rule heads": (
+        lambda g: delta_rule(g, 24, 32, heads=(3, 4)), r"gated_delta_rule: \(3, 8\) and \(4, 8\)",
+    ),
+    "gated_delta_rule rows": (
+        lambda g: delta_rule(g, 1040, 16, heads=(2, 2), key_dim=520), r"gated_delta_rule: 520 rows",
     ),
     "xielu": (
         lambda g: xielu(g, operand(6, 20), XIELUScalars(*[norm(1)] * 3, norm(2))),

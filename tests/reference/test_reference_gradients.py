@@ -9,6 +9,7 @@ from qlora_wgpu.reference import (
     cross_entropy,
     dora,
     experts,
+    gated_delta,
     gated_delta_gates,
     gated_rms_norm,
     glu,
@@ -134,6 +135,21 @@ def test_gated_delta_gates():
 
     check(lambda v: value(a=v), a, da)
     check(lambda v: value(b=v), b, db)
+
+
+def test_gated_delta():
+    heads = gated_delta.Heads(keys=2, values=4, key_dim=3, value_dim=5)
+    segments = np.array([[1, 1, 1, 4, 4, 0], [0, 2, 2, 2, 2, 2]])
+    q, k, v, do = normal(12, 6), normal(12, 6), normal(12, 20), normal(12, 20)
+    inputs = [q, k, v, -np.exp(normal(12, 4)), 1 / (1 + np.exp(-normal(12, 4)))]
+    gradients = gated_delta.backward(do, *inputs, segments, heads)
+    for i, gradient in enumerate(gradients):
+
+        def value(x, i=i):
+            given = [*inputs[:i], x, *inputs[i + 1 :]]
+            return np.sum(do * gated_delta.forward(*given, segments, heads))
+
+        check(value, inputs[i], gradient)
 
 
 def test_linear():

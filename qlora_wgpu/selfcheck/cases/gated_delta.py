@@ -1,14 +1,16 @@
-"""What Gated DeltaNet is made of: its convolution, gates and norm."""
+"""What Gated DeltaNet is made of: its convolution, gates, rule and norm."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from qlora_wgpu.ops.causal_conv import causal_conv
+from qlora_wgpu.ops.gated_delta import gated_delta_rule
 from qlora_wgpu.ops.gated_delta_gates import gated_delta_gates
 from qlora_wgpu.ops.gated_rms_norm import gated_rms_norm
 from qlora_wgpu.ops.glu import sigmoid_gate
 from qlora_wgpu.reference import causal_conv as conv_reference
+from qlora_wgpu.reference import gated_delta as reference
 from qlora_wgpu.reference import gated_delta_gates as gates_reference
 from qlora_wgpu.reference import gated_rms_norm as norm_reference
 from qlora_wgpu.reference import glu as glu_reference
@@ -99,3 +101,27 @@ def check_gated_delta_gates(run: Runner, wants_decay: bool, wants_beta: bool) ->
     exact_da, exact_db = gates_reference.backward(ddecay, dbeta, a, b, a_log, dt_bias)
     run.compare(got_da, exact_da, da.dtype)
     run.compare(got_db, exact_db, db.dtype)
+
+
+@each((True,), (False,))
+def check_gated_delta_rule(run: Runner, exact_gradient: bool) -> None:
+    """o and what passes back through it, over two chunks, two samples, and padding behind them."""
+    rows, heads = 71, reference.Heads(keys=2, values=6, key_dim=24, value_dim=40)
+    q, k = (3 * normal(name, rows, 48) for name in ("q", "k"))
+    v, do = normal("v", rows, 240), normal("do", rows, 240)
+    decay = -np.exp(normal("decay", rows, 6) - 1)
+    beta = 1 / (1 + np.exp(-normal("beta", rows, 6)))
+    segments = np.repeat([[1, 20, 0]], [19, rows - 24, 5], axis=1)
+    tq, tk, tv = (run.operand(x, grad=True) for x in (q, k, v))
+    gates = run.float32(decay, grad=True), run.float32(beta, grad=True)
+    o = gated_delta_rule(run.graph, tq, tk, tv, *gates, run.batch(segments), 2, 6, 24, 40)
+    cotangent = run.float32(do) if exact_gradient else run.operand(do)
+    gradients = run.gradients(o, cotangent, tq, tk, tv, *gates)
+    got = run.run(o, *gradients)
+    q, k, v = (run.rounded(x) for x in (q, k, v))
+    do = do if exact_gradient else run.rounded(do)
+    decay, beta = (np.asarray(x, np.float32).astype(np.float64) for x in (decay, beta))
+    inputs = q, k, v, decay, beta, segments, heads
+    exact = reference.forward(*inputs), *reference.backward(do, *inputs)
+    for value, expected, tensor in zip(got, exact, (o, *gradients), strict=True):
+        run.compare(value, expected, tensor.dtype)

@@ -8,10 +8,12 @@ from qlora_wgpu.model.batch_encoding import encode_batch
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
 from qlora_wgpu.ops.causal_conv import causal_conv
+from qlora_wgpu.ops.gated_delta import gated_delta_rule
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.ops.short_conv import short_conv
 from qlora_wgpu.reference import attention as reference
 from qlora_wgpu.reference import causal_conv as reference_causal
+from qlora_wgpu.reference import gated_delta as reference_delta
 from qlora_wgpu.reference import short_conv as reference_conv
 from qlora_wgpu.selfcheck.cases.common import each, normal, of_halves
 from qlora_wgpu.selfcheck.runner import Runner
@@ -61,6 +63,30 @@ def check_causal_conv_step(run: Runner, has_bias: bool) -> None:
     exact = reference_causal.forward(
         run.rounded(x), weight, bias * has_bias, np.ones((1, prompt + 2), np.int64)
     )
+    run.compare(np.concatenate([got[0][:prompt], *got[1:]]), exact, outputs[0].dtype)
+
+
+@each((24, 40), (8, 8))
+def check_gated_delta_step(run: Runner, key_dim: int, value_dim: int) -> None:
+    """A prompt with padding behind it, then two tokens after it."""
+    prompt, total, cache = 66, 68, KVCache(70)
+    heads = reference_delta.Heads(1, 2, key_dim, value_dim)
+    q, k = normal("q", total, key_dim), normal("k", total, key_dim)
+    v, decay = normal("v", total, 2 * value_dim), -np.exp(normal("decay", total, 2) - 2)
+    beta = 1 / (1 + np.exp(-normal("beta", total, 2)))
+    outputs = []
+    for first, last in ((0, prompt), (prompt, prompt + 1), (prompt + 1, total)):
+        padding = 3 if first == 0 else 0
+        rows = [np.pad(x[first:last], ((0, padding), (0, 0))) for x in (q, k, v, decay, beta)]
+        tq, tk, tv = map(run.operand, rows[:3])
+        gates = run.float32(rows[3]), run.float32(rows[4])
+        batch = _batch(cache, last - first, first, padding)
+        sizes = 1, 2, key_dim, value_dim
+        outputs.append(gated_delta_rule(run.graph, tq, tk, tv, *gates, batch, *sizes))
+    got = run.run(*outputs)
+    q, k, v = (run.rounded(x) for x in (q, k, v))
+    mask = np.ones((1, total), np.int64)
+    exact = reference_delta.forward(q, k, v, decay, beta, mask, heads)
     run.compare(np.concatenate([got[0][:prompt], *got[1:]]), exact, outputs[0].dtype)
 
 

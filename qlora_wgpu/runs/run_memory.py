@@ -1,0 +1,123 @@
+"""All that a run computes, known from its data, and the device memory that it takes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from qlora_wgpu.config import Config
+from qlora_wgpu.data import Dataset, bucket_length
+from qlora_wgpu.gpu.device import ALIGNMENT
+from qlora_wgpu.graph.plan import Plan, make_plan
+from qlora_wgpu.model.adapter_state import norms_graph
+from qlora_wgpu.model.fitting_reading import reading_memory
+from qlora_wgpu.model.layout import ModelLayout
+from qlora_wgpu.model.options import StepOptions
+from qlora_wgpu.ops.batch import make_batch_buffers
+from qlora_wgpu.ops.host_moments import passing_parts
+from qlora_wgpu.ops.kv_cache import CacheView, KVCache
+from qlora_wgpu.runs.data import RunData
+from qlora_wgpu.runs.samples import longest_text, sample_prompts
+from qlora_wgpu.runs.soundness import update_plan
+from qlora_wgpu.training.batching import in_order
+
+_STEPS_LOOKED_AT = 2000  # for the lengths of their batches
+
+
+@dataclass(frozen=True)
+class RunShapes:
+    """What a run computes beside its longest step, in its order.
+
+    Attributes:
+        prompts: Tokens of the texts that are continued.
+        longest_text: Most tokens of such a text.
+        held_out: Lengths of the batches whose loss is measured.
+        training: Lengths of the batches that are trained on, the longest first.
+        batch: Rows of a batch.
+    """
+
+    prompts: tuple[int, ...]
+    longest_text: int
+    held_out: tuple[int, ...]
+    training: tuple[int, ...]
+    batch: int
+
+    @classmethod
+    def of(cls, settings: Config, data: RunData) -> RunShapes:
+        """Those of a run."""
+        longest = max(settings.data.max_seq_length, data.plan.longest)
+        prompts = sample_prompts(data.held_out or data.train)
+        rows, held_out = settings.train.per_device_train_batch_size, data.held_out
+        return cls(
+            tuple(len(prompt.ids) for prompt in prompts),
+            longest_text(prompts),
+            () if held_out is None else tuple(_measured_lengths(held_out, rows, longest)),
+            tuple(_trained_lengths(data, longest)),
+            rows,
+        )
+
+    def plans(self, layout: ModelLayout, longest: StepOptions, settings: Config) -> list[Plan]:
+        """The plans of all programs, in the order in which they are made ready."""
+        training = [layout.step(replace(longest, seq=length)).plan for length in self.training]
+        held_out = [
+            layout.step(StepOptions("loss", self.batch, length)).plan for length in self.held_out
+        ]
+        texts, update = self._texts(layout), update_plan(settings, layout)
+        plans = (layout.step(longest).plan, *texts, training[0], update, *held_out, *training)
+        return list({id(plan): plan for plan in plans}.values())
+
+    def _texts(self, layout: ModelLayout) -> Iterator[Plan]:
+        cache = KVCache(self.longest_text)
+        lengths = [max(bucket_length(each, self.longest_text), 2) for each in self.prompts]
+        for tokens in dict.fromkeys([lengths[0], 1, *lengths[1:]]):
+            batch = make_batch_buffers(1, tokens, CacheView(cache))
+            hidden, head, logits = layout.logits_graphs(batch)
+            yield make_plan(hidden)
+            yield make_plan(head, (logits,))
+
+    def memory(self, layout: ModelLayout, longest: StepOptions, settings: Config) -> Counter[str]:
+        """Bytes on the device by kind at a run's peak.
+
+        Args:
+            layout: The model.
+            longest: Its longest training step.
+            settings: The run's.
+        """
+        norms = list(_norms(layout))  # what they leave is slots
+        memory = reading_memory([*norms, *self.plans(layout, longest, settings)])
+        memory["uniforms"] -= reading_memory(norms)["uniforms"]
+        if layout.residency.host_moments:
+            moments = layout.adapter.moments
+            memory["optimizer"] -= moments.nbytes
+            memory["staging"] += layout.moments_passing
+            parts = passing_parts(moments.piece_lengths, moments.blocks)
+            memory["uniforms"] += ALIGNMENT * (parts - len(moments.piece_lengths))
+        return +memory
+
+
+def _norms(layout: ModelLayout) -> Iterator[Plan]:
+    """Plans whose slots stay, but nothing else."""
+    if layout.adapter.config.use_dora:
+        for name in layout.adapter.loras:
+            graph, norms = norms_graph(layout, name)
+            yield make_plan(graph, (norms,))
+
+
+def _measured_lengths(rows: Dataset, batch: int, longest: int) -> list[int]:
+    """The lengths of batches of held-out rows, each once, in the order in which they come."""
+    most = max(longest, rows.longest)
+    lengths = (
+        bucket_length(max(len(example) for row in chunk for example in row), most)
+        for chunk in in_order(rows, batch)
+    )
+    return list(dict.fromkeys(lengths))
+
+
+def _trained_lengths(data: RunData, longest: int) -> list[int]:
+    """The same of training batches, as far as they are looked at, behind the longest's."""
+    found = {bucket_length(data.plan.longest, longest): None}
+    examples, steps = data.train.lengths, range(min(data.plan.total_steps, _STEPS_LOOKED_AT))
+    for block in (block for step in steps for block in data.plan.blocks(step)):
+        found[bucket_length(max(int(examples[list(row)].sum()) for row in block), longest)] = None
+    return list(found)

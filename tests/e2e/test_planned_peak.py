@@ -1,0 +1,90 @@
+"""What is said to be planned is what a run takes: whole runs, of which nothing is computed."""
+
+import numpy as np
+import pytest
+from references.sized import family_configs
+
+from e2e.test_residency import write_family
+from e2e.tiny import write_chats, write_model, write_tokenizer
+from qlora_wgpu import Config, Observer, train
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.profile import GPU_PROFILE
+from qlora_wgpu.graph.program import Program
+
+WIDE = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "head_dim": 32,
+        "num_attention_heads": 8, "num_key_value_heads": 2}  # fmt: skip
+CASES = {
+    "llama": {},
+    "gemma3_text": {},
+    "qwen3_moe": {},
+    "wide": {"model": WIDE, "lora": {"r": 16}, "train": {"gradient_checkpointing": True}},
+    "gpu": {"model": WIDE, "profile": GPU_PROFILE},
+    "dora, in 8 bits": {"lora": {"r": 8, "use_dora": True}, "optim": {"name": "adamw_8bit"}},
+    "packed": {"data": {"packing": True}, "train": {"neftune_noise_alpha": 5.0}},
+    "no held-out rows": {"data": {"eval_split": None}, "train": {"gradient_dtype": "bfloat16"}},
+    "within a budget": {"model": WIDE, "device": {"memory": 0.92}},
+}
+
+
+class Plans(Observer):
+    def __init__(self):
+        self.memory = []
+
+    def planned(self, memory):
+        self.memory.append(memory)
+
+
+@pytest.fixture
+def allocating(monkeypatch):
+    """A device on which programs only take their memory; a step's sums are ones."""
+    device = Device()
+    monkeypatch.setattr("qlora_wgpu.runs.training.open_device", lambda *given: device)
+    monkeypatch.setattr("qlora_wgpu.runs.training.sound_layout", lambda *given: given[3])
+    monkeypatch.setattr(Device, "pipeline", lambda *given: None)
+    monkeypatch.setattr(Device, "bind_group", lambda *given: None)
+
+    def run(program):
+        for storage in program.plan.storages:
+            if storage.label == "stats":
+                device.write(storage.buffer, np.ones(4, np.float32))
+
+    monkeypatch.setattr(Program, "run", run)
+    monkeypatch.setattr(Program, "read", lambda program, tensor: bytes(tensor.nbytes))
+    return device
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_takes_what_was_planned(allocating, tmp_path, case):
+    changes = dict(CASES[case])
+    if case in family_configs():
+        write_family(tmp_path, case)
+        write_tokenizer(tmp_path)
+    else:
+        write_model(tmp_path, **changes.pop("model", {}))
+    write_chats(tmp_path / "chats.jsonl", rows=24)
+    allocating.profile = changes.pop("profile", allocating.profile)
+
+    def run(name, **memory):
+        plans, allocating.memory.peak = Plans(), 0
+        settings = {
+            "model": {"path": str(tmp_path)},
+            "data": {"train": str(tmp_path / "chats.jsonl"), "max_seq_length": 64, "eval_split": 5},
+            "lora": {"r": 4},
+            "train": {"max_steps": 4, "per_device_train_batch_size": 2},
+            "output": {"dir": str(tmp_path / name)},
+        }  # fmt: skip
+        for section, values in changes.items():
+            settings[section] = settings.get(section, {}) | values
+        settings["device"] = memory
+        taken = allocating.memory.total
+        result = train(Config.model_validate(settings), plans)
+        return sum(plans.memory[-1].values()), result.peak_bytes - taken
+
+    share = changes.pop("device", {}).get("memory")
+    planned, peak = run("whole")
+    assert abs(planned - peak) < 0.001 * peak
+    if share is not None:
+        budget = int(share * planned)
+        allocating.budget = budget
+        less, peak = run("less", memory=budget)
+        assert abs(less - peak) < 0.001 * peak and peak <= budget < planned

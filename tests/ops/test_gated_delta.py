@@ -1,0 +1,127 @@
+import numpy as np
+import pytest
+from support.harness import PROFILES, VARIANTS, Bench, assert_close, rounded
+
+from qlora_wgpu.kernels import gated_delta as kernels
+from qlora_wgpu.ops.gated_delta import gated_delta_rule
+from qlora_wgpu.reference import gated_delta as reference
+from qlora_wgpu.reference.gated_delta import Heads
+
+# float32 sums over states that hold a whole sample; and one rounding of o and the gradients.
+BOUNDS = {"float32": 2e-5, "bfloat16": 2**-8 + 2e-5}
+NAMES = ("o", "dq", "dk", "dv", "ddecay", "dbeta")
+
+
+def compare(device, profile, dtype, heads, segments, chunk, seed=3, decay=None, beta=None):
+    """o and all gradients of random inputs against the reference."""
+    rng = np.random.default_rng(seed)
+    segments = np.asarray(segments)
+    rows, keys = segments.size, heads.keys * heads.key_dim
+    values = heads.values * heads.value_dim
+    q, k = (rng.standard_normal((rows, keys)) * 3 for _ in range(2))
+    v, do = rng.standard_normal((2, rows, values))
+    gates = rng.standard_normal((2, rows, heads.values))
+    decay = -np.exp(gates[0]) / 4 if decay is None else decay(rng, (rows, heads.values))
+    beta = 1 / (1 + np.exp(-gates[1])) if beta is None else beta(rng, (rows, heads.values))
+    bench = Bench(device, dtype, PROFILES[profile])
+    batch = bench.batch_of(*segments.shape, segments=segments)
+    given = [bench.operand(x, grad=True) for x in (q, k, v)]
+    given += [bench.given(x, grad=True) for x in (decay, beta)]
+    o = gated_delta_rule(
+        bench.graph, *given, batch, heads.keys, heads.values, heads.key_dim, heads.value_dim,
+        chunk=chunk,
+    )  # fmt: skip
+    got = bench.run(o, *bench.gradients(o, bench.operand(do), *given))
+    q, k, v, do = (rounded(x, dtype) for x in (q, k, v, do))
+    inputs = q, k, v, rounded(decay, "float32"), rounded(beta, "float32"), segments, heads
+    expected = reference.forward(*inputs), *reference.backward(do, *inputs)
+    for name, actual, exact in zip(NAMES, got, expected, strict=True):
+        bound = BOUNDS["float32"] if name in ("ddecay", "dbeta") else BOUNDS[dtype]
+        assert_close(actual, exact, bound, f"{name}: sums over a sample")
+
+
+# Samples packed at odd places, padding between them, behind and before them.
+PACKED = np.array(
+    [
+        [0] * 3 + [4] * 20 + [24] * 2 + [26] + [27] * 24,
+        [1] * 37 + [0] * 2 + [40] * 9 + [0] * 2,
+    ]
+)
+
+
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+def test_packed_samples(device, profile, dtype):
+    compare(device, profile, dtype, Heads(2, 4, 24, 40), PACKED, 16)
+
+
+@pytest.mark.parametrize("chunk", [16, 32, 64])
+@pytest.mark.parametrize("beyond", [-1, 0, 1, None])
+def test_every_length(device, chunk, beyond):
+    length = 1 if beyond is None else chunk + beyond
+    compare(device, "gpu", "float32", Heads(1, 3, 8, 16), np.ones((1, length), int), chunk)
+
+
+DECAYS = {
+    "none": lambda rng, shape: np.zeros(shape),
+    "strong": lambda rng, shape: np.full(shape, -20.0),
+    "all lost at times": lambda rng, shape: np.where(rng.random(shape) < 0.1, -900.0, -1e-3),
+    "strong and weak": lambda rng, shape: np.where(rng.random(shape) < 0.5, -20.0, -1e-4),
+}
+
+
+@pytest.mark.parametrize("decay", DECAYS)
+def test_decays(device, decay):
+    segments = np.ones((1, 150), int)
+    compare(device, "gpu", "float32", Heads(1, 3, 8, 16), segments, 64, decay=DECAYS[decay])
+
+
+BETAS = {
+    "nothing is written": lambda rng, shape: np.full(shape, 1e-6),
+    "all is overwritten": lambda rng, shape: np.full(shape, 1 - 1e-6),
+    "either": lambda rng, shape: np.where(rng.random(shape) < 0.5, 0.0, 1.0),
+}
+
+
+@pytest.mark.parametrize("beta", BETAS)
+def test_betas(device, beta):
+    segments = np.ones((1, 150), int)
+    compare(device, "gpu", "float32", Heads(1, 3, 8, 16), segments, 64, beta=BETAS[beta])
+
+
+def test_heads_of_odd_sizes(device):
+    """A state in several parts, of which the last is not whole; more key rows than columns."""
+    compare(device, "gpu", "float32", Heads(2, 2, 40, 24), np.ones((2, 33), int), 32)
+    compare(device, "gpu", "bfloat16", Heads(1, 1, 136, 8), np.ones((1, 20), int), 16)
+
+
+def test_heads_in_blocks(device, monkeypatch):
+    """Heads whose intermediates are too much for one binding are launched one after the other."""
+    monkeypatch.setattr(kernels, "_BLOCK_BYTES", 1)
+    compare(device, "gpu", "float32", Heads(2, 4, 8, 16), PACKED, 16)
+
+
+def test_a_sample_is_the_same_wherever_it_lies(device):
+    """To the bit: neither what is packed before it nor what follows is read."""
+    rng = np.random.default_rng(5)
+    arrays = [rng.standard_normal((16, n)) for n in (8, 8, 16, 2, 2)]
+    arrays[3], arrays[4] = -np.abs(arrays[3]), np.abs(np.tanh(arrays[4]))
+    arrays.append(rng.standard_normal((16, 16)))
+
+    def results(before, after):
+        """Of the sample alone; what surrounds it is so large that it would show."""
+        surrounded = [np.pad(a, ((before, after), (0, 0)), constant_values=3e4) for a in arrays]
+        for gates, value in zip(surrounded[3:5], (-0.1, 0.5), strict=True):
+            gates[:before] = gates[before + 16 :] = value
+        bench = Bench(device, "float32", PROFILES["gpu"])
+        segments = np.array([[1] * before + [before + 1] * 16 + [before + 17] * after])
+        batch = bench.batch_of(*segments.shape, segments=segments)
+        *given, do = [bench.given(a, grad=True) for a in surrounded]
+        o = gated_delta_rule(bench.graph, *given, batch, 1, 2, 8, 8, chunk=16)
+        got = bench.run(o, *bench.gradients(o, do, *given))
+        return [a[before : before + 16] for a in got]
+
+    alone = results(0, 0)
+    for a, b in zip(alone, results(16, 5), strict=True):
+        assert np.array_equal(a, b)
+    for name, a, b in zip(NAMES, alone, results(5, 11), strict=True):
+        assert_close(b, a, BOUNDS["float32"], f"{name}: other chunks")
