@@ -89,6 +89,7 @@ def allocate(device: Device, storage: Storage) -> None:
         write(whole.buffer, whole.data)
     for part in whole.parts:
         _fill_part(device, part)
+    whole.parts.clear()  # which lead back here: what is no longer used is freed at once
 
 
 def _fill_part(device: Device, part: Storage) -> None:

@@ -33,7 +33,7 @@ class Storage:
         within: The larger storage that it is a part of, if it is; it has no buffer of its own then.
         first_byte: Where it begins within the section, or within the larger storage.
         on_host: The bytes, if they are in host memory alone.
-        parts: The storages that lie within it.
+        parts: The storages that lie within it, until it has a buffer.
     """
 
     label: str
