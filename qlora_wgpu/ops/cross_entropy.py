@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from qlora_wgpu.graph.dtype import ceil_div, round_up
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.kernels.gemm import GEMM, Gemm
+from qlora_wgpu.kernels.gemm import GEMM, PART_UNIT, Gemm
 from qlora_wgpu.kernels.rowwise import row_constants, row_workgroups
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.logits import (
@@ -237,7 +237,7 @@ class _Loss:
         )
         product = Gemm(
             dlogits, w, dchunk, False, scale=head.scale, accumulate=row0 > 0,
-            part=round_up(self._block_rows, 64) if g.profile.head_group > 1 else 0,
+            part=round_up(self._block_rows, PART_UNIT) if g.profile.head_group > 1 else 0,
             batch_info=self._batch.info, first_row=first, label="lm_head/backward",
         )  # fmt: skip
         GEMM.launch(g, product)

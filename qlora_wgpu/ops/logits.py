@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from qlora_wgpu.graph.dtype import ROW_UNIT
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor, row_blocks
-from qlora_wgpu.kernels.gemm import GEMM, Gemm
+from qlora_wgpu.kernels.gemm import GEMM, PART_UNIT, Gemm
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.modules import Head, Matrix, StreamedMatrix
 from qlora_wgpu.ops.rows import gather
@@ -94,7 +94,8 @@ def rows_of_a_block(g: Graph, head: Matrix) -> int:
 
 def head_groups(g: Graph, head: Matrix) -> list[tuple[int, Tensor]]:
     """``(first row, some rows)`` of a resident head: what one product with its columns takes."""
-    most = rows_of_a_block(g, head) * g.profile.head_group
+    block = rows_of_a_block(g, head)
+    most = block * (1 if block % PART_UNIT else g.profile.head_group)
     return [
         (row0 + first, group)
         for row0, shard in head.shards(g)
