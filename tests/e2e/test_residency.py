@@ -182,7 +182,7 @@ EXPERTS = ["q_proj", "gate_proj", "up_proj", "down_proj"]
 # Layers that are one product, experts, LayerNorm and a plain MLP, norms behind halves; and what is
 # left of the activations.
 KEPT = [
-    ("llama", GPU_PROFILE, LoraConfig(r=8), 0.84),
+    ("llama", GPU_PROFILE, LoraConfig(r=8), 0.85),
     ("qwen3_moe", GPU_PROFILE, LoraConfig(r=3, lora_dropout=0.1, target_modules=EXPERTS), 0.75),
     ("starcoder2", None, LORA, 0.8),
     ("gemma3_text", None, LORA, 0.85),

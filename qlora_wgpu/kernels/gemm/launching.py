@@ -161,7 +161,8 @@ def launch_split(g: Graph, gemm: Gemm, cut: Cut) -> None:
     parts = ceil_div(gemm.depth, part)
     plain = gemm.lora is None and not gemm.with_rows
     whole = gemm.experts is not None or (gemm.with_rows and gemm.others)
-    if (parts == 1 and not gemm.part) or whole or not (plain or cut.any_parts):
+    alone = parts == 1 and not (gemm.part and gemm.accumulate)
+    if alone or whole or not (plain or cut.any_parts):
         launch_whole(g, gemm, cut)
         return
     stacked = g.float32(f"parts of {gemm.y.name}", parts * gemm.y.rows, gemm.columns)

@@ -61,9 +61,9 @@ class Gemm:
             last have a multiple of eight columns.
         whole_columns: Columns of the product that this is a part of, if it is, with rows: its sums
             are then made in the order that those of the whole would be.
-        part: Terms of each part of its reduction, a multiple of ``PART_UNIT``, where they are given: parts are
-            added up one after the other, also onto what ``accumulate`` finds, so that one product
-            has the bits of several of one part each.
+        part: Terms of each part of its reduction, where they are given, a multiple of ``PART_UNIT``:
+            parts are added up one after the other, also onto what ``accumulate`` finds, so that one
+            product has the bits of several of one part each.
         label: For timing tables.
     """
 
@@ -95,9 +95,8 @@ class Gemm:
             raise GraphError(f"gemm: {self.x}, {self.w} and {self.y} do not fit each other")
         if self.accumulate and self.residual is not None:
             raise GraphError(f"gemm: {self.y} cannot be added to with a residual")
-        if self.part % PART_UNIT or (
-            self.part and (self.with_rows or self.others or self.asks_terms)
-        ):
+        plain = not (self.with_rows or self.others or self.asks_terms)
+        if self.part % PART_UNIT or (self.part and not plain):
             raise GraphError(f"gemm: {self} cannot be in parts of {self.part}")
         if self.x.rows != self.y.rows:
             raise GraphError(f"gemm: {self.x} and {self.y} differ in their rows")
