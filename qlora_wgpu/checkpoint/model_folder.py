@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -52,7 +53,7 @@ class ModelFolder:
         self.config = config
         self._files = files
         self._quantized_files = quantized or BitsAndBytesFiles(files, config)
-        self._stacks = ExpertStacks(files)
+        self._stacks = ExpertStacks(files, config.get("model_type"))
         self._fingerprint: WeightFingerprint | None = None
 
     @classmethod
@@ -101,11 +102,6 @@ class ModelFolder:
         """The folder of config.json, the tokenizer and the chat templates."""
         return self.path
 
-    @property
-    def has_stacks(self) -> bool:
-        """Whether several quantized weights are parts of one stored tensor."""
-        return self._quantized_files.has_stacks and self.is_quantized
-
     def names(self) -> list[str]:
         """All tensors as stored, companions of quantized weights included."""
         return list(self._files)
@@ -125,7 +121,7 @@ class ModelFolder:
         """A tensor's elements as stored; bfloat16 as uint16."""
         tensor, part = self._place(name)
         array = self._file(name).raw(tensor)
-        return array[part] if part else array
+        return self._stacks.oriented(array[part]) if part else array
 
     def has(self, name: str) -> bool:
         """Whether there is a tensor, or a quantized weight, or a part of a stack, of that name."""
@@ -145,8 +141,16 @@ class ModelFolder:
         return self._quantized_files.weight_of(tensor)
 
     def parts_of(self, tensor: str) -> list[str]:
-        """The weights that a tensor holds one below the other, where it is a stack of experts'."""
+        """The weights that a tensor holds, where it is a stack of experts', be it of codes."""
         return self._stacks.parts_of(tensor)
+
+    def whole_stack(self, tensor: str) -> tuple[str, tuple[int, ...]]:
+        """The name of such a tensor where it is of floats, and its dimensions there."""
+        return self._stacks.whole(tensor, self.weight_shape(self.parts_of(tensor)[0]))
+
+    def joined(self, tensor: str, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        """Such a tensor of floats, of the weights that it holds, in their order."""
+        return self._stacks.joined(parts, self.whole_stack(tensor)[1])
 
     def is_companion(self, tensor: str) -> bool:
         """Whether a stored tensor only belongs to a quantized weight."""
@@ -182,7 +186,10 @@ class ModelFolder:
                 raise CheckpointError(f"{file.path}: {name!r} is stored as {form.name}, not floats")
             return self._quantized_files.float32(name)
         refuse_unknown(self._files, self._tensor(name))
-        return self._checked(name, file.float32(*self._place(name)), file.path)
+        tensor, part = self._place(name)
+        array = file.float32(tensor, part)
+        array = self._stacks.oriented(array) if part else array
+        return self._checked(name, array, file.path)
 
     def dequantized(self, name: str) -> npt.NDArray[np.float32]:
         """A tensor as float32, quantized or not; errors as for ``float32`` and ``quantized``."""

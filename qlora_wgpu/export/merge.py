@@ -58,11 +58,6 @@ def merge(
         ConfigError: If ``out`` is there already.
     """
     folder = ModelFolder.open(model)
-    if folder.has_stacks:
-        raise UnsupportedModelError(
-            f"{model} stores experts together in MXFP4, into which nothing is merged: keep the "
-            "adapter beside it, or merge into a folder of the same model in 16 bits"
-        )
     architecture = find_family(folder.config).read(folder.config)
     tensors, config = load_adapter(adapter, biases=True)
     linears = {
@@ -85,25 +80,33 @@ def merge(
             return {}
         name = folder.weight_of(tensor)
         parts = folder.parts_of(name)
-        if parts and (quantizes or any(part in pairs for part in parts)):
-            entry = Entry(folder.dtype(name), folder.shape(name))
-            return {name: (entry, lambda: merged_stack(name, parts))}
+        is_packed = bool(parts) and folder.holds_quantized(parts[0])
+        if parts and (quantizes or is_packed or any(part in pairs for part in parts)):
+            if is_packed:
+                check_base()
+            stack, shape = folder.whole_stack(name)
+            entry = Entry(folder.float_dtype(parts[0]), shape)
+            return {stack: (entry, lambda: merged_stack(name, parts))}
         if name in biases:
             entry = Entry(folder.dtype(name), folder.shape(name))
             return {name: (entry, lambda: as_dtype(biases[name], entry.dtype))}
         is_quantized = folder.holds_quantized(name)
         if not is_quantized and name not in pairs and not (quantizes and name in linears):
             return {name: (Entry(folder.dtype(name), folder.shape(name)), lambda: folder.raw(name))}
-        if is_quantized and base == "original":
-            raise UnsupportedModelError(
-                f"{model} is stored quantized, so its original weights are not known: merge into "
-                "the dequantized ones (--base dequantized), or into the unquantized model"
-            )
+        if is_quantized:
+            check_base()
         dtype = folder.float_dtype(name)
         if dtype not in FLOATS:
             raise UnsupportedModelError(f"{model}: {name} is stored as {dtype}, not as floats")
         entry = Entry(dtype, folder.weight_shape(name))
         return {name: (entry, lambda: as_dtype(merged(name), dtype))}
+
+    def check_base() -> None:
+        if base == "original":
+            raise UnsupportedModelError(
+                f"{model} is stored quantized, so its original weights are not known: merge into "
+                "the dequantized ones (--base dequantized), or into the unquantized model"
+            )
 
     def merged(name: str) -> FloatArray:
         stored = folder.quantized(name)
@@ -119,9 +122,8 @@ def merge(
         return weight
 
     def merged_stack(name: str, parts: list[str]) -> npt.NDArray[Any]:
-        dtype = folder.float_dtype(name)
-        arrays = [as_dtype(merged(part), dtype) for part in parts]
-        return np.concatenate(arrays).reshape(folder.shape(name))
+        dtype = folder.float_dtype(parts[0])
+        return folder.joined(name, [as_dtype(merged(part), dtype) for part in parts])
 
     config_json: dict[str, Any] = without(folder.config, ["quantization_config"])
     write_folder(folder, Path(out), config_json, tensors_of, progress, adapter=adapter)

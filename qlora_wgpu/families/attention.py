@@ -97,6 +97,7 @@ class Attention:
         softcap: Scores s become softcap · tanh(s / softcap), if given.
         query_rope: How queries are rotated, if not as keys are.
         output: The name of the projection of what is attended to.
+        sinks: Whether each head has a logit of its own, ``sinks``, that has no value.
     """
 
     dimensions: Dimensions
@@ -111,6 +112,7 @@ class Attention:
     softcap: float | None = None
     query_rope: Rope | None = None
     output: str = "o_proj"
+    sinks: bool = False
 
     def weights(self, at: str) -> Weights:
         """The projections and norms of the layer whose names begin so."""
@@ -125,6 +127,8 @@ class Attention:
         ]
         o = LinearSpec(f"{at}{self.output}", hidden_size, self.dimensions.query_size, self.o_bias)
         norms = Weights() if self.qk_norm is None else self.qk_norm.weights(at, self.dimensions)
+        if self.sinks:
+            norms += Weights(norms={f"{at}sinks": self.dimensions.num_attention_heads})
         return Weights(linears=(*linears, o)) + norms
 
     def trace(
@@ -150,7 +154,8 @@ class Attention:
         v = projected("v")
         score_scale = 1 / math.sqrt(self.dimensions.head_dim) if self.scale is None else self.scale
         head_dim, window, softcap = self.dimensions.head_dim, self.window, self.softcap
-        o = ops.attention(q, k, v, head_dim, score_scale, window, softcap)
+        sinks = f"{at}sinks" if self.sinks else None
+        o = ops.attention(q, k, v, head_dim, score_scale, window, softcap, sinks)
         return ops.linear_out(o, f"{at}{self.output}", residual, scale)
 
     @property

@@ -43,6 +43,7 @@ class ExpertSpec:
     experts: int
     out_features: int
     in_features: int
+    bias: bool = False
 
     @property
     def name(self) -> str:
@@ -53,7 +54,7 @@ class ExpertSpec:
     def linears(self) -> list[LinearSpec]:
         """Each expert's layer."""
         return [
-            LinearSpec(f"{self.at}.{i}.{self.leaf}", self.out_features, self.in_features)
+            LinearSpec(f"{self.at}.{i}.{self.leaf}", self.out_features, self.in_features, self.bias)
             for i in range(self.experts)
         ]
 

@@ -13,6 +13,7 @@ from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.activation import activation
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.batch import BatchBuffers
+from qlora_wgpu.ops.clamped_glu import ClampedGLU, clamped_glu
 from qlora_wgpu.ops.columns import columns
 from qlora_wgpu.ops.embedding import embedding
 from qlora_wgpu.ops.experts import expert_linear
@@ -80,9 +81,10 @@ class LayerOps:
         return expert_linear(self.g, x, layer, routing, self.batch)
 
     def router(self, x: Tensor, name: str) -> Tensor:
-        """float32 logits by the matrix of that module."""
+        """float32 logits by the matrix, and the bias if there is one, of that module."""
         matrix = self._modules.routers[name + ".weight"]
-        return linear(self.g, x, Linear(name, matrix, None, None), self.batch, float32=True)
+        bias = self._modules.norms.get(name + ".bias")
+        return linear(self.g, x, Linear(name, matrix, bias, None), self.batch, float32=True)
 
     def rms_norm(self, x: Tensor, name: str, eps: float, residual: Tensor | None = None) -> Tensor:
         """RMSNorm by the weight of that module."""
@@ -149,13 +151,19 @@ class LayerOps:
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: str | None = None,
     ) -> Tensor:
-        """Causal attention within each sequence; see ``ops.attention``."""
-        return attention(self.g, q, k, v, self.batch, head_dim, scale, window, softcap)
+        """Causal attention within each sequence, with the sinks of that name; ``ops.attention``."""
+        of_heads = None if sinks is None else self._modules.norms[sinks]
+        return attention(self.g, q, k, v, self.batch, head_dim, scale, window, softcap, of_heads)
 
     def glu(self, gate: Tensor, up: Tensor, name: str) -> Tensor:
         """The named activation of the gate, times up."""
         return glu(self.g, gate, up, name)
+
+    def clamped_glu(self, gate: Tensor, up: Tensor, scalars: ClampedGLU) -> Tensor:
+        """gpt-oss's gated unit."""
+        return clamped_glu(self.g, gate, up, scalars)
 
     def row_gate(self, x: Tensor, gate: Tensor, residual: Tensor | None = None) -> Tensor:
         """Each row times the sigmoid of its gate, added to the residual if there is one."""

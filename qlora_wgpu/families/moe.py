@@ -11,6 +11,7 @@ from qlora_wgpu.families.layers import LayerOps
 from qlora_wgpu.families.shared_expert import SharedExpert
 from qlora_wgpu.graph.graph import GraphError
 from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.ops.clamped_glu import ClampedGLU
 from qlora_wgpu.ops.routing import combine, permute, route
 
 
@@ -21,38 +22,43 @@ class Experts:
     Attributes:
         hidden_size: Elements of a row of the residual stream.
         intermediate_size: Rows of an expert's gate and up.
-        activation: The activation of the experts' gates.
+        activation: The activation of the experts' gates, or gpt-oss's unit in place of gate · up.
         num_experts: Number of experts.
         num_experts_per_tok: Number of experts that each token meets.
         norm_topk_prob: Whether the weights of those that a token meets sum up to one.
         name: The module's name within a layer.
         leaves: An expert's names of gate, up and down.
+        router: The router's name within the module.
+        bias: Whether the router and all experts' layers have biases.
         shared: What every token meets beside its experts, if anything.
     """
 
     hidden_size: int
     intermediate_size: int
-    activation: str
+    activation: str | ClampedGLU
     num_experts: int
     num_experts_per_tok: int
     norm_topk_prob: bool
     name: str = "mlp"
     leaves: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    router: str = "gate"
+    bias: bool = False
     shared: SharedExpert | None = None
 
     def weights(self, at: str) -> Weights:
         """The router, the experts and the shared one of the layer whose names begin so."""
         experts, count = f"{at}{self.name}.experts", self.num_experts
         hidden_size, inner = self.hidden_size, self.intermediate_size
-        gate, up, down = self.leaves
+        (gate, up, down), router, bias = self.leaves, f"{at}{self.name}.{self.router}", self.bias
         shared = Weights() if self.shared is None else self.shared.weights(at)
         return shared + Weights(
+            norms={f"{router}.bias": count} if bias else {},
             experts=(
-                ExpertSpec(experts, gate, count, inner, hidden_size),
-                ExpertSpec(experts, up, count, inner, hidden_size),
-                ExpertSpec(experts, down, count, hidden_size, inner),
+                ExpertSpec(experts, gate, count, inner, hidden_size, bias),
+                ExpertSpec(experts, up, count, inner, hidden_size, bias),
+                ExpertSpec(experts, down, count, hidden_size, inner, bias),
             ),
-            routers={f"{at}{self.name}.gate.weight": (count, hidden_size)},
+            routers={f"{router}.weight": (count, hidden_size)},
         )
 
     def trace(
@@ -68,13 +74,15 @@ class Experts:
         gate, up, down = (f"{at}{self.name}.experts.{leaf}" for leaf in self.leaves)
         if self.shared is not None:
             residual = self.shared.trace(ops, x, at, residual, scale)
-        logits = ops.router(x, f"{at}{self.name}.gate")
+        logits = ops.router(x, f"{at}{self.name}.{self.router}")
         top_k, normalized = self.num_experts_per_tok, self.norm_topk_prob
         routing = route(ops.g, logits, top_k, normalized=normalized)
         x = permute(ops.g, x, routing)
-        y = ops.glu(
-            ops.expert_linear(x, gate, routing), ops.expert_linear(x, up, routing), self.activation
-        )
+        both = ops.expert_linear(x, gate, routing), ops.expert_linear(x, up, routing)
+        if isinstance(self.activation, ClampedGLU):
+            y = ops.clamped_glu(*both, self.activation)
+        else:
+            y = ops.glu(*both, self.activation)
         return combine(ops.g, ops.expert_linear(y, down, routing), routing, residual)
 
 

@@ -305,7 +305,11 @@ class WeightLayout:
             if form is None
             else self._quantized_matrix(f"{stack.name}.weight", shape, form, names)
         )
-        return ExpertLinear(stack.name, weight, adapter.expert_loras.get(stack.name))
+        bias = None
+        if stack.bias:
+            every = f"{stack.at}.*.{stack.leaf}.bias"
+            bias = self._float32(every, (stack.experts, stack.out_features))
+        return ExpertLinear(stack.name, weight, adapter.expert_loras.get(stack.name), bias)
 
     def _dense_experts(self, name: str, rows: int, columns: int, names: list[str]) -> DenseExperts:
         dtype = self._weight_dtype

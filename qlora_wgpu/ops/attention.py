@@ -21,6 +21,7 @@ def attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale · q·kᵀ, causal and masked by ``batch.segments``) · v, per head.
 
@@ -34,6 +35,7 @@ def attention(
         scale: Factor of the scores.
         window: A query sees so many keys, itself among them; None for all earlier ones.
         softcap: Scores s become softcap · tanh(s / softcap), if given.
+        sinks: float32 (heads), frozen: a logit of each head that takes its share and has no value.
 
     Returns:
         (rows, heads · head_dim) operand.
@@ -47,13 +49,14 @@ def attention(
         append(g, k, keys, batch.info)
         append(g, v, values, batch.info)
         if batch.rows == 1:
-            return attend(g, q, keys, values, batch.info, head_dim, scale, window, softcap)
+            return attend(g, q, keys, values, batch.info, head_dim, scale, window, softcap, sinks)
     o = g.operand("attention", q.rows, q.columns)
     lse = g.float_vector("lse", q.rows * q.columns // head_dim)
     window = min(window or batch.seq, batch.seq)
     problem = Attention(
-        q, k, v, o, lse, batch.segments, batch.batch, head_dim, scale, window, softcap
-    )
+        q, k, v, o, lse, batch.segments, batch.batch, head_dim, scale, window, softcap,
+        sinks,
+    )  # fmt: skip
     ATTENTION.launch(g, problem)
 
     def vjp(do: Tensor) -> None:

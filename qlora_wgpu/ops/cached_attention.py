@@ -36,6 +36,7 @@ def attend(
     scale: float,
     window: int | None,
     softcap: float | None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of one new token to what is stored, itself included.
 
@@ -49,6 +50,7 @@ def attend(
         scale: Factor of the scores.
         window: The token sees so many, itself among them; None for all.
         softcap: Scores s become softcap · tanh(s / softcap), if given.
+        sinks: float32 (heads): a logit of each head that has no value, if given.
 
     Returns:
         (1, heads · head_dim) operand.
@@ -83,7 +85,7 @@ def attend(
     g.launch(
         "kv_cache/softmax.wgsl",
         row_workgroups(g, heads),
-        {"scores": scores},
+        {"scores": scores, "sinks": sinks},
         {"heads": heads, "stride": scores.stride},
         row_constants(g),
     )

@@ -34,7 +34,7 @@ def expert_linear(
         (routing.rows, out_features) operand; tiles that no expert has are left as they were.
 
     Raises:
-        GraphError: If x does not fit the layer or the routing.
+        GraphError: If x does not fit the layer or the routing, or the bias the layer.
     """
     weight, lora, tiles = layer.weight, layer.lora, routing.tiles
     if x.rows != routing.rows or x.columns != weight.columns:
@@ -42,12 +42,16 @@ def expert_linear(
             f"expert_linear: {x} does not fit {layer.name}'s "
             f"{weight.experts}x{weight.rows}x{weight.columns} and {routing.rows} rows"
         )
+    if layer.bias is not None and layer.bias.shape != (weight.experts, weight.rows):
+        raise GraphError(f"expert_linear: {layer.bias} is not the bias of {layer.name}'s experts")
     y = g.operand(layer.name, x.rows, weight.rows)
     u = None if lora is None else lora_ops.down(g, x, lora, batch, tiles)
     for first, count, w in weight.expert_shards(g):
         here = replace(tiles, first=first, count=count)
         term = lora.forward_term(u) if lora is not None and u is not None else None
-        product = Gemm(x, w, y, True, lora=term, experts=here, label="gemm/forward")
+        product = Gemm(
+            x, w, y, True, lora=term, bias=layer.bias, experts=here, label="gemm/forward"
+        )
         GEMM.launch(g, product)
 
     def vjp(dy: Tensor) -> None:

@@ -153,11 +153,19 @@ class DenseExperts:
 
 @dataclass(frozen=True)
 class ExpertLinear:
-    """A frozen linear layer of each expert; ``lora`` is the first expert's."""
+    """A frozen linear layer of each expert.
+
+    Attributes:
+        name: What all of them are called together.
+        weight: Their matrices.
+        lora: The first expert's adapter, if they are adapted.
+        bias: (experts, out_features) float32, if they have biases.
+    """
 
     name: str
     weight: ExpertMatrix
     lora: Lora | None
+    bias: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,13 @@ def forward(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Array | None = None,
 ) -> Array:
-    """q (batch · seq, heads · head_dim), k and v (batch · seq, kv_heads · head_dim)."""
-    p, _, _, vh, _ = _parts(q, k, v, segments, head_dim, scale, window, softcap)
+    """q (batch · seq, heads · head_dim), k and v (batch · seq, kv_heads · head_dim).
+
+    ``sinks`` (heads) are logits beside the keys' that have no value: softmax's sums contain them.
+    """
+    p, _, _, vh, _ = _parts(q, k, v, segments, head_dim, scale, window, softcap, sinks)
     return _rows(np.einsum("bhqk,bhkd->bhqd", p, vh))
 
 
@@ -44,12 +48,13 @@ def backward(
     o: Array | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Array | None = None,
 ) -> tuple[Array, Array, Array]:
     """Returns dq, dk, dv; those of a key are summed over the heads that share it.
 
     Softmax's gradient subtracts do·o; ``o`` is the output as it was stored, if it was rounded.
     """
-    p, qh, kh, vh, slope = _parts(q, k, v, segments, head_dim, scale, window, softcap)
+    p, qh, kh, vh, slope = _parts(q, k, v, segments, head_dim, scale, window, softcap, sinks)
     doh = _heads(do, segments.shape, head_dim)
     dp = np.einsum("bhqd,bhkd->bhqk", doh, vh)
     if o is None:
@@ -72,6 +77,7 @@ def _parts(
     scale: float,
     window: int | None,
     softcap: float | None,
+    sinks: Array | None,
 ) -> tuple[Array, Array, Array, Array, Array]:
     qh = _heads(q, segments.shape, head_dim)
     group = q.shape[1] // k.shape[1]
@@ -84,9 +90,11 @@ def _parts(
         bent = np.tanh(scores / softcap)
         scores, slope = softcap * bent, 1 - bent**2
     scores = np.where(seen, scores, -np.inf)
-    top = np.max(scores, axis=-1, keepdims=True)
-    e = np.where(seen, np.exp(scores - np.where(np.isfinite(top), top, 0.0)), 0.0)
-    total = e.sum(-1, keepdims=True)
+    sink = np.full((1, 1, 1, 1), -np.inf) if sinks is None else sinks[None, :, None, None]
+    top = np.maximum(np.max(scores, axis=-1, keepdims=True), sink)
+    top = np.where(np.isfinite(top), top, 0.0)
+    e = np.where(seen, np.exp(scores - top), 0.0)
+    total = e.sum(-1, keepdims=True) + np.exp(sink - top)
     # A query that sees nothing gets zeros.
     p = np.divide(e, total, out=np.zeros_like(e), where=total > 0)
     return p, qh, kh, vh, slope

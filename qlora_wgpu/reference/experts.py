@@ -1,4 +1,4 @@
-"""A mixture of experts: y[t] = Σ_j w[t, j] · W[e(t, j)]·x[t] over the top experts of each row."""
+"""A mixture of experts: y = Σ_j w[j] · (W·x + b)[e(j)] over the top experts of each row."""
 
 from __future__ import annotations
 
@@ -44,18 +44,20 @@ def route_backward(dw: Array, logits: Array, ids: Ids, *, normalized: bool) -> A
     return dlogits
 
 
-def mix(x: Array, ids: Ids, weights: Array, w: Array) -> Array:
-    """y (rows, out); w (experts, out, in)."""
+def mix(x: Array, ids: Ids, weights: Array, w: Array, bias: Array | None = None) -> Array:
+    """y (rows, out); w (experts, out, in), bias (experts, out)."""
     y: Array = np.einsum("tj,tjoi,ti->to", weights, w[ids], x)
-    return y
+    return y if bias is None else y + np.einsum("tj,tjo->to", weights, bias[ids])
 
 
 def mix_backward(
-    dy: Array, x: Array, ids: Ids, weights: Array, w: Array
+    dy: Array, x: Array, ids: Ids, weights: Array, w: Array, bias: Array | None = None
 ) -> tuple[Array, Array, Array]:
     """Returns dx (rows, in), dweights (rows, top), dw (experts, out, in)."""
     dx = np.einsum("tj,tjoi,to->ti", weights, w[ids], dy)
     dweights = np.einsum("to,tjoi,ti->tj", dy, w[ids], x)
+    if bias is not None:
+        dweights += np.einsum("to,tjo->tj", dy, bias[ids])
     dw = np.zeros_like(w)
     for t, j in np.ndindex(ids.shape):
         dw[ids[t, j]] += weights[t, j] * np.outer(dy[t], x[t])

@@ -1,12 +1,14 @@
 // o = softmax(scale · q·kᵀ + mask) · v  and  lse = log Σ exp(scale · q·kᵀ + mask), causal, with
-// grouped keys and values, after FlashAttention (Dao et al., 2022): scores never exist whole.
+// grouped keys and values, after FlashAttention (Dao et al., 2022): scores never exist whole. With
+// sinks (heads), both sums have exp(sink) beside the keys' terms.
 //
 // q, o (batch · seq, heads · head_dim), k, v (batch · seq, kv_heads · head_dim), segments
 // (batch · seq), lse (batch · seq, heads) float32. o and lse are overwritten; a query that sees no
-// key gets o = 0 and a large lse. One invocation holds one query of one head and walks KEYS keys a
+// key gets o = 0, and a large lse without a sink. One invocation holds one query of one head and walks KEYS keys a
 // turn. Launcher: kernels/attention/blocks.py.
 //#include common/attention.wgsl
 //#include common/attention_heads.wgsl
+//#include common/attention_sinks.wgsl
 //#include common/log.wgsl
 
 //#if HEAD_UNIT4
@@ -29,8 +31,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     let segment = segments[row0 + query];
     let keys = keys_of_block(row0, group.x * THREADS);
     //#unroll d UNITS: let q_$d = load_q(q_base + $du) * params.scale; var o_$d = HeadValue(0.0);
-    var highest = -3.0e38;
-    var sum = 0.0;
+    var highest = first_highest(head, -3.0e38);
+    var sum = FIRST_SUM;
     for (var key = keys.begin; key < keys.end; key += KEYS) {
         //#unroll c KEYS
             let key_$c = min(key + $cu, params.seq - 1u);

@@ -10,6 +10,7 @@ enable chromium_experimental_subgroup_matrix;
 //#include common/attention.wgsl
 //#include common/attention_matrix.wgsl
 //#include common/attention_masks.wgsl
+//#include common/attention_sinks.wgsl
 //#include common/attention_softmax.wgsl
 //#include common/log.wgsl
 //#input 1 q: 8
@@ -185,7 +186,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     kv_at = row0 * params.kv_stride + group.y / params.group * UNITS;
     lse_at = select(NOWHERE, row0 * params.heads + group.y, span == 0u);
     counts = group.y % params.group == 0u;
-    //#unroll i OCTETS: segment_$i = segments[row0 + min(first + (index + $iu * THREADS) / SCORE_UNITS, params.seq - 1u)]; highest_$i = LEAST;
+    //#unroll i OCTETS: segment_$i = segments[row0 + min(first + (index + $iu * THREADS) / SCORE_UNITS, params.seq - 1u)];
+    // All units of a row know of the sink, and one counts it.
+    //#unroll i OCTETS: highest_$i = first_highest(group.y, LEAST); sum_$i = select(0.0, FIRST_SUM, (index + $iu * THREADS) % SCORE_UNITS == 0u);
     let keys = keys_of_block(row0, first);
     attend(index, subgroup, first, span, Turn(keys.begin, keys.begin, keys.end, 0u, 2u, row0, 0u));
 //#if saturated

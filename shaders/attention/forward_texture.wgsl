@@ -3,6 +3,7 @@
 // i / KEYS, of UNITS units, of key i mod KEYS, which is then broadcast.
 // Launcher: kernels/attention/blocks.py.
 //#include common/attention.wgsl
+//#include common/attention_sinks.wgsl
 //#include common/log.wgsl
 
 //#input 1 q: 8 texture
@@ -26,8 +27,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     var q_own: array<Eight, HEAD>;
     var o_own: array<Eight, HEAD>;
     //#unroll d HEAD: q_own[$d] = scale8(load_q(q_base + $du), params.scale); o_own[$d] = zero8();
-    var highest = -3.0e38;
-    var sum = 0.0;
+    var highest = first_highest(head, -3.0e38);
+    var sum = FIRST_SUM;
     for (var key = keys.begin; key < keys.end; key += KEYS) {
         let loaded = min(key + local.x % KEYS, params.seq - 1u);
         let at = kv_base + loaded * params.kv_stride;

@@ -3,6 +3,7 @@
 // each with the scores of the whole head. Launcher: kernels/attention/tiles.py.
 //#include common/attention.wgsl
 //#include common/attention_fours.wgsl
+//#include common/attention_sinks.wgsl
 //#include common/attention_tiles.wgsl
 //#include common/attention_softmax.wgsl
 //#include common/log.wgsl
@@ -61,7 +62,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     kv_at = row0 * params.kv_stride + group.y / params.group * HEAD_UNITS;
     let sample = own_sample(row0, first);
     let keys = keys_of_block(row0, first);
-    //#unroll b OWN: var highest_$b = vec4<f32>(LEAST); var sum_$b = vec4<f32>(0.0);
+    // All lanes of a row know of the sink, and one counts it.
+    let first_highest = vec4<f32>(first_highest(group.y, LEAST));
+    let first_sum = vec4<f32>(select(0.0, FIRST_SUM, lane == 0u));
+    //#unroll b OWN: var highest_$b = first_highest; var sum_$b = first_sum;
     for (var key = keys.begin; key < keys.end; key += BLOCK) {
         let own_key = key + 4u * lane;
         let key_segments = segments_of(row0, own_key);

@@ -29,6 +29,7 @@ struct Params {
     stride2: u32,
     bias1: u32,
     bias2: u32,
+    bias_expert: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -70,8 +71,9 @@ fn layer_of(column: u32) -> u32 {
 }
 
 //#if bias
-// Where the bias of four results is: a further layer's begins at unit bias1 or bias2.
-fn bias_unit(column: u32) -> u32 {
+// Where the bias of four results is: a further layer's begins at unit bias1 or bias2, and each
+// expert has bias_expert units.
+fn bias_unit(row: u32, column: u32) -> u32 {
 //#if y2
     if (column >= params.begin2) {
         return params.bias2 + (column - params.begin2) / 4u;
@@ -82,7 +84,11 @@ fn bias_unit(column: u32) -> u32 {
         return params.bias1 + (column - params.begin1) / 4u;
     }
 //#endif
+//#if tile_experts
+    return tile_experts[row / EXPERT_TILE] * params.bias_expert + params.y_unit0 + column / 4u;
+//#else
     return params.y_unit0 + column / 4u;
+//#endif
 }
 //#endif
 
@@ -92,7 +98,7 @@ fn store4(row: u32, column: u32, value: vec4<f32>) {
     let unit = params.y_unit0 + column / 4u;
     var v = value;
 //#if bias
-    v += load_bias(bias_unit(column));
+    v += load_bias(bias_unit(row, column));
 //#endif
     let columns = vec4<u32>(column) + vec4<u32>(0u, 1u, 2u, 3u);
     v = select(vec4<f32>(0.0), v, columns < vec4<u32>(params.columns));

@@ -1,4 +1,5 @@
-// scores[head, :] = softmax(scores[head, :]), in place.
+// scores[head, :] = softmax(scores[head, :]), in place; with sinks (heads), the sum has exp(sink)
+// beside the scores' terms.
 //
 // THREADS invocations share a row. Launcher: ops/cached_attention.py.
 //#include common/row_reduce.wgsl
@@ -10,13 +11,21 @@ struct Params {
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read_write> scores: array<f32>;
+//#if sinks
+@group(0) @binding(2) var<storage, read> sinks: array<f32>;
+//#endif
 
 @compute @workgroup_size(THREADS, ROWS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
     let index = group.x * ROWS + local.y;
     // Every invocation reaches the barriers; one past the end repeats the last row, unstored.
-    let base = min(index, params.heads - 1u) * params.stride;
+    let head = min(index, params.heads - 1u);
+    let base = head * params.stride;
+//#if sinks
+    var own = sinks[head];
+//#else
     var own = -3.0e38;
+//#endif
     for (var i = local.x; i < params.stride; i += THREADS) {
         own = max(own, scores[base + i]);
     }
@@ -25,6 +34,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     for (var i = local.x; i < params.stride; i += THREADS) {
         sum += exp(scores[base + i] - highest);
     }
+//#if sinks
+    if (local.x == 0u) {
+        sum += exp(sinks[head] - highest);
+    }
+//#endif
     let total = reduce_sum(sum, local.x);
     if (index < params.heads) {
         for (var i = local.x; i < params.stride; i += THREADS) {

@@ -10,6 +10,7 @@ from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.families.family import find_family, known_families
 from qlora_wgpu.families.moe import Experts
 from qlora_wgpu.families.rope import read_rope
+from qlora_wgpu.ops.clamped_glu import ClampedGLU
 
 SIZES = {
     "vocab_size": 331, "hidden_size": 72, "intermediate_size": 100, "num_hidden_layers": 4,
@@ -23,6 +24,7 @@ NEEDED = {
     "mistral3": {"text_config": {**SIZES, "model_type": "ministral3", "head_dim": 12}},
     "granitemoehybrid": {"num_local_experts": 0, "layer_types": ["attention"] * 4},
     "apertus": {"rope_parameters": {"rope_type": "default"}},
+    "gpt_oss": {"rope_parameters": {"rope_type": "default"}},  # YaRN rotates whole heads alone
     "ministral3": {
         "rope_parameters": {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 16}
     },
@@ -95,6 +97,25 @@ def test_layers_with_experts():
     assert not any("experts" in s.name for s in architecture.linears)
     new = read("mixtral", num_local_experts=3)
     assert new.experts[0].linears[2].name == "model.layers.0.block_sparse_moe.experts.2.w1"
+
+
+def test_gpt_oss_by_default():
+    """128 experts, 4 of them for a token, biases everywhere, every other layer slides."""
+    architecture = read("gpt_oss")
+    first, second, *_ = architecture.config.layers
+    assert (first.attention.window, second.attention.window) == (128, None)
+    assert first.mlp.activation == ClampedGLU(swiglu_limit=7.0, swiglu_alpha=1.702)
+    assert (first.mlp.num_experts, first.mlp.num_experts_per_tok) == (128, 4)
+    assert architecture.norms["model.layers.3.self_attn.sinks"] == SIZES["num_attention_heads"]
+    assert architecture.norms["model.layers.3.mlp.router.bias"] == 128
+    assert all(spec.bias for spec in architecture.every_linear)
+    rope = first.attention.rope
+    yarn = {"rope_type": "yarn", "factor": 32.0, "truncate": False, "beta_fast": 32.0}
+    written = {**yarn, "beta_slow": 1.0, "original_max_position_embeddings": 4096}
+    published = read("gpt_oss", rope_scaling=written, rope_theta=150_000)
+    expected = published.config.layers[0].attention.rope
+    assert np.array_equal(rope.table(9), expected.table(9))
+    assert not any(spec.bias for spec in read("gpt_oss", attention_bias=False).linears)
 
 
 def test_an_expert_that_all_tokens_meet():

@@ -74,6 +74,12 @@ MODELS = {
         ),
         "12.14",
     ),
+    "gpt-oss-20b": (
+        sizes("gpt_oss", (2880, 2880, 24, 64, 8, 201088, 64), num_local_experts=32), "20.91",
+    ),
+    "gpt-oss-120b": (
+        sizes("gpt_oss", (2880, 2880, 36, 64, 8, 201088, 64), num_local_experts=128), "116.83",
+    ),
     "Qwen 1.5 MoE A2.7B": (
         sizes(
             "qwen2_moe", (2048, 5632, 24, 16, 16, 151936), num_experts=60, num_experts_per_tok=4,

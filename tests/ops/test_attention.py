@@ -16,8 +16,9 @@ PADDED = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 1, 1], [1, 1, 2, 2, 2,
 
 
 def check(
-    device, profile, dtype, heads, kv_heads, head_dim, segments, *, do_dtype="float32", **options
-):
+    device, profile, dtype, heads, kv_heads, head_dim, segments, *, do_dtype="float32", sinks=None,
+    **options,
+):  # fmt: skip
     rng = np.random.default_rng(4)
     size, seq = segments.shape
     rows = size * seq
@@ -27,7 +28,9 @@ def check(
     bench = Bench(device, dtype, PROFILES[profile] if isinstance(profile, str) else profile)
     tensors = [bench.operand(a, grad=True) for a in (q, k, v)]
     batch = bench.batch_of(size, seq, segments=segments)
-    o = attention(bench.graph, *tensors, batch, head_dim, scale, **options)
+    given = None if sinks is None else bench.given(sinks)
+    o = attention(bench.graph, *tensors, batch, head_dim, scale, sinks=given, **options)
+    options["sinks"] = None if sinks is None else rounded(sinks, "float32")
     gradients = bench.gradients(o, bench.given(do, do_dtype), *tensors)
     got = bench.run(o, *gradients)
     q, k, v = (rounded(a, dtype) for a in (q, k, v))
@@ -58,6 +61,23 @@ def test_padding_and_segments(device, profile, dtype, heads, kv_heads, head_dim)
 def test_windows_and_softcaps(device, profile, dtype, head_dim, seq, window, softcap):
     segments = PADDED if seq == 7 else np.ones((1, seq), int)
     check(device, profile, dtype, 6, 2, head_dim, segments, window=window, softcap=softcap)
+
+
+SINKS = np.array([-40.0, 1.3, 0.0, 2.5, 60.0, -1.0])  # nothing, some, everything of a head
+
+
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+@pytest.mark.parametrize("head_dim", [20, 24])
+@pytest.mark.parametrize(("seq", "window"), [(7, 3), (130, None)])
+def test_sinks(device, profile, dtype, head_dim, seq, window):
+    segments = PADDED if seq == 7 else packed(seq, 21, padding=5)[None]
+    options = {"window": window, "sinks": SINKS}
+    check(device, profile, dtype, 6, 2, head_dim, segments, **options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sinks_of_columns_in_several_spans(device, dtype):
+    check(device, "gpu", dtype, 2, 1, 264, packed(70, 66)[None], sinks=SINKS[1:3])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -208,7 +228,8 @@ def test_nan_in_scores_stays_nan(device, profile, dtype, softcap, source):
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
 @pytest.mark.parametrize("given", DTYPES)
 @pytest.mark.parametrize(
-    ("head_dim", "options"), [(6, {}), (20, {"window": 4}), (24, {"softcap": 1.5})]
+    ("head_dim", "options"),
+    [(6, {}), (20, {"window": 4, "sinks": SINKS[1:5]}), (24, {"softcap": 1.5})],
 )
 def test_a_token_after_a_prompt(device, profile, dtype, given, head_dim, options):
     """Of 10 tokens, 9 are a prompt; the last attends to what the cache kept of them."""
@@ -223,7 +244,8 @@ def test_a_token_after_a_prompt(device, profile, dtype, given, head_dim, options
         batch.storage.data[at : at + 4].view(np.uint32)[0] = tokens.start
         batch = replace(batch, cache=CacheView(cache))
         tensors = [bench.given(a[tokens], given) for a in (q, k, v)]
-        got += bench.run(attention(bench.graph, *tensors, batch, head_dim, scale, **options))
+        own = {**options, "sinks": bench.given(options["sinks"])} if "sinks" in options else options
+        got += bench.run(attention(bench.graph, *tensors, batch, head_dim, scale, **own))
     q, k, v = (rounded(a, given) for a in (q, k, v))
     # The prompt attends to keys as they are, the token to what the cache holds of them.
     for rows, kept in ((slice(0, 9), given), (slice(9, 10), dtype)):

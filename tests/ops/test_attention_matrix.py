@@ -48,7 +48,8 @@ def run(device, profile, arrays, segments, head_dim, *, counts=None, **options):
     bench.graph.saturated = counts
     q, k, v = (bench.operand(a, grad=True) for a in arrays[:3])
     batch = bench.batch_of(size, seq, segments=segments)
-    o = attention(bench.graph, q, k, v, batch, head_dim, 0.3, **options)
+    own = {**options, "sinks": bench.given(options["sinks"])} if "sinks" in options else options
+    o = attention(bench.graph, q, k, v, batch, head_dim, 0.3, **own)
     gradients = bench.gradients(o, bench.given(arrays[3]), q, k, v)
     paths = [x.path for x in bench.graph.launches if x.label.startswith("attention/d")]
     assert sum("_matrix" in path for path in paths) == 2
@@ -112,6 +113,13 @@ def test_units_of_other_shapes(device, compiling, shape):
 def test_windows(device, halves, window):
     check(device, halves, ROWS["several tiles"], window=window)
     check(device, halves, ROWS["samples that end within tiles"], window=window)
+
+
+@pytest.mark.parametrize("window", [None, 33])
+def test_sinks(device, halves, window):
+    sinks = np.array([-40.0, 1.5, 8.0, 0.25])  # as float32 has them
+    rows = ROWS["samples that end within tiles"]
+    check(device, halves, rows, 4, 2, window=window, sinks=sinks)
 
 
 def test_heads_that_share_keys_apart_and_a_softcap(device, halves):

@@ -11,6 +11,7 @@ from support.harness import DTYPES, PROFILES, Bench, rounded
 from qlora_wgpu.ops.activation import activation
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.causal_conv import causal_conv
+from qlora_wgpu.ops.clamped_glu import ClampedGLU, clamped_glu
 from qlora_wgpu.ops.columns import columns
 from qlora_wgpu.ops.gated_delta import gated_delta_rule
 from qlora_wgpu.ops.gated_rms_norm import gated_rms_norm
@@ -30,6 +31,7 @@ from qlora_wgpu.ops.xielu import XIELUScalars, xielu
 from qlora_wgpu.reference import activation as activation_reference
 from qlora_wgpu.reference import attention as attention_reference
 from qlora_wgpu.reference import causal_conv as causal_conv_reference
+from qlora_wgpu.reference import clamped_glu as clamped_glu_reference
 from qlora_wgpu.reference import gated_delta as gated_delta_reference
 from qlora_wgpu.reference import gated_rms_norm as gated_rms_norm_reference
 from qlora_wgpu.reference import glu as glu_reference
@@ -160,6 +162,11 @@ OPS = {
         lambda b, x: glu(b.graph, x, b.operand(OTHER)),
         lambda x: glu_reference.forward(x, OTHER, "silu"),
         lambda dy, x: glu_reference.backward(dy, x, OTHER, "silu")[0],
+    ),
+    "clamped gate": Op(
+        lambda b, x: clamped_glu(b.graph, x, b.operand(OTHER), ClampedGLU()),
+        lambda x: clamped_glu_reference.forward(x, OTHER, 7.0, 1.702),
+        lambda dy, x: clamped_glu_reference.backward(dy, x, OTHER, 7.0, 1.702)[0],
     ),
     "gate and up": Op(
         lambda b, x: glu(b.graph, x, x),

@@ -8,6 +8,7 @@ from qlora_wgpu.graph.tensor import matrix, vector
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.causal_conv import causal_conv
+from qlora_wgpu.ops.clamped_glu import ClampedGLU, clamped_glu
 from qlora_wgpu.ops.columns import columns
 from qlora_wgpu.ops.experts import expert_linear
 from qlora_wgpu.ops.gated_delta import gated_delta_rule
@@ -103,6 +104,10 @@ WRONG = {
         r"xielu: eps.*1x2",
     ),
     "glu": (lambda g: glu(g, operand(6, 20), operand(6, 24)), r"glu.*6x20.*6x24"),
+    "clamped_glu": (
+        lambda g: clamped_glu(g, operand(6, 20), operand(6, 24), ClampedGLU()),
+        r"clamped_glu.*6x20.*6x24",
+    ),
     "glu rows": (lambda g: glu(g, operand(6, 20), operand(5, 20)), r"glu.*6x20.*5x20"),
     "linear": (
         lambda g: linear(g, operand(6, 20), Linear("l", weight(8, 24), None, None), BATCH),
@@ -141,6 +146,12 @@ WRONG = {
             g, operand(6, 24), operand(6, 16), operand(6, 8), BATCH, 8, 1.0
         ),
         r"attention.*6x24.*6x16.*6x8",
+    ),
+    "sinks": (
+        lambda g: attention(
+            g, operand(6, 24), operand(6, 24), operand(6, 24), BATCH, 8, 1.0, sinks=norm(4)
+        ),
+        r"attention.*4 .*3 heads",
     ),
     "lm_head": (
         lambda g: logits_of_rows(g, operand(6, 20), Head(weight(40, 24)), BATCH, 0, 6),

@@ -6,6 +6,7 @@ import pytest
 from qlora_wgpu.reference import (
     attention,
     causal_conv,
+    clamped_glu,
     cross_entropy,
     dora,
     experts,
@@ -55,11 +56,12 @@ def test_rope(rotary_dim):
     check(lambda v: np.sum(dy * rope.forward(v, positions, table, 6, rotary_dim)), x, dx)
 
 
+@pytest.mark.parametrize("sinks", [None, np.linspace(-1.0, 2.0, 6)])
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (2, None), (None, 1.5)])
-def test_attention(window, softcap):
+def test_attention(window, softcap, sinks):
     segments = np.array([[1, 1, 2, 2, 0], [0, 0, 1, 1, 1]])
     q, k, v, do = normal(10, 24), normal(10, 8), normal(10, 8), normal(10, 24)
-    options = {"window": window, "softcap": softcap}
+    options = {"window": window, "softcap": softcap, "sinks": sinks}
     dq, dk, dv = attention.backward(do, q, k, v, segments, 4, 0.4, **options)
 
     def value(q=q, k=k, v=v):
@@ -68,6 +70,16 @@ def test_attention(window, softcap):
     check(lambda x: value(q=x), q, dq)
     check(lambda x: value(k=x), k, dk)
     check(lambda x: value(v=x), v, dv)
+
+
+def test_clamped_glu():
+    dy = normal(3, 7)
+    gate, up = 2 * normal(3, 7), 2 * normal(3, 7)
+    scalars = (1.5, 1.702)  # of which some are beyond
+    assert (gate > 1.5).any() and (up > 1.5).any() and (up < -1.5).any()
+    dgate, dup = clamped_glu.backward(dy, gate, up, *scalars)
+    check(lambda v: np.sum(dy * clamped_glu.forward(v, up, *scalars)), gate, dgate)
+    check(lambda v: np.sum(dy * clamped_glu.forward(gate, v, *scalars)), up, dup)
 
 
 def test_layer_norm():

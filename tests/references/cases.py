@@ -137,6 +137,21 @@ CASES = {
         },
     ),
     "mixtral-experts": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "gpt_oss": (
+        "gpt_oss",
+        {
+            **WIDE, "num_key_value_heads": 3, "sliding_window": 7, "num_local_experts": 5,
+            "num_experts_per_tok": 2, "swiglu_limit": 1.5,
+        },
+    ),
+    "gpt_oss-experts": (
+        "gpt_oss",
+        {
+            **WIDE, "num_local_experts": 3, "num_experts_per_tok": 2, "attention_bias": False,
+            "swiglu_limit": 3.0, "swiglu_alpha": 1.2, "sliding_window": 5,
+            "layer_types": ["full_attention", "sliding_attention"], **rope("linear", factor=3.0),
+        },
+    ),
     "cohere": ("cohere", {"logit_scale": 0.3, "use_qk_norm": False, "attention_bias": False}),
     "cohere-qknorm": (
         "cohere",

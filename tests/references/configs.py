@@ -49,6 +49,9 @@ OWN = {
         "shared_expert_intermediate_size": 12,
     },
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "gpt_oss": {
+        "head_dim": 6, "num_local_experts": 4, "num_experts_per_tok": 2, "swiglu_limit": 1.5,
+    },
     "gemma": {"head_dim": 6}, "gemma2": {"head_dim": 6}, "gemma3_text": {"head_dim": 6},
     "qwen3": {"head_dim": 6}, "glm4": {"head_dim": 8}, "stablelm": {"partial_rotary_factor": 0.67},
     "smollm3": {"no_rope_layers": [1, 0, 1]}, "ernie4_5": {"head_dim": 6},
@@ -69,7 +72,7 @@ MODEL_TYPES = [
     "olmo2", "olmo3", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3", "stablelm", "starcoder2",
     "gemma3", "exaone4", "cohere2", "ernie4_5", "seed_oss", "hunyuan_v1_dense", "ministral3",
     "mistral3", "granitemoehybrid", "arcee", "nemotron", "apertus", "lfm2",
-    "qwen2_moe",
+    "qwen2_moe", "gpt_oss",
 ]  # fmt: skip
 # Of models with images, the type of their text part.
 TEXTS = {"gemma3": "gemma3_text", "mistral3": "ministral3"}
@@ -173,6 +176,7 @@ VALUES = {key: values for keys, values in ALIKE for key in keys.split()} | {
     "pretraining_tp": [2], "chunk_size_feed_forward": [2], "attention_chunk_size": [4],
     "dual_chunk_attention_config": [{"chunk_size": 4}], "hidden_size_per_layer_input": [8],
     "architectures": [["Other"]], "embedding_size": [12], "shared_intermediate_size": [20],
+    "swiglu_limit": [0.5, 7, None], "swiglu_alpha": [0.7, None],
     "conv_L_cache": [1, 2, 5], "full_attn_idxs": [[0], [1, 2], [], None], "block_ff_dim": [30],
     "block_ffn_dim_multiplier": [0.5, None], "block_multiple_of": [7],
     "position_embedding_type": ["rope", "nope", None, "alibi"],
@@ -249,14 +253,23 @@ def theirs(config, ids):
             if ".experts." in name:
                 usual = ("mlp", "gate_proj", "up_proj", "down_proj")
                 at, gate, up, down = stacked.get(config["model_type"], usual)
-                count, rows, columns = parameter.shape
+                in_turns = config["model_type"] == "gpt_oss"  # and transposed
+                shape = (
+                    parameter.shape[:1] + parameter.shape[:0:-1] if in_turns else parameter.shape
+                )
+                count, rows, *columns = shape
                 leaves = (gate, up) if "gate_up" in name else (down,)
                 prefix = name.split("mlp.")[0] + at + ".experts."
+                kind = "bias" if name.endswith("_bias") else "weight"
                 own = weights({
-                    f"{prefix}{i}.{leaf}.weight": (rows // len(leaves), columns)
+                    f"{prefix}{i}.{leaf}.{kind}": (rows // len(leaves), *columns)
                     for i in range(count) for leaf in leaves
                 }, offset)  # fmt: skip
-                stack = np.concatenate(list(own.values())).reshape(parameter.shape)
+                parts = np.stack(list(own.values())).reshape(count, len(leaves), -1, *columns)
+                if in_turns:
+                    stack = np.moveaxis(parts, 1, 2).reshape(shape).swapaxes(1, -1)
+                else:
+                    stack = parts.reshape(shape)
             else:
                 file = name
                 if config["model_type"] == "mixtral" and ".mlp.gate" in name:

@@ -12,7 +12,16 @@ from qlora_wgpu.families.family import find_family
 from qlora_wgpu.families.layers import LayerOps
 from qlora_wgpu.families.moe import Experts
 from qlora_wgpu.ops.activation import ACTIVATIONS
-from qlora_wgpu.reference import activation, attention, rope, row_gate, short_conv, xielu
+from qlora_wgpu.ops.clamped_glu import ClampedGLU
+from qlora_wgpu.reference import (
+    activation,
+    attention,
+    clamped_glu,
+    rope,
+    row_gate,
+    short_conv,
+    xielu,
+)
 
 
 def logits(config, arrays, ids):
@@ -99,12 +108,16 @@ class NumpyOps(LayerOps):
     def ropes(self, xs, rotation, head_dim, *, interleaved=False):
         return [self.rope(x, rotation, head_dim, interleaved=interleaved) for x in xs]
 
-    def attention(self, q, k, v, head_dim, scale, window=None, softcap=None):
+    def attention(self, q, k, v, head_dim, scale, window=None, softcap=None, sinks=None):
         segments = np.ones((1, len(q)), np.int64)
-        return attention.forward(q, k, v, segments, head_dim, scale, window, softcap)
+        sinks = None if sinks is None else self.array(sinks)
+        return attention.forward(q, k, v, segments, head_dim, scale, window, softcap, sinks)
 
     def glu(self, gate, up, name):
         return self.activation(gate, name) * up
+
+    def clamped_glu(self, gate, up, scalars):
+        return clamped_glu.forward(gate, up, scalars.swiglu_limit, scalars.swiglu_alpha)
 
     def row_gate(self, x, gate, residual=None):
         y = row_gate.forward(x, gate)
@@ -144,7 +157,7 @@ class _Experts:
         of, layer, at = self._experts, at, f"{at}{self._experts.name}."
         if of.shared is not None:
             residual = of.shared.trace(ops, x, layer, residual, scale)
-        scores = ops.router(x, f"{at}gate")
+        scores = ops.router(x, f"{at}{of.router}")
         p = np.exp(scores - scores.max(-1, keepdims=True))
         p /= p.sum(-1, keepdims=True)
         least = np.sort(p, -1)[:, -of.num_experts_per_tok]
@@ -153,7 +166,9 @@ class _Experts:
             p /= p.sum(-1, keepdims=True)
         for i in range(of.num_experts):
             gate, up, down = (f"{at}experts.{i}.{leaf}" for leaf in of.leaves)
-            inner = ops.glu(ops.linear(x, gate), ops.linear(x, up), of.activation)
+            clamped = isinstance(of.activation, ClampedGLU)
+            unit = ops.clamped_glu if clamped else ops.glu
+            inner = unit(ops.linear(x, gate), ops.linear(x, up), of.activation)
             residual = residual + p[:, i : i + 1] * ops.linear(inner, down)
         return residual
 

@@ -31,6 +31,7 @@ EXPERTS = {
     "qwen2_moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
     "qwen3_moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
     "mixtral": ("block_sparse_moe", "w1", "w3", "w2"),
+    "gpt_oss": ("mlp", "gate_proj", "up_proj", "down_proj"),
 }
 
 
@@ -101,19 +102,22 @@ def peft_name(name):
 
 
 class Adapted(torch.nn.Module):
-    """A stack of experts' weights, each with an adapter for each of its parts."""
+    """A stack of experts' weights, each with an adapter for each of its parts.
 
-    def __init__(self, pairs):
+    Parts are one below the other, or side by side with their columns taking turns.
+    """
+
+    def __init__(self, pairs, in_turns):
         super().__init__()
         self.pairs = [pair for expert in pairs for pair in expert]
-        self.parts = len(pairs[0])
+        self.parts, self.in_turns = len(pairs[0]), in_turns
 
     def forward(self, stack):
         products = [ALPHA / R * b @ a for a, b in self.pairs]
-        experts = [
-            torch.cat(products[i : i + self.parts]) for i in range(0, len(products), self.parts)
-        ]
-        return stack + torch.stack(experts)
+        experts = [products[i : i + self.parts] for i in range(0, len(products), self.parts)]
+        if self.in_turns:
+            return stack + torch.stack([torch.stack(e, 1).flatten(0, 1).T for e in experts])
+        return stack + torch.stack([torch.cat(e) for e in experts])
 
 
 def adapted_experts(model, model_type, dtype):
@@ -126,6 +130,9 @@ def adapted_experts(model, model_type, dtype):
         layer = name.removesuffix(".mlp.experts")
         for stack, leaves in (("gate_up_proj", (gate, up)), ("down_proj", (down,))):
             count, out, inner = getattr(module, stack).shape
+            in_turns = model_type == "gpt_oss"
+            if in_turns:
+                out, inner = inner, out
             pairs = []
             for expert in range(count):
                 pairs.append([])
@@ -136,7 +143,7 @@ def adapted_experts(model, model_type, dtype):
                     trained[f"{full}.lora_A.weight"] = a
                     trained[f"{full}.lora_B.weight"] = b
                     pairs[-1].append((a, b))
-            register_parametrization(module, stack, Adapted(pairs))
+            register_parametrization(module, stack, Adapted(pairs, in_turns))
     return trained
 
 

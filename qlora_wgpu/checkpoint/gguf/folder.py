@@ -64,11 +64,6 @@ class GGUFFolder(ModelFolder):
         """Whether any matrix is stored quantized."""
         return any(self._is_quantized(name) for name in self._weights.names())
 
-    @property
-    def has_stacks(self) -> bool:
-        """No: each expert has a name of its own."""
-        return False
-
     def names(self) -> list[str]:
         """All tensors, by Hugging Face's names."""
         return self._weights.names()

@@ -23,12 +23,10 @@ class QuantizedFiles(ABC):
     Attributes:
         codes_leaf: The last part of the name of the tensor with the codes.
         companions: The last parts of the names of those that belong to it.
-        has_stacks: Whether several weights are parts of one tensor.
     """
 
     codes_leaf = "weight"
     companions: tuple[str, ...] = ()
-    has_stacks = False
 
     def __init__(self, files: Mapping[str, SafetensorsFile], config: Mapping[str, Any]) -> None:
         """Notes where tensors are.

@@ -24,7 +24,6 @@ class Mxfp4Files(QuantizedFiles):
     """Experts' matrices, each a part of a tensor."""
 
     companions = ("gate_up_proj_scales", "down_proj_scales")
-    has_stacks = True
 
     def holds(self, name: str) -> bool:
         """Whether such a layer is there, with so many experts."""

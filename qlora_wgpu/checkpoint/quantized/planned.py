@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 from qlora_wgpu.checkpoint.quantized.compressed_groups import (
@@ -106,5 +107,7 @@ def _size(config: Mapping[str, Any], key: str, usual: int) -> int:
 
 
 def _is_skipped(module: str, key: str) -> bool:
-    """As transformers matches names: whole parts anywhere, or any ending."""
+    """As transformers matches names: whole parts anywhere, any ending, or a * for any of them."""
+    if "*" in key:
+        return fnmatchcase(f".{module}.", f"*.{key}.*")
     return f".{key}." in f".{module}." or module.endswith(key)

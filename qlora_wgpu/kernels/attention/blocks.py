@@ -45,7 +45,8 @@ class Blocks(ABC):
     def launch(self, g: Graph, problem: Attention) -> None:
         """Adds the launches of the forward, or of the backward."""
         if problem.gradients is None:
-            self._launch(g, problem, "forward", problem.heads, {"o": problem.o, "lse": problem.lse})
+            tensors = {"o": problem.o, "lse": problem.lse, "sinks": problem.sinks}
+            self._launch(g, problem, "forward", problem.heads, tensors)
         else:
             self._backward(g, problem, problem.gradients)
 
@@ -84,7 +85,7 @@ class Blocks(ABC):
         problem: Attention,
         name: str,
         heads: int,
-        tensors: Mapping[str, Tensor],
+        tensors: Mapping[str, Tensor | None],
     ) -> None:
         unit, cut = self._unit(problem), self._cut(g.profile, problem, name)
         inputs = {n: getattr(problem, n) for n in ("q", "k", "v", "segments")}

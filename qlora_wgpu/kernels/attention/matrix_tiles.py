@@ -183,7 +183,7 @@ class MatrixTiles(PerHead):
         if problem.gradients is not None:
             super().launch(g, problem)
             return
-        tensors = {"o": problem.o, "lse": problem.lse}
+        tensors = {"o": problem.o, "lse": problem.lse, "sinks": problem.sinks}
         if g.profile.matrix_element == "f16" and g.saturated is not None:
             tensors["saturated"] = g.saturated
         self._launch(g, problem, "forward", problem.heads, tensors)

@@ -41,6 +41,7 @@ class Attention:
         scale: The factor of the scores.
         window: A query sees so many keys, itself among them.
         softcap: Scores s become softcap · tanh(s / softcap), if given.
+        sinks: float32 (heads): a logit of each that the softmaxes' sums contain, if given.
         gradients: What the backward adds; None forward.
     """
 
@@ -55,6 +56,7 @@ class Attention:
     scale: float
     window: int
     softcap: float | None
+    sinks: Tensor | None = None
     gradients: Gradients | None = None
 
     def __post_init__(self) -> None:
@@ -65,6 +67,8 @@ class Attention:
             or self.lse.columns != (self.q.rows * self.heads)
         ):
             raise GraphError(f"attention: {self.q}, {self.o}, {self.lse} do not fit")
+        if self.sinks is not None and self.sinks.columns != self.heads:
+            raise GraphError(f"attention: {self.sinks} does not fit the {self.heads} heads")
 
     @property
     def seq(self) -> int:

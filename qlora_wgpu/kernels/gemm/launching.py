@@ -109,6 +109,7 @@ def launch_whole(
             **layers,
             "bias1": bias1,
             "bias2": bias2,
+            "bias_expert": 0 if gemm.experts is None or gemm.bias is None else gemm.bias.units(4),
         },
         constants,
         flops=gemm.flops,

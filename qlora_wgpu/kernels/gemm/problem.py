@@ -48,7 +48,7 @@ class Gemm:
         scale: The factor of the product alone.
         accumulate: Whether to add to y.
         lora: A term to add, if any.
-        bias: The bias of the whole matrix, float32.
+        bias: The bias of the whole matrix, float32; with experts (all experts, columns).
         bias_begins: Where in ``bias`` those of the second and the third layer begin, in elements.
         residual: What to add, of y's layout; not to what is there.
         dropout: What x is masked with, in a product with rows.

@@ -29,13 +29,13 @@ _LONG = np.array(
 
 
 @each(
-    (20, None, None, True, False),
-    (22, None, None, False, False),
-    (24, 7, 3.0, True, False),
-    (24, None, None, True, True),
-    (64, 7, None, True, False),
-    (64, 70, 3.0, False, False),
-    (128, None, None, True, False),
+    (20, None, None, True, False, False),
+    (22, None, None, False, False, True),
+    (24, 7, 3.0, True, False, False),
+    (24, None, None, True, True, True),
+    (64, 7, None, True, False, True),
+    (64, 70, 3.0, False, False, False),
+    (128, None, None, True, False, False),
 )
 def check_attention(
     run: Runner,
@@ -44,8 +44,9 @@ def check_attention(
     softcap: float | None,
     short: bool,
     exact_gradient: bool,
+    has_sinks: bool,
 ) -> None:
-    """Grouped heads of several sizes, a window and a softcap, within a workgroup and beyond."""
+    """Grouped heads of several sizes, a window, a softcap, sinks, in a workgroup and beyond."""
     samples = _SAMPLES if short else _LONG
     if not short:  # as if there were many, which need no workgroups for each head that shares keys
         run.graph.profile = replace(run.graph.profile, least_workgroups=0)
@@ -56,18 +57,19 @@ def check_attention(
     scale = 1 / np.sqrt(head_dim)
     tq, tk, tv = (run.operand(a, grad=True) for a in (q, k, v))
     batch = run.batch(samples)
-    o = attention(run.graph, tq, tk, tv, batch, head_dim, scale, window, softcap)
+    sinks = 2 * normal("sinks", heads).astype(np.float32).astype(np.float64) if has_sinks else None
+    given = None if sinks is None else run.float32(sinks)
+    o = attention(run.graph, tq, tk, tv, batch, head_dim, scale, window, softcap, given)
     cotangent = run.float32(do) if exact_gradient else run.operand(do)
     gradients = run.gradients(o, cotangent, tq, tk, tv)
     inner = of_halves(run)
     got_o, *got = run.run(o, *gradients)
     do = do if exact_gradient else run.rounded(do)
     q, k, v = (run.rounded(a) for a in (q, k, v))
-    exact = attention_reference.forward(q, k, v, samples, head_dim, scale, window, softcap)
+    options = window, softcap, sinks
+    exact = attention_reference.forward(q, k, v, samples, head_dim, scale, *options)
     run.compare(got_o, exact, o.dtype, inner=inner)
-    expected = attention_reference.backward(
-        do, q, k, v, samples, head_dim, scale, got_o, window, softcap
-    )
+    expected = attention_reference.backward(do, q, k, v, samples, head_dim, scale, got_o, *options)
     for value, exact, gradient in zip(got, expected, gradients, strict=True):
         run.compare(value, exact, gradient.dtype, inner=inner)
 

@@ -90,21 +90,35 @@ def check_gated_delta_step(run: Runner, key_dim: int, value_dim: int) -> None:
     run.compare(np.concatenate([got[0][:prompt], *got[1:]]), exact, outputs[0].dtype)
 
 
-@each((20, 13, None, None), (64, 150, 7, None), (22, 13, 5, 3.0), (64, 13, None, 3.0))
+@each(
+    (20, 13, None, None, False),
+    (64, 150, 7, None, True),
+    (22, 13, 5, 3.0, False),
+    (64, 13, None, 3.0, False),
+)
 def check_cached_attention(
-    run: Runner, head_dim: int, prompt: int, window: int | None, softcap: float | None
+    run: Runner,
+    head_dim: int,
+    prompt: int,
+    window: int | None,
+    softcap: float | None,
+    has_sinks: bool,
 ) -> None:
-    """A prompt, then two tokens after it: with a window, a softcap and grouped heads."""
+    """A prompt, then two tokens after it: with a window, a softcap, sinks and grouped heads."""
     total, cache, scale = prompt + 2, KVCache(prompt + 5), 1 / np.sqrt(head_dim)
     q = 2 * normal("q", total, 4 * head_dim)
     k, v = normal("k", total, 2 * head_dim), normal("v", total, 2 * head_dim)
+    sinks = 2 * normal("sinks", 4).astype(np.float32).astype(np.float64) if has_sinks else None
+    given = None if sinks is None else run.float32(sinks)
     outputs = []
     for first, last in ((0, prompt), (prompt, prompt + 1), (prompt + 1, total)):
         tq, tk, tv = (run.operand(a[first:last]) for a in (q, k, v))
         batch = _batch(cache, last - first, first)
-        outputs.append(attention(run.graph, tq, tk, tv, batch, head_dim, scale, window, softcap))
+        outputs.append(
+            attention(run.graph, tq, tk, tv, batch, head_dim, scale, window, softcap, given)
+        )
     got = np.concatenate(run.run(*outputs))
     q, k, v = (run.rounded(a) for a in (q, k, v))
     mask = np.ones((1, total), np.int64)
-    exact = reference.forward(q, k, v, mask, head_dim, scale, window, softcap)
+    exact = reference.forward(q, k, v, mask, head_dim, scale, window, softcap, sinks)
     run.compare(got, exact, outputs[0].dtype, inner=of_halves(run))

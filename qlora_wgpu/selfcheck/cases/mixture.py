@@ -18,10 +18,12 @@ from qlora_wgpu.model.quantized_weights import (
     lay_out,
     words,
 )
+from qlora_wgpu.ops.clamped_glu import ClampedGLU, clamped_glu
 from qlora_wgpu.ops.experts import expert_linear
 from qlora_wgpu.ops.modules import DenseExperts, ExpertLinear, ExpertMatrix
 from qlora_wgpu.ops.routing import combine, permute, route
 from qlora_wgpu.quant import quantize_nf4
+from qlora_wgpu.reference import clamped_glu as clamped_reference
 from qlora_wgpu.reference import experts as reference
 from qlora_wgpu.selfcheck.cases.common import (
     each,
@@ -94,12 +96,14 @@ _STORED: dict[str, Callable[[Runner, Array], tuple[ExpertMatrix, Array]]] = {
 
 @each(
     (36, 20, "dense", True, True),
+    (36, 20, "dense", True, True, _MANY, True),
     (36, 20, "dense", True, False),
     (36, 20, "dense", False, False),
     (36, 20, "dense", True, False, 1),
     (36, 20, "dense", False, False, 1),
     (36, 68, "dense", False, True),
     (96, 68, "nf4", True, False),
+    (96, 68, "nf4", True, False, _MANY, True),
     (36, 20, "nf4", False, False),
     (64, 20, "double", True, True),
     (36, 68, "double", True, True),
@@ -112,6 +116,7 @@ def check_experts(
     normalized: bool,
     has_adapter: bool,
     rows: int = _MANY,
+    has_bias: bool = False,
 ) -> None:
     """Two layers of all experts, added up: y, dx, and the gradients of router and adapter."""
     g = run.graph
@@ -127,12 +132,16 @@ def check_experts(
     tx, tlogits = run.operand(x, grad=True), run.float32(logits, grad=True)
     routing = route(g, tlogits, _TOP_K, normalized=normalized)
     batch, permuted = run.batch(np.ones((1, rows), np.int64)), permute(g, tx, routing)
-    y, full, factors = run.float32(skip), [], []
+    y, full, factors, biases = run.float32(skip), [], [], []
     for stack in stacks:
         w = normal(f"w of {stack.leaf}", _EXPERTS, outer, inner)
         weight, held = _STORED[storage](run, w)
         lora = adapter.expert_loras[stack.name] if has_adapter else None
-        made = expert_linear(g, permuted, ExpertLinear("up", weight, lora), routing, batch)
+        bias = normal(f"bias of {stack.leaf}", _EXPERTS, outer) if has_bias else None
+        given = None if bias is None else run.float32(bias)
+        layer = ExpertLinear("up", weight, lora, given)
+        made = expert_linear(g, permuted, layer, routing, batch)
+        biases.append(bias)
         y = combine(g, made, routing, y)
         names = sorted(n for n in parts if stack.leaf in n)
         a, b = (np.stack([parts[n] for n in names if leaf in n]) for leaf in ("lora_A", "lora_B"))
@@ -152,9 +161,9 @@ def check_experts(
     run.compare_exactly(got_rows, ends.ravel().astype(np.float64))
     total, dtotal, dweights = skip, np.zeros_like(x), np.zeros_like(weights)
     by_name: dict[str, Array] = {}
-    for w, (names, a, b) in zip(full, factors, strict=True):
-        total = total + reference.mix(x, ids, weights, w)
-        dx, dw_part, dw = reference.mix_backward(dy, x, ids, weights, w)
+    for w, bias, (names, a, b) in zip(full, biases, factors, strict=True):
+        total = total + reference.mix(x, ids, weights, w, bias)
+        dx, dw_part, dw = reference.mix_backward(dy, x, ids, weights, w, bias)
         dtotal, dweights = dtotal + dx, dweights + dw_part
         both = (("lora_A", np.swapaxes(b, 1, 2) @ dw), ("lora_B", dw @ np.swapaxes(a, 1, 2)))
         for leaf, exact in both:
@@ -166,3 +175,24 @@ def check_experts(
     run.compare(got_logits, exact, inner=ROUNDING[run.dtype])
     for values in got_flat:
         run.compare(values, joined(adapter, by_name), inner=ROUNDING[run.dtype])
+
+
+@each((True,), (False,))
+def check_clamped_glu(run: Runner, exact_gradient: bool) -> None:
+    """gpt-oss's gated unit, within its limits and beyond, with a gradient of each type."""
+    scalars = ClampedGLU(swiglu_limit=2.0, swiglu_alpha=1.5)
+    gate, up, dy = (normal(name, 70, 52) for name in ("gate", "up", "dy"))
+    gate, up = 2 * gate, 2 * up
+    gate[:, ::5] = np.linspace(-60, 60, gate[:, ::5].size).reshape(70, -1)
+    gate[:3, 1], up[:3, 1], up[3:6, 1] = 2.0, 2.0, -2.0  # at the limits themselves
+    tensors = [run.operand(gate, grad=True), run.operand(up, grad=True)]
+    y = clamped_glu(run.graph, tensors[0], tensors[1], scalars)
+    cotangent = run.float32(dy) if exact_gradient else run.operand(dy)
+    gradients = run.gradients(y, cotangent, *tensors)
+    got = run.run(y, *gradients)
+    dy = dy if exact_gradient else run.rounded(dy)
+    gate, up = run.rounded(gate), run.rounded(up)
+    run.compare(got[0], clamped_reference.forward(gate, up, 2.0, 1.5), y.dtype)
+    expected = clamped_reference.backward(dy, gate, up, 2.0, 1.5)
+    for value, exact, gradient in zip(got[1:], expected, gradients, strict=True):
+        run.compare(value, exact, gradient.dtype)

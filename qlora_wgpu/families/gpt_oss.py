@@ -1,0 +1,65 @@
+"""gpt-oss (OpenAI, 2025): attention with sinks, mixtures of experts with biases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from qlora_wgpu.families.attention import Attention
+from qlora_wgpu.families.config_reader import ConfigReader
+from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Layer
+from qlora_wgpu.families.dimensions import Dimensions
+from qlora_wgpu.families.moe import Experts, read_expert_counts
+from qlora_wgpu.families.norm import RMSNorm
+from qlora_wgpu.families.rope import read_rope
+from qlora_wgpu.families.windows import layer_windows
+from qlora_wgpu.ops.clamped_glu import ClampedGLU
+
+_YARN = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+
+
+def compose(read: ConfigReader) -> Decoder:
+    """Every other layer slides, from the first on; a token's experts' weights sum to one."""
+    read.no_dropout("attention_dropout")
+    read = read.with_defaults(head_dim=64, num_key_value_heads=8, sliding_window=128)
+    if read.config.get("rope_parameters") is None:
+        read = ConfigReader({**read.config, "rope_parameters": _YARN})
+    dimensions = Dimensions.read(read)
+    layers = dimensions.num_hidden_layers
+    bias = read.flag("attention_bias", True)
+    attention = Attention(
+        dimensions,
+        read_rope(read.config, dimensions.head_dim, default_theta=150_000.0),
+        qkv_bias=bias,
+        o_bias=bias,
+        sinks=True,
+    )
+    num_experts, num_experts_per_tok = read_expert_counts(read, 128, 4)
+    limit, alpha = read.number("swiglu_limit", 7.0), read.number("swiglu_alpha", 1.702)
+    experts = Experts(
+        dimensions.hidden_size,
+        dimensions.intermediate_size,
+        ClampedGLU(limit, alpha),
+        num_experts,
+        num_experts_per_tok,
+        norm_topk_prob=True,
+        router="router",
+        bias=True,
+    )
+    norm = RMSNorm(read.number("rms_norm_eps", 1e-5))
+    windows = layer_windows(read, [i % 2 == 0 for i in range(layers)])
+    return Decoder(
+        dimensions,
+        norm,
+        layers=tuple(Layer(norm, replace(attention, window=window), experts) for window in windows),
+        tied=read.flag("tie_word_embeddings"),
+    )
+
+
+FAMILY = DecoderFamily(compose)
