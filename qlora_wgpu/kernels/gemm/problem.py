@@ -61,7 +61,7 @@ class Gemm:
             last have a multiple of eight columns.
         whole_columns: Columns of the product that this is a part of, if it is, with rows: its sums
             are then made in the order that those of the whole would be.
-        part: Terms of each part of its reduction, where they are given, a multiple of ``PART_UNIT``:
+        part: Terms of each part of its reduction, if they are given, a multiple of ``PART_UNIT``:
             parts are added up one after the other, also onto what ``accumulate`` finds, so that one
             product has the bits of several of one part each.
         label: For timing tables.
