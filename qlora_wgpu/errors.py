@@ -43,6 +43,10 @@ class CheckpointError(QLoRAError):
     """A model folder, weight file or adapter is missing, damaged or does not fit."""
 
 
+class WeightFileError(CheckpointError):
+    """A file that a run reads weights from has changed since it was opened."""
+
+
 class UnsupportedModelError(CheckpointError):
     """A model asks for something this package does not compute."""
 

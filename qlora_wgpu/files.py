@@ -9,16 +9,10 @@ whose ``strerror`` ends the caller's sentence.
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import stat
-from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 # Without waiting for somebody to write, without becoming the terminal of this process.
 _FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOCTTY", "O_BINARY"))
@@ -93,38 +87,3 @@ def _check_regular(path: str | os.PathLike[str], status: os.stat_result) -> None
     if kind != stat.S_IFREG:
         reason = f"it is {_KINDS.get(kind, 'something else')}, not a regular file"
         raise OSError(errno.EINVAL, reason, str(path))
-
-
-def is_mapped(array: npt.NDArray[Any]) -> bool:
-    """Whether an array's bytes are a file's, which the system reads when they are looked at."""
-    return _map_of(array) is not None
-
-
-def expect(array: npt.NDArray[Any]) -> None:
-    """Lets the system read a mapped array ahead; nothing for one in memory."""
-    _advise(array, "MADV_WILLNEED")
-
-
-def let_go(array: npt.NDArray[Any]) -> None:
-    """Takes a mapped array's pages out of this process's memory; they can be looked at again.
-
-    The system keeps them for as long as it has room, and counts them as its own.
-    """
-    _advise(array, "MADV_DONTNEED")
-
-
-def _map_of(array: npt.NDArray[Any]) -> mmap.mmap | None:
-    base: Any = array
-    while isinstance(base, np.ndarray):
-        base = base.base
-    return base if isinstance(base, mmap.mmap) else None
-
-
-def _advise(array: npt.NDArray[Any], advice: str) -> None:
-    mapped = _map_of(array)
-    if mapped is None or not array.nbytes or not hasattr(mmap, advice):
-        return
-    begin = array.ctypes.data - np.frombuffer(mapped, np.uint8).ctypes.data
-    first = begin // mmap.PAGESIZE * mmap.PAGESIZE
-    with suppress(OSError):  # advice that the system does not take
-        mapped.madvise(getattr(mmap, advice), first, begin + array.nbytes - first)

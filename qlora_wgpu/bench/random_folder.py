@@ -61,6 +61,7 @@ class RandomFolder(ModelFolder):
             if spec.bias:
                 self._shapes[f"{spec.name}.bias"] = (spec.out_features,)
         self._shapes |= architecture.routers
+        self._shapes |= architecture.tables
         self._shapes |= architecture.stored_norms
 
     @property

@@ -23,7 +23,8 @@ from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile, nearest
 from qlora_wgpu.checkpoint.weight_files import open_weights
 from qlora_wgpu.checkpoint.weight_fingerprint import WeightFingerprint, identity
 from qlora_wgpu.errors import CheckpointError
-from qlora_wgpu.files import is_there, let_go
+from qlora_wgpu.files import is_there
+from qlora_wgpu.mapped_files import let_go
 from qlora_wgpu.quant import QuantizedWeight, WeightFormat
 
 GGUF = ".gguf"
@@ -101,6 +102,11 @@ class ModelFolder:
     def text_folder(self) -> Path:
         """The folder of config.json, the tokenizer and the chat templates."""
         return self.path
+
+    @property
+    def parts_stacks(self) -> bool:
+        """Whether experts are by themselves here, which Hugging Face's files hold together."""
+        return False
 
     def names(self) -> list[str]:
         """All tensors as stored, companions of quantized weights included."""

@@ -17,8 +17,9 @@ from qlora_wgpu.checkpoint.file_signatures import what_it_is
 from qlora_wgpu.checkpoint.safetensors_format import FLOATS, NUMPY_DTYPES
 from qlora_wgpu.checkpoint.safetensors_header import HeaderError, TensorEntry, read_header
 from qlora_wgpu.errors import CheckpointError, brief
-from qlora_wgpu.files import let_go, open_file
+from qlora_wgpu.files import open_file
 from qlora_wgpu.limits import HEADER_BYTES
+from qlora_wgpu.mapped_files import let_go, map_file, require_whole
 
 _PIECE = 1 << 22  # numbers that are read at a time
 _MAX_SUGGESTED_FROM = 20_000  # a search for similar names takes seconds beyond that
@@ -127,6 +128,7 @@ class SafetensorsFile:
         flat = raw.reshape(-1)
         for begin in range(0, raw.size, _PIECE):
             piece = flat[begin : begin + _PIECE]
+            require_whole(piece)
             with np.errstate(over="ignore"):
                 floats[begin : begin + _PIECE] = from_bfloat16(piece) if dtype == "BF16" else piece
             let_go(piece)
@@ -177,5 +179,4 @@ def _open(
         entries, metadata = read_header(path, file.read(length), size - 8 - length)
         if size == 8 + length:  # nothing to map
             return entries, metadata, np.empty(0, np.uint8)
-        mapped = np.memmap(file, np.uint8, "r", offset=8 + length)
-    return entries, metadata, mapped.view(np.ndarray)
+        return entries, metadata, map_file(path, file, 8 + length)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
 from qlora_wgpu.errors import CheckpointError
-from qlora_wgpu.files import let_go
+from qlora_wgpu.mapped_files import let_go
 
 _SAMPLED = 256  # tensors of a file, at most
 _SAMPLE = 4096  # bytes of each

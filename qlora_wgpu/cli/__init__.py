@@ -25,6 +25,7 @@ from qlora_wgpu.cli.train import train
 from qlora_wgpu.cli.worker import worker
 from qlora_wgpu.errors import QLoRAError
 from qlora_wgpu.gpu.calls import overdue_call
+from qlora_wgpu.mapped_files import map_listeners
 from qlora_wgpu.supervision.child import end_if_hung
 from qlora_wgpu.supervision.exit_codes import ERROR
 from qlora_wgpu.supervision.journal import Journal
@@ -71,6 +72,7 @@ def run_command(journal: Journal | None = None) -> None:
     """
     if journal is not None:
         end_if_hung(overdue_call)
+        map_listeners.append(journal.note_mapped)
     write_what_can_be_written()
     warnings.showwarning = _tell
     try:

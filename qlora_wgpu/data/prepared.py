@@ -25,6 +25,7 @@ from qlora_wgpu.data.unfinished import Unfinished, sweep
 from qlora_wgpu.files import file_text, open_file
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.limits import OWN_JSON_BYTES
+from qlora_wgpu.mapped_files import map_file
 
 _KEPT = 32  # data sets in the cache
 VERSION = 3  # of how rows become tokens; a new one makes old folders unused
@@ -167,7 +168,8 @@ def _mapped(path: Path, dtype: Any) -> npt.NDArray[Any]:
     if path.stat().st_size == 0:
         return np.zeros(0, dtype)
     with open_file(path) as file:
-        return np.memmap(file, dtype, mode="r")
+        mapped: npt.NDArray[Any] = map_file(path, file).view(dtype)
+        return mapped
 
 
 def prepare(folder: Path | None, fill: Callable[[Writer], tuple[Counts, list[str]]]) -> Dataset:

@@ -58,6 +58,11 @@ def merge(
         ConfigError: If ``out`` is there already.
     """
     folder = ModelFolder.open(model)
+    if folder.parts_stacks:
+        raise UnsupportedModelError(
+            f"{model}: transformers reads the experts of a layer together, which are by themselves "
+            "here: merge into the model's safetensors version"
+        )
     architecture = find_family(folder.config).read(folder.config)
     tensors, config = load_adapter(adapter, biases=True)
     linears = {

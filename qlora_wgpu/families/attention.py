@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from qlora_wgpu.families.dimensions import Dimensions
-from qlora_wgpu.families.family import LinearSpec, Weights
+from qlora_wgpu.families.family import LinearSpec, NormSize, Weights
 from qlora_wgpu.families.layers import LayerOps
 from qlora_wgpu.families.rope import Rope
 from qlora_wgpu.graph.tensor import Tensor
+
+KeysValues = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,9 @@ class Attention:
         query_rope: How queries are rotated, if not as keys are.
         output: The name of the projection of what is attended to.
         sinks: Whether each head has a logit of its own, ``sinks``, that has no value.
+        value_norm: Added under the root where each head's values are normalized, without a weight.
+        keys_as_values: Whether values are what k makes, too, before norm and rotation.
+        shared: Whether keys and values are those of an earlier layer: it makes queries alone.
     """
 
     dimensions: Dimensions
@@ -113,6 +119,9 @@ class Attention:
     query_rope: Rope | None = None
     output: str = "o_proj"
     sinks: bool = False
+    value_norm: float | None = None
+    keys_as_values: bool = False
+    shared: bool = False
 
     def weights(self, at: str) -> Weights:
         """The projections and norms of the layer whose names begin so."""
@@ -126,15 +135,26 @@ class Attention:
             for name, size in sizes.items()
         ]
         o = LinearSpec(f"{at}{self.output}", hidden_size, self.dimensions.query_size, self.o_bias)
-        norms = Weights() if self.qk_norm is None else self.qk_norm.weights(at, self.dimensions)
-        if self.sinks:
-            norms += Weights(norms={f"{at}sinks": self.dimensions.num_attention_heads})
-        return Weights(linears=(*linears, o)) + norms
+        sinks = {f"{at}sinks": self.dimensions.num_attention_heads} if self.sinks else {}
+        return Weights((*linears, o), {**self._norms(at), **sinks})
+
+    def _norms(self, at: str) -> Mapping[str, NormSize]:
+        if self.qk_norm is None:
+            return {}
+        norms = self.qk_norm.weights(at, self.dimensions).norms
+        absent = at + self.qk_norm.names[1] if self.shared else None
+        return {n: size for n, size in norms.items() if absent is None or not n.startswith(absent)}
 
     def trace(
         self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
     ) -> Tensor:
         """Attends from x; see ``LayerOps.linear_out`` for what becomes of the result."""
+        q, pair = self.project(ops, x, at)
+        assert pair is not None  # a decoder that shares keys and values brings them to ``attend``
+        return self.attend(ops, q, pair, at, residual, scale)
+
+    def project(self, ops: LayerOps, x: Tensor, at: str) -> tuple[Tensor, KeysValues | None]:
+        """Queries of x, and its keys and values if they are not another layer's."""
         at += "self_attn."
         made: dict[str, Tensor] = {}
         if self.fused:
@@ -150,19 +170,38 @@ class Attention:
             full = f"{at}{name}_proj"
             return made.get(full) or ops.linear(x, full, float32=self._is_float32(name))
 
-        q, k = self._rotated(ops, at, {name: projected(name) for name in ("q", "k")})
-        v = projected("v")
+        own = {name: projected(name) for name in self._columns if name != "v"}
+        rotated = self._rotated(ops, at, own)
+        if self.shared:
+            return rotated[0], None
+        v = own["k"] if self.keys_as_values else projected("v")
+        if self.value_norm is not None:
+            v = ops.plain_qk_norm(v, self.dimensions.head_dim, self.value_norm)
+        return rotated[0], (rotated[1], v)
+
+    def attend(
+        self,
+        ops: LayerOps,
+        q: Tensor,
+        pair: KeysValues,
+        at: str,
+        residual: Tensor | None,
+        scale: float,
+    ) -> Tensor:
+        """What queries find in keys and values, projected; see ``LayerOps.linear_out``."""
         score_scale = 1 / math.sqrt(self.dimensions.head_dim) if self.scale is None else self.scale
         head_dim, window, softcap = self.dimensions.head_dim, self.window, self.softcap
-        sinks = f"{at}sinks" if self.sinks else None
-        o = ops.attention(q, k, v, head_dim, score_scale, window, softcap, sinks)
-        return ops.linear_out(o, f"{at}{self.output}", residual, scale)
+        sinks = f"{at}self_attn.sinks" if self.sinks else None
+        o = ops.attention(q, *pair, head_dim, score_scale, window, softcap, sinks)
+        return ops.linear_out(o, f"{at}self_attn.{self.output}", residual, scale)
 
     @property
     def _columns(self) -> dict[str, tuple[int, int]]:
         """The first column and the width of q, k and v in their common product."""
         wide, narrow = self.dimensions.query_size, self.dimensions.key_value_size
-        return {"q": (0, wide), "k": (wide, narrow), "v": (wide + narrow, narrow)}
+        columns = {"q": (0, wide), "k": (wide, narrow), "v": (wide + narrow, narrow)}
+        absent = ("k", "v") if self.shared else ("v",) if self.keys_as_values else ()
+        return {name: place for name, place in columns.items() if name not in absent}
 
     def _is_float32(self, name: str) -> bool:
         """Whether a projection's result is: a norm of everything reads float32.
@@ -172,21 +211,21 @@ class Attention:
         return name != "v" and self.qk_norm is not None and not self.qk_norm.per_head
 
     def _rotated(self, ops: LayerOps, at: str, made: dict[str, Tensor]) -> list[Tensor]:
-        """Queries and keys, normalized and rotated."""
+        """Queries, and keys if there are any, normalized and rotated."""
         norm, ys = self.qk_norm, list(made.values())
         if norm is None:
             return self._turned(ops, ys)
         if norm.after_rope:
             ys = self._turned(ops, ys)
-        ys = [norm.trace(ops, y, at + name) for y, name in zip(ys, norm.names, strict=True)]
+        ys = [norm.trace(ops, y, at + name) for y, name in zip(ys, norm.names, strict=False)]
         return ys if norm.after_rope else self._turned(ops, ys)
 
     def _turned(self, ops: LayerOps, ys: list[Tensor]) -> list[Tensor]:
-        """Queries and keys, rotated."""
+        """Queries, and keys if there are any, rotated."""
         rope, head_dim, interleaved = self.rope, self.dimensions.head_dim, self.interleaved
         if rope is None:
             return ys
         if self.query_rope is None:
             return ops.ropes(ys, rope, head_dim, interleaved=interleaved)
-        pairs = zip(ys, (self.query_rope, rope), strict=True)
+        pairs = zip(ys, (self.query_rope, rope), strict=False)
         return [ops.rope(y, own, head_dim, interleaved=interleaved) for y, own in pairs]

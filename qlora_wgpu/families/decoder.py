@@ -7,7 +7,7 @@ family's file reads config.json into a ``Decoder``; what fits none writes its ow
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from qlora_wgpu.families.attention import Attention
@@ -140,6 +140,7 @@ class Decoder:
         logit_softcap: Bound of the logits, if any.
         notes: See ``Architecture``.
         final_norm: The module's name.
+        adapted_within: See ``Architecture``.
     """
 
     dimensions: Dimensions
@@ -154,13 +155,19 @@ class Decoder:
     logit_softcap: float | None = None
     notes: tuple[str, ...] = ()
     final_norm: str = "norm"
+    adapted_within: str = ""
 
-    def architecture(self) -> Architecture:
-        """The architecture, which is what the rest of the package needs of a decoder."""
+    def weights(self) -> Weights:
+        """All weights but the embedding and the head."""
         weights = Weights()
         for i, layer in enumerate(self.layers):
             weights += layer.weights(self._at(i))
-        weights += self.norm.weights(f"{self.prefix}{self.final_norm}", self.dimensions.hidden_size)
+        name = f"{self.prefix}{self.final_norm}"
+        return weights + self.norm.weights(name, self.dimensions.hidden_size)
+
+    def architecture(self) -> Architecture:
+        """The architecture, which is what the rest of the package needs of a decoder."""
+        weights = self.weights()
         check_sizes(weights, self.dimensions.vocab_size * self.dimensions.hidden_size)
         return Architecture(
             config=self,
@@ -171,6 +178,7 @@ class Decoder:
             norms=weights.norms,
             experts=weights.experts,
             routers=weights.routers,
+            tables=weights.tables,
             tied=self.tied,
             embed_name=f"{self.prefix}embed_tokens.weight",
             stored_prefixes=self.stored_prefixes,
@@ -178,6 +186,7 @@ class Decoder:
             logit_scale=self.logit_scale,
             logit_softcap=self.logit_softcap,
             notes=self.notes,
+            adapted_within=self.adapted_within,
         )
 
     def trace(self, ops: LayerOps, *, checkpointing: bool) -> Tensor:
@@ -189,6 +198,10 @@ class Decoder:
         h = ops.embedding(self.embedding_scale, self.noise_scale)
         h = ops.layers(h, layer, len(self.layers), checkpointing=checkpointing)
         return self.norm.trace(ops, h, f"{self.prefix}{self.final_norm}")
+
+    def alone(self, i: int) -> Decoder:
+        """A decoder of one of the layers, which is what is timed in place of all."""
+        return replace(self, layers=(self.layers[i],))
 
     @property
     def layer_prefix(self) -> str:

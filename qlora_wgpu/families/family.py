@@ -70,12 +70,15 @@ class Weights:
             hold each by itself.
         experts: Linear layers of experts.
         routers: Shapes of the routers' matrices, by tensor name.
+        tables: Shapes of embeddings beside the input's, by tensor name: the host looks their rows
+            up.
     """
 
     linears: tuple[LinearSpec, ...] = ()
     norms: Mapping[str, NormSize] = field(default_factory=dict)
     experts: tuple[ExpertSpec, ...] = ()
     routers: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    tables: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def __add__(self, other: Weights) -> Weights:
         return Weights(
@@ -83,6 +86,7 @@ class Weights:
             {**self.norms, **other.norms},
             self.experts + other.experts,
             {**self.routers, **other.routers},
+            {**self.tables, **other.tables},
         )
 
 
@@ -106,6 +110,7 @@ class Architecture:
         experts: Linear layers of experts.
         notes: Details of the config.json that training leaves out, for the user to know.
         routers: Shapes of frozen matrices that are neither quantized nor adapted, by tensor name.
+        tables: Shapes of embeddings beside the input's, which are in host memory, by tensor name.
         norms: Sizes of the normalization weights, by tensor name: a length, or rows and columns.
         tied: Whether the head is the embedding.
         embed_name: The embedding's tensor.
@@ -115,6 +120,8 @@ class Architecture:
             mean 1 + weight.
         logit_scale: Factor of the head's product.
         logit_softcap: Bound of the logits, if any.
+        adapted_within: How names of adapted modules begin, where a running model has others of the
+            same last parts that PEFT refuses to adapt; else empty.
     """
 
     config: Any
@@ -132,7 +139,9 @@ class Architecture:
     logit_softcap: float | None = None
     experts: tuple[ExpertSpec, ...] = ()
     routers: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    tables: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    adapted_within: str = ""
 
     @property
     def every_linear(self) -> list[LinearSpec]:
@@ -165,6 +174,7 @@ class Modules:
     norms: Mapping[str, Tensor]
     experts: Mapping[str, ExpertLinear] = field(default_factory=dict)
     routers: Mapping[str, DenseMatrix] = field(default_factory=dict)
+    tables: Mapping[str, HostMatrix] = field(default_factory=dict)
 
 
 class Family(Protocol):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
+
+import numpy as np
 
 from qlora_wgpu.families.family import Modules
 from qlora_wgpu.families.rope import Rope
 from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.parking import Parking
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.activation import activation
 from qlora_wgpu.ops.attention import attention
@@ -28,9 +31,13 @@ from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.ops.routing import Routing
 from qlora_wgpu.ops.row_gate import row_gate
+from qlora_wgpu.ops.scaling import scaled, weighted_sum
 from qlora_wgpu.ops.short_conv import short_conv
 from qlora_wgpu.ops.tensor import cast
 from qlora_wgpu.ops.xielu import XIELUScalars, xielu
+
+State = dict[str, Tensor]
+"""What one layer hands on to the next."""
 
 
 class LayerOps:
@@ -42,6 +49,7 @@ class LayerOps:
         self.batch = batch
         self._modules = modules
         self._tables: dict[Rope, Tensor] = {}
+        self._ones: dict[int, Tensor] = {}
 
     # -- ops with weights ------------------------------------------------------------------
 
@@ -94,6 +102,12 @@ class LayerOps:
         """RMSNorm of each head by the weight of that module."""
         return qk_norm(self.g, x, self._modules.norms[name + ".weight"], eps)
 
+    def plain_qk_norm(self, x: Tensor, head_dim: int, eps: float) -> Tensor:
+        """RMSNorm of each head without a weight."""
+        if head_dim not in self._ones:
+            self._ones[head_dim] = self.g.constant("ones", np.ones(head_dim, np.float32))
+        return qk_norm(self.g, x, self._ones[head_dim], eps)
+
     def qk_layer_norm(self, x: Tensor, name: str, eps: float) -> Tensor:
         """LayerNorm of each head by its row of the weight of that module."""
         return qk_layer_norm(self.g, x, self._modules.norms[name + ".weight"], eps)
@@ -107,6 +121,15 @@ class LayerOps:
         """xIELU by the scalars of that module."""
         stored = (f"{name}.{field.name}" for field in fields(XIELUScalars))
         return xielu(self.g, x, XIELUScalars(*(self._modules.norms[each] for each in stored)))
+
+    def scaled(self, x: Tensor, name: str) -> Tensor:
+        """A matrix times the number of that name."""
+        return scaled(self.g, x, self._modules.norms[name])
+
+    def with_rows(self, x: Tensor, name: str, factor: float, rows_factor: float) -> Tensor:
+        """factor · x + rows_factor · the tokens' rows of the table of that name."""
+        rows = self.batch.rows_of(self._modules.tables[name]).table
+        return weighted_sum(self.g, x, rows, factor, rows_factor)
 
     def short_conv(self, x: Tensor, name: str) -> Tensor:
         """The gated convolution by the weight, and the bias if there is one, of that module."""
@@ -188,19 +211,56 @@ class LayerOps:
     ) -> Tensor:
         """Applies ``layer(h, i)`` for every i, recomputing each in the backward if asked for."""
 
-        def some(first: int, together: int) -> Callable[[Tensor], Tensor]:
-            def apply(x: Tensor) -> Tensor:
-                for i in range(first, min(first + together, count)):
-                    x = layer(x, i)
-                return x
+        def apply(state: State, i: int) -> State:
+            return {"h": layer(state["h"], i)}
 
-            return apply
+        return self.layers_jointly({"h": h}, apply, count, checkpointing=checkpointing)["h"]
 
+    def layers_jointly(
+        self, state: State, layer: Callable[[State, int], State], count: int, *, checkpointing: bool
+    ) -> State:
+        """``layers`` that hand on several tensors.
+
+        Args:
+            state: What the first layer reads, by names of the family's own. The first tensor is
+                the residual stream, which may wait in host memory.
+            layer: What the i-th layer hands on: what it was given, with some of it replaced or
+                added.
+            count: Layers.
+            checkpointing: Whether each is computed again in the backward.
+        """
         if not checkpointing:
-            return some(0, count)(h)
+            return _applied(layer, state, range(count))
         together, parking = self.g.recomputation.together, self.g.recomputation.parking
         for first in range(0, count, together):
+            numbers = range(first, min(first + together, count))
             # The last input is wanted again at once.
-            is_last = first + together >= count
-            h = self.g.checkpoint(some(first, together), h, None if is_last else parking)
-        return h
+            state = self._recomputed(
+                layer, state, numbers, parking if numbers.stop < count else None
+            )
+        return state
+
+    def _recomputed(
+        self,
+        layer: Callable[[State, int], State],
+        state: State,
+        numbers: range,
+        parking: Parking | None,
+    ) -> State:
+        """What some layers hand on, of which what they make is computed again in the backward."""
+        names: list[str] = []
+
+        def made(xs: Sequence[Tensor]) -> Sequence[Tensor]:
+            given = dict(zip(state, xs, strict=True))
+            after = _applied(layer, given, numbers)
+            names[:] = [name for name, tensor in after.items() if tensor is not given.get(name)]
+            return [after[name] for name in names]
+
+        outputs = self.g.checkpoint_jointly(made, [*state.values()], parking)
+        return state | dict(zip(names, outputs, strict=True))
+
+
+def _applied(layer: Callable[[State, int], State], state: State, numbers: Iterable[int]) -> State:
+    for i in numbers:
+        state = layer(state, i)
+    return state

@@ -25,13 +25,14 @@ def check_sizes(weights: Weights, embedding: int) -> None:
             f"config.json: {count:,} matrices of layers and experts are more than the {LINEARS:,} "
             "that are read"
         )
-    largest = max([embedding, *sizes, *stacks.values()])
+    tables = [rows * columns for rows, columns in weights.tables.values()]
+    largest = max([embedding, *tables, *sizes, *stacks.values()])
     if largest > MATRIX_ELEMENTS:
         raise UnsupportedModelError(
             f"config.json: a matrix of {largest:,} elements is larger than the "
             f"{MATRIX_ELEMENTS:,} that are read"
         )
-    total = embedding + sum(sizes)
+    total = embedding + sum(sizes) + sum(tables)
     total += sum(spec.experts * stacks[spec.name] for spec in weights.experts)
     if total > PARAMETERS:
         raise UnsupportedModelError(

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.errors import DeviceError, OutOfMemoryError
-from qlora_wgpu.files import let_go
 from qlora_wgpu.gpu.adapters import choose_adapter
 from qlora_wgpu.gpu.calls import driver_call
 from qlora_wgpu.gpu.matrix import Limits
@@ -26,6 +25,7 @@ from qlora_wgpu.gpu.probe import matrix_units, subgroup_size
 from qlora_wgpu.gpu.profile import Profile, cpu_profile, gpu_profile
 from qlora_wgpu.gpu.uniforms import read_at_once
 from qlora_wgpu.gpu.wgsl import Shader
+from qlora_wgpu.mapped_files import let_go, require_whole
 
 ALIGNMENT = 256  # of buffer windows: the most any GPU asks for
 TEXTURE_WIDTH = 1024  # texels; shaders/common/texel.wgsl has it too
@@ -258,10 +258,25 @@ class Device:
         self.memory.add(kind, nbytes, memory)
         return memory
 
-    def write(self, buffer: Any, data: npt.NDArray[Any] | bytes, offset: int = 0) -> None:
+    def write(
+        self,
+        buffer: Any,
+        data: npt.NDArray[Any] | bytes,
+        offset: int = 0,
+        read: Callable[[npt.NDArray[Any]], None] = require_whole,
+    ) -> None:
         """Copies host data into a buffer, in pieces so that host memory stays flat.
 
         A file's pages leave the process's memory behind each piece.
+
+        Args:
+            buffer: The buffer.
+            data: What is copied.
+            offset: The first byte of the buffer that it goes to.
+            read: Called with each piece before it is copied, which may be a file's.
+
+        Raises:
+            WeightFileError: If the file that it is in was cut.
         """
         if isinstance(data, np.ndarray):
             raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
@@ -271,6 +286,7 @@ class Device:
             raw = np.pad(raw, (0, -raw.size % 4))
         for start in range(0, raw.size, _UPLOAD_CHUNK):
             piece = raw[start : start + _UPLOAD_CHUNK]
+            read(piece)
             with self.driver_call("uploading data"):
                 self.raw.queue.write_buffer(buffer, offset + start, piece)
             let_go(piece)
@@ -303,6 +319,7 @@ class Device:
         for row in range(0, -(-flat.size // _TEXTURE_ROW), rows):
             piece = flat[row * _TEXTURE_ROW : (row + rows) * _TEXTURE_ROW]
             height = -(-piece.size // _TEXTURE_ROW)
+            require_whole(piece)
             with self.driver_call("uploading data"):
                 self.raw.queue.write_texture(
                     {"texture": texture, "origin": (0, row, 0)},

@@ -21,6 +21,7 @@ import itertools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 from qlora_wgpu.gpu.operands import Bound, Operand, parse
 
@@ -129,7 +130,7 @@ class Source:
 
     def _file(self, path: str) -> str:
         source = self.read(path)
-        self.names |= {a or b for a, b in _NAMED.findall(source)}
+        self.names |= _names(source)
         lines: list[str] = []
         tail: list[str] = []
         live = [True]
@@ -217,7 +218,7 @@ class Source:
         if open_blocks:
             raise ShaderSourceError(f"{open_blocks[-1][2]}: //#unroll without //#end")
         for number, line in enumerate(done, 1):
-            if "$" in without_comments(line):
+            if "$" in line and "$" in without_comments(line):
                 raise ShaderSourceError(f"{path}:{number}: unknown counter in {line.strip()!r}")
         return done
 
@@ -237,6 +238,12 @@ class Source:
                 piece = piece.replace(f"${name}", str(value))
             pieces.append(piece.strip())
         return " ".join(pieces)
+
+
+@cache
+def _names(source: str) -> frozenset[str]:
+    """Every name that a binding of a file could have."""
+    return frozenset(a or b for a, b in _NAMED.findall(source))
 
 
 def _inside_if(live: list[bool], where: str) -> None:

@@ -12,6 +12,7 @@ from qlora_wgpu.graph.tensor import Tensor, matrix
 VJP = Callable[[Tensor], None]
 JointVJP = Callable[[list[Tensor | None]], None]
 Remake = Callable[[], Tensor]
+Checkpointed = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 Add = Callable[[Tensor, Tensor | None, Tensor], None]
 
 
@@ -132,35 +133,38 @@ class Tape:
 
     def checkpoint(
         self,
-        function: Callable[[Tensor], Tensor],
-        x: Tensor,
-        kept: Callable[[], Tensor] | None = None,
-    ) -> Tensor:
-        """Calls ``function(x)`` and keeps nothing but x for the backward, which calls it again.
+        function: Checkpointed,
+        xs: Sequence[Tensor],
+        first: Callable[[], Tensor] | None = None,
+    ) -> Sequence[Tensor]:
+        """Calls ``function(xs)`` and keeps nothing but xs for the backward, which calls it again.
 
         Args:
             function: What is called twice.
-            x: Its argument.
-            kept: Brings x back for the second call, as another tensor; by default x itself stays.
+            xs: Its arguments.
+            first: Brings the first of them back for the second call, as another tensor; by default
+                it stays itself.
         """
         with self._paused():
-            y = function(x)
+            ys = function(xs)
 
         def vjp(gradients: list[Tensor | None]) -> None:
             outer, self._ops = self._ops, []
-            same = x if kept is None else kept()
+            x = xs[0]
+            same = x if first is None else first()
             same.requires_grad = x.requires_grad
-            again = function(same)
-            for dy in gradients:
-                assert dy is not None  # an op with one output runs where it has a gradient
-                self.add_gradient(again, dy)
+            for again, dy in zip(function([same, *xs[1:]]), gradients, strict=True):
+                if dy is not None:
+                    self.add_gradient(again, dy)
             self.backward()
             self._ops = outer
             if same is not x and same in self._gradients:
                 self.add_gradient(x, self._release(same))
 
-        self.record([y], [y], vjp, trains=False)
-        return y
+        if self._ops is not None and any(y.requires_grad for y in ys):
+            self._ops.append((ys, vjp))
+            self._uses.update(ys)
+        return ys
 
     @contextmanager
     def _paused(self) -> Iterator[None]:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from qlora_wgpu.gpu.grid import Workgroups, fold_grid, fold_workgroups
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.gpu.wgsl import Constant
-from qlora_wgpu.graph.autodiff import VJP, JointVJP, Remake, Tape
+from qlora_wgpu.graph.autodiff import VJP, Checkpointed, JointVJP, Remake, Tape
 from qlora_wgpu.graph.dtype import ceil_div
 from qlora_wgpu.graph.launch import GraphError, Launch
 from qlora_wgpu.graph.parking import Parked, Parking, Recomputation
@@ -240,20 +240,32 @@ class Graph:
     def checkpoint(
         self, function: Callable[[Tensor], Tensor], x: Tensor, parking: Parking | None = None
     ) -> Tensor:
-        """Calls ``function(x)`` and keeps nothing but x for the backward, which calls it again.
+        """``checkpoint_jointly`` of a function of one tensor that makes one."""
 
-        What the first call computed besides its result is read by nobody later, so its slots are
+        def listed(xs: Sequence[Tensor]) -> Sequence[Tensor]:
+            return [function(*xs)]
+
+        return self.checkpoint_jointly(listed, [x], parking)[0]
+
+    def checkpoint_jointly(
+        self, function: Checkpointed, xs: Sequence[Tensor], parking: Parking | None = None
+    ) -> Sequence[Tensor]:
+        """Calls ``function(xs)`` and keeps nothing but xs for the backward, which calls it again.
+
+        What the first call computed besides its results is read by nobody later, so its slots are
         free at once; what the second computes and nobody needs is never launched.
 
         Args:
-            function: What is called twice.
-            x: Its argument.
-            parking: What x passes through to wait in host memory in between; by default it stays.
+            function: What is called twice; its results are fresh tensors, none of xs.
+            xs: Its arguments.
+            parking: What the first of them passes through to wait in host memory in between; by
+                default it stays, as the others do.
         """
         if parking is None:
-            return self._tape.checkpoint(function, x)
-        waiting = self._park(x, parking)
-        return self._tape.checkpoint(function, x, lambda: self._unpark(waiting, x, parking))
+            return self._tape.checkpoint(function, xs)
+        first = xs[0]
+        waiting = self._park(first, parking)
+        return self._tape.checkpoint(function, xs, lambda: self._unpark(waiting, first, parking))
 
     def _park(self, x: Tensor, parking: Parking) -> Parked:
         parked = Parked(x.name, x.nbytes)

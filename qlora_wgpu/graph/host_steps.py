@@ -7,6 +7,7 @@ uploads are under way.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,7 @@ from qlora_wgpu.graph.parking import Parked
 from qlora_wgpu.graph.plan import Plan
 from qlora_wgpu.graph.section import PLACES, Section, Stream, sections_needed
 from qlora_wgpu.graph.tensor import Storage
+from qlora_wgpu.mapped_files import path_of, read_now, require_whole
 
 _UNDER_WAY = 2  # uploads, and downloads
 
@@ -39,8 +41,34 @@ class HostStep:
     run: Callable[[], None]
 
 
+@dataclass
+class Reading:
+    """What the host has read of files on its way to the device.
+
+    Attributes:
+        path: The file that was read last.
+        nbytes: Bytes of all files.
+        seconds: How long they were waited for.
+    """
+
+    path: str = ""
+    nbytes: int = 0
+    seconds: float = 0.0
+
+    def add(self, path: str, nbytes: int, seconds: float) -> None:
+        """Counts a piece of a file."""
+        self.path = path
+        self.nbytes += nbytes
+        self.seconds += seconds
+
+
 class HostTraffic:
-    """The host's side of all programs of a model, which run one at a time."""
+    """The host's side of all programs of a model, which run one at a time.
+
+    Attributes:
+        moved: Bytes that passed, both ways.
+        reading: What was read of files for it.
+    """
 
     def __init__(self, device: Device) -> None:
         """Moves nothing yet."""
@@ -51,6 +79,7 @@ class HostTraffic:
         self._downloads: dict[Storage, Readback] = {}
         self._awaited: list[tuple[Readback, Parked]] = []
         self.moved = 0  # bytes, both ways
+        self.reading = Reading()
 
     # -- what a program needs to know --------------------------------------------------------
 
@@ -103,9 +132,18 @@ class HostTraffic:
         if uploads.full:
             uploads.take()
         for begin, data in pieces.items():
-            self._device.write(buffer, data, begin)
+            self._device.write(buffer, data, begin, self._read)
             self.moved += data.nbytes
         uploads.request()
+
+    def _read(self, piece: npt.NDArray[Any]) -> None:
+        """Reads a piece of a file, and notes how long that takes."""
+        if (path := path_of(piece)) is None:
+            return
+        require_whole(piece)
+        begin = time.perf_counter()
+        read_now(piece)
+        self.reading.add(path, piece.nbytes, time.perf_counter() - begin)
 
     def _save(self, source: Storage, parked: Parked) -> None:
         """Queues the download of a tensor."""

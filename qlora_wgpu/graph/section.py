@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.files import expect
 from qlora_wgpu.graph.tensor import WINDOW, Storage
+from qlora_wgpu.mapped_files import expect
 
 if TYPE_CHECKING:
     from qlora_wgpu.graph.launch import Launch

@@ -53,6 +53,7 @@ class Adapter:
         experts: Sequence[ExpertSpec] = (),
         forms: AdapterForms = FLOAT32,
         max_binding: int | None = None,
+        within: str = "",
     ) -> None:
         """Lays out an adapter for the targeted layers.
 
@@ -62,6 +63,7 @@ class Adapter:
             experts: Its experts.
             forms: In which types gradient and moments are kept.
             max_binding: Most bytes of a piece of a vector, where there is a limit.
+            within: See ``Architecture.adapted_within``.
 
         Raises:
             ConfigError: If the configuration does not fit the layers.
@@ -69,7 +71,7 @@ class Adapter:
         self.config = config
         chosen = targeted(linears, config.target_modules, experts)
         self.targets = in_layers(chosen, config.layers_to_transform)
-        self.peft = peft_config(config, self.targets, experts)
+        self.peft = peft_config(config, self.targets, experts, within)
         adapted = {spec.name for spec in self.targets}
         stacks = [stack for stack in experts if stack.linears[0].name in adapted]
         check_experts(self.peft, stacks)

@@ -132,7 +132,10 @@ def check_trainable(config: LoraConfig) -> None:
 
 
 def peft_config(
-    config: LoraConfig, targets: Sequence[LinearSpec], experts: Sequence[ExpertSpec] = ()
+    config: LoraConfig,
+    targets: Sequence[LinearSpec],
+    experts: Sequence[ExpertSpec] = (),
+    within: str = "",
 ) -> AdapterConfig:
     """The contents of adapter_config.json, the base model's name left out.
 
@@ -140,12 +143,16 @@ def peft_config(
         config: The adapter's settings.
         targets: The adapted layers.
         experts: The model's experts.
+        within: See ``Architecture.adapted_within``.
     """
     names = config.target_modules
     if names == ALL_LINEAR:
         leaves = {stack.leaf for stack in experts}
         # Where experts, which are not adapted, are called so, too, only the whole name tells.
         names = sorted({_shortest_name(spec, leaves) for spec in targets})
+    if within and not isinstance(names, str):
+        ends = "|".join(re.escape(name.removeprefix(within)) for name in sorted(names))
+        names = rf"{re.escape(within)}(?:.+\.)?(?:{ends})"
     return AdapterConfig(
         r=config.r,
         lora_alpha=config.lora_alpha,

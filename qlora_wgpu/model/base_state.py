@@ -47,6 +47,8 @@ class _BaseState:
                 state[f"{spec.name}.weight"] = array
         for name, router in modules.routers.items():
             state[name] = self._matrix(router)
+        for name, table in modules.tables.items():
+            state[name] = self._matrix(table)
         for name, shape in architecture.norm_shapes.items():
             norm = modules.norms[name]
             rows = read_vector(self._device, norm).reshape(norm.rows, norm.stride)

@@ -94,10 +94,7 @@ def waiting_in_words(residency: Residency, layers: int) -> str:
 def planned(layout: ModelLayout, options: StepOptions, accumulation: int) -> Fit:
     """A layout's step, with what it takes and moves."""
     step = layout.step(options)
-    moved = accumulation * step.plan.moved_bytes
-    residency = layout.residency
-    if residency.host_embedding:
-        moved += accumulation * step.batch.embedded_bytes
-    if residency.host_moments:
+    moved = accumulation * (step.plan.moved_bytes + step.batch.embedded_bytes)
+    if layout.residency.host_moments:
         moved += 2 * layout.adapter.moments.nbytes  # there and back
     return Fit(layout, options, layout.memory(options), layout.host_memory(options), moved)

@@ -102,7 +102,14 @@ class ModelLayout:
                 f"config.json: logits of a vocabulary of {architecture.vocab_size:,} are not "
                 f"planned, only of {VOCABULARY_TRACED:,}"
             )
-        self.adapter = Adapter(lora, architecture.linears, architecture.experts, forms, max_binding)
+        self.adapter = Adapter(
+            lora,
+            architecture.linears,
+            architecture.experts,
+            forms,
+            max_binding,
+            architecture.adapted_within,
+        )
         self._weights = WeightLayout(
             quant,
             compute_dtype,

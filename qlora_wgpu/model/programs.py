@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.host_steps import HostTraffic
 from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.graph.program import Program, SlotPool
 from qlora_wgpu.graph.tensor import Tensor
@@ -76,6 +77,11 @@ class Programs:
         self._device = device
         self._pool = SlotPool(device)
         self._steps: dict[StepOptions, tuple[BatchBuffers, Program]] = {}
+
+    @property
+    def traffic(self) -> HostTraffic:
+        """What comes and goes while they run."""
+        return self._pool.traffic
 
     def from_graph(self, graph: Graph, outputs: tuple[Tensor, ...] = ()) -> Program:
         """Plans a graph and makes it ready; ``outputs`` can be read after a run."""

@@ -41,6 +41,7 @@ def _shapes(
         yield architecture.head_name, size
     yield from architecture.stored_norms.items()
     yield from architecture.routers.items()
+    yield from architecture.tables.items()
     for spec in architecture.every_linear:
         yield f"{spec.name}.weight", (spec.out_features, spec.in_features)
         if spec.bias:

@@ -22,8 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.cache_folder import cache_path, is_own, make_cache_folder
-from qlora_wgpu.files import let_go, open_file
+from qlora_wgpu.files import open_file
 from qlora_wgpu.limits import MIB
+from qlora_wgpu.mapped_files import let_go, map_file
 from qlora_wgpu.model.layer_images import LayerImage
 from qlora_wgpu.version import __version__
 
@@ -94,7 +95,7 @@ class WeightCache:
                 header = json.loads(_content(file.read(_HEADER)))
                 if os.fstat(file.fileno()).st_size != _HEADER + image.nbytes:
                     return None
-                mapped = np.memmap(file, np.uint8, "r", offset=_HEADER).view(np.ndarray)
+                mapped = map_file(path, file, _HEADER)
         except (OSError, ValueError, RecursionError):
             return None
         whole = isinstance(header, dict) and header.get("sha256") == _hash(mapped)
@@ -118,8 +119,9 @@ class WeightCache:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
             return None
-        with suppress(OSError), open_file(self._path(image)) as file:
-            return np.memmap(file, np.uint8, "r", offset=_HEADER).view(np.ndarray)
+        path = self._path(image)
+        with suppress(OSError), open_file(path) as file:
+            return map_file(path, file, _HEADER)
         return None
 
     def _path(self, image: LayerImage) -> Path:

@@ -165,7 +165,8 @@ class WeightLayout:
         }
         experts = {stack.name: self._experts(stack, adapter) for stack in architecture.experts}
         routers = {n: self._dense(n, *shape) for n, shape in architecture.routers.items()}
-        return Modules(embedding, head, linears, norms, experts, routers)
+        tables = {n: self._on_host(n, *shape, n) for n, shape in architecture.tables.items()}
+        return Modules(embedding, head, linears, norms, experts, routers, tables)
 
     def load(self, device: Device, progress: Progress = lambda name: None) -> None:
         """Reads and uploads everything that was laid out.
@@ -260,15 +261,17 @@ class WeightLayout:
         )
         return DenseMatrix(rows, columns, tuple(pieces))
 
-    def _on_host(self, name: str, rows: int, columns: int) -> HostMatrix:
-        """A matrix whose rows the host looks up."""
-        matrix = self.places.waiting["embedding"] = HostMatrix(rows, columns, self._dtype)
-        matrix.as_stored = self._source.is_as_stored(name, columns, self._dtype)
+    def _on_host(self, name: str, rows: int, columns: int, kind: str = "embedding") -> HostMatrix:
+        """A matrix whose rows the host looks up; a table of a file in bfloat16 stays so."""
+        stays = kind != "embedding" and self._source.is_as_stored(name, columns, "bfloat16")
+        dtype = "bfloat16" if stays else self._dtype
+        matrix = self.places.waiting[kind] = HostMatrix(rows, columns, dtype)
+        matrix.as_stored = self._source.is_as_stored(name, columns, dtype)
         if not matrix.as_stored:
             self.places.expect_load(4 * rows * columns)
 
         def load() -> None:
-            matrix.values = self._source.read_bits(name, (rows, columns), self._dtype)
+            matrix.values = self._source.read_bits(name, (rows, columns), dtype)
 
         self.places.when_loading(name, load)
         return matrix

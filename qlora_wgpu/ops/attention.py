@@ -9,6 +9,7 @@ from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.attention import ATTENTION, Attention, Gradients
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.cached_attention import append, attend
+from qlora_wgpu.ops.kv_cache import CacheView
 
 
 def attention(
@@ -45,9 +46,7 @@ def attention(
     """
     _check(q, k, v, head_dim)
     if batch.cache is not None:
-        keys, values = batch.cache.next_layer(g.dtype, k.columns)
-        append(g, k, keys, batch.info)
-        append(g, v, values, batch.info)
+        keys, values = _stored(g, k, v, batch, batch.cache)
         if batch.rows == 1:
             return attend(g, q, keys, values, batch.info, head_dim, scale, window, softcap, sinks)
     o = g.operand("attention", q.rows, q.columns)
@@ -71,6 +70,19 @@ def attention(
 
     g.record(o, [q, k, v], vjp)
     return o
+
+
+def _stored(
+    g: Graph, k: Tensor, v: Tensor, batch: BatchBuffers, cache: CacheView
+) -> tuple[Tensor, Tensor]:
+    """All keys and values so far, k and v stored behind them unless an earlier layer did so."""
+    layer = cache.stored(k)
+    if layer is None:
+        layer = cache.next_layer(g.dtype, k.columns)
+        for x, kept in zip((k, v), layer, strict=True):
+            append(g, x, kept, batch.info)
+        cache.note_stored(k, layer)
+    return layer
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, head_dim: int) -> None:

@@ -35,6 +35,7 @@ class CacheView:
         self.capacity = cache.capacity
         self._cache = cache
         self._next = 0
+        self._stored: dict[Tensor, tuple[Tensor, Tensor]] = {}
         self._next_state = 0
 
     def next_layer(self, dtype: str, columns: int) -> tuple[Tensor, Tensor]:
@@ -51,6 +52,14 @@ class CacheView:
         if layer[0].columns != columns:
             raise GraphError(f"kv_cache: {layer[0]} is of another layer, not {columns} wide")
         return layer
+
+    def stored(self, keys: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The keys and values of the layer that these new keys were stored in; None if in none."""
+        return self._stored.get(keys)
+
+    def note_stored(self, keys: Tensor, layer: tuple[Tensor, Tensor]) -> None:
+        """Notes which layer new keys were stored in, for layers that share them."""
+        self._stored[keys] = layer
 
     def next_state(self, rows: int, columns: int) -> Tensor:
         """What the op that comes next keeps of earlier tokens, (rows, columns) float32.

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor, matrix
 from qlora_wgpu.kernels.lora import Lora
+from qlora_wgpu.mapped_files import require_whole
 from qlora_wgpu.ops.tensor import copied
 
 
@@ -70,8 +71,13 @@ class HostMatrix:
         return matrix("", self.rows, self.columns, self.dtype).nbytes
 
     def taken(self, ids: npt.NDArray[np.integer[Any]]) -> npt.NDArray[Any]:
-        """Rows (len(ids), padded columns)."""
+        """Rows (len(ids), padded columns).
+
+        Raises:
+            WeightFileError: If the file that they are in was cut.
+        """
         assert self.values is not None
+        require_whole(self.values)
         rows: npt.NDArray[Any] = self.values[ids]
         return rows
 

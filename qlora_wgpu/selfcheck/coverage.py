@@ -29,9 +29,15 @@ def statements(launches: Iterable[Launch]) -> Statements:
 
 @cache
 def _statements(path: str, code: str) -> Statements:
-    pieces = (piece.strip() for piece in _END.split(_COMMENT.sub("", code)))
-    executed = (piece for piece in pieces if piece and not _FIELDS.fullmatch(piece))
-    return frozenset((path, _NUMBER.sub("#", piece)) for piece in executed)
+    pieces = {piece.strip() for piece in _END.split(_COMMENT.sub("", code))}
+    executed = (_executed(piece) for piece in pieces)
+    return frozenset((path, piece) for piece in executed if piece)
+
+
+@cache
+def _executed(piece: str) -> str:
+    """A statement without its numbers; empty if nothing is executed."""
+    return "" if _FIELDS.fullmatch(piece) else _NUMBER.sub("#", piece)
 
 
 def covering(

@@ -1,22 +1,18 @@
-"""All checks of a device, remembered by GPU, driver, version and shaders."""
+"""All checks of a device, and which of them a run needs that has not been checked yet."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from qlora_wgpu.cache_folder import cache_path, read_json
-from qlora_wgpu.checkpoint.cache_file import write_cache_file
 from qlora_wgpu.errors import DeviceError, DeviceLostError, OutOfMemoryError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.identity import identity
 from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, Profile, plainer
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.launch import Launch
+from qlora_wgpu.selfcheck import remembered
 from qlora_wgpu.selfcheck.cases import Case, cases_for, checks
 from qlora_wgpu.selfcheck.coverage import Statements, covering, fewest, statements
 from qlora_wgpu.selfcheck.runner import Runner, Traced, Tracer
@@ -86,17 +82,22 @@ def check_variant(device: Device, variant: str, dtype: str) -> Iterator[Result]:
         yield _result(device, own, variant, profile, dtype)
 
 
-def check_launches(device: Device, graph: Graph, launches: Iterable[Launch]) -> Iterator[Result]:
+def check_launches(
+    device: Device, graph: Graph, launches: Iterable[Launch], new: Statements | None = None
+) -> Iterator[Result]:
     """Runs the checks that execute what a run's launches execute.
 
     Args:
         device: Where they run.
         graph: One of the run's, for its element type and how its kernels are cut.
         launches: All launches of the run.
+        new: What of it has to be checked; all of it by default.
     """
     traced = _traced(device, graph.profile, graph.dtype)
-    for case in covering(statements(launches), traced)[0]:
-        yield _result(device, [case], "own", graph.profile, graph.dtype)
+    needed = statements(launches)
+    for case in covering(needed, traced)[0]:
+        if new is None or traced[case] & new:
+            yield _result(device, [case], "own", graph.profile, graph.dtype)
 
 
 def cases_of(device: Device, profile: Profile, dtype: str) -> list[Case]:
@@ -126,7 +127,7 @@ def ensure_sound(
     launches: Iterable[Launch],
     progress: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Checks a run's kernels, once per GPU, driver, version and statements of their shaders.
+    """Checks a run's kernels, each statement of their shaders once per GPU, driver and version.
 
     Args:
         device: The device that is to be used.
@@ -163,12 +164,12 @@ def problem_of(
     Arguments are those of ``ensure_sound``.
     """
     launches = list(launches)
-    key = _key(device, graph, launches)
-    passed = _read()
-    if key in passed:
+    cut = remembered.key([identity(device), repr(graph.profile), graph.dtype])
+    new = remembered.unchecked(cut, statements(launches))
+    if not new:
         return ""
     progress("checking that the driver computes rightly, once")
-    results = list(check_launches(open_device(), graph, launches))
+    results = list(check_launches(open_device(), graph, launches, new))
     wrong = [result for result in results if not result.good]
     if wrong:
         first = wrong[0]
@@ -178,7 +179,7 @@ def problem_of(
             f"compute rightly: {first.check} is {what} ({len(wrong)} of {len(results)} checks "
             "fail)"
         )
-    _keep(key)
+    remembered.keep_sound(cut, new)
     return ""
 
 
@@ -190,15 +191,14 @@ def give_way(device: Device) -> Profile | None:
     """
     profile = plainer(device.profile)
     if profile is not None:
-        _keep(_wrong_kind(device))
+        remembered.keep_wrong(_wrong_kind(device))
         device.profile = profile
     return profile
 
 
 def avoid_what_is_wrong(device: Device) -> None:
     """Gives a device the kernels that this driver was not found to compute wrongly."""
-    remembered = set(_read())
-    while _wrong_kind(device) in remembered:
+    while remembered.is_wrong(_wrong_kind(device)):
         profile = plainer(device.profile)
         if profile is None:
             return
@@ -210,23 +210,11 @@ def avoid_what_is_wrong(device: Device) -> None:
 
 
 def _wrong_kind(device: Device) -> str:
-    return f"wrong {_kinds(device.profile)} {identity(device)}"
+    return f"{_kinds(device.profile)} {identity(device)}"
 
 
 def _kinds(profile: Profile) -> str:
     return f"products of the kind {profile.gemm_kind!r} and attention {profile.attention_kind!r}"
-
-
-def _keep(key: str) -> None:
-    # Where it cannot be kept, it is checked again next time.
-    write_cache_file(cache_file(), json.dumps([*_read(), key]) + "\n")
-
-
-def _key(device: Device, graph: Graph, launches: list[Launch]) -> str:
-    """A name of the device, how its kernels are cut, and all statements that run."""
-    needed = sorted(statements(launches))
-    parts = [identity(device), repr(graph.profile), graph.dtype, needed]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 def _result(
@@ -255,13 +243,3 @@ def _reason(err: Exception) -> str:
     # A compiler's is marked; of other messages wgpu's ends with it, and Dawn's begins with it.
     last = lines[0] if lines[-1].startswith("- While") else lines[-1]
     return next((line for line in lines if "error: " in line), last)
-
-
-def cache_file() -> Path:
-    """The file of devices that are sound: ``qlora-wgpu/checked.json`` in the cache folder."""
-    return cache_path("checked.json")
-
-
-def _read() -> list[str]:
-    keys = read_json(cache_file())
-    return [key for key in keys if isinstance(key, str)] if isinstance(keys, list) else []

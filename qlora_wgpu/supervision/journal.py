@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 _VARIABLE = "QLORA_WGPU_SUPERVISOR"  # "process id:folder", for the next process alone
+
+
+@dataclass(frozen=True)
+class CutFile:
+    """A file that was cut while it was mapped; as a text, the beginning of a sentence.
+
+    Attributes:
+        path: The file.
+        left: Its bytes.
+        size: How many it had.
+    """
+
+    path: str
+    left: int
+    size: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} was cut while it was read: {self.left:,} of {self.size:,} bytes are "
+            "left; copy or download it again"
+        )
 
 
 @dataclass(frozen=True)
@@ -34,6 +57,10 @@ class Journal:
     def _opened(self) -> Path:
         return self.folder / "opened"
 
+    @property
+    def _mapped(self) -> Path:
+        return self.folder / "mapped"
+
     def environment(self) -> dict[str, str]:
         """The variables that hand the journal to a process."""
         return {**os.environ, _VARIABLE: f"{self.supervisor}:{self.folder}"}
@@ -52,6 +79,23 @@ class Journal:
         """Notes a checkpoint that is whole."""
         with self._checkpoints.open("a", encoding="utf-8") as file:
             file.write(f"{folder}\n")
+
+    def note_mapped(self, path: str, size: int) -> None:
+        """Notes a file that is read through a map, and its size."""
+        with self._mapped.open("a", encoding="ascii") as file:
+            file.write(json.dumps([path, size]) + "\n")
+
+    def cut_files(self) -> list[CutFile]:
+        """The mapped files that have become shorter."""
+        if not self._mapped.exists():
+            return []
+        cut = []
+        for path, size in map(json.loads, self._mapped.read_text("ascii").splitlines()):
+            with suppress(OSError):
+                left = Path(path).stat().st_size
+                if left < size:
+                    cut.append(CutFile(path, left, size))
+        return cut
 
     @property
     def has_opened(self) -> bool:

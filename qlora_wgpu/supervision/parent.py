@@ -21,7 +21,7 @@ from types import FrameType
 import click
 
 from qlora_wgpu.supervision.exit_codes import AGAIN, ERROR, HUNG, LOST, crash_name, signal_name
-from qlora_wgpu.supervision.journal import Journal
+from qlora_wgpu.supervision.journal import CutFile, Journal
 from qlora_wgpu.supervision.signals import SAME_WISH
 
 # Milliseconds of a submit in the attempts after a crash: drivers end work that takes them too long.
@@ -49,6 +49,9 @@ def supervise(arguments: Sequence[str]) -> int:
         if arguments and arguments[0] == "worker":
             return _working(arguments, journal)
         code = _run(arguments, journal, own_group=False)
+        if (cut := _cut_file(code, journal)) is not None:
+            _tell_error(str(cut))
+            return ERROR
         failure = _failure(code, journal)
         if failure is None:
             return _exit_code(code)
@@ -73,6 +76,9 @@ class _Training:
             if failure is None:
                 return _exit_code(code)
             saved = self.journal.checkpoints()
+            if (cut := _cut_file(code, self.journal)) is not None:
+                _tell_error(f"{cut}; {self._kept(saved)}".removesuffix("; "))
+                return ERROR
             if len(set(saved)) > checkpoints:  # it got further than before
                 checkpoints, attempt = len(set(saved)), 0
             if attempt == len(_SMALLER_SUBMITS):
@@ -109,6 +115,9 @@ def _working(arguments: Sequence[str], journal: Journal) -> int:
         code = _run(arguments, journal, own_group=True)
         if code == AGAIN:
             continue
+        if (cut := _cut_file(code, journal)) is not None:
+            _tell_error(str(cut))
+            return ERROR
         killed = signal_name(code) == "SIGKILL"
         failure = "the process was killed from outside" if killed else _failure(code, journal)
         if failure is None:
@@ -118,6 +127,13 @@ def _working(arguments: Sequence[str], journal: Journal) -> int:
             _tell_error(f"{failure}, {at_once} times one after another: {_ADVICE}")
             return ERROR
         _tell(f"note: {failure}; beginning anew")
+
+
+def _cut_file(code: int, journal: Journal) -> CutFile | None:
+    """The file that ended a process, which had mapped it, by becoming shorter."""
+    if signal_name(code) != "SIGBUS":
+        return None
+    return next(iter(journal.cut_files()), None)
 
 
 def _failure(code: int, journal: Journal) -> str | None:

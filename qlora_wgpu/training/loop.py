@@ -11,18 +11,26 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 from qlora_wgpu.data import Dataset, Example
-from qlora_wgpu.errors import ClusterError, DeviceLostError, OutOfMemoryError, command, option
+from qlora_wgpu.errors import (
+    ClusterError,
+    DeviceLostError,
+    OutOfMemoryError,
+    WeightFileError,
+    command,
+    option,
+)
 from qlora_wgpu.gpu.readback import Readback
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.training.batching import BatchPlan, padded_batch
 from qlora_wgpu.training.computing import MicroBatch
+from qlora_wgpu.training.disk_watch import DiskWatch
 from qlora_wgpu.training.evaluation import Evaluator
 from qlora_wgpu.training.optimizer import Optimizer
 from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.step_log import StepLog, SubmittedStep
 from qlora_wgpu.training.stopping import StopRequest
 
-_Error = TypeVar("_Error", bound=OutOfMemoryError | ClusterError)
+_Error = TypeVar("_Error", bound=OutOfMemoryError | ClusterError | WeightFileError)
 
 
 class TrainingLoop:
@@ -54,6 +62,7 @@ class TrainingLoop:
         self._readback = Readback(run.model.device, *run.model.stats_window)
         self._submitted: deque[SubmittedStep] = deque()
         self._stop = StopRequest()
+        self._disk = DiskWatch(run.model.programs.traffic.reading)
 
     def run(self) -> bool:
         """Does the steps; whether somebody stopped it."""
@@ -65,7 +74,7 @@ class TrainingLoop:
                 if stop.requested:  # a second time: at once, with what is saved already
                     raise
                 stop.requested, stop.number = True, signal.SIGINT
-            except (OutOfMemoryError, ClusterError) as err:
+            except (OutOfMemoryError, ClusterError, WeightFileError) as err:
                 raise self._saved_after(err) from err
             except DeviceLostError as err:
                 raise self._kept_before(err) from err
@@ -107,6 +116,8 @@ class TrainingLoop:
             if self._evaluator.has_stalled or not self._submit(step, stop):
                 return
             self._follow(step)
+            if text := self._disk.after_step():
+                self._run.observer.warning(text)
 
     def _submit(self, step: int, stop: StopRequest) -> bool:
         """Queues a step; False if it was stopped before its end."""

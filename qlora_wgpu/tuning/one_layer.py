@@ -48,9 +48,8 @@ class OneLayer:
         index = _adapted_layer(decoder, adapter.targets)
         dimensions = decoder.dimensions
         small = replace(
-            decoder,
+            decoder.alone(index),
             dimensions=replace(dimensions, vocab_size=min(dimensions.vocab_size, _MOST_VOCABULARY)),
-            layers=(decoder.layers[index],),
         )
         return cls(config, small.architecture(), _moved(adapter, decoder, index))
 

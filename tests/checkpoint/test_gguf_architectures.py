@@ -46,6 +46,8 @@ MODELS = {
                 "residual_multiplier": 0.22, "logits_scaling": 8.0},
     "olmo2": {},
     "smollm3": {"num_hidden_layers": 4},
+    "gpt_oss": {"num_local_experts": 3, "num_experts_per_tok": 2, "sliding_window": 16,
+                "tie_word_embeddings": False, "rope_parameters": {"rope_type": "default"}},
 }  # fmt: skip
 
 
@@ -151,6 +153,20 @@ def test_scaled_rotations(tmp_path, keys, scaling) -> None:
     config, _ = model("qwen2")
     given = {f"qwen2.rope.scaling.{key}": value for key, value in keys.items()}
     assert rope_of(tmp_path, config, keys=given).get("rope_scaling") == scaling
+
+
+def test_gpt_oss_s_rotation(tmp_path) -> None:
+    """As published: what no key tells is as its config.json has it."""
+    config, _ = model("gpt_oss")
+    del config["rope_parameters"]
+    keys = {"type": "yarn", "factor": 32.0, "original_context_length": 4096}
+    given = {f"gpt-oss.rope.scaling.{key}": value for key, value in keys.items()}
+    read = rope_of(tmp_path, config, keys=given)
+    rope, expected = (
+        find_family(c).read(c).config.layers[0].attention.rope for c in (read, config)
+    )
+    assert np.allclose(rope.table(100), expected.table(100), rtol=1e-6)
+    assert read["rope_scaling"]["truncate"] is False and rope.factor > 1.3
 
 
 def test_a_window_for_each_layer(tmp_path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 import tracemalloc
 
@@ -13,7 +14,8 @@ from support.gguf_files import keys_of, random_weights, tensors_of, write_gguf, 
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.gguf.element_types import TYPES
-from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
+from qlora_wgpu.export import merge
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.quant import GGML_FORMATS
 
@@ -85,6 +87,26 @@ def test_a_stack_of_experts(tmp_path) -> None:
         expected = gguf.quants.dequantize(bits, Type.Q8_0)
         assert np.array_equal(folder.quantized(name.format(i)).dequantize(), expected)
     assert folder.quantized(name.format(2)).format.key == GGML_FORMATS["Q8_0"].form.key
+
+
+def test_experts_of_gpt_oss(tmp_path) -> None:
+    """In MXFP4, with a bias for each, as llama.cpp has the published models."""
+    config = CONFIG | {"model_type": "gpt_oss", "num_local_experts": 3, "num_experts_per_tok": 2,
+                       "sliding_window": 8, "num_hidden_layers": 1}  # fmt: skip
+    tensors = random_weights(config)
+    path = write_model(tmp_path / "m.gguf", config, tensors, types={"_exps.weight": Type.MXFP4})
+    folder = Pretrained.open(path).folder
+    at = "model.layers.0.mlp.experts.{}.{}_proj.{}"
+    for i, leaf in itertools.product(range(3), ("gate", "up", "down")):
+        bits = gguf.quants.quantize(tensors[at.format(i, leaf, "weight")], Type.MXFP4)
+        expected = gguf.quants.dequantize(bits, Type.MXFP4)
+        stored = folder.quantized(at.format(i, leaf, "weight"))
+        assert np.array_equal(stored.dequantize(), expected)
+        assert stored.format.key == GGML_FORMATS["MXFP4"].form.key
+        bias = at.format(i, leaf, "bias")
+        assert np.array_equal(folder.float32(bias), tensors[bias])
+    with pytest.raises(UnsupportedModelError, match="safetensors version"):
+        merge(path, tmp_path / "adapter", tmp_path / "merged")
 
 
 def test_gate_and_up_in_one_stack(tmp_path) -> None:

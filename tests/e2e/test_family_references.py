@@ -41,7 +41,7 @@ def quant(case):
 def test_every_family_is_recorded():
     types = {json.loads(str(np.load(FOLDER / f"{c}.npz")["config"]))["model_type"] for c in CASES}
     # A text part under the name of a model with images is the same forward.
-    assert types | {"gemma3", "mistral3"} >= set(known_families())
+    assert types | {"gemma3", "gemma4", "mistral3"} >= set(known_families())
 
 
 @pytest.mark.filterwarnings("ignore:PEFT 0.21")  # dense layers of a mixture

@@ -25,15 +25,19 @@ def shapes(config):
         if spec.bias:
             names[f"{spec.name}.bias"] = (spec.out_features,)
     names |= architecture.stored_norms
-    names |= dict(architecture.routers)
+    names |= {**architecture.routers, **architecture.tables}
     return names, architecture.norm_offset
 
 
 def normalize(tensors):
     """Makes products of the size of their inputs, whatever the width, as in trained models."""
+    is_gemma4 = any("layer_scalar" in name for name in tensors)
     for name, array in tensors.items():
         if array.ndim == 2 and "embed" not in name and "norm" not in name:
             array *= 0.7 / (array.std() * array.shape[1] ** 0.5)
+        elif is_gemma4 and name.endswith("q_norm.weight"):
+            # Its scores are not scaled otherwise.
+            array *= array.shape[-1] ** -0.5
     return tensors
 
 
@@ -65,4 +69,7 @@ def test_bfloat16_agrees_with_float32(device, tmp_path, family, head_dim):
     bound = 0.1 if "mixtral" in family or "moe" in family else 0.05
     for name, expected in exact.items():
         off = np.linalg.norm(rounded[name] - expected) / np.linalg.norm(expected)
-        assert off <= bound, (name, off)
+        # Gates that read the residual stream as it is, of any size, are moved over GELU's bend:
+        # measured 0.11, and 0.45 of PyTorch's own bfloat16 with the same weights.
+        most = 0.15 if "per_layer_input_gate" in name else bound
+        assert off <= most, (name, off)

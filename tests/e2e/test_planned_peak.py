@@ -1,15 +1,13 @@
 """What is said to be planned is what a run takes: whole runs, of which nothing is computed."""
 
-import numpy as np
 import pytest
 from references.sized import family_configs
+from support.allocating import allocating_device
 
 from e2e.test_residency import write_family
 from e2e.tiny import write_chats, write_model, write_tokenizer
 from qlora_wgpu import Config, Observer, train
-from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.profile import GPU_PROFILE
-from qlora_wgpu.graph.program import Program
 
 WIDE = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "head_dim": 32,
         "num_attention_heads": 8, "num_key_value_heads": 2}  # fmt: skip
@@ -36,21 +34,7 @@ class Plans(Observer):
 
 @pytest.fixture
 def allocating(monkeypatch):
-    """A device on which programs only take their memory; a step's sums are ones."""
-    device = Device()
-    monkeypatch.setattr("qlora_wgpu.runs.training.open_device", lambda *given: device)
-    monkeypatch.setattr("qlora_wgpu.runs.training.sound_layout", lambda *given: given[3])
-    monkeypatch.setattr(Device, "pipeline", lambda *given: None)
-    monkeypatch.setattr(Device, "bind_group", lambda *given: None)
-
-    def run(program):
-        for storage in program.plan.storages:
-            if storage.label == "stats":
-                device.write(storage.buffer, np.ones(4, np.float32))
-
-    monkeypatch.setattr(Program, "run", run)
-    monkeypatch.setattr(Program, "read", lambda program, tensor: bytes(tensor.nbytes))
-    return device
+    return allocating_device(monkeypatch)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -158,10 +158,11 @@ def test_all_measures_together(training, folder, scheme, dtype):
 
 
 def write_family(path, family):
-    """A model of four layers."""
-    config = with_head_dim(family_configs()[family], 24) | {"num_hidden_layers": 4}
+    """A model of four layers, or as many as it was recorded with."""
+    config = with_head_dim(family_configs()[family], 24)
+    count = config["num_hidden_layers"] = max(4, config["num_hidden_layers"])
     if "layer_types" in config:
-        config["layer_types"] = (config["layer_types"] * 4)[:4]
+        config["layer_types"] = (config["layer_types"] * 4)[:count]
     (path / "config.json").write_text(json.dumps(config))
     save_file(normalize(weights(*shapes(config))), path / "model.safetensors")
 
@@ -179,6 +180,24 @@ def test_other_families(training, tmp_path, family, profile):
 
 
 EXPERTS = ["q_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+# Later layers read keys and values of earlier ones, and all of them a table on the host.
+@pytest.mark.parametrize(("together", "profile"), [(2, GPU_PROFILE), (3, None)])
+def test_shared_keys_and_values(training, tmp_path, together, profile):
+    write_family(tmp_path, "gemma4_text")
+    kept, loss, *_ = training(tmp_path, RESIDENT, profile=profile, checkpointing=False)
+    assert np.abs(kept).max() > 0
+    for measure in (
+        Residency(layers_together=together),
+        replace(MEASURES["all"], layers_together=together, streamed_layers=4),
+    ):
+        got, other_loss, kinds, planned = training(tmp_path, measure, profile=profile)
+        np.testing.assert_array_equal(got, kept)
+        assert other_loss == loss
+        assert kinds["activations"] == planned["activations"]
+
+
 # Layers that are one product, experts, LayerNorm and a plain MLP, norms behind halves; and what is
 # left of the activations.
 KEPT = [
@@ -186,6 +205,7 @@ KEPT = [
     ("qwen3_moe", GPU_PROFILE, LoraConfig(r=3, lora_dropout=0.1, target_modules=EXPERTS), 0.75),
     ("starcoder2", None, LORA, 0.8),
     ("gemma3_text", None, LORA, 0.85),
+    ("gemma4_text", None, LORA, 0.85),
 ]
 
 

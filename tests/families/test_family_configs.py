@@ -1,6 +1,7 @@
 """How config.json files are read: defaults, old keys, and what is refused by name."""
 
 import math
+import re
 import time
 
 import numpy as np
@@ -19,7 +20,10 @@ SIZES = {
 
 
 # Without which a family has nothing to read.
+PLAIN = {"hidden_size_per_layer_input": 0}  # a 0 that is not the default
 NEEDED = {
+    "gemma4_text": PLAIN,
+    "gemma4": {"text_config": {**SIZES, **PLAIN, "head_dim": 12}},
     "gemma3": {"text_config": {**SIZES, "head_dim": 12}},
     "mistral3": {"text_config": {**SIZES, "model_type": "ministral3", "head_dim": 12}},
     "granitemoehybrid": {"num_local_experts": 0, "layer_types": ["attention"] * 4},
@@ -225,6 +229,29 @@ def test_queries_of_ministral_3_grow():
         assert np.allclose(grown[position], factor * plain[position], rtol=1e-6)
 
 
+G4 = {"global_head_dim": 20, "hidden_size_per_layer_input": 6}
+KINDS = ["sliding_attention", "full_attention"] * 2
+
+
+def test_layers_of_gemma_4_share_keys_and_values():
+    shared = {**G4, "layer_types": KINDS, "num_kv_shared_layers": 2, "use_double_wide_mlp": True}
+    made = layers("gemma4_text", **shared)
+    assert [layer.attention.shared for layer in made] == [False, False, True, True]
+    assert [layer.keeps for layer in made] == [True, True, False, False]
+    assert [layer.mlp.dimensions.intermediate_size for layer in made] == [100, 100, 200, 200]
+    assert [layer.attention.dimensions.head_dim for layer in made] == [256, 20] * 2
+    names = {spec.name for spec in read("gemma4_text", **shared).linears}
+    assert "model.layers.1.self_attn.v_proj" in names
+    assert not any(re.match(r"model.layers.[23].self_attn.[kv]_proj", name) for name in names)
+    assert windows("gemma4_text", **PLAIN) == (512, 512, 512, None)  # the last sees everything
+    assert read("gemma4_text", **G4).tables == {"model.embed_tokens_per_layer.weight": (262144, 24)}
+    keys = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+    last = layers("gemma4_text", **keys, **PLAIN)[-1].attention
+    assert last.keys_as_values and last.dimensions.num_key_value_heads == 1
+    table = last.rope.table(9)  # of a head of 512 a quarter turns
+    assert table.shape[1] == 256 and (table[:, 64:] == [1, 0]).all() and table[8, 63, 1] > 0
+
+
 def test_the_text_part_of_mistral_3():
     ministral = read("mistral3", **NEEDED["mistral3"])
     assert ministral.config.layers[0].attention.query_rope is not None and not ministral.tied
@@ -278,6 +305,24 @@ REFUSED = {
     ),
     "partial": ("stablelm", {"partial_rotary_factor": 2.0}, "partial_rotary_factor"),
     "images": ("gemma3", {}, "text_config"),
+    "images and sound": ("gemma4", {}, "text_config"),
+    "all both ways": ("gemma4_text", {"use_bidirectional_attention": "all"}, "bidirectional"),
+    "all shared": ("gemma4_text", {**G4, "num_kv_shared_layers": 4}, "num_kv_shared_layers must"),
+    "no source": ("gemma4_text", {**G4, "num_kv_shared_layers": 3}, "no layer of type full_att"),
+    "odd inputs": ("gemma4_text", {**G4, "hidden_size_per_layer_input": 5}, "5 must be even"),
+    "rows": ("gemma4_text", {**G4, "vocab_size_per_layer_input": 9}, "9 not below vocab_size 331"),
+    "heads": ("gemma4_text", {**G4, "global_head_dim": None}, "global_head_dim must not be null"),
+    "few heads": ("gemma4_text", {**G4, "per_layer_config": {}}, "per_layer_config must have an"),
+    "other heads": (
+        "gemma4_text", {**G4, "per_layer_config": {"3": {"sliding_window": 7}}}, "same head_dim",
+    ),
+    "no base": ("gemma4_text", {**G4, "rope_parameters": {}}, "sliding_attention with a rope"),
+    "scaling": ("gemma4_text", {**G4, "rope_scaling": None}, "rope_scaling is not supported"),
+    "stretched": (
+        "gemma4_text",
+        {**G4, "rope_parameters": {k: {"rope_type": "yarn", "rope_theta": 9.0} for k in KINDS}},
+        "'default' or 'proportional'",
+    ),
     "model type": ("deepseek_v3", {}, "deepseek_v3"),
     "experts": ("qwen3_moe", {"num_experts": 2, "num_experts_per_tok": 3}, "num_experts_per_tok 3"),
     "balance": ("mixtral", {"output_router_logits": True}, "output_router_logits"),

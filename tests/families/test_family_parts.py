@@ -22,7 +22,8 @@ from qlora_wgpu.model.weights import WeightLayout
 from qlora_wgpu.ops.batch import make_batch_buffers
 
 CONFIGS = traced_configs()
-for image_type, text_type in (("gemma3", "gemma3_text"), ("mistral3", "ministral3")):
+TEXTS = {"gemma3": "gemma3_text", "gemma4": "gemma4_text", "mistral3": "ministral3"}
+for image_type, text_type in TEXTS.items():
     CONFIGS[image_type] = {"model_type": image_type, "text_config": CONFIGS[text_type]}
 
 
@@ -56,7 +57,14 @@ def trace(family, config):
     """The weights that a forward had, by kind, with what it asked for."""
     g, architecture, modules, batch = start(family, config)
     weights = [
-        Watched(kind) for kind in (modules.linears, modules.norms, modules.experts, modules.routers)
+        Watched(kind)
+        for kind in (
+            modules.linears,
+            modules.norms,
+            modules.experts,
+            modules.routers,
+            modules.tables,
+        )
     ]
     watched = Modules(modules.embedding, modules.head, *weights)
     family.forward(g, architecture.config, watched, batch, checkpointing=False)

@@ -14,6 +14,14 @@ def sizes(model_type, values, **keys):
     return {"model_type": model_type, **dict(zip(KEYS, values, strict=False)), **keys}
 
 
+def gemma4(values, local, **keys):
+    """As files of Gemma 4 say it: so many layers that slide before one that sees everything."""
+    kinds = [*["sliding_attention"] * local, "full_attention"]
+    text = sizes("gemma4_text", (*values, 262144, 256), **keys)
+    text["layer_types"] = kinds * (values[2] // len(kinds))
+    return {"model_type": "gemma4", "text_config": text}
+
+
 LOCAL = ["sliding_attention"] * 3 + ["full_attention"]
 NTK = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "mscale": 1.0, "beta_fast": 32}
 MODELS = {
@@ -86,6 +94,20 @@ MODELS = {
             moe_intermediate_size=1408, shared_expert_intermediate_size=5632,
         ),
         "14.3",
+    ),
+    # Published: 5.1 and 8.0 with encoders of images and sound, which are 0.45; 2.3 and 4.5 without
+    # embeddings of each layer.
+    "Gemma 4 E2B, text": (
+        gemma4((1536, 6144, 35, 8, 1), 4, num_kv_shared_layers=20, use_double_wide_mlp=True),
+        "4.63",
+    ),
+    "Gemma 4 E4B, text": (gemma4((2560, 10240, 42, 8, 2), 5, num_kv_shared_layers=18), "7.46"),
+    "Gemma 4 31B, text": (
+        gemma4(
+            (5376, 21504, 60, 32, 16), 5, attention_k_eq_v=True, num_global_key_value_heads=4,
+            hidden_size_per_layer_input=0,
+        ),
+        "30.7",
     ),
     "Phi-4": (sizes("phi3", (5120, 17920, 40, 40, 10, 100352)), "14.66"),
     "Phi-4-mini": (

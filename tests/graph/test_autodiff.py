@@ -289,3 +289,30 @@ def test_parts_that_somebody_else_reads_are_added_up():
     g.add_gradient(z, g.operand("dz", 4, 2048))
     g.backward()
     assert "tensor/sum_parts" in labels(g)
+
+
+def test_what_is_recomputed_may_take_and_make_several():
+    """Gradients pass on to what it took, also to what later functions take as well."""
+    graph = Graph("float32", CPU_PROFILE)
+    batch = make_batch_buffers(1, 4)
+    x, side = stored("x", 4, 16, grad=True), stored("side", 4, 16, grad=True)
+    wide, narrow = dense(graph, "wide", 16, 16), dense(graph, "narrow", 16, 16)
+    unused = stored("unused", 4, 16)
+
+    def first(xs):
+        return [linear(graph, xs[0], wide, batch), glu(graph, xs[0], xs[1])]
+
+    def second(xs):
+        return [glu(graph, linear(graph, xs[0], narrow, batch), xs[1])]
+
+    h, kept = graph.checkpoint_jointly(first, [x, side, unused])
+    (y,) = graph.checkpoint_jointly(second, [h, kept])
+    (z,) = graph.checkpoint_jointly(second, [y, kept])
+    forward = len(graph.launches)
+    graph.add_gradient(z, graph.float32("dz", 4, 16))
+    graph.backward()
+    assert graph.gradient_of(x).shape == graph.gradient_of(side).shape == (4, 16)
+    again = [launch.label for launch in graph.launches[forward:] if "forward" in launch.label]
+    assert again.count("glu/forward") == 3 and again.count("gemm/forward") == 3
+    # What both later functions say of ``kept`` is added up before it goes on.
+    assert labels(graph).count("tensor/add") == 1

@@ -11,7 +11,7 @@ from e2e.tiny import write_model
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.cache_folder import cache_path
 from qlora_wgpu.export.quantized import quantize_folder
-from qlora_wgpu.files import is_mapped
+from qlora_wgpu.mapped_files import is_mapped
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.model.residency import Residency

@@ -25,6 +25,7 @@ from qlora_wgpu.ops.qk_norm import qk_norm
 from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.ops.row_gate import row_gate
+from qlora_wgpu.ops.scaling import scaled, weighted_sum
 from qlora_wgpu.ops.short_conv import short_conv
 from qlora_wgpu.ops.tensor import as_float32, cast
 from qlora_wgpu.ops.xielu import XIELUScalars, xielu
@@ -157,6 +158,16 @@ OPS = {
         lambda b, x: xielu(b.graph, x, XIELUScalars(*(b.given(np.array([s])) for s in BENDS))),
         lambda x: xielu_reference.forward(x, BENDS),
         lambda dy, x: dy * xielu_reference.slope(x, BENDS),
+    ),
+    "scaled": Op(
+        lambda b, x: scaled(b.graph, x, b.given(np.array([-0.5]))),
+        lambda x: -0.5 * x,
+        lambda dy, x: -0.5 * dy,
+    ),
+    "weighted sum": Op(
+        lambda b, x: weighted_sum(b.graph, x, b.operand(OTHER), 0.5, 2.0),
+        lambda x: 0.5 * x + 2 * OTHER,
+        lambda dy, x: 0.5 * dy,
     ),
     "gate": Op(
         lambda b, x: glu(b.graph, x, b.operand(OTHER)),

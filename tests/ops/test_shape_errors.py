@@ -26,6 +26,7 @@ from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.ops.routing import combine, permute, route
 from qlora_wgpu.ops.row_gate import row_gate
+from qlora_wgpu.ops.scaling import scaled, weighted_sum
 from qlora_wgpu.ops.short_conv import short_conv
 from qlora_wgpu.ops.xielu import XIELUScalars, xielu
 
@@ -98,6 +99,11 @@ WRONG = {
     ),
     "gated_delta_rule rows": (
         lambda g: delta_rule(g, 1040, 16, heads=(2, 2), key_dim=520), r"gated_delta_rule: 520 rows",
+    ),
+    "scaled": (lambda g: scaled(g, operand(6, 20), norm(2)), r"scaled: .*1x2.* not one number"),
+    "weighted_sum": (
+        lambda g: weighted_sum(g, operand(6, 20), operand(6, 16), 1.0, 1.0),
+        r"weighted_sum: x6x20.*x6x16",
     ),
     "xielu": (
         lambda g: xielu(g, operand(6, 20), XIELUScalars(*[norm(1)] * 3, norm(2))),

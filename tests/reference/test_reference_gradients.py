@@ -21,6 +21,7 @@ from qlora_wgpu.reference import (
     rms_norm,
     rope,
     row_gate,
+    scaling,
     short_conv,
     xielu,
 )
@@ -113,6 +114,13 @@ def test_group_columns():
     x, dy, parts = normal(3, 22), normal(3, 14), (2, 11, 2, (4, 1, 2))
     dx = group_columns.backward(dy, 22, *parts)
     check(lambda v: np.sum(dy * group_columns.forward(v, *parts)), x, dx)
+
+
+def test_scaling():
+    x, z, dy = normal(3, 5), normal(3, 5), normal(3, 5)
+    check(lambda v: np.sum(dy * scaling.scaled(v, 0.3)), x, scaling.scaled(dy, 0.3))
+    dx = scaling.scaled(dy, -0.7)
+    check(lambda v: np.sum(dy * scaling.weighted_sum(v, z, -0.7, 2.0)), x, dx)
 
 
 def test_short_conv():

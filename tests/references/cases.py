@@ -17,6 +17,7 @@ LONG = {
     "long_factor": [1.0, 2.0, 4.0, 6.0, 8.0, 9.0],
 }
 
+TWO_SIZES = {**WIDE, "global_head_dim": 28, "sliding_window": 7, "final_logit_softcapping": 6.0}
 MIXED = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 44}
 
 
@@ -68,6 +69,27 @@ CASES = {
         "gemma3_text",
         {
             **WIDE, "num_hidden_layers": 3, "sliding_window": 7, "query_pre_attn_scalar": 17,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        },
+    ),
+    "gemma4": (  # as E2B: inputs of each layer, shared keys and values, wider MLPs where they are
+        "gemma4_text",
+        {
+            **TWO_SIZES, "num_hidden_layers": 5, "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True, "hidden_size_per_layer_input": 10,
+            "vocab_size_per_layer_input": VOCAB,
+            "layer_types": [
+                "sliding_attention", "full_attention", "sliding_attention", "full_attention",
+                "full_attention",
+            ],
+        },
+    ),
+    "gemma4-dense": (  # as 31B: keys that are values
+        "gemma4_text",
+        {
+            **TWO_SIZES, "num_hidden_layers": 3, "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0,
+            "use_bidirectional_attention": "vision",
             "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
         },
     ),

@@ -53,6 +53,11 @@ OWN = {
         "head_dim": 6, "num_local_experts": 4, "num_experts_per_tok": 2, "swiglu_limit": 1.5,
     },
     "gemma": {"head_dim": 6}, "gemma2": {"head_dim": 6}, "gemma3_text": {"head_dim": 6},
+    "gemma4_text": {
+        "head_dim": 6, "global_head_dim": 10, "sliding_window": 5, "num_kv_shared_layers": 1,
+        "hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": VOCAB,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    },
     "qwen3": {"head_dim": 6}, "glm4": {"head_dim": 8}, "stablelm": {"partial_rotary_factor": 0.67},
     "smollm3": {"no_rope_layers": [1, 0, 1]}, "ernie4_5": {"head_dim": 6},
     "seed_oss": {"head_dim": 6, "attention_dropout": 0.0, "residual_dropout": 0.0},
@@ -73,9 +78,10 @@ MODEL_TYPES = [
     "gemma3", "exaone4", "cohere2", "ernie4_5", "seed_oss", "hunyuan_v1_dense", "ministral3",
     "mistral3", "granitemoehybrid", "arcee", "nemotron", "apertus", "lfm2",
     "qwen2_moe", "gpt_oss",
+    "gemma4_text", "gemma4",
 ]  # fmt: skip
 # Of models with images, the type of their text part.
-TEXTS = {"gemma3": "gemma3_text", "mistral3": "ministral3"}
+TEXTS = {"gemma3": "gemma3_text", "gemma4": "gemma4_text", "mistral3": "ministral3"}
 TEXT = ["full_attention", "sliding_attention"]
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
 LLAMA3 = {
@@ -140,7 +146,7 @@ ALIKE = [  # keys that take the same values
     (
         "tie_word_embeddings attention_bias mlp_bias use_bias bias use_qkv_bias qkv_bias"
         " qk_layernorm use_qk_norm use_parallel_residual use_sliding_window norm_topk_prob"
-        " use_bidirectional_attention output_router_logits is_decoder is_causal use_mup"
+        " output_router_logits attention_k_eq_v use_double_wide_mlp is_decoder is_causal use_mup"
         " add_cross_attention output_hidden_states output_attentions use_cache rope_interleaved"
         " is_encoder_decoder attention_out_bias conv_bias tie_embedding"
         " block_auto_adjust_ff_dim",
@@ -174,7 +180,14 @@ VALUES = {key: values for keys, values in ALIKE for key in keys.split()} | {
     "decoder_sparse_step": [2, 0], "mlp_only_layers": [[1], [-1]], "moe_intermediate_size": [20],
     "shared_expert_intermediate_size": [8], "pad_token_id": [0, 5], "bos_token_id": [1],
     "pretraining_tp": [2], "chunk_size_feed_forward": [2], "attention_chunk_size": [4],
-    "dual_chunk_attention_config": [{"chunk_size": 4}], "hidden_size_per_layer_input": [8],
+    "dual_chunk_attention_config": [{"chunk_size": 4}], "hidden_size_per_layer_input": [8, 0, None],
+    "vocab_size_per_layer_input": [400, 7], "num_kv_shared_layers": [0, 2, 3],
+    "global_head_dim": [8, None], "num_global_key_value_heads": [1, 2, None],
+    "use_bidirectional_attention": [True, False, None, "vision", "all"],
+    "per_layer_config": [
+        {"1": {"head_dim": 8}, "2": {"head_dim": 8}}, {"1": {"head_dim": 8}}, {},
+        {i: {"head_dim": 8, "num_key_value_heads": 4} for i in "12"},
+    ],
     "architectures": [["Other"]], "embedding_size": [12], "shared_intermediate_size": [20],
     "swiglu_limit": [0.5, 7, None], "swiglu_alpha": [0.7, None],
     "conv_L_cache": [1, 2, 5], "full_attn_idxs": [[0], [1, 2], [], None], "block_ff_dim": [30],
@@ -246,7 +259,8 @@ def theirs(config, ids):
         model = model.to(torch.float64).eval()
         arrays, offset = {}, norm_offset(config["model_type"])
         tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
-        stored = (part for part in model.named_buffers() if ".act_fn." in part[0])
+        frozen = (".act_fn.", "layer_scalar")
+        stored = (part for part in model.named_buffers() if any(n in part[0] for n in frozen))
         for name, parameter in [*model.named_parameters(), *stored]:
             if tied and name == "lm_head.weight":
                 continue

@@ -51,6 +51,7 @@ def names(architecture):
         shapes[f"{spec.name}.weight"] = (spec.out_features, spec.in_features)
         if spec.bias:
             shapes[f"{spec.name}.bias"] = (spec.out_features,)
+    shapes |= architecture.tables
     return {**shapes, **architecture.stored_norms, **architecture.routers}
 
 
@@ -95,6 +96,10 @@ class NumpyOps(LayerOps):
         heads = x.reshape(len(x), -1, self._weight(name).shape[-1])
         return self.rms_norm(heads, name, eps).reshape(x.shape)
 
+    def plain_qk_norm(self, x, head_dim, eps):
+        heads = x.reshape(len(x), -1, head_dim)
+        return (heads / np.sqrt((heads**2).mean(-1, keepdims=True) + eps)).reshape(x.shape)
+
     def qk_layer_norm(self, x, name, eps):
         heads = x.reshape(len(x), *self._weight(name).shape)
         return self.layer_norm(heads, name, eps).reshape(x.shape)
@@ -131,6 +136,12 @@ class NumpyOps(LayerOps):
     def xielu(self, x, name):
         leaves = ("alpha_p", "alpha_n", "beta", "eps")
         return xielu.forward(x, tuple(self.array(f"{name}.{leaf}").item() for leaf in leaves))
+
+    def scaled(self, x, name):
+        return self.array(name).item() * x
+
+    def with_rows(self, x, name, factor, rows_factor):
+        return factor * x + rows_factor * self.array(name)[self._ids]
 
     def short_conv(self, x, name):
         weight = self.array(f"{name}.weight")[:, 0]

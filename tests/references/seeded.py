@@ -14,7 +14,9 @@ def _normal(name, shape):
 
 def norm_offset(model_type):
     """What a family adds to the stored weights of its norms."""
-    return 1.0 if "gemma" in model_type or model_type == "nemotron" else 0.0
+    if "gemma" in model_type:
+        return 0.0 if "gemma4" in model_type else 1.0
+    return 1.0 if model_type == "nemotron" else 0.0
 
 
 def weights(shapes, norm_offset):
@@ -24,6 +26,7 @@ def weights(shapes, norm_offset):
         array = _normal(name, shape)
         if len(shape) == 1 or "norm" in name:
             centre = 1.0 - norm_offset if "norm" in name and name.endswith("weight") else 0.0
+            centre = 1.0 if name.endswith(("scalar", "scale")) else centre
             arrays[name] = np.float32(centre) + np.float32(0.2) * array
         else:
             arrays[name] = np.float32(0.5 if "embed" in name else 0.15) * array

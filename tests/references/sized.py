@@ -13,7 +13,7 @@ COMPOSED = (
     "nemotron", "seed_oss", "stablelm-qknorm",
 )  # fmt: skip
 # Cases whose forward has an op that no first case of a model_type has.
-MORE = ("cohere-qknorm", "stablelm-qknorm")
+MORE = ("cohere-qknorm", "gemma4-dense", "stablelm-qknorm")
 
 
 def family_configs():

@@ -1,6 +1,5 @@
 """Kernels that a driver refuses or computes wrongly give way, and training goes on rightly."""
 
-import json
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -23,7 +22,7 @@ from qlora_wgpu.runs import soundness
 from qlora_wgpu.runs.opening import open_device
 from qlora_wgpu.runs.soundness import run_launches, sound_layout
 from qlora_wgpu.runs.training import _open_model
-from qlora_wgpu.selfcheck import avoid_what_is_wrong, results
+from qlora_wgpu.selfcheck import avoid_what_is_wrong, remembered, results
 from qlora_wgpu.training import Observer
 
 LORA = LoraConfig(r=5, lora_alpha=10)
@@ -144,8 +143,7 @@ def layout_options():
 
 
 def test_what_is_said_of_a_device_is_told_as_a_run_begins(own, folder, monkeypatch):
-    results.cache_file().parent.mkdir(parents=True, exist_ok=True)
-    results.cache_file().write_text(json.dumps([results._wrong_kind(own)]))
+    remembered.keep_wrong(results._wrong_kind(own))
     notes = Notes()
     monkeypatch.setattr("qlora_wgpu.runs.opening.Device", lambda *given, **named: own)
     own.notes = ("the matrix units are not used",)

@@ -22,6 +22,7 @@ from qlora_wgpu.selfcheck import (
     check_variant,
     checks,
     ensure_sound,
+    remembered,
     results,
     variants,
 )
@@ -97,7 +98,7 @@ def sound(device, monkeypatch, tmp_path):
     """Checks a run of AdamW and a rotation, what was passed kept in a folder of the test's."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
-    def checking(progress=lambda text: None, shape=(3, 48), dtype="bfloat16"):
+    def checking(progress=lambda text: None, shape=(3, 48), dtype="bfloat16", rotates=True):
         run = Runner(device, device.profile, dtype)
         batch = run.batch(np.ones((1, shape[0]), np.int64))
         table = run.graph.constant("table", np.zeros((shape[0], 12, 2), np.float32))
@@ -106,7 +107,7 @@ def sound(device, monkeypatch, tmp_path):
         )
         flat = [vector("flat", 8, "float32", Storage("", "check", 32)) for _ in range(6)]
         adamw(run.graph, AdamWState(*flat), AdamWConfig())
-        launches = make_plan(run.graph, (y,)).launches
+        launches = make_plan(run.graph, (y,) if rotates else ()).launches
         ensure_sound(device, Device, run.graph, launches, progress)
 
     return checking
@@ -117,7 +118,7 @@ def test_wrong_results_are_refused_and_not_remembered(sound, broken):
     for _ in range(2):
         with pytest.raises(DeviceError, match=r"does not compute rightly: optimizer is .* of \d+"):
             sound()
-    assert not results.cache_file().exists()
+    assert not remembered.cache_file().exists()
 
 
 def test_a_driver_that_refuses_a_shader(sound, broken):
@@ -158,12 +159,44 @@ def test_a_sound_driver_is_remembered_for_what_was_checked(device, sound, traced
     before = device.memory.total
     sound(messages.append)
     assert device.memory.total == before  # nothing of it stays
-    assert len(messages) == 1 and len(json.loads(results.cache_file().read_text())) == 1
+    assert len(messages) == 1 and len(known()) == 1
     sound(messages.append)
     sound(messages.append, shape=(5, 72))  # sizes are no reason
     assert len(messages) == 1
     sound(messages.append, dtype="float32")
-    assert len(messages) == 2 and len(json.loads(results.cache_file().read_text())) == 2
+    assert len(messages) == 2 and len(known()) == 2
+
+
+def known():
+    return json.loads(remembered.cache_file().read_text())["sound"]
+
+
+def test_only_what_is_new_is_checked(device, sound, traced_once, monkeypatch):
+    """A run with one more shader runs the checks of that alone, and one with fewer none."""
+    ran, check = [], results._result
+    monkeypatch.setattr(
+        results, "_result", lambda d, c, *more: ran.append(c[0]) or check(d, c, *more)
+    )
+    sound(rotates=False)
+    first, ran[:] = list(ran), []
+    sound()
+    both, ran[:] = list(ran), []
+    assert first and both and not set(first) & set(both)
+    assert any(case.check == "optimizer" for case in first)
+    assert any(case.check == "rope" for case in both)
+    assert not any(case.check.startswith("optimizer") for case in both)
+    sound(rotates=False)
+    assert not ran and len(known()) == 1
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"sound": []}', '{"sound": {"a": 1}, "wrong": 3}'])
+def test_what_is_kept_may_be_anything(sound, traced_once, text):
+    remembered.cache_file().parent.mkdir(parents=True)
+    remembered.cache_file().write_text(text)
+    messages = []
+    sound(messages.append)
+    sound(messages.append)
+    assert len(messages) == 1
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

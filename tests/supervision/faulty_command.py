@@ -1,7 +1,7 @@
 """Stands in for ``qlora-wgpu``: a process that does what the tests tell it to.
 
 usage: faulty_command.py train STEPS…, one per attempt:
-save | crash | hang | lost | kill | sleep | deaf
+save | crash | hang | lost | cut | kill | sleep | deaf
 """
 
 import os
@@ -10,12 +10,14 @@ import sys
 import time
 from pathlib import Path
 
+from qlora_wgpu.mapped_files import map_file, map_listeners
 from qlora_wgpu.supervision import child
 from qlora_wgpu.supervision.exit_codes import LOST
 from qlora_wgpu.supervision.journal import Journal
 
 journal = Journal.inherited()
 child.begin(journal)
+map_listeners.append(journal.note_mapped)
 attempts = Path("attempts")
 with attempts.open("a") as file:
     file.write(" ".join(sys.argv[1:]) + "\n")
@@ -35,6 +37,12 @@ for step in filter(None, plan.split("+")):
     elif step == "lost":
         print("error: the GPU was lost", file=sys.stderr)
         sys.exit(LOST)
+    elif step == "cut":
+        Path("weights").write_bytes(bytes(1 << 16))
+        with Path("weights").open("rb") as file:
+            mapped = map_file(Path("weights"), file)
+        os.truncate("weights", 100)
+        print(mapped[-1])
     elif step == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif step == "mistake":

@@ -143,3 +143,14 @@ def is_running(process):
     except ProcessLookupError:
         return False
     return True
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a mapped file cannot be cut there")
+@pytest.mark.parametrize("kind", ["train", "generate"])
+def test_a_file_that_is_cut_while_it_is_mapped(tmp_path, kind):
+    done, attempts = supervised(tmp_path, kind, "1:open+save-1+cut")
+    assert done.returncode == 2 and len(attempts) == 1
+    (line,) = done.stderr.splitlines()
+    path = tmp_path / "weights"
+    assert line.startswith(f"error: {path} was cut while it was read: 100 of 65,536 bytes")
+    assert ("save-1 is kept, and --resume goes on from it" in line) == (kind == "train")

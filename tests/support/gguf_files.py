@@ -41,6 +41,10 @@ _ARCHITECTURES = {
         "residual_multiplier": "residual_scale", "logits_scaling": "logit_scale"}),
     "olmo2": ("olmo2", False, 0, {}),
     "smollm3": ("smollm3", True, 0, {}),
+    "gpt_oss": ("gpt-oss", False, 0, {
+        "sliding_window": "attention.sliding_window", "num_local_experts": "expert_count",
+        "num_experts_per_tok": "expert_used_count",
+        "intermediate_size": "expert_feed_forward_length"}),
 }  # fmt: skip
 _KEYS = {
     "max_position_embeddings": "context_length", "hidden_size": "embedding_length",
@@ -83,7 +87,8 @@ def byte_vocabulary(template: str | None = None) -> dict[str, Any]:
 def keys_of(config: dict[str, Any]) -> dict[str, Any]:
     """The keys that llama.cpp's converter writes for a config.json."""
     name, _, _, more = _ARCHITECTURES[config["model_type"]]
-    keys = {f"{name}.{key}": config[hf] for hf, key in (_KEYS | more).items() if hf in config}
+    both = [*_KEYS.items(), *more.items()]
+    keys = {f"{name}.{key}": config[hf] for hf, key in both if hf in config}
     head_dim = config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
     share = config.get("partial_rotary_factor", 1.0)
     keys |= {f"{name}.attention.{part}_length": head_dim for part in ("key", "value")}
@@ -102,7 +107,7 @@ def tensors_of(config: dict[str, Any], weights: dict[str, np.ndarray]) -> dict[s
         module, _, leaf = hf.rpartition(".")
         if ".experts." in module:
             block, part = module.split(".")[2], _STACKED[module.rpartition(".")[2]]
-            stacks.setdefault(f"blk.{block}.ffn_{part}_exps.weight", []).append(array)
+            stacks.setdefault(f"blk.{block}.ffn_{part}_exps.{leaf}", []).append(array)
             continue
         if pairs and module.rpartition(".")[2] in heads:
             count = heads[module.rpartition(".")[2]]
@@ -110,6 +115,8 @@ def tensors_of(config: dict[str, Any], weights: dict[str, np.ndarray]) -> dict[s
             array = halves.swapaxes(1, 2).reshape(array.shape)
         if offset and module.endswith("norm"):
             array = array + np.float32(offset)
+        if leaf == "sinks":
+            module, leaf = hf, "weight"
         tensors[f"{names.get_name(module)}.{leaf}"] = array
     return tensors | {stored: np.stack(parts) for stored, parts in stacks.items()}
 

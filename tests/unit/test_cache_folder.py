@@ -16,7 +16,7 @@ from qlora_wgpu.cache_folder import (
 from qlora_wgpu.checkpoint.cache_file import write_cache_file
 from qlora_wgpu.data.prepared import cache_folder
 from qlora_wgpu.gpu.mesa import widen_software_vectors
-from qlora_wgpu.selfcheck import results
+from qlora_wgpu.selfcheck import remembered
 from qlora_wgpu.tuning import cache
 
 FLAGS = b"flags : fpu avx2 avx512f avx512dq avx512bw avx512vl\n"
@@ -38,7 +38,7 @@ def test_it_is_where_it_always_was(monkeypatch, tmp_path):
 
 
 def test_everything_is_kept_in_it():
-    places = (cache_folder(), results.cache_file(), cache.cache_file())
+    places = (cache_folder(), remembered.cache_file(), cache.cache_file())
     assert [path.relative_to(cache_path()) for path in places] == [
         Path("data"), Path("checked.json"), Path("tuning.json")
     ]  # fmt: skip

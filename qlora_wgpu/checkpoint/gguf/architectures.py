@@ -269,6 +269,32 @@ def _olmo2(keys: Keys, file: GGUFFile, config: Config) -> Config:
     return {}
 
 
+def _gpt_oss(keys: Keys, file: GGUFFile, config: Config) -> Config:
+    """Of YaRN's details, and of the experts' unit, no key tells: they are as published."""
+    _whole_heads(keys, config)
+    _usual_scale(keys, config)
+    keys.refuse("expert_gating_func", 0, 3)  # 3: softmax over the chosen
+    keys.refuse("expert_weights_scale", 0.0, 1.0)
+    keys.refuse("expert_weights_norm", True, False)  # they sum to one whatever it says
+    keys.refuse("attention.sliding_window_pattern", 2)
+    scaling = config.get("rope_scaling")
+    if scaling is None:
+        rotation: Config = {"rope_parameters": {"rope_type": "default"}}
+    else:
+        is_yarn = scaling["rope_type"] == "yarn"
+        rotation = {"rope_scaling": {**scaling, "truncate": False} if is_yarn else scaling}
+    return {
+        **rotation,
+        "attention_bias": "blk.0.attn_q.bias" in file,
+        "sliding_window": keys.integer("attention.sliding_window"),
+        "num_local_experts": keys.integer("expert_count"),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        "intermediate_size": keys.integer(
+            "expert_feed_forward_length", config["intermediate_size"]
+        ),
+    }
+
+
 _POST_NORMS = (
     ("post_attention_norm", "post_attention_layernorm"),
     ("post_ffw_norm", "post_feedforward_layernorm"),
@@ -291,6 +317,16 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     ),
     "granite": GGUFArchitecture("granite", "GraniteForCausalLM", _granite, pairs=True),
     "olmo2": GGUFArchitecture("olmo2", "Olmo2ForCausalLM", _olmo2, names=_POST_NORMS),
+    "gpt-oss": GGUFArchitecture(
+        "gpt_oss",
+        "GptOssForCausalLM",
+        _gpt_oss,
+        names=(
+            ("post_attention_norm", "post_attention_layernorm"),
+            ("attn_sinks", "self_attn.sinks"),
+            ("ffn_gate_inp", "mlp.router"),
+        ),
+    ),
     "smollm3": GGUFArchitecture("smollm3", "SmolLM3ForCausalLM", _smollm3, pairs=True),
 }
 """By the names that files have for them."""

@@ -19,6 +19,7 @@ from qlora_wgpu.checkpoint.safetensors_file import nearest
 from qlora_wgpu.checkpoint.safetensors_header import HeaderError
 from qlora_wgpu.errors import CheckpointError, brief
 from qlora_wgpu.files import is_there, open_file
+from qlora_wgpu.mapped_files import note_map
 
 SUFFIX = ".gguf"
 _PART = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
@@ -161,6 +162,7 @@ def _open(path: Path) -> tuple[Header, mmap.mmap]:
             if not start:
                 raise HeaderError("is empty: download or copy it again")
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            note_map(mapping, path, file)
             return read_header(memoryview(mapping), size), mapping
     except HeaderError as err:
         raise CheckpointError(f"{path} {err}") from err

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from qlora_wgpu.checkpoint.expert_stacks import IN_TURNS
 from qlora_wgpu.checkpoint.gguf.architectures import find_architecture, read_config
 from qlora_wgpu.checkpoint.gguf.element_types import QUANTIZED
 from qlora_wgpu.checkpoint.gguf.file import GGUFFile
@@ -63,6 +64,11 @@ class GGUFFolder(ModelFolder):
     def is_quantized(self) -> bool:
         """Whether any matrix is stored quantized."""
         return any(self._is_quantized(name) for name in self._weights.names())
+
+    @property
+    def parts_stacks(self) -> bool:
+        """Whether experts are by themselves here, which Hugging Face's files hold together."""
+        return self.config.get("model_type") in IN_TURNS
 
     def names(self) -> list[str]:
         """All tensors, by Hugging Face's names."""

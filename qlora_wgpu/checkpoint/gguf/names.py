@@ -40,6 +40,7 @@ _STACKS = {
     "ffn_down_exps": ("down_proj",),
     "ffn_gate_up_exps": ("gate_proj", "up_proj"),
 }
+_SINKS = "self_attn.sinks"  # a parameter itself, where all others are modules' weights
 _OF_MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 # Tables that follow from the keys, which old files hold as well.
 _REPEATED = re.compile(r"(blk\.[0-9]+\.)?(attn_rot_embd|rope_freqs)\.weight")
@@ -96,7 +97,7 @@ def _of_tensor(
         yield name, Placement(stored, shape, offset=_offset(name, architecture))
         return
     block = _BLOCK.fullmatch(stored)
-    if block is not None and block[2] in _STACKS and block[3] == "weight":
+    if block is not None and block[2] in _STACKS:
         yield from _experts(file, stored, int(block[1]), _STACKS[block[2]], config)
         return
     leaf = None if block is None else (_LEAVES | dict(architecture.names)).get(block[2])
@@ -107,7 +108,7 @@ def _of_tensor(
         )
     if config["model_type"] == "mixtral" and leaf == "mlp.gate":
         leaf = "block_sparse_moe.gate"
-    name = f"model.layers.{int(block[1])}.{leaf}.{block[3]}"
+    name = f"model.layers.{int(block[1])}.{leaf}" + (f".{block[3]}" if leaf != _SINKS else "")
     heads = _heads(leaf, config) if architecture.pairs else 0
     if heads and (shape[0] % (2 * heads)):
         raise CheckpointError(
@@ -132,14 +133,17 @@ def _offset(name: str, architecture: GGUFArchitecture) -> float:
 def _experts(
     file: GGUFFile, stored: str, layer: int, leaves: tuple[str, ...], config: dict[str, Any]
 ) -> Iterator[tuple[str, Placement]]:
-    shape = file.tensor(stored).place.shape
+    shape, kind = file.tensor(stored).place.shape, stored.rpartition(".")[2]
+    if kind == "bias" and len(shape) == 2 and len(leaves) == 1:
+        shape = (shape[0], 1, shape[1])  # a row of the file's is a bias
     if len(shape) != 3 or shape[1] % len(leaves):
         raise CheckpointError(f"{file.path}: {stored} has shape {shape}, which is no stack's")
     count, rows, columns = shape[0], shape[1] // len(leaves), shape[2]
+    own = (columns,) if kind == "bias" else (rows, columns)
     is_mixtral = config["model_type"] == "mixtral"
     at = f"model.layers.{layer}.{'block_sparse_moe' if is_mixtral else 'mlp'}.experts"
     for number in range(count):
         for part, leaf in enumerate(leaves):
             first = (number * len(leaves) + part) * rows
             leaf = _OF_MIXTRAL[leaf] if is_mixtral else leaf
-            yield f"{at}.{number}.{leaf}.weight", Placement(stored, (rows, columns), first)
+            yield f"{at}.{number}.{leaf}.{kind}", Placement(stored, own, first)

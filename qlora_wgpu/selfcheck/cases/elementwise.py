@@ -14,6 +14,7 @@ from qlora_wgpu.ops.glu import glu
 from qlora_wgpu.ops.layer_norm import layer_norm
 from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.ops.row_gate import row_gate
+from qlora_wgpu.ops.scaling import scaled, weighted_sum
 from qlora_wgpu.ops.short_conv import short_conv
 from qlora_wgpu.ops.tensor import as_float32, as_operand, cast
 from qlora_wgpu.ops.xielu import XIELUScalars, xielu
@@ -22,6 +23,7 @@ from qlora_wgpu.reference import glu as glu_reference
 from qlora_wgpu.reference import layer_norm as layer_norm_reference
 from qlora_wgpu.reference import rms_norm as rms_norm_reference
 from qlora_wgpu.reference import row_gate as row_gate_reference
+from qlora_wgpu.reference import scaling as scaling_reference
 from qlora_wgpu.reference import short_conv as short_conv_reference
 from qlora_wgpu.reference import xielu as xielu_reference
 from qlora_wgpu.selfcheck.cases.common import ROWS, each, normal, uneven
@@ -156,6 +158,28 @@ def check_xielu(run: Runner, exact_gradient: bool) -> None:
     x, dy = run.rounded(x), dy if exact_gradient else run.rounded(dy)
     run.compare(got_y, xielu_reference.forward(x, scalars), y.dtype)
     run.compare(got_dx, dy * xielu_reference.slope(x, scalars), dx.dtype)
+
+
+@each((True,), (False,))
+def check_scaling(run: Runner, exact_gradient: bool) -> None:
+    """A matrix of each type times a stored number, and a sum; with gradients of each type."""
+    x, z, dy = (normal(name, ROWS, 52) for name in ("x", "z", "dy"))
+    make, other = _types(run, exact_gradient)
+    tx, tz = run.float32(x, grad=True), run.operand(x, grad=True)
+    y = scaled(run.graph, tx, run.float32(np.array([-0.37])))
+    (dx,) = run.gradients(y, other(dy), tx)
+    total = weighted_sum(run.graph, tz, make(z), 0.7, -3.0)
+    outputs = [y, total, dx, *run.gradients(total, other(dy), tz)]
+    got = run.run(*outputs)
+    z, dy = (run.rounded(z), dy) if exact_gradient else (z, run.rounded(dy))
+    exact = [
+        scaling_reference.scaled(np.asarray(x, np.float32), float(np.float32(-0.37))),
+        scaling_reference.weighted_sum(run.rounded(x), z, 0.7, -3.0),
+        scaling_reference.scaled(dy, float(np.float32(-0.37))),
+        scaling_reference.scaled(dy, 0.7),
+    ]
+    for found, expected, tensor in zip(got, exact, outputs, strict=True):
+        run.compare(found, expected, tensor.dtype)
 
 
 @each((True, True), (False, True), (True, False), (False, False))

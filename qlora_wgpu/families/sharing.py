@@ -1,0 +1,94 @@
+"""A decoder whose later layers attend to the keys and values of earlier ones (Gemma 4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from qlora_wgpu.families.attention import Attention
+from qlora_wgpu.families.decoder import Decoder, Layer
+from qlora_wgpu.families.family import Weights
+from qlora_wgpu.families.layers import LayerOps, State
+from qlora_wgpu.families.per_layer import PerLayerInputs
+from qlora_wgpu.graph.tensor import Tensor
+
+_STREAM, _INPUTS = "h", "per-layer inputs"
+
+
+@dataclass(frozen=True)
+class SharingLayer(Layer):
+    """A layer with norms around both halves, and a factor of the residual stream after it.
+
+    Attributes:
+        kind: Which layers' keys and values a layer that shares them reads: the last of this kind.
+        keeps: Whether its own are for later layers.
+        inputs: What it is given of every token, if anything.
+        scalar: The name of the factor.
+    """
+
+    kind: str = ""
+    keeps: bool = False
+    inputs: PerLayerInputs | None = None
+    scalar: str = "layer_scalar"
+
+    def weights(self, at: str) -> Weights:
+        """The weights of the layer whose names begin so."""
+        weights = super().weights(at) + Weights(norms={at + self.scalar: 1})
+        return weights if self.inputs is None else weights + self.inputs.layer_weights(at)
+
+    def trace_jointly(self, ops: LayerOps, state: State, i: int, at: str) -> State:
+        """What the layer hands on."""
+        order, attention, h = self.order, self.attention, state[_STREAM]
+        assert isinstance(attention, Attention)
+        x = self._before(ops, h, at, order.before_attention)
+        q, pair = attention.project(ops, x, at)
+        names = [f"{self.kind} {part}" for part in ("keys", "values")]
+        own = pair or (state[names[0]], state[names[1]])
+        h = self._after(ops, attention.attend(ops, q, own, at, None, 1.0), h, at)
+        x = self._before(ops, h, at, order.before_mlp)
+        h = self._add(ops, self.mlp, x, h, at, order.after_mlp)
+        if self.inputs is not None:
+            h = self.inputs.trace_layer(ops, h, state[_INPUTS], i, at)
+        kept = dict(zip(names, own, strict=True)) if self.keeps else {}
+        return {**state, _STREAM: ops.scaled(h, at + self.scalar), **kept}
+
+    def _after(self, ops: LayerOps, x: Tensor, h: Tensor, at: str) -> Tensor:
+        assert self.order.after_attention is not None
+        return self.norm.trace(ops, x, at + self.order.after_attention, residual=h)
+
+
+@dataclass(frozen=True)
+class SharingDecoder(Decoder):
+    """A decoder of such layers.
+
+    Attributes:
+        inputs: What its layers are given of every token, if anything.
+    """
+
+    inputs: PerLayerInputs | None = None
+
+    def weights(self) -> Weights:
+        """All weights but the embedding and the head."""
+        if self.inputs is None:
+            return super().weights()
+        return self.inputs.weights(self.prefix, len(self.layers)) + super().weights()
+
+    def trace(self, ops: LayerOps, *, checkpointing: bool) -> Tensor:
+        """The normalized hidden states, (rows, hidden_size) operand."""
+
+        def layer(state: State, i: int) -> State:
+            own = self.layers[i]
+            assert isinstance(own, SharingLayer)
+            return own.trace_jointly(ops, state, i, self._at(i))
+
+        state = {_STREAM: ops.embedding(self.embedding_scale, self.noise_scale)}
+        if self.inputs is not None:
+            state[_INPUTS] = self.inputs.trace(ops, state[_STREAM], self.prefix)
+        state = ops.layers_jointly(state, layer, len(self.layers), checkpointing=checkpointing)
+        return self.norm.trace(ops, state[_STREAM], f"{self.prefix}{self.final_norm}")
+
+    def alone(self, i: int) -> Decoder:
+        """A decoder of one layer, with keys and values of its own."""
+        layer = self.layers[i]
+        assert isinstance(layer.attention, Attention)
+        own = replace(layer, attention=replace(layer.attention, shared=False))
+        return replace(self, layers=(own,))
