@@ -295,12 +295,12 @@ class Device:
             if self._unsubmitted >= _UPLOAD_CHUNK:
                 self.submit()
 
-    def fill(self, buffer: Any, data: npt.NDArray[Any]) -> None:
-        """Writes what a new buffer holds, and waits where much is on its way.
+    def fill(self, buffer: Any, data: npt.NDArray[Any], offset: int = 0) -> None:
+        """Writes what a new buffer, or a part of one, holds, and waits where much is on its way.
 
         The driver's copies would else lie between buffers that stay, and leave holes.
         """
-        self.write(buffer, data)
+        self.write(buffer, data, offset)
         if self._under_way >= _UPLOAD_CHUNK:
             self.read(buffer, 4)
 

@@ -135,6 +135,7 @@ def tile_problem(device: Device, tile: MatrixTile, *, with_rows: bool) -> str:
         "DIRECT": not with_rows,
         "ACCUMULATE": False,
         "TERM": False,
+        "SIZED_PARTS": False,
         "LOADS": False,
         "RESIDUAL": False,
     }

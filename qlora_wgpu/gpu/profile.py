@@ -41,8 +41,11 @@ class Profile:
         attention_strips: Strips of 16 queries or keys of such an attention workgroup, at most.
         attention_threads: Queries or keys of an attention workgroup without such memory.
         attention_keys: Keys a query looks at in one turn, for heads of up to 128 elements.
-        head_block: Rows of ``lm_head`` that one backward product covers, a multiple of 256, and
-            that come at once where it is streamed; on CPUs so few that they stay in the cache.
+        head_block: Rows of ``lm_head`` whose part of the loss and of its gradient is summed by
+            itself, a multiple of 256, and that come at once where it is streamed; on CPUs so few
+            that they stay in the cache.
+        head_group: Such blocks whose gradient is one launch and one product, where they are on the
+            device: fewer launches and more workgroups, for more memory.
         subgroup_size: Invocations of a subgroup, for kernels that read their operands from textures
             and broadcast them; 0 where those are not used.
         texture_nt_rows: Rows of results that an invocation of such a kernel holds, in products
@@ -70,6 +73,7 @@ class Profile:
     attention_keys: int
     head_block: int
     logits_bytes: int
+    head_group: int = 1
     gemm_kind: str = "register"
     attention_kind: str = "register"
     attention_strips: int = 4
@@ -146,6 +150,7 @@ GPU_PROFILE = Profile(
     attention_keys=4,
     attention_kind="tiled",
     head_block=8192,
+    head_group=8,
     logits_bytes=128 << 20,
     gemm_kind="tiled",
     fused_linears=True,

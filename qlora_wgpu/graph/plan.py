@@ -102,7 +102,10 @@ def make_plan(graph: Graph, outputs: tuple[Tensor, ...] = (), *, in_textures: bo
     launches = lay_out(needed, graph.profile, in_textures=in_textures)
     slots, textures, slot_of = _assign_slots(_lifetimes(launches, outputs))
     storages = dict.fromkeys(
-        t.storage for launch in launches for t in launch.tensors.values() if t.storage is not None
+        t.storage.whole
+        for launch in launches
+        for t in launch.tensors.values()
+        if t.storage is not None
     )
     return Plan(tuple(launches), tuple(slots), tuple(textures), slot_of, tuple(storages))
 

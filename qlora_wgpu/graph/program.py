@@ -70,15 +70,31 @@ def pooled_bytes(plans: Sequence[Plan]) -> int:
 
 
 def allocate(device: Device, storage: Storage) -> None:
-    """Gives a storage its buffer, filled with its data, unless it has one or comes and goes."""
-    if storage.buffer is None and storage.section is None and storage.on_host is None:
-        if storage.texture:
-            storage.buffer = device.texture(storage.nbytes, storage.kind, storage.label)
-        else:
-            storage.buffer = device.buffer(storage.nbytes, storage.kind, storage.label)
-        if storage.data is not None:
-            write = device.write_texture if storage.texture else device.fill
-            write(storage.buffer, storage.data)
+    """Gives a storage its buffer, filled with its data, unless it has one or comes and goes.
+
+    One that lies within another gets it that, and is filled.
+    """
+    whole = storage.whole
+    if whole.section is not None or whole.on_host is not None:
+        return
+    if whole.buffer is not None:
+        _fill_part(device, storage)
+        return
+    if whole.texture:
+        whole.buffer = device.texture(whole.nbytes, whole.kind, whole.label)
+    else:
+        whole.buffer = device.buffer(whole.nbytes, whole.kind, whole.label)
+    if whole.data is not None:
+        write = device.write_texture if whole.texture else device.fill
+        write(whole.buffer, whole.data)
+    for part in whole.parts:
+        _fill_part(device, part)
+    whole.parts.clear()  # which lead back here: what is no longer used is freed at once
+
+
+def _fill_part(device: Device, part: Storage) -> None:
+    if part.within is not None and part.data is not None:
+        device.fill(part.within.buffer, part.data, part.first_byte)
 
 
 class Program:
@@ -149,7 +165,7 @@ class Program:
         if storage is not None and storage.section is not None:
             return self._traffic.window(storage, tensor.offset, tensor.nbytes)
         if storage is not None:
-            return storage.buffer, tensor.offset, tensor.nbytes
+            return storage.whole.buffer, storage.first_byte + tensor.offset, tensor.nbytes
         return self._slots[self.plan.slot_of[tensor]], 0, tensor.nbytes
 
     def run(self) -> None:

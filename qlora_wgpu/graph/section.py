@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.graph.tensor import Storage
+from qlora_wgpu.graph.tensor import WINDOW, Storage
 from qlora_wgpu.mapped_files import expect
 
 if TYPE_CHECKING:
     from qlora_wgpu.graph.launch import Launch
 
 PLACES = 2  # buffers that sections take turns in
-WINDOW = 256  # bytes, in which windows of a buffer begin
 
 
 @dataclass(eq=False)

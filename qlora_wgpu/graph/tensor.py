@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from qlora_wgpu.graph.section import Section
 
 TEXEL = 16  # bytes
+WINDOW = 256  # bytes, in which windows of a buffer begin
 
 
 @dataclass(eq=False)
@@ -29,8 +30,10 @@ class Storage:
         buffer: The device's buffer or texture, once allocated.
         section: What it comes and goes with, if it is not always on the device; it has no buffer of
             its own then.
-        first_byte: Where it begins within the section.
+        within: The larger storage that it is a part of, if it is; it has no buffer of its own then.
+        first_byte: Where it begins within the section, or within the larger storage.
         on_host: The bytes, if they are in host memory alone.
+        parts: The storages that lie within it, until it has a buffer.
     """
 
     label: str
@@ -40,8 +43,22 @@ class Storage:
     texture: bool = False
     buffer: Any = None
     section: Section | None = None
+    within: Storage | None = None
     first_byte: int = 0
     on_host: npt.NDArray[Any] | None = None
+    parts: list[Storage] = field(default_factory=list)
+
+    def part(self, label: str, nbytes: int) -> Storage:
+        """A storage at its end, where a binding may begin, for as long as it has no buffer."""
+        part = Storage(label, self.kind, nbytes, within=self, first_byte=self.nbytes)
+        self.nbytes += -(-nbytes // WINDOW) * WINDOW
+        self.parts.append(part)
+        return part
+
+    @property
+    def whole(self) -> Storage:
+        """What has the buffer: it, or what it is a part of."""
+        return self if self.within is None else self.within
 
 
 @dataclass(eq=False)

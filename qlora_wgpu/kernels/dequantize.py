@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from qlora_wgpu.gpu.profile import Profile
@@ -10,6 +11,7 @@ from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.kernel import Kernel
 from qlora_wgpu.weight_format import WeightFormat
 
+_MOST_TOGETHER = 3  # matrices of a launch
 _CODES = 32  # that an invocation of the kernel for software adapters decodes
 
 
@@ -63,20 +65,79 @@ class Dequantization:
         return dict(zip(names, self.strides, strict=True))
 
     def _constants(self) -> dict[str, bool | int | float]:
-        form = self.form
         return {
             "EXPERTS": self.experts > 1,
-            "BLOCKSIZE": form.blocksize,
-            "NESTED_BLOCKSIZE": form.nested_blocksize or 1,
-            "VALUES": form.quant_map.size,
-            "EIGHT_BITS": form.bits == 8,
-            "MINIMA": form.has_minima,
-            "ZEROS": form.has_zeros,
-            "OFFSET": form.has_offset,
-            "TILES": form.block_rows is not None,
-            "TILE_ROWS": form.block_rows or 1,
-            "TWO_FACTORS": form.factor != 1.0,
+            "GROUP": False,
+            **format_constants(self.form),
         }
+
+
+@dataclass(frozen=True)
+class GroupDequantization:
+    """Up to three matrices one below the other, whose parts lie in one range of one buffer.
+
+    Attributes:
+        w: (rows of all, in_features), of any type.
+        group: The range, in words: all parts of all matrices.
+        begins: For codes, absmax, nested_absmax and maps where each matrix's begins, in words.
+        rows: Of each matrix.
+        form: What codes stand for, and which elements share a scale; all share its values.
+    """
+
+    w: Tensor
+    group: Tensor
+    begins: Mapping[str, Sequence[int]]
+    rows: Sequence[int]
+    form: WeightFormat
+
+    def launch(self, g: Graph) -> None:
+        """Adds the launch."""
+        units, w = self.w.units(8), self.w
+        first, second = (sum(self.rows[:n]) * units for n in (1, 2))
+        beyond = 0xFFFFFFFF
+        g.launch(
+            "dequantize/forward.wgsl",
+            w.rows * units,
+            {
+                "group": self.group,
+                "w": w,
+                "saturated": g.saturated if w.dtype == "float16" else None,
+            },
+            {
+                "rows": w.rows,
+                "stride": units,
+                "unit1": first,
+                "unit2": second if len(self.rows) > 2 else beyond,
+                **{
+                    f"{part}{n}": (*begins, 0)[min(n, len(begins))]
+                    for part, begins in self.begins.items()
+                    for n in range(_MOST_TOGETHER)
+                },
+            },
+            {
+                "GROUP": True,
+                "EXPERTS": False,
+                "ALIGNED": whole_blocks(self.form, w.columns, 8),
+                **format_constants(self.form),
+            },
+        )
+
+
+def format_constants(form: WeightFormat) -> dict[str, bool | int | float]:
+    """What the kernels are told of a format."""
+    return {
+        "NESTED": form.nested_blocksize is not None,
+        "BLOCKSIZE": form.blocksize,
+        "NESTED_BLOCKSIZE": form.nested_blocksize or 1,
+        "VALUES": form.quant_map.size,
+        "EIGHT_BITS": form.bits == 8,
+        "MINIMA": form.has_minima,
+        "ZEROS": form.has_zeros,
+        "OFFSET": form.has_offset,
+        "TILES": form.block_rows is not None,
+        "TILE_ROWS": form.block_rows or 1,
+        "TWO_FACTORS": form.factor != 1.0,
+    }
 
 
 class Codebook:

@@ -7,26 +7,16 @@ from typing import Any
 
 import numpy.typing as npt
 
-from qlora_wgpu.graph.dtype import ROW_UNIT
 from qlora_wgpu.graph.section import Stream
 from qlora_wgpu.graph.tensor import Tensor, matrix
+from qlora_wgpu.ops.logits import block_rows
 from qlora_wgpu.ops.modules import HostMatrix, StreamedMatrix
 
 
-def row_pieces(rows: int, row_bytes: int, max_binding: int) -> Iterator[tuple[int, int]]:
-    """``(first row, count)`` of the shards of a matrix, each within one binding."""
-    most = max(max_binding // row_bytes // ROW_UNIT * ROW_UNIT, ROW_UNIT)
+def row_pieces(rows: int, most: int) -> Iterator[tuple[int, int]]:
+    """``(first row, count)`` of pieces of so many rows, and of what is left."""
     for row0 in range(0, rows, most):
         yield row0, min(most, rows - row0)
-
-
-def block_pieces(
-    rows: int, row_bytes: int, max_binding: int, block: int
-) -> Iterator[tuple[int, int]]:
-    """``(first row, count)`` of the blocks that products with a head's columns take."""
-    for row0, count in row_pieces(rows, row_bytes, max_binding):
-        for first in range(0, count, block):
-            yield row0 + first, min(block, count - first)
 
 
 def streamed_matrix(
@@ -43,7 +33,7 @@ def streamed_matrix(
     """
     row_bytes = matrix("", 1, host.columns, host.dtype).nbytes
     blocks: list[tuple[int, Tensor]] = []
-    for row0, count in block_pieces(host.rows, row_bytes, max_binding, block):
+    for row0, count in row_pieces(host.rows, block_rows(row_bytes, max_binding, block)):
         section = stream.new_section(f"{name} from row {row0}")
         storage = section.storage(name, count * row_bytes)
         blocks.append((row0, matrix(name, count, host.columns, host.dtype, storage)))

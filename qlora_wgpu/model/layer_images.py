@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.graph.section import WINDOW, Section, Stream
-from qlora_wgpu.graph.tensor import Storage
+from qlora_wgpu.graph.section import Section, Stream
+from qlora_wgpu.graph.tensor import WINDOW, Storage
 
 Fill = Callable[[Storage, npt.NDArray[Any]], None]
 
@@ -24,6 +24,7 @@ class LayerImage:
         number: The layer's.
         section: What they come and go with; None where they stay on the device.
         parts: The storages with the byte at which each begins.
+        together: What those lie in that stay on the device and may be bound at once.
         nbytes: Bytes of all, gaps included.
         copied: Bytes of what is in host memory where the rest is the model's own files'.
         keepable: Whether a file may be made of it.
@@ -33,21 +34,36 @@ class LayerImage:
     number: int
     section: Section | None
     parts: list[tuple[int, Storage]] = field(default_factory=list)
+    together: Storage | None = None
     nbytes: int = 0
     copied: int = 0
     as_stored: bool = True
     keepable: bool = True
 
-    def storage(self, label: str, nbytes: int) -> Storage:
-        """A storage at its end."""
+    def storage(self, label: str, nbytes: int, most: int = 0) -> Storage:
+        """A storage at its end.
+
+        Args:
+            label: For messages.
+            nbytes: Its size.
+            most: Bytes of a larger storage that it is to lie in together with its neighbours.
+        """
         begin = self.nbytes
-        if self.section is None:
+        if self.section is not None:
+            storage = self.section.storage(label, nbytes)
+        elif nbytes > most:
             storage = Storage(label, "base", nbytes)
         else:
-            storage = self.section.storage(label, nbytes)
+            storage = self._together(nbytes, most).part(label, nbytes)
         self.parts.append((begin, storage))
         self.nbytes += -(-nbytes // WINDOW) * WINDOW
         return storage
+
+    def _together(self, nbytes: int, most: int) -> Storage:
+        """A storage with room for so many bytes more."""
+        if self.together is None or self.together.nbytes + nbytes > most:
+            self.together = Storage(f"layer {self.number}", "base", 0)
+        return self.together
 
     @cached_property
     def begins(self) -> dict[Storage, int]:

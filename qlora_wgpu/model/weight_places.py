@@ -86,10 +86,19 @@ class WeightPlaces:
             return None
         return self._loading.images.of(number, streamed=number >= self.first_streamed)
 
-    def storage(self, module: str, label: str, nbytes: int) -> Storage:
-        """Memory for a part of a module, which may come and go with its layer of the model."""
+    def storage(self, module: str, label: str, nbytes: int, most: int = 0) -> Storage:
+        """Memory for a part of a module, which may come and go with its layer of the model.
+
+        Args:
+            module: Whose it is.
+            label: For messages.
+            nbytes: Its size.
+            most: Bytes that it and its neighbours in the layer may take to lie together.
+        """
         image = self.image_of(module)
-        return Storage(label, "base", nbytes) if image is None else image.storage(label, nbytes)
+        if image is None:
+            return Storage(label, "base", nbytes)
+        return image.storage(label, nbytes, most)
 
     def dense_storage(self, name: str, nbytes: int) -> Storage:
         """Memory for a matrix that is not quantized."""

@@ -38,6 +38,7 @@ from qlora_wgpu.model.weight_loading import Load, Progress
 from qlora_wgpu.model.weight_names import stored_embedding, stored_name
 from qlora_wgpu.model.weight_places import WeightPlaces
 from qlora_wgpu.model.weight_source import WeightSource, bits_of
+from qlora_wgpu.ops.logits import shard_rows
 from qlora_wgpu.ops.modules import (
     DenseExperts,
     DenseMatrix,
@@ -86,7 +87,7 @@ class WeightLayout:
             folder: The weights.
             device: The device that gets them.
             textures: Whether matrices that are not quantized are kept in textures.
-            head_block: Rows of a block of the head, where it is streamed.
+            head_block: Rows of a block of the head.
             config: The config.json, for plans without a folder.
             residency: What waits in host memory.
             keep: Whether layers that come and go, and are quantized here, are kept on disk.
@@ -245,8 +246,9 @@ class WeightLayout:
     def _dense(self, name: str, rows: int, columns: int, dtype: str = "") -> DenseMatrix:
         dtype = dtype or self._weight_dtype
         row_bytes = matrix("", 1, columns, dtype).nbytes
+        most = shard_rows(row_bytes, self._max_binding, self._head_block)
         pieces: list[tuple[int, Tensor]] = []
-        for row0, count in row_pieces(rows, row_bytes, self._max_binding):
+        for row0, count in row_pieces(rows, most):
             storage = self.places.dense_storage(name, count * row_bytes)
             pieces.append((row0, matrix(name, count, columns, dtype, storage)))
         image = self.places.dense_image_of(name)
@@ -348,7 +350,7 @@ class WeightLayout:
             shape,
             form,
             len(parts),
-            partial(self.places.storage, name),
+            partial(self.places.storage, name, most=self._max_binding if len(parts) == 1 else 0),
             self._codebook(form) if in_words else None,
         )
         self._expect_quantized(name, shape, parts, storages)

@@ -3,21 +3,29 @@
 Only rows with a label are multiplied (the batch lists them), and the gradient with respect to
 the hidden states is made in the same pass, so that no logits are kept or computed twice.
 
-A head in host memory comes in blocks of the vocabulary, each once for all rows: a first pass sums
-up, and a second, over the same blocks back from the last, computes their logits again. Sums are
-made block by block in either case, so the two have the same bits.
+Sums are made by blocks of the vocabulary, the gradient's parts too, and added up in their order. A
+head in host memory comes in these blocks, each once for all rows: a first pass, from the last on,
+sums up, and a second, from the first on, computes their logits again. So it has the bits of a head
+on the device, of which a launch takes many blocks at once.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from qlora_wgpu.graph.dtype import ceil_div, round_up
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.kernels.gemm import GEMM, Gemm
+from qlora_wgpu.kernels.gemm import GEMM, PART_UNIT, Gemm
 from qlora_wgpu.kernels.rowwise import row_constants, row_workgroups
 from qlora_wgpu.ops.batch import BatchBuffers
-from qlora_wgpu.ops.logits import chunk_rows, head_blocks, logits_of_block, logits_of_rows
+from qlora_wgpu.ops.logits import (
+    chunk_rows,
+    head_groups,
+    logits_of_block,
+    logits_of_rows,
+    rows_of_a_block,
+)
 from qlora_wgpu.ops.modules import Head, StreamedMatrix
 from qlora_wgpu.ops.rows import scatter
 from qlora_wgpu.ops.tensor import fill_zero
@@ -76,9 +84,10 @@ class _Loss:
         self, g: Graph, hidden: Tensor, head: Head, batch: BatchBuffers, objective: Objective
     ) -> None:
         self._g, self._hidden, self._head, self._batch = g, hidden, head, batch
-        self._blocks = head_blocks(g, head.matrix)
+        self._block_rows = rows_of_a_block(g, head.matrix)
+        self._blocks = ceil_div(head.matrix.rows, self._block_rows)
         self._objective = objective
-        self._partials = g.float_vector("sums of logits", 4 * batch.rows * len(self._blocks))
+        self._partials = g.float_vector("sums of logits", 4 * batch.rows * self._blocks)
         self._softmax = g.float_vector("softmax", 2 * batch.rows)
         self._losses = g.float_vector("losses", batch.rows)
 
@@ -86,16 +95,16 @@ class _Loss:
         """The loss, and d hidden, a chunk of rows after the other."""
         g, batch = self._g, self._batch
         dhidden = self._zeros() if gradient else None
+        groups = head_groups(g, self._head.matrix) if gradient else []
         for first, count in self._chunks(chunk_rows(g, self._head.matrix.rows, batch.rows)):
             logits = logits_of_rows(g, self._hidden, self._head, batch, first, count)
-            for number, (row0, _) in enumerate(self._blocks):
-                self._sum_up(logits, row0, number, first)
+            self._sum_up(logits, 0, self._blocks, first)
             self._normalize(first, count)
             if dhidden is None:
                 continue
             dchunk = self._gradient_rows(count)
-            for number, (row0, w) in reversed(list(enumerate(self._blocks))):
-                self._back(logits, row0, number, w, first, dchunk)
+            for row0, w in groups:
+                self._back(logits, row0, row0, w, first, dchunk)
             scatter(g, dchunk, dhidden, first, batch)
         return dhidden
 
@@ -104,20 +113,20 @@ class _Loss:
         g, batch, head = self._g, self._batch, self._head.matrix
         assert isinstance(head, StreamedMatrix)
         chunks = self._chunks(self._streamed_rows())
-        for number, (_, block) in enumerate(self._blocks):
+        for number, (_, block) in reversed(list(enumerate(head.blocks))):
             w = head.brought(g, block)
             for first, count in chunks:
                 logits = logits_of_block(g, self._hidden, self._head, batch, first, count, w)
-                self._sum_up(logits, 0, number, first)
+                self._sum_up(logits, number, 1, first)
         self._normalize(0, batch.rows)
         if not gradient:
             return None
         made = [self._gradient_rows(count) for _, count in chunks]
-        for number, (_, block) in reversed(list(enumerate(self._blocks))):
+        for row0, block in head.blocks:
             w = head.brought(g, block)
             for (first, count), dchunk in zip(chunks, made, strict=True):
                 logits = logits_of_block(g, self._hidden, self._head, batch, first, count, w)
-                self._back(logits, 0, number, w, first, dchunk)
+                self._back(logits, 0, row0, w, first, dchunk)
         dhidden = self._zeros()
         for (first, _), dchunk in zip(chunks, made, strict=True):
             scatter(g, dchunk, dhidden, first, batch)
@@ -143,9 +152,8 @@ class _Loss:
     def _streamed_rows(self) -> int:
         """Rows of a block's logits: those of whole ones where that decides how sums are cut."""
         g, rows = self._g, self._batch.rows
-        columns = max(block.rows for _, block in self._blocks)
         cuts_sums = g.profile.least_workgroups > 0
-        return chunk_rows(g, self._head.matrix.rows if cuts_sums else columns, rows)
+        return chunk_rows(g, self._head.matrix.rows if cuts_sums else self._block_rows, rows)
 
     def _zeros(self) -> Tensor:
         hidden = self._hidden
@@ -162,24 +170,23 @@ class _Loss:
         batch = self._batch
         return {"rows": batch.label_rows, "targets": batch.targets, "batch_info": batch.info}
 
-    def _sum_up(self, logits: Tensor, column: int, number: int, first: int) -> None:
-        """Sums of a block's logits, which begin at a column, for rows from ``first`` on."""
-        row0, block = self._blocks[number]
+    def _sum_up(self, logits: Tensor, number: int, count: int, first: int) -> None:
+        """Sums of some blocks' logits, from block ``number`` on, for rows from ``first`` on."""
+        across, _, _ = row_workgroups(self._g, logits.rows)
         self._g.launch(
             "cross_entropy/sums.wgsl",
-            row_workgroups(self._g, logits.rows),
+            (across, count, 1),
             {"logits": logits, **self._labels(), "partials": self._partials},
             {
                 "count": logits.rows,
                 "first": first,
-                "columns": block.rows,
                 "stride": logits.units(4),
-                "unit0": column // 4,
-                "token0": row0,
+                "block_rows": self._block_rows,
                 "block": number,
-                "blocks": len(self._blocks),
+                "blocks": self._blocks,
+                "vocab": self._head.matrix.rows,
             },
-            {"OBJECTIVE": self._objective != PLAIN, **row_constants(self._g, block.rows)},
+            {"OBJECTIVE": self._objective != PLAIN, **row_constants(self._g, self._block_rows)},
         )
 
     def _normalize(self, first: int, count: int) -> None:
@@ -196,7 +203,7 @@ class _Loss:
             {
                 "count": count,
                 "first": first,
-                "blocks": len(self._blocks),
+                "blocks": self._blocks,
                 "vocab": self._head.matrix.rows,
                 "smoothing": self._objective.label_smoothing,
                 "z_loss": self._objective.z_loss,
@@ -205,12 +212,11 @@ class _Loss:
         )
 
     def _back(
-        self, logits: Tensor, column: int, number: int, w: Tensor, first: int, dchunk: Tensor
+        self, logits: Tensor, column: int, row0: int, w: Tensor, first: int, dchunk: Tensor
     ) -> None:
-        """What a block adds to the gradient of rows; that of the last block comes first."""
+        """What some rows of the head, the first is row0, add to the gradient; in their order."""
         g, head = self._g, self._head
-        row0, block = self._blocks[number]
-        dlogits = g.operand("d logits", logits.rows, block.rows)
+        dlogits = g.operand("d logits", logits.rows, w.rows)
         g.launch(
             "cross_entropy/gradient.wgsl",
             logits.rows * dlogits.units(8),
@@ -218,7 +224,7 @@ class _Loss:
             {
                 "count": logits.rows,
                 "first": first,
-                "columns": block.rows,
+                "columns": w.rows,
                 "stride": logits.units(4),
                 "unit0": column // 4,
                 "token0": row0,
@@ -230,7 +236,8 @@ class _Loss:
             {"SOFTCAP": head.softcap is not None, "OBJECTIVE": self._objective != PLAIN},
         )
         product = Gemm(
-            dlogits, w, dchunk, False, scale=head.scale, accumulate=number < len(self._blocks) - 1,
+            dlogits, w, dchunk, False, scale=head.scale, accumulate=row0 > 0,
+            part=round_up(self._block_rows, PART_UNIT) if g.profile.head_group > 1 else 0,
             batch_info=self._batch.info, first_row=first, label="lm_head/backward",
         )  # fmt: skip
         GEMM.launch(g, product)

@@ -19,7 +19,7 @@ from qlora_wgpu.kernels.lora import BOTH_GRADS, UP_GRAD, BothGrads, FactorGrad, 
 from qlora_wgpu.ops import lora as lora_ops
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.modules import Linear
-from qlora_wgpu.ops.quantized import QuantizedMatrix
+from qlora_wgpu.ops.quantized import QuantizedMatrix, dequantize_together
 from qlora_wgpu.ops.tensor import as_operand, fill_zero, summed
 
 _MOST = 3  # layers of a product
@@ -112,11 +112,8 @@ class _Group:
         """All matrices, one below the other; their bytes are free after the next product."""
         rows = sum(layer.weight.rows for layer in self.layers)
         w = g.weight("·".join(layer.name for layer in self.layers), rows, self._columns)
-        row0 = 0
-        for layer in self.layers:
-            assert isinstance(layer.weight, QuantizedMatrix)
-            layer.weight.put_rows(g, w, row0)
-            row0 += layer.weight.rows
+        matrices = [layer.weight for layer in self.layers]
+        dequantize_together(g, w, [m for m in matrices if isinstance(m, QuantizedMatrix)])
         return w
 
     @property

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from qlora_wgpu.graph.dtype import ROW_UNIT
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor, row_blocks
-from qlora_wgpu.kernels.gemm import GEMM, Gemm
+from qlora_wgpu.kernels.gemm import GEMM, PART_UNIT, Gemm
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.modules import Head, Matrix, StreamedMatrix
 from qlora_wgpu.ops.rows import gather
 from qlora_wgpu.ops.tensor import softcap_in_place
 
 _LEAST_ROWS = 16
+_VIEW_ROWS = 256  # of any width, that a view of a matrix may begin at a multiple of
 
 
 def chunk_rows(g: Graph, vocab: int, rows: int) -> int:
@@ -64,12 +66,38 @@ def _logits(
     return logits
 
 
-def head_blocks(g: Graph, head: Matrix) -> list[tuple[int, Tensor]]:
-    """``(first row, some rows)`` of a head: the blocks that products with its columns take."""
+def block_rows(row_bytes: int, max_binding: int, block: int) -> int:
+    """Rows of a block of a head: as many as the profile says and one binding shows.
+
+    Args:
+        row_bytes: Bytes of a row.
+        max_binding: Largest number of bytes that one binding may show.
+        block: ``Profile.head_block``.
+    """
+    fitting = max_binding // row_bytes
+    unit = _VIEW_ROWS if fitting >= _VIEW_ROWS else ROW_UNIT
+    return max(min(block, fitting // unit * unit), ROW_UNIT)
+
+
+def shard_rows(row_bytes: int, max_binding: int, block: int) -> int:
+    """Rows of a resident matrix that one storage has: whole blocks, as ``block_rows`` has them."""
+    rows = block_rows(row_bytes, max_binding, block)
+    return max(max_binding // row_bytes // rows, 1) * rows
+
+
+def rows_of_a_block(g: Graph, head: Matrix) -> int:
+    """How many tokens of the vocabulary are summed up by themselves."""
     if isinstance(head, StreamedMatrix):
-        return list(head.blocks)
+        return head.blocks[0][1].rows
+    return block_rows(g.weight("", 1, head.columns).nbytes, g.max_binding, g.profile.head_block)
+
+
+def head_groups(g: Graph, head: Matrix) -> list[tuple[int, Tensor]]:
+    """``(first row, some rows)`` of a resident head: what one product with its columns takes."""
+    block = rows_of_a_block(g, head)
+    most = block * (1 if block % PART_UNIT else g.profile.head_group)
     return [
-        (row0 + first, block)
+        (row0 + first, group)
         for row0, shard in head.shards(g)
-        for first, block in row_blocks(shard, g.profile.head_block)
+        for first, group in row_blocks(shard, most)
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,7 +11,12 @@ import numpy.typing as npt
 from qlora_wgpu.graph.dtype import ROW_UNIT
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.kernels.dequantize import DEQUANTIZE, Dequantization
+from qlora_wgpu.kernels.dequantize import (
+    DEQUANTIZE,
+    Dequantization,
+    GroupDequantization,
+    whole_blocks,
+)
 from qlora_wgpu.weight_format import WeightFormat
 
 EXPERT_WORDS = 64  # so that a binding may begin at any expert
@@ -52,6 +57,17 @@ class QuantizedMatrix:
         most = max(g.max_binding // row_bytes // ROW_UNIT * ROW_UNIT, ROW_UNIT)
         for row0 in range(0, self.rows, most):
             yield row0, self._dequantize(g, row0, min(most, self.rows - row0))
+
+    @property
+    def parts(self) -> dict[str, Tensor]:
+        """What it is made of, by the names that kernels know."""
+        parts = {
+            "codes": self.codes,
+            "absmax": self.absmax,
+            "nested": self.nested_absmax,
+            "maps": self.maps,
+        }
+        return {name: part for name, part in parts.items() if part is not None}
 
     def put_rows(self, g: Graph, w: Tensor, row0: int) -> None:
         """Dequantizes the whole matrix into rows ``row0`` and on of an operand."""
@@ -117,6 +133,55 @@ class QuantizedMatrix:
             among=among,
         )
         DEQUANTIZE.launch(g, problem)
+
+
+def dequantize_together(g: Graph, w: Tensor, matrices: Sequence[QuantizedMatrix]) -> None:
+    """Dequantizes matrices one below the other: at once, where their parts lie together.
+
+    Args:
+        g: The graph.
+        w: (rows of all, columns), of any type.
+        matrices: Up to three, of as many columns as ``w``.
+    """
+    group = _together(g, matrices)
+    if group is None:
+        row0 = 0
+        for matrix in matrices:
+            matrix.put_rows(g, w, row0)
+            row0 += matrix.rows
+        return
+    words, first = group
+    begins = {
+        name: [(_first_byte(matrix.parts[name]) - first) // 4 for matrix in matrices]
+        for name in matrices[0].parts
+    }
+    begins.setdefault("nested", [0])
+    rows = [matrix.rows for matrix in matrices]
+    GroupDequantization(w, words, begins, rows, matrices[0].form).launch(g)
+
+
+def _together(g: Graph, matrices: Sequence[QuantizedMatrix]) -> tuple[Tensor, int] | None:
+    """All parts as words of one binding, and its first byte; None where they are apart."""
+    form = matrices[0].form
+    alike = all(matrix.form.key == form.key for matrix in matrices)
+    if not alike or form.block_rows is not None or not whole_blocks(form, matrices[0].columns, 8):
+        return None
+    parts = [part for matrix in matrices for part in matrix.parts.values()]
+    places = {(part.storage.section, part.storage.within) for part in parts if part.storage}
+    if len(places) > 1 or places & {(None, None)} or not all(part.storage for part in parts):
+        return None
+    parts.sort(key=_first_byte)
+    first, last = parts[0], parts[-1]
+    words = (_first_byte(last) + last.nbytes - _first_byte(first)) // 4
+    if 4 * words > g.max_binding:
+        return None
+    group = replace(first, columns=words, stride=words, dtype="uint32")
+    return group, _first_byte(first)
+
+
+def _first_byte(part: Tensor) -> int:
+    assert part.storage is not None
+    return part.storage.first_byte + part.offset
 
 
 def pair_values(quant_map: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -1,27 +1,76 @@
-// The scale of a block of a quantized matrix: absmax[block], or doubly quantized (nested_absmax is
-// bound) nested_map[absmax_code] · nested_absmax[block / nested_blocksize] (+ nested_offset).
+// The scale of a block of a quantized matrix: absmax[block], or doubly quantized (NESTED)
+// nested_map[absmax_code] · nested_absmax[block / nested_blocksize] (+ nested_offset).
 // With MINIMA each is followed by the block's minimum, stored likewise: block becomes 2 · block;
 // with ZEROS that is added before the scale multiplies.
 // maps: the values of quant_map, then the 256 of nested_map and nested_offset, or the last factor.
-//#if nested_absmax
+// Of several matrices `expert` is the number of one. With GROUP there are up to three, all in one
+// array of words `group`, and params says where the parts of each begin.
+//#if GROUP
+fn part_of(matrix: u32, first: u32, second: u32, third: u32) -> u32 {
+    return select(select(first, second, matrix == 1u), third, matrix == 2u);
+}
+
+fn code_word(matrix: u32, i: u32) -> u32 {
+    return group[part_of(matrix, params.codes0, params.codes1, params.codes2) + i];
+}
+
+fn absmax_word(matrix: u32, i: u32) -> u32 {
+    return group[part_of(matrix, params.absmax0, params.absmax1, params.absmax2) + i];
+}
+
+fn absmax_value(matrix: u32, i: u32) -> f32 {
+    return bitcast<f32>(absmax_word(matrix, i));
+}
+
+fn nested_value(matrix: u32, i: u32) -> f32 {
+    return bitcast<f32>(group[part_of(matrix, params.nested0, params.nested1, params.nested2) + i]);
+}
+
+fn map_value(matrix: u32, i: u32) -> f32 {
+    return bitcast<f32>(group[part_of(matrix, params.maps0, params.maps1, params.maps2) + i]);
+}
+
+fn quant_value(code: u32) -> f32 {
+    return bitcast<f32>(group[params.maps0 + code]);
+}
+//#else
+//#if NESTED
 @group(0) @binding(2) var<storage, read> absmax: array<u32>;
 @group(0) @binding(4) var<storage, read> nested_absmax: array<f32>;
 @group(0) @binding(6) var<storage, read> maps: array<f32>;
 
-fn stored(expert: u32, at: u32, nested: u32) -> f32 {
-    let code = (absmax[expert * params.absmax_expert + at / 4u] >> (8u * (at % 4u))) & 0xffu;
-    let map = expert * params.maps_expert + VALUES;
-//#if OFFSET
-    return maps[map + code] * nested_absmax[expert * params.nested_expert + nested] + maps[map + 256u];
-//#else
-    return maps[map + code] * nested_absmax[expert * params.nested_expert + nested];
-//#endif
+fn absmax_word(expert: u32, i: u32) -> u32 {
+    return absmax[expert * params.absmax_expert + i];
+}
+
+fn nested_value(expert: u32, i: u32) -> f32 {
+    return nested_absmax[expert * params.nested_expert + i];
+}
+
+fn map_value(expert: u32, i: u32) -> f32 {
+    return maps[expert * params.maps_expert + i];
 }
 //#else
 @group(0) @binding(2) var<storage, read> absmax: array<f32>;
 
+fn absmax_value(expert: u32, i: u32) -> f32 {
+    return absmax[expert * params.absmax_expert + i];
+}
+//#endif
+//#endif
+
+//#if NESTED
 fn stored(expert: u32, at: u32, nested: u32) -> f32 {
-    return absmax[expert * params.absmax_expert + at];
+    let code = (absmax_word(expert, at / 4u) >> (8u * (at % 4u))) & 0xffu;
+//#if OFFSET
+    return map_value(expert, VALUES + code) * nested_value(expert, nested) + map_value(expert, VALUES + 256u);
+//#else
+    return map_value(expert, VALUES + code) * nested_value(expert, nested);
+//#endif
+}
+//#else
+fn stored(expert: u32, at: u32, nested: u32) -> f32 {
+    return absmax_value(expert, at);
 }
 //#endif
 
@@ -53,7 +102,7 @@ fn weights(values: vec4<f32>, scale: f32, minimum: f32) -> vec4<f32> {
 //#else
 //#if TWO_FACTORS
     // Read, not a constant, which drivers would multiply one of the others by.
-    return values * scale * quant_map[VALUES + 256u];
+    return values * scale * quant_value(VALUES + 256u);
 //#else
     return values * scale;
 //#endif

@@ -89,10 +89,15 @@ fn w_place(unit: u32, c0: u32, k0: u32) -> u32 {
 //#if sizes
 // The exponent, as float32 has it, of x's factor. 2¹⁴ is a power below f16's end, and leaves it
 // room to round.
-fn scale_exponent(m0: u32) -> u32 {
+fn scale_exponent(m0: u32, k_first: u32) -> u32 {
+    let blocks = (params.rows + SIZED_ROWS - 1u) / SIZED_ROWS;
     var largest = 0u;
     for (var i = m0 / SIZED_ROWS; i < (m0 + TILE_M + SIZED_ROWS - 1u) / SIZED_ROWS; i += 1u) {
-        largest = max(largest, sizes[min(i, arrayLength(&sizes) - 1u)]);
+//#if SIZED_PARTS
+        largest = max(largest, sizes[k_first / params.k_part * blocks + min(i, blocks - 1u)]);
+//#else
+        largest = max(largest, sizes[min(i, blocks - 1u)]);
+//#endif
     }
     // The bias is 127; the factor and its inverse stay normal.
     return u32(clamp(127 + 14 + 127 - i32(largest >> 23u), 1, 253));
@@ -107,7 +112,7 @@ fn product(index: u32, is_first_part: bool, group: u32, lane: u32, m0: u32, c0: 
     let m = (group / GROUPS_N) * FRAGMENTS_M * MATRIX_M;
     let n = (group % GROUPS_N) * FRAGMENTS_N * MATRIX_N;
 //#if sizes
-    let exponent = scale_exponent(m0);
+    let exponent = scale_exponent(m0, k_first);
     let x_scale = bitcast<f32>(exponent << 23u);
     var y_scale = y_factor() * bitcast<f32>((254u - exponent) << 23u);
 //#else

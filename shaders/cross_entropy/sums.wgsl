@@ -1,22 +1,20 @@
 // partials[first + i, block] = (max_c, Σ_c exp(logits - max_c), Σ_c logits, the target's logit)  of
-// row i over the block's tokens c = token0 … token0 + columns - 1, with 0 for a target that is none
-// of them, and for the sum of logits without OBJECTIVE,
+// row i over a block's tokens, block_rows of the vocabulary or those that are left, with 0 for a
+// target that is none of them, and for the sum of logits without OBJECTIVE,
 // for the first batch_info[0] - first rows; target = targets[rows[first + i]].
 //
-// logits (count, ·) float32, of which the block begins at unit unit0. THREADS invocations share a
-// row. Launcher: ops/cross_entropy.py.
-//#include common/columns.wgsl
+// logits (count, ·) float32 of the blocks from params.block on, one for each workgroup along y.
+// THREADS invocations share a row. Launcher: ops/cross_entropy.py.
 //#include common/row_reduce.wgsl
 
 struct Params {
     count: u32,
     first: u32,
-    columns: u32,
     stride: u32,
-    unit0: u32,
-    token0: u32,
+    block_rows: u32,
     block: u32,
     blocks: u32,
+    vocab: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -26,8 +24,8 @@ struct Params {
 @group(0) @binding(4) var<storage, read> batch_info: array<u32>;
 @group(0) @binding(5) var<storage, read_write> partials: array<vec4<f32>>;
 
-fn live(unit: u32) -> vec4<bool> {
-    return vec4<u32>(4u * unit) + vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(params.columns);
+fn live(unit: u32, columns: u32) -> vec4<bool> {
+    return vec4<u32>(4u * unit) + vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(columns);
 }
 
 @compute @workgroup_size(THREADS, ROWS)
@@ -37,26 +35,30 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     let row = min(assigned, params.count - 1u);
     let exists = assigned < params.count && params.first + row < batch_info[0];
     let thread = local.x;
-    let base = row * params.stride + params.unit0;
-    var units = (params.columns + 3u) / 4u;
+    let block = params.block + group.y;
+    let token0 = block * params.block_rows;
+    let columns = min(params.block_rows, params.vocab - token0);
+    let base = row * params.stride + group.y * (params.block_rows / 4u);
+    var units = (columns + 3u) / 4u;
     if (params.first + group.x * ROWS >= batch_info[0]) {
         units = 0u;
     }
     let lowest = vec4<f32>(-3.0e38);
+    let none = vec4<f32>(0.0);
     var largest = lowest;
     for (var i = thread; i < units; i += THREADS) {
-        largest = max(largest, select(lowest, logits[base + i], live(i)));
+        largest = max(largest, select(lowest, logits[base + i], live(i, columns)));
     }
     let top = reduce_max(max(max(largest.x, largest.y), max(largest.z, largest.w)), thread);
     var sums = vec4<f32>(0.0);
     for (var i = thread; i < units; i += THREADS) {
-        sums += live4(i, exp(logits[base + i] - top));
+        sums += select(none, exp(logits[base + i] - top), live(i, columns));
     }
     let sum = reduce_sum(sums.x + sums.y + sums.z + sums.w, thread);
 //#if OBJECTIVE
     var all = vec4<f32>(0.0);
     for (var i = thread; i < units; i += THREADS) {
-        all += live4(i, logits[base + i]);
+        all += select(none, logits[base + i], live(i, columns));
     }
     let total = reduce_sum(all.x + all.y + all.z + all.w, thread);
 //#else
@@ -66,10 +68,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         return;
     }
     // A target before the block wraps round to far behind it.
-    let at = u32(targets[rows[params.first + row]]) - params.token0;
+    let at = u32(targets[rows[params.first + row]]) - token0;
     var hit = 0.0;
-    if (at < params.columns) {
+    if (at < columns) {
         hit = logits[base + at / 4u][at % 4u];
     }
-    partials[(params.first + row) * params.blocks + params.block] = vec4<f32>(top, sum, total, hit);
+    partials[(params.first + row) * params.blocks + block] = vec4<f32>(top, sum, total, hit);
 }

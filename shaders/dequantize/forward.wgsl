@@ -6,11 +6,35 @@
 // w (rows, in_features) is overwritten from unit w_unit0 on, padded with zeros to units of eight; ALIGNED where
 // in_features and blocks are multiples of eight, so that eight elements share a block.
 // With EXPERTS several matrices of expert_rows rows lie one below the other, each with codes,
-// scales and maps of its own, *_expert elements apart. All share quant_map, the first's.
+// scales and maps of its own, *_expert elements apart. With GROUP up to three of any rows do, which
+// begin at the first unit, at unit1 and at unit2 of w. All share quant_map, the first's.
 // Launcher: kernels/dequantize.py.
 //#include common/flat.wgsl
 //#include common/block_scale.wgsl
 
+//#if GROUP
+struct Params {
+    rows: u32,
+    stride: u32,
+    unit1: u32,
+    unit2: u32,
+    codes0: u32,
+    codes1: u32,
+    codes2: u32,
+    absmax0: u32,
+    absmax1: u32,
+    absmax2: u32,
+    nested0: u32,
+    nested1: u32,
+    nested2: u32,
+    maps0: u32,
+    maps1: u32,
+    maps2: u32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+@group(0) @binding(1) var<storage, read> group: array<u32>;
+//#else
 struct Params {
     rows: u32,
     in_features: u32,
@@ -27,6 +51,15 @@ struct Params {
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> codes: array<u32>;
 @group(0) @binding(3) var<storage, read> quant_map: array<f32>;
+
+fn code_word(expert: u32, i: u32) -> u32 {
+    return codes[expert * params.codes_expert + i];
+}
+
+fn quant_value(code: u32) -> f32 {
+    return quant_map[code];
+}
+//#endif
 //#output 5 w: 8
 //#if saturated
 // Counts values that are finite and beyond float16's end, where they are held.
@@ -56,11 +89,11 @@ fn block_of(element: u32) -> u32 {
 //#if ALIGNED
 //#if EIGHT_BITS
 fn four_values(word: u32) -> vec4<f32> {
-    return vec4<f32>(quant_map[word & 255u], quant_map[(word >> 8u) & 255u], quant_map[(word >> 16u) & 255u], quant_map[word >> 24u]);
+    return vec4<f32>(quant_value(word & 255u), quant_value((word >> 8u) & 255u), quant_value((word >> 16u) & 255u), quant_value(word >> 24u));
 }
 
-fn eight_codes(first: u32, unit: u32) -> vec2<u32> {
-    return vec2<u32>(codes[first + 2u * unit], codes[first + 2u * unit + 1u]);
+fn eight_codes(matrix: u32, unit: u32) -> vec2<u32> {
+    return vec2<u32>(code_word(matrix, 2u * unit), code_word(matrix, 2u * unit + 1u));
 }
 
 fn decoded(words: vec2<u32>, scale: f32, minimum: f32) -> Eight {
@@ -71,14 +104,14 @@ fn decoded(words: vec2<u32>, scale: f32, minimum: f32) -> Eight {
     return Eight(weights(even, scale, minimum), weights(odd, scale, minimum));
 }
 //#else
-fn eight_codes(first: u32, unit: u32) -> u32 {
-    return codes[first + unit];
+fn eight_codes(matrix: u32, unit: u32) -> u32 {
+    return code_word(matrix, unit);
 }
 
 // The even elements' codes are the high nibbles of the bytes.
 fn decoded(word: u32, scale: f32, minimum: f32) -> Eight {
-    let even = vec4<f32>(quant_map[(word >> 4u) & 15u], quant_map[(word >> 12u) & 15u], quant_map[(word >> 20u) & 15u], quant_map[word >> 28u]);
-    let odd = vec4<f32>(quant_map[word & 15u], quant_map[(word >> 8u) & 15u], quant_map[(word >> 16u) & 15u], quant_map[(word >> 24u) & 15u]);
+    let even = vec4<f32>(quant_value((word >> 4u) & 15u), quant_value((word >> 12u) & 15u), quant_value((word >> 20u) & 15u), quant_value(word >> 28u));
+    let odd = vec4<f32>(quant_value(word & 15u), quant_value((word >> 8u) & 15u), quant_value((word >> 16u) & 15u), quant_value((word >> 24u) & 15u));
     return Eight(weights(even, scale, minimum), weights(odd, scale, minimum));
 }
 //#endif
@@ -88,6 +121,12 @@ fn each(i: u32) {
     if (i >= params.rows * params.stride) {
         return;
     }
+//#if GROUP
+    let expert = u32(i >= params.unit1) + u32(i >= params.unit2);
+    let unit = i - part_of(expert, 0u, params.unit1, params.unit2);
+    let w_unit = i;
+//#else
+    let w_unit = params.w_unit0 + i;
 //#if EXPERTS
     let expert_units = params.expert_rows * params.stride;
     let expert = i / expert_units;
@@ -96,27 +135,28 @@ fn each(i: u32) {
     let expert = 0u;
     let unit = params.row0 * params.stride + i;
 //#endif
+//#endif
 //#if TILES
     let block = block_of(8u * unit);
 //#else
     let block = unit / (BLOCKSIZE / 8u);
 //#endif
-    let words = eight_codes(expert * params.codes_expert, unit);
+    let words = eight_codes(expert, unit);
     let scale = block_scale(expert, block);
     let minimum = block_minimum(expert, block);
-    put(params.w_unit0 + i, decoded(words, scale, minimum));
+    put(w_unit, decoded(words, scale, minimum));
 }
 //#else
 fn value(expert: u32, element: u32) -> f32 {
 //#if EIGHT_BITS
-    let word = codes[expert * params.codes_expert + element / 4u];
+    let word = code_word(expert, element / 4u);
     let code = (word >> (8u * (element % 4u))) & 255u;
 //#else
-    let word = codes[expert * params.codes_expert + element / 8u];
+    let word = code_word(expert, element / 8u);
     let code = (word >> (4u * ((element % 8u) ^ 1u))) & 15u;
 //#endif
     let block = block_of(element);
-    return weights(vec4<f32>(quant_map[code]), block_scale(expert, block), block_minimum(expert, block)).x;
+    return weights(vec4<f32>(quant_value(code)), block_scale(expert, block), block_minimum(expert, block)).x;
 }
 
 fn each(i: u32) {

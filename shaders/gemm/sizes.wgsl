@@ -1,13 +1,16 @@
-// sizes[i] = the largest |x| that is finite in rows ROWS·i to ROWS·(i + 1) - 1, as its bits.
+// sizes[part, i] = the largest |x| that is finite in rows ROWS·i to ROWS·(i + 1) - 1 of that part of
+// the reduction, as its bits.
 //
 // x (rows, ·) in units of eight; with batch_info (ROW_COUNT) only the label rows from first_row on,
-// since the others hold anything. One workgroup a block of rows. Launcher: kernels/gemm/matrix_units.py.
+// since the others hold anything. One workgroup a block of rows of a part. Launcher:
+// kernels/gemm/matrix_units.py.
 struct Params {
     rows: u32,
     stride: u32,
     first_row: u32,
     stride1: u32,
     stride2: u32,
+    part: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -41,10 +44,21 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let first = group.x * ROWS;
     let end = min(first + ROWS, rows_there());
     var own = 0u;
+//#if PARTS
+    let unit0 = group.y * params.part;
+    let unit1 = min(unit0 + params.part, params.stride);
+    for (var row = first; row < end; row += 1u) {
+        for (var i = unit0 + index; i < unit1; i += GROUP) {
+            let v = load_x(row * params.stride + i);
+            own = max(own, max(size4(v.even), size4(v.odd)));
+        }
+    }
+//#else
     for (var i = first * params.stride + index; i < end * params.stride; i += GROUP) {
         let v = load_x(i);
         own = max(own, max(size4(v.even), size4(v.odd)));
     }
+//#endif
 //#if x1
     for (var i = first * params.stride1 + index; i < end * params.stride1; i += GROUP) {
         let v = load_x1(i);
@@ -66,6 +80,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         workgroupBarrier();
     }
     if (index == 0u) {
-        sizes[group.x] = largest[0];
+        sizes[group.y * ((params.rows + ROWS - 1u) / ROWS) + group.x] = largest[0];
     }
 }

@@ -76,6 +76,22 @@ def test_where_a_reduction_is_cut_for_want_of_workgroups(device, kind, least):
     check(device, profile, "float32", 1040)
 
 
+@pytest.mark.parametrize("group", [1, 2, 3])
+def test_of_blocks_in_groups(device, group):
+    """However many blocks of a resident head are one product."""
+    profile = dataclasses.replace(PROFILES["gpu"], head_group=group)
+    check(device, profile, "bfloat16", 1040)
+
+
+def test_the_loss_of_a_chunk_takes_few_launches(device):
+    """As many for all blocks of a resident head as for one."""
+    bench, _ = traced(device, PROFILES["gpu"], "bfloat16", False, 20, {}, PLAIN)
+    labels = [launch.label for launch in bench.graph.launches]
+    chunks = -(-ROWS // CHUNK)
+    for label in ("cross_entropy/sums", "cross_entropy/gradient", "lm_head/backward"):
+        assert labels.count(label) == chunks, label
+
+
 def test_one_block_is_in_a_texture_at_a_time(device):
     bench, results = traced(device, PROFILES["texture"], "bfloat16", True, 1040, {}, PLAIN)
     plan = make_plan(bench.graph, results[1:])

@@ -8,7 +8,7 @@ from qlora_wgpu.gpu.matrix import Limits
 from qlora_wgpu.gpu.profile import CPU_PROFILE, Profile
 from qlora_wgpu.kernels.gemm.launching import further_layers
 from qlora_wgpu.kernels.gemm.matrix_units import SIZED_ROWS, MatrixUnits, largest_sizes
-from qlora_wgpu.kernels.gemm.problem import Gemm, LoraTerm, size_class
+from qlora_wgpu.kernels.gemm.problem import PART_UNIT, Gemm, LoraTerm, size_class
 from qlora_wgpu.kernels.gemm.registers import (
     Registers,
     Skinny,
@@ -21,6 +21,7 @@ from qlora_wgpu.kernels.kernel import Change, Kernel, Tunable
 __all__ = [
     "GEMM",
     "KERNELS",
+    "PART_UNIT",
     "SIZED_ROWS",
     "TUNABLES",
     "Gemm",

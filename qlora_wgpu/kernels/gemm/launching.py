@@ -154,15 +154,16 @@ def further_layers(
 
 
 def launch_split(g: Graph, gemm: Gemm, cut: Cut) -> None:
-    """Cuts a long reduction of few results, which would leave a GPU idle, into parts."""
+    """Cuts a reduction into its parts, or a long one of few results, which leave a GPU idle."""
     workgroups = ceil_div(gemm.x.rows, cut.rows) * ceil_div(gemm.cut_columns, cut.columns)
     least = g.profile.least_workgroups * _CUT_THREADS // cut.threads
     parts = min(least // workgroups, gemm.depth // LEAST_PART)
-    part = round_up(ceil_div(gemm.depth, max(parts, 1)), 64)
+    part = gemm.part or round_up(ceil_div(gemm.depth, max(parts, 1)), 64)
     parts = ceil_div(gemm.depth, part)
     plain = gemm.lora is None and not gemm.with_rows
     whole = gemm.experts is not None or (gemm.with_rows and gemm.others)
-    if parts == 1 or whole or not (plain or cut.any_parts):
+    alone = parts == 1 and not (gemm.part and gemm.accumulate)
+    if alone or whole or not (plain or cut.any_parts):
         launch_whole(g, gemm, cut)
         return
     stacked = g.float32(f"parts of {gemm.y.name}", parts * gemm.y.rows, gemm.columns)

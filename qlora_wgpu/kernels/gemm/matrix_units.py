@@ -33,7 +33,7 @@ class MatrixUnits:
         constants = tile.constants(with_rows=gemm.with_rows)
         # A term that is masked is added to the results.
         term = gemm.lora is not None and gemm.lora.dropout is None
-        constants["TERM"] = term
+        constants |= {"TERM": term, "SIZED_PARTS": gemm.part > 0}
         tensors: dict[str, Tensor] = {}
         if own.saturates and not gemm.with_rows:
             tensors["sizes"] = largest_sizes(g, gemm)
@@ -54,14 +54,18 @@ def _matrix_tile(gemm: Gemm, profile: Profile) -> MatrixTile:
 
 
 def largest_sizes(g: Graph, gemm: Gemm) -> Tensor:
-    """How large a product's x is at most, for each ``SIZED_ROWS`` of its rows: float32's bits."""
+    """How large a product's x is at most, for each ``SIZED_ROWS`` of its rows: float32's bits.
+
+    Where its parts are given, for those of the first part, then of the second and so on.
+    """
     x = gemm.x
-    sizes = g.integers(f"sizes of {x.name}", ceil_div(x.rows, SIZED_ROWS))
+    blocks = ceil_div(x.rows, SIZED_ROWS)
+    sizes = g.integers(f"sizes of {x.name}", gemm.parts * blocks)
     batch_info = gemm.batch_info if gemm.first_row is not None else None
     others, layers = further_layers("x", x, gemm.others, 8, 8)
     g.launch(
         "gemm/sizes.wgsl",
-        (sizes.columns, 1, 1),
+        (blocks, gemm.parts, 1),
         {"x": x, **others, "sizes": sizes, "batch_info": batch_info},
         {
             "rows": x.rows,
@@ -69,8 +73,9 @@ def largest_sizes(g: Graph, gemm: Gemm) -> Tensor:
             "first_row": gemm.first_row or 0,
             "stride1": layers["stride1"],
             "stride2": layers["stride2"],
+            "part": gemm.part // 8,
         },
-        {"GROUP": _SIZING_GROUP, "ROWS": SIZED_ROWS},
+        {"GROUP": _SIZING_GROUP, "ROWS": SIZED_ROWS, "PARTS": gemm.part > 0},
         label=gemm.label,
     )
     return sizes

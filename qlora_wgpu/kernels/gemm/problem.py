@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from qlora_wgpu.graph.dtype import ceil_div
 from qlora_wgpu.graph.graph import GraphError
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.dropout import DropoutMask
 from qlora_wgpu.kernels.experts import ExpertTiles
+
+PART_UNIT = 64  # terms that parts of a reduction are made of
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,9 @@ class Gemm:
             last have a multiple of eight columns.
         whole_columns: Columns of the product that this is a part of, if it is, with rows: its sums
             are then made in the order that those of the whole would be.
+        part: Terms of each part of its reduction, if they are given, a multiple of ``PART_UNIT``:
+            parts are added up one after the other, also onto what ``accumulate`` finds, so that one
+            product has the bits of several of one part each.
         label: For timing tables.
     """
 
@@ -78,6 +84,7 @@ class Gemm:
     experts: ExpertTiles | None = None
     others: tuple[Tensor, ...] = ()
     whole_columns: int = 0
+    part: int = 0
     label: str = ""
 
     def __post_init__(self) -> None:
@@ -88,6 +95,9 @@ class Gemm:
             raise GraphError(f"gemm: {self.x}, {self.w} and {self.y} do not fit each other")
         if self.accumulate and self.residual is not None:
             raise GraphError(f"gemm: {self.y} cannot be added to with a residual")
+        plain = not (self.with_rows or self.others or self.asks_terms)
+        if self.part % PART_UNIT or (self.part and not plain):
+            raise GraphError(f"gemm: {self} cannot be in parts of {self.part}")
         if self.x.rows != self.y.rows:
             raise GraphError(f"gemm: {self.x} and {self.y} differ in their rows")
         if self.asks_batch and self.batch_info is None:
@@ -115,6 +125,11 @@ class Gemm:
         return self.lora.dropout if self.lora is not None else self.dropout
 
     @property
+    def asks_terms(self) -> bool:
+        """Whether anything but rows meets columns."""
+        return self.lora is not None or self.experts is not None or self.bias is not None
+
+    @property
     def asks_batch(self) -> bool:
         """Whether the kernel reads the batch's key or its number of label rows."""
         return self.mask is not None or self.first_row is not None
@@ -140,6 +155,16 @@ class Gemm:
         return self.x.columns if self.with_rows else self.own_rows
 
     @property
+    def cut_depth(self) -> int:
+        """Terms by which it is decided how it is cut: those of a part, where that is given."""
+        return min(self.depth, self.part) if self.part else self.depth
+
+    @property
+    def parts(self) -> int:
+        """Parts of its reduction that are given; 1 where none are."""
+        return ceil_div(self.depth, self.part) if self.part else 1
+
+    @property
     def flops(self) -> int:
         """Floating-point operations."""
         rank = self.lora.rank(with_rows=self.with_rows) if self.lora is not None else 0
@@ -153,7 +178,7 @@ class Gemm:
     @property
     def size_class(self) -> str:
         """Products that want to be cut alike (``Profile.products``)."""
-        return size_class(self.name, self.x.rows, self.cut_columns, self.depth)
+        return size_class(self.name, self.x.rows, self.cut_columns, self.cut_depth)
 
 
 def size_class(name: str, rows: int, columns: int, depth: int) -> str:

@@ -52,7 +52,7 @@ def _tile_group(profile: Profile, gemm: Gemm) -> tuple[int, int]:
     across, down = profile.tile_group
     if gemm.experts is not None:
         down = min(down, EXPERT_TILE // 8)
-    parts = max(gemm.depth // LEAST_PART, 1)
+    parts = gemm.parts if gemm.part else max(gemm.depth // LEAST_PART, 1)
     while max(across, down) > _LEAST_TILE:
         workgroups = ceil_div(gemm.x.rows, 8 * down) * ceil_div(gemm.cut_columns, 8 * across)
         few = workgroups * parts < profile.least_workgroups // 8

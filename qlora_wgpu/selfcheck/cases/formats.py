@@ -11,14 +11,21 @@ import numpy.typing as npt
 from qlora_wgpu.graph.dtype import LARGEST_FLOAT16
 from qlora_wgpu.graph.tensor import Storage, Tensor
 from qlora_wgpu.kernels.dequantize import fits_words
-from qlora_wgpu.model.quantized_weights import codebook_tensor, lay_out, stacked_arrays, words
+from qlora_wgpu.model.quantized_weights import (
+    codebook_tensor,
+    device_arrays,
+    lay_out,
+    stacked_arrays,
+    words,
+)
 from qlora_wgpu.model.weights import quantized_matrix
-from qlora_wgpu.quant import GGML_FORMATS, QuantizedWeight, WeightFormat
+from qlora_wgpu.ops.quantized import dequantize_together
+from qlora_wgpu.quant import GGML_FORMATS, QuantizedWeight, WeightFormat, quantize_nf4
 from qlora_wgpu.quant.eight_bits import INT8, fp8_format
 from qlora_wgpu.quant.float4 import MXFP4, NVFP4
 from qlora_wgpu.quant.integer_groups import group_format
 from qlora_wgpu.quant.scaled_integers import byte_format, packed_format
-from qlora_wgpu.selfcheck.cases.common import each
+from qlora_wgpu.selfcheck.cases.common import each, normal
 from qlora_wgpu.selfcheck.runner import Runner
 from qlora_wgpu.weight_format import WHOLE
 
@@ -127,6 +134,33 @@ def check_format_of_experts(run: Runner, name: str, shape: tuple[int, int]) -> N
     run.graph.max_binding = 2 * run.weight(np.zeros(shape)).nbytes
     shards = [shard for _, _, shard in matrix.expert_shards(run.graph)]
     _compare(run, shards, np.concatenate([weight.dequantize() for weight in stored]))
+
+
+@each(("double", 72, 3), ("NF4", 72, 2), ("Q6_K", 72, 2), ("Q4_K", 96, 3), ("GPTQ", 72, 3))
+def check_format_of_a_group(run: Runner, name: str, columns: int, count: int) -> None:
+    """Matrices of one input at once, the parts of all in one range of a storage."""
+    whole, stored, matrices = Storage("group", "check", 256), [], []
+    for n, rows in enumerate((40, 8, 24)[:count]):
+        values = normal(f"{name} {n}", rows, columns).astype(np.float32)
+        if name in FORMS:
+            first = random_weight(FORMS[name], (rows, columns))
+            weight = replace(first, codes=np.roll(first.codes, n))
+        else:
+            weight = quantize_nf4(values, 32, name == "double")
+        matrix, storages = lay_out("w", weight.shape, weight.format, 1, whole.part, None)
+        arrays = device_arrays(weight)
+        for leaf, storage in storages.items():
+            storage.data = words(arrays[leaf])
+        matrices.append(matrix)
+        stored.append(weight.dequantize())
+    exact = np.concatenate(stored)
+    w = run.graph.weight("w", *exact.shape)
+    dequantize_together(run.graph, w, matrices)
+    if name != "double":
+        _compare(run, [w], exact)
+        return
+    (got,) = run.run(w)
+    run.compare(got, run.rounded_weight(exact.astype(np.float64)), w.dtype)
 
 
 def _compare(run: Runner, shards: list[Tensor], exact: npt.NDArray[np.float32]) -> None:

@@ -34,10 +34,10 @@ def _targets(*shape: int) -> np.ndarray:
 
 
 def _head(run: Runner, head: Array, softcap: float | None) -> Head:
-    """A head in two shards, the logits of few rows at once."""
+    """A head in three shards of two blocks, the logits of few rows at once."""
     g = run.graph
     g.profile = replace(g.profile, logits_bytes=4 * _VOCAB * 112, head_block=256)
-    pieces = tuple((i, run.weight(head[i : i + 600])) for i in (0, 600))
+    pieces = tuple((i, run.weight(head[i : i + 512])) for i in (0, 512, 1024))
     return Head(DenseMatrix(_VOCAB, _COLUMNS, pieces), 0.7, softcap)
 
 
