@@ -36,16 +36,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let state_at = 2u * ((group.z * params.heads + group.y) * params.chunks + group.x) * size;
     //#unroll r 4
         let row_$r = row0 + min(i + $ru, count - 1u);
-        let token_$r = tokens[2u * (row_$r * params.heads + group.y)];
-        let ends_$r = tokens[2u * (row_$r * params.heads + group.y) + 1u];
-        let made_$r = 2u * (row_$r * params.heads + group.y) * params.value_units;
-        let pair_$r = (row_$r * params.heads + group.y) * 2u * FOURS;
+        let token_at_$r = 2u * (row_$r * params.heads + group.y);
+        let made_$r = token_at_$r * params.value_units;
+        let pair_$r = token_at_$r * FOURS;
     //#end
     var told = vec4<f32>(0.0);
     var given = vec4<f32>(0.0);
     for (var unit = lane; unit < params.key_units; unit += LANES) {
         let key_unit = key_at + unit;
-        //#unroll r 4: var sum_$r = vec4<f32>(0.0); var next_$r = vec4<f32>(0.0); let key_$r = token_$r.y * load_k(row_$r * params.key_stride + key_unit);
+        //#unroll r 4: var sum_$r = vec4<f32>(0.0); var next_$r = vec4<f32>(0.0);
         let before = (state_at + 4u * unit) * params.value_units;
         let after = before + size * params.value_units;
         for (var d = 0u; d < params.value_units; d += 1u) {
@@ -57,6 +56,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             //#unroll r 4: next_$r += made[made_$r + d] * rows;
         }
         //#unroll r 4
+            let token_$r = tokens[token_at_$r];
+            let ends_$r = tokens[token_at_$r + 1u];
+            let key_$r = token_$r.y * load_k(row_$r * params.key_stride + key_unit);
             told[$r] += dot(key_$r, sum_$r);
             given[$r] += dot(key_$r, next_$r);
             sum_$r = ends_$r.y * next_$r - token_$r.z * ends_$r.x * sum_$r;
@@ -76,13 +78,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             let others = mat4x4<f32>(near_0, near_1, near_2, near_3);
             //#unroll r 4: sum_$r += others * dpairs[pair_$r + FOURS + m];
         }
-        //#unroll r 4: if (i + $ru < count) { dkeys[(2u * (row_$r * params.heads + group.y) + 1u) * params.key_units + unit] = sum_$r; }
+        //#unroll r 4: if (i + $ru < count) { dkeys[(token_at_$r + 1u) * params.key_units + unit] = sum_$r; }
     }
     let told_sum = sum_over_lanes(index, told);
     let given_sum = sum_over_lanes(index, given);
     if (lane == 0u) {
         //#unroll r 4
-            let partial_$r = 8u * (row_$r * params.heads + group.y);
+            let partial_$r = 4u * token_at_$r;
             if (i + $ru < count) {
                 partial[partial_$r + 1u] = told_sum[$r];
                 partial[partial_$r + 2u] = given_sum[$r];

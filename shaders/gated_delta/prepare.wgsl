@@ -5,6 +5,7 @@
 // of a value head, an invocation four tokens by four. Launcher: kernels/gated_delta.py.
 //#include common/gated_delta.wgsl
 //#include common/gated_delta_decay.wgsl
+//#include common/gated_delta_inverse.wgsl
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> segments: array<u32>;
@@ -56,24 +57,6 @@ fn write_token(index: u32, row: u32, head: u32) {
     let at = 2u * (row * params.heads + head);
     tokens[at] = vec4<f32>(q_scale[index], k_scale[index], gain[index], logs[index]);
     tokens[at + 1u] = vec4<f32>(kept(before), kept(after), select(0.0, 1.0, q_scale[index] > 0.0), 0.0);
-}
-
-// A of the workgroup's memory becomes what (I + A)⁻¹ is below its diagonal, row by row.
-fn invert(index: u32) {
-    for (var i = 1u; i < CHUNK; i += 1u) {
-        var sum = 0.0;
-        if (index < i) {
-            sum = lower[place(i, index)];
-            for (var m = index + 1u; m < i; m += 1u) {
-                sum += lower[place(i, m)] * lower[place(m, index)];
-            }
-        }
-        workgroupBarrier();
-        if (index < i) {
-            lower[place(i, index)] = -sum;
-        }
-        workgroupBarrier();
-    }
 }
 
 @compute @workgroup_size(THREADS)

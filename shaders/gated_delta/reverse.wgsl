@@ -55,17 +55,18 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             //#unroll r 4: sum_$r += columns * load_k(at_$r + d);
         }
         //#unroll r 4: sum_$r *= weights[i + $ru].z;
-        for (var t = i; t < count; t += 1u) {
-            let pair = pairs[pair_at + t * stride + FOURS];
-            let gradient = load_dout((row0 + t) * params.value_stride + own_at);
-            //#unroll r 4: sum_$r += pair[$r] * gradient;
+        for (var t = i; t < count; t += 4u) {
+            //#unroll n 4: let near_$n = min(t + $nu, count - 1u); let pair_$n = pairs[pair_at + near_$n * stride + FOURS];
+            //#unroll n 4: let gradient_$n = load_dout((row0 + near_$n) * params.value_stride + own_at);
+            //#unroll n 4: let scale_$n = select(0.0, 1.0, t + $nu < count);
+            //#unroll n 4, r 4: sum_$r += scale_$n * pair_$n[$r] * gradient_$n;
         }
         //#unroll r 4: values[(i + $ru) * LANES + lane] = sum_$r; sum_$r = vec4<f32>(0.0);
         workgroupBarrier();
-        for (var t = i; t < count; t += 1u) {
-            let pair = pairs[pair_at + t * stride];
-            let value = values[t * LANES + lane];
-            //#unroll r 4: sum_$r += pair[$r] * value;
+        // Past the last token values are zero, as weights are.
+        for (var t = i; t < count; t += 4u) {
+            //#unroll n 4: let pair_$n = pairs[pair_at + min(t + $nu, count - 1u) * stride]; let value_$n = values[(t + $nu) * LANES + lane];
+            //#unroll n 4, r 4: sum_$r += pair_$n[$r] * value_$n;
         }
         workgroupBarrier();
         //#unroll r 4
@@ -84,13 +85,16 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             let value_unit = value_at + min(group.x * LANES + own, params.value_units - 1u);
             let at = 4u * unit * LANES + own;
             //#unroll c 4: var next_$c = keep * state[at + $cu * LANES];
-            for (var t = 0u; t < count; t += 1u) {
-                let key_row = (row0 + t) * params.key_stride + key_at + unit;
-                let query = weights[t].x * load_q(key_row);
-                let key = weights[t].y * load_k(key_row);
-                let gradient = load_dout((row0 + t) * params.value_stride + value_unit);
-                let value = values[t * LANES + own];
-                //#unroll c 4: next_$c += query[$c] * gradient + key[$c] * value;
+            for (var t = 0u; t < count; t += 2u) {
+                //#unroll n 2
+                    let row_$n = row0 + min(t + $nu, count - 1u);
+                    let key_row_$n = row_$n * params.key_stride + key_at + unit;
+                    let query_$n = weights[t + $nu].x * load_q(key_row_$n);
+                    let key_$n = weights[t + $nu].y * load_k(key_row_$n);
+                    let gradient_$n = load_dout(row_$n * params.value_stride + value_unit);
+                    let value_$n = values[(t + $nu) * LANES + own];
+                //#end
+                //#unroll n 2, c 4: next_$c += query_$n[$c] * gradient_$n + key_$n[$c] * value_$n;
             }
             //#unroll c 4: state[at + $cu * LANES] = next_$c;
         }

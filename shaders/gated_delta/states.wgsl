@@ -97,10 +97,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             let own = block % LANES;
             let at = 4u * unit * LANES + own;
             //#unroll c 4: var sum_$c = keep * state[at + $cu * LANES];
-            for (var t = 0u; t < count; t += 1u) {
-                let key = weights[t].z * load_k((row0 + t) * params.key_stride + key_at + unit);
-                let value = values[t * LANES + own];
-                //#unroll c 4: sum_$c += key[$c] * value;
+            // Past the last token weights are zero.
+            for (var t = 0u; t < count; t += 4u) {
+                //#unroll n 4: let key_$n = weights[t + $nu].z * load_k((row0 + min(t + $nu, count - 1u)) * params.key_stride + key_at + unit);
+                //#unroll n 4: let value_$n = values[(t + $nu) * LANES + own];
+                //#unroll n 4, c 4: sum_$c += key_$n[$c] * value_$n;
             }
             //#unroll c 4: state[at + $cu * LANES] = sum_$c;
         }
