@@ -133,7 +133,7 @@ class _Block:
             **self.constants,
             "LANES": lanes,
             "STATE": p.key_dim * lanes,
-            "THREADS": p.chunk // 4 * lanes,
+            "THREADS": 2 * p.chunk // 4 * lanes,
         }
         return (ceil_div(p.value_dim // 4, lanes), self.heads, p.batch), cut
 

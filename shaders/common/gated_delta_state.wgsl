@@ -1,6 +1,6 @@
 // What passes over a sequence's chunks share. A workgroup has a head's state in its memory, or LANES
-// units of its columns; an invocation has four tokens of a chunk by a unit of columns: rows 4 · four …,
-// column `lane` of the workgroup's.
+// units of its columns; two invocations have the same four tokens of a chunk by a unit of columns: rows
+// 4 · four …, column `lane` of the workgroup's. They share the work: THREADS = 2 · FOURS · LANES.
 //
 // weights of a token: (into · q's scale, -beta · into · k's scale, out of · k's scale, beta).
 

@@ -21,7 +21,8 @@
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
     let lane = index % LANES;
-    let four = index / LANES;
+    let four = index / LANES % FOURS;
+    let is_first = index < FOURS * LANES;
     let i = 4u * four;
     let column = group.x * LANES + lane;
     let inside = column < params.value_units;
@@ -50,33 +51,44 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             }
         }
         //#unroll r 4: let at_$r = (row0 + min(i + $ru, count - 1u)) * params.key_stride + key_at; var sum_$r = vec4<f32>(0.0);
-        for (var d = 0u; d < params.key_units; d += 1u) {
-            let columns = of_state(d, lane);
-            //#unroll r 4: sum_$r += columns * load_k(at_$r + d);
-        }
-        //#unroll r 4: sum_$r *= weights[i + $ru].z;
-        for (var t = i; t < count; t += 4u) {
-            //#unroll n 4: let near_$n = min(t + $nu, count - 1u); let pair_$n = pairs[pair_at + near_$n * stride + FOURS];
-            //#unroll n 4: let gradient_$n = load_dout((row0 + near_$n) * params.value_stride + own_at);
-            //#unroll n 4: let scale_$n = select(0.0, 1.0, t + $nu < count);
-            //#unroll n 4, r 4: sum_$r += scale_$n * pair_$n[$r] * gradient_$n;
-        }
-        //#unroll r 4: values[(i + $ru) * LANES + lane] = sum_$r; sum_$r = vec4<f32>(0.0);
-        workgroupBarrier();
-        // Past the last token values are zero, as weights are.
-        for (var t = i; t < count; t += 4u) {
-            //#unroll n 4: let pair_$n = pairs[pair_at + min(t + $nu, count - 1u) * stride]; let value_$n = values[(t + $nu) * LANES + lane];
-            //#unroll n 4, r 4: sum_$r += pair_$n[$r] * value_$n;
-        }
-        workgroupBarrier();
-        //#unroll r 4
-            values[(i + $ru) * LANES + lane] = sum_$r;
-            if (inside && i + $ru < count) {
-                let row_$r = row0 + i + $ru;
-                made[(2u * (row_$r * params.heads + group.y) + 1u) * params.value_units + column] = sum_$r;
-                store_dv(row_$r * params.value_stride + own_at, weights[i + $ru].w * sum_$r);
+        if (is_first) {
+            for (var d = 0u; d < params.key_units; d += 1u) {
+                let columns = of_state(d, lane);
+                //#unroll r 4: sum_$r += columns * load_k(at_$r + d);
             }
-        //#end
+            //#unroll r 4: sum_$r *= weights[i + $ru].z;
+        } else {
+            for (var t = i; t < count; t += 4u) {
+                //#unroll n 4: let near_$n = min(t + $nu, count - 1u); let pair_$n = pairs[pair_at + near_$n * stride + FOURS];
+                //#unroll n 4: let gradient_$n = load_dout((row0 + near_$n) * params.value_stride + own_at);
+                //#unroll n 4: let scale_$n = select(0.0, 1.0, t + $nu < count);
+                //#unroll n 4, r 4: sum_$r += scale_$n * pair_$n[$r] * gradient_$n;
+            }
+            //#unroll r 4: values[(i + $ru) * LANES + lane] = sum_$r;
+        }
+        workgroupBarrier();
+        if (is_first) {
+            //#unroll r 4: values[(i + $ru) * LANES + lane] += sum_$r; sum_$r = vec4<f32>(0.0);
+        }
+        workgroupBarrier();
+        if (is_first) {
+            // Past the last token values are zero, as weights are.
+            for (var t = i; t < count; t += 4u) {
+                //#unroll n 4: let pair_$n = pairs[pair_at + min(t + $nu, count - 1u) * stride]; let value_$n = values[(t + $nu) * LANES + lane];
+                //#unroll n 4, r 4: sum_$r += pair_$n[$r] * value_$n;
+            }
+        }
+        workgroupBarrier();
+        if (is_first) {
+            //#unroll r 4
+                values[(i + $ru) * LANES + lane] = sum_$r;
+                if (inside && i + $ru < count) {
+                    let row_$r = row0 + i + $ru;
+                    made[(2u * (row_$r * params.heads + group.y) + 1u) * params.value_units + column] = sum_$r;
+                    store_dv(row_$r * params.value_stride + own_at, weights[i + $ru].w * sum_$r);
+                }
+            //#end
+        }
         workgroupBarrier();
         let keep = kept_of_state(row0, group.y, count);
         for (var block = index; block < params.key_units * LANES; block += THREADS) {

@@ -28,7 +28,8 @@
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
     let lane = index % LANES;
-    let four = index / LANES;
+    let four = index / LANES % FOURS;
+    let is_first = index < FOURS * LANES;
     let i = 4u * four;
     let column = group.x * LANES + lane;
     let inside = column < params.value_units;
@@ -60,36 +61,62 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             let row_$r = row0 + min(i + $ru, count - 1u);
             let at_$r = row_$r * params.key_stride + key_at;
             let pairs_$r = row_$r * stride + pair_at;
-            var told_$r = vec4<f32>(0.0);
-            var out_$r = vec4<f32>(0.0);
+            var sum_$r = vec4<f32>(0.0);
         //#end
-        for (var d = 0u; d < params.key_units; d += 1u) {
+//#if o
+        // The first invocations have what keys are told by the state, the others what queries are.
+        if (is_first) {
+            for (var d = 0u; d < params.key_units; d += 1u) {
+                let columns = of_state(d, lane);
+                //#unroll r 4: sum_$r += columns * load_k(at_$r + d);
+            }
+        } else {
+            for (var d = 0u; d < params.key_units; d += 1u) {
+                let columns = of_state(d, lane);
+                //#unroll r 4: sum_$r += columns * load_q(at_$r + d);
+            }
+            //#unroll r 4: sum_$r *= weights[i + $ru].x;
+        }
+//#else
+        let half = params.key_units / 2u;
+        for (var d = select(half, 0u, is_first); d < select(params.key_units, half, is_first); d += 1u) {
             let columns = of_state(d, lane);
-            //#unroll r 4: told_$r += columns * load_k(at_$r + d);
-//#if o
-            //#unroll r 4: out_$r += columns * load_q(at_$r + d);
+            //#unroll r 4: sum_$r += columns * load_k(at_$r + d);
+        }
+        if (!is_first) {
+            //#unroll r 4: values[(i + $ru) * LANES + lane] = sum_$r;
+        }
+        workgroupBarrier();
+        //#unroll r 4: sum_$r += values[(i + $ru) * LANES + lane];
+        workgroupBarrier();
 //#endif
-        }
-        //#unroll r 4: values[(i + $ru) * LANES + lane] = weights[i + $ru].w * load_v(row_$r * params.value_stride + value_at) + weights[i + $ru].y * told_$r;
-        workgroupBarrier();
-        //#unroll r 4: var new_$r = vec4<f32>(0.0);
-        for (var m = 0u; m <= four; m += 1u) {
-            let rows = of_values(m, lane);
-            //#unroll r 4: new_$r += rows * pairs[pairs_$r + m];
+        if (is_first) {
+            //#unroll r 4: values[(i + $ru) * LANES + lane] = weights[i + $ru].w * load_v(row_$r * params.value_stride + value_at) + weights[i + $ru].y * sum_$r;
         }
         workgroupBarrier();
-        //#unroll r 4: values[(i + $ru) * LANES + lane] = select(vec4<f32>(0.0), new_$r, i + $ru < count);
+        if (is_first) {
+            //#unroll r 4: sum_$r = vec4<f32>(0.0);
+            for (var m = 0u; m <= four; m += 1u) {
+                let rows = of_values(m, lane);
+                //#unroll r 4: sum_$r += rows * pairs[pairs_$r + m];
+            }
+        }
         workgroupBarrier();
+        if (is_first) {
+            //#unroll r 4: values[(i + $ru) * LANES + lane] = select(vec4<f32>(0.0), sum_$r, i + $ru < count);
 //#if made
-        //#unroll r 4: if (inside && i + $ru < count) { made[2u * (row_$r * params.heads + group.y) * params.value_units + column] = new_$r; }
+            //#unroll r 4: if (inside && i + $ru < count) { made[2u * (row_$r * params.heads + group.y) * params.value_units + column] = sum_$r; }
 //#endif
-//#if o
-        //#unroll r 4: out_$r *= weights[i + $ru].x;
-        for (var m = 0u; m <= four; m += 1u) {
-            let rows = of_values(m, lane);
-            //#unroll r 4: out_$r += rows * pairs[pairs_$r + FOURS + m];
         }
-        //#unroll r 4: if (inside && i + $ru < count) { store_o(row_$r * params.value_stride + value_at, out_$r); }
+        workgroupBarrier();
+//#if o
+        if (!is_first) {
+            for (var m = 0u; m <= four; m += 1u) {
+                let rows = of_values(m, lane);
+                //#unroll r 4: sum_$r += rows * pairs[pairs_$r + FOURS + m];
+            }
+            //#unroll r 4: if (inside && i + $ru < count) { store_o(row_$r * params.value_stride + value_at, sum_$r); }
+        }
 //#endif
         let keep = kept_of_state(row0, group.y, count);
         for (var block = index; block < params.key_units * LANES; block += THREADS) {
