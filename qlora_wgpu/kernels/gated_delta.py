@@ -121,10 +121,6 @@ class _Block:
         """How kernels are cut that take four tokens of a chunk by four."""
         return {**self.constants, "THREADS": (self.problem.chunk // 4) ** 2}
 
-    def of_inverse(self) -> dict[str, Constant]:
-        """How a chunk's triangular matrix is inverted."""
-        return {"SIDES": self.problem.chunk // 16, "OWN": 256 // (self.problem.chunk // 4) ** 2}
-
     def of_states(self) -> tuple[tuple[int, int, int], dict[str, Constant]]:
         """Workgroups that pass over the chunks, and how they are cut."""
         p = self.problem
@@ -161,7 +157,7 @@ class _Block:
             self.of_chunks(),
             {**inputs, "tokens": tokens, "pairs": pairs},
             self.params,
-            {**self.of_pairs(), **self.of_inverse(), "GRADIENT": self.gradient},
+            {**self.of_pairs(), "GRADIENT": self.gradient},
             self.flops(0, 2, 0),
         )
         return tokens, pairs

@@ -1,18 +1,11 @@
 // A of the workgroup's memory becomes what T = (I + A)⁻¹ is below its diagonal.
 //
-// Blocks of 16 by 16: those on the diagonal by forward substitution, an invocation for a column; then
-// row I of blocks, one after the other, T_IJ = -T_II · Σ_{J ≤ K < I} A_IK · T_KJ.
-// SIDES = CHUNK / 16, OWN = 256 / THREADS elements of a block are an invocation's.
+// In blocks of SIDE by SIDE: those on the diagonal by forward substitution, row by row; then those
+// below, T_IJ = -T_II · Σ_{J ≤ K < I} A_IK · T_KJ, of which no later one needs A_IJ.
 
 const SIDE = 16u;
 
-fn own_row(index: u32, e: u32) -> u32 {
-    return (index + e * THREADS) / SIDE;
-}
-
-fn own_column(index: u32, e: u32) -> u32 {
-    return (index + e * THREADS) % SIDE;
-}
+var<workgroup> product: array<f32, SIDE * SIDE>;
 
 // (I + A) or T, wherever its blocks are so far.
 fn at_or_below(i: u32, j: u32) -> f32 {
@@ -22,55 +15,49 @@ fn at_or_below(i: u32, j: u32) -> f32 {
     return select(0.0, 1.0, i == j);
 }
 
-fn invert(index: u32) {
+fn invert_diagonal(index: u32) {
     let corner = index / SIDE * SIDE;
-    let column = index % SIDE;
-    //#unroll i 16: var t_$i = select(0.0, 1.0, column == $iu);
-    if (index < CHUNK) {
-        //#unroll i 16, m 16: if ($iu > $mu) { t_$i -= lower[place(corner + max($iu, 1u), corner + $mu)] * t_$m; }
-    }
-    workgroupBarrier();
-    if (index < CHUNK) {
-        //#unroll i 16: if ($iu > column) { lower[place(corner + $iu, corner + column)] = t_$i; }
-    }
-    workgroupBarrier();
-    //#unroll side SIDES
-    if ($sideu > 0u) {
-        let first_$side = $sideu * SIDE;
-        //#unroll block SIDES, e OWN: var sum_$side_$block_$e = 0.0;
-        //#unroll block SIDES, e OWN
-        if ($blocku < $sideu) {
-            let i = first_$side + own_row(index, $eu);
-            let j = $blocku * SIDE + own_column(index, $eu);
-            for (var m = $blocku * SIDE; m < first_$side; m += 1u) {
-                sum_$side_$block_$e += lower[place(i, m)] * at_or_below(m, j);
+    let column = corner + index % SIDE;
+    for (var row = 1u; row < SIDE; row += 1u) {
+        let i = corner + row;
+        var sum = 0.0;
+        if (index < CHUNK && column < i) {
+            sum = lower[place(i, column)];
+            for (var m = column + 1u; m < i; m += 1u) {
+                sum += lower[place(i, m)] * lower[place(m, column)];
             }
         }
-        //#end
         workgroupBarrier();
-        //#unroll block SIDES, e OWN
-        if ($blocku < $sideu) {
-            lower[place(first_$side + own_row(index, $eu), $blocku * SIDE + own_column(index, $eu))] = sum_$side_$block_$e;
-            sum_$side_$block_$e = 0.0;
+        if (index < CHUNK && column < i) {
+            lower[place(i, column)] = -sum;
         }
-        //#end
-        workgroupBarrier();
-        //#unroll block SIDES, e OWN
-        if ($blocku < $sideu) {
-            let i = first_$side + own_row(index, $eu);
-            let j = $blocku * SIDE + own_column(index, $eu);
-            for (var m = first_$side; m <= i; m += 1u) {
-                sum_$side_$block_$e -= at_or_below(i, m) * lower[place(m, j)];
-            }
-        }
-        //#end
-        workgroupBarrier();
-        //#unroll block SIDES, e OWN
-        if ($blocku < $sideu) {
-            lower[place(first_$side + own_row(index, $eu), $blocku * SIDE + own_column(index, $eu))] = sum_$side_$block_$e;
-        }
-        //#end
         workgroupBarrier();
     }
-    //#end
+}
+
+fn invert(index: u32) {
+    invert_diagonal(index);
+    for (var first = SIDE; first < CHUNK; first += SIDE) {
+        for (var left = 0u; left < first; left += SIDE) {
+            for (var e = index; e < SIDE * SIDE; e += THREADS) {
+                let i = first + e / SIDE;
+                let j = left + e % SIDE;
+                var sum = 0.0;
+                for (var m = left; m < first; m += 1u) {
+                    sum += lower[place(i, m)] * at_or_below(m, j);
+                }
+                product[e] = sum;
+            }
+            workgroupBarrier();
+            for (var e = index; e < SIDE * SIDE; e += THREADS) {
+                let i = first + e / SIDE;
+                var sum = 0.0;
+                for (var m = first; m <= i; m += 1u) {
+                    sum += at_or_below(i, m) * product[(m - first) * SIDE + e % SIDE];
+                }
+                lower[place(i, left + e % SIDE)] = -sum;
+            }
+            workgroupBarrier();
+        }
+    }
 }

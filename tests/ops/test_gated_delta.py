@@ -3,7 +3,10 @@ import pytest
 from support.harness import PROFILES, VARIANTS, Bench, assert_close, rounded
 
 from qlora_wgpu.kernels import gated_delta as kernels
+from qlora_wgpu.model.batch_encoding import encode_batch
+from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.gated_delta import gated_delta_rule
+from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.reference import gated_delta as reference
 from qlora_wgpu.reference.gated_delta import Heads
 
@@ -125,3 +128,28 @@ def test_a_sample_is_the_same_wherever_it_lies(device):
         assert np.array_equal(a, b)
     for name, a, b in zip(NAMES, alone, results(5, 11), strict=True):
         assert_close(b, a, BOUNDS["float32"], f"{name}: other chunks")
+
+
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+def test_new_tokens_after_a_prompt(device, profile, dtype):
+    """A prompt with padding behind it, two tokens by themselves, and the state that they leave."""
+    heads, prompt, total, cache = Heads(2, 4, 24, 40), 19, 21, KVCache(24)
+    rng = np.random.default_rng(4)
+    q, k = rng.standard_normal((2, total, 48))
+    v, beta = rng.standard_normal((total, 160)), rng.random((total, 4))
+    decay = -rng.random((total, 4))
+    bench, outputs = Bench(device, dtype, PROFILES[profile]), []
+    for first, last, padding in ((0, prompt, 4), (prompt, prompt + 1, 0), (prompt + 1, total, 0)):
+        rows = [np.pad(a[first:last], ((0, padding), (0, 0))) for a in (q, k, v, decay, beta)]
+        given = [bench.operand(a) for a in rows[:3]] + [bench.given(a) for a in rows[3:]]
+        mask = np.pad(np.ones((1, last - first), np.int64), ((0, 0), (0, padding)))
+        batch = make_batch_buffers(*mask.shape, CacheView(cache))
+        batch.storage.data = encode_batch(batch, np.zeros_like(mask), mask, past=first)
+        outputs.append(gated_delta_rule(bench.graph, *given, batch, 2, 4, 24, 40, chunk=16))
+    *got, state = bench.run(*outputs, cache.states[0])
+    q, k, v = (rounded(a, dtype) for a in (q, k, v))
+    inputs = rounded(decay, "float32"), rounded(beta, "float32"), np.ones((1, total), int), heads
+    o = np.concatenate([got[0][:prompt], *got[1:]])
+    assert_close(o, reference.forward(q, k, v, *inputs), BOUNDS[dtype], "sums over a sample")
+    left = reference.last_state(k, v, *inputs).reshape(-1, 40)
+    assert_close(state, left, BOUNDS["float32"], "sums over a sample")
