@@ -28,7 +28,10 @@ _VERBS = {
         "Show what training will take of a GPU's memory, without reading weights or using a GPU.",
     ),
     "eval": ("eval", "Measure loss and perplexity on held-out data: the base against an adapter."),
-    "export": ("exporting", "Write an adapter as a GGUF file, for llama.cpp's --lora."),
+    "export": (
+        "exporting",
+        "Write what was trained as a GGUF file, for llama.cpp, Ollama and LM Studio.",
+    ),
     "generate": (
         "generate",
         "Generate text with what a run has trained, or with any model and adapter.",
