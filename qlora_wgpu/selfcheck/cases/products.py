@@ -100,6 +100,7 @@ class _Sizes:
 
 
 _ODD = _Sizes(ROWS, 72, 130, 5)
+_NARROW = _Sizes(ROWS, 44, 130, 5)  # the gradient of whose input is a skinny product
 _LARGE = _Sizes(150, 530, 530, 37)  # more than one workgroup makes, or adds up at once
 _WHOLE = _Sizes(150, 200, 264, 8, 264)  # so that a workgroup of any kind has all that it makes
 # So deep that GPUs cut the reduction, of the forward or of the backward.
@@ -215,6 +216,7 @@ def _pieces(run: Runner, w: Array, rows: int) -> tuple[tuple[int, Tensor], ...]:
 
 @each(
     (_ODD, 0.3, True),
+    (_NARROW, 0.3, True),
     (_LARGE, 0.0, True),
     (_LARGE, 0.0, False),
     (_WIDE, 0.0, True),
