@@ -47,9 +47,9 @@ class MixtureBeside:
         weights = Weights(
             norms={f"{at}router.scale": hidden_size, f"{at}router.per_expert_scale": count},
             experts=(
-                ExpertSpec(f"{at}experts", gate, count, inner, hidden_size),
-                ExpertSpec(f"{at}experts", up, count, inner, hidden_size),
-                ExpertSpec(f"{at}experts", down, count, hidden_size, inner),
+                ExpertSpec(f"{at}experts", gate, count, inner, hidden_size, fused=False),
+                ExpertSpec(f"{at}experts", up, count, inner, hidden_size, fused=False),
+                ExpertSpec(f"{at}experts", down, count, hidden_size, inner, fused=False),
             ),
             routers={f"{at}router.proj.weight": (count, hidden_size)},
         )

@@ -31,7 +31,6 @@ USUAL = ("mlp", "gate_proj", "up_proj", "down_proj")
 EXPERTS = {
     "mixtral": ("block_sparse_moe", "w1", "w3", "w2"),
     "lfm2_moe": ("feed_forward", "w1", "w3", "w2"),
-    "gpt_oss": ("mlp", "gate_proj", "up_proj", "down_proj"),
     "gemma4_text": ("", "gate_proj", "up_proj", "down_proj"),
 }
 
@@ -129,8 +128,7 @@ def adapted_experts(model, model_type, dtype):
     for name, module in list(model.named_modules()):
         if not name.endswith(".experts"):
             continue
-        layer = name.rsplit(".", 2)[0]
-        layer = name.removesuffix(".experts").removesuffix(".mlp")
+        layer = name.rsplit(".", 2 if at else 1)[0]
         for stack, leaves in (("gate_up_proj", (gate, up)), ("down_proj", (down,))):
             count, out, inner = getattr(module, stack).shape
             in_turns = model_type == "gpt_oss"
