@@ -162,7 +162,11 @@ def write_family(path, family):
     config = with_head_dim(traced_configs()[family], 24)
     count = config["num_hidden_layers"] = max(4, config["num_hidden_layers"])
     if "layer_types" in config:
-        config["layer_types"] = (config["layer_types"] * 4)[:count]
+        kinds = config["layer_types"] = (config["layer_types"] * 4)[:count]
+    if "per_layer_config" in config:  # of layers that see everything, as the last one does
+        kinds[-1], own = "full_attention", next(iter(config["per_layer_config"].values()))
+        full = (i for i, kind in enumerate(kinds) if kind == "full_attention")
+        config["per_layer_config"] = {str(i): own for i in full}
     (path / "config.json").write_text(json.dumps(config))
     save_file(normalize(weights(*shapes(config))), path / "model.safetensors")
 
