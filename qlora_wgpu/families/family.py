@@ -46,6 +46,8 @@ class ExpertSpec:
         bias: Whether each has one.
         in_turns: Whether transformers holds a layer's experts in two parameters, rows of gate and
             up taking turns, which PEFT adapts as such.
+        fused: Whether PEFT makes adapters of stacks, as transformers has them, of those of experts:
+            it knows some model types.
     """
 
     at: str
@@ -55,6 +57,7 @@ class ExpertSpec:
     in_features: int
     bias: bool = False
     in_turns: bool = False
+    fused: bool = True
 
     @property
     def name(self) -> str:

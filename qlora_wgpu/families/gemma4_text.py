@@ -14,6 +14,7 @@ from qlora_wgpu.families.attention import Attention, QKNorm
 from qlora_wgpu.families.config_reader import ConfigReader, is_above_zero
 from qlora_wgpu.families.decoder import PRE_AND_POST_NORM, DecoderFamily
 from qlora_wgpu.families.dimensions import Dimensions
+from qlora_wgpu.families.mixture_beside import MixtureBeside
 from qlora_wgpu.families.mlp import GatedMLP
 from qlora_wgpu.families.norm import RMSNorm
 from qlora_wgpu.families.per_layer import PerLayerInputs
@@ -43,13 +44,12 @@ def compose(read: ConfigReader) -> SharingDecoder:
     read.no_dropout("attention_dropout")
     read.choice("use_bidirectional_attention", (None, "vision"))  # which tells of images alone
     read.choice("hidden_activation", (ACTIVATION,), ACTIVATION)
-    read.choice("enable_moe_block", (False,), False)
     dimensions = Dimensions.read(read)
     eps, count = read.number("rms_norm_eps", 1e-6), dimensions.num_hidden_layers
     windows = _windows(read, count)
     attentions = _attentions(read, dimensions, windows, eps)
     sources = _sources(read, windows)
-    inputs = _inputs(read, dimensions, eps)
+    inputs, mixture = _inputs(read, dimensions, eps), _mixture(read, dimensions, eps)
     norm, wide = RMSNorm(eps), 2 if read.flag("use_double_wide_mlp") else 1
     layers = []
     for i, (window, source) in enumerate(zip(windows, sources, strict=True)):
@@ -64,6 +64,7 @@ def compose(read: ConfigReader) -> SharingDecoder:
                 kind=_kind(window),
                 keeps=not shared and sources.count(i) > 1,
                 inputs=inputs,
+                mixture=mixture,
             )
         )
     return SharingDecoder(
@@ -223,6 +224,17 @@ def _inputs(read: ConfigReader, dimensions: Dimensions, eps: float) -> PerLayerI
             f"vocab_size_per_layer_input {rows} not below vocab_size {dimensions.vocab_size}"
         )
     return PerLayerInputs(dimensions.hidden_size, size, rows, ACTIVATION, eps)
+
+
+def _mixture(read: ConfigReader, dimensions: Dimensions, eps: float) -> MixtureBeside | None:
+    """The experts beside each layer's MLP."""
+    if not read.flag("enable_moe_block"):
+        return None
+    count, top = read.integer("num_experts"), read.integer("top_k_experts")
+    if top > count:
+        raise UnsupportedModelError(f"config.json: top_k_experts {top} exceeds num_experts {count}")
+    inner = read.integer("moe_intermediate_size")
+    return MixtureBeside(dimensions.hidden_size, inner, ACTIVATION, count, top, eps)
 
 
 FAMILY = DecoderFamily(compose)

@@ -93,11 +93,11 @@ class LayerOps:
         layer = self._modules.experts[name]
         return expert_linear(self.g, x, layer, routing, self.batch)
 
-    def router(self, x: Tensor, name: str) -> Tensor:
+    def router(self, x: Tensor, name: str, multiplier: float = 1.0) -> Tensor:
         """float32 logits by the matrix, and the bias if there is one, of that module."""
         matrix = self._modules.routers[name + ".weight"]
-        bias = self._modules.norms.get(name + ".bias")
-        return linear(self.g, x, Linear(name, matrix, bias, None), self.batch, float32=True)
+        layer = Linear(name, matrix, self._modules.norms.get(name + ".bias"), None)
+        return linear(self.g, x, layer, self.batch, multiplier=multiplier, float32=True)
 
     def small(self, name: str) -> Tensor:
         """The tensor of that name among what is small and float32."""
@@ -106,6 +106,14 @@ class LayerOps:
     def rms_norm(self, x: Tensor, name: str, eps: float, residual: Tensor | None = None) -> Tensor:
         """RMSNorm by the weight of that module."""
         return rms_norm(self.g, x, self._modules.norms[name + ".weight"], eps, residual)
+
+    def rms_norm_by(self, x: Tensor, name: str, eps: float) -> Tensor:
+        """RMSNorm by the vector of that name."""
+        return rms_norm(self.g, x, self._modules.norms[name], eps)
+
+    def vector(self, name: str) -> Tensor:
+        """The vector of that name."""
+        return self._modules.norms[name]
 
     def qk_norm(self, x: Tensor, name: str, eps: float) -> Tensor:
         """RMSNorm of each head by the weight of that module."""

@@ -8,6 +8,7 @@ from qlora_wgpu.families.attention import Attention
 from qlora_wgpu.families.decoder import Decoder, Layer
 from qlora_wgpu.families.family import Weights
 from qlora_wgpu.families.layers import LayerOps, State
+from qlora_wgpu.families.mixture_beside import MixtureBeside
 from qlora_wgpu.families.per_layer import PerLayerInputs
 from qlora_wgpu.graph.tensor import Tensor
 
@@ -22,17 +23,21 @@ class SharingLayer(Layer):
         kind: Which layers' keys and values a layer that shares them reads: the last of this kind.
         keeps: Whether its own are for later layers.
         inputs: What it is given of every token, if anything.
+        mixture: The experts beside its MLP, if there are any.
         scalar: The name of the factor.
     """
 
     kind: str = ""
     keeps: bool = False
     inputs: PerLayerInputs | None = None
+    mixture: MixtureBeside | None = None
     scalar: str = "layer_scalar"
 
     def weights(self, at: str) -> Weights:
         """The weights of the layer whose names begin so."""
         weights = super().weights(at) + Weights(norms={at + self.scalar: 1})
+        if self.mixture is not None:
+            weights += self.mixture.weights(at)
         return weights if self.inputs is None else weights + self.inputs.layer_weights(at)
 
     def trace_jointly(self, ops: LayerOps, state: State, i: int, at: str) -> State:
@@ -43,17 +48,20 @@ class SharingLayer(Layer):
         q, pair = attention.project(ops, x, at)
         names = [f"{self.kind} {part}" for part in ("keys", "values")]
         own = pair or (state[names[0]], state[names[1]])
-        h = self._after(ops, attention.attend(ops, q, own, at, None, 1.0), h, at)
-        x = self._before(ops, h, at, order.before_mlp)
-        h = self._add(ops, self.mlp, x, h, at, order.after_mlp)
+        made = attention.attend(ops, q, own, at, None, 1.0)
+        h = self._after(ops, made, h, at, order.after_attention)
+        made = self.mlp.trace(ops, self._before(ops, h, at, order.before_mlp), at, None, 1.0)
+        if self.mixture is not None:
+            made = self.mixture.trace(ops, h, made, at)
+        h = self._after(ops, made, h, at, order.after_mlp)
         if self.inputs is not None:
             h = self.inputs.trace_layer(ops, h, state[_INPUTS], i, at)
         kept = dict(zip(names, own, strict=True)) if self.keeps else {}
         return {**state, _STREAM: ops.scaled(h, at + self.scalar), **kept}
 
-    def _after(self, ops: LayerOps, x: Tensor, h: Tensor, at: str) -> Tensor:
-        assert self.order.after_attention is not None
-        return self.norm.trace(ops, x, at + self.order.after_attention, residual=h)
+    def _after(self, ops: LayerOps, x: Tensor, h: Tensor, at: str, name: str | None) -> Tensor:
+        assert name is not None  # PRE_AND_POST_NORM has all
+        return self.norm.trace(ops, x, at + name, residual=h)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ def peft_differences(
     experts = [stack for stack in experts if not stack.in_turns]  # adapted as PEFT has them
     stacked = {spec.name for stack in experts for spec in stack.linears}
     names = {spec.name for spec in targets}
+    if any(not stack.fused for stack in experts):
+        return _alone(sorted(names & stacked))
     differences = []
     if config.use_rslora and names & stacked:
         differences.append(
@@ -37,6 +39,17 @@ def peft_differences(
             "these layers out of lora.target_modules"
         )
     return differences
+
+
+def _alone(adapted: Sequence[str]) -> list[str]:
+    """What becomes of experts' adapters where PEFT does not know that they are stacked."""
+    if not adapted:
+        return []
+    return [
+        f"PEFT 0.21 with transformers 5 has no place for {adapted[0]} ({len(adapted)} layers of "
+        "experts), which it stacks, and leaves their adapters out: merge the adapter, or leave "
+        "experts out of lora.target_modules"
+    ]
 
 
 def _fused(names: set[str], experts: Sequence[ExpertSpec]) -> list[str]:

@@ -17,6 +17,11 @@ def route(logits: Array, top: int, *, normalized: bool) -> tuple[Ids, Array]:
     return ids, chosen / (chosen if normalized else e).sum(1, keepdims=True)
 
 
+def with_factors(weights: Array, ids: Ids, factors: Array) -> Array:
+    """(rows, top) times the factor (experts) of each; what it makes of dy is d weights, too."""
+    return weights * factors[ids]
+
+
 def slots_of(ids: Ids, experts: int, tile: int) -> tuple[Ids, Ids]:
     """Slots (rows · top) of assignments, and (experts, 2) each expert's first and past its last.
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from references.seeded import weights
-from references.sized import family_configs, with_head_dim
+from references.sized import traced_configs, with_head_dim
 from safetensors.numpy import save_file
 
 from e2e.test_family_types import normalize, shapes
@@ -159,16 +159,22 @@ def test_all_measures_together(training, folder, scheme, dtype):
 
 def write_family(path, family):
     """A model of four layers, or as many as it was recorded with."""
-    config = with_head_dim(family_configs()[family], 24)
+    config = with_head_dim(traced_configs()[family], 24)
     count = config["num_hidden_layers"] = max(4, config["num_hidden_layers"])
     if "layer_types" in config:
-        config["layer_types"] = (config["layer_types"] * 4)[:count]
+        kinds = config["layer_types"] = (config["layer_types"] * 4)[:count]
+    if "per_layer_config" in config:  # of layers that see everything, as the last one does
+        kinds[-1], own = "full_attention", next(iter(config["per_layer_config"].values()))
+        full = (i for i, kind in enumerate(kinds) if kind == "full_attention")
+        config["per_layer_config"] = {str(i): own for i in full}
     (path / "config.json").write_text(json.dumps(config))
     save_file(normalize(weights(*shapes(config))), path / "model.safetensors")
 
 
 # Experts; norms behind halves, a window and a tied head; weights in 16 bits; delta nets.
-@pytest.mark.parametrize("family", ["qwen3_moe", "gemma3_text", "phi3", "qwen3_next"])
+@pytest.mark.parametrize(
+    "family", ["qwen3_moe", "gemma3_text", "gemma4-experts", "phi3", "qwen3_next"]
+)
 @pytest.mark.parametrize("profile", [GPU_PROFILE, None], ids=["gpu", "own"])
 def test_other_families(training, tmp_path, family, profile):
     write_family(tmp_path, family)

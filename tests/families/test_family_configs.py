@@ -426,6 +426,15 @@ REFUSED = {
     ),
     "no base": ("gemma4_text", {**G4, "rope_parameters": {}}, "sliding_attention with a rope"),
     "scaling": ("gemma4_text", {**G4, "rope_scaling": None}, "rope_scaling is not supported"),
+    "experts of Gemma 4": (
+        "gemma4_text",
+        {
+            **PLAIN, "enable_moe_block": True, "num_experts": 2, "top_k_experts": 3,
+            "moe_intermediate_size": 8,
+        },
+        "top_k_experts 3 exceeds num_experts 2",
+    ),
+    "no experts": ("gemma4_text", {**PLAIN, "enable_moe_block": True}, "num_experts must be"),
     "stretched": (
         "gemma4_text",
         {**G4, "rope_parameters": {k: {"rope_type": "yarn", "rope_theta": 9.0} for k in KINDS}},

@@ -151,6 +151,14 @@ MODELS = {
         "4.63",
     ),
     "Gemma 4 E4B, text": (gemma4((2560, 10240, 42, 8, 2), 5, num_kv_shared_layers=18), "7.46"),
+    "Gemma 4 26B-A4B, text": (
+        gemma4(
+            (2816, 2112, 30, 16, 8), 5, attention_k_eq_v=True, num_global_key_value_heads=2,
+            hidden_size_per_layer_input=0, enable_moe_block=True, num_experts=128,
+            moe_intermediate_size=704, top_k_experts=8,
+        ),
+        "25.2",
+    ),
     "Gemma 4 31B, text": (
         gemma4(
             (5376, 21504, 60, 32, 16), 5, attention_k_eq_v=True, num_global_key_value_heads=4,

@@ -1,6 +1,7 @@
 """Which layers get which adapter, and how it begins: as PEFT has it."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -177,6 +178,26 @@ def test_what_peft_computes_otherwise():
     assert "1.41 times" in text
     without = LoraConfig(use_rslora=True, target_modules=["q_proj"])
     assert Adapter(without, sparse, [STACK]).peft_differences == []
+
+
+def test_experts_that_peft_does_not_know():
+    stack = dataclasses.replace(STACK, fused=False)
+    assert Adapter(LoraConfig(), MIXED, [stack]).peft_differences == []
+    named = LoraConfig(target_modules=["up_proj"])
+    [text] = Adapter(named, MIXED, [stack]).peft_differences
+    assert "no place for model.layers.1.mlp.experts.0.up_proj (3 layers" in text
+
+
+def test_names_within_the_part_that_is_adapted():
+    """Where other parts of a running model have layers that are called alike."""
+    specs = [LinearSpec(f"model.text.layers.0.{leaf}", 8, 8) for leaf in ("x.q_proj", "o_proj")]
+    adapter = Adapter(LoraConfig(), specs, within="model.text.")
+    assert adapter.peft.target_modules == r"model\.text\.(?:.+\.)?(?:o_proj|q_proj)"
+    assert Adapter(lora_config(adapter.peft), specs, within="model.text.").names == adapter.names
+    whole = LoraConfig(target_modules=[specs[0].name])
+    chosen = Adapter(whole, specs, within="model.text.").peft.target_modules
+    assert re.fullmatch(chosen, specs[0].name) and not re.fullmatch(chosen, specs[1].name)
+    assert not re.fullmatch(chosen, "model.images.layers.0.x.q_proj")
 
 
 @pytest.mark.parametrize(

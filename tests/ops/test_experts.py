@@ -7,6 +7,7 @@ from qlora_wgpu.families.family import ExpertSpec
 from qlora_wgpu.graph.tensor import matrix
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model.weights import WeightLayout
+from qlora_wgpu.ops.expert_factors import with_factors
 from qlora_wgpu.ops.experts import expert_linear
 from qlora_wgpu.ops.modules import DenseExperts, ExpertLinear
 from qlora_wgpu.ops.routing import combine, most_rows, permute, route
@@ -118,6 +119,28 @@ def test_rows_go_and_come_back(device, profile, dtype, kind, normalized):
     assert_close(got[1], total * dy + top_k * dp[0], near, "one rounding of each")
     assert_close(got[2], elogits, near, "sums over columns", terms=np.abs(dweights).max())
     assert_close(got[3], dy, 0.0, "handed on")
+
+
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+@pytest.mark.parametrize("kind", DTYPES)
+def test_factors(device, profile, dtype, kind):
+    """Weights times their experts' factors, of more rows than one tile of an expert has."""
+    rng = np.random.default_rng(10)
+    logits, dy, factors = (rng.standard_normal(s) for s in ((150, 5), (150, 3), 5))
+    logits[:, 3] += 4
+    bench = Bench(device, dtype, PROFILES[profile])
+    tlogits = bench.given(logits, grad=True)
+    routing = route(bench.graph, tlogits, 3, normalized=True)
+    factored = with_factors(bench.graph, routing, bench.given(factors))
+    (dlogits,) = bench.gradients(factored.weights, bench.given(dy, kind), tlogits)
+    got, got_dx = bench.run(factored.weights, dlogits)
+    logits, factors, dy = rounded(logits, "float32"), rounded(factors, "float32"), rounded(dy, kind)
+    ids, weights = reference.route(logits, 3, normalized=True)
+    near = tolerance("float32")
+    assert_close(got, reference.with_factors(weights, ids, factors), near, "float32 arithmetic")
+    dweights = reference.with_factors(dy, ids, factors)
+    expected = reference.route_backward(dweights, logits, ids, normalized=True)
+    assert_close(got_dx, expected, near, "float32 arithmetic")
 
 
 @pytest.mark.parametrize("kind", DTYPES)

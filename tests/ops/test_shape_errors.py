@@ -10,6 +10,7 @@ from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.causal_conv import causal_conv
 from qlora_wgpu.ops.clamped_glu import ClampedGLU, clamped_glu
 from qlora_wgpu.ops.columns import columns
+from qlora_wgpu.ops.expert_factors import with_factors
 from qlora_wgpu.ops.experts import expert_linear
 from qlora_wgpu.ops.gated_delta import gated_delta_rule
 from qlora_wgpu.ops.gated_delta_gates import gated_delta_gates
@@ -106,6 +107,9 @@ WRONG = {
     ),
     "gated_delta_rule rows": (
         lambda g: delta_rule(g, 1040, 16, heads=(2, 2), key_dim=520), r"gated_delta_rule: 520 rows",
+    ),
+    "with_factors": (
+        lambda g: with_factors(g, routing(g), norm(9)), r"with_factors: .*1x9.* each of",
     ),
     "scaled": (lambda g: scaled(g, operand(6, 20), norm(2)), r"scaled: .*1x2.* not one number"),
     "weighted_sum": (

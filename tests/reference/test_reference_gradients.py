@@ -117,6 +117,13 @@ def test_group_columns():
     check(lambda v: np.sum(dy * group_columns.forward(v, *parts)), x, dx)
 
 
+def test_factors_of_experts():
+    weights, dy, ids = normal(4, 2), normal(4, 2), np.array([[0, 2], [1, 0], [2, 1], [1, 2]])
+    factors = normal(3)
+    dw = experts.with_factors(dy, ids, factors)
+    check(lambda v: np.sum(dy * experts.with_factors(v, ids, factors)), weights, dw)
+
+
 def test_scaling():
     x, z, dy = normal(3, 5), normal(3, 5), normal(3, 5)
     check(lambda v: np.sum(dy * scaling.scaled(v, 0.3)), x, scaling.scaled(dy, 0.3))

@@ -103,6 +103,16 @@ CASES = {
             "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
         },
     ),
+    "gemma4-experts": (  # as 26B-A4B: a mixture beside the MLP
+        "gemma4_text",
+        {
+            **TWO_SIZES, "num_hidden_layers": 3, "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1, "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True, "num_experts": 7, "top_k_experts": 3,
+            "moe_intermediate_size": 44,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+        },
+    ),
     "phi3": ("phi3", {"sliding_window": 7, "num_key_value_heads": 3}),
     "phi3-partial": ("phi3", rope("default", partial_rotary_factor=0.5)),
     "phi3-longrope": (

@@ -75,6 +75,8 @@ OWN = {
         "head_dim": 6, "global_head_dim": 10, "sliding_window": 5, "num_kv_shared_layers": 1,
         "hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": VOCAB,
         "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+        "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2,
+        "moe_intermediate_size": 16,
     },
     "qwen3": {"head_dim": 6}, "glm4": {"head_dim": 8}, "stablelm": {"partial_rotary_factor": 0.67},
     "smollm3": {"no_rope_layers": [1, 0, 1]}, "ernie4_5": {"head_dim": 6},
@@ -117,6 +119,7 @@ TEXTS = {
     "gemma3": "gemma3_text", "gemma4": "gemma4_text", "mistral3": "ministral3",
     "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text",
 }  # fmt: skip
+RENAMED = ("gemma3", "gemma4", "mistral3")  # whose text part is called otherwise by itself
 TEXT = ["full_attention", "sliding_attention"]
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
 LLAMA3 = {
@@ -184,7 +187,8 @@ ALIKE = [  # keys that take the same values
     (
         "tie_word_embeddings attention_bias mlp_bias use_bias bias use_qkv_bias qkv_bias"
         " qk_layernorm use_qk_norm use_parallel_residual use_sliding_window norm_topk_prob"
-        " output_router_logits attention_k_eq_v use_double_wide_mlp is_decoder is_causal use_mup"
+        " output_router_logits"
+        " attention_k_eq_v use_double_wide_mlp enable_moe_block is_decoder is_causal use_mup"
         " add_cross_attention output_hidden_states output_attentions use_cache rope_interleaved"
         " is_encoder_decoder attention_out_bias conv_bias tie_embedding"
         " block_auto_adjust_ff_dim",
@@ -221,6 +225,7 @@ VALUES = {key: values for keys, values in ALIKE for key in keys.split()} | {
     "pretraining_tp": [2], "chunk_size_feed_forward": [2], "attention_chunk_size": [4],
     "dual_chunk_attention_config": [{"chunk_size": 4}], "hidden_size_per_layer_input": [8, 0, None],
     "vocab_size_per_layer_input": [400, 7], "num_kv_shared_layers": [0, 2, 3],
+    "top_k_experts": [1, 4, 5, None],
     "global_head_dim": [8, None], "num_global_key_value_heads": [1, 2, None],
     "use_bidirectional_attention": [True, False, None, "vision", "all"],
     "per_layer_config": [
@@ -296,9 +301,12 @@ def theirs(config, ids):
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    texts = "", "gate_proj", "up_proj", "down_proj"
     stacked = {
-        "mixtral": ("block_sparse_moe", "w1", "w3", "w2"),
-        "lfm2_moe": ("feed_forward", "w1", "w3", "w2"),
+        "mixtral": ("block_sparse_moe.", "w1", "w3", "w2"),
+        "lfm2_moe": ("feed_forward.", "w1", "w3", "w2"),
+        "gemma4_text": texts,
+        "gemma4": texts,
     }
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -317,7 +325,7 @@ def theirs(config, ids):
             if tied and name == "lm_head.weight":
                 continue
             if ".experts." in name:
-                usual = ("mlp", "gate_proj", "up_proj", "down_proj")
+                usual = ("mlp.", "gate_proj", "up_proj", "down_proj")
                 at, gate, up, down = stacked.get(config["model_type"], usual)
                 in_turns = config["model_type"] == "gpt_oss"  # and transposed
                 shape = (
@@ -325,7 +333,9 @@ def theirs(config, ids):
                 )
                 count, rows, *columns = shape
                 leaves = (gate, up) if "gate_up" in name else (down,)
-                prefix = name.rsplit(".", 3)[0] + f".{at}.experts."
+                is_renamed = config["model_type"] in RENAMED
+                file = name.replace("model.", "model.language_model.", 1) if is_renamed else name
+                prefix = file.rsplit(".", 3 if at else 2)[0] + f".{at}experts."
                 kind = "bias" if name.endswith("_bias") else "weight"
                 own = weights({
                     f"{prefix}{i}.{leaf}.{kind}": (rows // len(leaves), *columns)
@@ -341,7 +351,7 @@ def theirs(config, ids):
                 if config["model_type"] == "mixtral" and ".mlp.gate" in name:
                     file = name.replace(".mlp.", ".block_sparse_moe.")
                 file = file.replace(".gate.moe_statics.", ".moe_statics.")
-                if config["model_type"] in ("gemma3", "gemma4", "mistral3"):
+                if config["model_type"] in RENAMED:
                     file = name.replace("model.", "model.language_model.", 1)
                 own = weights({file: tuple(parameter.shape)}, offset)
                 stack = own[file]

@@ -40,7 +40,7 @@ def logits(config, arrays, ids):
     """
     architecture = find_family(config).read(config)
     decoder, ops = architecture.config, NumpyOps(architecture, arrays, np.asarray(ids))
-    layers = tuple(replace(layer, mlp=_in_numpy(layer.mlp)) for layer in decoder.layers)
+    layers = tuple(_layer_in_numpy(layer) for layer in decoder.layers)
     hidden = replace(decoder, layers=layers).trace(ops, checkpointing=False)
     head = architecture.embed_name if architecture.tied else architecture.head_name
     result = architecture.logit_scale * hidden @ ops.array(head).T
@@ -211,6 +211,34 @@ class _Experts:
             inner = unit(ops.linear(x, gate), ops.linear(x, up), of.activation)
             residual = residual + p[:, i : i + 1] * ops.linear(inner, down)
         return residual
+
+
+class _Beside:
+    """A mixture of experts beside an MLP, every expert for every token."""
+
+    def __init__(self, mixture):
+        self._mixture = mixture
+
+    def trace(self, ops, h, made, at):
+        of, eps = self._mixture, self._mixture.eps
+        x = ops.array(f"{at}router.scale") * h / np.sqrt((h * h).mean(-1, keepdims=True) + eps)
+        scores = ops.router(x, f"{at}router.proj") / np.sqrt(of.hidden_size)
+        p = np.exp(scores - scores.max(-1, keepdims=True))
+        p = np.where(p >= np.sort(p, -1)[:, -of.top_k][:, None], p, 0.0)
+        p *= ops.array(f"{at}router.per_expert_scale") / p.sum(-1, keepdims=True)
+        x, sparse = ops.rms_norm(h, at + of.before, eps), 0.0
+        for i in range(of.num_experts):
+            gate, up, down = (f"{at}experts.{i}.{leaf}" for leaf in of.leaves)
+            inner = ops.glu(ops.linear(x, gate), ops.linear(x, up), of.activation)
+            sparse = sparse + p[:, i : i + 1] * ops.linear(inner, down)
+        dense = ops.rms_norm(made, at + of.after_mlp, eps)
+        return ops.rms_norm(sparse, at + of.after, eps, dense)
+
+
+def _layer_in_numpy(layer):
+    mixture = getattr(layer, "mixture", None)
+    changes = {} if mixture is None else {"mixture": _Beside(mixture)}
+    return replace(layer, mlp=_in_numpy(layer.mlp), **changes)
 
 
 def _in_numpy(mlp):

@@ -31,6 +31,7 @@ USUAL = ("mlp", "gate_proj", "up_proj", "down_proj")
 EXPERTS = {
     "mixtral": ("block_sparse_moe", "w1", "w3", "w2"),
     "lfm2_moe": ("feed_forward", "w1", "w3", "w2"),
+    "gemma4_text": ("", "gate_proj", "up_proj", "down_proj"),
 }
 
 
@@ -93,7 +94,8 @@ def make(case):
 
 def targets(model):
     names = {n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
-    return sorted({n.rsplit(".", 1)[-1] for n in names} - {"lm_head"})
+    # Routers, of which Gemma 4's is one, stay frozen.
+    return sorted({n.rsplit(".", 1)[-1] for n in names} - {"lm_head", "proj"})
 
 
 def peft_name(name):
@@ -126,7 +128,7 @@ def adapted_experts(model, model_type, dtype):
     for name, module in list(model.named_modules()):
         if not name.endswith(".experts"):
             continue
-        layer = name.rsplit(".", 2)[0]
+        layer = name.rsplit(".", 2 if at else 1)[0]
         for stack, leaves in (("gate_up_proj", (gate, up)), ("down_proj", (down,))):
             count, out, inner = getattr(module, stack).shape
             in_turns = model_type == "gpt_oss"
@@ -138,7 +140,8 @@ def adapted_experts(model, model_type, dtype):
                 for leaf in leaves:
                     a = torch.nn.Parameter(torch.zeros(R, inner, dtype=dtype))
                     b = torch.nn.Parameter(torch.zeros(out // len(leaves), R, dtype=dtype))
-                    full = f"{layer}.{at}.experts.{expert}.{leaf}"
+                    parts = (layer, at, "experts", str(expert), leaf)
+                    full = ".".join(part for part in parts if part)
                     trained[f"{full}.lora_A.weight"] = a
                     trained[f"{full}.lora_B.weight"] = b
                     pairs[-1].append((a, b))

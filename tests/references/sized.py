@@ -13,7 +13,7 @@ COMPOSED = (
     "nemotron", "seed_oss", "stablelm-qknorm", "qwen3_next", "qwen3_5_moe_text",
 )  # fmt: skip
 # Cases whose forward has an op that no first case of a model_type has.
-MORE = ("cohere-qknorm", "gemma4-dense", "stablelm-qknorm")
+MORE = ("cohere-qknorm", "gemma4-dense", "gemma4-experts", "stablelm-qknorm")
 
 
 def family_configs():

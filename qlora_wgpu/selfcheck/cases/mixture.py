@@ -19,6 +19,7 @@ from qlora_wgpu.model.quantized_weights import (
     words,
 )
 from qlora_wgpu.ops.clamped_glu import ClampedGLU, clamped_glu
+from qlora_wgpu.ops.expert_factors import with_factors
 from qlora_wgpu.ops.experts import expert_linear
 from qlora_wgpu.ops.modules import DenseExperts, ExpertLinear, ExpertMatrix
 from qlora_wgpu.ops.routing import combine, permute, route
@@ -175,6 +176,24 @@ def check_experts(
     run.compare(got_logits, exact, inner=ROUNDING[run.dtype])
     for values in got_flat:
         run.compare(values, joined(adapter, by_name), inner=ROUNDING[run.dtype])
+
+
+@each((True,), (False,))
+def check_factors(run: Runner, exact_gradient: bool) -> None:
+    """Weights times factors of experts, with a gradient of each type."""
+    logits, factors, dy = _logits(_MANY), normal("factors", _EXPERTS), normal("dy", _MANY, _TOP_K)
+    tlogits = run.float32(logits, grad=True)
+    routing = route(run.graph, tlogits, _TOP_K, normalized=True)
+    y = with_factors(run.graph, routing, run.float32(factors)).weights
+    cotangent = run.float32(dy) if exact_gradient else run.operand(dy)
+    (dlogits,) = run.gradients(y, cotangent, tlogits)
+    got_y, got_dlogits = run.run(y, dlogits)
+    dy = dy if exact_gradient else run.rounded(dy)
+    ids, weights = reference.route(logits, _TOP_K, normalized=True)
+    run.compare(got_y, reference.with_factors(weights, ids, factors))
+    dweights = reference.with_factors(dy, ids, factors)
+    exact = reference.route_backward(dweights, logits, ids, normalized=True)
+    run.compare(got_dlogits, exact)
 
 
 @each((True,), (False,))
