@@ -59,6 +59,14 @@ def test_every_family(device, tmp_path, case):
     assert np.array_equal(again, steps[0])
 
 
+def test_shared_keys_and_values_are_kept_once(device, tmp_path):
+    """Of five layers of Gemma 4 the last three attend to what the first two have stored."""
+    decoder = Decoder(opened("gemma4", tmp_path, device), 16)
+    decoder.start([5, 6, 7])
+    decoder.step(8)
+    assert [keys.columns for keys, _ in decoder._cache.layers] == [2 * 20, 2 * 28]
+
+
 @pytest.mark.parametrize("scheme", ["none", "nf4"])
 def test_bfloat16(device, tmp_path, scheme):
     model = opened("llama", tmp_path, device, "bfloat16", scheme)
