@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy.typing as npt
 
+from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.safetensors_format import FLOATS
 from qlora_wgpu.checkpoint.stream import Entry
 from qlora_wgpu.config import QuantConfig
@@ -45,13 +46,13 @@ def merge(
         UnsupportedModelError: If the base is stored quantized and its original weights are wanted.
         ConfigError: If ``out`` is there already.
     """
-    merged = MergedWeights(model, adapter, base, quant)
-    folder = merged.folder
-    if folder.parts_stacks:
+    if ModelFolder.without_weights(model).parts_stacks:
         raise UnsupportedModelError(
             f"{model}: transformers reads the experts of a layer together, which are by themselves "
             "here: merge into the model's safetensors version"
         )
+    merged = MergedWeights(model, adapter, base, quant)
+    folder = merged.folder
 
     def tensors_of(tensor: str) -> Tensors:
         if folder.is_companion(tensor):

@@ -19,6 +19,8 @@ from qlora_wgpu.config.as_trained import find_run
 from qlora_wgpu.data import PromptKind, prompt_kind
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.export.model_card import CardKind, model_card
+from qlora_wgpu.files import file_bytes, is_there
+from qlora_wgpu.limits import MODEL_JSON_BYTES
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.runs.exporting import modelfile_of
@@ -129,7 +131,7 @@ def _merged_files(folder: Path) -> dict[str, Path | bytes]:
     }
     # The card that lies there is the base's, unless it was made here.
     card = folder / _CARD
-    if card.is_file() and b"qlora-wgpu" in card.read_bytes():
+    if is_there(card) and b"qlora-wgpu" in _content(card):
         files[_CARD] = card
     return files
 
@@ -145,7 +147,12 @@ def _gguf_files(path: Path) -> dict[str, Path | bytes]:
 
 
 def _content(file: Path | bytes) -> bytes:
-    return file if isinstance(file, bytes) else file.read_bytes()
+    if isinstance(file, bytes):
+        return file
+    try:
+        return file_bytes(file, MODEL_JSON_BYTES)
+    except OSError as err:
+        raise CheckpointError(f"{file} cannot be read: {err.strerror or err}") from err
 
 
 def _card(

@@ -10,7 +10,8 @@ import pytest
 from checkpoint.test_gguf_architectures import differing, parts
 from e2e.tiny import write_weights
 from references.sized import family_configs
-from support.gguf_files import byte_vocabulary, random_weights, write_model
+from safetensors.numpy import load_file
+from support.gguf_files import byte_vocabulary, random_weights, tensors_of, write_model
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.gguf.element_types import QUANTIZED, TYPES
@@ -31,8 +32,15 @@ CHANGES = {
     "smollm3": {"num_hidden_layers": 5, "no_rope_layers": None, "layer_types": None},
     "gemma2": {"query_pre_attn_scalar": 20},
     "gemma3_text": {"query_pre_attn_scalar": 20, "final_logit_softcapping": 7.0},
-    "phi3": {},
     "gpt_oss": {"swiglu_limit": 7.0},
+    "phi3": {}, "glm4": {},
+    "arcee": {"attention_bias": False, "mlp_bias": False},
+    "ernie4_5": {"use_bias": False},
+    "exaone4": {
+        "layer_types": ["full_attention"] * 2, "sliding_window": None, "head_dim": 12,
+    },
+    "hunyuan_v1_dense": {},
+    "seed_oss": {"attention_out_bias": False, "mlp_bias": False},
 }  # fmt: skip
 ROPES = {
     "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0},
@@ -97,6 +105,36 @@ def test_a_file_is_the_merged_model(tmp_path, model_type) -> None:
             array = (array + np.float32(1)) - np.float32(1)
         assert np.array_equal(file.float32(name), array), name
     assert any(merged.is_adapted(name) for name in names)
+
+
+@pytest.mark.parametrize("name", ["q8_0", "q5_1", "f16"])
+@pytest.mark.parametrize("model_type", ["llama", "mixtral", "gemma2", "phi3", "qwen3", "olmo2"])
+def test_tensors_as_llama_cpp_s_converter_has_them(tmp_path, model_type, name) -> None:
+    """By gguf's own reader, against base + scaling · B · A in the converter's layout."""
+    config = CONFIGS[model_type] | CHANGES[model_type] | {"intermediate_size": 160}
+    place = folder_of(tmp_path, config)
+    arrays = random_weights(config)
+    adapter = load_file(place / "adapter/adapter_model.safetensors")
+    for key, a in adapter.items():
+        if key.endswith("lora_A.weight"):
+            target = key.removeprefix("base_model.model.").replace("lora_A.", "")
+            arrays[target] = arrays[target] + 2 * (adapter[key.replace("_A", "_B")] @ a)
+    expected = tensors_of(config, arrays)
+    written(place, name)
+    stored = {t.name: t for t in gguf.GGUFReader(place / f"{name}.gguf").tensors}
+    if model_type == "olmo2":
+        expected["output.weight"] = expected["token_embd.weight"]
+    assert set(stored) == set(expected)
+    kinds = set()
+    for key, tensor in stored.items():
+        array = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        largest = np.abs(expected[key]).max()
+        steps = {"F32": 1e-6, "F16": 2**-11, "Q8_0": 0.6 / 127, "Q5_1": 0.6 * 2 / 31}
+        kinds.add(tensor.tensor_type.name)
+        allowed = steps[tensor.tensor_type.name] * largest
+        assert np.abs(array.reshape(expected[key].shape) - expected[key]).max() <= allowed, key
+    assert {"f16": {"F32", "F16"}}.get(name, {"F32", "F16", name.upper()}) >= kinds
+    assert len(kinds) > 1
 
 
 @pytest.mark.parametrize("kind", ROPES)

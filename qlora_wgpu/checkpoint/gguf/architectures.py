@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from qlora_wgpu.checkpoint.gguf import gemma
+from qlora_wgpu.checkpoint.gguf import more_architectures as more
 from qlora_wgpu.checkpoint.gguf.file import GGUFFile
+from qlora_wgpu.checkpoint.gguf.heads import usual_scale, whole_heads
 from qlora_wgpu.checkpoint.gguf.keys import Keys
 from qlora_wgpu.checkpoint.gguf.rope import read_rope
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
@@ -103,24 +103,10 @@ def _token_ids(file: GGUFFile) -> Config:
     return {f"{name}_token_id": value for name, value in ids.items() if type(value) is int}
 
 
-def _whole_heads(keys: Keys, config: Config) -> None:
-    """Refuses heads of which a part is rotated."""
-    keys.refuse("rope.dimension_count", config["head_dim"])
-
-
-def _usual_scale(keys: Keys, config: Config) -> None:
-    """Refuses scores that are scaled in another way."""
-    scale = keys.number("attention.scale", 0.0)
-    if scale and not math.isclose(scale, config["head_dim"] ** -0.5, rel_tol=1e-5):
-        raise UnsupportedModelError(
-            f"{keys.where}: {keys.architecture}.attention.scale = {scale} is not computed"
-        )
-
-
 def _llama(keys: Keys, file: GGUFFile, config: Config) -> Config:
     """Llama and what is computed as it is: Mistral, Mixtral, SmolLM."""
-    _whole_heads(keys, config)
-    _usual_scale(keys, config)
+    whole_heads(keys, config)
+    usual_scale(keys, config)
     experts = keys.integer("expert_count", 0)
     window = keys.integer("attention.sliding_window", 0) or None
     if experts:
@@ -146,8 +132,8 @@ def _llama(keys: Keys, file: GGUFFile, config: Config) -> Config:
 
 
 def _qwen(keys: Keys, file: GGUFFile, config: Config) -> Config:
-    _whole_heads(keys, config)
-    _usual_scale(keys, config)
+    whole_heads(keys, config)
+    usual_scale(keys, config)
     return {}
 
 
@@ -170,70 +156,8 @@ def _qwen3_moe(keys: Keys, file: GGUFFile, config: Config) -> Config:
     }
 
 
-def _gemma(keys: Keys, file: GGUFFile, config: Config) -> Config:
-    _whole_heads(keys, config)
-    _usual_scale(keys, config)
-    return {"hidden_activation": "gelu_pytorch_tanh"}
-
-
-def _gemma2(keys: Keys, file: GGUFFile, config: Config) -> Config:
-    _whole_heads(keys, config)
-    keys.refuse("attention.sliding_window_pattern", 2)
-    return {
-        "hidden_activation": "gelu_pytorch_tanh",
-        "sliding_window": keys.integer("attention.sliding_window", 4096),
-        "attn_logit_softcapping": keys.number("attn_logit_softcapping", 50.0) or None,
-        "final_logit_softcapping": keys.number("final_logit_softcapping", 30.0) or None,
-        "query_pre_attn_scalar": _query_scalar(keys, config, largest=46),
-    }
-
-
-def _gemma3(keys: Keys, file: GGUFFile, config: Config) -> Config:
-    _whole_heads(keys, config)
-    return {
-        "hidden_activation": "gelu_pytorch_tanh",
-        "sliding_window": keys.integer("attention.sliding_window", 0) or 4096,
-        "rope_local_base_freq": keys.number("rope.freq_base_swa", 10_000.0),
-        "final_logit_softcapping": keys.number("final_logit_softcapping", 0.0) or None,
-        "query_pre_attn_scalar": _query_scalar(keys, config, largest=62),
-        **_window_pattern(keys, config),
-    }
-
-
-def _query_scalar(keys: Keys, config: Config, largest: int) -> float:
-    """The reciprocal square of the scores' scale, which files tell by their number of layers."""
-    scale = keys.number("attention.scale", 0.0)
-    if scale:
-        return float(scale) ** -2
-    heads: int = config["num_attention_heads"]
-    of_largest: float = config["hidden_size"] / heads
-    return of_largest if config["num_hidden_layers"] == largest else float(config["head_dim"])
-
-
-def _window_pattern(keys: Keys, config: Config) -> Config:
-    """Which layers slide: all but every so manieth, or a list."""
-    pattern = keys.raw("attention.sliding_window_pattern", 6)
-    layers = config["num_hidden_layers"]
-    if isinstance(pattern, np.ndarray):
-        if len(pattern) != layers:
-            raise CheckpointError(
-                f"{keys.where}: {keys.architecture}.attention.sliding_window_pattern has "
-                f"{len(pattern)} values for {layers} layers"
-            )
-        slides = [bool(value) for value in pattern]
-    else:
-        every = keys.integer("attention.sliding_window_pattern", 6)
-        if every < 1:
-            raise CheckpointError(
-                f"{keys.where}: {keys.architecture}.attention.sliding_window_pattern is {every}"
-            )
-        slides = [(i + 1) % every != 0 for i in range(min(layers, 1 << 16))]
-    names = {True: "sliding_attention", False: "full_attention"}
-    return {"layer_types": [names[slide] for slide in slides]}
-
-
 def _phi3(keys: Keys, file: GGUFFile, config: Config) -> Config:
-    _usual_scale(keys, config)
+    usual_scale(keys, config)
     rotated = keys.integer("rope.dimension_count", config["head_dim"])
     length = keys.integer("rope.scaling.original_context_length", config["max_position_embeddings"])
     return {
@@ -245,7 +169,7 @@ def _phi3(keys: Keys, file: GGUFFile, config: Config) -> Config:
 
 
 def _granite(keys: Keys, file: GGUFFile, config: Config) -> Config:
-    _whole_heads(keys, config)
+    whole_heads(keys, config)
     keys.refuse("expert_count", 0)
     return {
         "attention_bias": "blk.0.attn_q.bias" in file,
@@ -257,22 +181,22 @@ def _granite(keys: Keys, file: GGUFFile, config: Config) -> Config:
 
 
 def _smollm3(keys: Keys, file: GGUFFile, config: Config) -> Config:
-    _whole_heads(keys, config)
-    _usual_scale(keys, config)
+    whole_heads(keys, config)
+    usual_scale(keys, config)
     return {"no_rope_layer_interval": 4, "use_sliding_window": False}
 
 
 def _olmo2(keys: Keys, file: GGUFFile, config: Config) -> Config:
-    _whole_heads(keys, config)
-    _usual_scale(keys, config)
+    whole_heads(keys, config)
+    usual_scale(keys, config)
     keys.refuse("attention.sliding_window", 0)  # of OLMo 3, which goes by the same name
     return {}
 
 
 def _gpt_oss(keys: Keys, file: GGUFFile, config: Config) -> Config:
     """Of YaRN's details, and of the experts' unit, no key tells: they are as published."""
-    _whole_heads(keys, config)
-    _usual_scale(keys, config)
+    whole_heads(keys, config)
+    usual_scale(keys, config)
     keys.refuse("expert_gating_func", 0, 3)  # 3: softmax over the chosen
     keys.refuse("expert_weights_scale", 0.0, 1.0)
     keys.refuse("expert_weights_norm", True, False)  # they sum to one whatever it says
@@ -299,18 +223,27 @@ _POST_NORMS = (
     ("post_attention_norm", "post_attention_layernorm"),
     ("post_ffw_norm", "post_feedforward_layernorm"),
 )
+_GLM_NAMES = (
+    ("post_attention_norm", "post_self_attn_layernorm"),
+    ("post_ffw_norm", "post_mlp_layernorm"),
+    ("ffn_up", "mlp.gate_up_proj"),
+)
+_HUNYUAN_NAMES = (
+    ("attn_q_norm", "self_attn.query_layernorm"),
+    ("attn_k_norm", "self_attn.key_layernorm"),
+)
 _GEMMA_NAMES = (("ffn_norm", "pre_feedforward_layernorm"), *_POST_NORMS)
 ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     "llama": GGUFArchitecture("llama", "LlamaForCausalLM", _llama, pairs=True),
     "qwen2": GGUFArchitecture("qwen2", "Qwen2ForCausalLM", _qwen),
     "qwen3": GGUFArchitecture("qwen3", "Qwen3ForCausalLM", _qwen3),
     "qwen3moe": GGUFArchitecture("qwen3_moe", "Qwen3MoeForCausalLM", _qwen3_moe),
-    "gemma": GGUFArchitecture("gemma", "GemmaForCausalLM", _gemma, norm_offset=1.0),
+    "gemma": GGUFArchitecture("gemma", "GemmaForCausalLM", gemma.gemma, norm_offset=1.0),
     "gemma2": GGUFArchitecture(
-        "gemma2", "Gemma2ForCausalLM", _gemma2, norm_offset=1.0, names=_GEMMA_NAMES
+        "gemma2", "Gemma2ForCausalLM", gemma.gemma2, norm_offset=1.0, names=_GEMMA_NAMES
     ),
     "gemma3": GGUFArchitecture(
-        "gemma3_text", "Gemma3ForCausalLM", _gemma3, norm_offset=1.0, names=_GEMMA_NAMES
+        "gemma3_text", "Gemma3ForCausalLM", gemma.gemma3, norm_offset=1.0, names=_GEMMA_NAMES
     ),
     "phi3": GGUFArchitecture(
         "phi3", "Phi3ForCausalLM", _phi3, names=(("ffn_up", "mlp.gate_up_proj"),)
@@ -328,5 +261,15 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         ),
     ),
     "smollm3": GGUFArchitecture("smollm3", "SmolLM3ForCausalLM", _smollm3, pairs=True),
+    "arcee": GGUFArchitecture("arcee", "ArceeForCausalLM", more.arcee, pairs=True),
+    "ernie4_5": GGUFArchitecture("ernie4_5", "Ernie4_5ForCausalLM", more.ernie4_5),
+    "exaone4": GGUFArchitecture("exaone4", "Exaone4ForCausalLM", more.exaone4, names=_POST_NORMS),
+    "glm4": GGUFArchitecture("glm4", "Glm4ForCausalLM", more.glm4, names=_GLM_NAMES),
+    "hunyuan-dense": GGUFArchitecture(
+        "hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", more.hunyuan, names=_HUNYUAN_NAMES
+    ),
+    "seed_oss": GGUFArchitecture(
+        "seed_oss", "SeedOssForCausalLM", more.seed_oss, names=_POST_NORMS[:1]
+    ),
 }
 """By the names that files have for them."""
