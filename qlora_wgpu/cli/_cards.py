@@ -60,16 +60,7 @@ def _measures(fitted: Fit) -> str:
         again = "layers recomputed"
     elif residency.remakes:
         again = "norms and gated units made again"
-    kinds = {
-        "embedding": residency.host_embedding,
-        "layers' inputs": residency.parked_inputs,
-        "moments": residency.host_moments,
-        f"{residency.streamed_layers} of {fitted.layout.num_layers} layers": (
-            residency.streamed_layers > 0
-        ),
-        "lm_head": residency.streamed_head,
-    }
-    waits = [kind for kind, there in kinds.items() if there]
+    waits = [short for short, _ in residency.waiting(fitted.layout.num_layers)]
     waiting = f"{', '.join(waits)} on the host" if waits else ""
     return "; ".join(filter(None, (again, waiting))) or "nothing"
 

@@ -75,16 +75,7 @@ class Fit:
 
 def waiting_in_words(residency: Residency, layers: int) -> str:
     """What waits of a model with so many layers, and the verb; empty where nothing does."""
-    parts = {
-        "the input embedding": residency.host_embedding,
-        "the layers' inputs": residency.parked_inputs,
-        "AdamW's moments": residency.host_moments,
-        f"the weights of {residency.streamed_layers} of {layers} layers": (
-            residency.streamed_layers > 0
-        ),
-        "lm_head": residency.streamed_head,
-    }
-    named = [part for part, waits in parts.items() if waits]
+    named = [sentence for _, sentence in residency.waiting(layers)]
     if not named:
         return ""
     listed = " and ".join(filter(None, (", ".join(named[:-1]), named[-1])))

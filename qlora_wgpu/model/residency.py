@@ -33,6 +33,18 @@ class Residency:
     streamed_head: bool = False
     remakes: bool = False
 
+    def waiting(self, layers: int) -> list[tuple[str, str]]:
+        """What waits in host memory of a model of so many layers: for a table, and a sentence."""
+        some = f"{self.streamed_layers} of {layers} layers"
+        kinds = (
+            (self.host_embedding, "embedding", "the input embedding"),
+            (self.parked_inputs, "layers' inputs", "the layers' inputs"),
+            (self.host_moments, "moments", "AdamW's moments"),
+            (self.streamed_layers > 0, some, f"the weights of {some}"),
+            (self.streamed_head, "lm_head", "lm_head"),
+        )
+        return [(short, long) for waits, short, long in kinds if waits]
+
     @classmethod
     def least(cls, num_layers: int) -> Residency:
         """All that can wait in host memory, for a step whose layers are recomputed."""
