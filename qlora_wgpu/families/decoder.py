@@ -15,6 +15,7 @@ from qlora_wgpu.families.config_reader import ConfigReader
 from qlora_wgpu.families.dimensions import Dimensions
 from qlora_wgpu.families.family import Architecture, Modules, Weights
 from qlora_wgpu.families.gated_delta_net import GatedDeltaNet
+from qlora_wgpu.families.latent_attention import LatentAttention
 from qlora_wgpu.families.layers import LayerOps
 from qlora_wgpu.families.norm import Norm
 from qlora_wgpu.families.short_conv import ShortConv
@@ -91,7 +92,7 @@ class Layer:
     """
 
     norm: Norm
-    attention: Attention | ShortConv | GatedDeltaNet
+    attention: Attention | LatentAttention | ShortConv | GatedDeltaNet
     mlp: Half
     order: ResidualOrder = PRE_NORM
     residual_scale: float = 1.0

@@ -26,6 +26,7 @@ from qlora_wgpu.ops.gated_delta_gates import gated_delta_gates
 from qlora_wgpu.ops.gated_rms_norm import gated_rms_norm
 from qlora_wgpu.ops.glu import glu, sigmoid_gate
 from qlora_wgpu.ops.group_columns import group_columns
+from qlora_wgpu.ops.head_parts import HeadPart, head_parts
 from qlora_wgpu.ops.layer_norm import layer_norm
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.linear_group import largest_group, linear_group
@@ -247,6 +248,10 @@ class LayerOps:
     ) -> Tensor:
         """Parts of every group of columns, like parts together; see ``ops.group_columns``."""
         return group_columns(self.g, x, groups, group, first, widths, **options)
+
+    def head_parts(self, parts: Sequence[HeadPart], heads: int, head_dim: int) -> Tensor:
+        """Heads put together from columns of other matrices."""
+        return head_parts(self.g, parts, heads, head_dim)
 
     def operand(self, x: Tensor) -> Tensor:
         """A float32 matrix as linear layers read it."""

@@ -22,9 +22,13 @@ SIZES = {
 MIXED = {"num_experts_per_tok": 2}
 # Without which a family has nothing to read.
 PLAIN = {"hidden_size_per_layer_input": 0}  # a 0 that is not the default
+LATENT = {"num_key_value_heads": 6, "partial_rotary_factor": 1.0}
 NEEDED = {
     "gemma4_text": PLAIN,
     "gemma4": {"text_config": {**SIZES, **PLAIN, "head_dim": 12}},
+    "deepseek_v2": {**LATENT, "num_experts_per_tok": 6},
+    "deepseek_v3": {**LATENT, "first_k_dense_replace": 0},
+    "glm4_moe_lite": {**LATENT, "mlp_layer_types": ["sparse"] * 4, "v_head_dim": 128},
     "lfm2_moe": {"layer_types": ["full_attention"] * 4, "num_dense_layers": 0},
     "gemma3": {"text_config": {**SIZES, "head_dim": 12}},
     "mistral3": {"text_config": {**SIZES, "model_type": "ministral3", "head_dim": 12}},
@@ -440,7 +444,7 @@ REFUSED = {
         {**G4, "rope_parameters": {k: {"rope_type": "yarn", "rope_theta": 9.0} for k in KINDS}},
         "'default' or 'proportional'",
     ),
-    "model type": ("deepseek_v3", {}, "deepseek_v3"),
+    "model type": ("deepseek_v4", {}, "deepseek_v4"),
     "experts": ("qwen3_moe", {"num_experts": 2, "num_experts_per_tok": 3}, "num_experts_per_tok 3"),
     "balance": ("mixtral", {"output_router_logits": True}, "output_router_logits"),
     "slides or not": (
@@ -459,6 +463,21 @@ REFUSED = {
     "few in groups": (
         "glm4_moe", {"n_routed_experts": 8, "n_group": 4, "num_experts_per_tok": 3}, "3 are chosen",
     ),
+    "shared keys": (
+        "deepseek_v3", {"num_key_value_heads": 3}, "num_key_value_heads 3 is not the 6",
+    ),
+    "long values": ("deepseek_v3", {**LATENT, "v_head_dim": 999}, "999 are not computed"),
+    "normalized": (
+        "deepseek_v2", {**NEEDED["deepseek_v2"], "norm_topk_prob": True}, "norm_topk_prob = True",
+    ),
+    "MLPs' kinds": (
+        "glm4_moe_lite", {**LATENT, "v_head_dim": 99, "mlp_layer_types": ["dense"]},
+        "mlp_layer_types must name",
+    ),
+    "part of a part": (
+        "deepseek_v3", {"num_key_value_heads": 6, "partial_rotary_factor": 0.5},
+        "partial_rotary_factor = 0.5",
+    ),
     "clipped": ("olmoe", {"clip_qkv": 8.0}, "clip_qkv = 8.0"),
     "dense layers": ("qwen3_moe", {"mlp_only_layers": "0"}, "mlp_only_layers"),
 }  # fmt: skip
@@ -474,7 +493,8 @@ def test_what_is_not_computed_is_refused_by_name(case):
 @pytest.mark.parametrize("model_type", known_families())
 def test_every_family_names_its_layers_once(model_type):
     needed = NEEDED.get(model_type, {})
-    architecture = read(model_type, head_dim=12, partial_rotary_factor=0.5, **needed)
+    changes = {"head_dim": 12, "partial_rotary_factor": 0.5, **needed}
+    architecture = read(model_type, **changes)
     names = [spec.name for spec in architecture.every_linear]
     assert len(names) == len(set(names)) and len(names) % 4 == 0
     assert not set(names) & {name.rsplit(".", 1)[0] for name in architecture.norms}

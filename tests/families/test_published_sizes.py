@@ -183,6 +183,22 @@ MODELS = {
         ),
         "106.9",
     ),
+    "DeepSeek-V2-Lite": (
+        sizes(
+            "deepseek_v2", (2048, 10944, 27, 16, 16, 102400), q_lora_rank=None,
+            moe_intermediate_size=1408, num_experts_per_tok=6, first_k_dense_replace=1,
+        ),
+        "15.7",
+    ),
+    "Moonlight-16B-A3B": (
+        sizes(
+            "deepseek_v3", (2048, 11264, 27, 16, 16, 163840), q_lora_rank=None,
+            moe_intermediate_size=1408, n_routed_experts=64, num_experts_per_tok=6, n_group=1,
+            topk_group=1, n_shared_experts=2, first_k_dense_replace=1,
+        ),
+        "16.0",
+    ),
+    "GLM-4.7-Flash": (sizes("glm4_moe_lite", (2048, 10240, 47, 20, 20, 154880)), "29.9"),
     "Phi-4": (sizes("phi3", (5120, 17920, 40, 40, 10, 100352)), "14.66"),
     "Phi-4-mini": (
         sizes(

@@ -17,6 +17,7 @@ from qlora_wgpu.ops.gated_delta import gated_delta_rule
 from qlora_wgpu.ops.gated_rms_norm import gated_rms_norm
 from qlora_wgpu.ops.glu import glu, sigmoid_gate
 from qlora_wgpu.ops.group_columns import group_columns
+from qlora_wgpu.ops.head_parts import HeadPart, head_parts
 from qlora_wgpu.ops.layer_norm import layer_norm
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
@@ -183,6 +184,13 @@ OPS = {
         lambda b, x: glu(b.graph, x, x),
         lambda x: glu_reference.forward(x, x, "silu"),
         lambda dy, x: sum(glu_reference.backward(dy, x, x, "silu")),
+    ),
+    "head_parts": Op(
+        lambda b, x: head_parts(
+            b.graph, [HeadPart(x, HEAD_DIM, 6, 10), HeadPart(x, HEAD_DIM, 0, 6)], HEADS, HEAD_DIM
+        ),
+        lambda x: _heads(lambda a: np.roll(a, -6, 1), x),
+        lambda dy, x: _heads(lambda d: np.roll(d, 6, 1), dy),
     ),
     "row_gate": Op(
         lambda b, x: cast(b.graph, row_gate(b.graph, x, b.given(GATE))),

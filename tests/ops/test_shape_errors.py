@@ -17,6 +17,7 @@ from qlora_wgpu.ops.gated_delta_gates import gated_delta_gates
 from qlora_wgpu.ops.gated_rms_norm import gated_rms_norm
 from qlora_wgpu.ops.glu import glu, sigmoid_gate
 from qlora_wgpu.ops.group_columns import group_columns
+from qlora_wgpu.ops.head_parts import HeadPart, head_parts
 from qlora_wgpu.ops.layer_norm import layer_norm
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.logits import logits_of_rows
@@ -76,6 +77,9 @@ WRONG = {
     "combine": (
         lambda g: combine(g, operand(6, 20), routing(g), operand(6, 24, "float32")),
         r"combine.*6x24.*6x20",
+    ),
+    "head_parts": (
+        lambda g: head_parts(g, [HeadPart(operand(6, 20), 8, 0, 4)], 3, 8), r"head_parts.*6x20.*3 ",
     ),
     "row_gate": (
         lambda g: row_gate(g, operand(6, 20), operand(6, 2, "float32")), r"row_gate.*6x20.*6x2",

@@ -16,6 +16,7 @@ from qlora_wgpu.reference import (
     gated_rms_norm,
     glu,
     group_columns,
+    head_parts,
     layer_norm,
     linear,
     qk_layer_norm,
@@ -253,6 +254,18 @@ def test_expert_scores(rule):
         return float(np.sum(dweights * weights))
 
     check(value, logits, expert_scores.route_backward(dweights, logits, ids, rule))
+
+
+def test_head_parts():
+    own, common, dy = normal(4, 12), normal(4, 9), normal(4, 14)
+
+    def made(own=own, common=common):
+        return head_parts.forward([(common, 0, 4, 3), (own, 6, 1, 4)], 2, 7)
+
+    parts = [(common, 0, 4, 3), (own, 6, 1, 4)]
+    dcommon, down = head_parts.backward(dy, parts, 2, 7)
+    check(lambda v: np.sum(dy * made(common=v)), common, dcommon)
+    check(lambda v: np.sum(dy * made(own=v)), own, down)
 
 
 def test_row_gate():

@@ -29,6 +29,10 @@ GROUPED = {  # as DeepSeek-V3 has them
     "n_routed_experts": 12, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
     "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.7,
 }  # fmt: skip
+LATENT = {
+    "num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 28, "qk_nope_head_dim": 14,
+    "qk_rope_head_dim": 8, "v_head_dim": 18,
+}  # fmt: skip
 
 
 def rope(kind, **keys):
@@ -205,6 +209,32 @@ CASES = {
         {
             **WIDE, **GROUPED, "moe_intermediate_size": 28, "use_qk_norm": True,
             "attention_bias": True,
+        },
+    ),
+    "glm4_moe_lite-experts": (
+        "glm4_moe_lite",
+        {
+            **LATENT, **GROUPED, "q_lora_rank": 36, "moe_intermediate_size": 28,
+            "attention_bias": True,
+            **rope(
+                "yarn", factor=4.0, original_max_position_embeddings=16, mscale=0.7,
+                mscale_all_dim=0.6,
+            ),
+        },
+    ),
+    "deepseek_v3-experts": (
+        "deepseek_v3",
+        {
+            **LATENT, **GROUPED, "n_routed_experts": 8, "num_experts_per_tok": 2,
+            "q_lora_rank": None, "moe_intermediate_size": 28, "rope_interleave": False,
+            "v_head_dim": 22,
+        },
+    ),
+    "deepseek_v2-experts": (
+        "deepseek_v2",
+        {
+            **LATENT, **GROUPED, "q_lora_rank": None, "moe_intermediate_size": 28,
+            "topk_method": "group_limited_greedy", "mlp_bias": True,
         },
     ),
     "mixtral-experts": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),

@@ -66,6 +66,14 @@ OWN = {
         "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
         "n_group": 4, "topk_group": 2,
     },
+    **{
+        model_type: {
+            "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+            "n_group": 4, "topk_group": 2, "num_key_value_heads": 4, "kv_lora_rank": 12,
+            "qk_nope_head_dim": 6, "qk_rope_head_dim": 6, "v_head_dim": 6, "q_lora_rank": 10,
+        }
+        for model_type in ("glm4_moe_lite", "deepseek_v2", "deepseek_v3")
+    },
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "gpt_oss": {
         "head_dim": 6, "num_local_experts": 4, "num_experts_per_tok": 2, "swiglu_limit": 1.5,
@@ -110,7 +118,7 @@ MODEL_TYPES = [
     "gemma3", "exaone4", "cohere2", "ernie4_5", "seed_oss", "hunyuan_v1_dense", "ministral3",
     "mistral3", "granitemoehybrid", "arcee", "nemotron", "apertus", "lfm2",
     "qwen2_moe", "olmoe", "ernie4_5_moe", "lfm2_moe", "glm4_moe",
-    "gpt_oss",
+    "gpt_oss", "glm4_moe_lite", "deepseek_v2", "deepseek_v3",
     "gemma4_text", "gemma4",
     "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe",
 ]  # fmt: skip
@@ -238,6 +246,10 @@ VALUES = {key: values for keys, values in ALIKE for key in keys.split()} | {
     "moe_layer_start_index": [0, 2], "moe_layer_end_index": [1, -2], "moe_layer_interval": [2],
     "moe_norm_min": [0.8], "num_dense_layers": [0, 2], "use_expert_bias": [False],
     "routed_scaling_factor": [0.5], "n_group": [1, 2, 3, None], "topk_group": [1, 4],
+    "kv_lora_rank": [8], "q_lora_rank": [None, 8], "qk_nope_head_dim": [8], "v_head_dim": [4, 12],
+    "qk_rope_head_dim": [8], "rope_interleave": [False],
+    "topk_method": ["group_limited_greedy", "x"],
+    "mlp_layer_types": [["sparse", "dense", "sparse"], ["dense"]],
     "n_shared_experts": [2, 0], "first_k_dense_replace": [0, 2],
     "conv_L_cache": [1, 2, 5], "full_attn_idxs": [[0], [1, 2], [], None], "block_ff_dim": [30],
     "block_ffn_dim_multiplier": [0.5, None], "block_multiple_of": [7],

@@ -24,6 +24,7 @@ from qlora_wgpu.reference import (
     gated_delta_gates,
     gated_rms_norm,
     group_columns,
+    head_parts,
     rope,
     row_gate,
     short_conv,
@@ -156,6 +157,10 @@ class NumpyOps(LayerOps):
 
     def columns(self, x, first, count):
         return x[:, first : first + count]
+
+    def head_parts(self, parts, heads, head_dim):
+        plain = [(part.x, part.group, part.first, part.width) for part in parts]
+        return head_parts.forward(plain, heads, head_dim)
 
     def operand(self, x):
         return x

@@ -10,7 +10,8 @@ HEAD_DIMS = (24, 64, 128)
 # Of parts that other families have at all of these, or that know of no heads: one tells enough.
 COMPOSED = (
     "apertus", "arcee", "cohere2", "ernie4_5", "exaone4", "granitemoehybrid", "ministral3",
-    "nemotron", "seed_oss", "stablelm-qknorm", "qwen3_next", "qwen3_5_moe_text",
+    "nemotron", "seed_oss", "stablelm-qknorm", "olmoe", "ernie4_5_moe", "lfm2_moe", "glm4_moe",
+    "deepseek_v2", "deepseek_v3", "qwen3_next", "qwen3_5_moe_text",
 )  # fmt: skip
 # Cases whose forward has an op that no first case of a model_type has.
 MORE = ("cohere-qknorm", "gemma4-dense", "gemma4-experts", "stablelm-qknorm")
@@ -42,6 +43,10 @@ def head_dims(case):
 
 def with_head_dim(config, head_dim):
     """The same with 4 heads of head_dim, 2 of keys, and a hidden size that they make up."""
+    if "kv_lora_rank" in config:  # heads of latent attention have parts
+        parts = {"qk_nope_head_dim": head_dim - 8, "qk_rope_head_dim": 8, "head_dim": 8}
+        own = {**parts, "v_head_dim": head_dim - 4, "num_key_value_heads": 4}
+        return {**config, **own, "num_attention_heads": 4, "hidden_size": 4 * head_dim}
     return {
         **config,
         "head_dim": head_dim,

@@ -1,0 +1,64 @@
+"""DeepSeek-V2 (2024): latent attention, and experts by their softmax: DeepSeek-V2-Lite."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from qlora_wgpu.families.config_reader import ConfigReader
+from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Layer
+from qlora_wgpu.families.latent_attention import read_latent_attention
+from qlora_wgpu.families.mlp import GatedMLP, read_activation
+from qlora_wgpu.families.moe import Experts, check_expert_counts
+from qlora_wgpu.families.norm import RMSNorm
+from qlora_wgpu.families.router import Router, Scoring, read_groups
+from qlora_wgpu.families.shared_expert import SharedExpert
+
+SIZES = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+
+
+def compose(read: ConfigReader) -> Decoder:
+    """The first ``first_k_dense_replace`` layers are dense."""
+    read.no_dropout("attention_dropout")
+    # Its rotation takes neighbours whatever is said.
+    attention = replace(read_latent_attention(read, SIZES, q_rank=1536), interleaved=True)
+    dimensions = attention.dimensions
+    mlp = GatedMLP(dimensions, read_activation(read), read.flag("mlp_bias"))
+    experts, norm = _experts(read, mlp), RMSNorm(read.number("rms_norm_eps", 1e-6))
+    dense = read.count("first_k_dense_replace", 0)
+    return Decoder(
+        dimensions,
+        norm,
+        layers=tuple(
+            Layer(norm, attention, mlp if i < dense else experts)
+            for i in range(dimensions.num_hidden_layers)
+        ),
+        tied=read.flag("tie_word_embeddings"),
+    )
+
+
+def _experts(read: ConfigReader, mlp: GatedMLP) -> Experts:
+    """Weights are never normalized, as in transformers; what asks for that is refused."""
+    read = read.renamed("n_routed_experts", "num_experts")
+    read.choice("norm_topk_prob", (False, None))
+    read.choice("scoring_func", ("softmax", None))
+    read.choice("moe_layer_freq", (1, None))
+    method = read.choice("topk_method", ("greedy", "group_limited_greedy"), "greedy")
+    num_experts, top_k = read.integer("n_routed_experts", 64), read.integer("num_experts_per_tok")
+    check_expert_counts(read, ("n_routed_experts", num_experts), ("num_experts_per_tok", top_k))
+    size = read.integer("moe_intermediate_size", 1407)
+    shared = replace(mlp.dimensions, intermediate_size=size * read.integer("n_shared_experts", 2))
+    if method == "greedy":
+        read = ConfigReader({**read.config, "n_group": 1, "topk_group": 1})
+    scoring = Scoring(sigmoid=False, normalized=False)
+    return Experts(
+        mlp.dimensions.hidden_size,
+        size,
+        mlp.activation,
+        num_experts,
+        top_k,
+        shared=SharedExpert(replace(mlp, dimensions=shared, name="mlp.shared_experts")),
+        choice=Router(read_groups(read, num_experts, top_k, scoring)),
+    )
+
+
+FAMILY = DecoderFamily(compose)
