@@ -32,6 +32,7 @@ def compose(read: ConfigReader) -> Decoder:
         num_experts_per_tok,
         name=mlp.name,
         leaves=mlp.leaves,
+        fused=False,
         choice=Router(scoring, correction="feed_forward.expert_bias" if corrected else None),
     )
     mlps = [mlp if i < dense else experts for i in range(len(attends))]

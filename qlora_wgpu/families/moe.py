@@ -32,6 +32,7 @@ class Experts:
         router: The router's name within the module.
         bias: Whether the router and all experts' layers have biases.
         in_turns: See ``ExpertSpec``.
+        fused: See ``ExpertSpec``.
         shared: What every token meets beside its experts, if anything.
         choice: How experts are chosen and weighted, if not by the largest logits and their softmax.
     """
@@ -47,6 +48,7 @@ class Experts:
     router: str = "gate"
     bias: bool = False
     in_turns: bool = False
+    fused: bool = True
     shared: SharedExpert | None = None
     choice: Router | None = None
 
@@ -56,7 +58,7 @@ class Experts:
         hidden_size, inner = self.hidden_size, self.intermediate_size
         (gate, up, down), router, bias = self.leaves, f"{at}{self.name}.{self.router}", self.bias
         shared = Weights() if self.shared is None else self.shared.weights(at)
-        more = bias, self.in_turns
+        more = bias, self.in_turns, self.fused
         corrections = self._router.weights(at, count)
         own = Weights(
             norms={f"{router}.bias": count} if bias else {},
@@ -137,7 +139,7 @@ def check_expert_counts(read: ConfigReader, experts: tuple[str, int], top: tuple
     if read.flag("output_router_logits"):
         raise UnsupportedModelError(
             "config.json: output_router_logits = true adds a loss that balances the experts, which "
-            "is not computed here, since the router stays frozen: set it to false"
+            "is not computed here: set it to false"
         )
 
 

@@ -53,6 +53,7 @@ def _experts(read: ConfigReader, dimensions: Dimensions) -> Experts:
         num_experts,
         num_experts_per_tok,
         norm_topk_prob=read.flag("norm_topk_prob"),
+        fused=False,
         shared=SharedExpert(
             GatedMLP(shared, activation, name="mlp.shared_expert"), gate="mlp.shared_expert_gate"
         ),
