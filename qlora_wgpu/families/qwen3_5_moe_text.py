@@ -18,7 +18,7 @@ def compose(read: ConfigReader) -> Decoder:
     # No layer has an MLP of the size that other models call so.
     read = read.with_defaults(num_key_value_heads=2, head_dim=256, intermediate_size=1)
     dimensions = Dimensions.read(read)
-    experts = read_experts(read, dimensions, (256, 8), normalized=True)
+    experts = replace(read_experts(read, dimensions, (256, 8), normalized=True), fused=False)
     decoder = compose_hybrid(
         read, dimensions, [experts] * dimensions.num_hidden_layers, fused=False
     )
