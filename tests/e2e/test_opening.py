@@ -151,7 +151,8 @@ def opened(monkeypatch):
     for module in (opening, evaluation):
         monkeypatch.setattr(module, "load_adapted", stop)
     monkeypatch.setattr("qlora_wgpu.cli._model.load_adapted", stop)
-    monkeypatch.setattr("qlora_wgpu.cli.exporting.load_adapted", stop)
+    monkeypatch.setattr("qlora_wgpu.runs.adapted.load_adapted", stop)
+    monkeypatch.setattr("qlora_wgpu.runs.drift.load_adapted", stop)
 
     def run(*args):
         result = CliRunner().invoke(deepcopy(commands), list(map(str, args)))

@@ -124,5 +124,6 @@ def test_the_device_holds_the_bytes_of_bitsandbytes(device):
         weight = layer.weight
         for tensor, key in ((weight.codes, ""), (weight.absmax, ".absmax")):
             expected = stored[f"{name}.weight{key}"].reshape(-1)
-            held = np.frombuffer(device.read(tensor.storage.buffer, expected.nbytes), np.uint8)
+            place = tensor.storage.whole.buffer, expected.nbytes, tensor.storage.first_byte
+            held = np.frombuffer(device.read(*place), np.uint8)
             assert expected.dtype == np.uint8 and np.array_equal(held, expected), (name, key)
