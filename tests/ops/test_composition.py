@@ -175,10 +175,10 @@ OPS = {
         lambda x: glu_reference.forward(x, OTHER, "silu"),
         lambda dy, x: glu_reference.backward(dy, x, OTHER, "silu")[0],
     ),
-    "clamped gate": Op(
-        lambda b, x: clamped_glu(b.graph, x, b.operand(OTHER), ClampedGLU()),
-        lambda x: clamped_glu_reference.forward(x, OTHER, 7.0, 1.702),
-        lambda dy, x: clamped_glu_reference.backward(dy, x, OTHER, 7.0, 1.702)[0],
+    "clamped gate": Op(  # at none of the values: rounded ones may be on its other side
+        lambda b, x: clamped_glu(b.graph, x, b.operand(OTHER), ClampedGLU(1000.0)),
+        lambda x: clamped_glu_reference.forward(x, OTHER, 1000.0, 1.702),
+        lambda dy, x: clamped_glu_reference.backward(dy, x, OTHER, 1000.0, 1.702)[0],
     ),
     "gate and up": Op(
         lambda b, x: glu(b.graph, x, x),
