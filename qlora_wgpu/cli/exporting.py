@@ -23,19 +23,20 @@ from qlora_wgpu.runs import OpenedModel
 from qlora_wgpu.runs.drift import measure_drift, measure_trained
 from qlora_wgpu.runs.exporting import export_adapter, export_model, modelfile_of
 
-_BLOCKSIZES = ["32", "64", "128", "256", "512", "1024", "2048", "4096"]
-
-
-@click.command()
-@opening_options(needs_adapter=True)
-@click.option("--out", show_default="merged, in RUN", help="The new model's folder.")
-@click.option(
+_base_option = click.option(
     "--base",
     default="original",
     show_default=True,
     type=click.Choice(["original", "dequantized"]),
     help="Add the adapter to the stored weights, or to what they were in training, after NF4.",
 )
+_BLOCKSIZES = ["32", "64", "128", "256", "512", "1024", "2048", "4096"]
+
+
+@click.command()
+@opening_options(needs_adapter=True)
+@click.option("--out", show_default="merged, in RUN", help="The new model's folder.")
+@_base_option
 @click.option(
     "--check/--no-check",
     default=True,
@@ -122,13 +123,7 @@ def quantize(model_path: str, out: str, blocksize: str, double_quant: bool, expe
     help=f"What matrices are stored as: {', '.join(FILE_TYPES)}.",
 )
 @click.option("--adapter-only", is_flag=True, help="The adapter alone, for llama.cpp's --lora.")
-@click.option(
-    "--base",
-    default="original",
-    show_default=True,
-    type=click.Choice(["original", "dequantized"]),
-    help="Add the adapter to the stored weights, or to what they were in training, after NF4.",
-)
+@_base_option
 @click.option(
     "--check/--no-check",
     default=True,

@@ -31,40 +31,66 @@ def short_conv(
     Raises:
         GraphError: If the shapes do not fit.
     """
-    hidden, taps = weight.shape
+    hidden, _ = weight.shape
     wrong = hidden % 8 or x.columns != 3 * hidden or x.rows != batch.rows
     if wrong or (bias is not None and bias.columns != hidden):
         raise GraphError(f"short_conv: {x}, {weight} and {bias} do not fit")
     y = g.operand("short_conv", x.rows, hidden)
-    frozen = {"weight": weight, "bias": bias}
+    convolve(g, x, y, (weight, bias), batch, _GATED, "short_conv/backward.wgsl")
+    return y
+
+
+def convolve(
+    g: Graph,
+    x: Tensor,
+    y: Tensor,
+    frozen: tuple[Tensor, Tensor | None],
+    batch: BatchBuffers,
+    constants: dict[str, Constant],
+    backward: str,
+) -> None:
+    """Adds the launches of a short convolution of x, gated or not, into y, and notes its backward.
+
+    Args:
+        g: The graph.
+        x: (rows, ·) operand.
+        y: (rows, channels) operand.
+        frozen: The weight (channels, taps) and the bias, if there is one.
+        batch: The micro-batch's shape, segments and cache.
+        constants: Of all its kernels: GATED, and the activation if there is one.
+        backward: The shader of the backward.
+    """
+    weight, bias = frozen
+    channels, taps = weight.shape
+    tensors = {"x": x, "weight": weight, "bias": bias}
     shape = {
-        "hidden": hidden // 8,
+        "hidden": channels // 8,
         "stride": x.units(8),
         "taps": taps,
         "weight_stride": weight.stride,
     }
     if batch.cache is not None:
-        state = batch.cache.next_state(taps, hidden)
-        keep(g, x, state, batch, shape, _GATED)
+        state = batch.cache.next_state(taps, channels)
+        _keep(g, x, state, batch, shape, constants)
         if batch.rows == 1:
-            tensors = {"x": x, "y": y, "state": state, "batch_info": batch.info, **frozen}
-            g.launch("short_conv/step.wgsl", hidden // 8, tensors, shape, _GATED)
-            return y
-    units, params = x.rows * hidden // 8, {"rows": x.rows, "seq": batch.seq, **shape}
-    inputs = {"segments": batch.segments, "x": x, **frozen}
-    g.launch("short_conv/forward.wgsl", units, {**inputs, "y": y}, params, _GATED)
+            # Without gates all that is read of x is in the state.
+            read = tensors if constants["GATED"] else {**tensors, "x": None}
+            step = {**read, "y": y, "state": state, "batch_info": batch.info}
+            g.launch("short_conv/step.wgsl", channels // 8, step, shape, constants)
+            return
+    units, params = x.rows * channels // 8, {"rows": x.rows, "seq": batch.seq, **shape}
+    inputs = {"segments": batch.segments, **tensors}
+    g.launch("short_conv/forward.wgsl", units, {**inputs, "y": y}, params, constants)
 
     def vjp(dy: Tensor) -> None:
         dx = g.operand(f"d {x.name}", x.rows, x.columns)
-        tensors = {**inputs, "dy": dy, "dx": dx}
-        g.launch("short_conv/backward.wgsl", units, tensors, params, _GATED)
+        g.launch(backward, units, {**inputs, "dy": dy, "dx": dx}, params, constants)
         g.add_gradient(x, dx)
 
     g.record(y, [x], vjp)
-    return y
 
 
-def keep(
+def _keep(
     g: Graph,
     x: Tensor,
     state: Tensor,

@@ -19,7 +19,7 @@ struct Params {
 //#input 1 dy: 1
 //#output 2 dx: 4 sum
 
-/// The column of y that a column of x became; beyond the last one where it was not taken.
+// The column of y that a column of x became; beyond the last one where it was not taken.
 fn target_of(column: u32) -> u32 {
     let group = column / params.group;
     var inner = column % params.group;

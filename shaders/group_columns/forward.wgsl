@@ -20,7 +20,7 @@ struct Params {
 //#input 1 x: 1
 //#output 2 y: 8
 
-/// The column of x that a column of y is.
+// The column of x that a column of y is.
 fn source(column: u32) -> u32 {
     var c = column;
     var start = params.first;
