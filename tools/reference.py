@@ -21,7 +21,7 @@ _NOTE = "<!-- Written by tools/reference.py: change the {} and run it again. -->
 
 def configuration() -> str:
     """Every key of a run's YAML, with its default and its meaning."""
-    lines = [_NOTE.format("schema, qlora_wgpu/config/schema.py,"), "# Configuration\n"]
+    lines = [_NOTE.format("schema, qlora_wgpu/config/sections,"), "# Configuration\n"]
     lines.append(
         "A run is one YAML file. Every key has a default but `model.path`; `data.train` is needed\n"
         "for training. Values can be given on the command line, too: `train.max_steps=100`.\n"

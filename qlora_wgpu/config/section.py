@@ -21,6 +21,16 @@ else:
     ModelMetaclass = type(BaseModel)
 
 
+class FreeOnResume:
+    """Marks a key or a section that may be another one when a run goes on.
+
+    It cannot change what is computed, or what it names is compared by its contents.
+    """
+
+
+FREE_ON_RESUME = FreeOnResume()
+
+
 class _SectionMeta(ModelMetaclass):
     """Makes a direct call raise ConfigError.
 

@@ -1,0 +1,76 @@
+"""The section of the GPU."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from qlora_wgpu.config.byte_size import parse_bytes
+from qlora_wgpu.config.renamed import with_new_names
+from qlora_wgpu.config.section import Section
+from qlora_wgpu.config.values import GpuName, MemorySize
+
+
+class DeviceConfig(Section):
+    """The GPU."""
+
+    gpu: GpuName = Field(
+        "auto",
+        description="The GPU to use, as doctor lists them: auto, its index or part of its name.",
+    )
+    backend: Literal["auto", "wgpu", "dawn"] = Field(
+        "auto",
+        description="WebGPU implementation: wgpu, or dawn (pip install 'qlora-wgpu[dawn]'), which "
+        "reaches GPUs' matrix units and is faster on software GPUs of Mesa 25 or later; auto "
+        "takes dawn where it is installed and can do either.",
+    )
+    memory: MemorySize = Field(
+        "auto",
+        description="Memory of the device that training may take: a size such as 8GiB or 8GB, or "
+        "auto for what the driver says is free. What has no room waits in host memory, which "
+        "changes the speed and nothing that is computed.",
+    )
+    tune: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description="Whether ways of cutting kernels are timed before training, once per GPU "
+        "and model shape; auto does so where the run is long enough to gain by it.",
+    )
+    dispatches_per_submit: int = Field(
+        100,
+        ge=1,
+        description="After how many dispatches work is handed to the driver at the latest.",
+    )
+    submit_milliseconds: float = Field(
+        100.0,
+        gt=0,
+        description="After how much time of work it is handed to the driver, as measured in the "
+        "first step: less where a desktop system resets a GPU that is slow to answer. A software "
+        "GPU has no such limit.",
+    )
+    timeout: float | None = Field(
+        None,
+        gt=0,
+        description="Seconds after which a driver that does not answer counts as hung; null is "
+        "1800, and no limit for a software GPU.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _new_names(cls, values: Any) -> Any:
+        return with_new_names("device", values) if isinstance(values, Mapping) else values
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Bytes of ``memory``; None for auto."""
+        if self.memory == "auto":
+            return None
+        return parse_bytes(self.memory) if isinstance(self.memory, str) else self.memory
+
+    @property
+    def adapter(self) -> str:
+        """The former name of ``gpu``."""
+        warnings.warn("device.adapter is now device.gpu", DeprecationWarning, stacklevel=2)
+        return self.gpu

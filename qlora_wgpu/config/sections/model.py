@@ -1,0 +1,100 @@
+"""The sections of the base model and of the adapter."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from qlora_wgpu.config.section import FREE_ON_RESUME, Section
+from qlora_wgpu.config.values import (
+    ALL_LINEAR,
+    Blocksize,
+    Float,
+    Pattern,
+    PositiveNumber,
+    Rank,
+    TargetModules,
+    Text,
+)
+
+
+class ModelConfig(Section):
+    """The base model."""
+
+    path: Annotated[Text, FREE_ON_RESUME] = Field(
+        description="Folder of the base model, or its name on the Hugging Face Hub; or a GGUF "
+        "file, on the Hub as owner/name/FILE.gguf."
+    )
+    cache: Annotated[bool, FREE_ON_RESUME] = Field(
+        True,
+        description="Whether layers that are quantized here, and wait outside the device, are kept "
+        "on disk: they take no host memory, and the next run need not quantize them again.",
+    )
+
+
+class QuantConfig(Section):
+    """Storage of the frozen base weights."""
+
+    scheme: Literal["nf4", "none"] = Field(
+        "nf4",
+        description="Storage of the frozen linear weights: 4-bit NormalFloat, or none to leave "
+        "them unquantized. A base that is quantized already keeps its own format with nf4.",
+    )
+    blocksize: Blocksize = Field(
+        64, description="Number of weights that share one absmax scale, as in bitsandbytes."
+    )
+    double_quant: bool = Field(
+        True, description="Whether the absmax scales are quantized to 8 bits themselves."
+    )
+
+
+class LoraConfig(Section):
+    """The trained low-rank adapter, with PEFT's names."""
+
+    r: Rank = Field(16, description="Rank of the adapter matrices.")
+    lora_alpha: PositiveNumber = Field(
+        32, description="Numerator of the scaling, which is lora_alpha / r."
+    )
+    lora_dropout: Float = Field(
+        0.0, ge=0.0, lt=1.0, description="Probability of dropping an input of the adapter."
+    )
+    target_modules: TargetModules = Field(
+        ALL_LINEAR,
+        description="Names of the linear modules that get an adapter, a regular expression of "
+        "whole names, or all-linear for every one but the output head and experts.",
+    )
+    use_rslora: bool = Field(
+        False, description="Whether the scaling is lora_alpha / sqrt(r) (rank-stabilized LoRA)."
+    )
+    use_dora: bool = Field(
+        False,
+        description="Whether each output's magnitude is trained by itself (DoRA); needs "
+        "lora_dropout 0.",
+    )
+    rank_pattern: dict[Pattern, Rank] = Field(
+        {}, description="Ranks of modules that differ from r, by patterns of their names."
+    )
+    alpha_pattern: dict[Pattern, PositiveNumber] = Field(
+        {},
+        description="Values of lora_alpha for modules that differ, by patterns of their names.",
+    )
+    layers_to_transform: list[Annotated[int, Field(ge=0)]] | None = Field(
+        None,
+        min_length=1,
+        description="Numbers of the layers that get an adapter, or null for all.",
+    )
+    init_lora_weights: Literal["default", "gaussian"] = Field(
+        "default",
+        description="Initial values of A: uniform as PEFT's default, or normal with a standard "
+        "deviation of 1 / r; B begins with zeros.",
+    )
+    init_from: Annotated[Text | None, FREE_ON_RESUME] = Field(
+        None, description="Folder of an adapter of the same shape to go on training, or null."
+    )
+
+    @property
+    def scaling(self) -> float:
+        """Factor of the adapter's product: alpha / r, or alpha / sqrt(r) (arXiv 2312.03732)."""
+        return self.lora_alpha / (math.sqrt(self.r) if self.use_rslora else self.r)

@@ -1,0 +1,50 @@
+"""The section of the optimizer and its schedule."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from qlora_wgpu.config.section import Section
+from qlora_wgpu.config.values import Float, OptimizerName
+from qlora_wgpu.limits import BETA, LEARNING_RATES, STEPS
+
+
+class OptimConfig(Section):
+    """AdamW and its schedule."""
+
+    name: OptimizerName = Field(
+        "adamw",
+        description="The optimizer: adamw, or adamw_8bit, whose moments take a quarter of the "
+        "memory, in 8 bits as bitsandbytes' (also adamw_bnb_8bit, paged_adamw_8bit).",
+    )
+    learning_rate: Float = Field(
+        2e-4, gt=0.0, ge=LEARNING_RATES[0], le=LEARNING_RATES[1], description="Peak learning rate."
+    )
+    lr_scheduler_type: Literal["constant", "linear", "cosine", "constant_with_warmup"] = Field(
+        "cosine",
+        description="Shape of the learning rate after warm-up; constant has no warm-up at all.",
+    )
+    warmup_ratio: Float = Field(
+        0.03, ge=0.0, le=1.0, description="Share of all steps spent on linear warm-up from zero."
+    )
+    warmup_steps: int = Field(
+        0, ge=0, le=STEPS, description="Steps of linear warm-up; 0 means that warmup_ratio decides."
+    )
+    loraplus_lr_ratio: Float = Field(
+        1.0, gt=0.0, description="Learning rate of B over that of A (LoRA+, where 16 is usual)."
+    )
+    weight_decay: Float = Field(0.0, ge=0.0, description="Decoupled weight decay of AdamW.")
+    max_grad_norm: Float = Field(
+        1.0, ge=0.0, description="Largest global norm of the gradient; 0 turns clipping off."
+    )
+    adam_beta1: Float = Field(
+        0.9, ge=0.0, lt=1.0, le=BETA, description="Decay rate of the first moment."
+    )
+    adam_beta2: Float = Field(
+        0.999, ge=0.0, lt=1.0, le=BETA, description="Decay rate of the second moment."
+    )
+    adam_epsilon: Float = Field(
+        1e-8, gt=0.0, description="Term added to the denominator of the update."
+    )
