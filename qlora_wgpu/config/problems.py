@@ -58,7 +58,8 @@ def shown(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, Mapping):
-        return "a mapping"
+        text = "{" + ", ".join(f"{key}: {shown(item)}" for key, item in value.items()) + "}"
+        return text if len(text) <= _MAX_SHOWN else "a mapping"
     if isinstance(value, (str, int, float, list, tuple)):
         try:
             text = repr(value)

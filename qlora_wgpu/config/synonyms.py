@@ -44,6 +44,7 @@ _SYNONYMS = {
     "optim.name": "optimizer optim optimizer_type optimizer_name",
     "optim.learning_rate": "lr max_lr",
     "optim.lr_scheduler_type": "scheduler lr_scheduler schedule lr_schedule scheduler_type",
+    "optim.lr_scheduler_kwargs": "scheduler_kwargs scheduler_args lr_scheduler_args",
     "optim.warmup_ratio": "warmup warm_up",
     "optim.weight_decay": "wd decay",
     "optim.max_grad_norm": "grad_clip gradient_clipping clip clip_grad_norm max_norm clip_norm",

@@ -212,6 +212,13 @@ def _optimizer(value: Any) -> Any:
 OptimizerName = Annotated[Literal["adamw", "adamw_8bit"], BeforeValidator(_optimizer)]
 
 
+ScheduleName = Literal[
+    "constant", "linear", "cosine", "constant_with_warmup", "cosine_with_restarts",
+    "cosine_with_min_lr", "cosine_warmup_with_min_lr", "polynomial", "inverse_sqrt",
+    "warmup_stable_decay", "reduce_lr_on_plateau",
+]  # fmt: skip
+
+
 _FORMAT_NAMES = {
     "sharegpt": "conversations",
     "alpaca": "instruction/output",

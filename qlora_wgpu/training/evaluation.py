@@ -11,6 +11,7 @@ from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.training.batching import in_order, padded_batch
 from qlora_wgpu.training.best_adapter import BestAdapter
 from qlora_wgpu.training.computing import MeasuresLoss
+from qlora_wgpu.training.plateau import Plateau
 from qlora_wgpu.training.run import Run
 
 
@@ -92,10 +93,20 @@ class Evaluator:
         row = {"step": step, "eval_loss": loss}
         run.folder.log(row)
         run.observer.evaluation(row)
+        if run.state.plateau is not None and step > 0 and self.is_due(step):
+            self._follow_plateau(run.state.plateau, loss, step)
         lowest = run.state.evaluated(loss, step, run.config.eval.early_stopping_threshold)
         if lowest and run.keeps_best:
             self._keep_best(step, loss)
         return loss
+
+    def _follow_plateau(self, plateau: Plateau, loss: float, step: int) -> None:
+        before = plateau.rate
+        if plateau.measured(loss, self._run.config.optim):
+            self._run.observer.note(
+                f"step {step}: the held-out loss no longer falls, so the learning rate goes from "
+                f"{before:.3g} to {plateau.rate:.3g}"
+            )
 
     def _tell(self, done: int, total: int) -> None:
         self._run.observer.activity(f"held-out loss: {done:,} of {total:,} rows")

@@ -124,6 +124,8 @@ class TrainingLoop:
         tokens = self._submit_blocks(step, stop)
         if tokens is None:
             return False
+        if (plateau := self._run.state.plateau) is not None:
+            self._optimizer.hold(plateau.rate)
         self._optimizer.step(step)
         self._readback.request()
         self._run.model.zero_stats()

@@ -106,6 +106,10 @@ class Optimizer:
         self._model.write_flat(self._info, self._schedule.row(step))
         self._program.run()
 
+    def hold(self, rate: float) -> None:
+        """Takes a learning rate in place of the schedule's from the next step on."""
+        self._schedule.held = rate
+
     def rate(self, step: int) -> float:
         """The learning rate of step 1, 2, …."""
         return self._schedule.rate(step)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.training.plateau import Plateau
 
 
 @dataclass
@@ -31,6 +32,7 @@ class RunState:
         finished: Whether the run has ended, with all that belongs to its end.
         seconds: Time that its parts have taken, from each one's first step on.
         total_steps: Steps that the run was to have; 0 where an older version did not say.
+        plateau: The schedule's, where it follows evaluations.
     """
 
     step: int = 0
@@ -49,6 +51,7 @@ class RunState:
     finished: bool = False
     seconds: float = 0.0
     total_steps: int = 0
+    plateau: Plateau | None = None
 
     def to_json(self) -> str:
         """The state as text, from which floats come back bit by bit."""
@@ -65,6 +68,7 @@ class RunState:
             values: dict[str, Any] = json.loads(text)
             state = cls(**values)
             state.window = [(float(loss), float(count)) for loss, count in state.window]
+            state.plateau = Plateau(**values["plateau"]) if values.get("plateau") else None
             step = int(state.step)
         except (ValueError, TypeError) as err:
             raise CheckpointError(f"{where} is damaged: {err}") from err

@@ -14,17 +14,18 @@ from qlora_wgpu.training.batching import BatchPlan
 from qlora_wgpu.training.computing import Computing, OwnDevice
 from qlora_wgpu.training.ending import finish, interrupt, revisit
 from qlora_wgpu.training.evaluation import Evaluator
+from qlora_wgpu.training.learning_rates import learning_rates
 from qlora_wgpu.training.loop import TrainingLoop
 from qlora_wgpu.training.observer import Observer
 from qlora_wgpu.training.opening import open_run
 from qlora_wgpu.training.optimizer import Optimizer
 from qlora_wgpu.training.own_rows import RowReader
+from qlora_wgpu.training.plateau import first_plateau
 from qlora_wgpu.training.prompts import keep_prompt
 from qlora_wgpu.training.result import TrainResult
 from qlora_wgpu.training.rows import Rows, as_dataset
 from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.run_identity import RunIdentity
-from qlora_wgpu.training.schedule import learning_rates
 from qlora_wgpu.training.throughput import ThroughputMeter
 
 
@@ -121,6 +122,7 @@ class Trainer:
         held_out = None
         if eval_dataset:
             held_out = self._learnable(eval_dataset, "eval_dataset", "there is no loss to measure")
+        plateau = first_plateau(self.config, held_out=held_out is not None)
         plan = BatchPlan.of(rows.lengths, self.config)
         longest = max(self.config.data.max_seq_length, plan.longest)
         self.model.options = training_options(self.config.train)
@@ -135,6 +137,7 @@ class Trainer:
             self.model, self.config, self._observer, identity, longest, throughput, computing,
             overwrite=self._overwrite, resume=self._resume,
         )  # fmt: skip
+        run.state.plateau = run.state.plateau or plateau
         try:
             return self._train(run, rows, held_out, plan, optimizer)
         except TrainingError:
@@ -231,10 +234,13 @@ def _tell_of_new_length(run: Run, total: int) -> None:
         return
     kind = run.config.optim.lr_scheduler_type
     rates = learning_rates(run.config.optim, total, range(run.state.step, run.state.step + 1))
-    changed = "" if kind.startswith("constant") else f" ({kind}, of {total:,} steps from the first)"
+    changed = f" ({kind}, of {total:,} steps from the first)"
+    if kind.startswith("constant") or run.state.plateau is not None:
+        changed = ""
+    rate = rates[0] if run.state.plateau is None else run.state.plateau.rate
     run.observer.note(
         f"the run has {total:,} steps now, where it had {before:,}: after step {run.state.step:,} "
-        f"the learning rate goes on at {rates[0]:.2g}{changed}"
+        f"the learning rate goes on at {rate:.2g}{changed}"
     )
 
 

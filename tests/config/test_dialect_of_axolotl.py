@@ -86,6 +86,32 @@ def test_more_of_axolotl(place):
     assert "the shapes are" in reasons["lr_scheduler: one_cycle"]
 
 
+@pytest.mark.parametrize(
+    ("theirs", "name", "kwargs", "left_out"),
+    [
+        ({"lr_scheduler": "cosine", "cosine_min_lr_ratio": 0.1}, "cosine_with_min_lr",
+         {"min_lr_rate": 0.1}, ""),
+        ({"lr_scheduler": "linear", "cosine_min_lr_ratio": 0.1}, "linear", {},
+         "cosine_min_lr_ratio: 0.1"),
+        ({"lr_scheduler": "warmup_stable_decay", "lr_scheduler_kwargs": {"num_decay_steps": 9}},
+         "warmup_stable_decay", {"num_decay_steps": 9}, ""),
+        ({"lr_scheduler": "warmup_stable_decay"}, "cosine", {},
+         "lr_scheduler: warmup_stable_decay"),
+        ({"lr_scheduler": "cosine_with_restarts", "lr_scheduler_kwargs": {"cycles": 9}},
+         "cosine_with_restarts", {}, "lr_scheduler_kwargs: {cycles}"),
+        ({"lr_scheduler": "polynomial", "lr_scheduler_kwargs": {"lr_end": 1e-6, "power": 2}},
+         "polynomial", {"lr_end": 1e-6, "power": 2}, ""),
+        ({"lr_scheduler": "reduce_lr_on_plateau"}, "reduce_lr_on_plateau", {}, ""),
+    ],
+)  # fmt: skip
+def test_axolotls_schedules(place, theirs, name, kwargs, left_out):
+    config, conversion = converted(place, "axolotl.yml", {"val_set_size": 0.1, **theirs})
+    optim = config.optim
+    assert (optim.lr_scheduler_type, optim.lr_scheduler_kwargs) == (name, kwargs)
+    keys = [left.key for left in conversion.left_out if "lr" in left.key]
+    assert keys == ([left_out] if left_out else [])
+
+
 def test_further_files_of_axolotls_data_are_named(place):
     entry = {"path": "json", "data_files": ["a.json", "b.json"]}
     assert "data_files: b.json" in reasons_of(

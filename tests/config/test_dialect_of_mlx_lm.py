@@ -14,7 +14,9 @@ def test_mlx_lm(place):
     assert config.lora.layers_to_transform == [1]
     assert config.data.train == config.data.eval == str(place / "mlxdata")
     assert (config.data.train_on, config.train.max_steps) == ("all", 1000)
-    assert (config.optim.lr_scheduler_type, config.optim.warmup_steps) == ("cosine", 100)
+    optim = config.optim
+    assert (optim.lr_scheduler_type, optim.warmup_steps) == ("cosine_with_min_lr", 100)
+    assert optim.lr_scheduler_kwargs == {"min_lr": 1e-7}
     assert (config.optim.weight_decay, config.optim.max_grad_norm) == (0.01, 0)
     config, conversion = converted(
         place,
@@ -46,9 +48,14 @@ def test_mlx_lm_counts_its_schedule_in_updates(place):
         # the warm-up, and as long as the run is.
         (("cosine_decay", 0, [1e-4, 1000]), ("cosine", 1e-4, 0), ""),
         (("cosine_decay", 100, [1e-4, 900]), ("cosine", 1e-4, 100), ""),
-        (("cosine_decay", 100, [1e-4, 1000, 1e-6]), ("cosine", 1e-4, 100), "to 1e-06 after 1100"),
+        (
+            ("cosine_decay", 100, [1e-4, 1000, 1e-6]),
+            ("cosine_with_min_lr", 1e-4, 100),
+            "to 1e-06 after 1100",
+        ),
+        (("cosine_decay", 100, [1e-4, 900, 1e-6]), ("cosine_with_min_lr", 1e-4, 100), ""),
         (("linear_schedule", 0, [1e-4, 0, 1000]), ("linear", 1e-4, 0), ""),
-        (("linear_schedule", 0, [1e-4, 1e-5, 500]), ("linear", 1e-4, 0), "to 1e-05 after 500"),
+        (("linear_schedule", 0, [1e-4, 1e-5, 500]), ("polynomial", 1e-4, 0), "to 1e-05 after 500"),
         (("linear_schedule", 0, [0, 1e-4, 50]), ("constant_with_warmup", 1e-4, 50), ""),
         (("linear_schedule", 0, [1e-4, 1e-4, 50]), ("constant", 1e-4, 0), ""),
         (("step_decay", 10, [1e-4, 0.9, 10]), ("constant_with_warmup", 1e-4, 10), ""),
@@ -60,7 +67,9 @@ def test_mlx_lm_s_schedules(place, schedule, expected, told):
     config, conversion = converted(place, "mlx_lm.yaml", changes)
     optim = config.optim
     assert (optim.lr_scheduler_type, optim.learning_rate, optim.warmup_steps) == expected
-    notes = [note for note in conversion.notes if "falls to zero" in note]
+    notes = [note for note in conversion.notes if "learning rate falls to" in note]
+    ends = [optim.lr_scheduler_kwargs.get(key) for key in ("min_lr", "lr_end")]
+    assert [end for end in ends if end] == ([1e-6] if 1e-6 in arguments else [1e-5] if told else [])
     assert len(notes) == bool(told) and all(told in note for note in notes)
     assert ("lr_schedule: step_decay" in reasons_of(conversion)) == (name == "step_decay")
 

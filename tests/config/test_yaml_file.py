@@ -95,7 +95,7 @@ def test_wrong_types_name_key_file_and_line(load) -> None:
         ("lora: {r: 8.0}", "must be an integer, got 8.0 (write 8)"),
         ("lora: {r: null}", "must be an integer, got null"),
         ("lora: {r: [8]}", "must be an integer, got [8]"),
-        ("lora: {r: {a: 8}}", "must be an integer, got a mapping"),
+        ("lora: {r: {a: 8}}", "must be an integer, got {a: 8}"),
         (
             "optim: {learning_rate: '1e-4'}",
             "must be a number, got '1e-4' (write it as a plain number, without quotes)",

@@ -97,6 +97,39 @@ def test_killed_and_resumed(folder, device, tmp_path, whole, at, packing):
     assert result.eval_loss_before == metrics(reference)[0]["eval_loss"]
 
 
+PLATEAU = {
+    "optim": {
+        "learning_rate": 1e-2,
+        "lr_scheduler_type": "reduce_lr_on_plateau",
+        # An improvement by half is none that a run has here: rates fall after the second and third.
+        "lr_scheduler_kwargs": {"patience": 0, "factor": 0.5, "threshold": 0.5},
+    },
+    "eval": {"eval_steps": 2},
+}
+
+
+@pytest.mark.parametrize("at", [4, 5, 7])
+def test_a_plateau_goes_on_with_what_it_knows(folder, device, tmp_path, at):
+    run(folder, device, tmp_path / "whole", **PLATEAU)
+    rates = [row["learning_rate"] for row in metrics(tmp_path / "whole") if "learning_rate" in row]
+    assert rates == [1e-2, 1e-2, 5e-3, 2.5e-3, 1.25e-3]  # of steps 2, 4, 6, 8, 9
+    with pytest.raises(Killed):
+        run(folder, device, tmp_path / "r", observer=Kill(at), **PLATEAU)
+    run(folder, device, tmp_path / "r", resume=True, **PLATEAU)
+    assert adapter(tmp_path / "r") == adapter(tmp_path / "whole")
+    assert logged(tmp_path / "r") == logged(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("every", [0, 2])
+def test_a_plateau_needs_evaluations(folder, device, tmp_path, every):
+    settings = config(folder, tmp_path / "r", **{**PLATEAU, "eval": {"eval_steps": every}})
+    trainer = Trainer(opened(folder, device), settings)
+    needed = "eval_steps above 0" if every == 0 else r"data\.eval or data\.eval_split"
+    with pytest.raises(ConfigError, match=f"goes by held-out losses: set .*{needed}"):
+        trainer.train(rows(), rows(4, seed=1) if every == 0 else None)
+    assert not (tmp_path / "r").exists()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("block", [1, 4, 7, 12])  # of two a step: in the middle of some
 def test_stopped_and_resumed(folder, device, tmp_path, whole, monkeypatch, number, block):

@@ -1,15 +1,21 @@
 """Learning rates as Hugging Face's schedules give them, counted by hand."""
 
+import json
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from qlora_wgpu.config import Config, OptimConfig
+from qlora_wgpu.config.schedules import ARGUMENTS
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.training.batching import BatchPlan
 from qlora_wgpu.training.divergence import Divergence
-from qlora_wgpu.training.schedule import Schedule, learning_rates, step_table
+from qlora_wgpu.training.learning_rates import learning_rates
+from qlora_wgpu.training.plateau import Plateau
+from qlora_wgpu.training.schedule import Schedule, step_table
+from qlora_wgpu.training.state import RunState
 
 
 @pytest.mark.parametrize(
@@ -24,6 +30,73 @@ from qlora_wgpu.training.schedule import Schedule, learning_rates, step_table
 def test_learning_rates(kind, expected):
     optim = OptimConfig(learning_rate=0.1, lr_scheduler_type=kind, warmup_steps=2)
     assert np.allclose(learning_rates(optim, 6), 0.1 * np.array(expected), atol=1e-12)
+
+
+RECORDED = json.loads((Path(__file__).parents[1] / "fixtures/schedules.json").read_text())
+
+
+def of_schedule(case, **changes):
+    return OptimConfig(
+        learning_rate=case["learning_rate"],
+        lr_scheduler_kwargs=case["kwargs"],
+        warmup_ratio=0.0,
+        **changes,
+    )
+
+
+@pytest.mark.parametrize("kind", sorted({case["kind"] for case in RECORDED["schedules"]}))
+def test_rates_are_those_of_transformers(kind):
+    cases = [case for case in RECORDED["schedules"] if case["kind"] == kind]
+    assert len(cases) >= 8
+    for case in cases:
+        optim = of_schedule(case, lr_scheduler_type=kind, warmup_steps=case["warmup"])
+        rates, expected = learning_rates(optim, case["total"]), np.array(case["rates"])
+        # Both in float64: of some sums near zero the last digits differ.
+        error = np.abs(rates - expected).max()
+        assert error <= 1e-14 * case["learning_rate"], (error, case)
+
+
+@pytest.mark.parametrize("case", RECORDED["plateaus"])
+def test_a_plateau_is_that_of_torch(case):
+    optim = of_schedule(case, lr_scheduler_type="reduce_lr_on_plateau")
+    plateau, rates = Plateau(optim.learning_rate), []
+    for loss in case["losses"]:
+        before = plateau.rate
+        assert plateau.measured(loss, optim) == (plateau.rate != before)
+        rates.append(plateau.rate)
+        plateau = RunState.from_json(RunState(plateau=plateau).to_json(), "state").plateau
+    assert rates == case["rates"]
+
+
+def test_a_plateau_by_default():
+    optim = OptimConfig(learning_rate=0.1, lr_scheduler_type="reduce_lr_on_plateau")
+    plateau = Plateau(0.1)
+    losses = [1.0, *[0.99995] * 11]  # lower by less than the threshold, eleven times
+    assert [plateau.measured(loss, optim) for loss in losses] == [False] * 11 + [True]
+    assert plateau.rate == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "message"),
+    [
+        ("linear", {"num_cycles": 2}, "has 'num_cycles', but lr_scheduler_type linear takes noth"),
+        ("cosine", {"min_lr": 1e-5}, "has 'min_lr', but lr_scheduler_type cosine takes num_cycles"),
+        ("cosine_with_min_lr", {}, "must have either min_lr or min_lr_rate"),
+        ("cosine_with_min_lr", {"min_lr": 1e-5, "min_lr_rate": 0.1}, "must have either min_lr or"),
+        ("cosine_with_min_lr", {"min_lr": 1.0}, "has min_lr, which must not be above the learning"),
+        ("cosine_with_min_lr", {"min_lr_rate": "0.1"}, "has min_lr_rate, which must be a number"),
+        ("cosine_with_min_lr", {"min_lr_rate": float("nan")}, "min_lr_rate, which must be a numb"),
+        ("cosine_with_restarts", {"num_cycles": 1.5}, "must be a whole number from 1"),
+        ("cosine_with_restarts", {"num_cycles": True}, "must be a whole number from 1"),
+        ("polynomial", {"lr_end": 2e-4}, "must have an lr_end below the learning_rate"),
+        ("warmup_stable_decay", {}, "must have num_decay_steps"),
+        ("warmup_stable_decay", {"num_decay_steps": 5, "decay_type": "exp"}, "must be one of lin"),
+        ("reduce_lr_on_plateau", {"factor": 1.0}, "must be a number from 0 and below 1"),
+    ],
+)
+def test_arguments_that_a_schedule_does_not_take(kind, given, message):
+    with pytest.raises(ConfigError, match="lr_scheduler_kwargs in OptimConfig .*" + message):
+        OptimConfig(lr_scheduler_type=kind, lr_scheduler_kwargs=given)
 
 
 def test_warmup_ratio_rounds_up():
@@ -75,14 +148,32 @@ def test_order_and_keys_depend_on_seed_and_step_alone():
     assert len(keys) == 32
 
 
-@pytest.mark.parametrize("kind", ["constant", "constant_with_warmup", "linear", "cosine"])
+NEEDED = {"cosine_with_min_lr": {"min_lr_rate": 0.1}, "cosine_warmup_with_min_lr": {"min_lr": 0.0},
+          "warmup_stable_decay": {"num_decay_steps": 5000}}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ARGUMENTS)
 def test_a_schedule_has_the_rows_of_the_whole_table(kind):
-    optim, total = OptimConfig(lr_scheduler_type=kind, loraplus_lr_ratio=3.0), 10_007
+    given = NEEDED.get(kind, {})
+    total = 10_007
+    optim = OptimConfig(lr_scheduler_type=kind, lr_scheduler_kwargs=given, loraplus_lr_ratio=3.0)
     table, rates = step_table(optim, total), learning_rates(optim, total)
     schedule = Schedule(optim, total)
     for step in [1, 2, 300, 4096, 4097, 301, 8192, 8193, 10_007, 5]:
         assert schedule.row(step).tobytes() == table[step - 1].tobytes()
         assert schedule.rate(step) == rates[step - 1]
+
+
+def test_a_rate_that_is_held():
+    optim = OptimConfig(lr_scheduler_type="reduce_lr_on_plateau", loraplus_lr_ratio=4.0)
+    schedule = Schedule(optim, 10)
+    before = schedule.row(3).copy()
+    schedule.held = 3e-5
+    assert schedule.rate(3) == 3e-5
+    assert schedule.row(3)[[0, 3]].tolist() == np.float32([3e-5, 4 * 3e-5]).tolist()
+    assert schedule.row(3)[[1, 2]].tolist() == before[[1, 2]].tolist()
+    schedule.held = None
+    assert schedule.row(3).tobytes() == before.tobytes()
 
 
 def test_a_schedule_of_a_billion_steps_takes_no_memory():

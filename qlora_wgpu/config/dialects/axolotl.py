@@ -191,6 +191,12 @@ def _convert_evaluation(draft: Draft) -> None:
 def _convert_loop(draft: Draft) -> None:
     if draft.theirs.get("warmup_steps") is None and draft.theirs.get("warmup_ratio") is None:
         draft.set("optim.warmup_ratio", 0.03, "Axolotl's default")
+    least = draft.take("cosine_min_lr_ratio")
+    if least is not None and draft.theirs.get("lr_scheduler") in (None, "cosine"):
+        draft.theirs["lr_scheduler"] = "cosine_with_min_lr"
+        draft.theirs["lr_scheduler_kwargs"] = {"min_lr_rate": least}
+    elif least is not None:
+        draft.leave_out("cosine_min_lr_ratio", least, "lr_scheduler is not cosine")
     convert_schedule(draft, "lr_scheduler")
     convert_precision(draft)
     convert_optimizer(draft, "optimizer")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from qlora_wgpu.config.dialects.draft import Draft
+from qlora_wgpu.config.schedules import ARGUMENTS, check_schedule
 from qlora_wgpu.config.values import OPTIMIZERS
 
 _TRAIN = (
@@ -37,7 +39,7 @@ DEFAULTS: dict[str, Any] = {
 }
 PEFT_TARGETS = ["q_proj", "v_proj"]
 """What PEFT adapts where no modules are named, of nearly every family that is read here."""
-_SCHEDULES = ("constant", "linear", "cosine", "constant_with_warmup")
+_RATE = 5e-5
 _REPORTS = ("tensorboard", "wandb")
 
 
@@ -60,13 +62,14 @@ def convert_training(draft: Draft) -> None:
 
 
 def convert_schedule(draft: Draft, key: str) -> None:
-    """The learning rate's shape and its warm-up."""
-    shape = draft.take(key)
-    if shape in _SCHEDULES:
-        draft.set("optim.lr_scheduler_type", shape, key)
+    """The learning rate's shape, what it takes beside, and its warm-up."""
+    shape, given = draft.take(key), draft.take("lr_scheduler_kwargs", {})
+    rate = draft.theirs.get("learning_rate") or _RATE
+    if shape in ARGUMENTS:
+        _set_schedule(draft, key, shape, given, rate)
     elif shape is not None:
         draft.set("optim.lr_scheduler_type", "cosine", f"nearest to {key}: {shape}")
-        draft.leave_out(key, shape, f"the shapes are {', '.join(_SCHEDULES)}")
+        draft.leave_out(key, shape, f"the shapes are {', '.join(ARGUMENTS)}")
     steps, ratio = draft.take("warmup_steps", 0), draft.take("warmup_ratio")
     if isinstance(steps, float) and 0 < steps < 1:  # as transformers 5 takes it
         steps, ratio = 0, steps
@@ -77,6 +80,29 @@ def convert_schedule(draft: Draft, key: str) -> None:
     warm = draft.value_of("optim.warmup_steps") or draft.value_of("optim.warmup_ratio")
     if warm and draft.value_of("optim.lr_scheduler_type") == "constant":
         draft.set("optim.lr_scheduler_type", "constant_with_warmup", f"{key}, with a warm-up")
+
+
+def _set_schedule(draft: Draft, key: str, shape: str, given: Any, rate: Any) -> None:
+    """A shape by its name, or the nearest one where it lacks what it needs."""
+    try:
+        if not isinstance(given, Mapping):
+            raise ValueError("must be a mapping")
+        check_schedule(shape, given, float(rate))
+    except ValueError as err:
+        if given:
+            draft.leave_out("lr_scheduler_kwargs", given, f"it {err}")
+        else:
+            draft.leave_out(key, shape, f"lr_scheduler_kwargs {err}")
+        try:
+            check_schedule(shape, {}, float(rate))
+        except ValueError:
+            draft.set("optim.lr_scheduler_type", "cosine", f"nearest to {key}: {shape}")
+        else:
+            draft.set("optim.lr_scheduler_type", shape, key)
+        return
+    draft.set("optim.lr_scheduler_type", shape, key)
+    if given:
+        draft.set("optim.lr_scheduler_kwargs", dict(given), "lr_scheduler_kwargs")
 
 
 def convert_precision(draft: Draft) -> None:

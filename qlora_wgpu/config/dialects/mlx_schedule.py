@@ -9,6 +9,7 @@ from typing import Any
 from qlora_wgpu.config.dialects.draft import Draft
 
 _RATE = 1e-5
+_ENDING = {"cosine": ("cosine_with_min_lr", "min_lr"), "linear": ("polynomial", "lr_end")}
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,16 @@ def convert_schedule(draft: Draft, steps: int) -> None:
     elif shape.last == shape.first:
         _set(draft, shape.first, "constant", origin, warmup)
     else:
-        if shape.last or warmup + shape.updates != steps:
+        if warmup + shape.updates != steps:
+            end = f"{shape.last:g}" if shape.last else "zero"
             draft.notes.append(
-                f"the learning rate falls to zero at the last of {steps} updates; {name} would "
+                f"the learning rate falls to {end} at the last of {steps} updates; {name} would "
                 f"bring it to {shape.last:g} after {warmup + shape.updates}"
             )
         kind = "cosine" if name == "cosine_decay" else "linear"
+        if shape.last:
+            kind, key = _ENDING[kind]
+            draft.set("optim.lr_scheduler_kwargs", {key: shape.last}, origin)
         _set(draft, shape.first, kind, origin, warmup)
 
 

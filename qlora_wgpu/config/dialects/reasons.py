@@ -133,14 +133,17 @@ NO_COUNTERPART = {
         "rope_scaling rope_theta overrides_of_model_config shift_attn use_s2_attn "
         "noisy_embedding_alpha"
     ),
-    "the rate falls to zero, by the shapes of optim.lr_scheduler_type": (
-        "lr_scheduler_kwargs cosine_min_lr_ratio cosine_constant_lr_ratio lr_div_factor "
-        "min_lr_ratio"
-    ),
+    "the shapes are those of optim.lr_scheduler_type": "cosine_constant_lr_ratio lr_div_factor",
     "AdamW is the one optimizer": "optim_args optim_target_modules optimizer_config torchao",
 }
 
+_LEAST_RATE = (
+    "optim.lr_scheduler_type: cosine_with_min_lr takes min_lr_rate, a share of the peak, in "
+    "optim.lr_scheduler_kwargs"
+)
 HINTS = {
+    **dict.fromkeys(("cosine_min_lr_ratio", "min_lr_ratio", "min_lr_rate"), _LEAST_RATE),
+    "min_lr": "it stands in optim.lr_scheduler_kwargs",
     "scale": "it is lora.lora_alpha / lora.r: multiply it by lora.r for lora.lora_alpha",
     "num_layers": "lora.layers_to_transform lists the numbers of the layers",
     "lora_layers": "lora.layers_to_transform lists the numbers of the layers",
@@ -231,7 +234,7 @@ PREFIXES = {
     "device_map": f"not needed here: {_ONE_GPU}",
     "low_cpu_mem_usage": "not needed here: weights are read one by one",
     "min_sample_len": "not needed here: rows with nothing to learn are left out",
-    "eta_min": "no counterpart here: the rate falls to zero",
+    "eta_min": "it is min_lr in optim.lr_scheduler_kwargs, with cosine_with_min_lr",
 }
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
+from qlora_wgpu.config.schedules import check_schedule
 from qlora_wgpu.config.section import Section
-from qlora_wgpu.config.values import Float, OptimizerName
+from qlora_wgpu.config.values import Float, OptimizerName, ScheduleName
 from qlora_wgpu.limits import BETA, LEARNING_RATES, STEPS
 
 
@@ -22,9 +23,17 @@ class OptimConfig(Section):
     learning_rate: Float = Field(
         2e-4, gt=0.0, ge=LEARNING_RATES[0], le=LEARNING_RATES[1], description="Peak learning rate."
     )
-    lr_scheduler_type: Literal["constant", "linear", "cosine", "constant_with_warmup"] = Field(
+    lr_scheduler_type: ScheduleName = Field(
         "cosine",
-        description="Shape of the learning rate after warm-up; constant has no warm-up at all.",
+        description="Shape of the learning rate, by transformers' names: constant, linear, cosine, "
+        "constant_with_warmup, cosine_with_restarts, cosine_with_min_lr, "
+        "cosine_warmup_with_min_lr, polynomial, inverse_sqrt, warmup_stable_decay or "
+        "reduce_lr_on_plateau; constant and the last have no warm-up at all.",
+    )
+    lr_scheduler_kwargs: dict[str, Any] = Field(
+        {},
+        description="What the schedule takes beside, as in transformers, such as {min_lr_rate: "
+        "0.1} or {num_decay_steps: 200}.",
     )
     warmup_ratio: Float = Field(
         0.03, ge=0.0, le=1.0, description="Share of all steps spent on linear warm-up from zero."
@@ -48,3 +57,10 @@ class OptimConfig(Section):
     adam_epsilon: Float = Field(
         1e-8, gt=0.0, description="Term added to the denominator of the update."
     )
+
+    @field_validator("lr_scheduler_kwargs")
+    @classmethod
+    def _of_the_schedule(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        if {"lr_scheduler_type", "learning_rate"} <= info.data.keys():
+            check_schedule(info.data["lr_scheduler_type"], value, info.data["learning_rate"])
+        return value
