@@ -102,7 +102,7 @@ class RemoteWorker(Protocol):
         """Takes the adapter's parameters."""
 
     def gradient(self, version: int, *arrays: Any) -> Sums:
-        """Computes a micro-batch: ids, targets, mask and the dropout key."""
+        """Computes a micro-batch: ids, targets, mask, the dropout key, weights."""
 
     def loss(self, version: int, *arrays: Any) -> Sums:
         """Computes the loss of a batch: ids, labels and mask."""

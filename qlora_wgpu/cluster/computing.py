@@ -144,7 +144,7 @@ class Cluster:
         total = self._own_sum()
         total.begin()
         self._own_engine().publish(total.parameters())
-        arguments = [(b.ids, b.targets, b.mask, b.dropout_key) for b in blocks]
+        arguments = [(b.ids, b.targets, b.mask, b.dropout_key, b.weights) for b in blocks]
         sizes = [b.ids.size for b in blocks]
         done = self._compute("gradient", arguments, sizes, total.add, is_stopped)
         if done:

@@ -95,6 +95,20 @@ def checked_mask(attention_mask: Any, shape: tuple[int, ...]) -> IntArray:
     return mask
 
 
+def checked_weights(weights: Any, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    """Weights of targets in the loss as a float32 array of the ids' shape.
+
+    Raises:
+        ShapeError: If they have another, or one is negative or no finite number.
+    """
+    array = np.asarray(weights, np.float32)
+    if array.shape != shape:
+        raise ShapeError(f"weights must have input_ids' shape {shape}, got {array.shape}")
+    if not np.isfinite(array).all() or array.min() < 0:
+        raise ShapeError("weights must be finite numbers from 0 on")
+    return array
+
+
 def _integers(name: str, value: Any) -> IntArray:
     try:
         array = np.asarray(value)
@@ -162,9 +176,10 @@ def write_batch(
     rows: npt.NDArray[np.integer[Any]] | None = None,
     dropout_key: int | None = None,
     past: int = 0,
+    weights: npt.NDArray[np.float32] | None = None,
 ) -> None:
     """Writes all of a micro-batch to a device; arguments as for ``encode_batch``."""
-    data = encode_batch(batch, ids, mask, targets, rows, dropout_key, past)
+    data = encode_batch(batch, ids, mask, targets, rows, dropout_key, past, weights)
     device.write(batch.storage.buffer, data)
     for weight, rows_of in batch.embedded.items():
         assert rows_of.table.storage is not None
@@ -184,6 +199,7 @@ def encode_batch(
     rows: npt.NDArray[np.integer[Any]] | None = None,
     dropout_key: int | None = None,
     past: int = 0,
+    weights: npt.NDArray[np.float32] | None = None,
 ) -> npt.NDArray[np.uint8]:
     """The bytes of a batch's storage.
 
@@ -195,6 +211,7 @@ def encode_batch(
         rows: Rows to list as label rows instead of those that have a target.
         dropout_key: Turns dropout on, with this micro-batch's key.
         past: Tokens that came before, kept in the batch's cache.
+        weights: (batch, seq), of each target in the loss; ones by default.
     """
     data = np.zeros(batch.storage.nbytes, np.uint8)
 
@@ -217,4 +234,7 @@ def encode_batch(
     put(batch.info.offset, info, np.uint32)
     if targets is not None:
         put(batch.targets.offset, targets, np.int32)
+    if batch.weights is not None:
+        given = np.ones(ids.shape, np.float32) if weights is None else weights
+        put(batch.weights.offset, given.reshape(-1)[rows], np.float32)
     return data

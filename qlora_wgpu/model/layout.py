@@ -212,7 +212,9 @@ class ModelLayout:
 
     def _traced(self, options: StepOptions) -> PlannedStep:
         graph = self.new_graph()
-        batch = make_batch_buffers(options.batch, options.seq, noise=options.noise)
+        batch = make_batch_buffers(
+            options.batch, options.seq, noise=options.noise, weighted=options.objective.weighted
+        )
         self.network.trace_loss(
             graph,
             batch,

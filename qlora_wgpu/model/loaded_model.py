@@ -11,7 +11,7 @@ from qlora_wgpu.graph.program import Program
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.lora.targets import check_trainable
 from qlora_wgpu.model import batch_encoding
-from qlora_wgpu.model.adapter_model import AdapterModel, Progress
+from qlora_wgpu.model.adapter_model import AdapterModel, FloatArray, Progress
 from qlora_wgpu.model.adapter_state import neutral_parameters
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import TrainingOptions
@@ -98,21 +98,35 @@ class LoadedModel(AdapterModel):
         targets: batch_encoding.IntArray,
         mask: batch_encoding.IntArray,
         dropout_key: int | None = None,
+        weights: FloatArray | None = None,
     ) -> int:
         """Adds a micro-batch's summed loss and gradient on the device; does not wait.
+
+        Args:
+            ids: (batch, seq), checked.
+            targets: (batch, seq), what each position predicts.
+            mask: (batch, seq), checked.
+            dropout_key: Turns dropout on, with this micro-batch's key.
+            weights: (batch, seq) float32, of each target in the loss, which is divided by their sum
+                in the end. Options that say ``weighted`` are computed with ones without any.
 
         Returns:
             Its number of label tokens.
 
         Raises:
             ConfigError: If a dropout is asked for that is not computed.
+            ShapeError: If the weights have another shape, or one is negative or not finite.
         """
         if dropout_key is not None:
             check_trainable(self.adapter.config)
-        batch, program = self._step("train", *ids.shape)
+        options = self.options.step("train", *ids.shape)
+        if weights is not None:
+            weights = batch_encoding.checked_weights(weights, ids.shape)
+            options = replace(options, objective=replace(options.objective, weighted=True))
+        batch, program = self.programs.step(options)
         with self.device.in_turn:
             batch_encoding.write_batch(
-                self.device, batch, ids, mask, targets, dropout_key=dropout_key
+                self.device, batch, ids, mask, targets, dropout_key=dropout_key, weights=weights
             )
             program.run()
         return int((targets != IGNORE_INDEX).sum())

@@ -75,6 +75,7 @@ class BatchBuffers:
         info: uint32: label rows, whether dropout is on, the micro-batch's random key, tokens in the
             cache.
         cache: Where keys and values are kept while text is generated.
+        weights: float32 (batch · seq), of each label row in their order; None where all are one.
         noise: NEFTune's α: how much noise the embedding of training batches gets.
         angles: Of the rotations that ``angles_of`` was asked for.
         embedded: Of the matrices that ``rows_of`` was asked for.
@@ -91,6 +92,7 @@ class BatchBuffers:
     info: Tensor
     cache: CacheView | None = None
     noise: float = 0.0
+    weights: Tensor | None = None
     angles: dict[Rotation, Angles] = field(default_factory=dict, compare=False)
     embedded: dict[HostMatrix, EmbeddedRows] = field(default_factory=dict, compare=False)
 
@@ -134,15 +136,21 @@ class BatchBuffers:
 
 
 def make_batch_buffers(
-    batch: int, seq: int, cache: CacheView | None = None, *, noise: float = 0.0
+    batch: int,
+    seq: int,
+    cache: CacheView | None = None,
+    *,
+    noise: float = 0.0,
+    weighted: bool = False,
 ) -> BatchBuffers:
     """Lays out the inputs of micro-batches of ``batch`` sequences of ``seq`` tokens."""
     rows = batch * seq
     window = -(-rows * 4 // 256) * 256
-    storage = Storage("a batch's inputs", "inputs", 5 * window + 256)
+    storage = Storage("a batch's inputs", "inputs", (5 + weighted) * window + 256)
 
     def part(name: str, index: int, dtype: str = "uint32") -> Tensor:
-        return vector(name, rows, dtype, storage, index * window)
+        after_info = 256 if index >= 5 else 0
+        return vector(name, rows, dtype, storage, index * window + after_info)
 
     return BatchBuffers(
         batch,
@@ -156,4 +164,5 @@ def make_batch_buffers(
         vector("batch_info", INFO_LENGTH, "uint32", storage, 5 * window),
         cache,
         noise,
+        part("weights", 5, "float32") if weighted else None,
     )

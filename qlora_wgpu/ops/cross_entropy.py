@@ -26,6 +26,7 @@ from qlora_wgpu.ops.logits import (
     logits_of_rows,
     rows_of_a_block,
 )
+from qlora_wgpu.ops.loss_weights import scale_label_rows, weighted_total
 from qlora_wgpu.ops.modules import Head, StreamedMatrix
 from qlora_wgpu.ops.rows import scatter
 from qlora_wgpu.ops.tensor import fill_zero
@@ -38,10 +39,25 @@ class Objective:
     Attributes:
         label_smoothing: ε, as in Hugging Face's trainer (Szegedy et al., 2016).
         z_loss: ζ, which keeps the softmax's normalizer near one (Chowdhery et al., 2022).
+        weighted: Whether the micro-batch has a weight of each label row.
+        confidence: Whether each row is weighted by its label's probability, through which no
+            gradient passes (DFT, arXiv 2508.05629).
     """
 
     label_smoothing: float = 0.0
     z_loss: float = 0.0
+    weighted: bool = False
+    confidence: bool = False
+
+    @property
+    def is_bent(self) -> bool:
+        """Whether a row's loss is another than the label's negative log-likelihood."""
+        return self.label_smoothing != 0.0 or self.z_loss != 0.0
+
+    @property
+    def scales_rows(self) -> bool:
+        """Whether rows of the gradient are multiplied by numbers."""
+        return self.weighted or self.confidence
 
 
 PLAIN = Objective()
@@ -72,7 +88,9 @@ def cross_entropy(
     gradient = gradient and hidden.requires_grad
     compute = loss.streamed if isinstance(head.matrix, StreamedMatrix) else loss.resident
     dhidden = compute(gradient=gradient)
-    loss.total(stats)
+    factors = loss.total(stats)
+    if dhidden is not None and factors is not None:
+        scale_label_rows(g, dhidden, factors, batch)
     if dhidden is not None:
         g.add_gradient(hidden, dhidden)
 
@@ -132,8 +150,15 @@ class _Loss:
             scatter(g, dchunk, dhidden, first, batch)
         return dhidden
 
-    def total(self, stats: Tensor) -> None:
-        """Adds the losses and their number to the micro-batches' sums."""
+    def total(self, stats: Tensor) -> Tensor | None:
+        """Adds the losses and their number to the micro-batches' sums.
+
+        Returns:
+            What each label row's gradient is multiplied by, if by anything.
+        """
+        if self._objective.scales_rows:
+            confidence = self._objective.confidence
+            return weighted_total(self._g, self._losses, self._batch, stats, confidence=confidence)
         constants = row_constants(self._g)
         del constants["ROWS"]
         self._g.launch(
@@ -142,6 +167,7 @@ class _Loss:
             {"losses": self._losses, "batch_info": self._batch.info, "stats": stats},
             constants=constants,
         )
+        return None
 
     # -- rows ------------------------------------------------------------------------------
 
@@ -186,7 +212,7 @@ class _Loss:
                 "blocks": self._blocks,
                 "vocab": self._head.matrix.rows,
             },
-            {"OBJECTIVE": self._objective != PLAIN, **row_constants(self._g, self._block_rows)},
+            {"OBJECTIVE": self._objective.is_bent, **row_constants(self._g, self._block_rows)},
         )
 
     def _normalize(self, first: int, count: int) -> None:
@@ -208,7 +234,7 @@ class _Loss:
                 "smoothing": self._objective.label_smoothing,
                 "z_loss": self._objective.z_loss,
             },
-            {"OBJECTIVE": self._objective != PLAIN},
+            {"OBJECTIVE": self._objective.is_bent},
         )
 
     def _back(
@@ -233,7 +259,7 @@ class _Loss:
                 "softcap": head.softcap or 1.0,
                 "smoothing": self._objective.label_smoothing,
             },
-            {"SOFTCAP": head.softcap is not None, "OBJECTIVE": self._objective != PLAIN},
+            {"SOFTCAP": head.softcap is not None, "OBJECTIVE": self._objective.is_bent},
         )
         product = Gemm(
             dlogits, w, dchunk, False, scale=head.scale, accumulate=row0 > 0,

@@ -20,13 +20,27 @@ def forward(
     z_loss: float = 0.0,
 ) -> float:
     """hidden (rows, columns), head (vocab, columns), targets (rows), -100 to ignore."""
+    return float(losses(hidden, head, targets, scale, softcap, smoothing, z_loss).sum())
+
+
+def losses(
+    hidden: Array,
+    head: Array,
+    targets: npt.NDArray[np.integer],
+    scale: float = 1.0,
+    softcap: float | None = None,
+    smoothing: float = 0.0,
+    z_loss: float = 0.0,
+) -> Array:
+    """The loss of each row that has a target; arguments as for ``forward``."""
     rows = np.flatnonzero(targets != IGNORE_INDEX)
     logits, _ = _logits(hidden[rows], head, scale, softcap)
     top = logits.max(axis=1, keepdims=True) if len(rows) else np.zeros((0, 1))
     lse = top[:, 0] + np.log(np.exp(logits - top).sum(axis=1))
     hit = logits[np.arange(len(rows)), targets[rows]]
     target_logit = (1 - smoothing) * hit + smoothing * logits.mean(axis=1)
-    return float(np.sum(lse - target_logit + z_loss * lse**2))
+    result: Array = lse - target_logit + z_loss * lse**2
+    return result
 
 
 def backward(
@@ -37,8 +51,12 @@ def backward(
     softcap: float | None = None,
     smoothing: float = 0.0,
     z_loss: float = 0.0,
+    factors: Array | None = None,
 ) -> Array:
-    """Returns d loss / d hidden (rows, columns)."""
+    """Returns d (factors · losses) / d hidden (rows, columns); a factor for each row with a target.
+
+    Factors are ones by default, and constants: no gradient passes through them.
+    """
     rows = np.flatnonzero(targets != IGNORE_INDEX)
     dhidden = np.zeros_like(hidden)
     if len(rows):
@@ -49,7 +67,8 @@ def backward(
         dlogits = e / total * (1 + 2 * z_loss * (top + np.log(total)))
         dlogits -= smoothing / logits.shape[1]
         dlogits[np.arange(len(rows)), targets[rows]] -= 1 - smoothing
-        dhidden[rows] = (dlogits * slope) @ head * scale
+        given = np.ones(len(rows)) if factors is None else factors
+        dhidden[rows] = given[:, None] * (dlogits * slope) @ head * scale
     return dhidden
 
 

@@ -97,8 +97,9 @@ class Worker:
         self._version = version
 
     def gradient(
-        self, version: int, ids: Any, targets: Any, mask: Any, dropout_key: int | None
-    ) -> Sums:
+        self, version: int, ids: Any, targets: Any, mask: Any, dropout_key: int | None,
+        weights: Any = None,
+    ) -> Sums:  # fmt: skip
         """A micro-batch's summed gradient, loss and label tokens.
 
         Raises:
@@ -113,7 +114,7 @@ class Worker:
             began = time.perf_counter()
             self._zero.run()
             model.zero_stats()
-            model.accumulate(ids, targets, mask, dropout_key=dropout_key)
+            model.accumulate(ids, targets, mask, dropout_key=dropout_key, weights=weights)
             loss, tokens, saturated = self._stats()
             gradient = model.read_flat(model.adapter.gradient)
             return Sums(loss, tokens, saturated, time.perf_counter() - began, gradient)

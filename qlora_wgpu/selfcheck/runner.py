@@ -106,12 +106,13 @@ class Runner:
         targets: npt.NDArray[np.int64] | None = None,
         dropout_key: int | None = None,
         noise: float = 0.0,
+        weights: npt.NDArray[np.float32] | None = None,
     ) -> BatchBuffers:
         """A batch of these inputs."""
-        buffers = make_batch_buffers(*mask.shape, noise=noise)
+        buffers = make_batch_buffers(*mask.shape, noise=noise, weighted=weights is not None)
         ids = np.zeros_like(mask) if ids is None else ids
         buffers.storage.data = batch_encoding.encode_batch(
-            buffers, ids, mask, targets, dropout_key=dropout_key
+            buffers, ids, mask, targets, dropout_key=dropout_key, weights=weights
         )
         return buffers
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from qlora_wgpu.model.adapter_model import FloatArray
 from qlora_wgpu.model.batch_encoding import IntArray
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.training.observer import WorkerFigures
@@ -24,6 +25,7 @@ class MicroBatch:
         mask: 0 for padding, else the number of the sample within its row, (batch, seq).
         dropout_key: The key of its dropout masks and noise; None without.
         tokens: Its tokens, padding not counted.
+        weights: Of each target in the loss, float32 (batch, seq); None where all are one.
     """
 
     ids: IntArray
@@ -31,6 +33,7 @@ class MicroBatch:
     mask: IntArray
     dropout_key: int | None
     tokens: int
+    weights: FloatArray | None = None
 
 
 class MeasuresLoss(Protocol):
@@ -95,8 +98,9 @@ class OwnDevice:
         for batch in batches:
             self._compile(batch.ids.shape)
             self._model.accumulate(
-                batch.ids, batch.targets, batch.mask, dropout_key=batch.dropout_key
-            )
+                batch.ids, batch.targets, batch.mask, dropout_key=batch.dropout_key,
+                weights=batch.weights,
+            )  # fmt: skip
         return True
 
     def _compile(self, shape: tuple[int, ...]) -> None:

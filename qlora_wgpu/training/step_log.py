@@ -40,13 +40,13 @@ class StepLog:
         """
         stats = np.frombuffer(data, np.float32)
         self._count_saturated(submitted.step, data)
-        loss, labels = float(stats[STATS_LOSS]), int(stats[STATS_TOKENS])
+        loss, labels = float(stats[STATS_LOSS]), float(stats[STATS_TOKENS])
         norm = float(stats[STATS_NORM])
         self._check(submitted.step, loss, labels, norm)
         state = self._run.state
         state.step = submitted.step
         state.num_tokens += submitted.tokens
-        state.window.append((loss, float(labels)))
+        state.window.append((loss, labels))
         for worker in submitted.workers:
             before = self._run.workers.get(worker.name)
             self._run.workers[worker.name] = before.and_then(worker) if before else worker
@@ -81,7 +81,7 @@ class StepLog:
                 f"optim.learning_rate than {rate:g}, such as {rate / 10:.1g}"
             )
 
-    def _check(self, step: int, loss: float, labels: int, norm: float) -> None:
+    def _check(self, step: int, loss: float, labels: float, norm: float) -> None:
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise self._run.failure(f"the loss or its gradient is no longer finite at step {step}")
         if labels and (reason := self._divergence.diverged(loss / labels, norm)):

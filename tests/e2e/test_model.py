@@ -370,6 +370,39 @@ def test_target_modules(folder, device):
         )
 
 
+def test_weights_of_labels(model):
+    """Weights of 0 and 1 are a mask; others multiply losses, which their sum divides."""
+    rng = np.random.default_rng(3)
+    ids, weights = rng.integers(0, VOCAB, (2, 12)), np.ones((2, 12), np.float32)
+    checked = model.checked(ids, ids)
+    half = checked[1].copy()
+    half[:, 6:], weights[:, 6:] = -100, 0.0
+
+    def sums(targets, weights):
+        model.zero_gradient()
+        model.accumulate(checked[0], targets, checked[2], weights=weights)
+        return model.read_stats()[:2], model.read_flat(model.adapter.gradient).copy()
+
+    masked, gradient = sums(half, None)
+    weighted, same = sums(checked[1], weights)
+    np.testing.assert_allclose(weighted, masked, rtol=1e-6)
+    np.testing.assert_allclose(same, gradient, rtol=0, atol=1e-6 * np.abs(gradient).max())
+    three, more = sums(checked[1], 3 * weights)
+    np.testing.assert_allclose(three, 3 * masked, rtol=1e-6)
+    np.testing.assert_allclose(more, 3 * gradient, rtol=0, atol=3e-6 * np.abs(gradient).max())
+    model.zero_gradient()
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"), [(np.ones((1, 4)), "shape"), (-np.ones((1, 5)), "finite"),
+                             (np.full((1, 5), np.nan), "finite")],
+)  # fmt: skip
+def test_wrong_weights_of_labels(model, weights, message):
+    ids = np.zeros((1, 5), int)
+    with pytest.raises(ShapeError, match=f"weights must .*{message}"):
+        model.accumulate(*model.checked(ids, ids), weights=weights)
+
+
 @pytest.mark.parametrize(
     ("ids", "labels", "mask", "message"),
     [

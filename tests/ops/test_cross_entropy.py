@@ -26,6 +26,8 @@ def run(
     smoothing=0.0,
     z_loss=0.0,
     other=None,
+    weighted=False,
+    confidence=False,
     **head_options,
 ):
     rng = np.random.default_rng(10)
@@ -40,7 +42,8 @@ def run(
     th = bench.operand(hidden, grad=True)
     if other is not None:
         bench.graph.add_gradient(th, bench.given(np.ones_like(hidden), other))
-    batch = bench.batch_of(1, rows, targets=targets)
+    given = rng.uniform(0, 3, rows) if weighted else None
+    batch = bench.batch_of(1, rows, targets=targets, weights=given)
     cross_entropy(
         bench.graph,
         th,
@@ -48,17 +51,20 @@ def run(
         batch,
         stats,
         gradient=gradient,
-        objective=Objective(smoothing, z_loss),
+        objective=Objective(smoothing, z_loss, weighted, confidence),
     )
     head_options |= {"smoothing": smoothing, "z_loss": z_loss}
     outputs = [bench.graph.gradient_of(th)] if gradient else []
     got_stats, *got = bench.run(stats, *outputs)
     hidden, head = rounded(hidden, dtype), rounded(head, dtype)
-    loss = reference.forward(hidden, head, targets, **head_options)
-    count = int((targets != -100).sum())
-    assert_close(got_stats[0, :2], np.array([2 + loss, 3 + count]), 4e-6, "float32 sums")
+    losses = reference.losses(hidden, head, targets, **head_options)
+    weights = given[targets != -100].astype(np.float32) if weighted else np.ones(len(losses))
+    factors = weights * (np.exp(-losses) if confidence else 1.0)
+    sums = np.array([2 + factors @ losses, 3 + weights.sum()])
+    assert_close(got_stats[0, :2], sums, 4e-6, "float32 sums")
     if gradient:
-        expected = reference.backward(hidden, head, targets, **head_options) + (other is not None)
+        expected = reference.backward(hidden, head, targets, **head_options, factors=factors)
+        expected += other is not None
         # d logits are operands: one rounding before the sum over the vocabulary.
         assert_close(got[0], expected, 4 * tolerance(dtype, vocab), "sums over the vocabulary")
 
@@ -86,6 +92,15 @@ def test_scaled_and_capped_logits(device, profile, dtype):
 def test_smoothed_labels_and_z_loss(device, profile, dtype, softcap, smoothing, z_loss):
     objective = {"smoothing": smoothing, "z_loss": z_loss}
     run(device, PROFILES[profile], dtype, 37, 331, 20, 0.7, softcap=softcap, **objective)
+
+
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+@pytest.mark.parametrize(("weighted", "confidence"), [(True, False), (False, True), (True, True)])
+def test_weights_of_rows(device, profile, dtype, weighted, confidence):
+    """In several chunks of rows, through a capped head."""
+    few_rows = dataclasses.replace(PROFILES[profile], logits_bytes=16 * 4 * 83)
+    options = {"weighted": weighted, "confidence": confidence}
+    run(device, few_rows, dtype, 50, 83, 12, 0.7, softcap=3.0, **options)
 
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)

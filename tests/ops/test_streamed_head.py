@@ -68,6 +68,11 @@ def test_of_bent_logits_and_labels(device, profile):
     check(device, PROFILES[profile], "bfloat16", 20, objective, scale=0.4, softcap=3.0)
 
 
+@pytest.mark.parametrize("profile", list(PROFILES))
+def test_of_rows_with_weights(device, profile):
+    check(device, PROFILES[profile], "bfloat16", 20, Objective(confidence=True))
+
+
 @pytest.mark.parametrize("kind", ["register", "tiled"])
 @pytest.mark.parametrize("least", [16, 48, 1024])
 def test_where_a_reduction_is_cut_for_want_of_workgroups(device, kind, least):

@@ -206,6 +206,9 @@ def test_cross_entropy():
     given = {"smoothing": 0.2, "z_loss": 0.1}
     smooth = cross_entropy.backward(hidden, head, targets, 0.4, 2.0, **given)
     check(lambda v: cross_entropy.forward(v, head, targets, 0.4, 2.0, **given), hidden, smooth)
+    factors = np.array([0.5, 0.0, 3.0])
+    weighted = cross_entropy.backward(hidden, head, targets, 0.4, 2.0, factors=factors)
+    check(lambda v: factors @ cross_entropy.losses(v, head, targets, 0.4, 2.0), hidden, weighted)
 
 
 def test_dropout_mask_keeps_the_right_share():

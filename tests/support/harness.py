@@ -64,9 +64,10 @@ class Bench(Runner):
         targets: np.ndarray | None = None,
         ids: np.ndarray | None = None,
         dropout_key: int | None = None,
+        weights: np.ndarray | None = None,
     ) -> BatchBuffers:
         """A batch with segments and labels anywhere, which `inputs.pack` would not make."""
-        batch = make_batch_buffers(size, seq)
+        batch = make_batch_buffers(size, seq, weighted=weights is not None)
         data = np.zeros(batch.storage.nbytes, np.uint8)
 
         def put(offset: int, values: np.ndarray) -> None:
@@ -82,6 +83,8 @@ class Bench(Runner):
             info[0] = len(rows)
             put(batch.targets.offset, targets.astype(np.int32))
             put(batch.label_rows.offset, rows.astype(np.uint32))
+            if weights is not None:
+                put(batch.weights.offset, weights.reshape(-1)[rows].astype(np.float32))
         if ids is not None:
             put(batch.input_ids.offset, ids.astype(np.uint32))
         if dropout_key is not None:

@@ -74,6 +74,34 @@ def check_cross_entropy(
     run.compare(got, exact, inner=ROUNDING[run.dtype])
 
 
+@each((True, False), (False, True), (True, True))
+def check_weighted_loss(run: Runner, weighted: bool, confidence: bool) -> None:
+    """Rows of the loss that have weights: of the data, of the model's own confidence, of both."""
+    rows, targets = math.prod(_BATCH), _targets(*_BATCH)
+    hidden, head = normal("hidden", rows, _COLUMNS), normal("head", _VOCAB, _COLUMNS)
+    hidden *= np.array([0.05, 0.3])[np.arange(rows) % 2, None]
+    given = np.random.default_rng(3).uniform(0.0, 2.0, _BATCH).astype(np.float32)
+    th = run.operand(hidden, grad=True)
+    stats = run.float32(np.array([[10.0, 7.0, 3.0, 4.0]]))
+    batch = run.batch(
+        np.ones(_BATCH, np.int64), targets=targets, weights=given if weighted else None
+    )
+    objective = Objective(weighted=weighted, confidence=confidence)
+    cross_entropy(
+        run.graph, th, _head(run, head, None), batch, stats, gradient=True, objective=objective
+    )
+    got_stats, got = run.run(stats, run.graph.gradient_of(th))
+    hidden, head, flat = run.rounded(hidden), run.rounded_weight(head), targets.ravel()
+    losses = cross_entropy_reference.losses(hidden, head, flat, 0.7)
+    weights = given.ravel()[flat != IGNORE_INDEX] if weighted else np.ones(len(losses))
+    factors = weights * (np.exp(-losses) if confidence else 1.0)
+    sums = 10.0 + factors @ losses, 7.0 + weights.sum(), 3.0, 4.0
+    for value, exact in zip(got_stats[0], sums, strict=True):
+        run.compare(value, np.array(exact))
+    exact = cross_entropy_reference.backward(hidden, head, flat, 0.7, factors=factors)
+    run.compare(got, exact, inner=ROUNDING[run.dtype])
+
+
 @each((None, True), (5.0, True), (None, False))
 def check_logits(run: Runner, softcap: float | None, labels: bool) -> None:
     """Logits of the rows that have a label, capped, and the loss without a gradient.
