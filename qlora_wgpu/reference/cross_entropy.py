@@ -29,6 +29,20 @@ def forward(
     return float(np.sum(lse - target_logit + z_loss * lse**2))
 
 
+def correct(
+    hidden: Array,
+    head: Array,
+    targets: npt.NDArray[np.integer],
+    scale: float = 1.0,
+    softcap: float | None = None,
+) -> int:
+    """The number of targets whose logit is the largest, or as large as it."""
+    rows = np.flatnonzero(targets != IGNORE_INDEX)
+    logits, _ = _logits(hidden[rows], head, scale, softcap)
+    hit = logits[np.arange(len(rows)), targets[rows]]
+    return int(np.sum(logits.max(axis=1, initial=-np.inf) == hit))
+
+
 def backward(
     hidden: Array,
     head: Array,
