@@ -198,7 +198,9 @@ class TrainingDisplay(Display):
         if row["step"] == 1 or row["step"] - self._shown_at >= self._every:
             self._shown_at = row["step"]
             norm, rate = f"grad norm {row['grad_norm']:.3f}", f"lr {row['learning_rate']:.2e}"
-            self._print_what_fits([f"step {row['step']:>5}", loss, norm, rate, speed])
+            hits = row.get("mean_token_accuracy")
+            learnt = loss if hits is None else f"{loss}  acc {hits:.1%}"
+            self._print_what_fits([f"step {row['step']:>5}", learnt, norm, rate, speed])
             if self._workers and row["step"] - self._told_at >= _SELDOM:
                 self._told_at = row["step"]
                 self._console.print(_workers_line(self._workers), highlight=False)
@@ -218,11 +220,10 @@ class TrainingDisplay(Display):
 
     def evaluation(self, row: dict[str, Any]) -> None:
         """Prints a line that stays."""
-        self._console.print(
-            f"step {row['step']:>5}  held-out loss {row['eval_loss']:.4f}",
-            style="bold",
-            highlight=False,
-        )
+        line = f"step {row['step']:>5}  held-out loss {row['eval_loss']:.4f}"
+        if (hits := row.get("eval_mean_token_accuracy")) is not None:
+            line += f"  token accuracy {hits:.1%}"
+        self._console.print(line, style="bold", highlight=False)
 
     def finished(self, result: TrainResult) -> None:
         """Stops the bar."""

@@ -44,12 +44,18 @@ def evaluate(
     if as_json:
         figures: dict[str, Any] = {"data": result.data, "adapter_path": result.adapter_path}
         for name, row in losses.items():
-            figures[name] = {"loss": row.loss, "perplexity": row.perplexity, "tokens": row.tokens}
+            figures[name] = {
+                "loss": row.loss,
+                "perplexity": row.perplexity,
+                "mean_token_accuracy": row.token_accuracy,
+                "tokens": row.tokens,
+            }
         write_json(figures)
         return
     table = Table(box=None)
-    for name in ("", "loss", "perplexity", "tokens"):
+    for name in ("", "loss", "perplexity", "token accuracy", "tokens"):
         table.add_column(name, justify="right" if name else "left")
     for name, row in losses.items():
-        table.add_row(name, f"{row.loss:.4f}", f"{row.perplexity:,.2f}", f"{row.tokens:,}")
+        share = f"{row.token_accuracy:.1%}"
+        table.add_row(name, f"{row.loss:.4f}", f"{row.perplexity:,.2f}", share, f"{row.tokens:,}")
     console.print(table, highlight=False)

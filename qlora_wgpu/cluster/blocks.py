@@ -21,6 +21,7 @@ class Sums:
         saturated: Values that kernels held at the end of their type.
         seconds: What the worker computed for, compiling not counted.
         gradient: Flat, summed over its label tokens; None where only the loss was asked for.
+        correct: Label tokens whose logit is the largest; a float32.
     """
 
     loss: float
@@ -28,6 +29,7 @@ class Sums:
     saturated: int
     seconds: float
     gradient: FloatArray | None = None
+    correct: float = 0.0
 
     @property
     def is_finite(self) -> bool:

@@ -17,6 +17,7 @@ from qlora_wgpu.cluster.gradient_sum import GradientSum
 from qlora_wgpu.cluster.loop_thread import LoopThread
 from qlora_wgpu.config.schema import ClusterConfig
 from qlora_wgpu.model.adapter_model import AdapterModel
+from qlora_wgpu.model.loss_sums import LossSums
 from qlora_wgpu.training.computing import Arrays, MicroBatch
 from qlora_wgpu.training.observer import WorkerFigures
 
@@ -151,23 +152,24 @@ class Cluster:
             total.end()
         return done
 
-    def summed_loss(self, batches: Iterable[Arrays]) -> tuple[float, int]:
-        """The loss summed over all labels of some batches, and their number.
+    def summed_loss(self, batches: Iterable[Arrays]) -> LossSums:
+        """The loss summed over all labels of some batches, their number and hits.
 
         Raises:
             ClusterError: If no worker is left to compute it.
         """
         arguments = [tuple(np.asarray(array) for array in batch) for batch in batches]
         self._own_engine().publish(self._own_sum().parameters())
-        loss, tokens = np.float32(0), np.float32(0)
+        loss = tokens = correct = np.float32(0)
 
         def add(sums: Sums) -> None:
-            nonlocal loss, tokens
+            nonlocal loss, tokens, correct
             loss, tokens = loss + np.float32(sums.loss), tokens + np.float32(sums.tokens)
+            correct += np.float32(sums.correct)
 
         self._compute("loss", arguments, [block[0].size for block in arguments], add)
         self.figures()  # what is told is of training steps
-        return float(loss), int(tokens)
+        return LossSums(float(loss), int(tokens), int(correct))
 
     def text(self, ids: list[int], more: int, stop_ids: list[int], longest: int) -> list[int]:
         """A text's continuation by the adapter as it is, greedily.

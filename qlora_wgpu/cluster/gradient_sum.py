@@ -7,7 +7,7 @@ import numpy as np
 from qlora_wgpu.cluster.blocks import FloatArray, Sums
 from qlora_wgpu.graph.pieces import Pieces
 from qlora_wgpu.model.adapter_model import AdapterModel
-from qlora_wgpu.ops.adamw import SATURATED_OFFSET, STATS_LOSS, STATS_TOKENS
+from qlora_wgpu.ops.adamw import SATURATED_OFFSET, STATS_CORRECT, STATS_LOSS, STATS_TOKENS
 from qlora_wgpu.ops.tensor import add_to
 
 
@@ -35,7 +35,8 @@ class GradientSum:
 
     def begin(self) -> None:
         """A step begins."""
-        self._loss, self._tokens, self._saturated = np.float32(0), np.float32(0), 0
+        self._loss = self._tokens = self._correct = np.float32(0)
+        self._saturated = 0
 
     def add(self, sums: Sums) -> None:
         """Adds a block's sums."""
@@ -44,14 +45,16 @@ class GradientSum:
         self._program.run()
         self._loss += np.float32(sums.loss)
         self._tokens += np.float32(sums.tokens)
+        self._correct += np.float32(sums.correct)
         self._saturated += sums.saturated
 
     def end(self) -> None:
-        """Puts the step's loss and label tokens where the update and the log read them."""
+        """Puts the step's loss, label tokens and hits where the update and the log read them."""
         storage = self._model.stats.storage
         assert storage is not None
         stats = np.zeros(storage.nbytes // 4, np.float32)
         stats[STATS_LOSS], stats[STATS_TOKENS] = self._loss, self._tokens
+        stats[STATS_CORRECT] = self._correct
         if storage.nbytes > SATURATED_OFFSET:
             stats.view(np.uint32)[SATURATED_OFFSET // 4] = self._saturated
         self._model.write_flat(self._model.stats, stats)

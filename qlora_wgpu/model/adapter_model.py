@@ -172,7 +172,7 @@ class AdapterModel:
         self.write_flat(self.adapter.parameters, flat)
 
     def read_stats(self) -> FloatArray:
-        """Loss sum, label tokens, gradient norm, update factor; waits."""
+        """Loss sum, label tokens, gradient norm, update factor, labels predicted; waits."""
         return self.read_flat(self.stats)
 
     @property

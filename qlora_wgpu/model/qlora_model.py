@@ -23,10 +23,11 @@ from qlora_wgpu.model.adapter_state import config_of
 from qlora_wgpu.model.base_state import base_state_dict
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.loaded_model import LoadedModel
+from qlora_wgpu.model.loss_sums import LossSums
 from qlora_wgpu.model.options import TrainingOptions
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.residency import RESIDENT, Residency
-from qlora_wgpu.ops.adamw import STATS_LOSS, STATS_TOKENS
+from qlora_wgpu.ops.adamw import STATS_CORRECT, STATS_LOSS, STATS_TOKENS
 
 __all__ = ["ComputeDtype", "QLoRAModel", "device_layout"]
 
@@ -148,8 +149,8 @@ class QLoRAModel(LoadedModel):
         count = max(tokens, 1)
         return float(stats[STATS_LOSS]) / count, self.adapter.split(flat / np.float32(count))
 
-    def summed_loss(self, batches: Iterable[tuple[Any, Any, Any]]) -> tuple[float, int]:
-        """The loss summed over all labels of some batches, and their number; no gradient.
+    def summed_loss(self, batches: Iterable[tuple[Any, Any, Any]]) -> LossSums:
+        """The loss summed over all labels of some batches, their number and hits; no gradient.
 
         Args:
             batches: ``(input_ids, labels, attention_mask)``, each as for ``loss_and_grads``.
@@ -160,7 +161,7 @@ class QLoRAModel(LoadedModel):
         with self.device.in_turn:
             return self._summed_loss(batches)
 
-    def _summed_loss(self, batches: Iterable[tuple[Any, Any, Any]]) -> tuple[float, int]:
+    def _summed_loss(self, batches: Iterable[tuple[Any, Any, Any]]) -> LossSums:
         self.zero_stats()
         for index, (input_ids, labels, attention_mask) in enumerate(batches):
             if index % _QUEUED_BATCHES == _QUEUED_BATCHES - 1:
@@ -170,9 +171,10 @@ class QLoRAModel(LoadedModel):
             batch_encoding.write_batch(self.device, batch, ids, mask, targets)
             program.run()
         stats = self.read_stats()
-        loss, tokens = float(stats[STATS_LOSS]), int(stats[STATS_TOKENS])
+        loss, tokens, correct = (stats[i] for i in (STATS_LOSS, STATS_TOKENS, STATS_CORRECT))
+        sums = LossSums(float(loss), int(tokens), int(correct))
         self.zero_stats()
-        return loss, tokens
+        return sums
 
     def logits(self, input_ids: Any, attention_mask: Any = None) -> FloatArray:
         """float32 logits (batch, seq, vocab_size), without dropout.

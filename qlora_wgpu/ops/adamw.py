@@ -15,7 +15,7 @@ from qlora_wgpu.ops.tensor import in_words
 
 _MOST_SUMS = 512  # of squares, that are made side by side
 _LEAST_UNITS = 16  # that an invocation adds up, where there are enough
-STATS_LOSS, STATS_TOKENS, STATS_NORM, STATS_FACTOR, STATS_LENGTH = 0, 1, 2, 3, 4
+STATS_LOSS, STATS_TOKENS, STATS_NORM, STATS_FACTOR, STATS_CORRECT, STATS_LENGTH = range(6)
 SATURATED_OFFSET = 256  # bytes; the largest alignment of a binding
 
 
@@ -42,7 +42,7 @@ class AdamWState:
         first_moment: m.
         second_moment: v.
         step_info: Learning rate of A, 1 - β₁ᵗ, √(1 - β₂ᵗ), learning rate of B.
-        stats: Loss sum, label tokens, gradient norm, update factor.
+        stats: Loss sum, label tokens, gradient norm, update factor; the rest is not looked at.
         split: Where B begins, in floats, a multiple of four; None where all have A's rate.
         passing: Parts of the moments that pass through the device one after another, where they
             are in host memory.

@@ -73,14 +73,15 @@ def cross_entropy(
     gradient: bool,
     objective: Objective = PLAIN,
 ) -> None:
-    """Adds a batch's summed loss and label count to ``stats``; starts the reverse pass.
+    """Adds a batch's loss, label count and hits to ``stats``; starts the reverse pass.
 
     Args:
         g: The graph.
         hidden: (rows, hidden_size) operand, normalized.
         head: ``lm_head``, (vocab_size, hidden_size), and what its logits go through.
         batch: The micro-batch's label rows and targets.
-        stats: float32; element 0 gets the sum of losses, element 1 their number.
+        stats: float32; element 0 gets the sum of losses, element 1 their number, element 4 the
+            number of labels whose logit is the largest, or as large as it.
         gradient: Whether d loss / d hidden is made and added.
         objective: The loss that is summed up.
     """
@@ -107,7 +108,7 @@ class _Loss:
         self._objective = objective
         self._partials = g.float_vector("sums of logits", 4 * batch.rows * self._blocks)
         self._softmax = g.float_vector("softmax", 2 * batch.rows)
-        self._losses = g.float_vector("losses", batch.rows)
+        self._losses = g.float_vector("losses", 2 * batch.rows)
 
     def resident(self, *, gradient: bool) -> Tensor | None:
         """The loss, and d hidden, a chunk of rows after the other."""
@@ -151,7 +152,7 @@ class _Loss:
         return dhidden
 
     def total(self, stats: Tensor) -> Tensor | None:
-        """Adds the losses and their number to the micro-batches' sums.
+        """Adds the losses, their number and the hits to the micro-batches' sums.
 
         Returns:
             What each label row's gradient is multiplied by, if by anything.
@@ -216,7 +217,7 @@ class _Loss:
         )
 
     def _normalize(self, first: int, count: int) -> None:
-        """Losses of some rows, and what their softmax is made from."""
+        """Losses and hits of some rows, and what their softmax is made from."""
         self._g.launch(
             "cross_entropy/losses.wgsl",
             count,

@@ -16,13 +16,14 @@ from qlora_wgpu.ops.batch import BatchBuffers
 def weighted_total(
     g: Graph, losses: Tensor, batch: BatchBuffers, stats: Tensor, *, confidence: bool
 ) -> Tensor:
-    """Adds the weighted losses and the sum of the weights to ``stats``.
+    """Adds the weighted losses, the sum of the weights and the weighted hits to ``stats``.
 
     Args:
         g: The graph.
-        losses: float32, of each label row.
+        losses: float32, loss and hit of each label row.
         batch: The micro-batch; without weights each is one.
-        stats: float32; element 0 gets the sum of losses, element 1 that of weights.
+        stats: float32; element 0 gets the sum of losses, element 1 that of weights, element 4
+            that of the weights of hits.
         confidence: Whether each is multiplied by the probability of the row's label, too, through
             which no gradient passes (TRL's ``loss_type: dft``).
 

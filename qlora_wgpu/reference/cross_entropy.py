@@ -43,6 +43,32 @@ def losses(
     return result
 
 
+def correct(
+    hidden: Array,
+    head: Array,
+    targets: npt.NDArray[np.integer],
+    scale: float = 1.0,
+    softcap: float | None = None,
+) -> int:
+    """The number of hits; arguments as for ``forward``."""
+    return int(hits(hidden, head, targets, scale, softcap).sum())
+
+
+def hits(
+    hidden: Array,
+    head: Array,
+    targets: npt.NDArray[np.integer],
+    scale: float = 1.0,
+    softcap: float | None = None,
+) -> npt.NDArray[np.bool_]:
+    """Whether each row's target has the largest logit, or one as large as it."""
+    rows = np.flatnonzero(targets != IGNORE_INDEX)
+    logits, _ = _logits(hidden[rows], head, scale, softcap)
+    hit = logits[np.arange(len(rows)), targets[rows]]
+    found: npt.NDArray[np.bool_] = logits.max(axis=1, initial=-np.inf) == hit
+    return found
+
+
 def backward(
     hidden: Array,
     head: Array,

@@ -113,6 +113,7 @@ def page(facts: Facts, rows: Sequence[Mapping[str, Any]]) -> str:
 def _charts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
         chart("loss", _losses(rows), "{:.4g}".format, may_be_log=True),
+        chart("token accuracy", _hits(rows), "{:.1%}".format),
         _chart(rows, "learning_rate", "learning rate", _rate),
         _chart(rows, "grad_norm", "gradient norm", "{:.3g}".format, may_be_log=True),
         _chart(rows, "tokens_per_second", "tokens per second", "{:,.0f}".format),
@@ -129,6 +130,13 @@ def _losses(rows: Sequence[Mapping[str, Any]]) -> list[Line]:
     is_log = wants_log([value for _, value in [*loss, *held_out]])
     name = f"EMA {'of logarithms ' if is_log else ''}over about {length} points"
     return [raw, Line(name, "main", smoothed(loss, in_logarithms=is_log)), dots]
+
+
+def _hits(rows: Sequence[Mapping[str, Any]]) -> list[Line]:
+    """The share of labels that are predicted: its mean, as of the loss, and the held-out one."""
+    trained = points(rows, "mean_token_accuracy")
+    dots = Line("held-out", "dots", points(rows, "eval_mean_token_accuracy"))
+    return [Line("training", "main", smoothed(trained)), dots]
 
 
 def _rate(value: float) -> str:

@@ -43,10 +43,12 @@ class HeldOutLoss:
     Attributes:
         loss: Mean per label token, in nats.
         tokens: Label tokens.
+        token_accuracy: Share of these whose logit is the largest, or as large as it.
     """
 
     loss: float
     tokens: int
+    token_accuracy: float
 
     @property
     def perplexity(self) -> float:
@@ -153,5 +155,5 @@ def _measured(
         observer.activity(f"measuring {what}: {done:,} of {rows:,} rows")
 
     size, longest = settings.train.per_device_train_batch_size, settings.data.max_seq_length
-    total, count = held_out_loss(model, dataset, size, longest, progress)
-    return HeldOutLoss(total / count, count)
+    total, count, correct = held_out_loss(model, dataset, size, longest, progress)
+    return HeldOutLoss(total / count, count, correct / count)

@@ -173,6 +173,7 @@ def _figures(rows: Sequence[Row], story: _Story, result: TrainResult | None) -> 
     """The values at the top of the page: a result's, or until then the log's latest."""
     steps = [row for row in rows if "eval_loss" not in row]
     losses = [row["eval_loss"] for row in rows if row.get("eval_loss") is not None]
+    hits = [h for row in rows if (h := row.get("eval_mean_token_accuracy")) is not None]
     last = steps[-1] if steps else {}
     first, latest = (losses[0], losses[-1]) if losses else (None, None)
     now = "so far" if result is None else "after"
@@ -186,6 +187,7 @@ def _figures(rows: Sequence[Row], story: _Story, result: TrainResult | None) -> 
         f"held-out loss {now}": _loss(latest),
         "perplexity before": _perplexity(first),
         f"perplexity {now}": _perplexity(latest),
+        f"token accuracy {now}": f"{hits[-1]:.1%}" if hits else "",
         "tokens": f"{last.get('num_tokens', 0):,}",
     }
     if result is not None:

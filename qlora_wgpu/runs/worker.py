@@ -19,7 +19,7 @@ from qlora_wgpu.lora.forms import AdapterForms
 from qlora_wgpu.lora.targets import check_trainable
 from qlora_wgpu.model.adapter_state import read_vector
 from qlora_wgpu.model.qlora_model import QLoRAModel, device_layout
-from qlora_wgpu.ops.adamw import STATS_LOSS, STATS_TOKENS
+from qlora_wgpu.ops.adamw import STATS_CORRECT, STATS_LOSS, STATS_TOKENS
 from qlora_wgpu.ops.tensor import fill_zero
 from qlora_wgpu.runs.locating import base_in
 from qlora_wgpu.runs.opening import OpenedModel, checking_device, device_of, load_model
@@ -100,7 +100,7 @@ class Worker:
         self, version: int, ids: Any, targets: Any, mask: Any, dropout_key: int | None,
         weights: Any = None,
     ) -> Sums:  # fmt: skip
-        """A micro-batch's summed gradient, loss and label tokens.
+        """A micro-batch's summed gradient, loss, label tokens and hits.
 
         Raises:
             ClusterError: If the parameters here have another number.
@@ -115,12 +115,16 @@ class Worker:
             self._zero.run()
             model.zero_stats()
             model.accumulate(ids, targets, mask, dropout_key=dropout_key, weights=weights)
-            loss, tokens, saturated = self._stats()
+            sums, saturated = model.read_stats(), self._saturated()
             gradient = model.read_flat(model.adapter.gradient)
-            return Sums(loss, tokens, saturated, time.perf_counter() - began, gradient)
+            loss, tokens, correct = (
+                float(sums[i]) for i in (STATS_LOSS, STATS_TOKENS, STATS_CORRECT)
+            )
+            seconds = time.perf_counter() - began
+            return Sums(loss, tokens, saturated, seconds, gradient, correct)
 
     def loss(self, version: int, ids: Any, labels: Any, mask: Any) -> Sums:
-        """The loss summed over a batch's labels, and their number; no gradient.
+        """The loss summed over a batch's labels, their number and hits; no gradient.
 
         Raises:
             As ``gradient`` does.
@@ -129,8 +133,9 @@ class Worker:
         with self._model.device.in_turn:
             self._prepare("loss", *ids.shape)
             began = time.perf_counter()
-            loss, tokens = self._model.summed_loss([(ids, labels, mask)])
-            return Sums(loss, float(tokens), 0, time.perf_counter() - began)
+            loss, tokens, correct = self._model.summed_loss([(ids, labels, mask)])
+            seconds = time.perf_counter() - began
+            return Sums(loss, float(tokens), 0, seconds, correct=float(correct))
 
     def text(
         self, version: int, ids: list[int], more: int, stop_ids: list[int], longest: int
@@ -151,13 +156,12 @@ class Worker:
         if version != self._version:
             raise ClusterError(f"it has parameters {self._version}, not {version}")
 
-    def _stats(self) -> tuple[float, float, int]:
-        """Loss, label tokens, and how many values were held at the end of their type."""
-        model, saturated = self._model, 0
-        stats = model.read_stats()
-        if (counter := model.layout.saturated) is not None:
-            saturated = int(read_vector(model.device, counter).view(np.uint32)[0])
-        return float(stats[STATS_LOSS]), float(stats[STATS_TOKENS]), saturated
+    def _saturated(self) -> int:
+        """How many values were held at the end of their type."""
+        counter = self._model.layout.saturated
+        if counter is None:
+            return 0
+        return int(read_vector(self._model.device, counter).view(np.uint32)[0])
 
     def _zeroing(self) -> Program:
         """Zeroes the gradient on the device."""

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from qlora_wgpu.model.adapter_model import FloatArray
 from qlora_wgpu.model.batch_encoding import IntArray
+from qlora_wgpu.model.loss_sums import LossSums
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.training.observer import WorkerFigures
 from qlora_wgpu.training.throughput import ThroughputMeter
@@ -39,8 +40,8 @@ class MicroBatch:
 class MeasuresLoss(Protocol):
     """Base and adapter, wherever they are."""
 
-    def summed_loss(self, batches: Iterable[Arrays]) -> tuple[float, int]:
-        """The loss summed over all labels of some batches, and their number; no gradient.
+    def summed_loss(self, batches: Iterable[Arrays]) -> LossSums:
+        """The loss summed over all labels of some batches, their number and hits; no gradient.
 
         Args:
             batches: Token ids, labels and mask, each (batch, seq).
@@ -57,7 +58,7 @@ class Computing(MeasuresLoss, Protocol):
         """Makes ready what training on this shape needs."""
 
     def accumulate(self, batches: Iterable[MicroBatch], is_stopped: Callable[[], bool]) -> bool:
-        """Adds summed gradients, losses and label tokens of a step; they may still be on the way.
+        """Adds gradients, losses, label tokens and hits of a step; they may still be on the way.
 
         Args:
             batches: The step's; made one after another, and none follows where it is stopped.
@@ -113,8 +114,8 @@ class OwnDevice:
         with self._throughput.paused():
             self._model.prepare(rows, length)
 
-    def summed_loss(self, batches: Iterable[Arrays]) -> tuple[float, int]:
-        """The loss summed over all labels of some batches, and their number."""
+    def summed_loss(self, batches: Iterable[Arrays]) -> LossSums:
+        """The loss summed over all labels of some batches, their number and hits."""
         return self._model.summed_loss(batches)
 
     def figures(self) -> tuple[WorkerFigures, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from qlora_wgpu.data import Batch, Dataset
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.labels import IGNORE_INDEX
+from qlora_wgpu.model.loss_sums import LossSums
 from qlora_wgpu.training.batching import in_order, padded_batch
 from qlora_wgpu.training.best_adapter import BestAdapter
 from qlora_wgpu.training.computing import MeasuresLoss
@@ -21,8 +22,8 @@ def held_out_loss(
     batch_size: int,
     max_length: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> tuple[float, int]:
-    """The loss summed over all labels of a data set, and their number.
+) -> LossSums:
+    """The loss summed over all labels of a data set, their number and hits.
 
     Args:
         model: Base and adapter, wherever they are.
@@ -85,12 +86,13 @@ class Evaluator:
     def _measure(self, rows: Dataset, step: int) -> float:
         run = self._run
         size = run.config.train.per_device_train_batch_size
-        total, count = held_out_loss(run.computing, rows, size, run.longest, self._tell)
+        sums = held_out_loss(run.computing, rows, size, run.longest, self._tell)
         run.observer.activity("")
-        if not math.isfinite(total):
+        if not math.isfinite(sums.loss):
             raise run.failure(f"the held-out loss is not finite after step {step}")
-        loss = total / count
-        row = {"step": step, "eval_loss": loss}
+        loss = sums.loss / sums.tokens
+        accuracy = sums.correct / sums.tokens
+        row = {"step": step, "eval_loss": loss, "eval_mean_token_accuracy": accuracy}
         run.folder.log(row)
         run.observer.evaluation(row)
         if run.state.plateau is not None and step > 0 and self.is_due(step):

@@ -19,7 +19,8 @@ class RunState:
         step: Steps done.
         num_tokens: Tokens trained on, padding not counted.
         logged_step: The last step that metrics.jsonl has a row of.
-        window: Loss sum and label tokens of each step since the last logged one.
+        window: Loss sum, label tokens and hits of each step since the last logged one; an older
+            version kept no hits.
         learning_rate: The last step's.
         grad_norm: The last step's.
         last_loss: Mean loss of the last logged steps.
@@ -38,7 +39,7 @@ class RunState:
     step: int = 0
     num_tokens: int = 0
     logged_step: int = 0
-    window: list[tuple[float, float]] = field(default_factory=list)
+    window: list[tuple[float, float, float | None]] = field(default_factory=list)
     learning_rate: float = 0.0
     grad_norm: float = 0.0
     last_loss: float | None = None
@@ -67,7 +68,7 @@ class RunState:
         try:
             values: dict[str, Any] = json.loads(text)
             state = cls(**values)
-            state.window = [(float(loss), float(count)) for loss, count in state.window]
+            state.window = [_figures(*figures) for figures in state.window]
             state.plateau = Plateau(**values["plateau"]) if values.get("plateau") else None
             step = int(state.step)
         except (ValueError, TypeError) as err:
@@ -95,3 +96,8 @@ class RunState:
     def forget_best(self) -> None:
         """The next evaluation is the best one."""
         self.best_loss, self.best_step, self.without_gain = None, -1, 0
+
+
+def _figures(loss: Any, count: Any, hits: Any = None) -> tuple[float, float, float | None]:
+    """A step's sums, as JSON has them."""
+    return float(loss), float(count), None if hits is None else float(hits)

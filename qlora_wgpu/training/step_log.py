@@ -8,7 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qlora_wgpu.ops.adamw import SATURATED_OFFSET, STATS_LOSS, STATS_NORM, STATS_TOKENS
+from qlora_wgpu.ops.adamw import (
+    SATURATED_OFFSET,
+    STATS_CORRECT,
+    STATS_LOSS,
+    STATS_NORM,
+    STATS_TOKENS,
+)
 from qlora_wgpu.training.divergence import Divergence
 from qlora_wgpu.training.observer import Row, WorkerFigures
 from qlora_wgpu.training.run import Run
@@ -46,7 +52,7 @@ class StepLog:
         state = self._run.state
         state.step = submitted.step
         state.num_tokens += submitted.tokens
-        state.window.append((loss, labels))
+        state.window.append((loss, labels, float(stats[STATS_CORRECT])))
         for worker in submitted.workers:
             before = self._run.workers.get(worker.name)
             self._run.workers[worker.name] = before.and_then(worker) if before else worker
@@ -97,10 +103,13 @@ def log_window(run: Run) -> None:
     if not state.window:
         return
     total, count = sum(w[0] for w in state.window), sum(w[1] for w in state.window)
+    hits = [w[2] for w in state.window if w[2] is not None]
+    is_known = count > 0 and len(hits) == len(state.window)
     state.last_loss = total / count if count else None
     row: Row = {
         "step": state.step,
         "loss": state.last_loss,
+        "mean_token_accuracy": sum(hits) / count if is_known else None,
         "learning_rate": state.learning_rate,
         "grad_norm": state.grad_norm,
         "num_tokens": state.num_tokens,

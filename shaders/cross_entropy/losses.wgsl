@@ -1,5 +1,5 @@
-// losses[i] = log Σ_c exp(logits[i, c]) - logits[i, target],  softmax[i] = (max_c, Σ_c exp(· - max_c)),
-// from what cross_entropy/sums.wgsl found in each block of the vocabulary,
+// losses[i] = (log Σ_c exp(logits[i, c]) - logits[i, target], whether the target's is the largest
+// logit: 1 or 0),  softmax[i] = (max_c, Σ_c exp(· - max_c)),  from what cross_entropy/sums.wgsl found in each block of the vocabulary,
 // for the rows from `first` on, up to `count`, of the batch_info[0] that there are.
 // With OBJECTIVE the target has the share 1 - smoothing and all tokens share the rest, and
 // z_loss · (log Σ exp)² is added; the sum in `softmax` is divided by the slope of that.
@@ -20,7 +20,7 @@ struct Params {
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> partials: array<vec4<f32>>;
 @group(0) @binding(2) var<storage, read> batch_info: array<u32>;
-@group(0) @binding(3) var<storage, read_write> losses: array<f32>;
+@group(0) @binding(3) var<storage, read_write> losses: array<vec2<f32>>;
 @group(0) @binding(4) var<storage, read_write> softmax: array<f32>;
 
 fn each(i: u32) {
@@ -39,12 +39,13 @@ fn each(i: u32) {
         sums += vec3<f32>(part.y * exp(part.x - top), part.z, part.w);
     }
     let lse = top + accurate_log(sums.x);
+    let hit = select(0.0, 1.0, sums.z == top); // one of several that are the largest counts
 //#if OBJECTIVE
     let mean = sums.y / f32(params.vocab);
-    losses[row] = lse - mix(sums.z, mean, params.smoothing) + params.z_loss * lse * lse;
+    losses[row] = vec2<f32>(lse - mix(sums.z, mean, params.smoothing) + params.z_loss * lse * lse, hit);
     softmax[2u * row + 1u] = sums.x / (1.0 + 2.0 * params.z_loss * lse);
 //#else
-    losses[row] = lse - sums.z;
+    losses[row] = vec2<f32>(lse - sums.z, hit);
     softmax[2u * row + 1u] = sums.x;
 //#endif
     softmax[2u * row] = top;

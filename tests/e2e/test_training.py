@@ -61,8 +61,8 @@ def test_a_run_learns_and_leaves_its_files(folder, device, tmp_path):
     assert result.steps == 12 and result.eval_loss < result.eval_loss_before - 0.3
     logged = [row for row in metrics(out) if "loss" in row]
     assert [row["step"] for row in logged] == list(range(1, 13))
-    keys = {"step", "loss", "learning_rate", "grad_norm", "num_tokens", "tokens_per_second"}
-    assert all(set(row) == keys for row in logged)
+    keys = {"step", "loss", "mean_token_accuracy", "learning_rate", "grad_norm", "num_tokens"}
+    assert all(set(row) == keys | {"tokens_per_second"} for row in logged)
     assert logged[-1]["num_tokens"] == result.num_tokens
     evaluated = [row for row in metrics(out) if "eval_loss" in row]
     assert [row["step"] for row in evaluated] == [0, 3, 6, 9, 12]
@@ -72,12 +72,16 @@ def test_a_run_learns_and_leaves_its_files(folder, device, tmp_path):
     again = opened(folder, device)
     again.load_adapter(result.adapter_dir)
     held_out = rows(4, seed=1)
-    total = count = 0
+    total = count = right = 0
     for row in held_out:
-        loss, n = again.summed_loss([([row["input_ids"]], [row["labels"]], None)])
+        loss, n, _ = again.summed_loss([([row["input_ids"]], [row["labels"]], None)])
         total, count = total + loss, count + n
+        ids = np.array(row["input_ids"])
+        right += int(np.sum(again.logits(ids[None])[0, :-1].argmax(axis=1) == ids[1:]))
     # The same sums in batches of another shape.
     assert abs(total / count - result.eval_loss) < 1e-4
+    # Few labels are hit, and none by a hair: the share is the same.
+    assert 0 < right < count and evaluated[-1]["eval_mean_token_accuracy"] == right / count
 
 
 def test_one_seed_gives_one_adapter(folder, device, tmp_path):

@@ -33,12 +33,15 @@ def run(
     rng = np.random.default_rng(10)
     hidden, head = rng.standard_normal((rows, columns)), rng.standard_normal((vocab, columns))
     targets = np.where(rng.random(rows) < share, rng.integers(0, vocab, rows), -100)
+    likeliest = rounded(hidden, dtype) @ rounded(head, dtype).T
+    chosen = (targets != -100) & (rng.random(rows) < 0.4)  # labels that the model predicts
+    targets[chosen] = likeliest.argmax(axis=1)[chosen]
     if share == 0.1:
         targets[rows // 2] = vocab - 1
     bench = Bench(device, dtype, profile)
     step = shard or vocab
     pieces = tuple((i, bench.operand(head[i : i + step])) for i in range(0, vocab, step))
-    stats = bench.given(np.array([[2.0, 3.0, 0, 0]]))
+    stats = bench.given(np.array([[2.0, 3.0, 0, 0, 4.0]]))
     th = bench.operand(hidden, grad=True)
     if other is not None:
         bench.graph.add_gradient(th, bench.given(np.ones_like(hidden), other))
@@ -53,6 +56,7 @@ def run(
         gradient=gradient,
         objective=Objective(smoothing, z_loss, weighted, confidence),
     )
+    shown = dict(head_options)
     head_options |= {"smoothing": smoothing, "z_loss": z_loss}
     outputs = [bench.graph.gradient_of(th)] if gradient else []
     got_stats, *got = bench.run(stats, *outputs)
@@ -62,6 +66,8 @@ def run(
     factors = weights * (np.exp(-losses) if confidence else 1.0)
     sums = np.array([2 + factors @ losses, 3 + weights.sum()])
     assert_close(got_stats[0, :2], sums, 4e-6, "float32 sums")
+    hits = reference.hits(hidden, head, targets, **shown)
+    assert_close(got_stats[0, 4:], np.array([4 + weights @ hits]), 4e-6, "float32 sums")
     if gradient:
         expected = reference.backward(hidden, head, targets, **head_options, factors=factors)
         expected += other is not None
@@ -131,3 +137,18 @@ def test_rows_as_long_as_large_vocabularies(device, dtype, threads):
 
 def test_without_gradient(device):
     run(device, PROFILES["cpu"], "float32", 21, 83, 12, 0.7, gradient=False)
+
+
+@pytest.mark.parametrize("profile", list(PROFILES))
+def test_of_logits_that_are_equally_large_each_is_predicted(device, profile):
+    bench = Bench(device, "float32", PROFILES[profile])
+    head = np.ones((83, 12))
+    head[40:] = 0.5  # the first forty tokens share the largest logit
+    targets = np.array([0, 39, 40, 82, -100])
+    stats = bench.given(np.zeros((1, 5)))
+    batch = bench.batch_of(1, 5, targets=targets)
+    matrix = DenseMatrix(83, 12, ((0, bench.operand(head)),))
+    hidden = bench.operand(np.ones((5, 12)))
+    cross_entropy(bench.graph, hidden, Head(matrix), batch, stats, gradient=False)
+    (got,) = bench.run(stats)
+    assert (got[0, 1], got[0, 4]) == (4, 2)

@@ -33,7 +33,7 @@ def traced(device, profile, dtype, streamed, columns, head_options, objective):
         fill(matrix, stored_bits(pad_rows(head.astype(np.float32)), held))
     else:
         matrix = DenseMatrix(VOCAB, columns, ((0, bench.weight(head)),))
-    stats = bench.given(np.array([[2.0, 3.0, 0, 0]]))
+    stats = bench.given(np.array([[2.0, 3.0, 0, 0, 4.0]]))
     th = bench.operand(hidden, grad=True)
     batch = bench.batch_of(1, ROWS, targets=targets)
     module = Head(matrix, **head_options)

@@ -55,7 +55,7 @@ def check_cross_entropy(
     hidden, head = normal("hidden", rows, _COLUMNS), normal("head", _VOCAB, _COLUMNS)
     hidden *= np.array([0.05, 1.0])[np.arange(rows) % 2, None]
     th = run.operand(hidden, grad=True)
-    stats = run.float32(np.array([[1000.0, 7.0, 3.0, 4.0]]))
+    stats = run.float32(np.array([[1000.0, 7.0, 3.0, 4.0, 5.0]]))
     batch = run.batch(np.ones(_BATCH, np.int64), targets=targets)
     cross_entropy(
         run.graph, th, _head(run, head, softcap), batch, stats, gradient=True,
@@ -67,7 +67,9 @@ def check_cross_entropy(
     flat = targets.ravel()
     loss = cross_entropy_reference.forward(hidden, head, flat, *options)
     labels = np.sum(flat != IGNORE_INDEX)
-    for value, exact in zip(got_stats[0], (1000.0 + loss, 7.0 + labels, 3.0, 4.0), strict=True):
+    hits = cross_entropy_reference.correct(hidden, head, flat, 0.7, softcap)
+    sums = (1000.0 + loss, 7.0 + labels, 3.0, 4.0, 5.0 + hits)
+    for value, exact in zip(got_stats[0], sums, strict=True):
         run.compare(value, np.array(exact))
     exact = cross_entropy_reference.backward(hidden, head, flat, *options)
     # The logits' gradient is an operand.
@@ -82,7 +84,7 @@ def check_weighted_loss(run: Runner, weighted: bool, confidence: bool) -> None:
     hidden *= np.array([0.05, 0.3])[np.arange(rows) % 2, None]
     given = np.random.default_rng(3).uniform(0.0, 2.0, _BATCH).astype(np.float32)
     th = run.operand(hidden, grad=True)
-    stats = run.float32(np.array([[10.0, 7.0, 3.0, 4.0]]))
+    stats = run.float32(np.array([[10.0, 7.0, 3.0, 4.0, 5.0]]))
     batch = run.batch(
         np.ones(_BATCH, np.int64), targets=targets, weights=given if weighted else None
     )
@@ -95,7 +97,8 @@ def check_weighted_loss(run: Runner, weighted: bool, confidence: bool) -> None:
     losses = cross_entropy_reference.losses(hidden, head, flat, 0.7)
     weights = given.ravel()[flat != IGNORE_INDEX] if weighted else np.ones(len(losses))
     factors = weights * (np.exp(-losses) if confidence else 1.0)
-    sums = 10.0 + factors @ losses, 7.0 + weights.sum(), 3.0, 4.0
+    hits = cross_entropy_reference.hits(hidden, head, flat, 0.7)
+    sums = 10.0 + factors @ losses, 7.0 + weights.sum(), 3.0, 4.0, 5.0 + weights @ hits
     for value, exact in zip(got_stats[0], sums, strict=True):
         run.compare(value, np.array(exact))
     exact = cross_entropy_reference.backward(hidden, head, flat, 0.7, factors=factors)
@@ -118,7 +121,7 @@ def check_logits(run: Runner, softcap: float | None, labels: bool) -> None:
     first, count = 5, len(rows) - 2  # some before, and three that are none
     module, th = _head(run, head, softcap), run.operand(hidden)
     logits = logits_of_rows(run.graph, th, module, batch, first, count)
-    stats = run.float32(np.array([[0.5, 7.0, 3.0, 4.0]]))
+    stats = run.float32(np.array([[0.5, 7.0, 3.0, 4.0, 0.0]]))
     if labels:
         cross_entropy(run.graph, th, module, batch, stats, gradient=False)
     got, got_stats = run.run(logits, stats)
@@ -126,7 +129,8 @@ def check_logits(run: Runner, softcap: float | None, labels: bool) -> None:
     if labels:
         factors = run.rounded(hidden), run.rounded_weight(head)
         loss = cross_entropy_reference.forward(*factors, targets[0], 0.7, softcap, 0.0, 0.0)
-        for value, sum_ in zip(got_stats[0], (0.5 + loss, 7.0 + len(rows)), strict=False):
+        sums = (0.5 + loss, 7.0 + len(rows), 3.0, 4.0, float(len(rows)))
+        for value, sum_ in zip(got_stats[0], sums, strict=True):
             run.compare(value, np.array(sum_))
 
 
