@@ -9,12 +9,13 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from qlora_wgpu.errors import UnsupportedModelError, brief
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.kernels.lora import Lora
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.modules import DenseMatrix, ExpertLinear, HostMatrix, Linear, Matrix
 
@@ -200,6 +201,12 @@ class Modules:
     experts: Mapping[str, ExpertLinear] = field(default_factory=dict)
     routers: Mapping[str, DenseMatrix] = field(default_factory=dict)
     tables: Mapping[str, HostMatrix] = field(default_factory=dict)
+
+    def with_pairs(self, loras: Mapping[str, Lora], of_experts: Mapping[str, Lora]) -> Modules:
+        """The same weights with the pairs of another adapter, by their layers' names."""
+        linears = {n: replace(layer, lora=loras.get(n)) for n, layer in self.linears.items()}
+        experts = {n: replace(layer, lora=of_experts.get(n)) for n, layer in self.experts.items()}
+        return replace(self, linears=linears, experts=experts)
 
 
 class Family(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +11,7 @@ import numpy.typing as npt
 from qlora_wgpu.data import bucket_length
 from qlora_wgpu.errors import ShapeError
 from qlora_wgpu.model import batch_encoding
-from qlora_wgpu.model.programs import LogitsPrograms
+from qlora_wgpu.model.programs import LogitsPrograms, Programs
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
@@ -34,7 +35,8 @@ class Decoder:
         """
         self._model = model
         self._cache = KVCache(capacity)
-        self._programs: dict[int, LogitsPrograms] = {}
+        self._programs: WeakKeyDictionary[Programs, dict[int, LogitsPrograms]]
+        self._programs = WeakKeyDictionary()
         self._ids: list[int] = []
         self._rotated_length = 0
 
@@ -82,7 +84,8 @@ class Decoder:
 
     def _turns(self, length: int) -> bool:
         """Whether a text of this length is rotated in another way than the keys that are kept."""
-        rotations = {r for program in self._programs.values() for r in program.batch.angles}
+        made = [program for each in self._programs.values() for program in each.values()]
+        rotations = {r for program in made for r in program.batch.angles}
         return not all(rotation.is_same(length, self._rotated_length) for rotation in rotations)
 
     def _logits(
@@ -95,8 +98,10 @@ class Decoder:
         """Logits of one column of a batch of one row."""
         ids = batch_encoding.checked_ids(row, self._model.architecture.vocab_size)
         length = ids.shape[1]
-        if length not in self._programs:
+        # An adapter of another shape has programs of its own, over the same cache.
+        made = self._programs.setdefault(self._model.programs, {})
+        if length not in made:
             batch = make_batch_buffers(1, length, CacheView(self._cache))
-            self._programs[length] = self._model.programs.logits(batch)
-        logits = self._programs[length].run(ids, mask, np.array([column]), past)
+            made[length] = self._model.programs.logits(batch)
+        logits = made[length].run(ids, mask, np.array([column]), past)
         return np.ascontiguousarray(logits[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.data import PromptFormat, Tokenizer, find_chat_template, read_prompt_files
@@ -27,20 +28,32 @@ class QLoRAModel(qlora_model.QLoRAModel):
         adapter: The layout of the adapter's parameters.
         architecture: The architecture by config.json.
         options: How training steps are computed; replaced as a whole.
-        read_prompts: Reads how prompts are written, where it is not the folder that says it.
+        active_adapter: The name of the adapter that computes.
+        read_prompts: Reads how prompts are written for an adapter's folder, where it is not the
+            folder alone that says it.
     """
 
-    read_prompts: Callable[[], PromptFormat] | None = None
+    read_prompts: Callable[[str], PromptFormat] | None = None
 
-    @cached_property
+    @property
     def prompts(self) -> PromptFormat:
-        """How prompts are written: as the adapter's run wrote them, else as the base says.
+        """How prompts are written: as the active adapter's run wrote them, else as the base says.
 
         Raises:
             TokenizerError: If there is no tokenizer, or a file of it is damaged.
         """
-        read = self.read_prompts
-        return read_prompt_files(self.prompt_folder) if read is None else read()
+        path = self.adapters[self.active_adapter].path
+        if (path, self.prompt_folder) not in self._prompts:
+            read = self.read_prompts
+            folder = self.prompt_folder
+            prompts = read_prompt_files(folder) if read is None or path is None else read(path)
+            self._prompts[path, folder] = prompts
+        return self._prompts[path, self.prompt_folder]
+
+    @cached_property
+    def _prompts(self) -> dict[tuple[str | None, Path], PromptFormat]:
+        """Those that were read, by the folders that say it."""
+        return {}
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -122,6 +122,14 @@ class Adapter:
                 if tensor.nbytes > max_binding:
                     return name, tensor.nbytes
         return None
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """What of an adapter decides the launches of a step; equal ones may share programs."""
+        layers = tuple(
+            (s.name, self.peft.rank_of(s.name), self.peft.scaling_of(s.name)) for s in self.targets
+        )
+        return layers, self.config.use_dora, self.config.lora_dropout
 
     def place(self, module: str, leaf: str) -> Place:
         """Where a layer's A, B or magnitude lies in the flat vectors."""

@@ -36,6 +36,20 @@ class AdapterBiases:
         """PEFT's word for what is replaced: "all", which also loads what "lora_only" means."""
         return "all" if self._taken else "none"
 
+    @property
+    def taken(self) -> Mapping[str, FloatArray]:
+        """What is replaced, by the names of the layers."""
+        return self._taken
+
+    def check(self, biases: Mapping[str, FloatArray]) -> None:
+        """Makes sure that the base has biases of these layers and sizes.
+
+        Raises:
+            CheckpointError: If it has not.
+        """
+        for name, array in biases.items():
+            self._place(name, array)
+
     def tensors(self) -> dict[str, FloatArray]:
         """What is replaced, by the names that an adapter's tensors have."""
         return {bias_name(module): array for module, array in self._taken.items()}

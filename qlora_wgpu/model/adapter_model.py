@@ -27,7 +27,7 @@ from qlora_wgpu.model.adapter_biases import AdapterBiases
 from qlora_wgpu.model.adapter_state import (
     check_scaling,
     read_flat,
-    trained_otherwise,
+    warn_if_trained_otherwise,
     write_flat,
 )
 from qlora_wgpu.model.layout import ModelLayout
@@ -37,6 +37,8 @@ from qlora_wgpu.model.programs import Programs
 FloatArray = npt.NDArray[np.float32]
 ComputeDtype = Literal["bfloat16", "float32"]
 Progress = Callable[[str], None]
+DEFAULT = "default"
+"""PEFT's name of the adapter that a model is opened with."""
 
 
 class AdapterModel:
@@ -52,7 +54,12 @@ class AdapterModel:
         options: How training steps are computed; replaced as a whole.
         biases: What an adapter of a file put into the place of the base's biases.
         prompt_folder: The folder that says how prompts are written: the base's, or the adapter's.
+        active_adapter: The adapter's name.
+        parameters_changed: Whether the adapter on the device may be another than it was; who
+            changes it there says so.
     """
+
+    active_adapter = DEFAULT
 
     def __init__(
         self, layout: ModelLayout, device: Device, *, options: TrainingOptions | None = None
@@ -85,6 +92,7 @@ class AdapterModel:
         self.options = options or TrainingOptions()
         self.programs = Programs(layout, device)
         self.biases = AdapterBiases(layout, device)
+        self.parameters_changed = False
 
     def close(self) -> None:
         """Frees the model's memory at once, whoever still holds the model; it is of no use then.
@@ -170,6 +178,7 @@ class AdapterModel:
     def write_parameters(self, flat: FloatArray) -> None:
         """Overwrites the adapter on the device."""
         self.write_flat(self.adapter.parameters, flat)
+        self.parameters_changed = True
 
     def read_stats(self) -> FloatArray:
         """Loss sum, label tokens, gradient norm, update factor, labels predicted; waits."""
@@ -214,8 +223,7 @@ class AdapterModel:
             shapes = adapter_shapes(self.architecture.every_linear, config)
             refuse_other_base(adapter, config, tensors, shapes, self.name_or_path, whole=False)
             check_scaling(config, self.adapter, adapter)
-            if text := trained_otherwise(adapter, self.quant):
-                warnings.warn(text, stacklevel=2)
+            warn_if_trained_otherwise(adapter, self.quant)
         pairs, biases = split_biases(tensors)
         self.write_parameters(self.adapter.join(pairs))
         self.biases.take(biases)

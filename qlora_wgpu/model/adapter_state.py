@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from os import PathLike
 from typing import Any
@@ -131,6 +132,12 @@ def check_scaling(stored: AdapterConfig, adapter: Adapter, path: str | PathLike[
                 f"this model was opened to scale it by {own.scaling_of(spec.name):g}: open it "
                 "with the adapter's LoraConfig"
             )
+
+
+def warn_if_trained_otherwise(adapter: str | PathLike[str], quant: QuantConfig) -> None:
+    """Warns whoever loads an adapter whose run quantized the base otherwise."""
+    if text := trained_otherwise(adapter, quant):
+        warnings.warn(text, stacklevel=4)
 
 
 def trained_otherwise(adapter: str | PathLike[str], quant: QuantConfig) -> str | None:

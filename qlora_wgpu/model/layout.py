@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import OutOfMemoryError
@@ -102,14 +103,7 @@ class ModelLayout:
                 f"config.json: logits of a vocabulary of {architecture.vocab_size:,} are not "
                 f"planned, only of {VOCABULARY_TRACED:,}"
             )
-        self.adapter = Adapter(
-            lora,
-            architecture.linears,
-            architecture.experts,
-            forms,
-            max_binding,
-            architecture.adapted_within,
-        )
+        self.adapter = self._laid_out(lora, forms)
         self._weights = WeightLayout(
             quant,
             compute_dtype,
@@ -129,6 +123,13 @@ class ModelLayout:
 
     def cut_for(self, profile: Profile) -> ModelLayout:
         """The same model, of which nothing is loaded yet, for another profile."""
+        return self._again(profile, self.residency)
+
+    def waiting(self, residency: Residency) -> ModelLayout:
+        """The same model, of which nothing is loaded yet, with what waits in host memory."""
+        return self._again(self.profile, residency)
+
+    def _again(self, profile: Profile, residency: Residency) -> ModelLayout:
         return ModelLayout(
             self.pretrained,
             self.adapter.config,
@@ -136,24 +137,29 @@ class ModelLayout:
             self.compute_dtype,
             profile=profile,
             max_binding=self.max_binding,
-            residency=self.residency,
-            forms=self.adapter.forms,
-            keep=self.keep,
-        )
-
-    def waiting(self, residency: Residency) -> ModelLayout:
-        """The same model, of which nothing is loaded yet, with what waits in host memory."""
-        return ModelLayout(
-            self.pretrained,
-            self.adapter.config,
-            self.quant,
-            self.compute_dtype,
-            profile=self.profile,
-            max_binding=self.max_binding,
             residency=residency,
             forms=self.adapter.forms,
             keep=self.keep,
         )
+
+    def _laid_out(self, lora: LoraConfig, forms: AdapterForms) -> Adapter:
+        of = self.pretrained.architecture
+        within = of.adapted_within
+        return Adapter(lora, of.linears, of.experts, forms, self.max_binding, within)
+
+    def with_adapter(self, lora: LoraConfig) -> ModelLayout:
+        """The same weights, loaded or not, with another adapter; steps are traced anew.
+
+        Raises:
+            ConfigError: If the adapter does not fit the model.
+        """
+        other = copy(self)
+        other.adapter = other._laid_out(lora, self.adapter.forms)
+        loras, of_experts = other.adapter.loras, other.adapter.expert_loras
+        modules = self.network.modules.with_pairs(loras, of_experts)
+        other.network = replace(self.network, modules=modules)
+        other._steps = {}
+        return other
 
     @property
     def num_layers(self) -> int:

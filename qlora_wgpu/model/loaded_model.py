@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 from qlora_wgpu.gpu.device import Device
@@ -12,11 +10,11 @@ from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.lora.targets import check_trainable
 from qlora_wgpu.model import batch_encoding
 from qlora_wgpu.model.adapter_model import AdapterModel, FloatArray, Progress
-from qlora_wgpu.model.adapter_state import neutral_parameters
+from qlora_wgpu.model.adapter_shape import AdapterShape
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import TrainingOptions
 from qlora_wgpu.model.programs import LogitsPrograms
-from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
+from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.cross_entropy import Objective
 
 
@@ -30,7 +28,6 @@ class LoadedModel(AdapterModel):
         architecture: The architecture by config.json.
         options: How training steps are computed; replaced as a whole.
         prompt_folder: The folder that says how prompts are written: the base's, or the adapter's.
-        neutral: A flat adapter that does nothing.
     """
 
     def __init__(
@@ -56,10 +53,14 @@ class LoadedModel(AdapterModel):
             OutOfMemoryError: If the device has no room.
         """
         super().__init__(layout, device, options=options)
-        self._logits_programs: dict[tuple[int, int], LogitsPrograms] = {}
         layout.load(device, progress)
-        self.neutral = neutral_parameters(layout, self.programs, device)
+        self._shape = AdapterShape(layout, self.programs, device)
         self.write_parameters(self.adapter.initial(seed) + self.neutral)
+
+    @property
+    def neutral(self) -> FloatArray:
+        """A flat adapter that does nothing."""
+        return self._shape.neutral
 
     # -- how training steps are computed -----------------------------------------------------
 
@@ -143,20 +144,4 @@ class LoadedModel(AdapterModel):
         return self.programs.step(self.options.step(kind, batch, seq))
 
     def _logits_of(self, batch: int, seq: int) -> LogitsPrograms:
-        if (batch, seq) not in self._logits_programs:
-            buffers = make_batch_buffers(batch, seq)
-            self._logits_programs[batch, seq] = self.programs.logits(buffers)
-        return self._logits_programs[batch, seq]
-
-    # -- bytes to and from the device ------------------------------------------------------
-
-    @contextmanager
-    def adapter_off(self) -> Iterator[None]:
-        """While it is entered, the model is the base alone, with its own biases."""
-        with self.device.in_turn, self.biases.off():
-            kept = self.read_flat(self.adapter.parameters).copy()
-            self.write_parameters(self.neutral)
-            try:
-                yield
-            finally:
-                self.write_parameters(kept)
+        return self._shape.logits(batch, seq)

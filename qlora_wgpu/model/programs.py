@@ -71,11 +71,17 @@ class LogitsPrograms:
 class Programs:
     """A model's programs; they share the memory of intermediates, since one runs at a time."""
 
-    def __init__(self, layout: ModelLayout, device: Device) -> None:
-        """Makes none yet."""
+    def __init__(self, layout: ModelLayout, device: Device, beside: Programs | None = None) -> None:
+        """Makes none yet.
+
+        Args:
+            layout: What is traced.
+            device: Where it will run.
+            beside: Others of the same base, with which the memory of intermediates is shared.
+        """
         self._layout = layout
         self._device = device
-        self._pool = SlotPool(device)
+        self._pool: SlotPool = SlotPool(device) if beside is None else beside._pool
         self._steps: dict[StepOptions, tuple[BatchBuffers, Program]] = {}
 
     @property

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.checkpoint.tokenizer_files import tokenizer_folder
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.gpu.device import Device
@@ -22,11 +21,11 @@ from qlora_wgpu.model.adapter_model import ComputeDtype, FloatArray, Progress
 from qlora_wgpu.model.adapter_state import config_of
 from qlora_wgpu.model.base_state import base_state_dict
 from qlora_wgpu.model.layout import ModelLayout
-from qlora_wgpu.model.loaded_model import LoadedModel
 from qlora_wgpu.model.loss_sums import LossSums
 from qlora_wgpu.model.options import TrainingOptions
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.residency import RESIDENT, Residency
+from qlora_wgpu.model.several_adapters import SeveralAdapters
 from qlora_wgpu.ops.adamw import STATS_CORRECT, STATS_LOSS, STATS_TOKENS
 
 __all__ = ["ComputeDtype", "QLoRAModel", "device_layout"]
@@ -34,7 +33,7 @@ __all__ = ["ComputeDtype", "QLoRAModel", "device_layout"]
 _QUEUED_BATCHES = 16
 
 
-class QLoRAModel(LoadedModel):
+class QLoRAModel(SeveralAdapters):
     """A frozen base with an adapter.
 
     Attributes:
@@ -96,7 +95,6 @@ class QLoRAModel(LoadedModel):
         model = cls(layout, device, seed=seed, options=options, progress=progress)
         if adapter is not None:
             model.load_adapter(adapter)
-            model.prompt_folder = tokenizer_folder(adapter) or model.prompt_folder
         return model
 
     @classmethod

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from os import PathLike
 
-from qlora_wgpu.checkpoint.tokenizer_files import tokenizer_folder
 from qlora_wgpu.config import Config, ModelConfig, QuantConfig
 from qlora_wgpu.config.as_trained import without_none
 from qlora_wgpu.generation import QLoRAModel
@@ -70,6 +69,5 @@ def open_adapter(
     settings = opened_as_trained(settings, adapter, observer, without_none(given))
     source = OpenedModel.open(settings.model.path)
     opened = load_adapted(source, adapter, settings, observer)
-    opened.prompt_folder = tokenizer_folder(adapter) or opened.prompt_folder
-    opened.read_prompts = partial(prompt_for, source, adapter)
+    opened.read_prompts = partial(prompt_for, source)
     return opened

@@ -242,6 +242,7 @@ def load_adapted(
         refuse_other_base(adapter, stored, tensors, layout.adapter.shapes, settings.model.path)
     layout = read_within_room(layout, reading or Texts.of(source.pretrained), device, observer)
     model = load_model(layout, device, observer)
-    if tensors is not None:
+    if adapter is not None and tensors is not None:
         model.load_adapter(tensors)
+        model.name_folder(adapter)
     return model

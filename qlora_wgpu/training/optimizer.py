@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.config import OptimConfig
+from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.pieces import Pieces
 from qlora_wgpu.graph.tensor import Storage, Tensor, vector
@@ -84,6 +85,7 @@ class Optimizer:
             total_steps: Steps of the whole run.
         """
         self._model = model
+        self._trained = model.active_adapter
         self._schedule = Schedule(optim, total_steps)
         info = Storage("step info", "inputs", 4 * STEP_NUMBERS)
         self._info = vector("step_info", STEP_NUMBERS, "float32", info)
@@ -102,9 +104,19 @@ class Optimizer:
         model.write_flat(adapter.second_moment, zeros)
 
     def step(self, step: int) -> None:
-        """Queues the update of step 1, 2, …; does not wait. The gradient is zeroed by it."""
+        """Queues the update of step 1, 2, …; does not wait. The gradient is zeroed by it.
+
+        Raises:
+            ConfigError: If the model has switched to another adapter.
+        """
+        if self._model.active_adapter != self._trained:
+            raise ConfigError(
+                f"adapter {self._model.active_adapter!r} is active, but {self._trained!r} is in "
+                f"training: set_adapter({self._trained!r}) before the next step"
+            )
         self._model.write_flat(self._info, self._schedule.row(step))
         self._program.run()
+        self._model.parameters_changed = True
 
     def hold(self, rate: float) -> None:
         """Takes a learning rate in place of the schedule's from the next step on."""

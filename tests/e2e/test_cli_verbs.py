@@ -102,7 +102,11 @@ def test_eval(place):
 
 
 def test_chat(place):
-    turns = "what is 1 and 2?\n/adapter off\nwhat is 1 and 2?\n/nonsense\n/reset\n/exit\nunread\n"
+    newest = max((place / "out/checkpoints").iterdir()).relative_to(place)
+    turns = (
+        "what is 1 and 2?\n/adapter off\nwhat is 1 and 2?\n/nonsense\n/reset\n"
+        f"/adapter nothing\n/adapter {newest}\n/adapter\n/exit\nunread\n"
+    )
     done = subprocess.run(
         [sys.executable, "-m", "qlora_wgpu", "chat", "--model", "model", "--adapter",
          "out/adapter", "--max-new-tokens", "8"],
@@ -112,6 +116,8 @@ def test_chat(place):
     answers = done.stdout.splitlines()
     assert len(answers) >= 2 and answers[0] != answers[-1]
     assert "the adapter is off" in done.stderr and "/reset" in done.stderr
+    assert "there is no run, adapter or model in nothing" in done.stderr
+    assert f"answers come from {newest}" in done.stderr and "default (out/adapter)" in done.stderr
 
 
 def test_a_run_s_folder_is_all_that_is_needed(place, tmp_path):

@@ -55,7 +55,9 @@ SIGNATURES = {
     QLoRAModel.logits: {"self": NEEDED, "input_ids": NEEDED, "attention_mask": None},
     QLoRAModel.adapter_state_dict: {"self": NEEDED},
     QLoRAModel.base_state_dict: {"self": NEEDED},
-    QLoRAModel.load_adapter: {"self": NEEDED, "adapter": NEEDED},
+    QLoRAModel.load_adapter: {"self": NEEDED, "adapter": NEEDED, "name": None},
+    QLoRAModel.set_adapter: {"self": NEEDED, "name": NEEDED},
+    QLoRAModel.delete_adapter: {"self": NEEDED, "name": NEEDED},
     QLoRAModel.save_adapter: {"self": NEEDED, "path": NEEDED},
     Trainer.train: {"self": NEEDED, "train_dataset": None, "eval_dataset": None},
 }
