@@ -1,4 +1,4 @@
-"""The kernels of training plans, traced from a config.json alone."""
+"""The kernels of training and of generating, traced from a config.json alone."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import StepOptions
 from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.ops.batch import make_batch_buffers
+from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.training.optimizer import trace_update
 from qlora_wgpu.training.schedule import STEP_NUMBERS
 from radv.capture import MATRIX
@@ -24,6 +26,7 @@ from radv.spirv import MATRIX_SUBGROUP
 
 MODELS = ("llama-3.2-1b", "llama-3.1-8b")
 MOST_BINDING = (1 << 31) - 1  # what most cards allow
+NEW_TOKENS = (1,)  # texts of which the next token is computed together
 LIMITS = Limits(invocations=1024, workgroup_bytes=49_152)  # of a workgroup; AMD's have 64 KiB
 
 
@@ -99,3 +102,8 @@ def _launches(layout: ModelLayout, options: StepOptions) -> Iterator[Launch]:
     )
     trace_update(graph, layout.adapter, layout.stats, info, OptimConfig())
     yield from make_plan(graph).launches
+    for texts in NEW_TOKENS:
+        cache = CacheView(KVCache(options.seq))
+        hidden, head, logits = layout.logits_graphs(make_batch_buffers(texts, 1, cache))
+        yield from make_plan(hidden).launches
+        yield from make_plan(head, (logits,)).launches

@@ -76,7 +76,8 @@ class LayerOps:
             x: Their input.
             names: Whether each layer's result is float32.
         """
-        layers = largest_group(self.g, [self._modules.linears[name] for name in names])
+        layers = [self._modules.linears[name] for name in names]
+        layers = largest_group(self.g, layers, self.batch)
         if not layers:
             return {}
         made = [layer.name for layer in layers]

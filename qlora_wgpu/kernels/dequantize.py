@@ -11,7 +11,8 @@ from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.kernel import Kernel
 from qlora_wgpu.weight_format import WeightFormat
 
-_MOST_TOGETHER = 3  # matrices of a launch
+MOST_TOGETHER = 3  # matrices of a launch
+EXPERT_STRIDES = ("codes_expert", "absmax_expert", "nested_expert", "maps_expert")
 _CODES = 32  # that an invocation of the kernel for software adapters decodes
 
 
@@ -61,13 +62,13 @@ class Dequantization:
         }
 
     def _apart(self) -> dict[str, int]:
-        names = ("codes_expert", "absmax_expert", "nested_expert", "maps_expert")
-        return dict(zip(names, self.strides, strict=True))
+        return dict(zip(EXPERT_STRIDES, self.strides, strict=True))
 
     def _constants(self) -> dict[str, bool | int | float]:
         return {
             "EXPERTS": self.experts > 1,
             "GROUP": False,
+            "FOURS": False,
             **format_constants(self.form),
         }
 
@@ -111,11 +112,13 @@ class GroupDequantization:
                 **{
                     f"{part}{n}": (*begins, 0)[min(n, len(begins))]
                     for part, begins in self.begins.items()
-                    for n in range(_MOST_TOGETHER)
+                    for n in range(MOST_TOGETHER)
                 },
+                **dict.fromkeys(EXPERT_STRIDES, 0),
             },
             {
                 "GROUP": True,
+                "FOURS": False,
                 "EXPERTS": False,
                 "ALIGNED": whole_blocks(self.form, w.columns, 8),
                 **format_constants(self.form),

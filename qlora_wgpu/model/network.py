@@ -46,6 +46,8 @@ class Network:
     def trace_logits(self, g: Graph, hidden: Tensor, batch: BatchBuffers) -> Tensor:
         """float32 logits of the first rows that the batch lists, a chunk's worth."""
         count = rows_of_a_text(g, self.modules.head, batch.rows)
+        if batch.cache is not None:
+            count = batch.batch  # the next token of each text
         return logits_of_rows(g, hidden, self._head, batch, 0, count)
 
     @property

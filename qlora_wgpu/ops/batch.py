@@ -102,6 +102,11 @@ class BatchBuffers:
         return self.batch * self.seq
 
     @property
+    def decodes(self) -> bool:
+        """Whether each row is a new token of a text whose earlier ones are in the cache."""
+        return self.cache is not None and self.seq == 1
+
+    @property
     def span(self) -> int:
         """Positions that its tokens may have."""
         return self.seq if self.cache is None else self.cache.capacity

@@ -12,7 +12,7 @@ from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.gemm import GEMM, Gemm
 from qlora_wgpu.kernels.lora import Lora
-from qlora_wgpu.ops import dora
+from qlora_wgpu.ops import dora, few_rows
 from qlora_wgpu.ops import lora as lora_ops
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.modules import Linear
@@ -95,6 +95,9 @@ class _Sum:
 def _product(g: Graph, x: Tensor, parts: _Sum, *, float32: bool) -> Tensor:
     layer, lora = parts.layer, parts.lora
     y = (g.float32 if float32 else g.operand)(layer.name, x.rows, layer.weight.rows)
+    if parts.batch.decodes:
+        _product_of_few(g, x, y, parts)
+        return y
     u = None if lora is None else lora_ops.down(g, x, lora, parts.batch)
     term = lora.forward_term(u) if lora is not None and u is not None else None
     for row0, w in layer.weight.shards(g):
@@ -111,6 +114,18 @@ def _product(g: Graph, x: Tensor, parts: _Sum, *, float32: bool) -> Tensor:
         y, inputs, lambda dy: _backward(g, x, u, dy, parts), trains=lora is not None, wanted=wanted
     )
     return y
+
+
+def _product_of_few(g: Graph, x: Tensor, y: Tensor, parts: _Sum) -> None:
+    """The same for new tokens."""
+    layer = parts.layer
+    few_rows.product(
+        g, x, layer.weight, y, scale=parts.multiplier, bias=parts.bias, residual=parts.residual,
+        term=few_rows.lora_term(g, x, parts.lora),
+    )  # fmt: skip
+    if parts.inverse is not None and layer.lora is not None:
+        for row0, w in layer.weight.shards(g):
+            dora.norm(g, w, layer.lora, parts.inverse, row0, layer.lora.scaling)
 
 
 def _backward(g: Graph, x: Tensor, u: Tensor | None, dy: Tensor, parts: _Sum) -> None:

@@ -14,10 +14,12 @@ from itertools import combinations
 
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.kernels.few_rows import FEW_ROWS, FewRows
 from qlora_wgpu.kernels.gemm import GEMM, Gemm
 from qlora_wgpu.kernels.lora import BOTH_GRADS, UP_GRAD, BothGrads, FactorGrad, Lora, UpGrad
 from qlora_wgpu.ops import lora as lora_ops
 from qlora_wgpu.ops.batch import BatchBuffers
+from qlora_wgpu.ops.few_rows import lora_term, readable
 from qlora_wgpu.ops.modules import Linear
 from qlora_wgpu.ops.quantized import QuantizedMatrix, dequantize_together
 from qlora_wgpu.ops.tensor import as_operand, fill_zero, summed
@@ -27,16 +29,18 @@ _MOST_BOUND = 8  # storage buffers of a dispatch
 _RANKS = 8  # of which the kernels take so many at once
 
 
-def is_group(g: Graph, layers: Sequence[Linear]) -> bool:
+def is_group(g: Graph, layers: Sequence[Linear], batch: BatchBuffers) -> bool:
     """Whether layers may be one product here; those that may not are applied one by one.
 
-    They may where the profile says that it pays, the weights are 4-bit and of one input, the
-    biases, if any, lie in one storage, and the adapters, if any, are alike and lie together,
-    without dropout or DoRA.
+    They may where the profile says that it pays, or for new tokens, the weights are quantized and
+    of one input, the biases, if any, lie in one storage, and the adapters, if any, are alike and
+    lie together, without DoRA, and for all but new tokens without dropout.
     """
     weights = [layer.weight for layer in layers]
+    if batch.decodes:
+        layers = _without_dropout(layers)
     return (
-        g.profile.fused_linears
+        (g.profile.fused_linears or (batch.decodes and readable(g, weights) is not None))
         and 2 <= len(layers) <= _MOST
         and all(isinstance(weight, QuantizedMatrix) and weight.experts == 1 for weight in weights)
         and len({weight.columns for weight in weights}) == 1
@@ -48,11 +52,18 @@ def is_group(g: Graph, layers: Sequence[Linear]) -> bool:
     )
 
 
-def largest_group(g: Graph, layers: Sequence[Linear]) -> list[Linear]:
+def _without_dropout(layers: Sequence[Linear]) -> list[Linear]:
+    return [
+        layer if layer.lora is None else replace(layer, lora=replace(layer.lora, dropout=0.0))
+        for layer in layers
+    ]
+
+
+def largest_group(g: Graph, layers: Sequence[Linear], batch: BatchBuffers) -> list[Linear]:
     """As many of some layers of one input as may be one product, the last first; or none."""
     for count in range(min(len(layers), _MOST), 1, -1):
         for some in reversed(list(combinations(layers, count))):
-            if is_group(g, some):
+            if is_group(g, some, batch):
                 return list(some)
     return []
 
@@ -79,14 +90,19 @@ def linear_group(
     Raises:
         GraphError: If the layers are no group, or x does not fit them.
     """
-    if not is_group(g, layers) or x.columns != layers[0].weight.columns:
+    if not is_group(g, layers, batch) or x.columns != layers[0].weight.columns:
         raise GraphError(f"linear_group: {[layer.name for layer in layers]} of {x} are no group")
+    if batch.decodes:
+        layers = _without_dropout(layers)
     group = _Group(tuple(layers), _joined([layer.lora for layer in layers]), batch)
     flags = float32 or [False] * len(layers)
     ys = [
         (g.float32 if flag else g.operand)(layer.name, x.rows, layer.weight.rows)
         for layer, flag in zip(layers, flags, strict=True)
     ]
+    if batch.decodes:
+        _product_of_few(g, x, ys, group)
+        return ys
     lora = group.lora
     u = None if lora is None else lora_ops.down(g, x, lora, batch)
     term = lora.forward_term(u) if lora is not None and u is not None else None
@@ -98,6 +114,14 @@ def linear_group(
     GEMM.launch(g, product)
     _record(g, x, u, ys, group)
     return ys
+
+
+def _product_of_few(g: Graph, x: Tensor, ys: list[Tensor], group: _Group) -> None:
+    """The same for new tokens, decoded on the way where the matrices lie together."""
+    bias, begins = group.bias
+    w = readable(g, [layer.weight for layer in group.layers]) or group.weights(g)
+    term = lora_term(g, x, group.lora)
+    FEW_ROWS.launch(g, FewRows(x, w, tuple(ys), lora=term, bias=bias, bias_begins=begins))
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from qlora_wgpu.graph.dtype import ROW_UNIT
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor, row_blocks
+from qlora_wgpu.kernels.few_rows import FEW_ROWS, FewRows
 from qlora_wgpu.kernels.gemm import GEMM, PART_UNIT, Gemm
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.modules import Head, Matrix, StreamedMatrix
@@ -53,9 +54,16 @@ def _logits(
     columns: int,
     shards: Iterator[tuple[int, Tensor]] | list[tuple[int, Tensor]],
 ) -> Tensor:
-    chunk = gather(g, hidden, count, first, batch)
+    chunk = hidden if batch.decodes else gather(g, hidden, count, first, batch)
     logits = g.float32("logits", count, columns)
+    few = batch.cache is not None
     for row0, w in shards:
+        if few:
+            problem = FewRows(
+                chunk, w, (logits,), row0=row0, scale=head.scale, label="lm_head/forward"
+            )
+            FEW_ROWS.launch(g, problem)
+            continue
         product = Gemm(
             chunk, w, logits, True, row0=row0, scale=head.scale, batch_info=batch.info,
             first_row=first, whole_columns=head.matrix.rows, label="lm_head/forward",

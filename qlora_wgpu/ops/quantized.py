@@ -17,6 +17,7 @@ from qlora_wgpu.kernels.dequantize import (
     GroupDequantization,
     whole_blocks,
 )
+from qlora_wgpu.kernels.few_rows import QuantizedRows, decodes
 from qlora_wgpu.weight_format import WeightFormat
 
 EXPERT_WORDS = 64  # so that a binding may begin at any expert
@@ -103,6 +104,12 @@ class QuantizedMatrix:
     def _stride(self, part: Tensor | None) -> int:
         return 0 if part is None else part.columns // self.experts
 
+    @property
+    def strides(self) -> tuple[int, int, int, int]:
+        """Elements of codes, absmax, nested_absmax and maps from one expert to the next."""
+        codes, absmax = self._stride(self.codes), self._stride(self.absmax)
+        return codes, absmax, self._stride(self.nested_absmax), self._stride(self.maps)
+
     def _launch(
         self,
         g: Graph,
@@ -124,12 +131,7 @@ class QuantizedMatrix:
             form=self.form,
             experts=self.experts,
             expert_rows=self.rows,
-            strides=(
-                self._stride(self.codes),
-                self._stride(self.absmax),
-                self._stride(self.nested_absmax),
-                self._stride(self.maps),
-            ),
+            strides=self.strides,
             among=among,
         )
         DEQUANTIZE.launch(g, problem)
@@ -143,7 +145,7 @@ def dequantize_together(g: Graph, w: Tensor, matrices: Sequence[QuantizedMatrix]
         w: (rows of all, columns), of any type.
         matrices: Up to three, of as many columns as ``w``.
     """
-    group = _together(g, matrices)
+    group = None if matrices[0].form.block_rows is not None else _together(g, matrices)
     if group is None:
         row0 = 0
         for matrix in matrices:
@@ -151,20 +153,37 @@ def dequantize_together(g: Graph, w: Tensor, matrices: Sequence[QuantizedMatrix]
             row0 += matrix.rows
         return
     words, first = group
+    rows = [matrix.rows for matrix in matrices]
+    GroupDequantization(w, words, _begins(matrices, first), rows, matrices[0].form).launch(g)
+
+
+def rows_of(g: Graph, matrices: Sequence[QuantizedMatrix]) -> QuantizedRows | None:
+    """Matrices as products of few rows read them; None where they must be dequantized first."""
+    group = _together(g, matrices)
+    form, columns = matrices[0].form, matrices[0].columns
+    if group is None or not decodes(form, columns):
+        return None
+    words, first = group
+    begins = _begins(matrices, first)
+    rows = [matrix.rows for matrix in matrices]
+    return QuantizedRows(words, begins, rows, columns, form, matrices[0].strides)
+
+
+def _begins(matrices: Sequence[QuantizedMatrix], first: int) -> dict[str, list[int]]:
+    """Where each matrix's parts begin, in words from a first byte on."""
     begins = {
         name: [(_first_byte(matrix.parts[name]) - first) // 4 for matrix in matrices]
         for name in matrices[0].parts
     }
     begins.setdefault("nested", [0])
-    rows = [matrix.rows for matrix in matrices]
-    GroupDequantization(w, words, begins, rows, matrices[0].form).launch(g)
+    return begins
 
 
 def _together(g: Graph, matrices: Sequence[QuantizedMatrix]) -> tuple[Tensor, int] | None:
     """All parts as words of one binding, and its first byte; None where they are apart."""
     form = matrices[0].form
     alike = all(matrix.form.key == form.key for matrix in matrices)
-    if not alike or form.block_rows is not None or not whole_blocks(form, matrices[0].columns, 8):
+    if not alike or not whole_blocks(form, matrices[0].columns, 8):
         return None
     parts = [part for matrix in matrices for part in matrix.parts.values()]
     places = {(part.storage.section, part.storage.within) for part in parts if part.storage}

@@ -42,7 +42,7 @@ def rope(
     """
     if not 1 <= len(xs) <= 2:
         raise GraphError(f"rope: {len(xs)} tensors are neither one nor two")
-    if len(xs) == 2 and not g.profile.fused_linears:
+    if len(xs) == 2 and not (g.profile.fused_linears or batch.decodes):
         return [
             y
             for x in xs

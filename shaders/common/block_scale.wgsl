@@ -4,18 +4,47 @@
 // with ZEROS that is added before the scale multiplies.
 // maps: the values of quant_map, then the 256 of nested_map and nested_offset, or the last factor.
 // Of several matrices `expert` is the number of one. With GROUP there are up to three, all in one
-// array of words `group`, and params says where the parts of each begin.
+// range of words `group`, in vectors of four with FOURS, and params says where the parts of each begin;
+// with EXPERTS, too, parts are *_expert words apart.
 //#if GROUP
+//#if FOURS
+@group(0) @binding(9) var<storage, read> group: array<vec4<u32>>;
+
+fn word_at(i: u32) -> u32 {
+    return group[i / 4u][i % 4u];
+}
+//#else
+@group(0) @binding(9) var<storage, read> group: array<u32>;
+
+fn word_at(i: u32) -> u32 {
+    return group[i];
+}
+//#endif
+
 fn part_of(matrix: u32, first: u32, second: u32, third: u32) -> u32 {
     return select(select(first, second, matrix == 1u), third, matrix == 2u);
 }
 
+//#if EXPERTS
+fn begin_of(matrix: u32, first: u32, second: u32, third: u32, stride: u32) -> u32 {
+    return first + matrix * stride;
+}
+//#else
+fn begin_of(matrix: u32, first: u32, second: u32, third: u32, stride: u32) -> u32 {
+    return part_of(matrix, first, second, third);
+}
+//#endif
+
+fn codes_begin(matrix: u32) -> u32 {
+    return begin_of(matrix, params.codes0, params.codes1, params.codes2, params.codes_expert);
+}
+
 fn code_word(matrix: u32, i: u32) -> u32 {
-    return group[part_of(matrix, params.codes0, params.codes1, params.codes2) + i];
+    return word_at(codes_begin(matrix) + i);
 }
 
 fn absmax_word(matrix: u32, i: u32) -> u32 {
-    return group[part_of(matrix, params.absmax0, params.absmax1, params.absmax2) + i];
+    return word_at(begin_of(matrix, params.absmax0, params.absmax1, params.absmax2, params.absmax_expert) + i);
 }
 
 fn absmax_value(matrix: u32, i: u32) -> f32 {
@@ -23,15 +52,15 @@ fn absmax_value(matrix: u32, i: u32) -> f32 {
 }
 
 fn nested_value(matrix: u32, i: u32) -> f32 {
-    return bitcast<f32>(group[part_of(matrix, params.nested0, params.nested1, params.nested2) + i]);
+    return bitcast<f32>(word_at(begin_of(matrix, params.nested0, params.nested1, params.nested2, params.nested_expert) + i));
 }
 
 fn map_value(matrix: u32, i: u32) -> f32 {
-    return bitcast<f32>(group[part_of(matrix, params.maps0, params.maps1, params.maps2) + i]);
+    return bitcast<f32>(word_at(begin_of(matrix, params.maps0, params.maps1, params.maps2, params.maps_expert) + i));
 }
 
 fn quant_value(code: u32) -> f32 {
-    return bitcast<f32>(group[params.maps0 + code]);
+    return bitcast<f32>(word_at(params.maps0 + code));
 }
 //#else
 //#if NESTED

@@ -30,10 +30,13 @@ struct Params {
     maps0: u32,
     maps1: u32,
     maps2: u32,
+    codes_expert: u32,
+    absmax_expert: u32,
+    nested_expert: u32,
+    maps_expert: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> group: array<u32>;
 //#else
 struct Params {
     rows: u32,

@@ -65,7 +65,7 @@ def check_linear_group(
         weights.append(run.rounded_weight(stored.dequantize().astype(np.float64)))
     biases = [normal(f"bias of {name}", n) * has_bias for name, n in zip(names, outer, strict=True)]
     if has_bias:
-        tensors = _in_one_storage(biases)
+        tensors = in_one_storage(biases)
         pairs = zip(layers, tensors, strict=True)
         layers = [replace(layer, bias=bias) for layer, bias in pairs]
     x, batch = normal("x", ROWS, inner), run.batch(np.ones((1, ROWS), np.int64))
@@ -95,7 +95,7 @@ def check_linear_group(
         run.compare(got[-1], joined(adapter, gradients))
 
 
-def _in_one_storage(arrays: list[Array]) -> list[Tensor]:
+def in_one_storage(arrays: list[Array]) -> list[Tensor]:
     """Vectors, each where a binding may begin."""
     begins = np.cumsum([0, *(round_up(len(array), ALIGNMENT // 4) for array in arrays)])
     data = np.zeros(begins[-1], np.float32)

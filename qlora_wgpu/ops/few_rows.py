@@ -1,0 +1,66 @@
+"""Linear layers of new tokens: each weight is read once, where it is, decoded on the way.
+
+The mathematics is that of ``ops/linear.py`` without a backward and without dropout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.kernels.few_rows import FEW_ROWS, FewRows, QuantizedRows
+from qlora_wgpu.kernels.gemm import LoraTerm
+from qlora_wgpu.kernels.lora import Lora
+from qlora_wgpu.ops.modules import Matrix
+from qlora_wgpu.ops.quantized import QuantizedMatrix, rows_of
+
+
+def readable(g: Graph, weights: Sequence[Matrix]) -> QuantizedRows | None:
+    """Quantized matrices of one input as these products read them, if they can be one product."""
+    quantized = [w for w in weights if isinstance(w, QuantizedMatrix) and w.experts == 1]
+    return rows_of(g, quantized) if len(quantized) == len(weights) else None
+
+
+def lora_term(g: Graph, x: Tensor, lora: Lora | None) -> LoraTerm | None:
+    """u = scaling · x·Aᵀ and B, of a layer or of several whose adapters lie together."""
+    if lora is None:
+        return None
+    u = g.float32("lora u", x.rows, lora.r)
+    FEW_ROWS.launch(g, FewRows(x, lora.a, (u,), scale=lora.scaling, label="lora/down"))
+    return lora.forward_term(u)
+
+
+def product(
+    g: Graph,
+    x: Tensor,
+    weight: Matrix,
+    y: Tensor,
+    *,
+    scale: float = 1.0,
+    term: LoraTerm | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    label: str = "few_rows/forward",
+) -> None:
+    """y = scale · x·wᵀ + term + bias + residual; all of y is overwritten.
+
+    Args:
+        g: The graph.
+        x: (rows, in_features) of any type.
+        weight: The matrix.
+        y: (rows, out_features).
+        scale: The factor of the product alone.
+        term: LoRA's.
+        bias: float32 (out_features).
+        residual: (rows, out_features).
+        label: For timing tables.
+    """
+    quantized = readable(g, [weight])
+    shards = weight.shards(g) if quantized is None else [(0, quantized)]
+    for row0, w in shards:
+        problem = FewRows(
+            x, w, (y,), row0=row0, scale=scale, lora=term, bias=bias, residual=residual,
+            label=label,
+        )  # fmt: skip
+        FEW_ROWS.launch(g, problem)

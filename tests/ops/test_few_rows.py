@@ -1,0 +1,95 @@
+"""Products of few rows: those of the dequantized weights, with the same bits beside any others."""
+
+import numpy as np
+import pytest
+from support.harness import PROFILES, VARIANTS, Bench
+
+from qlora_wgpu.graph.graph import GraphError
+from qlora_wgpu.graph.tensor import Storage
+from qlora_wgpu.kernels.few_rows import FewRows
+from qlora_wgpu.kernels.lora import Lora
+from qlora_wgpu.ops.few_rows import readable
+from qlora_wgpu.ops.linear import linear
+from qlora_wgpu.ops.modules import DenseMatrix, Linear
+from qlora_wgpu.selfcheck.cases import few_rows as cases
+from qlora_wgpu.selfcheck.cases.common import arguments_of
+
+CASES = [
+    (cases.check_few_rows, each)
+    for each in (
+        *arguments_of(cases.check_few_rows),
+        ("Q4_1", 96, 2, 0, False),
+        ("Q4_K", 256, 1, 3, True),
+        ("Q6_K", 256, 1, 8, False),
+        ("IQ4_NL", 64, 2, 0, False),
+        ("MXFP4", 96, 1, 8, False),
+        ("NVFP4", 48, 1, 0, True),
+        ("Q8_0", 96, 3, 0, False),
+        ("LLM.int8", 20, 2, 4, False),
+        ("FP8", 40, 1, 0, False),
+        ("GPTQ", 72, 1, 8, False),
+        ("GPTQ of groups that end in a row", 96, 1, 0, False),
+        ("INT4 with zeros", 96, 2, 8, True),
+        ("INT8 with zeros", 72, 1, 0, False),
+        ("dense", 1200, 2, 0, False),
+    )
+] + [
+    (cases.check_few_rows_of_a_group, each)
+    for each in (("Q6_K", 256, 8, False, 2), ("AWQ", 96, 8, True, 3))
+]
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_all_forms(device, number):
+    """On every kind of profile and in both types in turn."""
+    check, arguments = CASES[number]
+    profile, dtype = VARIANTS[number % len(VARIANTS)]
+    bench = Bench(device, dtype, PROFILES[profile])
+    check(bench, *arguments)
+    assert bench.excess <= 1.0
+    assert not any(path.startswith("dequantize/") for path in bench.shaders) or arguments[1] % 8
+
+
+@pytest.mark.parametrize("form", ["double", "Q6_K", "dense"])
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_row_has_the_same_bits_beside_any_others(device, profile, form):
+    random = np.random.default_rng(3)
+    x = random.standard_normal((19, 256))
+    a, b = random.standard_normal((4, 256)), random.standard_normal((72, 4))
+    zeros = np.zeros_like(a), np.zeros_like(b)
+    weights = cases.stored_weight("double" if form == "dense" else form, 72, 256)
+
+    def made(rows):
+        bench = Bench(device, "bfloat16", PROFILES[profile])
+        (matrix,) = cases.in_one_range([weights], Storage("group", "test", 256))
+        if form == "dense":
+            matrix = DenseMatrix(72, 256, ((0, bench.weight(weights.dequantize())),))
+        lora = Lora(4, 0.5, 0.3, 0, *map(bench.given, (a, b, *zeros)))
+        layer = Linear("layer", matrix, None, lora)
+        y = linear(bench.graph, bench.operand(x[rows]), layer, cases.new_tokens(len(rows)))
+        return bench.run_bits(y)[0]
+
+    together = made(range(19))
+    for rows in ([4], [18, 4], range(3, 11), range(2, 19)):
+        assert np.array_equal(made(list(rows)), together[list(rows)]), rows
+
+
+def test_matrices_in_several_places_are_dequantized_first(device):
+    bench = Bench(device, "float32", PROFILES["gpu"])
+    stored = [cases.stored_weight("NF4", 24, 64, n) for n in range(2)]
+    apart = [cases.in_one_range([each], Storage("group", "test", 256))[0] for each in stored]
+    assert readable(bench.graph, apart) is None
+    together = cases.in_one_range(stored, Storage("group", "test", 256))
+    assert readable(bench.graph, together) is not None
+
+
+def test_shapes_that_do_not_fit_are_refused(device):
+    bench = Bench(device, "float32", PROFILES["gpu"])
+    x, w, y = (bench.operand(np.zeros(shape)) for shape in ((2, 16), (24, 16), (2, 24)))
+    narrow = bench.operand(np.zeros((2, 8)))
+    FewRows(x, w, (y,))
+    for wrong in ((narrow, w, (y,)), (x, w, (narrow, narrow)), (x, w, (x, narrow, y))):
+        with pytest.raises(GraphError, match="do not fit"):
+            FewRows(*wrong)
+    with pytest.raises(GraphError, match="no layers"):
+        FewRows(x, w, (x, narrow), residual=y)
