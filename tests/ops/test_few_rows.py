@@ -50,6 +50,13 @@ def test_all_forms(device, number):
     assert not any(path.startswith("dequantize/") for path in bench.shaders) or arguments[1] % 8
 
 
+@pytest.mark.parametrize("profile", PROFILES)
+def test_logits_of_a_prompt(device, profile):
+    bench = Bench(device, "bfloat16", PROFILES[profile])
+    cases.check_logits_of_a_prompt(bench)
+    assert bench.excess <= 1.0
+
+
 @pytest.mark.parametrize("form", ["double", "Q6_K", "dense"])
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_row_has_the_same_bits_beside_any_others(device, profile, form):

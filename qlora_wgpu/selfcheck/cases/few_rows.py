@@ -9,12 +9,14 @@ import numpy as np
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import LinearSpec
 from qlora_wgpu.graph.tensor import Storage
+from qlora_wgpu.model.batch_encoding import encode_batch
 from qlora_wgpu.model.quantized_weights import device_arrays, lay_out, words
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.linear_group import linear_group
-from qlora_wgpu.ops.modules import DenseMatrix, Linear
+from qlora_wgpu.ops.logits import logits_of_rows
+from qlora_wgpu.ops.modules import DenseMatrix, Head, Linear
 from qlora_wgpu.ops.quantized import QuantizedMatrix
 from qlora_wgpu.quant import QuantizedWeight, quantize_nf4
 from qlora_wgpu.reference import linear as reference
@@ -123,3 +125,16 @@ def check_few_rows_of_a_group(
         w = weight.dequantize().astype(np.float64)
         exact = reference.forward(x, w, biases[index], a, b, 2.0, np.ones_like(x))
         run.compare(got[index], exact, ys[index].dtype)
+
+
+def check_logits_of_a_prompt(run: Runner) -> None:
+    """The logits of one row of a prompt's hidden states."""
+    hidden, vocab, tokens, row = 72, 141, 6, 4
+    batch = make_batch_buffers(1, tokens, CacheView(KVCache(8)))
+    mask = np.ones((1, tokens), np.int64)
+    batch.storage.data = encode_batch(batch, np.zeros_like(mask), mask, rows=np.array([row]))
+    x, w = normal("x", tokens, hidden), normal("w", vocab, hidden)
+    head = Head(DenseMatrix(vocab, hidden, ((0, run.weight(w)),)), 0.5)
+    logits = logits_of_rows(run.graph, run.operand(x), head, batch, 0, 1)
+    (got,) = run.run(logits)
+    run.compare(got, 0.5 * run.rounded(x)[row : row + 1] @ run.rounded_weight(w).T)
