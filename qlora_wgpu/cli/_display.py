@@ -21,7 +21,10 @@ from rich.status import Status
 
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.training import Observer, RunSetup, TrainResult, WorkerFigures
+from qlora_wgpu.training.result import Written
+from qlora_wgpu.visible import one_line
 
+_PROMPT, _ANSWER = 72, 240  # characters of a text that are shown while training goes on
 _SELDOM = 10  # steps between two lines about workers
 _WORKERS = 8  # that a line shows
 _KINDS = 44  # characters of a memory line's kinds, so that it fits into 80 columns
@@ -224,6 +227,16 @@ class TrainingDisplay(Display):
         if (hits := row.get("eval_mean_token_accuracy")) is not None:
             line += f"  token accuracy {hits:.1%}"
         self._console.print(line, style="bold", highlight=False)
+
+    def written(self, step: int, texts: Sequence[Written]) -> None:
+        """Prints each in two lines: the prompt's end, and what follows it."""
+        self._console.print(f"step {step:>5}  texts", style="bold", highlight=False)
+        for each in texts:
+            prompt, text = one_line(each.prompt.strip()), one_line(each.text.strip())
+            shown = prompt if len(prompt) <= _PROMPT else f"…{prompt[-_PROMPT:]}"
+            said = text if len(text) <= _ANSWER else f"{text[:_ANSWER]}…"
+            self._console.print(f"  {shown}", highlight=False, style="dim")
+            self._console.print(f"    {said or '(nothing)'}", highlight=False)
 
     def finished(self, result: TrainResult) -> None:
         """Stops the bar."""

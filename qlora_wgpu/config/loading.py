@@ -245,7 +245,7 @@ def _override_value(section: str, leaf: str, raw: str, text: str, *, entry: bool
 def _holds_text(annotation: Any) -> bool:
     if get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
-    if get_origin(annotation) is dict:
+    if get_origin(annotation) in (dict, list):
         return False
     options = [annotation] if annotation is str else get_args(annotation)
     bare = {get_args(o)[0] if get_origin(o) is Annotated else o for o in options}

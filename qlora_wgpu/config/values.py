@@ -135,6 +135,36 @@ EvalSteps = Annotated[
 ]
 
 
+AT_EVALUATIONS = "eval"
+
+
+def _sample_steps(value: Any) -> int | float | str:
+    if value == AT_EVALUATIONS:
+        return AT_EVALUATIONS
+    try:
+        return _eval_steps(value)
+    except ValueError:
+        raise ValueError(
+            "must be a whole number of steps, a fraction of the run between 0 and 1, eval for "
+            "each evaluation, or 0 for before and after alone"
+        ) from None
+
+
+SampleSteps = Annotated[
+    int | float | str,
+    PlainValidator(_sample_steps),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 0},
+                {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+                {"const": AT_EVALUATIONS},
+            ]
+        }
+    ),
+]
+
+
 def _scheduler(value: Any) -> str | None:
     if value is None or value == "local":
         return value  # type: ignore[no-any-return]

@@ -44,12 +44,14 @@ class TextSample:
         expected: How the data goes on.
         before: The model's continuation before the first step.
         after: The model's continuation in the end; empty while there is none.
+        between: Steps, and the model's continuation after each.
     """
 
     prompt: str
     expected: str
     before: str
     after: str = ""
+    between: Sequence[tuple[int, str]] = ()
 
 
 @dataclass(frozen=True)

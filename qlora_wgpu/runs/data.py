@@ -20,6 +20,7 @@ from qlora_wgpu.errors import ConfigError, DataError
 from qlora_wgpu.families.positions import longest_text
 from qlora_wgpu.runs.locating import base_in
 from qlora_wgpu.runs.opening import OpenedModel
+from qlora_wgpu.runs.samples import Prompt
 from qlora_wgpu.runs.settings import AnyConfig, as_config
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.batching import BatchPlan
@@ -46,12 +47,21 @@ class PreparedData:
 
 @dataclass(frozen=True)
 class RunData:
-    """The training data of a run, and its held-out data if there is any."""
+    """The training data of a run, and its held-out data if there is any.
+
+    Attributes:
+        train: What is learnt.
+        held_out: What is measured.
+        plan: How it is cut into steps.
+        max_seq_length: Longest row in tokens.
+        prompts: What the model continues before, in and after training.
+    """
 
     train: Dataset
     held_out: Dataset | None
     plan: BatchPlan
     max_seq_length: int
+    prompts: tuple[Prompt, ...] = ()
 
     @property
     def length(self) -> int:

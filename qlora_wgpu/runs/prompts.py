@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from qlora_wgpu.checkpoint.tokenizer_files import PROMPT_FORMAT, tokenizer_folder
 from qlora_wgpu.config import Config, load_config
 from qlora_wgpu.config.as_trained import find_run
 from qlora_wgpu.data import (
+    Dataset,
     PromptFormat,
     Tokenizer,
     find_chat_template,
     read_prompt_files,
     row_format,
 )
+from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.families.positions import longest_text
 from qlora_wgpu.files import is_there
 from qlora_wgpu.runs.data import preparation
 from qlora_wgpu.runs.opening import OpenedModel
+from qlora_wgpu.runs.samples import OWN_TOKENS, Prompt, sample_prompts
 
 
 def prompt_of_run(settings: Config, source: OpenedModel) -> PromptFormat:
@@ -27,6 +33,34 @@ def prompt_of_run(settings: Config, source: OpenedModel) -> PromptFormat:
     path, tokenizer = settings.require_train_path(), source.tokenizer
     rows = row_format(path, tokenizer, preparation(settings.data))
     return PromptFormat.of_rows(rows, tokenizer, settings.data.chat_template)
+
+
+def run_prompts(
+    settings: Config, source: OpenedModel, written: PromptFormat, data: Dataset
+) -> tuple[Prompt, ...]:
+    """The prompts of ``eval.sample_prompts``, written as the run's rows are, else some of the data.
+
+    Raises:
+        ConfigError: If one of them is longer than the model takes.
+        DataError: If the chat template refuses one.
+    """
+    most = longest_text(source.pretrained.config)
+    own, most_new = settings.eval.sample_prompts, settings.eval.sample_max_new_tokens
+    if not own:
+        return tuple(replace(prompt, most=most_new) for prompt in sample_prompts(data))
+    more = most_new or OWN_TOKENS
+    prompts = []
+    for number, text in enumerate(own, 1):
+        ids = written.ids([{"role": "user", "content": text}])
+        if not ids:
+            raise ConfigError(f"eval.sample_prompts: prompt {number} has no token")
+        if most is not None and len(ids) + more > most:
+            raise ConfigError(
+                f"eval.sample_prompts: prompt {number} has {len(ids):,} tokens, and with the "
+                f"{more:,} of an answer it is longer than the {most:,} that the model takes"
+            )
+        prompts.append(Prompt(ids, [], more))
+    return tuple(prompts)
 
 
 def tokenizer_for(source: OpenedModel, adapter: str | None) -> Tokenizer:

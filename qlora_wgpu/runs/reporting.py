@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from importlib.metadata import version
@@ -16,6 +16,8 @@ from qlora_wgpu.errors import CheckpointError, command
 from qlora_wgpu.report import Facts, TextSample, write_png, write_report
 from qlora_wgpu.training import Observer, RunSetup, Sample, TrainResult, read_rows
 from qlora_wgpu.training.observer import Row
+from qlora_wgpu.training.result import Written
+from qlora_wgpu.training.run_folder import SAMPLES
 from qlora_wgpu.visible import without_empty_lines, without_secrets
 
 _SELDOM = 5.0  # seconds between two pages of a run that goes on
@@ -34,6 +36,7 @@ class _Story:
     memory: Counter[str] = field(default_factory=Counter)
     warnings: list[str] = field(default_factory=list)
     samples: Sequence[Sample] = ()
+    between: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
     has_started: bool = False
 
 
@@ -86,6 +89,10 @@ class Reporter(Observer):
         """Writes the page anew."""
         self._refresh()
 
+    def written(self, step: int, texts: Sequence[Written]) -> None:
+        """Writes the page anew."""
+        self._refresh()
+
     def take_samples(self, samples: Sequence[Sample]) -> None:
         """Keeps the texts for the page."""
         self._story.samples = samples
@@ -129,6 +136,7 @@ class Reporter(Observer):
     ) -> bool:
         try:
             rows = read_rows(self._folder / "metrics.jsonl")
+            self._read_texts()
             facts = self._facts(state, _figures(rows, self._story, result), is_finished)
             write_report(self._folder / "report.html", facts, rows)
         except CheckpointError as err:
@@ -138,6 +146,15 @@ class Reporter(Observer):
         finally:
             self._written_at = time.monotonic()
         return True
+
+    def _read_texts(self) -> None:
+        """Takes what was written between the first step and the last, in earlier parts, too."""
+        between: dict[str, list[tuple[int, str]]] = {}
+        for row in read_rows(self._folder / SAMPLES):
+            prompt, text = row.get("prompt"), row.get("text")
+            if row["step"] > 0 and isinstance(prompt, str) and isinstance(text, str):
+                between.setdefault(prompt, []).append((row["step"], text))
+        self._story.between = between
 
     def _facts(self, state: str, figures: dict[str, str], is_finished: bool) -> Facts:
         settings, story = self._settings, self._story
@@ -149,7 +166,7 @@ class Reporter(Observer):
             subtitle=f"{device}qlora-wgpu {version('qlora-wgpu')}; {scheme}, "
             f"{settings.train.compute_dtype}, rank {settings.lora.r}",
             figures=figures,
-            samples=[_legible(sample) for sample in story.samples],
+            samples=[_legible(sample, story.between) for sample in story.samples],
             memory=story.memory,
             config=settings.to_yaml(),
             command=story.command,
@@ -221,5 +238,8 @@ def _perplexity(loss: float | None) -> str:
     return "" if loss is None or loss > _LARGEST_EXPONENT else f"{math.exp(loss):,.4g}"
 
 
-def _legible(sample: Sample) -> TextSample:
-    return TextSample(**{name: without_empty_lines(text) for name, text in vars(sample).items()})
+def _legible(sample: Sample, between: Mapping[str, Sequence[tuple[int, str]]]) -> TextSample:
+    """A sample for the page; what was written after the last step is its end."""
+    texts = {name: without_empty_lines(text) for name, text in vars(sample).items()}
+    told = [(step, without_empty_lines(text)) for step, text in between.get(sample.prompt, ())]
+    return TextSample(**texts, between=told[:-1] if sample.after else told)

@@ -18,7 +18,7 @@ from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.host_moments import passing_parts
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.runs.data import RunData
-from qlora_wgpu.runs.samples import longest_text, sample_prompts
+from qlora_wgpu.runs.samples import longest_text
 from qlora_wgpu.runs.soundness import update_plan
 from qlora_wgpu.training.batching import in_order
 
@@ -47,11 +47,10 @@ class RunShapes:
     def of(cls, settings: Config, data: RunData) -> RunShapes:
         """Those of a run."""
         longest = max(settings.data.max_seq_length, data.plan.longest)
-        prompts = sample_prompts(data.held_out or data.train)
         rows, held_out = settings.train.per_device_train_batch_size, data.held_out
         return cls(
-            tuple(len(prompt.ids) for prompt in prompts),
-            longest_text(prompts),
+            tuple(len(prompt.ids) for prompt in data.prompts),
+            longest_text(data.prompts),
             () if held_out is None else tuple(_measured_lengths(held_out, rows, longest)),
             tuple(_trained_lengths(data, longest)),
             rows,

@@ -1,10 +1,10 @@
-"""Texts that are generated before and after training."""
+"""Texts that are generated before, in and after training."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 
 from qlora_wgpu.data import Dataset, Tokenizer
 from qlora_wgpu.generation import continuation, generate
@@ -12,22 +12,33 @@ from qlora_wgpu.generation.decoder import Decoder
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.training import Sample
+from qlora_wgpu.training.result import Written
 
 _SHORTEST, _LONGEST = 24, 160  # tokens of a continuation, by the length of the data's
 _TEXTS = 3
+OWN_TOKENS = 64  # of an answer to a prompt of the configuration
 _LONG = 10.0  # seconds after which no further text is begun
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """The beginning of an example, and how it goes on."""
+    """The beginning of a text.
+
+    Attributes:
+        ids: Its tokens.
+        answer: How the data goes on; empty where nobody says it.
+        most: Most tokens that the model adds; None goes by the answer.
+    """
 
     ids: list[int]
     answer: list[int]
+    most: int | None = None
 
     @property
     def new_tokens(self) -> int:
         """Most tokens that the model adds."""
+        if self.most is not None:
+            return self.most
         return min(max(3 * len(self.answer), _SHORTEST), _LONGEST)
 
 
@@ -50,42 +61,54 @@ def writer_of(model: QLoRAModel) -> Writer:
 
 
 class SampleTexts:
-    """Some prompts of the data, continued by the model as it is at each call."""
+    """Some prompts, continued by the model as it is at each call."""
 
-    def __init__(self, write: Writer, tokenizer: Tokenizer, data: Dataset) -> None:
-        """Takes examples from the beginning, the middle and the end of a data set."""
+    def __init__(
+        self, write: Writer, tokenizer: Tokenizer, prompts: Sequence[Prompt], *,
+        ends: Collection[int] = (), all_of_them: bool = False,
+    ) -> None:  # fmt: skip
+        """Takes prompts.
+
+        Args:
+            write: Who continues them.
+            tokenizer: The model's.
+            prompts: The prompts.
+            ends: Tokens that end a text; by default the tokenizer's.
+            all_of_them: Whether all are continued, however long that takes.
+        """
         self._write = write
         self._tokenizer = tokenizer
-        self._prompts = sample_prompts(data)
-        self._longest = longest_text(self._prompts)
+        self._prompts = tuple(prompts)
+        self._longest = longest_text(prompts)
+        self._ends = sorted(ends or tokenizer.eos_token_ids)
+        self._all = all_of_them
+        self._first: tuple[Written, ...] = ()
+
+    @property
+    def first(self) -> tuple[Written, ...]:
+        """What was written before training."""
+        return self._first
 
     def before(self) -> tuple[Sample, ...]:
         """The texts before training: the first, and more of them where that does not take long."""
         began = time.monotonic()
-        samples: list[Sample] = []
-        for prompt in self._prompts:
-            if samples and time.monotonic() - began > _LONG / _TEXTS:
+        texts: list[Written] = []
+        for text in self.write():
+            texts.append(text)
+            if not self._all and time.monotonic() - began > _LONG / _TEXTS:
                 break
-            samples.append(self._sample(prompt))
-        return tuple(samples)
+        self._first, self._prompts = tuple(texts), self._prompts[: len(texts)]
+        return tuple(Sample(each.prompt, each.expected, each.text) for each in texts)
 
-    def after(self, samples: Sequence[Sample]) -> tuple[Sample, ...]:
-        """The same texts after training."""
-        pairs = zip(samples, self._prompts, strict=False)
-        return tuple(replace(sample, after=self._text(prompt)) for sample, prompt in pairs)
-
-    def _sample(self, prompt: Prompt) -> Sample:
-        return Sample(
-            prompt=self._tokenizer.decode(prompt.ids),
-            expected=continuation(self._tokenizer, prompt.ids, prompt.answer),
-            before=self._text(prompt),
-        )
-
-    def _text(self, prompt: Prompt) -> str:
-        """The model's present continuation, greedily."""
-        ends = sorted(self._tokenizer.eos_token_ids)
-        ids = self._write(prompt.ids, prompt.new_tokens, ends, self._longest)
-        return continuation(self._tokenizer, prompt.ids, ids)
+    def write(self) -> Iterator[Written]:
+        """Continues one prompt after another, greedily."""
+        for prompt in self._prompts:
+            ids = self._write(prompt.ids, prompt.new_tokens, self._ends, self._longest)
+            yield Written(
+                prompt=self._tokenizer.decode(prompt.ids),
+                expected=continuation(self._tokenizer, prompt.ids, prompt.answer),
+                text=continuation(self._tokenizer, prompt.ids, ids),
+            )
 
 
 def sample_prompts(data: Dataset) -> list[Prompt]:

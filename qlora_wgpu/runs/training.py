@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.loading import Overrides
+from qlora_wgpu.data import PromptFormat
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.model.adapter_model import AdapterModel
@@ -19,7 +20,7 @@ from qlora_wgpu.runs.data import RunData, read_run_data
 from qlora_wgpu.runs.locating import base_in
 from qlora_wgpu.runs.opening import OpenedModel, checking_device, load_model, open_device
 from qlora_wgpu.runs.planning import plan_layout
-from qlora_wgpu.runs.prompts import prompt_of_run
+from qlora_wgpu.runs.prompts import prompt_of_run, run_prompts
 from qlora_wgpu.runs.reporting import Reporter
 from qlora_wgpu.runs.samples import SampleTexts, Writer, writer_of
 from qlora_wgpu.runs.settings import AnyConfig, as_config
@@ -27,6 +28,7 @@ from qlora_wgpu.runs.soundness import run_launches, sound_layout
 from qlora_wgpu.training import (
     Observer,
     RunSetup,
+    Sample,
     Trainer,
     TrainResult,
     check_resumable,
@@ -38,6 +40,9 @@ from qlora_wgpu.training import (
 from qlora_wgpu.training.computing import Computing
 from qlora_wgpu.training.prompts import keep_prompt
 from qlora_wgpu.training.reporters import Guarded, ObserverList, reporters
+from qlora_wgpu.training.run_folder import SAMPLES
+from qlora_wgpu.training.run_log import RunLog
+from qlora_wgpu.training.texts import log_texts
 
 
 def train(
@@ -91,13 +96,15 @@ def _train(
         observer.note(text)
     data = read_run_data(settings, source, observer)
     prompt = prompt_of_run(settings, source)  # now that the data is there
+    prompts = run_prompts(settings, source, prompt, data.held_out or data.train)
+    data = replace(data, prompts=prompts)
     layout = None
     if settings.cluster.scheduler is None:
         fitted = plan_layout(settings, source.pretrained, data, device, observer)
         settings, layout = _as_fitted(settings, fitted, observer), fitted.layout
     with _computing(settings, source, data, device, layout, observer) as (model, computing, write):
         observer.setup(_setup(settings, model, data))
-        texts = SampleTexts(write, source.tokenizer, data.held_out or data.train)
+        texts = _texts(settings, write, source, data, prompt)
         observer.activity("writing texts before training")
         samples = texts.before()
         observer.activity("")
@@ -109,8 +116,9 @@ def _train(
         guarded = [Guarded(reporter, observer.warning) for reporter in others]
         everyone = ObserverList([observer, *guarded])
         trainer = Trainer(
-            model, settings, everyone, overwrite=overwrite, resume=resume, computing=computing
-        )
+            model, settings, everyone, overwrite=overwrite, resume=resume, computing=computing,
+            texts=texts,
+        )  # fmt: skip
         try:
             result = trainer.train_within(data.train, data.held_out)
         finally:
@@ -119,7 +127,7 @@ def _train(
         keep_prompt(settings, source.path, prompt, result, observer)
         if not result.interrupted:
             observer.activity("writing texts after training")
-            samples = texts.after(samples)
+            samples = _after(texts, samples, result, observer)
             observer.activity("")
             reporter.take_samples(samples)
             observer.sampled(samples[0])
@@ -127,6 +135,26 @@ def _train(
     reports = reporter.ended(result)
     observer.reported(reports)
     return replace(result, reports=reports)
+
+
+def _texts(
+    settings: Config, write: Writer, source: OpenedModel, data: RunData, prompt: PromptFormat
+) -> SampleTexts:
+    """The texts of a run; an answer to a prompt of the user's own ends where a turn does."""
+    own = bool(settings.eval.sample_prompts)
+    ends = prompt.stop_ids if own else ()
+    return SampleTexts(write, source.tokenizer, data.prompts, ends=ends, all_of_them=own)
+
+
+def _after(
+    texts: SampleTexts, samples: Sequence[Sample], result: TrainResult, observer: Observer
+) -> tuple[Sample, ...]:
+    """The texts after training; ``samples.jsonl`` gets them, too."""
+    written = list(texts.write())
+    if not result.was_finished:
+        log_texts(RunLog(result.run_dir / SAMPLES, observer.warning), result.steps, written)
+    pairs = zip(samples, written, strict=True)
+    return tuple(replace(sample, after=each.text) for sample, each in pairs)
 
 
 def _as_fitted(settings: Config, fitted: Fit, observer: Observer) -> Config:

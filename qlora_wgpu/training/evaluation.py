@@ -55,7 +55,7 @@ class Evaluator:
         """Without rows it never measures."""
         self._run = run
         self._rows = rows
-        self._every = _steps_between(run.config.eval.eval_steps, total_steps)
+        self._every = steps_between(run.config.eval.eval_steps, total_steps)
 
     @property
     def is_pending(self) -> bool:
@@ -126,7 +126,7 @@ class Evaluator:
             )
 
 
-def _steps_between(eval_steps: float, total: int) -> int:
+def steps_between(eval_steps: float, total: int) -> int:
     """Whole numbers are steps, 0 is the end only, and a fraction is of all steps."""
     if eval_steps >= 1 or eval_steps == 0:
         return int(eval_steps)

@@ -29,6 +29,7 @@ from qlora_wgpu.training.optimizer import Optimizer
 from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.step_log import StepLog, SubmittedStep
 from qlora_wgpu.training.stopping import StopRequest
+from qlora_wgpu.training.texts import TextWriter
 
 _Error = TypeVar("_Error", bound=OutOfMemoryError | ClusterError | WeightFileError)
 
@@ -43,6 +44,7 @@ class TrainingLoop:
         plan: BatchPlan,
         optimizer: Optimizer,
         evaluator: Evaluator,
+        texts: TextWriter,
     ) -> None:
         """Takes the parts of a run; its first step follows the state's.
 
@@ -52,12 +54,14 @@ class TrainingLoop:
             plan: How it is cut into steps.
             optimizer: The model's.
             evaluator: Measures the held-out loss in between.
+            texts: Writes texts in between.
         """
         self._run = run
         self._rows = rows
         self._plan = plan
         self._optimizer = optimizer
         self._evaluator = evaluator
+        self._texts = texts
         self._log = StepLog(run)
         self._readback = Readback(run.model.device, *run.model.stats_window)
         self._submitted: deque[SubmittedStep] = deque()
@@ -115,7 +119,7 @@ class TrainingLoop:
             stop.requested |= self._run.observer.stop_reason is not None
             if self._evaluator.has_stalled or not self._submit(step, stop):
                 return
-            self._follow(step)
+            self._follow(step, stop)
             if text := self._disk.after_step():
                 self._run.observer.warning(text)
 
@@ -133,16 +137,19 @@ class TrainingLoop:
         self._submitted.append(SubmittedStep(step, self._optimizer.rate(step), tokens, workers))
         return True
 
-    def _follow(self, step: int) -> None:
+    def _follow(self, step: int, stop: StopRequest) -> None:
         """Does what is due after a step; after the last one, that is left to the run's end."""
         ends = step == self._plan.total_steps
         evaluates = self._evaluator.is_due(step) and not ends
         saves = step % self._run.config.output.save_steps == 0 and not ends
+        writes = self._texts.is_due(step) and not ends
         # One step stays on its way unless somebody needs the device's state now.
-        while self._submitted and (self._readback.full or evaluates or saves):
+        while self._submitted and (self._readback.full or evaluates or saves or writes):
             self._finish_oldest()
         if evaluates:
             self._evaluator.measure(step)
+        if writes:
+            self._texts.write(step, stop)
         if self._evaluator.has_stalled:
             self._run.observer.warning(
                 f"stopped early after step {step}: the held-out loss has not fallen in "

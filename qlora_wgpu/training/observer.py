@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.training.result import Sample, TrainResult
+from qlora_wgpu.training.result import Sample, TrainResult, Written
 
 Row = dict[str, Any]
 
@@ -152,6 +152,9 @@ class Observer:
 
     def evaluation(self, row: Row) -> None:
         """An evaluation's row of metrics.jsonl."""
+
+    def written(self, step: int, texts: Sequence[Written]) -> None:
+        """The model has continued texts after a step, as ``eval.sample_steps`` asks for."""
 
     def saved(self, folder: Path) -> None:
         """A checkpoint or the adapter was written."""

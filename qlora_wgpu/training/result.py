@@ -24,6 +24,21 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class Written:
+    """One text that the model has continued.
+
+    Attributes:
+        prompt: The text to continue.
+        expected: How the data goes on; empty where nobody says it.
+        text: The model's continuation.
+    """
+
+    prompt: str
+    expected: str
+    text: str
+
+
+@dataclass(frozen=True)
 class TrainResult:
     """The result of a run.
 

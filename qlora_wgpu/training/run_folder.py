@@ -13,9 +13,10 @@ from qlora_wgpu.errors import CheckpointError, ConfigError, option
 from qlora_wgpu.training.replaced_run import REPLACED, Replaced
 from qlora_wgpu.training.run_log import RunLog
 
+SAMPLES = "samples.jsonl"
 _LOCK = ".lock"
 _WRITTEN = ("adapter", "best", "checkpoints", "metrics.jsonl", "config.yaml")
-_SHOWN = ("report.html", "loss.png", "tensorboard", "wandb-id.txt")
+_SHOWN = (SAMPLES, "report.html", "loss.png", "tensorboard", "wandb-id.txt")
 _PARTS = (*_WRITTEN, *_SHOWN)
 _BUSY = "another run is writing output.dir {}: wait for its end, or choose another folder"
 
@@ -68,6 +69,7 @@ class RunFolder:
         adapter: Folder of the final adapter.
         best: Folder of the adapter with the lowest held-out loss.
         checkpoints: Folder of the checkpoints.
+        texts: What the model has written: samples.jsonl.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class RunFolder:
         self.best = path / "best"
         self.checkpoints = path / "checkpoints"
         self._log = RunLog(path / "metrics.jsonl", warn)
+        self.texts = RunLog(path / SAMPLES, warn)
         self._replaced = Replaced(path, _PARTS)
         self._lock = FileLock(path / _LOCK)
         if not (overwrite or resume):
@@ -144,6 +147,7 @@ class RunFolder:
     def close(self) -> None:
         """Lets another run have the folder."""
         self._log.close()
+        self.texts.close()
         self._lock.release()
 
     @contextmanager
@@ -200,6 +204,8 @@ class RunFolder:
 
         with self._explained():
             self._log.keep(is_kept)
+            if (self.path / SAMPLES).exists():
+                self.texts.keep(lambda row: bool(row["step"] <= step))
             for folder in self.checkpoint_folders():
                 if step_of(folder) > step:
                     remove(folder)

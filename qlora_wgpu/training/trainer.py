@@ -26,6 +26,7 @@ from qlora_wgpu.training.result import TrainResult
 from qlora_wgpu.training.rows import Rows, as_dataset
 from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.run_identity import RunIdentity
+from qlora_wgpu.training.texts import Texts, TextWriter
 from qlora_wgpu.training.throughput import ThroughputMeter
 
 
@@ -56,6 +57,7 @@ class Trainer:
         overwrite: bool = False,
         resume: bool = False,
         computing: Computing | None = None,
+        texts: Texts | None = None,
     ) -> None:
         """Takes the settings of ``train``, ``optim``, ``eval``, ``log``, ``output`` and ``data``.
 
@@ -67,6 +69,7 @@ class Trainer:
             resume: Whether the run in ``output.dir`` goes on from its newest whole checkpoint; one
                 that has none yet, and no adapter, begins again.
             computing: Who computes micro-batches; by default the model itself, a ``QLoRAModel``.
+            texts: Who continues texts in between, as ``eval.sample_steps`` asks; nobody by default.
         """
         self.model = model
         self.config = config
@@ -74,6 +77,7 @@ class Trainer:
         self._resume = resume
         self._overwrite = overwrite
         self._computing = computing
+        self._texts = texts
 
     def train(
         self, train_dataset: Rows | None = None, eval_dataset: Rows | None = None
@@ -108,6 +112,9 @@ class Trainer:
             OutOfMemoryError: If the device has no room.
         """
         self._observer.forget_stop()
+        asks = self.config.eval.sample_prompts or self.config.eval.sample_steps
+        if asks and self._texts is None:
+            self._observer.note("eval.sample_prompts and sample_steps: a Trainer writes no texts")
         own = RowReader(self.model, self.config, self._observer).read(train_dataset, eval_dataset)
         result = self.train_within(own.train, own.held_out)
         if own.prompt is not None:
@@ -152,6 +159,7 @@ class Trainer:
     ) -> TrainResult:  # fmt: skip
         """Does what is left of a run."""
         evaluator = Evaluator(run, held_out, plan.total_steps)
+        texts = TextWriter(run, self._texts, evaluator, plan.total_steps)
         _refuse_fewer_steps(run, plan.total_steps)
         is_over = run.state.step >= plan.total_steps or evaluator.has_stalled
         was_finished = run.state.finished and is_over
@@ -163,10 +171,11 @@ class Trainer:
             memory = self.model.device.memory.by_kind
             self._observer.started(plan.total_steps, run.state.step, memory)
             if run.saved_at < 0:
+                texts.keep_first()
                 run.state.eval_loss_before = evaluator.measure(0)
             _tell_of_new_length(run, plan.total_steps)
             run.start_clock()
-            loop = TrainingLoop(run, rows, plan, optimizer, evaluator)
+            loop = TrainingLoop(run, rows, plan, optimizer, evaluator, texts)
             interrupted, stop_signal = loop.run(), loop.stop_signal
         run.read_clock()
         if interrupted:

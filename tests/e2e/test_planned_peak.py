@@ -20,6 +20,9 @@ CASES = {
     "dora, in 8 bits": {"lora": {"r": 8, "use_dora": True}, "optim": {"name": "adamw_8bit"}},
     "packed": {"data": {"packing": True}, "train": {"neftune_noise_alpha": 5.0}},
     "no held-out rows": {"data": {"eval_split": None}, "train": {"gradient_dtype": "bfloat16"}},
+    "long prompts": {
+        "eval": {"sample_prompts": ["is a1 " * 20, "b2?"], "sample_steps": 2, "eval_steps": 2}
+    },
     "within a budget": {"model": WIDE, "device": {"memory": 0.92}},
 }
 

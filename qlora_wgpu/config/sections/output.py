@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from qlora_wgpu.config.section import Section
-from qlora_wgpu.config.values import EvalSteps, Float, PositiveInt, Text
+from qlora_wgpu.config.values import EvalSteps, Float, PositiveInt, SampleSteps, Text
 
 
 class EvalConfig(Section):
@@ -29,6 +29,21 @@ class EvalConfig(Section):
     )
     early_stopping_threshold: Float = Field(
         0.0, ge=0.0, description="Least fall of the held-out loss that counts as lower."
+    )
+    sample_prompts: list[Text] = Field(
+        [],
+        description="Prompts that the model answers (or texts that it continues, where it learns "
+        "from text) before and after training; some of the data's where there is none.",
+    )
+    sample_steps: SampleSteps = Field(
+        0,
+        description="Steps between answers to them while training goes on, or a fraction of the "
+        "whole run below 1, or eval for each evaluation; 0 for before and after alone.",
+    )
+    sample_max_new_tokens: PositiveInt | None = Field(
+        None,
+        description="Most tokens of such an answer; null is 64, and goes by the answer's length "
+        "where the data has one.",
     )
 
 
