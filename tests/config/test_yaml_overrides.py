@@ -111,3 +111,8 @@ def test_formats_by_other_names(load, name, row_format) -> None:
 
 def test_one_text_in_place_of_a_list_of_overrides(load) -> None:
     assert "must be a list" in failure(load, MODEL, "lora.r=8")
+
+
+def test_a_list_of_texts_is_yaml(load) -> None:
+    config = load(MODEL, ['eval.sample_prompts=["Who is it?", a b]'])
+    assert config.eval.sample_prompts == ["Who is it?", "a b"]

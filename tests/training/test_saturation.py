@@ -34,7 +34,7 @@ def a_run():
 
 def stats(count):
     data = np.zeros(68, np.uint32)
-    data[:4] = np.array([3.0, 2.0, 1.0, 0.5], np.float32).view(np.uint32)
+    data[:5] = np.array([3.0, 2.0, 1.0, 0.5, 1.0], np.float32).view(np.uint32)
     data[64] = count
     return data.tobytes()
 
@@ -42,7 +42,7 @@ def stats(count):
 def test_a_count_is_told_once_and_logged_from_then_on():
     run = a_run()
     log = StepLog(run)
-    for step, data in enumerate((stats(0)[:16], stats(0), stats(7), stats(5)), 1):
+    for step, data in enumerate((stats(0)[:32], stats(0), stats(7), stats(5)), 1):
         log.finish(SimpleNamespace(step=step, learning_rate=0.1, tokens=2, workers=()), data)
     assert [row.get("saturated") for row in run.rows] == [None, None, 7, 12]
     assert len(run.warnings) == 1
