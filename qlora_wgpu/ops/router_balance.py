@@ -76,7 +76,7 @@ def balance_loss(
 ) -> None:
     """Adds the loss times the batch's labels to ``stats``; starts the reverse pass.
 
-    So a step's loss is the mean of its micro-batches', weighted by their labels, or labels' weights.
+    So a step's loss is the mean of its micro-batches', weighted by their labels or these' weights.
 
     Args:
         g: The graph.
