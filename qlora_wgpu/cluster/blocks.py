@@ -22,6 +22,7 @@ class Sums:
         seconds: What the worker computed for, compiling not counted.
         gradient: Flat, summed over its label tokens; None where only the loss was asked for.
         correct: Label tokens whose logit is the largest; a float32.
+        balance: The loss that balances experts, times the label tokens; a float32.
     """
 
     loss: float
@@ -30,6 +31,7 @@ class Sums:
     seconds: float
     gradient: FloatArray | None = None
     correct: float = 0.0
+    balance: float = 0.0
 
     @property
     def is_finite(self) -> bool:

@@ -7,7 +7,13 @@ import numpy as np
 from qlora_wgpu.cluster.blocks import FloatArray, Sums
 from qlora_wgpu.graph.pieces import Pieces
 from qlora_wgpu.model.adapter_model import AdapterModel
-from qlora_wgpu.ops.adamw import SATURATED_OFFSET, STATS_CORRECT, STATS_LOSS, STATS_TOKENS
+from qlora_wgpu.ops.adamw import (
+    SATURATED_OFFSET,
+    STATS_BALANCE,
+    STATS_CORRECT,
+    STATS_LOSS,
+    STATS_TOKENS,
+)
 from qlora_wgpu.ops.tensor import add_to
 
 
@@ -35,7 +41,7 @@ class GradientSum:
 
     def begin(self) -> None:
         """A step begins."""
-        self._loss = self._tokens = self._correct = np.float32(0)
+        self._loss = self._tokens = self._correct = self._balance = np.float32(0)
         self._saturated = 0
 
     def add(self, sums: Sums) -> None:
@@ -46,6 +52,7 @@ class GradientSum:
         self._loss += np.float32(sums.loss)
         self._tokens += np.float32(sums.tokens)
         self._correct += np.float32(sums.correct)
+        self._balance += np.float32(sums.balance)
         self._saturated += sums.saturated
 
     def end(self) -> None:
@@ -54,7 +61,7 @@ class GradientSum:
         assert storage is not None
         stats = np.zeros(storage.nbytes // 4, np.float32)
         stats[STATS_LOSS], stats[STATS_TOKENS] = self._loss, self._tokens
-        stats[STATS_CORRECT] = self._correct
+        stats[STATS_CORRECT], stats[STATS_BALANCE] = self._correct, self._balance
         if storage.nbytes > SATURATED_OFFSET:
             stats.view(np.uint32)[SATURATED_OFFSET // 4] = self._saturated
         self._model.write_flat(self._model.stats, stats)

@@ -33,6 +33,7 @@ _SYNONYMS = {
     "train.neftune_noise_alpha": "neftune noise_alpha",
     "train.label_smoothing_factor": "label_smoothing",
     "train.z_loss_weight": "z_loss",
+    "train.router_aux_loss_coef": "moe_aux_loss_coef aux_loss_coef output_router_logits",
     "optim.loraplus_lr_ratio": "lora_plus loraplus",
     "lora.init_from": "lora_model_dir resume_adapter_file init_adapter",
     "data.packing": "sample_packing pack",

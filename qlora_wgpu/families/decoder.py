@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from qlora_wgpu.families.attention import Attention
 from qlora_wgpu.families.config_reader import ConfigReader
 from qlora_wgpu.families.dimensions import Dimensions
-from qlora_wgpu.families.family import Architecture, Modules, Weights
+from qlora_wgpu.families.family import Architecture, BalanceLoss, Modules, Weights
 from qlora_wgpu.families.gated_delta_net import GatedDeltaNet
 from qlora_wgpu.families.latent_attention import LatentAttention
 from qlora_wgpu.families.layers import LayerOps
@@ -143,6 +143,7 @@ class Decoder:
         notes: See ``Architecture``.
         final_norm: The module's name.
         adapted_within: See ``Architecture``.
+        balance: See ``Architecture``.
     """
 
     dimensions: Dimensions
@@ -158,6 +159,7 @@ class Decoder:
     notes: tuple[str, ...] = ()
     final_norm: str = "norm"
     adapted_within: str = ""
+    balance: BalanceLoss | None = None
 
     def weights(self) -> Weights:
         """All weights but the embedding and the head."""
@@ -190,6 +192,7 @@ class Decoder:
             logit_softcap=self.logit_softcap,
             notes=self.notes,
             adapted_within=self.adapted_within,
+            balance=self.balance,
         )
 
     def trace(self, ops: LayerOps, *, checkpointing: bool) -> Tensor:

@@ -8,7 +8,7 @@ from qlora_wgpu.families.config_reader import ConfigReader
 from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Layer
 from qlora_wgpu.families.latent_attention import read_latent_attention
 from qlora_wgpu.families.mlp import GatedMLP, read_activation
-from qlora_wgpu.families.moe import Experts, check_expert_counts
+from qlora_wgpu.families.moe import Experts, check_expert_counts, refuse_balance_loss
 from qlora_wgpu.families.norm import RMSNorm
 from qlora_wgpu.families.router import Router, Scoring, read_groups
 from qlora_wgpu.families.shared_expert import SharedExpert
@@ -45,6 +45,7 @@ def _experts(read: ConfigReader, mlp: GatedMLP) -> Experts:
     method = read.choice("topk_method", ("greedy", "group_limited_greedy"), "greedy")
     num_experts, top_k = read.integer("n_routed_experts", 64), read.integer("num_experts_per_tok")
     check_expert_counts(read, ("n_routed_experts", num_experts), ("num_experts_per_tok", top_k))
+    refuse_balance_loss(read)
     size = read.integer("moe_intermediate_size", 1407)
     shared = replace(mlp.dimensions, intermediate_size=size * read.integer("n_shared_experts", 2))
     if method == "greedy":

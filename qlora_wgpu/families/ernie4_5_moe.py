@@ -10,7 +10,7 @@ from qlora_wgpu.families.config_reader import ConfigReader
 from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Layer
 from qlora_wgpu.families.dimensions import Dimensions
 from qlora_wgpu.families.mlp import GatedMLP, read_activation
-from qlora_wgpu.families.moe import Experts, check_expert_counts
+from qlora_wgpu.families.moe import Experts, check_expert_counts, read_balance_loss
 from qlora_wgpu.families.norm import RMSNorm
 from qlora_wgpu.families.rope import read_rope
 from qlora_wgpu.families.router import Router, Scoring
@@ -38,6 +38,7 @@ def compose(read: ConfigReader) -> Decoder:
             for sparse in _sparse(read, dimensions.num_hidden_layers)
         ),
         tied=read.flag("tie_word_embeddings", True),
+        balance=read_balance_loss(read),
     )
 
 

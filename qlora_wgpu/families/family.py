@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from qlora_wgpu.errors import UnsupportedModelError, brief
+from qlora_wgpu.errors import ConfigError, UnsupportedModelError, brief
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.lora import Lora
@@ -108,6 +108,19 @@ class Weights:
         )
 
 
+@dataclass(frozen=True)
+class BalanceLoss:
+    """What config.json says of the loss that balances a mixture's experts.
+
+    Attributes:
+        coefficient: Its factor, ``router_aux_loss_coef``.
+        wanted: Whether it is added, ``output_router_logits``.
+    """
+
+    coefficient: float
+    wanted: bool
+
+
 def stored_parts(name: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
     """The tensors that files hold of a norm: it, or of a name with a *, one for each row."""
     if "*" not in name:
@@ -141,6 +154,7 @@ class Architecture:
         logit_softcap: Bound of the logits, if any.
         adapted_within: How names of adapted modules begin, where a running model has others of the
             same last parts that PEFT refuses to adapt; else empty.
+        balance: The loss that balances experts, if transformers computes one for the family.
     """
 
     config: Any
@@ -162,6 +176,25 @@ class Architecture:
     notes: tuple[str, ...] = ()
     as_stored: frozenset[str] = frozenset()
     adapted_within: str = ""
+    balance: BalanceLoss | None = None
+
+    def balance_coefficient(self, setting: float | None) -> float:
+        """The factor of the loss that balances experts in training, 0 without.
+
+        Args:
+            setting: The user's; None leaves it to config.json.
+
+        Raises:
+            ConfigError: If it is set for a model that has no such loss.
+        """
+        if setting is None:
+            return self.balance.coefficient if self.balance and self.balance.wanted else 0.0
+        if setting and self.balance is None:
+            raise ConfigError(
+                f"train.router_aux_loss_coef: {setting:g} asks for a loss that balances experts, "
+                "which transformers does not compute for this model: set it to 0 or leave it out"
+            )
+        return setting
 
     @property
     def in_turns(self) -> bool:

@@ -9,7 +9,7 @@ from qlora_wgpu.families.config_reader import ConfigReader
 from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Layer
 from qlora_wgpu.families.dimensions import Dimensions
 from qlora_wgpu.families.mlp import GatedMLP, read_activation
-from qlora_wgpu.families.moe import Experts, check_expert_counts
+from qlora_wgpu.families.moe import Experts, check_expert_counts, refuse_balance_loss
 from qlora_wgpu.families.norm import RMSNorm
 from qlora_wgpu.families.rope import read_rope
 from qlora_wgpu.families.router import Router, Scoring, read_groups
@@ -60,6 +60,7 @@ def corrected_experts(
     sizes |= defaults
     num_experts, top_k, size = (read.integer(key, value) for key, value in sizes.items())
     check_expert_counts(read, ("n_routed_experts", num_experts), ("num_experts_per_tok", top_k))
+    refuse_balance_loss(read)
     inner = size * read.integer("n_shared_experts", 1)
     shared = replace(mlp.dimensions, intermediate_size=inner)
     scoring = Scoring(

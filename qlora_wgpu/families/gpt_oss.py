@@ -8,7 +8,7 @@ from qlora_wgpu.families.attention import Attention
 from qlora_wgpu.families.config_reader import ConfigReader
 from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Layer
 from qlora_wgpu.families.dimensions import Dimensions
-from qlora_wgpu.families.moe import Experts, read_clamped_glu, read_expert_counts
+from qlora_wgpu.families.moe import Experts, read_balance_loss, read_clamped_glu, read_expert_counts
 from qlora_wgpu.families.norm import RMSNorm
 from qlora_wgpu.families.rope import read_rope
 from qlora_wgpu.families.windows import layer_windows
@@ -59,6 +59,7 @@ def compose(read: ConfigReader) -> Decoder:
         norm,
         layers=tuple(Layer(norm, replace(attention, window=window), experts) for window in windows),
         tied=read.flag("tie_word_embeddings"),
+        balance=read_balance_loss(read),
     )
 
 

@@ -35,7 +35,8 @@ from qlora_wgpu.ops.qk_layer_norm import qk_layer_norm
 from qlora_wgpu.ops.qk_norm import qk_norm
 from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.ops.rope import rope
-from qlora_wgpu.ops.routing import Routing
+from qlora_wgpu.ops.router_balance import balance_sums
+from qlora_wgpu.ops.routing import Routing, largest
 from qlora_wgpu.ops.row_gate import row_gate
 from qlora_wgpu.ops.scaling import scaled, weighted_sum
 from qlora_wgpu.ops.short_conv import short_conv
@@ -44,6 +45,7 @@ from qlora_wgpu.ops.xielu import XIELUScalars, xielu
 
 State = dict[str, Tensor]
 """What one layer hands on to the next."""
+_SUMS = "routers' sums"
 
 
 class LayerOps:
@@ -100,6 +102,20 @@ class LayerOps:
         matrix = self._modules.routers[name + ".weight"]
         layer = Linear(name, matrix, self._modules.norms.get(name + ".bias"), None)
         return linear(self.g, x, layer, self.batch, multiplier=multiplier, float32=True)
+
+    def balance(self, logits: Tensor, routing: Routing, *, by_logits: bool) -> None:
+        """Sums a router's choices up, where the batch asks for it.
+
+        Args:
+            logits: (rows, experts) float32.
+            routing: What was chosen.
+            by_logits: Whether these are the experts with the largest logits.
+        """
+        routers = self.batch.routers
+        if routers is not None:
+            ids = routing.ids if by_logits else largest(self.g, logits, routing.top_k)
+            routers.sums = balance_sums(self.g, logits, ids, self.batch, routers.sums)
+            routers.top_k = routing.top_k
 
     def small(self, name: str) -> Tensor:
         """The tensor of that name among what is small and float32."""
@@ -283,6 +299,22 @@ class LayerOps:
             count: Layers.
             checkpointing: Whether each is computed again in the backward.
         """
+        routers = self.batch.routers
+        if routers is None:
+            return self._all_layers(state, layer, count, checkpointing=checkpointing)
+
+        def summing(state: State, i: int) -> State:
+            routers.sums = state.get(_SUMS)
+            own = layer({name: x for name, x in state.items() if name != _SUMS}, i)
+            return own if routers.sums is None else {**own, _SUMS: routers.sums}
+
+        state = self._all_layers(state, summing, count, checkpointing=checkpointing)
+        routers.sums = state.get(_SUMS)
+        return {name: x for name, x in state.items() if name != _SUMS}
+
+    def _all_layers(
+        self, state: State, layer: Callable[[State, int], State], count: int, *, checkpointing: bool
+    ) -> State:
         if not checkpointing:
             return _applied(layer, state, range(count))
         together, parking = self.g.recomputation.together, self.g.recomputation.parking

@@ -6,7 +6,7 @@ from qlora_wgpu.families.config_reader import ConfigReader
 from qlora_wgpu.families.decoder import Decoder, DecoderFamily
 from qlora_wgpu.families.dimensions import Dimensions
 from qlora_wgpu.families.lfm2 import attending_types, compose_with, gated_mlp
-from qlora_wgpu.families.moe import Experts, read_expert_counts
+from qlora_wgpu.families.moe import Experts, read_expert_counts, refuse_balance_loss
 from qlora_wgpu.families.router import Router, Scoring
 
 
@@ -17,6 +17,7 @@ def compose(read: ConfigReader) -> Decoder:
     attends = attending_types(read, dimensions.num_hidden_layers)
     dense, mlp = read.count("num_dense_layers", 2), gated_mlp(dimensions)
     num_experts, num_experts_per_tok = read_expert_counts(read, 32, 4)
+    refuse_balance_loss(read)
     scoring = Scoring(
         sigmoid=True,
         normalized=read.flag("norm_topk_prob", True),

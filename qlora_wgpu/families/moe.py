@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.families.config_reader import ConfigReader
-from qlora_wgpu.families.family import ExpertSpec, Weights
+from qlora_wgpu.families.family import BalanceLoss, ExpertSpec, Weights
 from qlora_wgpu.families.layers import LayerOps
 from qlora_wgpu.families.router import Router, softmax_router
 from qlora_wgpu.families.shared_expert import SharedExpert
@@ -80,6 +80,7 @@ class Experts:
             residual = self.shared.trace(ops, x, at, residual, scale)
         logits = ops.router(x, f"{at}{self.name}.{self.router}")
         routing = self._router.route(ops, logits, at, self.num_experts_per_tok, scale)
+        ops.balance(logits, routing, by_logits=self._router.by_logits)
         x = permute(ops.g, x, routing)
         both = ops.expert_linear(x, gate, routing), ops.expert_linear(x, up, routing)
         if isinstance(self.activation, ClampedGLU):
@@ -109,8 +110,7 @@ def read_expert_counts(
         num_experts_per_tok: The second, where no key says it.
 
     Raises:
-        UnsupportedModelError: If a token would meet more than there are, or the router's balance
-            is to be trained.
+        UnsupportedModelError: If a token would meet more than there are.
     """
     new = read.config.get("num_experts") is not None
     key = "num_experts" if new else "num_local_experts"
@@ -129,17 +129,36 @@ def check_expert_counts(read: ConfigReader, experts: tuple[str, int], top: tuple
         top: The same of those that a token meets.
 
     Raises:
-        UnsupportedModelError: If a token would meet more than there are, or the router's balance
-            is to be trained.
+        UnsupportedModelError: If a token would meet more than there are.
     """
     if top[1] > experts[1]:
         raise UnsupportedModelError(
             f"config.json: {top[0]} {top[1]} exceeds {experts[0]} {experts[1]}"
         )
+
+
+def read_balance_loss(read: ConfigReader, coefficient: float = 0.001) -> BalanceLoss:
+    """The loss that balances experts, by ``output_router_logits`` and ``router_aux_loss_coef``.
+
+    Args:
+        read: The config.json.
+        coefficient: Its factor, where no key says it.
+    """
+    return BalanceLoss(
+        read.number("router_aux_loss_coef", coefficient), read.flag("output_router_logits")
+    )
+
+
+def refuse_balance_loss(read: ConfigReader) -> None:
+    """Refuses the same of a family for which transformers computes no such loss.
+
+    Raises:
+        UnsupportedModelError: If it is asked for.
+    """
     if read.flag("output_router_logits"):
         raise UnsupportedModelError(
-            "config.json: output_router_logits = true adds a loss that balances the experts, which "
-            "is not computed here: set it to false"
+            "config.json: output_router_logits = true asks for a loss that balances the experts, "
+            "which transformers does not compute for this family: set it to false"
         )
 
 

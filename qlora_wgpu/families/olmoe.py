@@ -7,7 +7,7 @@ from qlora_wgpu.families.config_reader import ConfigReader
 from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Layer
 from qlora_wgpu.families.dimensions import Dimensions
 from qlora_wgpu.families.mlp import read_activation
-from qlora_wgpu.families.moe import Experts, read_expert_counts
+from qlora_wgpu.families.moe import Experts, read_balance_loss, read_expert_counts
 from qlora_wgpu.families.norm import RMSNorm
 from qlora_wgpu.families.rope import read_rope
 
@@ -44,6 +44,7 @@ def compose(read: ConfigReader) -> Decoder:
         norm,
         layers=(Layer(norm, attention, experts),) * dimensions.num_hidden_layers,
         tied=read.flag("tie_word_embeddings"),
+        balance=read_balance_loss(read, 0.01),
     )
 
 

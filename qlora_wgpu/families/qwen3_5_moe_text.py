@@ -7,6 +7,7 @@ from dataclasses import replace
 from qlora_wgpu.families.config_reader import ConfigReader
 from qlora_wgpu.families.decoder import Decoder, DecoderFamily
 from qlora_wgpu.families.dimensions import Dimensions
+from qlora_wgpu.families.moe import read_balance_loss
 from qlora_wgpu.families.multimodal_rope import without_sections
 from qlora_wgpu.families.qwen3_5_text import STORED_PREFIXES
 from qlora_wgpu.families.qwen3_next import compose_hybrid, read_experts
@@ -22,7 +23,8 @@ def compose(read: ConfigReader) -> Decoder:
     decoder = compose_hybrid(
         read, dimensions, [experts] * dimensions.num_hidden_layers, fused=False
     )
-    return replace(decoder, stored_prefixes=STORED_PREFIXES)
+    balance = read_balance_loss(read)
+    return replace(decoder, stored_prefixes=STORED_PREFIXES, balance=balance)
 
 
 FAMILY = DecoderFamily(compose)

@@ -7,7 +7,7 @@ from qlora_wgpu.families.config_reader import ConfigReader
 from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Layer
 from qlora_wgpu.families.dimensions import Dimensions
 from qlora_wgpu.families.mlp import GatedMLP, read_activation
-from qlora_wgpu.families.moe import Experts, read_expert_counts, sparse_layers
+from qlora_wgpu.families.moe import Experts, read_balance_loss, read_expert_counts, sparse_layers
 from qlora_wgpu.families.norm import RMSNorm
 from qlora_wgpu.families.rope import read_rope
 
@@ -35,6 +35,7 @@ def compose(read: ConfigReader) -> Decoder:
             for sparse in sparse_layers(read, dimensions.num_hidden_layers)
         ),
         tied=read.flag("tie_word_embeddings"),
+        balance=read_balance_loss(read),
     )
 
 

@@ -11,7 +11,7 @@ from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Half, Layer
 from qlora_wgpu.families.dimensions import Dimensions
 from qlora_wgpu.families.gated_delta_net import DeltaHeads, GatedDeltaNet
 from qlora_wgpu.families.mlp import GatedMLP, read_activation
-from qlora_wgpu.families.moe import Experts, read_expert_counts, sparse_layers
+from qlora_wgpu.families.moe import Experts, read_balance_loss, read_expert_counts, sparse_layers
 from qlora_wgpu.families.norm import RMSNorm
 from qlora_wgpu.families.rope import read_rope
 from qlora_wgpu.families.shared_expert import SharedExpert
@@ -33,7 +33,8 @@ def compose(read: ConfigReader) -> Decoder:
             read, dimensions, (512, 10), normalized=read.flag("norm_topk_prob", True)
         )
         mlps = [experts if sparse else dense for sparse in sparse_layers(read, layers)]
-    return compose_hybrid(read, dimensions, mlps, fused=True)
+    decoder = compose_hybrid(read, dimensions, mlps, fused=True)
+    return replace(decoder, balance=read_balance_loss(read))
 
 
 def compose_hybrid(

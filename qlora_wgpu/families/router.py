@@ -36,11 +36,16 @@ class Router:
         norms: Mapping[str, NormSize] = {f"{at}{self.correction}": size}
         return Weights(norms={} if self.correction is None else norms)
 
+    @property
+    def by_logits(self) -> bool:
+        """Whether the chosen experts are those with the largest logits."""
+        return self.correction is None and self.scoring.top_groups >= self.scoring.groups
+
     def route(self, ops: LayerOps, logits: Tensor, at: str, top_k: int, scale: float) -> Routing:
         """Each row's experts and their weights, times scale."""
         scoring = replace(self.scoring, scale=scale * self.scoring.scale)
         bias = None if self.correction is None else ops.small(f"{at}{self.correction}")
-        if scoring.sigmoid or bias is not None or scoring.top_groups < scoring.groups:
+        if scoring.sigmoid or not self.by_logits:
             return route_by_scores(ops.g, logits, bias, top_k, scoring)
         # The softmax over the chosen is what is left of that over all, divided by its sum.
         normalized, factor = scoring.normalized, scoring.scale

@@ -26,7 +26,7 @@ from qlora_wgpu.model.residency import RESIDENT, Residency
 from qlora_wgpu.model.weights import WeightLayout
 from qlora_wgpu.ops import host_moments
 from qlora_wgpu.ops.adamw import SATURATED_OFFSET, STATS_LENGTH
-from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
+from qlora_wgpu.ops.batch import BatchBuffers, RouterSums, make_batch_buffers
 
 
 @dataclass(frozen=True)
@@ -218,8 +218,14 @@ class ModelLayout:
 
     def _traced(self, options: StepOptions) -> PlannedStep:
         graph = self.new_graph()
+        architecture = self.pretrained.architecture
+        coefficient = architecture.balance_coefficient(options.router_aux_loss_coef)
         batch = make_batch_buffers(
-            options.batch, options.seq, noise=options.noise, weighted=options.objective.weighted
+            options.batch,
+            options.seq,
+            noise=options.noise,
+            weighted=options.objective.weighted,
+            routers=RouterSums() if coefficient else None,
         )
         self.network.trace_loss(
             graph,
@@ -228,6 +234,7 @@ class ModelLayout:
             gradient=options.kind == "train",
             checkpointing=options.checkpointing,
             objective=options.objective,
+            router_aux_loss_coef=coefficient,
         )
         return PlannedStep(batch, make_plan(graph))
 

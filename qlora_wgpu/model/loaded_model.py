@@ -91,6 +91,15 @@ class LoadedModel(AdapterModel):
     def neftune_noise_alpha(self, value: float) -> None:
         self.options = replace(self.options, noise=value)
 
+    @property
+    def router_aux_loss_coef(self) -> float:
+        """Factor of the loss that balances experts, which training adds; 0 without."""
+        return self.architecture.balance_coefficient(self.options.router_aux_loss_coef)
+
+    @router_aux_loss_coef.setter
+    def router_aux_loss_coef(self, value: float | None) -> None:
+        self.options = replace(self.options, router_aux_loss_coef=value)
+
     # -- a step's parts, for the trainer ---------------------------------------------------
 
     def accumulate(

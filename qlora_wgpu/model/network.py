@@ -11,6 +11,7 @@ from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.cross_entropy import PLAIN, Objective, cross_entropy
 from qlora_wgpu.ops.logits import logits_of_rows, rows_of_a_text
 from qlora_wgpu.ops.modules import Head
+from qlora_wgpu.ops.router_balance import balance_loss
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,13 @@ class Network:
         gradient: bool,
         checkpointing: bool,
         objective: Objective = PLAIN,
+        router_aux_loss_coef: float = 0.0,
     ) -> None:
         """Adds the batch's summed loss to ``stats``, and its gradient to the adapter's if asked."""
         hidden = self._hidden(g, batch, checkpointing=checkpointing and gradient)
+        routers = batch.routers
+        if routers is not None and routers.sums is not None:
+            balance_loss(g, routers.sums, routers.top_k, batch, stats, router_aux_loss_coef)
         cross_entropy(g, hidden, self._head, batch, stats, gradient=gradient, objective=objective)
         if gradient:
             g.backward()

@@ -19,6 +19,8 @@ class StepOptions:
         checkpointing: Whether layers are recomputed in the backward.
         objective: The loss that is minimized.
         noise: NEFTune's α.
+        router_aux_loss_coef: Factor of the loss that balances experts; None leaves it to
+            config.json.
     """
 
     kind: Literal["train", "loss"]
@@ -27,6 +29,7 @@ class StepOptions:
     checkpointing: bool = False
     objective: Objective = PLAIN
     noise: float = 0.0
+    router_aux_loss_coef: float | None = 0.0
 
 
 @dataclass(frozen=True)
@@ -37,15 +40,25 @@ class TrainingOptions:
         checkpointing: Whether layers are recomputed in the backward.
         objective: The loss that is minimized.
         noise: NEFTune's α.
+        router_aux_loss_coef: As in ``StepOptions``.
     """
 
     checkpointing: bool = False
     objective: Objective = PLAIN
     noise: float = 0.0
+    router_aux_loss_coef: float | None = None
 
     def train(self, batch: int, seq: int) -> StepOptions:
         """A training step of this shape."""
-        return StepOptions("train", batch, seq, self.checkpointing, self.objective, self.noise)
+        return StepOptions(
+            "train",
+            batch,
+            seq,
+            self.checkpointing,
+            self.objective,
+            self.noise,
+            self.router_aux_loss_coef,
+        )
 
     def step(self, kind: str, batch: int, seq: int) -> StepOptions:
         """A step of this kind; the loss that is measured is always the plain one."""

@@ -26,7 +26,7 @@ from qlora_wgpu.model.options import TrainingOptions
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.residency import RESIDENT, Residency
 from qlora_wgpu.model.several_adapters import SeveralAdapters
-from qlora_wgpu.ops.adamw import STATS_CORRECT, STATS_LOSS, STATS_TOKENS
+from qlora_wgpu.ops.adamw import STATS_BALANCE, STATS_CORRECT, STATS_LOSS, STATS_TOKENS
 
 __all__ = ["ComputeDtype", "QLoRAModel", "device_layout"]
 
@@ -124,6 +124,8 @@ class QLoRAModel(SeveralAdapters):
     ) -> tuple[float, dict[str, FloatArray]]:
         """The mean loss over the labels and its exact gradient, without dropout.
 
+        The loss that balances a mixture's experts is a part of it where training has it.
+
         Args:
             input_ids: Integers (batch, seq).
             labels: Integers (batch, seq), -100 to ignore; shifted by one here, as in Hugging Face.
@@ -145,7 +147,8 @@ class QLoRAModel(SeveralAdapters):
             flat: FloatArray = self.read_flat(self.adapter.gradient)
             self.zero_gradient()
         count = max(tokens, 1)
-        return float(stats[STATS_LOSS]) / count, self.adapter.split(flat / np.float32(count))
+        loss = float(stats[STATS_LOSS]) + self.router_aux_loss_coef * float(stats[STATS_BALANCE])
+        return loss / count, self.adapter.split(flat / np.float32(count))
 
     def summed_loss(self, batches: Iterable[tuple[Any, Any, Any]]) -> LossSums:
         """The loss summed over all labels of some batches, their number and hits; no gradient.

@@ -57,6 +57,19 @@ class EmbeddedRows:
     rows: Tensor
 
 
+@dataclass
+class RouterSums:
+    """What a forward sums up of its routers' choices while it is traced, for a loss of these.
+
+    Attributes:
+        sums: (2, experts) float32, of the layers so far; None before the first that has a router.
+        top_k: Experts that each token meets.
+    """
+
+    sums: Tensor | None = None
+    top_k: int = 0
+
+
 @dataclass(frozen=True)
 class BatchBuffers:
     """The inputs that the host writes before a micro-batch: one buffer, written at once.
@@ -77,6 +90,7 @@ class BatchBuffers:
         cache: Where keys and values are kept while text is generated.
         weights: float32 (batch · seq), of each label row in their order; None where all are one.
         noise: NEFTune's α: how much noise the embedding of training batches gets.
+        routers: Where the routers' choices are summed up, if they are.
         angles: Of the rotations that ``angles_of`` was asked for.
         embedded: Of the matrices that ``rows_of`` was asked for.
     """
@@ -93,6 +107,7 @@ class BatchBuffers:
     cache: CacheView | None = None
     noise: float = 0.0
     weights: Tensor | None = None
+    routers: RouterSums | None = field(default=None, compare=False)
     angles: dict[Rotation, Angles] = field(default_factory=dict, compare=False)
     embedded: dict[HostMatrix, EmbeddedRows] = field(default_factory=dict, compare=False)
 
@@ -147,6 +162,7 @@ def make_batch_buffers(
     *,
     noise: float = 0.0,
     weighted: bool = False,
+    routers: RouterSums | None = None,
 ) -> BatchBuffers:
     """Lays out the inputs of micro-batches of ``batch`` sequences of ``seq`` tokens."""
     rows = batch * seq
@@ -170,4 +186,5 @@ def make_batch_buffers(
         cache,
         noise,
         part("weights", 5, "float32") if weighted else None,
+        routers,
     )

@@ -26,6 +26,7 @@ class Routing:
 
     Attributes:
         top_k: Experts that each row meets.
+        ids: uint32 (rows · top_k), the expert of each assignment.
         weights: (rows, top_k) float32, differentiable.
         slots: uint32 (rows · top_k), the row among the experts' that each assignment got.
         assignments: uint32, the assignment that each of the experts' rows holds, or none.
@@ -34,6 +35,7 @@ class Routing:
     """
 
     top_k: int
+    ids: Tensor
     weights: Tensor
     slots: Tensor
     assignments: Tensor
@@ -57,20 +59,8 @@ def route(g: Graph, logits: Tensor, top_k: int, *, normalized: bool, scale: floa
     experts = logits.columns
     if logits.dtype != "float32" or not 0 < top_k <= experts:
         raise GraphError(f"route: {top_k} experts cannot be chosen by {logits}")
-    ids = g.integers("expert ids", logits.rows * top_k)
-    weights = g.float32("expert weights", logits.rows, top_k)
-    params = {
-        "rows": logits.rows,
-        "experts": experts,
-        "logit_stride": logits.stride,
-        "top_k": top_k,
-        "weight_stride": weights.stride,
-        "scale": scale,
-        "unscale": 1 / scale if scale else 0.0,
-    }
-    constants = {"NORMALIZED": normalized}
-    tensors = {"logits": logits, "ids": ids, "weights": weights}
-    g.launch("experts/route.wgsl", logits.rows, tensors, params, constants)
+    params, tensors = _chosen(g, logits, top_k, normalized=normalized, scale=scale)
+    constants, ids, weights = {"NORMALIZED": normalized}, tensors["ids"], tensors["weights"]
 
     def vjp(dweights: Tensor) -> None:
         dlogits = g.float32(f"d {logits.name}", logits.rows, experts)
@@ -85,6 +75,11 @@ def route(g: Graph, logits: Tensor, top_k: int, *, normalized: bool, scale: floa
     return assigned(g, ids, weights, top_k, experts)
 
 
+def largest(g: Graph, logits: Tensor, top_k: int) -> Tensor:
+    """uint32 (rows · top_k): the experts with the largest logits, whatever else is chosen by."""
+    return _chosen(g, logits, top_k, normalized=True, scale=1.0)[1]["ids"]
+
+
 def assigned(g: Graph, ids: Tensor, weights: Tensor, top_k: int, experts: int) -> Routing:
     """Gives the assignments of chosen experts slots.
 
@@ -96,7 +91,7 @@ def assigned(g: Graph, ids: Tensor, weights: Tensor, top_k: int, experts: int) -
         experts: How many there are.
     """
     slots, assignments, tiles, rows = _assign_slots(g, ids, experts)
-    return Routing(top_k, weights, slots, assignments, tiles, rows)
+    return Routing(top_k, ids, weights, slots, assignments, tiles, rows)
 
 
 def permute(g: Graph, x: Tensor, routing: Routing) -> Tensor:
@@ -184,6 +179,26 @@ def most_rows(assignments: int, experts: int) -> int:
     """Rows that so many assignments can take, each expert's ending with a whole tile."""
     unused = (EXPERT_TILE - 1) * min(experts, assignments)
     return (assignments + unused) // EXPERT_TILE * EXPERT_TILE
+
+
+def _chosen(
+    g: Graph, logits: Tensor, top_k: int, *, normalized: bool, scale: float
+) -> tuple[dict[str, int | float], dict[str, Tensor]]:
+    """Launches the choice; its numbers and its tensors."""
+    ids = g.integers("expert ids", logits.rows * top_k)
+    weights = g.float32("expert weights", logits.rows, top_k)
+    params = {
+        "rows": logits.rows,
+        "experts": logits.columns,
+        "logit_stride": logits.stride,
+        "top_k": top_k,
+        "weight_stride": weights.stride,
+        "scale": scale,
+        "unscale": 1 / scale if scale else 0.0,
+    }
+    tensors = {"logits": logits, "ids": ids, "weights": weights}
+    g.launch("experts/route.wgsl", logits.rows, tensors, params, {"NORMALIZED": normalized})
+    return params, tensors
 
 
 def _assign_slots(g: Graph, ids: Tensor, experts: int) -> tuple[Tensor, Tensor, ExpertTiles, int]:

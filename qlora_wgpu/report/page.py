@@ -116,6 +116,7 @@ def _charts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
         chart("loss", _losses(rows), "{:.4g}".format, may_be_log=True),
         chart("token accuracy", _hits(rows), "{:.1%}".format),
+        _chart(rows, "aux_loss", "balance of experts", "{:.4g}".format),
         _chart(rows, "learning_rate", "learning rate", _rate),
         _chart(rows, "grad_norm", "gradient norm", "{:.3g}".format, may_be_log=True),
         _chart(rows, "tokens_per_second", "tokens per second", "{:,.0f}".format),

@@ -19,7 +19,7 @@ from qlora_wgpu.lora.forms import AdapterForms
 from qlora_wgpu.lora.targets import check_trainable
 from qlora_wgpu.model.adapter_state import read_vector
 from qlora_wgpu.model.qlora_model import QLoRAModel, device_layout
-from qlora_wgpu.ops.adamw import STATS_CORRECT, STATS_LOSS, STATS_TOKENS
+from qlora_wgpu.ops.adamw import STATS_BALANCE, STATS_CORRECT, STATS_LOSS, STATS_TOKENS
 from qlora_wgpu.ops.tensor import fill_zero
 from qlora_wgpu.runs.locating import base_in
 from qlora_wgpu.runs.opening import OpenedModel, checking_device, device_of, load_model
@@ -117,11 +117,10 @@ class Worker:
             model.accumulate(ids, targets, mask, dropout_key=dropout_key, weights=weights)
             sums, saturated = model.read_stats(), self._saturated()
             gradient = model.read_flat(model.adapter.gradient)
-            loss, tokens, correct = (
-                float(sums[i]) for i in (STATS_LOSS, STATS_TOKENS, STATS_CORRECT)
-            )
+            places = STATS_LOSS, STATS_TOKENS, STATS_CORRECT, STATS_BALANCE
+            loss, tokens, correct, balance = (float(sums[i]) for i in places)
             seconds = time.perf_counter() - began
-            return Sums(loss, tokens, saturated, seconds, gradient, correct)
+            return Sums(loss, tokens, saturated, seconds, gradient, correct, balance)
 
     def loss(self, version: int, ids: Any, labels: Any, mask: Any) -> Sums:
         """The loss summed over a batch's labels, their number and hits; no gradient.

@@ -19,8 +19,8 @@ class RunState:
         step: Steps done.
         num_tokens: Tokens trained on, padding not counted.
         logged_step: The last step that metrics.jsonl has a row of.
-        window: Loss sum, label tokens and hits of each step since the last logged one; an older
-            version kept no hits.
+        window: Loss sum, label tokens, hits and sum of the losses that balance experts, of each
+            step since the last logged one; an older version kept no hits.
         learning_rate: The last step's.
         grad_norm: The last step's.
         last_loss: Mean loss of the last logged steps.
@@ -39,7 +39,7 @@ class RunState:
     step: int = 0
     num_tokens: int = 0
     logged_step: int = 0
-    window: list[tuple[float, float, float | None]] = field(default_factory=list)
+    window: list[tuple[float, float, float | None, float]] = field(default_factory=list)
     learning_rate: float = 0.0
     grad_norm: float = 0.0
     last_loss: float | None = None
@@ -98,6 +98,8 @@ class RunState:
         self.best_loss, self.best_step, self.without_gain = None, -1, 0
 
 
-def _figures(loss: Any, count: Any, hits: Any = None) -> tuple[float, float, float | None]:
+def _figures(
+    loss: Any, count: Any, hits: Any = None, balance: Any = 0.0
+) -> tuple[float, float, float | None, float]:
     """A step's sums, as JSON has them."""
-    return float(loss), float(count), None if hits is None else float(hits)
+    return float(loss), float(count), None if hits is None else float(hits), float(balance)

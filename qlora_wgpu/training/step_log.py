@@ -10,6 +10,7 @@ import numpy as np
 
 from qlora_wgpu.ops.adamw import (
     SATURATED_OFFSET,
+    STATS_BALANCE,
     STATS_CORRECT,
     STATS_LOSS,
     STATS_NORM,
@@ -36,6 +37,7 @@ class StepLog:
     def __init__(self, run: Run) -> None:
         """Has seen no step yet."""
         self._run = run
+        self._balance = router_aux_loss_coef(run)
         self._divergence = Divergence(math.log(run.model.architecture.vocab_size))
 
     def finish(self, submitted: SubmittedStep, data: bytes) -> None:
@@ -46,13 +48,14 @@ class StepLog:
         """
         stats = np.frombuffer(data, np.float32)
         self._count_saturated(submitted.step, data)
-        loss, labels = float(stats[STATS_LOSS]), float(stats[STATS_TOKENS])
+        balance, labels = float(stats[STATS_BALANCE]), float(stats[STATS_TOKENS])
+        loss = float(stats[STATS_LOSS]) + self._balance * balance
         norm = float(stats[STATS_NORM])
         self._check(submitted.step, loss, labels, norm)
         state = self._run.state
         state.step = submitted.step
         state.num_tokens += submitted.tokens
-        state.window.append((loss, labels, float(stats[STATS_CORRECT])))
+        state.window.append((loss, labels, float(stats[STATS_CORRECT]), balance))
         for worker in submitted.workers:
             before = self._run.workers.get(worker.name)
             self._run.workers[worker.name] = before.and_then(worker) if before else worker
@@ -115,6 +118,8 @@ def log_window(run: Run) -> None:
         "num_tokens": state.num_tokens,
         "tokens_per_second": run.throughput.tokens_per_second,
     }
+    if router_aux_loss_coef(run):
+        row["aux_loss"] = sum(w[3] for w in state.window) / count if count else None
     if run.saturated:
         row["saturated"] = run.saturated
     if workers := tuple(run.workers.values()):
@@ -125,6 +130,11 @@ def log_window(run: Run) -> None:
     state.logged_step = state.step
     run.folder.log(row)
     run.observer.step(row)
+
+
+def router_aux_loss_coef(run: Run) -> float:
+    """The factor of the loss that balances experts, 0 without."""
+    return run.model.architecture.balance_coefficient(run.config.train.router_aux_loss_coef)
 
 
 def _shares(workers: Sequence[WorkerFigures]) -> dict[str, dict[str, float | None]]:

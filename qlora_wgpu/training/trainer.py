@@ -36,6 +36,7 @@ def training_options(settings: TrainConfig) -> TrainingOptions:
         checkpointing=settings.gradient_checkpointing,
         objective=Objective(settings.label_smoothing_factor, settings.z_loss_weight),
         noise=settings.neftune_noise_alpha,
+        router_aux_loss_coef=settings.router_aux_loss_coef,
     )
 
 

@@ -62,6 +62,7 @@ DEFAULTS = {
         "gradient_dtype": "float32",
         "label_smoothing_factor": 0.0,
         "z_loss_weight": 0.0,
+        "router_aux_loss_coef": None,
         "neftune_noise_alpha": 0.0,
         "seed": 0,
     },

@@ -446,7 +446,7 @@ REFUSED = {
     ),
     "model type": ("deepseek_v4", {}, "deepseek_v4"),
     "experts": ("qwen3_moe", {"num_experts": 2, "num_experts_per_tok": 3}, "num_experts_per_tok 3"),
-    "balance": ("mixtral", {"output_router_logits": True}, "output_router_logits"),
+    "balance": ("glm4_moe", {"output_router_logits": True}, "output_router_logits"),
     "slides or not": (
         "qwen2_moe", {"layer_types": ["sliding_attention"] * 4}, "use_sliding_window is not true",
     ),

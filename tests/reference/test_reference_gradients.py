@@ -22,6 +22,7 @@ from qlora_wgpu.reference import (
     qk_layer_norm,
     rms_norm,
     rope,
+    router_balance,
     row_gate,
     scaling,
     short_conv,
@@ -285,3 +286,23 @@ def test_dora():
     check(lambda v: np.sum(dy * dora.forward(z, v, norms)), m, dm)
     w, a, b = normal(5, 6), normal(2, 6), normal(5, 2)
     assert np.allclose(dora.norm(w, a, b, 0.5), np.linalg.norm(w + 0.5 * b @ a, axis=1))
+
+
+def test_router_balance():
+    """Logits so far apart that no choice changes."""
+    layers, mask = [3 * normal(9, 5) for _ in range(2)], np.array([1.0] * 7 + [0.0] * 2)
+    gradients = router_balance.backward(layers, 2, mask)
+    for i, gradient in enumerate(gradients):
+        assert not gradient[7:].any() and np.abs(gradient[:7]).max() > 1e-3
+
+        def loss(v, i=i):
+            return router_balance.loss([*layers[:i], v, *layers[i + 1 :]], 2, mask)
+
+        check(loss, layers[i], gradient)
+
+
+def test_the_loss_of_balanced_experts_is_how_many_a_token_meets():
+    logits = np.log(np.eye(4)[[0, 1, 2, 3]] + 1e-9)
+    assert abs(router_balance.loss([logits], 1, np.ones(4)) - 1) < 1e-6
+    unbalanced = np.log(np.eye(4)[[0, 0, 0, 0]] + 1e-9)
+    assert abs(router_balance.loss([unbalanced], 1, np.ones(4)) - 4) < 1e-6

@@ -237,6 +237,28 @@ CASES = {
             "topk_method": "group_limited_greedy", "mlp_bias": True,
         },
     ),
+    "mixtral-balanced": (
+        "mixtral",
+        {
+            "num_local_experts": 5, "num_experts_per_tok": 2, "output_router_logits": True,
+            "router_aux_loss_coef": 0.7,
+        },
+    ),
+    "qwen3_moe-balanced-experts": (  # a layer without experts
+        "qwen3_moe",
+        {
+            **WIDE, **MIXED, "num_hidden_layers": 3, "mlp_only_layers": [1], "norm_topk_prob": True,
+            "output_router_logits": True, "router_aux_loss_coef": 0.7,
+        },
+    ),
+    "ernie4_5_moe-balanced-experts": (  # experts chosen by more than their logits
+        "ernie4_5_moe",
+        {
+            "moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 28,
+            "moe_num_shared_experts": 2, "moe_layer_start_index": 1, "num_key_value_heads": 3,
+            "output_router_logits": True, "router_aux_loss_coef": 0.3,
+        },
+    ),
     "mixtral-experts": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "gpt_oss": (
         "gpt_oss",

@@ -4,23 +4,26 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from qlora_wgpu.config import Config
 from qlora_wgpu.gpu.matrix import Limits, MatrixShape
 from qlora_wgpu.gpu.profile import gpu_profile
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.kernels.gemm import GEMM, Gemm
 from qlora_wgpu.model.layout import _sums
+from qlora_wgpu.ops.adamw import STATS_LENGTH
 from qlora_wgpu.training.step_log import StepLog, log_window
 from qlora_wgpu.training.throughput import ThroughputMeter
 
 
 def a_run():
     warnings, rows = [], []
+    dense = SimpleNamespace(vocab_size=83, balance_coefficient=lambda setting: 0.0)
     return SimpleNamespace(
-        model=SimpleNamespace(architecture=SimpleNamespace(vocab_size=83)),
+        model=SimpleNamespace(architecture=dense),
         observer=SimpleNamespace(warning=warnings.append, step=rows.append),
         folder=SimpleNamespace(log=lambda row: None),
-        config=SimpleNamespace(log=SimpleNamespace(logging_steps=1)),
+        config=Config(model={"path": "none"}, log={"logging_steps": 1}),
         throughput=ThroughputMeter(),
         workers={},
         state=SimpleNamespace(
@@ -42,7 +45,7 @@ def stats(count):
 def test_a_count_is_told_once_and_logged_from_then_on():
     run = a_run()
     log = StepLog(run)
-    for step, data in enumerate((stats(0)[:32], stats(0), stats(7), stats(5)), 1):
+    for step, data in enumerate((stats(0)[: 4 * STATS_LENGTH], stats(0), stats(7), stats(5)), 1):
         log.finish(SimpleNamespace(step=step, learning_rate=0.1, tokens=2, workers=()), data)
     assert [row.get("saturated") for row in run.rows] == [None, None, 7, 12]
     assert len(run.warnings) == 1

@@ -25,7 +25,10 @@ def test_patience_counts_falls_above_the_threshold():
 
 def test_it_comes_back_bit_by_bit():
     state = RunState(
-        step=3, window=[(0.1 + 0.2, 3.0, 2.0), (0.5, 1.0, None)], best_loss=1 / 3, finished=True
+        step=3,
+        window=[(0.1 + 0.2, 3.0, 2.0, 0.5), (0.5, 1.0, None, 0.0)],
+        best_loss=1 / 3,
+        finished=True,
     )
     assert RunState.from_json(state.to_json(), "x") == state
     with pytest.raises(CheckpointError, match="x is damaged"):

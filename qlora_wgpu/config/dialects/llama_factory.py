@@ -26,6 +26,7 @@ _KEYS = {
     "cutoff_len": "data.max_seq_length",
     "packing": "data.packing",
     "neat_packing": "data.packing",
+    "moe_aux_loss_coef": "train.router_aux_loss_coef",
     "double_quantization": "quant.double_quant",
 }
 _DEFAULTS = {

@@ -23,6 +23,7 @@ _KEYS = {
     "max_length": "data.max_seq_length",
     "max_seq_length": "data.max_seq_length",
     "packing": "data.packing",
+    "router_aux_loss_coef": "train.router_aux_loss_coef",
     "use_bnb_nested_quant": "quant.double_quant",
     "bnb_4bit_use_double_quant": "quant.double_quant",
 }

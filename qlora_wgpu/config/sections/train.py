@@ -47,6 +47,13 @@ class TrainConfig(Section):
         description="Weight of the squared logarithm of the softmax's normalizer, added to the "
         "loss in training; 1e-4 is usual, 0 turns it off.",
     )
+    router_aux_loss_coef: Float | None = Field(
+        None,
+        ge=0.0,
+        description="Factor of the loss that balances a mixture's experts, as transformers has "
+        "it, added in training and logged as aux_loss; 0 turns it off, null leaves it to "
+        "config.json, which asks for it by output_router_logits: true.",
+    )
     neftune_noise_alpha: Float = Field(
         0.0,
         ge=0.0,

@@ -7,9 +7,12 @@ from dataclasses import asdict
 import numpy as np
 
 from qlora_wgpu.kernels.experts import EXPERT_TILE
-from qlora_wgpu.ops.routing import route
+from qlora_wgpu.labels import IGNORE_INDEX
+from qlora_wgpu.ops.adamw import STATS_BALANCE, STATS_LENGTH
+from qlora_wgpu.ops.router_balance import balance_loss, balance_sums
+from qlora_wgpu.ops.routing import largest, route
 from qlora_wgpu.ops.scored_routing import Scoring, route_by_scores
-from qlora_wgpu.reference import expert_scores, experts
+from qlora_wgpu.reference import expert_scores, experts, router_balance
 from qlora_wgpu.selfcheck.cases.common import each, normal
 from qlora_wgpu.selfcheck.runner import Array, Runner
 
@@ -67,3 +70,30 @@ def check_scaled_weights(run: Runner, normalized: bool) -> None:
     run.compare(got_weights, scale * weights, inner=_INNER)
     exact = experts.route_backward(scale * dweights, logits, ids, normalized=normalized)
     run.compare(got, exact, inner=_INNER)
+
+
+@each((True,), (False,))
+def check_balance_of_experts(run: Runner, weighted: bool) -> None:
+    """The loss of two layers' choices, some rows of padding, and the gradients of their logits."""
+    g, coefficient, count = run.graph, 0.4, 9
+    weights = np.abs(normal("weights", 1, _ROWS)).astype(np.float32) if weighted else None
+    labels = float(count) if weights is None else float(weights[0, :count].sum())
+    segments = np.repeat([[1, 30, 0]], [29, _ROWS - 36, 7], axis=1)
+    targets = np.where(np.arange(_ROWS) < count, 1, IGNORE_INDEX)[None]
+    batch, layers = (
+        run.batch(segments, targets=targets, weights=weights),
+        [_logits(), _logits()[::-1]],
+    )
+    given = [run.float32(logits, grad=True) for logits in layers]
+    stats = run.float32(np.ones((1, STATS_LENGTH)))
+    sums = balance_sums(g, given[0], largest(g, given[0], _TOP_K), batch)
+    sums = balance_sums(g, given[1], largest(g, given[1], _TOP_K), batch, sums)
+    balance_loss(g, sums, _TOP_K, batch, stats, coefficient)
+    g.backward()
+    got_stats, *got = run.run(stats, *(g.gradient_of(logits) for logits in given))
+    mask = (segments > 0).astype(np.float64).ravel()
+    expected = np.ones((1, STATS_LENGTH))
+    expected[0, STATS_BALANCE] += labels * router_balance.loss(layers, _TOP_K, mask)
+    run.compare(got_stats, expected, inner=_INNER)
+    for ours, exact in zip(got, router_balance.backward(layers, _TOP_K, mask), strict=True):
+        run.compare(ours, labels * coefficient * exact, inner=_INNER)

@@ -1,0 +1,127 @@
+import numpy as np
+import pytest
+from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
+
+from qlora_wgpu.graph.graph import GraphError
+from qlora_wgpu.ops.linear import linear
+from qlora_wgpu.ops.modules import DenseMatrix, Linear
+from qlora_wgpu.ops.router_balance import balance_loss, balance_sums
+from qlora_wgpu.ops.routing import largest, route
+from qlora_wgpu.reference import experts as experts_reference
+from qlora_wgpu.reference import router_balance as reference
+
+ROWS, EXPERTS, TOP_K, LABELS, COEFFICIENT = 42, 11, 3, 5, 0.3
+
+
+def segments():
+    """Two rows of 21 tokens: two samples and padding, and padding after one."""
+    made = np.ones((2, 21), int)
+    made[0, 9:], made[0, 17:], made[1, 6:] = 10, 0, 0
+    return made
+
+
+def batch_of(bench, weights=None):
+    targets = np.full((2, 21), -100)
+    targets[0, :LABELS] = 7
+    return bench.batch_of(2, 21, segments=segments(), targets=targets, weights=weights)
+
+
+def layers(count=2):
+    return 2 * np.random.default_rng(3).standard_normal((count, ROWS, EXPERTS))
+
+
+MASK = (segments() > 0).astype(float).ravel()
+
+
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+def test_the_loss_and_its_gradient(device, profile, dtype):
+    bench = Bench(device, dtype, PROFILES[profile])
+    g, batch, logits = bench.graph, batch_of(bench), layers()
+    given = [bench.given(each, grad=True) for each in logits]
+    sums, stats = None, bench.given(np.array([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]]))
+    for each in given:
+        sums = balance_sums(g, each, largest(g, each, TOP_K), batch, sums)
+    balance_loss(g, sums, TOP_K, batch, stats, COEFFICIENT)
+    g.backward()
+    got = bench.run(sums, stats, *(g.gradient_of(each) for each in given))
+    exact = [rounded(each, "float32") for each in logits]
+    expected = sum(reference.sums(each, TOP_K, MASK) for each in exact)
+    assert np.array_equal(got[0][0], expected[0])  # whole numbers
+    assert_close(got[0][1], expected[1], tolerance("float32", ROWS), "float32 sums")
+    loss = LABELS * reference.loss(exact, TOP_K, MASK)
+    assert_close(got[1][0], np.array([1, 2, 3, 4, 5, 6 + loss]), 4e-6, "float32 sums")
+    for ours, theirs in zip(got[2:], reference.backward(exact, TOP_K, MASK), strict=True):
+        theirs = LABELS * COEFFICIENT * theirs
+        assert_close(ours, theirs, tolerance("float32", EXPERTS), "float32 arithmetic")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("again", [False, True])
+def test_beside_a_choice_and_behind_a_router(device, profile, dtype, again):
+    """Logits of a product are chosen by and balanced, in layers that are computed again or not."""
+    rng = np.random.default_rng(4)
+    x, w = rng.standard_normal((ROWS, 16)), rng.standard_normal((EXPERTS, 16)) / 2
+    bench = Bench(device, dtype, PROFILES[profile])
+    g, batch = bench.graph, batch_of(bench)
+    router = Linear("r", DenseMatrix(EXPERTS, 16, ((0, bench.operand(w)),)), None, None)
+    tx, dweights = bench.operand(x, grad=True), rng.standard_normal((ROWS, TOP_K))
+
+    def layer(xs):
+        logits = linear(g, xs[0], router, batch, float32=True)
+        routing = route(g, logits, TOP_K, normalized=True)
+        before = xs[1] if len(xs) > 1 else None
+        return [balance_sums(g, logits, routing.ids, batch, before), routing.weights]
+
+    sums, _ = layer([tx])
+    sums, weights = g.checkpoint_jointly(layer, [tx, sums]) if again else layer([tx, sums])
+    balance_loss(g, sums, TOP_K, batch, bench.given(np.zeros((1, 6))), COEFFICIENT)
+    g.add_gradient(weights, bench.given(dweights))
+    g.backward()
+    (got,) = bench.run(g.gradient_of(tx))
+    x, w, dweights = rounded(x, dtype), rounded(w, dtype), rounded(dweights, "float32")
+    logits = x @ w.T
+    ids, _ = experts_reference.route(logits, TOP_K, normalized=True)
+    dlogits = experts_reference.route_backward(dweights, logits, ids, normalized=True)
+    dlogits += LABELS * COEFFICIENT * sum(reference.backward([logits] * 2, TOP_K, MASK))
+    # Gradients of bfloat16 operands are rounded between the products that add up.
+    bound = tolerance(dtype, EXPERTS) * (3 if dtype == "bfloat16" else 1)
+    assert_close(got, dlogits @ w, bound, "rounded operands")
+
+
+def test_weights_of_labels_weigh_the_batch(device):
+    """What is divided by the sum of the weights is multiplied by it."""
+    weights = np.random.default_rng(5).random((2, 21))
+    bench = Bench(device, "float32", PROFILES["cpu"])
+    g, batch, logits = bench.graph, batch_of(bench, weights), layers(1)[0]
+    given, stats = bench.given(logits, grad=True), bench.given(np.zeros((1, 6)))
+    sums = balance_sums(g, given, largest(g, given, TOP_K), batch)
+    balance_loss(g, sums, TOP_K, batch, stats, COEFFICIENT)
+    g.backward()
+    got_stats, got = bench.run(stats, g.gradient_of(given))
+    weight, exact = weights[0, :LABELS].sum(), [rounded(logits, "float32")]
+    assert abs(got_stats[0, 5] / (weight * reference.loss(exact, TOP_K, MASK)) - 1) <= 1e-5
+    (expected,) = reference.backward(exact, TOP_K, MASK)
+    assert_close(got, weight * COEFFICIENT * expected, 4e-6, "float32 arithmetic")
+
+
+def test_nothing_but_padding(device):
+    bench = Bench(device, "float32", PROFILES["cpu"])
+    g, batch = bench.graph, bench.batch_of(2, 21, segments=np.zeros((2, 21)))
+    logits = bench.given(layers()[0], grad=True)
+    sums = balance_sums(g, logits, largest(g, logits, TOP_K), batch)
+    stats = bench.given(np.zeros((1, 6)))
+    balance_loss(g, sums, TOP_K, batch, stats, COEFFICIENT)
+    g.backward()
+    for array in bench.run(sums, stats, g.gradient_of(logits)):
+        assert not array.any()
+
+
+def test_sums_of_other_experts_are_refused(device):
+    bench = Bench(device, "float32", PROFILES["cpu"])
+    g, batch, logits = bench.graph, batch_of(bench), bench.given(layers()[0])
+    ids = largest(g, logits, TOP_K)
+    with pytest.raises(GraphError, match="are no sums of 11 experts"):
+        balance_sums(g, logits, ids, batch, bench.given(np.zeros((2, 7))))
+    with pytest.raises(GraphError, match="no choice of 42 rows"):
+        balance_sums(g, bench.given(layers()[0][:40]), ids, batch)
