@@ -43,7 +43,8 @@ def place(tmp_path, monkeypatch):
     columns = {"prompt": "question", "query": "context", "response": "answer"}
     info = {"mine": {"file_name": "mine.json", "columns": columns}}
     info["identity"] = {"file_name": "identity.json"}
-    (tmp_path / "data" / "identity.json").write_text(json.dumps(rows[:4]))
+    others = [{**row, "instruction": f"who is {row['output']}?"} for row in rows[:4]]
+    (tmp_path / "data" / "identity.json").write_text(json.dumps(others))
     (tmp_path / "data" / "dataset_info.json").write_text(json.dumps(info))
     return tmp_path
 
