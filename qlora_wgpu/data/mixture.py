@@ -140,10 +140,9 @@ def examples_of(
     weights = [portion.weight or 0.0 for portion in portions]
     passes = [size / weight for size, weight in zip(sizes, weights, strict=True)]
     scale = min(passes) if strategy == "first_exhausted" else max(passes)
-    bound = sizes[passes.index(scale)]  # which this one gives, whatever is rounded
-    return [
-        bound if each == scale else max(1, _rounded(scale * weight, strategy))
-        for each, weight in zip(passes, weights, strict=True)
+    return [  # what ends the epoch gives all of its own, whatever is rounded
+        size if each == scale else max(1, _rounded(scale * weight, strategy))
+        for size, each, weight in zip(sizes, passes, weights, strict=True)
     ]
 
 
