@@ -56,7 +56,13 @@ def _template(taken: Mapping[str, Taken]) -> dict[str, Taken]:
     try:
         folder = ModelFolder.without_weights(str(taken["model.path"].value))
         tokenizer = Tokenizer.from_folder(folder.text_folder)
-        name = chosen_template(str(taken["data.train"].value), tokenizer)
+        paths = (
+            [taken["data.train"].value]
+            if "data.train" in taken
+            else [source["path"] for source in taken["data.sources"].value]
+        )
+        names = (chosen_template(str(path), tokenizer) for path in paths)
+        name = next((name for name in names if name is not None), None)
     except QLoRAError:  # told where the run is begun
         return {}
     origin = "what fits the tokenizer, which has none"

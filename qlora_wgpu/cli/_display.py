@@ -270,6 +270,11 @@ def _setup_rows(setup: RunSetup) -> dict[str, str]:
         "step": f"{_count(setup.batch_size, 'row')} × "
         f"{_count(setup.accumulation, 'micro-batch', 'es')}",
     }
+    for each in setup.sources:
+        share = each.rows / max(setup.train_rows, 1)
+        rows[f"  {each.name}"] = (
+            f"{each.rows:,} of {each.of:,} rows ({share:.1%}), {each.tokens:,} learnt tokens"
+        )
     if setup.eval_rows is not None:
         rows["held-out data"] = f"{setup.eval_rows:,} rows, {setup.eval_tokens:,} tokens"
     return rows

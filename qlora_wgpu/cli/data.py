@@ -21,6 +21,7 @@ from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.runs.data import data_path, preparation, read_data
 from qlora_wgpu.runs.locating import base_in
 from qlora_wgpu.training import Observer
+from qlora_wgpu.training.mixing import source_figures
 from qlora_wgpu.visible import visible
 
 _BARS, _BAR_WIDTH = 10, 40
@@ -98,6 +99,12 @@ def _write_json(settings: Config, *, held_out: bool) -> None:
     """Every sample as an object, one a line, on stdout."""
     path, split = data_path(settings, held_out=held_out), settings.data.eval_split
     tokenizer = Tokenizer.from_folder(ModelFolder.without_weights(base_in(settings)).text_folder)
+    if settings.data.sources is not None and (not held_out or split is not None):
+        for example in read_data(settings, tokenizer, Observer(), held_out=held_out):
+            ids = example.input_ids.tolist()
+            text = tokenizer.decode(ids, skip_special_tokens=False)
+            write_json({"text": text, "input_ids": ids, "labels": example.labels.tolist()})
+        return
     how = preparation(settings.data)
     chosen = None
     if split is not None:
@@ -151,6 +158,9 @@ def _figures(settings: Config, prepared: runs.PreparedData, *, held_out: bool) -
     split = dataset.num_others if isinstance(dataset, DatasetPart) and not held_out else 0
     apart = f", {split:,} held out" if split else ""
     table.add_row("rows", f"{counts.rows:,} read, {len(dataset):,} used{apart}")
+    for each in source_figures(dataset):
+        share = 100 * each.rows / len(dataset)
+        table.add_row("", f"{each.name}: {each.rows:,} of {each.of:,} ({share:.1f} %)")
     table.add_row(
         "cut",
         f"{counts.truncated:,} truncated, {counts.dropped:,} too long, "

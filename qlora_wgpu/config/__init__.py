@@ -13,6 +13,7 @@ from qlora_wgpu.config.schema import (
     OptimConfig,
     OutputConfig,
     QuantConfig,
+    SourceConfig,
     TrainConfig,
 )
 from qlora_wgpu.config.values import ALL_LINEAR
@@ -30,6 +31,7 @@ __all__ = [
     "OptimConfig",
     "OutputConfig",
     "QuantConfig",
+    "SourceConfig",
     "TrainConfig",
     "load_config",
 ]

@@ -262,3 +262,15 @@ def _resolve_paths(
             continue
         bases = (here, folder) if (section, leaf) in overridden else (folder, here)
         values[section][leaf] = resolve_path(f"{section}.{leaf}", value, bases)
+    sources = values.get("data", {}).get("sources")
+    if isinstance(sources, list):
+        bases = (here, folder) if ("data", "sources") in overridden else (folder, here)
+        values["data"]["sources"] = [_resolved(source, bases) for source in sources]
+
+
+def _resolved(source: Any, bases: tuple[Path, Path]) -> Any:
+    """One of several sources, its path as that of ``data.train``."""
+    path = _plain_path(source.get("path")) if isinstance(source, Mapping) else None
+    if not isinstance(path, str) or not path:
+        return source
+    return {**source, "path": resolve_path("data.train", path, bases)}

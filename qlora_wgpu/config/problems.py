@@ -20,6 +20,7 @@ _TYPE_WORDS = {
     "bool_type": "must be true or false",
     "string_type": "must be text",
     "finite_number": "must be a finite number",
+    "list_type": "must be a list",
 }
 
 
@@ -110,7 +111,7 @@ def _requirement(error: Mapping[str, Any]) -> str:
         return f"must be at most {_number(context['le'])}"
     if kind == "value_error":
         return str(context["error"])
-    if kind == "string_too_short":
+    if kind in ("string_too_short", "too_short"):
         return "must not be empty"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return "must be a section of keys"

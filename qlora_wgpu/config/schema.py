@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from qlora_wgpu.config.section import FREE_ON_RESUME, Section
 from qlora_wgpu.config.sections.cluster import ClusterConfig
-from qlora_wgpu.config.sections.data import DataConfig
+from qlora_wgpu.config.sections.data import DataConfig, SourceConfig
 from qlora_wgpu.config.sections.device import DeviceConfig
 from qlora_wgpu.config.sections.model import LoraConfig, ModelConfig, QuantConfig
 from qlora_wgpu.config.sections.optim import OptimConfig
@@ -34,6 +34,7 @@ __all__ = [
     "OptimConfig",
     "OutputConfig",
     "QuantConfig",
+    "SourceConfig",
     "TrainConfig",
     "sections",
 ]
@@ -66,18 +67,18 @@ class Config(Section):
         default_factory=ClusterConfig, description="Several GPUs and machines."
     )
 
-    def require_train_path(self) -> str:
-        """The training file.
+    def require_train(self) -> DataConfig:
+        """The ``data`` section, which names training data.
 
         Raises:
-            ConfigError: If ``data.train`` is not set.
+            ConfigError: If neither ``data.train`` nor ``data.sources`` is set.
         """
-        if self.data.train is None:
+        if self.data.train is None and self.data.sources is None:
             raise ConfigError(
-                "data.train is required for training but is not set: "
-                "name a file, a folder or a data set of the Hugging Face Hub there"
+                "data.train is required for training but is not set: name a file, a folder or a "
+                "data set of the Hugging Face Hub there, or several in data.sources"
             )
-        return self.data.train
+        return self.data
 
     def fixed_settings(self) -> dict[str, Any]:
         """The settings that a run keeps when it goes on, by names such as ``lora.r``."""

@@ -6,7 +6,7 @@ import difflib
 
 from qlora_wgpu.config.dialects.conversion import key_for
 from qlora_wgpu.config.dialects.reasons import reason_for
-from qlora_wgpu.config.schema import sections
+from qlora_wgpu.config.schema import SourceConfig, sections
 from qlora_wgpu.config.synonyms import KEY_OF
 
 _OPPOSITES = (("train", "eval"), ("min", "max"), ("beta1", "beta2"), ("steps", "epochs"))
@@ -19,6 +19,10 @@ def suggest_key(loc: tuple[str, ...]) -> str:
         loc: The key, as ``("lora", "rank")``; one part where it stands at the top level.
     """
     keys = sections()
+    if loc[:2] == ("data", "sources"):
+        near = _near(loc[-1], list(SourceConfig.model_fields))
+        keys_of = ", ".join(SourceConfig.model_fields)
+        return f": did you mean {near!r}?" if near else f": the keys of a source are {keys_of}"
     if len(loc) > 2:
         return ""
     leaf = loc[-1].lower().replace("-", "_")

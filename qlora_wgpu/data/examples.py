@@ -65,9 +65,13 @@ class Dataset(Sequence[Example]):
         counts: Counts of what became of the source's rows.
         warnings: Sentences for the user about what was cut or left out.
         left_out: Names of the source's files that belong to other splits, by their split.
+        source_names: Names of the data sets that a mixture is of; none of another data set.
+        source_sizes: How many examples each of these has.
     """
 
     left_out: Mapping[str, Sequence[str]] = MappingProxyType({})
+    source_names: tuple[str, ...] = ()
+    source_sizes: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -167,6 +171,11 @@ class Dataset(Sequence[Example]):
     def max_token_id(self) -> int:
         """Largest token id, to be compared with the model's vocabulary; -1 if there is none."""
         return int(self._ids.max(initial=-1))
+
+    @property
+    def source_of(self) -> npt.NDArray[np.int32] | None:
+        """The number of each example's data set, in ``source_names``; None without a mixture."""
+        return None
 
     @property
     def num_truncated(self) -> int:

@@ -29,6 +29,7 @@ class DatasetPart(Dataset):
         super().__init__((), counts or Counts(rows=len(numbers)))
         self._whole = whole
         self._numbers = numbers
+        self.source_names, self.source_sizes = whole.source_names, whole.source_sizes
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -55,6 +56,12 @@ class DatasetPart(Dataset):
     def num_tokens(self) -> int:
         """Tokens of all examples together."""
         return int(self.lengths.sum())
+
+    @property
+    def source_of(self) -> npt.NDArray[np.int32] | None:
+        """The number of each example's data set, in ``source_names``; None without a mixture."""
+        sources = self._whole.source_of
+        return None if sources is None else sources[self._numbers]
 
     @cached_property
     def max_token_id(self) -> int:

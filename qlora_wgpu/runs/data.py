@@ -25,6 +25,7 @@ from qlora_wgpu.runs.settings import AnyConfig, as_config
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.batching import BatchPlan
 from qlora_wgpu.training.data_warnings import tell_left_out, warn_of_learnt_rows, warn_of_long_rows
+from qlora_wgpu.training.mixing import read_mixture
 from qlora_wgpu.training.rows import preparation as preparation
 
 
@@ -109,13 +110,14 @@ def prepare(
 
 
 def data_path(settings: Config, *, held_out: bool) -> str:
-    """The path of a run's data.
+    """The path of a run's data; of several sources, those of all.
 
     Raises:
         ConfigError: If it is not set.
     """
     if not held_out or settings.data.eval_split is not None:
-        return settings.require_train_path()
+        parts = settings.require_train().parts()
+        return ", ".join(part.train for part in parts if part.train is not None)
     if settings.data.eval is None:
         raise ConfigError(
             "data.eval is not set: name held-out data there, or hold rows of data.train out with "
@@ -134,10 +136,14 @@ def read_data(
         DataError: If it cannot be read or has nothing to learn.
     """
     path, split = data_path(settings, held_out=held_out), settings.data.eval_split
-    if split is None:
-        return read_dataset(settings.data, path, tokenizer, observer, held_out=held_out)
-    whole = read_dataset(settings.data, path, tokenizer, observer)
-    return split_off(whole, split, settings.train.seed)[held_out]
+    if held_out and split is None:
+        return read_dataset(settings.data, path, tokenizer, observer, held_out=True)
+
+    def read(part: DataConfig) -> Dataset:
+        return read_dataset(part, str(part.train), tokenizer, observer)
+
+    whole = read_mixture(settings.data, settings.train.seed, read, observer)
+    return whole if split is None else split_off(whole, split, settings.train.seed)[held_out]
 
 
 def read_run_data(settings: Config, source: OpenedModel, observer: Observer) -> RunData:
@@ -151,17 +157,19 @@ def read_run_data(settings: Config, source: OpenedModel, observer: Observer) -> 
     vocabulary, tokenizer = source.architecture.vocab_size, source.tokenizer
     positions = longest_text(source.pretrained.config)
 
-    def read(path: str, *, held_out: bool = False) -> Dataset:
-        dataset = read_dataset(settings.data, path, tokenizer, observer, held_out=held_out)
+    def read(part: DataConfig, *, held_out: bool = False) -> Dataset:
+        path = str(part.eval if held_out else part.train)
+        dataset = read_dataset(part, path, tokenizer, observer, held_out=held_out)
         check_ids(path, dataset, vocabulary)
         warn_of_long_rows(path, dataset, positions, observer)
         return dataset
 
-    train, held_out = read(settings.require_train_path()), None
+    train = read_mixture(settings.require_train(), settings.train.seed, read, observer)
+    held_out = None
     if settings.data.eval_split is not None:
         train, held_out = split_off(train, settings.data.eval_split, settings.train.seed)
     elif settings.data.eval is not None:
-        held_out = read(settings.data.eval, held_out=True)
+        held_out = read(settings.data, held_out=True)
         warn_of_learnt_rows(train, held_out, observer)
     plan = BatchPlan.of(train.lengths, settings)
     return RunData(train, held_out, plan, settings.data.max_seq_length)

@@ -198,8 +198,8 @@ def _workload_of_run(settings: Config, length: int) -> Workload:
 
 def _longest_batch(settings: Config) -> int:
     """Tokens of a run's longest batch, by its data if that is here, as training plans it."""
-    path = settings.data.train
-    if path is None or not Path(path).expanduser().exists():
+    paths = [part.train for part in settings.data.parts()]
+    if not all(path is not None and Path(path).expanduser().exists() for path in paths):
         return settings.data.max_seq_length
     try:
         train = prepare(settings)

@@ -13,14 +13,13 @@ from qlora_wgpu.data import (
     Tokenizer,
     find_chat_template,
     read_prompt_files,
-    row_format,
 )
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.positions import longest_text
 from qlora_wgpu.files import is_there
-from qlora_wgpu.runs.data import preparation
 from qlora_wgpu.runs.opening import OpenedModel
 from qlora_wgpu.runs.samples import OWN_TOKENS, Prompt, sample_prompts
+from qlora_wgpu.training.rows import prompt_of_data
 
 
 def prompt_of_run(settings: Config, source: OpenedModel) -> PromptFormat:
@@ -30,9 +29,7 @@ def prompt_of_run(settings: Config, source: OpenedModel) -> PromptFormat:
         ConfigError: If ``data.train`` is not set.
         DataError: If it cannot be read.
     """
-    path, tokenizer = settings.require_train_path(), source.tokenizer
-    rows = row_format(path, tokenizer, preparation(settings.data))
-    return PromptFormat.of_rows(rows, tokenizer, settings.data.chat_template)
+    return prompt_of_data(settings.require_train(), source.tokenizer)
 
 
 def run_prompts(

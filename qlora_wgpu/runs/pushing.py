@@ -212,8 +212,9 @@ def _figures(settings: Config, run: Path) -> dict[str, str]:
         "quantization of the base": f"{_scheme(settings)}; products in {products}",
         "learning rate": f"{settings.optim.learning_rate:g}, {settings.optim.lr_scheduler_type}",
     }
-    if settings.data.train is not None and _DATA_ON_HUB.fullmatch(settings.data.train):
-        figures["data"] = settings.data.train
+    paths = [part.train or "" for part in settings.data.parts()]
+    if on_hub := [path for path in paths if _DATA_ON_HUB.fullmatch(path)]:
+        figures["data"] = ", ".join(on_hub)
     if steps:
         figures["trained"] = f"{steps[-1]['step']:,} steps, {steps[-1]['num_tokens']:,} tokens"
     if len(losses) > 1:

@@ -162,7 +162,7 @@ class Reporter(Observer):
         if story.setup is not None:
             device, scheme = f"{story.setup.device}; ", story.setup.scheme
         return Facts(
-            title=f"{Path(settings.model.path).name} on {Path(settings.data.train or '').name}",
+            title=f"{Path(settings.model.path).name} on {settings.data.train_name}",
             subtitle=f"{device}qlora-wgpu {version('qlora-wgpu')}; {scheme}, "
             f"{settings.train.compute_dtype}, rank {settings.lora.r}",
             figures=figures,
@@ -211,6 +211,8 @@ def _figures(rows: Sequence[Row], story: _Story, result: TrainResult | None) -> 
         figures["seconds"] = f"{result.seconds:,.0f}"
         figures["device memory"] = f"{result.peak_bytes / 2**20:,.0f} MiB"
     if story.setup is not None:
+        for each in story.setup.sources:
+            figures[f"rows of {each.name}"] = f"{each.rows:,} of {each.of:,}"
         figures["adapter parameters"] = f"{story.setup.adapter_parameters:,}"
     figures |= _workers(steps)
     return {name: value for name, value in figures.items() if value}

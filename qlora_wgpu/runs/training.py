@@ -38,6 +38,7 @@ from qlora_wgpu.training import (
     training_options,
 )
 from qlora_wgpu.training.computing import Computing
+from qlora_wgpu.training.mixing import source_figures
 from qlora_wgpu.training.prompts import keep_prompt
 from qlora_wgpu.training.reporters import Guarded, ObserverList, reporters
 from qlora_wgpu.training.run_folder import SAMPLES
@@ -191,7 +192,7 @@ def check_output(settings: Config, *, overwrite: bool, resume: bool) -> None:
     """
     if overwrite and resume:
         raise ConfigError("overwrite and resume exclude each other: choose one")
-    settings.require_train_path()
+    settings.require_train()
     output = Path(settings.output.dir)
     require_writable(output)
     if not (overwrite or resume):
@@ -238,6 +239,7 @@ def _setup(settings: Config, model: AdapterModel, data: RunData) -> RunSetup:
         accumulation=settings.train.gradient_accumulation_steps,
         train_rows=len(data.train),
         train_tokens=data.train.num_label_tokens,
+        sources=source_figures(data.train),
         eval_rows=None if held_out is None else len(held_out),
         eval_tokens=None if held_out is None else held_out.num_label_tokens,
     )

@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.data import Batch, Example, bucket_length, collate, epoch_order
-from qlora_wgpu.data.packing import pack
+from qlora_wgpu.data.packing import PackedRows, pack
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.limits import STEPS
-
-Rows = list[tuple[int, ...]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +32,7 @@ class BatchPlan:
         total_steps: Optimizer steps of the run.
     """
 
-    rows: Rows
+    rows: PackedRows
     lengths: npt.NDArray[np.int64]
     batch_size: int
     accumulation: int
@@ -42,6 +40,7 @@ class BatchPlan:
     grouped: bool
     steps_per_epoch: int
     total_steps: int
+    _orders: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, lengths: npt.NDArray[np.int64], config: Config) -> BatchPlan:
@@ -55,9 +54,9 @@ class BatchPlan:
             ConfigError: If it makes more steps than there can be.
         """
         train, data = config.train, config.data
-        rows: Rows = [(i,) for i in range(len(lengths))]
+        rows = PackedRows.one_each(len(lengths))
         if data.packing:
-            rows = pack(lengths, max(data.max_seq_length, int(lengths.max())))
+            rows = PackedRows.of(pack(lengths, max(data.max_seq_length, int(lengths.max()))))
         batches = math.ceil(len(rows) / train.per_device_train_batch_size)
         per_epoch = math.ceil(batches / train.gradient_accumulation_steps)
         total = train.num_train_epochs * per_epoch
@@ -68,7 +67,7 @@ class BatchPlan:
             )
         return cls(
             rows=rows,
-            lengths=np.array([lengths[list(row)].sum() for row in rows], np.int64),
+            lengths=rows.sums(lengths),
             batch_size=train.per_device_train_batch_size,
             accumulation=train.gradient_accumulation_steps,
             seed=train.seed,
@@ -85,7 +84,7 @@ class BatchPlan:
     def blocks(self, step: int) -> list[list[tuple[int, ...]]]:
         """The rows of each micro-batch of a step, counted from 0, as numbers of examples."""
         epoch, within = divmod(step, self.steps_per_epoch)
-        order = epoch_order(len(self.rows), self.seed, epoch)
+        order = self._order(epoch)
         first = within * self.accumulation * self.batch_size
         chosen = order[first : first + self.accumulation * self.batch_size]
         if self.grouped:
@@ -95,6 +94,26 @@ class BatchPlan:
             [self.rows[i] for i in chosen[first : first + self.batch_size]]
             for first in range(0, len(chosen), self.batch_size)
         ]
+
+    def examples_until(self, step: int) -> tuple[int, npt.NDArray[np.int64]]:
+        """What the first steps have learnt: whole epochs, and the examples of one that has begun.
+
+        Args:
+            step: Steps that are done.
+        """
+        epochs, within = divmod(step, self.steps_per_epoch)
+        rows = self._order(epochs)[: within * self.accumulation * self.batch_size]
+        counts = np.diff(self.rows.ends, prepend=0)[rows]
+        begins = self.rows.ends[rows] - counts
+        inside = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        return epochs, self.rows.members[np.repeat(begins, counts) + inside]
+
+    def _order(self, epoch: int) -> npt.NDArray[np.int64]:
+        """The order of an epoch's rows; the last one that was asked for is kept."""
+        if epoch not in self._orders:
+            self._orders.clear()
+            self._orders[epoch] = epoch_order(len(self.rows), self.seed, epoch)
+        return self._orders[epoch]
 
     def dropout_key(self, step: int, block: int) -> int:
         """The key of a micro-batch's dropout masks, 32 bits."""

@@ -14,6 +14,23 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
+class SourceFigures:
+    """What one of several sources gives to the training data.
+
+    Attributes:
+        name: The source's.
+        rows: Examples that it gives an epoch.
+        of: Examples that it has.
+        tokens: Tokens of those that it gives which are learnt.
+    """
+
+    name: str
+    rows: int
+    of: int
+    tokens: int
+
+
+@dataclass(frozen=True)
 class RunSetup:
     """The model and data that are about to be trained.
 
@@ -31,6 +48,7 @@ class RunSetup:
         train_tokens: Tokens of theirs that are learnt.
         eval_rows: Held-out examples; None without.
         eval_tokens: Tokens of theirs that are measured.
+        sources: What each of several sources gives; none without a mixture.
     """
 
     device: str
@@ -46,6 +64,7 @@ class RunSetup:
     train_tokens: int
     eval_rows: int | None = None
     eval_tokens: int | None = None
+    sources: tuple[SourceFigures, ...] = ()
 
 
 @dataclass(frozen=True)

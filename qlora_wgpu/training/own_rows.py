@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike, fspath
 
-from qlora_wgpu.config import Config
+from qlora_wgpu.config import Config, DataConfig
 from qlora_wgpu.data import Dataset, PromptFormat, Tokenizer, row_format, split_off
 from qlora_wgpu.families.positions import longest_text
 from qlora_wgpu.model.adapter_model import AdapterModel
@@ -15,8 +15,16 @@ from qlora_wgpu.training.data_warnings import (
     warn_of_learnt_rows,
     warn_of_long_rows,
 )
+from qlora_wgpu.training.mixing import read_mixture
 from qlora_wgpu.training.observer import Observer
-from qlora_wgpu.training.rows import Rows, as_dataset, encoded, is_text, preparation
+from qlora_wgpu.training.rows import (
+    Rows,
+    as_dataset,
+    encoded,
+    is_text,
+    preparation,
+    prompt_of_data,
+)
 
 
 @dataclass(frozen=True)
@@ -63,10 +71,11 @@ class RowReader:
         """
         settings = self._config.data
         if train is None:
-            train, held_out = self._config.require_train_path(), held_out or settings.eval
-        learnt = self._dataset(train, "train_dataset")
+            learnt, held_out = self._mixture(), held_out or settings.eval
+        else:
+            learnt = self._dataset(train, "train_dataset", settings)
         if held_out:
-            measured = self._dataset(held_out, "eval_dataset", held_out=True)
+            measured = self._dataset(held_out, "eval_dataset", settings, held_out=True)
             warn_of_learnt_rows(learnt, measured, self._observer)
         elif settings.eval_split is not None:
             learnt, measured = split_off(learnt, settings.eval_split, self._config.train.seed)
@@ -78,8 +87,18 @@ class RowReader:
     def _tokenizer(self) -> Tokenizer:
         return Tokenizer.from_folder(self._model.prompt_folder)
 
-    def _dataset(self, rows: Rows, name: str, *, held_out: bool = False) -> Dataset:
-        settings = self._config.data
+    def _mixture(self) -> Dataset:
+        """What the configuration names."""
+
+        def read(part: DataConfig) -> Dataset:
+            return self._dataset(str(part.train), "train_dataset", part)
+
+        settings = self._config.require_train()
+        return read_mixture(settings, self._config.train.seed, read, self._observer)
+
+    def _dataset(
+        self, rows: Rows, name: str, settings: DataConfig, *, held_out: bool = False
+    ) -> Dataset:
         tokens = encoded(rows, name, lambda: self._tokenizer, settings, held_out=held_out)
         dataset = as_dataset(tokens, name, self._model.architecture.vocab_size)
         if tokens is rows:  # who has made token ids of it has been told
@@ -91,7 +110,9 @@ class RowReader:
         tell_left_out(settings, path, dataset, self._observer, held_out=held_out)
         return dataset
 
-    def _prompt(self, rows: Rows) -> PromptFormat | None:
+    def _prompt(self, rows: Rows | None) -> PromptFormat | None:
+        if rows is None:
+            return prompt_of_data(self._config.data, self._tokenizer)
         if not isinstance(rows, str | PathLike) and not is_text(rows):
             return None
         settings = self._config.data

@@ -9,8 +9,18 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from qlora_wgpu.config import DataConfig
-from qlora_wgpu.data import IGNORE_INDEX, Dataset, Example, Preparation, Tokenizer, load_dataset
+from qlora_wgpu.data import (
+    IGNORE_INDEX,
+    Dataset,
+    Example,
+    Preparation,
+    PromptFormat,
+    Tokenizer,
+    load_dataset,
+    row_format,
+)
 from qlora_wgpu.data.dataset import encode_rows
+from qlora_wgpu.data.formats import CHATS
 from qlora_wgpu.errors import DataError
 
 Rows = str | PathLike[str] | Sequence[Any]
@@ -62,6 +72,24 @@ def preparation(settings: DataConfig) -> Preparation:
         train_on=settings.train_on,
         truncation=settings.truncation,
     )
+
+
+def prompt_of_data(settings: DataConfig, tokenizer: Tokenizer) -> PromptFormat:
+    """How prompts are written for the training data that a ``data`` section names.
+
+    Of several sources the first with chats decides, else the first.
+
+    Raises:
+        DataError: If it cannot be read.
+        TokenizerError: If the chat template is broken.
+    """
+    kinds = [
+        row_format(part.train, tokenizer, preparation(part))
+        for part in settings.parts()
+        if part.train is not None
+    ]
+    kind = next((kind for kind in kinds if kind in CHATS), kinds[0])
+    return PromptFormat.of_rows(kind, tokenizer, settings.chat_template)
 
 
 def _is_listed(dataset: Any) -> bool:

@@ -11,6 +11,7 @@ from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.training.best_adapter import BestAdapter, save_best
 from qlora_wgpu.training.checkpoints import save_checkpoint
 from qlora_wgpu.training.computing import Computing
+from qlora_wgpu.training.mixing import SourceCounter
 from qlora_wgpu.training.observer import Observer, WorkerFigures
 from qlora_wgpu.training.run_folder import RunFolder
 from qlora_wgpu.training.run_identity import RunIdentity
@@ -36,6 +37,7 @@ class Run:
         best: The adapter with the lowest held-out loss, where it is kept.
         saturated: Values that kernels held at the end of their type, since this part began.
         workers: What the workers of a cluster have done since the last row of the log, by name.
+        sources: Counts the rows of a mixture's sources, where it is one.
     """
 
     model: AdapterModel
@@ -51,6 +53,7 @@ class Run:
     best: BestAdapter | None = None
     saturated: int = 0
     workers: dict[str, WorkerFigures] = field(default_factory=dict)
+    sources: SourceCounter | None = None
     _started: float | None = None
 
     def start_clock(self) -> None:

@@ -122,6 +122,8 @@ def log_window(run: Run) -> None:
         row["aux_loss"] = sum(w[3] for w in state.window) / count if count else None
     if run.saturated:
         row["saturated"] = run.saturated
+    if run.sources is not None and (rows := run.sources.until(state.step)):
+        row["sources"] = rows
     if workers := tuple(run.workers.values()):
         row["workers"] = _shares(workers)
         run.observer.workers(workers)

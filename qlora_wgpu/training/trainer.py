@@ -16,6 +16,7 @@ from qlora_wgpu.training.ending import finish, interrupt, revisit
 from qlora_wgpu.training.evaluation import Evaluator
 from qlora_wgpu.training.learning_rates import learning_rates
 from qlora_wgpu.training.loop import TrainingLoop
+from qlora_wgpu.training.mixing import SourceCounter
 from qlora_wgpu.training.observer import Observer
 from qlora_wgpu.training.opening import open_run
 from qlora_wgpu.training.optimizer import Optimizer
@@ -176,6 +177,7 @@ class Trainer:
                 run.state.eval_loss_before = evaluator.measure(0)
             _tell_of_new_length(run, plan.total_steps)
             run.start_clock()
+            run.sources = SourceCounter(rows, plan)
             loop = TrainingLoop(run, rows, plan, optimizer, evaluator, texts)
             interrupted, stop_signal = loop.run(), loop.stop_signal
         run.read_clock()

@@ -48,11 +48,12 @@ def place(tmp_path, monkeypatch):
             "columns": {"messages": "messages"},
             "tags": {"role_tag": "role", "content_tag": "content"},
         },
+        "identity": {"file_name": "identity.json", "num_samples": 90},
         "pairs": {"file_name": "pairs.json", "ranking": True},
         "hub": {"hf_hub_url": "owner/name", "subset": "main", "split": "test"},
     }
     (tmp_path / "data" / "identity.json").write_text("[]")
     sets = "identity: {path: data/identity.json, source: local, converter: alpaca}\n"
-    (tmp_path / "sets.yaml").write_text(sets + "more: {path: o/n}\n")
+    (tmp_path / "sets.yaml").write_text(sets + "more: {path: o/n, weight: 0.5}\n")
     (tmp_path / "data" / "dataset_info.json").write_text(json.dumps(info))
     return tmp_path

@@ -40,6 +40,8 @@ DEFAULTS = {
     },
     "data": {
         "train": None,
+        "sources": None,
+        "stopping_strategy": "first_exhausted",
         "eval": None,
         "eval_split": None,
         "max_seq_length": 1024,
@@ -331,10 +333,10 @@ def test_model_validate_raises_the_same_error() -> None:
     assert "at least 1" in message(lambda: LoraConfig.model_validate({"r": 0}))
 
 
-def test_require_train_path() -> None:
-    assert "data.train is required" in message(Config(model={"path": "x"}).require_train_path)
+def test_require_train() -> None:
+    assert "data.train is required" in message(Config(model={"path": "x"}).require_train)
     config = Config(model={"path": "x"}, data={"train": "a.jsonl"})
-    assert config.require_train_path() == "a.jsonl"
+    assert config.require_train().train == "a.jsonl"
 
 
 def test_long_values_are_cut_in_messages() -> None:

@@ -1,7 +1,7 @@
 """Axolotl's files, converted value by value."""
 
 import pytest
-from support.dialects import converted, reasons_of
+from support.dialects import converted
 
 
 def test_axolotl(place):
@@ -65,7 +65,11 @@ def test_more_of_axolotl(place):
         place,
         "axolotl.yml",
         {
-            "datasets": [{"path": "a.jsonl", "type": "alpaca"}, {"path": "b.jsonl"}],
+            "datasets": [
+                {"path": "a.jsonl", "type": "alpaca"},
+                {"path": "b.jsonl", "type": "chat_template", "field_messages": "turns"},
+                {"path": "o/n", "name": "main", "split": "test", "type": {"field_output": "o"}},
+            ],
             "adapter": "lora",
             "load_in_4bit": False,
             "lora_target_linear": False,
@@ -81,8 +85,15 @@ def test_more_of_axolotl(place):
     assert (config.data.eval_split, config.data.train_on) == (20, "all")
     assert config.data.chat_template == "chatml"
     assert (config.optim.warmup_steps, config.optim.warmup_ratio) == (0, 0.03)
+    sources = [(s.path.rpartition("/")[2], s.format, s.columns) for s in config.data.sources]
+    assert sources == [
+        ("a.jsonl", "instruction/output", {}),
+        ("b.jsonl", "messages", {"messages": "turns"}),
+        ("test", "instruction/output", {"output": "o"}),
+    ]
+    assert config.data.sources[2].path == "o/n:main/test"
     reasons = {left.key: left.reason for left in conversion.left_out}
-    assert "put the files" in reasons["datasets (number 2): b.jsonl"]
+    assert "datasets[2].type: {field_output}" in reasons
     assert "the shapes are" in reasons["lr_scheduler: one_cycle"]
 
 
@@ -112,8 +123,8 @@ def test_axolotls_schedules(place, theirs, name, kwargs, left_out):
     assert keys == ([left_out] if left_out else [])
 
 
-def test_further_files_of_axolotls_data_are_named(place):
-    entry = {"path": "json", "data_files": ["a.json", "b.json"]}
-    assert "data_files: b.json" in reasons_of(
-        converted(place, "axolotl.yml", {"datasets": [entry]})[1]
-    )
+def test_several_files_of_axolotls_data_are_several_sources(place):
+    entry = {"path": "json", "data_files": ["a.json", "b.json"], "type": "alpaca"}
+    data = converted(place, "axolotl.yml", {"datasets": [entry]})[0].data
+    assert [source.path.rpartition("/")[2] for source in data.sources] == ["a.json", "b.json"]
+    assert {source.format for source in data.sources} == {"instruction/output"}

@@ -37,9 +37,20 @@ def test_the_alignment_handbooks_mixture(place):
         "dataset_mixer": {"o/chats": 1.0, "o/more": 0.5},
         "dataset_splits": ["train_sft", "test_sft"],
     }
-    config, conversion = converted(place, "trl.yaml", changes)
-    assert (config.data.train, config.data.eval) == ("o/chats:train_sft", "o/chats:test_sft")
-    assert any("o/more" in left.key for left in conversion.left_out)
+    data = converted(place, "trl.yaml", changes)[0].data
+    assert [(source.path, source.rows) for source in data.sources] == [
+        ("o/chats:train_sft", None),
+        ("o/more:train_sft", 0.5),
+    ]
+    assert data.eval == "o/chats:test_sft"
+
+
+def test_trls_mixture(place):
+    sets = [{"path": "o/a"}, {"path": "o/b", "name": "main", "split": "test"}]
+    changes = {"dataset_name": "LEAVE OUT", "datasets": sets, "test_split_size": 0.1}
+    data = converted(place, "trl.yaml", changes)[0].data
+    assert [source.path for source in data.sources] == ["o/a", "o/b:main/test"]
+    assert data.eval_split == 0.1
 
 
 def test_modules_that_trl_and_axolotl_do_not_name_are_pefts(place):

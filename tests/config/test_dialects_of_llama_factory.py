@@ -10,9 +10,14 @@ from qlora_wgpu.errors import ConfigError
 
 def test_llama_factory(place):
     config, _ = converted(place, "llama_factory.yaml")
-    assert config.data.train == str(place / "data/mine.json")
     columns = {"instruction": "question", "input": "context", "output": "answer"}
-    assert (config.data.format, config.data.columns) == ("instruction/output", columns)
+    first, second = config.data.sources
+    assert (first.path, second.path) == (
+        str(place / "data/mine.json"),
+        str(place / "data/identity.json"),
+    )
+    assert (first.format, first.columns, first.rows) == ("instruction/output", columns, None)
+    assert (second.columns, second.rows) == ({}, 90)
     assert (config.data.eval_split, config.data.max_seq_length) == (0.1, 512)
     assert (config.lora.lora_alpha, config.lora.target_modules) == (16, "all-linear")
     assert config.train.gradient_checkpointing
@@ -29,17 +34,41 @@ def test_llama_factory(place):
         converted(place, "llama_factory.yaml", {"dataset": "nothing"})
 
 
+@pytest.mark.parametrize(
+    ("changes", "weights", "strategy"),
+    [
+        ({"mix_strategy": "interleave_under", "interleave_probs": "0.7, 0.3"}, [0.7, 0.3], "first"),
+        ({"mix_strategy": "interleave_over", "interleave_probs": [1, 3]}, [1, 3], "all"),
+        ({"mix_strategy": "interleave_over"}, [1, 1], "all"),
+        ({"mix_strategy": "concat"}, [None, None], "first"),
+        ({"mix_strategy": "interleave_over_without_replacement"}, [None, None], "first"),
+    ],
+)
+def test_llama_factorys_mixtures(place, changes, weights, strategy):
+    data = converted(place, "llama_factory.yaml", changes)[0].data
+    assert [source.weight for source in data.sources] == weights
+    assert data.stopping_strategy == f"{strategy}_exhausted"
+    with pytest.raises(ConfigError, match=r"interleave_probs: 0\.7 has 1 of 2 data sets"):
+        converted(place, "llama_factory.yaml", {**changes, "mix_strategy": "interleave_under",
+                                                "interleave_probs": "0.7"})  # fmt: skip
+
+
 def test_llama_factory_v1(place):
     config, conversion = converted(place, "llama_factory_v1.yaml")
     assert (config.quant.scheme, config.lora.r, config.lora.lora_alpha) == ("nf4", 8, 32)
     assert config.lora.target_modules == "all-linear"
-    assert config.data.train == str(place / "data" / "identity.json")
-    assert (config.data.format, config.data.max_seq_length) == ("instruction/output", 512)
+    first, second = config.data.sources
+    assert (first.path, first.format) == (
+        str(place / "data" / "identity.json"),
+        "instruction/output",
+    )
+    assert (second.path, second.format, second.rows) == ("o/n", None, 0.5)
+    assert config.data.max_seq_length == 512
     train = config.train
     assert (train.per_device_train_batch_size, train.gradient_accumulation_steps) == (2, 4)
     assert (train.max_steps, train.compute_dtype) == (10, "bfloat16")
     assert (config.optim.lr_scheduler_type, config.optim.learning_rate) == ("constant", 1e-4)
-    assert "train_dataset: more" in reasons_of(conversion)
+    assert any("parts of messages" in note for note in conversion.notes)
     changes = {"train_dataset": "rows.jsonl", "peft_config": {"name": "freeze"},
                "quant_config": None, "batching_strategy": "padding_free"}  # fmt: skip
     config, conversion = converted(place, "llama_factory_v1.yaml", changes)

@@ -42,6 +42,9 @@ def place(tmp_path, monkeypatch):
     (tmp_path / "data" / "mine.json").write_text(json.dumps(mine))
     columns = {"prompt": "question", "query": "context", "response": "answer"}
     info = {"mine": {"file_name": "mine.json", "columns": columns}}
+    info["identity"] = {"file_name": "identity.json"}
+    others = [{**row, "instruction": f"who is {row['output']}?"} for row in rows[:4]]
+    (tmp_path / "data" / "identity.json").write_text(json.dumps(others))
     (tmp_path / "data" / "dataset_info.json").write_text(json.dumps(info))
     return tmp_path
 
@@ -55,7 +58,7 @@ def init(*args):
     [
         ("axolotl.yml", 11, 1),
         ("trl.yaml", 8, 8),
-        ("llama_factory.yaml", 11, 1),
+        ("llama_factory.yaml", 14, 2),
         ("mlx_lm.yaml", 8, 8),
     ],
 )

@@ -26,6 +26,7 @@ def a_run():
         config=Config(model={"path": "none"}, log={"logging_steps": 1}),
         throughput=ThroughputMeter(),
         workers={},
+        sources=None,
         state=SimpleNamespace(
             step=1, num_tokens=3, learning_rate=0.1, grad_norm=1.0, window=[], logged_step=0
         ),

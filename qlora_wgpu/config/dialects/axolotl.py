@@ -14,7 +14,13 @@ from qlora_wgpu.config.dialects.hugging_face import (
     set_quantization,
     share_of_run,
 )
-from qlora_wgpu.config.dialects.rows import hub_place, set_rows, set_template
+from qlora_wgpu.config.dialects.rows import (
+    RowsOf,
+    Source,
+    hub_place,
+    set_sources,
+    set_template,
+)
 
 _MARKS = (
     "base_model sequence_len micro_batch_size num_epochs sample_packing val_set_size "
@@ -90,14 +96,13 @@ def _convert_targets(draft: Draft) -> None:
 def _convert_data(draft: Draft) -> None:
     datasets = draft.take("datasets", draft.take("pretraining_dataset", []))
     datasets = [entry for entry in _listed(datasets) if isinstance(entry, Mapping)]
-    for number, entry in enumerate(datasets[1:], start=2):
-        draft.leave_out(
-            f"datasets (number {number})", entry.get("path"), "one data set is read: put the files "
-            "of several, of one format, into a folder"
-        )  # fmt: skip
-    if datasets:
-        draft.set("data.train", _place(draft, datasets[0]), "datasets")
-        _convert_rows(draft, datasets[0])
+    sources = [
+        Source(place, _rows(draft, entry, number))
+        for number, entry in enumerate(datasets)
+        for place in _places(draft, entry)
+    ]
+    if sources:
+        set_sources(draft, sources, "datasets")
     set_template(draft, draft.take("chat_template"), "chat_template", "tokenizer_default")
     if (template := draft.take("chat_template_jinja")) is not None:
         set_template(draft, template, "chat_template_jinja")
@@ -111,45 +116,42 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _place(draft: Draft, entry: Mapping[str, Any]) -> str:
+def _places(draft: Draft, entry: Mapping[str, Any]) -> list[str]:
     files, path = _listed(entry.get("data_files") or []), str(entry.get("path") or "")
     if files and (path in ("json", "csv", "parquet", "text") or not path):
-        if files[1:]:
-            draft.leave_out("data_files", ", ".join(map(str, files[1:])), "one data set is read: "
-                            "put the files of several, of one format, into a folder")  # fmt: skip
-        return draft.place(str(files[0]))
+        return [draft.place(str(file)) for file in files]
     if files:
         draft.notes.append(f"data_files of {path} are not chosen: name the split or the folder")
-    return hub_place(draft, path, entry.get("name"), entry.get("split"))
+    return [hub_place(draft, path, entry.get("name"), entry.get("split"))]
 
 
-def _convert_rows(draft: Draft, entry: Mapping[str, Any]) -> None:
+def _rows(draft: Draft, entry: Mapping[str, Any], number: int) -> RowsOf:
     """The format that ``type`` names, which may be a prompt of the user's own."""
-    kind = entry.get("type")
+    kind, key = entry.get("type"), f"datasets[{number}].type"
     if isinstance(kind, Mapping):
         columns = {
             "instruction": kind.get("field_instruction"),
             "input": kind.get("field_input"),
             "output": kind.get("field_output"),
         }
-        set_rows(draft, "instruction/output", columns, "datasets[0].type")
-        draft.leave_out("datasets[0].type", kind, "a prompt of one's own: Alpaca's is written")
-        return
+        draft.leave_out(key, kind, "a prompt of one's own: Alpaca's is written")
+        return RowsOf.named("instruction/output", columns, key)
     name = str(kind or "").partition(":")[0]
     origin = f"type: {kind}"
     if name.startswith(("chat_template", "sharegpt")):
-        _convert_chats(draft, entry, name, origin)
-    elif name in ("alpaca", "alpaca_w_system.load", "alpaca_instruct"):
-        set_rows(draft, "instruction/output", {}, origin)
-    elif name in ("completion", "pretrain"):
-        set_rows(draft, "text", {"text": entry.get("field")}, origin)
-    elif name in ("alpaca_chat.load_qa", "context_qa", "oasst"):
-        draft.set("data.columns", {"prompt": "question", "completion": "answer"}, origin)
-    elif kind is not None:
-        draft.leave_out("datasets[0].type", kind, "the format is told by the rows' keys")
+        return _chats(draft, entry, number, name, origin)
+    if name in ("alpaca", "alpaca_w_system.load", "alpaca_instruct"):
+        return RowsOf.named("instruction/output", {}, origin)
+    if name in ("completion", "pretrain"):
+        return RowsOf.named("text", {"text": entry.get("field")}, origin)
+    if name in ("alpaca_chat.load_qa", "context_qa", "oasst"):
+        return RowsOf.named(None, {"prompt": "question", "completion": "answer"}, origin)
+    if kind is not None:
+        draft.leave_out(key, kind, "the format is told by the rows' keys")
+    return RowsOf()
 
 
-def _convert_chats(draft: Draft, entry: Mapping[str, Any], name: str, origin: str) -> None:
+def _chats(draft: Draft, entry: Mapping[str, Any], number: int, name: str, origin: str) -> RowsOf:
     mappings = entry.get("message_property_mappings") or {}
     role = mappings.get("role") or entry.get("message_field_role")
     sharegpt = name.startswith("sharegpt") or role == "from"
@@ -157,22 +159,21 @@ def _convert_chats(draft: Draft, entry: Mapping[str, Any], name: str, origin: st
     field = entry.get("field_messages") or entry.get("field") or (
         "conversations" if name.startswith("sharegpt") else "messages"
     )  # fmt: skip
-    set_rows(draft, row_format, {row_format: field}, origin)
     if role not in (None, "from", "role"):
         draft.leave_out("message_property_mappings", mappings, "keys are role and content, or from "
                         "and value: rename them")  # fmt: skip
     if entry.get("chat_template") is not None:
-        set_template(
-            draft, entry["chat_template"], "datasets[0].chat_template", "tokenizer_default"
-        )
+        key = f"datasets[{number}].chat_template"
+        set_template(draft, entry["chat_template"], key, "tokenizer_default")
     if entry.get("train_on_eos") == "last" or entry.get("roles_to_train") == []:
         draft.leave_out("roles_to_train", entry.get("roles_to_train"), "data.train_on says it")
+    return RowsOf.named(row_format, {row_format: field}, origin)
 
 
 def _convert_evaluation(draft: Draft) -> None:
     size, tests = draft.take("val_set_size", 0), draft.take("test_datasets")
     if tests and isinstance(_listed(tests)[0], Mapping):
-        draft.set("data.eval", _place(draft, _listed(tests)[0]), "test_datasets")
+        draft.set("data.eval", _places(draft, _listed(tests)[0])[0], "test_datasets")
     elif size:
         draft.set("data.eval_split", size if size < 1 else int(size), "val_set_size")
     steps, per_epoch = draft.take("eval_steps"), draft.take("evals_per_epoch")

@@ -131,6 +131,8 @@ def _drafted(
     if "model.path" in draft.taken:
         model = draft.taken["model.path"]
         draft.set("model.path", draft.place(str(model.value)), model.origin)
+    if "data.train" in given:
+        draft.taken.pop("data.sources", None)
     for ours, value in given.items():
         draft.set(ours, value, "given on the command line")
     for ours, taken in draft.taken.items():
@@ -147,7 +149,9 @@ def _drafted(
 def _check(conversion: Conversion) -> None:
     """Makes sure that the result is a configuration, and speaks of their keys where it is not."""
     for key, option in (("model.path", "--model"), ("data.train", "--data")):
-        if key not in conversion.taken:
+        if key not in conversion.taken and not (
+            key == "data.train" and "data.sources" in conversion.taken
+        ):
             raise ConfigError(
                 f"{conversion.file} names no {'model' if option == '--model' else 'data'}: name it "
                 f"with {option}"

@@ -8,7 +8,13 @@ from typing import Any
 
 from qlora_wgpu.config.dialects import hugging_face
 from qlora_wgpu.config.dialects.draft import Dialect, Draft
-from qlora_wgpu.config.dialects.rows import hub_place, set_rows, set_template
+from qlora_wgpu.config.dialects.rows import (
+    RowsOf,
+    Source,
+    hub_place,
+    set_sources,
+    set_template,
+)
 from qlora_wgpu.config.json_object import read_json_object
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.limits import MODEL_JSON_BYTES
@@ -84,11 +90,13 @@ def _convert_lora(draft: Draft) -> None:
 def _convert_data(draft: Draft, *, documents: bool) -> None:
     folder = Path(draft.place(str(draft.take("dataset_dir", "data"))))
     names = _names(draft.take("dataset", draft.theirs.get("train_dataset")))
-    if len(names) > 1:
-        draft.leave_out("dataset", ", ".join(names[1:]), "one data set is read: put the files of "
-                        "several, of one format, into a folder")  # fmt: skip
-    if names:
-        _convert_dataset(draft, names[0], folder, documents=documents)
+    portions = _portions(draft, len(names))
+    sources = [
+        _source(draft, name, folder, portion, documents=documents)
+        for name, portion in zip(names, portions, strict=True)
+    ]
+    if sources:
+        set_sources(draft, sources, f"dataset: {', '.join(names)}")
     held_out, size = _names(draft.take("eval_dataset")), draft.take("val_size", 0)
     if held_out:
         entry = _description(draft, held_out[0], folder)
@@ -108,24 +116,52 @@ def _names(value: Any) -> list[str]:
     return [str(v).strip() for v in (value if isinstance(value, list) else str(value).split(","))]
 
 
-def _convert_dataset(draft: Draft, name: str, folder: Path, *, documents: bool) -> None:
+def _portions(draft: Draft, count: int) -> list[dict[str, float]]:
+    """What each data set gives: all, or a share of the rows."""
+    strategy, shares = draft.take("mix_strategy", "concat"), draft.take("interleave_probs")
+    if count < 2 or not str(strategy).startswith("interleave"):
+        return [{}] * count
+    if strategy == "interleave_over_without_replacement":
+        draft.notes.append("interleave_over_without_replacement learns each row once, as all do")
+        return [{}] * count
+    weights = [1.0] * count
+    if shares is not None:
+        listed = shares if isinstance(shares, list) else str(shares).split(",")
+        weights = [float(share) for share in listed]
+    if len(weights) != count:
+        raise draft.refuse("interleave_probs", shares, f"has {len(weights)} of {count} data sets")
+    ends = "first_exhausted" if strategy == "interleave_under" else "all_exhausted"
+    draft.set("data.stopping_strategy", ends, f"mix_strategy: {strategy}")
+    return [{"weight": weight} for weight in weights]
+
+
+def _source(
+    draft: Draft, name: str, folder: Path, portion: Mapping[str, float], *, documents: bool
+) -> Source:
     entry = _description(draft, name, folder)
     if entry.get("ranking"):
         raise draft.refuse("dataset", name, "holds preferences; only supervised rows are learnt")
-    draft.set("data.train", _place(draft, entry, folder), f"dataset: {name}")
+    if not portion and isinstance(count := entry.get("num_samples"), int):
+        portion = {"rows": count}
+    rows = _rows(draft, entry, name, documents=documents)
+    return Source(_place(draft, entry, folder), rows, portion)
+
+
+def _rows(draft: Draft, entry: Mapping[str, Any], name: str, *, documents: bool) -> RowsOf:
+    """How the rows of a data set are read, by its description."""
     columns, tags = _mapping(entry, "columns"), _mapping(entry, "tags")
     origin = f"dataset_info.json: {name}"
     if documents:
-        set_rows(draft, "text", {"text": columns.get("prompt")}, origin)
-    elif entry.get("formatting", "alpaca") == "alpaca":
+        return RowsOf.named("text", {"text": columns.get("prompt")}, origin)
+    if entry.get("formatting", "alpaca") == "alpaca":
         renamed = {ours: columns.get(theirs) for ours, theirs in _COLUMNS.items()}
-        set_rows(draft, "instruction/output", renamed, origin)
-        draft.notes.append(ALPACA_PROMPT)
-    else:
-        _leave_tags_out(draft, tags)
-        row_format = "messages" if tags.get("role_tag") == "role" else "conversations"
-        column = columns.get("messages", "conversations")
-        set_rows(draft, row_format, {row_format: column, "system": columns.get("system")}, origin)
+        if ALPACA_PROMPT not in draft.notes:
+            draft.notes.append(ALPACA_PROMPT)
+        return RowsOf.named("instruction/output", renamed, origin)
+    _leave_tags_out(draft, tags)
+    row_format = "messages" if tags.get("role_tag") == "role" else "conversations"
+    column = columns.get("messages", "conversations")
+    return RowsOf.named(row_format, {row_format: column, "system": columns.get("system")}, origin)
 
 
 def _leave_tags_out(draft: Draft, tags: Mapping[str, Any]) -> None:

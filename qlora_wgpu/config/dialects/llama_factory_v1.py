@@ -9,7 +9,7 @@ from typing import Any
 from qlora_wgpu.config.dialects.draft import Dialect, Draft
 from qlora_wgpu.config.dialects.hugging_face import convert_precision, set_quantization
 from qlora_wgpu.config.dialects.llama_factory import ALPACA_PROMPT
-from qlora_wgpu.config.dialects.rows import hub_place, set_rows
+from qlora_wgpu.config.dialects.rows import RowsOf, Source, hub_place, set_sources
 from qlora_wgpu.config.yaml_file import read_yaml_file
 
 _MARKS = (
@@ -93,35 +93,51 @@ def _convert_adapter(draft: Draft) -> None:
 
 def _convert_data(draft: Draft) -> None:
     if (train := draft.take("train_dataset")) is not None:
-        entry = _description(draft, "train_dataset", str(train))
-        draft.set("data.train", _place(draft, entry), f"train_dataset: {train}")
-        row_format = _FORMATS.get(str(entry.get("converter")))
-        if row_format is not None:
-            set_rows(draft, row_format, {}, f"converter: {entry['converter']}")
-            draft.notes.extend([ALPACA_PROMPT] if row_format == "instruction/output" else [])
-        else:
+        entries = _descriptions(draft, "train_dataset", str(train))
+        sources = [
+            Source(_place(draft, entry), _rows(entry), _portion(draft, entry)) for entry in entries
+        ]
+        set_sources(draft, sources, f"train_dataset: {train}")
+        formats = {source.rows.format for source in sources}
+        if "instruction/output" in formats:
+            draft.notes.append(ALPACA_PROMPT)
+        if None in formats:
             draft.notes.append(
                 "parts of messages are read as {type: text, text: ...}, where LLaMA-Factory writes "
                 "{type: text, value: ...}"
             )
     if (held_out := draft.take("eval_dataset")) is not None:
-        entry = _description(draft, "eval_dataset", str(held_out))
-        draft.set("data.eval", _place(draft, entry), "eval_dataset")
+        first, *others = _descriptions(draft, "eval_dataset", str(held_out))
+        draft.set("data.eval", _place(draft, first), "eval_dataset")
+        for other in others:
+            draft.leave_out("eval_dataset", other.get("path"), "one is measured on")
 
 
-def _description(draft: Draft, key: str, path: str) -> Mapping[str, Any]:
-    """What a YAML of data sets says of its first one; another file is the data itself."""
+def _descriptions(draft: Draft, key: str, path: str) -> list[Mapping[str, Any]]:
+    """What a YAML of data sets says of each; another file is the data itself."""
     place = Path(draft.place(path))
     if place.suffix not in (".yaml", ".yml"):
-        return {"path": path}
-    entries = read_yaml_file(place, aliases=True).values
-    for other in list(entries)[1:]:
-        draft.leave_out(key, other, "one data set is read: put the files of several, of one "
-                        "format, into a folder")  # fmt: skip
-    entry = next(iter(entries.values()))
-    if entry.get("converter") == "pair":
+        return [{"path": path}]
+    entries = [dict(entry) for entry in read_yaml_file(place, aliases=True).values.values()]
+    if any(entry.get("converter") == "pair" for entry in entries):
         raise draft.refuse(key, path, "holds preferences; only supervised rows are learnt")
-    return dict(entry)
+    return list(entries)
+
+
+def _rows(entry: Mapping[str, Any]) -> RowsOf:
+    row_format = _FORMATS.get(str(entry.get("converter")))
+    origin = f"converter: {entry.get('converter')}"
+    return RowsOf() if row_format is None else RowsOf(row_format, {}, origin)
+
+
+def _portion(draft: Draft, entry: Mapping[str, Any]) -> dict[str, float]:
+    """The rows that a data set gives, where it says how many; its weight is a share of its own."""
+    size, weight = entry.get("size"), entry.get("weight") or 1.0
+    rows = size * weight if isinstance(size, int) else weight
+    if size is None and weight > 1:
+        draft.leave_out("weight", weight, "name the rows that it is to give, such as rows: 5000")
+        return {}
+    return {} if rows == 1 else {"rows": rows if rows < 1 else int(rows)}
 
 
 def _place(draft: Draft, entry: Mapping[str, Any]) -> str:

@@ -94,7 +94,7 @@ def _convert_data(draft: Draft) -> None:
     hub = draft.take("hf_dataset", {})
     if isinstance(hub, list):
         for other in hub[1:]:
-            draft.leave_out("hf_dataset", other.get("path"), "one data set is read")
+            draft.leave_out("hf_dataset", other.get("path"), "name it in data.sources")
         hub = hub[0] if hub else {}
     if hub:
         name = str(hub.get("path") or hub.get("name") or "")

@@ -107,11 +107,8 @@ NO_COUNTERPART = {
         "mlflow_tracking_uri mlflow_experiment_name comet_project_name use_comet use_swanlab "
         "swanlab_project use_mlflow trackio_project trackio_space_id"
     ),
-    "all rows are learnt: cut the file instead": (
+    "all rows are learnt, unless data.sources says how many a source gives": (
         "max_samples shards shards_idx dataset_shard_num dataset_shard_idx max_train_samples"
-    ),
-    "one data set is read; put several into one folder": (
-        "mix_strategy interleave_probs dataset_mixture_fractions"
     ),
     "rows are tokenized as the template and format say": (
         "train_on_eos train_on_eot eot_tokens roles tool_format default_system "
@@ -141,7 +138,10 @@ _LEAST_RATE = (
     "optim.lr_scheduler_type: cosine_with_min_lr takes min_lr_rate, a share of the peak, in "
     "optim.lr_scheduler_kwargs"
 )
+_MIXTURE = "data.sources takes several data sets, with a weight or rows each"
 HINTS = {
+    **dict.fromkeys(("interleave_probs", "dataset_mixture_fractions", "dataset_mixer"), _MIXTURE),
+    "mix_strategy": "data.stopping_strategy says where weighted sources end",
     **dict.fromkeys(("cosine_min_lr_ratio", "min_lr_ratio", "min_lr_rate"), _LEAST_RATE),
     "min_lr": "it stands in optim.lr_scheduler_kwargs",
     "scale": "it is lora.lora_alpha / lora.r: multiply it by lora.r for lora.lora_alpha",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,69 @@ from qlora_wgpu.config.dialects.draft import Draft
 from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES, is_inline_template
 
 
+@dataclass(frozen=True)
+class RowsOf:
+    """How the rows of one data set are read.
+
+    Attributes:
+        format: Their format; None for what their keys tell.
+        columns: Their columns by the format's keys, where these are called otherwise.
+        origin: The key of theirs that says it.
+    """
+
+    format: str | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    origin: str = ""
+
+    @classmethod
+    def named(cls, row_format: str | None, columns: Mapping[str, Any], origin: str) -> RowsOf:
+        """Those of a format, of which some columns may have names of their own."""
+        renamed = {key: str(name) for key, name in columns.items() if name and name != key}
+        return cls(row_format, renamed, origin)
+
+
 def set_rows(draft: Draft, row_format: str, columns: Mapping[str, Any], origin: str) -> None:
     """The rows' format, and their columns where these are called otherwise."""
-    draft.set("data.format", row_format, origin)
-    if renamed := {key: str(name) for key, name in columns.items() if name and name != key}:
-        draft.set("data.columns", renamed, origin)
+    _set_rows(draft, RowsOf.named(row_format, columns, origin))
+
+
+def _set_rows(draft: Draft, rows: RowsOf) -> None:
+    if rows.format is not None:
+        draft.set("data.format", rows.format, rows.origin)
+    if rows.columns:
+        draft.set("data.columns", dict(rows.columns), rows.origin)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One of the data sets of a file.
+
+    Attributes:
+        path: Where it is.
+        rows: How its rows are read.
+        portion: ``weight`` or ``rows``, where it gives no more than a part.
+    """
+
+    path: str
+    rows: RowsOf = RowsOf()
+    portion: Mapping[str, float] = field(default_factory=dict)
+
+
+def set_sources(draft: Draft, sources: Sequence[Source], origin: str) -> None:
+    """The training data: one data set, or a mixture of several."""
+    if len(sources) == 1 and not sources[0].portion:
+        draft.set("data.train", sources[0].path, origin)
+        _set_rows(draft, sources[0].rows)
+        return
+    entries = []
+    for source in sources:
+        entry: dict[str, Any] = {"path": source.path}
+        if source.rows.format is not None:
+            entry["format"] = source.rows.format
+        if source.rows.columns:
+            entry["columns"] = dict(source.rows.columns)
+        entries.append({**entry, **source.portion})
+    draft.set("data.sources", entries, origin)
 
 
 def hub_place(draft: Draft, path: str, subset: Any = None, split: Any = None) -> str:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qlora_wgpu.config.dialects import hugging_face
 from qlora_wgpu.config.dialects.draft import Dialect, Draft
-from qlora_wgpu.config.dialects.rows import hub_place, is_file, set_rows, set_template
+from qlora_wgpu.config.dialects.rows import (
+    Source,
+    hub_place,
+    is_file,
+    set_rows,
+    set_sources,
+    set_template,
+)
 
 _MARKS = (
     "model_name_or_path dataset_name use_peft lora_r lora_target_modules load_in_4bit "
@@ -64,20 +71,24 @@ def _convert(draft: Draft) -> None:
 def _convert_data(draft: Draft) -> None:
     name, config = draft.take("dataset_name"), draft.take("dataset_config")
     train, test = draft.take("dataset_train_split"), draft.take("dataset_test_split", "test")
-    mixture = draft.take("datasets", [])
-    if mixture and isinstance(mixture[0], Mapping):
-        first = mixture[0]
-        name, config = first.get("path"), first.get("name", config)
-        train = first.get("split", train)
-        if len(mixture) > 1:
-            draft.leave_out("datasets", f"{len(mixture)} of them", "the first alone is read")
+    mixture = [entry for entry in draft.take("datasets", []) if isinstance(entry, Mapping)]
+    if mixture:
+        _mix(draft, mixture, train)
+        name = None
+        if (size := draft.take("test_split_size")) is not None:
+            draft.set("data.eval_split", size, "test_split_size")
     mixer, splits = draft.take("dataset_mixer", {}), draft.take("dataset_splits", [])
-    if mixer and name is None:  # as in the alignment handbook
-        name, *others = mixer
+    if mixer and name is None and not mixture:  # as in the alignment handbook
         train, test = (*splits, train, test)[:2] if len(splits) != 1 else (splits[0], test)
-        if others:
-            draft.leave_out("dataset_mixer", ", ".join(others), "the first alone is read")
-    if name is not None:
+        sources = [
+            Source(hub_place(draft, str(path), config, train), portion={"rows": share})
+            if 0 < share < 1
+            else Source(hub_place(draft, str(path), config, train))
+            for path, share in mixer.items()
+        ]
+        set_sources(draft, sources, "dataset_mixer")
+        _convert_held_out(draft, str(next(iter(mixer))), config, test)
+    elif name is not None:
         draft.set("data.train", hub_place(draft, str(name), config, train), "dataset_name")
         _convert_held_out(draft, str(name), config, test)
     if (text := draft.take("dataset_text_field", "text")) != "text":
@@ -94,6 +105,17 @@ def _convert_data(draft: Draft) -> None:
         )
     for key in ("chat_template_path", "chat_template"):
         set_template(draft, draft.take(key), key)
+
+
+def _mix(draft: Draft, entries: Sequence[Mapping[str, Any]], split: Any) -> None:
+    """Several data sets, of which TRL takes all rows."""
+    sources = []
+    for entry in entries:
+        place = hub_place(draft, str(entry["path"]), entry.get("name"), entry.get("split", split))
+        if isinstance(file := entry.get("data_files"), str):
+            place = draft.place(file)
+        sources.append(Source(place))
+    set_sources(draft, sources, "datasets")
 
 
 def _convert_held_out(draft: Draft, name: str, config: Any, split: Any) -> None:

@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES
 from qlora_wgpu.config.section import FREE_ON_RESUME, Section
-from qlora_wgpu.config.values import EvalSplit, RowFormat, Text
+from qlora_wgpu.config.values import EvalSplit, PositiveNumber, RowFormat, Text
 from qlora_wgpu.limits import TOKENS_OF_A_ROW
+
+_NAMED = 3  # sources, in a title
+
+
+class SourceConfig(Section):
+    """One of several sources of training data."""
+
+    path: Text = Field(description="File, folder or data set of the hub, as data.train has it.")
+    format: RowFormat | None = Field(
+        None, description="Format of its rows, where it is not data.format."
+    )
+    columns: dict[Text, Text] = Field(
+        {}, description="Names of its rows' columns, where they are not data.columns."
+    )
+    weight: PositiveNumber | None = Field(
+        None, description="Its share of the mixture, beside the weights of all others."
+    )
+    rows: EvalSplit = Field(
+        None, description="Rows that it gives an epoch, or a share of its own below 1; null is all."
+    )
 
 
 class DataConfig(Section):
@@ -19,6 +40,21 @@ class DataConfig(Section):
         None,
         description="Training data: a .jsonl, .json, .csv, .parquet or .txt file, a folder of "
         "them, or a data set of the Hugging Face Hub as owner/name:split (training needs one).",
+    )
+    sources: Annotated[list[SourceConfig] | None, FREE_ON_RESUME] = Field(
+        None,
+        min_length=1,
+        description="Several sources in place of data.train, each with its path and, where they "
+        "differ from data.format and data.columns, format and columns of its own; with a weight "
+        "each, or rows (a number, or a share of its own), else all of its rows.",
+    )
+    stopping_strategy: Annotated[Literal["first_exhausted", "all_exhausted"], FREE_ON_RESUME] = (
+        Field(
+            "first_exhausted",
+            description="How many rows weighted sources make an epoch: as many as there are before "
+            "the first source has no more (first_exhausted), or until the last one has given all, "
+            "others repeated (all_exhausted).",
+        )
     )
     eval: Annotated[Text | None, FREE_ON_RESUME] = Field(
         None, description="Held-out data in the same formats, or null for no evaluation."
@@ -72,9 +108,49 @@ class DataConfig(Section):
         f"itself, or a built-in name: {', '.join(BUILT_IN_CHAT_TEMPLATES)}.",
     )
 
+    @field_validator("sources")
+    @classmethod
+    def _as_one_mixture(
+        cls, value: list[SourceConfig] | None, info: ValidationInfo
+    ) -> list[SourceConfig] | None:
+        if value is None:
+            return None
+        if info.data.get("train") is not None:
+            raise ValueError("cannot stand beside data.train: keep one of the two")
+        weighted = sum(source.weight is not None for source in value)
+        if 0 < weighted < len(value):
+            raise ValueError("must give all sources a weight, or none")
+        if weighted and any(source.rows is not None for source in value):
+            raise ValueError("must not give sources both weights and rows")
+        return value
+
     @field_validator("eval_split")
     @classmethod
     def _alone(cls, value: float | None, info: ValidationInfo) -> float | None:
         if value is not None and info.data.get("eval") is not None:
             raise ValueError("cannot stand beside data.eval: keep one of the two")
         return value
+
+    def parts(self) -> list[DataConfig]:
+        """The section for each source of training data by itself, its path as ``train``."""
+        if self.sources is None:
+            return [self]
+        return [
+            self.model_copy(
+                update={
+                    "train": source.path,
+                    "sources": None,
+                    "format": source.format or self.format,
+                    "columns": source.columns or self.columns,
+                }
+            )
+            for source in self.sources
+        ]
+
+    @property
+    def train_name(self) -> str:
+        """What is learnt from, in few words; empty if nothing is named."""
+        names = [Path(part.train).name for part in self.parts() if part.train is not None]
+        if len(names) > _NAMED:
+            names[_NAMED - 1 :] = [f"{len(names) - _NAMED + 1} more"]
+        return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))

@@ -1,0 +1,176 @@
+"""A mixture of several data sets: how many examples each gives an epoch, and which."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.data.batches import epoch_order
+from qlora_wgpu.data.examples import Counts, Dataset, Example
+from qlora_wgpu.data.held_out import DatasetPart
+
+StoppingStrategy = Literal["first_exhausted", "all_exhausted"]
+_CHOICES = 2**40  # orders by which examples are chosen lie beyond those of epochs
+
+
+@dataclass(frozen=True)
+class Portion:
+    """What one data set gives to a mixture.
+
+    Attributes:
+        weight: Its share, beside the weights of all others; None without weights.
+        rows: Examples of it, or a share of its own where it is below 1; None for all.
+    """
+
+    weight: float | None = None
+    rows: float | None = None
+
+
+class Joined(Dataset):
+    """Data sets one behind the other, which stay where they are."""
+
+    def __init__(self, parts: Sequence[Dataset], names: Sequence[str]) -> None:
+        """Joins data sets.
+
+        Args:
+            parts: The data sets, at least one.
+            names: A name of each for people.
+        """
+        total: Counter[str] = Counter()
+        for part in parts:
+            total.update(asdict(part.counts))
+        super().__init__((), Counts(**total))
+        self._parts = tuple(parts)
+        self._firsts = np.cumsum([0, *map(len, parts)]).tolist()
+        self.source_names = distinct(names)
+        self.source_sizes = tuple(map(len, parts))
+
+    def __len__(self) -> int:
+        return int(self._firsts[-1])
+
+    def _at(self, number: int) -> Example:
+        at = bisect_right(self._firsts, number) - 1
+        example: Example = self._parts[at][number - self._firsts[at]]
+        return example
+
+    @cached_property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Tokens of each example."""
+        return np.concatenate([part.lengths for part in self._parts])
+
+    @cached_property
+    def label_counts(self) -> npt.NDArray[np.int64]:
+        """Positions of each example that the loss is taken over."""
+        return np.concatenate([part.label_counts for part in self._parts])
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all examples together."""
+        return sum(part.num_tokens for part in self._parts)
+
+    @cached_property
+    def max_token_id(self) -> int:
+        """Largest token id; -1 if there is none."""
+        return max(part.max_token_id for part in self._parts)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the parts' contents, in their order."""
+        texts = ",".join(part.fingerprint for part in self._parts)
+        return hashlib.sha256(texts.encode()).hexdigest()[:16]
+
+    @property
+    def source_of(self) -> npt.NDArray[np.int32]:
+        """The number of each example's data set, in ``source_names``."""
+        return np.repeat(np.arange(len(self._parts), dtype=np.int32), np.diff(self._firsts))
+
+
+def mix(
+    parts: Sequence[Dataset],
+    names: Sequence[str],
+    portions: Sequence[Portion],
+    strategy: StoppingStrategy,
+    seed: int,
+) -> Dataset:
+    """Mixes data sets, by their contents and a seed alone.
+
+    What gives fewer examples than it has gives the same ones each epoch; what is to give more
+    gives each as often as all others of it, or once more.
+
+    Args:
+        parts: The data sets.
+        names: A name of each for people.
+        portions: What each gives.
+        strategy: How many examples weighted ones make together: see ``examples_of``.
+        seed: Another one chooses other examples.
+    """
+    whole = Joined(parts, names)
+    counts = examples_of([len(part) for part in parts], portions, strategy)
+    if counts == [len(part) for part in parts]:
+        return whole
+    numbers, first = [], 0
+    for index, (part, count) in enumerate(zip(parts, counts, strict=True)):
+        numbers.append(first + _chosen(len(part), count, seed, index))
+        first += len(part)
+    return DatasetPart(whole, np.concatenate(numbers), whole.counts)
+
+
+def examples_of(
+    sizes: Sequence[int], portions: Sequence[Portion], strategy: StoppingStrategy
+) -> list[int]:
+    """How many examples each data set gives an epoch, at least one.
+
+    Args:
+        sizes: Examples of each.
+        portions: What each is to give.
+        strategy: With weights, whether the epoch ends before the first one would have to repeat
+            an example (first_exhausted), or where the last one has given all (all_exhausted).
+    """
+    if portions[0].weight is None:
+        return [_rows(portion, size) for portion, size in zip(portions, sizes, strict=True)]
+    weights = [portion.weight or 0.0 for portion in portions]
+    passes = [size / weight for size, weight in zip(sizes, weights, strict=True)]
+    scale = min(passes) if strategy == "first_exhausted" else max(passes)
+    return [  # what ends the epoch gives all of its own, whatever is rounded
+        size if each == scale else max(1, _rounded(scale * weight, strategy))
+        for size, each, weight in zip(sizes, passes, weights, strict=True)
+    ]
+
+
+def distinct(names: Sequence[str]) -> tuple[str, ...]:
+    """Names of which none stands twice: the second has its number behind it."""
+    seen: Counter[str] = Counter()
+    result = []
+    for name in names:
+        seen[name] += 1
+        result.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return tuple(result)
+
+
+def _rows(portion: Portion, size: int) -> int:
+    if portion.rows is None:
+        return size
+    return max(1, round(portion.rows * size)) if portion.rows < 1 else int(portion.rows)
+
+
+def _rounded(examples: float, strategy: StoppingStrategy) -> int:
+    near = round(examples)  # which rounding of floats may have missed
+    if abs(examples - near) <= 1e-9 * examples:
+        return near
+    return math.floor(examples) if strategy == "first_exhausted" else math.ceil(examples)
+
+
+def _chosen(size: int, count: int, seed: int, index: int) -> npt.NDArray[np.int64]:
+    """The examples that one of several data sets gives, rising."""
+    passes, rest = divmod(count, size)
+    some = epoch_order(size, seed, _CHOICES + index)[:rest]
+    return np.sort(np.concatenate([np.tile(np.arange(size, dtype=np.int64), passes), some]))

@@ -1,0 +1,82 @@
+"""Training data of one source, or of several that are mixed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from qlora_wgpu.config import DataConfig
+from qlora_wgpu.data import Dataset, is_dataset_name
+from qlora_wgpu.data.mixture import Portion, mix
+from qlora_wgpu.training.batching import BatchPlan
+from qlora_wgpu.training.observer import Observer, SourceFigures
+
+
+def read_mixture(
+    settings: DataConfig, seed: int, read: Callable[[DataConfig], Dataset], observer: Observer
+) -> Dataset:
+    """The training data that a ``data`` section names.
+
+    Args:
+        settings: The section.
+        seed: ``train.seed``, by which examples are chosen.
+        read: Reads what the section of one source names.
+        observer: Told of sources that give an example more than once.
+
+    Raises:
+        DataError: If a source cannot be read or has nothing to learn.
+    """
+    parts = [read(part) for part in settings.parts()]
+    if settings.sources is None:
+        return parts[0]
+    portions = [Portion(source.weight, source.rows) for source in settings.sources]
+    names = [_name(source.path) for source in settings.sources]
+    mixture = mix(parts, names, portions, settings.stopping_strategy, seed)
+    for each in source_figures(mixture):
+        if each.rows > each.of:
+            observer.note(
+                f"{each.name} has {each.of:,} rows and gives {each.rows:,} an epoch: they are "
+                f"learnt {each.rows / each.of:.3g} times"
+            )
+    return mixture
+
+
+class SourceCounter:
+    """Counts the rows that each source of a mixture has given to a run.
+
+    What is learnt follows from the plan and the step alone, so nothing of it is kept.
+    """
+
+    def __init__(self, dataset: Dataset, plan: BatchPlan) -> None:
+        """Counts in no data set that is no mixture."""
+        self._names, self._sources, self._plan = dataset.source_names, dataset.source_of, plan
+
+    def until(self, step: int) -> dict[str, int]:
+        """The rows of each source, by its name, that so many steps have learnt."""
+        if self._sources is None:
+            return {}
+        epochs, begun = self._plan.examples_until(step)
+        size = len(self._names)
+        rows = epochs * np.bincount(self._sources, minlength=size)
+        rows += np.bincount(self._sources[begun], minlength=size)
+        return dict(zip(self._names, rows.tolist(), strict=True))
+
+
+def source_figures(dataset: Dataset) -> tuple[SourceFigures, ...]:
+    """What each source gives; none of a data set that is no mixture."""
+    names, sources = dataset.source_names, dataset.source_of
+    if sources is None:
+        return ()
+    rows = np.bincount(sources, minlength=len(names))
+    tokens = np.bincount(sources, dataset.label_counts, minlength=len(names))
+    return tuple(
+        SourceFigures(name, int(rows[i]), dataset.source_sizes[i], int(tokens[i]))
+        for i, name in enumerate(names)
+    )
+
+
+def _name(path: str) -> str:
+    is_on_hub = not Path(path).exists() and is_dataset_name(path)
+    return path if is_on_hub else Path(path).name

@@ -1,0 +1,127 @@
+"""Mixtures of data sets: how many examples each gives, and which."""
+
+import numpy as np
+import pytest
+
+from qlora_wgpu.config import Config
+from qlora_wgpu.data import Dataset, Example, split_off
+from qlora_wgpu.data.mixture import Joined, Portion, examples_of, mix
+from qlora_wgpu.training.batching import BatchPlan
+from qlora_wgpu.training.mixing import SourceCounter, source_figures
+
+
+def dataset(count, first=0):
+    """Examples of one token more each, none of which is another's."""
+    ids = [np.arange(first + i, first + 2 * i + 2, dtype=np.int32) for i in range(count)]
+    return Dataset([Example(each, each) for each in ids])
+
+
+def weights(*values):
+    return [Portion(weight=value) for value in values]
+
+
+def counts(sizes, portions, strategy="first_exhausted"):
+    return examples_of(sizes, portions, strategy)
+
+
+def test_without_weights_all_rows_count():
+    assert counts([3, 5], [Portion(), Portion()]) == [3, 5]
+    assert counts([3, 50], [Portion(rows=9), Portion(rows=0.5)]) == [9, 25]
+    assert counts([3, 5], [Portion(rows=0.001), Portion(rows=1)]) == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "given", "first", "all_"),
+    [
+        ([100, 100], (1, 1), [100, 100], [100, 100]),
+        ([100, 300], (0.5, 0.5), [100, 100], [300, 300]),
+        ([100, 300], (1, 9), [33, 300], [100, 900]),
+        ([100, 300], (0.7, 0.3), [100, 42], [700, 300]),
+        ([7, 7, 7], (0.1, 0.2, 0.7), [1, 2, 7], [7, 14, 49]),
+        ([10, 10**6], (1, 10**6), [1, 10**6], [10, 10**7]),
+        ([7, 1], (0.7, 0.1), [7, 1], [7, 1]),
+        ([9, 63], (0.1, 0.7), [9, 63], [9, 63]),  # 9 / 0.1 * 0.7 is a little below 63
+        ([1, 10**6], (10**6, 1), [1, 1], [10**12, 10**6]),
+    ],
+)
+def test_weights_are_shares_of_an_epoch(sizes, given, first, all_):
+    assert counts(sizes, weights(*given)) == first
+    assert counts(sizes, weights(*given), "all_exhausted") == all_
+
+
+def test_examples_are_those_of_the_parts():
+    parts = [dataset(4), dataset(3, first=50)]
+    joined = Joined(parts, ["a", "b"])
+    assert len(joined) == 7 and joined.num_tokens == sum(p.num_tokens for p in parts)
+    every = [example for part in parts for example in part]
+    for one, two in zip(joined, every, strict=True):
+        assert np.array_equal(one.input_ids, two.input_ids)
+    assert joined.lengths.tolist() == [len(e) for e in every]
+    assert joined.label_counts.tolist() == [e.num_label_tokens for e in every]
+    assert joined.source_of.tolist() == [0] * 4 + [1] * 3
+    assert joined.max_token_id == 55 and joined.counts.rows == 7
+    assert joined[-1].input_ids.tolist() == every[-1].input_ids.tolist()
+    with pytest.raises(IndexError):
+        joined[7]
+
+
+def ids(mixture):
+    return [tuple(example.input_ids.tolist()) for example in mixture]
+
+
+def test_a_seed_chooses_the_examples():
+    parts = [dataset(40), dataset(5, first=500)]
+    portions = [Portion(rows=10), Portion(rows=12)]
+    mixed = [mix(parts, ["a", "b"], portions, "first_exhausted", seed) for seed in (1, 1, 2)]
+    assert ids(mixed[0]) == ids(mixed[1]) != ids(mixed[2])
+    assert mixed[0].fingerprint == mixed[1].fingerprint != mixed[2].fingerprint
+    first, second = ids(mixed[0])[:10], ids(mixed[0])[10:]
+    assert len(set(first)) == 10 and set(first) <= set(ids(parts[0]))
+    assert sorted(second.count(each) for each in ids(parts[1])) == [2, 2, 2, 3, 3]
+    figures = source_figures(mixed[0])
+    assert [(f.name, f.rows, f.of) for f in figures] == [("a", 10, 40), ("b", 12, 5)]
+    assert sum(f.tokens for f in figures) == mixed[0].num_label_tokens
+
+
+def test_order_and_contents_make_the_fingerprint():
+    a, b = dataset(4), dataset(3, first=50)
+
+    def fingerprint(*parts):
+        return mix(parts, "ab", [Portion()] * 2, "first_exhausted", 0).fingerprint
+
+    assert fingerprint(a, b) == fingerprint(dataset(4), dataset(3, first=50))
+    assert len({fingerprint(a, b), fingerprint(b, a), fingerprint(a, a)}) == 3
+
+
+def test_the_same_source_twice_has_two_names():
+    mixture = mix([dataset(2)] * 3, ["x", "x", "x"], [Portion()] * 3, "first_exhausted", 0)
+    assert [f.name for f in source_figures(mixture)] == ["x", "x (2)", "x (3)"]
+
+
+def test_rows_that_are_held_out_are_of_all_sources():
+    portions = [Portion(rows=30), Portion(rows=40)]
+    mixture = mix([dataset(30), dataset(20, 500)], "ab", portions, "first_exhausted", 0)
+    learnt, held_out = split_off(mixture, 0.2, 3)
+    assert not set(ids(learnt)) & set(ids(held_out))  # a row that is repeated is on one side
+    rows = [[f.rows for f in source_figures(part)] for part in (learnt, held_out)]
+    assert np.sum(rows, axis=0).tolist() == [30, 40] and min(rows[1]) > 0
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_a_runs_rows_are_counted(packing):
+    parts = [dataset(13), dataset(7, first=500)]
+    mixture = mix(parts, "ab", [Portion(rows=9), Portion(rows=10)], "first_exhausted", 0)
+    config = Config(
+        model={"path": "m"},
+        data={"packing": packing, "max_seq_length": 16},
+        train={"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
+    )
+    plan = BatchPlan.of(mixture.lengths, config)
+    counter, seen = SourceCounter(mixture, plan), np.zeros(2, int)
+    assert counter.until(0) == {"a": 0, "b": 0}
+    for step in range(3 * plan.steps_per_epoch):
+        learnt = [i for block in plan.blocks(step) for row in block for i in row]
+        seen += np.bincount(mixture.source_of[learnt], minlength=2)
+        assert list(counter.until(step + 1).values()) == seen.tolist()
+    assert seen.tolist() == [27, 30]
+    assert SourceCounter(parts[0], plan).until(3) == {}
