@@ -141,6 +141,8 @@ class Architecture:
         logit_softcap: Bound of the logits, if any.
         adapted_within: How names of adapted modules begin, where a running model has others of the
             same last parts that PEFT refuses to adapt; else empty.
+        padding_idx: The row of the embedding that gets no gradient where it is looked up, as in
+            transformers: config.json's ``pad_token_id``.
     """
 
     config: Any
@@ -162,6 +164,7 @@ class Architecture:
     notes: tuple[str, ...] = ()
     as_stored: frozenset[str] = frozenset()
     adapted_within: str = ""
+    padding_idx: int | None = None
 
     @property
     def in_turns(self) -> bool:
