@@ -14,6 +14,7 @@ _SYNONYMS = {
     "lora.lora_dropout": "dropout",
     "lora.target_modules": "targets modules lora_target_modules target keys",
     "lora.use_rslora": "rslora rank_stabilized",
+    "lora.trainable_token_indices": "lora_trainable_token_indices token_indices trainable_tokens",
     "data.train": "dataset train_file train_data train_path path train_dataset datasets",
     "data.eval": "eval_file eval_data validation validation_file valid val val_file test "
     "eval_dataset",

@@ -69,6 +69,44 @@ TargetModules = Annotated[
 ]
 
 
+def _token_indices(value: Any) -> list[int] | dict[str, list[int]] | None:
+    if value is None:
+        return None
+    lists = list(value.values()) if isinstance(value, dict) else [value]
+    named = not isinstance(value, dict) or all(isinstance(name, str) and name for name in value)
+    if not lists or not named or not all(map(_is_list_of_tokens, lists)):
+        raise ValueError(
+            "must be a list of tokens' numbers from 0 on, such lists by the names of matrices, or "
+            "null for none"
+        )
+    return value  # type: ignore[no-any-return]
+
+
+def _is_list_of_tokens(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(type(token) is int and 0 <= token < 2**31 for token in value)
+    )
+
+
+_TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+
+TokenIndices = Annotated[
+    list[int] | dict[str, list[int]] | None,
+    PlainValidator(_token_indices),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                _TOKENS,
+                {"type": "object", "additionalProperties": _TOKENS, "minProperties": 1},
+                {"type": "null"},
+            ]
+        }
+    ),
+]
+
+
 def _memory(value: Any) -> int | str:
     if value == "auto":
         return "auto"

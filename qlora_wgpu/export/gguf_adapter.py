@@ -58,6 +58,11 @@ def export_gguf(
         raise UnsupportedModelError(
             f"{adapter} is a DoRA adapter, which llama.cpp cannot apply: merge it instead"
         )
+    if peft.trainable_token_indices:
+        raise UnsupportedModelError(
+            f"{adapter} has trained rows of the embedding (trainable_token_indices), which "
+            "llama.cpp's adapters have not: merge it, or export the whole model"
+        )
     path = Path(out)
     writer = gguf.GGUFWriter(None, gguf.MODEL_ARCH_NAMES[arch])
     writer.add_type(gguf.GGUFType.ADAPTER)

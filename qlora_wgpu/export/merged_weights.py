@@ -13,6 +13,7 @@ from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.config import QuantConfig, load_config
 from qlora_wgpu.config.as_trained import find_run
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
+from qlora_wgpu.export.merged_rows import trained_rows_by_name
 from qlora_wgpu.families.family import Architecture, find_family
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.lora.biases import split_biases
@@ -27,6 +28,8 @@ FloatArray = npt.NDArray[np.float32]
 
 class MergedWeights:
     """W + scaling · B·A of each layer that an adapter has, and all other weights as they are.
+
+    Trained rows of the embedding, or of a head, are in their places.
 
     Attributes:
         folder: The base.
@@ -65,7 +68,7 @@ class MergedWeights:
             stored_name(folder, architecture, f"{s.name}.weight"): s
             for s in architecture.every_linear
         }
-        shapes = adapter_shapes(architecture.every_linear, config)
+        shapes = adapter_shapes(architecture, config)
         refuse_other_base(adapter, config, tensors, shapes, model, whole=False)
         modules = {spec.name: name for name, spec in self._linears.items()}
         self._pairs: dict[str, tuple[FloatArray, FloatArray, float, FloatArray | None]] = {}
@@ -73,6 +76,7 @@ class MergedWeights:
             scaling = config.scaling_of(layer.module)
             self._pairs[modules[layer.module]] = (layer.a, layer.b, scaling, layer.magnitude)
         self._biases = self._trained_biases(tensors, adapter)
+        self._rows = trained_rows_by_name(folder, architecture, tensors, config)
         self._base = base
         self._quant = quant or _quant_of(adapter)
         # What a quantized folder keeps as floats was not quantized in training either.
@@ -86,7 +90,7 @@ class MergedWeights:
 
     def is_adapted(self, name: str) -> bool:
         """Whether the adapter changes the weight that is stored by this name."""
-        return name in self._pairs or name in self._biases
+        return name in self._pairs or name in self._biases or name in self._rows
 
     def is_as_stored(self, name: str) -> bool:
         """Whether a stored tensor goes into the result as it is.
@@ -114,6 +118,8 @@ class MergedWeights:
         if name in self._biases:
             return self._biases[name]
         weight = folder.dequantized(name)
+        if name in self._rows:
+            weight[list(self._rows[name].indices)] = self._rows[name].rows
         if name in self._linears and (self._quantizes or self._was_requantized(name)):
             weight = quantize_nf4(weight, settings.blocksize, settings.double_quant).dequantize()
         if name not in self._pairs:

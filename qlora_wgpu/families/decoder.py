@@ -233,7 +233,8 @@ class DecoderFamily:
         for part in (config, config.get("text_config")):
             if isinstance(part, Mapping):
                 ConfigReader(part).choice("is_causal", (True,), True)
-        return self.compose(ConfigReader(config)).architecture()
+        architecture = self.compose(ConfigReader(config)).architecture()
+        return replace(architecture, padding_idx=_padding_idx(config, architecture.vocab_size))
 
     def forward(
         self,
@@ -246,3 +247,10 @@ class DecoderFamily:
     ) -> Tensor:
         """Traces the model up to the final norm."""
         return config.trace(LayerOps(g, modules, batch), checkpointing=checkpointing)
+
+
+def _padding_idx(config: Mapping[str, Any], rows: int) -> int | None:
+    """The embedding's row that gets no gradient; below zero it counts from the end."""
+    text = config.get("text_config")
+    row = (text if isinstance(text, Mapping) else config).get("pad_token_id")
+    return row % rows if type(row) is int and -rows <= row < rows else None

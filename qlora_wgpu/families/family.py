@@ -155,6 +155,8 @@ class Architecture:
         adapted_within: How names of adapted modules begin, where a running model has others of the
             same last parts that PEFT refuses to adapt; else empty.
         balance: The loss that balances experts, if transformers computes one for the family.
+        padding_idx: The row of the embedding that gets no gradient where it is looked up, as in
+            transformers: config.json's ``pad_token_id``.
     """
 
     config: Any
@@ -177,6 +179,7 @@ class Architecture:
     as_stored: frozenset[str] = frozenset()
     adapted_within: str = ""
     balance: BalanceLoss | None = None
+    padding_idx: int | None = None
 
     def balance_coefficient(self, setting: float | None) -> float:
         """The factor of the loss that balances experts in training, 0 without.

@@ -14,6 +14,9 @@ from qlora_wgpu.lora.biases import KINDS
 from qlora_wgpu.lora.patterns import value_for
 from qlora_wgpu.sandbox.expressions import ExpressionError, check_expression
 
+TokenIndices = list[int] | dict[str, list[int]]
+"""PEFT's trainable_token_indices: rows of the embedding, or rows by the matrices' names."""
+
 _UNUSED: dict[str, Any] = {
     "auto_mapping": None,
     "fan_in_fan_out": False,
@@ -37,7 +40,6 @@ _REFUSED = {
     "lora_bias": "a bias on lora_B",
     "fan_in_fan_out": "weights stored as (in, out)",
     "modules_to_save": "modules trained in full",
-    "trainable_token_indices": "trained token embeddings",
     "layer_replication": "replicated layers",
     "alora_invocation_tokens": "activated LoRA",
     "arrow_config": "Arrow routing",
@@ -67,6 +69,7 @@ class AdapterConfig:
         use_dora: Whether each output has a magnitude of its own.
         target_parameters: Names, or last parts of names, of adapted parameters of experts, which
             PEFT has instead of experts' modules.
+        trainable_token_indices: Rows of the embedding that were trained, or of matrices by name.
         bias: Which of the base's biases were trained beside it: "none", "lora_only" or "all".
     """
 
@@ -82,6 +85,7 @@ class AdapterConfig:
     use_dora: bool = False
     bias: str = "none"
     target_parameters: list[str] | None = None
+    trainable_token_indices: TokenIndices | None = None
 
     def rank_of(self, module: str) -> int:
         """A layer's rank."""
@@ -104,6 +108,8 @@ def to_json(config: AdapterConfig) -> dict[str, Any]:
         fields["target_modules"] = sorted(config.target_modules)
     if config.target_parameters is None:  # of which PEFT knows from 0.17 on
         del fields["target_parameters"]
+    if config.trainable_token_indices is None:  # from 0.15 on
+        del fields["trainable_token_indices"]
     return dict(sorted(fields.items()))
 
 
@@ -136,6 +142,7 @@ def read_adapter_config(path: Path, adapted: list[str]) -> AdapterConfig:
         use_dora=bool(fields.get("use_dora")),
         bias=fields.get("bias", "none"),
         target_parameters=_target_parameters(path, fields),
+        trainable_token_indices=_token_indices(path, fields),
     )
 
 
@@ -243,3 +250,22 @@ def _target_parameters(path: Path, fields: Mapping[str, Any]) -> list[str] | Non
     if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
         raise CheckpointError(f"{path}: target_parameters is {brief(names)}, not a list of names")
     return sorted(set(names))
+
+
+def _token_indices(
+    path: Path, fields: Mapping[str, Any]
+) -> list[int] | dict[str, list[int]] | None:
+    given: Any = fields.get("trainable_token_indices")
+    if not given:
+        return None
+    lists = given.values() if isinstance(given, dict) else [given]
+    if not all(isinstance(rows, list) and all(map(_is_row, rows)) for rows in lists):
+        raise CheckpointError(
+            f"{path}: trainable_token_indices is {brief(given)}, not the numbers of tokens, "
+            "or such by the names of matrices"
+        )
+    return given  # type: ignore[no-any-return]
+
+
+def _is_row(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**31

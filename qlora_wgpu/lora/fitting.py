@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from os import PathLike
 
 from qlora_wgpu.errors import CheckpointError
-from qlora_wgpu.families.family import LinearSpec
+from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.lora.adapter_config import AdapterConfig
-from qlora_wgpu.lora.names import LORA_A, LORA_B, Float32Array, parse_name, tensor_name
+from qlora_wgpu.lora.names import LORA_A, LORA_B, TOKENS, Float32Array, parse_name, tensor_name
 
 
 def refuse_other_base(
@@ -41,12 +41,13 @@ def refuse_other_base(
         )
 
 
-def adapter_shapes(
-    linears: Iterable[LinearSpec], stored: AdapterConfig
-) -> dict[str, tuple[int, ...]]:
-    """Shapes of an adapter's A and B for all linear layers of a base, by PEFT's names."""
+def adapter_shapes(architecture: Architecture, stored: AdapterConfig) -> dict[str, tuple[int, ...]]:
+    """Shapes of all that an adapter may have for a base, by PEFT's names."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for spec in linears:
+    for weight in (architecture.embed_name, architecture.head_name):
+        name = tensor_name(weight.removesuffix(".weight"), TOKENS)
+        shapes[name] = (architecture.vocab_size, architecture.hidden_size)
+    for spec in architecture.every_linear:
         rank = stored.rank_of(spec.name)
         shapes[tensor_name(spec.name, LORA_A)] = (rank, spec.in_features)
         shapes[tensor_name(spec.name, LORA_B)] = (spec.out_features, rank)
@@ -62,7 +63,8 @@ def _difference(
     if whole and (odd := sorted(ours - theirs)):
         return f"it has nothing for {odd[0]} ({len(odd)} such layers)"
     for name, tensor in tensors.items():
-        side = 1 if name.endswith(f"{LORA_A}.weight") else 0  # the other is the rank
+        # The other one is the rank, or how many rows are trained.
+        side = 1 if name.endswith((f"{LORA_A}.weight", TOKENS)) else 0
         if name in shapes and tensor.shape[side] != shapes[name][side]:
             return f"its {name} has shape {tensor.shape}, this model takes {shapes[name]}"
     return ""

@@ -19,9 +19,19 @@ from qlora_wgpu.kernels.lora import Lora
 from qlora_wgpu.lora.flat_vector import FlatVector, Group, Place, aligned, cut
 from qlora_wgpu.lora.forms import FLOAT32, AdapterForms
 from qlora_wgpu.lora.moments import Moments, moments_of, most_words
-from qlora_wgpu.lora.names import LORA_A, LORA_B, MAGNITUDE, Float32Array, parse_name, tensor_name
+from qlora_wgpu.lora.names import (
+    LORA_A,
+    LORA_B,
+    MAGNITUDE,
+    TOKENS,
+    Float32Array,
+    parse_name,
+    tensor_name,
+)
 from qlora_wgpu.lora.peft_differences import peft_differences
 from qlora_wgpu.lora.targets import check_experts, in_layers, peft_config, targeted
+from qlora_wgpu.lora.tokens import Vocabulary
+from qlora_wgpu.ops.trained_rows import TrainedRows
 
 
 class Adapter:
@@ -44,6 +54,7 @@ class Adapter:
         gradient: Their gradients, summed.
         forms: In which types gradient and moments are kept.
         moments: AdamW's moments.
+        trained_rows: The trained rows of the embedding, and of a head of its own, by their modules.
     """
 
     def __init__(
@@ -54,6 +65,7 @@ class Adapter:
         forms: AdapterForms = FLOAT32,
         max_binding: int | None = None,
         within: str = "",
+        vocabulary: Vocabulary | None = None,
     ) -> None:
         """Lays out an adapter for the targeted layers.
 
@@ -64,11 +76,16 @@ class Adapter:
             forms: In which types gradient and moments are kept.
             max_binding: Most bytes of a piece of a vector, where there is a limit.
             within: See ``Architecture.adapted_within``.
+            vocabulary: The matrices that may have trained rows; without, none are trained.
 
         Raises:
             ConfigError: If the configuration does not fit the layers.
         """
         self.config = config
+        self._tokens = (
+            {} if vocabulary is None else vocabulary.trained(config.trainable_token_indices)
+        )
+        self._vocabulary = vocabulary
         chosen = targeted(linears, config.target_modules, experts)
         self.targets = in_layers(chosen, config.layers_to_transform)
         self.peft = peft_config(config, self.targets, experts, within)
@@ -93,6 +110,7 @@ class Adapter:
         self.moments = self._moments()
         self.loras = {s.name: self._lora(s) for s in self.targets if s.name not in stacked}
         self.expert_loras = {stack.name: self._lora(stack.linears[0], stack) for stack in stacks}
+        self.trained_rows = {name: self._rows(name) for name in self._tokens}
 
     @property
     def first_moment(self) -> Pieces:
@@ -180,10 +198,17 @@ class Adapter:
         return self._flat.join(tensors, self.length)
 
     def _lay_out(self) -> int:
-        """Gives all A's their places, then all B's, then all magnitudes; where B's begin."""
+        """Gives all A's their places, and trained rows; then B's and magnitudes; where B's begin.
+
+        LoRA+ has a rate for B's and vectors, and another one for all else.
+        """
         for spec in self.targets:
             rank = self.peft.rank_of(spec.name)
             self._flat.append(tensor_name(spec.name, LORA_A), rank, spec.in_features)
+        for module, indices in self._tokens.items():
+            assert self._vocabulary is not None
+            name = tensor_name(module, TOKENS)
+            self._flat.append(name, len(indices), self._vocabulary.columns)
         b_begin = self._flat.end
         for spec in self.targets:
             rank = self.peft.rank_of(spec.name)
@@ -254,6 +279,22 @@ class Adapter:
         piece, first = flat.find(place.offset)
         offset = ITEM_SIZE[flat.dtype] * first
         return matrix(name, rows, place.columns, flat.dtype, piece.storage, offset)
+
+    def _rows(self, module: str) -> TrainedRows:
+        vocabulary, place = self._vocabulary, self._flat[tensor_name(module, TOKENS)]
+        assert vocabulary is not None
+        rows, gradient = (
+            self._window(flat, place, f"{module}.{TOKENS}")
+            for flat in (self.parameters, self.gradient)
+        )
+        padding = vocabulary.padding if module == vocabulary.embedding else None
+        return TrainedRows(module, self._tokens[module], rows, gradient, vocabulary.rows, padding)
+
+    def _window(self, flat: Pieces, place: Place, name: str) -> Tensor:
+        """A matrix within a flat vector."""
+        piece, first = flat.find(place.offset)
+        offset = ITEM_SIZE[flat.dtype] * first
+        return matrix(name, place.rows, place.columns, flat.dtype, piece.storage, offset)
 
     def _stride(self, leaf: str, stack: ExpertSpec | None) -> int:
         """Floats from one expert's A or B to the next one's."""

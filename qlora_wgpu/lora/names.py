@@ -14,24 +14,28 @@ Float32Array = npt.NDArray[np.float32]
 LORA_A = "lora_A"
 LORA_B = "lora_B"
 MAGNITUDE = "lora_magnitude_vector"  # of DoRA
+TOKENS = "token_adapter.trainable_tokens_delta"  # trained rows of an embedding or a head
 
 _PREFIX = "base_model.model."
 # PEFT leaves the adapter's own name out of files; some tools keep it: lora_A.default.weight.
 _NAME = re.compile(
     rf"{re.escape(_PREFIX)}(?P<module>.+)\."
-    rf"(?:(?P<matrix>{LORA_A}|{LORA_B})(?:\.[^.]+)?\.weight|(?P<vector>{MAGNITUDE})(?:\..+)?)"
+    rf"(?:(?P<matrix>{LORA_A}|{LORA_B})(?:\.[^.]+)?\.weight|(?P<vector>{MAGNITUDE})(?:\..+)?"
+    rf"|(?P<rows>{re.escape(TOKENS)})(?:\.[^.]+)?)"
 )
 
 
 def tensor_name(module: str, leaf: str) -> str:
-    """PEFT's name of a module's A, B or magnitude in files."""
-    return f"{_PREFIX}{module}.{leaf}" + ("" if leaf == MAGNITUDE else ".weight")
+    """PEFT's name of a module's A, B, magnitude or trained rows in files."""
+    return f"{_PREFIX}{module}.{leaf}" + ("" if leaf in (MAGNITUDE, TOKENS) else ".weight")
 
 
 def parse_name(name: str) -> tuple[str, str] | None:
     """The module and the leaf of a name, the adapter's own name in it or not; None if neither."""
     match = _NAME.fullmatch(name)
-    return None if match is None else (match["module"], match["matrix"] or match["vector"])
+    if match is None:
+        return None
+    return match["module"], match["matrix"] or match["vector"] or match["rows"]
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 from qlora_wgpu.files import is_there
 from qlora_wgpu.lora.adapter_config import AdapterConfig, read_adapter_config, to_json
 from qlora_wgpu.lora.biases import bias_name, split_biases
+from qlora_wgpu.lora.file_tokens import check_trained_rows
 from qlora_wgpu.lora.names import (
     LORA_A,
     LORA_B,
@@ -145,7 +146,7 @@ def _adapted(folder: Path, names: list[str]) -> list[str]:
     if not names:
         raise CheckpointError(f"{folder / WEIGHTS} holds no tensors")
     parsed = [parse_name(name) for name in names]
-    return sorted({module for module, leaf in filter(None, parsed) if leaf != MAGNITUDE})
+    return sorted({module for module, leaf in filter(None, parsed) if leaf in (LORA_A, LORA_B)})
 
 
 def _standard_names(where: Path, tensors: Mapping[str, Float32Array]) -> dict[str, Float32Array]:
@@ -170,13 +171,14 @@ def _check_pairs(where: Path, tensors: Mapping[str, Float32Array], config: Adapt
         raise CheckpointError(f"{where}: an adapter needs at least one pair of matrices")
     leaves = {name: parsed for name in tensors if (parsed := parse_name(name)) is not None}
     for name, (module, leaf) in leaves.items():
-        if leaf == MAGNITUDE:
+        if leaf not in (LORA_A, LORA_B):
             continue
         other = tensor_name(module, LORA_B if leaf == LORA_A else LORA_A)
         if other not in tensors:
             raise CheckpointError(f"{where}: it holds {name!r}, but not {other!r}")
         _check_matrix(where, name, leaf, tensors[name], config.rank_of(module))
     _check_magnitudes(where, tensors, leaves, config)
+    check_trained_rows(where, tensors, config)
 
 
 def _check_biases(where: Path, biases: Mapping[str, Float32Array], config: AdapterConfig) -> None:

@@ -164,6 +164,7 @@ def peft_config(
         alpha_pattern=config.alpha_pattern,
         layers_to_transform=config.layers_to_transform,
         use_dora=config.use_dora,
+        trainable_token_indices=config.trainable_token_indices or None,
     )
 
 
@@ -196,6 +197,7 @@ def lora_config(
         use_dora=adapter.use_dora,
         rank_pattern=dict(adapter.rank_pattern),
         alpha_pattern=dict(adapter.alpha_pattern),
+        trainable_token_indices=adapter.trainable_token_indices,
     )
 
 

@@ -220,7 +220,7 @@ class AdapterModel:
         else:
             turns = self.architecture.in_turns
             tensors, config = load_adapter(Path(adapter), biases=True, in_turns=turns)
-            shapes = adapter_shapes(self.architecture.every_linear, config)
+            shapes = adapter_shapes(self.architecture, config)
             refuse_other_base(adapter, config, tensors, shapes, self.name_or_path, whole=False)
             check_scaling(config, self.adapter, adapter)
             warn_if_trained_otherwise(adapter, self.quant)

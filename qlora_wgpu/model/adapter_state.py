@@ -22,7 +22,7 @@ from qlora_wgpu.graph.program import allocate
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.lora import AdapterConfig
 from qlora_wgpu.lora.layout import Adapter
-from qlora_wgpu.lora.names import MAGNITUDE, adapted_layers
+from qlora_wgpu.lora.names import MAGNITUDE, TOKENS, adapted_layers
 from qlora_wgpu.lora.targets import lora_config
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.programs import Programs
@@ -88,9 +88,15 @@ def write_flat(device: Device, flat: Tensor | Pieces, values: npt.NDArray[Any]) 
 
 
 def neutral_parameters(layout: ModelLayout, programs: Programs, device: Device) -> FloatArray:
-    """A flat adapter that does nothing: zeros, and with DoRA the norms of the base's rows."""
+    """A flat adapter that does nothing.
+
+    Zeros, but the base's own rows of tokens, and with DoRA the norms of the base's rows.
+    """
     adapter = layout.adapter
     flat = np.zeros(adapter.length, np.float32)
+    for module, trained in adapter.trained_rows.items():
+        assert trained.originals is not None
+        adapter.place(module, TOKENS).view(flat)[:] = trained.originals
     if not adapter.config.use_dora:
         return flat
     write_flat(device, adapter.parameters, flat)
@@ -119,7 +125,7 @@ def check_scaling(stored: AdapterConfig, adapter: Adapter, path: str | PathLike[
         CheckpointError: If its rank or scaling is not the model's.
     """
     own = adapter.peft
-    for key in ("r", "lora_alpha", "use_rslora", "use_dora"):
+    for key in ("r", "lora_alpha", "use_rslora", "use_dora", "trainable_token_indices"):
         if getattr(stored, key) != getattr(own, key):
             raise CheckpointError(
                 f"{path}: the adapter was made with {key} = {getattr(stored, key)}, but this model "

@@ -57,6 +57,8 @@ class _BaseState:
             parts = stored_parts(name, shape)
             for (part, own), array in zip(parts, np.split(whole, len(parts)), strict=True):
                 state[part] = array.reshape(own)
+        for module, trained in self._layout.adapter.trained_rows.items():
+            state[f"{module}.weight"][list(trained.indices)] = trained.originals
         return state
 
     def _matrix(self, weight: Matrix | HostMatrix) -> FloatArray:

@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 
 from qlora_wgpu.config import LoraConfig, QuantConfig
-from qlora_wgpu.errors import OutOfMemoryError
+from qlora_wgpu.errors import ConfigError, OutOfMemoryError
 from qlora_wgpu.gpu.device import ALIGNMENT, Device
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.graph.graph import Graph
@@ -19,6 +19,7 @@ from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
 from qlora_wgpu.limits import VOCABULARY_TRACED
 from qlora_wgpu.lora.forms import FLOAT32, AdapterForms
 from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.tokens import Vocabulary
 from qlora_wgpu.model.network import Network
 from qlora_wgpu.model.options import StepOptions
 from qlora_wgpu.model.pretrained import Pretrained
@@ -145,7 +146,8 @@ class ModelLayout:
     def _laid_out(self, lora: LoraConfig, forms: AdapterForms) -> Adapter:
         of = self.pretrained.architecture
         within = of.adapted_within
-        return Adapter(lora, of.linears, of.experts, forms, self.max_binding, within)
+        tokens = Vocabulary.of(of)
+        return Adapter(lora, of.linears, of.experts, forms, self.max_binding, within, tokens)
 
     def with_adapter(self, lora: LoraConfig) -> ModelLayout:
         """The same weights, loaded or not, with another adapter; steps are traced anew.
@@ -155,6 +157,11 @@ class ModelLayout:
         """
         other = copy(self)
         other.adapter = other._laid_out(lora, self.adapter.forms)
+        if self.adapter.trained_rows or other.adapter.trained_rows:
+            raise ConfigError(
+                "an adapter with trained rows of the embedding (lora.trainable_token_indices) "
+                "stands alone on its base: open it by itself"
+            )
         loras, of_experts = other.adapter.loras, other.adapter.expert_loras
         modules = self.network.modules.with_pairs(loras, of_experts)
         other.network = replace(self.network, modules=modules)

@@ -10,8 +10,10 @@ from qlora_wgpu.graph.tensor import Storage, Tensor
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.cross_entropy import PLAIN, Objective, cross_entropy
 from qlora_wgpu.ops.logits import logits_of_rows, rows_of_a_text
-from qlora_wgpu.ops.modules import Head
+from qlora_wgpu.ops.modules import DenseMatrix, Head, trained_rows
 from qlora_wgpu.ops.router_balance import balance_loss
+from qlora_wgpu.ops.trained_gradient import sum_up
+from qlora_wgpu.ops.trained_rows import TrainedRows, overwrite
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Network:
         cross_entropy(g, hidden, self._head, batch, stats, gradient=gradient, objective=objective)
         if gradient:
             g.backward()
+            for trained in self._trained:
+                sum_up(g, trained)
 
     def trace_hidden(self, g: Graph, batch: BatchBuffers) -> Tensor:
         """The normalized hidden states (rows, hidden_size), kept after the run."""
@@ -60,6 +64,15 @@ class Network:
         architecture = self.architecture
         return Head(self.modules.head, architecture.logit_scale, architecture.logit_softcap)
 
+    @property
+    def _trained(self) -> list[TrainedRows]:
+        """The rows of the embedding and of the head that are trained; of a tied one once."""
+        both = (trained_rows(each) for each in (self.modules.embedding, self.modules.head))
+        return list(dict.fromkeys(trained for trained in both if trained is not None))
+
     def _hidden(self, g: Graph, batch: BatchBuffers, *, checkpointing: bool) -> Tensor:
         config = self.architecture.config
+        for weight in dict.fromkeys((self.modules.embedding, self.modules.head)):
+            if isinstance(weight, DenseMatrix) and weight.trained is not None:
+                overwrite(g, weight.trained, weight.pieces)
         return self.family.forward(g, config, self.modules, batch, checkpointing=checkpointing)

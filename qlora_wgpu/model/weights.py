@@ -24,6 +24,7 @@ from qlora_wgpu.graph.dtype import (
     pad_rows,
     padded,
     round_up,
+    stored_floats,
 )
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, row
 from qlora_wgpu.kernels.dequantize import fits_words
@@ -50,6 +51,7 @@ from qlora_wgpu.ops.modules import (
     StreamedMatrix,
 )
 from qlora_wgpu.ops.quantized import QuantizedMatrix
+from qlora_wgpu.ops.trained_rows import TrainedRows
 from qlora_wgpu.quant import WeightFormat
 
 __all__ = ["WeightLayout", "_device_arrays", "quantized_matrix", "stored_name"]
@@ -138,18 +140,22 @@ class WeightLayout:
         name, tied = stored_embedding(self._source.folder, architecture), architecture.tied
         head_name = name if tied else architecture.head_name
         streamed = self._residency.streamed_head
+        rows = adapter.trained_rows
+        of_embedding = rows.get(architecture.embed_name.removesuffix(".weight"))
+        of_head = rows.get(architecture.head_name.removesuffix(".weight"))
+        of_head = of_embedding if tied else of_head
         head: Matrix
         if streamed:
-            head = self._streamed_head(head_name, vocab, hidden)
+            head = self._streamed_head(head_name, vocab, hidden, of_head)
         else:
-            head = self._dense(head_name, vocab, hidden)
+            head = self._dense(head_name, vocab, hidden, trained=of_head)
         embedding: Matrix | HostMatrix
         if tied:
             embedding = head.host if isinstance(head, StreamedMatrix) else head
         elif self._residency.host_embedding:
-            embedding = self._on_host(name, vocab, hidden)
+            embedding = self._on_host(name, vocab, hidden, trained=of_embedding)
         else:
-            embedding = self._dense(name, vocab, hidden, self._dtype)
+            embedding = self._dense(name, vocab, hidden, self._dtype, of_embedding)
         biases = {
             name: bias
             for specs in with_one_input(architecture.linears)
@@ -243,7 +249,14 @@ class WeightLayout:
             for spec, begin in zip(specs, begins, strict=False)
         }
 
-    def _dense(self, name: str, rows: int, columns: int, dtype: str = "") -> DenseMatrix:
+    def _dense(
+        self,
+        name: str,
+        rows: int,
+        columns: int,
+        dtype: str = "",
+        trained: TrainedRows | None = None,
+    ) -> DenseMatrix:
         dtype = dtype or self._weight_dtype
         row_bytes = matrix("", 1, columns, dtype).nbytes
         most = shard_rows(row_bytes, self._max_binding, self._head_block)
@@ -257,42 +270,62 @@ class WeightLayout:
             if image is not None:
                 image.as_stored = False
         self.places.when_loading(
-            name, lambda: self._load_dense(name, (rows, columns), pieces), image
+            name, lambda: self._load_dense(name, (rows, columns), pieces, trained), image
         )
-        return DenseMatrix(rows, columns, tuple(pieces))
+        return DenseMatrix(rows, columns, tuple(pieces), trained)
 
-    def _on_host(self, name: str, rows: int, columns: int, kind: str = "embedding") -> HostMatrix:
+    def _on_host(
+        self,
+        name: str,
+        rows: int,
+        columns: int,
+        kind: str = "embedding",
+        trained: TrainedRows | None = None,
+    ) -> HostMatrix:
         """A matrix whose rows the host looks up; a table of a file in bfloat16 stays so."""
         stays = kind != "embedding" and self._source.is_as_stored(name, columns, "bfloat16")
         dtype = "bfloat16" if stays else self._dtype
-        matrix = self.places.waiting[kind] = HostMatrix(rows, columns, dtype)
+        matrix = self.places.waiting[kind] = HostMatrix(rows, columns, dtype, trained=trained)
         matrix.as_stored = self._source.is_as_stored(name, columns, dtype)
         if not matrix.as_stored:
             self.places.expect_load(4 * rows * columns)
 
         def load() -> None:
             matrix.values = self._source.read_bits(name, (rows, columns), dtype)
+            _keep_originals(trained, matrix.values, columns, dtype)
 
         self.places.when_loading(name, load)
         return matrix
 
-    def _streamed_head(self, name: str, rows: int, columns: int) -> StreamedMatrix:
+    def _streamed_head(
+        self, name: str, rows: int, columns: int, trained: TrainedRows | None
+    ) -> StreamedMatrix:
         """A head that comes in blocks."""
-        host = self.places.waiting["lm_head"] = HostMatrix(rows, columns, self._weight_dtype)
+        host = HostMatrix(rows, columns, self._weight_dtype, trained=trained)
+        self.places.waiting["lm_head"] = host
         stream = self.places.stream
         head = streamed_matrix(name, host, stream, self._max_binding, self._head_block)
         host.as_stored = self._source.is_as_stored(name, columns, host.dtype)
         if not host.as_stored:
             self.places.expect_load(4 * rows * columns)
-        self.places.when_loading(
-            name, lambda: fill(head, self._source.read_bits(name, (rows, columns), host.dtype))
-        )
+
+        def load() -> None:
+            bits = self._source.read_bits(name, (rows, columns), host.dtype)
+            _keep_originals(trained, bits, columns, host.dtype)
+            fill(head, bits)
+
+        self.places.when_loading(name, load)
         return head
 
     def _load_dense(
-        self, name: str, shape: tuple[int, int], pieces: list[tuple[int, Tensor]]
+        self,
+        name: str,
+        shape: tuple[int, int],
+        pieces: list[tuple[int, Tensor]],
+        trained: TrainedRows | None = None,
     ) -> None:
         bits = self._source.read_bits(name, shape, pieces[0][1].dtype)
+        _keep_originals(trained, bits, shape[1], pieces[0][1].dtype)
         for row0, piece in pieces:
             assert piece.storage is not None
             self.places.fill(piece.storage, bits[row0 : row0 + piece.rows])
@@ -391,6 +424,16 @@ class WeightLayout:
         if key not in self._codebooks:
             self._codebooks[key] = quantized_weights.codebook_tensor(form, Storage)
         return self._codebooks[key]
+
+
+def _keep_originals(
+    trained: TrainedRows | None, bits: npt.NDArray[Any], columns: int, dtype: str
+) -> None:
+    """Keeps what a matrix has in place of its trained rows: where these begin."""
+    if trained is not None:
+        own = np.ascontiguousarray(bits[list(trained.indices)])
+        floats = stored_floats(own.data.cast("B"), dtype).reshape(len(own), -1)
+        trained.originals = floats[:, :columns].astype(np.float32)
 
 
 def _nothing() -> None:

@@ -27,9 +27,10 @@ from qlora_wgpu.ops.logits import (
     rows_of_a_block,
 )
 from qlora_wgpu.ops.loss_weights import scale_label_rows, weighted_total
-from qlora_wgpu.ops.modules import Head, StreamedMatrix
+from qlora_wgpu.ops.modules import Head, StreamedMatrix, trained_rows
 from qlora_wgpu.ops.rows import scatter
 from qlora_wgpu.ops.tensor import fill_zero
+from qlora_wgpu.ops.trained_gradient import HeadGradient
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,9 @@ def cross_entropy(
     """
     loss = _Loss(g, hidden, head, batch, objective)
     gradient = gradient and hidden.requires_grad
+    trained = trained_rows(head.matrix)
+    if gradient and trained is not None:
+        loss.of_rows = HeadGradient(g, trained, batch)
     compute = loss.streamed if isinstance(head.matrix, StreamedMatrix) else loss.resident
     dhidden = compute(gradient=gradient)
     factors = loss.total(stats)
@@ -94,6 +98,8 @@ def cross_entropy(
         scale_label_rows(g, dhidden, factors, batch)
     if dhidden is not None:
         g.add_gradient(hidden, dhidden)
+    if loss.of_rows is not None:
+        loss.of_rows.add(hidden, factors)
 
 
 class _Loss:
@@ -109,6 +115,7 @@ class _Loss:
         self._partials = g.float_vector("sums of logits", 4 * batch.rows * self._blocks)
         self._softmax = g.float_vector("softmax", 2 * batch.rows)
         self._losses = g.float_vector("losses", 2 * batch.rows)
+        self.of_rows: HeadGradient | None = None
 
     def resident(self, *, gradient: bool) -> Tensor | None:
         """The loss, and d hidden, a chunk of rows after the other."""
@@ -132,8 +139,8 @@ class _Loss:
         g, batch, head = self._g, self._batch, self._head.matrix
         assert isinstance(head, StreamedMatrix)
         chunks = self._chunks(self._streamed_rows())
-        for number, (_, block) in reversed(list(enumerate(head.blocks))):
-            w = head.brought(g, block)
+        for number, (row0, block) in reversed(list(enumerate(head.blocks))):
+            w = head.brought(g, row0, block)
             for first, count in chunks:
                 logits = logits_of_block(g, self._hidden, self._head, batch, first, count, w)
                 self._sum_up(logits, number, 1, first)
@@ -142,7 +149,7 @@ class _Loss:
             return None
         made = [self._gradient_rows(count) for _, count in chunks]
         for row0, block in head.blocks:
-            w = head.brought(g, block)
+            w = head.brought(g, row0, block)
             for (first, count), dchunk in zip(chunks, made, strict=True):
                 logits = logits_of_block(g, self._hidden, self._head, batch, first, count, w)
                 self._back(logits, 0, row0, w, first, dchunk)
@@ -262,6 +269,8 @@ class _Loss:
             },
             {"SOFTCAP": head.softcap is not None, "OBJECTIVE": self._objective.is_bent},
         )
+        if self.of_rows is not None:
+            self.of_rows.take(dlogits, row0, first, head.scale)
         product = Gemm(
             dlogits, w, dchunk, False, scale=head.scale, accumulate=row0 > 0,
             part=round_up(self._block_rows, PART_UNIT) if g.profile.head_group > 1 else 0,

@@ -1,4 +1,7 @@
-"""Token embedding: rows of a frozen matrix, looked up into the residual stream."""
+"""Token embedding: rows of a frozen matrix, looked up into the residual stream.
+
+Those rows that are trained get their gradient.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.dropout import dropout_params
 from qlora_wgpu.ops.batch import BatchBuffers
-from qlora_wgpu.ops.modules import HostMatrix, Matrix
+from qlora_wgpu.ops.modules import HostMatrix, Matrix, trained_rows
+from qlora_wgpu.ops.trained_gradient import add_lookup_gradient
+from qlora_wgpu.ops.trained_rows import overwrite_looked_up
 
 _NOISE_KEY = zlib.crc32(b"neftune")
 
@@ -37,9 +42,11 @@ def embedding(
     """
     y = g.float32("embedding", batch.rows, weight.columns)
     info = batch.info if batch.noise > 0 else None
-    ids = batch.input_ids
+    ids, trained = batch.input_ids, trained_rows(weight)
     if isinstance(weight, HostMatrix):
         shards, ids = [(0, batch.rows_of(weight).table)], batch.rows_of(weight).rows
+        if trained is not None:
+            overwrite_looked_up(g, trained, batch.input_ids, batch.rows_of(weight).table)
     else:
         shards = list(weight.shards(g))
     for row0, shard in shards:
@@ -58,5 +65,11 @@ def embedding(
                 **dropout_params(None),
                 "module_key": _NOISE_KEY,
             },
+        )
+    if trained is not None:
+        g.record(
+            y,
+            [trained.rows],
+            lambda dy: add_lookup_gradient(g, trained, batch.input_ids, dy, scale),
         )
     return y

@@ -14,6 +14,7 @@ from qlora_wgpu.graph.tensor import Tensor, matrix
 from qlora_wgpu.kernels.lora import Lora
 from qlora_wgpu.mapped_files import require_whole
 from qlora_wgpu.ops.tensor import copied
+from qlora_wgpu.ops.trained_rows import TrainedRows, overwrite
 
 
 class Matrix(Protocol):
@@ -36,11 +37,19 @@ class Matrix(Protocol):
 
 @dataclass(frozen=True)
 class DenseMatrix:
-    """A matrix kept as matmul operands on the device."""
+    """A matrix kept as matmul operands on the device.
+
+    Attributes:
+        rows: Its rows.
+        columns: Its columns.
+        pieces: ``(first row, operand tensor)``.
+        trained: The rows that are trained, which overwrite theirs before a forward.
+    """
 
     rows: int
     columns: int
     pieces: tuple[tuple[int, Tensor], ...]
+    trained: TrainedRows | None = None
 
     def shards(self, g: Graph) -> Iterator[tuple[int, Tensor]]:
         """Yields the resident pieces."""
@@ -57,6 +66,7 @@ class HostMatrix:
         dtype: Element type of what is uploaded.
         values: (rows, padded columns), bfloat16 as uint16, once it is read.
         as_stored: Whether these are a file's own bytes, of which no copy is made.
+        trained: The rows that are trained, which take the place of what is looked up.
     """
 
     rows: int
@@ -64,6 +74,7 @@ class HostMatrix:
     dtype: str
     values: npt.NDArray[Any] | None = None
     as_stored: bool = False
+    trained: TrainedRows | None = None
 
     @property
     def nbytes(self) -> int:
@@ -98,17 +109,31 @@ class StreamedMatrix:
     blocks: tuple[tuple[int, Tensor], ...]
     host: HostMatrix
 
+    @property
+    def trained(self) -> TrainedRows | None:
+        """The rows that are trained, which overwrite those of a block when it has come."""
+        return self.host.trained
+
     def shards(self, g: Graph) -> Iterator[tuple[int, Tensor]]:
         """Yields the blocks."""
         for row0, block in self.blocks:
-            yield row0, self.brought(g, block)
+            yield row0, self.brought(g, row0, block)
 
-    def brought(self, g: Graph, block: Tensor) -> Tensor:
+    def brought(self, g: Graph, row0: int, block: Tensor) -> Tensor:
         """A block for the launches that follow at once: in a texture where they want it there.
 
         A copy that the layout pass makes would be kept for whoever reads the block again.
         """
+        if self.trained is not None:
+            overwrite(g, self.trained, [(row0, block)])
         return copied(g, block) if g.profile.textures else block
+
+
+def trained_rows(weight: Matrix | HostMatrix) -> TrainedRows | None:
+    """The rows of an embedding or a head that are trained, if any are."""
+    if isinstance(weight, DenseMatrix | HostMatrix | StreamedMatrix):
+        return weight.trained
+    return None
 
 
 @dataclass(frozen=True)

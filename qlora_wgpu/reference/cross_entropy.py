@@ -83,8 +83,23 @@ def backward(
 
     Factors are ones by default, and constants: no gradient passes through them.
     """
+    dlogits = logits_gradient(hidden, head, targets, scale, softcap, smoothing, z_loss, factors)
+    return dlogits @ head * scale
+
+
+def logits_gradient(
+    hidden: Array,
+    head: Array,
+    targets: npt.NDArray[np.integer],
+    scale: float = 1.0,
+    softcap: float | None = None,
+    smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    factors: Array | None = None,
+) -> Array:
+    """Returns d (factors · losses) / d (scale · hidden · headᵀ) (rows, vocab); see ``backward``."""
     rows = np.flatnonzero(targets != IGNORE_INDEX)
-    dhidden = np.zeros_like(hidden)
+    gradient = np.zeros((len(hidden), len(head)))
     if len(rows):
         logits, slope = _logits(hidden[rows], head, scale, softcap)
         top = logits.max(axis=1, keepdims=True)
@@ -94,8 +109,8 @@ def backward(
         dlogits -= smoothing / logits.shape[1]
         dlogits[np.arange(len(rows)), targets[rows]] -= 1 - smoothing
         given = np.ones(len(rows)) if factors is None else factors
-        dhidden[rows] = given[:, None] * (dlogits * slope) @ head * scale
-    return dhidden
+        gradient[rows] = given[:, None] * (dlogits * slope)
+    return gradient
 
 
 def _logits(hidden: Array, head: Array, scale: float, softcap: float | None) -> tuple[Array, Array]:

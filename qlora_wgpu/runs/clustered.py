@@ -70,7 +70,7 @@ def opened_cluster(
         _tell(identities, settings.train.gradient_accumulation_steps, cluster, observer)
         model = AdapterModel(layout, device, options=training_options(settings.train))
         start = model.adapter.initial(settings.train.seed)
-        if settings.lora.use_dora:
+        if settings.lora.use_dora or model.adapter.trained_rows:
             start = start + cluster.neutral()
         model.write_parameters(start)
         if settings.lora.init_from is not None:

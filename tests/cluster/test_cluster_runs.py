@@ -17,9 +17,10 @@ from qlora_wgpu.training import Observer
 
 pytest.importorskip("distributed")
 
-# Noise is made by the micro-batch's key, as dropout is; DoRA begins with what a worker tells.
+# Noise is made by the micro-batch's key, as dropout is; DoRA and trained rows begin with what a
+# worker tells.
 SETTINGS = {
-    "lora": {"r": 4, "use_dora": True},
+    "lora": {"r": 4, "use_dora": True, "trainable_token_indices": [82, 1]},
     "train": {"neftune_noise_alpha": 5.0},
     "data": {"packing": True},
 }

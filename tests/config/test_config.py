@@ -36,6 +36,7 @@ DEFAULTS = {
         "alpha_pattern": {},
         "layers_to_transform": None,
         "init_lora_weights": "default",
+        "trainable_token_indices": None,
         "init_from": None,
     },
     "data": {

@@ -10,6 +10,7 @@ from qlora_wgpu.errors import ConfigError, OutOfMemoryError
 from qlora_wgpu.gpu.device import Device
 
 MIB = 1 << 20
+TOKENS = {"embed_tokens": [0, 5, 12287], "lm_head": [12287, 5]}
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,7 @@ def trained(place, name, notes=None, resume=False, steps=3, r=4, **memory):
     settings = Config.model_validate({
         "model": {"path": str(place / "model")},
         "data": {"train": str(place / "chats.jsonl"), "max_seq_length": 64, "eval_split": 4},
-        "lora": {"r": r},
+        "lora": {"r": r, "trainable_token_indices": TOKENS},
         "train": {"max_steps": steps, "gradient_accumulation_steps": 2},
         "output": {"dir": str(place / name), "save_steps": 2},
         "device": memory,

@@ -319,7 +319,6 @@ def test_starts_that_leave_the_base_alone(folder: Path, start: Any) -> None:
             {"modules_to_save": ["lm_head"]},
             "modules_to_save is ['lm_head'], but there is no support for modules",
         ),
-        ({"trainable_token_indices": [1]}, "trained token embeddings"),
         ({"fan_in_fan_out": True}, "fan_in_fan_out"),
         ({"layer_replication": [[0, 1]]}, "replicated layers"),
         ({"target_parameters": ["x"]}, "bare parameters"),

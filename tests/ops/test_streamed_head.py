@@ -13,12 +13,13 @@ from qlora_wgpu.model.host_matrices import fill, streamed_matrix
 from qlora_wgpu.ops.cross_entropy import PLAIN, Objective, cross_entropy
 from qlora_wgpu.ops.logits import logits_of_rows
 from qlora_wgpu.ops.modules import DenseMatrix, Head, HostMatrix
+from qlora_wgpu.ops.trained_rows import TrainedRows, overwrite
 
 ROWS, CHUNK, VOCAB, BLOCK = 150, 64, 700, 256
 MOST = 1 << 27
 
 
-def traced(device, profile, dtype, streamed, columns, head_options, objective):
+def traced(device, profile, dtype, streamed, columns, head_options, objective, tokens=()):
     """A bench with the loss, its gradient and some logits, and what is to be read of it."""
     rng = np.random.default_rng(10)
     hidden, head = rng.standard_normal((ROWS, columns)), rng.standard_normal((VOCAB, columns))
@@ -28,18 +29,32 @@ def traced(device, profile, dtype, streamed, columns, head_options, objective):
     bench = Bench(device, dtype, dataclasses.replace(profile, **few_rows))
     if streamed:
         held = bench.graph.weight_dtype
-        host = HostMatrix(VOCAB, columns, held)
+        trained = rows_of(bench, tokens, columns)
+        host = HostMatrix(VOCAB, columns, held, trained=trained)
         matrix = streamed_matrix("head", host, Stream(), MOST, BLOCK)
         fill(matrix, stored_bits(pad_rows(head.astype(np.float32)), held))
     else:
-        matrix = DenseMatrix(VOCAB, columns, ((0, bench.weight(head)),))
+        trained = rows_of(bench, tokens, columns)
+        matrix = DenseMatrix(VOCAB, columns, ((0, bench.weight(head)),), trained)
+        if trained is not None:
+            overwrite(bench.graph, trained, matrix.pieces)
     stats = bench.given(np.array([[2.0, 3.0, 0, 0, 4.0]]))
     th = bench.operand(hidden, grad=True)
     batch = bench.batch_of(1, ROWS, targets=targets)
     module = Head(matrix, **head_options)
     cross_entropy(bench.graph, th, module, batch, stats, gradient=True, objective=objective)
     logits = logits_of_rows(bench.graph, th, module, batch, 0, 16)
-    return bench, (stats, bench.graph.gradient_of(th), logits)
+    of_rows = () if trained is None else (bench.graph.gradient_of(trained.rows),)
+    return bench, (stats, bench.graph.gradient_of(th), logits, *of_rows)
+
+
+def rows_of(bench, tokens, columns):
+    """Trained rows of these tokens, if there are any."""
+    if not tokens:
+        return None
+    rows = np.random.default_rng(11).standard_normal((len(tokens), columns))
+    gradient = bench.given(np.zeros((len(tokens), columns)))
+    return TrainedRows("head", tokens, bench.given(rows), gradient, VOCAB)
 
 
 def computed(device, profile, dtype, streamed, *options):
@@ -48,9 +63,9 @@ def computed(device, profile, dtype, streamed, *options):
     return bench.run_bits(*results)
 
 
-def check(device, profile, dtype, columns=20, objective=PLAIN, **head_options):
+def check(device, profile, dtype, columns=20, objective=PLAIN, tokens=(), **head_options):
     """Compares the two."""
-    given = (columns, head_options, objective)
+    given = (columns, head_options, objective, tokens)
     resident, streamed = (computed(device, profile, dtype, way, *given) for way in (False, True))
     for one, other in zip(resident, streamed, strict=True):
         assert one.any()
@@ -60,6 +75,12 @@ def check(device, profile, dtype, columns=20, objective=PLAIN, **head_options):
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
 def test_same_bits(device, profile, dtype):
     check(device, PROFILES[profile], dtype)
+
+
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+def test_of_trained_rows(device, profile, dtype):
+    """At both ends of blocks; the block in the middle has none."""
+    check(device, PROFILES[profile], dtype, tokens=(VOCAB - 1, 0, BLOCK - 1, 2 * BLOCK), scale=0.4)
 
 
 @pytest.mark.parametrize("profile", list(PROFILES))

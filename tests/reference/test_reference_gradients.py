@@ -26,6 +26,7 @@ from qlora_wgpu.reference import (
     row_gate,
     scaling,
     short_conv,
+    trained_rows,
     xielu,
 )
 
@@ -210,6 +211,27 @@ def test_cross_entropy():
     factors = np.array([0.5, 0.0, 3.0])
     weighted = cross_entropy.backward(hidden, head, targets, 0.4, 2.0, factors=factors)
     check(lambda v: factors @ cross_entropy.losses(v, head, targets, 0.4, 2.0), hidden, weighted)
+
+
+@pytest.mark.parametrize("options", [(), (0.4, 2.0)])
+def test_trained_rows(options):
+    """One matrix looked up and as a head; token 8 is there twice, token 5 nowhere."""
+    ids, tokens = np.array([3, 8, 0, 8, 2]), np.array([8, 5, 0])
+    weight, rows, hidden, dy = normal(9, 4), normal(3, 4), normal(5, 4), normal(5, 4)
+    targets = np.array([3, -100, 8, 0, -100])
+
+    def loss(v):
+        whole = trained_rows.overwritten(weight, tokens, v)
+        return np.sum(dy * 2.0 * whole[ids]) + cross_entropy.forward(
+            hidden, whole, targets, *options
+        )
+
+    whole = trained_rows.overwritten(weight, tokens, rows)
+    dlogits = cross_entropy.logits_gradient(hidden, whole, targets, *options)
+    gradient = trained_rows.head_gradient(dlogits, hidden, tokens, *options[:1])
+    check(loss, rows, gradient + trained_rows.lookup_gradient(dy, ids, tokens, 2.0))
+    masked = trained_rows.lookup_gradient(dy, ids, tokens, padding=8)
+    assert not masked[0].any() and masked[2].any()
 
 
 def test_dropout_mask_keeps_the_right_share():

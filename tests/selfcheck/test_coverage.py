@@ -29,7 +29,10 @@ SETTINGS = (
 
 def launches(family, index, dtype, profile, lora=None):
     """All that a run of a family launches, its options and heads in turn."""
-    lora = lora or LoraConfig(r=5, lora_dropout=0.0 if index % 2 else 0.1, use_dora=index % 2 == 1)
+    lora = lora or LoraConfig(
+        r=5, lora_dropout=0.0 if index % 2 else 0.1, use_dora=index % 2 == 1,
+        trainable_token_indices=[0, 7],
+    )  # fmt: skip
     quant = QuantConfig(scheme=("nf4", "none")[index // 2 % 2], double_quant=index % 3 > 0)
     config = with_head_dim(CONFIGS[family], (24, 64, 128)[index % 3])
     train = {"compute_dtype": dtype, "per_device_train_batch_size": 2, **SETTINGS[index % 2]}

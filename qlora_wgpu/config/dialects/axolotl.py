@@ -34,6 +34,7 @@ _KEYS = {
     "peft_use_rslora": "lora.use_rslora",
     "peft_use_dora": "lora.use_dora",
     "peft_layers_to_transform": "lora.layers_to_transform",
+    "peft_trainable_token_indices": "lora.trainable_token_indices",
     "loraplus_lr_ratio": "optim.loraplus_lr_ratio",
     "sequence_len": "data.max_seq_length",
     "sample_packing": "data.packing",

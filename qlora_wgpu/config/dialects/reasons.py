@@ -91,9 +91,9 @@ NO_COUNTERPART = {
         "push_dataset_to_hub hub_revision hf_hub_token hub_always_push"
     ),
     _FROZEN: (
-        "lora_modules_to_save modules_to_save additional_target trainable_token_indices "
+        "lora_modules_to_save modules_to_save additional_target "
         "lora_bias bias unfrozen_parameters embedding_lr embedding_lr_scale "
-        "lora_trainable_token_indices freeze_trainable_layers"
+        "freeze_trainable_layers"
     ),
     _SUPERVISED: (
         "rl dpo_beta pref_beta pref_loss rl_beta beta loss_type reward_model pref_ftx kl_coef "

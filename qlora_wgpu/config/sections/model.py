@@ -17,6 +17,7 @@ from qlora_wgpu.config.values import (
     Rank,
     TargetModules,
     Text,
+    TokenIndices,
 )
 
 
@@ -89,6 +90,12 @@ class LoraConfig(Section):
         "default",
         description="Initial values of A: uniform as PEFT's default, or normal with a standard "
         "deviation of 1 / r; B begins with zeros.",
+    )
+    trainable_token_indices: TokenIndices = Field(
+        None,
+        description="Tokens whose rows of the embedding are trained, too: their numbers, or "
+        "numbers by the matrices' names, such as {embed_tokens: [0], lm_head: [0]}; null for "
+        "none. A head that is tied to the embedding has the same rows.",
     )
     init_from: Annotated[Text | None, FREE_ON_RESUME] = Field(
         None, description="Folder of an adapter of the same shape to go on training, or null."

@@ -1,0 +1,47 @@
+"""Trained rows of an adapter by the tensors of a base's files that they go into."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.families.family import Architecture
+from qlora_wgpu.lora import AdapterConfig
+from qlora_wgpu.lora.file_tokens import StoredRows, stored_rows
+from qlora_wgpu.lora.names import Float32Array
+from qlora_wgpu.model.own_head import has_own_head
+from qlora_wgpu.model.weight_names import stored_name
+
+
+def trained_rows_by_name(
+    folder: ModelFolder,
+    architecture: Architecture,
+    tensors: Mapping[str, Float32Array],
+    config: AdapterConfig,
+) -> dict[str, StoredRows]:
+    """The rows by stored names; those of a matrix that files hold twice, as tied ones may, twice.
+
+    Args:
+        folder: The base.
+        architecture: What its config.json describes.
+        tensors: The adapter's, by PEFT's names.
+        config: The adapter's settings.
+
+    Raises:
+        CheckpointError: If the base has no such row.
+    """
+    rows = {f"{each.module}.weight": each for each in stored_rows(tensors, config)}
+    for each in rows.values():
+        if max(each.indices) >= architecture.vocab_size:
+            raise CheckpointError(
+                f"the adapter trained token {max(each.indices)}, but {folder.path} has "
+                f"{architecture.vocab_size:,} tokens: merge it into the model that it was trained "
+                "on"
+            )
+    embedding, head = architecture.embed_name, architecture.head_name
+    is_tied = architecture.tied and not has_own_head(folder, architecture)
+    if is_tied and (shared := rows.get(embedding) or rows.get(head)) is not None:
+        rows = {embedding: shared, head: shared}
+    by_name = {stored_name(folder, architecture, name): each for name, each in rows.items()}
+    return {name: each for name, each in by_name.items() if folder.has(name)}

@@ -1,0 +1,93 @@
+"""Which rows of the embedding, and of an untied head, are trained: ``trainable_token_indices``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.families.family import Architecture
+from qlora_wgpu.lora.adapter_config import TokenIndices
+
+_SETTING = "lora.trainable_token_indices"
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The matrices of a model that have a row for each token.
+
+    Attributes:
+        embedding: The embedding's module.
+        head: The head's.
+        rows: Rows of each.
+        columns: Their columns.
+        tied: Whether the head is the embedding.
+        padding: The row that gets no gradient where it is looked up, if there is one.
+    """
+
+    embedding: str
+    head: str
+    rows: int
+    columns: int
+    tied: bool
+    padding: int | None = None
+
+    @classmethod
+    def of(cls, architecture: Architecture) -> Vocabulary:
+        """A model's."""
+        return cls(
+            architecture.embed_name.removesuffix(".weight"),
+            architecture.head_name.removesuffix(".weight"),
+            architecture.vocab_size,
+            architecture.hidden_size,
+            architecture.tied,
+            architecture.padding_idx,
+        )
+
+    def trained(self, indices: TokenIndices | None) -> dict[str, tuple[int, ...]]:
+        """The trained rows by the modules of the matrices, the embedding's first.
+
+        Raises:
+            ConfigError: If a name is none of theirs, a row is not there or there twice, or a tied
+                head is to have other rows than the embedding.
+        """
+        if not indices:
+            return {}
+        named = {self.embedding: indices} if isinstance(indices, list) else self._named(indices)
+        for rows in named.values():
+            self._check(rows)
+        if self.tied and self.head in named:
+            if named.get(self.embedding, named[self.head]) != named[self.head]:
+                raise ConfigError(
+                    f"{_SETTING}: {self.head} is tied to {self.embedding}, so that both have the "
+                    "same trained rows: name the same tokens for both, or for the embedding alone"
+                )
+            named = {self.embedding: named[self.head]}
+        return {m: tuple(named[m]) for m in (self.embedding, self.head) if m in named}
+
+    def _named(self, indices: Mapping[str, Sequence[int]]) -> dict[str, Sequence[int]]:
+        named: dict[str, Sequence[int]] = {}
+        for name, rows in indices.items():
+            modules = [m for m in (self.embedding, self.head) if f".{m}".endswith(f".{name}")]
+            if not modules:
+                leaf = self.embedding.rpartition(".")[2]
+                raise ConfigError(
+                    f"{_SETTING}: no matrix with a row for each token is called {name!r}; this "
+                    f"model has {leaf} and {self.head}"
+                )
+            if modules[0] in named:
+                raise ConfigError(f"{_SETTING} names {modules[0]} twice")
+            named[modules[0]] = rows
+        return named
+
+    def _check(self, rows: Sequence[int]) -> None:
+        if not rows:
+            raise ConfigError(f"{_SETTING}: a list of tokens is empty")
+        if beyond := [row for row in rows if not 0 <= row < self.rows]:
+            raise ConfigError(
+                f"{_SETTING}: there is no token {beyond[0]}, since the model's vocabulary has "
+                f"{self.rows:,}"
+            )
+        if len(set(rows)) < len(rows):
+            twice = next(row for i, row in enumerate(rows) if row in rows[:i])
+            raise ConfigError(f"{_SETTING}: token {twice} is there twice")

@@ -1,0 +1,127 @@
+"""The gradient of trained rows: of the embedding's, which tokens looked up, and of a head's.
+
+Both parts of a micro-batch meet on the tape, since the rows of a tied head are the embedding's.
+"""
+
+from __future__ import annotations
+
+from qlora_wgpu.graph.dtype import ceil_div
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.kernels.lora import FACTOR_GRAD, FactorGrad
+from qlora_wgpu.ops.batch import BatchBuffers
+from qlora_wgpu.ops.loss_weights import scale_label_rows
+from qlora_wgpu.ops.tensor import add_to, fill_zero
+from qlora_wgpu.ops.trained_rows import NONE, TrainedRows
+
+
+def add_lookup_gradient(
+    g: Graph, trained: TrainedRows, ids: Tensor, dy: Tensor, scale: float
+) -> None:
+    """Adds scale · Σ dy[m] over all m with ids[m] = t to the gradient of each trained row t.
+
+    The sum goes from a token's first place in the batch to the next one with the same token, and so
+    on: in order, without atomics.
+
+    Args:
+        g: The graph.
+        trained: The rows.
+        ids: uint32 (tokens), below the matrix's rows.
+        dy: (tokens, columns) of any type.
+        scale: What rows were multiplied by.
+    """
+    following = g.integers("next of the same token", dy.rows)
+    threads = g.profile.flat_group
+    g.launch(
+        "trained_rows/following.wgsl",
+        (ceil_div(dy.rows, threads), 1, 1),
+        {"ids": ids, "slots": trained.slots, "following": following},
+        {"rows": dy.rows, "padding": NONE if trained.padding is None else trained.padding},
+        {"THREADS": threads},
+    )
+    gradient = g.float32(f"d {trained.name} looked up", *trained.rows.shape)
+    fill_zero(g, gradient)
+    g.launch(
+        "trained_rows/lookup_gradient.wgsl",
+        (dy.rows, ceil_div(dy.units(4), threads), 1),
+        {
+            "ids": ids,
+            "slots": trained.slots,
+            "following": following,
+            "dy": dy,
+            "gradient": gradient,
+        },
+        {"rows": dy.rows, "stride": dy.units(4), "scale": scale},
+        {"THREADS": threads},
+    )
+    g.add_gradient(trained.rows, gradient)
+
+
+class HeadGradient:
+    """The gradient of the trained rows of a head, gathered while its logits pass by."""
+
+    def __init__(self, g: Graph, trained: TrainedRows, batch: BatchBuffers) -> None:
+        """Begins with zeros.
+
+        Args:
+            g: The graph.
+            trained: The rows.
+            batch: The micro-batch.
+        """
+        self._g, self._trained, self._batch = g, trained, batch
+        self._columns = g.float32("d logits of trained rows", batch.rows, trained.rows.rows)
+        fill_zero(g, self._columns)
+
+    def take(self, dlogits: Tensor, row0: int, first: int, scale: float) -> None:
+        """Takes the columns of trained rows.
+
+        Args:
+            dlogits: (label rows, rows of the head from ``row0`` on).
+            row0: The first of these.
+            first: The first of the label rows.
+            scale: What the head's product was multiplied by.
+        """
+        trained, columns = self._trained, self._columns
+        if not trained.within(row0, dlogits.columns):
+            return
+        self._g.launch(
+            "trained_rows/columns.wgsl",
+            dlogits.rows * trained.rows.rows,
+            {
+                "dlogits": dlogits,
+                "tokens": trained.tokens,
+                "rows": self._batch.label_rows,
+                "batch_info": self._batch.info,
+                "columns": columns,
+            },
+            {
+                "count": dlogits.rows,
+                "first": first,
+                "trained": trained.rows.rows,
+                "stride": dlogits.stride,
+                "columns_stride": columns.stride,
+                "row0": row0,
+                "row_count": dlogits.columns,
+                "scale": scale,
+            },
+        )
+
+    def add(self, hidden: Tensor, factors: Tensor | None = None) -> None:
+        """Adds the gradient, of products with the hidden states.
+
+        Args:
+            hidden: What the head was given.
+            factors: What each label row's gradient is multiplied by, if by anything.
+        """
+        g, rows = self._g, self._trained.rows
+        gradient = g.float32(f"d {self._trained.name}", *rows.shape)
+        fill_zero(g, gradient)
+        if factors is not None:
+            scale_label_rows(g, self._columns, factors, self._batch)
+        FACTOR_GRAD.launch(g, FactorGrad(hidden, self._columns, gradient, transposed=True))
+        g.add_gradient(rows, gradient)
+
+
+def sum_up(g: Graph, trained: TrainedRows) -> None:
+    """Adds what a backward has gathered to the gradient of all micro-batches, once."""
+    add_to(g, trained.gradient, g.gradient_of(trained.rows))

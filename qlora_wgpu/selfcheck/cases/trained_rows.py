@@ -1,0 +1,115 @@
+"""Trained rows of an embedding and of a head, which may be the same."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from qlora_wgpu.graph.dtype import pad_rows, stored_bits
+from qlora_wgpu.labels import IGNORE_INDEX
+from qlora_wgpu.ops.cross_entropy import Objective, cross_entropy
+from qlora_wgpu.ops.embedding import embedding
+from qlora_wgpu.ops.modules import DenseMatrix, Head, HostMatrix
+from qlora_wgpu.ops.trained_gradient import sum_up
+from qlora_wgpu.ops.trained_rows import TrainedRows, overwrite
+from qlora_wgpu.reference import cross_entropy as cross_entropy_reference
+from qlora_wgpu.reference import trained_rows as reference
+from qlora_wgpu.selfcheck.cases.common import each, normal
+from qlora_wgpu.selfcheck.runner import ROUNDING, Array, Runner
+
+_VOCAB, _COLUMNS = 1101, 21
+_BATCH = (3, 37)
+_PADDING, _UNSEEN = 5, 700
+# Both ends of the vocabulary, and of its shards; a token that never comes, and that of padding.
+_TOKENS = np.array([17, 0, _VOCAB - 1, _UNSEEN, _PADDING, 511, 512])
+_SCALE, _HEAD_SCALE, _SOFTCAP = 2.0, 0.7, 5.0
+
+
+def _ids() -> np.ndarray:
+    """Tokens of which every third is trained, so that each comes several times."""
+    random = np.random.default_rng(3)
+    ids = random.integers(0, _VOCAB, _BATCH)
+    ids[ids == _UNSEEN] = _UNSEEN + 1
+    ids[:, ::3] = random.permuted(np.resize(_TOKENS[_TOKENS != _UNSEEN], (3, 13)), axis=1)
+    return ids
+
+
+def _trained(run: Runner, rows: Array) -> TrainedRows:
+    """The rows, with a gradient that was one before."""
+    gradient = run.float32(np.ones_like(rows))
+    names = tuple(map(int, _TOKENS))
+    return TrainedRows("embed", names, run.float32(rows), gradient, _VOCAB, _PADDING)
+
+
+def _pieces(run: Runner, weight: Array) -> DenseMatrix:
+    pieces = tuple((i, run.weight(weight[i : i + 512])) for i in (0, 512, 1024))
+    return DenseMatrix(_VOCAB, _COLUMNS, pieces)
+
+
+@each((False,), (True,))
+def check_trained_rows(run: Runner, confidence: bool) -> None:
+    """Rows that both ends share: lookups, the hidden states' gradient, and the rows' own."""
+    g, ids, rows = run.graph, _ids(), normal("rows", len(_TOKENS), _COLUMNS)
+    g.profile = replace(g.profile, logits_bytes=4 * _VOCAB * 48, head_block=256)
+    weight, hidden = normal("weight", _VOCAB, _COLUMNS), normal("hidden", 111, _COLUMNS)
+    dy = normal("dy", math.prod(_BATCH), _COLUMNS)
+    targets = np.roll(ids, -1, axis=1)
+    targets[:, ::4] = IGNORE_INDEX
+    batch = run.batch(np.ones(_BATCH, np.int64), ids, targets)
+    trained = _trained(run, rows)
+    shared = replace(_pieces(run, weight), trained=trained)
+    overwrite(g, trained, shared.pieces)
+    y, th = embedding(g, shared, batch, _SCALE), run.operand(hidden, grad=True)
+    stats, head = run.float32(np.zeros((1, 5))), Head(shared, _HEAD_SCALE, _SOFTCAP)
+    objective = Objective(confidence=confidence)
+    cross_entropy(g, th, head, batch, stats, gradient=True, objective=objective)
+    run.gradients(y, run.float32(dy), trained.rows)
+    sum_up(g, trained)
+    got, dhidden, drows = run.run(y, g.gradient_of(th), trained.gradient)
+
+    held = reference.overwritten(run.rounded_weight(weight), _TOKENS, run.rounded_weight(rows))
+    run.compare(got, _SCALE * held[ids.ravel()])
+    factors = run.rounded(hidden), held, targets.ravel(), _HEAD_SCALE, _SOFTCAP
+    dlogits = cross_entropy_reference.logits_gradient(*factors)
+    if confidence:
+        dlogits *= _confidence(*factors)[:, None]
+    run.compare(dhidden, _HEAD_SCALE * dlogits @ held, inner=ROUNDING[run.dtype])
+    exact = reference.head_gradient(dlogits, factors[0], _TOKENS, _HEAD_SCALE)
+    exact += reference.lookup_gradient(dy, ids.ravel(), _TOKENS, _SCALE, _PADDING)
+    run.compare(drows, 1.0 + exact, inner=ROUNDING[run.dtype])
+
+
+def _confidence(
+    hidden: Array, head: Array, targets: np.ndarray, scale: float, softcap: float
+) -> Array:
+    """The probability of each row's label, as if it had one."""
+    logits = softcap * np.tanh(scale * hidden @ head.T / softcap)
+    e = np.exp(logits - logits.max(axis=1, keepdims=True))
+    share: Array = e[np.arange(len(e)), targets] / e.sum(axis=1)
+    return share
+
+
+@each((False,), (True,))
+def check_trained_rows_looked_up(run: Runner, rounded: bool) -> None:
+    """Rows of a matrix in host memory, and the gradient of an embedding alone."""
+    g, ids, rows = run.graph, _ids(), normal("rows", len(_TOKENS), _COLUMNS)
+    weight, dy = normal("weight", _VOCAB, _COLUMNS), normal("dy", ids.size, _COLUMNS)
+    trained = _trained(run, rows)
+    host = HostMatrix(_VOCAB, _COLUMNS, run.dtype, trained=trained)
+    batch = run.batch(np.ones(_BATCH, np.int64), ids)
+    table = batch.rows_of(host).table
+    held = stored_bits(pad_rows(weight[ids.ravel()].astype(np.float32)), run.dtype)
+    assert table.storage is not None
+    table.storage.data = held
+    y = embedding(g, host, batch, _SCALE)
+    cotangent = (run.operand if rounded else run.float32)(dy)
+    run.gradients(y, cotangent, trained.rows)
+    sum_up(g, trained)
+    got, drows = run.run(y, trained.gradient)
+    held = reference.overwritten(run.rounded(weight), _TOKENS, run.rounded(rows))
+    run.compare(got, _SCALE * held[ids.ravel()])
+    dy = run.rounded(dy) if rounded else dy
+    exact = reference.lookup_gradient(dy, ids.ravel(), _TOKENS, _SCALE, _PADDING)
+    run.compare(drows, 1.0 + exact)

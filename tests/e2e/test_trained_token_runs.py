@@ -1,0 +1,176 @@
+"""Runs that train rows of the embedding: the same bits however computed; and what follows."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from e2e.tiny import VOCAB, write_chats, write_model
+from qlora_wgpu import Config, LoraConfig, Observer, QLoRAModel, QuantConfig, open_adapter, train
+from qlora_wgpu.errors import CheckpointError, ConfigError, UnsupportedModelError
+from qlora_wgpu.export.gguf_adapter import export_gguf
+from qlora_wgpu.export.merge import merge
+from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.qlora_model import device_layout
+from qlora_wgpu.model.residency import Residency
+
+TOKENS = [VOCAB - 1, 0, 5, 3]
+NAME = "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"
+PLAIN = QuantConfig(scheme="none")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tokens")
+    write_model(path / "model")
+    write_chats(path / "chats.jsonl", rows=16)
+    return path
+
+
+class Plans(Observer):
+    def __init__(self):
+        self.planned_bytes = []
+
+    def planned(self, memory):
+        self.planned_bytes.append(sum(memory.values()))
+
+
+def trained(place, name, observer=None, resume=False, steps=3, optim=None, lora=None, **options):
+    settings = Config.model_validate({
+        "model": {"path": str(place / "model")},
+        "data": {"train": str(place / "chats.jsonl"), "max_seq_length": 96, "packing": True},
+        "lora": {"r": 3, "lora_dropout": 0.1, "trainable_token_indices": TOKENS, **(lora or {})},
+        "train": {"max_steps": steps, "gradient_accumulation_steps": 2, **options},
+        "optim": {"learning_rate": 1e-2, **(optim or {})},
+        "output": {"dir": str(place / name), "save_steps": 2},
+    })  # fmt: skip
+    result = train(settings, observer, resume=resume)
+    return result, (place / name / "adapter" / "adapter_model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def whole(place):
+    plans = Plans()
+    result, saved = trained(place, "whole", plans)
+    return result, saved, plans
+
+
+def test_the_plan_is_what_a_run_takes(whole):
+    result, _, plans = whole
+    assert abs(plans.planned_bytes[0] - result.peak_bytes) < 0.01 * result.peak_bytes
+
+
+def test_the_same_bits_resumed_and_with_layers_kept(place, whole):
+    trained(place, "resumed", steps=2)
+    assert trained(place, "resumed", resume=True)[1] == whole[1]
+    assert trained(place, "kept", gradient_checkpointing=False)[1] == whole[1]
+
+
+def test_rows_move_and_the_saved_ones_are_the_trained(place, whole):
+    rows = load_file(place / "whole/adapter/adapter_model.safetensors")[NAME]
+    base = load_file(place / "model/model.safetensors")["model.embed_tokens.weight"][TOKENS]
+    moved = np.abs(rows - base).max(axis=1)
+    assert (moved[1:] > 1e-3).all()  # three steps of up to 0.01
+    # As a row of the tied head the one that no text has moves, too.
+    assert moved[0] > 1e-3
+    config = json.loads((place / "whole/adapter/adapter_config.json").read_text())
+    assert config["trainable_token_indices"] == TOKENS
+
+
+def test_other_forms_of_gradient_and_moments(place, whole):
+    exact = load_file(place / "whole/adapter/adapter_model.safetensors")[NAME]
+    base = load_file(place / "model/model.safetensors")["model.embed_tokens.weight"][TOKENS]
+    for name, options in (
+        ("halves", {"gradient_dtype": "bfloat16"}),
+        ("8bit", {"optim": {"name": "adamw_8bit"}}),
+    ):
+        trained(place, name, **options)
+        rows = load_file(place / name / "adapter/adapter_model.safetensors")[NAME]
+        # The same direction, but for what 8 bits round.
+        apart = np.linalg.norm(rows - exact) / np.linalg.norm(exact - base)
+        assert apart < 0.1, (name, apart)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_streamed_tied_head_has_the_same_bits(device, place, dtype):
+    lora = LoraConfig(r=3, trainable_token_indices=TOKENS)
+    rng = np.random.default_rng(4)
+    ids = rng.integers(0, VOCAB, (2, 12))
+    seen = []
+    for residency in (Residency(), Residency(streamed_head=True)):
+        layout = device_layout(
+            Pretrained.open(place / "model"), lora, PLAIN, dtype, device, residency
+        )
+        model = QLoRAModel(layout, device)
+        random = np.random.default_rng(5)
+        flat = random.standard_normal(layout.adapter.length).astype(np.float32) * 0.1
+        model.load_adapter(layout.adapter.split(flat))
+        loss, gradients = model.loss_and_grads(ids, ids)
+        logits = model.logits(ids)
+        with model.adapter_off():
+            seen.append((loss, gradients[NAME], logits, model.logits(ids)))
+        state = model.base_state_dict()["model.embed_tokens.weight"]
+        assert np.array_equal(
+            state[TOKENS[0]], layout.adapter.trained_rows["model.embed_tokens"].originals[0]
+        )
+    for one, other in zip(*seen, strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_the_adapter_is_opened_and_merged(device, place, whole, tmp_path):
+    ids = np.array([[0, 5, 40, 3, VOCAB - 1, 9, 5]])
+    with open_adapter(place / "whole", quant=PLAIN, compute_dtype="float32") as model:
+        expected = model.logits(ids)
+        text = model.generate("hello", max_new_tokens=12)
+    merge(place / "model", place / "whole/adapter", tmp_path / "merged")
+    with QLoRAModel.from_pretrained(tmp_path / "merged", None, PLAIN, "float32") as model:
+        got = model.logits(ids)
+        assert model.generate("hello", max_new_tokens=12) == text
+    assert np.abs(got - expected).max() <= 1e-5 * np.abs(expected).max()
+    rows = load_file(place / "whole/adapter/adapter_model.safetensors")[NAME]
+    stored = load_file(tmp_path / "merged/model.safetensors")["model.embed_tokens.weight"]
+    assert np.array_equal(stored[TOKENS], rows)
+
+
+def test_what_llama_cpp_cannot_apply_is_a_sentence(place, whole, tmp_path):
+    with pytest.raises(UnsupportedModelError, match="trained rows of the embedding"):
+        export_gguf(place / "model", place / "whole/adapter", tmp_path / "adapter.gguf")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        ([VOCAB], "there is no token 83"),
+        ([1, 2, 1], "token 1 is there twice"),
+        ([-1], "numbers from 0 on"),
+        ([], "numbers from 0 on"),
+        ([True], "numbers from 0 on"),
+        ({"wte": [1]}, "no matrix with a row for each token is called 'wte'"),
+        ({"embed_tokens": [1], "model.embed_tokens": [2]}, "names model.embed_tokens twice"),
+        ({"embed_tokens": [1], "lm_head": [2]}, "lm_head is tied to model.embed_tokens"),
+    ],
+)
+def test_wrong_tokens_are_a_sentence(place, tokens, message):
+    with pytest.raises(ConfigError, match=message):
+        trained(place, "wrong", lora={"trainable_token_indices": tokens})
+
+
+def test_files_that_contradict_themselves_are_a_sentence(place, whole, tmp_path):
+    from qlora_wgpu.lora import load_adapter, save_adapter
+
+    tensors, config = load_adapter(place / "whole/adapter")
+    for change, message in (
+        ({NAME: tensors[NAME][:2]}, "names 4 tokens"),
+        ({NAME: np.full_like(tensors[NAME], np.nan)}, "not finite"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            save_adapter(tmp_path / "broken", {**tensors, **change}, config)
+    without = {n: a for n, a in tensors.items() if n != NAME}
+    with pytest.raises(CheckpointError, match="holds no rows"):
+        save_adapter(tmp_path / "broken", without, config)
+    other = QLoRAModel.from_pretrained(
+        place / "model", LoraConfig(r=3, trainable_token_indices=[1, 2, 3, 4]), PLAIN
+    )
+    with other, pytest.raises(CheckpointError, match="trainable_token_indices"):
+        other.load_adapter(place / "whole/adapter")
