@@ -6,7 +6,7 @@ import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
 
@@ -87,13 +87,24 @@ class Shader:
 
     def pack_params(self, values: Mapping[str, int | float]) -> bytes:
         """Returns the bytes of the uniform ``Params``; every field must be given, and no other."""
-        names = {name for name, _ in self.params}
-        if names != set(values):
-            raise ShaderSourceError(
-                f"{self.label}: params {sorted(set(values) ^ names)} are missing or unknown"
-            )
-        data = b"".join(struct.pack("<" + fmt, values[name]) for name, fmt in self.params)
-        return data + bytes(-len(data) % 16)
+        names, fields = self._fields
+        if values.keys() != names.keys():
+            wrong = sorted(values.keys() ^ names.keys())
+            raise ShaderSourceError(f"{self.label}: params {wrong} are missing or unknown")
+        return fields.pack(*[values[name] for name in names])
+
+    @cached_property
+    def _fields(self) -> tuple[dict[str, str], struct.Struct]:
+        """The fields of ``Params`` and their layout, padded to 16 bytes."""
+        padding = -4 * len(self.params) % 16
+        return dict(self.params), struct.Struct(
+            f"<{''.join(fmt for _, fmt in self.params)}{padding}x"
+        )
+
+    @cached_property
+    def required(self) -> frozenset[str]:
+        """The bindings that must be bound."""
+        return frozenset(name for name, binding in self.bindings.items() if not binding.optional)
 
 
 @cache

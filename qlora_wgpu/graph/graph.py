@@ -8,6 +8,7 @@ backward; nothing is decided while a step runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +54,7 @@ class Graph:
         self.recomputation = recomputation or Recomputation()
         self.launches: list[Launch] = []
         self._tape = Tape(self.launches, self._add)
+        self._fetched = 0  # tensors that come back from the host
 
     # -- tensors ---------------------------------------------------------------------------
 
@@ -125,6 +127,27 @@ class Graph:
         bound = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         label = label or path.removesuffix(".wgsl")
         self.launches.append(Launch(path, bound, params or {}, chosen, workgroups, label, flops))
+
+    def repeat(
+        self,
+        launches: Sequence[Launch],
+        shared: Mapping[Tensor, Tensor],
+        params: Mapping[str, int | float],
+    ) -> None:
+        """Adds launches that were added before once more, which is cheaper than tracing them again.
+
+        Args:
+            launches: Those, as they were added; nothing of them is recorded for a gradient.
+            shared: What they write of others', and what takes its place. All other intermediates
+                that they write are fresh ones.
+            params: Fields of ``Params`` that are others, where a shader has them.
+        """
+        tensors = dict(shared)
+        for launch in launches:
+            for tensor in launch.written():
+                if tensor.storage is None and tensor not in tensors:
+                    tensors[tensor] = copy(tensor)
+            self.launches.append(launch.repeated(tensors, params))
 
     def rounded_beside(self, x: Tensor) -> Tensor | None:
         """A float32 matrix as an operand, by the launch that wrote it last; None if it cannot.
@@ -275,8 +298,8 @@ class Graph:
         return parked
 
     def _unpark(self, parked: Parked, like: Tensor, parking: Parking) -> Tensor:
-        turn = sum(1 for launch in self.launches if launch.fetches)
-        back = parking.way_back(parked.nbytes, turn)
+        back = parking.way_back(parked.nbytes, self._fetched)
+        self._fetched += 1
         x = matrix(parked.name, *like.shape, like.dtype)
         self._copy(matrix(parked.name, *like.shape, like.dtype, back), x)
         self.launches[-1].fetches = {"x": parked}

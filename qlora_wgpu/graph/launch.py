@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.grid import Workgroups, is_within_limits
 from qlora_wgpu.gpu.operands import Bound
 from qlora_wgpu.gpu.preprocessor import IN_PARTS, PART_FIELDS
-from qlora_wgpu.gpu.wgsl import Constant, Shader, load_shader
+from qlora_wgpu.gpu.wgsl import Bindings, Constant, Constants, Shader, load_shader
 from qlora_wgpu.graph.parking import Parked
 from qlora_wgpu.graph.tensor import Tensor
 
@@ -74,6 +76,9 @@ class Launch:
         """
         self.shader = self._shader()
         self._check()
+        self._pack()
+
+    def _pack(self) -> None:
         texels = {
             f"first_texel_{name}": self.first_texels.get(name, tensor.first_texel)
             for name, tensor in self.tensors.items()
@@ -127,6 +132,22 @@ class Launch:
             flops=round(self.flops * share),
         )
 
+    def repeated(
+        self, tensors: Mapping[Tensor, Tensor], values: Mapping[str, int | float]
+    ) -> Launch:
+        """The same launch on other tensors, which are as those that they replace.
+
+        Args:
+            tensors: What is bound in place of some that are bound here.
+            values: Fields of ``Params`` that are others, where this shader has them.
+        """
+        again = copy(self)
+        again.tensors = {name: tensors.get(t, t) for name, t in self.tensors.items()}
+        own = {name: value for name, value in values.items() if name in self.values}
+        again.values = {**self.values, **own}
+        again._pack()
+        return again
+
     def accumulate(self) -> None:
         """Makes it add to its output."""
         self.constants["ACCUMULATE"] = True
@@ -137,14 +158,14 @@ class Launch:
         return [t for n, t in self.tensors.items() if self.shader.bindings[n].writable]
 
     def _shader(self) -> Shader:
-        bound = tuple(sorted((n, Bound(t.dtype, t.texture)) for n, t in self.tensors.items()))
-        return load_shader(self.path, tuple(sorted(self.constants.items())), bound)
+        bound = tuple([(n, t.dtype, t.texture) for n, t in self.tensors.items()])
+        return load_shader(self.path, *_sorted(tuple(self.constants.items()), bound))
 
     def _check(self) -> None:
-        bindings = self.shader.bindings
-        required = {name for name, binding in bindings.items() if not binding.optional}
-        wrong = sorted((set(self.tensors) - set(bindings)) | (required - set(self.tensors)))
-        if wrong:
+        bindings, required = self.shader.bindings, self.shader.required
+        given = self.tensors.keys()
+        if not required <= given <= bindings.keys():
+            wrong = sorted((given - bindings.keys()) | (required - given))
             raise GraphError(f"{self.shader.label}: bindings {wrong} are missing or unknown")
         for name, tensor in self.tensors.items():
             allowed = bindings[name].dtypes
@@ -153,3 +174,12 @@ class Launch:
             if tensor.dtype not in allowed:
                 shown = " or ".join(sorted(allowed))
                 raise GraphError(f"{self.shader.label}: {name} = {tensor} is not {shown}")
+
+
+@lru_cache(maxsize=1 << 14)
+def _sorted(
+    constants: Constants, bound: tuple[tuple[str, str, bool], ...]
+) -> tuple[Constants, Bindings]:
+    """A variant's constants and bindings by their names, as it is looked up."""
+    typed = ((name, Bound(dtype, texture)) for name, dtype, texture in bound)
+    return tuple(sorted(constants)), tuple(sorted(typed))

@@ -6,7 +6,6 @@ writing in one dispatch even where the ranges are disjoint.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import Counter
 from dataclasses import dataclass
 
@@ -142,26 +141,66 @@ def _assign_slots(
     """Greedy by size: the largest tensors first, each into the tightest slot that is free."""
     sizes: list[int] = []
     textures: list[bool] = []
-    taken: list[list[tuple[int, int]]] = []
     slot_of: dict[Tensor, int] = {}
+    # The slots that are taken while a launch runs, as the bits of a number.
+    taken = _Spans(max((last for _, last in lives.values()), default=0) + 1)
+    of_kind = {False: 0, True: 0}  # slots, likewise
     for tensor in sorted(lives, key=lambda t: -t.nbytes):
         first, last = lives[tensor]
         # Slots come in falling size, so the last one that is free is the tightest.
-        for slot in range(len(sizes) - 1, -1, -1):
-            if textures[slot] == tensor.texture and _is_free(taken[slot], first, last):
-                break
-        else:
+        slot = (of_kind[tensor.texture] & ~taken.during(first, last)).bit_length() - 1
+        if slot < 0:
             slot = len(sizes)
             sizes.append(tensor.nbytes)
             textures.append(tensor.texture)
-            taken.append([])
-        insort(taken[slot], (first, last))
+            of_kind[tensor.texture] |= 1 << slot
+        taken.add(first, last, 1 << slot)
         slot_of[tensor] = slot
     return sizes, textures, slot_of
 
 
-def _is_free(taken: list[tuple[int, int]], first: int, last: int) -> bool:
-    """Whether a span of launches meets none of those in a list, which is sorted."""
-    after = bisect_left(taken, (first, first))
-    before_next = after == len(taken) or last < taken[after][0]
-    return before_next and (after == 0 or taken[after - 1][1] < first)
+class _Spans:
+    """Sets, as the bits of numbers, over spans of launches: a tree, each node of two halves."""
+
+    def __init__(self, length: int) -> None:
+        self._leaves = 1 << (length - 1).bit_length()
+        self._whole = [0] * (2 * self._leaves)  # what was added to all that is below a node
+        self._some = [0] * (2 * self._leaves)  # and to some of it
+
+    def add(self, first: int, last: int, bits: int) -> None:
+        """Adds to every launch from ``first`` to ``last``."""
+        whole, some = self._whole, self._some
+        left, right = first + self._leaves, last + self._leaves + 1
+        ends = left, right - 1
+        while left < right:
+            if left & 1:
+                whole[left] |= bits
+                some[left] |= bits
+                left += 1
+            if right & 1:
+                right -= 1
+                whole[right] |= bits
+                some[right] |= bits
+            left, right = left >> 1, right >> 1
+        for node in ends:
+            while node := node >> 1:
+                some[node] |= bits
+
+    def during(self, first: int, last: int) -> int:
+        """What was added to any launch from ``first`` to ``last``."""
+        whole, some = self._whole, self._some
+        left, right = first + self._leaves, last + self._leaves + 1
+        found = 0
+        for node in (left, right - 1):
+            while node:
+                found |= whole[node]
+                node >>= 1
+        while left < right:
+            if left & 1:
+                found |= some[left]
+                left += 1
+            if right & 1:
+                right -= 1
+                found |= some[right]
+            left, right = left >> 1, right >> 1
+        return found

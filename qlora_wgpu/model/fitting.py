@@ -7,33 +7,23 @@ reckons what the other measures save, and plans the way it has chosen once more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 
 from qlora_wgpu.errors import OutOfMemoryError
-from qlora_wgpu.graph.section import PLACES
+from qlora_wgpu.gpu.device import buffer_bytes
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.model.fit import LINK, Fit, planned
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import StepOptions
 from qlora_wgpu.model.residency import Residency
+from qlora_wgpu.model.ways import Beside, Count, More, Way, cost, least_count, streaming
 
-Beside = Callable[[ModelLayout, StepOptions], int]
 # How many layers are recomputed at once, and whether cheap outputs are made again. With several
 # layers that saves more than it does with one, at a price that is next to nothing.
 _RECOMPUTED = ((1, False), (1, True), (2, True), (3, True), (4, True))
 _KEPT = ((1, False), (1, True))
-
-
-@dataclass(frozen=True)
-class _Way:
-    """A way that is considered, with what it is reckoned to cost and to take."""
-
-    residency: Residency
-    options: StepOptions
-    seconds: float
-    total: int
 
 
 def fit(
@@ -64,10 +54,6 @@ def fit(
     return Search(layout, options, accumulation, rates).within(budget, beside)
 
 
-def _cost(way: _Way) -> tuple[float, int]:
-    return way.seconds, way.total
-
-
 def _mib(nbytes: int) -> str:
     """Rounded up, so that what is said to be enough is."""
     return f"{-(-nbytes // MIB):,} MiB"
@@ -92,8 +78,9 @@ class Search:
     ) -> None:
         self._layout, self._options = layout, options
         self._accumulation, self._rates = accumulation, rates
-        self._known: dict[tuple[Residency, StepOptions], _Way] = {}
+        self._known: dict[tuple[Residency, StepOptions], Way] = {}
         self._plain = planned(layout, options, accumulation)
+        self._fits = {(layout.residency, options): self._plain}
 
     @cached_property
     def _streamed(self) -> ModelLayout:
@@ -121,56 +108,94 @@ class Search:
         plain = self._plain
         if budget is None:
             return plain
-
-        def taken(found: Fit) -> int:
-            return found.total + (0 if beside is None else beside(found.layout, found.options))
-
-        if taken(plain) <= budget:
+        more = More(beside, plain)
+        if more.taken(plain) <= budget:
             return plain
-        room, least = budget - (taken(plain) - plain.total), plain
-        while True:
-            ways = self._ways(room)
-            way = next((way for way in ways if way.total <= room), None)
-            found = self._planned(way or min(ways, key=lambda way: way.total))
-            least = min(least, found, key=taken)
-            if way is None or taken(found) <= budget:
-                break
-            room -= taken(found) - budget  # other plans leave other things less room
-        if taken(found) <= budget:
-            return found
-        more, there = taken(least) - budget, f"{budget / MIB:,.1f}".removesuffix(".0")
+        while way := self._cheapest(budget, more):
+            found = self._planned(way)
+            if more.taken(found) <= budget:
+                return found
+            more.note(way, found)  # what a run takes beside differs, from way to way
+        least = self.least(beside)
+        if (taken := more.taken(least)) <= budget:
+            return least
+        there = f"{budget / MIB:,.1f}".removesuffix(".0")
         raise OutOfMemoryError(
-            f"training takes at least {_mib(taken(least))} of device memory, {_mib(more)} more "
+            f"training takes at least {_mib(taken)} of device memory, {_mib(taken - budget)} more "
             f"than the {there} MiB there are, even with all that can wait in host memory: lower "
             "data.max_seq_length, train.per_device_train_batch_size or lora.r, or raise "
             "device.memory"
         )
 
-    def _planned(self, way: _Way) -> Fit:
-        return planned(self._layout.waiting(way.residency), way.options, self._accumulation)
+    def least(self, beside: Beside | None = None) -> Fit:
+        """The way that takes least memory, whatever it costs.
 
-    def _ways(self, budget: int) -> list[_Way]:
-        """Every combination of measures, each with as few streamed layers as it needs."""
-        ways = sorted(self._with_head(budget, streamed=False), key=_cost)
-        fitting = next((way for way in ways if way.total <= budget), None)
-        head = Residency(self._layout.tied, streamed_head=True)
-        by_itself = self._traced(head, self._options)
-        if fitting is None or by_itself.seconds < fitting.seconds:
-            ways = sorted([*ways, *self._with_head(budget, streamed=True)], key=_cost)
-        return ways
+        Ways are planned in the order of what they are reckoned to take, until none that is left
+        is reckoned to take less than one that is planned.
 
-    def _with_head(self, budget: int, *, streamed: bool) -> Iterator[_Way]:
+        Args:
+            beside: Bytes that the run takes beside a step that is planned so.
+        """
+        more = More(beside, self._plain)
+        bases = (base for streamed in (False, True) for base in self._bases(streamed=streamed))
+        traced = [self._traced(*base) for base in bases]
+        ways = [way for each in traced for way in self._with_weights(each, least_count)]
+        least: Fit = self._plain
+        for way in sorted(ways, key=more.reckoned):
+            if more.reckoned(way) >= more.taken(least):
+                break
+            least = min(least, self._planned(way), key=more.taken)
+        return least
+
+    def _planned(self, way: Way) -> Fit:
+        key = way.residency, way.options
+        if key not in self._fits:
+            layout = self._layout.waiting(way.residency)
+            self._fits[key] = planned(layout, way.options, self._accumulation)
+        return self._fits[key]
+
+    def _cheapest(self, budget: int, more: More) -> Way | None:
+        """The cheapest way that is reckoned to keep a budget, with as few streamed layers as do."""
+        best: Way | None = None
+
+        def count(way: Way, totals: list[int]) -> int:
+            room = budget - more.beside(way)
+            return next((n for n, total in enumerate(totals) if total <= room), 0)
+
+        for streamed in (False, True):
+            for base in self._bases(streamed=streamed):
+                if best is not None and self._least_seconds(*base) >= best.seconds:
+                    continue
+                for way in self._with_weights(self._traced(*base), count):
+                    if more.reckoned(way) <= budget and (best is None or cost(way) < cost(best)):
+                        best = way
+        return best
+
+    def _bases(self, *, streamed: bool) -> Iterator[tuple[Residency, StepOptions]]:
+        """Every combination of what has to be traced; those that cost less come first."""
         embedding = streamed and self._layout.tied
-        for checkpointing in {self._options.checkpointing, True}:
-            traced = replace(self._options, checkpointing=checkpointing)
-            for together, remakes in _RECOMPUTED if checkpointing else _KEPT:
-                for parked in (False, True) if checkpointing else (False,):
+        for parked in (False, True):
+            for checkpointing in dict.fromkeys((self._options.checkpointing, True)):
+                if parked and not checkpointing:
+                    continue
+                options = replace(self._options, checkpointing=checkpointing)
+                for together, remakes in _RECOMPUTED if checkpointing else _KEPT:
                     base = Residency(
                         embedding, parked, together, streamed_head=streamed, remakes=remakes
                     )
-                    yield from self._with_weights(self._traced(base, traced), budget)
+                    yield base, options
 
-    def _traced(self, residency: Residency, options: StepOptions) -> _Way:
+    def _least_seconds(self, residency: Residency, options: StepOptions) -> float:
+        """What a way costs at least, by what is known without planning it."""
+        without = replace(residency, parked_inputs=False)
+        if residency.parked_inputs and (without, options) in self._known:
+            return self._known[without, options].seconds
+        if residency.streamed_head:
+            by_itself = Residency(self._layout.tied, streamed_head=True)
+            return self._traced(by_itself, self._options).seconds
+        return 0.0
+
+    def _traced(self, residency: Residency, options: StepOptions) -> Way:
         """A way that is planned; it costs its traffic, and what it computes more than was asked."""
         if (residency, options) in self._known:
             return self._known[residency, options]
@@ -179,53 +204,40 @@ class Search:
         flops, nbytes = plan.flops - asked.flops, plan.passed_bytes - asked.passed_bytes
         computing = max(flops, 0) / self._rates[0] + max(nbytes, 0) / self._rates[1]
         seconds = found.seconds + self._accumulation * computing
-        way = self._known[residency, options] = _Way(residency, options, seconds, found.total)
+        way = self._known[residency, options] = Way(residency, options, seconds, found.total)
         return way
 
-    def _with_weights(self, way: _Way, budget: int) -> Iterator[_Way]:
-        """A way, and the same with the embedding, the moments and layers in host memory."""
+    def _with_weights(self, way: Way, count: Count) -> Iterator[Way]:
+        """A way, and the same with the embedding, the moments and layers in host memory.
+
+        Args:
+            way: With all of these on the device.
+            count: Says how many layers come and go, by what each number of them takes.
+        """
         layout, layers = self._layout, self._layers
         rows = way.options.batch * way.options.seq
         moments = layout.adapter.moments.nbytes
+        blocks = self._blocks if way.residency.streamed_head else []
+        changes = streaming(layers, layout.layer_bytes, blocks)
         for embedding in (False, True) if layout.embedding_bytes else (False,):
             for on_host in (False, True):
                 passing = rows * layout.embedded_row_bytes if embedding else 0
-                saved = layout.embedding_bytes - passing if embedding else 0
+                # The rows, and their numbers, which the lookup reads.
+                taken = buffer_bytes(passing) + buffer_bytes(4 * rows)
+                saved = buffer_bytes(layout.embedding_bytes) - taken if embedding else 0
                 moved = self._accumulation * passing
                 if on_host:
                     saved += moments - layout.moments_passing
                     moved += 2 * moments
-                total = way.total - saved
-                blocks = self._blocks if way.residency.streamed_head else []
-                streamed = _fewest(layers, blocks, total, budget)
-                total += _streaming(layers, blocks, streamed)
-                moved += self._accumulation * 2 * sum(layers[len(layers) - streamed :])
                 residency = replace(
-                    way.residency, host_embedding=embedding or way.residency.host_embedding,
-                    host_moments=on_host, streamed_layers=streamed,
-                )  # fmt: skip
-                yield _Way(residency, way.options, way.seconds + moved / LINK, total)
-
-
-def _streaming(layers: list[int], blocks: list[int], count: int) -> int:
-    """What the device holds more, or less, when the last layers come and go.
-
-    They take turns in the same places as the blocks of a streamed head.
-    """
-    there = layers[len(layers) - count :] if count else []
-    return _places([*blocks, *there]) - _places(blocks) - sum(there)
-
-
-def _places(sections: list[int]) -> int:
-    """Bytes of the places that sections take turns in."""
-    return min(len(sections), PLACES) * max(sections, default=0)
-
-
-def _fewest(layers: list[int], blocks: list[int], total: int, budget: int) -> int:
-    """The fewest layers with which a total comes down to a budget; else all."""
-    if total <= budget:
-        return 0
-    least = 1 if blocks else PLACES + 1  # so many would always be there
-    counts = range(least, len(layers) + 1)
-    fitting = (n for n in counts if total + _streaming(layers, blocks, n) <= budget)
-    return next(fitting, len(layers))
+                    way.residency,
+                    host_embedding=embedding or way.residency.host_embedding,
+                    host_moments=on_host,
+                )
+                without = replace(way, residency=residency, total=way.total - saved)
+                totals = [without.total + change for change in changes]
+                streamed = count(without, totals)
+                moved += self._accumulation * 2 * sum(layers[len(layers) - streamed :])
+                residency = replace(residency, streamed_layers=streamed)
+                seconds = way.seconds + moved / LINK
+                yield Way(residency, way.options, seconds, totals[streamed])

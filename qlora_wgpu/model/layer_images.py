@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from qlora_wgpu.gpu.device import buffer_bytes
 from qlora_wgpu.graph.section import Section, Stream
 from qlora_wgpu.graph.tensor import WINDOW, Storage
 
@@ -74,6 +75,14 @@ class LayerImage:
     def table(self) -> list[tuple[int, str, int]]:
         """Where what begins, and how long it is."""
         return [(begin, storage.label, storage.nbytes) for begin, storage in self.parts]
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes on the device of what stays there."""
+        if self.section is not None:
+            return 0
+        wholes = dict.fromkeys(storage.whole for _, storage in self.parts)
+        return sum(buffer_bytes(whole.nbytes) for whole in wholes)
 
     @property
     def host_bytes(self) -> int:

@@ -179,6 +179,11 @@ class ModelLayout:
         return self._weights.places.section_bytes
 
     @property
+    def layer_bytes(self) -> list[int]:
+        """Bytes on the device of what of each layer could come and go, and stays."""
+        return self._weights.places.layer_bytes
+
+    @property
     def head_block_bytes(self) -> list[int]:
         """Bytes of each block of the head that comes and goes."""
         return self._weights.places.head_block_bytes
@@ -244,6 +249,24 @@ class ModelLayout:
             router_aux_loss_coef=coefficient,
         )
         return PlannedStep(batch, make_plan(graph))
+
+    def total(self, options: StepOptions) -> int | None:
+        """Bytes on the device of a step that is not kept, whatever was traced before.
+
+        Steps that are kept share what layers' inputs pass through, which has the size of the
+        largest.
+
+        Returns:
+            The bytes; None where there is more than kernels can count.
+        """
+        parking, steps = self._parking, self._steps
+        self._parking, self._steps = Parking(), {}
+        try:
+            return sum(self.memory(options).values())
+        except OutOfMemoryError:
+            return None
+        finally:
+            self._parking, self._steps = parking, steps
 
     def logits_graphs(self, batch: BatchBuffers) -> tuple[Graph, Graph, Tensor]:
         """The hidden states of a batch, and from them the logits of a few rows at a time."""

@@ -122,6 +122,11 @@ class WeightPlaces:
         return [section.nbytes for section in self._loading.images.sections]
 
     @property
+    def layer_bytes(self) -> list[int]:
+        """Bytes on the device of what of each layer could come and go, and stays."""
+        return [image.device_bytes for image in self._loading.images.layers.values()]
+
+    @property
     def head_block_bytes(self) -> list[int]:
         """Bytes of each block of a streamed head."""
         layers = self._loading.images.sections

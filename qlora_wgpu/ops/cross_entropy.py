@@ -11,6 +11,7 @@ on the device, of which a launch takes many blocks at once.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from qlora_wgpu.graph.dtype import ceil_div, round_up
@@ -122,7 +123,9 @@ class _Loss:
         g, batch = self._g, self._batch
         dhidden = self._zeros() if gradient else None
         groups = head_groups(g, self._head.matrix) if gradient else []
-        for first, count in self._chunks(chunk_rows(g, self._head.matrix.rows, batch.rows)):
+        chunks = self._chunks(chunk_rows(g, self._head.matrix.rows, batch.rows))
+        kept = [self._partials, self._softmax, self._losses, *filter(None, [dhidden])]
+        for first, count in self._alike(chunks, kept):
             logits = logits_of_rows(g, self._hidden, self._head, batch, first, count)
             self._sum_up(logits, 0, self._blocks, first)
             self._normalize(first, count)
@@ -141,18 +144,18 @@ class _Loss:
         chunks = self._chunks(self._streamed_rows())
         for number, (row0, block) in reversed(list(enumerate(head.blocks))):
             w = head.brought(g, row0, block)
-            for first, count in chunks:
-                logits = logits_of_block(g, self._hidden, self._head, batch, first, count, w)
-                self._sum_up(logits, number, 1, first)
+            for chunk in self._alike(chunks, [self._partials]):
+                logits = logits_of_block(g, self._hidden, self._head, batch, *chunk, w)
+                self._sum_up(logits, number, 1, chunk[0])
         self._normalize(0, batch.rows)
         if not gradient:
             return None
         made = [self._gradient_rows(count) for _, count in chunks]
         for row0, block in head.blocks:
             w = head.brought(g, row0, block)
-            for (first, count), dchunk in zip(chunks, made, strict=True):
-                logits = logits_of_block(g, self._hidden, self._head, batch, first, count, w)
-                self._back(logits, 0, row0, w, first, dchunk)
+            for chunk in self._alike(chunks, [], made):
+                logits = logits_of_block(g, self._hidden, self._head, batch, *chunk, w)
+                self._back(logits, 0, row0, w, chunk[0], made[chunks.index(chunk)])
         dhidden = self._zeros()
         for (first, _), dchunk in zip(chunks, made, strict=True):
             scatter(g, dchunk, dhidden, first, batch)
@@ -182,6 +185,30 @@ class _Loss:
     def _chunks(self, step: int) -> list[tuple[int, int]]:
         rows = self._batch.rows
         return [(first, min(step, rows - first)) for first in range(0, rows, step)]
+
+    def _alike(
+        self, chunks: list[tuple[int, int]], shared: list[Tensor], own: Sequence[Tensor] = ()
+    ) -> Iterator[tuple[int, int]]:
+        """The chunks to trace launches for; others, as large as the first, get copies of its own.
+
+        Args:
+            chunks: ``(first row, rows)`` of each.
+            shared: What the launches of all of them write.
+            own: What those of each write besides, if that is read elsewhere.
+        """
+        launches, size = self._g.launches, chunks[0][1]
+        begin = len(launches)
+        yield chunks[0]
+        made = launches[begin:]
+        for number, chunk in enumerate(chunks[1:], 1):
+            if chunk[1] != size:
+                yield chunk
+                continue
+            tensors = {tensor: tensor for tensor in shared}
+            if self.of_rows is not None:
+                tensors[self.of_rows.columns] = self.of_rows.columns
+            tensors |= {own[0]: own[number]} if own else {}
+            self._g.repeat(made, tensors, {"first": chunk[0], "first_row": chunk[0]})
 
     def _streamed_rows(self) -> int:
         """Rows of a block's logits: those of whole ones where that decides how sums are cut."""

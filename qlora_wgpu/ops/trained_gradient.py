@@ -58,7 +58,11 @@ def add_lookup_gradient(
 
 
 class HeadGradient:
-    """The gradient of the trained rows of a head, gathered while its logits pass by."""
+    """The gradient of the trained rows of a head, gathered while its logits pass by.
+
+    Attributes:
+        columns: The logits' gradient, of these rows alone.
+    """
 
     def __init__(self, g: Graph, trained: TrainedRows, batch: BatchBuffers) -> None:
         """Begins with zeros.
@@ -69,8 +73,8 @@ class HeadGradient:
             batch: The micro-batch.
         """
         self._g, self._trained, self._batch = g, trained, batch
-        self._columns = g.float32("d logits of trained rows", batch.rows, trained.rows.rows)
-        fill_zero(g, self._columns)
+        self.columns = g.float32("d logits of trained rows", batch.rows, trained.rows.rows)
+        fill_zero(g, self.columns)
 
     def take(self, dlogits: Tensor, row0: int, first: int, scale: float) -> None:
         """Takes the columns of trained rows.
@@ -81,7 +85,7 @@ class HeadGradient:
             first: The first of the label rows.
             scale: What the head's product was multiplied by.
         """
-        trained, columns = self._trained, self._columns
+        trained, columns = self._trained, self.columns
         if not trained.within(row0, dlogits.columns):
             return
         self._g.launch(
@@ -117,8 +121,8 @@ class HeadGradient:
         gradient = g.float32(f"d {self._trained.name}", *rows.shape)
         fill_zero(g, gradient)
         if factors is not None:
-            scale_label_rows(g, self._columns, factors, self._batch)
-        FACTOR_GRAD.launch(g, FactorGrad(hidden, self._columns, gradient, transposed=True))
+            scale_label_rows(g, self.columns, factors, self._batch)
+        FACTOR_GRAD.launch(g, FactorGrad(hidden, self.columns, gradient, transposed=True))
         g.add_gradient(rows, gradient)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.memory_size import room_of
@@ -17,12 +16,15 @@ from qlora_wgpu.graph.plan import Plan
 from qlora_wgpu.limits import GIB
 from qlora_wgpu.model.fit import Fit
 from qlora_wgpu.model.fitting import Search
+from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.residency import Residency
-from qlora_wgpu.runs.what_fits import MOST_TOKENS, SEQ_STEP, largest_fitting
-from qlora_wgpu.runs.workload import Target, Workload
+from qlora_wgpu.runs.what_fits import LENGTHS, largest_fitting
+from qlora_wgpu.runs.workload import Target, Totals, Workload
 
 SIZES = (4, 6, 8, 12, 16, 24, 48, 80)  # GB, as cards are sold: 2**30 bytes each
 FLOPS, BYTES = 1e13, 5e11  # a second, of products and of the card's memory
+_FEW_LAYERS = 8
+_NEARLY = 1.1  # like ways differ by less
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,10 @@ class CardPlan:
     Attributes:
         gib: The card's memory in GiB.
         room: Bytes of it that training may take.
-        resident_seq: Most tokens of one row with all weights on the card, layers recomputed; 0 for
-            none.
-        longest_seq: Most tokens of one row with all in host memory that can be; 0 for none. Of very
-            small models other ways may have room for a few more.
+        resident_seq: The longest of ``LENGTHS`` that a row may have with all weights on the card,
+            layers recomputed; 0 for none.
+        longest_seq: The same with all in host memory that can be. The next longer one has no room
+            in any way.
         fitted: How the planned training keeps to the card; None where it cannot.
         slow_down: How many times as long its step takes as with everything on a card and nothing
             recomputed, if no traffic is hidden; None where it does not fit.
@@ -55,44 +57,73 @@ def plans_for_cards(workload: Workload) -> tuple[CardPlan, ...]:
 
 
 def _plans(workload: Workload) -> Iterator[CardPlan]:
-    here = Target()
-    resident = here.layout(workload)
-    row = replace(workload, batch=1, checkpointing=True)
-
-    @lru_cache
-    def on_card(steps: int) -> int | None:
-        return here.total(replace(row, seq=steps * SEQ_STEP))
-
-    all_waiting = Residency.least(resident.num_layers)
-    # Blocks of a small head take more than it does itself.
-    ways = [resident.waiting(replace(all_waiting, streamed_head=head)) for head in (True, False)]
-
-    @lru_cache
-    def with_host(steps: int) -> int | None:
-        options = replace(row, seq=steps * SEQ_STEP).options
-        try:
-            totals = [sum(way.memory(options).values()) for way in ways]
-        except OutOfMemoryError:
-            return None
-        return min(filter(None, [on_card(steps), *totals]))
-
-    most = MOST_TOKENS // SEQ_STEP
+    totals = Target().totals(replace(workload, batch=1, checkpointing=True))
+    resident = totals.layout
+    waiting = _Waiting(totals)
     kept = replace(workload, checkpointing=False).options
     search = Search(resident, kept, workload.accumulation, (FLOPS, BYTES))
     seconds = workload.accumulation * _computing(resident.step(kept).plan)
     for gib in SIZES:
         room = room_of(gib * GIB)
         fitted = _fitted(search, room)
+        resident_seq = largest_fitting(lambda n: totals(seq=n), room, LENGTHS)
         yield CardPlan(
             gib,
             room,
-            largest_fitting(on_card, room, most) * SEQ_STEP,
-            largest_fitting(with_host, room, most) * SEQ_STEP,
+            resident_seq,
+            waiting.longest(room, resident_seq),
             fitted,
             None if fitted is None else _seconds(fitted, workload.accumulation) / seconds,
         )
         if fitted is not None and not fitted.options.checkpointing and not fitted.moved:
             return
+
+
+class _Waiting:
+    """What rows of several lengths take with all in host memory that can wait."""
+
+    def __init__(self, resident: Totals) -> None:
+        layout = resident.layout
+        self._resident = resident
+        # A head's blocks, and gradients of all rows, may take more than it does itself.
+        self._ways = [self._like(layout, streamed_head=head) for head in (False, True)]
+
+    def _like(self, layout: ModelLayout, *, streamed_head: bool) -> list[Totals]:
+        """A way that takes about the least, and those that may take a little less."""
+        way = replace(Residency.least(layout.num_layers), streamed_head=streamed_head)
+        ways = [way, replace(way, remakes=False)]
+        return [self._resident.waiting(each) for each in ways]
+
+    def longest(self, room: int, found: int) -> int:
+        """The longest row that has room, of those that are tried.
+
+        Args:
+            room: Bytes on the device.
+            found: The longest that has room without.
+        """
+        for first, *_ in self._ways:
+            longer = [length for length in LENGTHS if length > found]
+            found = largest_fitting(lambda n: first(seq=n), room, longer) or found  # noqa: B023
+        for seq in LENGTHS:
+            if seq > found:
+                if not self._fits_otherwise(seq, room):
+                    break
+                found = seq
+        return found
+
+    def _fits_otherwise(self, seq: int, room: int) -> bool:
+        if self._resident.layout.num_layers <= _FEW_LAYERS:  # any may be the least of small models
+            options = self._resident.options(seq=seq)
+            return Search(self._resident.layout, options).least().total <= room
+        for first, *others in self._ways:
+            taken = first(seq=seq)
+            if taken is None or taken > _NEARLY * room:
+                continue
+            for way in others:
+                other = way(seq=seq)
+                if other is not None and other <= room:
+                    return True
+        return False
 
 
 def _fitted(search: Search, room: int) -> Fit | None:

@@ -23,7 +23,7 @@ from qlora_wgpu.runs.data import RunData, prepare
 from qlora_wgpu.runs.locating import base_in
 from qlora_wgpu.runs.settings import as_config
 from qlora_wgpu.runs.what_fits import Fits, remedy_for, what_fits
-from qlora_wgpu.runs.workload import Target, Workload
+from qlora_wgpu.runs.workload import Target, Workload, fitted_within
 
 _MOST_PLANNED = 1 << 24  # tokens of a micro-batch
 
@@ -131,14 +131,15 @@ def estimate(
             f"tokens at once, which is not planned: lower {option('batch', ...)} or "
             f"{option('seq', ...)}"
         )
-    memory = here.memory(workload)
-    fits = None if budget is None else what_fits(here, workload, budget)
+    totals = here.totals(workload)
+    memory = totals.layout.memory(workload.options)
+    fits = None if budget is None else what_fits(totals, workload, budget)
     remedy, fitted = None, None
     room = here.nbytes if budget is None else budget
     if room is not None and sum(memory.values()) > room:
-        remedy = remedy_for(here, workload, room)
+        remedy = remedy_for(totals, workload, room)
         if budget is not None or not here.is_host:
-            fitted = here.fitted(workload, room)
+            fitted = fitted_within(totals.layout, workload, room)
     plans = plans_for_cards(workload) if cards else ()
     return Estimate(workload, here.name, memory, budget, fits, here.nbytes, remedy, fitted, plans)
 

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from qlora_wgpu.runs.workload import Target, Workload
+from qlora_wgpu.runs.workload import Totals, Workload
 
 MOST_TOKENS = 65_536  # of a micro-batch; more are not looked for
-SEQ_STEP = 64  # in which sequences are tried
+# In which rows are tried: so far apart that a longer one takes more. Between neighbours that need
+# not be so, since products of more rows are cut along their reduction less.
+LENGTHS = (
+    *range(64, 1024, 64),
+    *(
+        length
+        for first in (1024 << n for n in range(6))
+        for length in range(first, 2 * first, first // 16)
+    ),
+    MOST_TOKENS,
+)
 
 
 @dataclass(frozen=True)
@@ -25,43 +35,32 @@ class Fits:
     seq: int
 
 
-def what_fits(here: Target, workload: Workload, budget: int) -> Fits:
+def what_fits(totals: Totals, workload: Workload, budget: int) -> Fits:
     """The most rows at the planned length, and the most tokens of one row."""
-    rows = largest_fitting(
-        lambda n: here.total(replace(workload, batch=n)),
-        budget,
-        max(MOST_TOKENS // workload.seq, 1),
+    rows = range(1, max(MOST_TOKENS // workload.seq, 1) + 1)
+    return Fits(
+        largest_fitting(lambda n: totals(batch=n), budget, rows),
+        largest_fitting(lambda n: totals(batch=1, seq=n), budget, LENGTHS),
     )
-    steps = largest_fitting(
-        lambda n: here.total(replace(workload, batch=1, seq=n * SEQ_STEP)),
-        budget,
-        MOST_TOKENS // SEQ_STEP,
-    )
-    return Fits(rows, steps * SEQ_STEP)
 
 
-def remedy_for(here: Target, workload: Workload, budget: int) -> str:
+def remedy_for(totals: Totals, workload: Workload, budget: int) -> str:
     """The settings that cost least with which a workload fits; empty where none do.
 
     A smaller micro-batch changes nothing that is learnt and little of the speed, checkpointing
     costs about a third of it, and shorter rows lose what they cut.
     """
-
-    def fits(**changes: Any) -> bool:
-        total = here.total(replace(workload, **changes))
-        return total is not None and total <= budget
-
-    rows = range(workload.batch, 0, -1)
+    rows = range(1, workload.batch + 1)
     for checkpointing in dict.fromkeys((workload.checkpointing, True)):
-        batch = next((n for n in rows if fits(batch=n, checkpointing=checkpointing)), 0)
-        if batch:
+
+        def total(n: int, *, checkpointing: bool = checkpointing) -> int | None:
+            return totals(batch=n, checkpointing=checkpointing)
+
+        if batch := largest_fitting(total, budget, rows):
             return _in_keys(workload, batch, workload.seq, checkpointing)
-    steps = largest_fitting(
-        lambda n: here.total(replace(workload, batch=1, seq=n * SEQ_STEP, checkpointing=True)),
-        budget,
-        workload.seq // SEQ_STEP,
-    )
-    return _in_keys(workload, 1, steps * SEQ_STEP, True) if steps else ""
+    shorter = [length for length in LENGTHS if length < workload.seq]
+    seq = largest_fitting(lambda n: totals(batch=1, seq=n, checkpointing=True), budget, shorter)
+    return _in_keys(workload, 1, seq, True) if seq else ""
 
 
 def _in_keys(workload: Workload, batch: int, seq: int, checkpointing: bool) -> str:
@@ -78,20 +77,39 @@ def _in_keys(workload: Workload, batch: int, seq: int, checkpointing: bool) -> s
     return " ".join(keys)
 
 
-def largest_fitting(total: Callable[[int], int | None], budget: int, most: int) -> int:
-    """The largest n up to ``most`` whose total fits; it grows about linearly, so few are made."""
-    low, low_total = 0, 0
-    high, high_total = most + 1, None
-    guess = 1
+def largest_fitting(total: Callable[[int], int | None], budget: int, sizes: Sequence[int]) -> int:
+    """The largest of some sizes whose total fits, where totals rise with the sizes; 0 for none.
+
+    Totals grow about linearly, so few are made: that of the size that is told, and of the next
+    larger one, which does not fit, are among them.
+
+    Args:
+        total: Bytes that a size takes; None for too many to count.
+        budget: Bytes that there are.
+        sizes: Rising.
+    """
+    low, high, made = -1, len(sizes), dict[int, int]()
+    guess = 0
     while high - low > 1:
-        size = total(guess)
-        if size is not None and size <= budget:
-            # From the second on, the last two tell the slope.
-            slope = max((size - low_total) / (guess - low), 1.0) if low else float(size)
-            low, low_total = guess, size
+        taken = total(sizes[guess])
+        made[sizes[guess]] = 2 * budget if taken is None else taken
+        if taken is not None and taken <= budget:
+            low = guess
         else:
-            high, high_total = guess, size
-            slope = max(((size or 2 * budget) - low_total) / (guess - low), 1.0)
-        step = int((budget - low_total) / slope) if low > 1 or high_total else 1
-        guess = min(max(low + step, low + 1), high - 1)
-    return low
+            high = guess
+        near = [sizes[i] for i in (low, high) if 0 <= i < len(sizes)]
+        if len(near) == 1:  # nothing is there on the other side
+            near = sorted(made, key=lambda size: abs(made[size] - budget))[:2]
+        where = _where({size: made[size] for size in near}, budget)
+        guess = min(max(bisect_right(sizes, where) - 1, low + 1), high - 1)
+    return sizes[low] if low >= 0 else 0
+
+
+def _where(made: dict[int, int], budget: int) -> float:
+    """About the size that takes a budget, by the line through one or two of known totals."""
+    (a, taken), *others = made.items()
+    if not others:
+        return max(min(8.0 * a, 2048.0), 1.1 * a * budget / taken)
+    ((b, other),) = others
+    slope = (other - taken) / (b - a)
+    return a + (budget - taken) / slope if slope > 0 else 2 * max(a, b)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.config.schema import DeviceConfig
@@ -17,6 +18,7 @@ from qlora_wgpu.model.fitting import fit
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import StepOptions, TrainingOptions
 from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.residency import Residency
 from qlora_wgpu.runs.opening import device_of
 
 _LARGEST_BINDING = (1 << 31) - 1  # what most cards allow
@@ -102,18 +104,52 @@ class Target:
         """Bytes on the device by kind."""
         return self.layout(workload).memory(workload.options)
 
-    def fitted(self, workload: Workload, budget: int) -> Fit | None:
-        """How training keeps a budget; None where it cannot."""
-        try:
-            return fit(
-                self.layout(workload), workload.options, budget, accumulation=workload.accumulation
-            )
-        except OutOfMemoryError:
-            return None
-
     def total(self, workload: Workload) -> int | None:
         """All bytes; None where there is more than kernels can count."""
-        try:
-            return sum(self.memory(workload).values())
-        except OutOfMemoryError:
-            return None
+        return self.layout(workload).total(workload.options)
+
+    def totals(self, workload: Workload) -> Totals:
+        """``total`` of a workload in other sizes."""
+        return Totals(self.layout(workload), workload)
+
+
+class Totals:
+    """All bytes of a training in several sizes, each planned once.
+
+    Attributes:
+        layout: The model.
+    """
+
+    def __init__(self, layout: ModelLayout, workload: Workload) -> None:
+        """Plans nothing yet.
+
+        Args:
+            layout: The model.
+            workload: The training; what is not said of a size is as here.
+        """
+        self.layout = layout
+        self._workload = workload
+        self._known: dict[StepOptions, int | None] = {}
+
+    def __call__(self, **sizes: Any) -> int | None:
+        """Bytes with this ``batch``, ``seq`` or ``checkpointing``; None if beyond counting."""
+        options = self.options(**sizes)
+        if options not in self._known:
+            self._known[options] = self.layout.total(options)
+        return self._known[options]
+
+    def options(self, **sizes: Any) -> StepOptions:
+        """A step's in these sizes."""
+        return replace(self._workload, **sizes).options
+
+    def waiting(self, residency: Residency) -> Totals:
+        """The same with what waits in host memory."""
+        return Totals(self.layout.waiting(residency), self._workload)
+
+
+def fitted_within(layout: ModelLayout, workload: Workload, budget: int) -> Fit | None:
+    """How training keeps a budget; None where it cannot."""
+    try:
+        return fit(layout, workload.options, budget, accumulation=workload.accumulation)
+    except OutOfMemoryError:
+        return None

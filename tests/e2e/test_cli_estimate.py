@@ -143,7 +143,8 @@ def test_no_adapter_is_needed(place):
 @pytest.mark.parametrize("slope", [1, 7, 1000])
 @pytest.mark.parametrize("budget", [0, 5, 999, 1000, 123456])
 def test_the_most_is_the_most(slope, budget):
-    best = largest_fitting(lambda n: 10 + slope * n + (n * n) // 50, budget, 300)
+    sizes = range(1, 301)
+    best = largest_fitting(lambda n: 10 + slope * n + (n * n) // 50, budget, sizes)
     exact = max(n for n in range(301) if n == 0 or 10 + slope * n + n * n // 50 <= budget)
     assert best == exact
 

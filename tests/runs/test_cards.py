@@ -3,13 +3,16 @@
 from dataclasses import replace
 
 import pytest
+from references.sized import traced_configs, with_head_dim
 
 from qlora_wgpu import runs
 from qlora_wgpu.cli._cards import cards_table, in_json
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.limits import MIB
-from qlora_wgpu.model.fitting import fit
+from qlora_wgpu.model.fitting import Search, fit
+from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.runs import cards
+from qlora_wgpu.runs.what_fits import LENGTHS
 from qlora_wgpu.runs.workload import Target
 
 
@@ -41,13 +44,38 @@ def test_each_card_is_used_to_its_last_row(workload, monkeypatch):
     some = plans[1]
     assert fits(some.longest_seq, some.room) and not fits(2 * some.longest_seq, some.room)
     some = plans[2]
+    longer = next(length for length in LENGTHS if length > some.resident_seq)
     assert (here.total(replace(row, seq=some.resident_seq)) or 0) <= some.room
-    assert (here.total(replace(row, seq=some.resident_seq + 64)) or 0) > some.room
+    assert (here.total(replace(row, seq=longer)) or 0) > some.room
     downs = [plan.slow_down for plan in plans[1:]]
     assert downs == sorted(downs, reverse=True) and downs[0] > 1 and downs[-1] == 1
     shown = [str(cell) for column in cards_table(plans, 1, 256).columns for cell in column.cells]
     assert {"does not fit", "nothing", "as the last", "1.00x"} <= set(shown)
     assert any("on the host" in cell for cell in shown)
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes"),
+    [
+        ("llama", {"num_hidden_layers": 9, "vocab_size": 20_000}),
+        ("gemma3_text", {"vocab_size": 50_000}),
+        ("qwen3_moe", {"intermediate_size": 1000, "num_hidden_layers": 2}),
+    ],
+)
+def test_the_longest_row_is_the_one_that_has_room_in_some_way(family, sizes, monkeypatch):
+    """Told as if all lengths were tried in all ways, whatever was tried before."""
+    lengths = (64, 320, 768)
+    monkeypatch.setattr(cards, "LENGTHS", lengths)
+    config = with_head_dim(traced_configs()[family], 24) | sizes | {"max_position_embeddings": 4096}
+    base = runs.estimate("S", seq=64).workload
+    row = replace(base, pretrained=Pretrained.from_config(config), batch=1, checkpointing=True)
+    totals = Target().totals(row)
+    waiting = cards._Waiting(totals)
+    least = [Search(totals.layout, totals.options(seq=n)).least().total for n in lengths]
+    assert least == sorted(least)  # so the shorter ones have room, too
+    for room in (least[2], least[2] - 1, (least[0] + least[1]) // 2, least[0] - 1, least[1]):
+        fitting = [n for n, total in zip(lengths, least, strict=True) if total <= room]
+        assert waiting.longest(room, 0) == max(fitting, default=0)
 
 
 def test_cards_are_planned_where_they_are_asked_for():

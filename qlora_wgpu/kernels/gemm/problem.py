@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from qlora_wgpu.graph.dtype import ceil_div
 from qlora_wgpu.graph.graph import GraphError
@@ -181,6 +182,7 @@ class Gemm:
         return size_class(self.name, self.x.rows, self.cut_columns, self.cut_depth)
 
 
+@lru_cache(maxsize=1 << 12)
 def size_class(name: str, rows: int, columns: int, depth: int) -> str:
     """Products whose sizes are alike: each up to the next power of two, and the largest as one.
 

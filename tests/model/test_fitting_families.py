@@ -1,0 +1,84 @@
+"""What the search says is exact: the least memory, and that a way takes what it is reckoned to."""
+
+import random
+import re
+
+import pytest
+from references.sized import traced_configs, with_head_dim
+
+from qlora_wgpu.config import LoraConfig, QuantConfig
+from qlora_wgpu.errors import OutOfMemoryError
+from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE
+from qlora_wgpu.limits import MIB
+from qlora_wgpu.model.fitting import Search, fit
+from qlora_wgpu.model.layout import ModelLayout
+from qlora_wgpu.model.options import TrainingOptions
+from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.residency import Residency
+from qlora_wgpu.model.ways import More
+
+FAMILIES = ("llama", "gemma3_text", "gemma4_text", "qwen3_moe", "qwen3_next", "deepseek_v3")
+
+
+def a_layout(family, seed):
+    chance = random.Random(f"{family} {seed}")
+    config = with_head_dim(traced_configs()[family], chance.choice((24, 64)))
+    config = {
+        **config, "vocab_size": chance.choice((500, 20_000, 50_000)),
+        "intermediate_size": 8 * chance.randint(4, 300), "max_position_embeddings": 4096,
+    }  # fmt: skip
+    if "vocab_size_per_layer_input" in config:
+        config["vocab_size_per_layer_input"] = config["vocab_size"]
+    if "layer_types" not in config:
+        config["num_hidden_layers"] = chance.choice((2, 9))
+    layout = ModelLayout(
+        Pretrained.from_config(config), LoraConfig(r=chance.choice((4, 64))), QuantConfig(),
+        "bfloat16", profile=chance.choice((GPU_PROFILE, CPU_PROFILE)), max_binding=1 << 30,
+    )  # fmt: skip
+    return layout, chance
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_way_takes_what_it_is_reckoned_to_and_the_least_is_the_least(family):
+    layout, chance = a_layout(family, 1)
+    step = TrainingOptions(checkpointing=family != "llama").train(1, chance.choice((64, 320)))
+    search = Search(layout, step)
+    whole, least = search.within(None), search.least().total
+    nothing = More(None, whole)
+    for budget in (least, *(chance.randint(least, whole.total - 1) for _ in range(3))):
+        way = search._cheapest(budget, nothing)
+        found = search.within(budget)
+        assert found.total == way.total <= budget
+        assert found.residency == way.residency
+    with pytest.raises(OutOfMemoryError):
+        search.within(least - 1)
+
+
+def test_the_least_that_is_told_suffices_and_less_does_not():
+    layout, _ = a_layout("llama", 2)
+    step = TrainingOptions(checkpointing=True).train(1, 320)
+
+    def beside(chosen, options):  # as texts do that a run writes, in programs of other layouts
+        return 3 * MIB if chosen.residency.streamed_head else 5 * MIB
+
+    def told(budget):
+        with pytest.raises(OutOfMemoryError) as failure:
+            fit(layout, step, budget, beside=beside)
+        return int(re.findall(r"at least ([\d,]+) MiB", str(failure.value))[0].replace(",", ""))
+
+    least = told(MIB)
+    found = fit(layout, step, least * MIB, beside=beside)
+    assert found.total + beside(found.layout, found.options) <= least * MIB
+    assert told((least - 1) * MIB) == least
+
+
+def test_a_total_does_not_depend_on_what_was_planned_before():
+    """Inputs that wait in host memory pass through what the longest step has, of those that run."""
+    layout, _ = a_layout("llama", 3)
+    waiting = layout.waiting(Residency(parked_inputs=True))
+    short, long = (TrainingOptions(checkpointing=True).train(1, n) for n in (64, 1024))
+    alone = waiting.total(short)
+    assert waiting.total(long) > waiting.total(short) == alone
+    # Steps that run share it, and nothing is forgotten of them.
+    assert sum(waiting.memory(long).values()) == waiting.total(long)
+    assert sum(waiting.memory(short).values()) > waiting.total(short) == alone
