@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.labels import IGNORE_INDEX
+from qlora_wgpu.mapped_files import is_mapped, let_go
 
-_AT_ONCE = 4096  # examples that are counted together
+_AT_ONCE = 1 << 20  # tokens that are looked at together
+_HELD = 1 << 23  # tokens whose pages stay in this process's memory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,6 +93,7 @@ class Dataset(Sequence[Example]):
         self._ids = np.concatenate([none, *(e.input_ids for e in examples)])
         self._labels = np.concatenate([none, *(e.labels for e in examples)])
         self._ends = np.cumsum(lengths)
+        self._looked_at = 0  # tokens, since pages were let go of
         self.counts = counts or Counts(rows=len(examples))
         self.warnings = tuple(warnings)
 
@@ -132,7 +135,35 @@ class Dataset(Sequence[Example]):
     def _at(self, number: int) -> Example:
         first = int(self._ends[number - 1]) if number else 0
         end = int(self._ends[number])
-        return Example(np.asarray(self._ids[first:end]), np.asarray(self._labels[first:end]))
+        ids, labels = np.asarray(self._ids[first:end]), np.asarray(self._labels[first:end])
+        if not self._is_mapped:
+            return Example(ids, labels)
+        self._looked_at += len(ids)
+        example = Example(ids.copy(), labels.copy())
+        if self._looked_at > _HELD:
+            self._looked_at = 0
+            let_go(self._ids)
+            let_go(self._labels)
+        return example
+
+    @cached_property
+    def _is_mapped(self) -> bool:
+        return is_mapped(self._ids)
+
+    def _parts(self) -> Iterator[tuple[int, int]]:
+        """First and last number of examples that are looked at together."""
+        first = 0
+        while first < len(self):
+            begin = int(self._ends[first - 1]) if first else 0
+            last = int(np.searchsorted(self._ends, begin + _AT_ONCE, "right"))
+            yield first, (first := max(last, first + 1))
+
+    def _pieces(self, array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
+        """An array, a piece at a time, of which only one is in memory where it is mapped."""
+        for first in range(0, len(array), _AT_ONCE):
+            piece = array[first : first + _AT_ONCE]
+            yield piece
+            let_go(piece)
 
     @cached_property
     def lengths(self) -> npt.NDArray[np.int64]:
@@ -143,13 +174,15 @@ class Dataset(Sequence[Example]):
     def label_counts(self) -> npt.NDArray[np.int64]:
         """Positions of each example that the loss is taken over."""
         counts = np.zeros(len(self), np.int64)
-        for first in range(0, len(self), _AT_ONCE):
-            ends = self._ends[first : first + _AT_ONCE]
-            begins = ends - self.lengths[first : first + _AT_ONCE]
-            learnt = np.asarray(self._labels[begins[0] : ends[-1]]) != IGNORE_INDEX
+        for first, last in self._parts():
+            ends = self._ends[first:last]
+            begins = ends - self.lengths[first:last]
+            labels = np.asarray(self._labels[begins[0] : ends[-1]])
+            learnt = labels != IGNORE_INDEX
+            let_go(labels)
             learnt[(begins - begins[0])[ends > begins]] = False
             before = np.concatenate([[0], np.cumsum(learnt)])
-            counts[first : first + _AT_ONCE] = before[ends - begins[0]] - before[begins - begins[0]]
+            counts[first:last] = before[ends - begins[0]] - before[begins - begins[0]]
         return counts
 
     @property
@@ -170,7 +203,7 @@ class Dataset(Sequence[Example]):
     @cached_property
     def max_token_id(self) -> int:
         """Largest token id, to be compared with the model's vocabulary; -1 if there is none."""
-        return int(self._ids.max(initial=-1))
+        return max((int(piece.max()) for piece in self._pieces(self._ids)), default=-1)
 
     @property
     def source_of(self) -> npt.NDArray[np.int32] | None:
@@ -192,5 +225,6 @@ class Dataset(Sequence[Example]):
         """A hash of all ids, labels and lengths: equal for equal data."""
         digest = hashlib.sha256()
         for array in (self._ends, self._ids, self._labels):
-            digest.update(np.ascontiguousarray(array).data)
+            for piece in self._pieces(array):
+                digest.update(np.ascontiguousarray(piece).data)
         return digest.hexdigest()[:16]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
+from qlora_wgpu.data.hub_conversions import CONVERTED, choose_converted
 from qlora_wgpu.data.sources import ABOUT
 from qlora_wgpu.data.splits import TRAIN, Selection, by_split, canonical, chosen_split
 from qlora_wgpu.errors import DataError
@@ -14,6 +16,7 @@ from qlora_wgpu.limits import KIB
 _NAME = re.compile(
     r"(?P<name>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?::(?P<split>[\w./-]+))?", re.ASCII
 )
+_MAIN = "main"
 _SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
 
 
@@ -26,31 +29,26 @@ def is_dataset_name(text: str) -> bool:
 def download(text: str, *, held_out: bool = False) -> Selection:
     """The files of a split in the local cache, downloaded if they are not there yet.
 
+    Where the names of the data set's own files do not tell them, or no such file can be read, they
+    are those of the branch on which the hub keeps its configurations as Parquet.
+
     Args:
         text: ``owner/name``, whose split is ``train`` (or that to be measured on);
-            ``owner/name:validation``; or with a folder of the data set, ``owner/name:main/test``.
+            ``owner/name:validation``; or with a folder or a configuration of the data set,
+            ``owner/name:main/test``.
         held_out: Whether it is read to be measured on.
 
     Raises:
         DataError: If there is no such data set or split, or the hub cannot be reached.
     """
     # By name: what the package offers lazily is there only where somebody else has asked for it.
-    from huggingface_hub import HfApi, constants, errors, snapshot_download
+    from huggingface_hub import errors
 
     match = _NAME.fullmatch(text)
     assert match is not None
     name = match["name"]
     try:
-        if constants.HF_HUB_OFFLINE:
-            cached = _cached(name)
-            names = [p.relative_to(cached).as_posix() for p in cached.rglob("*") if p.is_file()]
-            split = match["split"] or _usual_split(names, held_out=held_out)
-            return _selection(text, cached, names, choose(name, names, split))
-        names = HfApi().list_repo_files(name, repo_type="dataset")
-        split = match["split"] or _usual_split(names, held_out=held_out)
-        chosen = choose(name, names, split)
-        folder = snapshot_download(name, repo_type="dataset", allow_patterns=chosen)
-        return _selection(text, Path(folder), names, chosen)
+        return _of_branch(text, name, match["split"], held_out=held_out)
     except DataError:
         raise
     except errors.GatedRepoError as err:
@@ -71,13 +69,66 @@ def download(text: str, *, held_out: bool = False) -> Selection:
         ) from err
 
 
-def _cached(name: str) -> Path:
+def _of_branch(text: str, name: str, asked: str | None, *, held_out: bool) -> Selection:
+    """A split by the names of the data set's own files, else of its conversion."""
+    names: list[str] = []
+    try:
+        names = _names(name, _MAIN)
+        chosen = choose(name, names, asked or _usual_split(names, held_out=held_out))
+        return _selection(text, _folder_with(name, chosen, _MAIN), names, chosen)
+    except DataError as err:
+        converted = _converted_names(name)
+        if not converted:
+            raise
+        try:
+            split, splits = choose_converted(name, converted, asked, held_out=held_out)
+        except DataError:
+            if _rows(names):  # whose names say more
+                raise err from None
+            raise
+    folder = _folder_with(name, splits[split], CONVERTED)
+    left_out = {canonical(other): files for other, files in splits.items() if other != split}
+    return Selection(text, [folder / file for file in splits[split]], canonical(split), left_out)
+
+
+def _converted_names(name: str) -> list[str]:
+    """The files of the data set's conversion; none where there is no such branch."""
+    from huggingface_hub import errors
+
+    try:
+        return _names(name, CONVERTED)
+    except (DataError, errors.RevisionNotFoundError):
+        return []
+
+
+def _names(name: str, branch: str) -> list[str]:
+    """The files of a branch; without a network those that are in the local cache."""
+    from huggingface_hub import HfApi, constants
+
+    if not constants.HF_HUB_OFFLINE:
+        return list(HfApi().list_repo_files(name, repo_type="dataset", revision=branch))
+    cached = _cached(name, branch)
+    return [p.relative_to(cached).as_posix() for p in cached.rglob("*") if p.is_file()]
+
+
+def _folder_with(name: str, files: Sequence[str], branch: str) -> Path:
+    """A folder of the local cache that has files of a branch."""
+    from huggingface_hub import constants, snapshot_download
+
+    if constants.HF_HUB_OFFLINE:
+        return _cached(name, branch)
+    return Path(
+        snapshot_download(name, repo_type="dataset", revision=branch, allow_patterns=list(files))
+    )
+
+
+def _cached(name: str, branch: str) -> Path:
     """The newest snapshot in the local cache, of which perhaps some files only are there."""
     from huggingface_hub import constants
 
     place = Path(constants.HF_HUB_CACHE) / f"datasets--{name.replace('/', '--')}"
     try:
-        commit = file_text(place / "refs" / "main", KIB).strip()
+        commit = file_text(place / "refs" / branch, KIB).strip()
     except OSError:
         raise DataError(
             f"the data set {name} is not in the local cache, and the hub is offline "

@@ -49,7 +49,7 @@ class Joined(Dataset):
         for part in parts:
             total.update(asdict(part.counts))
         super().__init__((), Counts(**total))
-        self._parts = tuple(parts)
+        self._sets = tuple(parts)
         self._firsts = np.cumsum([0, *map(len, parts)]).tolist()
         self.source_names = distinct(names)
         self.source_sizes = tuple(map(len, parts))
@@ -59,39 +59,39 @@ class Joined(Dataset):
 
     def _at(self, number: int) -> Example:
         at = bisect_right(self._firsts, number) - 1
-        example: Example = self._parts[at][number - self._firsts[at]]
+        example: Example = self._sets[at][number - self._firsts[at]]
         return example
 
     @cached_property
     def lengths(self) -> npt.NDArray[np.int64]:
         """Tokens of each example."""
-        return np.concatenate([part.lengths for part in self._parts])
+        return np.concatenate([part.lengths for part in self._sets])
 
     @cached_property
     def label_counts(self) -> npt.NDArray[np.int64]:
         """Positions of each example that the loss is taken over."""
-        return np.concatenate([part.label_counts for part in self._parts])
+        return np.concatenate([part.label_counts for part in self._sets])
 
     @property
     def num_tokens(self) -> int:
         """Tokens of all examples together."""
-        return sum(part.num_tokens for part in self._parts)
+        return sum(part.num_tokens for part in self._sets)
 
     @cached_property
     def max_token_id(self) -> int:
         """Largest token id; -1 if there is none."""
-        return max(part.max_token_id for part in self._parts)
+        return max(part.max_token_id for part in self._sets)
 
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the parts' contents, in their order."""
-        texts = ",".join(part.fingerprint for part in self._parts)
+        texts = ",".join(part.fingerprint for part in self._sets)
         return hashlib.sha256(texts.encode()).hexdigest()[:16]
 
     @property
     def source_of(self) -> npt.NDArray[np.int32]:
         """The number of each example's data set, in ``source_names``."""
-        return np.repeat(np.arange(len(self._parts), dtype=np.int32), np.diff(self._firsts))
+        return np.repeat(np.arange(len(self._sets), dtype=np.int32), np.diff(self._firsts))
 
 
 def mix(

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.config import Config
-from qlora_wgpu.data import Batch, Example, bucket_length, collate, epoch_order
+from qlora_wgpu.data import Batch, Dataset, Example, bucket_length, collate, epoch_order
 from qlora_wgpu.data.packing import PackedRows, pack
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.limits import STEPS
@@ -132,6 +132,7 @@ def padded_batch(rows: Sequence[Sequence[Example]], batch_size: int, max_length:
 
 def in_order(rows: Sequence[Example], batch_size: int) -> Iterator[list[list[Example]]]:
     """All examples, a row each, the longest first, so that those of a batch are about as long."""
-    order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
+    known = rows.lengths if isinstance(rows, Dataset) else np.array([len(row) for row in rows])
+    order = np.argsort(-known, kind="stable").tolist()
     for first in range(0, len(order), batch_size):
         yield [[rows[i]] for i in order[first : first + batch_size]]

@@ -11,10 +11,15 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+CONVERTED = "refs/convert/parquet"
+CONVERTED_COMMIT = "fedcba9876543210fedcba9876543210fedcba98"
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Repositories are ``models/owner/name`` and ``datasets/owner/name`` below ``root``."""
+    """Repositories are ``models/owner/name`` and ``datasets/owner/name`` below ``root``.
+
+    ``converted/owner/name`` is another branch of a data set.
+    """
 
     root: Path
     log: list[str]
@@ -33,9 +38,13 @@ class Handler(BaseHTTPRequestHandler):
         self.log.append(f"{self.command} {path}")
         parts = path.split("/")
         if parts[0] == "api" and len(parts) >= 4:
-            folder = self.root / "/".join(parts[1:4])
+            folder, commit = self.root / "/".join(parts[1:4]), COMMIT
             if not folder.is_dir():
                 return self.missing("RepoNotFound")
+            if path.endswith((CONVERTED, CONVERTED_COMMIT)):
+                folder, commit = self.root / "converted" / "/".join(parts[2:4]), CONVERTED_COMMIT
+                if not folder.is_dir():
+                    return self.missing("RevisionNotFound")
             names = sorted(
                 p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()
             )
@@ -43,16 +52,21 @@ class Handler(BaseHTTPRequestHandler):
                 listing = [{"type": "file", "path": n, "size": (folder / n).stat().st_size,
                           "oid": self.tag(folder / n)} for n in names]  # fmt: skip
             else:
-                listing = {"id": "/".join(parts[2:4]), "sha": COMMIT, "private": False,
+                listing = {"id": "/".join(parts[2:4]), "sha": commit, "private": False,
                          "siblings": [{"rfilename": n} for n in names]}  # fmt: skip
             return self.send(json.dumps(listing).encode(), "application/json", body=body)
         kind = parts.pop(0) if parts[0] == "datasets" else "models"
         if len(parts) < 5 or parts[2] != "resolve":
             return self.missing("EntryNotFound")
+        commit = COMMIT
+        if parts[3] == CONVERTED_COMMIT:
+            kind, commit = "converted", CONVERTED_COMMIT
         file = self.root / kind / parts[0] / parts[1] / "/".join(parts[4:])
         if not file.is_file():
             return self.missing("EntryNotFound")
-        return self.send(file.read_bytes(), "application/octet-stream", body=body, file=file)
+        return self.send(
+            file.read_bytes(), "application/octet-stream", body=body, file=file, commit=commit
+        )
 
     @staticmethod
     def tag(file):
@@ -64,7 +78,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", "0")
         self.end_headers()
 
-    def send(self, content, kind, *, body, file=None):
+    def send(self, content, kind, *, body, file=None, commit=COMMIT):
         first = 0
         asked = self.headers.get("Range", "")
         if asked.startswith("bytes=") and file is not None:
@@ -75,7 +89,7 @@ class Handler(BaseHTTPRequestHandler):
         if first:
             self.send_header("Content-Range", f"bytes {first}-{len(content) - 1}/{len(content)}")
         if file is not None:
-            self.send_header("X-Repo-Commit", COMMIT)
+            self.send_header("X-Repo-Commit", commit)
             self.send_header("ETag", f'"{self.tag(file)}"')
             self.send_header("Accept-Ranges", "bytes")
         self.end_headers()

@@ -2,6 +2,8 @@
 
 import json
 
+import pyarrow
+import pyarrow.parquet as parquet
 import pytest
 
 from e2e.hub_server import serving
@@ -59,6 +61,60 @@ def test_a_run_from_the_hub(hub, tmp_path):
         again = run("train", "run.yaml", "--overwrite", cwd=tmp_path, env=given)
         assert again.returncode == 0, again.stderr
     assert len([x for x in log if x.startswith("GET") and "safetensors" in x]) == before
+
+
+def write_table(path, begin, rows):
+    path.parent.mkdir(parents=True)
+    texts = [f"{begin} {i}" for i in range(rows)]
+    parquet.write_table(pyarrow.table({"text": texts}), path)
+
+
+@pytest.fixture
+def configurations(hub, tmp_path):
+    """A data set whose own files cannot be read, and its conversion by configurations."""
+    root = tmp_path / "hub"
+    (root / "datasets/owner/math").mkdir()
+    (root / "datasets/owner/math/rows.json.gz").write_bytes(b"packed")
+    for name, split, rows in (
+        ("main", "train", 3), ("main", "test", 2), ("socratic", "train", 4)
+    ):  # fmt: skip
+        write_table(root / f"converted/owner/math/{name}/{split}/0000.parquet", name, rows)
+    write_table(root / "converted/owner/chats/default/validation/0000.parquet", "held out", 2)
+    return hub[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "held_out", "texts"),
+    [
+        ("owner/math:main/train", False, ["main 0", "main 1", "main 2"]),
+        ("owner/math:socratic/train", False, [f"socratic {i}" for i in range(4)]),
+        ("owner/math:main/test", True, ["main 0", "main 1"]),
+        ("owner/chats:validation", True, ["held out 0", "held out 1"]),
+    ],
+)
+def test_a_configuration_of_a_data_set(configurations, tmp_path, name, held_out, texts):
+    key = "eval" if held_out else "train"
+    offline = {**configurations, "HF_HUB_OFFLINE": "1", "HF_ENDPOINT": "http://127.0.0.1:9"}
+    for env in (configurations, offline):
+        options = ["--eval"] * held_out
+        shown = run("data", "run.yaml", "--json", *options, f"data.{key}={name}",
+                    cwd=tmp_path, env=env)  # fmt: skip
+        assert shown.returncode == 0, shown.stderr
+        rows = [json.loads(line)["text"] for line in shown.stdout.splitlines()]
+        assert rows == texts
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("owner/math", "has the configurations main, socratic: name one, such as owner/math:main"),
+        ("owner/math:big/train", "has no configuration 'big': it has main, socratic, named as in"),
+        ("owner/math:main/dev", "configuration main of the data set owner/math has no split 'dev'"),
+    ],
+)
+def test_configurations_that_are_not_there(configurations, tmp_path, name, message):
+    done = run("data", "run.yaml", f"data.train={name}", cwd=tmp_path, env=configurations)
+    assert done.returncode == 2 and message in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(
