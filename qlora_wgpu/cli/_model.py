@@ -169,6 +169,20 @@ _SAMPLING = (
         help="Sample among the likeliest tokens that together have this probability.",
     ),
     click.option(
+        "--min-p",
+        default=0.0,
+        show_default=True,
+        type=click.FloatRange(0, 1),
+        help="Sample among tokens that have at least this share of the likeliest's probability.",
+    ),
+    click.option(
+        "--repetition-penalty",
+        default=1.0,
+        show_default=True,
+        type=click.FloatRange(0, min_open=True),
+        help="What positive logits of tokens that the text has are divided by; 1 for none.",
+    ),
+    click.option(
         "--seed",
         default=0,
         show_default=True,

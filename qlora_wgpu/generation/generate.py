@@ -6,10 +6,8 @@ import operator
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
-from qlora_wgpu.errors import CheckpointError, ConfigError, DataError
-from qlora_wgpu.generation.decoder import Decoder
+from qlora_wgpu.errors import ConfigError, DataError
+from qlora_wgpu.generation.engine import Engine
 from qlora_wgpu.generation.sampling import Sampling, check_count
 from qlora_wgpu.model.qlora_model import QLoRAModel
 
@@ -24,8 +22,10 @@ def generate(
     top_p: float = 1.0,
     seed: int | None = 0,
     stop_ids: Collection[int] = (),
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
     max_length: int | None = None,
-    decoder: Decoder | None = None,
+    engine: Engine | None = None,
 ) -> Iterator[int]:
     """Yields one token id after another.
 
@@ -38,8 +38,11 @@ def generate(
         top_p: Sample among the likeliest tokens that together have this probability.
         seed: Seed of the sampling; None takes another each time.
         stop_ids: Tokens that end the text; they are not yielded.
+        min_p: Sample among tokens that have at least this share of the likeliest's probability.
+        repetition_penalty: What positive logits of tokens that the text has are divided by, and
+            negative ones multiplied; 1 for none.
         max_length: Longest text the model was made for; generation ends there.
-        decoder: One with room for the whole text, to be used again; a new one by default.
+        engine: One with room for the whole text, to be used again; a new one by default.
 
     Raises:
         ConfigError: If a setting is out of its range, or the prompt is no token ids.
@@ -50,27 +53,19 @@ def generate(
     if not ids:
         raise DataError("the prompt is empty: give at least one token to go on from")
     check_count("max_new_tokens", max_new_tokens)
-    sampling = Sampling(temperature, top_k, top_p, seed)
+    sampling = Sampling(temperature, top_k, top_p, seed, min_p, repetition_penalty)
     limit = max_length or len(ids) + max_new_tokens
     if max_length and len(ids) >= limit:
         raise DataError(f"the prompt has {len(ids)} tokens, and the model takes at most {limit}")
     count = min(max_new_tokens, limit - len(ids))
     if not count:
         return
-    decoder = decoder or Decoder(model, len(ids) + count)
-    logits = decoder.start(ids)
-    token = ids[-1]
-    for index in range(count):
-        if index:
-            logits = decoder.step(token)
-        if not np.isfinite(logits).all():
-            raise CheckpointError(
-                "the model's logits are not finite: its adapter, or the base model, is damaged"
-            )
-        token = sampling.choose(logits)
-        if token in stop_ids:
-            return
-        yield token
+    engine = engine or Engine(model, 1, len(ids) + count)
+    text = engine.add(ids, sampling, max_new_tokens=count, stop_ids=stop_ids)
+    try:
+        yield from text
+    finally:
+        text.cancel()
 
 
 def token_ids(prompt: Iterable[Any]) -> list[int]:

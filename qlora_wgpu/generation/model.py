@@ -75,6 +75,8 @@ class QLoRAModel(qlora_model.QLoRAModel):
         seed: int | None = 0,
         chat_template: str | None = None,
         stop_ids: Collection[int] | None = None,
+        min_p: float = 0.0,
+        repetition_penalty: float = 1.0,
     ) -> Any:
         """Goes on with a text, answers a conversation, or goes on with token ids.
 
@@ -89,6 +91,8 @@ class QLoRAModel(qlora_model.QLoRAModel):
             chat_template: Chat template instead of the run's or the tokenizer's: a ``.jinja`` file,
                 the template itself or a built-in name.
             stop_ids: Tokens that end the text; by default the tokenizer's and the template's.
+            min_p: Sample among tokens that have this share of the likeliest's probability.
+            repetition_penalty: What positive logits of tokens that the text has are divided by.
 
         Returns:
             What was added: the ids where ids were given, else text.
@@ -112,6 +116,8 @@ class QLoRAModel(qlora_model.QLoRAModel):
             top_k=top_k,
             top_p=top_p,
             seed=seed,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
             stop_ids=written.stop_ids if stop_ids is None else stop_ids,
             max_length=self.max_length,
         )

@@ -1,14 +1,12 @@
-"""The settings of a text that is generated: what they may be, and the choice of a token."""
+"""The settings of a text that is generated, and what they may be."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from numbers import Real
 
 import numpy as np
-import numpy.typing as npt
 
 from qlora_wgpu.errors import ConfigError, brief
 
@@ -22,12 +20,17 @@ class Sampling:
         top_k: Sample among this many of the likeliest tokens; 0 for all.
         top_p: Sample among the likeliest tokens that together have this probability.
         seed: Seed of the sampling; None takes another each time.
+        min_p: Sample among tokens that have at least this share of the likeliest's probability.
+        repetition_penalty: What positive logits of tokens that the text has are divided by, and
+            negative ones multiplied; 1 for none.
     """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     seed: int | None = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
         """Refuses what is out of its range.
@@ -42,26 +45,11 @@ class Sampling:
             raise _wrong("temperature", "a number from 0 on", self.temperature)
         if not _is_number(self.top_p) or not 0 < self.top_p <= 1:
             raise _wrong("top_p", "a number above 0 and at most 1", self.top_p)
-
-    @cached_property
-    def _random(self) -> np.random.Generator:
-        return np.random.Generator(np.random.Philox(self.seed))
-
-    def choose(self, logits: npt.NDArray[np.float32]) -> int:
-        """The next token, by the logits (vocab_size) of all."""
-        if self.temperature <= 0:
-            return int(logits.argmax())
-        order = np.argsort(-logits, kind="stable")
-        if self.top_k > 0:
-            order = order[: self.top_k]
-        # The largest is taken off first: however small the temperature, nothing overflows.
-        p = np.exp((logits[order].astype(np.float64) - logits.max()) / self.temperature)
-        p /= p.sum()
-        if self.top_p < 1.0:
-            # The token that crosses the threshold is kept, so one always is.
-            kept = int(np.searchsorted(np.cumsum(p), self.top_p)) + 1
-            order, p = order[:kept], p[:kept] / p[:kept].sum()
-        return int(self._random.choice(order, p=p))
+        if not _is_number(self.min_p) or not 0 <= self.min_p <= 1:
+            raise _wrong("min_p", "a number from 0 to 1", self.min_p)
+        penalty = self.repetition_penalty
+        if not _is_number(penalty) or not 0 < penalty < math.inf:
+            raise _wrong("repetition_penalty", "a number above 0", penalty)
 
 
 def check_count(name: str, value: object) -> None:

@@ -163,21 +163,29 @@ class _Block:
         return tokens, pairs
 
 
-def forward(g: Graph, problem: GatedDelta, o: Tensor, last: Tensor | None = None) -> None:
+def forward(
+    g: Graph,
+    problem: GatedDelta,
+    o: Tensor,
+    last: Tensor | None = None,
+    places: Tensor | None = None,
+) -> None:
     """Computes o, like v, and the state after the last token.
 
     Args:
         g: The graph.
         problem: What it is of.
         o: Overwritten.
-        last: (value heads · key_dim, value_dim) float32, overwritten, if given.
+        last: (texts · value heads · key_dim, value_dim) float32, of which a text's is overwritten,
+            if given.
+        places: uint32, whose it is.
     """
     p = problem
     for block in _blocks(g, p, gradient=False):
         tokens, pairs = block.prepare(g)
         workgroups, cut = block.of_states()
         tensors = {"tokens": tokens, "pairs": pairs, "q": p.q, "k": p.k, "v": p.v, "o": o}
-        tensors |= {} if last is None else {"last": last}
+        tensors |= {} if last is None or places is None else {"last": last, "places": places}
         flops = block.flops(3, 0, 2)
         g.launch("gated_delta/states.wgsl", workgroups, tensors, block.params, cut, flops)
 
@@ -290,13 +298,14 @@ def _backward(g: Graph, block: _Block, gradients: Gradients) -> None:
     )
 
 
-def step(g: Graph, problem: GatedDelta, state: Tensor, o: Tensor) -> None:
-    """Computes o of one new token, and the state after it from that before it.
+def step(g: Graph, problem: GatedDelta, state: Tensor, places: Tensor, o: Tensor) -> None:
+    """Computes o of a new token of each text, and the state after it from that before it.
 
     Args:
         g: The graph.
-        problem: Of one row.
-        state: (value heads · key_dim, value_dim) float32, changed.
+        problem: Of a row of each text.
+        state: (texts · value heads · key_dim, value_dim) float32, changed.
+        places: uint32 (rows), which text each is of.
         o: Like v, overwritten.
     """
     p = problem
@@ -304,9 +313,16 @@ def step(g: Graph, problem: GatedDelta, state: Tensor, o: Tensor) -> None:
     units = p.value_dim // 4
     g.launch(
         "gated_delta/step.wgsl",
-        (ceil_div(units, _LANES), p.value_heads, 1),
-        {**tensors, "state": state, "o": o},
-        {"group": p.group, "key_units": p.key_dim // 4, "value_units": units},
+        (ceil_div(units, _LANES), p.value_heads, p.rows),
+        {**tensors, "state": state, "places": places, "o": o},
+        {
+            "group": p.group,
+            "key_units": p.key_dim // 4,
+            "value_units": units,
+            "heads": p.value_heads,
+            "key_stride": p.k.units(4),
+            "gate_stride": p.decay.stride,
+        },
         {"LANES": _LANES, "PARTS": _STEP_PARTS, "THREADS": _LANES * _STEP_PARTS},
     )
 

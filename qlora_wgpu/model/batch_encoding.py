@@ -15,7 +15,6 @@ from qlora_wgpu.ops.batch import (
     INFO_KEY,
     INFO_LABEL_ROWS,
     INFO_LENGTH,
-    INFO_PAST,
     BatchBuffers,
 )
 
@@ -175,11 +174,12 @@ def write_batch(
     targets: IntArray | None = None,
     rows: npt.NDArray[np.integer[Any]] | None = None,
     dropout_key: int | None = None,
-    past: int = 0,
+    past: int | IntArray = 0,
     weights: npt.NDArray[np.float32] | None = None,
+    places: int | IntArray = 0,
 ) -> None:
     """Writes all of a micro-batch to a device; arguments as for ``encode_batch``."""
-    data = encode_batch(batch, ids, mask, targets, rows, dropout_key, past, weights)
+    data = encode_batch(batch, ids, mask, targets, rows, dropout_key, past, weights, places)
     device.write(batch.storage.buffer, data)
     for weight, rows_of in batch.embedded.items():
         assert rows_of.table.storage is not None
@@ -198,8 +198,9 @@ def encode_batch(
     targets: IntArray | None = None,
     rows: npt.NDArray[np.integer[Any]] | None = None,
     dropout_key: int | None = None,
-    past: int = 0,
+    past: int | IntArray = 0,
     weights: npt.NDArray[np.float32] | None = None,
+    places: int | IntArray = 0,
 ) -> npt.NDArray[np.uint8]:
     """The bytes of a batch's storage.
 
@@ -210,8 +211,9 @@ def encode_batch(
         targets: (batch, seq) from ``shifted_targets``.
         rows: Rows to list as label rows instead of those that have a target.
         dropout_key: Turns dropout on, with this micro-batch's key.
-        past: Tokens that came before, kept in the batch's cache.
+        past: Tokens that came before, kept in the batch's cache; of each text (batch, 1).
         weights: (batch, seq), of each target in the loss; ones by default.
+        places: Which of the cache's texts they are of; of each (batch, 1).
     """
     data = np.zeros(batch.storage.nbytes, np.uint8)
 
@@ -224,7 +226,7 @@ def encode_batch(
         if targets is not None:
             rows = np.flatnonzero(targets.reshape(-1) != IGNORE_INDEX)
     info = np.zeros(INFO_LENGTH, np.uint32)
-    info[INFO_LABEL_ROWS], info[INFO_PAST] = len(rows), past
+    info[INFO_LABEL_ROWS] = len(rows)
     if dropout_key is not None:
         info[INFO_DROPOUT], info[INFO_KEY] = 1, dropout_key
     put(batch.input_ids.offset, ids, np.uint32)
@@ -232,6 +234,8 @@ def encode_batch(
     put(batch.positions.offset, positions(mask) + past, np.uint32)
     put(batch.segments.offset, segments(mask), np.uint32)
     put(batch.info.offset, info, np.uint32)
+    if batch.places is not None:
+        put(batch.places.offset, np.broadcast_to(places, ids.shape), np.uint32)
     if targets is not None:
         put(batch.targets.offset, targets, np.int32)
     if batch.weights is not None:

@@ -28,6 +28,8 @@ from qlora_wgpu.model.weights import WeightLayout
 from qlora_wgpu.ops import host_moments
 from qlora_wgpu.ops.adamw import SATURATED_OFFSET, STATS_LENGTH
 from qlora_wgpu.ops.batch import BatchBuffers, RouterSums, make_batch_buffers
+from qlora_wgpu.ops.kv_cache import CacheView, KVCache
+from qlora_wgpu.ops.sampling import Choices, choose, make_choices
 
 
 @dataclass(frozen=True)
@@ -273,6 +275,16 @@ class ModelLayout:
         first, second = self.new_graph(), self.new_graph()
         hidden = self.network.trace_hidden(first, batch)
         return first, second, self.network.trace_logits(second, hidden, batch)
+
+    def token_graphs(
+        self, texts: int, length: int, cache: KVCache, seen: Tensor
+    ) -> tuple[BatchBuffers, Choices, Graph, Graph]:
+        """The hidden states of some of a cache's texts, and from them their next tokens."""
+        batch = make_batch_buffers(texts, length, CacheView(cache))
+        first, second, logits = self.logits_graphs(batch)
+        choices = make_choices(texts, seen)
+        choose(second, logits, batch, choices)
+        return batch, choices, first, second
 
     def memory(self, options: StepOptions) -> Counter[str]:
         """Bytes on the device by kind while steps with these options train."""

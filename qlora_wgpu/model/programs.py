@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,8 @@ from qlora_wgpu.model import batch_encoding
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import StepOptions
 from qlora_wgpu.ops.batch import BatchBuffers
+from qlora_wgpu.ops.kv_cache import KVCache
+from qlora_wgpu.ops.sampling import Choices, Settings, encode_choices, seen_bits
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class LogitsPrograms:
         mask: batch_encoding.IntArray,
         rows: npt.NDArray[np.integer[Any]],
         past: int = 0,
+        place: int = 0,
     ) -> npt.NDArray[np.float32]:
         """Logits (len(rows), vocab_size) of some of the batch's flattened positions.
 
@@ -44,9 +48,10 @@ class LogitsPrograms:
             mask: (batch, seq), checked.
             rows: The positions.
             past: Tokens that came before, kept in the batch's cache.
+            place: Which of the cache's texts it is.
         """
         with self.device.in_turn:
-            return self._run(ids, mask, rows, past)
+            return self._run(ids, mask, rows, past, place)
 
     def _run(
         self,
@@ -54,18 +59,85 @@ class LogitsPrograms:
         mask: batch_encoding.IntArray,
         rows: npt.NDArray[np.integer[Any]],
         past: int,
+        place: int,
     ) -> npt.NDArray[np.float32]:
         count = self.logits.rows
         out = np.empty((len(rows), self.logits.columns), np.float32)
         for first in range(0, len(rows), count):
             part = rows[first : first + count]
-            batch_encoding.write_batch(self.device, self.batch, ids, mask, rows=part, past=past)
+            batch_encoding.write_batch(
+                self.device, self.batch, ids, mask, rows=part, past=past, places=place
+            )
             if first == 0:
                 self.hidden.run()
             self.head.run()
             values = np.frombuffer(self.head.read(self.logits), np.float32).reshape(count, -1)
             out[first : first + len(part)] = values[: len(part), : out.shape[1]]
         return out
+
+
+@dataclass(frozen=True)
+class TokenPrograms:
+    """Hidden states of a batch with a cache, and from them each text's next token.
+
+    Attributes:
+        device: Where they run.
+        batch: Their inputs.
+        hidden: The hidden states.
+        head: Logits and the choice.
+        choices: What tokens are chosen by, and the tokens.
+        vocab: Tokens that there are.
+    """
+
+    device: Device
+    batch: BatchBuffers
+    hidden: Program
+    head: Program
+    choices: Choices
+    vocab: int
+
+    def note_seen(self, place: int, ids: Sequence[int]) -> None:
+        """Says which tokens a text has."""
+        seen = self.choices.seen
+        assert seen.storage is not None
+        bits = seen_bits(ids, self.vocab)
+        self.device.write(seen.storage.buffer, bits, bits.nbytes * place)
+
+    def run(
+        self,
+        ids: batch_encoding.IntArray,
+        mask: batch_encoding.IntArray,
+        past: batch_encoding.IntArray,
+        places: batch_encoding.IntArray,
+        settings: Sequence[Settings],
+        seeds: Sequence[int],
+        steps: Sequence[int],
+        last: int = 0,
+    ) -> list[int]:
+        """The next token of each text, or ``NONE`` where a logit is not finite.
+
+        Args:
+            ids: (batch, seq), checked.
+            mask: (batch, seq).
+            past: (batch, 1), tokens that came before.
+            places: (batch, 1), which of the cache's texts they are of.
+            settings: How each text's token is chosen.
+            seeds: Each text's.
+            steps: Tokens that each text got before.
+            last: The last token's column of a prompt.
+        """
+        rows = np.array([last]) if ids.shape[1] > 1 else np.arange(len(ids))
+        words = encode_choices(settings, seeds, steps)
+        own, chosen = self.choices.settings.storage, self.choices.chosen.storage
+        assert own is not None and chosen is not None
+        batch_encoding.write_batch(
+            self.device, self.batch, ids, mask, rows=rows, past=past, places=places
+        )
+        self.device.write(own.buffer, words)
+        self.hidden.run()
+        self.head.run()
+        tokens = np.frombuffer(self.device.read(chosen.buffer, 4 * len(settings)), np.uint32)
+        return [int(token) for token in tokens]
 
 
 class Programs:
@@ -102,6 +174,21 @@ class Programs:
                 program = Program(self._device, planned.plan, self._pool)
                 self._steps[options] = planned.batch, program
             return self._steps[options]
+
+    def tokens(self, texts: int, length: int, cache: KVCache, seen: Tensor) -> TokenPrograms:
+        """New programs for so many tokens of some of a cache's texts, which choose the next ones.
+
+        Args:
+            texts: How many texts; one where they are prompts.
+            length: Tokens of each.
+            cache: Keys, values and states.
+            seen: The bits of all texts' tokens.
+        """
+        with self._device.in_turn:
+            batch, choices, hidden, head = self._layout.token_graphs(texts, length, cache, seen)
+            first, second = self.from_graph(hidden), self.from_graph(head)
+            vocab = self._layout.pretrained.architecture.vocab_size
+            return TokenPrograms(self._device, batch, first, second, choices, vocab)
 
     def logits(self, batch: BatchBuffers) -> LogitsPrograms:
         """New programs for a batch, which may carry a cache of keys and values."""

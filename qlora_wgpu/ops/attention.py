@@ -47,8 +47,8 @@ def attention(
     _check(q, k, v, head_dim)
     if batch.cache is not None:
         keys, values = _stored(g, k, v, batch, batch.cache)
-        if batch.rows == 1:
-            return attend(g, q, keys, values, batch.info, head_dim, scale, window, softcap, sinks)
+        if batch.decodes:
+            return attend(g, q, keys, values, batch, head_dim, scale, window, softcap, sinks)
     o = g.operand("attention", q.rows, q.columns)
     lse = g.float_vector("lse", q.rows * q.columns // head_dim)
     window = min(window or batch.seq, batch.seq)
@@ -79,8 +79,7 @@ def _stored(
     layer = cache.stored(k)
     if layer is None:
         layer = cache.next_layer(g.dtype, k.columns)
-        for x, kept in zip((k, v), layer, strict=True):
-            append(g, x, kept, batch.info)
+        append(g, (k, v), layer, batch)
         cache.note_stored(k, layer)
     return layer
 

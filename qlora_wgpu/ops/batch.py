@@ -12,7 +12,7 @@ from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
 from qlora_wgpu.ops.kv_cache import CacheView
 from qlora_wgpu.ops.modules import HostMatrix
 
-INFO_LABEL_ROWS, INFO_DROPOUT, INFO_KEY, INFO_PAST, INFO_LENGTH = 0, 1, 2, 3, 4
+INFO_LABEL_ROWS, INFO_DROPOUT, INFO_KEY, INFO_LENGTH = 0, 1, 2, 3
 
 
 class Rotation(Protocol):
@@ -85,10 +85,10 @@ class BatchBuffers:
         positions: uint32 (batch · seq).
         segments: uint32 (batch · seq), 0 for padding, else one more than where the token's sample
             begins in its row.
-        info: uint32: label rows, whether dropout is on, the micro-batch's random key, tokens in the
-            cache.
+        info: uint32: label rows, whether dropout is on, the micro-batch's random key.
         cache: Where keys and values are kept while text is generated.
         weights: float32 (batch · seq), of each label row in their order; None where all are one.
+        places: uint32 (batch · seq), which of the cache's texts each row is of; with a cache.
         noise: NEFTune's α: how much noise the embedding of training batches gets.
         routers: Where the routers' choices are summed up, if they are.
         angles: Of the rotations that ``angles_of`` was asked for.
@@ -108,6 +108,7 @@ class BatchBuffers:
     noise: float = 0.0
     weights: Tensor | None = None
     routers: RouterSums | None = field(default=None, compare=False)
+    places: Tensor | None = None
     angles: dict[Rotation, Angles] = field(default_factory=dict, compare=False)
     embedded: dict[HostMatrix, EmbeddedRows] = field(default_factory=dict, compare=False)
 
@@ -167,7 +168,8 @@ def make_batch_buffers(
     """Lays out the inputs of micro-batches of ``batch`` sequences of ``seq`` tokens."""
     rows = batch * seq
     window = -(-rows * 4 // 256) * 256
-    storage = Storage("a batch's inputs", "inputs", (5 + weighted) * window + 256)
+    cached = cache is not None
+    storage = Storage("a batch's inputs", "inputs", (5 + weighted + cached) * window + 256)
 
     def part(name: str, index: int, dtype: str = "uint32") -> Tensor:
         after_info = 256 if index >= 5 else 0
@@ -187,4 +189,5 @@ def make_batch_buffers(
         noise,
         part("weights", 5, "float32") if weighted else None,
         routers,
+        part("places", 5 + weighted) if cached else None,
     )

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 from qlora_wgpu.gpu.wgsl import Constant
+from qlora_wgpu.graph.dtype import ceil_div
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.rowwise import row_constants, row_workgroups
+from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.tensor import converted
 
 
-def append(g: Graph, x: Tensor, cache: Tensor, batch_info: Tensor) -> None:
-    """Stores the rows of x after those that are there.
+def append(
+    g: Graph, pair: tuple[Tensor, Tensor], layer: tuple[Tensor, Tensor], batch: BatchBuffers
+) -> None:
+    """Stores keys and values of new tokens behind those of their texts that are there.
 
     Raises:
-        GraphError: If x is of another width.
+        GraphError: If they are of another width, or the batch has no cache.
     """
-    if x.columns != cache.columns:
-        raise GraphError(f"kv_cache: {x} does not fit {cache}")
-    x = converted(g, x, cache.dtype)
+    (k, v), (keys, values), cache = pair, layer, batch.cache
+    if cache is None or not k.columns == v.columns == keys.columns == values.columns:
+        raise GraphError(f"kv_cache: {k} and {v} do not fit {keys}")
+    k, v = converted(g, k, keys.dtype), converted(g, v, values.dtype)
+    words = k.nbytes // 16 // k.rows
     g.launch(
         "kv_cache/append.wgsl",
-        x.nbytes // 16,
-        {"x": x, "batch_info": batch_info, "cache": cache},
-        {"rows": x.rows, "capacity": cache.rows, "stride": x.nbytes // 16 // x.rows},
+        k.rows * words,
+        {"k": k, "v": v, **_texts(batch), "keys": keys, "values": values},
+        {"rows": k.rows, "capacity": cache.capacity, "stride": words},
     )
 
 
@@ -31,70 +37,70 @@ def attend(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
-    batch_info: Tensor,
+    batch: BatchBuffers,
     head_dim: int,
     scale: float,
     window: int | None,
     softcap: float | None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attention of one new token to what is stored, itself included.
+    """Attention of a new token of each text to what is stored of it, itself included.
 
     Args:
         g: The graph.
-        q: (1, heads · head_dim).
-        keys: (capacity, kv_heads · head_dim).
+        q: (rows, heads · head_dim).
+        keys: (texts · capacity, kv_heads · head_dim).
         values: Like keys.
-        batch_info: Says how many tokens came before.
+        batch: Says which text each row is of, and how many of its tokens came before.
         head_dim: Elements of a head; even.
         scale: Factor of the scores.
-        window: The token sees so many, itself among them; None for all.
+        window: A token sees so many, itself among them; None for all.
         softcap: Scores s become softcap · tanh(s / softcap), if given.
         sinks: float32 (heads): a logit of each head that has no value, if given.
 
     Returns:
-        (1, heads · head_dim) operand.
+        (rows, heads · head_dim) operand.
 
     Raises:
-        GraphError: If q is not one token's.
+        GraphError: If the batch is of more than one token of each text.
     """
-    if q.rows != 1:
-        raise GraphError(f"kv_cache: one token at a time is attended for, not {q}")
-    heads = q.columns // head_dim
+    if batch.cache is None or not batch.decodes or q.rows != batch.rows:
+        raise GraphError(f"kv_cache: {q} is not one token of each text")
+    heads, capacity = q.columns // head_dim, batch.cache.capacity
     unit = 4 if head_dim % 4 == 0 else 2
-    shape: dict[str, Constant] = {"HEAD_UNIT4": unit == 4, "UNITS": head_dim // unit}
-    scores = g.float32("scores", heads, keys.rows)
-    common: dict[str, int | float] = {
-        "heads": heads,
-        "group": q.columns // keys.columns,
-        "kv_stride": keys.units(unit),
-        "stride": scores.stride,
+    units, cut = head_dim // unit, row_constants(g)
+    threads = int(cut["THREADS"])
+    at_once = min(units, threads)
+    constants: dict[str, Constant] = {
+        **cut,
+        "HEAD_UNIT4": unit == 4,
+        "UNITS": units,
+        "UNITS_AT_ONCE": at_once,
+        "GROUPS": threads // at_once,
+        "OWN": ceil_div(units, at_once),
+        "SOFTCAP": softcap is not None,
     }
+    o = g.operand("attention", q.rows, q.columns)
     g.launch(
-        "kv_cache/scores.wgsl",
-        heads * scores.stride,
-        {"q": q, "k": keys, "batch_info": batch_info, "scores": scores},
+        "kv_cache/attend.wgsl",
+        row_workgroups(g, q.rows * heads),
+        {"q": q, "keys": keys, "values": values, "o": o, **_texts(batch), "sinks": sinks},
         {
-            **common,
-            "window": min(window or keys.rows, keys.rows),
+            "rows": q.rows,
+            "heads": heads,
+            "group": q.columns // keys.columns,
+            "capacity": capacity,
+            "q_stride": q.units(unit),
+            "kv_stride": keys.units(unit),
+            "window": min(window or capacity, capacity),
             "scale": scale,
             "softcap": softcap or 1.0,
         },
-        {**shape, "SOFTCAP": softcap is not None},
-    )
-    g.launch(
-        "kv_cache/softmax.wgsl",
-        row_workgroups(g, heads),
-        {"scores": scores, "sinks": sinks},
-        {"heads": heads, "stride": scores.stride},
-        row_constants(g),
-    )
-    o = g.operand("attention", 1, q.columns)
-    g.launch(
-        "kv_cache/mix.wgsl",
-        o.units(unit),
-        {"p": scores, "v": values, "batch_info": batch_info, "o": o},
-        {**common, "units": o.units(unit)},
-        shape,
+        constants,
     )
     return o
+
+
+def _texts(batch: BatchBuffers) -> dict[str, Tensor | None]:
+    """Which text each row is of, and where in it."""
+    return {"positions": batch.positions, "places": batch.places}

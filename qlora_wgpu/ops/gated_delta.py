@@ -75,10 +75,11 @@ def gated_delta_rule(
     state = None
     if batch.cache is not None:
         state = batch.cache.next_state(num_value_heads * key_dim, value_dim)
-        if batch.rows == 1:
-            kernels.step(g, problem, state, o)
+        assert batch.places is not None
+        if batch.decodes:
+            kernels.step(g, problem, state, batch.places, o)
             return o
-    kernels.forward(g, problem, o, state)
+    kernels.forward(g, problem, o, state, batch.places)
 
     def vjp(do: Tensor) -> None:
         gradients = Gradients(

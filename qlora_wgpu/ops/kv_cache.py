@@ -1,7 +1,9 @@
 """Keys and values of earlier tokens, kept on the device while text is generated.
 
-A batch with a cache is either a prompt, whose attention is the ordinary one and whose keys and
-values are stored, or one new token, which attends to what is stored. No gradient passes.
+A cache has room for several texts, each in a *place* of its own, of any length up to its capacity.
+A batch with a cache is either one text's prompt, whose attention is the ordinary one and whose keys
+and values are stored, or a new token of each of some texts, which attends to what is stored of its
+own. No gradient passes.
 """
 
 from __future__ import annotations
@@ -14,15 +16,17 @@ from qlora_wgpu.graph.tensor import Storage, Tensor, matrix
 
 @dataclass
 class KVCache:
-    """Room for one text; its tensors are made by the first batch that is traced with it.
+    """Room for texts; its tensors are made by the first batch that is traced with it.
 
     Attributes:
-        capacity: Most tokens of the text.
+        capacity: Most tokens of a text.
+        texts: How many there is room for, their keys one below the other.
         layers: Keys and values of each layer's tokens, where it attends.
         states: What layers that convolve keep of the last tokens, and linear attention of all.
     """
 
     capacity: int
+    texts: int = 1
     layers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     states: list[Tensor] = field(default_factory=list)
 
@@ -33,6 +37,7 @@ class CacheView:
     def __init__(self, cache: KVCache) -> None:
         """Begins at the first layer."""
         self.capacity = cache.capacity
+        self.texts = cache.texts
         self._cache = cache
         self._next = 0
         self._stored: dict[Tensor, tuple[Tensor, Tensor]] = {}
@@ -45,7 +50,10 @@ class CacheView:
             GraphError: If the cache's layer has another width.
         """
         if self._next == len(self._cache.layers):
-            pair = tuple(_kept(name, self.capacity, columns, dtype) for name in ("keys", "values"))
+            pair = tuple(
+                _kept(name, self.texts * self.capacity, columns, dtype)
+                for name in ("keys", "values")
+            )
             self._cache.layers.append((pair[0], pair[1]))
         layer = self._cache.layers[self._next]
         self._next += 1
@@ -62,11 +70,12 @@ class CacheView:
         self._stored[keys] = layer
 
     def next_state(self, rows: int, columns: int) -> Tensor:
-        """What the op that comes next keeps of earlier tokens, (rows, columns) float32.
+        """What the op that comes next keeps of a text's tokens, (rows, columns) of each, float32.
 
         Raises:
             GraphError: If the cache's is of another shape.
         """
+        rows *= self.texts
         if self._next_state == len(self._cache.states):
             self._cache.states.append(_kept("state", rows, columns, "float32"))
         state = self._cache.states[self._next_state]

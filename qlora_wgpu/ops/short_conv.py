@@ -72,11 +72,12 @@ def convolve(
     if batch.cache is not None:
         state = batch.cache.next_state(taps, channels)
         _keep(g, x, state, batch, shape, constants)
-        if batch.rows == 1:
+        if batch.decodes:
             # Without gates all that is read of x is in the state.
             read = tensors if constants["GATED"] else {**tensors, "x": None}
-            step = {**read, "y": y, "state": state, "batch_info": batch.info}
-            g.launch("short_conv/step.wgsl", channels // 8, step, shape, constants)
+            step = {**read, "y": y, "state": state, **_texts(batch)}
+            sizes = {"rows": x.rows, **shape}
+            g.launch("short_conv/step.wgsl", x.rows * channels // 8, step, sizes, constants)
             return
     units, params = x.rows * channels // 8, {"rows": x.rows, "seq": batch.seq, **shape}
     inputs = {"segments": batch.segments, **tensors}
@@ -99,7 +100,15 @@ def _keep(
     constants: dict[str, Constant],
 ) -> None:
     """Keeps what the tokens to come need of the last ones."""
-    tensors = {"segments": batch.segments, "batch_info": batch.info, "x": x, "state": state}
+    tensors = {"segments": batch.segments, **_texts(batch), "x": x, "state": state}
     params = {name: shape[name] for name in ("hidden", "stride", "taps")}
     units = x.rows * shape["hidden"]
-    g.launch("short_conv/keep.wgsl", units, tensors, {"rows": x.rows, **params}, constants)
+    g.launch(
+        "short_conv/keep.wgsl", units, tensors, {"rows": x.rows, **params},
+        {**constants, "APART": batch.decodes},
+    )  # fmt: skip
+
+
+def _texts(batch: BatchBuffers) -> dict[str, Tensor | None]:
+    """Which text each row is of, and where in it."""
+    return {"positions": batch.positions, "places": batch.places}

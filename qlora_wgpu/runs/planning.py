@@ -11,7 +11,6 @@ from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory_size import room
-from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.graph.program import pooled_bytes
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.lora.forms import AdapterForms
@@ -23,12 +22,12 @@ from qlora_wgpu.model.options import StepOptions
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.model.residency import RESIDENT
-from qlora_wgpu.ops.batch import make_batch_buffers
-from qlora_wgpu.ops.kv_cache import CacheView, KVCache
+from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.runs.data import RunData
 from qlora_wgpu.runs.host_room import require_host_room
 from qlora_wgpu.runs.opening import checking_device
 from qlora_wgpu.runs.run_memory import RunShapes
+from qlora_wgpu.runs.text_plans import text_plans
 from qlora_wgpu.training import Observer, training_options
 from qlora_wgpu.tuning.cache import key_of, known_keys, tuned
 from qlora_wgpu.tuning.tuner import Task
@@ -151,12 +150,10 @@ def _beside(layout: ModelLayout, options: StepOptions, capacity: int) -> int:
     # Each length has programs of its own, with and without gradient; inputs fall with the length.
     programs = 2 * lengths * longest["uniforms"]
     inputs = 2 * lengths * (longest["inputs"] + longest["tables"])
-    batch = make_batch_buffers(1, capacity, CacheView(KVCache(capacity)))
-    hidden, head, logits = layout.logits_graphs(batch)
     texts: Counter[str] = Counter()
     step = layout.step(options).plan
     states = beyond = 0
-    for plan in (make_plan(hidden), make_plan(head, (logits,))):
+    for plan in text_plans(layout, KVCache(capacity), ((1, capacity),)):
         texts.update(plan.bytes_by_kind())
         beyond = max(beyond, pooled_bytes([step, plan]) - step.activation_bytes)
         states = sum(s.nbytes for s in plan.storages if s.kind == "activations")

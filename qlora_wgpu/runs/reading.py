@@ -9,18 +9,19 @@ from typing import Protocol
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.data import Dataset, bucket_length
+from qlora_wgpu.generation.engine import batch_sizes
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory_size import room
-from qlora_wgpu.graph.plan import Plan, make_plan
+from qlora_wgpu.graph.plan import Plan
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.model.fit import waiting_in_words
 from qlora_wgpu.model.fitting_reading import fit_reading, reading_memory
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import StepOptions
 from qlora_wgpu.model.pretrained import Pretrained
-from qlora_wgpu.ops.batch import make_batch_buffers
-from qlora_wgpu.ops.kv_cache import CacheView, KVCache
+from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.runs.host_room import require_host_room
+from qlora_wgpu.runs.text_plans import text_plans
 from qlora_wgpu.training import Observer
 
 _PROMPT, _ANSWER = 1024, 256  # tokens, where nobody says how many
@@ -41,27 +42,27 @@ class Texts:
     Attributes:
         prompt: Tokens of the longest prompt.
         capacity: Most tokens of a text.
+        count: How many grow at a time.
     """
 
     prompt: int
     capacity: int
+    count: int = 1
 
     @classmethod
-    def of(cls, base: Pretrained, prompt: int = _PROMPT, answer: int = _ANSWER) -> Texts:
+    def of(
+        cls, base: Pretrained, prompt: int = _PROMPT, answer: int = _ANSWER, count: int = 1
+    ) -> Texts:
         """Texts of so many tokens, at most as many as a model takes."""
         longest = base.config.get("max_position_embeddings")
         limit = longest if isinstance(longest, int) and longest > 0 else prompt + answer
-        return cls(min(prompt, limit), min(prompt + answer, limit))
+        return cls(min(prompt, limit), min(prompt + answer, limit), count)
 
     def plans(self, layout: ModelLayout) -> Sequence[Plan]:
         """A prompt, and a token after it."""
-        cache = KVCache(self.capacity)
-        made: list[Plan] = []
-        for tokens in (max(bucket_length(self.prompt, self.capacity), 2), 1):
-            batch = make_batch_buffers(1, tokens, CacheView(cache))
-            hidden, head, logits = layout.logits_graphs(batch)
-            made += [make_plan(hidden), make_plan(head, (logits,))]
-        return made
+        prompt = max(bucket_length(self.prompt, self.capacity), 2)
+        sizes = [(1, prompt), *((rows, 1) for rows in batch_sizes(self.count))]
+        return list(text_plans(layout, KVCache(self.capacity, self.count), sizes))
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from qlora_wgpu.model.adapter_state import norms_graph
 from qlora_wgpu.model.fitting_reading import reading_memory
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import StepOptions
-from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.host_moments import passing_parts
-from qlora_wgpu.ops.kv_cache import CacheView, KVCache
+from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.runs.data import RunData
 from qlora_wgpu.runs.samples import longest_text
 from qlora_wgpu.runs.soundness import update_plan
+from qlora_wgpu.runs.text_plans import text_plans
 from qlora_wgpu.training.batching import in_order
 
 _STEPS_LOOKED_AT = 2000  # for the lengths of their batches
@@ -67,13 +67,9 @@ class RunShapes:
         return list({id(plan): plan for plan in plans}.values())
 
     def _texts(self, layout: ModelLayout) -> Iterator[Plan]:
-        cache = KVCache(self.longest_text)
         lengths = [max(bucket_length(each, self.longest_text), 2) for each in self.prompts]
-        for tokens in dict.fromkeys([lengths[0], 1, *lengths[1:]]):
-            batch = make_batch_buffers(1, tokens, CacheView(cache))
-            hidden, head, logits = layout.logits_graphs(batch)
-            yield make_plan(hidden)
-            yield make_plan(head, (logits,))
+        in_order = [(1, tokens) for tokens in dict.fromkeys([lengths[0], 1, *lengths[1:]])]
+        yield from text_plans(layout, KVCache(self.longest_text), in_order)
 
     def memory(self, layout: ModelLayout, longest: StepOptions, settings: Config) -> Counter[str]:
         """Bytes on the device by kind at a run's peak.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from qlora_wgpu.data import Dataset, Tokenizer
 from qlora_wgpu.generation import continuation, generate
-from qlora_wgpu.generation.decoder import Decoder
+from qlora_wgpu.generation.engine import Engine
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.training import Sample
@@ -48,13 +48,13 @@ Writer = Callable[[list[int], int, list[int], int], list[int]]
 
 def writer_of(model: QLoRAModel) -> Writer:
     """Writes with a model of this process."""
-    decoder: Decoder | None = None
+    engine: Engine | None = None
 
     def write(ids: list[int], more: int, stop_ids: list[int], longest: int) -> list[int]:
-        nonlocal decoder
-        if decoder is None or decoder.capacity < longest:
-            decoder = Decoder(model, longest)
-        added = generate(model, ids, max_new_tokens=more, stop_ids=stop_ids, decoder=decoder)
+        nonlocal engine
+        if engine is None or engine.capacity < longest:
+            engine = Engine(model, 1, longest)
+        added = generate(model, ids, max_new_tokens=more, stop_ids=stop_ids, engine=engine)
         return list(added)
 
     return write

@@ -12,8 +12,8 @@ from qlora_wgpu.graph.plan import Plan, make_plan
 from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.model.adapter_state import norms_graph
 from qlora_wgpu.model.layout import ModelLayout
-from qlora_wgpu.ops.batch import make_batch_buffers
-from qlora_wgpu.ops.kv_cache import CacheView, KVCache
+from qlora_wgpu.ops.kv_cache import KVCache
+from qlora_wgpu.runs.text_plans import text_plans
 from qlora_wgpu.selfcheck import give_way, problem_of, unsound
 from qlora_wgpu.training import Observer, training_options
 from qlora_wgpu.training.optimizer import trace_update
@@ -71,12 +71,8 @@ def run_launches(settings: Config, layout: ModelLayout, length: int) -> Iterator
     for kind in ("train", "loss"):
         yield from layout.step(options.step(kind, rows, length)).plan.launches
     yield from update_launches(settings, layout)
-    cache = KVCache(_TEXT)
-    for tokens in (_TEXT, 1):
-        batch = make_batch_buffers(1, tokens, CacheView(cache))
-        hidden, head, logits = layout.logits_graphs(batch)
-        yield from make_plan(hidden).launches
-        yield from make_plan(head, (logits,)).launches
+    for plan in text_plans(layout, KVCache(_TEXT), ((1, _TEXT), (1, 1))):
+        yield from plan.launches
     if layout.adapter.config.use_dora:
         for name in layout.adapter.loras:
             graph, norms = norms_graph(layout, name)

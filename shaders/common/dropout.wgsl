@@ -3,12 +3,7 @@
 // Needs `params` with module_key, keep_below, keep_scale, and the binding `batch_info`:
 // [label rows, dropout on, micro-batch key, …].
 
-fn mix_bits(v: u32) -> u32 {
-    var x = v;
-    x = (x ^ (x >> 16u)) * 0x7feb352du;
-    x = (x ^ (x >> 15u)) * 0x846ca68bu;
-    return x ^ (x >> 16u);
-}
+//#include common/mix_bits.wgsl
 
 fn random_bits(index: u32) -> u32 {
     return mix_bits(mix_bits(index + batch_info[2]) ^ params.module_key);

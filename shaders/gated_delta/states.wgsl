@@ -3,7 +3,7 @@
 // v' = T · beta · (v - into · k̂ · S),  o = into · q̂ · S + P · v',  S = kept · S + (out of · k̂)ᵀ · v'
 //
 // q, k (rows, key heads · key_dim), v, o (rows, value heads · value_dim), tokens and pairs as
-// common/gated_delta.wgsl has them; o, last (value heads, key_dim, value_dim), states[0] (sequences,
+// common/gated_delta.wgsl has them; o, last[places[0]] (value heads, key_dim, value_dim), states[0] (sequences,
 // heads, chunks, 2, key_dim, value_dim), which is S before each chunk, and made[0] (rows, heads, 2,
 // value_dim), which is v', overwritten as far as bound. A workgroup takes LANES units of a head's
 // columns. Launcher: kernels/gated_delta.py.
@@ -20,6 +20,9 @@
 //#output 6 o: 4
 //#endif
 //#output 7 last?: 4 float32
+//#if last
+@group(0) @binding(10) var<storage, read> places: array<u32>;
+//#endif
 //#if made
 @group(0) @binding(8) var<storage, read_write> made: array<vec4<f32>>;
 @group(0) @binding(9) var<storage, read_write> states: array<vec4<f32>>;
@@ -138,7 +141,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     for (var at = index; at < size * LANES; at += THREADS) {
         let unit = group.x * LANES + at % LANES;
         if (unit < params.value_units) {
-            store_last((head * size + at / LANES) * params.value_units + unit, state[at]);
+            store_last(((places[0] * (params.value_stride / params.value_units) + head) * size + at / LANES) * params.value_units + unit, state[at]);
         }
     }
 //#endif

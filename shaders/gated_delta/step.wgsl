@@ -1,14 +1,17 @@
-// The gated delta rule for one new token: S = exp(decay) · S + k̂ ⊗ w,  o = Sᵀ · q̂,  where
+// The gated delta rule for a new token of each text: S = exp(decay) · S + k̂ ⊗ w,  o = Sᵀ · q̂,  where
 // w = beta · (v - exp(decay) · Sᵀ · k̂).
 //
-// q, k (1, key heads · key_dim), v, o (1, value heads · value_dim), decay, beta (1, value heads) float32,
-// state (value heads · key_dim, value_dim) float32; o and state are overwritten. A workgroup takes LANES
+// q, k (rows, key heads · key_dim), v, o (rows, value heads · value_dim), decay, beta (rows, value heads)
+// float32, state[places] (value heads · key_dim, value_dim) float32; o and state are overwritten. A workgroup takes LANES
 // units of a head's columns, PARTS invocations share a column's rows. Launcher: kernels/gated_delta.py.
 
 struct Params {
     group: u32,
     key_units: u32,
     value_units: u32,
+    heads: u32,
+    key_stride: u32,
+    gate_stride: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -19,6 +22,7 @@ struct Params {
 @group(0) @binding(5) var<storage, read> beta: array<f32>;
 @group(0) @binding(6) var<storage, read_write> state: array<vec4<f32>>;
 //#output 7 o: 4
+@group(0) @binding(8) var<storage, read> places: array<u32>;
 
 const EPS = 1.0e-6;
 
@@ -32,8 +36,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let part = index / LANES;
     let column = group.x * LANES + lane;
     let unit = min(column, params.value_units - 1u);
-    let key_at = group.y / params.group * params.key_units;
-    let state_at = group.y * 4u * params.key_units * params.value_units + unit;
+    let key_at = group.z * params.key_stride + group.y / params.group * params.key_units;
+    let gate_at = group.z * params.gate_stride + group.y;
+    let state_at = (places[group.z] * params.heads + group.y) * 4u * params.key_units * params.value_units + unit;
     var of_key = vec4<f32>(0.0);
     var of_query = vec4<f32>(0.0);
     var products = vec4<f32>(0.0);
@@ -60,9 +65,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     let q_scale = inverseSqrt(products.x + EPS) * inverseSqrt(f32(4u * params.key_units));
     let k_scale = inverseSqrt(products.y + EPS);
-    let keep = exp(max(decay[group.y], -200.0));
-    let value_at = group.y * params.value_units + unit;
-    let written = beta[group.y] * (load_v(value_at) - keep * k_scale * of_key);
+    let keep = exp(max(decay[gate_at], -200.0));
+    let value_at = (group.z * params.heads + group.y) * params.value_units + unit;
+    let written = beta[gate_at] * (load_v(value_at) - keep * k_scale * of_key);
     if (column < params.value_units) {
         for (var d = part; d < params.key_units; d += PARTS) {
             let key = k_scale * load_k(key_at + d);

@@ -1,6 +1,6 @@
-// cache[past + row, :] = x[row, :],  past = batch_info[3]: the keys or values of new tokens.
+// keys[places[m], positions[m], :] = k[m, :], and values alike: those of new tokens.
 //
-// x (rows, columns), cache (capacity, columns) of one type, in words of 16 bytes.
+// k, v (rows, columns), keys, values (texts, capacity, columns) of one type, in words of 16 bytes.
 // Launcher: ops/cached_attention.py.
 //#include common/flat.wgsl
 
@@ -11,13 +11,22 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-//#input 1 x: words
-@group(0) @binding(2) var<storage, read> batch_info: array<u32>;
-//#output 3 cache: words
+//#input 1 k: words
+//#input 2 v: words
+@group(0) @binding(3) var<storage, read> positions: array<u32>;
+@group(0) @binding(4) var<storage, read> places: array<u32>;
+//#output 5 keys: words
+//#output 6 values: words
 
 fn each(i: u32) {
-    let row = batch_info[3] + i / params.stride;
-    if (i / params.stride < params.rows && row < params.capacity) {
-        store_cache(row * params.stride + i % params.stride, load_x(i));
+    let m = i / params.stride;
+    if (m >= params.rows) {
+        return;
+    }
+    let position = positions[m];
+    if (position < params.capacity) {
+        let at = (places[m] * params.capacity + position) * params.stride + i % params.stride;
+        store_keys(at, load_k(i));
+        store_values(at, load_v(i));
     }
 }

@@ -1,8 +1,8 @@
-// state[(past + m) % taps] = gate_in[m] · value[m], or (!GATED) x[m], of a text's last taps tokens, for
+// state[place, position % taps] = gate_in[m] · value[m], or (!GATED) x[m], of a text's last taps tokens, for
 // the ones to come.
 //
-// x (rows, 3 · hidden) or (rows, hidden), state (taps, hidden) float32; past = batch_info[3]; rows of
-// segment 0 are padding. Launchers: ops/short_conv.py, ops/causal_conv.py.
+// x (rows, 3 · hidden) or (rows, hidden), state (texts, taps, hidden) float32; rows of segment 0 are
+// padding, and with APART each row is of another text. Launchers: ops/short_conv.py, ops/causal_conv.py.
 //#include common/flat.wgsl
 
 struct Params {
@@ -14,7 +14,8 @@ struct Params {
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> segments: array<u32>;
-@group(0) @binding(2) var<storage, read> batch_info: array<u32>;
+@group(0) @binding(2) var<storage, read> positions: array<u32>;
+@group(0) @binding(5) var<storage, read> places: array<u32>;
 //#input 3 x: 8
 //#output 4 state: 8
 //#include common/convolved.wgsl
@@ -24,10 +25,13 @@ fn each(i: u32) {
     if (m >= params.rows || segments[m] == 0u) {
         return;
     }
+//#if !APART
     let later = m + params.taps;
     if (later < params.rows && segments[min(later, params.rows - 1u)] != 0u) {
         return;
     }
+//#endif
     let unit = i % params.hidden;
-    store_state((batch_info[3] + m) % params.taps * params.hidden + unit, convolved(m, unit));
+    let row = places[m] * params.taps + positions[m] % params.taps;
+    store_state(row * params.hidden + unit, convolved(m, unit));
 }

@@ -7,8 +7,9 @@ from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rou
 from qlora_wgpu.gpu.matrix import Limits
 from qlora_wgpu.gpu.profile import GPU_PROFILE
 from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.model.batch_encoding import encode_batch
 from qlora_wgpu.ops.attention import attention
-from qlora_wgpu.ops.batch import INFO_PAST, make_batch_buffers
+from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.reference import attention as reference
 
@@ -239,10 +240,9 @@ def test_a_token_after_a_prompt(device, profile, dtype, given, head_dim, options
     cache, scale, got = KVCache(13), 1 / np.sqrt(head_dim), []
     for tokens in (slice(0, 9), slice(9, 10)):
         bench = Bench(device, dtype, PROFILES[profile])
-        batch = bench.batch_of(1, tokens.stop - tokens.start)
-        at = batch.info.offset + 4 * INFO_PAST
-        batch.storage.data[at : at + 4].view(np.uint32)[0] = tokens.start
-        batch = replace(batch, cache=CacheView(cache))
+        mask = np.ones((1, tokens.stop - tokens.start), np.int64)
+        batch = make_batch_buffers(*mask.shape, CacheView(cache))
+        batch.storage.data = encode_batch(batch, mask, mask, past=tokens.start)
         tensors = [bench.given(a[tokens], given) for a in (q, k, v)]
         own = {**options, "sinks": bench.given(options["sinks"])} if "sinks" in options else options
         got += bench.run(attention(bench.graph, *tensors, batch, head_dim, scale, **own))

@@ -94,6 +94,8 @@ class Bench(Runner):
         return batch
 
     def _array(self, program: Program, tensor: Tensor) -> np.ndarray:
+        if tensor.dtype == "uint32":
+            return self._integers(program, tensor)
         rows = self._rows(program, tensor)
         assert not rows[:, tensor.columns :].any(), f"{tensor}: padding is not zero"
         return rows[:, : tensor.columns].astype(np.float64)

@@ -28,8 +28,10 @@ from qlora_wgpu.selfcheck.runner import Runner
 
 def new_tokens(count: int) -> BatchBuffers:
     """A batch of so many texts' next tokens."""
-    batch = make_batch_buffers(count, 1, CacheView(KVCache(4)))
-    batch.storage.data = np.zeros(batch.storage.nbytes, np.uint8)
+    batch = make_batch_buffers(count, 1, CacheView(KVCache(4, count)))
+    ids = np.zeros((count, 1), np.int64)
+    places = np.arange(count)[:, None]
+    batch.storage.data = encode_batch(batch, ids, ids + 1, places=places)
     return batch
 
 

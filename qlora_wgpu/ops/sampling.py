@@ -1,0 +1,150 @@
+"""The choice of each text's next token, on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.graph.graph import Graph, GraphError
+from qlora_wgpu.graph.tensor import Storage, Tensor, vector
+from qlora_wgpu.kernels.rowwise import row_constants
+from qlora_wgpu.ops.batch import BatchBuffers
+
+NONE = 0xFFFFFFFF
+"""What is chosen where a logit is not finite."""
+_THREADS = 256  # at least, that share a row: every device has so many in a workgroup
+_WORDS = 8  # of a text's settings
+_LEAST_LOG = -3.0e38
+
+
+class Settings(Protocol):
+    """How a text's tokens are chosen."""
+
+    @property
+    def temperature(self) -> float:
+        """0 takes the likeliest; else logits are divided by it."""
+
+    @property
+    def top_k(self) -> int:
+        """Sample among this many of the likeliest; 0 for all."""
+
+    @property
+    def top_p(self) -> float:
+        """Sample among the likeliest that together have this probability."""
+
+    @property
+    def min_p(self) -> float:
+        """Sample among those that have this share of the likeliest's probability."""
+
+    @property
+    def repetition_penalty(self) -> float:
+        """What positive logits of the text's tokens are divided by."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What rows of a batch are chosen by, and what was chosen.
+
+    Attributes:
+        settings: float32 (rows · 8), as ``encode_choices`` writes them.
+        seen: uint32 (texts · words), a bit for each token that a text has.
+        chosen: uint32 (rows).
+    """
+
+    settings: Tensor
+    seen: Tensor
+    chosen: Tensor
+
+
+def seen_words(vocab: int) -> int:
+    """Words of a text's bits."""
+    return -(-vocab // 32)
+
+
+def make_seen(texts: int, vocab: int) -> Tensor:
+    """Room for the bits of some texts."""
+    count = texts * seen_words(vocab)
+    return vector("seen tokens", count, "uint32", Storage("seen tokens", "kv cache", 4 * count))
+
+
+def make_choices(rows: int, seen: Tensor) -> Choices:
+    """Room for the settings and tokens of so many rows."""
+    words = _WORDS * rows
+    settings = Storage("choices", "inputs", 4 * words)
+    chosen = Storage("chosen tokens", "inputs", 4 * max(rows, 4))
+    return Choices(
+        vector("choices", words, "float32", settings),
+        seen,
+        vector("chosen", rows, "uint32", chosen),
+    )
+
+
+def choose(g: Graph, logits: Tensor, batch: BatchBuffers, choices: Choices) -> None:
+    """Chooses each row's token, and adds it to its text's.
+
+    Args:
+        g: The graph.
+        logits: (rows, vocab) float32, changed.
+        batch: Says which text each row is of.
+        choices: The settings; gets the tokens.
+
+    Raises:
+        GraphError: If they are of other rows, or the vocabulary is of another size.
+    """
+    rows, words = logits.rows, seen_words(logits.columns)
+    if choices.chosen.columns != rows or choices.seen.columns % words or batch.places is None:
+        raise GraphError(f"sampling: {logits} do not fit {choices}")
+    g.launch(
+        "sampling/choose.wgsl",
+        (rows, 1, 1),
+        {
+            "logits": logits,
+            "choices": choices.settings,
+            "places": batch.places,
+            "seen": choices.seen,
+            "chosen": choices.chosen,
+        },
+        {"vocab": logits.columns, "stride": logits.stride, "words": words},
+        {
+            "THREADS": max(int(row_constants(g, logits.columns)["THREADS"]), _THREADS),
+            "ONE_THREAD": False,
+            "SUBGROUP": False,
+        },
+    )
+
+
+def encode_choices(
+    settings: Sequence[Settings], seeds: Sequence[int], steps: Sequence[int]
+) -> npt.NDArray[np.uint32]:
+    """The words of some rows' settings.
+
+    Args:
+        settings: Each row's.
+        seeds: Each text's, of 64 bits.
+        steps: Tokens that each text got before.
+    """
+    words = np.zeros((len(settings), _WORDS), np.uint32)
+    floats = words.view(np.float32)
+    for row, (own, seed, step) in enumerate(zip(settings, seeds, steps, strict=True)):
+        floats[row, 0] = inverse_of(own.temperature)
+        floats[row, 1] = own.top_p
+        floats[row, 2] = np.log(own.min_p) if own.min_p > 0 else _LEAST_LOG
+        floats[row, 3] = own.repetition_penalty
+        words[row, 4:] = min(own.top_k, NONE), step, seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF
+    return words.reshape(-1)
+
+
+def inverse_of(temperature: float) -> float:
+    """What logits are multiplied by, 0 if greedy; at most 1e30, where the largest alone counts."""
+    return min(1 / temperature, 1e30) if temperature > 1e-30 else 1e30 * (temperature > 0)
+
+
+def seen_bits(ids: Sequence[int], vocab: int) -> npt.NDArray[np.uint32]:
+    """A text's bits."""
+    bits = np.zeros(32 * seen_words(vocab), np.uint8)
+    bits[list(ids)] = 1
+    return np.packbits(bits, bitorder="little").view(np.uint32)

@@ -1,0 +1,68 @@
+"""The choice of a token by its logits, with the noise of the device."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+
+
+def scores(
+    logits: Array,
+    seen: npt.NDArray[np.bool_],
+    *,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    penalty: float,
+    seed: int,
+    step: int,
+) -> Array:
+    """What is largest for the token that is chosen, (vocab); -inf for those that do not stay.
+
+    Args:
+        logits: (vocab).
+        seen: (vocab), the tokens that the text has.
+        temperature: 0 takes the likeliest.
+        top_k: Sample among this many, and those as likely as the last; 0 for all.
+        top_p: Sample among the likeliest that together have this probability.
+        min_p: Sample among those that have this share of the largest probability.
+        penalty: What positive logits of seen tokens are divided by, negative ones multiplied.
+        seed: The text's.
+        step: Tokens that the text got before.
+    """
+    x = np.where(seen, np.where(logits < 0, logits * penalty, logits / penalty), logits)
+    if temperature <= 0:
+        return x
+    x = (x - x.max()) / temperature
+    p, stays = np.exp(x), np.ones(x.shape, bool)
+    if 0 < top_k < x.size:
+        stays &= x >= np.sort(x)[-top_k]
+    if top_p < 1:
+        order = np.argsort(-x, kind="stable")
+        weights = np.where(stays, p, 0.0)[order]
+        last = int(np.searchsorted(np.cumsum(weights), top_p * weights.sum()))
+        stays &= x >= x[order[min(last, x.size - 1)]]
+    if min_p > 0:
+        stays &= x >= np.log(min_p)
+    return np.where(stays, x - np.log(exponentials(x.size, seed, step)), -np.inf)
+
+
+def exponentials(vocab: int, seed: int, step: int) -> Array:
+    """A number for each token, of an exponential distribution."""
+    low, high = (np.array([part & 0xFFFFFFFF], np.uint32) for part in (seed, seed >> 32))
+    with np.errstate(over="ignore"):
+        text = _mix(_mix(low ^ _mix(high)) + np.uint32(step))
+        tokens = np.arange(vocab, dtype=np.uint32) * np.uint32(0x9E3779B9)
+        bits = _mix(text ^ _mix(tokens)).astype(np.float64)
+    noise: Array = np.minimum(-np.log1p(-(bits + 0.5) / 2**32), 25 * np.log(2))
+    return noise
+
+
+def _mix(v: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    v = (v ^ (v >> np.uint32(16))) * np.uint32(0x7FEB352D)
+    v = (v ^ (v >> np.uint32(15))) * np.uint32(0x846CA68B)
+    mixed: npt.NDArray[np.uint32] = v ^ (v >> np.uint32(16))
+    return mixed

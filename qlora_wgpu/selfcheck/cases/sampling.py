@@ -1,0 +1,74 @@
+"""The choice of tokens on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from qlora_wgpu.ops.sampling import (
+    NONE,
+    choose,
+    encode_choices,
+    make_choices,
+    make_seen,
+    seen_bits,
+)
+from qlora_wgpu.reference import sampling as reference
+from qlora_wgpu.selfcheck.cases.common import each, normal
+from qlora_wgpu.selfcheck.cases.few_rows import new_tokens
+from qlora_wgpu.selfcheck.runner import Runner
+
+
+@dataclass(frozen=True)
+class Row:
+    """A text's settings."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+ROWS = (
+    Row(0.0),
+    Row(),
+    Row(0.7, top_k=5),
+    Row(1.3, top_p=0.6),
+    Row(0.9, top_k=40, top_p=0.8, min_p=0.1, repetition_penalty=1.3),
+    Row(0.0, repetition_penalty=5.0),
+    Row(2.0, min_p=0.2),
+    Row(1e-9),
+    Row(1.0),
+)
+
+
+@each((1000,), (49_155,))
+def check_choice(run: Runner, vocab: int) -> None:
+    """Rows with settings of all kinds, the last with a logit that is none."""
+    count = len(ROWS)
+    logits = 3 * normal("logits", count, vocab).astype(np.float32)
+    logits[-1, vocab // 2] = np.nan
+    seen = normal("seen", count, vocab) > 0.5
+    seeds = [index * 0x1234567890 for index in range(count)]
+    steps = [7 * index for index in range(count)]
+    bits = make_seen(count, vocab)
+    assert bits.storage is not None
+    bits.storage.data = np.concatenate(
+        [seen_bits(np.flatnonzero(row).tolist(), vocab) for row in seen]
+    )
+    choices = make_choices(count, bits)
+    assert choices.settings.storage is not None
+    choices.settings.storage.data = encode_choices(ROWS, seeds, steps).view(np.float32)
+    choose(run.graph, run.float32(logits.astype(np.float64)), new_tokens(count), choices)
+    (got,) = run.run(choices.chosen)
+    run.compare_exactly(got[-1:], np.array([NONE], np.float64))
+    for row, (settings, token) in enumerate(zip(ROWS[:-1], got.astype(int), strict=False)):
+        scores = reference.scores(
+            logits[row].astype(np.float64), seen[row], temperature=settings.temperature,
+            top_k=settings.top_k, top_p=settings.top_p, min_p=settings.min_p,
+            penalty=settings.repetition_penalty, seed=seeds[row], step=steps[row],
+        )  # fmt: skip
+        chosen = scores[token] if 0 <= token < vocab else np.inf
+        run.compare(np.array([chosen]), np.array([scores.max()]))

@@ -1,0 +1,99 @@
+"""Texts that grow together are, to the bit, those that grow alone."""
+
+import numpy as np
+import pytest
+
+from e2e.test_generation import opened
+from qlora_wgpu.errors import CheckpointError, DataError, ShapeError
+from qlora_wgpu.generation import Decoder, Engine, generate
+from qlora_wgpu.generation.engine import batch_sizes
+from qlora_wgpu.generation.sampling import Sampling
+
+PROMPTS = [[5, 6, 7], [9, 1, 4, 4, 2, 8, 30, 12, 3], [11], [7] * 14, [3, 2], [30, 31, 32, 33]]
+SAMPLED = Sampling(1.2, top_k=20, top_p=0.95, seed=7, repetition_penalty=1.1)
+
+
+def written(engine, prompts, sampling=None, count=9):
+    texts = [engine.add(ids, sampling, max_new_tokens=count + i) for i, ids in enumerate(prompts)]
+    while not engine.is_idle:
+        engine.step()
+    assert all(text.finish_reason == "length" for text in texts)
+    return [text.ids for text in texts]
+
+
+@pytest.mark.parametrize("case", ["llama", "gemma3", "lfm2", "qwen3_5", "gemma4"])
+def test_together_as_alone(device, tmp_path, case):
+    """Six texts of unlike lengths, three at a time: each that ends makes room for another."""
+    model = opened(case, tmp_path, device, "bfloat16", "nf4")
+    alone = [
+        list(generate(model, ids, max_new_tokens=9 + i, temperature=1.2, top_k=20, top_p=0.95,
+                      seed=7, repetition_penalty=1.1))
+        for i, ids in enumerate(PROMPTS)
+    ]  # fmt: skip
+    assert written(Engine(model, 3, 40), PROMPTS, SAMPLED) == alone
+    assert written(Engine(model, 5, 32), PROMPTS[::-1], SAMPLED, 9)[0] != alone[0]
+
+
+@pytest.mark.parametrize("case", ["llama-dynamic", "phi3-longrope"])
+def test_rotations_follow_each_text(device, tmp_path, case):
+    model = opened(case, tmp_path, device)
+    alone = [list(generate(model, ids, max_new_tokens=9 + i)) for i, ids in enumerate(PROMPTS)]
+    assert written(Engine(model, 4, 64), PROMPTS) == alone
+
+
+def test_greedy_tokens_are_the_likeliest_of_the_whole_context(device, tmp_path):
+    model = opened("llama", tmp_path, device)
+    for prompt, ids in zip(PROMPTS, written(Engine(model, 6, 30), PROMPTS), strict=True):
+        logits = model.logits([prompt + ids])[0]
+        assert logits[len(prompt) - 1 : -1].argmax(-1).tolist() == ids
+
+
+def test_texts_stop_are_cancelled_and_leave_room(device, tmp_path):
+    model = opened("llama", tmp_path, device)
+    engine = Engine(model, 2, 30)
+    first = engine.add(PROMPTS[0], max_new_tokens=8)
+    alone = list(first)
+    stopped = engine.add(PROMPTS[0], max_new_tokens=8, stop_ids=[alone[3]])
+    others = [engine.add(PROMPTS[1], max_new_tokens=20) for _ in range(3)]
+    assert list(stopped) == alone[: alone.index(alone[3])] and stopped.finish_reason == "stop"
+    others[0].cancel()
+    others[1].cancel()
+    kept = list(others[2])
+    assert len(kept) == 20 and others[2].finish_reason == "length"
+    assert len(others[0].ids) < 20 and others[0].finish_reason == "cancelled"
+    engine.step()
+    assert engine.is_idle and list(engine.add(PROMPTS[0], max_new_tokens=8)) == alone
+    assert engine.add([1], max_new_tokens=0).finish_reason == "length"
+    assert len(list(engine.add([1] * 28, max_new_tokens=9))) == 2
+    with pytest.raises(DataError, match="may have 30"):
+        engine.add([1] * 30, max_new_tokens=1)
+    with pytest.raises(DataError, match="empty"):
+        engine.add([], max_new_tokens=1)
+    with pytest.raises(ShapeError, match="vocab_size"):
+        engine.add([10**6], max_new_tokens=1)
+
+
+def test_logits_that_are_none_end_a_text(device, tmp_path):
+    model = opened("llama", tmp_path, device)
+    flat = model.read_flat(model.adapter.parameters).copy()
+    engine = Engine(model, 2, 30)
+    text = engine.add([1, 2], max_new_tokens=3)
+    model.write_parameters(np.full_like(flat, np.nan))
+    with pytest.raises(CheckpointError, match="not finite"):
+        engine.step()
+    assert text.finish_reason == "cancelled"
+    model.write_parameters(flat)
+    assert len(list(engine.add([1, 2], max_new_tokens=3))) == 3
+
+
+def test_a_token_is_of_the_logits_that_the_decoder_gives(device, tmp_path):
+    model = opened("qwen2", tmp_path, device, "bfloat16", "nf4")
+    decoder = Decoder(model, 30)
+    logits = decoder.start(PROMPTS[1])
+    for token in generate(model, PROMPTS[1], max_new_tokens=12):
+        assert token == logits.argmax()
+        logits = decoder.step(token)
+
+
+def test_sizes_of_batches():
+    assert [batch_sizes(n) for n in (1, 2, 3, 8)] == [[1], [1, 2], [1, 2, 3], [1, 2, 4, 8]]
