@@ -5,6 +5,7 @@ device is asked. Batches are one row without padding.
 """
 
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -68,6 +69,7 @@ class NumpyOps(LayerOps):
 
     def __init__(self, architecture, arrays, ids):
         self._architecture, self._arrays, self._ids = architecture, arrays, ids
+        self.batch = SimpleNamespace(routers=None)  # which a loss alone would sum up
 
     def array(self, name):
         if "*" not in name:
