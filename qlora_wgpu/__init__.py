@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from qlora_wgpu.generation.generate import generate
     from qlora_wgpu.runs import estimate, evaluate, open_adapter
     from qlora_wgpu.shown import train
-    from qlora_wgpu.training import Observer, Trainer, TrainResult
+    from qlora_wgpu.training import Observer, Step, Trainer, TrainResult
     from qlora_wgpu.version import __version__
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "QLoRAError",
     "QLoRAModel",
     "QuantConfig",
+    "Step",
     "Tokenizer",
     "TrainResult",
     "Trainer",
@@ -48,7 +49,7 @@ _ROOMS = {
     "generation": ("QLoRAModel", "generate"),
     "runs": ("estimate", "evaluate", "open_adapter"),
     "shown": ("train",),
-    "training": ("Observer", "TrainResult", "Trainer"),
+    "training": ("Observer", "Step", "TrainResult", "Trainer"),
     "version": ("__version__",),
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}

@@ -73,6 +73,10 @@ class TrainingError(QLoRAError):
     """Training cannot go on, for instance because the loss is no longer finite."""
 
 
+class CallbackError(TrainingError):
+    """A function that a run was given has failed; its own error is the cause."""
+
+
 class ClusterError(QLoRAError):
     """Workers, their scheduler, or the way to them fail."""
 

@@ -13,6 +13,7 @@ from qlora_wgpu.errors import ConfigError, brief
 from qlora_wgpu.runs.settings import AnyConfig, as_config
 from qlora_wgpu.training import Observer, TrainResult
 from qlora_wgpu.training.reporters import ObserverList
+from qlora_wgpu.training.steering import Callback, Callbacks
 
 
 def train(
@@ -23,6 +24,9 @@ def train(
     resume: bool = False,
     overrides: Sequence[str] = (),
     quiet: bool = False,
+    on_step: Callback | None = None,
+    on_evaluate: Callback | None = None,
+    on_save: Callback | None = None,
     **settings: Any,
 ) -> TrainResult:
     """Fine-tunes a model: all that ``qlora-wgpu train`` does, and shows what it shows.
@@ -44,6 +48,10 @@ def train(
             bit; begins one where there is none. A finished one is left as it is.
         overrides: Texts such as ``"optim.learning_rate=1e-4"``, for a YAML file.
         quiet: Whether nothing is shown.
+        on_step: Called with a ``Step`` after each step; it may stop, save and evaluate the run, and
+            change its learning rate.
+        on_evaluate: Called likewise after each evaluation, the one before training included.
+        on_save: Called likewise after a checkpoint or the adapter was written.
         **settings: Other values than the configuration's, by key (``learning_rate=1e-4``), by
             section (``optim={"learning_rate": 1e-4}``), or by both
             (``**{"optim.learning_rate": 1e-4}``).
@@ -60,16 +68,21 @@ def train(
         DeviceError: If there is no usable GPU, its driver computes wrongly, or it was lost.
         OutOfMemoryError: If the device has no room.
         TrainingError: If the loss is not finite or diverges.
+        CallbackError: If a callback has failed; the run is saved.
     """
     if observer is not None and not isinstance(observer, Observer):
         raise ConfigError(f"observer must be an instance of Observer, got {brief(observer)}")
+    callbacks = Callbacks(on_step, on_evaluate, on_save)
+    callbacks.check()
     values = as_config(as_config(config, overrides) if overrides else config, settings)
     watching = Observer() if observer is None else observer
     if quiet:
-        return runs.train(values, watching, overwrite=overwrite, resume=resume)
+        return runs.train(values, watching, overwrite=overwrite, resume=resume, callbacks=callbacks)
     console = Terminal()
     with TrainingDisplay(console) as display:
         everyone = ObserverList([display, watching])
-        result = runs.train(values, everyone, overwrite=overwrite, resume=resume)
+        result = runs.train(
+            values, everyone, overwrite=overwrite, resume=resume, callbacks=callbacks
+        )
     show_result(console, result, again="resume=True")
     return result

@@ -43,6 +43,7 @@ from qlora_wgpu.training.prompts import keep_prompt
 from qlora_wgpu.training.reporters import Guarded, ObserverList, reporters
 from qlora_wgpu.training.run_folder import SAMPLES
 from qlora_wgpu.training.run_log import RunLog
+from qlora_wgpu.training.steering import NO_CALLBACKS, Callbacks
 from qlora_wgpu.training.texts import log_texts
 
 
@@ -53,6 +54,7 @@ def train(
     overwrite: bool = False,
     resume: bool = False,
     overrides: Overrides = (),
+    callbacks: Callbacks = NO_CALLBACKS,
 ) -> TrainResult:
     """Fine-tunes a model: all that ``qlora-wgpu train`` does, without a word.
 
@@ -67,6 +69,7 @@ def train(
         resume: Whether the run in ``output.dir`` goes on from its newest whole checkpoint, bit by
             bit; begins one where there is none. A finished one is left as it is.
         overrides: Other values, as ``load_config`` takes them.
+        callbacks: Functions that are called between steps.
 
     Returns:
         The run's figures, a text before and after, and what was written.
@@ -80,15 +83,16 @@ def train(
     reporter = Reporter(settings, observer)
     everyone = ObserverList([observer, reporter])
     try:
-        return _train(settings, everyone, reporter, overwrite=overwrite, resume=resume)
+        return _train(settings, everyone, reporter, callbacks, overwrite=overwrite, resume=resume)
     except BaseException as err:
         reporter.failed(err)
         raise
 
 
 def _train(
-    settings: Config, observer: Observer, reporter: Reporter, *, overwrite: bool, resume: bool
-) -> TrainResult:
+    settings: Config, observer: Observer, reporter: Reporter, callbacks: Callbacks, *,
+    overwrite: bool, resume: bool,
+) -> TrainResult:  # fmt: skip
     check_output(settings, overwrite=overwrite, resume=resume)
     base = base_in(settings)
     device = open_device(settings.device, observer)  # says that there is none before data is read
@@ -118,7 +122,7 @@ def _train(
         everyone = ObserverList([observer, *guarded])
         trainer = Trainer(
             model, settings, everyone, overwrite=overwrite, resume=resume, computing=computing,
-            texts=texts,
+            texts=texts, **vars(callbacks),
         )  # fmt: skip
         try:
             result = trainer.train_within(data.train, data.held_out)

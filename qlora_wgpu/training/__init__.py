@@ -10,12 +10,14 @@ from qlora_wgpu.training.run_folder import (
     settle_run,
 )
 from qlora_wgpu.training.run_log import read_rows
+from qlora_wgpu.training.steering import Step
 from qlora_wgpu.training.trainer import Trainer, training_options
 
 __all__ = [
     "Observer",
     "RunSetup",
     "Sample",
+    "Step",
     "TrainResult",
     "Trainer",
     "WorkerFigures",

@@ -10,6 +10,7 @@ from qlora_wgpu.errors import CheckpointError, option
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.training.evaluation import Evaluator
 from qlora_wgpu.training.rescue import rescued
+from qlora_wgpu.training.result import TrainResult
 from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.step_log import log_window
 
@@ -123,3 +124,29 @@ def _save_adapter(run: Run) -> None:
         raise CheckpointError(f"{err}; the adapter after step {run.state.step} {where}") from err
     run.tidy()
     run.observer.saved(run.folder.adapter)
+
+
+def result_of(
+    run: Run, *, interrupted: bool, stop_signal: int | None, was_finished: bool,
+    stopped_early: bool,
+) -> TrainResult:  # fmt: skip
+    """The figures of a run that has ended."""
+    state = run.state
+    return TrainResult(
+        steps=state.step,
+        train_loss=state.last_loss,
+        eval_loss_before=state.eval_loss_before,
+        eval_loss=state.eval_loss if state.eval_step == state.step else None,
+        best_eval_loss=state.best_loss,
+        best_step=state.best_step if state.best_step >= 0 else None,
+        num_tokens=state.num_tokens,
+        seconds=state.seconds,
+        interrupted=interrupted,
+        stop_reason=run.observer.stop_reason if interrupted else None,
+        stop_signal=stop_signal,
+        stopped_early=stopped_early,
+        was_finished=was_finished,
+        run_dir=run.folder.path,
+        adapter_dir=run.folder.adapter,
+        peak_bytes=run.model.device.memory.peak,
+    )

@@ -94,12 +94,12 @@ class Evaluator:
         accuracy = sums.correct / sums.tokens
         row = {"step": step, "eval_loss": loss, "eval_mean_token_accuracy": accuracy}
         run.folder.log(row)
-        run.observer.evaluation(row)
         if run.state.plateau is not None and step > 0 and self.is_due(step):
             self._follow_plateau(run.state.plateau, loss, step)
         lowest = run.state.evaluated(loss, step, run.config.eval.early_stopping_threshold)
         if lowest and run.keeps_best:
             self._keep_best(step, loss)
+        run.observer.evaluation(row)  # who may stop or save the run: all is noted by now
         return loss
 
     def _follow_plateau(self, plateau: Plateau, loss: float, step: int) -> None:

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from qlora_wgpu.data import Dataset, Example
 from qlora_wgpu.errors import (
+    CallbackError,
     ClusterError,
     DeviceLostError,
     OutOfMemoryError,
@@ -27,11 +28,12 @@ from qlora_wgpu.training.disk_watch import DiskWatch
 from qlora_wgpu.training.evaluation import Evaluator
 from qlora_wgpu.training.optimizer import Optimizer
 from qlora_wgpu.training.run import Run
+from qlora_wgpu.training.steering import Steering, Step
 from qlora_wgpu.training.step_log import StepLog, SubmittedStep
 from qlora_wgpu.training.stopping import StopRequest
 from qlora_wgpu.training.texts import TextWriter
 
-_Error = TypeVar("_Error", bound=OutOfMemoryError | ClusterError | WeightFileError)
+_Error = TypeVar("_Error", bound=OutOfMemoryError | ClusterError | WeightFileError | CallbackError)
 
 
 class TrainingLoop:
@@ -45,6 +47,7 @@ class TrainingLoop:
         optimizer: Optimizer,
         evaluator: Evaluator,
         texts: TextWriter,
+        steering: Steering,
     ) -> None:
         """Takes the parts of a run; its first step follows the state's.
 
@@ -55,6 +58,7 @@ class TrainingLoop:
             optimizer: The model's.
             evaluator: Measures the held-out loss in between.
             texts: Writes texts in between.
+            steering: Calls the program's own functions in between.
         """
         self._run = run
         self._rows = rows
@@ -62,30 +66,40 @@ class TrainingLoop:
         self._optimizer = optimizer
         self._evaluator = evaluator
         self._texts = texts
+        self._steering = steering
+        steering.drain = self._finish_all
         self._log = StepLog(run)
         self._readback = Readback(run.model.device, *run.model.stats_window)
-        self._submitted: deque[SubmittedStep] = deque()
+        self._submitted: deque[tuple[SubmittedStep, Step]] = deque()
         self._stop = StopRequest()
         self._disk = DiskWatch(run.model.programs.traffic.reading)
 
-    def run(self) -> bool:
-        """Does the steps; whether somebody stopped it."""
+    def steps(self) -> Iterator[Step]:
+        """Does the steps, each when it is asked for; who asks for no more stops the run."""
         self._run.throughput.start()
         with self._stop as stop:
             try:
-                self._do_steps(stop)
+                yield from self._do_steps(stop)
+            except GeneratorExit:
+                stop.requested = True
+                self._finish_all()
+                raise
             except KeyboardInterrupt:
                 if stop.requested:  # a second time: at once, with what is saved already
                     raise
                 stop.requested, stop.number = True, signal.SIGINT
-            except (OutOfMemoryError, ClusterError, WeightFileError) as err:
-                raise self._saved_after(err) from err
+            except (OutOfMemoryError, ClusterError, WeightFileError, CallbackError) as err:
+                raise self._saved_after(err) from (err.__cause__ or err)
             except DeviceLostError as err:
                 raise self._kept_before(err) from err
             self._finish_all()
         if not stop.requested:
             self._log.check_end()
-        return stop.requested
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether somebody stopped it."""
+        return self._stop.requested
 
     @property
     def stop_signal(self) -> int | None:
@@ -113,7 +127,7 @@ class TrainingLoop:
             f"{option('resume')} goes on from it"
         )
 
-    def _do_steps(self, stop: StopRequest) -> None:
+    def _do_steps(self, stop: StopRequest) -> Iterator[Step]:
         """Does them until the last, or one that stops the run."""
         for step in range(self._run.state.step + 1, self._plan.total_steps + 1):
             stop.requested |= self._run.observer.stop_reason is not None
@@ -122,6 +136,8 @@ class TrainingLoop:
             self._follow(step, stop)
             if text := self._disk.after_step():
                 self._run.observer.warning(text)
+            self._steering.stepped()
+            yield self._steering.present
 
     def _submit(self, step: int, stop: StopRequest) -> bool:
         """Queues a step; False if it was stopped before its end."""
@@ -130,11 +146,15 @@ class TrainingLoop:
             return False
         if (plateau := self._run.state.plateau) is not None:
             self._optimizer.hold(plateau.rate)
+        self._optimizer.multiply(self._run.state.rate_factor)
         self._optimizer.step(step)
         self._readback.request()
         self._run.model.zero_stats()
         workers = self._run.computing.figures()
-        self._submitted.append(SubmittedStep(step, self._optimizer.rate(step), tokens, workers))
+        rate = self._optimizer.rate(step)
+        self._steering.submitted(step, rate)
+        waiting = SubmittedStep(step, rate, tokens, workers), self._steering.present
+        self._submitted.append(waiting)
         return True
 
     def _follow(self, step: int, stop: StopRequest) -> None:
@@ -159,7 +179,8 @@ class TrainingLoop:
             self._run.save()
 
     def _finish_oldest(self) -> None:
-        self._log.finish(self._submitted.popleft(), self._readback.take())
+        submitted, step = self._submitted.popleft()
+        step.take(self._log.finish(submitted, self._readback.take()))
 
     def _finish_all(self) -> None:
         while self._submitted:

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.config import Config
-from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.training.best_adapter import load_best
 from qlora_wgpu.training.checkpoints import load_newest
 from qlora_wgpu.training.computing import Computing
+from qlora_wgpu.training.learning_rates import learning_rates
 from qlora_wgpu.training.observer import Observer
 from qlora_wgpu.training.resume_check import check_resumable
 from qlora_wgpu.training.run import Run
@@ -104,3 +105,39 @@ def _load_best(run: Run) -> None:
             "kept: the best one is looked for from here on"
         )
         state.forget_best()
+
+
+def refuse_fewer_steps(run: Run, total: int) -> None:
+    """Refuses to go on with a run that has more steps behind it than it is to have.
+
+    Raises:
+        ConfigError: If that is so.
+    """
+    if run.state.step > total:
+        raise ConfigError(
+            f"the run in {run.folder.path} has done {run.state.step:,} steps, more than the "
+            f"{total:,} of train.num_train_epochs or train.max_steps: raise these to go on, or "
+            "begin a new run in another output.dir"
+        )
+
+
+def tell_of_new_length(run: Run, total: int) -> None:
+    """Notes how many steps a run is to have, and tells where that was another number.
+
+    Its learning rate is that of the new length from here on, as with Hugging Face's Trainer: what
+    is done has followed the old one.
+    """
+    before, run.state.total_steps = run.state.total_steps, total
+    if run.saved_at < 0 or before in (0, total):
+        return
+    kind = run.config.optim.lr_scheduler_type
+    rates = learning_rates(run.config.optim, total, range(run.state.step, run.state.step + 1))
+    changed = f" ({kind}, of {total:,} steps from the first)"
+    if kind.startswith("constant") or run.state.plateau is not None:
+        changed = ""
+    rate = rates[0] if run.state.plateau is None else run.state.plateau.rate
+    rate *= run.state.rate_factor
+    run.observer.note(
+        f"the run has {total:,} steps now, where it had {before:,}: after step {run.state.step:,} "
+        f"the learning rate goes on at {rate:.2g}{changed}"
+    )

@@ -122,6 +122,14 @@ class Optimizer:
         """Takes a learning rate in place of the schedule's from the next step on."""
         self._schedule.held = rate
 
+    def multiply(self, factor: float) -> None:
+        """Multiplies the schedule's learning rates from the next step on."""
+        self._schedule.factor = factor
+
+    def planned_rate(self, step: int) -> float:
+        """The learning rate of step 1, 2, …, before it is multiplied."""
+        return self._schedule.planned(step)
+
     def rate(self, step: int) -> float:
         """The learning rate of step 1, 2, …."""
         return self._schedule.rate(step)

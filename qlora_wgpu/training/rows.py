@@ -165,3 +165,21 @@ def _integers(value: Any, where: str) -> Any:
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise DataError(f"{where} must be a list of integers")
     return array.astype(np.int32)
+
+
+def learnable(rows: Sequence[Any], name: str, vocabulary: int, otherwise: str) -> Dataset:
+    """A data set that has labels.
+
+    Args:
+        rows: The data.
+        name: What the caller calls it.
+        vocabulary: Tokens that the model knows.
+        otherwise: What follows where there is no label.
+
+    Raises:
+        DataError: If it has none, is empty, or does not fit the model.
+    """
+    dataset = as_dataset(rows, name, vocabulary)
+    if not dataset.num_label_tokens:
+        raise DataError(f"{name} has no label at all: {otherwise}")
+    return dataset

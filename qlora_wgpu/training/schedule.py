@@ -37,11 +37,13 @@ class Schedule:
 
     Attributes:
         held: A learning rate in place of the schedule's from now on, or None.
+        factor: What rates are multiplied by from now on.
     """
 
     def __init__(self, optim: OptimConfig, total: int) -> None:
         """Makes nothing yet."""
         self.held: float | None = None
+        self.factor = 1.0
         self._optim = optim
         self._total = total
         self._steps = range(0)
@@ -52,13 +54,17 @@ class Schedule:
         """The row of step 1, 2, …."""
         at = self._at(step)
         row: npt.NDArray[np.float32] = self._rows[at]
-        if self.held is not None:
-            row = row.copy()
-            row[0], row[3] = self.held, self._optim.loraplus_lr_ratio * self.held
+        if self.held is not None or self.factor != 1.0:
+            row, rate = row.copy(), self.rate(step)
+            row[0], row[3] = rate, self._optim.loraplus_lr_ratio * rate
         return row
 
     def rate(self, step: int) -> float:
         """The learning rate of step 1, 2, …, before it is rounded to float32."""
+        return self.factor * self.planned(step)
+
+    def planned(self, step: int) -> float:
+        """The one that it would be without the factor."""
         at = self._at(step)
         return float(self._rates[at]) if self.held is None else self.held
 

@@ -34,6 +34,7 @@ class RunState:
         seconds: Time that its parts have taken, from each one's first step on.
         total_steps: Steps that the run was to have; 0 where an older version did not say.
         plateau: The schedule's, where it follows evaluations.
+        rate_factor: What the schedule's learning rates are multiplied by, as the program asked.
     """
 
     step: int = 0
@@ -53,6 +54,7 @@ class RunState:
     seconds: float = 0.0
     total_steps: int = 0
     plateau: Plateau | None = None
+    rate_factor: float = 1.0
 
     def to_json(self) -> str:
         """The state as text, from which floats come back bit by bit."""

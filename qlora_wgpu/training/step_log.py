@@ -31,6 +31,21 @@ class SubmittedStep:
     workers: tuple[WorkerFigures, ...] = ()
 
 
+@dataclass(frozen=True)
+class StepFigures:
+    """What a step has given.
+
+    Attributes:
+        loss: Mean of its labels; None without one.
+        accuracy: Share of them that is predicted.
+        norm: Of its gradient.
+    """
+
+    loss: float | None
+    accuracy: float | None
+    norm: float | None
+
+
 class StepLog:
     """Writes metrics.jsonl's rows of training steps."""
 
@@ -40,7 +55,7 @@ class StepLog:
         self._balance = router_aux_loss_coef(run)
         self._divergence = Divergence(math.log(run.model.architecture.vocab_size))
 
-    def finish(self, submitted: SubmittedStep, data: bytes) -> None:
+    def finish(self, submitted: SubmittedStep, data: bytes) -> StepFigures:
         """Takes in a step's sums.
 
         Raises:
@@ -55,7 +70,8 @@ class StepLog:
         state = self._run.state
         state.step = submitted.step
         state.num_tokens += submitted.tokens
-        state.window.append((loss, labels, float(stats[STATS_CORRECT]), balance))
+        hits = float(stats[STATS_CORRECT])
+        state.window.append((loss, labels, hits, balance))
         for worker in submitted.workers:
             before = self._run.workers.get(worker.name)
             self._run.workers[worker.name] = before.and_then(worker) if before else worker
@@ -63,6 +79,9 @@ class StepLog:
         state.learning_rate, state.grad_norm = submitted.learning_rate, norm
         if submitted.step % self._run.config.log.logging_steps == 0:
             log_window(self._run)
+        if not labels:
+            return StepFigures(None, None, norm)
+        return StepFigures(loss / labels, hits / labels, norm)
 
     def _count_saturated(self, step: int, data: bytes) -> None:
         """Notes what kernels had to hold at the end of their type; says so the first time."""

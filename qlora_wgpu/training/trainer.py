@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
+
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.schema import TrainConfig
-from qlora_wgpu.data import Dataset, bucket_length
-from qlora_wgpu.errors import ConfigError, DataError, TrainingError
+from qlora_wgpu.data import Dataset, PromptFormat, bucket_length
+from qlora_wgpu.errors import ConfigError, TrainingError
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.options import TrainingOptions
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.ops.cross_entropy import Objective
 from qlora_wgpu.training.batching import BatchPlan
 from qlora_wgpu.training.computing import Computing, OwnDevice
-from qlora_wgpu.training.ending import finish, interrupt, revisit
+from qlora_wgpu.training.ending import finish, interrupt, result_of, revisit
 from qlora_wgpu.training.evaluation import Evaluator
-from qlora_wgpu.training.learning_rates import learning_rates
 from qlora_wgpu.training.loop import TrainingLoop
 from qlora_wgpu.training.mixing import SourceCounter
 from qlora_wgpu.training.observer import Observer
-from qlora_wgpu.training.opening import open_run
+from qlora_wgpu.training.opening import open_run, refuse_fewer_steps, tell_of_new_length
 from qlora_wgpu.training.optimizer import Optimizer
 from qlora_wgpu.training.own_rows import RowReader
 from qlora_wgpu.training.plateau import first_plateau
 from qlora_wgpu.training.prompts import keep_prompt
+from qlora_wgpu.training.reporters import ObserverList
 from qlora_wgpu.training.result import TrainResult
-from qlora_wgpu.training.rows import Rows, as_dataset
+from qlora_wgpu.training.rows import Rows, learnable
 from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.run_identity import RunIdentity
+from qlora_wgpu.training.steering import Callback, Callbacks, Steering, Step
 from qlora_wgpu.training.texts import Texts, TextWriter
 from qlora_wgpu.training.throughput import ThroughputMeter
 
@@ -60,6 +64,9 @@ class Trainer:
         resume: bool = False,
         computing: Computing | None = None,
         texts: Texts | None = None,
+        on_step: Callback | None = None,
+        on_evaluate: Callback | None = None,
+        on_save: Callback | None = None,
     ) -> None:
         """Takes the settings of ``train``, ``optim``, ``eval``, ``log``, ``output`` and ``data``.
 
@@ -72,6 +79,12 @@ class Trainer:
                 that has none yet, and no adapter, begins again.
             computing: Who computes micro-batches; by default the model itself, a ``QLoRAModel``.
             texts: Who continues texts in between, as ``eval.sample_steps`` asks; nobody by default.
+            on_step: Called with a ``Step`` after each step; what it asks for is done at once.
+            on_evaluate: Called likewise after each evaluation, the one before training included.
+            on_save: Called likewise after a checkpoint or the adapter was written.
+
+        Raises:
+            ConfigError: If a callback cannot be called.
         """
         self.model = model
         self.config = config
@@ -80,9 +93,28 @@ class Trainer:
         self._overwrite = overwrite
         self._computing = computing
         self._texts = texts
+        self._callbacks = Callbacks(on_step, on_evaluate, on_save)
+        self._callbacks.check()
+        self._result: TrainResult | None = None
+
+    @property
+    def result(self) -> TrainResult:
+        """The figures of the run that ended last.
+
+        Raises:
+            TrainingError: If none has ended.
+        """
+        if self._result is None:
+            raise TrainingError("there is no result: the run has not ended")
+        return self._result
 
     def train(
-        self, train_dataset: Rows | None = None, eval_dataset: Rows | None = None
+        self,
+        train_dataset: Rows | None = None,
+        eval_dataset: Rows | None = None,
+        *,
+        overwrite: bool | None = None,
+        resume: bool | None = None,
     ) -> TrainResult:
         """Runs all steps and writes the run's folder.
 
@@ -98,6 +130,9 @@ class Trainer:
                 ``data.eval`` is measured on.
             eval_dataset: Held-out data, in one of these forms; by default ``data.eval_split``
                 holds rows of the training data out.
+            overwrite: Whether a run in ``output.dir`` may be replaced; by default as the trainer
+                was made.
+            resume: Whether that run goes on; likewise.
 
         Returns:
             The run's figures.
@@ -111,26 +146,76 @@ class Trainer:
                 final adapter cannot be written into ``output.dir``; says where it is instead.
             TrainingError: If a gradient or a loss is not finite or the loss diverges; checkpoints
                 before it are kept.
+            CallbackError: If a callback has failed; the run is saved.
             OutOfMemoryError: If the device has no room.
         """
+        for _ in self.steps(train_dataset, eval_dataset, overwrite=overwrite, resume=resume):
+            pass
+        return self.result
+
+    def steps(
+        self,
+        train_dataset: Rows | None = None,
+        eval_dataset: Rows | None = None,
+        *,
+        overwrite: bool | None = None,
+        resume: bool | None = None,
+    ) -> Iterator[Step]:
+        """``train``, a step at a time: for a loop of one's own.
+
+        A step is begun when it is asked for. A loop that is left early, by ``break`` or an error,
+        stops the run, saved, to be resumed. In the end ``result`` has the run's figures.
+
+        Args:
+            train_dataset: As for ``train``.
+            eval_dataset: As for ``train``.
+            overwrite: As for ``train``.
+            resume: As for ``train``.
+
+        Yields:
+            Each step when it is done, and what was due after it.
+
+        Raises:
+            QLoRAError: As ``train`` does.
+        """
         self._observer.forget_stop()
+        self._result = None
+        self._overwrite = self._overwrite if overwrite is None else overwrite
+        self._resume = self._resume if resume is None else resume
+        if self._overwrite and self._resume:
+            raise ConfigError("overwrite and resume exclude each other: choose one")
         asks = self.config.eval.sample_prompts or self.config.eval.sample_steps
         if asks and self._texts is None:
             self._observer.note("eval.sample_prompts and sample_steps: a Trainer writes no texts")
         own = RowReader(self.model, self.config, self._observer).read(train_dataset, eval_dataset)
-        result = self.train_within(own.train, own.held_out)
-        if own.prompt is not None:
-            keep_prompt(self.config, self.model.prompt_folder, own.prompt, result, self._observer)
-        return result
+        try:
+            yield from self._steps_within(own.train, own.held_out)
+        finally:
+            self._keep_prompt(own.prompt)
+
+    def _keep_prompt(self, prompt: PromptFormat | None) -> None:
+        """Writes how prompts are written beside an adapter that is there."""
+        if self._result is not None and prompt is not None:
+            folder = self.model.prompt_folder
+            keep_prompt(self.config, folder, prompt, self._result, self._observer)
 
     def train_within(
         self, train_dataset: Dataset, eval_dataset: Dataset | None = None
     ) -> TrainResult:
         """``train``, within a run that has begun: what its observer has asked for since, stands."""
-        rows = self._learnable(train_dataset, "train_dataset", "nothing would be learnt")
+        for _ in self._steps_within(train_dataset, eval_dataset):
+            pass
+        return self.result
+
+    def _steps_within(
+        self, train_dataset: Dataset, eval_dataset: Dataset | None = None
+    ) -> Iterator[Step]:
+        """The steps of a run, and all that comes before and after them."""
+        size = self.model.architecture.vocab_size
+        rows = learnable(train_dataset, "train_dataset", size, "nothing would be learnt")
         held_out = None
         if eval_dataset:
-            held_out = self._learnable(eval_dataset, "eval_dataset", "there is no loss to measure")
+            held_out = learnable(eval_dataset, "eval_dataset", size, "there is no loss to measure")
         plateau = first_plateau(self.config, held_out=held_out is not None)
         plan = BatchPlan.of(rows.lengths, self.config)
         longest = max(self.config.data.max_seq_length, plan.longest)
@@ -148,7 +233,7 @@ class Trainer:
         )  # fmt: skip
         run.state.plateau = run.state.plateau or plateau
         try:
-            return self._train(run, rows, held_out, plan, optimizer)
+            yield from self._train(run, rows, held_out, plan, optimizer)
         except TrainingError:
             self._tell_of_replaced(run)
             raise
@@ -158,11 +243,13 @@ class Trainer:
     def _train(
         self, run: Run, rows: Dataset, held_out: Dataset | None, plan: BatchPlan,
         optimizer: Optimizer,
-    ) -> TrainResult:  # fmt: skip
+    ) -> Iterator[Step]:  # fmt: skip
         """Does what is left of a run."""
         evaluator = Evaluator(run, held_out, plan.total_steps)
+        steering = Steering(run, self._callbacks, evaluator, optimizer, plan.total_steps)
+        run.observer = ObserverList([self._observer, steering])
         texts = TextWriter(run, self._texts, evaluator, plan.total_steps)
-        _refuse_fewer_steps(run, plan.total_steps)
+        refuse_fewer_steps(run, plan.total_steps)
         is_over = run.state.step >= plan.total_steps or evaluator.has_stalled
         was_finished = run.state.finished and is_over
         interrupted, stop_signal = False, None
@@ -175,23 +262,25 @@ class Trainer:
             if run.saved_at < 0:
                 texts.keep_first()
                 run.state.eval_loss_before = evaluator.measure(0)
-            _tell_of_new_length(run, plan.total_steps)
+            tell_of_new_length(run, plan.total_steps)
             run.start_clock()
             run.sources = SourceCounter(rows, plan)
-            loop = TrainingLoop(run, rows, plan, optimizer, evaluator, texts)
-            interrupted, stop_signal = loop.run(), loop.stop_signal
+            loop = TrainingLoop(run, rows, plan, optimizer, evaluator, texts, steering)
+            with suppress(GeneratorExit):  # a loop that was left: there is more to do than steps
+                yield from loop.steps()
+            interrupted, stop_signal = loop.is_stopped, loop.stop_signal
+        steering.ends()
         run.read_clock()
         if interrupted:
             interrupt(run)
         elif not was_finished:
             finish(run, evaluator)
-        result = _result(
+        self._result = result_of(
             run, interrupted=interrupted, stop_signal=stop_signal,
             was_finished=was_finished,
             stopped_early=not interrupted and run.state.step < plan.total_steps,
         )  # fmt: skip
-        self._observer.finished(result)
-        return result
+        run.observer.finished(self._result)
 
     def _own_device(self, throughput: ThroughputMeter) -> Computing:
         """The model's device, which has the base, too.
@@ -203,79 +292,8 @@ class Trainer:
             raise ConfigError("the model has no base weights: a Trainer takes a QLoRAModel")
         return OwnDevice(self.model, throughput)
 
-    def _learnable(self, rows: Dataset, name: str, otherwise: str) -> Dataset:
-        """A data set that has labels.
-
-        Raises:
-            DataError: If it has none, is empty, or does not fit the model.
-        """
-        dataset = as_dataset(rows, name, self.model.architecture.vocab_size)
-        if not dataset.num_label_tokens:
-            raise DataError(f"{name} has no label at all: {otherwise}")
-        return dataset
-
     def _tell_of_replaced(self, run: Run) -> None:
         if run.folder.replaced is not None:
             self._observer.warning(
                 f"the run that was to be replaced is kept in {run.folder.replaced}"
             )
-
-
-def _refuse_fewer_steps(run: Run, total: int) -> None:
-    """Refuses to go on with a run that has more steps behind it than it is to have.
-
-    Raises:
-        ConfigError: If that is so.
-    """
-    if run.state.step > total:
-        raise ConfigError(
-            f"the run in {run.folder.path} has done {run.state.step:,} steps, more than the "
-            f"{total:,} of train.num_train_epochs or train.max_steps: raise these to go on, or "
-            "begin a new run in another output.dir"
-        )
-
-
-def _tell_of_new_length(run: Run, total: int) -> None:
-    """Notes how many steps a run is to have, and tells where that was another number.
-
-    Its learning rate is that of the new length from here on, as with Hugging Face's Trainer: what
-    is done has followed the old one.
-    """
-    before, run.state.total_steps = run.state.total_steps, total
-    if run.saved_at < 0 or before in (0, total):
-        return
-    kind = run.config.optim.lr_scheduler_type
-    rates = learning_rates(run.config.optim, total, range(run.state.step, run.state.step + 1))
-    changed = f" ({kind}, of {total:,} steps from the first)"
-    if kind.startswith("constant") or run.state.plateau is not None:
-        changed = ""
-    rate = rates[0] if run.state.plateau is None else run.state.plateau.rate
-    run.observer.note(
-        f"the run has {total:,} steps now, where it had {before:,}: after step {run.state.step:,} "
-        f"the learning rate goes on at {rate:.2g}{changed}"
-    )
-
-
-def _result(
-    run: Run, *, interrupted: bool, stop_signal: int | None, was_finished: bool,
-    stopped_early: bool,
-) -> TrainResult:  # fmt: skip
-    state = run.state
-    return TrainResult(
-        steps=state.step,
-        train_loss=state.last_loss,
-        eval_loss_before=state.eval_loss_before,
-        eval_loss=state.eval_loss if state.eval_step == state.step else None,
-        best_eval_loss=state.best_loss,
-        best_step=state.best_step if state.best_step >= 0 else None,
-        num_tokens=state.num_tokens,
-        seconds=state.seconds,
-        interrupted=interrupted,
-        stop_reason=run.observer.stop_reason if interrupted else None,
-        stop_signal=stop_signal,
-        stopped_early=stopped_early,
-        was_finished=was_finished,
-        run_dir=run.folder.path,
-        adapter_dir=run.folder.adapter,
-        peak_bytes=run.model.device.memory.peak,
-    )

@@ -20,6 +20,7 @@ def test_names() -> None:
         "QLoRAError",
         "QLoRAModel",
         "QuantConfig",
+        "Step",
         "Tokenizer",
         "TrainResult",
         "Trainer",

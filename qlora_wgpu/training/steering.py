@@ -1,0 +1,288 @@
+"""What users' own code sees of a run between two steps, and what it may do there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from qlora_wgpu.errors import (
+    CallbackError,
+    ClusterError,
+    ConfigError,
+    DeviceError,
+    QLoRAError,
+    TrainingError,
+    WeightFileError,
+    brief,
+)
+from qlora_wgpu.limits import LEARNING_RATES
+from qlora_wgpu.model.adapter_model import AdapterModel
+from qlora_wgpu.training.evaluation import Evaluator
+from qlora_wgpu.training.observer import Observer, Row
+from qlora_wgpu.training.optimizer import Optimizer
+from qlora_wgpu.training.run import Run
+from qlora_wgpu.training.step_log import StepFigures
+
+
+class Step:
+    """A step that has been done, and what may be done before the next one.
+
+    Attributes:
+        step: Its number; 0 before the first.
+        total_steps: Steps of the whole run.
+        learning_rate: The one that it had.
+        saved: What was written, in ``on_save``: a checkpoint's folder, or the final adapter's.
+    """
+
+    def __init__(self, steering: Steering, step: int, learning_rate: float) -> None:
+        """Made by the trainer."""
+        self.step = step
+        self.total_steps = steering.total_steps
+        self.learning_rate = learning_rate
+        self.saved: Path | None = None
+        self._steering = steering
+        self._figures: StepFigures | None = None
+
+    def __repr__(self) -> str:
+        return f"Step({self.step} of {self.total_steps})"
+
+    def take(self, figures: StepFigures) -> None:
+        """Its figures have arrived."""
+        self._figures = figures
+
+    @property
+    def model(self) -> AdapterModel:
+        """The model, as it is after this step."""
+        return self._steering.run.model
+
+    @property
+    def loss(self) -> float | None:
+        """Mean loss of its labels; waits for the device. None before the first step."""
+        return self._arrived().loss
+
+    @property
+    def mean_token_accuracy(self) -> float | None:
+        """Share of its labels that were the likeliest token; waits."""
+        return self._arrived().accuracy
+
+    @property
+    def grad_norm(self) -> float | None:
+        """Norm of its gradient, before clipping; waits."""
+        return self._arrived().norm
+
+    @property
+    def eval_loss(self) -> float | None:
+        """The latest held-out loss; None while there is none."""
+        return self._steering.run.state.eval_loss
+
+    @property
+    def eval_mean_token_accuracy(self) -> float | None:
+        """The share of the held-out labels that was predicted then."""
+        return self._steering.latest.get("eval_mean_token_accuracy")
+
+    def stop(self, reason: str = "the program stopped it") -> None:
+        """Ends the run after this step, saved, to be resumed.
+
+        Args:
+            reason: What the result says of it (``TrainResult.stop_reason``).
+        """
+        self._own().run.observer.stop_run(reason)
+
+    def evaluate(self) -> float:
+        """The held-out loss of the model as it is, logged; measured once a step.
+
+        Raises:
+            ConfigError: If there is no held-out data.
+        """
+        return self._own().evaluate()
+
+    def save(self) -> Path | None:
+        """Writes a checkpoint; its folder, or None if it cannot be written, which is told."""
+        return self._own().save()
+
+    def set_learning_rate(self, rate: float) -> None:
+        """The next step's learning rate; later ones are the schedule's in the same proportion.
+
+        It is kept in checkpoints, and so holds in a run that is resumed.
+
+        Raises:
+            ConfigError: If it is out of range, or the schedule's next rate is 0.
+        """
+        self._own().set_learning_rate(rate)
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """Multiplies the learning rates of all steps that follow, likewise.
+
+        Raises:
+            ConfigError: If the factor is out of range.
+        """
+        self._own().scale_learning_rate(factor)
+
+    def _own(self) -> Steering:
+        if self._steering.present is not self:
+            raise ConfigError(f"step {self.step} is over: only the latest step can do that")
+        return self._steering
+
+    def _arrived(self) -> StepFigures:
+        if self._figures is None and self.step > 0:
+            self._steering.drain()
+        return self._figures or StepFigures(None, None, None)
+
+
+Callback = Callable[[Step], object]
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """Functions that are called between two steps.
+
+    Attributes:
+        on_step: After each step.
+        on_evaluate: After each evaluation; the first is before the first step.
+        on_save: After a checkpoint or the adapter was written.
+    """
+
+    on_step: Callback | None = None
+    on_evaluate: Callback | None = None
+    on_save: Callback | None = None
+
+    def check(self) -> None:
+        """Raises a ConfigError if one cannot be called."""
+        for name, function in vars(self).items():
+            if function is not None and not callable(function):
+                raise ConfigError(f"{name} must be a function of a step, got {brief(function)}")
+
+
+NO_CALLBACKS = Callbacks()
+
+
+class Steering(Observer):
+    """Calls the callbacks, and does what they ask for.
+
+    Attributes:
+        run: The run.
+        total_steps: Its steps.
+        drain: Waits for all steps that are on their way.
+        present: The step that was done last.
+        latest: The latest evaluation's row.
+    """
+
+    def __init__(
+        self, run: Run, callbacks: Callbacks, evaluator: Evaluator, optimizer: Optimizer,
+        total_steps: int,
+    ) -> None:  # fmt: skip
+        """Begins with the step that the run's state is at."""
+        self.run, self.total_steps = run, total_steps
+        self.drain: Callable[[], None] = lambda: None
+        self.latest: Row = {}
+        self.present = Step(self, run.state.step, run.state.learning_rate)
+        self._callbacks = callbacks
+        self._evaluator, self._optimizer = evaluator, optimizer
+        self._is_calling = self._is_over = False
+
+    def submitted(self, step: int, learning_rate: float) -> None:
+        """A step is on its way."""
+        self.present = Step(self, step, learning_rate)
+
+    def ends(self) -> None:
+        """No step follows: what is asked for from now on has been done, or does nothing."""
+        self._is_over = True
+
+    # -- events ----------------------------------------------------------------------------
+
+    def stepped(self) -> None:
+        """All that was due after a step is done."""
+        self._call("on_step")
+
+    def evaluation(self, row: Row) -> None:
+        """The held-out loss was measured."""
+        self.latest = row
+        self._call("on_evaluate")
+
+    def saved(self, folder: Path) -> None:
+        """A checkpoint or the adapter was written."""
+        self.present.saved = folder
+        self._call("on_save")
+
+    def _call(self, name: str) -> None:
+        """Calls a function; what it brings about itself does not call another one."""
+        function = getattr(self._callbacks, name)
+        if function is None or self._is_calling:
+            return
+        self._is_calling = True
+        try:
+            function(self.present)
+        except (DeviceError, ClusterError, WeightFileError, TrainingError):
+            raise  # which say by themselves what becomes of the run
+        except Exception as err:
+            kind = "" if isinstance(err, QLoRAError) else f"{type(err).__name__}: "
+            what = f"{kind}{err}" if str(err) else type(err).__name__
+            raise CallbackError(f"{name} failed after step {self.present.step}: {what}") from err
+        finally:
+            self._is_calling = False
+
+    # -- requests --------------------------------------------------------------------------
+
+    def evaluate(self) -> float:
+        """Measures the held-out loss, if that was not done after this step."""
+        self.drain()
+        state = self.run.state
+        if state.eval_step != state.step:
+            self._evaluator.measure(state.step)
+        if state.eval_loss is None:
+            raise ConfigError("there is no held-out loss: the run has no held-out data")
+        return state.eval_loss
+
+    def save(self) -> Path | None:
+        """Writes a checkpoint, if that was not done after this step."""
+        self.drain()
+        run = self.run
+        if run.saved_at != run.state.step and not self._is_over and not run.save():
+            return None
+        return run.folder.checkpoint_folder(run.saved_at)
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Changes the rate of the steps that follow."""
+        _check("a learning rate", rate)
+        self.drain()
+        run, following = self.run, self.run.state.step + 1
+        if self._is_over or following > self.total_steps:
+            return
+        if run.state.plateau is not None:
+            self._optimizer.hold(run.state.plateau.rate)
+        planned = self._optimizer.planned_rate(following)
+        if planned == 0:
+            raise ConfigError(
+                f"the schedule's learning rate of step {following} is 0, which has no proportion "
+                "to another one: set it after a later step"
+            )
+        self._multiply(rate / planned)
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """Multiplies the rates of the steps that follow."""
+        _check("the factor of learning rates", factor)
+        self.drain()
+        if not self._is_over and self.run.state.step < self.total_steps:
+            self._multiply(factor * self.run.state.rate_factor)
+
+    def _multiply(self, factor: float) -> None:
+        run, step = self.run, self.run.state.step
+        if factor == run.state.rate_factor:
+            return
+        run.state.rate_factor = factor
+        self._optimizer.multiply(factor)
+        run.observer.note(
+            f"after step {step} the learning rate is {self._optimizer.rate(step + 1):.3g}, "
+            f"{factor:.3g} times the schedule's"
+        )
+        if run.saved_at == run.state.step:
+            run.save()  # the checkpoint of this step does not know of it
+
+
+def _check(name: str, value: object) -> None:
+    """Raises a ConfigError if something is no learning rate, and no factor of one."""
+    least, most = LEARNING_RATES
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not least <= value <= most:  # type: ignore[operator]
+        raise ConfigError(f"{name} must be from {least:g} to {most:g}, got {brief(value)}")
