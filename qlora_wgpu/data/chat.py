@@ -32,10 +32,14 @@ _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 
 class Conversation(NamedTuple):
-    """Messages, and the JSON schemas of functions that the model may call."""
+    """Messages, the JSON schemas of functions that the model may call, and where answers begin.
+
+    ``first`` is the first message that is no part of the prompt.
+    """
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None = None
+    first: int = 0
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ class ChatTemplate:
         self._ready = {}
         if not self._looks_ahead or self._stopped or not conversations:
             return
-        plain = [(_plain_messages(messages), _plain(tools)) for messages, tools in conversations]
+        plain = [(_plain_messages(each.messages), _plain(each.tools)) for each in conversations]
         try:
             rendered = templates_process().call(
                 render_many, self.source, self._special_tokens, plain

@@ -20,7 +20,9 @@ FORMATS: dict[str, tuple[str, ...]] = {
     "instruction/output": ("instruction", "output"),
     "text": ("text",),
 }
-CHATS = ("messages", "conversations")  # formats that a chat template writes
+PAIR = "prompt/completion"
+CHAT_PAIR = "conversational prompt/completion"  # of lists of messages
+CHATS = ("messages", "conversations", CHAT_PAIR)  # formats that a chat template writes
 _KNOWN_KEYS = sorted({key for keys in FORMATS.values() for key in keys})
 
 _MORE_KEYS = ("input", "system", "history", "tools")  # that rows of some formats may have
@@ -38,6 +40,11 @@ _USUAL_NAMES = {
 
 class EmptyRow(DataError):
     """A row of a format that holds nothing: it is left out and counted, and ends no run."""
+
+
+def keys_of(row_format: str) -> tuple[str, ...]:
+    """The keys that make a format."""
+    return FORMATS[PAIR if row_format == CHAT_PAIR else row_format]
 
 
 def with_columns(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
@@ -91,7 +98,8 @@ def detect_format(row: Mapping[str, Any], row_format: str = "auto") -> str:
     for present in (filled, row.keys()):
         for name, keys in FORMATS.items():
             if row_format in ("auto", name) and present >= set(keys):
-                return name
+                are_lists = name == PAIR and isinstance(row["prompt"], list)
+                return CHAT_PAIR if are_lists else name
     formats = FORMATS if row_format == "auto" else {row_format: FORMATS[row_format]}
     needed = "; or ".join(" and ".join(map(quoted, keys)) for keys in formats.values())
     raise DataError(

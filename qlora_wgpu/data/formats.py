@@ -10,9 +10,24 @@ from typing import Any, Literal, NamedTuple
 from qlora_wgpu.data.alpaca import alpaca_prompt
 from qlora_wgpu.data.built_in_templates import suitable_template
 from qlora_wgpu.data.chat import ChatTemplate, Conversation
-from qlora_wgpu.data.columns import CHATS, FORMATS, EmptyRow, detect_format, is_blank, with_columns
+from qlora_wgpu.data.columns import (
+    CHAT_PAIR,
+    CHATS,
+    FORMATS,
+    EmptyRow,
+    detect_format,
+    is_blank,
+    keys_of,
+    with_columns,
+)
 from qlora_wgpu.data.long_text import document_ids, size_of
-from qlora_wgpu.data.masking import Span, assistant_spans, last_turn_spans, tokens_in_spans
+from qlora_wgpu.data.masking import (
+    Span,
+    assistant_spans,
+    last_turn_spans,
+    spans_from,
+    tokens_in_spans,
+)
 from qlora_wgpu.data.messages import (
     USUAL_ROLES,
     checked_messages,
@@ -89,6 +104,7 @@ class RowEncoder:
         self._encoders: dict[str, Callable[[Mapping[str, Any]], Encoded]] = {
             "messages": partial(self._chat, "messages"),
             "conversations": partial(self._chat, "conversations"),
+            CHAT_PAIR: partial(self._chat, CHAT_PAIR),
             "prompt/completion": self._prompt_completion,
             "instruction/output": self._instruction,
             "text": self._text,
@@ -105,8 +121,8 @@ class RowEncoder:
             DataError: If a value of the row is missing or of the wrong type, or the chat template
                 cannot take it.
         """
-        if all(row.get(key) is None for key in FORMATS[row_format]):
-            needed = " or ".join(f"'{key}'" for key in FORMATS[row_format])
+        if all(row.get(key) is None for key in keys_of(row_format)):
+            needed = " or ".join(f"'{key}'" for key in keys_of(row_format))
             raise EmptyRow(f"{needed} must be a list of messages or a text, got nothing")
         self.roles = frozenset()
         return self._encoders[row_format](row)
@@ -139,15 +155,17 @@ class RowEncoder:
         parsed, conversation = self._parsed.get(id(row), (None, None))
         if conversation is None or parsed is not row:
             conversation = _conversation(key, row)
-        messages, tools = conversation
+        messages, tools, first = conversation
         if self._template is None:
             raise DataError(
                 "the rows are conversations but the tokenizer has no chat template: set "
                 "data.chat_template to a .jinja file or a built-in name, such as "
                 f"{suitable_template(self._tokenizer)}, which fits its tokens"
             )
-        last = self._train_on in ("last_turn", "completion")
-        find = last_turn_spans if last else assistant_spans
+        if self._train_on == "last_turn" or (self._train_on == "completion" and not first):
+            find = last_turn_spans
+        else:
+            find = partial(_spans_from, first)
         self.roles = frozenset(message["role"] for message in messages)
         try:
             text, spans = find(self._template, messages, tools, self._tokenizer.eos_token)
@@ -217,10 +235,38 @@ class RowEncoder:
         return Encoded(ids, labels, text)
 
 
+def _spans_from(
+    first: int, template: ChatTemplate, messages: Sequence[Mapping[str, Any]], *how: Any
+) -> tuple[str, list[Span]]:
+    """The assistant's turns behind a prompt, or all of them without one."""
+    if not first:
+        return assistant_spans(template, messages, *how)
+    return spans_from(template, messages, first, *how)
+
+
+def _messages_of_pair(row: Mapping[str, Any]) -> tuple[list[dict[str, Any]], int]:
+    """A prompt's messages and its completion's, and how many are the prompt's."""
+    parts = []
+    for key in ("prompt", "completion"):
+        value = row[key]
+        if not isinstance(value, list):
+            raise DataError(
+                f"'{key}' must be a list of messages, as the other of 'prompt' and 'completion' "
+                f"is, got {kind_of(value)}"
+            )
+        parts.append(checked_messages(value, key) if value else [])
+    if not any(parts):
+        raise EmptyRow("'prompt' and 'completion' hold no message")
+    return [*parts[0], *parts[1]], len(parts[0])
+
+
 def _conversation(key: str, row: Mapping[str, Any]) -> Conversation:
     """What a row of a chat format holds under that format's key."""
-    turns = from_json(row[key])
-    if first_holds(turns, "role") or (key == "messages" and not first_holds(turns, "from")):
+    first = 0
+    turns = None if key == CHAT_PAIR else from_json(row[key])
+    if key == CHAT_PAIR:
+        messages, first = _messages_of_pair(row)
+    elif first_holds(turns, "role") or (key == "messages" and not first_holds(turns, "from")):
         messages = checked_messages(turns, key)
     else:
         messages = from_sharegpt(turns)
@@ -234,7 +280,7 @@ def _conversation(key: str, row: Mapping[str, Any]) -> Conversation:
         isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
     ):
         raise DataError("'tools' must be a list of objects")
-    return Conversation(messages, tools or None)
+    return Conversation(messages, tools or None, first)
 
 
 def _is_dropped(message: Mapping[str, Any], text: str) -> bool:

@@ -68,11 +68,6 @@ def last_turn_spans(
 ) -> tuple[str, list[Span]]:
     """Renders a conversation and finds the assistant's last turn, the last message, in it.
 
-    A template may mark several passages of a turn, such as its thoughts, its answer and its end,
-    and nothing at the marks says whose turn they are in. So they are told apart by where the
-    message before the turn ends: in what the template makes of the conversation without the turn,
-    or, where that changes earlier turns, by an exchange of that message's content.
-
     Args:
         template: The chat template.
         messages: The conversation.
@@ -87,19 +82,53 @@ def last_turn_spans(
         DataError: If the template refuses the conversation, or the turn cannot be found for
             certain.
     """
+    return spans_from(template, messages, len(messages) - 1, tools, eos_token)
+
+
+def spans_from(
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    first: int,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    eos_token: str | None = None,
+) -> tuple[str, list[Span]]:
+    """Renders a conversation and finds the assistant's turns in it from one message on.
+
+    A template may mark several passages of a turn, such as its thoughts, its answer and its end,
+    and nothing at the marks says whose turn they are in. So they are told apart by where the
+    message before the first turn ends: in what the template makes of the conversation up to there,
+    or, where that changes earlier turns, by an exchange of that message's content.
+
+    Args:
+        template: The chat template.
+        messages: The conversation.
+        first: The first message that counts, from 0.
+        tools: JSON schemas of functions that the model may call.
+        eos_token: Text that some templates put after the very last turn only.
+
+    Returns:
+        The text, and ascending half-open character ranges; none where the assistant does not speak
+        from there on.
+
+    Raises:
+        DataError: If the template refuses the conversation, or a turn cannot be found for certain.
+    """
     text, spans = assistant_spans(template, messages, tools, eos_token)
-    if messages[-1]["role"] != "assistant":
+    if not any(message["role"] == "assistant" for message in messages[first:]):
         return text, []
+    earlier = sum(message["role"] == "assistant" for message in messages[:first])
     if not template.marks_assistant:
-        return text, spans[-1:]
-    if not any(message["role"] == "assistant" for message in messages[:-1]):
+        return text, spans[earlier:]
+    if not earlier:
         return text, spans
-    begin = _end_by_omission(template, messages, tools, text, spans)
+    begin = _end_by_omission(template, messages, first, tools, text, spans)
     if begin is None:
-        begin = _end_by_exchange(template, messages, tools, text)
+        begin = _end_by_exchange(template, messages, first, tools, text)
     if begin is None:
+        last = first == len(messages) - 1
+        turns = "last turn" if last else f"turns from message {first + 1} on"
         raise DataError(
-            "the assistant's last turn cannot be told apart in the rendered chat: set "
+            f"the assistant's {turns} cannot be told apart in the rendered chat: set "
             "data.train_on to assistant, or use another data.chat_template"
         )
     return text, [span for span in spans if span[1] > begin]
@@ -108,16 +137,17 @@ def last_turn_spans(
 def _end_by_omission(
     template: ChatTemplate,
     messages: Sequence[Message],
+    first: int,
     tools: Sequence[Mapping[str, Any]] | None,
     text: str,
     spans: Sequence[Span],
 ) -> int | None:
-    """Where the text begins to differ from that without the last message.
+    """Where the text begins to differ from that of the messages before the first that counts.
 
     None where earlier turns differ, too: then that place says nothing.
     """
     try:
-        without = template.render(messages[:-1], tools=tools)
+        without = template.render(messages[:first], tools=tools)
     except DataError:
         return None
     begin = common_prefix(without.text, text)
@@ -129,12 +159,13 @@ def _end_by_omission(
 def _end_by_exchange(
     template: ChatTemplate,
     messages: Sequence[Message],
+    first: int,
     tools: Sequence[Mapping[str, Any]] | None,
     text: str,
 ) -> int | None:
-    """Where the content of the message before the last one ends."""
+    """Where the content of the message before the first that counts ends."""
     sentinel = _unused(text)
-    exchanged = _with_content(messages, len(messages) - 2, sentinel)
+    exchanged = _with_content(messages, first - 1, sentinel)
     try:
         whole = template.render(exchanged, tools=tools).text
     except DataError:

@@ -220,7 +220,7 @@ class RowSource:
 
     def _rows(self) -> Iterator[_Row]:
         """Rows, where each stands, and their format, which all share; none where one is blank."""
-        row_format: str | None = None if self._how.row_format == "auto" else self._how.row_format
+        row_format: str | None = None
         first = ""
         for path in self._files:
             for where, given in self._read(path):
