@@ -18,7 +18,7 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.data import Example, Tokenizer, content_digest, encoded_examples
 from qlora_wgpu.data.held_out import DatasetPart
 from qlora_wgpu.labels import IGNORE_INDEX
-from qlora_wgpu.runs.data import data_path, preparation, read_data
+from qlora_wgpu.runs.data import data_path, preparation, read_data, tokenizer_of
 from qlora_wgpu.runs.locating import base_in
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.mixing import source_figures
@@ -98,7 +98,7 @@ def _marked(text: Text) -> Text:
 def _write_json(settings: Config, *, held_out: bool) -> None:
     """Every sample as an object, one a line, on stdout."""
     path, split = data_path(settings, held_out=held_out), settings.data.eval_split
-    tokenizer = Tokenizer.from_folder(ModelFolder.without_weights(base_in(settings)).text_folder)
+    tokenizer = tokenizer_of(settings, ModelFolder.without_weights(base_in(settings)))
     if settings.data.sources is not None and (not held_out or split is not None):
         for example in read_data(settings, tokenizer, Observer(), held_out=held_out):
             ids = example.input_ids.tolist()

@@ -68,12 +68,12 @@ def merge(
         dtype = folder.float_dtype(name)
         if dtype not in FLOATS:
             raise UnsupportedModelError(f"{model}: {name} is stored as {dtype}, not as floats")
-        entry = Entry(dtype, folder.weight_shape(name))
+        entry = Entry(dtype, merged.shape(name))
         return {name: (entry, lambda: as_dtype(merged.float32(name), dtype))}
 
     def merged_stack(name: str, parts: list[str]) -> npt.NDArray[Any]:
         dtype = folder.float_dtype(parts[0])
         return folder.joined(name, [as_dtype(merged.float32(part), dtype) for part in parts])
 
-    config_json: dict[str, Any] = without(folder.config, ["quantization_config"])
+    config_json: dict[str, Any] = without(merged.config(), ["quantization_config"])
     write_folder(folder, Path(out), config_json, tensors_of, progress, adapter=adapter)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from os import PathLike
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from qlora_wgpu.export.merged_rows import trained_rows_by_name
 from qlora_wgpu.families.family import Architecture, find_family
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.lora.biases import split_biases
-from qlora_wgpu.lora.fitting import adapter_shapes, refuse_other_base
+from qlora_wgpu.lora.fitting import adapter_shapes, refuse_other_base, rows_for
 from qlora_wgpu.lora.names import adapted_layers
 from qlora_wgpu.model.weights import stored_name
 from qlora_wgpu.quant import quantize_nf4
@@ -64,6 +64,8 @@ class MergedWeights:
         self.folder = folder = ModelFolder.open(model)
         self.architecture = architecture = find_family(folder.config).read(folder.config)
         tensors, config = load_adapter(adapter, biases=True, in_turns=architecture.in_turns)
+        rows = rows_for(architecture, config)
+        self.architecture = architecture = architecture.resized(rows)
         self._linears = {
             stored_name(folder, architecture, f"{s.name}.weight"): s
             for s in architecture.every_linear
@@ -119,6 +121,7 @@ class MergedWeights:
             return self._biases[name]
         weight = folder.dequantized(name)
         if name in self._rows:
+            weight = self._resized(weight)
             weight[list(self._rows[name].indices)] = self._rows[name].rows
         if name in self._linears and (self._quantizes or self._was_requantized(name)):
             weight = quantize_nf4(weight, settings.blocksize, settings.double_quant).dequantize()
@@ -129,6 +132,33 @@ class MergedWeights:
         if magnitude is not None:
             weight *= (magnitude / np.linalg.norm(weight, axis=1))[:, None]
         return weight
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of the merged weight that is stored by this name."""
+        shape = self.folder.weight_shape(name)
+        return (self.architecture.vocab_size, *shape[1:]) if name in self._rows else shape
+
+    @property
+    def is_resized(self) -> bool:
+        """Whether the adapter has added tokens."""
+        return self.architecture.stored_rows is not None
+
+    def config(self) -> dict[str, Any]:
+        """The base's config.json with the size of the vocabulary."""
+        config: dict[str, Any] = dict(self.folder.config)
+        if not self.is_resized:
+            return config
+        size = {"vocab_size": self.architecture.vocab_size}
+        if isinstance(config.get("text_config"), dict):
+            config["text_config"] = {**config["text_config"], **size}
+        if "vocab_size" in config or "text_config" not in config:
+            config |= size
+        return config
+
+    def _resized(self, weight: FloatArray) -> FloatArray:
+        """A matrix with rows for the tokens that the adapter has added, all of which it has."""
+        more = self.architecture.vocab_size - len(weight)
+        return np.concatenate([weight, np.zeros((more, weight.shape[1]), np.float32)])
 
     def _trained_biases(
         self, tensors: Mapping[str, FloatArray], adapter: str | PathLike[str]

@@ -157,6 +157,9 @@ class Architecture:
         balance: The loss that balances experts, if transformers computes one for the family.
         padding_idx: The row of the embedding that gets no gradient where it is looked up, as in
             transformers: config.json's ``pad_token_id``.
+        stored_rows: Rows of the embedding and of the head in the files, where there are fewer than
+            ``vocab_size``: the rows of new tokens begin as the mean of those.
+        new_tokens: The tokens that were added, whose rows are trained.
     """
 
     config: Any
@@ -180,6 +183,27 @@ class Architecture:
     adapted_within: str = ""
     balance: BalanceLoss | None = None
     padding_idx: int | None = None
+    stored_rows: int | None = None
+    new_tokens: tuple[int, ...] = ()
+
+    def resized(self, rows: int, new_tokens: tuple[int, ...] = ()) -> Architecture:
+        """The same with a larger vocabulary, as ``resize_token_embeddings`` makes it.
+
+        Args:
+            rows: Rows of the embedding and of the head; the same where there are as many.
+            new_tokens: The tokens that were added, whether they need new rows or not.
+
+        Raises:
+            UnsupportedModelError: If there are further tables with a row for each token.
+        """
+        if rows <= self.vocab_size:
+            return replace(self, new_tokens=new_tokens)
+        if self.tables:
+            raise UnsupportedModelError(
+                f"{next(iter(self.tables))} has a row for each token, too, so tokens cannot be "
+                "added to this model"
+            )
+        return replace(self, vocab_size=rows, stored_rows=self.vocab_size, new_tokens=new_tokens)
 
     def balance_coefficient(self, setting: float | None) -> float:
         """The factor of the loss that balances experts in training, 0 without.

@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from qlora_wgpu.errors import CheckpointError
-from qlora_wgpu.lora.adapter_config import AdapterConfig
+from qlora_wgpu.lora.adapter_config import AdapterConfig, TokenIndices
 from qlora_wgpu.lora.names import TOKENS, Float32Array, parse_name
+
+_WHOLE = ".token_adapter.base_layer.weight"
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,27 @@ def stored_rows(tensors: Mapping[str, Float32Array], config: AdapterConfig) -> I
         parsed = parse_name(name)
         if parsed is not None and parsed[1] == TOKENS:
             yield StoredRows(parsed[0], _indices_of(parsed[0], config), rows)
+
+
+def without_copies(
+    where: Path, tensors: Mapping[str, Float32Array], indices: TokenIndices | None
+) -> dict[str, Float32Array]:
+    """An adapter's tensors without what PEFT writes beside trained rows of a resized embedding.
+
+    That is the whole matrix, and both once more under the name of a head that is tied to it.
+
+    Raises:
+        CheckpointError: If a copy is another one.
+    """
+    kept = {name: array for name, array in tensors.items() if not name.endswith(_WHOLE)}
+    rows = [n for n in kept if (parsed := parse_name(n)) is not None and parsed[1] == TOKENS]
+    if not isinstance(indices, list) or len(rows) < 2:
+        return kept
+    own = next((name for name in rows if ".lm_head." not in name), rows[0])
+    for name in rows:
+        if name != own and not np.array_equal(kept[name], kept[own]):
+            raise CheckpointError(f"{where}: {name!r} and {own!r} are tied, but differ")
+    return {name: array for name, array in kept.items() if name == own or name not in rows}
 
 
 def check_trained_rows(

@@ -41,6 +41,32 @@ def refuse_other_base(
         )
 
 
+def rows_for(architecture: Architecture, stored: AdapterConfig) -> int:
+    """Rows of the embedding that an adapter needs: the base's, and those of tokens that it added.
+
+    Raises:
+        CheckpointError: If it has trained some that do not follow on the base's, or a head of its
+            own lacks their rows.
+    """
+    rows, indices = architecture.vocab_size, stored.trainable_token_indices or []
+    lists = list(indices.values()) if isinstance(indices, dict) else [indices]
+    beyond = [{row for row in each if row >= rows} for each in lists]
+    new = set().union(*beyond)
+    if not new:
+        return rows
+    if new != set(range(rows, rows + len(new))):
+        raise CheckpointError(
+            f"the adapter trained token {max(new)}, but the base has {rows:,} tokens, and not all "
+            "in between are the adapter's: open it with the model that it was trained on"
+        )
+    if (not architecture.tied and len(beyond) < 2) or any(each != new for each in beyond):
+        raise CheckpointError(
+            f"the adapter added token {max(new)} to the base's {rows:,}, but has rows of it for "
+            "one of embedding and head alone: both have to be named in trainable_token_indices"
+        )
+    return max(new) + 1
+
+
 def adapter_shapes(architecture: Architecture, stored: AdapterConfig) -> dict[str, tuple[int, ...]]:
     """Shapes of all that an adapter may have for a base, by PEFT's names."""
     shapes: dict[str, tuple[int, ...]] = {}

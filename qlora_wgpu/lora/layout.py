@@ -89,6 +89,9 @@ class Adapter:
         chosen = targeted(linears, config.target_modules, experts)
         self.targets = in_layers(chosen, config.layers_to_transform)
         self.peft = peft_config(config, self.targets, experts, within)
+        if vocabulary is not None:
+            tokens = vocabulary.with_new(config.trainable_token_indices)
+            self.peft = replace(self.peft, trainable_token_indices=tokens)
         adapted = {spec.name for spec in self.targets}
         stacks = [stack for stack in experts if stack.linears[0].name in adapted]
         check_experts(self.peft, stacks)

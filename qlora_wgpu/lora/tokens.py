@@ -23,6 +23,7 @@ class Vocabulary:
         columns: Their columns.
         tied: Whether the head is the embedding.
         padding: The row that gets no gradient where it is looked up, if there is one.
+        new: The tokens that were added, whose rows are trained in any case.
     """
 
     embedding: str
@@ -31,6 +32,7 @@ class Vocabulary:
     columns: int
     tied: bool
     padding: int | None = None
+    new: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, architecture: Architecture) -> Vocabulary:
@@ -42,6 +44,7 @@ class Vocabulary:
             architecture.hidden_size,
             architecture.tied,
             architecture.padding_idx,
+            architecture.new_tokens,
         )
 
     def trained(self, indices: TokenIndices | None) -> dict[str, tuple[int, ...]]:
@@ -51,6 +54,7 @@ class Vocabulary:
             ConfigError: If a name is none of theirs, a row is not there or there twice, or a tied
                 head is to have other rows than the embedding.
         """
+        indices = self.with_new(indices)
         if not indices:
             return {}
         named = {self.embedding: indices} if isinstance(indices, list) else self._named(indices)
@@ -64,6 +68,19 @@ class Vocabulary:
                 )
             named = {self.embedding: named[self.head]}
         return {m: tuple(named[m]) for m in (self.embedding, self.head) if m in named}
+
+    def with_new(self, indices: TokenIndices | None) -> TokenIndices | None:
+        """The setting with the tokens that were added, for each matrix of the model's own."""
+        if not self.new:
+            return indices or None
+        given = indices or []
+        named = self._named(given) if isinstance(given, dict) else {self.embedding: given}
+        if self.tied:
+            return _with(next(iter(named.values())), self.new)
+        return {
+            module.rpartition(".")[2]: _with(named.get(module, []), self.new)
+            for module in (self.embedding, self.head)
+        }
 
     def _named(self, indices: Mapping[str, Sequence[int]]) -> dict[str, Sequence[int]]:
         named: dict[str, Sequence[int]] = {}
@@ -91,3 +108,7 @@ class Vocabulary:
         if len(set(rows)) < len(rows):
             twice = next(row for i, row in enumerate(rows) if row in rows[:i])
             raise ConfigError(f"{_SETTING}: token {twice} is there twice")
+
+
+def _with(rows: Sequence[int], new: Sequence[int]) -> list[int]:
+    return [*rows, *(token for token in new if token not in rows)]

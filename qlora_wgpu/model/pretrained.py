@@ -10,6 +10,8 @@ from typing import Any
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.families.family import Architecture, Family, find_family
+from qlora_wgpu.lora import AdapterConfig
+from qlora_wgpu.lora.fitting import rows_for
 from qlora_wgpu.model.own_head import has_own_head
 from qlora_wgpu.model.storage_forms import kept_in_floats, planned_formats, stored_formats
 from qlora_wgpu.model.stored_shapes import check_stored_shapes
@@ -97,6 +99,23 @@ class Pretrained:
         architecture = family.read(config)
         stored_as = ", ".join(planned_formats(config, architecture))
         return cls(name, config, family, architecture, stored_as=stored_as)
+
+    def resized(self, rows: int, new_tokens: tuple[int, ...] = ()) -> Pretrained:
+        """The same base with a larger vocabulary; see ``Architecture.resized``."""
+        return replace(self, architecture=self.architecture.resized(rows, new_tokens))
+
+    def without_new(self) -> Pretrained:
+        """The same base, of which only what an adapter names is trained."""
+        return replace(self, architecture=replace(self.architecture, new_tokens=()))
+
+    def for_adapter(self, stored: AdapterConfig) -> Pretrained:
+        """The same base with the tokens that an adapter of a file has added to its own.
+
+        Raises:
+            CheckpointError: If it has trained some that do not follow on the base's.
+        """
+        rows = rows_for(self.architecture, stored)
+        return self if rows == self.architecture.vocab_size else self.resized(rows)
 
     def scheme(self, quant: QuantConfig) -> str:
         """How linear layers lie on the device, in a few words: what is asked for, or stored."""

@@ -84,7 +84,7 @@ class QLoRAModel(SeveralAdapters):
         _check_settings(lora, quant)
         pretrained = Pretrained.open(path)  # before a device is asked for
         if adapter is not None:
-            lora = _config_of_folder(adapter, lora, pretrained)
+            lora, pretrained = _config_of_folder(adapter, lora, pretrained)
         if not isinstance(device, Device):
             device = Device("auto" if device is None else str(device))
         layout = device_layout(
@@ -204,15 +204,15 @@ class QLoRAModel(SeveralAdapters):
 
 def _config_of_folder(
     adapter: str | PathLike[str], lora: LoraConfig | None, base: Pretrained
-) -> LoraConfig:
-    """The settings of an adapter's folder, where none are given beside it."""
+) -> tuple[LoraConfig, Pretrained]:
+    """The settings of an adapter's folder, where none are given beside it, and the base for it."""
     if lora is not None:
         raise ConfigError(
             "lora and adapter exclude each other: the adapter's folder says its rank and modules"
         )
     turns = base.architecture.in_turns
     tensors, stored = load_adapter(Path(adapter), biases=True, in_turns=turns)
-    return config_of(stored, tensors, base.architecture)
+    return config_of(stored, tensors, base.architecture), base.for_adapter(stored)
 
 
 def device_layout(

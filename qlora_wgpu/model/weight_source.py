@@ -24,6 +24,7 @@ class WeightSource:
     Attributes:
         folder: The files; None for a plan.
         prefixes: What names begin with in the files, in place of what modules are named.
+        stored_rows: Rows that the files have of matrices that get more, which are their mean.
         requantization: How far weights moved that had to be quantized anew.
     """
 
@@ -36,6 +37,7 @@ class WeightSource:
         """
         self.folder = folder
         self.prefixes: tuple[tuple[str, str], ...] = ()
+        self.stored_rows: dict[str, int] = {}
         self.requantization = Requantization()
         self._quant = quant
 
@@ -53,6 +55,13 @@ class WeightSource:
         Raises:
             CheckpointError: If it is missing, damaged or of another shape.
         """
+        stored_rows = self.stored_rows.get(name)
+        if stored_rows is not None and stored_rows < shape[0]:
+            own = self._read(name, (stored_rows, *shape[1:]))
+            return np.concatenate([own, np.tile(mean_row(own), (shape[0] - stored_rows, 1))])
+        return self._read(name, shape)
+
+    def _read(self, name: str, shape: tuple[int, ...]) -> FloatArray:
         folder, name = self._folder, self.stored(name)
         array = folder.dequantized(name) if len(shape) == 2 else folder.float32(name)
         _check_shape(folder, name, array.shape, shape)
@@ -62,6 +71,7 @@ class WeightSource:
         """Whether a file holds a matrix as the device takes it."""
         return (
             self.folder is not None
+            and name not in self.stored_rows
             and dtype == "bfloat16"
             and columns % ROW_UNIT == 0
             and self.folder.is_bfloat16(self.stored(name))
@@ -116,6 +126,12 @@ class WeightSource:
     def _folder(self) -> ModelFolder:
         assert self.folder is not None
         return self.folder
+
+
+def mean_row(matrix: FloatArray) -> FloatArray:
+    """What rows of new tokens begin with."""
+    mean: FloatArray = matrix.mean(axis=0, dtype=np.float64).astype(np.float32)
+    return mean
 
 
 def bits_of(name: str, array: FloatArray, dtype: str) -> npt.NDArray[Any]:

@@ -139,6 +139,8 @@ class WeightLayout:
         self.places.first_streamed = architecture.num_layers - self._residency.streamed_layers
         name, tied = stored_embedding(self._source.folder, architecture), architecture.tied
         head_name = name if tied else architecture.head_name
+        if architecture.stored_rows is not None:
+            self._source.stored_rows = dict.fromkeys((name, head_name), architecture.stored_rows)
         streamed = self._residency.streamed_head
         rows = adapter.trained_rows
         of_embedding = rows.get(architecture.embed_name.removesuffix(".weight"))

@@ -16,6 +16,7 @@ from qlora_wgpu.data import (
     load_dataset,
     split_off,
 )
+from qlora_wgpu.data.new_tokens import extended_tokenizer
 from qlora_wgpu.errors import ConfigError, DataError
 from qlora_wgpu.families.positions import longest_text
 from qlora_wgpu.runs.locating import base_in
@@ -103,10 +104,22 @@ def prepare(
     warn_of_cache(observer)
     path = data_path(settings, held_out=held_out)
     folder = ModelFolder.without_weights(base_in(settings))
-    tokenizer = Tokenizer.from_folder(folder.text_folder)
+    tokenizer = tokenizer_of(settings, folder)
     dataset = read_data(settings, tokenizer, observer, held_out=held_out)
     warn_of_long_rows(path, dataset, longest_text(folder.config), observer)
     return PreparedData(path, dataset, tokenizer, BatchPlan.of(dataset.lengths, settings))
+
+
+def tokenizer_of(settings: Config, folder: ModelFolder) -> Tokenizer:
+    """A base's tokenizer, with the tokens that a run adds.
+
+    Raises:
+        TokenizerError: If there is none, or it is damaged.
+    """
+    model, texts = settings.model, folder.text_folder
+    if model.adds_tokens:
+        texts = extended_tokenizer(texts, model.add_tokens, model.add_special_tokens).folder
+    return Tokenizer.from_folder(texts)
 
 
 def data_path(settings: Config, *, held_out: bool) -> str:

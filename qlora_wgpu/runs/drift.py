@@ -174,7 +174,7 @@ def _texts(
     source: OpenedModel, adapter: str | None, observer: Observer
 ) -> tuple[list[list[int]], str]:
     """A few texts of the run's data, else of nobody's, and what they are in words."""
-    vocabulary = source.architecture.vocab_size
+    vocabulary = source.for_adapter(adapter).architecture.vocab_size
     try:
         tokenizer = tokenizer_for(source, adapter)
     except TokenizerError:

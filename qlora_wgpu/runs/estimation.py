@@ -12,9 +12,10 @@ from typing import Any, Literal
 from qlora_wgpu.bench.shapes import find_shape
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.json_file import read_json_object
-from qlora_wgpu.config import Config, LoraConfig, QuantConfig
+from qlora_wgpu.config import Config, LoraConfig, ModelConfig, QuantConfig
 from qlora_wgpu.config.schema import DataConfig, TrainConfig
-from qlora_wgpu.errors import ConfigError, QLoRAError, option
+from qlora_wgpu.data.new_tokens import extended_tokenizer
+from qlora_wgpu.errors import ConfigError, QLoRAError, TokenizerError, option
 from qlora_wgpu.lora.forms import AdapterForms
 from qlora_wgpu.model.fit import Fit
 from qlora_wgpu.model.pretrained import Pretrained
@@ -185,7 +186,7 @@ def _workload_of_shape(target: str, overrides: Sequence[str]) -> Workload:
 def _workload_of_run(settings: Config, length: int) -> Workload:
     train = settings.train
     return Workload(
-        _base(base_in(settings)),
+        _with_new_tokens(_base(base_in(settings)), settings.model),
         settings.lora,
         settings.quant,
         train.compute_dtype,
@@ -195,6 +196,21 @@ def _workload_of_run(settings: Config, length: int) -> Workload:
         train.gradient_accumulation_steps,
         AdapterForms.of(settings),
     )
+
+
+def _with_new_tokens(base: Pretrained, model: ModelConfig) -> Pretrained:
+    """The base with the tokens that a run adds; where no tokenizer is there, all are new rows."""
+    if not model.adds_tokens:
+        return base
+    try:
+        assert base.folder is not None
+        texts = base.folder.text_folder
+        tokenizer = extended_tokenizer(texts, model.add_tokens, model.add_special_tokens)
+    except (AssertionError, TokenizerError):
+        rows = base.architecture.vocab_size
+        count = rows + len(model.add_tokens) + len(model.add_special_tokens)
+        return base.resized(count, tuple(range(rows, count)))
+    return base.resized(tokenizer.count, tokenizer.new_tokens)
 
 
 def _longest_batch(settings: Config) -> int:

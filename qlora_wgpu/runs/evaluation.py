@@ -104,7 +104,7 @@ def evaluate(
     path = data or _held_out_path(settings)
     adapter = adapter or _adapter_of(settings)
     settings = _opened(settings, adapter, overrides, observer)
-    source = OpenedModel.open(base_in(settings))
+    source = OpenedModel.open(base_in(settings), settings.model).for_adapter(adapter)
     tokenizer = tokenizer_for(source, adapter)
     warn_of_cache(observer)
     if data is None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.config import Config, LoraConfig
+from qlora_wgpu.config import Config, LoraConfig, ModelConfig
 from qlora_wgpu.config.as_trained import Changes, as_trained, changed, find_run
 from qlora_wgpu.config.schema import DeviceConfig
 from qlora_wgpu.data import Tokenizer
+from qlora_wgpu.data.new_tokens import extended_tokenizer
 from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.gpu.device import Device
@@ -40,8 +41,12 @@ class OpenedModel:
     path: Path
 
     @classmethod
-    def open(cls, path: str) -> OpenedModel:
+    def open(cls, path: str, model: ModelConfig | None = None) -> OpenedModel:
         """Opens a folder or a model of the hub.
+
+        Args:
+            path: The folder, or the model's name.
+            model: The run's section of it, which may add tokens.
 
         Raises:
             CheckpointError: If there is no such model, or a file of it is missing or damaged.
@@ -49,7 +54,23 @@ class OpenedModel:
         """
         pretrained = Pretrained.open(path)
         assert pretrained.folder is not None
-        return cls(pretrained, pretrained.folder.text_folder)
+        texts = pretrained.folder.text_folder
+        if model is None or not model.adds_tokens:
+            return cls(pretrained, texts)
+        tokenizer = extended_tokenizer(texts, model.add_tokens, model.add_special_tokens)
+        resized = pretrained.resized(tokenizer.count, tokenizer.new_tokens)
+        return cls(resized, tokenizer.folder)
+
+    def for_adapter(self, adapter: str | None) -> OpenedModel:
+        """The same base with the tokens that an adapter has added to its own, if any.
+
+        Raises:
+            CheckpointError: If the adapter does not fit.
+        """
+        if adapter is None:
+            return self
+        stored = load_adapter(adapter, biases=True, in_turns=self.architecture.in_turns)[1]
+        return replace(self, pretrained=self.pretrained.for_adapter(stored))
 
     @property
     def architecture(self) -> Architecture:
@@ -224,14 +245,16 @@ def load_adapted(
     for text in source.pretrained.notes:
         observer.note(text)
     lora = LoraConfig(r=1, lora_alpha=1)
+    pretrained = source.pretrained.without_new()
     tensors = None
     if adapter is not None:
         turns = source.architecture.in_turns
         tensors, stored = load_adapter(adapter, biases=True, in_turns=turns)
         lora = config_of(stored, tensors, source.architecture)
+        pretrained = pretrained.for_adapter(stored)
     device = device_of(settings.device)
     layout = device_layout(
-        source.pretrained,
+        pretrained,
         lora,
         settings.quant,
         settings.train.compute_dtype,
@@ -240,7 +263,7 @@ def load_adapted(
     )
     if adapter is not None and tensors is not None:
         refuse_other_base(adapter, stored, tensors, layout.adapter.shapes, settings.model.path)
-    layout = read_within_room(layout, reading or Texts.of(source.pretrained), device, observer)
+    layout = read_within_room(layout, reading or Texts.of(pretrained), device, observer)
     model = load_model(layout, device, observer)
     if adapter is not None and tensors is not None:
         model.load_adapter(tensors)

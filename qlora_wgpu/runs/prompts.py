@@ -61,14 +61,17 @@ def run_prompts(
 
 
 def tokenizer_for(source: OpenedModel, adapter: str | None) -> Tokenizer:
-    """The base's tokenizer; where its folder has none, what is kept beside the adapter.
+    """The base's tokenizer; what is kept beside the adapter where that has more tokens.
 
     Raises:
         TokenizerError: If there is none, or it is damaged.
     """
     has_none = not is_there(source.path / "tokenizer.json")
-    kept = tokenizer_folder(adapter) if adapter is not None and has_none else None
-    return source.tokenizer if kept is None else Tokenizer.from_folder(kept)
+    kept = None if adapter is None else tokenizer_folder(adapter)
+    own = None if kept is None else Tokenizer.from_folder(kept)
+    if own is not None and (has_none or own.vocab_size > source.tokenizer.vocab_size):
+        return own
+    return source.tokenizer
 
 
 def prompt_for(source: OpenedModel, adapter: str | None) -> PromptFormat:

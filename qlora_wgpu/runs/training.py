@@ -96,7 +96,7 @@ def _train(
     check_output(settings, overwrite=overwrite, resume=resume)
     base = base_in(settings)
     device = open_device(settings.device, observer)  # says that there is none before data is read
-    source = OpenedModel.open(base)  # and what is not supported
+    source = OpenedModel.open(base, settings.model)  # and what is not supported
     for text in source.notes:
         observer.note(text)
     data = read_run_data(settings, source, observer)

@@ -190,7 +190,7 @@ def _own(settings: Config, gpu: str | None) -> Config:
 def _opened(settings: Config, length: int, observer: Observer) -> QLoRAModel:
     """The model on its device, in kernels that its driver computes rightly."""
     check_trainable(settings.lora)
-    source = OpenedModel.open(base_in(settings))
+    source = OpenedModel.open(base_in(settings), settings.model)
     device = device_of(settings.device)
     train = settings.train
     use_known_kernels(settings, source.pretrained, length, device)

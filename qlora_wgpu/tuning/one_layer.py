@@ -71,6 +71,7 @@ class OneLayer:
             "layers_to_transform": None,
             "rank_pattern": {},
             "alpha_pattern": {},
+            "trainable_token_indices": None,  # of the whole vocabulary
         }
         adapted = lora.model_copy(update=everywhere)
         return cls(small, find_family(small).read(small), adapted)
@@ -96,5 +97,6 @@ def _moved(adapter: Adapter, decoder: Decoder, index: int) -> LoraConfig:
         "layers_to_transform": None,
         "rank_pattern": {f"^{re.escape(name)}$": rank for name, rank in ranks.items()},
         "alpha_pattern": {},
+        "trainable_token_indices": None,  # of the whole vocabulary
     }
     return adapter.config.model_copy(update=changes)

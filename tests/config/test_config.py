@@ -23,7 +23,7 @@ from qlora_wgpu.config import (
 from qlora_wgpu.errors import ConfigError
 
 DEFAULTS = {
-    "model": {"path": "base", "cache": True},
+    "model": {"path": "base", "cache": True, "add_tokens": [], "add_special_tokens": []},
     "quant": {"scheme": "nf4", "blocksize": 64, "double_quant": True},
     "lora": {
         "r": 16,

@@ -7,7 +7,11 @@ _ONE_GPU = "a run takes one GPU"
 _KERNELS = "the kernels are this program's own, and always on"
 _TOKENIZER = "the tokenizer's own files decide"
 _HUB = "`hf upload` brings a run's adapter to the hub"
-_FROZEN = "embeddings, norms and biases stay frozen: LoRA pairs alone train"
+_FROZEN = (
+    "embeddings as a whole, norms and biases stay frozen: LoRA pairs train, and rows of the "
+    "embedding with lora.trainable_token_indices"
+)
+_NEW_TOKENS = "model.add_tokens and model.add_special_tokens add tokens, and train their rows"
 _SUPERVISED = "training is supervised"
 _WANDB = "Weights & Biases takes these from the environment, such as WANDB_PROJECT"
 
@@ -82,10 +86,10 @@ NO_COUNTERPART = {
         "mp_replicate_size mp_shard_size dist_timeout"
     ),
     _TOKENIZER: (
-        "special_tokens tokens added_tokens_overrides resize_vocab add_tokens "
-        "new_special_tokens resize_token_embeddings_to_32x eos_token unk_token bos_token "
-        "add_special_tokens"
+        "special_tokens added_tokens_overrides resize_token_embeddings_to_32x eos_token unk_token "
+        "bos_token"
     ),
+    _NEW_TOKENS: "tokens add_tokens add_special_tokens new_special_tokens resize_vocab",
     _HUB: (
         "hub_model_id push_to_hub hub_strategy hub_token hub_private_repo hf_use_auth_token "
         "push_dataset_to_hub hub_revision hf_hub_token hub_always_push"

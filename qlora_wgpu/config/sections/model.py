@@ -33,6 +33,21 @@ class ModelConfig(Section):
         description="Whether layers that are quantized here, and wait outside the device, are kept "
         "on disk: they take no host memory, and the next run need not quantize them again.",
     )
+    add_tokens: list[Text] = Field(
+        [],
+        description="Texts that become tokens of their own, where the tokenizer has them not; "
+        "their rows begin as the mean of all, and are trained.",
+    )
+    add_special_tokens: list[Text] = Field(
+        [],
+        description="The same of special tokens, such as those of a chat template: "
+        "['<|im_start|>', '<|im_end|>'].",
+    )
+
+    @property
+    def adds_tokens(self) -> bool:
+        """Whether any are named."""
+        return bool(self.add_tokens or self.add_special_tokens)
 
 
 class QuantConfig(Section):

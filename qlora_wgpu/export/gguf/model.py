@@ -84,6 +84,11 @@ def gguf_model(
     if not file_type.kind.is_float:
         own["general.quantization_version"] = _QUANTIZATION_VERSION
     if isinstance(folder, GGUFFolder):
+        if merged.is_resized:
+            raise UnsupportedModelError(
+                f"{folder.path}: the adapter has added tokens, which a vocabulary that is carried "
+                "over from a GGUF file does not take: export from the model's safetensors version"
+            )
         keys = carried_keys(folder) | own
         tensors = carried_tensors(merged, folder, file_type.kind)
         return GGUFModel(folder.file.metadata["general.architecture"], keys, tensors, file_type)
@@ -102,6 +107,7 @@ def gguf_model(
         "general.type": "model",
         **own,
         **{f"{architecture}.{key}": value for key, value in told.values.items()},
+        f"{architecture}.vocab_size": merged.architecture.vocab_size,
         **vocabulary(merged.architecture.vocab_size),
     }
     tensors = tuple(model_tensors(merged, llama_cpp, file_type.kind, rope_tensors(told)))
