@@ -22,7 +22,6 @@ from rich.status import Status
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.training import Observer, RunSetup, TrainResult, WorkerFigures
 from qlora_wgpu.training.result import Written
-from qlora_wgpu.visible import one_line
 
 _PROMPT, _ANSWER = 72, 240  # characters of a text that are shown while training goes on
 _SELDOM = 10  # steps between two lines about workers
@@ -232,7 +231,7 @@ class TrainingDisplay(Display):
         """Prints each in two lines: the prompt's end, and what follows it."""
         self._console.print(f"step {step:>5}  texts", style="bold", highlight=False)
         for each in texts:
-            prompt, text = one_line(each.prompt.strip()), one_line(each.text.strip())
+            prompt, text = " ".join(each.prompt.split()), " ".join(each.text.split())
             shown = prompt if len(prompt) <= _PROMPT else f"…{prompt[-_PROMPT:]}"
             said = text if len(text) <= _ANSWER else f"{text[:_ANSWER]}…"
             self._console.print(f"  {shown}", highlight=False, style="dim")

@@ -47,6 +47,10 @@ _VERBS = {
         "Write a model with its linear layers in 4 bits (NF4), as bitsandbytes does.",
     ),
     "train": ("train", "Fine-tune a model as CONFIG, a YAML file, says."),
+    "watch": (
+        "watch",
+        "Show a run's progress, curves and texts, from the folder that another process writes.",
+    ),
     "worker": (
         "worker",
         "Compute on this machine's GPU for training runs elsewhere, through a Dask scheduler.",

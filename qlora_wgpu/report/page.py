@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ _TEMPLATES = Environment(
 
 
 _REFRESHED = 10  # seconds, while a run goes on
+_GIVEN_UP = 180  # minutes without a new page, after which nobody writes one any more
 _SHOWN = 2**20 / 20  # bytes of a kind that are more than 0.0 MiB
 
 
@@ -69,7 +71,8 @@ class Facts:
         began: When.
         state: Where it is: that it goes on, or how it ended.
         warnings: What the run has told.
-        is_finished: Whether the page will not change any more; else a browser reads it again.
+        is_finished: Whether the page will not change any more; else a browser reads it again, and
+            stays where the reader was.
     """
 
     title: str
@@ -109,7 +112,10 @@ def page(facts: Facts, rows: Sequence[Mapping[str, Any]]) -> str:
     template = _TEMPLATES.get_template("page.html.jinja")
     drawn = [Markup(svg) for svg in _charts(rows) if svg]  # escaped where it was drawn
     refresh = 0 if facts.is_finished else _REFRESHED
-    return template.render(facts=facts, charts=drawn, memory=memory, refresh=refresh)
+    return template.render(
+        facts=facts, charts=drawn, memory=memory, refresh=refresh, written=int(time.time()),
+        given_up=_GIVEN_UP,
+    )  # fmt: skip
 
 
 def _charts(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -20,7 +20,8 @@ from qlora_wgpu.training.result import Written
 from qlora_wgpu.training.run_folder import SAMPLES
 from qlora_wgpu.visible import without_empty_lines, without_secrets
 
-_SELDOM = 5.0  # seconds between two pages of a run that goes on
+_SELDOM = 5.0  # seconds between two pages of a run that goes on, at least
+_SHARE = 100  # of the time that writing one takes, so that it costs the run one percent
 _LARGEST_EXPONENT = 20.0  # of a perplexity that says anything
 _IN_PYTHON = "qlora_wgpu.train(...), from Python"
 
@@ -41,7 +42,7 @@ class _Story:
 
 
 class Reporter(Observer):
-    """Writes a run's page at its start, at evaluations and checkpoints, and when it has ended.
+    """Writes a run's page at its start, while it goes on, and when it has ended.
 
     A page of a run that goes on is read again by the browser that shows it. What cannot be written
     does not matter to the run.
@@ -59,7 +60,7 @@ class Reporter(Observer):
         now = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
         self._story = _Story(f"began {now}", without_secrets(command() or _IN_PYTHON))
         self._folder = Path(settings.output.dir)
-        self._written_at = -math.inf
+        self._next_page = -math.inf
 
     # -- what a run tells ------------------------------------------------------------------------
 
@@ -81,6 +82,10 @@ class Reporter(Observer):
         self._story.has_started = True
         self._refresh()
 
+    def step(self, row: Row) -> None:
+        """Writes the page anew, now and then."""
+        self._refresh()
+
     def evaluation(self, row: Row) -> None:
         """Writes the page anew."""
         self._refresh()
@@ -100,7 +105,7 @@ class Reporter(Observer):
     # -- pages -------------------------------------------------------------------------------------
 
     def _refresh(self) -> None:
-        if self._story.has_started and time.monotonic() - self._written_at >= _SELDOM:
+        if self._story.has_started and time.monotonic() >= self._next_page:
             self._write_page("the run goes on", is_finished=False)
 
     def failed(self, error: BaseException) -> None:
@@ -134,6 +139,7 @@ class Reporter(Observer):
     def _write_page(
         self, state: str, result: TrainResult | None = None, *, is_finished: bool = True
     ) -> bool:
+        began = time.monotonic()
         try:
             rows = read_rows(self._folder / "metrics.jsonl")
             self._read_texts()
@@ -144,7 +150,8 @@ class Reporter(Observer):
                 self._observer.warning(str(err))
             return False
         finally:
-            self._written_at = time.monotonic()
+            now = time.monotonic()
+            self._next_page = now + max(_SELDOM, _SHARE * (now - began))
         return True
 
     def _read_texts(self) -> None:

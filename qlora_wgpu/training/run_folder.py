@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import socket
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +16,10 @@ from qlora_wgpu.errors import CheckpointError, ConfigError, option
 from qlora_wgpu.training.replaced_run import REPLACED, Replaced
 from qlora_wgpu.training.run_log import RunLog
 
-SAMPLES = "samples.jsonl"
+SAMPLES, PROGRESS = "samples.jsonl", "progress.json"
 _LOCK = ".lock"
 _WRITTEN = ("adapter", "best", "checkpoints", "metrics.jsonl", "config.yaml")
-_SHOWN = (SAMPLES, "report.html", "loss.png", "tensorboard", "wandb-id.txt")
+_SHOWN = (SAMPLES, PROGRESS, "report.html", "loss.png", "tensorboard", "wandb-id.txt")
 _PARTS = (*_WRITTEN, *_SHOWN)
 _BUSY = "another run is writing output.dir {}: wait for its end, or choose another folder"
 
@@ -102,6 +105,7 @@ class RunFolder:
         self.texts = RunLog(path / SAMPLES, warn)
         self._replaced = Replaced(path, _PARTS)
         self._lock = FileLock(path / _LOCK)
+        self._total_steps: int | None = None
         if not (overwrite or resume):
             refuse_existing_run(path)
         try:
@@ -146,6 +150,8 @@ class RunFolder:
 
     def close(self) -> None:
         """Lets another run have the folder."""
+        if self._total_steps is not None:
+            self._note_progress(None)
         self._log.close()
         self.texts.close()
         self._lock.release()
@@ -170,6 +176,17 @@ class RunFolder:
         """
         if not self._lock.is_in_place:
             raise CheckpointError(f"{self.path} has been removed or replaced")
+
+    def note_steps(self, total: int) -> None:
+        """Notes, for who watches, that this process runs it, and how many steps it is to have."""
+        self._total_steps = total
+        self._note_progress(os.getpid())
+
+    def _note_progress(self, pid: int | None) -> None:
+        told = {"total_steps": self._total_steps, "pid": pid, "host": socket.gethostname()}
+        with suppress(CheckpointError):  # nothing depends on it
+            if self._lock.is_in_place:
+                write_file(self.path / PROGRESS, (json.dumps(told) + "\n").encode())
 
     def write_config(self, config_yaml: str) -> None:
         """Writes config.yaml.

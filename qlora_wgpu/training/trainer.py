@@ -257,6 +257,7 @@ class Trainer:
             revisit(run)
         else:
             run.state.finished = False
+            run.folder.note_steps(plan.total_steps)
             memory = self.model.device.memory.by_kind
             self._observer.started(plan.total_steps, run.state.step, memory)
             if run.saved_at < 0:

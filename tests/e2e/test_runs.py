@@ -238,7 +238,8 @@ class PageReader(Observer):
 
 
 def test_the_page_is_there_while_the_run_goes_on(place, monkeypatch):
-    monkeypatch.setattr("qlora_wgpu.runs.reporting._SELDOM", 0.0)
+    for name in ("_SELDOM", "_SHARE"):
+        monkeypatch.setattr(f"qlora_wgpu.runs.reporting.{name}", 0.0)
     reader = PageReader(place / "live" / "report.html")
     result = train(place, "live", reader)
     assert reader.read and all('http-equiv="refresh"' in page for page in reader.read)

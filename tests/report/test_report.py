@@ -58,8 +58,11 @@ def test_a_page(tmp_path):
 
 def test_a_page_of_a_run_that_goes_on_is_read_again():
     facts = Facts("t", "s", {}, is_finished=False)
-    assert '<meta http-equiv="refresh" content="10">' in page(facts, ROWS)
-    assert "refresh" not in page(replace(facts, is_finished=True), ROWS)
+    again = page(facts, ROWS)
+    assert '<noscript><meta http-equiv="refresh" content="10"></noscript>' in again
+    assert again.count("location.reload()") == 1
+    over = page(replace(facts, is_finished=True), ROWS)
+    assert "refresh" not in over and "<script" not in over and "reload" not in over
 
 
 SCRIPT = "<script>alert('x' + \"y\")</script>"

@@ -1,0 +1,101 @@
+"""A run as its folder shows it, while another process writes it or when it has ended."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from qlora_wgpu.checkpoint.json_file import read_json_object
+from qlora_wgpu.errors import CheckpointError, ConfigError
+from qlora_wgpu.training import read_rows
+from qlora_wgpu.training.observer import Row
+from qlora_wgpu.training.run_folder import PROGRESS, SAMPLES
+
+
+@dataclass(frozen=True)
+class RunView:
+    """What a run's folder says.
+
+    Attributes:
+        path: The folder.
+        total_steps: Steps that the run is to have; 0 where nothing says it.
+        steps: The logged steps' rows.
+        evaluations: The evaluations' rows.
+        texts: What the model has written, as ``samples.jsonl`` has it.
+        is_running: Whether a process writes it; None where nobody here knows.
+    """
+
+    path: Path
+    total_steps: int
+    steps: list[Row]
+    evaluations: list[Row]
+    texts: list[Row]
+    is_running: bool | None
+
+    @property
+    def step(self) -> int:
+        """Steps done, as far as they are logged."""
+        return int(self.steps[-1]["step"]) if self.steps else 0
+
+    @property
+    def state(self) -> str:
+        """Where the run is, in words."""
+        if self.is_running is None:
+            return "written on another machine, or by a system that does not tell"
+        if self.is_running:
+            return "the run goes on"
+        is_whole = 0 < self.total_steps <= self.step
+        return "the run has ended" if is_whole else "nobody is running it"
+
+    @property
+    def latest_texts(self) -> list[Row]:
+        """What the model has written last."""
+        return [row for row in self.texts if row["step"] == self.texts[-1]["step"]]
+
+
+def look(path: str | os.PathLike[str]) -> RunView:
+    """Reads a run's folder.
+
+    Raises:
+        ConfigError: If there is no run.
+        CheckpointError: If a file cannot be read.
+    """
+    folder = Path(path)
+    if not (folder / "metrics.jsonl").exists():
+        raise ConfigError(f"{folder} holds no run: metrics.jsonl is not there (yet)")
+    rows = read_rows(folder / "metrics.jsonl")
+    progress = _progress(folder / PROGRESS)
+    total = progress.get("total_steps")
+    return RunView(
+        folder,
+        total if isinstance(total, int) else 0,
+        [row for row in rows if "eval_loss" not in row],
+        [row for row in rows if row.get("eval_loss") is not None],
+        read_rows(folder / SAMPLES),
+        _is_running(progress),
+    )
+
+
+def _progress(path: Path) -> Row:
+    try:
+        return read_json_object(path) if path.exists() else {}
+    except CheckpointError:
+        return {}
+
+
+def _is_running(progress: Row) -> bool | None:
+    """Whether the process that wrote it last is there; None where nobody here knows."""
+    pid = progress.get("pid")
+    if not isinstance(pid, int) or pid <= 0:
+        return False
+    if progress.get("host") != socket.gethostname() or os.name != "posix":
+        return None
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True  # another user's
+    return True
