@@ -243,7 +243,7 @@ def test_the_page_is_there_while_the_run_goes_on(place, monkeypatch):
     reader = PageReader(place / "live" / "report.html")
     result = train(place, "live", reader)
     assert reader.read and all('http-equiv="refresh"' in page for page in reader.read)
-    assert "the run goes on" in reader.read[0] and "of 3" in reader.read[0]
+    assert "the run goes on" in reader.read[0] and "steps</small><b>3<" in reader.read[0]
     text = reader.page.read_text()
     assert "refresh" not in text and "finished after step 3" in text and "perplexity after" in text
     assert len(result.samples) == 3 and result.sample == result.samples[0]
