@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from qlora_wgpu.cli._terminal import write
 from qlora_wgpu.data import PromptFormat, Tokenizer, find_chat_template, suitable_template
 from qlora_wgpu.errors import TokenizerError
-from qlora_wgpu.generation import continuation
+from qlora_wgpu.generation.text import TextStream
 from qlora_wgpu.runs import OpenedModel
 from qlora_wgpu.runs.prompts import prompt_for
 
@@ -26,29 +26,13 @@ def stream(
         stop_text: The text that ends it, which is not written.
         context: Tokens of the text that they go on with.
     """
-    ids: list[int] = []
-    shown = ""
+    stream = TextStream(tokenizer, [stop_text], context)
     for token in tokens:
-        ids.append(token)
-        text = continuation(tokenizer, context, ids)
-        if stop_text and stop_text in text:
+        write(stream.push(token))
+        if stream.stopped:
             break
-        # Half a character decodes to the replacement sign: wait for its other half. What may be
-        # the beginning of the end is held back, too.
-        held = _beginning(text, stop_text)
-        if not text.endswith("\ufffd") and len(text) - held > len(shown):
-            write(text[len(shown) : len(text) - held])
-            shown = text[: len(text) - held]
-    text = continuation(tokenizer, context, ids)
-    text = text.partition(stop_text)[0] if stop_text else text
-    write(text[len(shown) :] + "\n")
-    return text
-
-
-def _beginning(text: str, stop_text: str) -> int:
-    """The number of characters at the end of a text that begin another one."""
-    sizes = range(min(len(stop_text), len(text)), 0, -1)
-    return next((n for n in sizes if text.endswith(stop_text[:n])), 0)
+    write(stream.rest() + "\n")
+    return stream.text
 
 
 def prompt_format(source: OpenedModel, adapter: str | None, setting: str | None) -> PromptFormat:

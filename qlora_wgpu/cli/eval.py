@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import click
 from rich.table import Table
 
 from qlora_wgpu import runs
+from qlora_wgpu.checkpoint.atomic import write_file
 from qlora_wgpu.cli._display import Display
 from qlora_wgpu.cli._settings import renamed_keys_told
 from qlora_wgpu.cli._terminal import Terminal, write_json
+from qlora_wgpu.runs.evaluation import Evaluation
+from qlora_wgpu.runs.exact_match import Answering
 
 
 @click.command("eval")
@@ -18,12 +22,43 @@ from qlora_wgpu.cli._terminal import Terminal, write_json
 @click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
 @click.option("--adapter", help="Folder of a PEFT adapter; by default the one the run has written.")
 @click.option("--data", "data_path", help="Held-out data to measure on instead of data.eval.")
+@click.option(
+    "--generate",
+    "answers",
+    is_flag=True,
+    help="Generate the rows' first answers, too, greedily, and tell how many are the data's.",
+)
+@click.option(
+    "--predictions",
+    "predictions_path",
+    type=click.Path(),
+    help="File for the answers: prompt, reference, prediction and exact_match of each row, of the "
+    "base as base_prediction. Implies --generate.",
+)
+@click.option(
+    "--max-new-tokens",
+    default=256,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Most tokens of an answer.",
+)
+@click.option(
+    "--batch",
+    default=8,
+    show_default=True,
+    type=click.IntRange(1),
+    help="How many answers are generated at a time.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def evaluate(
     config: str,
     overrides: tuple[str, ...],
     adapter: str | None,
     data_path: str | None,
+    answers: bool,
+    predictions_path: str | None,
+    max_new_tokens: int,
+    batch: int,
     as_json: bool,
 ) -> None:
     """Measure loss and perplexity on held-out data: the base against an adapter.
@@ -36,8 +71,12 @@ def evaluate(
     console = Terminal(stderr=as_json)
     with renamed_keys_told(), Display(console) as display:
         result = runs.evaluate(
-            config, display, adapter=adapter, data=data_path, overrides=overrides
-        )
+            config, display, adapter=adapter, data=data_path, overrides=overrides,
+            generate=Answering(max_new_tokens, batch) if answers or predictions_path else None,
+        )  # fmt: skip
+    if predictions_path is not None:
+        write_file(predictions_path, _lines(result))
+    matches = _matches(result)
     losses = {"base": result.base}
     if result.adapter is not None:
         losses["adapter"] = result.adapter
@@ -49,13 +88,44 @@ def evaluate(
                 "perplexity": row.perplexity,
                 "mean_token_accuracy": row.token_accuracy,
                 "tokens": row.tokens,
+                **({"exact_match": matches[name]} if matches else {}),
             }
         write_json(figures)
         return
     table = Table(box=None)
-    for name in ("", "loss", "perplexity", "token accuracy", "tokens"):
+    columns = ["", "loss", "perplexity", "token accuracy", "tokens"]
+    for name in [*columns, *(["exact match"] if matches else [])]:
         table.add_column(name, justify="right" if name else "left")
     for name, row in losses.items():
         share = f"{row.token_accuracy:.1%}"
-        table.add_row(name, f"{row.loss:.4f}", f"{row.perplexity:,.2f}", share, f"{row.tokens:,}")
+        figures_of = [f"{row.loss:.4f}", f"{row.perplexity:,.2f}", share, f"{row.tokens:,}"]
+        table.add_row(name, *figures_of, *([f"{matches[name]:.1%}"] if matches else []))
     console.print(table, highlight=False)
+
+
+def _matches(result: Evaluation) -> dict[str, float]:
+    """The share of answers that are the data's, by what gave them; nothing if none were asked."""
+    given = {"base": result.base_predictions, "adapter": result.adapter_predictions}
+    return {
+        name: sum(each.exact_match for each in answers) / len(answers)
+        for name, answers in given.items()
+        if answers
+    }
+
+
+def _lines(result: Evaluation) -> bytes:
+    """A line of JSON for each row: the adapter's answer if there is one, and the base's."""
+    lines = []
+    for base, own in zip(
+        result.base_predictions, result.adapter_predictions or result.base_predictions, strict=True
+    ):
+        row: dict[str, Any] = {
+            "prompt": own.prompt,
+            "reference": own.reference,
+            "prediction": own.prediction,
+            "exact_match": own.exact_match,
+        }
+        if result.adapter_predictions:
+            row["base_prediction"] = base.prediction
+        lines.append(json.dumps(row, ensure_ascii=False))
+    return "".join(line + "\n" for line in lines).encode()

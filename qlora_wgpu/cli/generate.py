@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import click
@@ -10,14 +11,31 @@ from qlora_wgpu.cli._model import Opening, open_adapted, opening_options, sampli
 from qlora_wgpu.cli._terminal import Terminal, write
 from qlora_wgpu.cli._text import prompt_format, require_template, stream
 from qlora_wgpu.data import PromptFormat
+from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.generation import generate as generate_tokens
+from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.runs import OpenedModel
+from qlora_wgpu.runs.completing import completed_rows, prompts_of, read_prompts
 from qlora_wgpu.runs.reading import Texts
 
 
 @click.command()
 @opening_options()
-@click.option("--prompt", required=True, help="Text to continue, or to answer.")
+@click.option("--prompt", help="Text to continue, or to answer.")
+@click.option(
+    "--prompts",
+    "file",
+    type=click.Path(),
+    help="File of prompts instead: rows of prompt, messages or text. Each row is printed as JSON, "
+    "with its completion and why that ended.",
+)
+@click.option(
+    "--batch",
+    default=8,
+    show_default=True,
+    type=click.IntRange(1),
+    help="How many prompts of the file are computed at a time; each is as if it were alone.",
+)
 @click.option(
     "--chat/--no-chat",
     default=None,
@@ -34,7 +52,9 @@ from qlora_wgpu.runs.reading import Texts
 @sampling_options
 def generate(
     opening: Opening,
-    prompt: str,
+    prompt: str | None,
+    file: str | None,
+    batch: int,
     chat: bool | None,
     template_name: str | None,
     **sampling: Any,
@@ -44,9 +64,15 @@ def generate(
     RUN is a run's folder, such as runs/first, or an adapter's or a model's. An adapter in the
     folder of its run is opened as the run's config.yaml says it was trained.
     """
+    if (prompt is None) == (file is None):
+        raise ConfigError("give either --prompt TEXT or --prompts FILE")
     source = OpenedModel.open(opening.model)
     written = prompt_format(source, opening.adapter, template_name)
     answered = _is_answered(written, opening) if chat is None else chat
+    if prompt is None:
+        assert file is not None
+        _complete_file(source, opening, written, file, batch, sampling, answered=answered)
+        return
     ids = _prompt_ids(written, prompt, answered=answered)
     texts = Texts.of(source.pretrained, len(ids), sampling["max_new_tokens"])
     model = open_adapted(Terminal(stderr=True), source, opening, texts)
@@ -57,6 +83,32 @@ def generate(
         model, ids, stop_ids=stops.stop_ids, max_length=model.max_length, **sampling
     )
     stream(written.tokenizer, tokens, stops.stop_text, () if answered else ids)
+
+
+def _complete_file(
+    source: OpenedModel,
+    opening: Opening,
+    written: PromptFormat,
+    file: str,
+    batch: int,
+    sampling: dict[str, Any],
+    *,
+    answered: bool,
+) -> None:
+    """Prints the rows of a file of prompts, completed, in their order."""
+    if answered:
+        require_template(written)
+    rows, count = read_prompts(file), sampling.pop("max_new_tokens")
+    prompts = prompts_of(rows, written, answered=answered)
+    longest = max(len(prompt.ids) for prompt in prompts)
+    texts = Texts.of(source.pretrained, longest, count, min(batch, len(prompts)))
+    model = open_adapted(Terminal(stderr=True), source, opening, texts)
+    made = completed_rows(
+        model, written, [row for _, row in rows], prompts, Sampling(**sampling),
+        max_new_tokens=count, max_length=model.max_length, batch=batch,
+    )  # fmt: skip
+    for row in made:
+        write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
 def _is_answered(written: PromptFormat, opening: Opening) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from qlora_wgpu.data import PromptFormat, Tokenizer, find_chat_template, read_prompt_files
 from qlora_wgpu.errors import ConfigError, TokenizerError
 from qlora_wgpu.generation.generate import generate, token_ids
-from qlora_wgpu.generation.text import continuation
+from qlora_wgpu.generation.text import TextStream
 from qlora_wgpu.model import qlora_model
 
 _PROMPT = "a prompt is a text, token ids, or messages such as [{'role': 'user', 'content': '...'}]"
@@ -143,14 +143,12 @@ class QLoRAModel(qlora_model.QLoRAModel):
         return prompts
 
     def _text(self, tokens: Iterator[int], stop_text: str, context: Sequence[int]) -> str:
-        ids: list[int] = []
-        text = ""
+        stream = TextStream(self.tokenizer, [stop_text], context)
         for token in tokens:
-            ids.append(token)
-            text = continuation(self.tokenizer, context, ids)
-            if stop_text and stop_text in text:
-                return text.partition(stop_text)[0]
-        return text
+            stream.push(token)
+            if stream.stopped:
+                break
+        return stream.text
 
     @property
     def max_length(self) -> int | None:

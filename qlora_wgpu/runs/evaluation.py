@@ -9,7 +9,7 @@ from pathlib import Path
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.as_trained import explicit_in
-from qlora_wgpu.data import Dataset
+from qlora_wgpu.data import Dataset, Tokenizer
 from qlora_wgpu.errors import ConfigError, option
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.runs.data import (
@@ -19,6 +19,7 @@ from qlora_wgpu.runs.data import (
     read_dataset,
     warn_of_cache,
 )
+from qlora_wgpu.runs.exact_match import Answering, Prediction, Question, predictions, questions
 from qlora_wgpu.runs.locating import base_in
 from qlora_wgpu.runs.opening import (
     OpenedModel,
@@ -27,7 +28,7 @@ from qlora_wgpu.runs.opening import (
     tell_differences,
 )
 from qlora_wgpu.runs.prompts import tokenizer_for
-from qlora_wgpu.runs.reading import Rows
+from qlora_wgpu.runs.reading import Reading, Rows, Several, Texts
 from qlora_wgpu.runs.settings import AnyConfig, as_config
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.data_warnings import warn_of_other_split
@@ -65,12 +66,16 @@ class Evaluation:
         adapter_path: The adapter's folder, if there is one.
         base: The base alone.
         adapter: The base with the adapter, if there is one.
+        base_predictions: The base's answers, where they were asked for.
+        adapter_predictions: The same with the adapter.
     """
 
     data: str
     adapter_path: str | None
     base: HeldOutLoss
     adapter: HeldOutLoss | None
+    base_predictions: Sequence[Prediction] = ()
+    adapter_predictions: Sequence[Prediction] = ()
 
 
 def evaluate(
@@ -80,6 +85,7 @@ def evaluate(
     adapter: str | None = None,
     data: str | None = None,
     overrides: Sequence[str] = (),
+    generate: Answering | None = None,
 ) -> Evaluation:
     """Measures loss and perplexity on held-out data: the base against an adapter.
 
@@ -92,6 +98,7 @@ def evaluate(
         data: Other data than ``data.eval``.
         overrides: Texts such as ``"data.eval=other.jsonl"``, for a YAML file; they hold
             whatever the adapter's run says.
+        generate: If given, the rows' first answers are generated, too, and compared.
 
     Raises:
         ConfigError: If the configuration is wrong or names no held-out data.
@@ -114,15 +121,39 @@ def evaluate(
     else:
         dataset = read_dataset(settings.data, path, tokenizer, observer, held_out=True)
     check_ids(path, dataset, source.architecture.vocab_size)
-    rows = Rows.of(settings, dataset)
-    model = load_adapted(source, adapter, settings, observer, rows)
+    asked = [] if generate is None else questions(dataset)
+    reading: list[Reading] = [Rows.of(settings, dataset)]
+    if generate is not None:
+        longest = max(len(question.ids) for question in asked)
+        count = min(generate.batch, len(asked))
+        reading.append(Texts.of(source.pretrained, longest, generate.max_new_tokens, count))
+    model = load_adapted(source, adapter, settings, observer, Several(reading))
+
+    def measured(what: str) -> tuple[HeldOutLoss, Sequence[Prediction]]:
+        loss = _measured(model, dataset, settings, observer, what)
+        if generate is None:
+            return loss, ()
+        return loss, _answered(model, tokenizer, asked, generate, observer, what)
+
     with model.adapter_off():
-        base = _measured(model, dataset, settings, observer, "the base")
-    adapted = None
-    if adapter is not None:
-        adapted = _measured(model, dataset, settings, observer, "the adapter")
+        base, of_base = measured("the base")
+    adapted, of_adapter = measured("the adapter") if adapter is not None else (None, ())
     observer.activity("")
-    return Evaluation(path, adapter, base, adapted)
+    return Evaluation(path, adapter, base, adapted, of_base, of_adapter)
+
+
+def _answered(
+    model: QLoRAModel,
+    tokenizer: Tokenizer,
+    asked: list[Question],
+    how: Answering,
+    observer: Observer,
+    what: str,
+) -> list[Prediction]:
+    def progress(done: int, rows: int) -> None:
+        observer.activity(f"answers of {what}: {done:,} of {rows:,} rows")
+
+    return predictions(model, tokenizer, asked, how, progress)
 
 
 def _held_out_path(settings: Config) -> str:

@@ -66,6 +66,18 @@ class Texts:
 
 
 @dataclass(frozen=True)
+class Several:
+    """Several of them, one after the other."""
+
+    parts: Sequence[Reading]
+
+    def plans(self, layout: ModelLayout) -> Sequence[Plan]:
+        """All their plans, those with the largest slots first."""
+        plans = [plan for part in self.parts for plan in part.plans(layout)]
+        return sorted(plans, key=lambda plan: -plan.activation_bytes)
+
+
+@dataclass(frozen=True)
 class Rows:
     """Rows whose loss is measured.
 

@@ -1,0 +1,109 @@
+"""Files of prompts, completed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from qlora_wgpu.data import PromptFormat
+from qlora_wgpu.data.sources import check_file, read_rows
+from qlora_wgpu.errors import DataError
+from qlora_wgpu.generation.completions import Prompt, complete
+from qlora_wgpu.generation.sampling import Sampling
+from qlora_wgpu.model.qlora_model import QLoRAModel
+
+_FORMS = (
+    "a row is {'prompt': TEXT or MESSAGES}, {'messages': MESSAGES} or {'text': TEXT}, where "
+    "MESSAGES are such as [{'role': 'user', 'content': '...'}]"
+)
+
+
+def read_prompts(path: str) -> list[tuple[str, dict[str, Any]]]:
+    """The rows of a file of prompts, each with its place for messages.
+
+    Raises:
+        DataError: If the file cannot be read or has no row.
+    """
+    check_file(Path(path))
+    rows = list(read_rows(Path(path)))
+    if not rows:
+        raise DataError(f"{path}: there is no prompt in it")
+    return rows
+
+
+def prompts_of(
+    rows: Sequence[tuple[str, Mapping[str, Any]]], written: PromptFormat, *, answered: bool
+) -> list[Prompt]:
+    """What is completed of each row; an answer at the end of messages is left out.
+
+    Args:
+        rows: Each with its place for messages.
+        written: How conversations are written.
+        answered: Whether a prompt that is a text is a turn, instead of being continued.
+
+    Raises:
+        DataError: If a row is none, or the template refuses it.
+    """
+    return [_prompt(where, row, written, answered=answered) for where, row in rows]
+
+
+def _prompt(where: str, row: Mapping[str, Any], written: PromptFormat, *, answered: bool) -> Prompt:
+    value = next((row[key] for key in ("messages", "prompt", "text") if key in row), None)
+    plain = PromptFormat.text(written.tokenizer)
+    if isinstance(value, str) and (not answered or "text" in row):
+        ids = plain.ids([{"role": "user", "content": value}])
+        return Prompt(ids, plain.stop_ids, is_text=True)
+    messages = [{"role": "user", "content": value}] if isinstance(value, str) else value
+    is_chat = isinstance(messages, list) and all(
+        isinstance(each, Mapping) and "role" in each and "content" in each for each in messages
+    )
+    if not is_chat or not messages:
+        raise DataError(f"{where}: {_FORMS}")
+    if messages[-1]["role"] == "assistant":
+        messages = messages[:-1]
+    if not messages:
+        raise DataError(f"{where}: there is nothing to answer")
+    try:
+        return Prompt(written.ids(messages), written.stop_ids, (written.stop_text,))
+    except DataError as err:
+        raise DataError(f"{where}: {err}") from err
+
+
+def completed_rows(
+    model: QLoRAModel,
+    written: PromptFormat,
+    rows: Sequence[Mapping[str, Any]],
+    prompts: Sequence[Prompt],
+    sampling: Sampling,
+    *,
+    max_new_tokens: int,
+    max_length: int | None,
+    batch: int,
+) -> Iterator[dict[str, Any]]:
+    """Yields the rows in their order, each with ``completion`` and ``finish_reason``.
+
+    Args:
+        model: Base and adapter.
+        written: Has the tokenizer.
+        rows: What the prompts are of.
+        prompts: From ``prompts_of``.
+        sampling: How tokens are chosen.
+        max_new_tokens: Most tokens of a completion.
+        max_length: Longest text that the model was made for.
+        batch: How many are computed at a time.
+
+    Raises:
+        DataError: If a prompt is empty or longer than the model takes.
+    """
+    completions = complete(
+        model,
+        written.tokenizer,
+        prompts,
+        max_new_tokens=max_new_tokens,
+        batch=batch,
+        sampling=sampling,
+        max_length=max_length,
+    )
+    for row, made in zip(rows, completions, strict=True):
+        yield {**row, "completion": made.text, "finish_reason": made.finish_reason}
