@@ -8,6 +8,8 @@ import re
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +129,55 @@ class WeightsAndBiases(Observer):
         self._run.finish()
 
 
+class Trackio(Observer):
+    """Logs to trackio, on this machine or where its own environment variables say.
+
+    A run has its folder's name there, in the project that ``TRACKIO_PROJECT`` names.
+    """
+
+    def __init__(self, folder: Path, config: dict[str, Any], *, resume: bool = False) -> None:
+        """Begins a run there, or goes on with the one of that name.
+
+        Args:
+            folder: The run's folder.
+            config: The run's settings, for its pages to show.
+            resume: Whether the run in the folder goes on.
+
+        Raises:
+            ConfigError: If trackio is not installed or cannot begin.
+        """
+        try:
+            self._trackio = importlib.import_module("trackio")
+        except ImportError:
+            raise ConfigError(_HINT.format("trackio")) from None
+        project = os.environ.get("TRACKIO_PROJECT") or "qlora-wgpu"
+        try:
+            with redirect_stdout(StringIO()):  # it prints as if it were alone
+                self._run = self._trackio.init(
+                    project=project, name=folder.name, config=config, embed=False,
+                    resume="allow" if resume else "never",
+                )  # fmt: skip
+        except Exception as err:  # its errors have no common base
+            raise ConfigError(f"trackio cannot begin a run: {err}") from err
+
+    def step(self, row: Row) -> None:
+        """Passes the row on."""
+        self._log("train", row)
+
+    def evaluation(self, row: Row) -> None:
+        """Passes the row on."""
+        self._log("eval", row)
+
+    def _log(self, section: str, row: Row) -> None:
+        values = {f"{section}/{key}": value for key, value in flat(row).items()}
+        self._run.log(values, step=row["step"])
+
+    def close(self) -> None:
+        """Ends the run there; what it still has to write is written."""
+        with redirect_stdout(StringIO()):
+            self._trackio.finish()
+
+
 def _kept_id(path: Path) -> str | None:
     """The id in a run's folder; None where there is none."""
     try:
@@ -238,6 +289,8 @@ def reporters(
     for name in names:
         if name == "tensorboard":
             observers.append(TensorBoard(folder / "tensorboard"))
+        elif name == "trackio":
+            observers.append(Trackio(folder, config, resume=resume))
         else:
             observers.append(WeightsAndBiases(folder, config, resume=resume))
     return observers

@@ -203,7 +203,8 @@ def test_a_picture(tmp_path, monkeypatch):
 
 
 def test_reporters_that_are_not_installed(tmp_path, monkeypatch):
-    for name, module in (("tensorboard", "tensorboard.compat.proto.event_pb2"), ("wandb", "wandb")):
+    for name, module in (("tensorboard", "tensorboard.compat.proto.event_pb2"), ("wandb", "wandb"),
+                         ("trackio", "trackio")):  # fmt: skip
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(ConfigError, match=rf"pip install .qlora-wgpu\[{name}\]"):
             reporters([name], tmp_path, {})
@@ -288,6 +289,49 @@ def test_a_run_that_has_not_begun_leaves_the_id_of_another(tmp_path, wandb):
     (tmp_path / WANDB_ID).write_text("kept")
     reporters(["wandb"], tmp_path, {})
     assert (tmp_path / WANDB_ID).read_text() == "kept"
+
+
+@pytest.fixture
+def trackio(monkeypatch):
+    """A stand-in that notes what it is told; the real one is run by hand."""
+    told = []
+
+    class Run:
+        def log(self, values, step):
+            told.append((step, values))
+
+    class Module:
+        @staticmethod
+        def init(**options):
+            if options["project"] == "broken":
+                raise OSError("no room")
+            print("what it prints")
+            told.append(options)
+            return Run()
+
+        @staticmethod
+        def finish():
+            told.append("finished")
+
+    monkeypatch.delenv("TRACKIO_PROJECT", raising=False)
+    monkeypatch.setitem(sys.modules, "trackio", Module)
+    return told
+
+
+def test_trackio(tmp_path, trackio, monkeypatch, capsys):
+    for resume in (False, True):
+        [reporter] = reporters(["trackio"], tmp_path / "run", {"r": 4}, resume=resume)
+        guarded = Guarded(reporter, pytest.fail)
+        guarded.step({"step": 3, "loss": 2.0, "grad_norm": None})
+        guarded.evaluation({"step": 3, "eval_loss": 1.5})
+        guarded.close()
+    same = {"project": "qlora-wgpu", "name": "run", "config": {"r": 4}, "embed": False}
+    rows = [(3, {"train/loss": 2.0}), (3, {"eval/eval_loss": 1.5}), "finished"]
+    assert trackio == [same | {"resume": "never"}, *rows, same | {"resume": "allow"}, *rows]
+    assert capsys.readouterr().out == ""
+    monkeypatch.setenv("TRACKIO_PROJECT", "broken")
+    with pytest.raises(ConfigError, match="trackio cannot begin a run: no room"):
+        reporters(["trackio"], tmp_path, {})
 
 
 def test_several_observers_are_told_everything():

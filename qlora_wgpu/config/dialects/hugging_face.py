@@ -41,7 +41,7 @@ DEFAULTS: dict[str, Any] = {
 PEFT_TARGETS = ["q_proj", "v_proj"]
 """What PEFT adapts where no modules are named, of nearly every family that is read here."""
 _RATE = 5e-5
-_REPORTS = ("tensorboard", "wandb")
+_REPORTS = ("tensorboard", "wandb", "trackio")
 
 
 def convert_training(draft: Draft) -> None:

@@ -51,7 +51,7 @@ class LogConfig(Section):
     """Logging."""
 
     logging_steps: PositiveInt = Field(1, description="Steps between rows of metrics.jsonl.")
-    report_to: list[Literal["tensorboard", "wandb"]] = Field(
+    report_to: list[Literal["tensorboard", "wandb", "trackio"]] = Field(
         [],
         description="Services that get the rows of metrics.jsonl, too; each needs the extra of its "
         "name.",
