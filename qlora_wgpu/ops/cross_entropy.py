@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from qlora_wgpu.graph.dtype import ceil_div, round_up
-from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.graph import Graph, Launch
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.gemm import GEMM, PART_UNIT, Gemm
 from qlora_wgpu.kernels.rowwise import row_constants, row_workgroups
@@ -153,7 +153,7 @@ class _Loss:
         made = [self._gradient_rows(count) for _, count in chunks]
         for row0, block in head.blocks:
             w = head.brought(g, row0, block)
-            for chunk in self._alike(chunks, [], made):
+            for chunk in self._alike(chunks, [], made, fresh=row0 == 0):
                 logits = logits_of_block(g, self._hidden, self._head, batch, *chunk, w)
                 self._back(logits, 0, row0, w, chunk[0], made[chunks.index(chunk)])
         dhidden = self._zeros()
@@ -187,7 +187,12 @@ class _Loss:
         return [(first, min(step, rows - first)) for first in range(0, rows, step)]
 
     def _alike(
-        self, chunks: list[tuple[int, int]], shared: list[Tensor], own: Sequence[Tensor] = ()
+        self,
+        chunks: list[tuple[int, int]],
+        shared: list[Tensor],
+        own: Sequence[Tensor] = (),
+        *,
+        fresh: bool = False,
     ) -> Iterator[tuple[int, int]]:
         """The chunks to trace launches for; others, as large as the first, get copies of its own.
 
@@ -195,11 +200,13 @@ class _Loss:
             chunks: ``(first row, rows)`` of each.
             shared: What the launches of all of them write.
             own: What those of each write besides, if that is read elsewhere.
+            fresh: Whether they write that for the first time.
         """
         launches, size = self._g.launches, chunks[0][1]
         begin = len(launches)
         yield chunks[0]
-        made = launches[begin:]
+        made: Sequence[Launch] = launches[begin:]
+        written = own[:1]
         for number, chunk in enumerate(chunks[1:], 1):
             if chunk[1] != size:
                 yield chunk
@@ -207,8 +214,14 @@ class _Loss:
             tensors = {tensor: tensor for tensor in shared}
             if self.of_rows is not None:
                 tensors[self.of_rows.columns] = self.of_rows.columns
-            tensors |= {own[0]: own[number]} if own else {}
-            self._g.repeat(made, tensors, {"first": chunk[0], "first_row": chunk[0]})
+            tensors |= dict(zip(written, own[number : number + 1], strict=True))
+            # A second one has all around it that any later one has.
+            again = self._g.repeat(
+                made, tensors, {"first": chunk[0], "first_row": chunk[0]},
+                stands_for_all=number > 1 and not fresh,
+            )  # fmt: skip
+            if not fresh:
+                made, written = again, own[number : number + 1]
 
     def _streamed_rows(self) -> int:
         """Rows of a block's logits: those of whole ones where that decides how sums are cut."""
