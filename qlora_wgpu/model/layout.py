@@ -34,10 +34,11 @@ from qlora_wgpu.ops.sampling import Choices, choose, make_choices
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """A traced step: where its inputs are written, and what runs."""
+    """A traced step: where its inputs are written, what runs, and what can be read of it."""
 
     batch: BatchBuffers
     plan: Plan
+    sums: Tensor | None = None
 
 
 class ModelLayout:
@@ -256,7 +257,14 @@ class ModelLayout:
             noise=options.noise,
             weighted=options.objective.weighted,
             routers=RouterSums() if coefficient else None,
+            sampled=options.is_sampled,
         )
+        if options.kind == "sums":
+            sums = self.network.trace_sums(graph, batch)
+            return PlannedStep(batch, make_plan(graph), sums)
+        if options.kind == "divergence":
+            self.network.trace_divergence(graph, batch, self.stats)
+            return PlannedStep(batch, make_plan(graph))
         self.network.trace_loss(
             graph,
             batch,

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from qlora_wgpu.ops.preference import PAIR_LOSSES
 from qlora_wgpu.reference import (
     attention,
     causal_conv,
@@ -19,6 +20,7 @@ from qlora_wgpu.reference import (
     head_parts,
     layer_norm,
     linear,
+    preference,
     qk_layer_norm,
     rms_norm,
     rope,
@@ -232,6 +234,32 @@ def test_trained_rows(options):
     check(loss, rows, gradient + trained_rows.lookup_gradient(dy, ids, tokens, 2.0))
     masked = trained_rows.lookup_gradient(dy, ids, tokens, padding=8)
     assert not masked[0].any() and masked[2].any()
+
+
+@pytest.mark.parametrize("loss_type", PAIR_LOSSES)
+def test_losses_of_pairs(loss_type):
+    a, b, counts = normal(7), normal(7), (np.arange(1.0, 8), np.arange(3.0, 10))
+
+    def value(a=a, b=b):
+        return float(preference.pairs(loss_type, a, b, counts, 0.4, 0.2).losses.sum())
+
+    made = preference.pairs(loss_type, a, b, counts, 0.4, 0.2)
+    check(lambda v: value(a=v), a, made.chosen)
+    check(lambda v: value(b=v), b, made.rejected)
+
+
+def test_losses_of_odds():
+    a, b = -np.abs(normal(7)), -np.abs(normal(7))
+    made = preference.odds(a, b, 0.4)
+    check(lambda v: float(preference.odds(v, b, 0.4).losses.sum()), a, made.chosen)
+    check(lambda v: float(preference.odds(a, v, 0.4).losses.sum()), b, made.rejected)
+
+
+def test_losses_of_single_answers():
+    ratios, is_good = normal(9), np.arange(9) % 3 > 0
+    given = (is_good, 0.4, 0.3, (1.2, 0.7))
+    _, slopes = preference.singles(ratios, *given)
+    check(lambda v: float(preference.singles(v, *given)[0].sum()), ratios, slopes)
 
 
 def test_dropout_mask_keeps_the_right_share():
