@@ -133,6 +133,14 @@ def test_the_adapter_is_opened_and_merged(device, place, whole, tmp_path):
     assert np.array_equal(stored[TOKENS], rows)
 
 
+def test_no_other_adapter_stands_beside_it(place, whole):
+    with (
+        QLoRAModel.from_pretrained(place / "model", LoraConfig(r=2), PLAIN) as model,
+        pytest.raises(ConfigError, match="stands alone on its base"),
+    ):
+        model.load_adapter(place / "whole/adapter", "other")
+
+
 def test_what_llama_cpp_cannot_apply_is_a_sentence(place, whole, tmp_path):
     with pytest.raises(UnsupportedModelError, match="trained rows of the embedding"):
         export_gguf(place / "model", place / "whole/adapter", tmp_path / "adapter.gguf")
