@@ -5,8 +5,8 @@
 
 The model has random weights, quantized here (NF4, doubly), and an adapter of rank 8 on all linear
 layers. With ``--gguf``, a file that ``export`` made of such a model, llama.cpp (xllamacpp, in the
-Python that ``--peer`` names) generates with that, in turns with ours. On a machine that others use, seconds
-of the processor are told besides: they are what pairs can be compared by.
+Python that ``--peer`` names) generates with that, in turns with ours. Seconds of
+the processor are told besides: on a machine that others use, pairs can be compared by these alone.
 """
 
 from __future__ import annotations
