@@ -1,0 +1,95 @@
+"""Tokens a second of generated text, and what of the processor they take.
+
+    python benchmarks/generate.py M --batch 1 4 8
+    python benchmarks/generate.py M --gguf M.gguf --peer venv/bin/python
+
+The model has random weights, quantized here (NF4, doubly), and an adapter of rank 8 on all linear
+layers. With ``--gguf``, a file that ``export`` made of such a model, llama.cpp (xllamacpp, in the
+Python that ``--peer`` names) generates with that, in turns with ours. Seconds of
+the processor are told besides: on a machine that others use, pairs can be compared by these alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from qlora_wgpu import LoraConfig, QuantConfig
+from qlora_wgpu.bench.shapes import find_shape
+from qlora_wgpu.generation import Engine, QLoRAModel
+from qlora_wgpu.gpu.device import Device
+
+_PROMPT, _TOKENS = 64, 24
+_PEER_TOKENS = 160  # it makes them faster than a server answers
+_PEER = Path(__file__).parent / "peers" / "llama_generate.py"
+
+
+def measured(engine: Engine, prompt: list[int]) -> dict[str, float]:
+    """Tokens a second of as many texts as fit, and seconds of the processor a token."""
+    for _ in range(engine.texts):
+        engine.add(prompt, max_new_tokens=_TOKENS + 4)
+    for _ in range(3):
+        engine.step()
+    wall, processor = time.perf_counter(), time.process_time()
+    for _ in range(_TOKENS):
+        engine.step()
+    tokens = _TOKENS * engine.texts
+    wall, processor = time.perf_counter() - wall, time.process_time() - processor
+    while not engine.is_idle:
+        engine.step()
+    return {"tokens_per_second": tokens / wall, "cpu_seconds_per_token": processor / tokens}
+
+
+def main() -> None:
+    """Measures and prints JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("shape")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--gguf", help="the file that llama.cpp reads")
+    parser.add_argument("--peer", help="a Python that has xllamacpp")
+    args = parser.parse_args()
+    shape, device = find_shape(args.shape), Device("auto")
+    model = QLoRAModel.from_folder(
+        shape.folder, LoraConfig(r=8, lora_alpha=16), QuantConfig(), "bfloat16", device,
+        name_or_path=args.shape,
+    )  # fmt: skip
+    prompt = (np.arange(_PROMPT) * 37 % shape.config["vocab_size"]).tolist()
+    engines = {batch: Engine(model, batch, 2 * _PROMPT) for batch in args.batch}
+    found: dict[str, list[dict[str, float]]] = {}
+    for _ in range(args.rounds):
+        for batch, engine in engines.items():
+            found.setdefault(f"batch {batch}", []).append(measured(engine, prompt))
+        if args.peer:
+            command = [args.peer, str(_PEER), args.gguf, str(_PROMPT), str(_PEER_TOKENS), "1"]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            found.setdefault("llama.cpp", []).append(json.loads(done.stdout.splitlines()[-1]))
+    result = {
+        "device": device.name,
+        "shape": args.shape,
+        "prompt": _PROMPT,
+        "launches_per_token": {
+            f"batch {batch}": sum(len(p.plan.launches) for p in (own.hidden, own.head))
+            for batch, engine in engines.items()
+            for (rows, length), own in engine._programs.items()
+            if (rows, length) == (batch, 1)
+        },
+        "median": {
+            name: {key: statistics.median(each[key] for each in runs) for key in runs[0]}
+            for name, runs in found.items()
+        },
+        "runs": found,
+    }
+    json.dump(result, sys.stdout, indent=1)
+    print()
+
+
+if __name__ == "__main__":
+    main()
