@@ -35,11 +35,18 @@ from qlora_wgpu.training.texts import Texts, TextWriter
 from qlora_wgpu.training.throughput import ThroughputMeter
 
 
-def training_options(settings: TrainConfig) -> TrainingOptions:
-    """Options of training steps, from the ``train`` section."""
+def training_options(settings: TrainConfig, *, weighted: bool = False) -> TrainingOptions:
+    """Options of training steps, from the ``train`` section.
+
+    Args:
+        settings: The section.
+        weighted: Whether rows have weights: ``DataConfig.has_weights``.
+    """
     return TrainingOptions(
         checkpointing=settings.gradient_checkpointing,
-        objective=Objective(settings.label_smoothing_factor, settings.z_loss_weight),
+        objective=Objective(
+            settings.label_smoothing_factor, settings.z_loss_weight, weighted=weighted
+        ),
         noise=settings.neftune_noise_alpha,
         router_aux_loss_coef=settings.router_aux_loss_coef,
     )
@@ -219,7 +226,9 @@ class Trainer:
         plateau = first_plateau(self.config, held_out=held_out is not None)
         plan = BatchPlan.of(rows.lengths, self.config)
         longest = max(self.config.data.max_seq_length, plan.longest)
-        self.model.options = training_options(self.config.train)
+        self.model.options = training_options(
+            self.config.train, weighted=self.config.data.has_weights
+        )
         self.model.zero_gradient()
         throughput = ThroughputMeter()
         computing = self._computing or self._own_device(throughput)
