@@ -89,6 +89,11 @@ class Config(Section):
                 f"stands beside {what} and data.sources, which mix rows that are learnt by "
                 "themselves: put all pairs into one file or folder and name it in data.train"
             )
+        if data is not None and data.has_weights:
+            raise ValueError(
+                f"stands beside {what} and a column of weights in data.columns, which belong to "
+                "rows that are learnt by themselves: leave it out"
+            )
         if data is not None and (data.format != "auto" or data.train_on in ("assistant", "all")):
             raise ValueError(
                 f"stands beside {what}, whose rows are told by their keys and whose answers alone "

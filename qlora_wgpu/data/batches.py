@@ -17,17 +17,19 @@ SMALLEST_BUCKET = 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Padded examples; every array is int32 of shape (batch, length).
+    """Padded examples; every array is (batch, length), int32 where nothing else is said.
 
     Attributes:
         input_ids: Token ids, padded on the right.
         labels: Ids where the model learns, -100 elsewhere and in the padding; not shifted.
         attention_mask: 0 for padding, else the number, from 1 on, of the example within its row.
+        weights: Float32, of each token's example in the loss; zero in the padding.
     """
 
     input_ids: npt.NDArray[np.int32]
     labels: npt.NDArray[np.int32]
     attention_mask: npt.NDArray[np.int32]
+    weights: npt.NDArray[np.float32]
 
 
 def epoch_order(n: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
@@ -65,6 +67,7 @@ def collate(rows: Sequence[Sequence[Example]], pad_token_id: int, length: int) -
     input_ids = np.full(shape, pad_token_id, dtype=np.int32)
     labels = np.full(shape, IGNORE_INDEX, dtype=np.int32)
     attention_mask = np.zeros(shape, dtype=np.int32)
+    weights = np.zeros(shape, dtype=np.float32)
     for number, row in enumerate(rows):
         first = 0
         for segment, example in enumerate(row, start=1):
@@ -72,8 +75,9 @@ def collate(rows: Sequence[Sequence[Example]], pad_token_id: int, length: int) -
             input_ids[number, first:end] = example.input_ids
             labels[number, first:end] = example.labels
             attention_mask[number, first:end] = segment
+            weights[number, first:end] = example.weight
             first = end
-    return Batch(input_ids, labels, attention_mask)
+    return Batch(input_ids, labels, attention_mask, weights)
 
 
 def row_length(row: Sequence[Example]) -> int:

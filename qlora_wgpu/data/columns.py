@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qlora_wgpu.errors import DataError
+from qlora_wgpu.limits import NUMBERS
 from qlora_wgpu.visible import quoted
 
 _SHOWN_KEYS = 8  # of a row, in a message
@@ -25,7 +27,8 @@ CHAT_PAIR = "conversational prompt/completion"  # of lists of messages
 CHATS = ("messages", "conversations", CHAT_PAIR)  # formats that a chat template writes
 _KNOWN_KEYS = sorted({key for keys in FORMATS.values() for key in keys})
 
-_MORE_KEYS = ("input", "system", "history", "tools")  # that rows of some formats may have
+WEIGHT = "weight"  # a row's in the loss, which only data.columns makes one
+_MORE_KEYS = ("input", "system", "history", "tools", WEIGHT)  # that rows of some formats may have
 _MAPPED_KEYS = sorted({*_KNOWN_KEYS, *_MORE_KEYS})
 
 # Names that data sets give to columns of these formats.
@@ -149,3 +152,24 @@ def _keys_of(row: Mapping[str, Any]) -> str:
 def is_blank(row: Mapping[str, Any]) -> bool:
     """Whether a row holds no value at all, whatever its keys are."""
     return all(value is None for value in row.values())
+
+
+def weight_of(row: Mapping[str, Any], columns: Mapping[str, str]) -> float:
+    """A row's weight in the loss: one, unless ``data.columns`` names a column for it.
+
+    Raises:
+        DataError: If it is no finite number from 0 on.
+    """
+    if WEIGHT not in columns:
+        return 1.0
+    value = row[WEIGHT]
+    try:
+        weight = float(value) if isinstance(value, int | float | str) else math.nan
+    except (ValueError, OverflowError):
+        weight = math.nan
+    if isinstance(value, bool) or not (weight == 0 or NUMBERS[0] <= weight <= NUMBERS[1]):
+        raise DataError(
+            f"the weight in {quoted(columns[WEIGHT])} must be a number, 0 or from {NUMBERS[0]:g} "
+            f"to {NUMBERS[1]:g}, got {quoted(value)}"
+        )
+    return weight

@@ -27,10 +27,12 @@ class Example:
         input_ids: Token ids, int32, shape (length,).
         labels: The same ids where the model learns and -100 elsewhere, int32, shape (length,). Not
             shifted: position i is predicted from the positions before it, so label 0 has no effect.
+        weight: That of each of its tokens in the loss, which is divided by the sum of all weights.
     """
 
     input_ids: npt.NDArray[np.int32]
     labels: npt.NDArray[np.int32]
+    weight: float = 1.0
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -96,6 +98,7 @@ class Dataset(Sequence[Example]):
         self._ids = np.concatenate([none, *(e.input_ids for e in examples)])
         self._labels = np.concatenate([none, *(e.labels for e in examples)])
         self._ends = np.cumsum(lengths)
+        self._weights = np.array([e.weight for e in examples], np.float32)
         self._looked_at = 0  # tokens, since pages were let go of
         self.counts = counts or Counts(rows=len(examples))
         self.warnings = tuple(warnings)
@@ -108,10 +111,12 @@ class Dataset(Sequence[Example]):
         ends: npt.NDArray[np.int64],
         counts: Counts,
         warnings: Sequence[str],
+        weights: npt.NDArray[np.float32] | None = None,
     ) -> Dataset:
-        """Takes all ids and labels, one example after the other, and where each ends."""
+        """Takes all ids and labels, one example after the other, where each ends, its weight."""
         dataset = cls((), counts, warnings)
         dataset._ids, dataset._labels, dataset._ends = ids, labels, ends
+        dataset._weights = np.ones(len(ends), np.float32) if weights is None else weights
         return dataset
 
     def __repr__(self) -> str:
@@ -139,10 +144,11 @@ class Dataset(Sequence[Example]):
         first = int(self._ends[number - 1]) if number else 0
         end = int(self._ends[number])
         ids, labels = np.asarray(self._ids[first:end]), np.asarray(self._labels[first:end])
+        weight = float(self._weights[number])
         if not self._is_mapped:
-            return Example(ids, labels)
+            return Example(ids, labels, weight)
         self._looked_at += len(ids)
-        example = Example(ids.copy(), labels.copy())
+        example = Example(ids.copy(), labels.copy(), weight)
         if self._looked_at > _HELD:
             self._looked_at = 0
             let_go(self._ids)
@@ -230,9 +236,11 @@ class Dataset(Sequence[Example]):
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of all ids, labels and lengths: equal for equal data."""
+        """A hash of all ids, labels, lengths and weights: equal for equal data."""
         digest = hashlib.sha256()
         for array in (self._ends, self._ids, self._labels):
             for piece in self._pieces(array):
                 digest.update(np.ascontiguousarray(piece).data)
+        if (self._weights != 1).any():
+            digest.update(np.ascontiguousarray(self._weights).data)
         return digest.hexdigest()[:16]

@@ -18,6 +18,7 @@ from qlora_wgpu.data.columns import (
     detect_format,
     is_blank,
     keys_of,
+    weight_of,
     with_columns,
 )
 from qlora_wgpu.data.long_text import document_ids, size_of
@@ -53,6 +54,7 @@ __all__ = [
     "alpaca_prompt",
     "detect_format",
     "is_blank",
+    "weight_of",
     "with_columns",
 ]
 

@@ -15,6 +15,7 @@ from qlora_wgpu.data.formats import (
     RowEncoder,
     detect_format,
     is_blank,
+    weight_of,
     with_columns,
 )
 from qlora_wgpu.data.long_text import document_ids
@@ -101,6 +102,7 @@ class RowSource:
         self._template = template
         self._how = how
         self._progress = progress
+        self._weight = 1.0  # in the loss, of the row that was encoded last
 
     @property
     def key(self) -> str:
@@ -118,7 +120,7 @@ class RowSource:
         """Adds all examples; returns what became of the rows, and what to tell of it."""
         added = 0
         for ids, labels, _ in self.examples():
-            writer.add(ids, labels)
+            writer.add(ids, labels, self._weight)
             added += 1
         if not added:
             raise DataError(self._tally.nothing())
@@ -175,7 +177,7 @@ class RowSource:
             cut = self._cut(encoded, where)
             if cut is None:
                 tally.too_long()
-            elif not learns(cut.labels):
+            elif not learns(cut.labels) or not self._weight:
                 tally.without_labels(self._encoder.roles)
                 if empty:
                     yield cut
@@ -188,6 +190,7 @@ class RowSource:
         try:
             if not row_format:
                 raise EmptyRow("the row has no value")
+            self._weight = weight_of(row, self._how.columns)
             return self._encoder.encode(row, row_format)
         except EmptyRow:
             self._tally.empty(where)

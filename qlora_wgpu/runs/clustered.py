@@ -68,7 +68,8 @@ def opened_cluster(
         identities = cluster.wait_for(_least(settings.cluster, processes))
         observer.activity("")
         _tell(identities, settings.train.gradient_accumulation_steps, cluster, observer)
-        model = AdapterModel(layout, device, options=training_options(settings.train))
+        options = training_options(settings.train, weighted=settings.data.has_weights)
+        model = AdapterModel(layout, device, options=options)
         start = model.adapter.initial(settings.train.seed)
         if settings.lora.use_dora or model.adapter.trained_rows:
             start = start + cluster.neutral()

@@ -53,7 +53,8 @@ def plan_layout(
     """
     check_trainable(settings.lora)
     train, quant = settings.train, settings.quant
-    options = training_options(train).train(settings.rows_at_once, data.length)
+    weighted = training_options(train, weighted=settings.data.has_weights)
+    options = weighted.train(settings.rows_at_once, data.length)
 
     def laid_out() -> ModelLayout:
         forms = AdapterForms.of(settings)

@@ -220,7 +220,7 @@ def _open_model(
         layout,
         observer,
     )
-    options = training_options(settings.train)
+    options = training_options(settings.train, weighted=settings.data.has_weights)
     model = load_model(layout, device, observer, seed=settings.train.seed, options=options)
     if settings.lora.init_from is not None:
         model.load_adapter(settings.lora.init_from)

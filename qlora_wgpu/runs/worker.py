@@ -200,7 +200,7 @@ def _opened(settings: Config, length: int, observer: Observer) -> QLoRAModel:
         # A micro-batch's gradient is float32.
         forms=AdapterForms(settings.optim.name), keep=settings.model.cache,
     )  # fmt: skip
-    options = training_options(train)
+    options = training_options(train, weighted=settings.data.has_weights)
     longest = options.train(train.per_device_train_batch_size, length)
     fitted = within_room(settings, layout, longest, device, observer)
     options = dataclasses.replace(options, checkpointing=fitted.options.checkpointing)

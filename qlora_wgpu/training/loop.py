@@ -244,4 +244,5 @@ class TrainingLoop:
             *model.checked(batch.input_ids, batch.labels, batch.attention_mask),
             dropout_key=plan.dropout_key(step, index) if model.is_random else None,
             tokens=sum(len(e) for row in rows for e in row),
+            weights=batch.weights if self._run.config.data.has_weights else None,
         )

@@ -8,14 +8,20 @@ from qlora_wgpu.ops.cross_entropy import Objective
 from qlora_wgpu.ops.preference import Preference
 
 
-def training_options(settings: TrainConfig) -> TrainingOptions:
-    """Options of training steps, from the ``train`` section."""
+def training_options(settings: TrainConfig, *, weighted: bool = False) -> TrainingOptions:
+    """Options of training steps, from the ``train`` section.
+
+    Args:
+        settings: The section.
+        weighted: Whether rows have weights: ``DataConfig.has_weights``.
+    """
     preference = preference_of(settings)
     return TrainingOptions(
         checkpointing=settings.gradient_checkpointing,
         objective=Objective(
             settings.label_smoothing_factor,
             settings.z_loss_weight,
+            weighted=weighted,
             confidence=settings.loss == "dft",
             preference=preference,
         ),

@@ -60,6 +60,11 @@ def encoded(
     if isinstance(dataset, Mapping) or not _is_listed(dataset):
         raise DataError(f"{name} must be a path or a list of rows, got {type(dataset).__name__}")
     if not is_text(dataset):
+        if "weight" in settings.columns:
+            raise DataError(
+                f"{name} holds token ids, for which data.columns.weight names no column: leave it "
+                "out"
+            )
         return dataset
     return encode_rows(dataset, tokenizer(), how, name)
 

@@ -208,7 +208,9 @@ class Trainer:
         plateau = first_plateau(self.config, held_out=held_out is not None)
         plan = BatchPlan.of(rows.lengths, self.config)
         longest = max(self.config.data.max_seq_length, plan.longest)
-        self.model.options = training_options(self.config.train)
+        self.model.options = training_options(
+            self.config.train, weighted=self.config.data.has_weights
+        )
         self.model.zero_gradient()
         throughput = ThroughputMeter()
         computing = self._computing or self._own_device(throughput)

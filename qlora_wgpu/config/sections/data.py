@@ -76,7 +76,8 @@ class DataConfig(Section):
     columns: dict[Text, Text] = Field(
         {},
         description="Names of the rows' own columns by the format's, where they differ, "
-        "such as {prompt: question, completion: answer}.",
+        "such as {prompt: question, completion: answer}; weight names one with each row's weight "
+        "in the loss.",
     )
     train_on: Literal["auto", "assistant", "last_turn", "completion", "all"] = Field(
         "auto",
@@ -146,6 +147,11 @@ class DataConfig(Section):
             )
             for source in self.sources
         ]
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the rows of some source have a column of weights."""
+        return any("weight" in part.columns for part in self.parts())
 
     @property
     def train_name(self) -> str:
