@@ -4,6 +4,8 @@
 ``P.experts.down_proj`` (experts, rows, columns), neither of them quantized. Each expert's matrices
 are weights of their own here: ``P.experts.3.gate_proj.weight``.
 
+Granite's files call them ``P.input_linear.weight`` and ``P.output_linear.weight``.
+
 gpt-oss's stacks are transposed, columns of gate and up taking turns: (experts, columns, 2 · rows),
 with ``…_bias`` (experts, 2 · rows) beside them. Its published files have MXFP4 codes in their
 place, ``…_blocks``, whose parts are read as ``quantized/mxfp4_files.py`` says.
@@ -25,7 +27,8 @@ IN_TURNS = ("gpt_oss",)
 """Model types whose stacks are as gpt-oss's."""
 
 _WEIGHT = re.compile(r"(.*\.experts)\.(0|[1-9]\d{0,5})\.(gate|up|down)_proj\.(weight|bias)")
-_STACK = re.compile(r"(.*\.experts)\.(gate_up|down)_proj")
+_STACK = re.compile(r"(.*\.experts)\.(gate_up|down)_proj|(.*)\.(in|out)put_linear\.weight")
+_GRANITE = {"gate_up": "input_linear.weight", "down": "output_linear.weight"}
 _LEAVES = {"gate_up": ("gate", "up"), "down": ("down",)}
 _BLOCKS = "_blocks"
 _DIMENSIONS = {"weight": 3, "bias": 2}
@@ -58,6 +61,8 @@ class ExpertStacks:
         at, expert, leaf = match[1], int(match[2]), match[3]
         kind = "down" if leaf == "down" else "gate_up"
         stack = f"{at}.{kind}_proj" + ("_bias" if match[4] == "bias" else "")
+        if stack not in self._files:
+            stack = f"{at.removesuffix('experts')}{_GRANITE[kind]}"
         shape = self._shape(stack, _DIMENSIONS[match[4]], len(_LEAVES[kind]))
         if shape is None or expert >= shape[0]:
             return None
@@ -92,11 +97,14 @@ class ExpertStacks:
         match = _STACK.fullmatch(tensor.removesuffix(_BLOCKS) if is_packed else tensor)
         if match is None or tensor not in self._files:
             return []
-        leaves = _LEAVES[match[2]]
+        at, kind = match[1], match[2]
+        if at is None:
+            at, kind = f"{match[3]}.experts", "gate_up" if match[4] == "in" else "down"
+        leaves = _LEAVES[kind]
         shape = self._files[tensor].shape(tensor)
         if not (is_packed and shape) and self._shape(tensor, 3, len(leaves)) is None:
             return []
-        return [f"{match[1]}.{i}.{leaf}_proj.weight" for i in range(shape[0]) for leaf in leaves]
+        return [f"{at}.{i}.{leaf}_proj.weight" for i in range(shape[0]) for leaf in leaves]
 
     def whole(self, tensor: str, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
         """The name of a stack of floats in place of a stored one, and its dimensions.

@@ -21,7 +21,7 @@ def compose(read: ConfigReader) -> Decoder:
     dimensions = attention.dimensions
     mlp = GatedMLP(dimensions, read_activation(read))
     defaults = {"n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048}
-    experts = corrected_experts(read, mlp, 2.5, **defaults)
+    experts = corrected_experts(read, mlp, 2.5, defaults)
     norm = RMSNorm(read.number("rms_norm_eps", 1e-6))
     dense = read.count("first_k_dense_replace", 3)
     return Decoder(

@@ -15,26 +15,40 @@ from qlora_wgpu.families.windows import periodic_windows
 
 
 def compose(read: ConfigReader) -> Decoder:
-    """Three layers of four slide where nothing says otherwise; without a window, all rotate."""
+    """A gated MLP in every layer."""
     read = read.with_defaults(sliding_window=4096)
-    read.no_dropout("attention_dropout")
     dimensions = Dimensions.read(read)
-    rope, eps = read_rope(read.config, dimensions.head_dim), read.number("rms_norm_eps", 1e-5)
+    norm = RMSNorm(read.number("rms_norm_eps", 1e-5))
+    mlp = GatedMLP(dimensions, read_activation(read))
+    return Decoder(
+        dimensions,
+        norm,
+        layers=tuple(
+            Layer(norm, each, mlp, POST_NORM)
+            for each in read_attentions(read, dimensions, norm.eps)
+        ),
+        tied=read.flag("tie_word_embeddings"),
+    )
+
+
+def read_attentions(read: ConfigReader, dimensions: Dimensions, eps: float) -> list[Attention]:
+    """Three layers of four slide where nothing says otherwise; without a window, all rotate.
+
+    Args:
+        read: The config.json, with a ``sliding_window``, which may be null.
+        dimensions: The model's sizes.
+        eps: Of the heads' norms.
+    """
+    read.no_dropout("attention_dropout")
+    rope = read_rope(read.config, dimensions.head_dim)
     attention = Attention(dimensions, rope, qk_norm=QKNorm(eps))
     unrotated = (
         attention if read.config["sliding_window"] is None else replace(attention, rope=None)
     )
-    mlp, norm = GatedMLP(dimensions, read_activation(read)), RMSNorm(eps)
-    attentions = [
+    return [
         unrotated if window is None else replace(attention, window=window)
         for window in periodic_windows(read, dimensions.num_hidden_layers, every=4)
     ]
-    return Decoder(
-        dimensions,
-        norm,
-        layers=tuple(Layer(norm, each, mlp, POST_NORM) for each in attentions),
-        tied=read.flag("tie_word_embeddings"),
-    )
 
 
 FAMILY = DecoderFamily(compose)

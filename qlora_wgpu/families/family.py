@@ -286,6 +286,10 @@ class Family(Protocol):
 
 
 _REGISTERED: dict[str, Family] = {}
+_NOT_EXACT = {
+    "phimoe": "its router draws experts at random in training, and what passes back through it is "
+    "an estimate (SparseMixer), which nothing could be compared with"
+}
 
 
 def register_family(model_type: str, family: Family) -> None:
@@ -307,6 +311,10 @@ def find_family(config: Mapping[str, Any]) -> Family:
     name = config.get("model_type")
     family = (_REGISTERED.get(name) or _built_in(name)) if isinstance(name, str) else None
     if family is None:
+        if isinstance(name, str) and name in _NOT_EXACT:
+            raise UnsupportedModelError(
+                f"config.json: model_type '{name}' is not supported: {_NOT_EXACT[name]}"
+            )
         raise UnsupportedModelError(
             f"config.json: model_type {brief(name)} is not supported "
             f"(supported: {', '.join(known_families())})"

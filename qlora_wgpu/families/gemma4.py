@@ -10,17 +10,29 @@ from qlora_wgpu.families import gemma4_text
 from qlora_wgpu.families.config_reader import ConfigReader
 from qlora_wgpu.families.decoder import Decoder, DecoderFamily
 
+PREFIX = "model.language_model."
+
 
 def compose(read: ConfigReader) -> Decoder:
     """Modules are called as in a running model, and so is its adapter by PEFT."""
+    text = gemma4_text.compose(text_config(read, "gemma4"))
+    # Modules of the parts for images and sound are called alike, and PEFT refuses to adapt them.
+    return replace(text, prefix=PREFIX, adapted_within=PREFIX)
+
+
+def text_config(read: ConfigReader, model_type: str) -> ConfigReader:
+    """The config.json of the text part.
+
+    Raises:
+        UnsupportedModelError: If there is none.
+    """
     text = read.config.get("text_config")
     if not isinstance(text, Mapping):
         raise UnsupportedModelError(
-            "config.json: model_type 'gemma4' needs a text_config (text alone is 'gemma4_text')"
+            f"config.json: model_type '{model_type}' needs a text_config (text alone is "
+            f"'{model_type}_text')"
         )
-    prefix = "model.language_model."
-    # Modules of the parts for images and sound are called alike, and PEFT refuses to adapt them.
-    return replace(gemma4_text.compose(ConfigReader(text)), prefix=prefix, adapted_within=prefix)
+    return ConfigReader(text)
 
 
 FAMILY = DecoderFamily(compose)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from qlora_wgpu.families.attention import Attention, QKNorm
@@ -45,7 +46,11 @@ def compose(read: ConfigReader) -> Decoder:
 
 
 def corrected_experts(
-    read: ConfigReader, mlp: GatedMLP, scale: float = 1.0, **defaults: int
+    read: ConfigReader,
+    mlp: GatedMLP,
+    scale: float = 1.0,
+    defaults: Mapping[str, int] | None = None,
+    keys: tuple[str, str] = ("n_routed_experts", "n_shared_experts"),
 ) -> Experts:
     """DeepSeek-V3's mixture: sigmoid scores, corrected for the choice, groups, shared experts.
 
@@ -53,15 +58,17 @@ def corrected_experts(
         read: The config.json.
         mlp: The MLP of dense layers.
         scale: ``routed_scaling_factor``, where no key says it.
-        **defaults: Of the keys of sizes, where they are not GLM-4.5's.
+        defaults: Of the keys of sizes, where they are not GLM-4.5's.
+        keys: Of the numbers of experts that are chosen, and that every token meets.
     """
-    read = read.renamed("n_routed_experts", "num_local_experts")
-    sizes = {"n_routed_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1408}
-    sizes |= defaults
+    chosen, met = keys
+    read = read.renamed(chosen, "num_local_experts") if chosen == "n_routed_experts" else read
+    sizes = {chosen: 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1408}
+    sizes |= defaults or {}
     num_experts, top_k, size = (read.integer(key, value) for key, value in sizes.items())
-    check_expert_counts(read, ("n_routed_experts", num_experts), ("num_experts_per_tok", top_k))
+    check_expert_counts(read, (chosen, num_experts), ("num_experts_per_tok", top_k))
     refuse_balance_loss(read)
-    inner = size * read.integer("n_shared_experts", 1)
+    inner = size * read.integer(met, 1)
     shared = replace(mlp.dimensions, intermediate_size=inner)
     scoring = Scoring(
         sigmoid=True,

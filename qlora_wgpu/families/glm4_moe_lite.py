@@ -21,7 +21,7 @@ def compose(read: ConfigReader) -> Decoder:
     dimensions = attention.dimensions
     mlp = GatedMLP(dimensions, read_activation(read))
     defaults = {"n_routed_experts": 64, "num_experts_per_tok": 4, "moe_intermediate_size": 1536}
-    experts = corrected_experts(read, mlp, 1.8, **defaults)
+    experts = corrected_experts(read, mlp, 1.8, defaults)
     norm = RMSNorm(read.number("rms_norm_eps", 1e-5))
     return Decoder(
         dimensions,

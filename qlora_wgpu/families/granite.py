@@ -5,9 +5,9 @@ from __future__ import annotations
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.families.attention import Attention
 from qlora_wgpu.families.config_reader import ConfigReader
-from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Layer
+from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Half, Layer
 from qlora_wgpu.families.dimensions import Dimensions
-from qlora_wgpu.families.mlp import FusedGatedMLP, GatedMLP, read_activation
+from qlora_wgpu.families.mlp import GatedMLP, read_activation
 from qlora_wgpu.families.norm import RMSNorm
 from qlora_wgpu.families.rope import Rope, read_rope
 
@@ -16,14 +16,17 @@ def compose(read: ConfigReader) -> Decoder:
     """A gated MLP in three layers, and every layer rotates."""
     dimensions = Dimensions.read(read)
     mlp = GatedMLP(dimensions, read_activation(read), read.flag("mlp_bias"))
-    return compose_with(read, mlp, read_rope(read.config, dimensions.head_dim))
+    return compose_with(read, dimensions, mlp, read_rope(read.config, dimensions.head_dim))
 
 
-def compose_with(read: ConfigReader, mlp: GatedMLP | FusedGatedMLP, rope: Rope | None) -> Decoder:
+def compose_with(
+    read: ConfigReader, dimensions: Dimensions, mlp: Half, rope: Rope | None
+) -> Decoder:
     """Logits are divided by ``logits_scaling``; the other three multiply.
 
     Args:
         read: The config.json.
+        dimensions: The model's sizes.
         mlp: The second half of every layer.
         rope: How heads are rotated, if they are.
 
@@ -31,7 +34,7 @@ def compose_with(read: ConfigReader, mlp: GatedMLP | FusedGatedMLP, rope: Rope |
         UnsupportedModelError: If a multiplier and another key do not go together.
     """
     read.no_dropout("attention_dropout")
-    dimensions, bias = mlp.dimensions, read.flag("attention_bias")
+    bias = read.flag("attention_bias")
     divisor = read.number("logits_scaling", 1.0)
     if divisor == 0:
         raise UnsupportedModelError("config.json: logits_scaling must not be 0")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qlora_wgpu.errors import UnsupportedModelError, brief
 from qlora_wgpu.families.attention import Attention, QKNorm
 from qlora_wgpu.families.config_reader import ConfigReader, is_above_zero
-from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Layer
+from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Half, Layer
 from qlora_wgpu.families.dimensions import Dimensions
 from qlora_wgpu.families.mlp import GatedMLP, read_activation
 from qlora_wgpu.families.norm import RMSNorm
@@ -16,9 +16,21 @@ from qlora_wgpu.families.rope import Rope, read_rope
 
 
 def compose(read: ConfigReader) -> Decoder:
-    """Rotations of type 'dynamic' with an ``alpha`` do not go by the length of a sample."""
-    read.no_dropout("attention_dropout")
+    """A gated MLP in every layer."""
     dimensions = Dimensions.read(read)
+    mlp = GatedMLP(dimensions, read_activation(read))
+    return compose_with(read, dimensions, [mlp] * dimensions.num_hidden_layers)
+
+
+def compose_with(read: ConfigReader, dimensions: Dimensions, mlps: Sequence[Half]) -> Decoder:
+    """Rotations of type 'dynamic' with an ``alpha`` do not go by the length of a sample.
+
+    Args:
+        read: The config.json.
+        dimensions: The model's sizes.
+        mlps: The second half of each layer.
+    """
+    read.no_dropout("attention_dropout")
     bias, eps = read.flag("attention_bias"), read.number("rms_norm_eps", 1e-5)
     qk_norm = QKNorm(eps, names=("query_layernorm", "key_layernorm"), after_rope=True)
     attention = Attention(
@@ -28,12 +40,11 @@ def compose(read: ConfigReader) -> Decoder:
         o_bias=bias,
         qk_norm=qk_norm,
     )
-    mlp = GatedMLP(dimensions, read_activation(read))
     norm = RMSNorm(eps)
     return Decoder(
         dimensions,
         norm,
-        layers=(Layer(norm, attention, mlp),) * dimensions.num_hidden_layers,
+        layers=tuple(Layer(norm, attention, mlp) for mlp in mlps),
         tied=read.flag("tie_word_embeddings"),
     )
 

@@ -67,3 +67,24 @@ def test_what_is_no_part(tmp_path):
 def test_integers_are_no_stack(tmp_path):
     folder = opened(tmp_path, down_proj=np.zeros((3, 4, 5), np.uint8))
     assert not folder.has(f"{AT}.0.down_proj.weight")
+
+
+def test_granite_s_names(tmp_path):
+    """Stacks go by the names of linear layers; a linear layer of that name is none."""
+    rng, at = np.random.default_rng(1), "model.layers.0.block_sparse_moe"
+    arrays = {
+        f"{at}.input_linear.weight": rng.standard_normal((3, 10, 4)).astype(np.float32),
+        f"{at}.output_linear.weight": rng.standard_normal((3, 4, 5)).astype(np.float32),
+        "model.layers.0.shared_mlp.input_linear.weight": np.zeros((10, 4), np.float32),
+    }
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "granitemoe"}))
+    write_safetensors(tmp_path / "model.safetensors", arrays)
+    folder = ModelFolder.open(tmp_path)
+    for stack, array in list(arrays.items())[:2]:
+        names = folder.parts_of(stack)
+        assert [folder.shape(name) for name in names] == [(5, 4)] * 6 or len(names) == 3
+        whole = np.concatenate([folder.float32(name) for name in names])
+        np.testing.assert_array_equal(whole.reshape(array.shape), array)
+    assert folder.parts_of(f"{at}.input_linear.weight")[1] == f"{at}.experts.0.up_proj.weight"
+    assert folder.parts_of("model.layers.0.shared_mlp.input_linear.weight") == []
+    assert not folder.has("model.layers.0.shared_mlp.experts.0.up_proj.weight")

@@ -38,12 +38,13 @@ def quant(case):
     return QuantConfig(scheme="nf4" if case.endswith("-nf4") else "none")
 
 
+IMAGES = {"gemma3", "gemma4", "gemma4_unified", "mistral3", "qwen3_5", "qwen3_5_moe"}
+
+
 def test_every_family_is_recorded():
     types = {json.loads(str(np.load(FOLDER / f"{c}.npz")["config"]))["model_type"] for c in CASES}
     # A text part under the name of a model with images is the same forward.
-    assert types | {"gemma3", "gemma4", "mistral3", "qwen3_5", "qwen3_5_moe"} >= set(
-        known_families()
-    )
+    assert types | IMAGES >= set(known_families())
 
 
 @pytest.mark.filterwarnings("ignore:PEFT 0.21")  # dense layers of a mixture

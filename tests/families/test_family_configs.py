@@ -30,6 +30,8 @@ NEEDED = {
     "deepseek_v3": {**LATENT, "first_k_dense_replace": 0},
     "glm4_moe_lite": {**LATENT, "mlp_layer_types": ["sparse"] * 4, "v_head_dim": 128},
     "lfm2_moe": {"layer_types": ["full_attention"] * 4, "num_dense_layers": 0},
+    "gemma4_unified": {"text_config": {**SIZES, "head_dim": 12}},
+    "hunyuan_v1_moe": {"num_experts": 4},
     "gemma3": {"text_config": {**SIZES, "head_dim": 12}},
     "mistral3": {"text_config": {**SIZES, "model_type": "ministral3", "head_dim": 12}},
     "granitemoehybrid": {"num_local_experts": 0, "layer_types": ["attention"] * 4},
@@ -365,7 +367,7 @@ def test_dropouts_that_are_not_applied_are_told():
 DENSE = NEEDED["granitemoehybrid"]
 REFUSED = {
     "state space": ("granitemoehybrid", {**DENSE, "layer_types": ["mamba"] * 4}, "state-space"),
-    "mixture": ("granitemoehybrid", {**DENSE, "num_local_experts": 8}, "num_local_experts = 8"),
+    "random experts": ("phimoe", {}, "draws experts at random"),
     "no text": ("mistral3", {}, "text_config"),
     "other text": (
         "mistral3", {"text_config": {**SIZES, "model_type": "mistral4"}}, "'mistral4'",
@@ -445,6 +447,10 @@ REFUSED = {
         "'default' or 'proportional'",
     ),
     "model type": ("deepseek_v4", {}, "deepseek_v4"),
+    "list of topk": (
+        "hunyuan_v1_moe", {"num_experts": 4, "moe_topk": [1, 2]}, "moe_topk must have a positive",
+    ),
+    "kinds of MLPs": ("exaone_moe", {"mlp_layer_types": ["thin"] * 4}, "mlp_layer_types must be"),
     "experts": ("qwen3_moe", {"num_experts": 2, "num_experts_per_tok": 3}, "num_experts_per_tok 3"),
     "balance": ("glm4_moe", {"output_router_logits": True}, "output_router_logits"),
     "slides or not": (

@@ -43,6 +43,27 @@ def qwen3_5(model_type, values, tied, **keys):
 
 
 MODELS = {
+    "Granite 3.1 1B A400M": (
+        sizes(
+            "granitemoe", (1024, 512, 24, 16, 8, 49155), num_local_experts=32,
+            num_experts_per_tok=8, tie_word_embeddings=True,
+        ),
+        "1.33",
+    ),
+    "Granite 3.1 3B A800M": (
+        sizes(
+            "granitemoe", (1536, 512, 32, 24, 8, 49155), num_local_experts=40,
+            num_experts_per_tok=8, tie_word_embeddings=True,
+        ),
+        "3.3",
+    ),
+    "Hunyuan A13B": (
+        sizes(
+            "hunyuan_v1_moe", (4096, 3072, 32, 32, 8, 128167, 128), num_experts=64,
+            moe_topk=[8] * 32, rope_scaling=NTK, tie_word_embeddings=True,
+        ),
+        "80.4",
+    ),
     "EXAONE 4.0 32B": (
         sizes(
             "exaone4", (5120, 27392, 64, 40, 8, 102400, 128), sliding_window_pattern="LLLG",

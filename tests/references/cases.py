@@ -34,6 +34,11 @@ LATENT = {
     "qk_rope_head_dim": 8, "v_head_dim": 18,
 }  # fmt: skip
 
+GRANITE = {
+    "embedding_multiplier": 3.0, "residual_multiplier": 0.6, "attention_multiplier": 0.11,
+    "logits_scaling": 2.5, "num_key_value_heads": 3,
+}  # fmt: skip
+
 
 def rope(kind, **keys):
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **keys}}
@@ -235,6 +240,52 @@ CASES = {
         {
             **LATENT, **GROUPED, "q_lora_rank": None, "moe_intermediate_size": 28,
             "topk_method": "group_limited_greedy", "mlp_bias": True,
+        },
+    ),
+    "granitemoe-experts": (
+        "granitemoe",
+        {
+            **GRANITE, "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 44,
+        },
+    ),
+    "granitemoeshared-experts": (
+        "granitemoeshared",
+        {
+            **GRANITE, "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 44,
+            "shared_intermediate_size": 36, "attention_bias": False,
+        },
+    ),
+    "granite4-experts": (
+        "granitemoehybrid",
+        {
+            **GRANITE, "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 44,
+            "shared_intermediate_size": 36, "layer_types": ["full_attention"] * 2,
+            "position_embedding_type": "rope", "mamba_n_heads": 2, "output_router_logits": True,
+            "router_aux_loss_coef": 0.3,
+        },
+    ),
+    "hunyuan_moe-experts": (
+        "hunyuan_v1_moe",
+        {
+            **WIDE, "num_experts": 5, "moe_topk": 2, "intermediate_size": 44,
+            "attention_bias": False, "num_key_value_heads": 3,
+        },
+    ),
+    "exaone_moe-experts": (
+        "exaone_moe",
+        {
+            **WIDE, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 28,
+            "num_shared_experts": 2, "num_hidden_layers": 3, "first_k_dense_replace": 1,
+            "sliding_window": 7, "n_group": 3, "topk_group": 2,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "gemma4_unified": (  # as 12B: keys that are values
+        "gemma4_unified_text",
+        {
+            **TWO_SIZES, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+            "num_hidden_layers": 3, "use_bidirectional_attention": None,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
         },
     ),
     "mixtral-balanced": (

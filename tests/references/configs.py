@@ -111,6 +111,20 @@ OWN = {
         "num_local_experts": 0, "layer_types": ["attention"] * 3, "shared_intermediate_size": 36,
         "position_embedding_type": "rope", "mamba_n_heads": 2,
     },
+    "granitemoe": {"num_local_experts": 5, "num_experts_per_tok": 2},
+    "granitemoeshared": {
+        "num_local_experts": 5, "num_experts_per_tok": 2, "shared_intermediate_size": 12,
+    },
+    "hunyuan_v1_moe": {"head_dim": 6, "num_experts": 5, "moe_topk": 2},
+    "exaone_moe": {
+        "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+        "sliding_window": 5, "first_k_dense_replace": 1,
+    },
+    "gemma4_unified_text": {
+        "head_dim": 6, "global_head_dim": 10, "sliding_window": 5, "num_kv_shared_layers": 1,
+        "attention_k_eq_v": True,
+        "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    },
 }  # fmt: skip
 MODEL_TYPES = [
     "cohere", "gemma", "gemma2", "gemma3_text", "glm4", "granite", "llama", "mistral", "mixtral",
@@ -121,13 +135,22 @@ MODEL_TYPES = [
     "gpt_oss", "glm4_moe_lite", "deepseek_v2", "deepseek_v3",
     "gemma4_text", "gemma4",
     "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe",
+    "granitemoe", "granitemoeshared", "hunyuan_v1_moe", "exaone_moe", "gemma4_unified_text",
+    "gemma4_unified",
 ]  # fmt: skip
 # Of models with images, the type of their text part.
 TEXTS = {
     "gemma3": "gemma3_text", "gemma4": "gemma4_text", "mistral3": "ministral3",
+    "gemma4_unified": "gemma4_unified_text",
     "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text",
 }  # fmt: skip
-RENAMED = ("gemma3", "gemma4", "mistral3")  # whose text part is called otherwise by itself
+GRANITES = ("granitemoe", "granitemoeshared", "granitemoehybrid")
+RENAMED = (
+    "gemma3",
+    "gemma4",
+    "gemma4_unified",
+    "mistral3",
+)  # whose text part is called otherwise by itself
 TEXT = ["full_attention", "sliding_attention"]
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
 LLAMA3 = {
@@ -319,6 +342,7 @@ def theirs(config, ids):
         "lfm2_moe": ("feed_forward.", "w1", "w3", "w2"),
         "gemma4_text": texts,
         "gemma4": texts,
+        **dict.fromkeys(GRANITES, ("block_sparse_moe.", "gate_proj", "up_proj", "down_proj")),
     }
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -363,6 +387,10 @@ def theirs(config, ids):
                 if config["model_type"] == "mixtral" and ".mlp.gate" in name:
                     file = name.replace(".mlp.", ".block_sparse_moe.")
                 file = file.replace(".gate.moe_statics.", ".moe_statics.")
+                if config["model_type"] == "exaone_moe":
+                    file = file.replace(".gate.e_score", ".e_score")
+                if config["model_type"] in GRANITES:
+                    file = file.replace(".router.weight", ".router.layer.weight")
                 if config["model_type"] in RENAMED:
                     file = name.replace("model.", "model.language_model.", 1)
                 own = weights({file: tuple(parameter.shape)}, offset)

@@ -31,6 +31,9 @@ USUAL = ("mlp", "gate_proj", "up_proj", "down_proj")
 EXPERTS = {
     "mixtral": ("block_sparse_moe", "w1", "w3", "w2"),
     "lfm2_moe": ("feed_forward", "w1", "w3", "w2"),
+    "granitemoe": ("block_sparse_moe", "gate_proj", "up_proj", "down_proj"),
+    "granitemoeshared": ("block_sparse_moe", "gate_proj", "up_proj", "down_proj"),
+    "granitemoehybrid": ("block_sparse_moe", "gate_proj", "up_proj", "down_proj"),
     "gemma4_text": ("", "gate_proj", "up_proj", "down_proj"),
 }
 
@@ -94,8 +97,8 @@ def make(case):
 
 def targets(model):
     names = {n for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
-    # Routers, of which Gemma 4's is one, stay frozen.
-    return sorted({n.rsplit(".", 1)[-1] for n in names} - {"lm_head", "proj"})
+    # Routers, of which Gemma 4's and Hunyuan's are some, stay frozen.
+    return sorted({n.rsplit(".", 1)[-1] for n in names} - {"lm_head", "proj", "wg"})
 
 
 def peft_name(name):

@@ -12,16 +12,22 @@ COMPOSED = (
     "apertus", "arcee", "cohere2", "ernie4_5", "exaone4", "granitemoehybrid", "ministral3",
     "nemotron", "seed_oss", "stablelm-qknorm", "olmoe", "ernie4_5_moe", "lfm2_moe", "glm4_moe",
     "deepseek_v2", "deepseek_v3", "qwen3_next", "qwen3_5_moe_text",
+    "granitemoe", "granitemoeshared", "hunyuan_v1_moe", "exaone_moe", "gemma4_unified_text",
 )  # fmt: skip
 # Cases whose forward has an op that no first case of a model_type has.
-MORE = ("cohere-qknorm", "gemma4-dense", "gemma4-experts", "stablelm-qknorm")
+MORE = (
+    "cohere-qknorm", "gemma4-dense", "gemma4-experts", "stablelm-qknorm", "mixtral-balanced",
+    "ernie4_5_moe-balanced-experts",
+)  # fmt: skip
 
 
 def family_configs():
     """One recorded config.json of each model_type, of its plainest rotation."""
     recorded = {p.stem: json.loads(str(np.load(p)["config"])) for p in FOLDER.glob("*.npz")}
     configs = {}
-    for case in sorted(recorded, key=lambda c: (_is_scaled(recorded[c]), "rope" in c, c)):
+    for case in sorted(
+        recorded, key=lambda c: (_is_scaled(recorded[c]), "rope" in c, "balanced" in c, c)
+    ):
         configs.setdefault(recorded[case]["model_type"], recorded[case])
     return configs
 

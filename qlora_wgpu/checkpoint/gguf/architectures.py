@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from qlora_wgpu.checkpoint.gguf import gemma
+from qlora_wgpu.checkpoint.gguf import gemma, mixtures
 from qlora_wgpu.checkpoint.gguf import more_architectures as more
 from qlora_wgpu.checkpoint.gguf.file import GGUFFile
 from qlora_wgpu.checkpoint.gguf.heads import usual_scale, whole_heads
@@ -238,6 +238,13 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     "qwen2": GGUFArchitecture("qwen2", "Qwen2ForCausalLM", _qwen),
     "qwen3": GGUFArchitecture("qwen3", "Qwen3ForCausalLM", _qwen3),
     "qwen3moe": GGUFArchitecture("qwen3_moe", "Qwen3MoeForCausalLM", _qwen3_moe),
+    "qwen2moe": GGUFArchitecture(
+        "qwen2_moe", "Qwen2MoeForCausalLM", mixtures.qwen2_moe, names=mixtures.SHARED_NAMES
+    ),
+    "olmoe": GGUFArchitecture("olmoe", "OlmoeForCausalLM", mixtures.olmoe),
+    "granitemoe": GGUFArchitecture(
+        "granitemoe", "GraniteMoeForCausalLM", mixtures.granite_moe, pairs=True
+    ),
     "gemma": GGUFArchitecture("gemma", "GemmaForCausalLM", gemma.gemma, norm_offset=1.0),
     "gemma2": GGUFArchitecture(
         "gemma2", "Gemma2ForCausalLM", gemma.gemma2, norm_offset=1.0, names=_GEMMA_NAMES

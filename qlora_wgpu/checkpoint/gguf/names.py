@@ -41,6 +41,7 @@ _STACKS = {
     "ffn_gate_up_exps": ("gate_proj", "up_proj"),
 }
 _SINKS = "self_attn.sinks"  # a parameter itself, where all others are modules' weights
+_ROUTERS = {"mixtral": "block_sparse_moe.gate", "granitemoe": "block_sparse_moe.router.layer"}
 _OF_MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 # Tables that follow from the keys, which old files hold as well.
 _REPEATED = re.compile(r"(blk\.[0-9]+\.)?(attn_rot_embd|rope_freqs)\.weight")
@@ -106,8 +107,7 @@ def _of_tensor(
             f"{file.path} holds the tensor {brief(stored)}, which is not computed for the "
             f"architecture {config['model_type']}: take the model's safetensors version"
         )
-    if config["model_type"] == "mixtral" and leaf == "mlp.gate":
-        leaf = "block_sparse_moe.gate"
+    leaf = _ROUTERS.get(config["model_type"], leaf) if leaf == "mlp.gate" else leaf
     name = f"model.layers.{int(block[1])}.{leaf}" + (f".{block[3]}" if leaf != _SINKS else "")
     heads = _heads(leaf, config) if architecture.pairs else 0
     if heads and (shape[0] % (2 * heads)):
@@ -141,7 +141,8 @@ def _experts(
     count, rows, columns = shape[0], shape[1] // len(leaves), shape[2]
     own = (columns,) if kind == "bias" else (rows, columns)
     is_mixtral = config["model_type"] == "mixtral"
-    at = f"model.layers.{layer}.{'block_sparse_moe' if is_mixtral else 'mlp'}.experts"
+    at = _ROUTERS.get(config["model_type"], "mlp").partition(".")[0]
+    at = f"model.layers.{layer}.{at}.experts"
     for number in range(count):
         for part, leaf in enumerate(leaves):
             first = (number * len(leaves) + part) * rows

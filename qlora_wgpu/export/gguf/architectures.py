@@ -53,7 +53,7 @@ ARCHITECTURES = {
     "qwen3": LlamaCpp("QWEN3"),
     "qwen2_moe": LlamaCpp("QWEN2MOE"),
     "qwen3_moe": LlamaCpp("QWEN3MOE"),
-    "olmoe": LlamaCpp("OLMOE"),
+    "olmoe": LlamaCpp("OLMOE", is_square=True, biases=()),
     "ernie4_5_moe": LlamaCpp("ERNIE4_5_MOE"),
     "lfm2_moe": LlamaCpp("LFM2MOE"),
     "glm4": LlamaCpp("GLM4"),
@@ -80,6 +80,7 @@ ARCHITECTURES = {
     "nemotron": LlamaCpp("NEMOTRON", head="own", is_square=True, activation="relu2"),
     "apertus": LlamaCpp("APERTUS"),
     "lfm2": LlamaCpp("LFM2"),
+    "granitemoe": LlamaCpp("GRANITE_MOE", pairs=True, biases=(), scalings=_FACTORS),
     "granitemoehybrid": LlamaCpp(
         "GRANITE", pairs=True, biases=_ALL, scalings=_FACTORS
     ),  # where it is dense

@@ -123,12 +123,36 @@ def _qwen3_moe(keys: ModelKeys) -> None:
     keys.values["expert_feed_forward_length"] = experts.intermediate_size
 
 
-def _expert_counts(keys: ModelKeys) -> Experts:
+def _olmoe(keys: ModelKeys) -> None:
+    sizes = keys.decoder.dimensions
+    if sizes.num_key_value_heads != sizes.num_attention_heads:
+        raise keys.refuse("fewer heads of keys than of queries")
+    _check_scales(keys)
+    _expert_counts(keys, normalized=False)
+
+
+def _qwen2_moe(keys: ModelKeys) -> None:
+    _check_scales(keys)
+    experts = _expert_counts(keys, normalized=False)
+    assert experts.shared is not None
+    shared = experts.shared.mlp.dimensions.intermediate_size
+    keys.values["expert_feed_forward_length"] = experts.intermediate_size
+    keys.values["expert_shared_feed_forward_length"] = shared
+
+
+def _granite_moe(keys: ModelKeys) -> None:
+    _granite_scales(keys)
+    _expert_counts(keys)
+
+
+def _expert_counts(keys: ModelKeys, *, normalized: bool = True) -> Experts:
     mixtures = [layer.mlp for layer in keys.decoder.layers if isinstance(layer.mlp, Experts)]
     if len(mixtures) < len(keys.decoder.layers):
         raise keys.refuse("layers without experts beside others with them")
-    if not mixtures[0].norm_topk_prob:
-        raise keys.refuse("experts whose weights do not sum up to one (norm_topk_prob = false)")
+    if mixtures[0].norm_topk_prob != normalized:
+        says = str(not normalized).lower()
+        does = "do not sum" if normalized else "sum"
+        raise keys.refuse(f"experts whose weights {does} up to one (norm_topk_prob = {says})")
     keys.values["expert_count"] = mixtures[0].num_experts
     keys.values["expert_used_count"] = mixtures[0].num_experts_per_tok
     return mixtures[0]
@@ -175,6 +199,12 @@ def _scale_of_gemma(keys: ModelKeys, largest: int) -> float:
 
 
 def _granite(keys: ModelKeys) -> None:
+    if any(isinstance(layer.mlp, Experts) for layer in keys.decoder.layers):
+        raise keys.refuse("experts")
+    _granite_scales(keys)
+
+
+def _granite_scales(keys: ModelKeys) -> None:
     decoder, attention = keys.decoder, keys.attentions[0]
     scale = attention.scale or decoder.dimensions.head_dim**-0.5
     keys.values |= {
@@ -195,6 +225,9 @@ def _granite(keys: ModelKeys) -> None:
 OTHERS: dict[str, Callable[[ModelKeys], None]] = {
     "mixtral": _mixtral,
     "qwen3_moe": _qwen3_moe,
+    "qwen2_moe": _qwen2_moe,
+    "olmoe": _olmoe,
+    "granitemoe": _granite_moe,
     "gpt_oss": _qwen3_moe,
     "gemma": _gemma,
     "gemma2": _gemma2,

@@ -25,6 +25,10 @@ _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 PARTS = {
     "shared_mlp.input_linear": ("mlp.gate_proj", "mlp.up_proj"),
     "shared_mlp.output_linear": ("mlp.down_proj",),
+    **{
+        f"block_sparse_moe.experts.{leaf}_proj": (f"mlp.experts.{leaf}_proj",)
+        for leaf in ("gate", "up", "down")
+    },
     "feed_forward.experts.w1": ("feed_forward.experts.gate_proj",),
     "feed_forward.experts.w3": ("feed_forward.experts.up_proj",),
     "feed_forward.experts.w2": ("feed_forward.experts.down_proj",),
@@ -130,9 +134,10 @@ class _Tensors:
             shape = stack.experts, stack.out_features, stack.in_features
             reads = [self._reader(f"{spec.name}.weight") for spec in stack.linears]
             kind = type_within(self._wanted, shape, is_head=False)
-            yield _made(self._named(f"{stack.name}.weight"), shape, kind, reads)
+            [(module, _)] = _split(stack.name, stack.out_features)
+            yield _made(self._named(f"{module}.weight"), shape, kind, reads)
             if stack.bias:
-                name = self._named(f"{stack.name}.bias")
+                name = self._named(f"{module}.bias")
                 reads = [self._reader(f"{spec.name}.bias") for spec in stack.linears]
                 yield _made(name, shape[:2], F32, reads)
 

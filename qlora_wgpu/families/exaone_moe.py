@@ -1,0 +1,62 @@
+"""EXAONE as mixtures of experts (LG AI Research, 2026): K-EXAONE."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from qlora_wgpu.errors import UnsupportedModelError
+from qlora_wgpu.families.config_reader import ConfigReader
+from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Layer
+from qlora_wgpu.families.dimensions import Dimensions
+from qlora_wgpu.families.exaone4 import read_attentions
+from qlora_wgpu.families.glm4_moe import corrected_experts
+from qlora_wgpu.families.mlp import GatedMLP, read_activation
+from qlora_wgpu.families.norm import RMSNorm
+
+SIZES = {"num_experts": 64, "moe_intermediate_size": 1024}
+
+
+def compose(read: ConfigReader) -> Decoder:
+    """EXAONE 4's attention with norms before each half; the first layers are dense."""
+    read = read.with_defaults(sliding_window=4096, num_key_value_heads=32)
+    dimensions = Dimensions.read(read)
+    norm = RMSNorm(read.number("rms_norm_eps", 1e-5))
+    mlp = GatedMLP(dimensions, read_activation(read))
+    experts = corrected_experts(read, mlp, 2.5, SIZES, ("num_experts", "num_shared_experts"))
+    assert experts.choice is not None
+    choice = replace(experts.choice, correction="mlp.e_score_correction_bias")
+    experts = replace(experts, choice=choice)
+    attentions = read_attentions(read, dimensions, norm.eps)
+    return Decoder(
+        dimensions,
+        norm,
+        layers=tuple(
+            Layer(norm, attention, experts if sparse else mlp)
+            for attention, sparse in zip(attentions, _sparse(read, len(attentions)), strict=True)
+        ),
+        tied=read.flag("tie_word_embeddings"),
+    )
+
+
+def _sparse(read: ConfigReader, layers: int) -> list[bool]:
+    """Whether each layer has experts.
+
+    Raises:
+        UnsupportedModelError: If ``mlp_layer_types`` is no list of kinds, one for each layer.
+    """
+    types = read.config.get("mlp_layer_types")
+    if types is None:
+        return [i >= read.count("first_k_dense_replace", 1) for i in range(layers)]
+    kinds = ("dense", "sparse")
+    if (
+        not isinstance(types, list)
+        or len(types) != layers
+        or not all(isinstance(kind, str) and kind in kinds for kind in types)
+    ):
+        raise UnsupportedModelError(
+            f"config.json: mlp_layer_types must be 'dense' or 'sparse' for each of {layers} layers"
+        )
+    return [kind == "sparse" for kind in types]
+
+
+FAMILY = DecoderFamily(compose)

@@ -1,0 +1,19 @@
+"""Gemma 4 12B, text (Google, 2026): as the dense Gemma 4, without inputs of each layer."""
+
+from __future__ import annotations
+
+from qlora_wgpu.families import gemma4_text
+from qlora_wgpu.families.config_reader import ConfigReader
+from qlora_wgpu.families.decoder import DecoderFamily
+from qlora_wgpu.families.sharing import SharingDecoder
+
+_LACKS = {"hidden_size_per_layer_input": None, "enable_moe_block": False}
+
+
+def compose(read: ConfigReader) -> SharingDecoder:
+    """Keys of what it lacks are not looked at, as in transformers."""
+    config = read.with_defaults(sliding_window=1024).config
+    return gemma4_text.compose(ConfigReader({**config, **_LACKS}))
+
+
+FAMILY = DecoderFamily(compose)

@@ -1,0 +1,53 @@
+"""Hunyuan as mixtures of experts (Tencent, 2025): Hunyuan-A13B and others."""
+
+from __future__ import annotations
+
+from qlora_wgpu.errors import UnsupportedModelError, brief
+from qlora_wgpu.families.config_reader import ConfigReader
+from qlora_wgpu.families.decoder import Decoder, DecoderFamily
+from qlora_wgpu.families.dimensions import Dimensions
+from qlora_wgpu.families.hunyuan_v1_dense import compose_with
+from qlora_wgpu.families.mlp import GatedMLP, read_activation
+from qlora_wgpu.families.moe import Experts, check_expert_counts, refuse_balance_loss
+from qlora_wgpu.families.shared_expert import SharedExpert
+
+
+def compose(read: ConfigReader) -> Decoder:
+    """As the dense models, every MLP a mixture with an expert of the same size that all meet."""
+    read = read.renamed("moe_topk", "num_experts_per_tok").renamed(
+        "num_experts", "num_local_experts"
+    )
+    dimensions, activation = Dimensions.read(read), read_activation(read)
+    count = read.integer("num_experts", 1)
+    refuse_balance_loss(read)
+    shared = SharedExpert(GatedMLP(dimensions, activation, name="mlp.shared_mlp"))
+    mlps = []
+    for top in _chosen(read, dimensions.num_hidden_layers):
+        check_expert_counts(read, ("num_experts", count), ("moe_topk", top))
+        size = dimensions.intermediate_size
+        experts = Experts(
+            dimensions.hidden_size, size, activation, count, top, router="gate.wg",
+            fused=False, shared=shared,
+        )  # fmt: skip
+        mlps.append(experts)
+    return compose_with(read, dimensions, mlps)
+
+
+def _chosen(read: ConfigReader, layers: int) -> list[int]:
+    """How many experts a token meets in each layer, by a number or a list of them.
+
+    Raises:
+        UnsupportedModelError: If the list is none of positive numbers, one for each layer.
+    """
+    listed = read.config.get("moe_topk")
+    if not isinstance(listed, list):
+        return [read.integer("moe_topk", 1)] * layers
+    if len(listed) < layers or any(type(each) is not int or each < 1 for each in listed):
+        raise UnsupportedModelError(
+            f"config.json: moe_topk must have a positive number for each of the {layers} layers, "
+            f"got {brief(listed)}"
+        )
+    return listed[:layers]
+
+
+FAMILY = DecoderFamily(compose)
