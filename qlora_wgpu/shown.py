@@ -7,7 +7,8 @@ from typing import Any
 
 from qlora_wgpu import runs
 from qlora_wgpu.cli._display import TrainingDisplay
-from qlora_wgpu.cli._terminal import Terminal
+from qlora_wgpu.cli._notebook import NotebookCurves
+from qlora_wgpu.cli._terminal import Terminal, in_notebook
 from qlora_wgpu.cli.train import show_result
 from qlora_wgpu.errors import ConfigError, brief
 from qlora_wgpu.runs.settings import AnyConfig, as_config
@@ -80,7 +81,8 @@ def train(
         return runs.train(values, watching, overwrite=overwrite, resume=resume, callbacks=callbacks)
     console = Terminal()
     with TrainingDisplay(console) as display:
-        everyone = ObserverList([display, watching])
+        others = [NotebookCurves()] if in_notebook() else []
+        everyone = ObserverList([display, *others, watching])
         result = runs.train(
             values, everyone, overwrite=overwrite, resume=resume, callbacks=callbacks
         )

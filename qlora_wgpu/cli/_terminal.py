@@ -39,7 +39,7 @@ class Terminal(Console):
         # In a notebook, plain lines: what moves would need ipywidgets there.
         super().__init__(
             stderr=stderr, soft_wrap=soft_wrap, markup=False, emoji=False, force_jupyter=False,
-            force_terminal=False if _in_notebook() else None,
+            force_terminal=False if in_notebook() else None,
         )  # fmt: skip
         if not (self.is_terminal or "COLUMNS" in os.environ):
             self.width = _UNBROKEN
@@ -75,7 +75,7 @@ class Terminal(Console):
         return _PlainStatus(_plain(status), console=self, **options)
 
 
-def _in_notebook() -> bool:
+def in_notebook() -> bool:
     """Whether a notebook's kernel shows what is printed, which calls itself a terminal."""
     ipython = sys.modules.get("IPython")
     return hasattr(ipython.get_ipython(), "kernel") if ipython is not None else False

@@ -124,6 +124,17 @@ def page(facts: Facts, rows: Sequence[Mapping[str, Any]]) -> str:
     )  # fmt: skip
 
 
+def inline(rows: Sequence[Mapping[str, Any]], head: str = "") -> str:
+    """The curves as a piece of HTML, for a notebook; its style touches nothing else there.
+
+    Args:
+        rows: The rows of metrics.jsonl.
+        head: A line above them.
+    """
+    drawn = [Markup(svg) for svg in _charts(rows) if svg]
+    return _TEMPLATES.get_template("inline.html.jinja").render(charts=drawn, head=head)
+
+
 def _charts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
         chart("loss", _losses(rows), "{:.4g}".format, may_be_log=True),

@@ -20,6 +20,7 @@ def test_names() -> None:
         "QLoRAError",
         "QLoRAModel",
         "QuantConfig",
+        "RunHistory",
         "Step",
         "Tokenizer",
         "TrainResult",
@@ -31,6 +32,7 @@ def test_names() -> None:
         "load_config",
         "load_dataset",
         "open_adapter",
+        "read_log",
         "register_family",
         "train",
     ]
