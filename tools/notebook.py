@@ -41,8 +41,8 @@ Rows are chats, prompts with completions, instructions or texts, in files or in 
     """## A run
 
 `train` does and shows what `qlora-wgpu train` does. Any setting of the YAML can be given by name,
-such as `learning_rate=1e-3`; `quiet=True` shows nothing. Interrupting the kernel stops the run with
-its state saved.""",
+such as `learning_rate=1e-3`; `quiet=True` shows nothing. Its curves are drawn while it goes on.
+Interrupting the kernel stops the run with its state saved.""",
     """>>> result = qlora_wgpu.train(
 ...     demo / "demo.yaml",
 ...     dir=folder / "run",
@@ -50,10 +50,14 @@ its state saved.""",
 ...     eval_steps=steps // 3,
 ... )""",
     """>>> print(f"held-out loss {result.eval_loss_before:.2f}, then {result.eval_loss:.2f}")
->>> sample = result.samples[1]
+>>> sample = result.samples[-1]
 >>> print("prompt:", sample.prompt)
 >>> print("before:", sample.before)
 >>> print("after: ", sample.after)""",
+    """`read_log` has what was logged, of a run that goes on, too; `to_pandas()` makes a `DataFrame`
+of it.""",
+    """>>> log = qlora_wgpu.read_log(result.run_dir)
+>>> log.rows[-1]""",
     """The folder of the run has the adapter, as PEFT reads it, the checkpoints and the report.""",
     """>>> sorted(path.name for path in result.run_dir.iterdir() if path.name[0] != ".")""",
     """## The model
@@ -81,6 +85,19 @@ It is told of every event of a run, and may stop it. A stopped run can go on."""
 >>> print(stopped.steps, "steps:", stopped.stop_reason)
 >>> whole = qlora_wgpu.train(demo / "demo.yaml", resume=True, **few)
 >>> print(whole.steps, "steps:", whole.stop_reason)""",
+    """## Steps
+
+Functions are called between steps, and may stop, save and evaluate the run and change its learning
+rate. A `Trainer`'s `steps()` are a loop of your own.""",
+    """>>> def halve(step):
+...     if step.step == 2:
+...         step.scale_learning_rate(0.5)
+...
+...
+>>> slower = {"dir": folder / "slower", "max_steps": 4, "eval_steps": 0, "quiet": True}
+>>> _ = qlora_wgpu.train(demo / "demo.yaml", on_step=halve, logging_steps=1, **slower)
+>>> halved = qlora_wgpu.read_log(folder / "slower").rows
+>>> [row["learning_rate"] for row in halved if "loss" in row]""",
     """## Its parts
 
 A `Trainer` takes a model and rows, and prints nothing.""",
