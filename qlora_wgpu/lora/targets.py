@@ -114,20 +114,8 @@ def check_experts(config: AdapterConfig, stacks: Sequence[ExpertSpec]) -> None:
             )
     if stacks and config.use_dora:
         raise ConfigError(
-            "lora.use_dora cannot adapt experts: leave them out of lora.target_modules"
-        )
-
-
-def check_trainable(config: LoraConfig) -> None:
-    """Refuses adapters that are computed here, but without the dropout of their training.
-
-    Raises:
-        ConfigError: If the adapter is DoRA's and has dropout.
-    """
-    if config.use_dora and config.lora_dropout > 0:
-        raise ConfigError(
-            "lora.use_dora needs lora.lora_dropout = 0 in training: its dropout is not computed "
-            "here"
+            "lora.use_dora cannot adapt experts, which PEFT refuses as well: leave them out of "
+            "lora.target_modules"
         )
 
 

@@ -232,6 +232,7 @@ class ModelLayout:
 
     def _traced(self, options: StepOptions) -> PlannedStep:
         graph = self.new_graph()
+        trains = options.kind == "train"
         architecture = self.pretrained.architecture
         coefficient = architecture.balance_coefficient(options.router_aux_loss_coef)
         batch = make_batch_buffers(
@@ -240,12 +241,13 @@ class ModelLayout:
             noise=options.noise,
             weighted=options.objective.weighted,
             routers=RouterSums() if coefficient else None,
+            drops=trains,
         )
         self.network.trace_loss(
             graph,
             batch,
             self.stats,
-            gradient=options.kind == "train",
+            gradient=trains,
             checkpointing=options.checkpointing,
             objective=options.objective,
             router_aux_loss_coef=coefficient,

@@ -91,6 +91,7 @@ class BatchBuffers:
         places: uint32 (batch · seq), which of the cache's texts each row is of; with a cache.
         noise: NEFTune's α: how much noise the embedding of training batches gets.
         routers: Where the routers' choices are summed up, if they are.
+        drops: Whether it may have dropout, as what is trained on may.
         angles: Of the rotations that ``angles_of`` was asked for.
         embedded: Of the matrices that ``rows_of`` was asked for.
     """
@@ -109,6 +110,7 @@ class BatchBuffers:
     weights: Tensor | None = None
     routers: RouterSums | None = field(default=None, compare=False)
     places: Tensor | None = None
+    drops: bool = False
     angles: dict[Rotation, Angles] = field(default_factory=dict, compare=False)
     embedded: dict[HostMatrix, EmbeddedRows] = field(default_factory=dict, compare=False)
 
@@ -164,6 +166,7 @@ def make_batch_buffers(
     noise: float = 0.0,
     weighted: bool = False,
     routers: RouterSums | None = None,
+    drops: bool = False,
 ) -> BatchBuffers:
     """Lays out the inputs of micro-batches of ``batch`` sequences of ``seq`` tokens."""
     rows = batch * seq
@@ -190,4 +193,5 @@ def make_batch_buffers(
         part("weights", 5, "float32") if weighted else None,
         routers,
         part("places", 5 + weighted) if cached else None,
+        drops,
     )

@@ -13,7 +13,6 @@ from qlora_wgpu.gpu.adapters import cards
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.lora.forms import AdapterForms
-from qlora_wgpu.lora.targets import check_trainable
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.qlora_model import device_layout
@@ -43,7 +42,6 @@ def opened_cluster(
         ConfigError: If the extra is missing, or the way to the scheduler is not safe.
         DeviceError: If the owner's device has no room.
     """
-    check_trainable(settings.lora)
     folder = source.pretrained.folder
     assert folder is not None
     layout = _owner_layout(settings, source, device, observer)

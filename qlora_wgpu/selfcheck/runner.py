@@ -109,7 +109,12 @@ class Runner:
         weights: npt.NDArray[np.float32] | None = None,
     ) -> BatchBuffers:
         """A batch of these inputs."""
-        buffers = make_batch_buffers(*mask.shape, noise=noise, weighted=weights is not None)
+        buffers = make_batch_buffers(
+            *mask.shape,
+            noise=noise,
+            weighted=weights is not None,
+            drops=dropout_key is not None,
+        )
         ids = np.zeros_like(mask) if ids is None else ids
         buffers.storage.data = batch_encoding.encode_batch(
             buffers, ids, mask, targets, dropout_key=dropout_key, weights=weights

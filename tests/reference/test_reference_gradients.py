@@ -9,6 +9,7 @@ from qlora_wgpu.reference import (
     clamped_glu,
     cross_entropy,
     dora,
+    dropout,
     expert_scores,
     experts,
     gated_delta,
@@ -232,6 +233,13 @@ def test_trained_rows(options):
     check(loss, rows, gradient + trained_rows.lookup_gradient(dy, ids, tokens, 2.0))
     masked = trained_rows.lookup_gradient(dy, ids, tokens, padding=8)
     assert not masked[0].any() and masked[2].any()
+
+
+@pytest.mark.parametrize("rest", [False, True])
+def test_parts_of_a_dropout(rest):
+    x, dy, mask = normal(4, 6), normal(4, 6), linear.dropout_mask(4, 8, 6, 0.3, 11, 22)
+    dx = dropout.part(dy, mask, rest=rest)
+    check(lambda v: np.sum(dy * dropout.part(v, mask, rest=rest)), x, dx)
 
 
 def test_dropout_mask_keeps_the_right_share():

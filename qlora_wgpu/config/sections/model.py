@@ -86,8 +86,8 @@ class LoraConfig(Section):
     )
     use_dora: bool = Field(
         False,
-        description="Whether each output's magnitude is trained by itself (DoRA); needs "
-        "lora_dropout 0.",
+        description="Whether each output's magnitude is trained by itself (DoRA); dropout "
+        "costs it a second product of each layer, and experts cannot have it, as in PEFT.",
     )
     rank_pattern: dict[Pattern, Rank] = Field(
         {}, description="Ranks of modules that differ from r, by patterns of their names."
