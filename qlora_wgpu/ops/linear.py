@@ -15,7 +15,7 @@ from qlora_wgpu.kernels.lora import Lora
 from qlora_wgpu.ops import dora, few_rows
 from qlora_wgpu.ops import lora as lora_ops
 from qlora_wgpu.ops.batch import BatchBuffers
-from qlora_wgpu.ops.dropout import dropout_part
+from qlora_wgpu.ops.dropout import dropout_parts
 from qlora_wgpu.ops.modules import Linear
 from qlora_wgpu.ops.tensor import as_operand
 
@@ -60,9 +60,7 @@ def linear(
     scaled = _Sum(layer, lora, batch, multiplier, None, None, inverse)
     if lora.mask is not None and batch.drops:
         # As in PEFT it scales what dropout keeps of the input; the rest passes the base alone.
-        kept, rest = (
-            dropout_part(g, x, lora.mask, batch, rest=is_rest) for is_rest in (False, True)
-        )
+        kept, rest = dropout_parts(g, x, lora.mask, batch)
         beside = _Sum(layer, None, batch, multiplier, None, residual)
         residual = _product(g, rest, beside, float32=True)
         x, scaled = kept, replace(scaled, lora=replace(lora, dropout=0.0))

@@ -8,6 +8,11 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float64]
 
 
-def part(x: Array, mask: Array, *, rest: bool) -> Array:
-    """mask ⊙ x or (1 - mask) ⊙ x, of x and mask (rows, columns); its VJP is the same of dy."""
-    return (1 - mask) * x if rest else mask * x
+def parts(x: Array, mask: Array) -> tuple[Array, Array]:
+    """mask ⊙ x and (1 - mask) ⊙ x, of x and mask (rows, columns)."""
+    return mask * x, (1 - mask) * x
+
+
+def backward(dkept: Array, drest: Array, mask: Array) -> Array:
+    """Returns dx (rows, columns)."""
+    return mask * dkept + (1 - mask) * drest

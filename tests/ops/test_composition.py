@@ -14,7 +14,7 @@ from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.causal_conv import causal_conv
 from qlora_wgpu.ops.clamped_glu import ClampedGLU, clamped_glu
 from qlora_wgpu.ops.columns import columns
-from qlora_wgpu.ops.dropout import dropout_part
+from qlora_wgpu.ops.dropout import dropout_parts
 from qlora_wgpu.ops.gated_delta import gated_delta_rule
 from qlora_wgpu.ops.gated_rms_norm import gated_rms_norm
 from qlora_wgpu.ops.glu import glu, sigmoid_gate
@@ -84,6 +84,11 @@ def _roped(bench, x):
 THREE = _RANDOM.standard_normal((3 * COLUMNS, COLUMNS)) / np.sqrt(COLUMNS)
 TAPS = _RANDOM.standard_normal((COLUMNS, 3))
 BENDS = (0.7, -0.4, 0.45, -1e-6)
+
+
+def _dropped(bench, x):
+    batch = bench.batch_of(1, ROWS, dropout_key=5)
+    return glu(bench.graph, *dropout_parts(bench.graph, x, DropoutMask(0.3, 6), batch))
 
 
 def _linear(bench, x):
@@ -165,12 +170,12 @@ OPS = {
         lambda x: xielu_reference.forward(x, BENDS),
         lambda dy, x: dy * xielu_reference.slope(x, BENDS),
     ),
-    "part of a dropout": Op(
-        lambda b, x: dropout_part(
-            b.graph, x, DropoutMask(0.3, 6), b.batch_of(1, ROWS, dropout_key=5), rest=True
+    "parts of a dropout": Op(
+        _dropped,
+        lambda x: glu_reference.forward(*dropout_reference.parts(x, DROPPED), "silu"),
+        lambda dy, x: dropout_reference.backward(
+            *glu_reference.backward(dy, *dropout_reference.parts(x, DROPPED), "silu"), DROPPED
         ),
-        lambda x: dropout_reference.part(x, DROPPED, rest=True),
-        lambda dy, x: dropout_reference.part(dy, DROPPED, rest=True),
     ),
     "scaled": Op(
         lambda b, x: scaled(b.graph, x, b.given(np.array([-0.5]))),

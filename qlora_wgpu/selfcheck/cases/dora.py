@@ -8,7 +8,9 @@ from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import LinearSpec
 from qlora_wgpu.graph.dtype import padded
 from qlora_wgpu.graph.tensor import row_blocks
+from qlora_wgpu.kernels.dropout import DropoutMask
 from qlora_wgpu.ops import dora
+from qlora_wgpu.ops.dropout import dropout_parts
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
 from qlora_wgpu.reference import dora as dora_reference
@@ -64,9 +66,7 @@ def check_dora(run: Runner, has_bias: bool, output: str, dropout: float = 0.0) -
         if dropout:
             key = adapter.loras[name].key
             mask = linear_reference.dropout_mask(rows, padded(inner), inner, dropout, KEY, key)
-        kept, rest = (
-            run.rounded(dropout_reference.part(x, mask, rest=is_rest)) for is_rest in (False, True)
-        )
+        kept, rest = (run.rounded(part) for part in dropout_reference.parts(x, mask))
         norms, ones = dora_reference.norm(w, a, b, 2.0), np.ones_like(x)
         z = linear_reference.forward(kept, w, np.zeros(outer), a, b, 2.0, ones)
         scaled = dora_reference.forward(z, m, norms)
@@ -75,8 +75,7 @@ def check_dora(run: Runner, has_bias: bool, output: str, dropout: float = 0.0) -
         run.compare(value, exact, y.dtype, inner=ROUNDING[run.dtype] * np.abs(scaled))
         dz, dm = dora_reference.backward(dy, z, m, norms)
         d_kept, da, db = linear_reference.backward(run.rounded(dz), kept, w, a, b, 2.0, ones)
-        total += dropout_reference.part(d_kept, mask, rest=False)
-        total += dropout_reference.part(run.rounded(dy) @ w, mask, rest=True)
+        total += dropout_reference.backward(d_kept, run.rounded(dy) @ w, mask)
         gradients |= dict(zip(names, (da, db, dm), strict=True))
     rounding = ROUNDING[run.dtype] / 2  # of sums
     run.compare(got_x, total, inner=rounding)
@@ -98,3 +97,23 @@ def check_dora_norms(run: Runner, plain: bool) -> None:
     (got,) = run.run(out)
     exact = dora_reference.norm(run.rounded_weight(w), a, b, 2.0)
     run.compare(got[0], exact if plain else 1 / exact)
+
+
+@each((True,), (False,))
+def check_dropout_parts(run: Runner, in_operands: bool) -> None:
+    """An input in two, and the gradients of both in one."""
+    shape, g = (ROWS, 75), run.graph
+    given = run.operand if in_operands else run.float32
+    rounded = run.rounded if in_operands else np.asarray
+    x, tx = run.rounded(normal("x", *shape)), run.operand(normal("x", *shape), grad=True)
+    batch = run.batch(np.ones((1, ROWS), np.int64), dropout_key=KEY)
+    kept, rest = dropout_parts(g, tx, DropoutMask(0.3, 7), batch)
+    dkept, drest = normal("dkept", *shape), normal("drest", *shape)
+    g.add_gradient(kept, given(dkept))
+    (dx,) = run.gradients(rest, given(drest), tx)
+    mask = linear_reference.dropout_mask(ROWS, padded(75), 75, 0.3, KEY, 7)
+    exact = dropout_reference.backward(rounded(dkept), rounded(drest), mask)
+    for got, expected in zip(
+        run.run(kept, rest, dx), (*dropout_reference.parts(x, mask), exact), strict=True
+    ):
+        run.compare(got, expected, run.dtype)
