@@ -119,6 +119,42 @@ def check_experts(config: AdapterConfig, stacks: Sequence[ExpertSpec]) -> None:
         )
 
 
+def check_start(
+    config: AdapterConfig,
+    kind: str,
+    targets: Sequence[LinearSpec],
+    stacks: Sequence[ExpertSpec],
+) -> None:
+    """Makes sure that an adapter can begin as parts of these layers.
+
+    Raises:
+        ConfigError: If it cannot.
+    """
+    if kind in ("default", "gaussian"):
+        return
+    if config.use_dora:
+        raise ConfigError(
+            f"lora.init_lora_weights: {kind} and lora.use_dora exclude each other: an adapter with "
+            "magnitudes cannot be saved as plain LoRA"
+        )
+    if config.trainable_token_indices:
+        raise ConfigError(
+            f"lora.init_lora_weights: {kind} and lora.trainable_token_indices exclude each other: "
+            "leave one of them out"
+        )
+    if stacks:
+        raise ConfigError(
+            f"lora.init_lora_weights: {kind} cannot begin adapters of experts: leave them out of "
+            "lora.target_modules"
+        )
+    for spec in targets:
+        if config.rank_of(spec.name) > min(spec.in_features, spec.out_features):
+            raise ConfigError(
+                f"lora.init_lora_weights: {kind} takes {config.rank_of(spec.name)} parts of "
+                f"{spec.name}, which has {min(spec.in_features, spec.out_features)}: lower lora.r"
+            )
+
+
 def peft_config(
     config: LoraConfig,
     targets: Sequence[LinearSpec],

@@ -52,7 +52,7 @@ class LoadedModel(AdapterModel):
             OutOfMemoryError: If the device has no room.
         """
         super().__init__(layout, device, options=options)
-        layout.load(device, progress)
+        layout.load(device, progress, seed=seed)
         self._shape = AdapterShape(layout, self.programs, device)
         self.write_parameters(self.adapter.initial(seed) + self.neutral)
 
