@@ -189,6 +189,7 @@ class TrainingDisplay(Display):
         if self._task is None:
             return
         loss = "no label" if row["loss"] is None else f"loss {row['loss']:.4f}"
+        loss += _answers(row)
         speed = f"{row['tokens_per_second']:,.0f} tok/s"
         if self._workers:
             speed += f" on {sum(worker.answers for worker in self._workers)}"
@@ -223,6 +224,7 @@ class TrainingDisplay(Display):
     def evaluation(self, row: dict[str, Any]) -> None:
         """Prints a line that stays."""
         line = f"step {row['step']:>5}  held-out loss {row['eval_loss']:.4f}"
+        line += _answers(row, "eval_")
         if (hits := row.get("eval_mean_token_accuracy")) is not None:
             line += f"  token accuracy {hits:.1%}"
         self._console.print(line, style="bold", highlight=False)
@@ -240,6 +242,13 @@ class TrainingDisplay(Display):
     def finished(self, result: TrainResult) -> None:
         """Stops the bar."""
         self.stop()
+
+
+def _answers(row: dict[str, Any], prefix: str = "") -> str:
+    """How far apart the rewards of good and bad answers are, and how often the right way round."""
+    margin, share = row.get(f"{prefix}rewards/margins"), row.get(f"{prefix}rewards/accuracies")
+    text = "" if margin is None else f"  margin {margin:.3f}"
+    return text if share is None else f"{text}  right {share:.0%}"
 
 
 def _workers_line(workers: Sequence[WorkerFigures]) -> str:

@@ -105,7 +105,7 @@ def _write_json(settings: Config, *, held_out: bool) -> None:
             text = tokenizer.decode(ids, skip_special_tokens=False)
             write_json({"text": text, "input_ids": ids, "labels": example.labels.tolist()})
         return
-    how = preparation(settings.data)
+    how = preparation(settings.data, settings.train.objective)
     chosen = None
     if split is not None:
         part = read_data(settings, tokenizer, Observer(), held_out=True)
@@ -157,7 +157,7 @@ def _figures(settings: Config, prepared: runs.PreparedData, *, held_out: bool) -
     table = Table(show_header=False, box=None)
     split = dataset.num_others if isinstance(dataset, DatasetPart) and not held_out else 0
     apart = f", {split:,} held out" if split else ""
-    table.add_row("rows", f"{counts.rows:,} read, {len(dataset):,} used{apart}")
+    table.add_row("rows", f"{counts.rows:,} read, {dataset.num_rows:,} used{apart}")
     for each in source_figures(dataset):
         share = 100 * each.rows / len(dataset)
         table.add_row("", f"{each.name}: {each.rows:,} of {each.of:,} ({share:.1f} %)")

@@ -13,7 +13,7 @@ from qlora_wgpu.checkpoint.atomic import write_file
 from qlora_wgpu.cli._display import Display
 from qlora_wgpu.cli._settings import renamed_keys_told
 from qlora_wgpu.cli._terminal import Terminal, write_json
-from qlora_wgpu.runs.evaluation import Evaluation
+from qlora_wgpu.runs.evaluation import Evaluation, HeldOutLoss
 from qlora_wgpu.runs.exact_match import Answering
 
 
@@ -83,6 +83,9 @@ def evaluate(
     if as_json:
         figures: dict[str, Any] = {"data": result.data, "adapter_path": result.adapter_path}
         for name, row in losses.items():
+            if row.metrics:
+                figures[name] = {"loss": row.loss, "answers": row.tokens, **row.metrics}
+                continue
             figures[name] = {
                 "loss": row.loss,
                 "perplexity": row.perplexity,
@@ -92,12 +95,15 @@ def evaluate(
             }
         write_json(figures)
         return
+    if result.base.metrics:
+        _print_answers(console, losses)
+        return
     table = Table(box=None)
     columns = ["", "loss", "perplexity", "token accuracy", "tokens"]
     for name in [*columns, *(["exact match"] if matches else [])]:
         table.add_column(name, justify="right" if name else "left")
     for name, row in losses.items():
-        share = f"{row.token_accuracy:.1%}"
+        share = f"{row.token_accuracy or 0.0:.1%}"
         figures_of = [f"{row.loss:.4f}", f"{row.perplexity:,.2f}", share, f"{row.tokens:,}"]
         table.add_row(name, *figures_of, *([f"{matches[name]:.1%}"] if matches else []))
     console.print(table, highlight=False)
@@ -129,3 +135,16 @@ def _lines(result: Evaluation) -> bytes:
             row["base_prediction"] = base.prediction
         lines.append(json.dumps(row, ensure_ascii=False))
     return "".join(line + "\n" for line in lines).encode()
+
+
+def _print_answers(console: Terminal, losses: dict[str, HeldOutLoss]) -> None:
+    """A row for each metric of an objective over answers."""
+    table = Table(box=None)
+    for name in ("", *losses):
+        table.add_column(name, justify="right" if name else "left")
+    table.add_row("loss", *(f"{row.loss:.4f}" for row in losses.values()))
+    names = dict.fromkeys(name for row in losses.values() for name in row.metrics)
+    for name in names:
+        table.add_row(name, *(f"{row.metrics.get(name, 0.0):.4f}" for row in losses.values()))
+    table.add_row("answers or pairs", *(f"{row.tokens:,}" for row in losses.values()))
+    console.print(table, highlight=False)

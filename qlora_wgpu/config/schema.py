@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
 from qlora_wgpu.config.section import FREE_ON_RESUME, Section
@@ -66,6 +66,41 @@ class Config(Section):
     cluster: Annotated[ClusterConfig, FREE_ON_RESUME] = Field(
         default_factory=ClusterConfig, description="Several GPUs and machines."
     )
+
+    @field_validator("cluster")
+    @classmethod
+    def _goes_with_the_objective(cls, value: ClusterConfig, info: ValidationInfo) -> ClusterConfig:
+        train, data, lora = (info.data.get(name) for name in ("train", "data", "lora"))
+        if train is None or train.objective == "sft":
+            return value
+        what = f"train.objective: {train.objective}"
+        if value.scheduler is not None:
+            raise ValueError(
+                f"cannot be used with {what}, which is computed on one device: leave "
+                "cluster.scheduler out"
+            )
+        if lora is not None and lora.lora_dropout > 0:
+            raise ValueError(
+                f"stands beside {what} and lora.lora_dropout above 0: TRL turns dropout off there, "
+                "so set it to 0"
+            )
+        if data is not None and data.sources is not None:
+            raise ValueError(
+                f"stands beside {what} and data.sources, which mix rows that are learnt by "
+                "themselves: put all pairs into one file or folder and name it in data.train"
+            )
+        if data is not None and (data.format != "auto" or data.train_on in ("assistant", "all")):
+            raise ValueError(
+                f"stands beside {what}, whose rows are told by their keys and whose answers alone "
+                "are compared: leave data.format and data.train_on at auto"
+            )
+        return value
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows of a micro-batch as it is computed: of a pair each answer has one, unless packed."""
+        pairs = self.train.has_pairs and not self.data.packing
+        return self.train.per_device_train_batch_size * (2 if pairs else 1)
 
     def require_train(self) -> DataConfig:
         """The ``data`` section, which names training data.

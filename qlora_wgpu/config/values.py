@@ -311,6 +311,14 @@ ScheduleName = Literal[
 ]  # fmt: skip
 
 
+def _loss_type(value: Any) -> Any:
+    """Takes a list of one, as TRL's DPO has it."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+LossType = Annotated[Text | None, BeforeValidator(_loss_type)]
+
+
 _FORMAT_NAMES = {
     "sharegpt": "conversations",
     "alpaca": "instruction/output",

@@ -14,6 +14,7 @@ from qlora_wgpu.data.formats import (
     Encoded,
 )
 from qlora_wgpu.data.hub_datasets import download, is_dataset_name
+from qlora_wgpu.data.preference_source import AnswersInMemory, AnswerSource, unit_of
 from qlora_wgpu.data.preparation import Preparation
 from qlora_wgpu.data.prepared import cache_folder, prepare
 from qlora_wgpu.data.row_source import RowsInMemory, RowSource
@@ -69,6 +70,7 @@ def load_dataset(
     folder = cache_folder() / source.key if keeps else None
     dataset = prepare(folder, source.fill)
     dataset.left_out = source.left_out
+    dataset.unit = unit_of(how)
     return dataset
 
 
@@ -87,7 +89,9 @@ def encode_rows(
         DataError: If a row is wrong, or there is nothing to learn.
         TokenizerError: If the chat template is broken.
     """
-    return prepare(None, _in_memory(rows, tokenizer, how, name).fill)
+    dataset = prepare(None, _in_memory(rows, tokenizer, how, name).fill)
+    dataset.unit = unit_of(how)
+    return dataset
 
 
 def encoded_examples(
@@ -130,7 +134,8 @@ def _open(
 ) -> RowSource:
     template = _template(how, tokenizer)
     selection = _select(path, held_out=held_out)
-    source = RowSource(selection.name, list(selection.files), tokenizer, template, how, progress)
+    kind = RowSource if how.objective == "sft" else AnswerSource
+    source = kind(selection.name, list(selection.files), tokenizer, template, how, progress)
     source.left_out, source.root = selection.left_out, selection.root
     return source
 
@@ -141,7 +146,8 @@ def _in_memory(
     if isinstance(rows, Mapping):
         raise DataError(f"{name} must be a list of rows, not one mapping: put it into a list")
     template = _template(how, tokenizer)
-    source = RowsInMemory(name, [Path(name)], tokenizer, template, how, lambda rows: None)
+    kind = RowsInMemory if how.objective == "sft" else AnswersInMemory
+    source = kind(name, [Path(name)], tokenizer, template, how, lambda rows: None)
     source.rows = rows
     return source
 

@@ -69,8 +69,11 @@ class Dataset(Sequence[Example]):
         left_out: Names of the source's files that belong to other splits, by their split.
         source_names: Names of the data sets that a mixture is of; none of another data set.
         source_sizes: How many examples each of these has.
+        unit: How many examples make one row: 2 where a chosen answer and a rejected one stand side
+            by side, of which one may be empty.
     """
 
+    unit: int = 1
     left_out: Mapping[str, Sequence[str]] = MappingProxyType({})
     source_names: tuple[str, ...] = ()
     source_sizes: tuple[int, ...] = ()
@@ -189,6 +192,11 @@ class Dataset(Sequence[Example]):
     def num_label_tokens(self) -> int:
         """Positions that the loss is taken over, in all examples together."""
         return int(self.label_counts.sum())
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that the examples make: pairs count once."""
+        return len(self) // self.unit
 
     @property
     def num_tokens(self) -> int:

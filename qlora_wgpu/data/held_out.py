@@ -30,6 +30,7 @@ class DatasetPart(Dataset):
         self._whole = whole
         self._numbers = numbers
         self.source_names, self.source_sizes = whole.source_names, whole.source_sizes
+        self.unit = whole.unit
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -93,10 +94,11 @@ def split_off(dataset: Dataset, size: float, seed: int) -> tuple[Dataset, Datase
     Raises:
         DataError: If nothing would be left to learn from.
     """
-    count = max(1, round(size * len(dataset))) if size < 1 else int(size)
-    if count >= len(dataset):
+    rows, unit = dataset.num_rows, dataset.unit
+    count = max(1, round(size * rows)) if size < 1 else int(size)
+    if count >= rows:
         raise DataError(
-            f"data.eval_split holds {count:,} rows out, but there are {len(dataset):,} in all: "
+            f"data.eval_split holds {count:,} rows out, but there are {rows:,} in all: "
             "nothing would be left to learn from"
         )
     digests = _digests(dataset, seed)
@@ -106,20 +108,38 @@ def split_off(dataset: Dataset, size: float, seed: int) -> tuple[Dataset, Datase
             "data.eval_split leaves nothing to learn from: the rows are all the same, and equal "
             "rows are held out together"
         )
+    is_held = np.repeat(is_held, unit)
     held_out = DatasetPart(dataset, np.flatnonzero(is_held))
     return DatasetPart(dataset, np.flatnonzero(~is_held), dataset.counts), held_out
 
 
 def rows_in_both(train: Dataset, held_out: Dataset) -> int:
-    """Number of held-out examples that are learnt from, too: those with the same tokens."""
-    possible = np.flatnonzero(np.isin(train.lengths, np.unique(held_out.lengths)))
-    learnt = {content_digest(train[int(number)].input_ids) for number in possible}
-    return sum(content_digest(example.input_ids) in learnt for example in held_out)
+    """Number of held-out rows that are learnt from, too: those with the same tokens."""
+    lengths, measured = _row_lengths(train), _row_lengths(held_out)
+    possible = np.flatnonzero(np.isin(lengths, np.unique(measured)))
+    learnt = {content_digest(_row_ids(train, int(number))) for number in possible}
+    rows = range(held_out.num_rows)
+    return sum(content_digest(_row_ids(held_out, number)) in learnt for number in rows)
 
 
 def _digests(dataset: Dataset, seed: int) -> npt.NDArray[np.uint64]:
-    digests = (content_digest(example.input_ids, seed) for example in dataset)
-    return np.fromiter(digests, np.uint64, len(dataset))
+    rows = range(dataset.num_rows)
+    digests = (content_digest(_row_ids(dataset, number), seed) for number in rows)
+    return np.fromiter(digests, np.uint64, len(rows))
+
+
+def _row_lengths(dataset: Dataset) -> npt.NDArray[np.int64]:
+    lengths: npt.NDArray[np.int64] = dataset.lengths.reshape(-1, dataset.unit).sum(axis=1)
+    return lengths
+
+
+def _row_ids(dataset: Dataset, number: int) -> npt.NDArray[np.int32]:
+    """The tokens of all examples that make a row."""
+    first = number * dataset.unit
+    if dataset.unit == 1:
+        return dataset[first].input_ids
+    parts = dataset[first : first + dataset.unit]
+    return np.concatenate([part for example in parts for part in (example.input_ids, [-1])])
 
 
 def content_digest(ids: npt.NDArray[Any] | list[int], seed: int = 0) -> int:

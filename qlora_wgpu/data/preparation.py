@@ -23,6 +23,8 @@ class Preparation:
         train_on: The tokens that are learnt; see ``RowEncoder``.
         truncation: Treatment of longer rows: cut at the end (keep_start) or at the beginning
             (keep_end), left out (drop), or an error.
+        objective: What they are for: rows by themselves (sft), pairs of a chosen and a rejected
+            answer (dpo, orpo), or answers that are good or bad (kto).
     """
 
     max_seq_length: int
@@ -31,3 +33,4 @@ class Preparation:
     columns: Mapping[str, str] = field(default_factory=dict)
     train_on: TrainOn = "auto"
     truncation: Truncation = "keep_start"
+    objective: str = "sft"

@@ -48,6 +48,7 @@ def _settings(
         "tokenizer": tokenizer.fingerprint,
         "special_tokens": tokenizer.special_tokens,
         "ends": sorted(tokenizer.eos_token_ids),
+        **({} if how.objective == "sft" else {"answers": how.objective == "kto"}),
     }
 
 
@@ -229,7 +230,7 @@ class RowSource:
                     continue
                 try:
                     row = with_columns(given, self._how.columns)
-                    own_format = detect_format(row, self._how.row_format)
+                    own_format = self._format_of(row)
                     if row_format is None:
                         row_format, first = own_format, where
                     elif own_format != row_format:
@@ -240,6 +241,14 @@ class RowSource:
                 except DataError as err:
                     raise DataError(f"{where}: {err}") from err
                 yield where, row, row_format
+
+    def _format_of(self, row: dict[str, Any]) -> str:
+        """The format of a row.
+
+        Raises:
+            DataError: If it has none.
+        """
+        return detect_format(row, self._how.row_format)
 
     def _read(self, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         """The rows of a file, and where each stands."""

@@ -18,6 +18,7 @@ from qlora_wgpu.families.gated_delta_net import GatedDeltaNet
 from qlora_wgpu.families.latent_attention import LatentAttention
 from qlora_wgpu.families.layers import LayerOps
 from qlora_wgpu.families.norm import Norm
+from qlora_wgpu.families.padding import padding_idx
 from qlora_wgpu.families.short_conv import ShortConv
 from qlora_wgpu.families.sizes import check_sizes
 from qlora_wgpu.graph.graph import Graph
@@ -234,7 +235,7 @@ class DecoderFamily:
             if isinstance(part, Mapping):
                 ConfigReader(part).choice("is_causal", (True,), True)
         architecture = self.compose(ConfigReader(config)).architecture()
-        return replace(architecture, padding_idx=_padding_idx(config, architecture.vocab_size))
+        return replace(architecture, padding_idx=padding_idx(config, architecture.vocab_size))
 
     def forward(
         self,
@@ -247,10 +248,3 @@ class DecoderFamily:
     ) -> Tensor:
         """Traces the model up to the final norm."""
         return config.trace(LayerOps(g, modules, batch), checkpointing=checkpointing)
-
-
-def _padding_idx(config: Mapping[str, Any], rows: int) -> int | None:
-    """The embedding's row that gets no gradient; below zero it counts from the end."""
-    text = config.get("text_config")
-    row = (text if isinstance(text, Mapping) else config).get("pad_token_id")
-    return row % rows if type(row) is int and -rows <= row < rows else None

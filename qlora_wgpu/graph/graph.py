@@ -45,8 +45,13 @@ class Graph:
         max_binding: int = 128 << 20,
         saturated: Tensor | None = None,
         recomputation: Recomputation | None = None,
+        *,
+        sized: bool = False,
     ) -> None:
-        """Starts an empty graph."""
+        """Starts an empty graph.
+
+        With ``sized`` it is traced for its sizes alone: a few launches stand for all that repeat.
+        """
         self.dtype = dtype
         self.profile = profile
         self.max_binding = max_binding
@@ -55,6 +60,7 @@ class Graph:
         self.launches: list[Launch] = []
         self._tape = Tape(self.launches, self._add)
         self._fetched = 0  # tensors that come back from the host
+        self._sized = sized
 
     # -- tensors ---------------------------------------------------------------------------
 
@@ -133,7 +139,9 @@ class Graph:
         launches: Sequence[Launch],
         shared: Mapping[Tensor, Tensor],
         params: Mapping[str, int | float],
-    ) -> None:
+        *,
+        stands_for_all: bool = False,
+    ) -> Sequence[Launch]:
         """Adds launches that were added before once more, which is cheaper than tracing them again.
 
         Args:
@@ -141,13 +149,22 @@ class Graph:
             shared: What they write of others', and what takes its place. All other intermediates
                 that they write are fresh ones.
             params: Fields of ``Params`` that are others, where a shader has them.
+            stands_for_all: Whether ``launches`` are repeated ones, and one more changes no size.
+
+        Returns:
+            What was added, or stands for it.
         """
-        tensors = dict(shared)
+        if self._sized and stands_for_all:
+            for launch in launches:
+                launch.times += 1
+            return launches
+        begin, tensors = len(self.launches), dict(shared)
         for launch in launches:
             for tensor in launch.written():
                 if tensor.storage is None and tensor not in tensors:
                     tensors[tensor] = copy(tensor)
             self.launches.append(launch.repeated(tensors, params))
+        return self.launches[begin:]
 
     def rounded_beside(self, x: Tensor) -> Tensor | None:
         """A float32 matrix as an operand, by the launch that wrote it last; None if it cannot.

@@ -37,6 +37,7 @@ class Launch:
         first_texels: Where inputs begin that are windows of a texture's copy.
         saves: What the host takes of its outputs behind it, by the shader's names.
         fetches: What it brings of its inputs before it.
+        times: How many there would be, where it stands for all that are alike.
         shader: The file as compiled for what is bound.
         params: Bytes of the uniform.
     """
@@ -51,6 +52,7 @@ class Launch:
     first_texels: dict[str, int] = field(default_factory=dict)
     saves: Mapping[str, Parked] = field(default_factory=dict)
     fetches: Mapping[str, Parked] = field(default_factory=dict)
+    times: int = 1
     shader: Shader = field(init=False)
     params: bytes = field(init=False)
 

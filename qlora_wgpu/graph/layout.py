@@ -70,9 +70,10 @@ class _Copies:
             elif binding.writable:
                 raise GraphError(f"{launch.shader.label}: {name} = {tensor} is no {binding.memory}")
             elif tensor.texture:
-                tensors[name] = self._copy(tensor, tensor)
+                tensors[name] = self._copy(tensor, tensor, launch.times)
             else:  # windows share the copy of the whole
-                tensors[name] = self._copy(tensor.storage or tensor, _whole(tensor))
+                whole = _whole(tensor)
+                tensors[name] = self._copy(tensor.storage or tensor, whole, launch.times)
                 first_texels[name] = tensor.first_texel
         if tensors != launch.tensors or any(tensor.texture for tensor in tensors.values()):
             launch = replace(launch, tensors=tensors, first_texels=first_texels)
@@ -80,7 +81,7 @@ class _Copies:
         for tensor in launch.written():
             self._forget(tensor)
 
-    def _copy(self, key: Tensor | Storage, source: Tensor) -> Tensor:
+    def _copy(self, key: Tensor | Storage, source: Tensor, times: int) -> Tensor:
         if key not in self._copies:
             kind = "buffer" if source.texture else "texture"
             self._copies[key] = replace(
@@ -90,10 +91,10 @@ class _Copies:
                 offset=0,
                 texture=not source.texture,
             )
-            self._launch(source, self._copies[key])
+            self._launch(source, self._copies[key], times)
         return self._copies[key]
 
-    def _launch(self, source: Tensor, copy: Tensor) -> None:
+    def _launch(self, source: Tensor, copy: Tensor, times: int) -> None:
         units = ceil_div(source.nbytes, TEXEL)
         flat, each = self._profile.flat_group, self._profile.elements_per_thread
         self.launches.append(
@@ -105,6 +106,7 @@ class _Copies:
                 fold_workgroups(ceil_div(units, flat * each)),
                 "tensor/copy",
                 0,
+                times=times,
             )
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from qlora_wgpu.gpu.device import buffer_bytes, texture_bytes
+from qlora_wgpu.gpu.device import ALIGNMENT, buffer_bytes, texture_bytes
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.graph.layout import lay_out
@@ -46,12 +46,17 @@ class Plan:
     @property
     def flops(self) -> int:
         """Floating-point operations of all products."""
-        return sum(launch.flops for launch in self.launches)
+        return sum(launch.times * launch.flops for launch in self.launches)
 
     @property
     def passed_bytes(self) -> int:
         """About how many bytes of the device's memory its launches read and write."""
-        return sum(launch.nbytes for launch in self.launches)
+        return sum(launch.times * launch.nbytes for launch in self.launches)
+
+    @property
+    def uniform_bytes(self) -> int:
+        """Bytes of its launches' parameters."""
+        return ALIGNMENT * sum(launch.times for launch in self.launches if launch.params)
 
     def bytes_by_kind(self) -> Counter[str]:
         """Bytes on the device by kind; slots are ``activations``."""

@@ -10,7 +10,7 @@ from typing import Any
 from qlora_wgpu.gpu.backend import Dispatch
 from qlora_wgpu.gpu.device import ALIGNMENT, Device, buffer_bytes, texture_bytes
 from qlora_wgpu.graph.host_steps import HostStep, HostTraffic
-from qlora_wgpu.graph.launch import Launch
+from qlora_wgpu.graph.launch import GraphError, Launch
 from qlora_wgpu.graph.plan import Plan
 from qlora_wgpu.graph.submits import MeasuredSubmits, Piece, boxes, cut, parts_needed
 from qlora_wgpu.graph.tensor import Storage, Tensor
@@ -119,6 +119,8 @@ class Program:
         Raises:
             OutOfMemoryError: If a buffer exceeds the adapter's limits or its memory.
         """
+        if any(launch.times > 1 for launch in plan.launches):
+            raise GraphError("a plan that was made for its sizes cannot run")
         self.plan = plan
         self._device = device
         for storage in plan.storages:

@@ -12,8 +12,6 @@ from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.lora.adapter_config import AdapterConfig, TokenIndices
 from qlora_wgpu.lora.names import TOKENS, Float32Array, parse_name
 
-_WHOLE = ".token_adapter.base_layer.weight"
-
 
 @dataclass(frozen=True)
 class StoredRows:
@@ -38,17 +36,23 @@ def stored_rows(tensors: Mapping[str, Float32Array], config: AdapterConfig) -> I
             yield StoredRows(parsed[0], _indices_of(parsed[0], config), rows)
 
 
+def is_whole_matrix(name: str) -> bool:
+    """Whether a tensor is the matrix that PEFT writes beside trained rows of a resized one.
+
+    All its rows are the base's or trained, so it need not be read.
+    """
+    return name.endswith(".token_adapter.base_layer.weight")
+
+
 def without_copies(
     where: Path, tensors: Mapping[str, Float32Array], indices: TokenIndices | None
 ) -> dict[str, Float32Array]:
-    """An adapter's tensors without what PEFT writes beside trained rows of a resized embedding.
-
-    That is the whole matrix, and both once more under the name of a head that is tied to it.
+    """An adapter's tensors without the rows that PEFT writes once more, of a head that is tied.
 
     Raises:
         CheckpointError: If a copy is another one.
     """
-    kept = {name: array for name, array in tensors.items() if not name.endswith(_WHOLE)}
+    kept = dict(tensors)
     rows = [n for n in kept if (parsed := parse_name(n)) is not None and parsed[1] == TOKENS]
     if not isinstance(indices, list) or len(rows) < 2:
         return kept

@@ -16,7 +16,7 @@ from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 from qlora_wgpu.files import is_there
 from qlora_wgpu.lora.adapter_config import AdapterConfig, read_adapter_config, to_json
 from qlora_wgpu.lora.biases import bias_name, split_biases
-from qlora_wgpu.lora.file_tokens import check_trained_rows, without_copies
+from qlora_wgpu.lora.file_tokens import check_trained_rows, is_whole_matrix, without_copies
 from qlora_wgpu.lora.names import (
     LORA_A,
     LORA_B,
@@ -95,7 +95,8 @@ def load_adapter(
     _check_files(folder)
     with SafetensorsFile(folder / WEIGHTS) as file:
         config = read_adapter_config(folder / CONFIG, _adapted(folder, file.names()))
-        stored = {name: file.float32(name) for name in file.names()}
+        names = (name for name in file.names() if not is_whole_matrix(name))
+        stored = {name: file.float32(name) for name in names}
         told = file.metadata.get(ARRANGED)
     stored = without_copies(folder / WEIGHTS, stored, config.trainable_token_indices)
     if config.target_parameters:

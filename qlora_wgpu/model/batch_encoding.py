@@ -10,11 +10,13 @@ import numpy.typing as npt
 from qlora_wgpu.errors import ShapeError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.labels import IGNORE_INDEX
+from qlora_wgpu.model.samples import Samples, encode_samples
 from qlora_wgpu.ops.batch import (
     INFO_DROPOUT,
     INFO_KEY,
     INFO_LABEL_ROWS,
     INFO_LENGTH,
+    INFO_SAMPLES,
     BatchBuffers,
 )
 
@@ -177,9 +179,12 @@ def write_batch(
     past: int | IntArray = 0,
     weights: npt.NDArray[np.float32] | None = None,
     places: int | IntArray = 0,
+    samples: Samples | None = None,
 ) -> None:
     """Writes all of a micro-batch to a device; arguments as for ``encode_batch``."""
-    data = encode_batch(batch, ids, mask, targets, rows, dropout_key, past, weights, places)
+    data = encode_batch(
+        batch, ids, mask, targets, rows, dropout_key, past, weights, places, samples
+    )
     device.write(batch.storage.buffer, data)
     for weight, rows_of in batch.embedded.items():
         assert rows_of.table.storage is not None
@@ -201,6 +206,7 @@ def encode_batch(
     past: int | IntArray = 0,
     weights: npt.NDArray[np.float32] | None = None,
     places: int | IntArray = 0,
+    samples: Samples | None = None,
 ) -> npt.NDArray[np.uint8]:
     """The bytes of a batch's storage.
 
@@ -214,6 +220,7 @@ def encode_batch(
         past: Tokens that came before, kept in the batch's cache; of each text (batch, 1).
         weights: (batch, seq), of each target in the loss; ones by default.
         places: Which of the cache's texts they are of; of each (batch, 1).
+        samples: What objectives over samples read of them.
     """
     data = np.zeros(batch.storage.nbytes, np.uint8)
 
@@ -241,4 +248,12 @@ def encode_batch(
     if batch.weights is not None:
         given = np.ones(ids.shape, np.float32) if weights is None else weights
         put(batch.weights.offset, given.reshape(-1)[rows], np.float32)
+    if batch.samples is not None:
+        if samples is None:
+            raise ShapeError("an objective over answers needs the batch's samples")
+        of_rows, table = encode_samples(samples, segments(mask), np.asarray(rows))
+        info[INFO_SAMPLES] = len(table)
+        put(batch.info.offset, info, np.uint32)
+        put(batch.samples.of_rows.offset, of_rows, np.uint32)
+        put(batch.samples.table.offset, table, np.uint32)
     return data

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from qlora_wgpu.limits import MIB
-from qlora_wgpu.model.layout import ModelLayout
+from qlora_wgpu.model.layout import ModelLayout, PlannedStep
 from qlora_wgpu.model.options import StepOptions
 from qlora_wgpu.model.residency import Residency
 
@@ -82,10 +82,13 @@ def waiting_in_words(residency: Residency, layers: int) -> str:
     return f"{listed} {'waits' if len(named) == 1 and named[0] in _ALONE else 'wait'}"
 
 
-def planned(layout: ModelLayout, options: StepOptions, accumulation: int) -> Fit:
-    """A layout's step, with what it takes and moves."""
-    step = layout.step(options)
+def planned(
+    layout: ModelLayout, options: StepOptions, accumulation: int, step: PlannedStep | None = None
+) -> Fit:
+    """A layout's step, or this one of it, with what it takes and moves."""
+    step = step or layout.step(options)
     moved = accumulation * (step.plan.moved_bytes + step.batch.embedded_bytes)
     if layout.residency.host_moments:
         moved += 2 * layout.adapter.moments.nbytes  # there and back
-    return Fit(layout, options, layout.memory(options), layout.host_memory(options), moved)
+    memory, on_host = (of(options, step.plan) for of in (layout.memory, layout.host_memory))
+    return Fit(layout, options, memory, on_host, moved)

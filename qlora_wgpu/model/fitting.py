@@ -199,8 +199,10 @@ class Search:
         """A way that is planned; it costs its traffic, and what it computes more than was asked."""
         if (residency, options) in self._known:
             return self._known[residency, options]
-        found = planned(self._layout.waiting(residency), options, self._accumulation)
-        asked, plan = self._layout.step(self._options).plan, found.layout.step(options).plan
+        layout = self._layout.waiting(residency)
+        step = layout.sized(options)
+        found = planned(layout, options, self._accumulation, step)
+        asked, plan = self._layout.step(self._options).plan, step.plan
         flops, nbytes = plan.flops - asked.flops, plan.passed_bytes - asked.passed_bytes
         computing = max(flops, 0) / self._rates[0] + max(nbytes, 0) / self._rates[1]
         seconds = found.seconds + self._accumulation * computing

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from qlora_wgpu.errors import OutOfMemoryError
-from qlora_wgpu.gpu.device import ALIGNMENT, buffer_bytes, texture_bytes
+from qlora_wgpu.gpu.device import buffer_bytes, texture_bytes
 from qlora_wgpu.graph.plan import Plan
 from qlora_wgpu.graph.program import pooled_bytes
 from qlora_wgpu.limits import MIB
@@ -62,8 +62,7 @@ def reading_memory(plans: Sequence[Plan]) -> Counter[str]:
             memory[storage.kind] += size(storage.nbytes)
     for stream in dict.fromkeys(stream for plan in plans for stream in plan.streams):
         memory["staging"] += stream.device_bytes
-    launches = (launch for plan in plans for launch in plan.launches)
-    memory["uniforms"] = ALIGNMENT * sum(1 for launch in launches if launch.params)
+    memory["uniforms"] = sum(plan.uniform_bytes for plan in plans)
     return +memory
 
 

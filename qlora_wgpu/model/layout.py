@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import ConfigError, OutOfMemoryError
-from qlora_wgpu.gpu.device import ALIGNMENT, Device
+from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.host_steps import transfer_bytes
@@ -34,10 +34,11 @@ from qlora_wgpu.ops.sampling import Choices, choose, make_choices
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """A traced step: where its inputs are written, and what runs."""
+    """A traced step: where its inputs are written, what runs, and what can be read of it."""
 
     batch: BatchBuffers
     plan: Plan
+    sums: Tensor | None = None
 
 
 class ModelLayout:
@@ -214,15 +215,16 @@ class ModelLayout:
         """Bytes on the device that AdamW's moments pass through, if they wait in host memory."""
         return host_moments.passing_bytes(self.adapter.moments.piece_lengths)
 
-    def new_graph(self) -> Graph:
-        """An empty graph for this element type and profile."""
+    def new_graph(self, *, sized: bool = False) -> Graph:
+        """An empty graph for this element type and profile; see ``Graph`` for ``sized``."""
         parking = self._parking if self.residency.parked_inputs else None
         recomputation = Recomputation(
             self.residency.layers_together, parking, self.residency.remakes
         )
         return Graph(
-            self.compute_dtype, self.profile, self.max_binding, self.saturated, recomputation
-        )
+            self.compute_dtype, self.profile, self.max_binding, self.saturated, recomputation,
+            sized=sized,
+        )  # fmt: skip
 
     def step(self, options: StepOptions) -> PlannedStep:
         """A step's plan, traced the first time that its options are asked for.
@@ -234,8 +236,23 @@ class ModelLayout:
             self._steps[options] = self._traced(options)
         return self._steps[options]
 
-    def _traced(self, options: StepOptions) -> PlannedStep:
-        graph = self.new_graph()
+    def sized(self, options: StepOptions) -> PlannedStep:
+        """A step for its sizes alone, which is traced faster; whatever was traced before.
+
+        It may not run. Steps that do share what layers' inputs pass through, which has the size of
+        the largest.
+
+        Raises:
+            OutOfMemoryError: If a tensor has more elements than kernels can count.
+        """
+        parking, self._parking = self._parking, Parking()
+        try:
+            return self._traced(options, sized=True)
+        finally:
+            self._parking = parking
+
+    def _traced(self, options: StepOptions, *, sized: bool = False) -> PlannedStep:
+        graph = self.new_graph(sized=sized)
         trains = options.kind == "train"
         architecture = self.pretrained.architecture
         coefficient = architecture.balance_coefficient(options.router_aux_loss_coef)
@@ -246,7 +263,14 @@ class ModelLayout:
             weighted=options.objective.weighted,
             routers=RouterSums() if coefficient else None,
             drops=trains,
+            sampled=options.is_sampled,
         )
+        if options.kind == "sums":
+            sums = self.network.trace_sums(graph, batch)
+            return PlannedStep(batch, make_plan(graph), sums)
+        if options.kind == "divergence":
+            self.network.trace_divergence(graph, batch, self.stats)
+            return PlannedStep(batch, make_plan(graph))
         self.network.trace_loss(
             graph,
             batch,
@@ -259,22 +283,11 @@ class ModelLayout:
         return PlannedStep(batch, make_plan(graph))
 
     def total(self, options: StepOptions) -> int | None:
-        """Bytes on the device of a step that is not kept, whatever was traced before.
-
-        Steps that are kept share what layers' inputs pass through, which has the size of the
-        largest.
-
-        Returns:
-            The bytes; None where there is more than kernels can count.
-        """
-        parking, steps = self._parking, self._steps
-        self._parking, self._steps = Parking(), {}
+        """Bytes on the device of a step, by ``sized``; None where kernels cannot count them."""
         try:
-            return sum(self.memory(options).values())
+            return sum(self.memory(options, self.sized(options).plan).values())
         except OutOfMemoryError:
             return None
-        finally:
-            self._parking, self._steps = parking, steps
 
     def logits_graphs(self, batch: BatchBuffers) -> tuple[Graph, Graph, Tensor]:
         """The hidden states of a batch, and from them the logits of a few rows at a time."""
@@ -292,11 +305,11 @@ class ModelLayout:
         choose(second, logits, batch, choices)
         return batch, choices, first, second
 
-    def memory(self, options: StepOptions) -> Counter[str]:
-        """Bytes on the device by kind while steps with these options train."""
-        plan = self.step(options).plan
+    def memory(self, options: StepOptions, plan: Plan | None = None) -> Counter[str]:
+        """Bytes on the device by kind while steps with these options, or this plan, train."""
+        plan = plan or self.step(options).plan
         memory = plan.bytes_by_kind()
-        memory["uniforms"] = ALIGNMENT * sum(1 for launch in plan.launches if launch.params)
+        memory["uniforms"] = plan.uniform_bytes
         moments = self.adapter.moments
         memory["optimizer"] = moments.nbytes_beside
         if self.residency.host_moments:
@@ -305,9 +318,9 @@ class ModelLayout:
             memory["optimizer"] += moments.nbytes
         return memory
 
-    def host_memory(self, options: StepOptions) -> Counter[str]:
-        """Bytes of host memory by kind that wait while steps with these options train."""
-        plan = self.step(options).plan
+    def host_memory(self, options: StepOptions, plan: Plan | None = None) -> Counter[str]:
+        """Bytes of host memory by kind that wait while they do."""
+        plan = plan or self.step(options).plan
         memory = self._weights.places.host_bytes()
         memory["layer inputs"] = plan.parked_bytes
         memory["transfers"] = transfer_bytes(plan)

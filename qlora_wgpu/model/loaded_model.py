@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
+
+import numpy as np
 
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.graph.program import Program
@@ -11,8 +14,9 @@ from qlora_wgpu.model import batch_encoding
 from qlora_wgpu.model.adapter_model import AdapterModel, FloatArray, Progress
 from qlora_wgpu.model.adapter_shape import AdapterShape
 from qlora_wgpu.model.layout import ModelLayout
-from qlora_wgpu.model.options import TrainingOptions
+from qlora_wgpu.model.options import StepKind, TrainingOptions
 from qlora_wgpu.model.programs import LogitsPrograms
+from qlora_wgpu.model.samples import Samples
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.cross_entropy import Objective
 
@@ -108,6 +112,7 @@ class LoadedModel(AdapterModel):
         mask: batch_encoding.IntArray,
         dropout_key: int | None = None,
         weights: FloatArray | None = None,
+        samples: Samples | None = None,
     ) -> int:
         """Adds a micro-batch's summed loss and gradient on the device; does not wait.
 
@@ -118,12 +123,15 @@ class LoadedModel(AdapterModel):
             dropout_key: Turns dropout on, with this micro-batch's key.
             weights: (batch, seq) float32, of each target in the loss, which is divided by their sum
                 in the end. Options that say ``weighted`` are computed with ones without any.
+            samples: What an objective over answers knows of them (``options.objective.preference``,
+                whose loss is divided by the number of pairs, or of answers).
 
         Returns:
             Its number of label tokens.
 
         Raises:
-            ShapeError: If the weights have another shape, or one is negative or not finite.
+            ShapeError: If the weights have another shape, or one is negative or not finite; if
+                samples are missing, or others than those that have a label.
         """
         options = self.options.step("train", *ids.shape)
         if weights is not None:
@@ -132,20 +140,72 @@ class LoadedModel(AdapterModel):
         batch, program = self.programs.step(options)
         with self.device.in_turn:
             batch_encoding.write_batch(
-                self.device, batch, ids, mask, targets, dropout_key=dropout_key, weights=weights
-            )
+                self.device, batch, ids, mask, targets, dropout_key=dropout_key, weights=weights,
+                samples=samples,
+            )  # fmt: skip
             program.run()
         return int((targets != IGNORE_INDEX).sum())
+
+    def measure(
+        self,
+        kind: Literal["loss", "divergence"],
+        ids: batch_encoding.IntArray,
+        targets: batch_encoding.IntArray,
+        mask: batch_encoding.IntArray,
+        samples: Samples | None = None,
+    ) -> None:
+        """Adds a micro-batch's loss, or divergence from the reference, to ``stats``: no gradient.
+
+        Args:
+            kind: What is measured; arguments beside it as for ``accumulate``.
+            ids: (batch, seq).
+            targets: (batch, seq).
+            mask: (batch, seq).
+            samples: What is known of the samples.
+
+        Raises:
+            ShapeError: If samples are missing, or others than those that have a label.
+        """
+        batch, program = self._step(kind, *ids.shape)
+        with self.device.in_turn:
+            batch_encoding.write_batch(self.device, batch, ids, mask, targets, samples=samples)
+            program.run()
+
+    def answer_logps(
+        self,
+        ids: batch_encoding.IntArray,
+        targets: batch_encoding.IntArray,
+        mask: batch_encoding.IntArray,
+        count: int,
+    ) -> FloatArray:
+        """The summed log probability of each sample's labels, float32 (count); waits.
+
+        Args:
+            ids: (batch, seq), checked.
+            targets: (batch, seq), what each position predicts.
+            mask: (batch, seq), checked.
+            count: Samples that have a label.
+        """
+        options = self.options.step("sums", *ids.shape)
+        batch, program = self.programs.step(options)
+        sums = self.layout.step(options).sums
+        assert sums is not None
+        samples = Samples.plain(count)
+        with self.device.in_turn:
+            batch_encoding.write_batch(self.device, batch, ids, mask, targets, samples=samples)
+            program.run()
+            values = np.frombuffer(program.read(sums), np.float32)
+        return values.reshape(-1, 4)[:count, 0].copy()
 
     def prepare(self, batch: int, seq: int) -> None:
         """Compiles and allocates what training on this shape needs."""
         self._step("train", batch, seq)
 
-    def program(self, kind: str, batch: int, seq: int) -> Program:
+    def program(self, kind: StepKind, batch: int, seq: int) -> Program:
         """The program of a ``"train"`` or ``"loss"`` micro-batch of this shape."""
         return self._step(kind, batch, seq)[1]
 
-    def _step(self, kind: str, batch: int, seq: int) -> tuple[BatchBuffers, Program]:
+    def _step(self, kind: StepKind, batch: int, seq: int) -> tuple[BatchBuffers, Program]:
         return self.programs.step(self.options.step(kind, batch, seq))
 
     def _logits_of(self, batch: int, seq: int) -> LogitsPrograms:

@@ -8,9 +8,10 @@ from qlora_wgpu.families.family import Architecture, Family, Modules
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Storage, Tensor
 from qlora_wgpu.ops.batch import BatchBuffers
-from qlora_wgpu.ops.cross_entropy import PLAIN, Objective, cross_entropy
+from qlora_wgpu.ops.cross_entropy import PLAIN, Objective, cross_entropy, label_losses
 from qlora_wgpu.ops.logits import logits_of_rows, rows_of_a_text
 from qlora_wgpu.ops.modules import DenseMatrix, Head, trained_rows
+from qlora_wgpu.ops.preference import divergence, summed_logps
 from qlora_wgpu.ops.router_balance import balance_loss
 from qlora_wgpu.ops.trained_gradient import sum_up
 from qlora_wgpu.ops.trained_rows import TrainedRows, overwrite
@@ -45,6 +46,20 @@ class Network:
             g.backward()
             for trained in self._trained:
                 sum_up(g, trained)
+
+    def trace_sums(self, g: Graph, batch: BatchBuffers) -> Tensor:
+        """What the model says of each sample's answer (``summed_logps``), kept after the run."""
+        sums = summed_logps(g, self._losses(g, batch), batch)
+        sums.storage = Storage("sums of samples", "activations", sums.nbytes)
+        return sums
+
+    def trace_divergence(self, g: Graph, batch: BatchBuffers, stats: Tensor) -> None:
+        """Adds the samples' divergence from the reference to ``stats``."""
+        divergence(g, self._losses(g, batch), batch, stats)
+
+    def _losses(self, g: Graph, batch: BatchBuffers) -> Tensor:
+        hidden = self._hidden(g, batch, checkpointing=False)
+        return label_losses(g, hidden, self._head, batch)
 
     def trace_hidden(self, g: Graph, batch: BatchBuffers) -> Tensor:
         """The normalized hidden states (rows, hidden_size), kept after the run."""

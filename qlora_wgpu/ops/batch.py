@@ -12,7 +12,8 @@ from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
 from qlora_wgpu.ops.kv_cache import CacheView
 from qlora_wgpu.ops.modules import HostMatrix
 
-INFO_LABEL_ROWS, INFO_DROPOUT, INFO_KEY, INFO_LENGTH = 0, 1, 2, 3
+INFO_LABEL_ROWS, INFO_DROPOUT, INFO_KEY, INFO_SAMPLES, INFO_LENGTH = range(5)
+_SHORTEST = 2  # tokens of a sample that has a label
 
 
 class Rotation(Protocol):
@@ -71,6 +72,23 @@ class RouterSums:
 
 
 @dataclass(frozen=True)
+class SampleBuffers:
+    """The samples of a micro-batch, where an objective asks for them.
+
+    Attributes:
+        table: uint32 (4 · capacity): first label row, one past the last, the reference's summed log
+            probability and a number of the objective's as bits of float32.
+        of_rows: uint32 (batch · seq), of each label row twice its sample's number, and one more
+            where it is not the answer's.
+        capacity: Most samples that there are.
+    """
+
+    table: Tensor
+    of_rows: Tensor
+    capacity: int
+
+
+@dataclass(frozen=True)
 class BatchBuffers:
     """The inputs that the host writes before a micro-batch: one buffer, written at once.
 
@@ -85,13 +103,14 @@ class BatchBuffers:
         positions: uint32 (batch · seq).
         segments: uint32 (batch · seq), 0 for padding, else one more than where the token's sample
             begins in its row.
-        info: uint32: label rows, whether dropout is on, the micro-batch's random key.
+        info: uint32: label rows, whether dropout is on, the micro-batch's random key, samples.
         cache: Where keys and values are kept while text is generated.
         weights: float32 (batch · seq), of each label row in their order; None where all are one.
         places: uint32 (batch · seq), which of the cache's texts each row is of; with a cache.
         noise: NEFTune's α: how much noise the embedding of training batches gets.
         routers: Where the routers' choices are summed up, if they are.
         drops: Whether it may have dropout, as what is trained on may.
+        samples: Where samples are, for objectives over them.
         angles: Of the rotations that ``angles_of`` was asked for.
         embedded: Of the matrices that ``rows_of`` was asked for.
     """
@@ -111,6 +130,7 @@ class BatchBuffers:
     routers: RouterSums | None = field(default=None, compare=False)
     places: Tensor | None = None
     drops: bool = False
+    samples: SampleBuffers | None = None
     angles: dict[Rotation, Angles] = field(default_factory=dict, compare=False)
     embedded: dict[HostMatrix, EmbeddedRows] = field(default_factory=dict, compare=False)
 
@@ -167,17 +187,36 @@ def make_batch_buffers(
     weighted: bool = False,
     routers: RouterSums | None = None,
     drops: bool = False,
+    sampled: bool = False,
 ) -> BatchBuffers:
-    """Lays out the inputs of micro-batches of ``batch`` sequences of ``seq`` tokens."""
+    """Lays out the inputs of micro-batches of ``batch`` sequences of ``seq`` tokens.
+
+    Args:
+        batch: Sequences.
+        seq: Tokens of each.
+        cache: Where keys and values are kept while text is generated.
+        noise: NEFTune's α.
+        weighted: Whether there is room for weights of label rows.
+        routers: Where the routers' choices are summed up, if they are.
+        drops: Whether it may have dropout.
+        sampled: Whether there is room for samples.
+    """
     rows = batch * seq
     window = -(-rows * 4 // 256) * 256
     cached = cache is not None
-    storage = Storage("a batch's inputs", "inputs", (5 + weighted + cached) * window + 256)
+    windows = 5 + weighted + cached + 3 * sampled
+    storage = Storage("a batch's inputs", "inputs", windows * window + 256)
 
     def part(name: str, index: int, dtype: str = "uint32") -> Tensor:
         after_info = 256 if index >= 5 else 0
         return vector(name, rows, dtype, storage, index * window + after_info)
 
+    samples = None
+    if sampled:
+        first, capacity = 5 + weighted + cached, max(rows // _SHORTEST, 1)
+        offset = first * window + 256
+        table = vector("samples", 4 * capacity, "uint32", storage, offset)
+        samples = SampleBuffers(table, part("row_samples", first + 2), capacity)
     return BatchBuffers(
         batch,
         seq,
@@ -194,4 +233,5 @@ def make_batch_buffers(
         routers,
         part("places", 5 + weighted) if cached else None,
         drops,
+        samples,
     )

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from qlora_wgpu.graph.dtype import ceil_div, round_up
-from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.graph import Graph, Launch
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.gemm import GEMM, PART_UNIT, Gemm
 from qlora_wgpu.kernels.rowwise import row_constants, row_workgroups
@@ -29,6 +29,7 @@ from qlora_wgpu.ops.logits import (
 )
 from qlora_wgpu.ops.loss_weights import scale_label_rows, weighted_total
 from qlora_wgpu.ops.modules import Head, StreamedMatrix, trained_rows
+from qlora_wgpu.ops.preference import Preference, preference
 from qlora_wgpu.ops.rows import scatter
 from qlora_wgpu.ops.tensor import fill_zero
 from qlora_wgpu.ops.trained_gradient import HeadGradient
@@ -44,25 +45,29 @@ class Objective:
         weighted: Whether the micro-batch has a weight of each label row.
         confidence: Whether each row is weighted by its label's probability, through which no
             gradient passes (DFT, arXiv 2508.05629).
+        preference: What is made of whole samples' losses, if anything is.
     """
 
     label_smoothing: float = 0.0
     z_loss: float = 0.0
     weighted: bool = False
     confidence: bool = False
+    preference: Preference | None = None
 
     @property
     def is_bent(self) -> bool:
         """Whether a row's loss is another than the label's negative log-likelihood."""
         return self.label_smoothing != 0.0 or self.z_loss != 0.0
 
-    @property
-    def scales_rows(self) -> bool:
-        """Whether rows of the gradient are multiplied by numbers."""
-        return self.weighted or self.confidence
-
 
 PLAIN = Objective()
+
+
+def label_losses(g: Graph, hidden: Tensor, head: Head, batch: BatchBuffers) -> Tensor:
+    """Loss and hit of each label row, float32 (2 · rows of the batch), without a gradient."""
+    loss = _Loss(g, hidden, head, batch, PLAIN)
+    loss.compute(gradient=False)
+    return loss.losses
 
 
 def cross_entropy(
@@ -92,8 +97,7 @@ def cross_entropy(
     trained = trained_rows(head.matrix)
     if gradient and trained is not None:
         loss.of_rows = HeadGradient(g, trained, batch)
-    compute = loss.streamed if isinstance(head.matrix, StreamedMatrix) else loss.resident
-    dhidden = compute(gradient=gradient)
+    dhidden = loss.compute(gradient=gradient)
     factors = loss.total(stats)
     if dhidden is not None and factors is not None:
         scale_label_rows(g, dhidden, factors, batch)
@@ -115,8 +119,13 @@ class _Loss:
         self._objective = objective
         self._partials = g.float_vector("sums of logits", 4 * batch.rows * self._blocks)
         self._softmax = g.float_vector("softmax", 2 * batch.rows)
-        self._losses = g.float_vector("losses", 2 * batch.rows)
+        self.losses = g.float_vector("losses", 2 * batch.rows)
         self.of_rows: HeadGradient | None = None
+
+    def compute(self, *, gradient: bool) -> Tensor | None:
+        """The losses, and d hidden of their sum if it is asked for."""
+        streams = isinstance(self._head.matrix, StreamedMatrix)
+        return self.streamed(gradient=gradient) if streams else self.resident(gradient=gradient)
 
     def resident(self, *, gradient: bool) -> Tensor | None:
         """The loss, and d hidden, a chunk of rows after the other."""
@@ -124,7 +133,7 @@ class _Loss:
         dhidden = self._zeros() if gradient else None
         groups = head_groups(g, self._head.matrix) if gradient else []
         chunks = self._chunks(chunk_rows(g, self._head.matrix.rows, batch.rows))
-        kept = [self._partials, self._softmax, self._losses, *filter(None, [dhidden])]
+        kept = [self._partials, self._softmax, self.losses, *filter(None, [dhidden])]
         for first, count in self._alike(chunks, kept):
             logits = logits_of_rows(g, self._hidden, self._head, batch, first, count)
             self._sum_up(logits, 0, self._blocks, first)
@@ -153,7 +162,7 @@ class _Loss:
         made = [self._gradient_rows(count) for _, count in chunks]
         for row0, block in head.blocks:
             w = head.brought(g, row0, block)
-            for chunk in self._alike(chunks, [], made):
+            for chunk in self._alike(chunks, [], made, fresh=row0 == 0):
                 logits = logits_of_block(g, self._hidden, self._head, batch, *chunk, w)
                 self._back(logits, 0, row0, w, chunk[0], made[chunks.index(chunk)])
         dhidden = self._zeros()
@@ -167,15 +176,17 @@ class _Loss:
         Returns:
             What each label row's gradient is multiplied by, if by anything.
         """
-        if self._objective.scales_rows:
-            confidence = self._objective.confidence
-            return weighted_total(self._g, self._losses, self._batch, stats, confidence=confidence)
+        given, objective = (self._g, self.losses, self._batch, stats), self._objective
+        if objective.preference is not None:
+            return preference(*given, objective.preference)
+        if objective.weighted or objective.confidence:
+            return weighted_total(*given, confidence=objective.confidence)
         constants = row_constants(self._g)
         del constants["ROWS"]
         self._g.launch(
             "cross_entropy/total.wgsl",
             (1, 1, 1),
-            {"losses": self._losses, "batch_info": self._batch.info, "stats": stats},
+            {"losses": self.losses, "batch_info": self._batch.info, "stats": stats},
             constants=constants,
         )
         return None
@@ -187,7 +198,12 @@ class _Loss:
         return [(first, min(step, rows - first)) for first in range(0, rows, step)]
 
     def _alike(
-        self, chunks: list[tuple[int, int]], shared: list[Tensor], own: Sequence[Tensor] = ()
+        self,
+        chunks: list[tuple[int, int]],
+        shared: list[Tensor],
+        own: Sequence[Tensor] = (),
+        *,
+        fresh: bool = False,
     ) -> Iterator[tuple[int, int]]:
         """The chunks to trace launches for; others, as large as the first, get copies of its own.
 
@@ -195,11 +211,13 @@ class _Loss:
             chunks: ``(first row, rows)`` of each.
             shared: What the launches of all of them write.
             own: What those of each write besides, if that is read elsewhere.
+            fresh: Whether they write that for the first time.
         """
         launches, size = self._g.launches, chunks[0][1]
         begin = len(launches)
         yield chunks[0]
-        made = launches[begin:]
+        made: Sequence[Launch] = launches[begin:]
+        written = own[:1]
         for number, chunk in enumerate(chunks[1:], 1):
             if chunk[1] != size:
                 yield chunk
@@ -207,8 +225,14 @@ class _Loss:
             tensors = {tensor: tensor for tensor in shared}
             if self.of_rows is not None:
                 tensors[self.of_rows.columns] = self.of_rows.columns
-            tensors |= {own[0]: own[number]} if own else {}
-            self._g.repeat(made, tensors, {"first": chunk[0], "first_row": chunk[0]})
+            tensors |= dict(zip(written, own[number : number + 1], strict=True))
+            # A second one has all around it that any later one has.
+            again = self._g.repeat(
+                made, tensors, {"first": chunk[0], "first_row": chunk[0]},
+                stands_for_all=number > 1 and not fresh,
+            )  # fmt: skip
+            if not fresh:
+                made, written = again, own[number : number + 1]
 
     def _streamed_rows(self) -> int:
         """Rows of a block's logits: those of whole ones where that decides how sums are cut."""
@@ -258,7 +282,7 @@ class _Loss:
             {
                 "partials": self._partials,
                 "batch_info": self._batch.info,
-                "losses": self._losses,
+                "losses": self.losses,
                 "softmax": self._softmax,
             },
             {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,12 @@ _TEMPLATES = Environment(
 )
 
 
+_ANSWERS = {
+    "rewards/margins": "margin of rewards",
+    "rewards/accuracies": "rewards the right way round",
+    "kl": "KL divergence",
+    "log_odds_chosen": "log odds ratio",
+}
 _REFRESHED = 10  # seconds, while a run goes on
 _GIVEN_UP = 180  # minutes without a new page, after which nobody writes one any more
 _SHOWN = 2**20 / 20  # bytes of a kind that are more than 0.0 MiB
@@ -121,12 +127,28 @@ def page(facts: Facts, rows: Sequence[Mapping[str, Any]]) -> str:
 def _charts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
         chart("loss", _losses(rows), "{:.4g}".format, may_be_log=True),
+        *_answer_charts(rows),
         chart("token accuracy", _hits(rows), "{:.1%}".format),
         _chart(rows, "aux_loss", "balance of experts", "{:.4g}".format),
         _chart(rows, "learning_rate", "learning rate", _rate),
         _chart(rows, "grad_norm", "gradient norm", "{:.3g}".format, may_be_log=True),
         _chart(rows, "tokens_per_second", "tokens per second", "{:,.0f}".format),
     ]
+
+
+def _answer_charts(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Rewards of good and bad answers, how far apart they are, and what else TRL shows."""
+    rewards = [
+        Line(name, style, points(rows, f"rewards/{name}"))
+        for name, style in (("chosen", "main"), ("rejected", "faint"))
+    ]
+    yield chart("rewards", rewards, "{:.3g}".format)
+    for key, title in _ANSWERS.items():
+        lines = [
+            Line("training", "main", points(rows, key)),
+            Line("held-out", "dots", points(rows, f"eval_{key}")),
+        ]
+        yield chart(title, lines, "{:.3g}".format)
 
 
 def _losses(rows: Sequence[Mapping[str, Any]]) -> list[Line]:

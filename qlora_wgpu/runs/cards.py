@@ -62,7 +62,7 @@ def _plans(workload: Workload) -> Iterator[CardPlan]:
     waiting = _Waiting(totals)
     kept = replace(workload, checkpointing=False).options
     search = Search(resident, kept, workload.accumulation, (FLOPS, BYTES))
-    seconds = workload.accumulation * _computing(resident.step(kept).plan)
+    seconds = workload.accumulation * _computing(resident.sized(kept).plan)
     for gib in SIZES:
         room = room_of(gib * GIB)
         fitted = _fitted(search, room)
@@ -134,7 +134,7 @@ def _fitted(search: Search, room: int) -> Fit | None:
 
 
 def _seconds(fitted: Fit, accumulation: int) -> float:
-    plan = fitted.layout.step(fitted.options).plan
+    plan = fitted.layout.sized(fitted.options).plan
     return accumulation * _computing(plan) + fitted.seconds
 
 

@@ -150,10 +150,14 @@ def read_data(
     """
     path, split = data_path(settings, held_out=held_out), settings.data.eval_split
     if held_out and split is None:
-        return read_dataset(settings.data, path, tokenizer, observer, held_out=True)
+        return read_dataset(
+            settings.data, path, tokenizer, observer,
+            held_out=True, objective=settings.train.objective,
+        )  # fmt: skip
 
     def read(part: DataConfig) -> Dataset:
-        return read_dataset(part, str(part.train), tokenizer, observer)
+        objective = settings.train.objective
+        return read_dataset(part, str(part.train), tokenizer, observer, objective=objective)
 
     whole = read_mixture(settings.data, settings.train.seed, read, observer)
     return whole if split is None else split_off(whole, split, settings.train.seed)[held_out]
@@ -172,7 +176,10 @@ def read_run_data(settings: Config, source: OpenedModel, observer: Observer) -> 
 
     def read(part: DataConfig, *, held_out: bool = False) -> Dataset:
         path = str(part.eval if held_out else part.train)
-        dataset = read_dataset(part, path, tokenizer, observer, held_out=held_out)
+        dataset = read_dataset(
+            part, path, tokenizer, observer,
+            held_out=held_out, objective=settings.train.objective,
+        )  # fmt: skip
         check_ids(path, dataset, vocabulary)
         warn_of_long_rows(path, dataset, positions, observer)
         return dataset
@@ -202,6 +209,7 @@ def read_dataset(
     observer: Observer,
     *,
     held_out: bool = False,
+    objective: str = "sft",
 ) -> Dataset:
     """Reads and encodes a data set, or takes what an earlier run prepared.
 
@@ -214,7 +222,7 @@ def read_dataset(
         path,
         tokenizer,
         settings.max_seq_length,
-        how=preparation(settings),
+        how=preparation(settings, objective),
         held_out=held_out,
         cache=settings.cache,
         progress=lambda rows: observer.activity(f"preparing {name}: {rows:,} rows"),
@@ -235,7 +243,7 @@ def check_ids(path: str, dataset: Dataset, vocabulary: int) -> None:
     if dataset.max_token_id < vocabulary:
         return
     for number, example in enumerate(dataset, 1):
-        largest = int(example.input_ids.max())
+        largest = int(example.input_ids.max(initial=-1))
         if largest >= vocabulary:
             raise DataError(
                 f"{path}: example {number} has the token id {largest}, but the model knows only "

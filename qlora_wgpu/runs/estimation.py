@@ -25,6 +25,7 @@ from qlora_wgpu.runs.locating import base_in
 from qlora_wgpu.runs.settings import as_config
 from qlora_wgpu.runs.what_fits import Fits, remedy_for, what_fits
 from qlora_wgpu.runs.workload import Target, Workload, fitted_within
+from qlora_wgpu.training import training_options
 
 _MOST_PLANNED = 1 << 24  # tokens of a micro-batch
 
@@ -190,11 +191,13 @@ def _workload_of_run(settings: Config, length: int) -> Workload:
         settings.lora,
         settings.quant,
         train.compute_dtype,
-        train.per_device_train_batch_size,
+        settings.rows_at_once,
         length,
         train.gradient_checkpointing,
         train.gradient_accumulation_steps,
         AdapterForms.of(settings),
+        training_options(train).objective,
+        settings.rows_at_once // train.per_device_train_batch_size,
     )
 
 

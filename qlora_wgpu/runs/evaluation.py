@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from qlora_wgpu.config import Config
@@ -12,6 +12,7 @@ from qlora_wgpu.config.as_trained import explicit_in
 from qlora_wgpu.data import Dataset, Tokenizer
 from qlora_wgpu.errors import ConfigError, option
 from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.runs.answer_loss import AnswerLoss
 from qlora_wgpu.runs.data import (
     check_ids,
     data_path,
@@ -42,14 +43,17 @@ class HeldOutLoss:
     """A loss over some data.
 
     Attributes:
-        loss: Mean per label token, in nats.
-        tokens: Label tokens.
-        token_accuracy: Share of these whose logit is the largest, or as large as it.
+        loss: Mean per label token, in nats; of an objective over answers per pair or answer.
+        tokens: Label tokens; pairs or answers.
+        token_accuracy: Share of the tokens whose logit is the largest, or as large as it; None of
+            answers.
+        metrics: What an objective over answers measures beside, by TRL's names.
     """
 
     loss: float
     tokens: int
-    token_accuracy: float
+    token_accuracy: float | None
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def perplexity(self) -> float:
@@ -119,8 +123,16 @@ def evaluate(
         if adapter is not None and settings.data.eval_split is not None:
             warn_of_other_split(adapter, dataset, observer)
     else:
-        dataset = read_dataset(settings.data, path, tokenizer, observer, held_out=True)
+        dataset = read_dataset(
+            settings.data, path, tokenizer, observer,
+            held_out=True, objective=settings.train.objective,
+        )  # fmt: skip
     check_ids(path, dataset, source.architecture.vocab_size)
+    if generate is not None and settings.train.objective != "sft":
+        raise ConfigError(
+            f"{option('generate')} compares with one right answer for each row, and rows of "
+            f"train.objective: {settings.train.objective} have good and bad ones: leave it out"
+        )
     asked = [] if generate is None else questions(dataset)
     reading: list[Reading] = [Rows.of(settings, dataset)]
     if generate is not None:
@@ -129,7 +141,14 @@ def evaluate(
         reading.append(Texts.of(source.pretrained, longest, generate.max_new_tokens, count))
     model = load_adapted(source, adapter, settings, observer, Several(reading))
 
+    over_answers = None
+    if settings.train.objective != "sft":
+        over_answers = AnswerLoss(model, dataset, settings, observer)
+
     def measured(what: str) -> tuple[HeldOutLoss, Sequence[Prediction]]:
+        if over_answers is not None:
+            mean, pairs, metrics = over_answers.measured(what)
+            return HeldOutLoss(mean, pairs, None, metrics), ()
         loss = _measured(model, dataset, settings, observer, what)
         if generate is None:
             return loss, ()

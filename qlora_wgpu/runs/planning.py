@@ -50,7 +50,7 @@ def plan_layout(
             fit into the memory that there is.
     """
     train, quant = settings.train, settings.quant
-    options = training_options(train).train(train.per_device_train_batch_size, data.length)
+    options = training_options(train).train(settings.rows_at_once, data.length)
 
     def laid_out() -> ModelLayout:
         forms = AdapterForms.of(settings)
@@ -169,7 +169,7 @@ def use_known_kernels(
         device: The device, whose profile is set.
     """
     train = settings.train
-    rows = train.per_device_train_batch_size
+    rows = settings.rows_at_once
     task = Task(pretrained.config, settings.lora, settings.quant, train.compute_dtype, rows, length)
     if settings.device.tune != "never" and key_of(device, task) in known_keys():
         tuned(device, task, lambda: checking_device(settings.device))

@@ -29,7 +29,8 @@ def prompt_of_run(settings: Config, source: OpenedModel) -> PromptFormat:
         ConfigError: If ``data.train`` is not set.
         DataError: If it cannot be read.
     """
-    return prompt_of_data(settings.require_train(), source.tokenizer)
+    objective = settings.train.objective
+    return prompt_of_data(settings.require_train(), source.tokenizer, objective)
 
 
 def run_prompts(

@@ -17,12 +17,13 @@ from qlora_wgpu.limits import MIB
 from qlora_wgpu.model.fit import waiting_in_words
 from qlora_wgpu.model.fitting_reading import fit_reading, reading_memory
 from qlora_wgpu.model.layout import ModelLayout
-from qlora_wgpu.model.options import StepOptions
+from qlora_wgpu.model.options import TrainingOptions
 from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.ops.cross_entropy import PLAIN, Objective
 from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.runs.host_room import require_host_room
 from qlora_wgpu.runs.text_plans import text_plans
-from qlora_wgpu.training import Observer
+from qlora_wgpu.training import Observer, training_options
 
 _PROMPT, _ANSWER = 1024, 256  # tokens, where nobody says how many
 _OTHER_LENGTHS = 8  # programs that are kept beside those that are planned
@@ -84,21 +85,25 @@ class Rows:
     Attributes:
         count: Rows of a micro-batch.
         length: Tokens of the longest.
+        objective: What is measured.
     """
 
     count: int
     length: int
+    objective: Objective = PLAIN
 
     @classmethod
     def of(cls, settings: Config, rows: Dataset) -> Rows:
         """A data set's."""
         longest = max(settings.data.max_seq_length, rows.longest)
         length = bucket_length(rows.longest, longest)
-        return cls(settings.train.per_device_train_batch_size, length)
+        objective = training_options(settings.train).objective
+        return cls(settings.rows_at_once, length, objective)
 
     def plans(self, layout: ModelLayout) -> Sequence[Plan]:
         """The longest micro-batch; shorter ones take its slots."""
-        return [layout.step(StepOptions("loss", self.count, self.length)).plan]
+        options = TrainingOptions(objective=self.objective)
+        return [layout.step(options.step("loss", self.count, self.length)).plan]
 
 
 def read_within_room(

@@ -214,6 +214,9 @@ def _figures(rows: Sequence[Row], story: _Story, result: TrainResult | None) -> 
         f"token accuracy {now}": f"{hits[-1]:.1%}" if hits else "",
         "tokens": f"{last.get('num_tokens', 0):,}",
     }
+    if rewards := [row for row in rows if "rewards/margins" in row]:
+        figures = {n: value for n, value in figures.items() if not n.startswith("perplexity")}
+        figures["margin of rewards"] = f"{rewards[-1]['rewards/margins']:.3f}"
     if result is not None:
         figures["seconds"] = f"{result.seconds:,.0f}"
         figures["device memory"] = f"{result.peak_bytes / 2**20:,.0f} MiB"

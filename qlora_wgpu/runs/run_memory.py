@@ -13,16 +13,16 @@ from qlora_wgpu.graph.plan import Plan, make_plan
 from qlora_wgpu.model.adapter_state import norms_graph
 from qlora_wgpu.model.fitting_reading import reading_memory
 from qlora_wgpu.model.layout import ModelLayout
-from qlora_wgpu.model.options import StepOptions
+from qlora_wgpu.model.options import StepKind, StepOptions, TrainingOptions
 from qlora_wgpu.ops.host_moments import passing_parts
 from qlora_wgpu.ops.kv_cache import KVCache
+from qlora_wgpu.runs.answer_shapes import STEPS_LOOKED_AT, answer_shapes
 from qlora_wgpu.runs.data import RunData
 from qlora_wgpu.runs.samples import longest_text
 from qlora_wgpu.runs.soundness import update_plan
 from qlora_wgpu.runs.text_plans import text_plans
 from qlora_wgpu.training.batching import in_order
-
-_STEPS_LOOKED_AT = 2000  # for the lengths of their batches
+from qlora_wgpu.training.objectives import preference_of
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class RunShapes:
         held_out: Lengths of the batches whose loss is measured.
         training: Lengths of the batches that are trained on, the longest first.
         batch: Rows of a batch.
+        answers: Kinds and lengths of what else an objective over answers computes.
     """
 
     prompts: tuple[int, ...]
@@ -42,29 +43,44 @@ class RunShapes:
     held_out: tuple[int, ...]
     training: tuple[int, ...]
     batch: int
+    answers: tuple[tuple[StepKind, int], ...] = ()
 
     @classmethod
     def of(cls, settings: Config, data: RunData) -> RunShapes:
         """Those of a run."""
         longest = max(settings.data.max_seq_length, data.plan.longest)
-        rows, held_out = settings.train.per_device_train_batch_size, data.held_out
+        rows, held_out = settings.rows_at_once, data.held_out
+        preference = preference_of(settings.train)
+        measured: tuple[int, ...] = ()
+        answers: tuple[tuple[StepKind, int], ...] = ()
+        if preference is None and held_out is not None:
+            measured = tuple(_measured_lengths(held_out, rows, longest))
+        elif preference is not None:
+            measured, answers = answer_shapes(data, preference, rows, longest)
         return cls(
             tuple(len(prompt.ids) for prompt in data.prompts),
             longest_text(data.prompts),
-            () if held_out is None else tuple(_measured_lengths(held_out, rows, longest)),
+            measured,
             tuple(_trained_lengths(data, longest)),
             rows,
+            answers,
         )
 
     def plans(self, layout: ModelLayout, longest: StepOptions, settings: Config) -> list[Plan]:
         """The plans of all programs, in the order in which they are made ready."""
         training = [layout.step(replace(longest, seq=length)).plan for length in self.training]
+        measured = TrainingOptions(objective=longest.objective)
         held_out = [
-            layout.step(StepOptions("loss", self.batch, length)).plan for length in self.held_out
+            layout.step(measured.step("loss", self.batch, length)).plan for length in self.held_out
         ]
+        answers = [layout.step(measured.step(*each)).plan for each in self._answers()]
         texts, update = self._texts(layout), update_plan(settings, layout)
-        plans = (layout.step(longest).plan, *texts, training[0], update, *held_out, *training)
+        first = (layout.step(longest).plan, *texts, training[0], update)
+        plans = (*first, *answers, *held_out, *training)
         return list({id(plan): plan for plan in plans}.values())
+
+    def _answers(self) -> Iterator[tuple[StepKind, int, int]]:
+        return ((kind, self.batch, length) for kind, length in self.answers)
 
     def _texts(self, layout: ModelLayout) -> Iterator[Plan]:
         lengths = [max(bucket_length(each, self.longest_text), 2) for each in self.prompts]
@@ -112,7 +128,7 @@ def _measured_lengths(rows: Dataset, batch: int, longest: int) -> list[int]:
 def _trained_lengths(data: RunData, longest: int) -> list[int]:
     """The same of training batches, as far as they are looked at, behind the longest's."""
     found = {bucket_length(data.plan.longest, longest): None}
-    examples, steps = data.train.lengths, range(min(data.plan.total_steps, _STEPS_LOOKED_AT))
+    examples, steps = data.train.lengths, range(min(data.plan.total_steps, STEPS_LOOKED_AT))
     for block in (block for step in steps for block in data.plan.blocks(step)):
         found[bucket_length(max(int(examples[list(row)].sum()) for row in block), longest)] = None
     return list(found)

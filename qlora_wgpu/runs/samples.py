@@ -6,7 +6,10 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from qlora_wgpu.data import Dataset, Tokenizer
+from qlora_wgpu.data.held_out import DatasetPart
 from qlora_wgpu.generation import continuation, generate
 from qlora_wgpu.generation.engine import Engine
 from qlora_wgpu.labels import IGNORE_INDEX
@@ -112,7 +115,11 @@ class SampleTexts:
 
 
 def sample_prompts(data: Dataset) -> list[Prompt]:
-    """Prompts from the beginning, the middle and the end of a data set."""
+    """Prompts from the beginning, the middle and the end of a data set; of pairs the chosen."""
+    if data.unit > 1:
+        present = np.flatnonzero(data.lengths)
+        good = present[present % 2 == 0]
+        data = DatasetPart(data, good if len(good) else present)
     chosen = sorted({round(i * (len(data) - 1) / max(_TEXTS - 1, 1)) for i in range(_TEXTS)})
     return [_prompt(data, index) for index in chosen]
 

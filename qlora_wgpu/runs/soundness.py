@@ -67,7 +67,7 @@ def _instead(profile: Profile) -> str:
 
 def run_launches(settings: Config, layout: ModelLayout, length: int) -> Iterator[Launch]:
     """All that a run launches: steps, evaluations, updates and texts."""
-    options, rows = training_options(settings.train), settings.train.per_device_train_batch_size
+    options, rows = training_options(settings.train), settings.rows_at_once
     for kind in ("train", "loss"):
         yield from layout.step(options.step(kind, rows, length)).plan.launches
     yield from update_launches(settings, layout)

@@ -231,7 +231,7 @@ def _open_model(
     if settings.lora.init_from is not None:
         model.load_adapter(settings.lora.init_from)
     # The largest plan first, so that the smaller ones find room in its slots.
-    model.prepare(settings.train.per_device_train_batch_size, data.length)
+    model.prepare(settings.rows_at_once, data.length)
     return model
 
 
@@ -247,9 +247,9 @@ def _setup(settings: Config, model: AdapterModel, data: RunData) -> RunSetup:
         adapter_parameters=model.adapter.num_parameters,
         batch_size=settings.train.per_device_train_batch_size,
         accumulation=settings.train.gradient_accumulation_steps,
-        train_rows=len(data.train),
+        train_rows=data.train.num_rows,
         train_tokens=data.train.num_label_tokens,
         sources=source_figures(data.train),
-        eval_rows=None if held_out is None else len(held_out),
+        eval_rows=None if held_out is None else held_out.num_rows,
         eval_tokens=None if held_out is None else held_out.num_label_tokens,
     )

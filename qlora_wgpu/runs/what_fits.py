@@ -66,8 +66,9 @@ def remedy_for(totals: Totals, workload: Workload, budget: int) -> str:
 def _in_keys(workload: Workload, batch: int, seq: int, checkpointing: bool) -> str:
     """What differs from a workload, as it is written behind ``train run.yaml``."""
     keys = []
-    if batch != workload.batch:
-        accumulation = -(-workload.batch * workload.accumulation // batch)
+    batch = max(batch // workload.sides, 1)
+    if batch * workload.sides != workload.batch:
+        accumulation = -(-workload.batch * workload.accumulation // (batch * workload.sides))
         keys.append(f"train.per_device_train_batch_size={batch}")
         keys.append(f"train.gradient_accumulation_steps={accumulation}")
     if checkpointing != workload.checkpointing:

@@ -17,6 +17,7 @@ from qlora_wgpu.errors import ClusterError
 from qlora_wgpu.graph.program import Program
 from qlora_wgpu.lora.forms import AdapterForms
 from qlora_wgpu.model.adapter_state import read_vector
+from qlora_wgpu.model.options import StepKind
 from qlora_wgpu.model.qlora_model import QLoRAModel, device_layout
 from qlora_wgpu.ops.adamw import STATS_BALANCE, STATS_CORRECT, STATS_LOSS, STATS_TOKENS
 from qlora_wgpu.ops.tensor import fill_zero
@@ -167,7 +168,7 @@ class Worker:
         fill_zero(graph, self._model.adapter.gradient)
         return self._model.new_program(graph)
 
-    def _prepare(self, kind: str, batch: int, seq: int) -> None:
+    def _prepare(self, kind: StepKind, batch: int, seq: int) -> None:
         """Compiles a shape, which does not count as computing."""
         if (kind, batch, seq) not in self._shapes:
             self._shapes.add((kind, batch, seq))

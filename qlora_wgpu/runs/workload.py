@@ -19,6 +19,7 @@ from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import StepOptions, TrainingOptions
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.residency import Residency
+from qlora_wgpu.ops.cross_entropy import PLAIN, Objective
 from qlora_wgpu.runs.opening import device_of
 
 _LARGEST_BINDING = (1 << 31) - 1  # what most cards allow
@@ -38,6 +39,8 @@ class Workload:
         checkpointing: Whether layers are recomputed in the backward.
         accumulation: Micro-batches of a step.
         forms: In which types the adapter's gradient and moments are kept.
+        objective: The loss that is minimized.
+        sides: Rows of a micro-batch for each that the settings count: two of a pair.
     """
 
     pretrained: Pretrained
@@ -49,11 +52,13 @@ class Workload:
     checkpointing: bool
     accumulation: int = 1
     forms: AdapterForms = FLOAT32
+    objective: Objective = PLAIN
+    sides: int = 1
 
     @property
     def options(self) -> StepOptions:
         """Its longest step."""
-        return TrainingOptions(self.checkpointing).train(self.batch, self.seq)
+        return TrainingOptions(self.checkpointing, self.objective).train(self.batch, self.seq)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from qlora_wgpu.graph.plan import Plan, make_plan
 from qlora_wgpu.graph.program import Program, SlotPool, allocate
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, row, vector
 from qlora_wgpu.model import batch_encoding
+from qlora_wgpu.model.samples import Samples
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
 
 Array = npt.NDArray[np.float64]
@@ -107,6 +108,7 @@ class Runner:
         dropout_key: int | None = None,
         noise: float = 0.0,
         weights: npt.NDArray[np.float32] | None = None,
+        samples: Samples | None = None,
     ) -> BatchBuffers:
         """A batch of these inputs."""
         buffers = make_batch_buffers(
@@ -114,10 +116,11 @@ class Runner:
             noise=noise,
             weighted=weights is not None,
             drops=dropout_key is not None,
+            sampled=samples is not None,
         )
         ids = np.zeros_like(mask) if ids is None else ids
         buffers.storage.data = batch_encoding.encode_batch(
-            buffers, ids, mask, targets, dropout_key=dropout_key, weights=weights
+            buffers, ids, mask, targets, dropout_key=dropout_key, weights=weights, samples=samples
         )
         return buffers
 

@@ -1,5 +1,6 @@
 """Training an adapter."""
 
+from qlora_wgpu.training.objectives import training_options
 from qlora_wgpu.training.observer import Observer, RunSetup, WorkerFigures
 from qlora_wgpu.training.result import Sample, TrainResult
 from qlora_wgpu.training.resume_check import check_resumable
@@ -11,7 +12,7 @@ from qlora_wgpu.training.run_folder import (
 )
 from qlora_wgpu.training.run_log import read_rows
 from qlora_wgpu.training.steering import Step
-from qlora_wgpu.training.trainer import Trainer, training_options
+from qlora_wgpu.training.trainer import Trainer
 
 __all__ = [
     "Observer",

@@ -22,14 +22,16 @@ class BatchPlan:
     """The division of a data set into optimizer steps.
 
     Attributes:
-        rows: The examples of each row of a batch: one, or with packing several.
-        lengths: Tokens of each row.
+        rows: The examples of each row of a batch: one, or with packing several; or the pair that
+            makes two rows.
+        lengths: Tokens of each row, of a pair's the longer one's.
         batch_size: Rows of a micro-batch.
         accumulation: Micro-batches of a step.
         seed: Seed of the order.
         grouped: Whether the micro-batches of a step get rows of about one length each.
         steps_per_epoch: Optimizer steps of a pass over the data; the last may be short.
         total_steps: Optimizer steps of the run.
+        sides: Rows of a micro-batch that ``rows`` has as one.
     """
 
     rows: PackedRows
@@ -41,22 +43,35 @@ class BatchPlan:
     steps_per_epoch: int
     total_steps: int
     _orders: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict, repr=False)
+    sides: int = 1
 
     @classmethod
     def of(cls, lengths: npt.NDArray[np.int64], config: Config) -> BatchPlan:
         """Counts steps as Hugging Face's Trainer does; ``max_steps`` overrides the epochs.
 
+        Pairs of examples, where the objective compares them, stay together: in one row where rows
+        are packed, else one below the other.
+
         Args:
-            lengths: Tokens of each example.
+            lengths: Tokens of each example; of one that is empty, as beside an answer that is
+                judged by itself, 0.
             config: How they are packed, batched and repeated.
 
         Raises:
             ConfigError: If it makes more steps than there can be.
         """
         train, data = config.train, config.data
-        rows = PackedRows.one_each(len(lengths))
+        rows = _units(lengths, config)
+        sizes = rows.sums(lengths)
+        sides = config.rows_at_once // train.per_device_train_batch_size
         if data.packing:
-            rows = PackedRows.of(pack(lengths, max(data.max_seq_length, int(lengths.max()))))
+            packed = pack(sizes, max(data.max_seq_length, int(sizes.max())))
+            if len(rows) < len(lengths):
+                packed = [tuple(i for number in row for i in rows[number]) for row in packed]
+            rows = PackedRows.of(packed)
+            sizes = rows.sums(lengths)
+        elif sides > 1:
+            sizes = lengths.reshape(-1, 2).max(axis=1)
         batches = math.ceil(len(rows) / train.per_device_train_batch_size)
         per_epoch = math.ceil(batches / train.gradient_accumulation_steps)
         total = train.num_train_epochs * per_epoch
@@ -67,13 +82,14 @@ class BatchPlan:
             )
         return cls(
             rows=rows,
-            lengths=rows.sums(lengths),
-            batch_size=train.per_device_train_batch_size,
+            lengths=sizes,
+            batch_size=config.rows_at_once,
             accumulation=train.gradient_accumulation_steps,
             seed=train.seed,
             grouped=data.group_by_length and not data.packing,
             steps_per_epoch=per_epoch,
             total_steps=train.max_steps if train.max_steps > 0 else math.ceil(total),
+            sides=sides,
         )
 
     @property
@@ -85,15 +101,18 @@ class BatchPlan:
         """The rows of each micro-batch of a step, counted from 0, as numbers of examples."""
         epoch, within = divmod(step, self.steps_per_epoch)
         order = self._order(epoch)
-        first = within * self.accumulation * self.batch_size
-        chosen = order[first : first + self.accumulation * self.batch_size]
+        size = self.batch_size // self.sides
+        first = within * self.accumulation * size
+        chosen = order[first : first + self.accumulation * size]
         if self.grouped:
             # Within a step, so that how a step is cut does not decide what it learns.
             chosen = chosen[np.argsort(-self.lengths[chosen], kind="stable")]
-        return [
-            [self.rows[i] for i in chosen[first : first + self.batch_size]]
-            for first in range(0, len(chosen), self.batch_size)
-        ]
+        groups = (chosen[first : first + size] for first in range(0, len(chosen), size))
+        return [[row for i in group for row in self._below(self.rows[i])] for group in groups]
+
+    def _below(self, row: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """What is one row of the plan, as those of a batch."""
+        return [row] if self.sides == 1 else [(i,) for i in row]
 
     def examples_until(self, step: int) -> tuple[int, npt.NDArray[np.int64]]:
         """What the first steps have learnt: whole epochs, and the examples of one that has begun.
@@ -102,7 +121,7 @@ class BatchPlan:
             step: Steps that are done.
         """
         epochs, within = divmod(step, self.steps_per_epoch)
-        rows = self._order(epochs)[: within * self.accumulation * self.batch_size]
+        rows = self._order(epochs)[: within * self.accumulation * self.batch_size // self.sides]
         counts = np.diff(self.rows.ends, prepend=0)[rows]
         begins = self.rows.ends[rows] - counts
         inside = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -118,6 +137,16 @@ class BatchPlan:
     def dropout_key(self, step: int, block: int) -> int:
         """The key of a micro-batch's dropout masks, 32 bits."""
         return zlib.crc32(np.array([self.seed, step, block], np.uint64).tobytes())
+
+
+def _units(lengths: npt.NDArray[np.int64], config: Config) -> PackedRows:
+    """The examples that belong together."""
+    if config.train.has_pairs:
+        return PackedRows(np.arange(len(lengths)), np.arange(2, len(lengths) + 1, 2))
+    if config.train.objective == "kto":
+        present = np.flatnonzero(lengths)
+        return PackedRows(present, np.arange(1, len(present) + 1))
+    return PackedRows.one_each(len(lengths))
 
 
 def padded_batch(rows: Sequence[Sequence[Example]], batch_size: int, max_length: int) -> Batch:

@@ -10,6 +10,7 @@ from qlora_wgpu.model.adapter_model import FloatArray
 from qlora_wgpu.model.batch_encoding import IntArray
 from qlora_wgpu.model.loss_sums import LossSums
 from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.model.samples import Samples
 from qlora_wgpu.training.observer import WorkerFigures
 from qlora_wgpu.training.throughput import ThroughputMeter
 
@@ -27,6 +28,8 @@ class MicroBatch:
         dropout_key: The key of its dropout masks and noise; None without.
         tokens: Its tokens, padding not counted.
         weights: Of each target in the loss, float32 (batch, seq); None where all are one.
+        samples: What an objective over answers knows of them.
+        is_measured: Whether its answers' divergence from the reference is added up alone.
     """
 
     ids: IntArray
@@ -35,6 +38,8 @@ class MicroBatch:
     dropout_key: int | None
     tokens: int
     weights: FloatArray | None = None
+    samples: Samples | None = None
+    is_measured: bool = False
 
 
 class MeasuresLoss(Protocol):
@@ -97,10 +102,14 @@ class OwnDevice:
     def accumulate(self, batches: Iterable[MicroBatch], is_stopped: Callable[[], bool]) -> bool:
         """Queues them, each before the next one is made; does not wait."""
         for batch in batches:
+            if batch.is_measured:
+                given = batch.ids, batch.targets, batch.mask, batch.samples
+                self._model.measure("divergence", *given)
+                continue
             self._compile(batch.ids.shape)
             self._model.accumulate(
                 batch.ids, batch.targets, batch.mask, dropout_key=batch.dropout_key,
-                weights=batch.weights,
+                weights=batch.weights, samples=batch.samples,
             )  # fmt: skip
         return True
 

@@ -9,11 +9,17 @@ from qlora_wgpu.data import Batch, Dataset
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.loss_sums import LossSums
+from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.ops.adamw import STATS_LENGTH, STATS_LOSS, STATS_METRICS, STATS_TOKENS
+from qlora_wgpu.training.answers import Answers, in_blocks
 from qlora_wgpu.training.batching import in_order, padded_batch
 from qlora_wgpu.training.best_adapter import BestAdapter
 from qlora_wgpu.training.computing import MeasuresLoss
 from qlora_wgpu.training.plateau import Plateau
 from qlora_wgpu.training.run import Run
+from qlora_wgpu.training.step_log import answer_metrics
+
+_QUEUED_BATCHES = 16
 
 
 def held_out_loss(
@@ -48,6 +54,39 @@ def _batches(
         yield padded_batch(chunk, batch_size, longest)
 
 
+def answer_sums(
+    model: QLoRAModel,
+    answers: Answers,
+    rows: Dataset,
+    batch_size: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[float]:
+    """Loss, number of pairs or answers, and metrics, summed over all answers of a data set.
+
+    Args:
+        model: Base and adapter, whose options say the objective.
+        answers: The data as the objective reads it.
+        rows: The same as examples.
+        batch_size: Rows of a micro-batch.
+        progress: Told how many rows of all are done, before each micro-batch.
+    """
+    preference = model.objective.preference
+    assert preference is not None
+    blocks = in_blocks(rows, preference, batch_size)
+    with model.device.in_turn:
+        model.zero_stats()
+        for index, made in enumerate(answers.batches(blocks, batch_size)):
+            if index % _QUEUED_BATCHES == _QUEUED_BATCHES - 1:
+                model.read_stats()  # waits, so that the queue stays short
+            progress(min(index * batch_size // rows.unit, rows.num_rows), rows.num_rows)
+            batch = made.batch
+            checked = model.checked(batch.input_ids, batch.labels, batch.attention_mask)
+            model.measure(made.kind, *checked, made.samples)
+        stats = model.read_stats().tolist()
+        model.zero_stats()
+    return [stats[STATS_LOSS], stats[STATS_TOKENS], *stats[STATS_METRICS:STATS_LENGTH]]
+
+
 class Evaluator:
     """Measures a run's held-out loss, and keeps the best adapter."""
 
@@ -73,7 +112,7 @@ class Evaluator:
         return patience is not None and self._run.state.without_gain >= patience
 
     def measure(self, step: int) -> float | None:
-        """The mean loss per label token, logged; None without data.
+        """The mean loss per label token, of answers per pair or answer, logged; None without data.
 
         Raises:
             TrainingError: If it is not finite.
@@ -85,14 +124,18 @@ class Evaluator:
 
     def _measure(self, rows: Dataset, step: int) -> float:
         run = self._run
-        size = run.config.train.per_device_train_batch_size
-        sums = held_out_loss(run.computing, rows, size, run.longest, self._tell)
+        if run.held_out_answers is not None:
+            found = self._answered(run.held_out_answers, rows)
+        else:
+            size = run.config.train.per_device_train_batch_size
+            sums = held_out_loss(run.computing, rows, size, run.longest, self._tell)
+            accuracy = sums.correct / sums.tokens
+            found = {"eval_loss": sums.loss / sums.tokens, "eval_mean_token_accuracy": accuracy}
         run.observer.activity("")
-        if not math.isfinite(sums.loss):
+        loss = found["eval_loss"]
+        if not math.isfinite(loss):
             raise run.failure(f"the held-out loss is not finite after step {step}")
-        loss = sums.loss / sums.tokens
-        accuracy = sums.correct / sums.tokens
-        row = {"step": step, "eval_loss": loss, "eval_mean_token_accuracy": accuracy}
+        row = {"step": step, **found}
         run.folder.log(row)
         if run.state.plateau is not None and step > 0 and self.is_due(step):
             self._follow_plateau(run.state.plateau, loss, step)
@@ -101,6 +144,14 @@ class Evaluator:
             self._keep_best(step, loss)
         run.observer.evaluation(row)  # who may stop or save the run: all is noted by now
         return loss
+
+    def _answered(self, answers: Answers, rows: Dataset) -> dict[str, float]:
+        """The loss and the metrics of an objective over answers."""
+        model, config = self._run.model, self._run.config
+        assert isinstance(model, QLoRAModel)
+        sums = answer_sums(model, answers, rows, config.rows_at_once, self._tell)
+        loss, count, *metrics = sums
+        return {"eval_loss": loss / count, **answer_metrics(config.train, metrics, "eval_")}
 
     def _follow_plateau(self, plateau: Plateau, loss: float, step: int) -> None:
         before = plateau.rate

@@ -22,6 +22,7 @@ from qlora_wgpu.errors import (
 )
 from qlora_wgpu.gpu.readback import Readback
 from qlora_wgpu.labels import IGNORE_INDEX
+from qlora_wgpu.training.answers import Answers
 from qlora_wgpu.training.batching import BatchPlan, padded_batch
 from qlora_wgpu.training.computing import MicroBatch
 from qlora_wgpu.training.disk_watch import DiskWatch
@@ -193,6 +194,15 @@ class TrainingLoop:
 
         def blocks() -> Iterator[MicroBatch]:
             nonlocal tokens, labels, is_cut
+            if self._run.answers is not None:
+                for block in self._answer_blocks(step, self._run.answers):
+                    if stop.requested:
+                        is_cut = True
+                        return
+                    tokens += 0 if block.is_measured else block.tokens
+                    labels += 1
+                    yield block
+                return
             for index, chosen in enumerate(self._plan.blocks(step - 1)):
                 if stop.requested:
                     is_cut = True
@@ -212,6 +222,19 @@ class TrainingLoop:
                 f"step {step}: none of its rows has a label, so nothing was updated"
             )
         return tokens
+
+    def _answer_blocks(self, step: int, answers: Answers) -> Iterator[MicroBatch]:
+        """The micro-batches of a step over answers."""
+        model, blocks = self._run.model, self._plan.blocks(step - 1)
+        for made in answers.batches(blocks, self._plan.batch_size):
+            batch = made.batch
+            yield MicroBatch(
+                *model.checked(batch.input_ids, batch.labels, batch.attention_mask),
+                dropout_key=None,
+                tokens=made.tokens,
+                samples=made.samples,
+                is_measured=made.kind == "divergence",
+            )
 
     def _micro_batch(self, step: int, index: int, rows: list[list[Example]]) -> MicroBatch:
         """A micro-batch of a step, packed and checked."""

@@ -99,7 +99,10 @@ class RowReader:
     def _dataset(
         self, rows: Rows, name: str, settings: DataConfig, *, held_out: bool = False
     ) -> Dataset:
-        tokens = encoded(rows, name, lambda: self._tokenizer, settings, held_out=held_out)
+        tokens = encoded(
+            rows, name, lambda: self._tokenizer, settings,
+            held_out=held_out, objective=self._config.train.objective,
+        )  # fmt: skip
         dataset = as_dataset(tokens, name, self._model.architecture.vocab_size)
         if tokens is rows:  # who has made token ids of it has been told
             return dataset
@@ -112,9 +115,12 @@ class RowReader:
 
     def _prompt(self, rows: Rows | None) -> PromptFormat | None:
         if rows is None:
-            return prompt_of_data(self._config.data, self._tokenizer)
+            objective = self._config.train.objective
+            return prompt_of_data(self._config.data, self._tokenizer, objective)
         if not isinstance(rows, str | PathLike) and not is_text(rows):
             return None
         settings = self._config.data
-        kind = row_format(rows, self._tokenizer, preparation(settings))
+        kind = row_format(
+            rows, self._tokenizer, preparation(self._config.data, self._config.train.objective)
+        )
         return PromptFormat.of_rows(kind, self._tokenizer, settings.chat_template)

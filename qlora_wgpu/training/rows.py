@@ -34,6 +34,7 @@ def encoded(
     settings: DataConfig,
     *,
     held_out: bool = False,
+    objective: str = "sft",
 ) -> Sequence[Any]:
     """A data set as token ids.
 
@@ -44,12 +45,13 @@ def encoded(
         tokenizer: Gives the tokenizer that encodes, where one is needed.
         settings: How rows are encoded.
         held_out: Whether it is read to be measured on, which decides between a folder's splits.
+        objective: ``train.objective``, which says what rows are.
 
     Raises:
         DataError: If it cannot be read, or a row has no such format.
         TokenizerError: If there is no tokenizer.
     """
-    how = preparation(settings)
+    how = preparation(settings, objective)
     if isinstance(dataset, str | PathLike):
         return load_dataset(
             dataset, tokenizer(), how.max_seq_length,
@@ -62,8 +64,8 @@ def encoded(
     return encode_rows(dataset, tokenizer(), how, name)
 
 
-def preparation(settings: DataConfig) -> Preparation:
-    """Settings of how rows become examples, from the ``data`` section."""
+def preparation(settings: DataConfig, objective: str = "sft") -> Preparation:
+    """Settings of how rows become examples of an objective, from the ``data`` section."""
     return Preparation(
         max_seq_length=settings.max_seq_length,
         chat_template=settings.chat_template,
@@ -71,10 +73,13 @@ def preparation(settings: DataConfig) -> Preparation:
         columns=settings.columns,
         train_on=settings.train_on,
         truncation=settings.truncation,
+        objective=objective,
     )
 
 
-def prompt_of_data(settings: DataConfig, tokenizer: Tokenizer) -> PromptFormat:
+def prompt_of_data(
+    settings: DataConfig, tokenizer: Tokenizer, objective: str = "sft"
+) -> PromptFormat:
     """How prompts are written for the training data that a ``data`` section names.
 
     Of several sources the first with chats decides, else the first.
@@ -84,7 +89,7 @@ def prompt_of_data(settings: DataConfig, tokenizer: Tokenizer) -> PromptFormat:
         TokenizerError: If the chat template is broken.
     """
     kinds = [
-        row_format(part.train, tokenizer, preparation(part))
+        row_format(part.train, tokenizer, preparation(part, objective))
         for part in settings.parts()
         if part.train is not None
     ]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from qlora_wgpu.config import Config
 from qlora_wgpu.errors import CheckpointError, TrainingError
 from qlora_wgpu.model.adapter_model import AdapterModel
+from qlora_wgpu.training.answers import Answers
 from qlora_wgpu.training.best_adapter import BestAdapter, save_best
 from qlora_wgpu.training.checkpoints import save_checkpoint
 from qlora_wgpu.training.computing import Computing
@@ -37,6 +38,8 @@ class Run:
         best: The adapter with the lowest held-out loss, where it is kept.
         saturated: Values that kernels held at the end of their type, since this part began.
         workers: What the workers of a cluster have done since the last row of the log, by name.
+        answers: The training data as an objective over answers reads it.
+        held_out_answers: The held-out data, likewise.
         sources: Counts the rows of a mixture's sources, where it is one.
     """
 
@@ -54,6 +57,8 @@ class Run:
     saturated: int = 0
     workers: dict[str, WorkerFigures] = field(default_factory=dict)
     sources: SourceCounter | None = None
+    answers: Answers | None = None
+    held_out_answers: Answers | None = None
     _started: float | None = None
 
     def start_clock(self) -> None:

@@ -22,7 +22,12 @@ class RunIdentity:
     """The identity of a run, as every checkpoint of it keeps it."""
 
     def __init__(
-        self, model: AdapterModel, config: Config, rows: Dataset, held_out: Dataset | None
+        self,
+        model: AdapterModel,
+        config: Config,
+        rows: Dataset,
+        held_out: Dataset | None,
+        references: str | None = None,
     ) -> None:
         """Begins to hash what has not been hashed of the base weights.
 
@@ -31,7 +36,9 @@ class RunIdentity:
             config: All other settings.
             rows: The training data.
             held_out: The held-out data.
+            references: A hash of what the reference says of answers, where an objective asks it.
         """
+        self._references = references
         self._folder = model.folder
         self._folder.finish_fingerprint()
         own = config.model_copy(update={"lora": model.adapter.config, "quant": model.quant})
@@ -54,6 +61,7 @@ class RunIdentity:
             "held_out_data": self._held_out,
             "base": self._folder.fingerprint,
             "begun_from": self._begun_from,
+            "references": self._references,
         }
 
     def refuse_other(self, kept: Mapping[str, Any], where: str) -> None:
@@ -71,6 +79,7 @@ class RunIdentity:
             ("data", "training data", "the same"),
             ("held_out_data", "held-out data", "the same"),
             ("base", "base weights", "the base that it was begun with"),
+            ("references", "numbers of the reference model", "the adapter it was begun with"),
             ("begun_from", "values of the adapter in lora.init_from", "the same"),
         ):
             if kept.get(key, self.record[key]) != self.record[key]:  # older versions know fewer

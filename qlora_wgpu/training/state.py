@@ -21,6 +21,7 @@ class RunState:
         logged_step: The last step that metrics.jsonl has a row of.
         window: Loss sum, label tokens, hits and sum of the losses that balance experts, of each
             step since the last logged one; an older version kept no hits.
+        metrics: Sums of an objective over answers in these steps (``ops/preference.py``).
         learning_rate: The last step's.
         grad_norm: The last step's.
         last_loss: Mean loss of the last logged steps.
@@ -41,6 +42,7 @@ class RunState:
     num_tokens: int = 0
     logged_step: int = 0
     window: list[tuple[float, float, float | None, float]] = field(default_factory=list)
+    metrics: list[float] = field(default_factory=list)
     learning_rate: float = 0.0
     grad_norm: float = 0.0
     last_loss: float | None = None
@@ -71,6 +73,7 @@ class RunState:
             values: dict[str, Any] = json.loads(text)
             state = cls(**values)
             state.window = [_figures(*figures) for figures in state.window]
+            state.metrics = [float(value) for value in state.metrics]
             state.plateau = Plateau(**values["plateau"]) if values.get("plateau") else None
             step = int(state.step)
         except (ValueError, TypeError) as err:

@@ -8,15 +8,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from qlora_wgpu.config.schema import TrainConfig
 from qlora_wgpu.ops.adamw import (
     SATURATED_OFFSET,
     STATS_BALANCE,
     STATS_CORRECT,
+    STATS_LENGTH,
     STATS_LOSS,
+    STATS_METRICS,
     STATS_NORM,
     STATS_TOKENS,
 )
+from qlora_wgpu.ops.preference import METRICS, means
 from qlora_wgpu.training.divergence import Divergence
+from qlora_wgpu.training.objectives import preference_of
 from qlora_wgpu.training.observer import Row, WorkerFigures
 from qlora_wgpu.training.run import Run
 
@@ -54,6 +59,7 @@ class StepLog:
         self._run = run
         self._balance = router_aux_loss_coef(run)
         self._divergence = Divergence(math.log(run.model.architecture.vocab_size))
+        self._preference = preference_of(run.config.train)
 
     def finish(self, submitted: SubmittedStep, data: bytes) -> StepFigures:
         """Takes in a step's sums.
@@ -70,8 +76,13 @@ class StepLog:
         state = self._run.state
         state.step = submitted.step
         state.num_tokens += submitted.tokens
-        hits = float(stats[STATS_CORRECT])
+        hits = None if self._preference else float(stats[STATS_CORRECT])
         state.window.append((loss, labels, hits, balance))
+        if self._preference is not None:
+            own = [float(value) for value in stats[STATS_METRICS:STATS_LENGTH]]
+            state.metrics = [
+                a + b for a, b in zip(state.metrics or [0.0] * len(own), own, strict=True)
+            ]
         for worker in submitted.workers:
             before = self._run.workers.get(worker.name)
             self._run.workers[worker.name] = before.and_then(worker) if before else worker
@@ -81,7 +92,7 @@ class StepLog:
             log_window(self._run)
         if not labels:
             return StepFigures(None, None, norm)
-        return StepFigures(loss / labels, hits / labels, norm)
+        return StepFigures(loss / labels, None if hits is None else hits / labels, norm)
 
     def _count_saturated(self, step: int, data: bytes) -> None:
         """Notes what kernels had to hold at the end of their type; says so the first time."""
@@ -100,6 +111,8 @@ class StepLog:
         Raises:
             TrainingError: If a run of few steps has diverged.
         """
+        if self._preference is not None:
+            return  # its losses are not those of tokens, and it may begin far above its end
         if reason := self._divergence.ended():
             raise self._run.failure(f"the loss has diverged: as the run ends, {reason}")
         if reason := self._divergence.in_vain():
@@ -112,6 +125,8 @@ class StepLog:
     def _check(self, step: int, loss: float, labels: float, norm: float) -> None:
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise self._run.failure(f"the loss or its gradient is no longer finite at step {step}")
+        if self._preference is not None:
+            return
         if labels and (reason := self._divergence.diverged(loss / labels, norm)):
             raise self._run.failure(
                 f"the loss has diverged: {loss / labels:.2f} at step {step}, and for ten steps "
@@ -132,6 +147,7 @@ def log_window(run: Run) -> None:
         "step": state.step,
         "loss": state.last_loss,
         "mean_token_accuracy": sum(hits) / count if is_known else None,
+        **answer_metrics(run.config.train, state.metrics),
         "learning_rate": state.learning_rate,
         "grad_norm": state.grad_norm,
         "num_tokens": state.num_tokens,
@@ -148,14 +164,26 @@ def log_window(run: Run) -> None:
         run.observer.workers(workers)
         run.workers.clear()
     state.window.clear()
+    state.metrics.clear()
     state.logged_step = state.step
     run.folder.log(row)
     run.observer.step(row)
 
 
 def router_aux_loss_coef(run: Run) -> float:
-    """The factor of the loss that balances experts, 0 without."""
+    """The factor of the loss that balances experts, 0 without; over answers there is none."""
+    if preference_of(run.config.train) is not None:
+        return 0.0
     return run.model.architecture.balance_coefficient(run.config.train.router_aux_loss_coef)
+
+
+def answer_metrics(settings: TrainConfig, sums: Sequence[float], prefix: str = "") -> Row:
+    """What is logged of an objective over answers, by TRL's names; nothing of another."""
+    preference = preference_of(settings)
+    if preference is None or not sums:
+        return {}
+    found = means(dict(zip(METRICS, sums, strict=True)), preference)
+    return {f"{prefix}{name}": value for name, value in found.items()}
 
 
 def _shares(workers: Sequence[WorkerFigures]) -> dict[str, dict[str, float | None]]:

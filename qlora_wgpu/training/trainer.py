@@ -6,25 +6,24 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from qlora_wgpu.config import Config
-from qlora_wgpu.config.schema import TrainConfig
 from qlora_wgpu.data import Dataset, PromptFormat, bucket_length
 from qlora_wgpu.errors import ConfigError, TrainingError
 from qlora_wgpu.model.adapter_model import AdapterModel
-from qlora_wgpu.model.options import TrainingOptions
 from qlora_wgpu.model.qlora_model import QLoRAModel
-from qlora_wgpu.ops.cross_entropy import Objective
 from qlora_wgpu.training.batching import BatchPlan
 from qlora_wgpu.training.computing import Computing, OwnDevice
 from qlora_wgpu.training.ending import finish, interrupt, result_of, revisit
 from qlora_wgpu.training.evaluation import Evaluator
 from qlora_wgpu.training.loop import TrainingLoop
 from qlora_wgpu.training.mixing import SourceCounter
+from qlora_wgpu.training.objectives import training_options
 from qlora_wgpu.training.observer import Observer
 from qlora_wgpu.training.opening import open_run, refuse_fewer_steps, tell_of_new_length
 from qlora_wgpu.training.optimizer import Optimizer
 from qlora_wgpu.training.own_rows import RowReader
 from qlora_wgpu.training.plateau import first_plateau
 from qlora_wgpu.training.prompts import keep_prompt
+from qlora_wgpu.training.references import answers_of
 from qlora_wgpu.training.reporters import ObserverList
 from qlora_wgpu.training.result import TrainResult
 from qlora_wgpu.training.rows import Rows, learnable
@@ -33,16 +32,6 @@ from qlora_wgpu.training.run_identity import RunIdentity
 from qlora_wgpu.training.steering import Callback, Callbacks, Steering, Step
 from qlora_wgpu.training.texts import Texts, TextWriter
 from qlora_wgpu.training.throughput import ThroughputMeter
-
-
-def training_options(settings: TrainConfig) -> TrainingOptions:
-    """Options of training steps, from the ``train`` section."""
-    return TrainingOptions(
-        checkpointing=settings.gradient_checkpointing,
-        objective=Objective(settings.label_smoothing_factor, settings.z_loss_weight),
-        noise=settings.neftune_noise_alpha,
-        router_aux_loss_coef=settings.router_aux_loss_coef,
-    )
 
 
 class Trainer:
@@ -226,12 +215,16 @@ class Trainer:
         # The longest batch first, so that all memory is taken before training.
         computing.prepare(plan.batch_size, bucket_length(plan.longest, longest))
         optimizer = Optimizer(self.model, self.config.optim, plan.total_steps)
-        identity = RunIdentity(self.model, self.config, rows, held_out)
+        given = self.model, self.config, self._observer, longest
+        answers, measured = answers_of(rows, *given), answers_of(held_out, *given)
+        asked = None if answers is None else answers.reference_hash
+        identity = RunIdentity(self.model, self.config, rows, held_out, asked)
         run = open_run(
             self.model, self.config, self._observer, identity, longest, throughput, computing,
             overwrite=self._overwrite, resume=self._resume,
         )  # fmt: skip
         run.state.plateau = run.state.plateau or plateau
+        run.answers, run.held_out_answers = answers, measured
         try:
             yield from self._train(run, rows, held_out, plan, optimizer)
         except TrainingError:

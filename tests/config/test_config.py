@@ -67,6 +67,12 @@ DEFAULTS = {
         "z_loss_weight": 0.0,
         "router_aux_loss_coef": None,
         "neftune_noise_alpha": 0.0,
+        "objective": "sft",
+        "loss_type": None,
+        "beta": 0.1,
+        "label_smoothing": 0.0,
+        "desirable_weight": 1.0,
+        "undesirable_weight": 1.0,
         "seed": 0,
     },
     "optim": {

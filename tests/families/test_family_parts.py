@@ -15,6 +15,7 @@ from qlora_wgpu.families.decoder import POST_NORM, DecoderFamily, Layer
 from qlora_wgpu.families.family import Modules, find_family, known_families
 from qlora_wgpu.families.layers import LayerOps
 from qlora_wgpu.families.norm import LayerNorm
+from qlora_wgpu.families.padding import padding_idx
 from qlora_wgpu.gpu.profile import CPU_PROFILE
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.lora.layout import Adapter
@@ -180,3 +181,20 @@ def test_noise_is_added_where_hugging_face_does(case):
     most = factor * 5 / np.sqrt(batch.seq * architecture.hidden_size)
     assert values["noise"] == pytest.approx(most, rel=1e-12)
     assert "granite" not in case or values["scale"] == 3.0
+
+
+@pytest.mark.parametrize(
+    ("config", "row"),
+    [
+        ({"model_type": "llama"}, None),
+        ({"model_type": "llama", "pad_token_id": 3}, 3),
+        ({"model_type": "llama", "pad_token_id": -1}, 99),
+        ({"model_type": "llama", "pad_token_id": 100}, None),
+        ({"model_type": "gemma2"}, 0),
+        ({"model_type": "gemma2", "pad_token_id": None}, None),
+        ({"model_type": "gemma3", "pad_token_id": 4, "text_config": {"pad_token_id": 7}}, 7),
+        ({"model_type": "gemma3", "pad_token_id": 4, "text_config": {}}, 0),
+    ],
+)
+def test_the_row_of_padding(config, row):
+    assert padding_idx(config, 100) == row

@@ -2,9 +2,11 @@
 
 import random
 import re
+from dataclasses import replace
 
 import pytest
 from references.sized import traced_configs, with_head_dim
+from support.harness import PROFILES
 
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import OutOfMemoryError
@@ -82,3 +84,26 @@ def test_a_total_does_not_depend_on_what_was_planned_before():
     # Steps that run share it, and nothing is forgotten of them.
     assert sum(waiting.memory(long).values()) == waiting.total(long)
     assert sum(waiting.memory(short).values()) > waiting.total(short) == alone
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("family", ["gemma2", "qwen3_moe"])
+def test_a_step_traced_for_its_sizes_has_those_of_the_one_that_runs(family, profile):
+    """With several chunks of the loss, the last one shorter, of which a few stand for all."""
+    config = with_head_dim(traced_configs()[family], 24) | {
+        "vocab_size": 3000, "max_position_embeddings": 4096,
+    }  # fmt: skip
+    profile = replace(PROFILES[profile], logits_bytes=64 * 3000 * 4, head_block=1024)
+    layout = ModelLayout(
+        Pretrained.from_config(config), LoraConfig(r=8), QuantConfig(), "bfloat16",
+        profile=profile, max_binding=1 << 30,
+    )  # fmt: skip
+    step = TrainingOptions(checkpointing=True).train(1, 1000)
+    for residency in (Residency(parked_inputs=True), Residency(layout.tied, streamed_head=True)):
+        waiting = layout.waiting(residency)
+        sized, whole = waiting.sized(step).plan, waiting.step(step).plan
+        assert waiting.memory(step, sized) == waiting.memory(step, whole)
+        assert waiting.host_memory(step, sized) == waiting.host_memory(step, whole)
+        assert sized.slots == whole.slots and sized.moved_bytes == whole.moved_bytes
+        assert (sized.flops, sized.passed_bytes) == (whole.flops, whole.passed_bytes)
+        assert len(sized.launches) < len(whole.launches) and waiting.step(step).plan is whole

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from qlora_wgpu.ops.preference import PAIR_LOSSES
 from qlora_wgpu.reference import (
     attention,
     causal_conv,
@@ -20,6 +21,7 @@ from qlora_wgpu.reference import (
     head_parts,
     layer_norm,
     linear,
+    preference,
     qk_layer_norm,
     rms_norm,
     rope,
@@ -243,6 +245,32 @@ def test_parts_of_a_dropout():
         return sum(np.sum(dy * y) for dy, y in zip(dys, dropout.parts(v, mask), strict=True))
 
     check(summed, x, dropout.backward(*dys, mask))
+
+
+@pytest.mark.parametrize("loss_type", PAIR_LOSSES)
+def test_losses_of_pairs(loss_type):
+    a, b, counts = normal(7), normal(7), (np.arange(1.0, 8), np.arange(3.0, 10))
+
+    def value(a=a, b=b):
+        return float(preference.pairs(loss_type, a, b, counts, 0.4, 0.2).losses.sum())
+
+    made = preference.pairs(loss_type, a, b, counts, 0.4, 0.2)
+    check(lambda v: value(a=v), a, made.chosen)
+    check(lambda v: value(b=v), b, made.rejected)
+
+
+def test_losses_of_odds():
+    a, b = -np.abs(normal(7)), -np.abs(normal(7))
+    made = preference.odds(a, b, 0.4)
+    check(lambda v: float(preference.odds(v, b, 0.4).losses.sum()), a, made.chosen)
+    check(lambda v: float(preference.odds(a, v, 0.4).losses.sum()), b, made.rejected)
+
+
+def test_losses_of_single_answers():
+    ratios, is_good = normal(9), np.arange(9) % 3 > 0
+    given = (is_good, 0.4, 0.3, (1.2, 0.7))
+    _, slopes = preference.singles(ratios, *given)
+    check(lambda v: float(preference.singles(v, *given)[0].sum()), ratios, slopes)
 
 
 def test_dropout_mask_keeps_the_right_share():

@@ -28,7 +28,13 @@ def a_run():
         workers={},
         sources=None,
         state=SimpleNamespace(
-            step=1, num_tokens=3, learning_rate=0.1, grad_norm=1.0, window=[], logged_step=0
+            metrics=[],
+            step=1,
+            num_tokens=3,
+            learning_rate=0.1,
+            grad_norm=1.0,
+            window=[],
+            logged_step=0,
         ),
         saturated=0,
         warnings=warnings,

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from qlora_wgpu.config.section import FREE_ON_RESUME, Section
-from qlora_wgpu.config.values import Float, MaxSteps, PositiveInt
+from qlora_wgpu.config.values import Float, LossType, MaxSteps, PositiveInt
+
+PAIR_LOSSES = (
+    "sigmoid", "hinge", "ipo", "robust", "exo_pair", "nca_pair", "bco_pair", "sppo_hard",
+    "apo_zero", "apo_down", "sigmoid_norm",
+)  # fmt: skip
+LOSSES = {
+    "sft": ("nll", "dft"),
+    "dpo": PAIR_LOSSES,
+    "orpo": (),
+    "kto": ("kto", "apo_zero_unpaired"),
+}
 
 
 class TrainConfig(Section):
@@ -63,3 +74,93 @@ class TrainConfig(Section):
     seed: int = Field(
         0, ge=0, lt=2**32, description="Seed of data order, dropout and adapter initialization."
     )
+    objective: Literal["sft", "dpo", "orpo", "kto"] = Field(
+        "sft",
+        description="What is learnt: rows as they are (sft), which of two answers is better "
+        "(dpo, orpo), or whether an answer is good (kto); as TRL has them.",
+    )
+    loss_type: LossType = Field(
+        None,
+        description="Loss of the objective, null for TRL's default: nll or dft of sft; "
+        f"{', '.join(PAIR_LOSSES)} of dpo; kto or apo_zero_unpaired of kto.",
+    )
+    beta: Float = Field(
+        0.1,
+        gt=0.0,
+        description="Strength of what keeps dpo and kto near the reference, which is the model as "
+        "the run begins; of orpo the weight of the odds ratio.",
+    )
+    label_smoothing: Float = Field(
+        0.0,
+        ge=0.0,
+        lt=1.0,
+        description="Share of dpo's pairs that are thought to be the wrong way round, with the "
+        "losses robust and exo_pair.",
+    )
+    desirable_weight: Float = Field(
+        1.0, ge=0.0, description="Weight of kto's good answers in the loss."
+    )
+    undesirable_weight: Float = Field(
+        1.0, ge=0.0, description="Weight of kto's bad answers in the loss."
+    )
+
+    @field_validator("loss_type")
+    @classmethod
+    def _of_the_objective(cls, value: str | None, info: ValidationInfo) -> str | None:
+        objective = info.data.get("objective", "sft")
+        allowed = LOSSES[objective]
+        if value is not None and value not in allowed:
+            names = " or ".join(allowed) if allowed else "null"
+            raise ValueError(f"must be {names} with train.objective: {objective}, got {value!r}")
+        problem = _beside(objective, value, info.data)
+        if problem:
+            raise ValueError(problem)
+        return value
+
+    @field_validator("label_smoothing")
+    @classmethod
+    def _of_the_loss(cls, value: float, info: ValidationInfo) -> float:
+        loss = info.data.get("loss_type")
+        if loss == "exo_pair" and value == 0:
+            raise ValueError("must be above 0 with train.loss_type: exo_pair; 0.001 is usual")
+        if loss == "robust" and value >= 0.5:
+            raise ValueError("must be below 0.5 with train.loss_type: robust")
+        if value > 0 and loss not in ("robust", "exo_pair"):
+            raise ValueError(
+                "belongs to train.loss_type robust and exo_pair of dpo; for sft there is "
+                "train.label_smoothing_factor"
+            )
+        return value
+
+    @field_validator("desirable_weight", "undesirable_weight")
+    @classmethod
+    def _of_kto(cls, value: float, info: ValidationInfo) -> float:
+        if value != 1.0 and info.data.get("objective", "kto") != "kto":
+            raise ValueError("belongs to train.objective: kto")
+        return value
+
+    @property
+    def loss(self) -> str:
+        """The loss: ``loss_type``, or the objective's default."""
+        return self.loss_type or {"sft": "nll", "dpo": "sigmoid"}.get(
+            self.objective, self.objective
+        )
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether a row of the data is a pair of answers."""
+        return self.objective in ("dpo", "orpo")
+
+
+def _beside(objective: str, loss: str | None, values: dict[str, Any]) -> str:
+    """What an objective does not go together with, of the keys before it."""
+    if objective == "sft" and loss != "dft":
+        return ""
+    what = "train.loss_type: dft" if objective == "sft" else f"train.objective: {objective}"
+    names = ["label_smoothing_factor", "z_loss_weight"]
+    if objective != "sft":
+        names += ["neftune_noise_alpha", "router_aux_loss_coef"]
+    for name in names:
+        if values.get(name):
+            return f"cannot stand beside train.{name}, which is not computed with {what}"
+    return ""

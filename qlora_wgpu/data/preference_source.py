@@ -1,0 +1,124 @@
+"""The rows of files that compare or judge answers, as examples: two for each row, side by side.
+
+Of a row that judges one answer the other's place is empty: in front stands what is good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from qlora_wgpu.data.examples import Counts
+from qlora_wgpu.data.formats import EmptyRow, Encoded, RowEncoder
+from qlora_wgpu.data.preferences import JUDGED, Answer, format_of, judged_of, pair_of
+from qlora_wgpu.data.preparation import Preparation
+from qlora_wgpu.data.prepared import Writer, learns
+from qlora_wgpu.data.row_source import RowsInMemory, RowSource
+from qlora_wgpu.data.sources import holds_documents
+from qlora_wgpu.data.tally import Tally
+from qlora_wgpu.errors import DataError, TokenizerError
+
+_NOTHING = Encoded([], [], "")
+_REPORTED_EVERY = 256  # rows between two reports of progress
+
+
+def unit_of(how: Preparation) -> int:
+    """How many examples make a row."""
+    return 1 if how.objective == "sft" else 2
+
+
+class AnswerSource(RowSource):
+    """Files of rows with answers."""
+
+    _keeps_places = False
+
+    @property
+    def row_format(self) -> str:
+        """How prompts of the first row are written: as a chat (messages), or as text."""
+        self._refuse_documents()
+        for where, row, _ in self._rows():
+            try:
+                return next(answer.row_format for answer in self._answers(row) if answer)
+            except DataError as err:
+                raise DataError(f"{where}: {err}") from err
+        return "messages"
+
+    def fill(self, writer: Writer) -> tuple[Counts, list[str]]:
+        """Adds all examples, an empty one where a row has one answer."""
+        self._keeps_places = True
+        try:
+            return super().fill(writer)
+        finally:
+            self._keeps_places = False
+
+    def examples(self, *, empty: bool = False) -> Iterator[Encoded]:
+        """Yields one example after another: the answers of each row."""
+        self._refuse_documents()
+        self._encoder = RowEncoder(self._tokenizer, self._template, "last_turn")
+        self._tally = Tally(self._name, self._how, self._tokenizer, self._template)
+        for where, row, row_format in self._rows():
+            self._tally.read()
+            if self._tally.counts.rows % _REPORTED_EVERY == 0:
+                self._progress(self._tally.counts.rows)
+            sides = self._sides(where, row, row_format, empty=empty)
+            yield from (side for side in sides if side.ids or self._keeps_places)
+        self._progress(self._tally.counts.rows)
+
+    def _refuse_documents(self) -> None:
+        if holds_documents(self._files):
+            raise DataError(
+                f"{self._name} is text, but train.objective: {self._how.objective} learns from "
+                "rows with answers"
+            )
+
+    def _format_of(self, row: dict[str, Any]) -> str:
+        return format_of(row, self._how.objective)
+
+    def _answers(self, row: dict[str, Any]) -> tuple[Answer | None, Answer | None]:
+        """What is good, and what is not."""
+        if self._format_of(row) != JUDGED:
+            return pair_of(row)
+        answer, is_good = judged_of(row)
+        return (answer, None) if is_good else (None, answer)
+
+    def _sides(
+        self, where: str, row: dict[str, Any], row_format: str, *, empty: bool
+    ) -> list[Encoded]:
+        """A row's examples with the places between them; none where one is of no use.
+
+        An answer that is cut away whole takes the row with it, since nothing would be compared.
+        """
+        try:
+            answers = self._answers(row) if row_format else (None, None)
+            whole = [_NOTHING if a is None else self._encoder.encode(*a) for a in answers]
+        except DataError as err:
+            if isinstance(err, EmptyRow):
+                self._tally.empty(where)
+                return []
+            raise DataError(f"{where}: {err}") from err
+        except TokenizerError as err:
+            raise TokenizerError(f"{where}: {err}") from err
+        given = [side for side in whole if side.ids]
+        if not given:
+            self._tally.empty(where)
+            return []
+        for answer, side in zip(answers, whole, strict=True):
+            if answer is not None:
+                self._tally.encoded(side, answer.row_format)
+        cut = [self._cut(side, where) if side.ids else _NOTHING for side in whole]
+        kept = [side for side in cut if side is not None]
+        if len(kept) < len(whole):
+            self._tally.too_long()
+            return []
+        if any(not learns(side.labels) for side in kept if side.ids):
+            self._tally.without_labels(self._encoder.roles)
+            return kept if empty else []
+        self._tally.kept(is_cut=any(a is not b for a, b in zip(kept, whole, strict=True)))
+        # KTO learns from each answer of a pair by itself.
+        if self._how.objective == "kto" and len(given) == 2:
+            return [kept[0], _NOTHING, _NOTHING, kept[1]]
+        return kept
+
+
+class AnswersInMemory(AnswerSource, RowsInMemory):
+    """Rows with answers that stand in no file."""

@@ -1,0 +1,194 @@
+"""Objectives over whole answers: DPO and its kin, ORPO, KTO, with TRL's names and formulas.
+
+Each is a function of the answers' summed log probabilities, so its gradient is that of the rows'
+losses times a number for each sample. The head finds all losses in its one pass; kernels sum them
+up by samples, make loss, metrics and those numbers of the sums, and spread the numbers over the
+label rows, by which the rows of d hidden are multiplied (``ops/loss_weights.py``). What the
+reference says of an answer is an input of the micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.kernels.rowwise import row_constants, row_workgroups
+from qlora_wgpu.ops.batch import BatchBuffers, SampleBuffers
+
+PAIR_LOSSES = (
+    "sigmoid", "hinge", "ipo", "robust", "exo_pair", "nca_pair", "bco_pair", "sppo_hard",
+    "apo_zero", "apo_down", "sigmoid_norm",
+)  # fmt: skip
+"""What DPO's ``loss_type`` may be, in the order of shaders/preference/pairs.wgsl."""
+SINGLE_LOSSES = ("kto", "apo_zero_unpaired")
+"""What KTO's ``loss_type`` may be."""
+METRICS = (
+    "rewards/chosen", "rewards/rejected", "logps/chosen", "logps/rejected", "chosen", "rejected",
+    "rewards/accuracies", "nll_loss", "log_odds_ratio", "log_odds_chosen", "divergence",
+    "divergent",
+)  # fmt: skip
+"""The sums that stats hold from ``STATS_METRICS`` on: TRL's names, numbers of answers, and KTO's KL
+divergence and over how many answers it is summed."""
+
+
+@dataclass(frozen=True)
+class Preference:
+    """An objective over answers.
+
+    Attributes:
+        objective: Whose formulas.
+        loss_type: Which of them: of ``PAIR_LOSSES`` or ``SINGLE_LOSSES``; orpo has one.
+        beta: β.
+        label_smoothing: ε of robust and exo_pair.
+        desirable_weight: Weight of KTO's desirable answers.
+        undesirable_weight: Weight of the others.
+    """
+
+    objective: Literal["dpo", "orpo", "kto"]
+    loss_type: str
+    beta: float = 0.1
+    label_smoothing: float = 0.0
+    desirable_weight: float = 1.0
+    undesirable_weight: float = 1.0
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether samples come in pairs, chosen before rejected."""
+        return self.objective != "kto"
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether it compares with what the model was before."""
+        return self.objective != "orpo"
+
+    @property
+    def has_divergence(self) -> bool:
+        """Whether it measures from the divergence over answers of other prompts."""
+        return self.loss_type == "kto"
+
+    @property
+    def learns_prompts(self) -> bool:
+        """Whether chosen samples' prompts have a loss, too."""
+        return self.objective == "orpo"
+
+
+def summed_logps(g: Graph, losses: Tensor, batch: BatchBuffers) -> Tensor:
+    """Sums of each sample: log p of the answer, its label rows, losses of all label rows, 0.
+
+    Args:
+        g: The graph.
+        losses: float32, of each label row its loss and whether it is a hit.
+        batch: The micro-batch, which says where samples are.
+
+    Returns:
+        float32 (4 · samples that there is room for).
+    """
+    samples = _samples(batch)
+    sums = g.float_vector("sums of samples", 4 * samples.capacity)
+    g.launch(
+        "preference/sums.wgsl",
+        row_workgroups(g, samples.capacity),
+        {
+            "losses": losses,
+            "samples": samples.table,
+            "row_samples": samples.of_rows,
+            "batch_info": batch.info,
+            "sums": sums,
+        },
+        constants=row_constants(g),
+    )
+    return sums
+
+
+def preference(
+    g: Graph, losses: Tensor, batch: BatchBuffers, stats: Tensor, given: Preference
+) -> Tensor:
+    """Adds the loss of samples or pairs, their number and metrics to ``stats``.
+
+    Args:
+        g: The graph.
+        losses: float32, of each label row its loss and whether it is a hit.
+        batch: The micro-batch.
+        stats: float32; elements 0 and 1, and ``METRICS`` from ``STATS_METRICS`` on.
+        given: The objective.
+
+    Returns:
+        float32, the factor of each label row's gradient.
+    """
+    samples, sums = _samples(batch), summed_logps(g, losses, batch)
+    weights = g.float_vector("weights of samples", 2 * samples.capacity)
+    tensors = {
+        "sums": sums,
+        "samples": samples.table,
+        "batch_info": batch.info,
+        "weights": weights,
+        "stats": stats,
+    }
+    if given.is_paired:
+        params, odds = _pair_params(given), given.objective == "orpo"
+        _one_group(g, "preference/pairs.wgsl", tensors, params, ODDS=odds)
+    else:
+        rates = {"desirable": given.desirable_weight, "undesirable": given.undesirable_weight}
+        zero = not given.has_divergence
+        _one_group(g, "preference/singles.wgsl", tensors, {"beta": given.beta, **rates}, ZERO=zero)
+    factors = g.float_vector("factors of label rows", batch.rows)
+    spread = {"weights": weights, "row_samples": samples.of_rows, "batch_info": batch.info}
+    g.launch(
+        "preference/spread.wgsl",
+        batch.rows,
+        {**spread, "factors": factors},
+        {"count": batch.rows},
+    )
+    return factors
+
+
+def divergence(g: Graph, losses: Tensor, batch: BatchBuffers, stats: Tensor) -> None:
+    """Adds the divergence from the reference over a batch's answers to ``stats``."""
+    tensors = {
+        "sums": summed_logps(g, losses, batch),
+        "samples": _samples(batch).table,
+        "batch_info": batch.info,
+        "stats": stats,
+    }
+    _one_group(g, "preference/divergence.wgsl", tensors, {})
+
+
+def means(sums: Mapping[str, float], given: Preference) -> dict[str, float]:
+    """What TRL logs of some sums, by its names; ``sums`` by those of ``METRICS``, and ``count``."""
+    shown: dict[str, float] = {}
+    for name in ("chosen", "rejected"):
+        if (number := sums[name]) > 0:
+            for kind in ("rewards", "logps"):
+                shown[f"{kind}/{name}"] = sums[f"{kind}/{name}"] / number
+    if sums["chosen"] > 0 and sums["rejected"] > 0:
+        shown["rewards/margins"] = shown["rewards/chosen"] - shown["rewards/rejected"]
+    if given.is_paired and sums["chosen"] > 0:
+        shown["rewards/accuracies"] = sums["rewards/accuracies"] / sums["chosen"]
+    if given.objective == "orpo" and sums["chosen"] > 0:
+        for name in ("nll_loss", "log_odds_ratio", "log_odds_chosen"):
+            shown[name] = sums[name] / sums["chosen"]
+    if given.has_divergence and sums["divergent"] > 0:
+        shown["kl"] = max(sums["divergence"] / sums["divergent"], 0.0)
+    return shown
+
+
+def _pair_params(given: Preference) -> dict[str, int | float]:
+    number = PAIR_LOSSES.index(given.loss_type) if given.objective == "dpo" else 0
+    return {"loss_type": number, "beta": given.beta, "smoothing": given.label_smoothing}
+
+
+def _one_group(
+    g: Graph, path: str, tensors: Mapping[str, Tensor], params: Mapping[str, int | float],
+    **constants: bool,
+) -> None:  # fmt: skip
+    chosen = {**row_constants(g), **constants}
+    del chosen["ROWS"]
+    g.launch(path, (1, 1, 1), tensors, params, chosen)
+
+
+def _samples(batch: BatchBuffers) -> SampleBuffers:
+    assert batch.samples is not None, "the batch was laid out without samples"
+    return batch.samples

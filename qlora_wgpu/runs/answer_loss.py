@@ -1,0 +1,62 @@
+"""The held-out loss and metrics of objectives over answers, of the base and of an adapter."""
+
+from __future__ import annotations
+
+from qlora_wgpu.config import Config
+from qlora_wgpu.data import Dataset
+from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.training import Observer, training_options
+from qlora_wgpu.training.answers import Answers
+from qlora_wgpu.training.evaluation import answer_sums
+from qlora_wgpu.training.objectives import preference_of
+from qlora_wgpu.training.references import references_of
+from qlora_wgpu.training.step_log import answer_metrics
+
+
+class AnswerLoss:
+    """Measures a model as it is; the reference is its base alone."""
+
+    def __init__(
+        self, model: QLoRAModel, dataset: Dataset, settings: Config, observer: Observer
+    ) -> None:
+        """Asks the reference.
+
+        Args:
+            model: Base and adapter.
+            dataset: The answers.
+            settings: The run's.
+            observer: Who is told what goes on.
+
+        Raises:
+            ConfigError: If the run's reference is an adapter that it went on from.
+        """
+        preference = preference_of(settings.train)
+        assert preference is not None
+        if settings.lora.init_from is not None and preference.has_reference:
+            raise ConfigError(
+                "lora.init_from: the reference of this run is the adapter that it went on from, "
+                "and eval compares with the base alone: read metrics.jsonl, which has what "
+                "training measured"
+            )
+        self._model, self._dataset, self._settings = model, dataset, settings
+        self._observer = observer
+        model.options = training_options(settings.train)
+        longest = max(settings.data.max_seq_length, dataset.longest)
+        with model.adapter_off():
+            references = references_of(
+                model, dataset, preference, settings.rows_at_once, longest,
+                keep=settings.data.cache, progress=observer.activity,
+            )  # fmt: skip
+        self._answers = Answers(dataset, preference, references, longest)
+
+    def measured(self, what: str) -> tuple[float, int, dict[str, float]]:
+        """Mean loss, pairs or answers, and metrics by TRL's names, with the adapter as it is."""
+
+        def progress(done: int, rows: int) -> None:
+            self._observer.activity(f"measuring {what}: {done:,} of {rows:,} rows")
+
+        rows, settings = self._dataset, self._settings
+        given = self._model, self._answers, rows, settings.rows_at_once
+        loss, count, *sums = answer_sums(*given, progress)
+        return loss / count, int(count), answer_metrics(settings.train, sums)

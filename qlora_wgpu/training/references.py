@@ -1,0 +1,192 @@
+"""What the reference says of answers: the model as a run begins, asked once for each answer.
+
+It is TRL's reference of an adapter: the base alone, or with the adapter that a run goes on from.
+What it said is kept on disk beside prepared data, under a hash of all that decides it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.cache_folder import cache_path, cache_problem, make_cache_folder
+from qlora_wgpu.checkpoint import write_file
+from qlora_wgpu.config import Config
+from qlora_wgpu.data import Dataset, Example, bucket_length
+from qlora_wgpu.errors import CheckpointError, DataError
+from qlora_wgpu.files import open_file
+from qlora_wgpu.model.adapter_model import AdapterModel
+from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.ops.preference import Preference
+from qlora_wgpu.training.answers import Answers, Mismatched, References, in_blocks
+from qlora_wgpu.training.batching import padded_batch
+from qlora_wgpu.training.objectives import preference_of
+from qlora_wgpu.training.observer import Observer
+
+_VERSION = 1
+FloatArray = npt.NDArray[np.float32]
+Progress = Callable[[str], None]
+
+
+def answers_of(
+    rows: Dataset | None, model: AdapterModel, config: Config, observer: Observer, longest: int
+) -> Answers | None:
+    """A data set as an objective over answers reads it, with what the reference says of it.
+
+    Args:
+        rows: The data.
+        model: Base and adapter as the run begins.
+        config: The run's settings.
+        observer: Told what is being done.
+        longest: Tokens of the longest row.
+
+    Raises:
+        DataError: If its rows are no pairs, or the reference's numbers are not finite.
+    """
+    preference = preference_of(config.train)
+    if preference is None or rows is None:
+        return None
+    if rows.unit != 2:
+        raise DataError(
+            f"train.objective: {preference.objective} learns from answers: give a path, or rows "
+            "with chosen and rejected answers, not token ids"
+        )
+    assert isinstance(model, QLoRAModel)  # clusters are refused
+    most = max(longest, rows.longest)
+    references = references_of(
+        model, rows, preference, config.rows_at_once, most,
+        keep=config.data.cache, progress=observer.activity,
+    )  # fmt: skip
+    return Answers(rows, preference, references, most)
+
+
+def references_of(
+    model: QLoRAModel,
+    dataset: Dataset,
+    preference: Preference,
+    batch_size: int,
+    longest: int,
+    *,
+    keep: bool,
+    progress: Progress = lambda text: None,
+) -> References:
+    """What a model as it is now says of all answers of a data set.
+
+    Args:
+        model: Base and adapter as the run begins.
+        dataset: The answers.
+        preference: The objective.
+        batch_size: Rows of a micro-batch.
+        longest: Tokens of the longest row.
+        keep: Whether it is kept on disk, and looked for there.
+        progress: Told what is being done.
+
+    Raises:
+        DataError: If what it says is not finite.
+    """
+    if not preference.has_reference:
+        return References.none(len(dataset))
+    parts: list[Sequence[Example]] = [dataset]
+    if preference.has_divergence:
+        parts.append(Mismatched(dataset, longest))
+    name = _key(model, dataset, preference, batch_size, longest)
+    kept = _kept(name, len(parts) * len(dataset)) if keep else None
+    if kept is not None:  # memory is planned for what asks
+        for part in parts:
+            _make_ready(model, part, dataset, preference, batch_size, longest)
+    if kept is None:
+        given = (dataset, preference, batch_size, longest, progress)
+        kept = np.concatenate([_asked(model, part, *given) for part in parts])
+        progress("")
+        if keep and cache_problem() is None:
+            _keep(name, kept)
+    return References(kept[: len(dataset)], kept[len(dataset) :])
+
+
+def _make_ready(
+    model: QLoRAModel,
+    examples: Sequence[Example],
+    dataset: Dataset,
+    preference: Preference,
+    batch_size: int,
+    longest: int,
+) -> None:
+    for block in in_blocks(dataset, preference, batch_size):
+        tokens = max(sum(len(examples[i]) for i in row) for row in block)
+        length = bucket_length(tokens, max(longest, tokens))
+        model.program("sums", batch_size, length)
+
+
+def _asked(
+    model: QLoRAModel,
+    examples: Sequence[Example],
+    dataset: Dataset,
+    preference: Preference,
+    batch_size: int,
+    longest: int,
+    progress: Progress,
+) -> FloatArray:
+    said = np.zeros(len(dataset), np.float32)
+    blocks = in_blocks(dataset, preference, batch_size)
+    for number, block in enumerate(blocks):
+        progress(f"asking the reference: {number * batch_size:,} answers of {len(dataset):,}")
+        rows = [[examples[i] for i in row] for row in block]
+        most = max(longest, max(len(example) for row in rows for example in row))
+        batch = padded_batch(rows, batch_size, most)
+        checked = model.checked(batch.input_ids, batch.labels, batch.attention_mask)
+        said[[i for row in block for i in row]] = model.answer_logps(*checked, len(rows))
+    if not np.isfinite(said).all():
+        raise DataError("the reference's log probability of an answer is not finite")
+    return said
+
+
+def _key(
+    model: QLoRAModel, dataset: Dataset, preference: Preference, batch_size: int, longest: int
+) -> str:
+    """A hash of what decides the numbers, to the bit."""
+    parameters = model.read_flat(model.adapter.parameters)
+    is_base = all(
+        not array.any() for name, array in model.adapter_state_dict().items() if "lora_B" in name
+    )
+    folder = model.folder
+    folder.finish_fingerprint()
+    known = {
+        "version": _VERSION,
+        "base": folder.fingerprint,
+        "quant": model.quant.model_dump(),
+        "compute_dtype": model.compute_dtype,
+        "adapter": "" if is_base else hashlib.sha256(parameters.tobytes()).hexdigest(),
+        "data": dataset.fingerprint,
+        "divergence": preference.has_divergence,
+        "batch": [batch_size, longest],
+        "device": model.device.name,
+        "profile": repr(model.device.profile),
+    }
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _kept(name: str, count: int) -> FloatArray | None:
+    """Numbers that were kept; None where they are not there, or not whole."""
+    try:
+        with open_file(cache_path("references") / f"{name}.bin") as file:
+            data = file.read(4 * count + 33)
+    except OSError:
+        return None
+    body, digest = data[: 4 * count], data[4 * count :]
+    if len(body) != 4 * count or hashlib.sha256(body).digest() != digest:
+        return None
+    return np.frombuffer(body, np.float32).copy()
+
+
+def _keep(name: str, numbers: FloatArray) -> None:
+    folder = cache_path("references")
+    body = numbers.tobytes()
+    try:
+        make_cache_folder(folder)
+        write_file(folder / f"{name}.bin", body + hashlib.sha256(body).digest())
+    except (CheckpointError, OSError):
+        return  # it is asked again the next time

@@ -1,0 +1,86 @@
+"""Settings of objectives: TRL's names and defaults, and what does not go together."""
+
+import pytest
+
+from qlora_wgpu.config import Config
+from qlora_wgpu.config.sections.train import LOSSES, TrainConfig
+from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.ops.preference import PAIR_LOSSES, SINGLE_LOSSES
+from qlora_wgpu.training.objectives import preference_of, training_options
+
+
+def settings(train, **sections):
+    return Config.model_validate({"model": {"path": "m"}, "train": train, **sections})
+
+
+def test_losses_are_those_that_kernels_have():
+    assert LOSSES["dpo"] == PAIR_LOSSES and LOSSES["kto"] == SINGLE_LOSSES
+
+
+@pytest.mark.parametrize(
+    ("objective", "loss"), [("sft", "nll"), ("dpo", "sigmoid"), ("orpo", "orpo"), ("kto", "kto")]
+)
+def test_defaults_are_trls(objective, loss):
+    train = TrainConfig(objective=objective)
+    assert (train.loss, train.beta, train.label_smoothing) == (loss, 0.1, 0.0)
+    assert (train.desirable_weight, train.undesirable_weight) == (1.0, 1.0)
+    assert (preference_of(train) is None) == (objective == "sft")
+
+
+def test_a_list_of_one_loss_is_that_loss():
+    assert TrainConfig(objective="dpo", loss_type=["ipo"]).loss == "ipo"
+
+
+def test_dft_weights_by_confidence():
+    assert training_options(TrainConfig(loss_type="dft")).objective.confidence
+    assert not training_options(TrainConfig()).objective.confidence
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ({"loss_type": "sigmoid"}, "train.loss_type.* nll or dft with train.objective: sft"),
+        ({"objective": "dpo", "loss_type": "kto"}, "train.loss_type.*sigmoid or hinge"),
+        ({"objective": "dpo", "loss_type": ["ipo", "sigmoid"]}, "train.loss_type"),
+        ({"objective": "orpo", "loss_type": "sigmoid"}, "must be null with train.objective: orpo"),
+        ({"objective": "rlhf"}, "train.objective"),
+        ({"objective": "dpo", "beta": 0.0}, "train.beta"),
+        (
+            {"objective": "dpo", "label_smoothing": 0.1},
+            "train.label_smoothing.*robust and exo_pair",
+        ),
+        ({"label_smoothing": 0.1}, "train.label_smoothing_factor"),
+        ({"objective": "dpo", "loss_type": "exo_pair"}, "train.label_smoothing.*above 0"),
+        ({"objective": "dpo", "loss_type": "robust", "label_smoothing": 0.5}, "below 0.5"),
+        ({"objective": "dpo", "desirable_weight": 2.0}, "train.desirable_weight.*kto"),
+        ({"objective": "dpo", "label_smoothing_factor": 0.1}, "train.label_smoothing_factor"),
+        ({"loss_type": "dft", "z_loss_weight": 0.1}, "train.z_loss_weight.*train.loss_type: dft"),
+        ({"objective": "kto", "neftune_noise_alpha": 5.0}, "train.neftune_noise_alpha"),
+    ],
+)
+def test_what_does_not_go_together(train, message):
+    with pytest.raises(ConfigError, match=message):
+        settings(train)
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"cluster": {"scheduler": "local"}}, "computed on one device"),
+        ({"lora": {"lora_dropout": 0.1}}, "lora.lora_dropout above 0"),
+        ({"data": {"train_on": "all"}}, "data.format and data.train_on at auto"),
+        ({"data": {"format": "text"}}, "data.format and data.train_on at auto"),
+        ({"data": {"sources": [{"path": "a"}, {"path": "b"}]}}, "data.sources"),
+    ],
+)
+def test_what_answers_do_not_go_with(sections, message):
+    with pytest.raises(ConfigError, match=message):
+        settings({"objective": "dpo"}, **sections)
+
+
+def test_a_pair_has_two_rows_unless_they_are_packed():
+    for objective, packing, rows in (
+        ("sft", False, 3), ("dpo", False, 6), ("orpo", True, 3), ("kto", False, 3),
+    ):  # fmt: skip
+        train = {"objective": objective, "per_device_train_batch_size": 3}
+        assert settings(train, data={"packing": packing}).rows_at_once == rows

@@ -1,0 +1,174 @@
+"""Whole runs over answers: resumed, packed, cut into other micro-batches, measured, refused."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import qlora_wgpu
+from e2e.tiny import write_model
+from qlora_wgpu import Config, QLoRAModel, Trainer
+from qlora_wgpu.errors import ConfigError, DataError
+from qlora_wgpu.runs.estimation import estimate
+from qlora_wgpu.training import Observer
+
+METRICS = (
+    "rewards/chosen",
+    "rewards/rejected",
+    "rewards/margins",
+    "logps/chosen",
+    "logps/rejected",
+)
+OBJECTIVES = {"dpo": {}, "orpo": {}, "kto": {}, "ipo": {"objective": "dpo", "loss_type": "ipo"}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory):
+    base = tmp_path_factory.mktemp("preferences")
+    write_model(base / "model")
+    rng, rows = np.random.default_rng(0), []
+    for _ in range(14):
+        a, b = rng.integers(0, 10, 2)
+        prompt = [{"role": "user", "content": f"what is {a} and {b}?"}]
+        answers = (f"{a}{b}.", f"{b}{a}" * int(rng.integers(1, 6)))
+        chosen, rejected = ([{"role": "assistant", "content": text}] for text in answers)
+        rows.append({"prompt": prompt, "chosen": chosen, "rejected": rejected})
+    (base / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return base
+
+
+class Plan(Observer):
+    """Keeps what was planned, and stops where it is told to."""
+
+    def __init__(self, stop_after=None):
+        self.bytes, self._after = 0, stop_after
+
+    def planned(self, memory):
+        self.bytes = sum(memory.values())
+
+    def step(self, row):
+        if row["step"] == self._after:
+            self.stop_run()
+
+
+def config(folder, name, objective="dpo", data=None, **train):
+    own = {"objective": objective, **OBJECTIVES[objective]}
+    return {
+        "model": {"path": str(folder / "model")},
+        "lora": {"r": 4, "target_modules": ["q_proj", "down_proj"]},
+        "quant": {"scheme": "none"},
+        "data": {
+            "train": str(folder / "pairs.jsonl"), "eval_split": 4, "max_seq_length": 64,
+            **(data or {}),
+        },
+        "train": {
+            "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 4,
+            "compute_dtype": "float32", **own, **train,
+        },
+        "optim": {"learning_rate": 5e-3, "warmup_ratio": 0.0},
+        "output": {"dir": str(folder / name), "save_steps": 2},
+    }  # fmt: skip
+
+
+def run(folder, name, *args, observer=None, resume=False, **options):
+    settings = config(folder, name, *args, **options)
+    result = qlora_wgpu.train(settings, observer or Plan(), resume=resume)
+    lines = (folder / name / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    for row in rows:
+        row.pop("tokens_per_second", None)
+    return result, rows, load_file(folder / name / "adapter" / "adapter_model.safetensors")
+
+
+def same(one, other, close=0.0):
+    for name, array in one.items():
+        np.testing.assert_allclose(other[name], array, rtol=0, atol=close * np.abs(array).max())
+
+
+@pytest.mark.parametrize("objective", list(OBJECTIVES))
+def test_a_run_learns_and_goes_on_with_the_same_bits(folder, objective):
+    whole = Plan()
+    result, rows, adapter = run(folder, f"whole-{objective}", objective, observer=whole)
+    assert result.eval_loss < result.eval_loss_before
+    steps = [row for row in rows if "loss" in row]
+    assert len(steps) == 4 and all(name in row for row in steps for name in METRICS)
+    assert all(f"eval_{name}" in rows[0] for name in METRICS)
+    assert steps[0]["mean_token_accuracy"] is None
+    assert ("kl" in steps[0]) == (objective == "kto")
+    assert ("log_odds_chosen" in steps[0]) == (objective == "orpo")
+    assert ("rewards/accuracies" in steps[0]) == (objective != "kto")
+    if objective != "orpo":  # the reference is the model as it begins
+        assert steps[0]["rewards/chosen"] == pytest.approx(0, abs=1e-5)
+    # What is read back of the sums is the run's alone: two copies of 80 bytes.
+    assert whole.bytes + 160 == result.peak_bytes
+    run(folder, f"parts-{objective}", objective, observer=Plan(stop_after=2))
+    _, again, parts = run(folder, f"parts-{objective}", objective, resume=True)
+    same(adapter, parts)
+    assert again == rows
+
+
+def test_other_micro_batches_learn_the_same(folder):
+    _, _, whole = run(folder, "one-of-four", per_device_train_batch_size=4,
+                      gradient_accumulation_steps=1)  # fmt: skip
+    for name, options in {
+        "four-of-one": {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4},
+        "not-checkpointed": {"gradient_checkpointing": False},
+    }.items():
+        _, _, parts = run(folder, name, **options)
+        same(whole, parts, 2e-3)  # after four steps of AdamW, which divides by small gradients
+
+
+def test_packed_pairs_are_whole(folder):
+    _, rows, _ = run(folder, "plain-row")
+    _, packed, _ = run(folder, "packed-row", data={"packing": True})
+    losses = [[row["eval_loss"] for row in each if "eval_loss" in row] for each in (rows, packed)]
+    assert losses[0][0] == pytest.approx(losses[1][0], rel=1e-5)
+
+
+def test_eval_measures_what_training_did(folder):
+    result, rows, _ = run(folder, "measured")
+    found = qlora_wgpu.evaluate(str(folder / "measured"))
+    last = [row for row in rows if "eval_loss" in row][-1]
+    assert found.adapter.loss == pytest.approx(result.eval_loss, rel=1e-4)
+    assert found.base.loss == pytest.approx(np.log(2), rel=1e-5)
+    for name, value in found.adapter.metrics.items():
+        assert value == pytest.approx(last[f"eval_{name}"], rel=1e-3, abs=1e-4), name
+
+
+def test_the_estimate_counts_both_rows_of_a_pair(folder):
+    settings = config(folder, "none")
+    both = estimate(settings)
+    settings["train"]["objective"] = "sft"
+    settings["train"]["per_device_train_batch_size"] = 4
+    assert both.workload.batch == 4
+    assert both.memory["activations"] >= estimate(settings).memory["activations"]
+
+
+def test_token_ids_are_no_answers(folder, device):
+    settings = Config.model_validate(config(folder, "ids", data={"eval_split": None}))
+    model = QLoRAModel.from_pretrained(folder / "model", device=device)
+    with pytest.raises(DataError, match="not token ids"):
+        Trainer(model, settings).train([{"input_ids": [1, 2, 3]}, {"input_ids": [4, 5, 6]}])
+
+
+def test_a_run_goes_on_with_its_own_reference(folder, device):
+    """The model that goes on must be the one that the run began with."""
+    run(folder, "reference", observer=Plan(stop_after=2))
+    settings = Config.model_validate(config(folder, "reference"))
+    lora, quant = settings.lora, settings.quant
+    model = QLoRAModel.from_pretrained(folder / "model", lora, quant, "float32", device)
+    model.write_parameters(model.adapter.initial(0) + 0.01)
+    with pytest.raises(ConfigError, match="numbers of the reference model"):
+        Trainer(model, settings, resume=True).train()
+
+
+def test_dft_learns(folder, tmp_path):
+    rows = [{"prompt": f"{i} and {i}? ", "completion": f"{i}{i}."} for i in range(8)]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = config(folder, "dft", loss_type="dft")
+    settings["train"]["objective"] = "sft"
+    settings["data"] |= {"train": str(path)}
+    result = qlora_wgpu.train(settings, Plan())
+    assert result.train_loss > 0 and result.eval_loss < result.eval_loss_before

@@ -1,0 +1,178 @@
+"""Losses, metrics and gradients of objectives over answers, against TRL's recorded ones.
+
+``tests/references/record_preferences.py`` records them, of the very model of ``tiny.py``.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from references.record_preferences import (
+    ALPHA,
+    BETA,
+    DPO,
+    KTO,
+    MODULES,
+    RANK,
+    adapter,
+    pairs,
+    singles,
+)
+
+from e2e.tiny import write_model
+from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
+from qlora_wgpu.errors import ShapeError
+from qlora_wgpu.model.options import TrainingOptions
+from qlora_wgpu.model.samples import Samples
+from qlora_wgpu.ops.adamw import STATS_METRICS
+from qlora_wgpu.ops.cross_entropy import Objective
+from qlora_wgpu.ops.preference import METRICS, Preference, means
+
+RECORDED = np.load(Path(__file__).parents[1] / "references" / "preferences.npz")
+CLOSE = {"float32": 1e-4, "bfloat16": 0.05}  # of the norm; bfloat16's operands have 8 binary digits
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def model(request, device, tmp_path_factory):
+    folder = write_model(tmp_path_factory.mktemp("model"))
+    lora = LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=MODULES)
+    made = QLoRAModel.from_pretrained(
+        folder, lora, QuantConfig(scheme="none"), request.param, device
+    )
+    made.load_adapter(adapter({n: a.shape for n, a in made.adapter_state_dict().items()}))
+    return made
+
+
+def in_turns(arrays):
+    """Pairs with chosen and rejected in turn, where TRL has all chosen in front."""
+    return [array[[0, 3, 1, 4, 2, 5]] for array in arrays]
+
+
+def checked(model, ids, mask, completion):
+    return model.checked(ids, np.where(completion == 1, ids, -100), mask)
+
+
+def references(model, *given):
+    with model.adapter_off():
+        return model.answer_logps(*given, len(given[0]))
+
+
+def computed(model, preference, blocks, divergent=()):
+    """Loss, metrics and flat gradient of micro-batches."""
+    model.options = TrainingOptions(objective=Objective(preference=preference))
+    model.zero_gradient()
+    for *arrays, samples in divergent:
+        model.measure("divergence", *arrays, samples)
+    for *arrays, samples in blocks:
+        model.accumulate(*arrays, samples=samples)
+    stats = model.read_stats()
+    sums = dict(zip(METRICS, stats[STATS_METRICS:].tolist(), strict=True))
+    gradient = model.read_flat(model.adapter.gradient) / stats[1]
+    model.zero_gradient()
+    return stats[0] / stats[1], means(sums, preference), gradient
+
+
+def compare(model, case, loss, metrics, gradient):
+    close = CLOSE[model.compute_dtype]
+    theirs = RECORDED[f"{case}/gradient"]
+    parts = model.adapter.split(gradient)
+    ours = np.concatenate([parts[name].ravel() for name in RECORDED["names"]])
+    assert loss == pytest.approx(RECORDED[f"{case}/loss"], rel=close, abs=close)
+    # The largest slopes of bfloat16 stand for a loss that is another by as much.
+    assert np.linalg.norm(ours - theirs) <= (1 if close < 1e-3 else 3) * close * np.linalg.norm(
+        theirs
+    )
+    recorded = json.loads(str(RECORDED[f"{case}/metrics"]))
+    for name, value in metrics.items():
+        assert value == pytest.approx(recorded[name], rel=close, abs=10 * close), name
+
+
+def cut(block, samples, size):
+    """A micro-batch as several of ``size`` rows."""
+    for first in range(0, len(block[0]), size):
+        part = slice(first, first + size)
+        prompts = None if samples.prompts is None else samples.prompts[part]
+        yield (
+            *(array[part] for array in block),
+            Samples(samples.references[part], samples.numbers[part], prompts),
+        )
+
+
+@pytest.mark.parametrize("case", list(DPO))
+def test_dpo(model, case):
+    block = checked(model, *in_turns(pairs()))
+    settings = {"beta": BETA, **DPO[case]}
+    given = Preference("dpo", case.split("-")[0], **settings)
+    samples = Samples(references(model, *block), np.zeros(6, np.float32))
+    compare(model, f"dpo/{case}", *computed(model, given, cut(block, samples, 6)))
+    if case == "sigmoid":
+        compare(model, f"dpo/{case}", *computed(model, given, cut(block, samples, 2)))
+
+
+@pytest.mark.parametrize("beta", [0.1, 0.6])
+def test_orpo(model, beta):
+    ids, mask, completion = in_turns(pairs())
+    learnt = completion.copy()
+    learnt[::2] = mask[::2]
+    block = checked(model, ids, mask, learnt)
+    answer = checked(model, ids, mask, completion)[1]
+    share = 3 / (block[1][::2] != -100).sum()
+    numbers = np.where(np.arange(6) % 2, 0.0, share).astype(np.float32)
+    samples = Samples(np.zeros(6, np.float32), numbers, (block[1] != -100) & (answer == -100))
+    given = Preference("orpo", "orpo", beta)
+    compare(model, f"orpo/{beta}", *computed(model, given, cut(block, samples, 6)))
+    compare(model, f"orpo/{beta}", *computed(model, given, cut(block, samples, 2)))
+
+
+@pytest.mark.parametrize("case", list(KTO))
+def test_kto(model, case):
+    own, other, labels = singles()
+    block, others = checked(model, *own), checked(model, *other)
+    settings = {"beta": BETA, **KTO[case]}
+    given = Preference("kto", case.split("-")[0], **settings)
+    samples = Samples(references(model, *block), labels.astype(np.float32))
+    divergent = Samples(references(model, *others), np.zeros(4, np.float32))
+    for size in (4, 1):
+        before = cut(others, divergent, size) if given.has_divergence else ()
+        compare(model, f"kto/{case}", *computed(model, given, cut(block, samples, size), before))
+
+
+def test_dft(model):
+    block = checked(model, *pairs())
+    model.options = TrainingOptions(objective=Objective(confidence=True))
+    model.zero_gradient()
+    model.accumulate(*block)
+    stats = model.read_stats()
+    gradient = model.read_flat(model.adapter.gradient) / stats[1]
+    model.zero_gradient()
+    compare(model, "sft/dft", stats[0] / stats[1], {}, gradient)
+
+
+def test_packed_pairs(model):
+    """Both answers of a pair in one row, and another pair behind them, have the same loss."""
+    ids, mask, completion = in_turns(pairs())
+    block = checked(model, ids, mask, completion)
+    samples = Samples(references(model, *block), np.zeros(6, np.float32))
+    rows = np.zeros((3, 3, 32), np.int64)
+    for at in range(4):
+        length, (row, half) = mask[at].sum(), divmod(at, 2)
+        first = mask[2 * row].sum() if half else 0
+        rows[:, row, first : first + length] = [
+            ids[at, :length], mask[at, :length] * (half + 1), completion[at, :length]
+        ]  # fmt: skip
+    rows[:, 2, :16], rows[:, 2, 16:] = (
+        [ids[4], mask[4], completion[4]], [ids[5], 2 * mask[5], completion[5]]
+    )  # fmt: skip
+    packed = checked(model, *rows)
+    given = Preference("dpo", "sigmoid", BETA)
+    np.testing.assert_allclose(
+        model.answer_logps(*packed, 6), model.answer_logps(*block, 6), rtol=0.02
+    )
+    compare(model, "dpo/sigmoid", *computed(model, given, cut(packed, samples, 6)))
+
+
+def test_without_samples(model):
+    model.options = TrainingOptions(objective=Objective(preference=Preference("dpo", "sigmoid")))
+    with pytest.raises(ShapeError, match="an objective over answers needs the batch's samples"):
+        model.accumulate(*checked(model, *pairs()))
