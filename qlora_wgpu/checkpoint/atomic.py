@@ -13,6 +13,7 @@ behind, which the next writer of that name, or ``settle``, clears up:
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -202,7 +203,16 @@ def write_safetensors(
     """
     contiguous = {name: np.asarray(array, order="C") for name, array in tensors.items()}
     content = safetensors.numpy.save(contiguous, dict(metadata or METADATA))
-    write_file(path, content)
+    write_file(path, _with_metadata_sorted(content) if len(metadata or METADATA) > 1 else content)
+
+
+def _with_metadata_sorted(content: bytes) -> bytes:
+    """A file's bytes with its metadata in order: the library has them in another each time."""
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    return content[:8] + text.ljust(length) + content[8 + length :]
 
 
 @contextmanager

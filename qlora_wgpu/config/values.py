@@ -140,6 +140,30 @@ PositiveNumber = Annotated[
 ]
 
 
+_STARTS = "default, gaussian, pissa, pissa_niter_N with a number N, or olora"
+_NO_STARTS = ("loftq", "eva", "corda", "orthogonal", "lora_ga", "mica")
+
+
+def _init_lora_weights(value: Any) -> str:
+    if value is True:  # as PEFT calls it
+        return "default"
+    if value in _NO_STARTS:
+        raise ValueError(
+            f"is not computed here: {value!r} is a start that PEFT makes; choose {_STARTS}"
+        )
+    known = value in ("default", "gaussian", "pissa", "olora")
+    if not known and not (
+        isinstance(value, str) and re.fullmatch(r"pissa_niter_[0-9]{1,2}", value)
+    ):
+        raise ValueError(f"must be {_STARTS}")
+    return str(value)
+
+
+InitLoraWeights = Annotated[
+    str, PlainValidator(_init_lora_weights), WithJsonSchema({"type": "string"})
+]
+
+
 def _max_steps(value: int) -> int:
     if value != -1 and not 1 <= value <= STEPS:
         raise ValueError(f"must be from 1 to {STEPS:,}, or -1 for no limit")

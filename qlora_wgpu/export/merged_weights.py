@@ -17,6 +17,7 @@ from qlora_wgpu.export.merged_rows import trained_rows_by_name
 from qlora_wgpu.families.family import Architecture, find_family
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.lora.biases import split_biases
+from qlora_wgpu.lora.conversion import started_in
 from qlora_wgpu.lora.fitting import adapter_shapes, refuse_other_base, rows_for
 from qlora_wgpu.lora.names import adapted_layers
 from qlora_wgpu.model.weights import stored_name
@@ -79,6 +80,11 @@ class MergedWeights:
             self._pairs[modules[layer.module]] = (layer.a, layer.b, scaling, layer.magnitude)
         self._biases = self._trained_biases(tensors, adapter)
         self._rows = trained_rows_by_name(folder, architecture, tensors, config)
+        if base == "dequantized" and started_in(adapter, split_biases(tensors)[0], config):
+            raise UnsupportedModelError(
+                f"{adapter} began as a part of its base and was trained beside the quantized rest, "
+                "which no base has: merge it into the original weights (--base original)"
+            )
         self._base = base
         self._quant = quant or _quant_of(adapter)
         # What a quantized folder keeps as floats was not quantized in training either.

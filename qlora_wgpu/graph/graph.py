@@ -229,7 +229,12 @@ class Graph:
                     vjp(gradient)
 
         self._tape.record([output], inputs, joint, trains=trains, wanted=wanted)
-        if remake is not None and self.recomputation.remakes:
+        if remake is not None:
+            self.can_remake(output, remake)
+
+    def can_remake(self, output: Tensor, remake: Remake) -> None:
+        """Notes how an output's bits are made again; ``remake`` as for ``record``."""
+        if self.recomputation.remakes:
             self._tape.can_remake(output, remake)
 
     def record_jointly(

@@ -29,7 +29,7 @@ from qlora_wgpu.lora.names import (
     tensor_name,
 )
 from qlora_wgpu.lora.peft_differences import peft_differences
-from qlora_wgpu.lora.targets import check_experts, in_layers, peft_config, targeted
+from qlora_wgpu.lora.targets import check_experts, check_start, in_layers, peft_config, targeted
 from qlora_wgpu.lora.tokens import Vocabulary
 from qlora_wgpu.ops.trained_rows import TrainedRows
 
@@ -55,6 +55,7 @@ class Adapter:
         forms: In which types gradient and moments are kept.
         moments: AdamW's moments.
         trained_rows: The trained rows of the embedding, and of a head of its own, by their modules.
+        start: The flat vector that it began as, where that is a part of the base and known.
     """
 
     def __init__(
@@ -95,6 +96,8 @@ class Adapter:
         adapted = {spec.name for spec in self.targets}
         stacks = [stack for stack in experts if stack.linears[0].name in adapted]
         check_experts(self.peft, stacks)
+        check_start(self.peft, config.init_lora_weights, self.targets, stacks)
+        self.start: Float32Array | None = None
         self.peft_differences = peft_differences(self.peft, self.targets, experts)
         self._flat = FlatVector()
         self.b_begin = self._lay_out()
@@ -177,6 +180,8 @@ class Adapter:
         Each matrix has its own stream, so the start does not depend on what else is adapted.
         """
         flat = np.zeros(self.length, np.float32)
+        if self.config.changes_base:  # which says how
+            return flat
         for spec in self.targets:
             name = tensor_name(spec.name, LORA_A)
             stream = np.random.Generator(np.random.Philox(key=[seed, zlib.crc32(name.encode())]))

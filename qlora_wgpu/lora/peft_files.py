@@ -37,6 +37,7 @@ def save_adapter(
     config: AdapterConfig,
     *,
     in_turns: bool = False,
+    metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Writes an adapter that ``PeftModel.from_pretrained`` loads as it is.
 
@@ -47,6 +48,7 @@ def save_adapter(
             "….lora_B.weight" (out_features, r).
         config: Settings of its training, and the base model that PEFT loads.
         in_turns: Whether the base is gpt-oss, whose experts PEFT adapts together.
+        metadata: What else the file says of itself.
 
     Raises:
         CheckpointError: If tensors are misnamed, of the wrong shape or not finite (nothing is
@@ -56,9 +58,9 @@ def save_adapter(
     own, trained = split_biases(tensors)
     pairs = _standard_names(folder, own)
     _check_pairs(folder, pairs, config)
-    metadata = METADATA
+    metadata = {**METADATA, **(metadata or {})}
     if in_turns and (kinds := adapted_kinds(pairs)):
-        metadata = {**METADATA, ARRANGED: kinds}
+        metadata[ARRANGED] = kinds
         pairs, config = together(pairs, config)
     adapted = {module for module, _ in filter(None, map(parse_name, pairs))}
     pairs |= {_stored_bias(m, adapted): array for m, array in trained.items()}

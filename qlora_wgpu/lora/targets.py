@@ -114,21 +114,45 @@ def check_experts(config: AdapterConfig, stacks: Sequence[ExpertSpec]) -> None:
             )
     if stacks and config.use_dora:
         raise ConfigError(
-            "lora.use_dora cannot adapt experts: leave them out of lora.target_modules"
+            "lora.use_dora cannot adapt experts, which PEFT refuses as well: leave them out of "
+            "lora.target_modules"
         )
 
 
-def check_trainable(config: LoraConfig) -> None:
-    """Refuses adapters that are computed here, but without the dropout of their training.
+def check_start(
+    config: AdapterConfig,
+    kind: str,
+    targets: Sequence[LinearSpec],
+    stacks: Sequence[ExpertSpec],
+) -> None:
+    """Makes sure that an adapter can begin as parts of these layers.
 
     Raises:
-        ConfigError: If the adapter is DoRA's and has dropout.
+        ConfigError: If it cannot.
     """
-    if config.use_dora and config.lora_dropout > 0:
+    if kind in ("default", "gaussian"):
+        return
+    if config.use_dora:
         raise ConfigError(
-            "lora.use_dora needs lora.lora_dropout = 0 in training: its dropout is not computed "
-            "here"
+            f"lora.init_lora_weights: {kind} and lora.use_dora exclude each other: an adapter with "
+            "magnitudes cannot be saved as plain LoRA"
         )
+    if config.trainable_token_indices:
+        raise ConfigError(
+            f"lora.init_lora_weights: {kind} and lora.trainable_token_indices exclude each other: "
+            "leave one of them out"
+        )
+    if stacks:
+        raise ConfigError(
+            f"lora.init_lora_weights: {kind} cannot begin adapters of experts: leave them out of "
+            "lora.target_modules"
+        )
+    for spec in targets:
+        if config.rank_of(spec.name) > min(spec.in_features, spec.out_features):
+            raise ConfigError(
+                f"lora.init_lora_weights: {kind} takes {config.rank_of(spec.name)} parts of "
+                f"{spec.name}, which has {min(spec.in_features, spec.out_features)}: lower lora.r"
+            )
 
 
 def peft_config(

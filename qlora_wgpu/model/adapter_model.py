@@ -21,12 +21,14 @@ from qlora_wgpu.graph.program import Program
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.lora import load_adapter, save_adapter
 from qlora_wgpu.lora.biases import split_biases
+from qlora_wgpu.lora.conversion import Started, converted
 from qlora_wgpu.lora.fitting import adapter_shapes, refuse_other_base
 from qlora_wgpu.model import batch_encoding
 from qlora_wgpu.model.adapter_biases import AdapterBiases
 from qlora_wgpu.model.adapter_state import (
     check_scaling,
     read_flat,
+    read_started,
     warn_if_trained_otherwise,
     write_flat,
 )
@@ -220,6 +222,7 @@ class AdapterModel:
         else:
             turns = self.architecture.in_turns
             tensors, config = load_adapter(Path(adapter), biases=True, in_turns=turns)
+            tensors, config = read_started(adapter, tensors, config, self.adapter)
             shapes = adapter_shapes(self.architecture, config)
             refuse_other_base(adapter, config, tensors, shapes, self.name_or_path, whole=False)
             check_scaling(config, self.adapter, adapter)
@@ -231,12 +234,20 @@ class AdapterModel:
     def save_adapter(self, path: str | PathLike[str]) -> None:
         """Writes adapter_model.safetensors and adapter_config.json as PEFT loads them.
 
-        Warns of what PEFT computes otherwise.
+        Warns of what PEFT computes otherwise. An adapter that began as a part of the base is
+        written as plain LoRA of twice the rank, for the base as it was.
         """
         for text in self.adapter.peft_differences:
             warnings.warn(text, stacklevel=2)
         config = replace(
             self.adapter.peft, base_model_name_or_path=self.name_or_path, bias=self.biases.kind
         )
-        tensors = self.adapter_state_dict() | self.biases.tensors()
-        save_adapter(Path(path), tensors, config, in_turns=self.architecture.in_turns)
+        tensors, told = self.adapter_state_dict(), dict[str, str]()
+        if self.adapter.start is not None:
+            start = self.adapter.split(self.adapter.start)
+            kind = self.adapter.config.init_lora_weights
+            tensors, config, told = converted(Started(kind, tensors, start, config))
+        tensors |= self.biases.tensors()
+        save_adapter(
+            Path(path), tensors, config, in_turns=self.architecture.in_turns, metadata=told
+        )

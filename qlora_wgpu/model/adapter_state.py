@@ -21,6 +21,8 @@ from qlora_wgpu.graph.pieces import Pieces, in_pieces
 from qlora_wgpu.graph.program import allocate
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.lora import AdapterConfig
+from qlora_wgpu.lora.biases import split_biases
+from qlora_wgpu.lora.conversion import started_in
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.lora.names import MAGNITUDE, TOKENS, adapted_layers
 from qlora_wgpu.lora.targets import lora_config
@@ -29,6 +31,33 @@ from qlora_wgpu.model.programs import Programs
 from qlora_wgpu.ops import dora
 
 FloatArray = npt.NDArray[np.float32]
+
+
+def as_begun(
+    folder: str | PathLike[str],
+    stored: AdapterConfig,
+    tensors: Mapping[str, FloatArray],
+    architecture: Architecture,
+) -> tuple[LoraConfig, Mapping[str, FloatArray], AdapterConfig, Mapping[str, FloatArray] | None]:
+    """How a base is laid out to take an adapter of a file as it was trained.
+
+    Args:
+        folder: The adapter's folder.
+        stored: Its settings, as ``load_adapter`` gives them.
+        tensors: Its tensors, likewise.
+        architecture: The base's.
+
+    Returns:
+        The settings for the layout, tensors and settings of the adapter, and the start that is
+        taken from the base, if it is one.
+    """
+    pairs, _ = split_biases(tensors)
+    started = started_in(folder, pairs, stored)
+    if started is None:
+        return config_of(stored, tensors, architecture), tensors, stored, None
+    own = config_of(started.config, started.tensors, architecture)
+    own = own.model_copy(update={"init_lora_weights": started.kind})
+    return own, started.tensors, started.config, started.start
 
 
 def config_of(
@@ -90,9 +119,12 @@ def write_flat(device: Device, flat: Tensor | Pieces, values: npt.NDArray[Any]) 
 def neutral_parameters(layout: ModelLayout, programs: Programs, device: Device) -> FloatArray:
     """A flat adapter that does nothing.
 
-    Zeros, but the base's own rows of tokens, and with DoRA the norms of the base's rows.
+    Zeros, but the base's own rows of tokens, and with DoRA the norms of the base's rows. One that
+    began as a part of the base does nothing as it began.
     """
     adapter = layout.adapter
+    if adapter.start is not None:
+        return adapter.start
     flat = np.zeros(adapter.length, np.float32)
     for module, trained in adapter.trained_rows.items():
         assert trained.originals is not None
@@ -138,6 +170,40 @@ def check_scaling(stored: AdapterConfig, adapter: Adapter, path: str | PathLike[
                 f"this model was opened to scale it by {own.scaling_of(spec.name):g}: open it "
                 "with the adapter's LoraConfig"
             )
+
+
+def read_started(
+    folder: str | PathLike[str],
+    tensors: Mapping[str, FloatArray],
+    stored: AdapterConfig,
+    adapter: Adapter,
+) -> tuple[Mapping[str, FloatArray], AdapterConfig]:
+    """An adapter's file for an adapter that may have begun as a part of its base.
+
+    Args:
+        folder: Its folder.
+        tensors: Its tensors.
+        stored: Its settings.
+        adapter: What takes it.
+
+    Raises:
+        CheckpointError: If the base was changed for another start.
+    """
+    if adapter.start is None:
+        return tensors, stored
+    pairs, _ = split_biases(tensors)
+    started = started_in(folder, pairs, stored)
+    own = adapter.split(adapter.start)
+    if started is None or not _same(started.start, own):
+        raise CheckpointError(
+            f"{folder}: the base of this model is without the part that its own adapter began as, "
+            "which is not this one's: qlora_wgpu.open_adapter opens it as it was trained"
+        )
+    return started.tensors, started.config
+
+
+def _same(one: Mapping[str, FloatArray], other: Mapping[str, FloatArray]) -> bool:
+    return one.keys() == other.keys() and all(np.array_equal(one[n], other[n]) for n in one)
 
 
 def warn_if_trained_otherwise(adapter: str | PathLike[str], quant: QuantConfig) -> None:

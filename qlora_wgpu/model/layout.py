@@ -58,6 +58,7 @@ class ModelLayout:
         adapter: The layout of the adapter's parameters.
         network: The network that is traced.
         stats: Sums of loss and tokens, gradient norm, update factor.
+        began: How the adapter's start was found in the base, if it was.
         saturated: Behind them, how many values were held at the end of their type, where kernels
             have such a type.
     """
@@ -123,6 +124,7 @@ class ModelLayout:
         modules = self._weights.lay_out(architecture, self.adapter)
         self.network = Network(pretrained.family, architecture, modules)
         self.stats, self.saturated = _sums(counts=profile.counts_saturated)
+        self.began = ""
         self._steps: dict[StepOptions, PlannedStep] = {}
 
     def cut_for(self, profile: Profile) -> ModelLayout:
@@ -134,7 +136,7 @@ class ModelLayout:
         return self._again(self.profile, residency)
 
     def _again(self, profile: Profile, residency: Residency) -> ModelLayout:
-        return ModelLayout(
+        other = ModelLayout(
             self.pretrained,
             self.adapter.config,
             self.quant,
@@ -145,6 +147,8 @@ class ModelLayout:
             forms=self.adapter.forms,
             keep=self.keep,
         )
+        other.adapter.start = self.adapter.start
+        return other
 
     def _laid_out(self, lora: LoraConfig, forms: AdapterForms) -> Adapter:
         of = self.pretrained.architecture
@@ -249,6 +253,7 @@ class ModelLayout:
 
     def _traced(self, options: StepOptions, *, sized: bool = False) -> PlannedStep:
         graph = self.new_graph(sized=sized)
+        trains = options.kind == "train"
         architecture = self.pretrained.architecture
         coefficient = architecture.balance_coefficient(options.router_aux_loss_coef)
         batch = make_batch_buffers(
@@ -257,6 +262,7 @@ class ModelLayout:
             noise=options.noise,
             weighted=options.objective.weighted,
             routers=RouterSums() if coefficient else None,
+            drops=trains,
             sampled=options.is_sampled,
         )
         if options.kind == "sums":
@@ -269,7 +275,7 @@ class ModelLayout:
             graph,
             batch,
             self.stats,
-            gradient=options.kind == "train",
+            gradient=trains,
             checkpointing=options.checkpointing,
             objective=options.objective,
             router_aux_loss_coef=coefficient,
@@ -354,17 +360,26 @@ class ModelLayout:
         """Number of tensors that ``load`` reads."""
         return self._weights.places.num_tensors
 
-    def load(self, device: Device, progress: Callable[[str], None] = lambda name: None) -> None:
+    def load(
+        self,
+        device: Device,
+        progress: Callable[[str], None] = lambda name: None,
+        *,
+        seed: int = 0,
+    ) -> None:
         """Reads the weights and uploads them, one after another; to be called once.
 
         Args:
             device: One with this profile.
             progress: Called with each tensor's name before it is read.
+            seed: Of the start of an adapter that is a part of the base, where it has none yet.
 
         Raises:
             CheckpointError: If a tensor is missing, damaged or of another shape.
             OutOfMemoryError: If the device has no room.
         """
+        if self.adapter.config.changes_base:
+            self.began = self._weights.begin(self.adapter, seed, progress)
         self._weights.load(device, progress)
 
 

@@ -10,7 +10,6 @@ import numpy as np
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.graph.program import Program
 from qlora_wgpu.labels import IGNORE_INDEX
-from qlora_wgpu.lora.targets import check_trainable
 from qlora_wgpu.model import batch_encoding
 from qlora_wgpu.model.adapter_model import AdapterModel, FloatArray, Progress
 from qlora_wgpu.model.adapter_shape import AdapterShape
@@ -57,7 +56,7 @@ class LoadedModel(AdapterModel):
             OutOfMemoryError: If the device has no room.
         """
         super().__init__(layout, device, options=options)
-        layout.load(device, progress)
+        layout.load(device, progress, seed=seed)
         self._shape = AdapterShape(layout, self.programs, device)
         self.write_parameters(self.adapter.initial(seed) + self.neutral)
 
@@ -131,12 +130,9 @@ class LoadedModel(AdapterModel):
             Its number of label tokens.
 
         Raises:
-            ConfigError: If a dropout is asked for that is not computed.
             ShapeError: If the weights have another shape, or one is negative or not finite; if
                 samples are missing, or others than those that have a label.
         """
-        if dropout_key is not None:
-            check_trainable(self.adapter.config)
         options = self.options.step("train", *ids.shape)
         if weights is not None:
             weights = batch_encoding.checked_weights(weights, ids.shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -18,7 +18,7 @@ from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.lora.forms import FLOAT32, AdapterForms
 from qlora_wgpu.model import batch_encoding
 from qlora_wgpu.model.adapter_model import ComputeDtype, FloatArray, Progress
-from qlora_wgpu.model.adapter_state import config_of
+from qlora_wgpu.model.adapter_state import as_begun
 from qlora_wgpu.model.base_state import base_state_dict
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.loss_sums import LossSums
@@ -83,14 +83,17 @@ class QLoRAModel(SeveralAdapters):
         """
         _check_settings(lora, quant)
         pretrained = Pretrained.open(path)  # before a device is asked for
+        start = None
         if adapter is not None:
-            lora, pretrained = _config_of_folder(adapter, lora, pretrained)
+            lora, pretrained, start = _config_of_folder(adapter, lora, pretrained)
         if not isinstance(device, Device):
             device = Device("auto" if device is None else str(device))
         layout = device_layout(
             pretrained, lora or LoraConfig(), quant or QuantConfig(), compute_dtype, device,
             forms=AdapterForms(gradient=gradient_dtype),
         )  # fmt: skip
+        if start is not None:
+            layout.adapter.start = layout.adapter.join(start)
         options = TrainingOptions(checkpointing=gradient_checkpointing)
         model = cls(layout, device, seed=seed, options=options, progress=progress)
         if adapter is not None:
@@ -204,15 +207,19 @@ class QLoRAModel(SeveralAdapters):
 
 def _config_of_folder(
     adapter: str | PathLike[str], lora: LoraConfig | None, base: Pretrained
-) -> tuple[LoraConfig, Pretrained]:
-    """The settings of an adapter's folder, where none are given beside it, and the base for it."""
+) -> tuple[LoraConfig, Pretrained, Mapping[str, FloatArray] | None]:
+    """The settings of an adapter's folder, where none are given beside it.
+
+    With it come the base for it, and its start, if that is a part of the base.
+    """
     if lora is not None:
         raise ConfigError(
             "lora and adapter exclude each other: the adapter's folder says its rank and modules"
         )
     turns = base.architecture.in_turns
     tensors, stored = load_adapter(Path(adapter), biases=True, in_turns=turns)
-    return config_of(stored, tensors, base.architecture), base.for_adapter(stored)
+    own, _, _, start = as_begun(adapter, stored, tensors, base.architecture)
+    return own, base.for_adapter(stored), start
 
 
 def device_layout(

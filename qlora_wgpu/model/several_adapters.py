@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from qlora_wgpu.gpu.device import Device, buffer_bytes
 from qlora_wgpu.graph.pieces import Pieces
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.lora.biases import split_biases
+from qlora_wgpu.lora.conversion import started_in
 from qlora_wgpu.lora.fitting import refuse_other_base
 from qlora_wgpu.model.adapter_model import DEFAULT, FloatArray, Progress
 from qlora_wgpu.model.adapter_shape import AdapterShape
@@ -196,11 +198,24 @@ class SeveralAdapters(LoadedModel):
 
     def _read(self, folder: str | PathLike[str]) -> _Held:
         of = self.architecture
+        if self.layout.adapter.start is not None:
+            raise ConfigError(
+                f"{folder}: the base of this model is without the part that its own adapter began "
+                f"as ({self.layout.adapter.config.init_lora_weights}), and takes no other adapter: "
+                "open the base once more for it"
+            )
         tensors, stored = load_adapter(Path(folder), biases=True, in_turns=of.in_turns)
         layout = self._shape.layout.with_adapter(config_of(stored, tensors, of))
         shapes = layout.adapter.shapes
         refuse_other_base(folder, stored, split_biases(tensors)[0], shapes, self.name_or_path)
         warn_if_trained_otherwise(folder, self.quant)
+        if self.quant.scheme != "none" and started_in(folder, split_biases(tensors)[0], stored):
+            warnings.warn(
+                f"{folder} was trained on a base without the part that it began as, quantized; "
+                "beside other adapters it stands on the whole one, quantized, and computes nearly "
+                "the same",
+                stacklevel=3,
+            )
         pairs, biases = split_biases(tensors)
         flat = layout.adapter.join(pairs)
         self.biases.check(biases)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,9 @@ from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.graph.dtype import LARGEST_FLOAT16, ROW_UNIT, pad_rows, stored_bits
+from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.names import LORA_A, LORA_B
+from qlora_wgpu.lora.starts import rest_of
 from qlora_wgpu.model.requantization import Requantization
 from qlora_wgpu.model.weight_names import with_prefixes
 from qlora_wgpu.quant import QuantizedWeight, quantize_nf4
@@ -26,6 +30,7 @@ class WeightSource:
         prefixes: What names begin with in the files, in place of what modules are named.
         stored_rows: Rows that the files have of matrices that get more, which are their mean.
         requantization: How far weights moved that had to be quantized anew.
+        changed: The names of the weights of which an adapter takes a part.
     """
 
     def __init__(self, folder: ModelFolder | None, quant: QuantConfig) -> None:
@@ -40,6 +45,18 @@ class WeightSource:
         self.stored_rows: dict[str, int] = {}
         self.requantization = Requantization()
         self._quant = quant
+        self.changed: frozenset[str] = frozenset()
+        self._parts: dict[str, tuple[FloatArray, FloatArray, float]] = {}
+        self._parts_hash = ""
+
+    def subtract(self, adapter: Adapter) -> None:
+        """From now on weights are what the start of an adapter leaves of them."""
+        assert adapter.start is not None
+        for spec in adapter.targets:
+            a, b = (adapter.place(spec.name, leaf).view(adapter.start) for leaf in (LORA_A, LORA_B))
+            stored = self.stored(f"{spec.name}.weight")
+            self._parts[stored] = a, b, adapter.peft.scaling_of(spec.name)
+        self._parts_hash = hashlib.sha256(adapter.start.data).hexdigest()
 
     def stored(self, name: str) -> str:
         """The name of a tensor in the files."""
@@ -65,13 +82,14 @@ class WeightSource:
         folder, name = self._folder, self.stored(name)
         array = folder.dequantized(name) if len(shape) == 2 else folder.float32(name)
         _check_shape(folder, name, array.shape, shape)
-        return array
+        return rest_of(array, *self._parts[name]) if name in self._parts else array
 
     def is_as_stored(self, name: str, columns: int, dtype: str) -> bool:
         """Whether a file holds a matrix as the device takes it."""
         return (
             self.folder is not None
             and name not in self.stored_rows
+            and name not in self.changed
             and dtype == "bfloat16"
             and columns % ROW_UNIT == 0
             and self.folder.is_bfloat16(self.stored(name))
@@ -120,7 +138,10 @@ class WeightSource:
     def made_from(self, dtype: str) -> Any:
         """What decides the bytes of layers that are quantized here; None where nobody can tell."""
         identity = None if self.folder is None else self.folder.identity
-        return None if identity is None else [identity, self._quant.model_dump(), dtype]
+        if identity is None:
+            return None
+        parts = [self._parts_hash] if self._parts else []
+        return [identity, self._quant.model_dump(), dtype, *parts]
 
     @property
     def _folder(self) -> ModelFolder:

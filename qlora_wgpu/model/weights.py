@@ -30,6 +30,7 @@ from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, row
 from qlora_wgpu.kernels.dequantize import fits_words
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model import quantized_weights
+from qlora_wgpu.model.base_parts import start_of_files
 from qlora_wgpu.model.host_matrices import fill, row_pieces, streamed_matrix
 from qlora_wgpu.model.quantized_weights import device_arrays as _device_arrays
 from qlora_wgpu.model.quantized_weights import quantized_matrix
@@ -134,6 +135,8 @@ class WeightLayout:
             CheckpointError: If the files lack a tensor or hold one that config.json denies.
         """
         self.places.is_deferred = True
+        if adapter.config.changes_base:
+            self._source.changed = frozenset(f"{spec.name}.weight" for spec in adapter.targets)
         vocab, hidden = architecture.vocab_size, architecture.hidden_size
         self._source.prefixes = architecture.stored_prefixes
         self.places.first_streamed = architecture.num_layers - self._residency.streamed_layers
@@ -175,6 +178,21 @@ class WeightLayout:
         routers = {n: self._dense(n, *shape) for n, shape in architecture.routers.items()}
         tables = {n: self._on_host(n, *shape, n) for n, shape in architecture.tables.items()}
         return Modules(embedding, head, linears, norms, experts, routers, tables)
+
+    def begin(self, adapter: Adapter, seed: int, progress: Progress) -> str:
+        """Takes the adapter's start from the weights, before they are loaded; what that took.
+
+        A start that the adapter has already is taken as it is.
+
+        Raises:
+            CheckpointError: If a tensor is missing, damaged or of another shape.
+            UnsupportedModelError: If the files hold one in few bits.
+        """
+        told = ""
+        if adapter.start is None:
+            adapter.start, told = start_of_files(adapter, self._source, seed, progress)
+        self._source.subtract(adapter)
+        return told
 
     def load(self, device: Device, progress: Progress = lambda name: None) -> None:
         """Reads and uploads everything that was laid out.

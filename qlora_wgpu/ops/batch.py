@@ -109,6 +109,7 @@ class BatchBuffers:
         places: uint32 (batch · seq), which of the cache's texts each row is of; with a cache.
         noise: NEFTune's α: how much noise the embedding of training batches gets.
         routers: Where the routers' choices are summed up, if they are.
+        drops: Whether it may have dropout, as what is trained on may.
         samples: Where samples are, for objectives over them.
         angles: Of the rotations that ``angles_of`` was asked for.
         embedded: Of the matrices that ``rows_of`` was asked for.
@@ -128,6 +129,7 @@ class BatchBuffers:
     weights: Tensor | None = None
     routers: RouterSums | None = field(default=None, compare=False)
     places: Tensor | None = None
+    drops: bool = False
     samples: SampleBuffers | None = None
     angles: dict[Rotation, Angles] = field(default_factory=dict, compare=False)
     embedded: dict[HostMatrix, EmbeddedRows] = field(default_factory=dict, compare=False)
@@ -184,6 +186,7 @@ def make_batch_buffers(
     noise: float = 0.0,
     weighted: bool = False,
     routers: RouterSums | None = None,
+    drops: bool = False,
     sampled: bool = False,
 ) -> BatchBuffers:
     """Lays out the inputs of micro-batches of ``batch`` sequences of ``seq`` tokens.
@@ -195,6 +198,7 @@ def make_batch_buffers(
         noise: NEFTune's α.
         weighted: Whether there is room for weights of label rows.
         routers: Where the routers' choices are summed up, if they are.
+        drops: Whether it may have dropout.
         sampled: Whether there is room for samples.
     """
     rows = batch * seq
@@ -228,5 +232,6 @@ def make_batch_buffers(
         part("weights", 5, "float32") if weighted else None,
         routers,
         part("places", 5 + weighted) if cached else None,
+        drops,
         samples,
     )

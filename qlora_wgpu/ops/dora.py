@@ -1,7 +1,8 @@
 """DoRA (Liu et al., 2024): y = m ⊙ (x·Wᵀ + s·(x·Aᵀ)·Bᵀ) / ‖W + s·B·A‖, a norm for each output.
 
-As in PEFT the norm counts as a constant in the backward: dz = m / ‖·‖ ⊙ dy and
-dm = Σ dy ⊙ z / ‖·‖, with z what the layer makes before.
+Where training drops elements of the input, z is that of what is kept, and x·Wᵀ of the rest is added
+as it is (``ops/linear.py``). As in PEFT the norm counts as a constant in the backward:
+dz = m / ‖·‖ ⊙ dy and dm = Σ dy ⊙ z / ‖·‖, with z what the layer makes before.
 """
 
 from __future__ import annotations
@@ -67,10 +68,10 @@ def apply(
         inverse: (out_features) float32, of ``norm``.
         bias: (out_features) float32 to add, padded.
         residual: (rows, out_features) to add.
-        float32: Whether the result is float32 without a residual, too.
+        float32: Whether the result is float32.
 
     Returns:
-        (rows, out_features): float32 with a residual, else an operand.
+        (rows, out_features): float32 or an operand.
 
     Raises:
         GraphError: If the adapter is no DoRA, or the shapes do not fit.
@@ -80,7 +81,7 @@ def apply(
         raise GraphError("dora: the adapter has no magnitudes")
     if magnitude.columns != z.columns or (residual is not None and residual.shape != z.shape):
         raise GraphError(f"dora: {z}, {magnitude} and {residual} do not fit")
-    make = g.float32 if float32 or residual is not None else g.operand
+    make = g.float32 if float32 else g.operand
     y = make(f"dora({z.name})", z.rows, z.columns)
     params = {"rows": z.rows, "columns": z.columns, "stride": z.units(8)}
     units = z.rows * z.units(8)

@@ -15,6 +15,7 @@ from qlora_wgpu.kernels.lora import Lora
 from qlora_wgpu.ops import dora, few_rows
 from qlora_wgpu.ops import lora as lora_ops
 from qlora_wgpu.ops.batch import BatchBuffers
+from qlora_wgpu.ops.dropout import dropout_parts
 from qlora_wgpu.ops.modules import Linear
 from qlora_wgpu.ops.tensor import as_operand
 
@@ -54,8 +55,16 @@ def linear(
         parts = _Sum(layer, lora, batch, multiplier, layer.bias, residual)
         return _product(g, x, parts, float32=float32 or residual is not None)
     # DoRA scales what the layer makes before bias and residual are added.
+    float32 = float32 or residual is not None
     inverse = g.float_vector(f"{layer.name}.norm", layer.weight.rows)
-    z = _product(g, x, _Sum(layer, lora, batch, multiplier, None, None, inverse), float32=False)
+    scaled = _Sum(layer, lora, batch, multiplier, None, None, inverse)
+    if lora.mask is not None and batch.drops:
+        # As in PEFT it scales what dropout keeps of the input; the rest passes the base alone.
+        kept, rest = dropout_parts(g, x, lora.mask, batch)
+        beside = _Sum(layer, None, batch, multiplier, None, residual)
+        residual = _product(g, rest, beside, float32=True)
+        x, scaled = kept, replace(scaled, lora=replace(lora, dropout=0.0))
+    z = _product(g, x, scaled, float32=False)
     return dora.apply(g, z, lora, inverse, layer.bias, residual, float32=float32)
 
 

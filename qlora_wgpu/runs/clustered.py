@@ -9,11 +9,11 @@ from qlora_wgpu.cluster.blocks import Identity, Specification
 from qlora_wgpu.cluster.computing import Cluster
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.schema import ClusterConfig
+from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.gpu.adapters import cards
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.lora.forms import AdapterForms
-from qlora_wgpu.lora.targets import check_trainable
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.qlora_model import device_layout
@@ -43,7 +43,11 @@ def opened_cluster(
         ConfigError: If the extra is missing, or the way to the scheduler is not safe.
         DeviceError: If the owner's device has no room.
     """
-    check_trainable(settings.lora)
+    if settings.lora.changes_base:
+        raise ConfigError(
+            f"lora.init_lora_weights: {settings.lora.init_lora_weights} is not there on a cluster: "
+            "train on one device, or take default"
+        )
     folder = source.pretrained.folder
     assert folder is not None
     layout = _owner_layout(settings, source, device, observer)

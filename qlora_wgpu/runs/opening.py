@@ -18,7 +18,7 @@ from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.lora.fitting import refuse_other_base
-from qlora_wgpu.model.adapter_state import config_of
+from qlora_wgpu.model.adapter_state import as_begun
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import TrainingOptions
 from qlora_wgpu.model.pretrained import Pretrained
@@ -160,6 +160,8 @@ def load_model(
     observer.loading("", total, total)
     if layout.problem:
         observer.warning(layout.problem)
+    if layout.began:
+        observer.note(layout.began)
     return model
 
 
@@ -246,11 +248,12 @@ def load_adapted(
         observer.note(text)
     lora = LoraConfig(r=1, lora_alpha=1)
     pretrained = source.pretrained.without_new()
-    tensors = None
+    tensors: Mapping[str, Any] | None = None
+    start: Mapping[str, Any] | None = None
     if adapter is not None:
         turns = source.architecture.in_turns
         tensors, stored = load_adapter(adapter, biases=True, in_turns=turns)
-        lora = config_of(stored, tensors, source.architecture)
+        lora, tensors, stored, start = as_begun(adapter, stored, tensors, source.architecture)
         pretrained = pretrained.for_adapter(stored)
     device = device_of(settings.device)
     layout = device_layout(
@@ -263,6 +266,8 @@ def load_adapted(
     )
     if adapter is not None and tensors is not None:
         refuse_other_base(adapter, stored, tensors, layout.adapter.shapes, settings.model.path)
+    if start is not None:
+        layout.adapter.start = layout.adapter.join(start)
     layout = read_within_room(layout, reading or Texts.of(pretrained), device, observer)
     model = load_model(layout, device, observer)
     if adapter is not None and tensors is not None:

@@ -14,7 +14,6 @@ from qlora_wgpu.gpu.memory_size import room
 from qlora_wgpu.graph.program import pooled_bytes
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.lora.forms import AdapterForms
-from qlora_wgpu.lora.targets import check_trainable
 from qlora_wgpu.model.fit import Fit
 from qlora_wgpu.model.fitting import fit
 from qlora_wgpu.model.layout import ModelLayout
@@ -47,11 +46,9 @@ def plan_layout(
         The layout, to be loaded; its longest step is traced.
 
     Raises:
-        ConfigError: If the adapter cannot be trained.
         OutOfMemoryError: If a tensor is larger than kernels can count, or nothing makes training
             fit into the memory that there is.
     """
-    check_trainable(settings.lora)
     train, quant = settings.train, settings.quant
     weighted = training_options(train, weighted=settings.data.has_weights)
     options = weighted.train(settings.rows_at_once, data.length)

@@ -32,11 +32,13 @@ from qlora_wgpu.training import (
     Trainer,
     TrainResult,
     check_resumable,
+    checkpoint_folders,
     refuse_existing_run,
     require_writable,
     settle_run,
     training_options,
 )
+from qlora_wgpu.training.checkpoints import start_of
 from qlora_wgpu.training.computing import Computing
 from qlora_wgpu.training.mixing import source_figures
 from qlora_wgpu.training.prompts import keep_prompt
@@ -107,7 +109,8 @@ def _train(
     if settings.cluster.scheduler is None:
         fitted = plan_layout(settings, source.pretrained, data, device, observer)
         settings, layout = _as_fitted(settings, fitted, observer), fitted.layout
-    with _computing(settings, source, data, device, layout, observer) as (model, computing, write):
+    opening = _computing(settings, source, data, device, layout, observer, resume=resume)
+    with opening as (model, computing, write):
         observer.setup(_setup(settings, model, data))
         texts = _texts(settings, write, source, data, prompt)
         observer.activity("writing texts before training")
@@ -174,10 +177,13 @@ def _as_fitted(settings: Config, fitted: Fit, observer: Observer) -> Config:
 @contextmanager
 def _computing(
     settings: Config, source: OpenedModel, data: RunData, device: Device,
-    layout: ModelLayout | None, observer: Observer,
+    layout: ModelLayout | None, observer: Observer, *, resume: bool,
 ) -> Iterator[tuple[AdapterModel, Computing | None, Writer]]:  # fmt: skip
     """The adapter's model, who computes its micro-batches if not it itself, and its texts."""
     if layout is not None:
+        if resume and settings.lora.changes_base:  # it need not be found again
+            start = start_of(checkpoint_folders(Path(settings.output.dir)))
+            layout.adapter.start = None if start is None else layout.adapter.join(start)
         model = _open_model(settings, source, data, device, layout, observer)
         yield model, None, writer_of(model)
         return

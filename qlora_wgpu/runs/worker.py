@@ -16,7 +16,6 @@ from qlora_wgpu.config.as_trained import changed
 from qlora_wgpu.errors import ClusterError
 from qlora_wgpu.graph.program import Program
 from qlora_wgpu.lora.forms import AdapterForms
-from qlora_wgpu.lora.targets import check_trainable
 from qlora_wgpu.model.adapter_state import read_vector
 from qlora_wgpu.model.options import StepKind
 from qlora_wgpu.model.qlora_model import QLoRAModel, device_layout
@@ -190,7 +189,6 @@ def _own(settings: Config, gpu: str | None) -> Config:
 
 def _opened(settings: Config, length: int, observer: Observer) -> QLoRAModel:
     """The model on its device, in kernels that its driver computes rightly."""
-    check_trainable(settings.lora)
     source = OpenedModel.open(base_in(settings), settings.model)
     device = device_of(settings.device)
     train = settings.train

@@ -112,7 +112,11 @@ class Runner:
     ) -> BatchBuffers:
         """A batch of these inputs."""
         buffers = make_batch_buffers(
-            *mask.shape, noise=noise, weighted=weights is not None, sampled=samples is not None
+            *mask.shape,
+            noise=noise,
+            weighted=weights is not None,
+            drops=dropout_key is not None,
+            sampled=samples is not None,
         )
         ids = np.zeros_like(mask) if ids is None else ids
         buffers.storage.data = batch_encoding.encode_batch(

@@ -9,6 +9,7 @@ from qlora_wgpu.checkpoint import atomic_folder, read_manifest, write_manifest
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.model.adapter_model import AdapterModel, FloatArray
+from qlora_wgpu.model.adapter_state import read_started
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +50,9 @@ def load_best(folder: Path, model: AdapterModel) -> BestAdapter | None:
     """The adapter that a folder holds; None if it is not whole or is none of this model."""
     try:
         manifest = read_manifest(folder)
-        parameters = model.adapter.join(load_adapter(folder)[0])
+        parameters = model.adapter.join(
+            read_started(folder, *load_adapter(folder), model.adapter)[0]
+        )
         return BestAdapter(int(manifest["step"]), float(manifest["eval_loss"]), parameters, True)
     except (CheckpointError, KeyError):
         return None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import (
@@ -19,8 +21,10 @@ from qlora_wgpu.errors import CheckpointError, option
 from qlora_wgpu.files import file_text
 from qlora_wgpu.limits import OWN_JSON_BYTES
 from qlora_wgpu.lora import load_adapter
+from qlora_wgpu.lora.conversion import started_in
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model.adapter_model import AdapterModel
+from qlora_wgpu.model.adapter_state import read_started
 from qlora_wgpu.training.run_folder import step_of
 from qlora_wgpu.training.state import RunState
 
@@ -73,13 +77,25 @@ def load_checkpoint(
     if not state.step == manifest["step"] == step_of(folder):
         raise CheckpointError(f"{folder} holds the state after step {state.step}")
     adapter = model.adapter
-    tensors, _ = load_adapter(folder)
-    parameters = adapter.join(tensors)
+    parameters = adapter.join(read_started(folder, *load_adapter(folder), adapter)[0])
     first, second = _read_moments(folder / _MOMENTS, adapter)
     model.write_parameters(parameters)
     model.write_flat(adapter.first_moment, first)
     model.write_flat(adapter.second_moment, second)
     return state
+
+
+def start_of(folders: list[Path]) -> Mapping[str, npt.NDArray[np.float32]] | None:
+    """What a run's adapter began as, if that is a part of its base; by one of its checkpoints.
+
+    Args:
+        folders: Checkpoints, oldest first.
+    """
+    for folder in reversed(folders):
+        with suppress(CheckpointError):
+            started = started_in(folder, *load_adapter(folder))
+            return None if started is None else started.start
+    return None
 
 
 def _read_state(path: Path) -> RunState:

@@ -35,6 +35,18 @@ def test_llama_factory(place):
 
 
 @pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({}, "default"),
+        ({"pissa_init": True, "pissa_convert": True}, "pissa_niter_16"),
+        ({"pissa_init": True, "pissa_iter": -1}, "pissa"),
+    ],
+)
+def test_pissa(place, changes, kind):
+    assert converted(place, "llama_factory.yaml", changes)[0].lora.init_lora_weights == kind
+
+
+@pytest.mark.parametrize(
     ("changes", "weights", "strategy"),
     [
         ({"mix_strategy": "interleave_under", "interleave_probs": "0.7, 0.3"}, [0.7, 0.3], "first"),

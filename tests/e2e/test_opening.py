@@ -247,7 +247,7 @@ def test_dense_layers_of_a_mixture(device, tmp_path):
     assert np.array_equal(old.logits(ids, mask), expected)
 
 
-def test_adapters_of_peft_that_are_not_trained_here(device, tmp_path):
+def test_adapters_of_peft_with_other_settings(device, tmp_path):
     base = recorded_base("llama-dora", tmp_path / "base")
     lora = LoraConfig(r=4, lora_alpha=8, use_dora=True, target_modules=["q_proj", "up_proj"])
     quant = QuantConfig(scheme="none")
@@ -256,8 +256,7 @@ def test_adapters_of_peft_that_are_not_trained_here(device, tmp_path):
     ids, mask, _ = batch()
     same = reopened(tmp_path / "adapter", base, lora_dropout=0.1)
     assert np.array_equal(same.logits(ids, mask), model.logits(ids, mask))
-    with pytest.raises(ConfigError, match="lora_dropout = 0 in training"):
-        same.accumulate(*same.checked(ids, ids), dropout_key=1)
+    assert same.accumulate(*same.checked(ids, ids), dropout_key=1)  # and goes on in training
     half = reopened(tmp_path / "adapter", base, lora_alpha=7.5)
     assert half.adapter.config.scaling == 7.5 / 4
     assert np.abs(half.logits(ids, mask) - model.logits(ids, mask)).max() > 1e-3

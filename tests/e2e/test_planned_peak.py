@@ -17,7 +17,10 @@ CASES = {
     "qwen3_moe": {},
     "wide": {"model": WIDE, "lora": {"r": 16}, "train": {"gradient_checkpointing": True}},
     "gpu": {"model": WIDE, "profile": GPU_PROFILE},
-    "dora, in 8 bits": {"lora": {"r": 8, "use_dora": True}, "optim": {"name": "adamw_8bit"}},
+    "dora, in 8 bits": {
+        "lora": {"r": 8, "use_dora": True, "lora_dropout": 0.1},
+        "optim": {"name": "adamw_8bit"},
+    },
     "packed": {"data": {"packing": True}, "train": {"neftune_noise_alpha": 5.0}},
     "no held-out rows": {"data": {"eval_split": None}, "train": {"gradient_dtype": "bfloat16"}},
     "long prompts": {

@@ -28,7 +28,7 @@ def test_every_family_is_traced(family, profile, dtype):
     for head_dim in head_dims(family):
         config = with_head_dim(CONFIGS[family], head_dim)
         for scheme, checkpointing, dora in (("nf4", True, False), ("none", False, True)):
-            lora = LoraConfig(r=5, lora_dropout=0.0 if dora else 0.1, use_dora=dora)
+            lora = LoraConfig(r=5, lora_dropout=0.1, use_dora=dora)
             memory = plan_training_memory(
                 config,
                 lora,

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 from support.harness import DTYPES, PROFILES, Bench, rounded
 
+from qlora_wgpu.kernels.dropout import DropoutMask
 from qlora_wgpu.ops.activation import activation
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.causal_conv import causal_conv
 from qlora_wgpu.ops.clamped_glu import ClampedGLU, clamped_glu
 from qlora_wgpu.ops.columns import columns
+from qlora_wgpu.ops.dropout import dropout_parts
 from qlora_wgpu.ops.gated_delta import gated_delta_rule
 from qlora_wgpu.ops.gated_rms_norm import gated_rms_norm
 from qlora_wgpu.ops.glu import glu, sigmoid_gate
@@ -34,11 +36,13 @@ from qlora_wgpu.reference import activation as activation_reference
 from qlora_wgpu.reference import attention as attention_reference
 from qlora_wgpu.reference import causal_conv as causal_conv_reference
 from qlora_wgpu.reference import clamped_glu as clamped_glu_reference
+from qlora_wgpu.reference import dropout as dropout_reference
 from qlora_wgpu.reference import gated_delta as gated_delta_reference
 from qlora_wgpu.reference import gated_rms_norm as gated_rms_norm_reference
 from qlora_wgpu.reference import glu as glu_reference
 from qlora_wgpu.reference import group_columns as group_columns_reference
 from qlora_wgpu.reference import layer_norm as layer_norm_reference
+from qlora_wgpu.reference import linear as linear_reference
 from qlora_wgpu.reference import qk_layer_norm as qk_layer_norm_reference
 from qlora_wgpu.reference import rms_norm as rms_norm_reference
 from qlora_wgpu.reference import rope as rope_reference
@@ -82,6 +86,11 @@ TAPS = _RANDOM.standard_normal((COLUMNS, 3))
 BENDS = (0.7, -0.4, 0.45, -1e-6)
 
 
+def _dropped(bench, x):
+    batch = bench.batch_of(1, ROWS, dropout_key=5)
+    return glu(bench.graph, *dropout_parts(bench.graph, x, DropoutMask(0.3, 6), batch))
+
+
 def _linear(bench, x):
     matrix = DenseMatrix(COLUMNS, COLUMNS, ((0, bench.operand(MATRIX)),))
     return linear(bench.graph, x, Linear("l", matrix, None, None), bench.batch_of(1, ROWS))
@@ -122,6 +131,7 @@ def _sliced(bench, x):
 GATE = _RANDOM.standard_normal((ROWS, 1))
 
 
+DROPPED = linear_reference.dropout_mask(ROWS, COLUMNS, COLUMNS, 0.3, 5, 6)
 OPS = {
     "rms_norm": Op(
         lambda b, x: rms_norm(b.graph, x, b.given(WEIGHT), 1e-5),
@@ -159,6 +169,13 @@ OPS = {
         lambda b, x: xielu(b.graph, x, XIELUScalars(*(b.given(np.array([s])) for s in BENDS))),
         lambda x: xielu_reference.forward(x, BENDS),
         lambda dy, x: dy * xielu_reference.slope(x, BENDS),
+    ),
+    "parts of a dropout": Op(
+        _dropped,
+        lambda x: glu_reference.forward(*dropout_reference.parts(x, DROPPED), "silu"),
+        lambda dy, x: dropout_reference.backward(
+            *glu_reference.backward(dy, *dropout_reference.parts(x, DROPPED), "silu"), DROPPED
+        ),
     ),
     "scaled": Op(
         lambda b, x: scaled(b.graph, x, b.given(np.array([-0.5]))),

@@ -1,14 +1,19 @@
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import LinearSpec
+from qlora_wgpu.graph.dtype import padded
 from qlora_wgpu.graph.tensor import vector
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
 from qlora_wgpu.reference import dora as reference
+from qlora_wgpu.reference import dropout as dropout_reference
 from qlora_wgpu.reference import linear as linear_reference
 
 
@@ -16,14 +21,16 @@ from qlora_wgpu.reference import linear as linear_reference
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("kind", DTYPES)
 @pytest.mark.parametrize(
-    ("rows", "inner", "outer", "r", "shard"), [(21, 44, 83, 3, 24), (1, 5, 12, 1, 12)]
+    ("rows", "inner", "outer", "r", "shard", "dropout"),
+    [(21, 44, 83, 3, 24, 0.0), (1, 5, 12, 1, 12, 0.0), (21, 44, 83, 3, 24, 0.3)],
 )
-def test_a_layer(device, profile, dtype, residual, kind, rows, inner, outer, r, shard):
+def test_a_layer(device, profile, dtype, residual, kind, rows, inner, outer, r, shard, dropout):
     rng = np.random.default_rng(6)
     x, dy, skip = (rng.standard_normal(s) for s in ((rows, inner), (rows, outer), (rows, outer)))
     w, bias = rng.standard_normal((outer, inner)), rng.standard_normal(outer)
     spec = LinearSpec("model.layers.0.up_proj", outer, inner)
-    adapter = Adapter(LoraConfig(r=r, lora_alpha=2 * r, use_dora=True), [spec])
+    config = LoraConfig(r=r, lora_alpha=2 * r, use_dora=True, lora_dropout=dropout)
+    adapter = Adapter(config, [spec])
     values = {n: rng.standard_normal(a.shape) for n, a in adapter.split(adapter.initial(0)).items()}
     before = rng.standard_normal(adapter.length).astype(np.float32)
     adapter.parameters.whole.storage.data = adapter.join(values)
@@ -36,7 +43,8 @@ def test_a_layer(device, profile, dtype, residual, kind, rows, inner, outer, r, 
     )
     tx = bench.operand(x, grad=True)
     tskip = bench.given(skip, grad=True) if residual else None
-    y = linear(g, tx, layer, bench.batch_of(1, rows), tskip, multiplier=1.0)
+    batch = bench.batch_of(1, rows, dropout_key=77 if dropout else None)
+    y = linear(g, tx, layer, batch, tskip, multiplier=1.0)
     (dx,) = bench.gradients(y, bench.given(dy, kind), tx)
     whole = vector("flat", adapter.length, "float32", adapter.gradient.whole.storage)
     got_y, got_dx, got_flat = bench.run(y, dx, whole)
@@ -45,10 +53,15 @@ def test_a_layer(device, profile, dtype, residual, kind, rows, inner, outer, r, 
     x, w, dy = rounded(x, dtype), rounded(w, dtype), rounded(dy, kind)
     norms = reference.norm(w, a, b, 2.0)
     mask = np.ones_like(x)
-    z = linear_reference.forward(x, w, np.zeros(outer), a, b, 2.0, mask)
-    expected = reference.forward(z, m, norms) + bias + (skip if residual else 0)
+    if dropout:
+        key = adapter.loras[spec.name].key
+        mask = linear_reference.dropout_mask(rows, padded(inner), inner, dropout, 77, key)
+    kept, rest = dropout_reference.parts(x, mask)
+    z = linear_reference.forward(kept, w, np.zeros(outer), a, b, 2.0, np.ones_like(x))
+    expected = reference.forward(z, m, norms) + rest @ w.T + bias + (skip if residual else 0)
     dz, dm = reference.backward(dy, z, m, norms)
-    edx, da, db = linear_reference.backward(dz, x, w, a, b, 2.0, mask)
+    edx, da, db = linear_reference.backward(dz, kept, w, a, b, 2.0, np.ones_like(x))
+    edx = dropout_reference.backward(edx, dy @ w, mask)
     # z and dz are operands: each is rounded once on its way.
     near = 2 * tolerance(dtype, max(inner, outer))
     assert_close(got_y, expected, near, "sums over K", terms=np.abs(z).max())
@@ -75,3 +88,35 @@ def test_norms(device, profile, dtype):
         dora.norm(bench.graph, part, lora, out, row0, 2.0, plain=True)
     (got,) = bench.run(out)
     assert_close(got[0], np.linalg.norm(rounded(w, dtype), axis=1), 4e-6, "float32 sums")
+
+
+FIXTURE = Path(__file__).parents[1] / "fixtures/dora_dropout.npz"
+
+
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+def test_dropout_is_peft_s(device, profile, dtype):
+    """Output and gradients of PEFT 0.21 in training, its random mask replaced by ours."""
+    with np.load(FIXTURE) as file:
+        made = dict(file)
+    spec = LinearSpec("layer", *made["w"].shape)
+    config = LoraConfig(r=3, lora_alpha=6, use_dora=True, lora_dropout=0.25)
+    adapter = Adapter(config, [spec])
+    names = list(adapter.split(adapter.initial(0)))
+    values = {n: made[f"given{i}"].astype(np.float32) for i, n in enumerate(names)}
+    adapter.parameters.whole.storage.data = adapter.join(values)
+    adapter.gradient.whole.storage.data = np.zeros(adapter.length, np.float32)
+    bench = Bench(device, dtype, PROFILES[profile])
+    weight = DenseMatrix(*made["w"].shape, ((0, bench.operand(made["w"])),))
+    lora = replace(adapter.loras["layer"], key=88)
+    tx = bench.operand(made["x"], grad=True)
+    batch = bench.batch_of(1, len(made["x"]), dropout_key=77)
+    y = linear(bench.graph, tx, Linear("layer", weight, bench.given(made["bias"]), lora), batch)
+    (dx,) = bench.gradients(y, bench.given(made["dy"]), tx)
+    whole = vector("flat", adapter.length, "float32", adapter.gradient.whole.storage)
+    got_y, got_dx, got_flat = bench.run(y, dx, whole)
+    # Inputs, weights, z and dz are operands, rounded once each.
+    near = 1e-5 if dtype == "float32" else 3e-2
+    assert_close(got_y, made["y"], near, "sums over K")
+    assert_close(got_dx, made["dx"], near, "sums over N")
+    for i, gradient in enumerate(adapter.split(got_flat[0]).values()):
+        assert_close(gradient, made[f"grad{i}"], near, "sums over rows")

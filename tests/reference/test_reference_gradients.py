@@ -10,6 +10,7 @@ from qlora_wgpu.reference import (
     clamped_glu,
     cross_entropy,
     dora,
+    dropout,
     expert_scores,
     experts,
     gated_delta,
@@ -234,6 +235,16 @@ def test_trained_rows(options):
     check(loss, rows, gradient + trained_rows.lookup_gradient(dy, ids, tokens, 2.0))
     masked = trained_rows.lookup_gradient(dy, ids, tokens, padding=8)
     assert not masked[0].any() and masked[2].any()
+
+
+def test_parts_of_a_dropout():
+    x, mask = normal(4, 6), linear.dropout_mask(4, 8, 6, 0.3, 11, 22)
+    dys = normal(4, 6), normal(4, 6)
+
+    def summed(v):
+        return sum(np.sum(dy * y) for dy, y in zip(dys, dropout.parts(v, mask), strict=True))
+
+    check(summed, x, dropout.backward(*dys, mask))
 
 
 @pytest.mark.parametrize("loss_type", PAIR_LOSSES)

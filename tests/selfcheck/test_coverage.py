@@ -30,7 +30,7 @@ SETTINGS = (
 def launches(family, index, dtype, profile, lora=None):
     """All that a run of a family launches, its options and heads in turn."""
     lora = lora or LoraConfig(
-        r=5, lora_dropout=0.0 if index % 2 else 0.1, use_dora=index % 2 == 1,
+        r=5, lora_dropout=0.0 if index % 4 == 1 else 0.1, use_dora=index % 2 == 1,
         trainable_token_indices=[0, 7],
     )  # fmt: skip
     quant = QuantConfig(scheme=("nf4", "none")[index // 2 % 2], double_quant=index % 3 > 0)

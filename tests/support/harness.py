@@ -67,7 +67,9 @@ class Bench(Runner):
         weights: np.ndarray | None = None,
     ) -> BatchBuffers:
         """A batch with segments and labels anywhere, which `inputs.pack` would not make."""
-        batch = make_batch_buffers(size, seq, weighted=weights is not None)
+        batch = make_batch_buffers(
+            size, seq, weighted=weights is not None, drops=dropout_key is not None
+        )
         data = np.zeros(batch.storage.nbytes, np.uint8)
 
         def put(offset: int, values: np.ndarray) -> None:

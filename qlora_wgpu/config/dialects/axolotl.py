@@ -33,6 +33,7 @@ _KEYS = {
     "lora_dropout": "lora.lora_dropout",
     "peft_use_rslora": "lora.use_rslora",
     "peft_use_dora": "lora.use_dora",
+    "peft_init_lora_weights": "lora.init_lora_weights",
     "peft_layers_to_transform": "lora.layers_to_transform",
     "peft_trainable_token_indices": "lora.trainable_token_indices",
     "loraplus_lr_ratio": "optim.loraplus_lr_ratio",

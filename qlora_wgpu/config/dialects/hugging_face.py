@@ -26,6 +26,7 @@ KEYS = {
     "load_best_model_at_end": "eval.load_best_model_at_end",
     "use_rslora": "lora.use_rslora",
     "use_dora": "lora.use_dora",
+    "init_lora_weights": "lora.init_lora_weights",
     "trainable_token_indices": "lora.trainable_token_indices",
     "lora_dropout": "lora.lora_dropout",
 }

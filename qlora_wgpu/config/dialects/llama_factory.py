@@ -83,6 +83,11 @@ def _convert_lora(draft: Draft) -> None:
     rank = draft.theirs.get("lora_rank") or _DEFAULTS["lora.r"]
     if draft.theirs.get("lora_alpha") is None:
         draft.set("lora.lora_alpha", 2 * rank, "LLaMA-Factory's default, twice the rank")
+    begins, rounds = draft.take("pissa_init", False), draft.take("pissa_iter", 16)
+    if begins:
+        kind = "pissa" if rounds < 0 else f"pissa_niter_{rounds}"
+        draft.set("lora.init_lora_weights", kind, "pissa_init")
+    draft.drop("pissa_convert", "what began with PiSSA is always saved as plain LoRA")
     if (folder := draft.take("adapter_name_or_path")) is not None:
         draft.set("lora.init_from", draft.place(str(folder)), "adapter_name_or_path")
 

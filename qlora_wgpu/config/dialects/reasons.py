@@ -126,7 +126,7 @@ NO_COUNTERPART = {
     ),
     "only LoRA and DoRA train": (
         "relora relora_steps relora_warmup_steps galore use_galore lisa_n_layers "
-        "lisa_step_interval pissa_init pissa_iter pissa_convert use_badam llama_pro "
+        "lisa_step_interval use_badam llama_pro "
         "loftq_config peft galore_target galore_rank use_apollo use_adam_mini use_muon "
         "freeze_layers create_new_adapter use_llama_pro"
     ),
@@ -217,7 +217,6 @@ PREFIXES = {
             "jagged_restart",
             "diffusion",
             "reft_",
-            "pissa_",
         ),
         "no counterpart here: only LoRA and DoRA train, by cross-entropy",
     ),

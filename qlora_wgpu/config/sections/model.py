@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from qlora_wgpu.config.section import FREE_ON_RESUME, Section
 from qlora_wgpu.config.values import (
     ALL_LINEAR,
     Blocksize,
     Float,
+    InitLoraWeights,
     Pattern,
     PositiveNumber,
     Rank,
@@ -86,8 +87,8 @@ class LoraConfig(Section):
     )
     use_dora: bool = Field(
         False,
-        description="Whether each output's magnitude is trained by itself (DoRA); needs "
-        "lora_dropout 0.",
+        description="Whether each output's magnitude is trained by itself (DoRA); dropout "
+        "costs it a second product of each layer, and experts cannot have it, as in PEFT.",
     )
     rank_pattern: dict[Pattern, Rank] = Field(
         {}, description="Ranks of modules that differ from r, by patterns of their names."
@@ -101,10 +102,11 @@ class LoraConfig(Section):
         min_length=1,
         description="Numbers of the layers that get an adapter, or null for all.",
     )
-    init_lora_weights: Literal["default", "gaussian"] = Field(
+    init_lora_weights: InitLoraWeights = Field(
         "default",
-        description="Initial values of A: uniform as PEFT's default, or normal with a standard "
-        "deviation of 1 / r; B begins with zeros.",
+        description="How A and B begin: default (A uniform as PEFT's, B zeros), gaussian (A normal "
+        "with a standard deviation of 1 / r), pissa, pissa_niter_N (faster) or olora, with which "
+        "they are parts of the base's weights, and the base keeps the rest.",
     )
     trainable_token_indices: TokenIndices = Field(
         None,
@@ -115,6 +117,22 @@ class LoraConfig(Section):
     init_from: Annotated[Text | None, FREE_ON_RESUME] = Field(
         None, description="Folder of an adapter of the same shape to go on training, or null."
     )
+
+    @field_validator("init_from")
+    @classmethod
+    def _begins_once(cls, value: str | None, info: ValidationInfo) -> str | None:
+        kind = info.data.get("init_lora_weights", "default")
+        if value is not None and kind not in ("default", "gaussian"):
+            raise ValueError(
+                f"goes on from an adapter, and init_lora_weights {kind} begins another: leave one "
+                "of them out"
+            )
+        return value
+
+    @property
+    def changes_base(self) -> bool:
+        """Whether the adapter begins as a part of the base, which keeps the rest."""
+        return self.init_lora_weights not in ("default", "gaussian")
 
     @property
     def scaling(self) -> float:

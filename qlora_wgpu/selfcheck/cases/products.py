@@ -9,16 +9,14 @@ import numpy as np
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import LinearSpec
 from qlora_wgpu.graph.dtype import LARGEST_FLOAT16, padded
-from qlora_wgpu.graph.tensor import Tensor, row_blocks
+from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.gemm import SIZED_ROWS, Gemm, largest_sizes
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model.weights import quantized_matrix
-from qlora_wgpu.ops import dora
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
 from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.quant import quantize_nf4
-from qlora_wgpu.reference import dora as dora_reference
 from qlora_wgpu.reference import linear as linear_reference
 from qlora_wgpu.reference import rms_norm as rms_norm_reference
 from qlora_wgpu.selfcheck.cases.common import (
@@ -288,64 +286,3 @@ def check_norm_between_long_products(run: Runner, has_residual: bool) -> None:
     dy = run.rounded(dz) @ run.rounded_weight(second)
     dh_exact = rms_norm_reference.backward(dy, exact, weight, 1e-5)
     run.compare(got_dh, dh_exact, inner=ROUNDING[run.dtype])  # of dy, where it comes as a whole
-
-
-@each((True, "residual"), (False, "operand"), (True, "operand"), (False, "residual"),
-      (False, "float32"), (True, "float32"))  # fmt: skip
-def check_dora(run: Runner, has_bias: bool, output: str) -> None:
-    """Two layers of one input: y, the sum of dx, and the gradients of A, B and the magnitudes.
-
-    The input is small, so that roundings of the sums are, too, and hide no summand.
-    """
-    rows, inner, outer, g = ROWS, 530, 83, run.graph
-    specs = [LinearSpec(name, outer, inner) for name in _NAMES]
-    adapter, parts = filled_adapter(LoraConfig(r=3, lora_alpha=6, use_dora=True), specs)
-    x, skip = 0.05 * normal("x", rows, inner), normal("skip", rows, outer)
-    bias, tx = normal("bias", outer) * has_bias, run.operand(x, grad=True)
-    tbias = run.float32(bias) if has_bias else None
-    residual = run.float32(skip) if output == "residual" else None
-    batch, ys = run.batch(np.ones((1, rows), np.int64)), []
-    for name in _NAMES:
-        pieces = _pieces(run, normal(f"w of {name}", outer, inner), 48)
-        layer = Linear(name, DenseMatrix(outer, inner, pieces), tbias, adapter.loras[name])
-        ys.append(linear(g, tx, layer, batch, residual, float32=output == "float32"))
-    dys = [normal(f"dy of {name}", rows, outer) for name in _NAMES]
-    g.add_gradient(ys[1], run.operand(dys[1]))
-    (dx,) = run.gradients(ys[0], run.float32(dys[0]), tx)
-    *got, got_x, got_flat = run.run(*ys, dx, whole_gradient(adapter))
-    x, total = run.rounded(x), np.zeros_like(x)
-    gradients: dict[str, Array] = {}
-    for name, y, value, dy in zip(_NAMES, ys, got, (dys[0], run.rounded(dys[1])), strict=True):
-        names = [n for n in parts if name in n]
-        a, b, m = (parts[n] for n in names)
-        w, mask = run.rounded_weight(normal(f"w of {name}", outer, inner)), np.ones_like(x)
-        norms = dora_reference.norm(w, a, b, 2.0)
-        z = linear_reference.forward(x, w, np.zeros(outer), a, b, 2.0, mask)
-        scaled = dora_reference.forward(z, m, norms)
-        exact = scaled + bias + (skip if residual else 0.0)
-        # What is scaled is an operand.
-        run.compare(value, exact, y.dtype, inner=ROUNDING[run.dtype] * np.abs(scaled))
-        dz, dm = dora_reference.backward(dy, z, m, norms)
-        dx_part, da, db = linear_reference.backward(run.rounded(dz), x, w, a, b, 2.0, mask)
-        total += dx_part
-        gradients |= dict(zip(names, (da, db, dm), strict=True))
-    rounding = ROUNDING[run.dtype] / 2  # of sums
-    run.compare(got_x, total, inner=rounding)
-    run.compare(got_flat, joined(adapter, gradients), inner=rounding)
-
-
-@each((True,), (False,))
-def check_dora_norms(run: Runner, plain: bool) -> None:
-    """Norms of shards of rows, or one by them; of a row of zeros that is zero."""
-    rows, inner, name = 300, 530, _NAMES[0]
-    w = normal("w", rows, inner)
-    adapter, parts = filled_adapter(
-        LoraConfig(r=3, lora_alpha=6, use_dora=True), [LinearSpec(name, rows, inner)]
-    )
-    out = run.graph.float_vector("norms", rows)
-    for first, block in row_blocks(run.weight(w), 256):
-        dora.norm(run.graph, block, adapter.loras[name], out, first, 2.0, plain=plain)
-    a, b, _ = parts.values()
-    (got,) = run.run(out)
-    exact = dora_reference.norm(run.rounded_weight(w), a, b, 2.0)
-    run.compare(got[0], exact if plain else 1 / exact)

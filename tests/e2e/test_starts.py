@@ -1,0 +1,248 @@
+"""Adapters that begin as parts of their base (PiSSA, OLoRA), against what PEFT recorded."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from references.seeded import adapter, batch, weights
+from safetensors.numpy import save_file
+
+from e2e.tiny import write_model
+from qlora_wgpu import Config, LoraConfig, QLoRAModel, QuantConfig, Trainer, open_adapter
+from qlora_wgpu.errors import CheckpointError, ConfigError, UnsupportedModelError
+from qlora_wgpu.export import merge, quantize_folder
+from qlora_wgpu.lora import load_adapter
+from qlora_wgpu.lora.names import LORA_A, LORA_B, parse_name, tensor_name
+
+TESTS = Path(__file__).parents[1]
+TARGETS = ["q_proj", "down_proj"]
+FLOATS = QuantConfig(scheme="none")
+IDS = np.arange(4, 28).reshape(2, -1)
+KINDS = ("pissa", "pissa_niter_8", "olora")
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    with np.load(TESTS / "fixtures/starts.npz") as file:
+        return dict(file)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("llama")
+    case = np.load(TESTS / "references/llama.npz")
+    (folder / "config.json").write_text(str(case["config"]))
+    save_file(weights(json.loads(str(case["shapes"])), 0.0), folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("tiny") / "m", num_hidden_layers=1)
+
+
+def part(recorded, kind, what):
+    begin = f"{kind}:{what}:"
+    return {n.removeprefix(begin): a for n, a in recorded.items() if n.startswith(begin)}
+
+
+def signs(ours, theirs):
+    """Which of the r directions point the other way: singular vectors have no sign."""
+    modules = {parse_name(name)[0] for name in theirs}
+    return {
+        m: np.sign(np.sum(ours[tensor_name(m, LORA_A)] * theirs[tensor_name(m, LORA_A)], axis=1))
+        for m in modules
+    }
+
+
+def turned(tensors, flips):
+    made = {}
+    for name, array in tensors.items():
+        module, leaf = parse_name(name)
+        sign = np.resize(flips[module], array.shape[0 if leaf == LORA_A else 1])
+        made[name] = array * (sign[:, None] if leaf == LORA_A else sign)
+    return {name: array.astype(np.float32) for name, array in made.items()}
+
+
+def off(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    return max(np.linalg.norm(ours[n] - a) / np.linalg.norm(a) for n, a in theirs.items())
+
+
+@pytest.mark.parametrize("kind", ["pissa", "olora"])
+def test_as_peft_has_it(recorded, llama, device, tmp_path, kind):
+    """Pairs, logits, gradients of the first step, and the files of one that has moved."""
+    lora = LoraConfig(r=5, lora_alpha=15, target_modules=TARGETS, init_lora_weights=kind)
+    model = QLoRAModel.from_pretrained(llama, lora, FLOATS, "float32", device)
+    ids, mask, labels = batch()
+    seen = mask == 1
+
+    def same_logits(name):
+        theirs = recorded[f"{kind}:{name}"]
+        return np.abs(model.logits(ids, mask)[..., :40] - theirs)[seen].max() / np.abs(theirs).max()
+
+    began, theirs = model.adapter_state_dict(), part(recorded, kind, "pair")
+    flips = signs(began, theirs)
+    assert kind == "pissa" or all((flip == 1).all() for flip in flips.values())
+    # Two decompositions in float32; some singular values are near each other.
+    assert off(turned(began, flips), theirs) <= 2e-4
+    assert same_logits("logits") <= 2e-5
+    _, gradients = model.loss_and_grads(ids, labels, mask)
+    assert off(turned(gradients, flips), part(recorded, kind, "grad")) <= 5e-4
+
+    noise = turned(adapter({name: a.shape for name, a in began.items()}), flips)
+    model.load_adapter({name: a + noise[name] for name, a in began.items()})
+    assert same_logits("moved") <= 2e-4  # as it began a little otherwise
+    model.save_adapter(tmp_path / "saved")
+    saved, _ = load_adapter(tmp_path / "saved")
+    # The halves are turned alike, so that their products are PEFT's.
+    assert off(turned(saved, flips), part(recorded, kind, "saved")) <= 2e-4
+    ours = json.loads((tmp_path / "saved/adapter_config.json").read_text())
+    written = json.loads(str(recorded[f"{kind}:config"]))
+    keys = ("r", "lora_alpha", "init_lora_weights", "use_rslora", "rank_pattern", "alpha_pattern")
+    assert {k: ours[k] for k in keys} == {k: written[k] for k in keys}
+
+
+@pytest.mark.parametrize("kind", ["pissa", "olora"])
+def test_what_peft_saved(recorded, llama, device, tmp_path, kind):
+    """Its plain LoRA, on the base as it was, has the logits of what it was converted from."""
+    save_file(part(recorded, kind, "saved"), tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text(str(recorded[f"{kind}:config"]))
+    model = QLoRAModel.from_pretrained(llama, None, FLOATS, "float32", device, adapter=tmp_path)
+    (ids, mask, _), theirs = batch(), recorded[f"{kind}:moved"]
+    off = np.abs(model.logits(ids, mask)[..., :40] - theirs)[mask == 1].max()
+    assert off <= 2e-5 * np.abs(theirs).max()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("scheme", "dtype"), [("nf4", "bfloat16"), ("none", "float32")])
+def test_it_is_opened_as_it_was_trained(tiny, device, tmp_path, kind, scheme, dtype):
+    quant = QuantConfig(scheme=scheme)
+    lora = LoraConfig(
+        r=4, lora_alpha=5, use_rslora=True, rank_pattern={"q_proj": 3}, init_lora_weights=kind
+    )
+    plain = QLoRAModel.from_pretrained(tiny, None, quant, dtype, device)
+    base = plain.logits(IDS)
+    model = QLoRAModel.from_pretrained(tiny, lora, quant, dtype, device)
+    assert f"({kind}), found in" in model.layout.began
+    began = model.logits(IDS)
+    if scheme == "none":  # it is the base in other words
+        assert np.abs(began - base).max() <= 1e-5 * np.abs(base).max()
+    model.load_adapter({n: np.float32(1.2) * a for n, a in model.adapter_state_dict().items()})
+    logits = model.logits(IDS)
+    with model.disable_adapter():
+        assert np.array_equal(model.logits(IDS), began)
+    model.save_adapter(tmp_path / "a")
+    again = QLoRAModel.from_pretrained(tiny, None, quant, dtype, device, adapter=tmp_path / "a")
+    assert np.array_equal(again.logits(IDS), logits) and not again.layout.began
+    again.save_adapter(tmp_path / "b")
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    with pytest.raises(ConfigError, match="takes no other adapter"):
+        again.load_adapter(tmp_path / "b", "other")
+    with pytest.raises(CheckpointError, match="not this one's"):
+        QLoRAModel.from_pretrained(
+            tiny, lora.model_copy(update={"r": 5}), quant, dtype, device
+        ).load_adapter(tmp_path / "a")
+    # Beside others it is plain LoRA of twice the rank.
+    if scheme == "nf4":
+        with pytest.warns(UserWarning, match="computes nearly the same"):
+            plain.load_adapter(tmp_path / "a", "plain")
+    else:
+        plain.load_adapter(tmp_path / "a", "plain")
+        plain.set_adapter("plain")
+        assert np.abs(plain.logits(IDS) - logits).max() <= 1e-5 * np.abs(logits).max()
+
+
+def settings(base, out, kind, **train):
+    return Config(
+        model={"path": str(base)}, data={"max_seq_length": 32},
+        lora={"r": 4, "lora_alpha": 4, "init_lora_weights": kind},
+        train={"gradient_accumulation_steps": 1, "max_steps": 4, **train},
+        output={"dir": str(out), "save_steps": 2}, optim={"lr_scheduler_type": "constant"},
+    )  # fmt: skip
+
+
+def test_a_run_goes_on_with_the_same_bits(tiny, device, tmp_path):
+    rows = [{"input_ids": list(range(4 + i, 20 + i))} for i in range(6)]
+    lora = settings(tiny, tmp_path, "pissa_niter_2").lora
+
+    def trained(out, *, resume=False, seed=0):
+        config = settings(tiny, tmp_path / out, "pissa_niter_2")
+        model = QLoRAModel.from_pretrained(tiny, lora, config.quant, device=device, seed=seed)
+        Trainer(model, config, resume=resume).train(rows)
+        return (tmp_path / out / "adapter/adapter_model.safetensors").read_bytes()
+
+    whole = trained("whole")
+    trained("cut")
+    newest = tmp_path / "cut/checkpoints"
+    for name in ("adapter", "result.json"):
+        path = tmp_path / "cut" / name
+        if path.is_dir():
+            for each in sorted(path.rglob("*"), reverse=True):
+                each.unlink() if each.is_file() else each.rmdir()
+            path.rmdir()
+    last = max(newest.iterdir())
+    for each in last.iterdir():
+        each.unlink()
+    last.rmdir()
+    assert trained("cut", resume=True) == whole
+    with open_adapter(tmp_path / "whole") as opened:
+        assert opened.adapter.config.init_lora_weights == "pissa_niter_2"
+        tensors, _ = load_adapter(tmp_path / "whole/adapter")
+        state = opened.adapter_state_dict()
+        assert all(np.array_equal(a, tensors[n][: len(a)]) for n, a in state.items() if LORA_A in n)
+        assert all(a.shape[1] == 4 for n, a in state.items() if LORA_B in n)
+        opened.logits(IDS)
+
+
+def test_merging(tiny, device, tmp_path):
+    lora = LoraConfig(r=4, lora_alpha=4, init_lora_weights="pissa")
+    model = QLoRAModel.from_pretrained(tiny, lora, FLOATS, "float32", device)
+    model.load_adapter({n: np.float32(1.2) * a for n, a in model.adapter_state_dict().items()})
+    model.save_adapter(tmp_path / "a")
+    merge(tiny, tmp_path / "a", tmp_path / "merged")
+    merged = QLoRAModel.from_pretrained(tmp_path / "merged", None, FLOATS, "float32", device)
+    logits = model.logits(IDS)
+    # It has 16 bits.
+    assert np.abs(merged.logits(IDS) - logits).max() <= 2e-2 * np.abs(logits).max()
+    with pytest.raises(UnsupportedModelError, match="--base original"):
+        merge(tiny, tmp_path / "a", tmp_path / "no", base="dequantized")
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"use_dora": True}, "exclude each other"),
+        ({"r": 37}, "takes 37 parts of"),
+    ],
+)
+def test_what_cannot_begin_so(tiny, device, changes, text):
+    lora = LoraConfig(**{"init_lora_weights": "olora", **changes})
+    with pytest.raises(ConfigError, match=text):
+        QLoRAModel.from_pretrained(tiny, lora, device=device)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("loftq", "not computed here"),
+        ("eva", "not computed here"),
+        ("pissa_niter_", "must be default"),
+        (7, "must be default"),
+    ],
+)
+def test_other_starts(value, text):
+    with pytest.raises(ConfigError, match=text):
+        LoraConfig(init_lora_weights=value)
+    with pytest.raises(ConfigError, match="leave one of them out"):
+        LoraConfig(init_lora_weights="pissa", init_from="runs/first")
+    assert LoraConfig(init_lora_weights=True).init_lora_weights == "default"
+
+
+def test_a_base_in_few_bits(tiny, device, tmp_path):
+    quantize_folder(tiny, tmp_path / "nf4")
+    lora = LoraConfig(r=1, lora_alpha=1, init_lora_weights="pissa")
+    with pytest.raises(UnsupportedModelError, match=r"holds .* quantized"):
+        QLoRAModel.from_pretrained(tmp_path / "nf4", lora, device=device)
