@@ -25,6 +25,10 @@ from qlora_wgpu.runs.machine import of_several
 _DTYPES = ("bfloat16", "float32")
 _SCHEMES = ("nf4", "none")
 _SHOWN = 2**20 / 20  # bytes of a kind that are more than 0.0 MiB
+_BESIDE = (
+    "of the longest step; train plans by its data what texts, evaluations and batches of other "
+    "lengths take beside it, and tells the sum before it reads a weight"
+)
 
 
 @click.command()
@@ -117,6 +121,7 @@ def _show(console: Console, target: str, result: runs.Estimate) -> None:
         table.add_row(kind, f"{nbytes / 2**20:,.1f}")
     table.add_row("total", f"{result.total / 2**20:,.1f}", style="bold")
     console.print(table)
+    console.print(_BESIDE, style="dim", highlight=False, soft_wrap=True)
     if result.budget is not None and result.fits is not None:
         console.print(_verdict(result, result.budget, result.fits), highlight=False)
     elif result.device_memory is not None:

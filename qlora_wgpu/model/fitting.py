@@ -79,7 +79,9 @@ class Search:
         self._layout, self._options = layout, options
         self._accumulation, self._rates = accumulation, rates
         self._known: dict[tuple[Residency, StepOptions], Way] = {}
-        self._plain = planned(layout, options, accumulation)
+        step = layout.sized(options)
+        self._asked = step.plan
+        self._plain = planned(layout, options, accumulation, step)
         self._fits = {(layout.residency, options): self._plain}
 
     @cached_property
@@ -151,7 +153,8 @@ class Search:
         key = way.residency, way.options
         if key not in self._fits:
             layout = self._layout.waiting(way.residency)
-            self._fits[key] = planned(layout, way.options, self._accumulation)
+            step = layout.sized(way.options)
+            self._fits[key] = planned(layout, way.options, self._accumulation, step)
         return self._fits[key]
 
     def _cheapest(self, budget: int, more: More) -> Way | None:
@@ -202,7 +205,7 @@ class Search:
         layout = self._layout.waiting(residency)
         step = layout.sized(options)
         found = planned(layout, options, self._accumulation, step)
-        asked, plan = self._layout.step(self._options).plan, step.plan
+        asked, plan = self._asked, step.plan
         flops, nbytes = plan.flops - asked.flops, plan.passed_bytes - asked.passed_bytes
         computing = max(flops, 0) / self._rates[0] + max(nbytes, 0) / self._rates[1]
         seconds = found.seconds + self._accumulation * computing

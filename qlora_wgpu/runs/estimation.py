@@ -134,7 +134,7 @@ def estimate(
             f"{option('seq', ...)}"
         )
     totals = here.totals(workload)
-    memory = totals.layout.memory(workload.options)
+    memory = totals.layout.memory(workload.options, totals.layout.sized(workload.options).plan)
     fits = None if budget is None else what_fits(totals, workload, budget)
     remedy, fitted = None, None
     room = here.nbytes if budget is None else budget

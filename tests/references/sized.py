@@ -23,7 +23,12 @@ MORE = (
 
 def family_configs():
     """One recorded config.json of each model_type, of its plainest rotation."""
-    recorded = {p.stem: json.loads(str(np.load(p)["config"])) for p in FOLDER.glob("*.npz")}
+    archives = {path.stem: np.load(path) for path in FOLDER.glob("*.npz")}
+    recorded = {
+        case: json.loads(str(archive["config"]))
+        for case, archive in archives.items()
+        if "config" in archive  # else it is of losses alone
+    }
     configs = {}
     for case in sorted(
         recorded, key=lambda c: (_is_scaled(recorded[c]), "rope" in c, "balanced" in c, c)
