@@ -1,10 +1,11 @@
 # Set-up happens by itself: a virtual environment in .venv, and lavapipe where no GPU is found.
-.PHONY: help setup demo test test-lowest lint bench campaign clean
+.PHONY: help setup demo test test-lowest test-browser lint bench campaign clean
 
 help:
 	@echo "make demo    fine-tune the small model that ships with the project"
 	@echo "make test    run all ordinary tests"
 	@echo "make test-lowest    the same with the lowest versions of all dependencies"
+	@echo "make test-browser    the page in Firefox and Chromium, which it installs"
 	@echo "make lint    ruff, mypy and the import rules"
 	@echo "make campaign    attack runs, files and texts for hours; ONLY=kills COUNT=50 SEED=7 for less"
 	@echo "make bench   time a step's parts on this machine"
@@ -24,6 +25,12 @@ test-lowest: setup
 
 test: setup
 	.venv/bin/python -m pytest tests -n 2 --dist worksteal
+
+# Debian's packages where a browser is missing: some 200 MB.
+test-browser: setup
+	command -v firefox-esr firefox >/dev/null || apt-get install -y firefox-esr
+	command -v chromium google-chrome >/dev/null || apt-get install -y chromium
+	.venv/bin/python -m pytest tests/browser -o python_files='check_*.py'
 
 lint: setup
 	.venv/bin/ruff check .

@@ -51,6 +51,10 @@ _VERBS = {
         "watch",
         "Show a run's progress, curves and texts, from the folder that another process writes.",
     ),
+    "web": (
+        "web",
+        "Write a page that trains a run's model in a browser, from a file that is dropped there.",
+    ),
     "worker": (
         "worker",
         "Compute on this machine's GPU for training runs elsewhere, through a Dask scheduler.",

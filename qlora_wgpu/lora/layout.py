@@ -159,6 +159,10 @@ class Adapter:
         """Where a layer's A, B or magnitude lies in the flat vectors."""
         return self._flat[tensor_name(module, leaf)]
 
+    def placed(self, name: str) -> Place:
+        """Where a tensor lies in the flat vectors, by PEFT's name."""
+        return self._flat[name]
+
     @property
     def names(self) -> list[str]:
         """PEFT's names of all A and B."""

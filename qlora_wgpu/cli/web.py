@@ -1,0 +1,104 @@
+"""``web``: a run's model as a page that trains it in a browser."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+import click
+from rich.console import Console
+
+from qlora_wgpu.cli._settings import read_settings
+from qlora_wgpu.cli._sizes import whole_number
+from qlora_wgpu.cli._terminal import Terminal
+from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.limits import RANK, TOKENS_OF_A_ROW
+from qlora_wgpu.runs.web import SiteServer, write_page
+from qlora_wgpu.web import MANIFEST, Site, SiteOptions
+
+
+@click.command()
+@click.argument("target", type=click.Path())
+@click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
+@click.option("--out", help="Folder to write, for any web server.")
+@click.option("--ranks", metavar="N,...", help="Ranks of the adapter to offer; the run's alone.")
+@click.option(
+    "--lengths", metavar="N,...", help="Lengths of rows to offer; all that the run would use."
+)
+@click.option("--with-data", is_flag=True, help="Put data.train beside it, as an example to take.")
+@click.option(
+    "--kernels",
+    type=click.Choice(["gpu", "cpu"]),
+    default="gpu",
+    show_default=True,
+    help="Cut for browsers on GPUs, or on software GPUs.",
+)
+@click.option("--serve", is_flag=True, help="Then serve it on this machine's loopback address.")
+@click.option("--port", default="0", metavar="N", help="Port to serve it on.", show_default="any")
+def web(
+    target: str,
+    overrides: tuple[str, ...],
+    out: str | None,
+    ranks: str | None,
+    lengths: str | None,
+    with_data: bool,
+    kernels: Literal["gpu", "cpu"],
+    serve: bool,
+    port: str,
+) -> None:
+    """Write a page that trains a run's model in a browser, from a file that is dropped there.
+
+    TARGET is a run's YAML (with overrides, as for train), or a site that is there, to be served.
+    Nothing that is dropped leaves the machine, and no Python is needed there.
+    """
+    console = Terminal()
+    number = 0 if port == "0" else whole_number("--port", port)
+    if (Path(target) / MANIFEST).is_file():
+        if not serve:
+            raise ConfigError(f"{target} is written already: serve it with --serve")
+        _serve(console, target, number)
+        return
+    if out is None:
+        raise ConfigError("--out is missing: name the folder to write, such as --out site")
+    options = SiteOptions(
+        ranks=_numbers("--ranks", ranks, RANK),
+        buckets=_numbers("--lengths", lengths, TOKENS_OF_A_ROW),
+        kernels=kernels,
+    )
+    settings = read_settings(target, overrides)
+    with console.status("writing") as status:
+        site = write_page(
+            settings, out, options, with_data=with_data,
+            progress=lambda name: status.update(f"writing {name}"),
+        )  # fmt: skip
+    _tell(console, site)
+    if serve:
+        _serve(console, out, number)
+
+
+def _numbers(option: str, text: str | None, most: int) -> tuple[int, ...]:
+    found = [whole_number(option, part.strip()) for part in text.split(",")] if text else []
+    if found and max(found) > most:
+        raise ConfigError(f"{option} must be at most {most:,}, got {max(found):,}")
+    return tuple(dict.fromkeys(found))
+
+
+def _tell(console: Console, site: Site) -> None:
+    console.print(
+        f"{site.folder}: {site.nbytes / 2**20:,.1f} MiB, of which weights "
+        f"{site.weight_bytes / 2**20:,.1f} MiB",
+        highlight=False,
+    )
+    for rank, lengths in site.memory.items():
+        shown = ", ".join(f"{n}: {nbytes / 2**20:,.0f}" for n, nbytes in lengths.items())
+        console.print(f"rank {rank}, MiB of a GPU by length of rows: {shown}", highlight=False)
+
+
+def _serve(console: Console, folder: str, port: int) -> None:
+    with SiteServer(folder, port) as server:
+        console.print(
+            f"{server.url} shows it on this machine until Ctrl-C", highlight=False, soft_wrap=True
+        )
+        with suppress(KeyboardInterrupt):
+            server.serve_forever()

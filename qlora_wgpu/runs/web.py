@@ -1,0 +1,123 @@
+"""A run's model as a page that trains it in a browser, and a server to try it."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import json
+import shutil
+import socketserver
+from collections.abc import Callable
+from pathlib import Path
+
+from qlora_wgpu.checkpoint.atomic import atomic_folder
+from qlora_wgpu.config import Config
+from qlora_wgpu.errors import ConfigError, DataError
+from qlora_wgpu.runs.locating import base_in
+from qlora_wgpu.runs.opening import OpenedModel
+from qlora_wgpu.web import MANIFEST, Site, SiteOptions, write_site
+from qlora_wgpu.web.page_files import put_page
+
+_SAMPLES = (".jsonl", ".json", ".csv")  # what a page reads
+
+
+def write_page(
+    settings: Config,
+    out: str | Path,
+    options: SiteOptions | None = None,
+    *,
+    with_data: bool = False,
+    progress: Callable[[str], None] = lambda name: None,
+) -> Site:
+    """Writes a folder for any web server.
+
+    Args:
+        settings: The run's.
+        out: The folder; it appears once it is whole, in place of a site that is there.
+        options: What the page offers.
+        with_data: Whether ``data.train`` goes along, as an example to take.
+        progress: Called with each tensor's name before it is read.
+
+    Raises:
+        ConfigError: If a browser cannot train so, or the folder holds something else.
+        CheckpointError: If the base is damaged, or the folder cannot be written.
+        TokenizerError: If it has no tokenizer, or the chat template is broken.
+        DataError: If the example is of a kind that a page does not read.
+    """
+    out = Path(out)
+    if out.exists() and not (out / MANIFEST).is_file():
+        raise ConfigError(f"{out} is there already and is no site: choose another --out")
+    sample = _sample(settings) if with_data else None
+    source = OpenedModel.open(base_in(settings))
+    with atomic_folder(out) as unfinished:
+        put_page(unfinished)
+        if sample is not None:
+            shutil.copyfile(sample, unfinished / sample.name)
+        site = write_site(
+            settings, source.pretrained, source.path, unfinished, options or SiteOptions(),
+            sample=None if sample is None else sample.name, progress=progress,
+        )  # fmt: skip
+    return site.moved(out)
+
+
+def _sample(settings: Config) -> Path:
+    path = Path(settings.data.train or "data.train")
+    if not path.is_file() or path.suffix not in _SAMPLES:
+        raise DataError(
+            f"{path} cannot go along: a page reads a file that ends in {', '.join(_SAMPLES)}"
+        )
+    return path
+
+
+class SiteServer(socketserver.ThreadingTCPServer):
+    """Serves a site on the loopback address, for this machine alone."""
+
+    allow_reuse_address = True
+    daemon_threads = True
+
+    def __init__(self, folder: str | Path, port: int = 0) -> None:
+        """Binds a port; nothing is served yet.
+
+        Args:
+            folder: The site.
+            port: 0 for any that is free.
+
+        Raises:
+            ConfigError: If the folder is no site, or the port is taken.
+        """
+        folder = Path(folder)
+        try:
+            json.loads((folder / MANIFEST).read_bytes())
+        except (OSError, ValueError):
+            raise ConfigError(
+                f"{folder} is no site: write one with qlora-wgpu web RUN.yaml --out {folder}"
+            ) from None
+        try:
+            super().__init__(
+                ("127.0.0.1", port), functools.partial(_Handler, directory=str(folder))
+            )
+        except OSError as err:
+            raise ConfigError(
+                f"port {port} cannot be used ({err.strerror}): choose another --port"
+            ) from err
+
+    @property
+    def url(self) -> str:
+        """Where a browser finds it."""
+        return f"http://127.0.0.1:{self.server_address[1]}/"
+
+
+class _Handler(http.server.SimpleHTTPRequestHandler):
+    extensions_map = {  # noqa: RUF012 - as the base class declares it
+        **http.server.SimpleHTTPRequestHandler.extensions_map,
+        ".mjs": "text/javascript",
+        ".plan": "application/octet-stream",
+    }
+
+    def end_headers(self) -> None:
+        """Adds that a browser asks again: a site may have been written anew."""
+        self.send_header("Cache-Control", "no-cache")
+        super().end_headers()
+
+    def log_message(self, *args: object) -> None:
+        """Says nothing."""

@@ -1,0 +1,81 @@
+/** Chat templates: from messages to the text a model was trained on, as data/chat.py. */
+
+import { Template } from './vendor/jinja.mjs';
+import { Told } from './device.mjs';
+
+const [START, END] = ['\ufdd0', '\ufdd1']; // around what the assistant writes
+const GENERATION = /\{%([-+]?)\s*(generation|endgeneration)\s*([-+]?)%\}/g;
+const REASONING = ['reasoning_content', 'thinking', 'reasoning'];
+
+export class ChatTemplate {
+  /**
+   * @param {string} source Jinja.
+   * @param {Record<string, string>} specialTokens Texts by name, such as bos_token.
+   */
+  constructor(source, specialTokens) {
+    this.source = source;
+    this.specialTokens = specialTokens;
+    this.marks = /\{%[-+]?\s*generation\s*[-+]?%\}/.test(source);
+    // The tags become blocks that write a mark; white space around them is cut as it would be.
+    const marked = source.replace(GENERATION, (_, left, tag, right) =>
+      `{%${left} if true -%}{{- "${tag === 'generation' ? START : END}" -}}{%- endif ${right}%}`);
+    try {
+      this.template = new Template(marked);
+    } catch (error) {
+      throw new Told(`The chat template is broken: ${error.message}`);
+    }
+  }
+
+  /**
+   * @param {object[]} messages
+   * @param {boolean} prompt Whether it ends with the header of an assistant's turn.
+   * @param {object[]|null} tools
+   * @returns {{text: string, spans: [number, number][]|null}} The spans of what the assistant writes, if they are marked.
+   * @throws {Told} If the template refuses the conversation.
+   */
+  render(messages, prompt = false, tools = null) {
+    let marked;
+    try {
+      marked = this.template.render({
+        ...this.specialTokens, messages: messages.map(plainMessage), tools, add_generation_prompt: prompt,
+      });
+    } catch (error) {
+      throw new Told(`the chat template cannot render this conversation: ${error.message}`);
+    }
+    const { text, spans } = takeMarks(marked);
+    return { text, spans: this.marks ? spans : null };
+  }
+}
+
+function plainMessage(message) {
+  const key = REASONING.find((name) => message[name]);
+  const whole = key ? { thinking: message[key], ...message, reasoning_content: message[key] } : message;
+  return plain(whole);
+}
+
+/** A copy of JSON values without the marks that only this module may set. */
+function plain(value) {
+  if (typeof value === 'string') return value.replaceAll(START, '\ufffd').replaceAll(END, '\ufffd');
+  if (Array.isArray(value)) return value.map(plain);
+  if (value && typeof value === 'object') {
+    return Object.fromEntries(Object.entries(value).map(([k, v]) => [plain(k), plain(v)]));
+  }
+  return value;
+}
+
+/** Removes the marks; nested ones count as the outermost. */
+function takeMarks(marked) {
+  let text = '';
+  const spans = [];
+  let [depth, start] = [0, 0];
+  for (const piece of marked.split(/([\ufdd0\ufdd1])/)) {
+    if (piece === START) {
+      if (depth++ === 0) start = text.length;
+    } else if (piece === END) {
+      if (--depth === 0 && text.length > start) spans.push([start, text.length]);
+    } else {
+      text += piece;
+    }
+  }
+  return { text, spans };
+}

@@ -1,0 +1,116 @@
+/** What a row holds: its format by its keys, and the messages of a conversation, as data/messages.py. */
+
+import { Told } from './device.mjs';
+
+/** The keys that make a format, in order of precedence. */
+export const FORMATS = {
+  messages: ['messages'],
+  conversations: ['conversations'],
+  'prompt/completion': ['prompt', 'completion'],
+  'instruction/output': ['instruction', 'output'],
+  text: ['text'],
+};
+const ROLES = {
+  human: 'user', user: 'user', gpt: 'assistant', assistant: 'assistant', chatgpt: 'assistant', model: 'assistant',
+  bing: 'assistant', bard: 'assistant', system: 'system', tool: 'tool', function: 'tool', observation: 'tool',
+};
+const CALL = 'function_call';
+
+/** A row that holds nothing: it is left out and counted. */
+export class EmptyRow extends Told {}
+
+/** The format of a row by its keys. */
+export function formatOf(row, wanted = 'auto') {
+  const keys = Object.keys(row);
+  const filled = keys.filter((key) => row[key] !== null);
+  for (const present of [filled, keys]) {
+    for (const [name, needed] of Object.entries(FORMATS)) {
+      if ((wanted === 'auto' || wanted === name) && needed.every((key) => present.includes(key))) return name;
+    }
+  }
+  const shown = Object.values(FORMATS).map((needed) => needed.map((key) => `'${key}'`).join(' and ')).join('; or ');
+  throw new Told(`a row needs the key ${shown}; its keys are ${keys.slice(0, 8).map((key) => `'${key}'`).join(', ') || 'none'}`);
+}
+
+/** Messages and tools of a row of a chat format. */
+export function conversationOf(key, row) {
+  const turns = fromJson(row[key]);
+  const first = Array.isArray(turns) && turns.length && typeof turns[0] === 'object' ? turns[0] ?? {} : {};
+  let messages;
+  if ('role' in first || (key === 'messages' && !('from' in first))) {
+    messages = checkedMessages(turns, key);
+  } else {
+    messages = fromShareGPT(turns);
+    if (typeof row.system === 'string' && row.system.trim() && messages[0].role !== 'system') {
+      messages.unshift({ role: 'system', content: row.system });
+    }
+  }
+  if (!messages.some(saysAnything)) throw new EmptyRow('the messages hold no text at all');
+  const tools = fromJson(row.tools ?? null);
+  if (tools !== null && !(Array.isArray(tools) && tools.every(isObject))) throw new Told("'tools' must be a list of objects");
+  return { messages, tools: tools?.length ? tools : null };
+}
+
+function checkedMessages(value, key) {
+  const messages = listOf(value, `'${key}' must be a list of messages that is not empty`);
+  messages.forEach((message, index) => {
+    const number = index + 1;
+    if (!isObject(message)) throw new Told(`message ${number} must be an object`);
+    if (typeof message.role !== 'string' || !message.role) throw new Told(`message ${number} needs a 'role' such as 'user' or 'assistant'`);
+    const { content } = message;
+    if (typeof content === 'string' || ((content ?? null) === null && message.tool_calls)) return;
+    if (!Array.isArray(content) || !content.every(isObject)) throw new Told(`message ${number} needs 'content' as text`);
+    if (!content.every((part) => part.type === 'text' && typeof part.text === 'string')) {
+      throw new Told(`message ${number} holds a part that is no text: only text can be learnt`);
+    }
+  });
+  return messages;
+}
+
+function fromShareGPT(turns) {
+  return listOf(turns, "'conversations' must be a list of turns that is not empty").map((turn, index) => {
+    const number = index + 1;
+    if (!isObject(turn) || !('from' in turn) || !('value' in turn)) throw new Told(`turn ${number} needs 'from' and 'value'`);
+    const role = ROLES[String(turn.from).toLowerCase()];
+    if (!role && turn.from !== CALL) throw new Told(`turn ${number} is from '${turn.from}', which is none of ${[...Object.keys(ROLES), CALL].sort().join(', ')}`);
+    if (typeof turn.value !== 'string') throw new Told(`turn ${number} needs 'value' as text`);
+    return role ? { role, content: turn.value } : { role: 'assistant', content: '', tool_calls: toolCalls(turn.value, number) };
+  });
+}
+
+function toolCalls(text, number) {
+  let calls;
+  try {
+    const value = JSON.parse(text);
+    calls = Array.isArray(value) ? value : [value];
+  } catch {
+    calls = [];
+  }
+  if (!calls.length || !calls.every((call) => isObject(call) && 'name' in call)) {
+    throw new Told(`turn ${number} is from '${CALL}': its value must be JSON with 'name' and 'arguments'`);
+  }
+  return calls.map((call) => ({ type: 'function', function: { arguments: {}, ...call } }));
+}
+
+function listOf(value, requirement) {
+  if (value === null || value === '' || (Array.isArray(value) && !value.length)) throw new EmptyRow(requirement);
+  if (!Array.isArray(value)) throw new Told(requirement);
+  return value;
+}
+
+function fromJson(value) {
+  if (typeof value !== 'string' || !value.trimStart().startsWith('[')) return value;
+  try {
+    return JSON.parse(value);
+  } catch (error) {
+    throw new Told(`a list kept as text is not valid JSON (${error.message})`);
+  }
+}
+
+function saysAnything(message) {
+  const others = Object.entries(message).some(([key, value]) => key !== 'role' && key !== 'content' && value);
+  const parts = Array.isArray(message.content) ? message.content : [{ text: message.content }];
+  return others || parts.some((part) => String(part.text ?? '').trim());
+}
+
+const isObject = (value) => value !== null && typeof value === 'object' && !Array.isArray(value);

@@ -1,0 +1,49 @@
+/** Opening a GPU: sentences for what is missing, limits as the plans need them. */
+
+/** A mistake or a lack that a sentence tells; the page shows it as it is. */
+export class Told extends Error {}
+
+const SWITCHES = [
+  [/Firefox/, 'Firefox: open about:config and set dom.webgpu.enabled to true'],
+  [/Edg\//, 'Edge: open Edge's page of flags and enable "Unsafe WebGPU Support"'],
+  [/Chrom/, 'Chrome: open the page chrome:flags and enable "Unsafe WebGPU Support"; on Linux, "Vulkan" too'],
+  [/Safari/, 'Safari: version 26 and later have it; in earlier ones see Settings, Feature Flags, WebGPU'],
+];
+
+/** What to do in this browser to get WebGPU. */
+export function remedy(userAgent) {
+  const found = SWITCHES.find(([pattern]) => pattern.test(userAgent));
+  return found ? found[1] : 'use a current Chrome, Edge, Firefox or Safari';
+}
+
+/**
+ * Opens a device that keeps to what the plans need.
+ *
+ * @param {GPU} gpu navigator.gpu, or undefined.
+ * @param {Record<string, number>} needs Limits by WebGPU's names.
+ * @param {string} userAgent The browser, for messages.
+ * @returns {Promise<GPUDevice>}
+ * @throws {Told} If there is none.
+ */
+export async function openDevice(gpu, needs, userAgent = '') {
+  if (!gpu) throw new Told(`This browser offers no WebGPU. ${remedy(userAgent)}.`);
+  const adapter = await gpu.requestAdapter({ powerPreference: 'high-performance' });
+  if (!adapter) {
+    throw new Told(`This browser finds no GPU that it would use. ${remedy(userAgent)}, and update the GPU's driver.`);
+  }
+  const requiredLimits = {};
+  for (const [name, value] of Object.entries(needs)) {
+    if (value > adapter.limits[name]) {
+      throw new Told(`This model needs ${name} = ${value.toLocaleString('en')}, and this GPU allows ` +
+        `${adapter.limits[name].toLocaleString('en')}: take a smaller model, or another machine.`);
+    }
+    // Less than the default is an error in no browser, but says nothing either.
+    requiredLimits[name] = value;
+  }
+  const requiredFeatures = adapter.features.has('subgroups') ? ['subgroups'] : [];
+  try {
+    return await adapter.requestDevice({ requiredLimits, requiredFeatures });
+  } catch (error) {
+    throw new Told(`The GPU could not be opened: ${error.message}`);
+  }
+}

@@ -1,0 +1,138 @@
+/** Which characters of a rendered conversation the assistant wrote, as data/masking.py. */
+
+import { Told } from './device.mjs';
+
+const UNKNOWN = 'cannot be told apart in the rendered chat: write the site with a chat template that has ' +
+  '{% generation %} blocks (data.chat_template)';
+
+/**
+ * Renders a conversation and finds the assistant's turns in it.
+ *
+ * @param {import('./chat.mjs').ChatTemplate} template
+ * @returns {{text: string, spans: [number, number][]}}
+ */
+export function assistantSpans(template, messages, tools, eosToken) {
+  const { text, spans: marked } = template.render(messages, false, tools);
+  if (marked) return { text, spans: marked };
+  const finder = new TurnFinder(template, messages, tools, text, eosToken ?? '');
+  const spans = [];
+  messages.forEach((message, index) => {
+    if (message.role !== 'assistant') return;
+    const span = finder.byPrefix(index) ?? finder.byExchange(index);
+    if (!span || (spans.length && span[0] < spans.at(-1)[1])) {
+      throw new Told(`the assistant's turn in message ${index + 1} ${UNKNOWN}`);
+    }
+    spans.push(span);
+  });
+  return { text, spans };
+}
+
+/** The same for the assistant's last turn alone, the last message: none where it has not spoken last. */
+export function lastTurnSpans(template, messages, tools, eosToken) {
+  const { text, spans } = assistantSpans(template, messages, tools, eosToken);
+  if (messages.at(-1).role !== 'assistant') return { text, spans: [] };
+  if (!template.marks) return { text, spans: spans.slice(-1) };
+  if (!messages.slice(0, -1).some((message) => message.role === 'assistant')) return { text, spans };
+  const begin = endByOmission(template, messages, tools, text, spans) ?? endByExchange(template, messages, tools, text);
+  if (begin === null) throw new Told(`the assistant's last turn ${UNKNOWN}`);
+  return { text, spans: spans.filter(([, end]) => end > begin) };
+}
+
+/** Where the text begins to differ from that without the last message; null where earlier turns differ, too. */
+function endByOmission(template, messages, tools, text, spans) {
+  const without = rendered(template, messages.slice(0, -1), false, tools);
+  if (!without) return null;
+  const begin = commonPrefix(without.text, text);
+  const earlier = without.spans ?? [];
+  const same = earlier.every(([first, end], i) => spans[i] && spans[i][0] === first && spans[i][1] === end && end <= begin);
+  return same ? begin : null;
+}
+
+/** Where the content of the message before the last one ends. */
+function endByExchange(template, messages, tools, text) {
+  const sentinel = unused(text);
+  const whole = rendered(template, withContent(messages, messages.length - 2, sentinel), false, tools);
+  if (!whole || count(whole.text, sentinel) !== 1) return null;
+  const tail = whole.text.split(sentinel)[1];
+  return text.endsWith(tail) ? text.length - tail.length : null;
+}
+
+class TurnFinder {
+  constructor(template, messages, tools, text, eosToken) {
+    Object.assign(this, { template, messages, tools, text, eosToken });
+  }
+
+  _text(messages, prompt = false) {
+    if (!messages.length) return null;
+    return rendered(this.template, messages, prompt, this.tools)?.text ?? null;
+  }
+
+  /** The turn between two renderings that both begin the whole text. */
+  byPrefix(index) {
+    const before = this._text(this.messages.slice(0, index), true);
+    const through = index + 1 === this.messages.length ? this.text : this._text(this.messages.slice(0, index + 1));
+    if (before === null || through === null || through.length <= before.length) return null;
+    return this.text.startsWith(through) && through.startsWith(before) ? [before.length, through.length] : null;
+  }
+
+  /** The turn as what changes in the text when its content does. */
+  byExchange(index) {
+    const sentinel = unused(this.text);
+    const exchanged = withContent(this.messages, index, sentinel);
+    const whole = this._text(exchanged);
+    if (whole === null || count(whole, sentinel) !== 1) return null;
+    const [head, tail] = whole.split(sentinel);
+    const end = this.text.length - tail.length;
+    if (!this.text.startsWith(head) || !this.text.endsWith(tail) || end < head.length) return null;
+    if (!isFrom(this.text.slice(head.length, end), this.messages[index].content)) return null;
+    const before = this._text(this.messages.slice(0, index), true);
+    const start = before !== null && head.startsWith(before) ? before.length : head.length;
+    const cut = this._text(exchanged.slice(0, index + 1));
+    if (cut === null || count(cut, sentinel) !== 1) return null;
+    const ending = cut.split(sentinel)[1];
+    // Some templates close the whole text once more, or in white space, after the last turn.
+    const bare = this.eosToken && ending.endsWith(this.eosToken) ? ending.slice(0, -this.eosToken.length) : ending;
+    const closing = [ending, bare, ending.trimEnd(), bare.trimEnd()].find((each) => tail.startsWith(each));
+    return closing === undefined ? null : [start, end + closing.length];
+  }
+}
+
+function rendered(template, messages, prompt, tools) {
+  try {
+    return template.render(messages, prompt, tools);
+  } catch (error) {
+    if (error instanceof Told) return null;
+    throw error;
+  }
+}
+
+function withContent(messages, index, text) {
+  const message = messages[index];
+  const content = Array.isArray(message.content) ? [{ type: 'text', text }] : text;
+  return [...messages.slice(0, index), { ...message, content }, ...messages.slice(index + 1)];
+}
+
+/** Whether a passage of the text is the content, or what a template keeps of it. */
+function isFrom(passage, content) {
+  const text = Array.isArray(content) ? content.map((part) => part?.text ?? '').join('') : content;
+  if (typeof text !== 'string') return !passage;
+  return passage.trim() ? text.includes(passage.trim()) : !text.trim();
+}
+
+/** The number of characters that two texts begin with alike. */
+function commonPrefix(a, b) {
+  const most = Math.min(a.length, b.length);
+  let at = 0;
+  while (at < most && a[at] === b[at]) at++;
+  return at;
+}
+
+const count = (text, word) => text.split(word).length - 1;
+
+/** A word that a text does not hold. */
+function unused(text) {
+  for (let number = 0; ; number++) {
+    const word = `Qsentinel${number}z`;
+    if (!text.includes(word)) return word;
+  }
+}

@@ -1,0 +1,159 @@
+/** A base with an adapter on the device: its programs, its vectors, and what is computed of them. */
+
+import { encodeBatch } from './batches.mjs';
+import { Told, openDevice } from './device.mjs';
+import { Memory } from './memory.mjs';
+import { Pipelines, Program } from './program.mjs';
+
+const STATS = 4; // loss sum, label tokens, gradient norm, update factor
+const VECTORS = ['parameters', 'gradient', 'first_moment', 'second_moment'];
+
+export class Model {
+  /**
+   * Opens a device and puts the weights onto it.
+   *
+   * @param {GPU} gpu navigator.gpu.
+   * @param {import('./site.mjs').SiteFiles} files An open site.
+   * @param {number} rank One that the site offers.
+   * @param {(what: string, share: number) => void} progress
+   */
+  static async open(gpu, files, rank, progress = () => {}, userAgent = '') {
+    const self = new Model();
+    const { site } = files;
+    self.files = files;
+    self.site = site;
+    const described = site.variants.find((each) => each.rank === rank);
+    if (!described) throw new Told(`This site has no adapter of rank ${rank}.`);
+    self.device = await openDevice(gpu, site.needs, userAgent);
+    self.errors = [];
+    self.device.addEventListener('uncapturederror', (event) => self.errors.push(event.error.message));
+    self.lost = null;
+    self.device.lost.then((info) => (self.lost = info));
+    self.variant = await files.json(described.file);
+    await files.keep([...Object.values(self.variant.steps), self.variant.text]);
+    self.memory = new Memory(self.device, self.variant.buffers);
+    self.pipelines = new Pipelines(self.device, await files.json(site.shaders));
+    self._steps = new Map();
+    await self._fill(progress);
+    for (const name of VECTORS) for (const [number] of self.variant.adapter[name]) await self.memory.buffer(number);
+    await self.memory.buffer(self.variant.stats[0]);
+    await self.memory.buffer(self.variant.step_info[0]);
+    self.update = await Program.ready(self.variant.update, self.memory, self.pipelines);
+    return self;
+  }
+
+  /** Uploads the weights, a file after another. */
+  async _fill(progress) {
+    const names = this.site.weights;
+    for (const [number, name] of names.entries()) {
+      progress('weights', number / names.length);
+      const content = await this.files.bytes(name);
+      for (const [buffer, offset, file, begin, bytes] of this.variant.filled) {
+        if (file !== number) continue;
+        await this.memory.buffer(buffer);
+        this.device.queue.writeBuffer(this.memory.made(buffer), offset, content, begin, Math.ceil(bytes / 4) * 4);
+      }
+      await this.device.queue.onSubmittedWorkDone();
+    }
+    progress('weights', 1);
+  }
+
+  /** Ends with a sentence if the device is gone or refused something. */
+  check() {
+    if (this.lost) {
+      throw Object.assign(new Told(`The GPU was lost (${this.lost.message || this.lost.reason}).`), { lost: true });
+    }
+    if (this.errors.length) throw new Told(`The GPU refuses what the page asks: ${this.errors[0]}`);
+  }
+
+  /** The programs for rows of a length, made ready the first time. */
+  async steps(length) {
+    if (!this._steps.has(length)) {
+      const plans = await this.files.json(this.variant.steps[length]);
+      const ready = {};
+      for (const kind of ['train', 'loss']) {
+        ready[kind] = { batch: plans[kind].batch, program: await Program.ready(plans[kind], this.memory, this.pipelines) };
+      }
+      this._steps.set(length, ready);
+      this.check();
+    }
+    return this._steps.get(length);
+  }
+
+  /**
+   * Adds a micro-batch's loss, and in training its gradient; does not wait.
+   *
+   * @returns {{labels: number, tokens: number}}
+   */
+  async accumulate(kind, rows, key) {
+    const longest = Math.max(...rows.map((row) => row.reduce((n, example) => n + example.ids.length, 0)));
+    const length = this.site.buckets.find((n) => n >= longest);
+    if (!length) throw new Told(`A row of ${longest} tokens is longer than this site's longest (${this.site.buckets.at(-1)}).`);
+    const { batch, program } = (await this.steps(length))[kind];
+    const { bytes, labels, tokens } = encodeBatch(batch, rows, { key });
+    if (labels) {
+      this.memory.write(batch.buffer, bytes);
+      await program.run();
+    }
+    return { labels, tokens };
+  }
+
+  /** Updates the adapter by the sums, which begin anew; the promise has the step's figures. */
+  async step(row) {
+    this.memory.write(this.variant.step_info[0], row, this.variant.step_info[1]);
+    await this.update.run();
+    const figures = this.readStats();
+    this.zeroStats();
+    return { figures };
+  }
+
+  async readStats() {
+    const [number, offset] = this.variant.stats;
+    const found = new Float32Array(await this.memory.read(this.memory.made(number), 4 * STATS, offset));
+    this.check();
+    return found;
+  }
+
+  zeroStats() {
+    this.memory.clear(this.variant.stats[0]);
+  }
+
+  /** The mean loss over all labels of some examples, the longest first. */
+  async evaluate(examples) {
+    const size = this.site.training.batch_size;
+    const order = examples.map((_, i) => i).sort((a, b) => examples[b].ids.length - examples[a].ids.length || a - b);
+    this.zeroStats();
+    for (let at = 0; at < order.length; at += size) {
+      await this.accumulate('loss', order.slice(at, at + size).map((i) => [examples[i]]));
+    }
+    const [loss, count] = await this.readStats();
+    this.zeroStats();
+    return { loss: loss / count, labels: count };
+  }
+
+  // -- the adapter's vectors -----------------------------------------------------------------
+
+  /** A vector of the adapter: parameters, gradient or a moment. */
+  async readVector(name) {
+    const flat = new Float32Array(this.variant.adapter.length);
+    let at = 0;
+    for (const [number, count] of this.variant.adapter[name]) {
+      flat.set(new Float32Array(await this.memory.read(this.memory.made(number), 4 * count)), at);
+      at += count;
+    }
+    this.check();
+    return flat;
+  }
+
+  writeVector(name, flat) {
+    let at = 0;
+    for (const [number, count] of this.variant.adapter[name]) {
+      this.memory.write(number, flat.subarray(at, at + count));
+      at += count;
+    }
+  }
+
+  close() {
+    this.device.destroy();
+  }
+}

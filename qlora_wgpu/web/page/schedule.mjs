@@ -1,0 +1,21 @@
+/** Learning rates and bias corrections of every step, as training/schedule.py. */
+
+/** Rate of A, 1 - beta1^t, sqrt(1 - beta2^t), rate of B. */
+export function stepRow(settings, total, step) {
+  const rate = learningRate(settings, total, step);
+  const t = step + 1;
+  return new Float32Array([
+    rate, 1 - settings.beta1 ** t, Math.sqrt(1 - settings.beta2 ** t), settings.loraplus * rate,
+  ]);
+}
+
+/** The learning rate of a step, counted from 0. */
+export function learningRate(settings, total, step) {
+  const { scheduler, learning_rate: peak } = settings;
+  const warmup = scheduler === 'constant' ? 0 : settings.warmup_steps || Math.ceil(total * settings.warmup_ratio);
+  if (step < warmup) return peak * (step / Math.max(warmup, 1));
+  const share = Math.min(Math.max((step - warmup) / Math.max(total - warmup, 1), 0), 1);
+  if (scheduler === 'linear') return peak * (1 - share);
+  if (scheduler === 'cosine') return peak * (0.5 * (1 + Math.cos(Math.PI * share)));
+  return peak;
+}

@@ -1,0 +1,65 @@
+/** A site's files: fetched, and held to the hashes that were written beside them. */
+
+import { Told } from './device.mjs';
+
+const FORMAT = 1;
+
+export class SiteFiles {
+  /** @param {(name: string) => Promise<Response>} get Fetches a file of the site. */
+  constructor(get) {
+    this._get = get;
+    this._kept = new Map();
+  }
+
+  /** Reads site.json. */
+  async open() {
+    const response = await this._fetched('site.json');
+    try {
+      this.site = await response.json();
+    } catch {
+      throw new Told('site.json is damaged: write the site anew with qlora-wgpu web.');
+    }
+    if (this.site.format !== FORMAT) {
+      throw new Told(`This site is of format ${this.site.format}, and the page reads ${FORMAT}: write it anew with qlora-wgpu web.`);
+    }
+    return this.site;
+  }
+
+  /** Fetches small files now, so that nothing has to be asked for later. */
+  async keep(names) {
+    await Promise.all(names.map(async (name) => this._kept.set(name, await this.bytes(name))));
+  }
+
+  /** A file's bytes. */
+  async bytes(name) {
+    if (this._kept.has(name)) return this._kept.get(name);
+    const response = await this._fetched(name);
+    const content = await response.arrayBuffer();
+    const known = this.site.files[name];
+    if (content.byteLength !== known.bytes) {
+      throw new Told(`${name} has ${content.byteLength.toLocaleString('en')} bytes in place of ${known.bytes.toLocaleString('en')}: ` +
+        'it was not copied whole; copy the site again.');
+    }
+    const digest = await crypto.subtle.digest('SHA-256', content);
+    const hex = [...new Uint8Array(digest)].map((byte) => byte.toString(16).padStart(2, '0')).join('');
+    if (hex !== known.sha256) throw new Told(`${name} is damaged: copy the site again.`);
+    return content;
+  }
+
+  /** A packed JSON file. */
+  async json(name) {
+    const stream = new Blob([await this.bytes(name)]).stream().pipeThrough(new DecompressionStream('gzip'));
+    return new Response(stream).json();
+  }
+
+  async _fetched(name) {
+    let response;
+    try {
+      response = await this._get(name);
+    } catch (error) {
+      throw new Told(`${name} cannot be fetched (${error.message}): is the server still there?`);
+    }
+    if (!response.ok) throw new Told(`${name} cannot be fetched (${response.status}): copy the site again.`);
+    return response;
+  }
+}

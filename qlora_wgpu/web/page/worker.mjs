@@ -1,0 +1,221 @@
+/** All that computes, away from the page: requests come as {id, do, ...}, answers and news go back. */
+
+import { ChatTemplate } from './chat.mjs';
+import { Told } from './device.mjs';
+import { alpacaPrompt, RowEncoder } from './examples.mjs';
+import { rowsOf } from './files.mjs';
+import { Model } from './model.mjs';
+import { adapterFile } from './safetensors.mjs';
+import { SiteFiles } from './site.mjs';
+import { Snapshots } from './snapshots.mjs';
+import { Tokenizer } from './tokens.mjs';
+import { Training } from './training.mjs';
+import { Writer } from './writer.mjs';
+
+const HELD_OUT = 10; // every so manieth row
+const MOST_HELD_OUT = 64;
+const SNAPSHOT_SECONDS = 30;
+const SHOWN_TOKENS = 400; // of a sample
+const RETRIES = 3; // of a device that was lost
+
+const state = { files: null, site: null, rank: 0, model: null, tokenizer: null, template: null, data: null, training: null, writer: null, settings: null };
+const news = (value) => postMessage({ news: value });
+
+const requests = {
+  /** Reads site.json and the tokenizer. */
+  async open({ base }) {
+    state.files = new SiteFiles((name) => fetch(new URL(name, base)));
+    const site = (state.site = await state.files.open());
+    state.settings = { ...site.training };
+    const file = JSON.parse(new TextDecoder().decode(await state.files.bytes(site.text.tokenizer)));
+    state.tokenizer = new Tokenizer(file, site.text);
+    state.template = site.text.template === null ? null : new ChatTemplate(site.text.template, site.text.special_tokens);
+    state.snapshots = new Snapshots(`${site.model.name}-${site.files[site.shaders].sha256.slice(0, 8)}`.replaceAll(/[^\w.-]/g, '_'), navigator.storage);
+    const kept = await state.snapshots.last();
+    return { site: { model: site.model, variants: site.variants, buckets: site.buckets, training: site.training, sample: site.sample ?? null, bytes: siteBytes(site) }, kept: kept && kept.about };
+  },
+
+  /** Opens the device and puts the weights onto it. */
+  async load({ rank }) {
+    state.rank = rank;
+    await loadModel();
+    return { adapter: await adapterInfo() };
+  },
+
+  /** Rows of a file as examples, some held out; a sample with what is learnt. */
+  async data({ name, text }) {
+    const rows = rowsOf(name, text);
+    const encoder = new RowEncoder(state.tokenizer, state.template, state.site.text.rows);
+    const { examples, counts, format } = encoder.examples(rows, (done) => news({ kind: 'reading', share: done / rows.length }));
+    const held = examples.length < 4 ? [] : examples.filter((_, i) => i % HELD_OUT === HELD_OUT - 1).slice(0, MOST_HELD_OUT);
+    const kept = new Set(held);
+    state.data = { name, text, rows, format, examples: examples.filter((e) => !kept.has(e)), held };
+    const { examples: train } = state.data;
+    return {
+      counts, format, held: held.length, rows: train.length,
+      tokens: train.reduce((n, e) => n + e.ids.length, 0),
+      learnt: train.reduce((n, e) => n + e.labels.slice(1).filter((label) => label !== -100).length, 0),
+      longest: Math.max(...examples.map((e) => e.ids.length)),
+      sample: shownExample(train[0]),
+      prompt: promptOf(rows[0].row, format),
+    };
+  },
+
+  /** Trains until it is done or stopped. */
+  async train({ settings, resume }) {
+    Object.assign(state.settings, settings);
+    return train(resume ? await state.snapshots.last() : null);
+  },
+
+  stop() {
+    state.training?.stop();
+  },
+
+  async forget() {
+    await state.snapshots.forget();
+  },
+
+  /** Writes an answer; its text comes as news. */
+  async write({ text, messages, most, temperature }) {
+    const ids = promptIds(messages, text);
+    return { text: await written(ids, { most, temperature }, (part) => news({ kind: 'text', text: part })) };
+  },
+
+  hush() {
+    state.hushed = true;
+  },
+
+  /** The adapter's files. */
+  async adapter() {
+    const flat = await state.model.readVector('parameters');
+    const { tensors, config } = state.model.variant.adapter;
+    return { weights: adapterFile(flat, tensors), config: `${JSON.stringify(config, null, 2)}\n` };
+  },
+};
+
+function siteBytes(site) {
+  return site.weights.reduce((n, name) => n + site.files[name].bytes, 0);
+}
+
+async function loadModel() {
+  state.model?.close();
+  state.model = await Model.open(navigator.gpu, state.files, state.rank, (what, share) => news({ kind: 'loading', share }), navigator.userAgent);
+  state.writer = new Writer(state.model);
+}
+
+async function adapterInfo() {
+  const { vendor, architecture, description } = state.model.device.adapterInfo ?? {};
+  return [vendor, architecture, description].filter(Boolean).join(', ') || 'a GPU';
+}
+
+async function train(kept) {
+  const { examples, held, name } = state.data;
+  const before = kept ? kept.about.before : await measured(held);
+  let snapshot = kept;
+  for (let lost = 0; ; ) {
+    const training = (state.training = new Training(state.model, examples, state.settings));
+    if (snapshot) training.resume(snapshot);
+    else training.begin();
+    const begun = { step: training.step, tokens: training.tokens, at: performance.now() };
+    const about = { data: name, text: state.data.text, rank: state.rank, settings: state.settings, total: training.total, before };
+    let keptAt = performance.now();
+    try {
+      await training.run({
+        onStep: (figures) => news({ kind: 'step', ...figures, ...pace(training, begun) }),
+        after: async (step) => {
+          if (performance.now() - keptAt < 1000 * SNAPSHOT_SECONDS || step === training.total) return;
+          snapshot = await training.snapshot();
+          await keepSnapshot(snapshot, about);
+          keptAt = performance.now();
+        },
+      });
+      const ended = training.step === training.total;
+      snapshot = await training.snapshot();
+      await keepSnapshot(snapshot, about);
+      return { ended, step: training.step, total: training.total, before, after: await measured(held) };
+    } catch (error) {
+      if (!state.model.lost || lost++ === RETRIES) throw error;
+      news({ kind: 'told', text: `${error.message} Training goes on from step ${snapshot?.step ?? 0}.` });
+      await loadModel();
+    }
+  }
+}
+
+async function keepSnapshot(snapshot, about) {
+  try {
+    await state.snapshots.keep(snapshot, about);
+  } catch (error) {
+    news({ kind: 'told', text: error.message });
+  }
+}
+
+async function measured(held) {
+  return held.length ? (await state.model.evaluate(held)).loss : null;
+}
+
+function pace(training, begun) {
+  const seconds = (performance.now() - begun.at) / 1000;
+  const steps = training.step - begun.step;
+  return { perSecond: (training.tokens - begun.tokens) / seconds, left: steps ? (seconds / steps) * (training.total - training.step) : null };
+}
+
+/** Tokens as people read them, and which of them are learnt: neighbours together. */
+function shownExample({ ids, labels }) {
+  const parts = [];
+  for (let begin = 0; begin < Math.min(ids.length, SHOWN_TOKENS); ) {
+    let end = begin;
+    const learnt = labels[begin] !== -100;
+    while (end < Math.min(ids.length, SHOWN_TOKENS) && (labels[end] !== -100) === learnt) end++;
+    parts.push({ text: state.tokenizer.shownText(ids.slice(begin, end)), learnt });
+    begin = end;
+  }
+  return { parts, cut: ids.length > SHOWN_TOKENS };
+}
+
+/** What a row asks, for a sample before and after. */
+function promptOf(row, format) {
+  if (format === 'messages' || format === 'conversations') {
+    const turns = typeof row[format] === 'string' ? JSON.parse(row[format]) : row[format];
+    const asked = turns.find((turn) => ['user', 'human'].includes(turn.role ?? turn.from));
+    return asked ? String(asked.content ?? asked.value ?? '') : '';
+  }
+  return row.prompt ?? row.instruction ?? String(row.text ?? '').slice(0, 60);
+}
+
+function promptIds(messages, text) {
+  const { format } = state.data ?? { format: state.template ? 'messages' : 'text' };
+  if (state.template && (format === 'messages' || format === 'conversations')) {
+    return state.tokenizer.encodeBeforeAnswer(state.template.render(messages, true).text, false);
+  }
+  if (format === 'instruction/output') return state.tokenizer.encodeBeforeAnswer(alpacaPrompt(text), true);
+  return state.tokenizer.encode(text, true);
+}
+
+async function written(ids, { most = 100, temperature = 0 }, told) {
+  state.hushed = false;
+  const { turn_end: end, stop_text: stopText } = state.site.text;
+  const stop = new Set([...state.tokenizer.eosIds, ...(end === null ? [] : [end])]);
+  const made = [];
+  let text = '';
+  const before = state.tokenizer.decode(ids);
+  for await (const token of state.writer.write(ids, { most, stop, temperature, topP: 0.95, stopped: () => state.hushed })) {
+    made.push(token);
+    text = state.tokenizer.decode([...ids, ...made]).slice(before.length);
+    if (stopText && text.includes(stopText)) {
+      text = text.slice(0, text.indexOf(stopText));
+      break;
+    }
+    told(text);
+  }
+  return text;
+}
+
+onmessage = async ({ data: { id, do: name, ...given } }) => {
+  try {
+    postMessage({ id, answer: await requests[name](given) });
+  } catch (error) {
+    const told = error instanceof Told;
+    if (!told) console.error(error);
+    postMessage({ id, error: told ? error.message : `Something went wrong in the page: ${error.message}`, told });
+  }
+};

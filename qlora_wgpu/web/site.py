@@ -1,0 +1,202 @@
+"""A site: a run's model, plans, texts and the page, as files for any web server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from qlora_wgpu.config import Config
+from qlora_wgpu.data.batches import bucket_length
+from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, Profile
+from qlora_wgpu.gpu.recording import RecordedBuffer, RecordingDevice
+from qlora_wgpu.limits import MIB
+from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.qlora_model import QLoRAModel, device_layout
+from qlora_wgpu.training.trainer import training_options
+from qlora_wgpu.version import __version__
+from qlora_wgpu.web.plan_json import Shaders
+from qlora_wgpu.web.site_files import SiteFiles, WeightFiles
+from qlora_wgpu.web.suitable import check_model, check_settings
+from qlora_wgpu.web.texts import put_texts
+from qlora_wgpu.web.variant import FilledBuffers, Variant
+
+MANIFEST = "site.json"
+FORMAT = 1
+_MAX_BINDING = 128 * MIB  # what WebGPU promises on every device
+_PROFILES: Mapping[str, Profile] = {"gpu": GPU_PROFILE, "cpu": CPU_PROFILE}
+
+
+@dataclass(frozen=True)
+class SiteOptions:
+    """What a page offers.
+
+    Attributes:
+        ranks: Ranks of the adapter; by default the run's.
+        buckets: Lengths of rows, the longest of which rows are cut to; by default all that the
+            run's ``data.max_seq_length`` leads to.
+        kernels: For which browsers kernels are cut: those on GPUs, or on software GPUs.
+    """
+
+    ranks: Sequence[int] = ()
+    buckets: Sequence[int] = ()
+    kernels: Literal["gpu", "cpu"] = "gpu"
+
+
+@dataclass(frozen=True)
+class Site:
+    """What was written.
+
+    Attributes:
+        folder: Where it is.
+        nbytes: Bytes of all files.
+        weight_bytes: Bytes of the weights.
+        memory: By rank and length of rows, the bytes that training takes of a GPU.
+    """
+
+    folder: Path
+    nbytes: int
+    weight_bytes: int
+    memory: Mapping[int, Mapping[int, int]]
+
+    def moved(self, folder: Path) -> Site:
+        """The same in another folder."""
+        return replace(self, folder=folder)
+
+
+def write_site(
+    settings: Config,
+    pretrained: Pretrained,
+    text_folder: Path,
+    folder: Path,
+    options: SiteOptions,
+    *,
+    sample: str | None = None,
+    progress: Callable[[str], None] = lambda name: None,
+) -> Site:
+    """Writes everything but the page itself.
+
+    Args:
+        settings: The run's.
+        pretrained: Its base.
+        text_folder: The folder of its tokenizer.
+        folder: Where to; it exists.
+        options: What is offered.
+        sample: A file of rows that is there as an example.
+        progress: Called with each tensor's name before it is read.
+
+    Raises:
+        ConfigError: If a browser cannot train so.
+        CheckpointError: If the base is damaged.
+        TokenizerError: If it has no tokenizer, or the chat template is broken.
+    """
+    check_settings(settings)
+    buckets = _buckets(settings, options)
+    files, shaders = SiteFiles(folder), Shaders()
+    text = put_texts(files, text_folder, settings, max(buckets))
+    weights = WeightFiles(files)
+    variants = [
+        _variant(settings, pretrained, rank, buckets, options, (files, shaders, weights), progress)
+        for rank in options.ranks or (settings.lora.r,)
+    ]
+    names = weights.end()
+    files.put_json("shaders.plan", shaders.as_json())
+    site = {
+        "format": FORMAT,
+        "made_by": f"qlora-wgpu {__version__}",
+        "model": {
+            "name": pretrained.name_or_path,
+            "vocab_size": pretrained.architecture.vocab_size,
+        },
+        "needs": {
+            "maxStorageBuffersPerShaderStage": shaders.most_bound,
+            "maxComputeInvocationsPerWorkgroup": shaders.most_invocations,
+            "maxStorageBufferBindingSize": max(v["largest"] for v in variants),
+            "maxBufferSize": max(v["largest"] for v in variants),
+        },
+        "weights": names,
+        "shaders": "shaders.plan",
+        "variants": [{k: v for k, v in each.items() if k != "largest"} for each in variants],
+        "buckets": buckets,
+        "training": _training(settings),
+        "text": text,
+        "sample": sample,
+        "files": files.listed,
+    }
+    (folder / MANIFEST).write_text(json.dumps(site, indent=1, allow_nan=False) + "\n")
+    sizes = {name: each["bytes"] for name, each in files.listed.items()}
+    return Site(
+        folder,
+        sum(sizes.values()),
+        sum(sizes[name] for name in names),
+        {v["rank"]: {int(n): b for n, b in v["memory"].items()} for v in variants},
+    )
+
+
+def _variant(
+    settings: Config,
+    pretrained: Pretrained,
+    rank: int,
+    buckets: Sequence[int],
+    options: SiteOptions,
+    into: tuple[SiteFiles, Shaders, WeightFiles],
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    """Writes the files of one rank."""
+    files, shaders, weights = into
+    filled = FilledBuffers(weights)
+    device = RecordingDevice(_PROFILES[options.kernels], _MAX_BINDING, filled.fill)
+    lora = settings.lora.model_copy(
+        update={"r": rank, "lora_alpha": settings.lora.lora_alpha * rank / settings.lora.r}
+    )
+    layout = device_layout(
+        pretrained, lora, settings.quant, settings.train.compute_dtype, device,
+        keep=settings.model.cache,
+    )  # fmt: skip
+    check_model(layout)
+    model = QLoRAModel(
+        layout, device, seed=settings.train.seed, options=training_options(settings.train),
+        progress=progress,
+    )  # fmt: skip
+    batch = settings.train.per_device_train_batch_size
+    made = Variant(model, device, shaders, files, f"plans/r{rank}").write(
+        settings.optim, batch, buckets, filled
+    )
+    return {**made, "largest": max(_largest(device.buffers), made.pop("largest_slot"))}
+
+
+def _largest(buffers: Sequence[RecordedBuffer]) -> int:
+    return max(buffer.nbytes for buffer in buffers)
+
+
+def _buckets(settings: Config, options: SiteOptions) -> list[int]:
+    """The lengths that rows are padded to."""
+    longest = max(options.buckets, default=settings.data.max_seq_length)
+    if options.buckets:
+        return sorted(set(options.buckets))
+    found = {bucket_length(n, longest) for n in range(1, longest + 1)}
+    return sorted(found)
+
+
+def _training(settings: Config) -> dict[str, Any]:
+    """The settings that a page trains by, as the run's."""
+    train, optim, data = settings.train, settings.optim, settings.data
+    return {
+        "batch_size": train.per_device_train_batch_size,
+        "accumulation": train.gradient_accumulation_steps,
+        "epochs": train.num_train_epochs,
+        "max_steps": train.max_steps,
+        "seed": train.seed,
+        "random": settings.lora.lora_dropout > 0 or train.neftune_noise_alpha > 0,
+        "packing": data.packing,
+        "grouped": data.group_by_length and not data.packing,
+        "learning_rate": optim.learning_rate,
+        "scheduler": optim.lr_scheduler_type,
+        "warmup_ratio": optim.warmup_ratio,
+        "warmup_steps": optim.warmup_steps,
+        "beta1": optim.adam_beta1,
+        "beta2": optim.adam_beta2,
+        "loraplus": optim.loraplus_lr_ratio,
+    }

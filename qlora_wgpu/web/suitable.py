@@ -1,0 +1,62 @@
+"""What a page cannot train yet, refused before anything is written."""
+
+from __future__ import annotations
+
+import json
+
+from qlora_wgpu.config import Config
+from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.model.layout import ModelLayout
+from qlora_wgpu.model.options import StepOptions
+
+SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine")
+
+
+def check_settings(settings: Config) -> None:
+    """Refuses settings that need more than a page does.
+
+    Raises:
+        ConfigError: If there is one.
+    """
+    lora, optim = settings.lora, settings.optim
+    found = [
+        ("lora.use_dora", lora.use_dora, False),
+        ("lora.trainable_token_indices", lora.trainable_token_indices, None),
+        ("train.router_aux_loss_coef", settings.train.router_aux_loss_coef or None, None),
+        ("optim.name", optim.name, "adamw"),
+        ("train.gradient_dtype", settings.train.gradient_dtype, "float32"),
+    ]
+    for name, value, wanted in found:
+        if value != wanted:
+            raise ConfigError(
+                f"{name} = {_in_yaml(value)} is not trained in a browser: set it to "
+                f"{_in_yaml(wanted)}"
+            )
+    if optim.lr_scheduler_type not in SCHEDULES:
+        raise ConfigError(
+            f"optim.lr_scheduler_type = {optim.lr_scheduler_type} is not known to the page: set "
+            f"it to one of {', '.join(SCHEDULES)}"
+        )
+
+
+def _in_yaml(value: object) -> str:
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+
+
+def check_model(layout: ModelLayout) -> None:
+    """Refuses a model whose micro-batches have inputs that a page does not write.
+
+    Raises:
+        ConfigError: If it is one.
+    """
+    batch = layout.step(StepOptions("loss", 1, 32)).batch
+    if batch.angles:
+        raise ConfigError(
+            "rotations by a text's length (LongRoPE, dynamic RoPE) are not computed in a browser: "
+            "choose another model"
+        )
+    if batch.embedded:
+        raise ConfigError(
+            "embeddings that wait in host memory (Gemma 4's of each layer) are not looked up in a "
+            "browser: choose another model"
+        )

@@ -1,0 +1,194 @@
+"""A model with an adapter of one rank, as a page trains it: buffers, plans, places."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.config import OptimConfig
+from qlora_wgpu.data.batches import bucket_length
+from qlora_wgpu.gpu.recording import RecordedBuffer, RecordingDevice
+from qlora_wgpu.graph.pieces import Pieces
+from qlora_wgpu.graph.plan import Plan, make_plan
+from qlora_wgpu.graph.program import allocate, pooled_bytes
+from qlora_wgpu.graph.tensor import Storage, vector
+from qlora_wgpu.lora.adapter_config import to_json
+from qlora_wgpu.model.programs import LogitsPrograms
+from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
+from qlora_wgpu.ops.kv_cache import CacheView, KVCache
+from qlora_wgpu.training.optimizer import trace_update
+from qlora_wgpu.training.schedule import STEP_NUMBERS
+from qlora_wgpu.web.plan_json import Shaders, plan_json, window_json
+from qlora_wgpu.web.site_files import SiteFiles, WeightFiles
+
+_FIELDS = ("input_ids", "targets", "label_rows", "positions", "segments", "info")
+
+
+class FilledBuffers:
+    """What buffers are filled with before a page computes, by their numbers."""
+
+    def __init__(self, weights: WeightFiles) -> None:
+        """Nothing yet."""
+        self._weights = weights
+        self.pieces: list[list[int]] = []
+
+    def fill(self, buffer: RecordedBuffer, offset: int, data: npt.NDArray[np.uint8]) -> None:
+        """Notes where bytes come from: ``[buffer, first byte, file, its first byte, bytes]``.
+
+        A buffer is zero where nothing is written.
+        """
+        if not data.any():
+            return
+        for file, begin, nbytes in self._weights.put(data):
+            self.pieces.append([buffer.number, offset, file, begin, nbytes])
+            offset += nbytes
+
+
+class Variant:
+    """Writes one model's files."""
+
+    def __init__(
+        self, model: QLoRAModel, device: RecordingDevice, shaders: Shaders, files: SiteFiles,
+        folder: str,
+    ) -> None:  # fmt: skip
+        """Takes a model whose weights are recorded already.
+
+        Args:
+            model: Base and adapter.
+            device: Its device.
+            shaders: Those of the site.
+            files: Where its files go.
+            folder: Where within them.
+        """
+        self._model, self._device = model, device
+        self._shaders, self._files, self._folder = shaders, files, folder
+        self._plans: dict[str, list[Plan]] = {}
+
+    def write(
+        self, optim: OptimConfig, batch: int, buckets: Sequence[int], filled: FilledBuffers
+    ) -> dict[str, Any]:
+        """Writes all files of the variant.
+
+        Args:
+            optim: The optimizer.
+            batch: Rows of a micro-batch.
+            buckets: Lengths of rows.
+            filled: What the device's buffers are filled with.
+
+        Returns:
+            What the site says of it: rank, file, memory in bytes by length of rows.
+        """
+        update, info = self._update(optim)
+        steps = {n: self._steps(batch, n) for n in sorted(buckets, reverse=True)}
+        text = self._text(max(buckets))
+        update_json = self._json("update", update)
+        model = self._model
+        variant = {
+            "adapter": self._adapter(),
+            "stats": window_json(update, model.stats),
+            "step_info": window_json(update, info),
+            "update": update_json,
+            "steps": {str(n): name for n, name in steps.items()},
+            "text": text,
+            # All are known by now.
+            "buffers": [[b.label, b.kind, b.nbytes] for b in self._device.buffers],
+            "filled": filled.pieces,
+        }
+        name = self._files.put_json(f"{self._folder}/variant.plan", variant)
+        memory = {str(n): self._bytes(n, update) for n in sorted(buckets)}
+        largest = max(size for plans in self._plans.values() for p in plans for size in p.slots)
+        return {
+            "rank": model.adapter.config.r,
+            "file": name,
+            "memory": memory,
+            "largest_slot": largest,
+        }
+
+    def _json(self, key: str, plan: Plan) -> dict[str, Any]:
+        self._plans.setdefault(key, []).append(plan)
+        return plan_json(plan, self._shaders, self._device)
+
+    def _update(self, optim: OptimConfig) -> tuple[Plan, Any]:
+        model = self._model
+        info = vector(
+            "step_info", STEP_NUMBERS, "float32", Storage("step info", "inputs", 4 * STEP_NUMBERS)
+        )
+        graph = model.new_graph()
+        model.adapter.keep_moments(optim.name)
+        trace_update(graph, model.adapter, model.stats, info, optim)
+        plan = make_plan(graph)
+        for storage in plan.storages:
+            allocate(self._device, storage)
+        return plan, info
+
+    def _steps(self, batch: int, length: int) -> str:
+        """The file of the steps on rows of a length."""
+        found: dict[str, Any] = {}
+        for kind in ("train", "loss"):
+            step = self._model.layout.step(self._model.options.step(kind, batch, length))
+            found[kind] = self._json(str(length), step.plan)
+            found[kind]["batch"] = _batch_json(step.batch, step.plan)
+        return self._files.put_json(f"{self._folder}/steps-{length}.plan", found)
+
+    def _text(self, capacity: int) -> str:
+        """The file of the programs that write: for prompts of each length, and for one token."""
+        cache, lengths = KVCache(capacity), {1}
+        lengths |= {max(bucket_length(n, capacity), 2) for n in range(1, capacity + 1)}
+        programs = {}
+        for length in sorted(lengths):
+            made = self._model.programs.logits(make_batch_buffers(1, length, CacheView(cache)))
+            programs[str(length)] = self._logits(made)
+        whole = {"capacity": capacity, "programs": programs}
+        return self._files.put_json(f"{self._folder}/text.plan", whole)
+
+    def _logits(self, made: LogitsPrograms) -> dict[str, Any]:
+        hidden, head = made.hidden.plan, made.head.plan
+        return {
+            "hidden": self._json("text", hidden),
+            "head": self._json("text", head),
+            "logits": window_json(head, made.logits),
+            "batch": _batch_json(made.batch, hidden),
+        }
+
+    def _adapter(self) -> dict[str, Any]:
+        adapter = self._model.adapter
+        config = replace(adapter.peft, base_model_name_or_path=self._model.name_or_path)
+        places = {name: adapter.placed(name) for name in adapter.names}
+        return {
+            "length": adapter.length,
+            "tensors": {n: [p.offset, p.rows, p.columns] for n, p in places.items()},
+            "config": to_json(config),
+            "parameters": _pieces(adapter.parameters),
+            "gradient": _pieces(adapter.gradient),
+            "first_moment": _pieces(adapter.first_moment),
+            "second_moment": _pieces(adapter.second_moment),
+        }
+
+    def _bytes(self, length: int, update: Plan) -> int:
+        """Bytes on the device while rows of a length are trained on."""
+        plans = [*self._plans[str(length)], update]
+        buffers: set[RecordedBuffer] = {s.buffer for plan in plans for s in plan.storages}
+        return sum(buffer.nbytes for buffer in buffers) + pooled_bytes(plans)
+
+
+def _pieces(vector: Pieces) -> list[list[int]]:
+    """Buffer and elements of each piece of a vector."""
+    storages = zip(vector.storages, vector.pieces, strict=True)
+    return [[storage.buffer.number, piece.columns] for storage, piece in storages]
+
+
+def _batch_json(batch: BatchBuffers, plan: Plan) -> dict[str, Any]:
+    """Where a micro-batch's inputs are written."""
+    fields = {name: getattr(batch, name).offset for name in _FIELDS}
+    return {
+        "buffer": batch.storage.whole.buffer.number,
+        "bytes": batch.storage.nbytes,
+        "batch": batch.batch,
+        "seq": batch.seq,
+        **fields,
+    }

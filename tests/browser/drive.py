@@ -1,0 +1,131 @@
+"""Browsers without a driver: a page is opened headless, and posts what it found."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from queue import Empty, Queue
+from typing import Any
+
+_PREFERENCES = {
+    "dom.webgpu.enabled": "true",
+    "gfx.webgpu.ignore-blocklist": "true",
+    "browser.shell.checkDefaultBrowser": "false",
+    "datareporting.policy.dataSubmissionEnabled": "false",
+    "toolkit.telemetry.enabled": "false",
+    "app.normandy.enabled": "false",
+    "browser.safebrowsing.malware.enabled": "false",
+    "network.captive-portal-service.enabled": "false",
+    "network.connectivity-service.enabled": "false",
+}
+_CHROMIUM = [
+    "--headless=new",
+    "--no-sandbox",
+    "--enable-unsafe-webgpu",
+    "--use-webgpu-adapter=swiftshader",
+    "--no-first-run",
+    "--disable-background-networking",
+]
+
+
+class Server:
+    """Folders over HTTP on the loopback address; what pages post lies in a queue.
+
+    Attributes:
+        posted: What was posted, decoded.
+        requested: The paths of all requests, in order.
+    """
+
+    def __init__(self, folders: Sequence[Path], aliases: Mapping[str, str] | None = None) -> None:
+        self.posted: Queue[Any] = Queue()
+        self.requested: list[str] = []
+        posted, requested, others = self.posted, self.requested, dict(aliases or {})
+
+        class Handler(http.server.SimpleHTTPRequestHandler):
+            extensions_map = {  # noqa: RUF012 - as the base class declares it
+                **http.server.SimpleHTTPRequestHandler.extensions_map,
+                ".mjs": "text/javascript",
+            }
+
+            def translate_path(self, path: str) -> str:
+                name = path.partition("?")[0].lstrip("/")
+                if name in others:  # the file of another name, in the last folder that has it
+                    name = others[name]
+                    return str(next(f / name for f in folders[::-1] if (f / name).is_file()))
+                found = next((f / name for f in folders if (f / name).is_file()), None)
+                return str(found or folders[0] / name)
+
+            def do_GET(self) -> None:
+                requested.append(self.path)
+                super().do_GET()
+
+            def do_POST(self) -> None:
+                posted.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                self.send_response(204)
+                self.end_headers()
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@contextlib.contextmanager
+def browser(name: str, url: str, *, webgpu: bool = True) -> Iterator[subprocess.Popen[bytes]]:
+    """A browser with a profile of its own, showing a page."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+        process = subprocess.Popen(
+            _command(name, profile, url, webgpu),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _command(name: str, profile: str, url: str, webgpu: bool) -> list[str]:
+    if name == "firefox":
+        lines = [f'user_pref("{key}", {value});' for key, value in _PREFERENCES.items()]
+        if not webgpu:
+            lines.append('user_pref("dom.webgpu.enabled", false);')
+        (Path(profile) / "user.js").write_text("\n".join(lines) + "\n")
+        found = shutil.which("firefox-esr") or shutil.which("firefox")
+        assert found, "no Firefox: apt-get install firefox-esr"
+        return [found, "--headless", "--no-remote", "--profile", profile, url]
+    found = shutil.which("chromium") or shutil.which("google-chrome")
+    assert found, "no Chromium: apt-get install chromium"
+    options = _CHROMIUM if webgpu else [o for o in _CHROMIUM if "webgpu" not in o]
+    return [found, *options, f"--user-data-dir={profile}", url]
+
+
+def result_of(name: str, server: Server, page: str, seconds: float = 300.0, **more: Any) -> Any:
+    """What a page posts; ``more`` goes to ``browser``."""
+    with browser(name, f"{server.url}/{page}", **more):
+        try:
+            found = server.posted.get(timeout=seconds)
+        except Empty:
+            raise AssertionError(
+                f"{name} posted nothing in {seconds:g} s; it asked for {server.requested[-5:]}"
+            ) from None
+    assert "error" not in found, found["error"]
+    return found

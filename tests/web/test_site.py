@@ -1,0 +1,195 @@
+"""A site holds what training would put onto a device, and needs no GPU to be written."""
+
+import gzip
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qlora_wgpu.config import load_config
+from qlora_wgpu.errors import ConfigError, DataError
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.profile import GPU_PROFILE
+from qlora_wgpu.model.layout import ModelLayout
+from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.runs.web import write_page
+from qlora_wgpu.web import SiteOptions
+from qlora_wgpu.web.page_files import page_folder
+
+DEMO = Path(__file__).parents[2] / "demo" / "demo.yaml"
+# Hugging Face's, as npm has them: dist/tokenizers.min.mjs and dist/index.js.
+VENDORED = {
+    "tokenizers.mjs": "258e46332101335ce8d95aed7745b19ac3b46d37f3e159a89cf894c2ea9b1d3a",
+    "jinja.mjs": "c8871915dfa68f976c11540c33fc9341c0810ebe29adb7027b8d51f2a8044936",
+}
+
+
+def settings(*overrides: str):
+    return load_config(DEMO, overrides)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A site with two ranks, written without a device."""
+    out = tmp_path_factory.mktemp("web") / "site"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Device, "_choose_profile", None)  # what opening a GPU would call
+        site = write_page(settings(), out, SiteOptions(ranks=(4, 8)), with_data=True)
+    return site
+
+
+def plan_of(folder: Path, name: str):
+    return json.loads(gzip.decompress((folder / name).read_bytes()))
+
+
+def test_every_file_that_a_page_fetches_is_listed_with_its_hash(written):
+    listed = json.loads((written.folder / "site.json").read_text())["files"]
+    assert "shaders.plan" in listed and "weights/000.bin" in listed and "tokenizer.json" in listed
+    for name, known in listed.items():
+        content = (written.folder / name).read_bytes()
+        assert len(content) == known["bytes"]
+        assert hashlib.sha256(content).hexdigest() == known["sha256"]
+
+
+def test_two_sites_of_a_run_have_the_same_bytes(written, tmp_path):
+    again = write_page(settings(), tmp_path / "again", SiteOptions(ranks=(4, 8)), with_data=True)
+    for path in sorted(written.folder.rglob("*")):
+        if path.is_file():
+            same = again.folder / path.relative_to(written.folder)
+            assert same.read_bytes() == path.read_bytes(), path
+
+
+@pytest.mark.parametrize("rank", [4, 8])
+def test_buffers_are_filled_with_what_training_uploads(written, device, rank):
+    site = json.loads((written.folder / "site.json").read_text())
+    variant = plan_of(written.folder, f"plans/r{rank}/variant.plan")
+    weights = [(written.folder / name).read_bytes() for name in site["weights"]]
+    filled = {}
+    for buffer, offset, file, begin, nbytes in variant["filled"]:
+        content = filled.setdefault(buffer, bytearray(variant["buffers"][buffer][2]))
+        content[offset : offset + nbytes] = weights[file][begin : begin + nbytes]
+    config = settings(f"lora.r={rank}", f"lora.lora_alpha={2 * rank}")
+    pretrained = Pretrained.open(config.model.path)
+    layout = ModelLayout(
+        pretrained, config.lora, config.quant, config.train.compute_dtype,
+        profile=GPU_PROFILE, max_binding=128 << 20,
+    )  # fmt: skip
+    model = QLoRAModel(layout, device, seed=config.train.seed)
+    plan = layout.step(model.options.step("train", 16, 32)).plan
+    assert variant["adapter"]["config"]["lora_alpha"] == 2 * rank
+    steps = plan_of(written.folder, variant["steps"]["32"])["train"]
+    numbers = {w[1] for launch in steps["launches"] for w in launch[2] if w[1] >= 0}
+    by_label: dict[tuple[str, int], list[bytes]] = {}
+    for number in sorted(numbers):
+        label, _, nbytes = variant["buffers"][number]
+        content = filled.get(number, bytearray(nbytes))
+        by_label.setdefault((label, nbytes), []).append(bytes(content))
+    compared = 0
+    for storage in plan.storages:
+        if storage.buffer is None or storage.kind in ("adapter", "inputs"):
+            continue
+        uploaded = bytes(device.read(storage.buffer, storage.nbytes))
+        same = by_label[storage.label, max(storage.nbytes + -storage.nbytes % 4, 16)]
+        assert any(content[: storage.nbytes] == uploaded for content in same), storage.label
+        compared += any(uploaded)
+    assert compared > 10
+    number, floats = variant["adapter"]["parameters"][0]
+    parameters = np.frombuffer(bytes(filled[number]), np.float32)[:floats]
+    assert np.array_equal(parameters, model.read_flat(model.adapter.parameters))
+
+
+def test_windows_lie_within_their_buffers_and_slots(written):
+    variant = plan_of(written.folder, "plans/r8/variant.plan")
+    sizes = [nbytes for _, _, nbytes in variant["buffers"]]
+    plans = [variant["update"]]
+    for name in variant["steps"].values():
+        plans += plan_of(written.folder, name).values()
+    for made in plan_of(written.folder, variant["text"])["programs"].values():
+        plans += [made["hidden"], made["head"]]
+    shaders = plan_of(written.folder, "shaders.plan")
+    for plan in plans:
+        for shader, workgroups, windows, _, microseconds in plan["launches"]:
+            assert 0 <= shader < len(shaders) and max(workgroups) <= 65_535 and microseconds >= 10
+            for _, memory, offset, nbytes in windows:
+                room = sizes[memory] if memory >= 0 else plan["slots"][-1 - memory]
+                assert offset % 256 == 0 and offset + nbytes <= room
+
+
+def test_the_memory_told_is_what_the_plans_take(written):
+    assert set(written.memory) == {4, 8}
+    for lengths in written.memory.values():
+        assert list(lengths) == [32, 48, 64]
+        assert list(lengths.values()) == sorted(lengths.values())
+
+
+def test_plans_need_no_more_than_webgpu_promises(written):
+    site = json.loads((written.folder / "site.json").read_text())
+    promised = {
+        "maxStorageBuffersPerShaderStage": 8,
+        "maxComputeInvocationsPerWorkgroup": 256,
+        "maxStorageBufferBindingSize": 128 << 20,
+        "maxBufferSize": 256 << 20,
+    }
+    assert all(value <= promised[name] for name, value in site["needs"].items())
+
+
+def test_vendored_libraries_are_those_of_npm():
+    for name, known in VENDORED.items():
+        content = (page_folder() / "vendor" / name).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == known
+        assert (page_folder() / "vendor" / f"LICENSE.{name.partition('.')[0]}").is_file()
+
+
+def test_the_page_names_no_other_server(written):
+    policy = (written.folder / "index.html").read_text()
+    assert "default-src 'none'" in policy and "connect-src 'self'" in policy
+    for path in written.folder.glob("*.*"):
+        if path.suffix in (".mjs", ".html", ".css"):
+            assert "://" not in path.read_text(), path
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("lora.use_dora=true", "lora.use_dora"),
+        ("optim.name=adamw_8bit", "optim.name"),
+        ("train.gradient_dtype=bfloat16", "train.gradient_dtype"),
+        ("lora.trainable_token_indices=[1]", "lora.trainable_token_indices"),
+        ("optim.lr_scheduler_type=polynomial", "optim.lr_scheduler_type"),
+    ],
+)
+def test_what_a_browser_does_not_train_is_refused(tmp_path, override, told):
+    with pytest.raises(ConfigError, match=told):
+        write_page(settings(override), tmp_path / "site")
+    assert not (tmp_path / "site").exists()
+
+
+def test_a_folder_that_is_no_site_is_left_alone(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    with pytest.raises(ConfigError, match="is no site"):
+        write_page(settings(), tmp_path)
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_an_example_must_be_of_a_kind_that_a_page_reads(tmp_path):
+    rows = tmp_path / "rows.txt"
+    rows.write_text("a text\n")
+    with pytest.raises(DataError, match=r"\.jsonl"):
+        write_page(settings(f"data.train={rows}"), tmp_path / "site", with_data=True)
+
+
+def test_a_damaged_base_leaves_the_old_site(written, tmp_path):
+    base = tmp_path / "base"
+    shutil.copytree(DEMO.parent / "base", base)
+    out = tmp_path / "site"
+    shutil.copytree(written.folder, out)
+    before = (out / "site.json").read_bytes()
+    file = next(base.glob("*.safetensors"))
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(Exception, match="safetensors"):
+        write_page(settings(f"model.path={base}"), out)
+    assert (out / "site.json").read_bytes() == before
