@@ -13,6 +13,8 @@ from pathlib import Path
 from qlora_wgpu.checkpoint.atomic import atomic_folder
 from qlora_wgpu.config import Config
 from qlora_wgpu.errors import ConfigError, DataError
+from qlora_wgpu.files import file_bytes
+from qlora_wgpu.limits import OWN_JSON_BYTES
 from qlora_wgpu.runs.locating import base_in
 from qlora_wgpu.runs.opening import OpenedModel
 from qlora_wgpu.web import MANIFEST, Site, SiteOptions, write_site
@@ -87,7 +89,7 @@ class SiteServer(socketserver.ThreadingTCPServer):
         """
         folder = Path(folder)
         try:
-            json.loads((folder / MANIFEST).read_bytes())
+            json.loads(file_bytes(folder / MANIFEST, OWN_JSON_BYTES))
         except (OSError, ValueError):
             raise ConfigError(
                 f"{folder} is no site: write one with qlora-wgpu web RUN.yaml --out {folder}"
