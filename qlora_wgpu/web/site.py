@@ -15,7 +15,7 @@ from qlora_wgpu.gpu.recording import RecordedBuffer, RecordingDevice
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import QLoRAModel, device_layout
-from qlora_wgpu.training.trainer import training_options
+from qlora_wgpu.training.objectives import training_options
 from qlora_wgpu.version import __version__
 from qlora_wgpu.web.plan_json import Shaders
 from qlora_wgpu.web.site_files import SiteFiles, WeightFiles

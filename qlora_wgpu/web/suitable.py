@@ -9,6 +9,7 @@ from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import StepOptions
 
+STARTS = ("default", "gaussian")
 SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine")
 
 
@@ -18,8 +19,12 @@ def check_settings(settings: Config) -> None:
     Raises:
         ConfigError: If there is one.
     """
-    lora, optim = settings.lora, settings.optim
+    model, lora, optim = settings.model, settings.lora, settings.optim
     found = [
+        ("train.objective", settings.train.objective, "sft"),
+        ("model.add_tokens", model.add_tokens or None, None),
+        ("model.add_special_tokens", model.add_special_tokens or None, None),
+        ("lora.init_from", lora.init_from, None),
         ("lora.use_dora", lora.use_dora, False),
         ("lora.trainable_token_indices", lora.trainable_token_indices, None),
         ("train.router_aux_loss_coef", settings.train.router_aux_loss_coef or None, None),
@@ -32,6 +37,15 @@ def check_settings(settings: Config) -> None:
                 f"{name} = {_in_yaml(value)} is not trained in a browser: set it to "
                 f"{_in_yaml(wanted)}"
             )
+    if lora.init_lora_weights not in STARTS:
+        raise ConfigError(
+            f"lora.init_lora_weights = {lora.init_lora_weights} changes the base, which is not "
+            f"done for a browser: set it to {' or '.join(STARTS)}"
+        )
+    if settings.data.has_weights:
+        raise ConfigError(
+            "weights of rows are not trained in a browser: leave data.columns.weight out"
+        )
     if optim.lr_scheduler_type not in SCHEDULES:
         raise ConfigError(
             f"optim.lr_scheduler_type = {optim.lr_scheduler_type} is not known to the page: set "

@@ -156,6 +156,9 @@ def test_the_page_names_no_other_server(written):
     ("override", "told"),
     [
         ("lora.use_dora=true", "lora.use_dora"),
+        ("lora.init_lora_weights=pissa", "lora.init_lora_weights"),
+        ("train.objective=dpo", "train.objective"),
+        ("data.columns={weight: w}", "weights of rows"),
         ("optim.name=adamw_8bit", "optim.name"),
         ("train.gradient_dtype=bfloat16", "train.gradient_dtype"),
         ("lora.trainable_token_indices=[1]", "lora.trainable_token_indices"),
