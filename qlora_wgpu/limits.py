@@ -56,6 +56,7 @@ TOKENS_OF_A_ROW = 2**24
 RANK = 4096
 
 # Data files (qlora_wgpu/data)
+MIXED_ROWS = 10**8  # of a mixture, an epoch: each takes some 30 bytes
 MAX_LINE = 16 << 20  # bytes of a row: a line of JSON, a record of CSV
 MAX_TEXT = 4 << 20  # bytes of a row's text
 MAX_AT_ONCE = 3 << 19  # bytes that are tokenized at once, which takes up to 500 times the memory

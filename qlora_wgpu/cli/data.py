@@ -155,7 +155,8 @@ def _figures(settings: Config, prepared: runs.PreparedData, *, held_out: bool) -
     counts = dataset.counts
     total, learnt = dataset.num_tokens, dataset.num_label_tokens
     table = Table(show_header=False, box=None)
-    split = dataset.num_others if isinstance(dataset, DatasetPart) and not held_out else 0
+    is_split = settings.data.eval_split is not None and not held_out
+    split = dataset.num_others if is_split and isinstance(dataset, DatasetPart) else 0
     apart = f", {split:,} held out" if split else ""
     table.add_row("rows", f"{counts.rows:,} read, {dataset.num_rows:,} used{apart}")
     for each in source_figures(dataset):

@@ -17,6 +17,8 @@ import numpy.typing as npt
 from qlora_wgpu.data.batches import epoch_order
 from qlora_wgpu.data.examples import Counts, Dataset, Example
 from qlora_wgpu.data.held_out import DatasetPart
+from qlora_wgpu.errors import DataError
+from qlora_wgpu.limits import MIXED_ROWS
 
 StoppingStrategy = Literal["first_exhausted", "all_exhausted"]
 _CHOICES = 2**40  # orders by which examples are chosen lie beyond those of epochs
@@ -112,9 +114,17 @@ def mix(
         portions: What each gives.
         strategy: How many examples weighted ones make together: see ``examples_of``.
         seed: Another one chooses other examples.
+
+    Raises:
+        DataError: If they make too many.
     """
     whole = Joined(parts, names)
     counts = examples_of([len(part) for part in parts], portions, strategy)
+    if sum(counts) > MIXED_ROWS:
+        raise DataError(
+            f"data.sources make {sum(counts):,} rows an epoch, more than {MIXED_ROWS:,}: name "
+            "fewer rows, or weights that differ less"
+        )
     if counts == [len(part) for part in parts]:
         return whole
     numbers, first = [], 0

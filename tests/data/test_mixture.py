@@ -6,6 +6,7 @@ import pytest
 from qlora_wgpu.config import Config
 from qlora_wgpu.data import Dataset, Example, split_off
 from qlora_wgpu.data.mixture import Joined, Portion, examples_of, mix
+from qlora_wgpu.errors import DataError
 from qlora_wgpu.training.batching import BatchPlan
 from qlora_wgpu.training.mixing import SourceCounter, source_figures
 
@@ -125,3 +126,9 @@ def test_a_runs_rows_are_counted(packing):
         assert list(counter.until(step + 1).values()) == seen.tolist()
     assert seen.tolist() == [27, 30]
     assert SourceCounter(parts[0], plan).until(3) == {}
+
+
+@pytest.mark.parametrize("portions", [weights(1e-29, 1e14), [Portion(rows=2 * 10**9), Portion()]])
+def test_a_mixture_of_too_many_rows_is_refused(portions):
+    with pytest.raises(DataError, match=r"make [0-9,]+ rows an epoch, more than 100,000,000"):
+        mix([dataset(2)] * 2, "ab", portions, "all_exhausted", 0)
