@@ -23,7 +23,9 @@ MORE = (
 
 def family_configs():
     """One recorded config.json of each model_type, of its plainest rotation."""
-    recorded = {p.stem: json.loads(str(np.load(p)["config"])) for p in FOLDER.glob("*.npz")}
+    files = {p.stem: np.load(p) for p in FOLDER.glob("*.npz")}
+    # One that holds no model is of something else.
+    recorded = {n: json.loads(str(f["config"])) for n, f in files.items() if "config" in f.files}
     configs = {}
     for case in sorted(
         recorded, key=lambda c: (_is_scaled(recorded[c]), "rope" in c, "balanced" in c, c)
