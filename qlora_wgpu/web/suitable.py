@@ -9,7 +9,6 @@ from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import StepOptions
 
-STARTS = ("default", "gaussian")
 SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine")
 
 
@@ -37,10 +36,10 @@ def check_settings(settings: Config) -> None:
                 f"{name} = {_in_yaml(value)} is not trained in a browser: set it to "
                 f"{_in_yaml(wanted)}"
             )
-    if lora.init_lora_weights not in STARTS:
+    if lora.changes_base:
         raise ConfigError(
             f"lora.init_lora_weights = {lora.init_lora_weights} changes the base, which is not "
-            f"done for a browser: set it to {' or '.join(STARTS)}"
+            f"done for a browser: set it to default or gaussian"
         )
     if settings.data.has_weights:
         raise ConfigError(
