@@ -46,6 +46,11 @@ _VERBS = {
         "exporting",
         "Write a model with its linear layers in 4 bits (NF4), as bitsandbytes does.",
     ),
+    "serve": (
+        "serve",
+        "Serve what a run has trained to clients of OpenAI's API, on this machine's loopback "
+        "address.",
+    ),
     "train": ("train", "Fine-tune a model as CONFIG, a YAML file, says."),
     "watch": (
         "watch",

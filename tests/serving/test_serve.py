@@ -1,0 +1,209 @@
+"""The endpoints over real HTTP, with a tiny model."""
+
+import asyncio
+import json
+import socket
+import threading
+import urllib.error
+import urllib.request
+
+import pytest
+import uvicorn
+from e2e.tiny import write_model
+
+from qlora_wgpu import QLoRAModel, QuantConfig
+from qlora_wgpu.data import PromptFormat, Tokenizer
+from qlora_wgpu.data.chat import find_chat_template
+from qlora_wgpu.errors import ConfigError, DataError
+from qlora_wgpu.generation.completions import Prompt, complete
+from qlora_wgpu.generation.engine import Engine
+from qlora_wgpu.generation.sampling import Sampling
+from qlora_wgpu.serving.app import ChatServer
+from qlora_wgpu.serving.chat_request import ChatRequest
+from qlora_wgpu.serving.writer import Writer
+
+TALK = [{"role": "user", "content": "what is this?"}]
+
+
+@pytest.fixture(scope="module")
+def model(device, tmp_path_factory):
+    folder = write_model(tmp_path_factory.mktemp("serving") / "model")
+    return QLoRAModel.from_pretrained(folder, quant=QuantConfig(scheme="none"), device=device)
+
+
+@pytest.fixture(scope="module")
+def written(model):
+    tokenizer = Tokenizer.from_folder(model.folder.path)
+    return PromptFormat("chat", tokenizer, find_chat_template("chatml", tokenizer))
+
+
+@pytest.fixture(scope="module")
+def url(model, written):
+    """The address of a server that writes two answers at a time."""
+    writer = Writer(Engine(model, 2, 128), written)
+    config = uvicorn.Config(ChatServer("tiny", writer).app(), log_level="warning", lifespan="off")
+    server = uvicorn.Server(config)
+    place = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([place])), daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{place.getsockname()[1]}/v1"
+    server.should_exit = True
+    thread.join()
+    writer.close()
+
+
+def post(url, body, **headers):
+    """Status and text of an answer."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json", **headers}
+    request = urllib.request.Request(f"{url}/chat/completions", data, headers)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as err:
+        return err.code, err.read().decode()
+
+
+def ask(url, **body):
+    status, text = post(url, {"model": "tiny", "messages": TALK, **body})
+    assert status == 200, text
+    return json.loads(text)
+
+
+def events(url, **body):
+    status, text = post(url, {"model": "tiny", "messages": TALK, "stream": True, **body})
+    assert status == 200, text
+    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def alone(model, written, sampling, count):
+    """What the model says by itself."""
+    prompt = Prompt(written.ids(TALK), written.stop_ids, (written.stop_text,))
+    made = complete(model, written.tokenizer, [prompt], max_new_tokens=count, sampling=sampling)
+    return next(iter(made))
+
+
+def test_an_answer_is_what_the_model_says_by_itself(url, model, written):
+    made = alone(model, written, Sampling(), 8)
+    answer = ask(url, temperature=0, max_tokens=8)
+    assert answer["choices"][0]["message"] == {"role": "assistant", "content": made.text}
+    assert answer["choices"][0]["finish_reason"] == made.finish_reason
+    prompt = len(written.ids(TALK))
+    assert answer["usage"] == {
+        "prompt_tokens": prompt,
+        "completion_tokens": made.tokens,
+        "total_tokens": prompt + made.tokens,
+    }
+
+
+def test_a_stream_has_the_same_text_in_pieces(url):
+    whole = ask(url, temperature=0.9, seed=3, max_tokens=8)
+    pieces = events(
+        url, temperature=0.9, seed=3, max_tokens=8, stream_options={"include_usage": True}
+    )
+    assert pieces[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    said = "".join(p["choices"][0]["delta"].get("content", "") for p in pieces if p["choices"])
+    assert said == whole["choices"][0]["message"]["content"]
+    assert pieces[-2]["choices"][0]["finish_reason"] == whole["choices"][0]["finish_reason"]
+    assert pieces[-1]["usage"] == whole["usage"] and pieces[-1]["choices"] == []
+
+
+def test_answers_of_several_clients_do_not_depend_on_one_another(url, model, written):
+    expected = [alone(model, written, Sampling(1.0, seed=seed), 6).text for seed in range(3)]
+    found = {}
+
+    def client(number):
+        answer = ask(url, seed=number % 3, max_tokens=6)
+        found[number] = answer["choices"][0]["message"]["content"]
+
+    threads = [threading.Thread(target=client, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[n] for n in range(6)] == [expected[n % 3] for n in range(6)]
+
+
+def test_a_stop_string_ends_it_and_is_no_part_of_it(url):
+    whole = ask(url, seed=0, max_tokens=12)["choices"][0]["message"]["content"]
+    stop = whole[len(whole) // 2 :][:2]
+    assert len(stop) == 2
+    cut = ask(url, seed=0, max_tokens=12, stop=[stop])["choices"][0]
+    assert cut["message"]["content"] == whole[: whole.index(stop)]
+    assert cut["finish_reason"] == "stop"
+
+
+def test_a_client_that_goes_leaves_its_place(url):
+    port = int(url.split(":")[2].partition("/")[0])
+    body = json.dumps({"model": "tiny", "messages": TALK, "stream": True}).encode()
+    for _ in range(4):  # twice as many as there are places
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            head = (
+                "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+                f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            )
+            client.sendall(head.encode() + body)
+            client.recv(100)
+    assert ask(url, temperature=0, max_tokens=2)["choices"]
+
+
+def test_models_are_listed(url):
+    with urllib.request.urlopen(f"{url}/models") as answer:
+        assert [card["id"] for card in json.load(answer)["data"]] == ["tiny"]
+    with urllib.request.urlopen(f"{url}/models/tiny") as answer:
+        assert json.load(answer)["id"] == "tiny"
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        urllib.request.urlopen(f"{url}/models/other")
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "told"),
+    [
+        ({"model": "other"}, 404, "no model 'other'"),
+        ({"model": None}, 400, "'model' must be"),
+        ({"messages": []}, 400, "'messages' must be"),
+        ({"messages": [{"role": "user"}]}, 400, "needs 'content'"),
+        ({"n": 2}, 400, "n = 2"),
+        ({"tools": [{"type": "function"}]}, 400, "tools"),
+        ({"response_format": {"type": "json_object"}}, 400, "response_format"),
+        ({"temperature": -1}, 400, "temperature must be"),
+        ({"top_p": 2}, 400, "top_p must be"),
+        ({"max_tokens": "many"}, 400, "max_tokens must be"),
+        ({"stop": 3}, 400, "'stop' must be"),
+        ({"stream": "yes"}, 400, "'stream' must be"),
+        ({"temprature": 1}, 400, "'temprature' is not known"),
+        ({"messages": [{"role": "user", "content": "what is this? " * 40}]}, 400, "the prompt has"),
+    ],
+)
+@pytest.mark.parametrize("streamed", [False, True])
+def test_what_is_wrong_is_told(url, change, status, told, streamed):
+    found, text = post(url, {"model": "tiny", "messages": TALK, "stream": streamed} | change)
+    assert found == status
+    assert told in json.loads(text)["error"]["message"]
+
+
+def test_no_json_is_told(url):
+    assert post(url, b"{")[0] == 400
+    assert post(url, b"[]")[0] == 400
+    assert post(url, b"{}", **{"Content-Type": "text/plain"})[0] == 415
+
+
+def test_another_hosts_name_is_refused(url):
+    assert post(url, {}, Host="evil.example")[0] == 400
+
+
+def test_defaults_that_clients_send_are_taken():
+    request = ChatRequest.read(
+        {"model": "m", "messages": TALK, "n": 1, "tools": [], "logprobs": False, "user": "me",
+         "presence_penalty": 0.0, "response_format": {"type": "text"}, "stop": "x"}
+    )  # fmt: skip
+    assert request.sampling == Sampling(1.0, seed=None) and request.stop == ("x",)
+
+
+def test_a_request_must_be_an_object():
+    with pytest.raises(DataError, match="JSON object"):
+        ChatRequest.read([])
+    with pytest.raises(ConfigError, match="not known"):
+        ChatRequest.read({"model": "m", "messages": TALK, "unknown": 1})
