@@ -7,6 +7,9 @@ from typing import Any
 
 from qlora_wgpu.gpu.device import Device
 
+READ_AHEAD = 2
+"""Copies that may be on their way, where nobody says how many."""
+
 
 class Readback:
     """Copies of one small buffer, asked for now and looked at later, in order.
@@ -16,7 +19,13 @@ class Readback:
     """
 
     def __init__(
-        self, device: Device, buffer: Any, nbytes: int, depth: int = 2, *, counts: bool = True
+        self,
+        device: Device,
+        buffer: Any,
+        nbytes: int,
+        depth: int = READ_AHEAD,
+        *,
+        counts: bool = True,
     ) -> None:
         """Allocates room for copies on their way.
 

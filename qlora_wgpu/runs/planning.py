@@ -69,6 +69,7 @@ def plan_layout(
     tune_device(settings.device, device, task, pretrained.architecture, tokens, observer)
     if device.profile != layout.profile:
         layout = laid_out()
+    layout.step(options)  # which runs, where all of it fits
     shapes = RunShapes.of(settings, data)
     return within_room(settings, layout, options, device, observer, shapes)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from qlora_wgpu.config import Config
 from qlora_wgpu.data import Dataset, bucket_length
 from qlora_wgpu.gpu.device import ALIGNMENT
+from qlora_wgpu.gpu.readback import READ_AHEAD
 from qlora_wgpu.graph.plan import Plan, make_plan
 from qlora_wgpu.model.adapter_state import norms_graph
 from qlora_wgpu.model.fitting_reading import reading_memory
@@ -98,6 +99,8 @@ class RunShapes:
         norms = list(_norms(layout))  # what they leave is slots
         memory = reading_memory([*norms, *self.plans(layout, longest, settings)])
         memory["uniforms"] -= reading_memory(norms)["uniforms"]
+        assert layout.stats.storage is not None
+        memory["inputs"] += READ_AHEAD * layout.stats.storage.nbytes  # copies for the log
         if layout.residency.host_moments:
             moments = layout.adapter.moments
             memory["optimizer"] -= moments.nbytes

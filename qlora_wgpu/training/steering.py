@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,7 +165,6 @@ class Steering(Observer):
         run: The run.
         total_steps: Its steps.
         drain: Waits for all steps that are on their way.
-        present: The step that was done last.
         latest: The latest evaluation's row.
     """
 
@@ -176,18 +176,33 @@ class Steering(Observer):
         self.run, self.total_steps = run, total_steps
         self.drain: Callable[[], None] = lambda: None
         self.latest: Row = {}
-        self.present = Step(self, run.state.step, run.state.learning_rate)
+        self._kept: Step | None = None
+        self.submitted(run.state.step, run.state.learning_rate)
         self._callbacks = callbacks
         self._evaluator, self._optimizer = evaluator, optimizer
         self._is_calling = self._is_over = False
 
     def submitted(self, step: int, learning_rate: float) -> None:
         """A step is on its way."""
-        self.present = Step(self, step, learning_rate)
+        self._kept = Step(self, step, learning_rate)
+        self._present = weakref.ref(self._kept)
+
+    @property
+    def present(self) -> Step:
+        """The step that was done last."""
+        step = self._present()
+        assert step is not None  # it is kept while the run goes on, and then by who asks
+        return step
 
     def ends(self) -> None:
         """No step follows: what is asked for from now on has been done, or does nothing."""
         self._is_over = True
+
+    def let_go(self) -> None:
+        """The run is over: nothing leads back to it any more, so that its model can be freed."""
+        self.drain = lambda: None
+        self.run.observer = Observer()
+        self._kept = None
 
     # -- events ----------------------------------------------------------------------------
 

@@ -243,6 +243,15 @@ class Trainer:
         evaluator = Evaluator(run, held_out, plan.total_steps)
         steering = Steering(run, self._callbacks, evaluator, optimizer, plan.total_steps)
         run.observer = ObserverList([self._observer, steering])
+        try:
+            yield from self._steered(run, rows, plan, optimizer, evaluator, steering)
+        finally:
+            steering.let_go()
+
+    def _steered(
+        self, run: Run, rows: Dataset, plan: BatchPlan, optimizer: Optimizer,
+        evaluator: Evaluator, steering: Steering,
+    ) -> Iterator[Step]:  # fmt: skip
         texts = TextWriter(run, self._texts, evaluator, plan.total_steps)
         refuse_fewer_steps(run, plan.total_steps)
         is_over = run.state.step >= plan.total_steps or evaluator.has_stalled

@@ -17,7 +17,7 @@ MUTANTS = [
     ("common/log.wgsl", "(1.0 / 3.0 +", "(1.25 / 3.0 +", "logits"),
     ("common/bfloat16.wgsl", "+ odd)", "- odd)", "rounding"),
     ("rms_norm/backward.wgsl", "(r * mean)", "(r + mean)", "rms_norm"),
-    ("common/gemm_interface.wgsl", "v += load_residual(at)", "v = load_residual(at)", "linear"),
+    ("common/gemm_results.wgsl", "v += load_residual(at)", "v = load_residual(at)", "linear"),
 ]
 
 
