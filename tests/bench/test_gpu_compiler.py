@@ -55,7 +55,8 @@ def test_every_kernel_has_figures_and_a_line(done):
     kernels = {row["kernel"].partition("(")[0]: row for row in report["kernels"]}
     forward, norm = kernels["glu/forward.wgsl"], kernels["rms_norm/forward.wgsl"]
     assert (forward["barriers"], forward["lds"]) == (0, 0) < (norm["barriers"], norm["lds"])
-    assert list(forward["launches"].values()) == [2, 2]
+    # Once a layer in a training step, and once for the next token of a text.
+    assert list(forward["launches"].values()) == [4, 4]
     assert "adamw/clip.wgsl" in kernels
     for plan in report["plans"].values():
         assert plan["kernels"] > 20 and plan["failed"] == 0
