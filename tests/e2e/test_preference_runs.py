@@ -100,7 +100,6 @@ def test_a_run_learns_and_goes_on_with_the_same_bits(folder, objective):
     assert ("rewards/accuracies" in steps[0]) == (objective != "kto")
     if objective != "orpo":  # the reference is the model as it begins
         assert steps[0]["rewards/chosen"] == pytest.approx(0, abs=1e-5)
-    # What is read back of the sums is the run's alone: two copies of 80 bytes.
     assert whole.bytes == result.peak_bytes
     run(folder, f"parts-{objective}", objective, observer=Plan(stop_after=2))
     _, again, parts = run(folder, f"parts-{objective}", objective, resume=True)
