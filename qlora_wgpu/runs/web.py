@@ -76,6 +76,7 @@ class SiteServer(socketserver.ThreadingTCPServer):
 
     allow_reuse_address = True
     daemon_threads = True
+    request_queue_size = 128  # a browser asks for all modules at once
 
     def __init__(self, folder: str | Path, port: int = 0) -> None:
         """Binds a port; nothing is served yet.

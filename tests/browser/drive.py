@@ -74,7 +74,10 @@ class Server:
             def log_message(self, *args: Any) -> None:
                 pass
 
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        class Waiting(http.server.ThreadingHTTPServer):
+            request_queue_size = 128  # a browser asks for all modules at once
+
+        self._server = Waiting(("127.0.0.1", 0), Handler)
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     @property
