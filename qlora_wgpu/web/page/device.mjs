@@ -5,7 +5,7 @@ export class Told extends Error {}
 
 const SWITCHES = [
   [/Firefox/, 'Firefox: open about:config and set dom.webgpu.enabled to true'],
-  [/Edg\//, 'Edge: open Edge's page of flags and enable "Unsafe WebGPU Support"'],
+  [/Edg\//, 'Edge: open the page edge:flags and enable "Unsafe WebGPU Support"'],
   [/Chrom/, 'Chrome: open the page chrome:flags and enable "Unsafe WebGPU Support"; on Linux, "Vulkan" too'],
   [/Safari/, 'Safari: version 26 and later have it; in earlier ones see Settings, Feature Flags, WebGPU'],
 ];
