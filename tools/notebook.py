@@ -1,4 +1,4 @@
-"""Executes docs/notebook.ipynb anew and writes it with what its cells show.
+"""Executes examples/notebook.ipynb anew and writes it with what its cells show.
 
 usage: python tools/notebook.py    (needs nbclient, nbformat and ipykernel beside the project)
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
+NOTEBOOK = ROOT / "examples" / "notebook.ipynb"
 
 CELLS = (
     """# Fine-tuning in a notebook
@@ -131,10 +131,10 @@ def main() -> None:
         cell["id"] = f"cell-{number}"
     notebook = nbformat.v4.new_notebook(cells=cells)
     with tempfile.TemporaryDirectory() as place:
-        (Path(place) / "docs").mkdir()
+        (Path(place) / "examples").mkdir()
         (Path(place) / "demo").symlink_to(ROOT / "demo")
         NotebookClient(notebook, kernel_name="python3", coalesce_streams=True).execute(
-            cwd=f"{place}/docs"
+            cwd=f"{place}/examples"
         )
         text = nbformat.writes(_without_metadata(notebook))
     NOTEBOOK.write_text(text.replace(f"{place}/", "") + "\n", encoding="utf-8")

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-NOTEBOOK = json.loads((ROOT / "docs" / "notebook.ipynb").read_text())
+NOTEBOOK = json.loads((ROOT / "examples" / "notebook.ipynb").read_text())
 CODE = ["".join(cell["source"]) for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
 
 
@@ -25,8 +25,8 @@ def write_small_demo(folder):
 
 def test_its_cells_run(tmp_path, monkeypatch, capfd):
     write_small_demo(tmp_path / "demo")
-    (tmp_path / "docs").mkdir()
-    monkeypatch.chdir(tmp_path / "docs")
+    (tmp_path / "examples").mkdir()
+    monkeypatch.chdir(tmp_path / "examples")
     monkeypatch.setattr("qlora_wgpu.runs.samples._LONGEST", 4)
     monkeypatch.setattr("qlora_wgpu.runs.samples._LONG", 1e9)  # all texts, on a busy machine, too
     assert sum(re.sub(r"\bsteps = 60\b", "", cell) != cell for cell in CODE) == 1
