@@ -1,0 +1,47 @@
+"""The page's modules parse, and find each other's names and the page's elements, without a browser."""
+
+import re
+
+import pytest
+import tree_sitter_javascript
+from tree_sitter import Language, Parser
+
+from qlora_wgpu.web.page_files import page_folder
+
+PAGE = page_folder()
+MODULES = sorted(PAGE.glob("*.mjs"))
+_IMPORT = re.compile(r"^import \{([^}]*)\} from '(\./[\w./]+)';", re.M)
+_EXPORT = re.compile(r"^export (?:async )?(?:class|function\*?|const|let) (\w+)", re.M)
+
+
+def parse(source: bytes):
+    return Parser(Language(tree_sitter_javascript.language())).parse(source).root_node
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: path.name)
+def test_a_module_parses(module):
+    assert not parse(module.read_bytes()).has_error
+
+
+def test_a_text_that_ends_early_is_seen():
+    assert parse(b"const a = 'it's here';").has_error
+    assert parse(b"export function f( { return 1; }").has_error
+
+
+def test_modules_import_what_others_export():
+    for module in MODULES:
+        for names, path in _IMPORT.findall(module.read_text()):
+            source = (PAGE / path).read_text()
+            if "vendor" in path:  # in one line, with a list of what is exported
+                exported = set(re.findall(r"(\w+)\s*(?=[,}])", source[source.rindex("export") :]))
+            else:
+                exported = set(_EXPORT.findall(source))
+            wanted = {name.split(" as ")[0].strip() for name in names.split(",")}
+            assert wanted <= exported, f"{module.name} imports {wanted - exported} of {path}"
+
+
+def test_the_page_has_the_elements_that_its_module_asks_for():
+    page, module = (PAGE / "index.html").read_text(), (PAGE / "app.mjs").read_text()
+    asked = set(re.findall(r"\$\('([\w-]+)'\)", module))
+    assert len(asked) > 10
+    assert asked <= set(re.findall(r'\bid="([\w-]+)"', page))
