@@ -1,4 +1,4 @@
-"""The page's modules parse, and find each other's names and the page's elements, without a browser."""
+"""The page's modules parse, and fit together and to the page, seen without a browser."""
 
 import re
 
