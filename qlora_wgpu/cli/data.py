@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
+
 import click
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +18,9 @@ from qlora_wgpu.cli._display import Display
 from qlora_wgpu.cli._settings import read_settings
 from qlora_wgpu.cli._terminal import Terminal, write_json
 from qlora_wgpu.config import Config
-from qlora_wgpu.data import Example, Tokenizer, content_digest, encoded_examples
+from qlora_wgpu.data import Dataset, Example, Tokenizer, content_digest, encoded_examples
 from qlora_wgpu.data.held_out import DatasetPart
+from qlora_wgpu.data.preference_source import SAID, EncodedAnswer
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.runs.data import data_path, preparation, read_data, tokenizer_of
 from qlora_wgpu.runs.locating import base_in
@@ -44,7 +48,8 @@ _LEARNT = "bold green"
     "--json",
     "as_json",
     is_flag=True,
-    help="Print an object per sample (text, input_ids, labels) instead, one a line.",
+    help="Print an object per sample (text, input_ids, labels; answer, such as chosen, where rows "
+    "have several) instead, one a line.",
 )
 def data(
     config: str, overrides: tuple[str, ...], samples: int, held_out: bool, as_json: bool
@@ -62,14 +67,25 @@ def data(
     with Display(console) as display:
         prepared = runs.prepare(settings, display, held_out=held_out)
     dataset = prepared.dataset
-    for number in range(min(samples, len(dataset))):
-        title = f"{number + 1} of {len(dataset):,}: {len(dataset[number])} tokens"
-        _show_sample(console, colored(dataset[number], prepared.tokenizer), title)
+    for title, example in islice(_titled(settings, dataset), samples):
+        _show_sample(console, colored(example, prepared.tokenizer), title)
     if samples:
         how = "stand in {+ +}" if _is_colorless(console) else "are green"
         console.print(f"learnt tokens {how}", style="dim")
     console.print(_histogram(dataset.lengths, settings.data.max_seq_length))
     console.print(_figures(settings, prepared, held_out=held_out), highlight=False)
+
+
+def _titled(settings: Config, dataset: Dataset) -> Iterator[tuple[str, Example]]:
+    """Examples under their rows' numbers, where a row has answers with what is said of each."""
+    said = SAID.get(settings.train.objective, ("",))
+    rows = len(dataset) // len(said)
+    for number in range(len(dataset)):
+        row, place = divmod(number, len(said))
+        example = dataset[number]
+        if len(example):  # the other place of a row with one answer is empty
+            word = f", {said[place]}" if said[place] else ""
+            yield f"{row + 1:,} of {rows:,}{word}: {len(example):,} tokens", example
 
 
 def _show_sample(console: Terminal, text: Text, title: str) -> None:
@@ -111,9 +127,11 @@ def _write_json(settings: Config, *, held_out: bool) -> None:
         part = read_data(settings, tokenizer, Observer(), held_out=True)
         chosen = {content_digest(example.input_ids) for example in part}
     samples = encoded_examples(path, tokenizer, how, held_out=held_out and split is None)
-    for ids, labels, text in samples:
-        if chosen is None or (content_digest(ids) in chosen) == held_out:
-            write_json({"text": text, "input_ids": ids, "labels": labels})
+    for sample in samples:
+        if chosen is None or (content_digest(sample.ids) in chosen) == held_out:
+            row = {"text": sample.text, "input_ids": sample.ids, "labels": sample.labels}
+            answer = {"answer": sample.said} if isinstance(sample, EncodedAnswer) else {}
+            write_json(row | answer)
 
 
 def colored(example: Example, tokenizer: Tokenizer) -> Text:
@@ -138,6 +156,7 @@ def colored(example: Example, tokenizer: Tokenizer) -> Text:
 
 def _histogram(lengths: npt.NDArray[np.int64], limit: int) -> Table:
     """Numbers of rows by their length."""
+    lengths = lengths[lengths > 0]
     longest = int(lengths.max())
     width = max(-(-longest // _BARS), 1)
     counts = np.bincount((lengths - 1) // width, minlength=-(-longest // width))
@@ -179,6 +198,6 @@ def _figures(settings: Config, prepared: runs.PreparedData, *, held_out: bool) -
     table.add_row(
         "steps",
         f"{plan.steps_per_epoch:,} an epoch, {plan.total_steps:,} in all, of "
-        f"{plan.batch_size} x {plan.accumulation} rows",
+        f"{plan.batch_size // plan.sides} x {plan.accumulation} rows",
     )
     return table

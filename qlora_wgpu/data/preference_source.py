@@ -6,6 +6,7 @@ Of a row that judges one answer the other's place is empty: in front stands what
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import cycle
 from typing import Any
 
 from qlora_wgpu.data.examples import Counts
@@ -17,6 +18,31 @@ from qlora_wgpu.data.row_source import RowsInMemory, RowSource
 from qlora_wgpu.data.sources import holds_documents
 from qlora_wgpu.data.tally import Tally
 from qlora_wgpu.errors import DataError, TokenizerError
+
+SAID = {
+    "dpo": ("chosen", "rejected"),
+    "orpo": ("chosen", "rejected"),
+    "kto": ("desirable", "undesirable"),
+}
+"""What is said of the two answers of a row, by ``train.objective``."""
+
+
+class EncodedAnswer(Encoded):
+    """An answer of a row as tokens.
+
+    Attributes:
+        said: What is said of it.
+    """
+
+    said: str = ""
+
+    @classmethod
+    def of(cls, encoded: Encoded, said: str) -> EncodedAnswer:
+        """One of which that is said."""
+        answer = cls(*encoded)
+        answer.said = said
+        return answer
+
 
 _NOTHING = Encoded([], [], "")
 _REPORTED_EVERY = 256  # rows between two reports of progress
@@ -61,7 +87,9 @@ class AnswerSource(RowSource):
             if self._tally.counts.rows % _REPORTED_EVERY == 0:
                 self._progress(self._tally.counts.rows)
             sides = self._sides(where, row, row_format, empty=empty)
-            yield from (side for side in sides if side.ids or self._keeps_places)
+            for side, said in zip(sides, cycle(SAID[self._how.objective]), strict=False):
+                if side.ids or self._keeps_places:
+                    yield EncodedAnswer.of(side, said)
         self._progress(self._tally.counts.rows)
 
     def _refuse_documents(self) -> None:

@@ -12,7 +12,7 @@ from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.training.best_adapter import load_best
 from qlora_wgpu.training.checkpoints import load_newest
 from qlora_wgpu.training.computing import Computing
-from qlora_wgpu.training.learning_rates import learning_rates
+from qlora_wgpu.training.learning_rates import learning_rates, warmup_steps
 from qlora_wgpu.training.observer import Observer
 from qlora_wgpu.training.resume_check import check_resumable
 from qlora_wgpu.training.run import Run
@@ -121,13 +121,22 @@ def refuse_fewer_steps(run: Run, total: int) -> None:
         )
 
 
-def tell_of_new_length(run: Run, total: int) -> None:
+def tell_of_length(run: Run, total: int) -> None:
     """Notes how many steps a run is to have, and tells where that was another number.
 
     Its learning rate is that of the new length from here on, as with Hugging Face's Trainer: what
-    is done has followed the old one.
+    is done has followed the old one. Also told of is a run too short for its warm-up: a single
+    step has a learning rate of 0, and changes nothing.
     """
     before, run.state.total_steps = run.state.total_steps, total
+    warmup = warmup_steps(run.config.optim, total)
+    if total <= warmup:
+        last = learning_rates(run.config.optim, total, range(total - 1, total))[0]
+        run.observer.warning(
+            f"optim.learning_rate is not reached: warm-up takes {warmup:,} of the run's {total:,} "
+            f"steps, and the last has {last:.2g}; lower train.gradient_accumulation_steps for more "
+            "steps, or optim.warmup_ratio and warmup_steps"
+        )
     if run.saved_at < 0 or before in (0, total):
         return
     kind = run.config.optim.lr_scheduler_type

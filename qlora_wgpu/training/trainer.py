@@ -18,7 +18,7 @@ from qlora_wgpu.training.loop import TrainingLoop
 from qlora_wgpu.training.mixing import SourceCounter
 from qlora_wgpu.training.objectives import training_options
 from qlora_wgpu.training.observer import Observer
-from qlora_wgpu.training.opening import open_run, refuse_fewer_steps, tell_of_new_length
+from qlora_wgpu.training.opening import open_run, refuse_fewer_steps, tell_of_length
 from qlora_wgpu.training.optimizer import Optimizer
 from qlora_wgpu.training.own_rows import RowReader
 from qlora_wgpu.training.plateau import first_plateau
@@ -267,7 +267,7 @@ class Trainer:
             if run.saved_at < 0:
                 texts.keep_first()
                 run.state.eval_loss_before = evaluator.measure(0)
-            tell_of_new_length(run, plan.total_steps)
+            tell_of_length(run, plan.total_steps)
             run.start_clock()
             run.sources = SourceCounter(rows, plan)
             loop = TrainingLoop(run, rows, plan, optimizer, evaluator, texts, steering)

@@ -1,5 +1,7 @@
 """Samples of data and of what a model says, where there are no colours, no screen, or no text."""
 
+import json
+
 import pytest
 from click.testing import CliRunner
 from e2e.tiny import write_model
@@ -69,3 +71,36 @@ def test_a_model_that_says_nothing_is_told():
     assert texts == {"prompt": "Hi", "before": "(nothing)", "after": "(nothing)"}
     stopped = _texts(Sample("Hi", "Ho", "a\n\n\n\nb", ""), ended=False)
     assert stopped == {"prompt": "Hi", "expected": "Ho", "before": "a\n\nb"}
+
+
+@pytest.mark.parametrize(
+    ("objective", "rows", "titles"),
+    [
+        (
+            "dpo",
+            [{"prompt": "what is this? ", "chosen": "a fox", "rejected": "a dog"}] * 4,
+            ["1 of 4, chosen", "1 of 4, rejected", "2 of 4, chosen"],
+        ),
+        (
+            "kto",
+            [
+                {"prompt": "what is this? ", "completion": "a dog", "label": False},
+                {"prompt": "what is this? ", "completion": "a fox", "label": True},
+            ],
+            ["1 of 2, undesirable", "2 of 2, desirable"],
+        ),
+    ],
+)
+def test_answers_say_what_is_thought_of_them(run, tmp_path, objective, rows, titles):
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = [f"train.objective={objective}", f"data.train={tmp_path / 'rows.jsonl'}"]
+    settings.append("train.per_device_train_batch_size=2")
+    shown = CliRunner().invoke(data, [run, *settings])
+    assert shown.exit_code == 0, shown.output
+    lines = shown.output.splitlines()
+    found = [line[4:].partition(":")[0] for line in lines if line.startswith("--- ")]
+    assert found == titles
+    assert any(line.startswith(" steps") and "of 2 x 16 rows" in line for line in lines)
+    as_json = CliRunner().invoke(data, [run, *settings, "--json"])
+    said = [json.loads(line)["answer"] for line in as_json.output.splitlines()]
+    assert said[: len(titles)] == [title.partition(", ")[2] for title in titles][:3]

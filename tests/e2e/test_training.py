@@ -351,3 +351,21 @@ def test_want_of_memory_in_a_step_keeps_the_steps_before(folder, device, tmp_pat
     Trainer(opened(folder, device), settings, resume=True).train(rows())
     name = "adapter/adapter_model.safetensors"
     assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_a_run_too_short_for_its_warm_up_says_that_it_learns_nothing(folder, device, tmp_path):
+    class Told(Observer):
+        warnings = ()
+
+        def warning(self, text):
+            self.warnings += (text,)
+
+    told = {}
+    for steps in (1, 2):
+        optim = {"learning_rate": 1e-2, "warmup_ratio": 0.03}
+        settings = config(folder, tmp_path / f"{steps}", optim=optim, train={"max_steps": steps})
+        told[steps] = Told()
+        Trainer(opened(folder, device), settings, told[steps]).train(rows())
+    assert not told[2].warnings
+    [text] = told[1].warnings
+    assert "warm-up takes 1 of the run's 1 steps, and the last has 0;" in text
