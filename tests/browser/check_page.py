@@ -110,6 +110,16 @@ def test_a_truncated_weight_file_is_told(ask, site):
 
 
 @pytest.mark.parametrize(
+    ("module", "told"),
+    [("chart.mjs", "The page does not run"), ("memory.mjs", "The page's worker does not run")],
+)
+@pytest.mark.parametrize("browser", ["firefox", "chromium"])
+def test_a_damaged_module_is_told(ask, browser, module, told):
+    with pytest.raises(AssertionError, match=told):
+        ask(browser, "page.html", user_task(), {module: b"const text = 'it's damaged';"})
+
+
+@pytest.mark.parametrize(
     ("browser", "remedy"), [("firefox", "about:config"), ("chromium", "flags")]
 )
 def test_no_webgpu_is_told_with_what_to_switch_on(ask, browser, remedy):

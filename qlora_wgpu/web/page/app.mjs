@@ -10,7 +10,7 @@ const number = (value) => value.toLocaleString('en');
 const mebibytes = (bytes) => (bytes >= 2 ** 30 ? `${(bytes / 2 ** 30).toFixed(1)} GiB` : `${Math.ceil(bytes / 2 ** 20)} MiB`);
 
 const page = { site: null, loaded: false, data: null, busy: false, messages: [], kept: null };
-const requests = new Requests(new Worker('worker.mjs', { type: 'module' }), heard);
+const requests = new Requests(new Worker('start.mjs', { type: 'module' }), heard);
 const chart = new Chart($('curve'), $('chart'), { now: $('chart-now'), top: $('chart-top'), steps: $('chart-steps') });
 
 function tell(text) {
