@@ -19,7 +19,6 @@ from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.config import Config
 from qlora_wgpu.errors import ConfigError, DeviceError
 from qlora_wgpu.gpu.adapters import cards
-from qlora_wgpu.runs.cluster_memory import in_cluster
 from qlora_wgpu.runs.machine import of_several
 
 _DTYPES = ("bfloat16", "float32")
@@ -83,11 +82,10 @@ def estimate(
     )
     console = Terminal()
     _show(console, target, result)
-    if isinstance(what, Config) and what.cluster.scheduler is not None:
-        worker, owner = in_cluster(result.memory)
+    if (there := result.on_cluster) is not None:
         console.print(
-            f"on a cluster: {_size(worker)} on the GPU of each worker, {_size(owner)} on that of "
-            "the owner, which may be one of these GPUs",
+            f"on a cluster: {_size(there.worker)} on the GPU of each worker, {_size(there.owner)} "
+            "on that of the owner, which may be one of these GPUs",
             highlight=False,
         )
     if json_file is not None:
@@ -187,6 +185,7 @@ def _write(name: str, result: runs.Estimate) -> None:
         "remedy": result.remedy,
         "fitted": None if result.fitted is None else fitted_in_json(result.fitted),
         "cards": [in_json(plan) for plan in result.cards],
+        "on_cluster": None if result.on_cluster is None else asdict(result.on_cluster),
     }
     try:
         Path(name).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")

@@ -78,12 +78,14 @@ class Specification:
         settings: The run's, as plain data.
         length: Tokens of its longest row.
         version: The owner's version of the package.
+        shapes: All that the run computes, as plain data, from which its memory is planned.
         gpu: The worker's GPU; None where it decides itself.
     """
 
     settings: dict[str, Any]
     length: int
     version: str
+    shapes: dict[str, Any]
     gpu: str | None = None
 
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from qlora_wgpu.cluster.blocks import FloatArray, Sums
 from qlora_wgpu.graph.pieces import Pieces
+from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.ops.adamw import (
     SATURATED_OFFSET,
@@ -15,6 +16,11 @@ from qlora_wgpu.ops.adamw import (
     STATS_TOKENS,
 )
 from qlora_wgpu.ops.tensor import add_to
+
+
+def received_gradient(adapter: Adapter) -> Pieces:
+    """Room for a gradient that has come from a worker."""
+    return Pieces.laid_out("received gradient", "gradients", "float32", adapter.piece_lengths)
 
 
 class GradientSum:
@@ -27,9 +33,7 @@ class GradientSum:
             model: The adapter.
         """
         self._model = model
-        self._received = Pieces.laid_out(
-            "received gradient", "gradients", "float32", model.adapter.piece_lengths
-        )
+        self._received = received_gradient(model.adapter)
         graph = model.new_graph()
         add_to(graph, model.adapter.gradient, self._received)
         self._program = model.new_program(graph)

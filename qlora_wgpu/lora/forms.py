@@ -15,10 +15,12 @@ class AdapterForms:
     Attributes:
         optimizer: ``"adamw"``, whose moments are float32, or ``"adamw_8bit"``.
         gradient: What micro-batches' gradients are summed in, each of them made in float32.
+        updates: Whether there are moments: a worker of a cluster never updates.
     """
 
     optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
     gradient: Literal["float32", "bfloat16"] = "float32"
+    updates: bool = True
 
     @classmethod
     def of(cls, settings: Config) -> AdapterForms:

@@ -225,7 +225,7 @@ class Search:
         blocks = self._blocks if way.residency.streamed_head else []
         changes = streaming(layers, layout.layer_bytes, blocks)
         for embedding in (False, True) if layout.embedding_bytes else (False,):
-            for on_host in (False, True):
+            for on_host in (False, True) if layout.adapter.forms.updates else (False,):
                 passing = rows * layout.embedded_row_bytes if embedding else 0
                 # The rows, and their numbers, which the lookup reads.
                 taken = buffer_bytes(passing) + buffer_bytes(4 * rows)

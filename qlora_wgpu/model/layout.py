@@ -135,7 +135,13 @@ class ModelLayout:
         """The same model, of which nothing is loaded yet, with what waits in host memory."""
         return self._again(self.profile, residency)
 
-    def _again(self, profile: Profile, residency: Residency) -> ModelLayout:
+    def with_forms(self, forms: AdapterForms) -> ModelLayout:
+        """The same model, of which nothing is loaded yet, with an adapter in other types."""
+        return self._again(self.profile, self.residency, forms)
+
+    def _again(
+        self, profile: Profile, residency: Residency, forms: AdapterForms | None = None
+    ) -> ModelLayout:
         other = ModelLayout(
             self.pretrained,
             self.adapter.config,
@@ -144,7 +150,7 @@ class ModelLayout:
             profile=profile,
             max_binding=self.max_binding,
             residency=residency,
-            forms=self.adapter.forms,
+            forms=forms or self.adapter.forms,
             keep=self.keep,
         )
         other.adapter.start = self.adapter.start
@@ -312,6 +318,8 @@ class ModelLayout:
         plan = plan or self.step(options).plan
         memory = plan.bytes_by_kind()
         memory["uniforms"] = plan.uniform_bytes
+        if not self.adapter.forms.updates:
+            return memory
         moments = self.adapter.moments
         memory["optimizer"] = moments.nbytes_beside
         if self.residency.host_moments:

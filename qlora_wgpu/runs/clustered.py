@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 
 from qlora_wgpu.cluster.blocks import Identity, Specification
 from qlora_wgpu.cluster.computing import Cluster
@@ -17,8 +18,10 @@ from qlora_wgpu.lora.forms import AdapterForms
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.qlora_model import device_layout
+from qlora_wgpu.runs.cluster_memory import owner_memory, require_owner_room
 from qlora_wgpu.runs.data import RunData
 from qlora_wgpu.runs.opening import OpenedModel, checking_device
+from qlora_wgpu.runs.run_memory import RunShapes
 from qlora_wgpu.runs.soundness import sound_layout, update_launches
 from qlora_wgpu.runs.worker import Worker
 from qlora_wgpu.training import Observer, training_options
@@ -41,7 +44,8 @@ def opened_cluster(
     Raises:
         ClusterError: If there is no scheduler, or no worker that can be used.
         ConfigError: If the extra is missing, or the way to the scheduler is not safe.
-        DeviceError: If the owner's device has no room.
+        DeviceError: If the owner's device cannot compute.
+        OutOfMemoryError: If it has no room.
     """
     if settings.lora.changes_base:
         raise ConfigError(
@@ -53,11 +57,11 @@ def opened_cluster(
     layout = _owner_layout(settings, source, device, observer)
     folder.finish_fingerprint()
     gpus = _gpus(settings)
-    shapes = layout.adapter.shapes
+    shapes, shapes_of_run = layout.adapter.shapes, asdict(RunShapes.of(settings, data))
 
     def specify(name: str) -> Specification:
         own = gpus[int(name) % len(gpus)] if settings.cluster.scheduler == "local" else None
-        return Specification(settings.model_dump(), data.length, __version__, own)
+        return Specification(settings.model_dump(), data.length, __version__, shapes_of_run, own)
 
     def check(identity: Identity) -> str | None:
         return _problem(identity, folder.fingerprint, shapes)
@@ -96,6 +100,9 @@ def _owner_layout(
         source.pretrained, settings.lora, settings.quant, settings.train.compute_dtype, device,
         forms=AdapterForms.of(settings),
     )  # fmt: skip
+    memory = owner_memory(settings, layout)
+    observer.planned(memory)
+    require_owner_room(memory, device)
     layout = sound_layout(
         device, lambda: checking_device(settings.device), launches, layout, observer
     )

@@ -20,6 +20,7 @@ from qlora_wgpu.lora.forms import AdapterForms
 from qlora_wgpu.model.fit import Fit
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.runs.cards import CardPlan, plans_for_cards
+from qlora_wgpu.runs.cluster_memory import ClusterMemory
 from qlora_wgpu.runs.data import RunData, prepare
 from qlora_wgpu.runs.locating import base_in
 from qlora_wgpu.runs.settings import as_config
@@ -47,6 +48,7 @@ class Estimate:
         fitted: Where it does not fit, how ``train`` keeps within the budget all the same, with some
             of it in host memory; None where it cannot, or need not.
         cards: The same training on cards of the usual sizes, where they were asked for.
+        on_cluster: What a run with ``cluster.scheduler`` takes of its devices.
     """
 
     workload: Workload
@@ -58,6 +60,7 @@ class Estimate:
     remedy: str | None = None
     fitted: Fit | None = None
     cards: tuple[CardPlan, ...] = ()
+    on_cluster: ClusterMemory | None = None
 
     @property
     def total(self) -> int:
@@ -113,8 +116,8 @@ def estimate(
     for name, value in (("batch", batch), ("seq", seq), ("rank", rank), ("budget", budget)):
         _check_positive(name, value)
     is_run = not isinstance(target, str | PathLike) or Path(target).suffix in (".yaml", ".yml")
-    if is_run:
-        settings = as_config(target, overrides)
+    settings = as_config(target, overrides) if is_run else None
+    if settings is not None:
         here = Target.here(settings.device)
         length = settings.data.max_seq_length
         if by_data and seq is None:
@@ -143,7 +146,12 @@ def estimate(
         if budget is not None or not here.is_host:
             fitted = fitted_within(totals.layout, workload, room)
     plans = plans_for_cards(workload) if cards else ()
-    return Estimate(workload, here.name, memory, budget, fits, here.nbytes, remedy, fitted, plans)
+    on_cluster = None
+    if settings is not None and settings.cluster.scheduler is not None:
+        on_cluster = ClusterMemory.of(settings, totals.layout, workload.options)
+    return Estimate(
+        workload, here.name, memory, budget, fits, here.nbytes, remedy, fitted, plans, on_cluster
+    )
 
 
 def _check_positive(name: str, value: object) -> None:

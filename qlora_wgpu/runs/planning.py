@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.schema import DeviceConfig
-from qlora_wgpu.data import bucket_length
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory_size import room
-from qlora_wgpu.graph.program import pooled_bytes
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.lora.forms import AdapterForms
 from qlora_wgpu.model.fit import Fit
@@ -21,12 +17,10 @@ from qlora_wgpu.model.options import StepOptions
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.model.residency import RESIDENT
-from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.runs.data import RunData
 from qlora_wgpu.runs.host_room import require_host_room
 from qlora_wgpu.runs.opening import checking_device
 from qlora_wgpu.runs.run_memory import RunShapes
-from qlora_wgpu.runs.text_plans import text_plans
 from qlora_wgpu.training import Observer, training_options
 from qlora_wgpu.tuning.cache import key_of, known_keys, tuned
 from qlora_wgpu.tuning.tuner import Task
@@ -80,7 +74,7 @@ def within_room(
     options: StepOptions,
     device: Device,
     observer: Observer,
-    shapes: RunShapes | None = None,
+    shapes: RunShapes,
 ) -> Fit:
     """A layout that keeps within ``device.memory``: what has no room waits in host memory.
 
@@ -90,8 +84,7 @@ def within_room(
         options: Of the longest step.
         device: The device.
         observer: Told what is planned, and what waits.
-        shapes: All that the run computes, if that is known; else room is left for batches of all
-            lengths, and for texts.
+        shapes: All that the run computes.
 
     Raises:
         OutOfMemoryError: If nothing makes training fit, or the host has no room for what waits.
@@ -99,8 +92,6 @@ def within_room(
     budget = device.budget if device.budget is not None else room(device)
 
     def beside(layout: ModelLayout, options: StepOptions) -> int:
-        if shapes is None:
-            return _beside(layout, options, options.seq)
         step, run = layout.memory(options), shapes.memory(layout, options, settings)
         return sum(run.values()) - sum(step.values())
 
@@ -114,9 +105,7 @@ def within_room(
         beside=beside,
     )
     _require_bindings(fitted.layout, device)
-    memory = fitted.memory
-    if shapes is not None:
-        memory = shapes.memory(fitted.layout, fitted.options, settings)
+    memory = shapes.memory(fitted.layout, fitted.options, settings)
     observer.planned(memory)
     changed = fitted.options != options or fitted.residency != RESIDENT
     if changed and budget is not None:
@@ -140,23 +129,6 @@ def _require_bindings(layout: ModelLayout, device: Device) -> None:
             f"piece, and {device.name} allows {device.max_binding:,}: lower lora.r or leave it out "
             "of lora.target_modules"
         )
-
-
-def _beside(layout: ModelLayout, options: StepOptions, capacity: int) -> int:
-    """Bytes that a run takes beside its longest step: texts, and steps of shorter lengths."""
-    longest = layout.memory(options)
-    lengths = len({bucket_length(n, options.seq) for n in range(1, options.seq + 1)})
-    # Each length has programs of its own, with and without gradient; inputs fall with the length.
-    programs = 2 * lengths * longest["uniforms"]
-    inputs = 2 * lengths * (longest["inputs"] + longest["tables"])
-    texts: Counter[str] = Counter()
-    step = layout.step(options).plan
-    states = beyond = 0
-    for plan in text_plans(layout, KVCache(capacity), ((1, capacity),)):
-        texts.update(plan.bytes_by_kind())
-        beyond = max(beyond, pooled_bytes([step, plan]) - step.activation_bytes)
-        states = sum(s.nbytes for s in plan.storages if s.kind == "activations")
-    return programs + inputs + texts["kv cache"] + 2 * texts["inputs"] + states + beyond
 
 
 def use_known_kernels(

@@ -10,6 +10,7 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.data import Dataset, bucket_length
 from qlora_wgpu.gpu.device import ALIGNMENT
 from qlora_wgpu.gpu.readback import READ_AHEAD
+from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.plan import Plan, make_plan
 from qlora_wgpu.model.adapter_state import norms_graph
 from qlora_wgpu.model.fitting_reading import reading_memory
@@ -17,6 +18,7 @@ from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import StepKind, StepOptions, TrainingOptions
 from qlora_wgpu.ops.host_moments import passing_parts
 from qlora_wgpu.ops.kv_cache import KVCache
+from qlora_wgpu.ops.tensor import fill_zero
 from qlora_wgpu.runs.answer_shapes import STEPS_LOOKED_AT, answer_shapes
 from qlora_wgpu.runs.data import RunData
 from qlora_wgpu.runs.samples import longest_text
@@ -75,8 +77,11 @@ class RunShapes:
             layout.step(measured.step("loss", self.batch, length)).plan for length in self.held_out
         ]
         answers = [layout.step(measured.step(*each)).plan for each in self._answers()]
-        texts, update = self._texts(layout), update_plan(settings, layout)
-        first = (layout.step(longest).plan, *texts, training[0], update)
+        longest_plan, texts = layout.step(longest).plan, self._texts(layout)
+        if layout.adapter.forms.updates:
+            first = (longest_plan, *texts, training[0], update_plan(settings, layout))
+        else:
+            first = (make_plan(zeroing(layout)), longest_plan, *texts, training[0])
         plans = (*first, *answers, *held_out, *training)
         return list({id(plan): plan for plan in plans}.values())
 
@@ -99,6 +104,8 @@ class RunShapes:
         norms = list(_norms(layout))  # what they leave is slots
         memory = reading_memory([*norms, *self.plans(layout, longest, settings)])
         memory["uniforms"] -= reading_memory(norms)["uniforms"]
+        if not layout.adapter.forms.updates:
+            return +memory
         assert layout.stats.storage is not None
         memory["inputs"] += READ_AHEAD * layout.stats.storage.nbytes  # copies for the log
         if layout.residency.host_moments:
@@ -108,6 +115,13 @@ class RunShapes:
             parts = passing_parts(moments.piece_lengths, moments.blocks)
             memory["uniforms"] += ALIGNMENT * (parts - len(moments.piece_lengths))
         return +memory
+
+
+def zeroing(layout: ModelLayout) -> Graph:
+    """Zeroes the gradient, which a worker of a cluster does before each micro-batch."""
+    graph = layout.new_graph()
+    fill_zero(graph, layout.adapter.gradient)
+    return graph
 
 
 def _norms(layout: ModelLayout) -> Iterator[Plan]:

@@ -14,16 +14,15 @@ from qlora_wgpu.cluster.serving import GPU_VARIABLE, MODEL_VARIABLE
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.as_trained import changed
 from qlora_wgpu.errors import ClusterError
-from qlora_wgpu.graph.program import Program
-from qlora_wgpu.lora.forms import AdapterForms
 from qlora_wgpu.model.adapter_state import read_vector
 from qlora_wgpu.model.options import StepKind
 from qlora_wgpu.model.qlora_model import QLoRAModel, device_layout
 from qlora_wgpu.ops.adamw import STATS_BALANCE, STATS_CORRECT, STATS_LOSS, STATS_TOKENS
-from qlora_wgpu.ops.tensor import fill_zero
+from qlora_wgpu.runs.cluster_memory import forms_of_worker
 from qlora_wgpu.runs.locating import base_in
 from qlora_wgpu.runs.opening import OpenedModel, checking_device, device_of, load_model
 from qlora_wgpu.runs.planning import use_known_kernels, within_room
+from qlora_wgpu.runs.run_memory import RunShapes, zeroing
 from qlora_wgpu.runs.samples import writer_of
 from qlora_wgpu.runs.soundness import run_launches, sound_layout
 from qlora_wgpu.training import Observer, training_options
@@ -61,8 +60,9 @@ class Worker:
             )
         settings = _own(Config(**specification.settings), specification.gpu)
         self._notes = _Notes()
-        self._model = _opened(settings, specification.length, self._notes)
-        self._zero = self._zeroing()
+        shapes = RunShapes(**specification.shapes)
+        self._model = _opened(settings, specification.length, shapes, self._notes)
+        self._zero = self._model.new_program(zeroing(self._model.layout))
         self._version = -1
         self._shapes: set[tuple[str, int, int]] = set()
         self._write = writer_of(self._model)
@@ -162,12 +162,6 @@ class Worker:
             return 0
         return int(read_vector(self._model.device, counter).view(np.uint32)[0])
 
-    def _zeroing(self) -> Program:
-        """Zeroes the gradient on the device."""
-        graph = self._model.new_graph()
-        fill_zero(graph, self._model.adapter.gradient)
-        return self._model.new_program(graph)
-
     def _prepare(self, kind: StepKind, batch: int, seq: int) -> None:
         """Compiles a shape, which does not count as computing."""
         if (kind, batch, seq) not in self._shapes:
@@ -187,7 +181,7 @@ def _own(settings: Config, gpu: str | None) -> Config:
     return changed(settings, changes)
 
 
-def _opened(settings: Config, length: int, observer: Observer) -> QLoRAModel:
+def _opened(settings: Config, length: int, shapes: RunShapes, observer: Observer) -> QLoRAModel:
     """The model on its device, in kernels that its driver computes rightly."""
     source = OpenedModel.open(base_in(settings), settings.model)
     device = device_of(settings.device)
@@ -195,12 +189,11 @@ def _opened(settings: Config, length: int, observer: Observer) -> QLoRAModel:
     use_known_kernels(settings, source.pretrained, length, device)
     layout = device_layout(
         source.pretrained, settings.lora, settings.quant, train.compute_dtype, device,
-        # A micro-batch's gradient is float32.
-        forms=AdapterForms(settings.optim.name), keep=settings.model.cache,
+        forms=forms_of_worker(settings), keep=settings.model.cache,
     )  # fmt: skip
     options = training_options(train, weighted=settings.data.has_weights)
     longest = options.train(train.per_device_train_batch_size, length)
-    fitted = within_room(settings, layout, longest, device, observer)
+    fitted = within_room(settings, layout, longest, device, observer, shapes)
     options = dataclasses.replace(options, checkpointing=fitted.options.checkpointing)
     folder = source.pretrained.folder
     assert folder is not None

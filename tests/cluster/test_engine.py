@@ -53,7 +53,7 @@ def an_engine(address, count=2, patience=20.0, check=None, told=None, **settings
         return Engine(
             connection,
             OddWorker,
-            lambda name: Specification(settings, 8, "1", name),
+            lambda name: Specification(settings, 8, "1", {}, name),
             check or (lambda identity: None),
             told,
             fixed=False,

@@ -10,7 +10,6 @@ from e2e.tiny import CONFIG, write_model
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.config import OptimConfig
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.runs.cluster_memory import in_cluster
 from qlora_wgpu.runs.what_fits import largest_fitting
 from qlora_wgpu.training.optimizer import Optimizer
 
@@ -66,13 +65,17 @@ def test_it_is_what_training_takes(place, scheme, batch, checkpointing):
 
 
 def test_a_run_on_a_cluster_is_told_for_workers_and_owner(place):
-    estimate, shown = figures(place, "run.yaml", "cluster.scheduler=local")
-    kinds = estimate["bytes"]
-    worker = estimate["total"] - kinds["optimizer"]  # it never updates
-    assert f"on a cluster: {worker / 2**20:,.1f} MiB on the GPU of each worker" in shown
-    kinds = {"base": 100, "adapter": 1, "gradients": 2, "optimizer": 4}
-    assert in_cluster(kinds) == (103, 1 + 2 * 2 + 4)  # one gradient of its own, one received
-    assert "on a cluster" not in figures(place, "run.yaml")[1]
+    half = "train.gradient_dtype=bfloat16"  # of the sum, which the owner has
+    estimate, shown = figures(place, "run.yaml", "cluster.scheduler=local", half)
+    kinds, there = estimate["bytes"], estimate["on_cluster"]
+    alone, without = figures(place, "run.yaml")
+    # A worker never updates, and gives a micro-batch's own gradient.
+    assert there["worker"] == alone["total"] - alone["bytes"]["optimizer"]
+    assert f"on a cluster: {there['worker'] / 2**20:,.1f} MiB on the GPU of each worker" in shown
+    received = alone["bytes"]["gradients"]
+    vectors = kinds["adapter"] + kinds["gradients"] + received + kinds["optimizer"]
+    assert 0 < there["owner"] - vectors < 20_000  # of its two small programs
+    assert "on a cluster" not in without
 
 
 def test_a_run_and_its_overrides(place):

@@ -1,0 +1,159 @@
+"""What is planned for workers and owner is what they take: whole runs that compute nothing."""
+
+import pytest
+from e2e.test_residency import write_family
+from e2e.tiny import write_chats, write_model, write_tokenizer
+from support.allocating import allocating_device
+
+from qlora_wgpu import Config, Observer, estimate, train
+from qlora_wgpu.cluster.gradient_sum import GradientSum
+from qlora_wgpu.errors import OutOfMemoryError
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.model.loss_sums import LossSums
+from qlora_wgpu.runs import worker
+
+WIDE = {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4, "head_dim": 32,
+        "num_attention_heads": 4, "num_key_value_heads": 2}  # fmt: skip
+CASES = {
+    "gemma3_text": {},
+    "qwen3_moe": {},
+    "dora, in 8 bits": {"lora": {"use_dora": True}, "optim": {"name": "adamw_8bit"}},
+    "packed": {"data": {"packing": True}, "train": {"gradient_dtype": "bfloat16"}},
+    "no held-out rows": {"data": {"eval_split": None}},
+    "long prompts": {"eval": {"sample_prompts": ["is a1 " * 20, "b2?"], "sample_steps": 2}},
+}
+
+
+class OneWorker:
+    """A cluster of one worker, in this process."""
+
+    dashboard = None
+
+    def __init__(self, settings, worker_class, specify, check, warn, *, processes):
+        self.worker, self.version = worker_class(specify("0")), 0
+        identity = self.worker.identity()
+        assert check(identity) is None
+        self.identities = {"0": identity}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *given):
+        pass
+
+    def wait_for(self, count):
+        return self.identities
+
+    def neutral(self):
+        return self.worker.neutral()
+
+    def take(self, model):
+        self.sum = GradientSum(model)
+
+    def prepare(self, batch, seq):
+        pass
+
+    def figures(self):
+        return ()
+
+    def publish(self):
+        self.version += 1
+        self.worker.write(self.version, self.sum.parameters())
+        return self.version
+
+    def accumulate(self, batches, is_stopped):
+        self.sum.begin()
+        version = self.publish()
+        for b in batches:
+            given = b.ids, b.targets, b.mask, b.dropout_key, b.weights
+            self.sum.add(self.worker.gradient(version, *given))
+        self.sum.end()
+        return True
+
+    def summed_loss(self, batches):
+        version = self.publish()
+        sums = [self.worker.loss(version, *batch) for batch in batches]
+        return LossSums(1.0, len(sums), 0)
+
+    def text(self, *given):
+        return self.worker.text(self.publish(), *given)
+
+
+class Plans(Observer):
+    def __init__(self):
+        self.memory = []
+
+    def planned(self, memory):
+        self.memory.append(sum(memory.values()))
+
+
+@pytest.fixture
+def devices(monkeypatch):
+    """The owner's and the worker's, and what is planned of the latter."""
+    own, owner, plans = Device(), allocating_device(monkeypatch), Plans()
+    monkeypatch.setattr("qlora_wgpu.runs.clustered.Cluster", OneWorker)
+    monkeypatch.setattr("qlora_wgpu.runs.clustered.sound_layout", lambda *given: given[3])
+    monkeypatch.setattr(worker, "sound_layout", lambda *given: given[3])
+    monkeypatch.setattr(worker, "device_of", lambda settings: own)
+    monkeypatch.setattr("qlora_wgpu.runs.workload.device_of", lambda settings: owner)
+    monkeypatch.setattr(worker._Notes, "planned", lambda notes, memory: plans.planned(memory))
+    return owner, own, plans
+
+
+def settings_of(place, changes):
+    write_chats(place / "chats.jsonl", rows=24)
+    settings = {
+        "model": {"path": str(place)},
+        "data": {"train": str(place / "chats.jsonl"), "max_seq_length": 64, "eval_split": 5},
+        "lora": {"r": 4},
+        "train": {"max_steps": 4, "per_device_train_batch_size": 2},
+        "output": {"dir": str(place / "run")},
+        "cluster": {"scheduler": "local", "workers": 1},
+    }
+    for section, values in changes.items():
+        settings[section] = settings.get(section, {}) | values
+    return Config.model_validate(settings)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_workers_and_owner_take_what_was_planned(devices, tmp_path, case):
+    if case in ("gemma3_text", "qwen3_moe"):
+        write_family(tmp_path, case)
+        write_tokenizer(tmp_path)
+    else:
+        write_model(tmp_path, **WIDE)
+    (owner, own, of_worker), of_owner = devices, Plans()
+    settings = settings_of(tmp_path, CASES[case])
+    train(settings, of_owner)
+    assert of_owner.memory == [owner.memory.peak]
+    (planned,) = of_worker.memory
+    assert abs(planned - own.memory.peak) < 0.01 * own.memory.peak
+    assert own.memory.by_kind["optimizer"] == 0
+    told = estimate(settings, by_data=True).on_cluster
+    assert told.owner == owner.memory.peak
+    beside = own.memory.peak - told.worker  # texts and other lengths, but no moments
+    assert 0 < beside < 0.5 * told.worker
+
+
+def test_a_workers_budget_is_used_up(devices, tmp_path):
+    write_model(tmp_path, **WIDE)
+    _, own, plans = devices
+    settings = settings_of(tmp_path, {})
+    train(settings)
+    # Of what is planned, not of what moments would take, or all lengths that there could be.
+    (whole,) = plans.memory
+    for budget in (whole, int(0.93 * whole)):
+        own.budget, own.memory.peak = budget, 0
+        taken = own.memory.total
+        train(settings, overwrite=True)
+        assert own.memory.peak - taken <= budget
+        assert abs(plans.memory[-1] - own.memory.peak + taken) < 0.01 * budget
+        assert (plans.memory[-1] == whole) is (budget == whole)
+
+
+def test_an_owner_without_room_is_told_before_workers_are_asked(devices, tmp_path, monkeypatch):
+    write_model(tmp_path)
+    devices[0].budget = 10_000
+    monkeypatch.setattr("qlora_wgpu.runs.clustered.Cluster", None)
+    with pytest.raises(OutOfMemoryError, match=r"the owner of this run.*more than the 0\.0 MiB"):
+        train(settings_of(tmp_path, {}))
