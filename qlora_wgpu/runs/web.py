@@ -20,7 +20,7 @@ from qlora_wgpu.runs.opening import OpenedModel
 from qlora_wgpu.web import MANIFEST, Site, SiteOptions, write_site
 from qlora_wgpu.web.page_files import put_page
 
-_SAMPLES = (".jsonl", ".json", ".csv")  # what a page reads
+_SAMPLES = (".jsonl", ".json", ".csv", ".txt")  # what a page reads
 
 
 def write_page(

@@ -179,8 +179,8 @@ def test_a_folder_that_is_no_site_is_left_alone(tmp_path):
 
 
 def test_an_example_must_be_of_a_kind_that_a_page_reads(tmp_path):
-    rows = tmp_path / "rows.txt"
-    rows.write_text("a text\n")
+    rows = tmp_path / "rows.parquet"
+    rows.write_bytes(b"PAR1")
     with pytest.raises(DataError, match=r"\.jsonl"):
         write_page(settings(f"data.train={rows}"), tmp_path / "site", with_data=True)
 

@@ -2,6 +2,7 @@
 
 import { Template } from './vendor/jinja.mjs';
 import { Told } from './device.mjs';
+import './python_jinja.mjs';
 
 const [START, END] = ['\ufdd0', '\ufdd1']; // around what the assistant writes
 const GENERATION = /\{%([-+]?)\s*(generation|endgeneration)\s*([-+]?)%\}/g;

@@ -1,6 +1,7 @@
 /** What a row holds: its format by its keys, and the messages of a conversation, as data/messages.py. */
 
 import { Told } from './device.mjs';
+import { isBlank, strip } from './strip.mjs';
 
 /** The keys that make a format, in order of precedence. */
 export const FORMATS = {
@@ -16,6 +17,12 @@ const ROLES = {
 };
 const CALL = 'function_call';
 
+const PAIR = 'prompt/completion';
+/** Of lists of messages, as TRL has them. */
+export const CHAT_PAIR = 'conversational prompt/completion';
+/** Formats that a chat template writes. */
+export const CHATS = ['messages', 'conversations', CHAT_PAIR];
+
 /** A row that holds nothing: it is left out and counted. */
 export class EmptyRow extends Told {}
 
@@ -25,30 +32,43 @@ export function formatOf(row, wanted = 'auto') {
   const filled = keys.filter((key) => row[key] !== null);
   for (const present of [filled, keys]) {
     for (const [name, needed] of Object.entries(FORMATS)) {
-      if ((wanted === 'auto' || wanted === name) && needed.every((key) => present.includes(key))) return name;
+      if ((wanted === 'auto' || wanted === name) && needed.every((key) => present.includes(key))) {
+        return name === PAIR && Array.isArray(row.prompt) ? CHAT_PAIR : name;
+      }
     }
   }
   const shown = Object.values(FORMATS).map((needed) => needed.map((key) => `'${key}'`).join(' and ')).join('; or ');
   throw new Told(`a row needs the key ${shown}; its keys are ${keys.slice(0, 8).map((key) => `'${key}'`).join(', ') || 'none'}`);
 }
 
-/** Messages and tools of a row of a chat format. */
+/** Messages and tools of a row of a chat format, and how many messages are its prompt. */
 export function conversationOf(key, row) {
-  const turns = fromJson(row[key]);
-  const first = Array.isArray(turns) && turns.length && typeof turns[0] === 'object' ? turns[0] ?? {} : {};
+  const turns = key === CHAT_PAIR ? null : fromJson(row[key]);
+  const first = Array.isArray(turns) && isObject(turns[0]) ? turns[0] : {};
   let messages;
-  if ('role' in first || (key === 'messages' && !('from' in first))) {
+  let prompt = 0;
+  if (key === CHAT_PAIR) {
+    const parts = ['prompt', 'completion'].map((each) => messagesOf(each, row[each]));
+    messages = parts.flat();
+    prompt = parts[0].length;
+    if (!messages.length) throw new EmptyRow("'prompt' and 'completion' hold no message");
+  } else if ('role' in first || (key === 'messages' && !('from' in first))) {
     messages = checkedMessages(turns, key);
   } else {
     messages = fromShareGPT(turns);
-    if (typeof row.system === 'string' && row.system.trim() && messages[0].role !== 'system') {
+    if (typeof row.system === 'string' && !isBlank(row.system) && messages[0].role !== 'system') {
       messages.unshift({ role: 'system', content: row.system });
     }
   }
   if (!messages.some(saysAnything)) throw new EmptyRow('the messages hold no text at all');
   const tools = fromJson(row.tools ?? null);
   if (tools !== null && !(Array.isArray(tools) && tools.every(isObject))) throw new Told("'tools' must be a list of objects");
-  return { messages, tools: tools?.length ? tools : null };
+  return { messages, tools: tools?.length ? tools : null, prompt };
+}
+
+function messagesOf(key, value) {
+  if (!Array.isArray(value)) throw new Told(`'${key}' must be a list of messages, as the other of 'prompt' and 'completion' is`);
+  return value.length ? checkedMessages(value, key) : [];
 }
 
 function checkedMessages(value, key) {
@@ -58,7 +78,7 @@ function checkedMessages(value, key) {
     if (!isObject(message)) throw new Told(`message ${number} must be an object`);
     if (typeof message.role !== 'string' || !message.role) throw new Told(`message ${number} needs a 'role' such as 'user' or 'assistant'`);
     const { content } = message;
-    if (typeof content === 'string' || ((content ?? null) === null && message.tool_calls)) return;
+    if (typeof content === 'string' || ((content ?? null) === null && isSome(message.tool_calls))) return;
     if (!Array.isArray(content) || !content.every(isObject)) throw new Told(`message ${number} needs 'content' as text`);
     if (!content.every((part) => part.type === 'text' && typeof part.text === 'string')) {
       throw new Told(`message ${number} holds a part that is no text: only text can be learnt`);
@@ -93,13 +113,13 @@ function toolCalls(text, number) {
 }
 
 function listOf(value, requirement) {
-  if (value === null || value === '' || (Array.isArray(value) && !value.length)) throw new EmptyRow(requirement);
+  if ((value ?? null) === null || value === '' || (Array.isArray(value) && !value.length)) throw new EmptyRow(requirement);
   if (!Array.isArray(value)) throw new Told(requirement);
   return value;
 }
 
-function fromJson(value) {
-  if (typeof value !== 'string' || !value.trimStart().startsWith('[')) return value;
+export function fromJson(value) {
+  if (typeof value !== 'string' || !strip(value).startsWith('[')) return value;
   try {
     return JSON.parse(value);
   } catch (error) {
@@ -108,9 +128,11 @@ function fromJson(value) {
 }
 
 function saysAnything(message) {
-  const others = Object.entries(message).some(([key, value]) => key !== 'role' && key !== 'content' && value);
+  const others = Object.entries(message).some(([key, value]) => key !== 'role' && key !== 'content' && isSome(value));
   const parts = Array.isArray(message.content) ? message.content : [{ text: message.content }];
-  return others || parts.some((part) => String(part.text ?? '').trim());
+  return others || parts.some((part) => !isBlank(String(part.text || '')));
 }
 
+/** What Python takes for true: lists and objects that hold something. */
+const isSome = (value) => (value !== null && typeof value === 'object' ? Object.keys(value).length > 0 : Boolean(value));
 const isObject = (value) => value !== null && typeof value === 'object' && !Array.isArray(value);

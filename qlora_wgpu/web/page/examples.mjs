@@ -1,10 +1,12 @@
 /** Rows as token ids and labels, as data/formats.py and data/row_source.py make them. */
 
-import { conversationOf, EmptyRow, formatOf } from './conversations.mjs';
+import { CHATS, conversationOf, EmptyRow, formatOf, fromJson } from './conversations.mjs';
 import { Told } from './device.mjs';
-import { assistantSpans, lastTurnSpans } from './masking.mjs';
+import { assistantSpans, lastTurnSpans, spansFrom } from './masking.mjs';
+import { isBlank } from './strip.mjs';
 
 const IGNORED = -100;
+const MOST_AT_ONCE = 1 << 20; // characters of a document: Python's own cuts begin beyond
 const TASK = 'Below is an instruction that describes a task';
 const REQUEST = 'Write a response that appropriately completes the request.';
 
@@ -25,6 +27,7 @@ export class RowEncoder {
    * @param {(done: number) => void} progress
    */
   examples(rows, progress = () => {}) {
+    if (rows[0]?.document) return this._windows(rows[0]);
     const counts = { rows: rows.length, empty: 0, truncated: 0, dropped: 0, without_labels: 0 };
     const examples = [];
     let format = null;
@@ -33,8 +36,12 @@ export class RowEncoder {
       try {
         if (Object.values(given).every((value) => value === null)) throw new EmptyRow('the row has no value');
         const row = this._named(given);
-        format ??= formatOf(row, this.how.format);
-        const whole = this.encode(row, formatOf(row, format));
+        const own = formatOf(row, this.how.format);
+        format ??= own;
+        if (own !== format) {
+          throw new Told(`a row of the format '${own}' stands among rows of '${format}': give each format its own file`);
+        }
+        const whole = this.encode(row, own);
         const cut = this._cut(whole, where);
         if (!cut) counts.dropped++;
         else if (!cut.labels.slice(1).some((label) => label !== IGNORED)) counts.without_labels++;
@@ -50,6 +57,20 @@ export class RowEncoder {
     });
     if (!examples.length) throw new Told(nothing(counts));
     return { examples, counts, format };
+  }
+
+  /** A document, cut into pieces of the longest length; a rest is left out unless it is all. */
+  _windows({ where, row: { text } }) {
+    const { max_length: limit } = this.how;
+    if (isBlank(text)) throw new Told(`${where} holds no text.`);
+    if (text.length > MOST_AT_ONCE) throw new Told(`${where} is longer than ${MOST_AT_ONCE.toLocaleString('en')} characters: cut it into several rows of a .jsonl file.`);
+    const ids = this.tokenizer.encode(text);
+    const examples = [];
+    for (let at = 0; at + limit <= ids.length; at += limit) examples.push(ids.slice(at, at + limit));
+    if (!examples.length && ids.length < 2) throw new Told(`${where} holds fewer than two tokens: there is nothing to learn.`);
+    if (!examples.length) examples.push(ids);
+    const counts = { rows: examples.length, empty: 0, truncated: 0, dropped: 0, without_labels: 0 };
+    return { examples: examples.map((piece) => ({ ids: piece, labels: [...piece] })), counts, format: 'text' };
   }
 
   _named(row) {
@@ -72,29 +93,33 @@ export class RowEncoder {
 
   /** Ids and labels of a row. */
   encode(row, format) {
-    if (format === 'messages' || format === 'conversations') return this._chat(format, row);
+    if (CHATS.includes(format)) return this._chat(format, row);
     if (format === 'prompt/completion') return this._answer(textOf(row, 'prompt'), textOf(row, 'completion'));
     if (format === 'instruction/output') return this._instruction(row);
     return this._text(row);
   }
 
   _chat(key, row) {
-    const { messages, tools } = conversationOf(key, row);
+    const { messages, tools, prompt } = conversationOf(key, row);
     if (!this.template) throw new Told('the rows are conversations, but this site has no chat template: write it with data.chat_template');
-    const last = ['last_turn', 'completion'].includes(this.how.train_on);
+    const { train_on: wanted } = this.how;
     const eos = this.tokenizer.specialTokens.eos_token;
-    const found = (last ? lastTurnSpans : assistantSpans)(this.template, messages, tools, eos);
-    const spans = this.how.train_on === 'all' ? [[0, found.text.length]] : found.spans;
+    const given = [this.template, messages, tools, eos];
+    let found;
+    if (wanted === 'last_turn' || (wanted === 'completion' && !prompt)) found = lastTurnSpans(...given);
+    else found = prompt ? spansFrom(prompt, ...given) : assistantSpans(...given);
+    const spans = wanted === 'all' ? [[0, found.text.length]] : found.spans;
     return this._masked(found.text, spans, false);
   }
 
   _instruction(row) {
     const extra = (row.input ?? null) === null ? '' : textOf(row, 'input');
     const system = (row.system ?? null) === null ? '' : textOf(row, 'system');
-    const output = textOf(row, 'output');
     const instruction = textOf(row, 'instruction');
+    const prompt = alpacaPrompt(instruction, extra, system, historyOf(row));
+    const output = textOf(row, 'output');
     requireText(instruction + extra + output);
-    return this._answer(alpacaPrompt(instruction, extra, system, row.history ?? []), output);
+    return this._answer(prompt, output);
   }
 
   _text(row) {
@@ -139,11 +164,11 @@ export class RowEncoder {
 
 /** The prompt of an instruction, in Stanford Alpaca's wording. */
 export function alpacaPrompt(instruction, extra = '', system = '', history = []) {
-  const task = extra.trim() ? `${TASK}, paired with an input that provides further context.` : `${TASK}.`;
-  const parts = [system.trim() ? system : `${task} ${REQUEST}`];
+  const task = !isBlank(extra) ? `${TASK}, paired with an input that provides further context.` : `${TASK}.`;
+  const parts = [!isBlank(system) ? system : `${task} ${REQUEST}`];
   for (const [earlier, answer] of history) parts.push(`### Instruction:\n${earlier}`, `### Response:\n${answer}`);
   parts.push(`### Instruction:\n${instruction}`);
-  if (extra.trim()) parts.push(`### Input:\n${extra}`);
+  if (!isBlank(extra)) parts.push(`### Input:\n${extra}`);
   return [...parts, '### Response:\n'].join('\n\n');
 }
 
@@ -152,8 +177,18 @@ function textOf(row, key) {
   return row[key];
 }
 
+/** Instructions and answers before a row's own. */
+function historyOf(row) {
+  const turns = fromJson(row.history ?? null) || [];
+  if (!Array.isArray(turns) || !turns.every((turn) => Array.isArray(turn) && turn.length === 2)) {
+    throw new Told("'history' must be a list of pairs of an instruction and its answer");
+  }
+  if (!turns.flat().every((text) => typeof text === 'string')) throw new Told("'history' must hold text alone");
+  return turns;
+}
+
 function requireText(text) {
-  if (!text.trim()) throw new EmptyRow('the row has no text at all');
+  if (isBlank(text)) throw new EmptyRow('the row has no text at all');
 }
 
 function nothing({ rows, empty, dropped, without_labels: unlearnt }) {

@@ -1,23 +1,22 @@
-/** Rows of a file that was dropped: JSON Lines, JSON, CSV. */
+/** Rows of a file that was dropped: JSON Lines, JSON, CSV; a text file is one document. */
 
 import { Told } from './device.mjs';
 
 /**
  * @param {string} name The file's name, whose ending tells its kind.
  * @param {string} text Its content.
- * @returns {{where: string, row: object}[]}
+ * @returns {{where: string, row: object, document?: boolean}[]}
  * @throws {Told} If it is none of them, or damaged.
  */
 export function rowsOf(name, text) {
   const kind = name.split('.').pop().toLowerCase();
   const content = text.replace(/^\ufeff/, '');
   if (kind === 'jsonl' || kind === 'ndjson') return jsonLines(name, content);
-  if (kind === 'json') return content.trimStart().startsWith('[') ? jsonList(name, content) : jsonLines(name, content);
+  if (kind === 'json') return /^[ \t\n\r]*\[/.test(content) ? jsonList(name, content) : jsonLines(name, content);
   if (kind === 'csv' || kind === 'tsv') return csvRows(name, content);
-  if (kind === 'txt' || kind === 'md') {
-    throw new Told(`${name} is a text without rows: put each text into a line of a .jsonl file, as {"text": "..."}.`);
-  }
-  throw new Told(`${name} is of no known kind: use .jsonl, .json or .csv.`);
+  if (kind === 'txt' || kind === 'md') return [{ where: name, row: { text: content }, document: true }];
+  if (kind === 'parquet') throw new Told(`${name}: Parquet is not read in a browser: save it as .jsonl or .csv.`);
+  throw new Told(`${name} is of no known kind: use .jsonl, .json, .csv or .txt.`);
 }
 
 function jsonLines(name, content) {
@@ -51,14 +50,14 @@ function checked(rows, name) {
 
 /** Comma-separated values, by semicolons or tabs where the first line has no comma. */
 function csvRows(name, content) {
-  const first = content.split('\n', 1)[0];
+  const first = content.split(/[\r\n]/, 1)[0];
   const delimiter = [',', ';', '\t'].find((each) => first.includes(each)) ?? ',';
   const records = csvRecords(name, content, delimiter);
   const names = records.shift()?.cells ?? [];
-  if (new Set(names).size < names.length || !names.every((each) => each.trim())) {
+  if (new Set(names).size < names.length || !names.every(Boolean)) {
     throw new Told(`${name}: the first line must name the columns, each once.`);
   }
-  const rows = records.filter(({ cells }) => cells.length > 1 || cells[0] !== '').map(({ cells, line }) => {
+  const rows = records.filter(({ cells }) => cells.length).map(({ cells, line }) => {
     const where = `${name} line ${line}`;
     if (cells.length !== names.length) {
       throw new Told(`${where}: it has ${cells.length} cells, but the first line names ${names.length} columns.`);
@@ -68,25 +67,43 @@ function csvRows(name, content) {
   return checked(rows, name);
 }
 
+/** The cells of each record, none of a blank line, and the line it ends in; as strict as Python's csv. */
 function csvRecords(name, content, delimiter) {
   const records = [];
-  let cells = [''];
-  let [quoted, line] = [false, 1];
+  let [cells, cell, line] = [[], '', 1];
+  let state = 'begin'; // of a cell; then 'plain', 'quoted' or 'closed'
+  const endCell = () => {
+    cells.push(cell);
+    [cell, state] = ['', 'begin'];
+  };
+  const endRecord = () => {
+    if (cells.length || state !== 'begin') endCell();
+    records.push({ cells, line });
+    cells = [];
+  };
   for (let i = 0; i < content.length; i++) {
     const c = content[i];
-    if (c === '\n') line++;
-    if (quoted) {
-      if (c !== '"') cells[cells.length - 1] += c;
-      else if (content[i + 1] === '"') cells[cells.length - 1] += content[i++];
-      else quoted = false;
-    } else if (c === '"' && cells.at(-1) === '') quoted = true;
-    else if (c === delimiter) cells.push('');
-    else if (c === '\n') {
-      records.push({ cells, line: line - 1 });
-      cells = [''];
-    } else if (c !== '\r') cells[cells.length - 1] += c;
+    const ends = c === '\n' || c === '\r';
+    if (c === '\r' && content[i + 1] === '\n' && state !== 'quoted') continue;
+    if (state === 'quoted') {
+      if (c === '"') state = 'closed';
+      else cell += c;
+    } else if (state === 'closed' && c === '"') {
+      [cell, state] = [`${cell}"`, 'quoted'];
+    } else if (ends) {
+      endRecord();
+    } else if (c === delimiter) {
+      endCell();
+    } else if (state === 'closed') {
+      throw new Told(`${name} line ${line}: not valid CSV ('${delimiter}' is expected behind a closing quotation mark).`);
+    } else if (c === '"' && state === 'begin') {
+      state = 'quoted';
+    } else {
+      [cell, state] = [cell + c, 'plain'];
+    }
+    if (c === '\n' || (c === '\r' && content[i + 1] !== '\n')) line++;
   }
-  if (quoted) throw new Told(`${name}: a quotation mark is not closed.`);
-  if (cells.length > 1 || cells[0]) records.push({ cells, line });
+  if (state === 'quoted') throw new Told(`${name}: a quotation mark is not closed.`);
+  if (cells.length || state !== 'begin') endRecord();
   return records;
 }

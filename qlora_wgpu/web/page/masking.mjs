@@ -1,6 +1,7 @@
 /** Which characters of a rendered conversation the assistant wrote, as data/masking.py. */
 
 import { Told } from './device.mjs';
+import { strip } from './strip.mjs';
 
 const UNKNOWN = 'cannot be told apart in the rendered chat: write the site with a chat template that has ' +
   '{% generation %} blocks (data.chat_template)';
@@ -29,29 +30,36 @@ export function assistantSpans(template, messages, tools, eosToken) {
 
 /** The same for the assistant's last turn alone, the last message: none where it has not spoken last. */
 export function lastTurnSpans(template, messages, tools, eosToken) {
+  return spansFrom(messages.length - 1, template, messages, tools, eosToken);
+}
+
+/** The same for its turns from a message on. */
+export function spansFrom(first, template, messages, tools, eosToken) {
   const { text, spans } = assistantSpans(template, messages, tools, eosToken);
-  if (messages.at(-1).role !== 'assistant') return { text, spans: [] };
-  if (!template.marks) return { text, spans: spans.slice(-1) };
-  if (!messages.slice(0, -1).some((message) => message.role === 'assistant')) return { text, spans };
-  const begin = endByOmission(template, messages, tools, text, spans) ?? endByExchange(template, messages, tools, text);
-  if (begin === null) throw new Told(`the assistant's last turn ${UNKNOWN}`);
+  const speaks = (message) => message.role === 'assistant';
+  if (!messages.slice(first).some(speaks)) return { text, spans: [] };
+  const earlier = messages.slice(0, first).filter(speaks).length;
+  if (!template.marks) return { text, spans: spans.slice(earlier) };
+  if (!earlier) return { text, spans };
+  const begin = endByOmission(template, messages, first, tools, text, spans) ?? endByExchange(template, messages, first, tools, text);
+  if (begin === null) throw new Told(`the assistant's turns from message ${first + 1} on ${UNKNOWN}`);
   return { text, spans: spans.filter(([, end]) => end > begin) };
 }
 
-/** Where the text begins to differ from that without the last message; null where earlier turns differ, too. */
-function endByOmission(template, messages, tools, text, spans) {
-  const without = rendered(template, messages.slice(0, -1), false, tools);
+/** Where the text begins to differ from that of the messages before; null where earlier turns differ, too. */
+function endByOmission(template, messages, first, tools, text, spans) {
+  const without = rendered(template, messages.slice(0, first), false, tools);
   if (!without) return null;
   const begin = commonPrefix(without.text, text);
   const earlier = without.spans ?? [];
-  const same = earlier.every(([first, end], i) => spans[i] && spans[i][0] === first && spans[i][1] === end && end <= begin);
+  const same = earlier.every(([from, end], i) => spans[i] && spans[i][0] === from && spans[i][1] === end && end <= begin);
   return same ? begin : null;
 }
 
-/** Where the content of the message before the last one ends. */
-function endByExchange(template, messages, tools, text) {
+/** Where the content of the message before the first one ends. */
+function endByExchange(template, messages, first, tools, text) {
   const sentinel = unused(text);
-  const whole = rendered(template, withContent(messages, messages.length - 2, sentinel), false, tools);
+  const whole = rendered(template, withContent(messages, first - 1, sentinel), false, tools);
   if (!whole || count(whole.text, sentinel) !== 1) return null;
   const tail = whole.text.split(sentinel)[1];
   return text.endsWith(tail) ? text.length - tail.length : null;
@@ -92,7 +100,7 @@ class TurnFinder {
     const ending = cut.split(sentinel)[1];
     // Some templates close the whole text once more, or in white space, after the last turn.
     const bare = this.eosToken && ending.endsWith(this.eosToken) ? ending.slice(0, -this.eosToken.length) : ending;
-    const closing = [ending, bare, ending.trimEnd(), bare.trimEnd()].find((each) => tail.startsWith(each));
+    const closing = [ending, bare, bareEnd(ending), bareEnd(bare)].find((each) => tail.startsWith(each));
     return closing === undefined ? null : [start, end + closing.length];
   }
 }
@@ -116,7 +124,7 @@ function withContent(messages, index, text) {
 function isFrom(passage, content) {
   const text = Array.isArray(content) ? content.map((part) => part?.text ?? '').join('') : content;
   if (typeof text !== 'string') return !passage;
-  return passage.trim() ? text.includes(passage.trim()) : !text.trim();
+  return strip(passage) ? text.includes(strip(passage)) : !strip(text);
 }
 
 /** The number of characters that two texts begin with alike. */
@@ -127,6 +135,7 @@ function commonPrefix(a, b) {
   return at;
 }
 
+const bareEnd = (text) => strip(text, null, { left: false });
 const count = (text, word) => text.split(word).length - 1;
 
 /** A word that a text does not hold. */

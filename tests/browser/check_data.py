@@ -1,0 +1,190 @@
+"""Files become the tokens and labels in the page that they become in Python."""
+
+import json
+import random
+
+import pytest
+from support.tiny_tokenizer import SPECIAL, tiny_backend
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
+
+from qlora_wgpu import data
+from qlora_wgpu.data import find_chat_template, load_dataset
+from qlora_wgpu.data.preparation import Preparation
+from qlora_wgpu.errors import QLoRAError
+
+CASES = 300
+TEMPLATES = ["chatml", "llama3", "gemma", "zephyr", "phi", "alpaca"]
+TRAIN_ON = ["auto", "assistant", "last_turn", "completion", "all"]
+WORDS = [
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "12",
+    "345",
+    "schöner",
+    "Tag",
+    "naïve",
+    "def",
+    "f(x):",
+    "return",
+]
+ODD = (
+    *(
+        "é",
+        "e\u0301",
+        "\ufb01",
+        "\u2167",
+        "日本語",
+        "한국어",
+        "\U0001f44d",
+        "\U0001f469\u200d\U0001f467",
+    ),
+    *(
+        "\u200b",
+        "\xa0",
+        "\u2028",
+        "\x85",
+        "\ufeff",
+        "\x00",
+        "\x1c",
+        "½",
+        "\u0130",
+        "\t",
+        "\n",
+        "\r\n",
+    ),
+    *("\n\n", "<|im_end|>", "</s>", "<unk>", "\u2581", "\u0120"),
+)
+CORPUS = ["The quick brown fox jumps over the lazy dog: 12, 345.", "Ein schöner Tag!"] * 20
+
+
+def toy(pre_tokenizer, normalizer=None, fuse_unk=False):
+    """A small vocabulary without a token for each byte, so that much is unknown."""
+    made = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=fuse_unk))
+    if normalizer:
+        made.normalizer = normalizer
+    if pre_tokenizer:
+        made.pre_tokenizer = pre_tokenizer
+    trainer = trainers.BpeTrainer(vocab_size=200, special_tokens=SPECIAL, show_progress=False)
+    made.train_from_iterator(CORPUS, trainer)
+    return made
+
+
+def backends():
+    """Tokenizers of all kinds that models have, and of some that they have not."""
+    stripping = toy(None)
+    stripping.add_special_tokens([AddedToken("<|im_end|>", rstrip=True, special=True)])
+    return {
+        "bytes": tiny_backend(merges=(("t", "h"), ("Ġ", "th"))),
+        "spaces": toy(pre_tokenizers.Metaspace(prepend_scheme="first")),
+        "joined": toy(pre_tokenizers.Metaspace(prepend_scheme="always"), fuse_unk=True),
+        "bare": toy(None),
+        "composed": toy(pre_tokenizers.Digits(individual_digits=True), normalizers.NFC()),
+        "small": toy(
+            pre_tokenizers.Whitespace(),
+            normalizers.Sequence([normalizers.NFKD(), normalizers.Lowercase()]),
+        ),
+        "prepended": toy(
+            None,
+            normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]),
+        ),
+        "stripping": stripping,
+    }
+
+
+def text(random):
+    parts = random.choices([*WORDS, random.choice(ODD)], k=random.randint(1, 9))
+    return random.choice([" ", " ", "", "\n"]).join(parts) if random.random() < 0.93 else " "
+
+
+def row(random, kind):
+    if kind == "messages":
+        turns = [{"role": "user", "content": text(random)} for _ in range(random.choice([1, 2, 3]))]
+        answers = [{"role": "assistant", "content": text(random)} for _ in turns]
+        pairs = [message for pair in zip(turns, answers, strict=True) for message in pair]
+        if random.random() < 0.2:
+            cut = random.randint(1, len(pairs))
+            return {"prompt": pairs[:cut], "completion": pairs[cut:]}
+        return {"messages": pairs}
+    if kind == "conversations":
+        return {
+            "conversations": [
+                {"from": "human", "value": text(random)}, {"from": "gpt", "value": text(random)}
+            ]
+        }  # fmt: skip
+    keys = {"pair": ("prompt", "completion"), "alpaca": ("instruction", "output", "input")}
+    return {key: text(random) for key in keys.get(kind, ("text",))}
+
+
+def file_of(random):
+    """A file's name, and its text."""
+    kind = random.choice(["messages"] * 4 + ["conversations", "pair", "alpaca", "text", "document"])
+    if kind == "document":
+        return "document.txt", "".join(text(random) + "\n" for _ in range(random.randint(0, 20)))
+    rows = [row(random, kind) for _ in range(random.choice([1, 2, 4]))]
+    rows = [rows[0], *(each for each in rows[1:] if each.keys() == rows[0].keys())]
+    if kind in ("pair", "alpaca", "text") and random.random() < 0.4:
+        quoted = [
+            ",".join('"' + value.replace('"', '""') + '"' for value in each.values())
+            for each in rows
+        ]
+        return "rows.csv", "\r\n".join([",".join(rows[0]), *quoted])
+    return "rows.jsonl", "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in rows)
+
+
+def in_python(path, tokenizer, how):
+    try:
+        found = load_dataset(path, tokenizer, how.max_seq_length, how=how, cache=False)
+    except QLoRAError:
+        return None
+    counts = found.counts
+    return {
+        "examples": [[e.input_ids.tolist(), e.labels.tolist()] for e in found],
+        "counts": {
+            name: getattr(counts, name)
+            for name in ("rows", "empty", "truncated", "dropped", "without_labels")
+        },
+    }
+
+
+@pytest.mark.parametrize("browser", ["firefox", "chromium"])
+def test_tokens_and_labels(browser, ask, tmp_path):
+    special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    known = {name: data.Tokenizer(each, special) for name, each in backends().items()}
+    given = {
+        name: {
+            "file": json.loads(each.to_str()), "special_tokens": special,
+            "eos_ids": sorted(known[name].eos_token_ids),
+        }
+        for name, each in backends().items()
+    }  # fmt: skip
+    chance, cases, wanted = random.Random(1), [], []
+    for _ in range(CASES):
+        name, content = file_of(chance)
+        tokenizer = chance.choice(sorted(known))
+        template = find_chat_template(chance.choice(TEMPLATES), known[tokenizer])
+        train_on = chance.choice(TRAIN_ON)
+        how = Preparation(
+            chance.choice([16, 48, 512]), template.source, train_on=train_on,
+            truncation=chance.choice(["keep_start", "keep_end", "drop"]),
+        )  # fmt: skip
+        (tmp_path / name).write_bytes(content.encode())
+        wanted.append(in_python(tmp_path / name, known[tokenizer], how))
+        cases.append({
+            "tokenizer": tokenizer, "template": template.source, "special_tokens": special,
+            "name": name, "text": content,
+            "how": {
+                "format": "auto", "columns": {}, "train_on": train_on,
+                "truncation": how.truncation, "max_length": how.max_seq_length,
+            },
+        })  # fmt: skip
+    found = ask(browser, "data.html", {"tokenizers": given, "cases": cases})[0]["found"]
+    assert sum(each is not None for each in wanted) > CASES // 2
+    for case, got, want in zip(cases, found, wanted, strict=True):
+        if want is None:
+            assert "told" in got, case
+        else:
+            assert got == want, case
