@@ -21,10 +21,9 @@ ORDER = ResidualOrder(before_attention="operator_norm", before_mlp="ffn_norm")
 def compose(read: ConfigReader) -> Decoder:
     """``layer_types``, or ``full_attn_idxs``, says which layers attend."""
     read = read.with_defaults(num_key_value_heads=8, intermediate_size=12288)
-    dimensions = Dimensions.read(read)
-    inner = replace(dimensions, intermediate_size=_intermediate_size(read))
+    dimensions = replace(Dimensions.read(read), intermediate_size=_intermediate_size(read))
     attends = _attending(read, dimensions.num_hidden_layers)
-    return compose_with(read, dimensions, attends, [gated_mlp(inner)] * len(attends))
+    return compose_with(read, dimensions, attends, [gated_mlp(dimensions)] * len(attends))
 
 
 def gated_mlp(dimensions: Dimensions) -> GatedMLP:

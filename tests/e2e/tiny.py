@@ -42,7 +42,7 @@ def weights(config: dict, seed: int = 0) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
 
     def normal(*shape: int, scale: float = 0.15) -> np.ndarray:
-        return (scale * rng.standard_normal(shape)).astype(np.float32)
+        return np.asarray(scale * rng.standard_normal(shape), np.float32)
 
     tensors = {architecture.embed_name: normal(config["vocab_size"], config["hidden_size"])}
     if not architecture.tied:
@@ -51,8 +51,8 @@ def weights(config: dict, seed: int = 0) -> dict[str, np.ndarray]:
         tensors[f"{spec.name}.weight"] = normal(spec.out_features, spec.in_features)
         if spec.bias:
             tensors[f"{spec.name}.bias"] = normal(spec.out_features)
-    for name, size in architecture.norms.items():
-        tensors[name] = 1 + normal(size)
+    for name, shape in architecture.stored_norms.items():
+        tensors[name] = np.asarray(1 + normal(*shape))
     return tensors
 
 

@@ -45,6 +45,19 @@ CHANGES = {
     },
     "hunyuan_v1_dense": {},
     "seed_oss": {"attention_out_bias": False, "mlp_bias": False},
+    "stablelm": {"use_qkv_bias": True},
+    "stablelm heads": {"qk_layernorm": True, "use_parallel_residual": True},
+    "starcoder2": {"sliding_window": None}, "nemotron": {"head_dim": 12},
+    "apertus": {"attention_bias": False},
+    "cohere": {"use_qk_norm": False, "attention_bias": False},
+    "cohere2": {"num_hidden_layers": 5, "layer_types": None, "attention_bias": False},
+    "olmo3": {"num_hidden_layers": 5, "layer_types": None, "attention_bias": False,
+              "rope_parameters": {
+                  "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                  "full_attention": {
+                      "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
+                      "original_max_position_embeddings": 16}}},
+    "ministral3": {"sliding_window": None}, "lfm2": {"conv_bias": False},
 }  # fmt: skip
 ROPES = {
     "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0},
@@ -59,6 +72,11 @@ ROPES = {
 }  # fmt: skip
 CONFIGS = family_configs()
 VOCABULARY = {"general.name": "tiny", "tokenizer.ggml.model": "none"}
+
+
+def changed(case: str) -> dict:
+    """The config.json of a case: the recorded one of its type, with what llama.cpp has."""
+    return CONFIGS[case.split()[0]] | CHANGES[case]
 
 
 def folder_of(place, config, *, adapter: bool = True):
@@ -94,7 +112,7 @@ def written(place, name: str = "f32", **more):
 
 @pytest.mark.parametrize("model_type", CHANGES)
 def test_a_file_is_the_merged_model(tmp_path, model_type) -> None:
-    config = CONFIGS[model_type] | CHANGES[model_type]
+    config = changed(model_type)
     merged, file, _ = written(folder_of(tmp_path, config))
     expected, read = merged.architecture, find_family(file.config).read(file.config)
     ours, theirs = parts(expected.config), parts(read.config)
@@ -105,7 +123,7 @@ def test_a_file_is_the_merged_model(tmp_path, model_type) -> None:
     assert names <= set(file.names())
     for name in names:
         array = merged.float32(name)
-        if model_type.startswith("gemma") and "norm" in name:
+        if model_type.startswith(("gemma", "nemotron")) and name.endswith("norm.weight"):
             array = (array + np.float32(1)) - np.float32(1)
         assert np.array_equal(file.float32(name), array), name
     assert any(merged.is_adapted(name) for name in names)
@@ -249,6 +267,18 @@ REFUSED = {
     "this order of layers": ("gemma2", {
         "query_pre_attn_scalar": 20, "layer_types": ["full_attention", "sliding_attention"]}),
     "a bias of model.layers.0.self_attn.o_proj": ("qwen3", {"attention_bias": True}),
+    "a bias of model.layers.0.conv.in_proj": ("lfm2", {}),
+    "layers that all attend": ("lfm2", {
+        "conv_bias": False, "layer_types": ["full_attention"] * 2}),
+    "layers without biases": ("starcoder2", {"use_bias": False}),
+    "2 layers with norms of heads": ("cohere", {"use_qk_norm": True, "attention_bias": False}),
+    "another activation than xIELU": ("apertus", {"attention_bias": False, "hidden_act": "silu"}),
+    "queries that grow without YaRN": ("ministral3", {
+        "sliding_window": None, "rope_parameters": {
+            "rope_type": "linear", "factor": 2.0, "rope_theta": 1e4, "llama_4_scaling_beta": 0.1,
+            "original_max_position_embeddings": 16}}),
+    "layers with a window whose rotation": ("olmo3", {
+        "num_hidden_layers": 4, "layer_types": None, "attention_bias": False}),
 }  # fmt: skip
 
 
@@ -264,9 +294,9 @@ def test_what_llama_cpp_does_not_compute(tmp_path, what) -> None:
 
 def test_a_family_that_is_not_read_back(tmp_path) -> None:
     with pytest.raises(
-        UnsupportedModelError, match="'stablelm' are not exported to GGUF as a whole"
+        UnsupportedModelError, match="'lfm2_moe' are not exported to GGUF as a whole"
     ):
-        written(folder_of(tmp_path, CONFIGS["stablelm"]))
+        written(folder_of(tmp_path, CONFIGS["lfm2_moe"]))
 
 
 def test_windows_that_llama_cpp_has_not(tmp_path) -> None:

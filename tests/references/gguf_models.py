@@ -26,6 +26,7 @@ from support.gguf_files import random_weights
 
 from qlora_wgpu import QLoRAModel, QuantConfig
 from qlora_wgpu.data import Tokenizer
+from qlora_wgpu.export.gguf.architectures import ARCHITECTURES
 from qlora_wgpu.runs.exporting import export_adapter, export_model
 from references.llama_cpp import LlamaCpp
 
@@ -38,7 +39,7 @@ def base(place, config, tokenizer="smollm"):
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     (place / "config.json").write_text(json.dumps(config))
-    write_weights(place, {n: a * _scale(n) for n, a in random_weights(config).items()})
+    write_weights(place, {n: np.asarray(a * _scale(n)) for n, a in random_weights(config).items()})
     for path in (SHARED / "tokenizers" / tokenizer).glob("*token*.json"):
         shutil.copy(path, place / path.name)
 
@@ -60,20 +61,22 @@ def relative(one, other):
     return np.linalg.norm(one - other) / np.linalg.norm(other)
 
 
-def compare_logits(library, model_type, place):
-    config = CONFIGS[model_type] | WHOLE | CHANGES[model_type]
+def compare_logits(library, case, place):
+    model_type, case = case.split()[0], case
+    config = CONFIGS[model_type] | WHOLE | CHANGES[case]
     if config.get("head_dim"):
-        config["head_dim"] = 16 if model_type in ("qwen2", "phi3", "olmo2", "exaone4") else 32
+        square = ARCHITECTURES[model_type].is_square
+        config["head_dim"] = 16 if square or model_type == "exaone4" else 32
     if "query_pre_attn_scalar" in config:
         config["query_pre_attn_scalar"] = 32
-    if model_type.startswith("gemma"):
+    if ARCHITECTURES[model_type].windows in ("periodic", "every other"):
         config["sliding_window"] = 7
     base(place, config)
     adapter_of(place, config)
     _scale_adapter(place / "adapter", 0.15, 0.15)
     ids = np.random.default_rng(0).integers(5, config["vocab_size"], 24)
     ours = logits(place, ids, place / "adapter")
-    print(f"{model_type}: largest logit {np.abs(ours).max():.1f}", flush=True)
+    print(f"{case}: largest logit {np.abs(ours).max():.1f}", flush=True)
     for name in TYPES:
         path = place / f"{name}.gguf"
         export_model(str(place), str(place / "adapter"), path, type_name=name)
@@ -126,8 +129,8 @@ def compare_tokens(library, name, place):
 def main(library, *model_types):
     library = LlamaCpp(library)
     with tempfile.TemporaryDirectory() as place:
-        for model_type in model_types or CHANGES:
-            compare_logits(library, model_type, Path(place) / model_type)
+        for case in model_types or CHANGES:
+            compare_logits(library, case, Path(place) / case.replace(" ", "-"))
         for name in ("smollm", "qwen3", "tinyllama") if not model_types else ():
             compare_tokens(library, name, Path(place) / name)
 

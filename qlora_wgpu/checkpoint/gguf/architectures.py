@@ -6,16 +6,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from qlora_wgpu.checkpoint.gguf import gemma, mixtures
+from qlora_wgpu.checkpoint.gguf import gemma, layer_norms, mixtures
 from qlora_wgpu.checkpoint.gguf import more_architectures as more
+from qlora_wgpu.checkpoint.gguf import plain_architectures as plain
 from qlora_wgpu.checkpoint.gguf.file import GGUFFile
-from qlora_wgpu.checkpoint.gguf.heads import usual_scale, whole_heads
 from qlora_wgpu.checkpoint.gguf.keys import Keys
 from qlora_wgpu.checkpoint.gguf.rope import read_rope
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 
 Config = dict[str, Any]
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
+_RMS = ("attention.layer_norm_rms_epsilon", "rms_norm_eps")
+_MEAN = "attention.layer_norm_epsilon"
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,11 @@ class GGUFArchitecture:
         pairs: Whether q and k are stored for a rotation of neighbours instead of halves.
         norm_offset: What was added to the norms' weights.
         names: What its blocks' tensors are called in Hugging Face's files, where others differ.
+        outside: The same of tensors outside of blocks.
+        epsilon: The key of what norms add, and config.json's.
+        scalars: Keys without the architecture's name that tell a number of each layer, and what
+            these are called in Hugging Face's files, which hold them as tensors.
+        some_attend: Whether layers without heads of keys do something else.
     """
 
     model_type: str
@@ -37,6 +44,10 @@ class GGUFArchitecture:
     pairs: bool = False
     norm_offset: float = 0.0
     names: tuple[tuple[str, str], ...] = ()
+    outside: tuple[tuple[str, str], ...] = ()
+    epsilon: tuple[str, str] = _RMS
+    scalars: tuple[tuple[str, str], ...] = ()
+    some_attend: bool = False
 
 
 def read_config(file: GGUFFile) -> Config:
@@ -48,7 +59,7 @@ def read_config(file: GGUFFile) -> Config:
     """
     keys = Keys(file.metadata, file.path)
     architecture = find_architecture(keys)
-    config = _common(keys, file)
+    config = _common(keys, file, architecture)
     config |= architecture.more(keys, file, config)
     config = {"model_type": architecture.model_type, **config}
     config.setdefault("architectures", [architecture.causal_class])
@@ -71,7 +82,7 @@ def find_architecture(keys: Keys) -> GGUFArchitecture:
     return ARCHITECTURES[keys.architecture]
 
 
-def _common(keys: Keys, file: GGUFFile) -> Config:
+def _common(keys: Keys, file: GGUFFile, architecture: GGUFArchitecture) -> Config:
     heads, hidden = keys.integer("attention.head_count"), keys.integer("embedding_length")
     if not 0 < heads <= hidden:
         raise CheckpointError(
@@ -88,135 +99,33 @@ def _common(keys: Keys, file: GGUFFile) -> Config:
         "intermediate_size": keys.integer("feed_forward_length"),
         "num_hidden_layers": keys.integer("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": keys.integer("attention.head_count_kv", heads),
+        "num_key_value_heads": _key_heads(keys, heads, architecture),
         "head_dim": head_dim,
         "max_position_embeddings": keys.integer("context_length"),
-        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        architecture.epsilon[1]: keys.number(architecture.epsilon[0]),
         "tie_word_embeddings": HEAD not in file,
         **_token_ids(file),
     }
     return config | read_rope(keys, file, head_dim)
 
 
+def _key_heads(keys: Keys, heads: int, architecture: GGUFArchitecture) -> int:
+    """Heads of keys, of the layers that attend."""
+    if not architecture.some_attend:
+        count: int = keys.integer("attention.head_count_kv", heads)
+        return count
+    counts = set(keys.each("attention.head_count_kv", keys.integer("block_count"))) - {0}
+    if len(counts) != 1:
+        raise CheckpointError(
+            f"{keys.where}: {keys.architecture}.attention.head_count_kv must have one number "
+            f"beside 0, got {sorted(counts)}"
+        )
+    return int(counts.pop())
+
+
 def _token_ids(file: GGUFFile) -> Config:
     ids = {name: file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
     return {f"{name}_token_id": value for name, value in ids.items() if type(value) is int}
-
-
-def _llama(keys: Keys, file: GGUFFile, config: Config) -> Config:
-    """Llama and what is computed as it is: Mistral, Mixtral, SmolLM."""
-    whole_heads(keys, config)
-    usual_scale(keys, config)
-    experts = keys.integer("expert_count", 0)
-    window = keys.integer("attention.sliding_window", 0) or None
-    if experts:
-        keys.refuse("expert_gating_func", 0, 1)
-        keys.refuse("expert_weights_scale", 0.0, 1.0)
-        return {
-            "model_type": "mixtral",
-            "architectures": ["MixtralForCausalLM"],
-            "num_local_experts": experts,
-            "num_experts_per_tok": keys.integer("expert_used_count"),
-            "sliding_window": window,
-        }
-    if window is not None:
-        return {
-            "model_type": "mistral",
-            "architectures": ["MistralForCausalLM"],
-            "sliding_window": window,
-        }
-    return {
-        "attention_bias": "blk.0.attn_q.bias" in file,
-        "mlp_bias": "blk.0.ffn_up.bias" in file,
-    }
-
-
-def _qwen(keys: Keys, file: GGUFFile, config: Config) -> Config:
-    whole_heads(keys, config)
-    usual_scale(keys, config)
-    return {}
-
-
-def _qwen3(keys: Keys, file: GGUFFile, config: Config) -> Config:
-    return _qwen(keys, file, config) | {"attention_bias": "blk.0.attn_q.bias" in file}
-
-
-def _qwen3_moe(keys: Keys, file: GGUFFile, config: Config) -> Config:
-    keys.refuse("expert_gating_func", 0, 1)
-    keys.refuse("expert_weights_scale", 0.0, 1.0)
-    keys.refuse("expert_weights_norm", True)
-    keys.refuse("expert_shared_feed_forward_length", 0)
-    return _qwen3(keys, file, config) | {
-        "num_experts": keys.integer("expert_count"),
-        "num_experts_per_tok": keys.integer("expert_used_count"),
-        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
-        "norm_topk_prob": True,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-    }
-
-
-def _phi3(keys: Keys, file: GGUFFile, config: Config) -> Config:
-    usual_scale(keys, config)
-    rotated = keys.integer("rope.dimension_count", config["head_dim"])
-    length = keys.integer("rope.scaling.original_context_length", config["max_position_embeddings"])
-    return {
-        "partial_rotary_factor": rotated / config["head_dim"],
-        "original_max_position_embeddings": length,
-        "sliding_window": keys.integer("attention.sliding_window", 0) or None,
-        "pad_token_id": file.metadata.get("tokenizer.ggml.padding_token_id"),
-    }
-
-
-def _granite(keys: Keys, file: GGUFFile, config: Config) -> Config:
-    whole_heads(keys, config)
-    keys.refuse("expert_count", 0)
-    return {
-        "attention_bias": "blk.0.attn_q.bias" in file,
-        "attention_multiplier": keys.number("attention.scale", config["head_dim"] ** -0.5),
-        "embedding_multiplier": keys.number("embedding_scale", 1.0),
-        "residual_multiplier": keys.number("residual_scale", 1.0),
-        "logits_scaling": keys.number("logit_scale", 1.0),
-    }
-
-
-def _smollm3(keys: Keys, file: GGUFFile, config: Config) -> Config:
-    whole_heads(keys, config)
-    usual_scale(keys, config)
-    return {"no_rope_layer_interval": 4, "use_sliding_window": False}
-
-
-def _olmo2(keys: Keys, file: GGUFFile, config: Config) -> Config:
-    whole_heads(keys, config)
-    usual_scale(keys, config)
-    keys.refuse("attention.sliding_window", 0)  # of OLMo 3, which goes by the same name
-    return {}
-
-
-def _gpt_oss(keys: Keys, file: GGUFFile, config: Config) -> Config:
-    """Of YaRN's details, and of the experts' unit, no key tells: they are as published."""
-    whole_heads(keys, config)
-    usual_scale(keys, config)
-    keys.refuse("expert_gating_func", 0, 3)  # 3: softmax over the chosen
-    keys.refuse("expert_weights_scale", 0.0, 1.0)
-    keys.refuse("expert_weights_norm", True, False)  # they sum to one whatever it says
-    keys.refuse("attention.sliding_window_pattern", 2)
-    scaling = config.get("rope_scaling")
-    if scaling is None:
-        rotation: Config = {"rope_parameters": {"rope_type": "default"}}
-    else:
-        is_yarn = scaling["rope_type"] == "yarn"
-        rotation = {"rope_scaling": {**scaling, "truncate": False} if is_yarn else scaling}
-    return {
-        **rotation,
-        "attention_bias": "blk.0.attn_q.bias" in file,
-        "sliding_window": keys.integer("attention.sliding_window"),
-        "num_local_experts": keys.integer("expert_count"),
-        "num_experts_per_tok": keys.integer("expert_used_count"),
-        "intermediate_size": keys.integer(
-            "expert_feed_forward_length", config["intermediate_size"]
-        ),
-    }
 
 
 _POST_NORMS = (
@@ -232,12 +141,27 @@ _HUNYUAN_NAMES = (
     ("attn_q_norm", "self_attn.query_layernorm"),
     ("attn_k_norm", "self_attn.key_layernorm"),
 )
+XIELU = tuple((f"xielu.{n}", f"mlp.act_fn.{n}") for n in ("alpha_p", "alpha_n", "beta", "eps"))
+_LFM2_NAMES = (
+    ("attn_norm", "operator_norm"),
+    ("ffn_norm", "ffn_norm"),
+    ("attn_q_norm", "self_attn.q_layernorm"),
+    ("attn_k_norm", "self_attn.k_layernorm"),
+    ("attn_output", "self_attn.out_proj"),
+    ("ffn_gate", "feed_forward.w1"),
+    ("ffn_up", "feed_forward.w3"),
+    ("ffn_down", "feed_forward.w2"),
+    ("shortconv.conv", "conv.conv"),
+    ("shortconv.in_proj", "conv.in_proj"),
+    ("shortconv.out_proj", "conv.out_proj"),
+)
+_LFM2_OUTSIDE = (("token_embd_norm", "model.embedding_norm"),)
 _GEMMA_NAMES = (("ffn_norm", "pre_feedforward_layernorm"), *_POST_NORMS)
 ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
-    "llama": GGUFArchitecture("llama", "LlamaForCausalLM", _llama, pairs=True),
-    "qwen2": GGUFArchitecture("qwen2", "Qwen2ForCausalLM", _qwen),
-    "qwen3": GGUFArchitecture("qwen3", "Qwen3ForCausalLM", _qwen3),
-    "qwen3moe": GGUFArchitecture("qwen3_moe", "Qwen3MoeForCausalLM", _qwen3_moe),
+    "llama": GGUFArchitecture("llama", "LlamaForCausalLM", plain.llama, pairs=True),
+    "qwen2": GGUFArchitecture("qwen2", "Qwen2ForCausalLM", plain.qwen),
+    "qwen3": GGUFArchitecture("qwen3", "Qwen3ForCausalLM", plain.qwen3),
+    "qwen3moe": GGUFArchitecture("qwen3_moe", "Qwen3MoeForCausalLM", plain.qwen3_moe),
     "qwen2moe": GGUFArchitecture(
         "qwen2_moe", "Qwen2MoeForCausalLM", mixtures.qwen2_moe, names=mixtures.SHARED_NAMES
     ),
@@ -253,21 +177,68 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         "gemma3_text", "Gemma3ForCausalLM", gemma.gemma3, norm_offset=1.0, names=_GEMMA_NAMES
     ),
     "phi3": GGUFArchitecture(
-        "phi3", "Phi3ForCausalLM", _phi3, names=(("ffn_up", "mlp.gate_up_proj"),)
+        "phi3", "Phi3ForCausalLM", plain.phi3, names=(("ffn_up", "mlp.gate_up_proj"),)
     ),
-    "granite": GGUFArchitecture("granite", "GraniteForCausalLM", _granite, pairs=True),
-    "olmo2": GGUFArchitecture("olmo2", "Olmo2ForCausalLM", _olmo2, names=_POST_NORMS),
+    "granite": GGUFArchitecture("granite", "GraniteForCausalLM", plain.granite, pairs=True),
+    "olmo2": GGUFArchitecture("olmo2", "Olmo2ForCausalLM", more.olmo2, names=_POST_NORMS),
     "gpt-oss": GGUFArchitecture(
         "gpt_oss",
         "GptOssForCausalLM",
-        _gpt_oss,
+        plain.gpt_oss,
         names=(
             ("post_attention_norm", "post_attention_layernorm"),
             ("attn_sinks", "self_attn.sinks"),
             ("ffn_gate_inp", "mlp.router"),
         ),
     ),
-    "smollm3": GGUFArchitecture("smollm3", "SmolLM3ForCausalLM", _smollm3, pairs=True),
+    "stablelm": GGUFArchitecture(
+        "stablelm",
+        "StableLmForCausalLM",
+        layer_norms.stablelm,
+        names=(
+            ("attn_q_norm", "self_attn.q_layernorm.norms.*"),
+            ("attn_k_norm", "self_attn.k_layernorm.norms.*"),
+        ),
+        epsilon=(_MEAN, "layer_norm_eps"),
+    ),
+    "starcoder2": GGUFArchitecture(
+        "starcoder2",
+        "Starcoder2ForCausalLM",
+        layer_norms.starcoder2,
+        names=(("ffn_up", "mlp.c_fc"), ("ffn_down", "mlp.c_proj")),
+        epsilon=(_MEAN, "norm_epsilon"),
+    ),
+    "nemotron": GGUFArchitecture(
+        "nemotron",
+        "NemotronForCausalLM",
+        layer_norms.nemotron,
+        norm_offset=1.0,
+        epsilon=(_MEAN, "norm_eps"),
+    ),
+    "command-r": GGUFArchitecture(
+        "cohere", "CohereForCausalLM", layer_norms.cohere, epsilon=(_MEAN, "layer_norm_eps")
+    ),
+    "cohere2": GGUFArchitecture(
+        "cohere2", "Cohere2ForCausalLM", layer_norms.cohere2, epsilon=(_MEAN, "layer_norm_eps")
+    ),
+    "mistral3": GGUFArchitecture("ministral3", "Ministral3ForCausalLM", more.mistral3, pairs=True),
+    "apertus": GGUFArchitecture(
+        "apertus",
+        "ApertusForCausalLM",
+        more.apertus,
+        names=(("attn_norm", "attention_layernorm"), ("ffn_norm", "feedforward_layernorm")),
+        scalars=XIELU,
+    ),
+    "lfm2": GGUFArchitecture(
+        "lfm2",
+        "Lfm2ForCausalLM",
+        more.lfm2,
+        names=_LFM2_NAMES,
+        outside=_LFM2_OUTSIDE,
+        epsilon=(_RMS[0], "norm_eps"),
+        some_attend=True,
+    ),
+    "smollm3": GGUFArchitecture("smollm3", "SmolLM3ForCausalLM", plain.smollm3, pairs=True),
     "arcee": GGUFArchitecture("arcee", "ArceeForCausalLM", more.arcee, pairs=True),
     "ernie4_5": GGUFArchitecture("ernie4_5", "Ernie4_5ForCausalLM", more.ernie4_5),
     "exaone4": GGUFArchitecture("exaone4", "Exaone4ForCausalLM", more.exaone4, names=_POST_NORMS),

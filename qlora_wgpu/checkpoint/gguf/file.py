@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.checkpoint.file_signatures import LFS_PREFIX
+from qlora_wgpu.checkpoint.gguf.element_types import TYPES
 from qlora_wgpu.checkpoint.gguf.header import Header, TensorPlace, read_header
 from qlora_wgpu.checkpoint.safetensors_file import nearest
 from qlora_wgpu.checkpoint.safetensors_header import HeaderError
@@ -32,16 +33,16 @@ class StoredTensor:
     Attributes:
         place: Its type and shape.
         data: Its bytes, a view of the file.
-        mapping: The whole file.
+        mapping: The whole file; None of what is made of the metadata.
     """
 
     place: TensorPlace
     data: npt.NDArray[np.uint8]
-    mapping: mmap.mmap
+    mapping: mmap.mmap | None
 
     def release(self) -> None:
         """Gives its memory back; whoever reads it again has it from the file."""
-        if hasattr(mmap, "MADV_DONTNEED"):
+        if self.mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
             first = self.place.begin // mmap.PAGESIZE * mmap.PAGESIZE
             self.mapping.madvise(mmap.MADV_DONTNEED, first, self.place.end - first)
 
@@ -72,6 +73,7 @@ class GGUFFile:
         _check_parts(paths, [header for header, _ in parts])
         self._headers: list[npt.NDArray[np.uint8]] = []
         self._tensors: dict[str, StoredTensor] = {}
+        self._made: dict[str, StoredTensor] = {}
         for part, (header, mapping) in zip(paths, parts, strict=True):
             data = np.frombuffer(mapping, np.uint8)
             self._headers.append(data[: header.nbytes])
@@ -93,12 +95,23 @@ class GGUFFile:
         Raises:
             CheckpointError: If there is none.
         """
-        try:
-            return self._tensors[name]
-        except KeyError:
+        found = self._tensors.get(name) or self._made.get(name)
+        if found is None:
             raise CheckpointError(
                 f"{self.path} has no tensor {brief(name)}{nearest(name, self.names())}"
-            ) from None
+            )
+        return found
+
+    def add_number(self, name: str, value: float) -> None:
+        """Adds what is a tensor elsewhere and a number of the metadata here; ``names`` has it not.
+
+        Args:
+            name: What ``tensor`` finds it by.
+            value: The number.
+        """
+        data = np.array([value], "<f4").view(np.uint8)
+        place = TensorPlace(TYPES[0], (1,), 0, data.nbytes)
+        self._made[name] = StoredTensor(place, data, None)
 
     def floats(self, name: str) -> npt.NDArray[np.float32]:
         """A small tensor of floating-point numbers.

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from qlora_wgpu.checkpoint.gguf.file import GGUFFile
 from qlora_wgpu.checkpoint.gguf.heads import usual_scale, whole_heads
 from qlora_wgpu.checkpoint.gguf.keys import Keys
-from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.checkpoint.gguf.windows import window_pattern
 
 Config = dict[str, Any]
 
@@ -43,7 +41,7 @@ def gemma3(keys: Keys, file: GGUFFile, config: Config) -> Config:
         "rope_local_base_freq": keys.number("rope.freq_base_swa", 10_000.0),
         "final_logit_softcapping": keys.number("final_logit_softcapping", 0.0) or None,
         "query_pre_attn_scalar": _query_scalar(keys, config, largest=62),
-        **_window_pattern(keys, config),
+        **window_pattern(keys, config, 6),
     }
 
 
@@ -55,25 +53,3 @@ def _query_scalar(keys: Keys, config: Config, largest: int) -> float:
     heads: int = config["num_attention_heads"]
     of_largest: float = config["hidden_size"] / heads
     return of_largest if config["num_hidden_layers"] == largest else float(config["head_dim"])
-
-
-def _window_pattern(keys: Keys, config: Config) -> Config:
-    """Which layers slide: all but every so manieth, or a list."""
-    pattern = keys.raw("attention.sliding_window_pattern", 6)
-    layers = config["num_hidden_layers"]
-    if isinstance(pattern, np.ndarray):
-        if len(pattern) != layers:
-            raise CheckpointError(
-                f"{keys.where}: {keys.architecture}.attention.sliding_window_pattern has "
-                f"{len(pattern)} values for {layers} layers"
-            )
-        slides = [bool(value) for value in pattern]
-    else:
-        every = keys.integer("attention.sliding_window_pattern", 6)
-        if every < 1:
-            raise CheckpointError(
-                f"{keys.where}: {keys.architecture}.attention.sliding_window_pattern is {every}"
-            )
-        slides = [(i + 1) % every != 0 for i in range(min(layers, 1 << 16))]
-    names = {True: "sliding_attention", False: "full_attention"}
-    return {"layer_types": [names[slide] for slide in slides]}

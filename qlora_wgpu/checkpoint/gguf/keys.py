@@ -18,10 +18,16 @@ class Keys:
     Attributes:
         where: The file, for messages.
         architecture: What the file says that it is.
+        prefix: How the keys begin.
     """
 
-    def __init__(self, metadata: dict[str, Any], where: object) -> None:
+    def __init__(self, metadata: dict[str, Any], where: object, prefix: str | None = None) -> None:
         """Takes a file's metadata.
+
+        Args:
+            metadata: Values by whole keys.
+            where: The file.
+            prefix: How the keys begin; by default with the architecture's name.
 
         Raises:
             CheckpointError: If it names no architecture.
@@ -33,7 +39,7 @@ class Keys:
         if not isinstance(architecture, str):
             raise CheckpointError(f"{where} names no general.architecture, so it is no model")
         self.architecture = architecture
-        prefix = f"{architecture}."
+        self.prefix = prefix = f"{architecture}." if prefix is None else prefix
         self._values = {
             key.removeprefix(prefix): value
             for key, value in metadata.items()
@@ -59,19 +65,38 @@ class Keys:
         """
         value = self.raw(key, default)
         if value is _NOTHING:
-            raise CheckpointError(f"{self.where} lacks the key {self.architecture}.{key}")
+            raise CheckpointError(f"{self.where} lacks the key {self.prefix}{key}")
         if value is default:
             return value
         if isinstance(value, np.ndarray) and value.size and value.dtype.kind in "iu":
             if (value != value[0]).any():
                 raise UnsupportedModelError(
-                    f"{self.where}: {self.architecture}.{key} differs from layer to layer, which "
+                    f"{self.where}: {self.prefix}{key} differs from layer to layer, which "
                     "is not computed"
                 )
             value = value[0].item()
         if type(value) is not int:
             raise self._wrong(key, value, "a whole number")
         return value
+
+    def each(self, key: str, layers: int) -> list[Any]:
+        """A number of each layer, or one for all.
+
+        Args:
+            key: The key.
+            layers: How many there are.
+
+        Raises:
+            CheckpointError: If it is missing, or there are others than one a layer.
+        """
+        value = self.raw(key)
+        if isinstance(value, np.ndarray) and len(value) == layers and value.dtype.kind in "iuf":
+            return [shortest(v) if value.dtype.kind == "f" else v for v in value.tolist()]
+        if type(value) in (int, float):
+            return [shortest(value) if isinstance(value, float) else value] * min(layers, 1 << 16)
+        if value is None:
+            raise CheckpointError(f"{self.where} lacks the key {self.prefix}{key}")
+        raise self._wrong(key, value, f"a number for each of the {layers} layers")
 
     def number(self, key: str, default: Any = _NOTHING) -> Any:
         """A number; of float32, the shortest decimal that is the same.
@@ -81,7 +106,7 @@ class Keys:
         """
         value = self.raw(key, default)
         if value is _NOTHING:
-            raise CheckpointError(f"{self.where} lacks the key {self.architecture}.{key}")
+            raise CheckpointError(f"{self.where} lacks the key {self.prefix}{key}")
         if value is default:
             return value
         if type(value) not in (int, float) or not np.isfinite(np.float32(value)):
@@ -108,7 +133,7 @@ class Keys:
         value = self.raw(key)
         if value is not None and not (type(value) in _SCALARS and value in allowed):
             raise UnsupportedModelError(
-                f"{self.where}: {self.architecture}.{key} = {_shown(value)} is not computed"
+                f"{self.where}: {self.prefix}{key} = {_shown(value)} is not computed"
             )
 
     def refuse_the_rest(self) -> None:
@@ -120,14 +145,14 @@ class Keys:
         unread = [key for key in self._values if key not in self._asked]
         if unread:
             raise UnsupportedModelError(
-                f"{self.where}: {self.architecture}.{unread[0][:200]} = "
+                f"{self.where}: {self.prefix}{unread[0][:200]} = "
                 f"{_shown(self._values[unread[0]])} is not known, so the model may be another than "
                 "what is computed: take its safetensors version"
             )
 
     def _wrong(self, key: str, value: Any, what: str) -> CheckpointError:
         return CheckpointError(
-            f"{self.where}: {self.architecture}.{key} must be {what}, got {_shown(value)}"
+            f"{self.where}: {self.prefix}{key} must be {what}, got {_shown(value)}"
         )
 
 

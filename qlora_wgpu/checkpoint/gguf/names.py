@@ -7,17 +7,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from qlora_wgpu.checkpoint.gguf.architectures import EMBEDDING, HEAD, GGUFArchitecture
+from qlora_wgpu.checkpoint.gguf.architectures import GGUFArchitecture
 from qlora_wgpu.checkpoint.gguf.file import GGUFFile
+from qlora_wgpu.checkpoint.gguf.keys import Keys
 from qlora_wgpu.checkpoint.gguf.rope import ROPE_TENSORS
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError, brief
 
 _OUTSIDE = {
-    EMBEDDING: "model.embed_tokens",
-    "output_norm.weight": "model.norm",
-    HEAD: "lm_head",
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
 }
-_BLOCK = re.compile(r"blk\.([0-9]{1,5})\.([a-z0-9_]+)\.(weight|bias)")
+_BLOCK = re.compile(r"blk\.([0-9]{1,5})\.([a-z0-9_]+(?:\.[a-z0-9_]+)?)\.(weight|bias)")
 _LEAVES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -40,6 +41,8 @@ _STACKS = {
     "ffn_down_exps": ("down_proj",),
     "ffn_gate_up_exps": ("gate_proj", "up_proj"),
 }
+_CONVOLUTIONS = ("conv.conv",)  # which have an axis of one there
+_SCALARS = {"mlp.act_fn.alpha_p": (1,), "mlp.act_fn.alpha_n": (1,)}
 _SINKS = "self_attn.sinks"  # a parameter itself, where all others are modules' weights
 _ROUTERS = {"mixtral": "block_sparse_moe.gate", "granitemoe": "block_sparse_moe.router.layer"}
 _OF_MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
@@ -86,15 +89,28 @@ def placements(
             continue
         for name, placement in _of_tensor(file, stored, architecture, config):
             found[name] = placement
-    return found
+    return found | dict(_scalars(file, architecture, config["num_hidden_layers"]))
+
+
+def _scalars(
+    file: GGUFFile, architecture: GGUFArchitecture, layers: int
+) -> Iterator[tuple[str, Placement]]:
+    """What is a number of each layer among the keys, by names that the file finds it by."""
+    keys = Keys(file.metadata, file.path, prefix="")
+    for key, leaf in architecture.scalars:
+        for i, value in enumerate(keys.each(key, layers)):
+            stored = f"{key}.{i}"
+            file.add_number(stored, value)
+            yield f"model.layers.{i}.{leaf}", Placement(stored, _SCALARS.get(leaf, ()))
 
 
 def _of_tensor(
     file: GGUFFile, stored: str, architecture: GGUFArchitecture, config: dict[str, Any]
 ) -> Iterator[tuple[str, Placement]]:
     shape = file.tensor(stored).place.shape
-    if stored in _OUTSIDE:
-        name = f"{_OUTSIDE[stored]}.weight"
+    module = (_OUTSIDE | dict(architecture.outside)).get(stored.rpartition(".")[0])
+    if module is not None and stored.endswith((".weight", ".bias")):
+        name = f"{module}.{stored.rpartition('.')[2]}"
         yield name, Placement(stored, shape, offset=_offset(name, architecture))
         return
     block = _BLOCK.fullmatch(stored)
@@ -114,6 +130,11 @@ def _of_tensor(
         raise CheckpointError(
             f"{file.path}: {stored} has {shape[0]} rows, which are no pairs of {heads} heads"
         )
+    if "*" in name:  # rows that are tensors of their own in Hugging Face's files
+        for row in range(shape[0]):
+            yield name.replace("*", str(row)), Placement(stored, shape[1:], row)
+        return
+    shape = (shape[0], 1, shape[1]) if leaf in _CONVOLUTIONS else shape
     yield name, Placement(stored, shape, heads=heads, offset=_offset(name, architecture))
 
 

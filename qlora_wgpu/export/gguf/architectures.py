@@ -63,13 +63,14 @@ ARCHITECTURES = {
     "gemma2": LlamaCpp("GEMMA2", head="tied", windows="every other", activation=_GELU),
     "gemma3_text": LlamaCpp("GEMMA3", windows="periodic", activation=_GELU),
     "phi3": LlamaCpp("PHI3", is_square=True, scalings=("longrope",)),
-    "olmo2": LlamaCpp("OLMO2", head="own", is_square=True),
+    "olmo2": LlamaCpp("OLMO2", head="own", is_square=True, biases=()),
     "starcoder2": LlamaCpp(
         "STARCODER2", is_square=True, biases=(*_QKV, "o_proj", "c_fc", "c_proj"), activation=_GELU
     ),
     "stablelm": LlamaCpp("STABLELM", head="own", is_square=True),
-    "cohere": LlamaCpp("COMMAND_R", head="tied", is_square=True),
-    "cohere2": LlamaCpp("COHERE2", head="tied", windows="periodic"),
+    "cohere": LlamaCpp("COMMAND_R", head="tied", is_square=True, biases=()),
+    "cohere2": LlamaCpp("COHERE2", head="tied", is_square=True, biases=(), windows="periodic"),
+    "olmo3": LlamaCpp("OLMO2", head="own", is_square=True, biases=(), windows="periodic"),
     "exaone4": LlamaCpp("EXAONE4", is_square=True, windows="of 64 layers", scalings=("llama3",)),
     "ernie4_5": LlamaCpp("ERNIE4_5", biases=()),
     "seed_oss": LlamaCpp("SEED_OSS"),
@@ -77,8 +78,8 @@ ARCHITECTURES = {
     "ministral3": LlamaCpp("MISTRAL3", pairs=True, biases=_ALL),
     "mistral3": LlamaCpp("MISTRAL3", pairs=True, biases=_ALL),
     "arcee": LlamaCpp("ARCEE", pairs=True, biases=(), activation="relu2", scalings=("llama3",)),
-    "nemotron": LlamaCpp("NEMOTRON", head="own", is_square=True, activation="relu2"),
-    "apertus": LlamaCpp("APERTUS"),
+    "nemotron": LlamaCpp("NEMOTRON", head="own", is_square=True, biases=_ALL, activation="relu2"),
+    "apertus": LlamaCpp("APERTUS", scalings=_FACTORS),
     "lfm2": LlamaCpp("LFM2"),
     "granitemoe": LlamaCpp("GRANITE_MOE", pairs=True, biases=(), scalings=_FACTORS),
     "granitemoehybrid": LlamaCpp(

@@ -9,16 +9,19 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from qlora_wgpu.export.gguf import mixtures
 from qlora_wgpu.export.gguf.architectures import LlamaCpp
+from qlora_wgpu.export.gguf.convolutions import convolving
 from qlora_wgpu.export.gguf.model_keys import ModelKeys
 from qlora_wgpu.export.gguf.rope import rope_keys
+from qlora_wgpu.export.gguf.scales import check_scales
 from qlora_wgpu.export.gguf.windows import window_keys
 from qlora_wgpu.families.decoder import Decoder
-from qlora_wgpu.families.moe import Experts
+from qlora_wgpu.families.mlp import XIELUMLP
 from qlora_wgpu.families.norm import LayerNorm
 from qlora_wgpu.ops.clamped_glu import ClampedGLU
 
-_SAME = 1e-5  # relative: files have float32
+_WITH_QK_NORM = 64  # from so many layers on llama.cpp takes Command R for Command R+
 
 
 def model_keys(
@@ -85,81 +88,13 @@ def _check_parts(keys: ModelKeys) -> None:
             raise keys.refuse(f"the activation {activation}")
 
 
-def _check_scales(keys: ModelKeys, **told: float | None) -> None:
-    """Refuses factors that are neither usual nor told by a key of the architecture."""
-    decoder, head_dim = keys.decoder, keys.decoder.dimensions.head_dim
-    usual: dict[str, tuple[Any, Any]] = {
-        "embedding_scale": (decoder.embedding_scale, 1.0),
-        "residual_scale": (decoder.layers[0].residual_scale, 1.0),
-        "logit_scale": (decoder.logit_scale, 1.0),
-        "final softcap": (decoder.logit_softcap, None),
-    }
-    for attention in keys.attentions:
-        usual["score scale"] = (attention.scale or head_dim**-0.5, head_dim**-0.5)
-        usual["score softcap"] = (attention.softcap, None)
-    for name, (value, expected) in usual.items():
-        expected = told.get(name.replace(" ", "_"), expected)
-        if value is None or expected is None:
-            is_same = value is expected
-        else:
-            is_same = math.isclose(value, expected, rel_tol=_SAME)
-        if not is_same:
-            raise keys.refuse(f"a {name.replace('_', ' ')} of {value:.6g}")
-
-
 def _plain(keys: ModelKeys) -> None:
     """Nothing beside what all have."""
-    _check_scales(keys)
-
-
-def _mixtral(keys: ModelKeys) -> None:
-    _check_scales(keys)
-    _expert_counts(keys)
-
-
-def _qwen3_moe(keys: ModelKeys) -> None:
-    _check_scales(keys)
-    experts = _expert_counts(keys)
-    keys.values["expert_feed_forward_length"] = experts.intermediate_size
-
-
-def _olmoe(keys: ModelKeys) -> None:
-    sizes = keys.decoder.dimensions
-    if sizes.num_key_value_heads != sizes.num_attention_heads:
-        raise keys.refuse("fewer heads of keys than of queries")
-    _check_scales(keys)
-    _expert_counts(keys, normalized=False)
-
-
-def _qwen2_moe(keys: ModelKeys) -> None:
-    _check_scales(keys)
-    experts = _expert_counts(keys, normalized=False)
-    assert experts.shared is not None
-    shared = experts.shared.mlp.dimensions.intermediate_size
-    keys.values["expert_feed_forward_length"] = experts.intermediate_size
-    keys.values["expert_shared_feed_forward_length"] = shared
-
-
-def _granite_moe(keys: ModelKeys) -> None:
-    _granite_scales(keys)
-    _expert_counts(keys)
-
-
-def _expert_counts(keys: ModelKeys, *, normalized: bool = True) -> Experts:
-    mixtures = [layer.mlp for layer in keys.decoder.layers if isinstance(layer.mlp, Experts)]
-    if len(mixtures) < len(keys.decoder.layers):
-        raise keys.refuse("layers without experts beside others with them")
-    if mixtures[0].norm_topk_prob != normalized:
-        says = str(not normalized).lower()
-        does = "do not sum" if normalized else "sum"
-        raise keys.refuse(f"experts whose weights {does} up to one (norm_topk_prob = {says})")
-    keys.values["expert_count"] = mixtures[0].num_experts
-    keys.values["expert_used_count"] = mixtures[0].num_experts_per_tok
-    return mixtures[0]
+    check_scales(keys)
 
 
 def _gemma(keys: ModelKeys) -> None:
-    _check_scales(keys, embedding_scale=math.sqrt(keys.decoder.dimensions.hidden_size))
+    check_scales(keys, embedding_scale=math.sqrt(keys.decoder.dimensions.hidden_size))
 
 
 def _gemma2(keys: ModelKeys) -> None:
@@ -168,7 +103,7 @@ def _gemma2(keys: ModelKeys) -> None:
         raise keys.refuse("logits and scores without softcaps")
     keys.values["attn_logit_softcapping"] = float(softcap)
     keys.values["final_logit_softcapping"] = float(final)
-    _check_scales(
+    check_scales(
         keys,
         embedding_scale=math.sqrt(keys.decoder.dimensions.hidden_size),
         final_softcap=final,
@@ -181,7 +116,7 @@ def _gemma3(keys: ModelKeys) -> None:
     final = keys.decoder.logit_softcap
     if final is not None:
         keys.values["final_logit_softcapping"] = float(final)
-    _check_scales(
+    check_scales(
         keys,
         embedding_scale=math.sqrt(keys.decoder.dimensions.hidden_size),
         final_softcap=final,
@@ -198,41 +133,62 @@ def _scale_of_gemma(keys: ModelKeys, largest: int) -> float:
     return scale
 
 
-def _granite(keys: ModelKeys) -> None:
-    if any(isinstance(layer.mlp, Experts) for layer in keys.decoder.layers):
-        raise keys.refuse("experts")
-    _granite_scales(keys)
+def _stablelm(keys: ModelKeys) -> None:
+    check_scales(keys)
+    keys.values["use_parallel_residual"] = keys.decoder.layers[0].order.parallel
 
 
-def _granite_scales(keys: ModelKeys) -> None:
-    decoder, attention = keys.decoder, keys.attentions[0]
-    scale = attention.scale or decoder.dimensions.head_dim**-0.5
-    keys.values |= {
-        "attention.scale": float(scale),
-        "embedding_scale": float(decoder.embedding_scale),
-        "residual_scale": float(decoder.layers[0].residual_scale),
-        "logit_scale": 1.0 / decoder.logit_scale,
-    }
-    _check_scales(
-        keys,
-        embedding_scale=decoder.embedding_scale,
-        residual_scale=decoder.layers[0].residual_scale,
-        logit_scale=decoder.logit_scale,
-        score_scale=scale,
-    )
+def _starcoder2(keys: ModelKeys) -> None:
+    check_scales(keys)
+    if not all(spec.bias for spec in keys.decoder.architecture().linears):
+        raise keys.refuse("layers without biases")
+
+
+def _cohere(keys: ModelKeys) -> None:
+    scale = keys.decoder.logit_scale
+    check_scales(keys, logit_scale=scale)
+    keys.values["logit_scale"] = float(scale)
+    is_large = len(keys.decoder.layers) >= _WITH_QK_NORM
+    if keys.model_type == "cohere" and is_large != (keys.attentions[0].qk_norm is not None):
+        has = "without" if is_large else "with"
+        raise keys.refuse(f"{len(keys.decoder.layers)} layers {has} norms of heads")
+
+
+def _apertus(keys: ModelKeys) -> None:
+    check_scales(keys)
+    if not all(isinstance(layer.mlp, XIELUMLP) for layer in keys.decoder.layers):
+        raise keys.refuse("another activation than xIELU")
+
+
+def _ministral3(keys: ModelKeys) -> None:
+    check_scales(keys)
+    if any(attention.query_rope is None for attention in keys.attentions):
+        raise keys.refuse("queries that do not grow with their position")
+
+
+def _lfm2(keys: ModelKeys) -> None:
+    check_scales(keys)
+    convolving(keys)
 
 
 OTHERS: dict[str, Callable[[ModelKeys], None]] = {
-    "mixtral": _mixtral,
-    "qwen3_moe": _qwen3_moe,
-    "qwen2_moe": _qwen2_moe,
-    "olmoe": _olmoe,
-    "granitemoe": _granite_moe,
-    "gpt_oss": _qwen3_moe,
+    "mixtral": mixtures.mixtral,
+    "qwen3_moe": mixtures.qwen3_moe,
+    "qwen2_moe": mixtures.qwen2_moe,
+    "olmoe": mixtures.olmoe,
+    "granitemoe": mixtures.granite_moe,
+    "gpt_oss": mixtures.qwen3_moe,
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,
-    "granite": _granite,
-    "granitemoehybrid": _granite,
+    "granite": mixtures.granite,
+    "granitemoehybrid": mixtures.granite,
+    "stablelm": _stablelm,
+    "starcoder2": _starcoder2,
+    "cohere": _cohere,
+    "cohere2": _cohere,
+    "apertus": _apertus,
+    "ministral3": _ministral3,
+    "lfm2": _lfm2,
 }
 """By model type, for those that have keys of their own."""

@@ -16,6 +16,7 @@ from qlora_wgpu.export.gguf.element_types import BF16, F16, F32, FILE_TYPES, Fil
 from qlora_wgpu.export.gguf.file import write_file
 from qlora_wgpu.export.gguf.keys import model_keys
 from qlora_wgpu.export.gguf.rope import rope_tensors
+from qlora_wgpu.export.gguf.scalars import scalar_keys
 from qlora_wgpu.export.gguf.tensors import FileTensor, model_tensors
 from qlora_wgpu.export.merged_weights import MergedWeights
 from qlora_wgpu.families.decoder import Decoder
@@ -107,6 +108,7 @@ def gguf_model(
         "general.type": "model",
         **own,
         **{f"{architecture}.{key}": value for key, value in told.values.items()},
+        **scalar_keys(merged),
         f"{architecture}.vocab_size": merged.architecture.vocab_size,
         **vocabulary(merged.architecture.vocab_size),
     }

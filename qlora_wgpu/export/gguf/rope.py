@@ -14,6 +14,8 @@ from qlora_wgpu.families.rope import Rope
 
 FloatArray = npt.NDArray[np.float32]
 _NO_ROTATION_EACH = {"SMOLLM3": 4}  # the layers that llama.cpp leaves unrotated
+_ROTATES_SLIDING = ("COHERE2",)  # where it rotates layers with a window alone
+_GROWS = "MISTRAL3"  # whose queries grow with their position
 
 
 def rope_keys(keys: ModelKeys) -> None:
@@ -26,7 +28,10 @@ def rope_keys(keys: ModelKeys) -> None:
     far, near = _ropes(keys)
     keys.values["rope.dimension_count"] = far.rotary_dim
     keys.values["rope.freq_base"] = float(far.theta)
-    if near is not None:
+    if near is not None and keys.llama_cpp.label == "OLMO2":
+        if near.kind != "default" or near.theta != far.theta:
+            raise keys.refuse("layers with a window whose rotation is scaled or has another base")
+    elif near is not None:
         if near.kind != "default":
             raise keys.refuse("a scaled rotation of layers with a window")
         keys.values["rope.freq_base_swa"] = float(near.theta)
@@ -35,12 +40,15 @@ def rope_keys(keys: ModelKeys) -> None:
 
 def _check_layers(keys: ModelKeys) -> None:
     """Refuses layers that rotate, or do not, where llama.cpp does otherwise."""
-    each = _NO_ROTATION_EACH.get(keys.llama_cpp.label)
+    label = keys.llama_cpp.label
+    each = _NO_ROTATION_EACH.get(label)
     for i, attention in enumerate(keys.attentions):
         rotates = each is None or (i + 1) % each != 0
+        if label in _ROTATES_SLIDING:
+            rotates = attention.window is not None
         if (attention.rope is not None) != rotates:
             raise keys.refuse(f"positions in layer {i} as this model does")
-        if attention.query_rope is not None:
+        if attention.query_rope is not None and label != _GROWS:
             raise keys.refuse("queries that are rotated in another way than keys")
 
 
@@ -54,6 +62,8 @@ def _ropes(keys: ModelKeys) -> tuple[Rope, Rope | None]:
     if far is None:
         raise keys.refuse("attention that knows no positions")
     near = both.get(True)
+    if keys.llama_cpp.label in _ROTATES_SLIDING:
+        return far, None
     is_same = near is None or (near.theta, near.kind) == (far.theta, far.kind)
     return far, None if is_same and keys.llama_cpp.windows != "periodic" else near
 
@@ -67,6 +77,11 @@ def _scaling_keys(keys: ModelKeys, rope: Rope) -> None:
         _yarn_keys(keys, rope, given)
     elif rope.kind not in ("default", "llama3", "longrope"):
         raise keys.refuse(f"RoPE of type {rope.kind}")
+    growth = next((a.query_rope.growth for a in keys.attentions if a.query_rope is not None), None)
+    if growth is not None:
+        keys.values["attention.temperature_scale"] = float(growth.beta)
+        if keys.values.get("rope.scaling.original_context_length") != growth.length:
+            raise keys.refuse("queries that grow without YaRN, or by another length than its own")
     if rope.kind == "longrope":
         keys.values["rope.scaling.attn_factor"] = float(rope.factor)
         keys.values["rope.scaling.original_context_length"] = int(
@@ -79,7 +94,12 @@ def _scaling_keys(keys: ModelKeys, rope: Rope) -> None:
 def _yarn_keys(keys: ModelKeys, rope: Rope, given: dict[str, Any]) -> None:
     """llama.cpp's own are the usual beta, and a factor of cosines that follows from the scale."""
     factor = float(given["factor"])
-    usual = 0.1 * np.log(factor) + 1.0 if factor > 1 else 1.0
+    stretch = 0.1 * np.log(factor) if factor > 1 else 0.0
+    usual = stretch + 1.0
+    if keys.llama_cpp.label == _GROWS:
+        share = float(given.get("mscale_all_dim") or 0.0)
+        usual /= stretch * share + 1.0
+        keys.values["rope.scaling.yarn_log_multiplier"] = share
     betas = given.get("beta_fast") or 32, given.get("beta_slow") or 1
     # Of gpt-oss it reads what is told of others, and the published ones are not truncated.
     truncates = keys.llama_cpp.label != "GPT_OSS"

@@ -14,12 +14,13 @@ from qlora_wgpu.export.gguf.architectures import LlamaCpp
 from qlora_wgpu.export.gguf.element_types import F32, as_bytes, type_within
 from qlora_wgpu.export.gguf.pairs import to_pairs
 from qlora_wgpu.export.merged_weights import MergedWeights
-from qlora_wgpu.families.family import Architecture
+from qlora_wgpu.families.family import Architecture, stored_parts
 from qlora_wgpu.model.weight_names import stored_embedding
 
 FloatArray = npt.NDArray[np.float32]
 Read = Callable[[], FloatArray]
 _SINKS = "self_attn.sinks"  # a parameter itself, where all others are modules' weights
+_OF_KEYS = ".mlp.act_fn."  # xIELU's scalars, of which keys tell
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 # One layer here that is two of llama.cpp's, or is called otherwise there.
 PARTS = {
@@ -106,8 +107,12 @@ class _Tensors:
     def small(self) -> Iterator[FileTensor]:
         """Norms, biases and routers, all in float32."""
         architecture = self._architecture
-        for name, shape in architecture.stored_norms.items():
-            yield self._small(name, shape, self._reader(name, offset=architecture.offset_of(name)))
+        for name, shape in architecture.norm_shapes.items():
+            if _OF_KEYS not in name:
+                parts = [part for part, _ in stored_parts(name, shape)]
+                offset = architecture.offset_of(name)
+                reads = [self._reader(part, offset=offset) for part in parts]
+                yield _made(self._named(name.replace(".norms.*", "")), _squeezed(shape), F32, reads)
         for name, router in architecture.routers.items():
             yield self._small(name, router, self._reader(name))
         for spec in architecture.linears:
@@ -204,6 +209,11 @@ def _split(module: str, rows: int) -> Iterator[tuple[str, slice]]:
     count = rows // len(leaves)
     for i, leaf in enumerate(leaves):
         yield module.removesuffix(own) + leaf, slice(i * count, (i + 1) * count)
+
+
+def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of what is small, without the convolutions' axis of one."""
+    return (shape[0], shape[2]) if len(shape) == 3 else shape
 
 
 def _made(

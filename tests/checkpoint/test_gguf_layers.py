@@ -1,0 +1,77 @@
+"""GGUF files whose layers differ: what their keys say of each layer."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from export.test_gguf_model import changed, folder_of, written
+from support.gguf_files import write_gguf
+
+from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.checkpoint.gguf.file import GGUFFile
+from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
+
+
+def rewritten(place, case, **keys):
+    """A case's file with other keys: None leaves one out."""
+    *_, made = written(folder_of(place, changed(case)))
+    file = GGUFFile(place / "f32.gguf")
+    known = dict(file.metadata) | {k.replace("__", "."): v for k, v in keys.items()}
+    architecture = known.pop("general.architecture")
+    known = {key: value for key, value in known.items() if value is not None}
+    known = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in known.items()}
+    tensors = {t.name: file.floats(t.name) for t in made.tensors}
+    return write_gguf(place / "changed.gguf", architecture, known, tensors)
+
+
+def test_a_window_for_each_layer_of_olmo_3(tmp_path) -> None:
+    """As llama.cpp's converter writes it, and the rotation's factor as config.json has it."""
+    slides = [True, True, False, True, False]
+    path = rewritten(
+        tmp_path, "olmo3", olmo2__attention__sliding_window_pattern=slides,
+        olmo2__rope__scaling__attn_factor=1.25,
+    )  # fmt: skip
+    config = ModelFolder.without_weights(path).config
+    assert [kind == "sliding_attention" for kind in config["layer_types"]] == slides
+    assert config["rope_parameters"]["full_attention"]["attention_factor"] == 1.25
+    assert config["model_type"] == "olmo3" and config["sliding_window"] == 7
+
+
+def test_scalars_of_each_layer(tmp_path) -> None:
+    folder = ModelFolder.open(
+        rewritten(tmp_path, "apertus", xielu__beta=0.25, xielu__alpha_p=[0.5, -1.5])
+    )
+    read = [folder.float32(f"model.layers.{i}.mlp.act_fn.{n}") for i in (0, 1)
+            for n in ("alpha_p", "beta")]  # fmt: skip
+    assert [a.tolist() for a in read] == [[0.5], 0.25, [-1.5], 0.25]
+    assert not any("xielu" in name for name in folder.file.names())
+
+
+@pytest.mark.parametrize(
+    ("case", "keys", "message"),
+    [
+        ("apertus", {"xielu__eps": [0.1]}, "xielu.eps must be a number for each of the 2 layers"),
+        ("apertus", {"xielu__eps": None}, "lacks the key xielu.eps"),
+        ("lfm2", {"lfm2__attention__head_count_kv": [0, 0]}, "must have one number beside 0"),
+        ("cohere2", {"cohere2__rope__freq_base_swa": 77.0}, "freq_base_swa = 77.0 is not computed"),
+        ("cohere2", {"cohere2__attention__sliding_window_pattern": -1}, "pattern is -1"),
+        ("cohere2", {"cohere2__attention__sliding_window_pattern": [True]}, "has 1 values for 5"),
+        ("stablelm", {"stablelm__use_parallel_residual": True}, "= True is not computed"),
+    ],
+)
+def test_what_is_wrong(tmp_path, case, keys, message) -> None:
+    path = rewritten(tmp_path, case, **keys)
+    with pytest.raises((CheckpointError, UnsupportedModelError)) as caught:
+        ModelFolder.open(path)
+    assert message in str(caught.value) and str(path) in str(caught.value)
+
+
+def test_queries_that_grow(tmp_path) -> None:
+    place = folder_of(tmp_path, changed("ministral3"))
+    _, file, _ = written(place)
+    rotation = json.loads((place / "config.json").read_text())["rope_parameters"]
+    read = file.config["rope_parameters"]
+    for key in ("llama_4_scaling_beta", "original_max_position_embeddings", "mscale_all_dim"):
+        assert read[key] == pytest.approx(rotation[key], rel=1e-6)
