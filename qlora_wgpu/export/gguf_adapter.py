@@ -63,6 +63,13 @@ def export_gguf(
             f"{adapter} has trained rows of the embedding (trainable_token_indices), which "
             "llama.cpp's adapters have not: merge it, or export the whole model"
         )
+    tensors_of = {layer.module for layer in adapted_layers(tensors)}
+    if architecture.head.name in tensors_of and architecture.tied:
+        raise UnsupportedModelError(
+            f"{adapter} adapts {architecture.head.name}, which is the embedding in this base's "
+            "GGUF, so that llama.cpp would not find it: merge the adapter, or export the whole "
+            "model"
+        )
     path = Path(out)
     writer = gguf.GGUFWriter(None, gguf.MODEL_ARCH_NAMES[arch])
     writer.add_type(gguf.GGUFType.ADAPTER)

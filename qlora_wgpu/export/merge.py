@@ -63,13 +63,20 @@ def merge(
             stack, shape = folder.whole_stack(name)
             entry = Entry(folder.float_dtype(parts[0]), shape)
             return {stack: (entry, lambda: merged_stack(name, parts))}
+        if merged.besides(name):
+            return {each: floats(each, folder.float_dtype(name)) for each in ends_of(name)}
         if merged.is_as_stored(name):
             return {name: (Entry(folder.dtype(name), folder.shape(name)), lambda: folder.raw(name))}
         dtype = folder.float_dtype(name)
         if dtype not in FLOATS:
             raise UnsupportedModelError(f"{model}: {name} is stored as {dtype}, not as floats")
-        entry = Entry(dtype, merged.shape(name))
-        return {name: (entry, lambda: as_dtype(merged.float32(name), dtype))}
+        return {name: floats(name, dtype)}
+
+    def ends_of(name: str) -> list[str]:
+        return [name, *merged.besides(name)]
+
+    def floats(name: str, dtype: str) -> tuple[Entry, Callable[[], npt.NDArray[Any]]]:
+        return Entry(dtype, merged.shape(name)), lambda: as_dtype(merged.float32(name), dtype)
 
     def merged_stack(name: str, parts: list[str]) -> npt.NDArray[Any]:
         dtype = folder.float_dtype(parts[0])

@@ -14,6 +14,7 @@ from qlora_wgpu.config import QuantConfig, load_config
 from qlora_wgpu.config.as_trained import find_run
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 from qlora_wgpu.export.merged_rows import trained_rows_by_name
+from qlora_wgpu.export.untied_ends import untied_ends
 from qlora_wgpu.families.family import Architecture, find_family
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.lora.biases import split_biases
@@ -35,6 +36,8 @@ class MergedWeights:
     Attributes:
         folder: The base.
         architecture: What its config.json describes.
+        untied: Embedding and head, and the stored tensors that they are made of, where they were
+            one and the adapter changes the head alone; else empty.
     """
 
     folder: ModelFolder
@@ -74,10 +77,12 @@ class MergedWeights:
         shapes = adapter_shapes(architecture, config)
         refuse_other_base(adapter, config, tensors, shapes, model, whole=False)
         modules = {spec.name: name for name, spec in self._linears.items()}
+        modules[architecture.head.name] = stored_name(folder, architecture, architecture.head_name)
         self._pairs: dict[str, tuple[FloatArray, FloatArray, float, FloatArray | None]] = {}
         for layer in adapted_layers(tensors):
             scaling = config.scaling_of(layer.module)
             self._pairs[modules[layer.module]] = (layer.a, layer.b, scaling, layer.magnitude)
+        self.untied = untied_ends(folder, architecture, self._pairs)
         self._biases = self._trained_biases(tensors, adapter)
         self._rows = trained_rows_by_name(folder, architecture, tensors, config)
         if base == "dequantized" and started_in(adapter, split_biases(tensors)[0], config):
@@ -95,6 +100,14 @@ class MergedWeights:
     def stored_name(self, name: str) -> str:
         """The name of a model's tensor in the base's files."""
         return stored_name(self.folder, self.architecture, name)
+
+    def source_of(self, name: str) -> str:
+        """The stored tensor that one is made of: it, or for an end that is untied the other one."""
+        return self.untied.get(name, name)
+
+    def besides(self, name: str) -> list[str]:
+        """What else the result holds that is made of a stored tensor."""
+        return [new for new, source in self.untied.items() if source == name != new]
 
     def is_adapted(self, name: str) -> bool:
         """Whether the adapter changes the weight that is stored by this name."""
@@ -125,7 +138,7 @@ class MergedWeights:
         folder, settings = self.folder, self._quant
         if name in self._biases:
             return self._biases[name]
-        weight = folder.dequantized(name)
+        weight = folder.dequantized(self.source_of(name))
         if name in self._rows:
             weight = self._resized(weight)
             weight[list(self._rows[name].indices)] = self._rows[name].rows
@@ -141,7 +154,7 @@ class MergedWeights:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of the merged weight that is stored by this name."""
-        shape = self.folder.weight_shape(name)
+        shape = self.folder.weight_shape(self.source_of(name))
         return (self.architecture.vocab_size, *shape[1:]) if name in self._rows else shape
 
     @property
@@ -150,8 +163,12 @@ class MergedWeights:
         return self.architecture.stored_rows is not None
 
     def config(self) -> dict[str, Any]:
-        """The base's config.json with the size of the vocabulary."""
+        """The base's config.json with the size of the vocabulary, and the head untied if it is."""
         config: dict[str, Any] = dict(self.folder.config)
+        if self.untied:
+            config["tie_word_embeddings"] = False
+            if isinstance(config.get("text_config"), dict):
+                config["text_config"] = {**config["text_config"], "tie_word_embeddings": False}
         if not self.is_resized:
             return config
         size = {"vocab_size": self.architecture.vocab_size}

@@ -229,6 +229,12 @@ class Architecture:
         return any(stack.in_turns for stack in self.experts)
 
     @property
+    def head(self) -> LinearSpec:
+        """The head as a layer, which gets an adapter where it is named."""
+        name = self.head_name.removesuffix(".weight")
+        return LinearSpec(name, self.vocab_size, self.hidden_size)
+
+    @property
     def every_linear(self) -> list[LinearSpec]:
         """All linear layers, experts' too."""
         return [*self.linears, *(spec for stack in self.experts for spec in stack.linears)]
@@ -261,12 +267,15 @@ class Modules:
     experts: Mapping[str, ExpertLinear] = field(default_factory=dict)
     routers: Mapping[str, DenseMatrix] = field(default_factory=dict)
     tables: Mapping[str, HostMatrix] = field(default_factory=dict)
+    head_lora: Lora | None = None
 
-    def with_pairs(self, loras: Mapping[str, Lora], of_experts: Mapping[str, Lora]) -> Modules:
+    def with_pairs(
+        self, loras: Mapping[str, Lora], of_experts: Mapping[str, Lora], head: Lora | None
+    ) -> Modules:
         """The same weights with the pairs of another adapter, by their layers' names."""
         linears = {n: replace(layer, lora=loras.get(n)) for n, layer in self.linears.items()}
         experts = {n: replace(layer, lora=of_experts.get(n)) for n, layer in self.experts.items()}
-        return replace(self, linears=linears, experts=experts)
+        return replace(self, linears=linears, experts=experts, head_lora=head)
 
 
 class Family(Protocol):

@@ -139,6 +139,18 @@ def row(
     return matrix(name, 1, length, dtype, storage, offset)
 
 
+def rows_from(tensor: Tensor, first: int, count: int) -> Tensor:
+    """A view of some rows of a matrix that has a storage.
+
+    Args:
+        tensor: The matrix.
+        first: The first of them, where a binding may begin.
+        count: How many there are.
+    """
+    offset = tensor.offset + first * tensor.stride * ITEM_SIZE[tensor.dtype]
+    return matrix(tensor.name, count, tensor.columns, tensor.dtype, tensor.storage, offset)
+
+
 def row_blocks(tensor: Tensor, count: int) -> Iterator[tuple[int, Tensor]]:
     """Yields ``(first row, view of up to count rows)`` of a matrix that has a storage.
 
@@ -147,9 +159,4 @@ def row_blocks(tensor: Tensor, count: int) -> Iterator[tuple[int, Tensor]]:
         count: A multiple of 256, so that every view may be bound.
     """
     for first in range(0, tensor.rows, count):
-        offset = tensor.offset + first * tensor.stride * ITEM_SIZE[tensor.dtype]
-        rows = min(count, tensor.rows - first)
-        yield (
-            first,
-            matrix(tensor.name, rows, tensor.columns, tensor.dtype, tensor.storage, offset),
-        )
+        yield first, rows_from(tensor, first, min(count, tensor.rows - first))

@@ -37,11 +37,12 @@ def stored_rows(tensors: Mapping[str, Float32Array], config: AdapterConfig) -> I
 
 
 def is_whole_matrix(name: str) -> bool:
-    """Whether a tensor is the matrix that PEFT writes beside trained rows of a resized one.
+    """Whether a tensor is the base's matrix, which PEFT writes beside what it adapts of it.
 
-    All its rows are the base's or trained, so it need not be read.
+    That is so of trained rows of a resized one, and of a pair on the head or the embedding. All its
+    rows are the base's or trained, so it need not be read.
     """
-    return name.endswith(".token_adapter.base_layer.weight")
+    return name.endswith(".base_layer.weight")
 
 
 def without_copies(

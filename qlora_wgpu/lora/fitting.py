@@ -73,7 +73,7 @@ def adapter_shapes(architecture: Architecture, stored: AdapterConfig) -> dict[st
     for weight in (architecture.embed_name, architecture.head_name):
         name = tensor_name(weight.removesuffix(".weight"), TOKENS)
         shapes[name] = (architecture.vocab_size, architecture.hidden_size)
-    for spec in architecture.every_linear:
+    for spec in [*architecture.every_linear, architecture.head]:
         rank = stored.rank_of(spec.name)
         shapes[tensor_name(spec.name, LORA_A)] = (rank, spec.in_features)
         shapes[tensor_name(spec.name, LORA_B)] = (spec.out_features, rank)

@@ -29,7 +29,14 @@ from qlora_wgpu.lora.names import (
     tensor_name,
 )
 from qlora_wgpu.lora.peft_differences import peft_differences
-from qlora_wgpu.lora.targets import check_experts, check_start, in_layers, peft_config, targeted
+from qlora_wgpu.lora.targets import (
+    check_experts,
+    check_head,
+    check_start,
+    in_layers,
+    peft_config,
+    targeted,
+)
 from qlora_wgpu.lora.tokens import Vocabulary
 from qlora_wgpu.ops.trained_rows import TrainedRows
 
@@ -87,8 +94,10 @@ class Adapter:
             {} if vocabulary is None else vocabulary.trained(config.trainable_token_indices)
         )
         self._vocabulary = vocabulary
-        chosen = targeted(linears, config.target_modules, experts)
+        head = None if vocabulary is None else vocabulary.head_layer
+        chosen = targeted(linears, config.target_modules, experts, head)
         self.targets = in_layers(chosen, config.layers_to_transform)
+        check_head(config, head, self.targets, trains_rows=bool(self._tokens))
         self.peft = peft_config(config, self.targets, experts, within)
         if vocabulary is not None:
             tokens = vocabulary.with_new(config.trainable_token_indices)

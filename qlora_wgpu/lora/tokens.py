@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.families.family import Architecture
+from qlora_wgpu.families.family import Architecture, LinearSpec
 from qlora_wgpu.lora.adapter_config import TokenIndices
 
 _SETTING = "lora.trainable_token_indices"
@@ -46,6 +46,11 @@ class Vocabulary:
             architecture.padding_idx,
             architecture.new_tokens,
         )
+
+    @property
+    def head_layer(self) -> LinearSpec:
+        """The head as a layer."""
+        return LinearSpec(self.head, self.rows, self.columns)
 
     def trained(self, indices: TokenIndices | None) -> dict[str, tuple[int, ...]]:
         """The trained rows by the modules of the matrices, the embedding's first.

@@ -176,7 +176,8 @@ class ModelLayout:
                 "stands alone on its base: open it by itself"
             )
         loras, of_experts = other.adapter.loras, other.adapter.expert_loras
-        modules = self.network.modules.with_pairs(loras, of_experts)
+        head = loras.get(self.pretrained.architecture.head.name)
+        modules = self.network.modules.with_pairs(loras, of_experts, head)
         other.network = replace(self.network, modules=modules)
         other._steps = {}
         return other

@@ -77,7 +77,12 @@ class Network:
     @property
     def _head(self) -> Head:
         architecture = self.architecture
-        return Head(self.modules.head, architecture.logit_scale, architecture.logit_softcap)
+        return Head(
+            self.modules.head,
+            architecture.logit_scale,
+            architecture.logit_softcap,
+            self.modules.head_lora,
+        )
 
     @property
     def _trained(self) -> list[TrainedRows]:

@@ -177,7 +177,8 @@ class WeightLayout:
         experts = {stack.name: self._experts(stack, adapter) for stack in architecture.experts}
         routers = {n: self._dense(n, *shape) for n, shape in architecture.routers.items()}
         tables = {n: self._on_host(n, *shape, n) for n, shape in architecture.tables.items()}
-        return Modules(embedding, head, linears, norms, experts, routers, tables)
+        head_lora = adapter.loras.get(architecture.head.name)
+        return Modules(embedding, head, linears, norms, experts, routers, tables, head_lora)
 
     def begin(self, adapter: Adapter, seed: int, progress: Progress) -> str:
         """Takes the adapter's start from the weights, before they are loaded; what that took.

@@ -20,6 +20,7 @@ from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.gemm import GEMM, PART_UNIT, Gemm
 from qlora_wgpu.kernels.rowwise import row_constants, row_workgroups
 from qlora_wgpu.ops.batch import BatchBuffers
+from qlora_wgpu.ops.head_pair import HeadPair
 from qlora_wgpu.ops.logits import (
     chunk_rows,
     head_groups,
@@ -30,7 +31,7 @@ from qlora_wgpu.ops.logits import (
 from qlora_wgpu.ops.loss_weights import scale_label_rows, weighted_total
 from qlora_wgpu.ops.modules import Head, StreamedMatrix, trained_rows
 from qlora_wgpu.ops.preference import Preference, preference
-from qlora_wgpu.ops.rows import scatter
+from qlora_wgpu.ops.rows import scatter, transposed
 from qlora_wgpu.ops.tensor import fill_zero
 from qlora_wgpu.ops.trained_gradient import HeadGradient
 
@@ -55,6 +56,11 @@ class Objective:
     preference: Preference | None = None
 
     @property
+    def has_factors(self) -> bool:
+        """Whether each label row's gradient is multiplied by a number of its own."""
+        return self.weighted or self.confidence or self.preference is not None
+
+    @property
     def is_bent(self) -> bool:
         """Whether a row's loss is another than the label's negative log-likelihood."""
         return self.label_smoothing != 0.0 or self.z_loss != 0.0
@@ -66,7 +72,7 @@ PLAIN = Objective()
 def label_losses(g: Graph, hidden: Tensor, head: Head, batch: BatchBuffers) -> Tensor:
     """Loss and hit of each label row, float32 (2 · rows of the batch), without a gradient."""
     loss = _Loss(g, hidden, head, batch, PLAIN)
-    loss.compute(gradient=False)
+    loss.compute(None, gradient=False)
     return loss.losses
 
 
@@ -93,16 +99,17 @@ def cross_entropy(
         objective: The loss that is summed up.
     """
     loss = _Loss(g, hidden, head, batch, objective)
-    gradient = gradient and hidden.requires_grad
+    gradient = gradient and (hidden.requires_grad or head.lora is not None)
     trained = trained_rows(head.matrix)
     if gradient and trained is not None:
         loss.of_rows = HeadGradient(g, trained, batch)
-    dhidden = loss.compute(gradient=gradient)
-    factors = loss.total(stats)
+    dhidden, factors = loss.compute(stats, gradient=gradient)
     if dhidden is not None and factors is not None:
         scale_label_rows(g, dhidden, factors, batch)
-    if dhidden is not None:
+    if dhidden is not None and hidden.requires_grad:
         g.add_gradient(hidden, dhidden)
+    if dhidden is not None and loss.pair is not None:
+        loss.pair.end(factors)
     if loss.of_rows is not None:
         loss.of_rows.add(hidden, factors)
 
@@ -121,53 +128,89 @@ class _Loss:
         self._softmax = g.float_vector("softmax", 2 * batch.rows)
         self.losses = g.float_vector("losses", 2 * batch.rows)
         self.of_rows: HeadGradient | None = None
+        self.pair = HeadPair.of(g, hidden, head, batch)
 
-    def compute(self, *, gradient: bool) -> Tensor | None:
-        """The losses, and d hidden of their sum if it is asked for."""
-        streams = isinstance(self._head.matrix, StreamedMatrix)
-        return self.streamed(gradient=gradient) if streams else self.resident(gradient=gradient)
+    def compute(
+        self, stats: Tensor | None, *, gradient: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The losses, and d hidden of their sum if it is asked for.
 
-    def resident(self, *, gradient: bool) -> Tensor | None:
+        Args:
+            stats: What they are added to, if to anything.
+            gradient: Whether d hidden is made.
+
+        Returns:
+            d hidden, and what each label row's gradient is multiplied by, if by anything; those of
+            the head's own parameters are already.
+        """
+        if gradient and self.pair is not None:
+            self.pair.begin()
+        if isinstance(self._head.matrix, StreamedMatrix):
+            self._sum_up_blocks()
+            factors = None if stats is None else self.total(stats)
+            return self._streamed_gradient(factors) if gradient else None, factors
+        # What the head's own parameters are multiplied by is known when all losses are.
+        if gradient and self.pair is not None and self._objective.has_factors:
+            self._resident(gradient=False)
+            factors = None if stats is None else self.total(stats)
+            return self._resident(gradient=True, sums=False, factors=factors), factors
+        dhidden = self._resident(gradient=gradient)
+        return dhidden, None if stats is None else self.total(stats)
+
+    def _resident(
+        self, *, gradient: bool, sums: bool = True, factors: Tensor | None = None
+    ) -> Tensor | None:
         """The loss, and d hidden, a chunk of rows after the other."""
         g, batch = self._g, self._batch
         dhidden = self._zeros() if gradient else None
         groups = head_groups(g, self._head.matrix) if gradient else []
         chunks = self._chunks(chunk_rows(g, self._head.matrix.rows, batch.rows))
         kept = [self._partials, self._softmax, self.losses, *filter(None, [dhidden])]
+        if gradient and self.pair is not None:
+            kept += self.pair.written
         for first, count in self._alike(chunks, kept):
-            logits = logits_of_rows(g, self._hidden, self._head, batch, first, count)
-            self._sum_up(logits, 0, self._blocks, first)
-            self._normalize(first, count)
+            logits = logits_of_rows(g, self._hidden, self._head, batch, first, count, self._u)
+            if sums:
+                self._sum_up(logits, 0, self._blocks, first)
+                self._normalize(first, count)
             if dhidden is None:
                 continue
-            dchunk = self._gradient_rows(count)
+            made = self._gradient_rows(count)
             for row0, w in groups:
-                self._back(logits, row0, row0, w, first, dchunk)
-            scatter(g, dchunk, dhidden, first, batch)
+                self._back(logits, row0, row0, w, first, made, factors)
+            self._put(made, dhidden, first)
         return dhidden
 
-    def streamed(self, *, gradient: bool) -> Tensor | None:
-        """The same, a block of the vocabulary after the other."""
+    def _sum_up_blocks(self) -> None:
+        """The loss, a block of the vocabulary after the other."""
         g, batch, head = self._g, self._batch, self._head.matrix
         assert isinstance(head, StreamedMatrix)
         chunks = self._chunks(self._streamed_rows())
         for number, (row0, block) in reversed(list(enumerate(head.blocks))):
             w = head.brought(g, row0, block)
             for chunk in self._alike(chunks, [self._partials]):
-                logits = logits_of_block(g, self._hidden, self._head, batch, *chunk, w)
+                logits = logits_of_block(
+                    g, self._hidden, self._head, batch, *chunk, w, row0, self._u
+                )
                 self._sum_up(logits, number, 1, chunk[0])
         self._normalize(0, batch.rows)
-        if not gradient:
-            return None
+
+    def _streamed_gradient(self, factors: Tensor | None) -> Tensor:
+        """d hidden, likewise."""
+        g, batch, head = self._g, self._batch, self._head.matrix
+        assert isinstance(head, StreamedMatrix)
+        chunks = self._chunks(self._streamed_rows())
         made = [self._gradient_rows(count) for _, count in chunks]
         for row0, block in head.blocks:
             w = head.brought(g, row0, block)
             for chunk in self._alike(chunks, [], made, fresh=row0 == 0):
-                logits = logits_of_block(g, self._hidden, self._head, batch, *chunk, w)
-                self._back(logits, 0, row0, w, chunk[0], made[chunks.index(chunk)])
+                logits = logits_of_block(
+                    g, self._hidden, self._head, batch, *chunk, w, row0, self._u
+                )
+                self._back(logits, 0, row0, w, chunk[0], made[chunks.index(chunk)], factors)
         dhidden = self._zeros()
-        for (first, _), dchunk in zip(chunks, made, strict=True):
-            scatter(g, dchunk, dhidden, first, batch)
+        for (first, _), of_chunk in zip(chunks, made, strict=True):
+            self._put(of_chunk, dhidden, first)
         return dhidden
 
     def total(self, stats: Tensor) -> Tensor | None:
@@ -201,7 +244,7 @@ class _Loss:
         self,
         chunks: list[tuple[int, int]],
         shared: list[Tensor],
-        own: Sequence[Tensor] = (),
+        own: Sequence[Sequence[Tensor]] = (),
         *,
         fresh: bool = False,
     ) -> Iterator[tuple[int, int]]:
@@ -217,7 +260,7 @@ class _Loss:
         begin = len(launches)
         yield chunks[0]
         made: Sequence[Launch] = launches[begin:]
-        written = own[:1]
+        written = own[0] if own else ()
         for number, chunk in enumerate(chunks[1:], 1):
             if chunk[1] != size:
                 yield chunk
@@ -225,19 +268,22 @@ class _Loss:
             tensors = {tensor: tensor for tensor in shared}
             if self.of_rows is not None:
                 tensors[self.of_rows.columns] = self.of_rows.columns
-            tensors |= dict(zip(written, own[number : number + 1], strict=True))
+            tensors |= dict(zip(written, own[number] if own else (), strict=True))
             # A second one has all around it that any later one has.
             again = self._g.repeat(
                 made, tensors, {"first": chunk[0], "first_row": chunk[0]},
                 stands_for_all=number > 1 and not fresh,
             )  # fmt: skip
             if not fresh:
-                made, written = again, own[number : number + 1]
+                made, written = again, own[number] if own else ()
 
     def _streamed_rows(self) -> int:
-        """Rows of a block's logits: those of whole ones where that decides how sums are cut."""
+        """Rows of a block's logits: those of whole ones where that decides how sums are cut.
+
+        The gradient of a pair's B is summed up by chunks of rows.
+        """
         g, rows = self._g, self._batch.rows
-        cuts_sums = g.profile.least_workgroups > 0
+        cuts_sums = g.profile.least_workgroups > 0 or self.pair is not None
         return chunk_rows(g, self._head.matrix.rows if cuts_sums else self._block_rows, rows)
 
     def _zeros(self) -> Tensor:
@@ -246,8 +292,20 @@ class _Loss:
         fill_zero(self._g, dhidden)
         return dhidden
 
-    def _gradient_rows(self, count: int) -> Tensor:
-        return self._g.float32("d hidden rows", count, self._hidden.columns)
+    def _gradient_rows(self, count: int) -> list[Tensor]:
+        """Where the gradients of some label rows are summed up: of hidden, and of the pair's u."""
+        dchunk = self._g.float32("d hidden rows", count, self._hidden.columns)
+        return [dchunk] if self.pair is None else [dchunk, self.pair.chunk(count)]
+
+    def _put(self, made: Sequence[Tensor], dhidden: Tensor, first: int) -> None:
+        """Puts them among the others."""
+        scatter(self._g, made[0], dhidden, first, self._batch)
+        if self.pair is not None:
+            self.pair.put(made[1], first)
+
+    @property
+    def _u(self) -> Tensor | None:
+        return None if self.pair is None else self.pair.u
 
     # -- launches --------------------------------------------------------------------------
 
@@ -297,7 +355,14 @@ class _Loss:
         )
 
     def _back(
-        self, logits: Tensor, column: int, row0: int, w: Tensor, first: int, dchunk: Tensor
+        self,
+        logits: Tensor,
+        column: int,
+        row0: int,
+        w: Tensor,
+        first: int,
+        made: Sequence[Tensor],
+        factors: Tensor | None,
     ) -> None:
         """What some rows of the head, the first is row0, add to the gradient; in their order."""
         g, head = self._g, self._head
@@ -322,9 +387,12 @@ class _Loss:
         )
         if self.of_rows is not None:
             self.of_rows.take(dlogits, row0, first, head.scale)
+        part = round_up(self._block_rows, PART_UNIT) if g.profile.head_group > 1 else 0
+        if self.pair is not None:
+            turned = transposed(g, dlogits, first, self._batch, factors)
+            self.pair.take(dlogits, turned, row0, first, made[1], part)
         product = Gemm(
-            dlogits, w, dchunk, False, scale=head.scale, accumulate=row0 > 0,
-            part=round_up(self._block_rows, PART_UNIT) if g.profile.head_group > 1 else 0,
+            dlogits, w, made[0], False, scale=head.scale, accumulate=row0 > 0, part=part,
             batch_info=self._batch.info, first_row=first, label="lm_head/backward",
         )  # fmt: skip
         GEMM.launch(g, product)

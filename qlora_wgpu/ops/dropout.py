@@ -5,9 +5,19 @@ from __future__ import annotations
 from functools import partial
 
 from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.graph.tensor import Tensor, matrix
 from qlora_wgpu.kernels.dropout import DropoutMask, dropout_params
 from qlora_wgpu.ops.batch import BatchBuffers
+
+
+def masked(g: Graph, x: Tensor, mask: DropoutMask, batch: BatchBuffers, dtype: str) -> Tensor:
+    """mask ⊙ x in an element type; not differentiable."""
+    y = matrix(f"masked {x.name}", x.rows, x.columns, dtype)
+    units = x.rows * x.units(8)
+    tensors = {"x": x, "batch_info": batch.info, "y": y}
+    params = {"units": units, **dropout_params(mask)}
+    g.launch("dropout/part.wgsl", units, tensors, params, {"REST": False})
+    return y
 
 
 def dropout_parts(

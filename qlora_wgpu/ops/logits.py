@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from qlora_wgpu.graph.dtype import ROW_UNIT
 from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.tensor import Tensor, row_blocks
+from qlora_wgpu.graph.tensor import Tensor, row_blocks, rows_from
 from qlora_wgpu.kernels.few_rows import FEW_ROWS, FewRows
-from qlora_wgpu.kernels.gemm import GEMM, PART_UNIT, Gemm
+from qlora_wgpu.kernels.gemm import GEMM, PART_UNIT, Gemm, LoraTerm
+from qlora_wgpu.kernels.lora import Lora
+from qlora_wgpu.ops import few_rows
+from qlora_wgpu.ops import lora as lora_ops
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.modules import Head, Matrix, StreamedMatrix
 from qlora_wgpu.ops.rows import gather
@@ -31,17 +35,45 @@ def rows_of_a_text(g: Graph, head: Matrix, rows: int) -> int:
 
 
 def logits_of_rows(
-    g: Graph, hidden: Tensor, head: Head, batch: BatchBuffers, first: int, count: int
+    g: Graph,
+    hidden: Tensor,
+    head: Head,
+    batch: BatchBuffers,
+    first: int,
+    count: int,
+    u: Tensor | None = None,
 ) -> Tensor:
-    """float32 logits (count, vocab) of the label rows from ``first`` on."""
-    return _logits(g, hidden, head, batch, first, count, head.matrix.rows, head.matrix.shards(g))
+    """float32 logits (count, vocab) of the label rows from ``first`` on.
+
+    Args:
+        g: The graph.
+        hidden: (rows, hidden_size) operand, normalized.
+        head: The head.
+        batch: The micro-batch.
+        first: The first label row.
+        count: How many there are.
+        u: What the head's adapter makes of all hidden states first, where that is known.
+    """
+    shards = head.matrix.shards(g)
+    return _logits(g, hidden, head, batch, first, count, head.matrix.rows, shards, u)
 
 
 def logits_of_block(
-    g: Graph, hidden: Tensor, head: Head, batch: BatchBuffers, first: int, count: int, block: Tensor
+    g: Graph,
+    hidden: Tensor,
+    head: Head,
+    batch: BatchBuffers,
+    first: int,
+    count: int,
+    block: Tensor,
+    row0: int,
+    u: Tensor | None = None,
 ) -> Tensor:
-    """The same of the tokens whose rows of the head are a block, with the same bits."""
-    return _logits(g, hidden, head, batch, first, count, block.rows, [(0, block)])
+    """The same of the tokens whose rows of the head are a block, from ``row0`` on, to the bit."""
+    lora = head.lora
+    if lora is not None:
+        head = replace(head, lora=replace(lora, b=rows_from(lora.b, row0, block.rows)))
+    return _logits(g, hidden, head, batch, first, count, block.rows, [(0, block)], u)
 
 
 def _logits(
@@ -53,25 +85,40 @@ def _logits(
     count: int,
     columns: int,
     shards: Iterator[tuple[int, Tensor]] | list[tuple[int, Tensor]],
+    u: Tensor | None,
 ) -> Tensor:
     chunk = hidden if batch.decodes else gather(g, hidden, count, first, batch)
     logits = g.float32("logits", count, columns)
     few = batch.cache is not None
+    term = _term(g, chunk, head.pair, batch, first, u)
     for row0, w in shards:
         if few:
             problem = FewRows(
-                chunk, w, (logits,), row0=row0, scale=head.scale, label="lm_head/forward"
+                chunk, w, (logits,), row0=row0, scale=head.scale, lora=term, label="lm_head/forward"
             )
             FEW_ROWS.launch(g, problem)
             continue
         product = Gemm(
-            chunk, w, logits, True, row0=row0, scale=head.scale, batch_info=batch.info,
+            chunk, w, logits, True, row0=row0, scale=head.scale, lora=term, batch_info=batch.info,
             first_row=first, whole_columns=head.matrix.rows, label="lm_head/forward",
         )  # fmt: skip
         GEMM.launch(g, product)
     if head.softcap is not None:
         softcap_in_place(g, logits, head.softcap)
     return logits
+
+
+def _term(
+    g: Graph, chunk: Tensor, lora: Lora | None, batch: BatchBuffers, first: int, u: Tensor | None
+) -> LoraTerm | None:
+    """The adapter's term of some label rows; u as it is known, or made of them, without dropout."""
+    if lora is None:
+        return None
+    if batch.cache is not None:
+        return few_rows.lora_term(g, chunk, lora)
+    if u is None:
+        return lora.forward_term(lora_ops.down(g, chunk, replace(lora, dropout=0.0), batch))
+    return lora.forward_term(gather(g, u, chunk.rows, first, batch))
 
 
 def block_rows(row_bytes: int, max_binding: int, block: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -205,10 +205,19 @@ class Head:
 
     Attributes:
         matrix: (vocab_size, hidden_size).
-        scale: Factor of the product.
+        scale: Factor of the product, and of the pair's.
         softcap: Logits z become softcap · tanh(z / softcap), if given.
+        lora: Its adapter, if it has one.
     """
 
     matrix: Matrix
     scale: float = 1.0
     softcap: float | None = None
+    lora: Lora | None = None
+
+    @property
+    def pair(self) -> Lora | None:
+        """Its adapter with the factor in its scaling."""
+        if self.lora is None:
+            return None
+        return replace(self.lora, scaling=self.scale * self.lora.scaling)

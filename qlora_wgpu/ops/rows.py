@@ -1,4 +1,4 @@
-"""Gathering a batch's label rows, and putting them back."""
+"""Gathering a batch's label rows, putting them back, and turning chunks of them."""
 
 from __future__ import annotations
 
@@ -29,6 +29,37 @@ def scatter(g: Graph, x: Tensor, y: Tensor, first: int, batch: BatchBuffers) -> 
         {"x": x, "rows": batch.label_rows, "batch_info": batch.info, "y": y},
         {"count": x.rows, "first": first, "stride": x.units(4)},
     )
+
+
+def transposed(
+    g: Graph, x: Tensor, first: int, batch: BatchBuffers, factors: Tensor | None = None
+) -> Tensor:
+    """A chunk of the label rows as columns: zeros where there are none, whatever is in x.
+
+    Args:
+        g: The graph.
+        x: (count, columns) of any type, the label rows from ``first`` on.
+        first: The first of them.
+        batch: The micro-batch.
+        factors: What each label row is multiplied by, if by anything, float32.
+
+    Returns:
+        (columns, count), of x's type.
+    """
+    y = matrix(f"{x.name} transposed", x.columns, x.rows, x.dtype)
+    g.launch(
+        "rows/transposed.wgsl",
+        y.rows * y.units(8),
+        {"x": x, "batch_info": batch.info, "factors": factors, "y": y},
+        {
+            "count": x.rows,
+            "first": first,
+            "columns": x.columns,
+            "x_stride": x.stride,
+            "y_stride": y.units(8),
+        },
+    )
+    return y
 
 
 def row_words(x: Tensor) -> int:

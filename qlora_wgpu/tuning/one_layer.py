@@ -11,6 +11,7 @@ from qlora_wgpu.config import ALL_LINEAR, LoraConfig
 from qlora_wgpu.families.decoder import Decoder
 from qlora_wgpu.families.family import Architecture, LinearSpec, find_family
 from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.tokens import Vocabulary
 
 _MOST_VOCABULARY = 16_384  # rows of the head that are timed
 
@@ -44,14 +45,17 @@ class OneLayer:
         decoder = architecture.config
         if not isinstance(decoder, Decoder):
             return cls._by_config(config, lora)
-        adapter = Adapter(lora, architecture.linears, architecture.experts)
+        plain = lora.model_copy(update={"trainable_token_indices": None})
+        ends = Vocabulary.of(architecture)
+        adapter = Adapter(plain, architecture.linears, architecture.experts, vocabulary=ends)
         index = _adapted_layer(decoder, adapter.targets)
         dimensions = decoder.dimensions
         small = replace(
             decoder.alone(index),
             dimensions=replace(dimensions, vocab_size=min(dimensions.vocab_size, _MOST_VOCABULARY)),
         )
-        return cls(config, small.architecture(), _moved(adapter, decoder, index))
+        head = architecture.head.name
+        return cls(config, small.architecture(), _moved(adapter, decoder, index, head))
 
     @classmethod
     def _by_config(cls, config: Mapping[str, Any], lora: LoraConfig) -> OneLayer:
@@ -81,16 +85,16 @@ def _adapted_layer(decoder: Decoder, targets: Sequence[LinearSpec]) -> int:
     prefix = re.escape(decoder.layer_prefix)
     adapted = sorted({int(m[1]) for s in targets if (m := re.match(rf"{prefix}(\d+)\.", s.name))})
     kinds = [decoder.layers[i] for i in adapted]
-    return max(adapted, key=lambda i: kinds.count(decoder.layers[i]))
+    return max(adapted, key=lambda i: kinds.count(decoder.layers[i]), default=0)
 
 
-def _moved(adapter: Adapter, decoder: Decoder, index: int) -> LoraConfig:
+def _moved(adapter: Adapter, decoder: Decoder, index: int, head: str) -> LoraConfig:
     """The adapter of one layer, which is the first and only one now."""
     old, new = (f"{decoder.layer_prefix}{i}." for i in (index, 0))
     ranks = {
         new + spec.name.removeprefix(old): adapter.peft.rank_of(spec.name)
         for spec in adapter.targets
-        if spec.name.startswith(old)
+        if spec.name.startswith(old) or spec.name == head
     }
     changes = {
         "target_modules": list(ranks),

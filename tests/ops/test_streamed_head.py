@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from support.harness import PROFILES, VARIANTS, Bench
 
+from qlora_wgpu.config import LoraConfig
+from qlora_wgpu.families.family import LinearSpec
 from qlora_wgpu.graph.dtype import pad_rows, stored_bits
 from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.graph.section import Stream
@@ -14,12 +16,13 @@ from qlora_wgpu.ops.cross_entropy import PLAIN, Objective, cross_entropy
 from qlora_wgpu.ops.logits import logits_of_rows
 from qlora_wgpu.ops.modules import DenseMatrix, Head, HostMatrix
 from qlora_wgpu.ops.trained_rows import TrainedRows, overwrite
+from qlora_wgpu.selfcheck.cases.common import filled_adapter, whole_gradient
 
 ROWS, CHUNK, VOCAB, BLOCK = 150, 64, 700, 256
 MOST = 1 << 27
 
 
-def traced(device, profile, dtype, streamed, columns, head_options, objective, tokens=()):
+def traced(device, profile, dtype, streamed, columns, head_options, objective, tokens=(), rank=0):
     """A bench with the loss, its gradient and some logits, and what is to be read of it."""
     rng = np.random.default_rng(10)
     hidden, head = rng.standard_normal((ROWS, columns)), rng.standard_normal((VOCAB, columns))
@@ -38,14 +41,20 @@ def traced(device, profile, dtype, streamed, columns, head_options, objective, t
         matrix = DenseMatrix(VOCAB, columns, ((0, bench.weight(head)),), trained)
         if trained is not None:
             overwrite(bench.graph, trained, matrix.pieces)
+    adapter = None
+    if rank:
+        config = LoraConfig(r=rank, lora_alpha=rank, lora_dropout=0.2)
+        adapter, _ = filled_adapter(config, [LinearSpec("lm_head", VOCAB, columns)])
+        head_options = {**head_options, "lora": adapter.loras["lm_head"]}
     stats = bench.given(np.array([[2.0, 3.0, 0, 0, 4.0]]))
     th = bench.operand(hidden, grad=True)
-    batch = bench.batch_of(1, ROWS, targets=targets)
+    batch = bench.batch_of(1, ROWS, targets=targets, dropout_key=9)
     module = Head(matrix, **head_options)
     cross_entropy(bench.graph, th, module, batch, stats, gradient=True, objective=objective)
     logits = logits_of_rows(bench.graph, th, module, batch, 0, 16)
     of_rows = () if trained is None else (bench.graph.gradient_of(trained.rows),)
-    return bench, (stats, bench.graph.gradient_of(th), logits, *of_rows)
+    of_pair = () if adapter is None else (whole_gradient(adapter),)
+    return bench, (stats, bench.graph.gradient_of(th), logits, *of_rows, *of_pair)
 
 
 def rows_of(bench, tokens, columns):
@@ -63,9 +72,9 @@ def computed(device, profile, dtype, streamed, *options):
     return bench.run_bits(*results)
 
 
-def check(device, profile, dtype, columns=20, objective=PLAIN, tokens=(), **head_options):
+def check(device, profile, dtype, columns=20, objective=PLAIN, tokens=(), rank=0, **head_options):
     """Compares the two."""
-    given = (columns, head_options, objective, tokens)
+    given = (columns, head_options, objective, tokens, rank)
     resident, streamed = (computed(device, profile, dtype, way, *given) for way in (False, True))
     for one, other in zip(resident, streamed, strict=True):
         assert one.any()
@@ -81,6 +90,19 @@ def test_same_bits(device, profile, dtype):
 def test_of_trained_rows(device, profile, dtype):
     """At both ends of blocks; the block in the middle has none."""
     check(device, PROFILES[profile], dtype, tokens=(VOCAB - 1, 0, BLOCK - 1, 2 * BLOCK), scale=0.4)
+
+
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+@pytest.mark.parametrize("objective", [PLAIN, Objective(confidence=True)])
+def test_of_a_pair(device, profile, dtype, objective):
+    """A, B and the hidden states, whose factors are known before their gradients or after."""
+    check(device, PROFILES[profile], dtype, 20, objective, rank=5, scale=0.4, softcap=3.0)
+
+
+@pytest.mark.parametrize("group", [1, 3])
+def test_of_a_pair_with_blocks_in_groups(device, group):
+    profile = dataclasses.replace(PROFILES["gpu"], head_group=group, least_workgroups=48)
+    check(device, profile, "bfloat16", 1040, rank=12)
 
 
 @pytest.mark.parametrize("profile", list(PROFILES))

@@ -18,6 +18,7 @@ from qlora_wgpu.reference import (
     gated_rms_norm,
     glu,
     group_columns,
+    head_pair,
     head_parts,
     layer_norm,
     linear,
@@ -235,6 +236,26 @@ def test_trained_rows(options):
     check(loss, rows, gradient + trained_rows.lookup_gradient(dy, ids, tokens, 2.0))
     masked = trained_rows.lookup_gradient(dy, ids, tokens, padding=8)
     assert not masked[0].any() and masked[2].any()
+
+
+@pytest.mark.parametrize("options", [(), (0.4, 2.0)])
+def test_a_pair_on_the_head(options):
+    hidden, head, a, b = normal(5, 4), normal(9, 4), normal(3, 4), normal(9, 3)
+    targets, mask = np.array([3, -100, 8, 0, -100]), linear.dropout_mask(5, 8, 4, 0.3, 11, 22)
+    given = {"hidden": hidden, "a": a, "b": b}
+
+    def wide(**changed):
+        values = {**given, **changed}
+        return head_pair.widened(values["hidden"], head, values["a"], values["b"], 1.7, mask)
+
+    dlogits = cross_entropy.logits_gradient(*wide(), targets, *options)
+    gradients = head_pair.backward(dlogits, hidden, head, a, b, 1.7, mask, *options[:1])
+    for name, gradient in zip(given, gradients, strict=True):
+        check(
+            lambda v, name=name: cross_entropy.forward(*wide(**{name: v}), targets, *options),
+            given[name],
+            gradient,
+        )
 
 
 def test_parts_of_a_dropout():

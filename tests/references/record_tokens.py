@@ -30,7 +30,11 @@ STEPS, RATE, SHOWN = 10, 5e-3, 40
 
 
 def model_of(case):
-    model_type, changes, _ = CASES[case]
+    return base_model(*CASES[case][:2])
+
+
+def base_model(model_type, changes):
+    """The model, its config.json as it is saved, and its tensors' shapes."""
     config = AutoConfig.for_model(model_type, **{**ODD, **changes})
     model = AutoModelForCausalLM.from_config(
         config, dtype=torch.float32, attn_implementation="eager"

@@ -98,10 +98,18 @@ class _Tensors:
         architecture, head = self._architecture, self._llama_cpp.head
         shape = architecture.vocab_size, architecture.hidden_size
         stored = stored_embedding(self._merged.folder, architecture)
-        is_head = architecture.tied and head != "own"
+        if self._merged.untied:
+            stored = architecture.embed_name
+        if self._merged.untied and head == "tied":
+            raise UnsupportedModelError(
+                f"the adapter changes {architecture.head_name} alone, and llama.cpp has no head "
+                "beside the embedding for this model: keep to transformers (qlora-wgpu merge)"
+            )
+        is_head = architecture.tied and head != "own" and not self._merged.untied
         yield self._matrix(_EMBEDDING, shape, stored, is_head=is_head)
-        if head == "own" or not architecture.tied:
-            own = stored if architecture.tied else architecture.head_name
+        if head == "own" or not architecture.tied or self._merged.untied:
+            shared = architecture.tied and not self._merged.untied
+            own = stored if shared else architecture.head_name
             yield self._matrix(_HEAD, shape, own, is_head=True)
 
     def small(self) -> Iterator[FileTensor]:

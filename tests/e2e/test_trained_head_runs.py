@@ -1,0 +1,161 @@
+"""Runs that train a pair on the head: the same bits however computed; and what follows."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from e2e.tiny import VOCAB, write_chats, write_model
+from qlora_wgpu import Config, LoraConfig, Observer, QLoRAModel, QuantConfig, open_adapter, train
+from qlora_wgpu.errors import ConfigError, UnsupportedModelError
+from qlora_wgpu.export.gguf_adapter import export_gguf
+from qlora_wgpu.export.merge import merge
+from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.qlora_model import device_layout
+from qlora_wgpu.model.residency import Residency
+
+PLAIN = QuantConfig(scheme="none")
+TARGETS = ["q_proj", "lm_head"]
+A, B = (f"base_model.model.lm_head.lora_{x}.weight" for x in "AB")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    path = tmp_path_factory.mktemp("heads")
+    write_model(path / "model")  # tied
+    write_chats(path / "chats.jsonl", rows=16)
+    return path
+
+
+class Plans(Observer):
+    def __init__(self):
+        self.planned_bytes = []
+
+    def planned(self, memory):
+        self.planned_bytes.append(sum(memory.values()))
+
+
+def trained(place, name, observer=None, resume=False, steps=3, optim=None, lora=None, **options):
+    settings = Config.model_validate({
+        "model": {"path": str(place / "model")},
+        "data": {"train": str(place / "chats.jsonl"), "max_seq_length": 96, "packing": True},
+        "lora": {"r": 3, "lora_dropout": 0.1, "target_modules": TARGETS, **(lora or {})},
+        "train": {"max_steps": steps, "gradient_accumulation_steps": 2, **options},
+        "optim": {"learning_rate": 1e-2, **(optim or {})},
+        "output": {"dir": str(place / name), "save_steps": 2},
+    })  # fmt: skip
+    result = train(settings, observer, resume=resume)
+    return result, (place / name / "adapter" / "adapter_model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def whole(place):
+    plans = Plans()
+    result, saved = trained(place, "whole", plans)
+    return result, saved, plans
+
+
+def test_the_plan_is_what_a_run_takes(whole):
+    result, _, plans = whole
+    assert abs(plans.planned_bytes[0] - result.peak_bytes) < 0.01 * result.peak_bytes
+
+
+def test_the_same_bits_resumed_and_with_layers_kept(place, whole):
+    trained(place, "resumed", steps=2)
+    assert trained(place, "resumed", resume=True)[1] == whole[1]
+    assert trained(place, "kept", gradient_checkpointing=False)[1] == whole[1]
+
+
+def test_both_matrices_move_and_are_saved(place, whole):
+    tensors = load_file(place / "whole/adapter/adapter_model.safetensors")
+    assert tensors[B].shape == (VOCAB, 3) and np.abs(tensors[B]).max() > 1e-3
+    norms = np.linalg.norm(tensors[B], axis=1)
+    assert (norms > 0).all()  # each token's row moves, since its share of the softmax does
+    config = json.loads((place / "whole/adapter/adapter_config.json").read_text())
+    assert config["target_modules"] == sorted(TARGETS)
+
+
+def test_a_gradient_in_halves_is_near(place, whole):
+    exact = load_file(place / "whole/adapter/adapter_model.safetensors")
+    trained(place, "halves", gradient_dtype="bfloat16")
+    halves = load_file(place / "halves/adapter/adapter_model.safetensors")
+    # AdamW's first steps are signs, which rounding moves where gradients are near zero.
+    apart = np.linalg.norm(halves[B] - exact[B]) / np.linalg.norm(exact[B])
+    assert 0 < apart < 0.1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_streamed_head_has_the_same_bits(device, place, dtype):
+    lora = LoraConfig(r=3, target_modules=["lm_head"])
+    ids = np.random.default_rng(4).integers(0, VOCAB, (2, 12))
+    seen = []
+    for residency in (Residency(), Residency(streamed_head=True)):
+        layout = device_layout(
+            Pretrained.open(place / "model"), lora, PLAIN, dtype, device, residency
+        )
+        model = QLoRAModel(layout, device)
+        random = np.random.default_rng(5)
+        flat = random.standard_normal(layout.adapter.length).astype(np.float32) * 0.1
+        model.load_adapter(layout.adapter.split(flat))
+        loss, gradients = model.loss_and_grads(ids, ids)
+        assert set(gradients) == {A, B} and all(g.any() for g in gradients.values())
+        logits = model.logits(ids)
+        with model.adapter_off():
+            seen.append((loss, gradients[A], gradients[B], logits, model.logits(ids)))
+        assert not np.array_equal(seen[-1][3], seen[-1][4])
+    for one, other in zip(*seen, strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_the_adapter_is_opened_and_merged_into_a_head_of_its_own(place, whole, tmp_path):
+    ids = np.array([[0, 5, 40, 3, VOCAB - 1, 9, 5]])
+    with open_adapter(place / "whole", quant=PLAIN, compute_dtype="float32") as model:
+        expected = model.logits(ids)
+        text = model.generate("hello", max_new_tokens=12)
+    merge(place / "model", place / "whole/adapter", tmp_path / "merged")
+    assert not json.loads((tmp_path / "merged/config.json").read_text())["tie_word_embeddings"]
+    with QLoRAModel.from_pretrained(tmp_path / "merged", None, PLAIN, "float32") as model:
+        got = model.logits(ids)
+        assert model.generate("hello", max_new_tokens=12) == text
+    assert np.abs(got - expected).max() <= 1e-5 * np.abs(expected).max()
+    base = load_file(place / "model/model.safetensors")["model.embed_tokens.weight"]
+    stored = load_file(tmp_path / "merged/model.safetensors")
+    assert np.array_equal(stored["model.embed_tokens.weight"], base)
+    assert not np.array_equal(stored["lm_head.weight"], base)
+
+
+def test_it_stands_beside_other_adapters(place, whole):
+    ids = np.array([[0, 5, 40, 3, VOCAB - 1, 9, 5]])
+    with open_adapter(place / "whole", quant=PLAIN) as model:
+        expected = model.logits(ids)
+    with QLoRAModel.from_pretrained(place / "model", LoraConfig(r=2), PLAIN) as model:
+        before = model.logits(ids)
+        model.load_adapter(place / "whole/adapter", "other")
+        model.set_adapter("other")
+        assert np.array_equal(model.logits(ids), expected)
+        model.set_adapter("default")
+        assert np.array_equal(model.logits(ids), before)
+
+
+def test_all_linear_leaves_the_head_out(device, place):
+    layout = device_layout(Pretrained.open(place / "model"), LoraConfig(), PLAIN, "float32", device)
+    assert "lm_head" not in layout.adapter.loras
+
+
+def test_what_llama_cpp_cannot_apply_is_a_sentence(place, whole, tmp_path):
+    with pytest.raises(UnsupportedModelError, match="lm_head, which is the embedding"):
+        export_gguf(place / "model", place / "whole/adapter", tmp_path / "adapter.gguf")
+
+
+@pytest.mark.parametrize(
+    ("lora", "message"),
+    [
+        ({"use_dora": True}, "use_dora cannot adapt lm_head"),
+        ({"init_lora_weights": "pissa", "lora_dropout": 0.0}, "cannot begin an adapter of lm_head"),
+        ({"trainable_token_indices": [1]}, "target_modules names lm_head, and rows of tokens"),
+    ],
+)
+def test_what_does_not_go_together_is_a_sentence(place, lora, message):
+    with pytest.raises(ConfigError, match=message):
+        trained(place, "wrong", lora=lora)
