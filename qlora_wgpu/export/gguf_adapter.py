@@ -14,7 +14,7 @@ from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 from qlora_wgpu.export.gguf.architectures import find_llama_cpp
 from qlora_wgpu.export.gguf.pairs import to_pairs
-from qlora_wgpu.export.gguf.tensors import PARTS
+from qlora_wgpu.export.gguf.tensors import parts_of
 from qlora_wgpu.families.family import ExpertSpec, find_family
 from qlora_wgpu.lora import AdapterConfig, load_adapter
 from qlora_wgpu.lora.names import AdaptedLayer, adapted_layers
@@ -44,9 +44,10 @@ def export_gguf(
 
     config = ModelFolder.without_weights(model).config
     model_type = str(config.get("model_type"))
-    llama_cpp = find_llama_cpp(model_type, "adapters")
-    arch = gguf.MODEL_ARCH[llama_cpp.label]
     architecture = find_family(config).read(config)
+    has_experts = bool(architecture.experts)
+    llama_cpp = find_llama_cpp(model_type, "adapters", has_experts=has_experts)
+    arch = gguf.MODEL_ARCH[llama_cpp.label]
     names = gguf.get_tensor_name_map(arch, architecture.num_layers)
     text = config.get("text_config") or config
     heads = {
@@ -77,7 +78,8 @@ def export_gguf(
     writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, float(peft.lora_alpha))
     pairs = {layer.module: _scaled(layer, peft) for layer in adapted_layers(tensors)}
     count = len(pairs)
-    for module, (a, b) in _parts(_stacked(pairs, architecture.experts)).items():
+    stacked = _stacked(pairs, architecture.experts)
+    for module, (a, b) in _parts(stacked, has_experts).items():
         gguf_name = names.get_name(f"{module}.weight", try_suffixes=(".weight",))
         if gguf_name is None:
             raise UnsupportedModelError(f"llama.cpp has no name for {module}")
@@ -119,18 +121,15 @@ def _stacked(pairs: Mapping[str, Pair], experts: Sequence[ExpertSpec]) -> dict[s
     return stacked
 
 
-def _parts(pairs: Mapping[str, Pair]) -> dict[str, Pair]:
+def _parts(pairs: Mapping[str, Pair], has_experts: bool) -> dict[str, Pair]:
     """The pairs by names that llama.cpp knows, each as many as there are tensors for it there."""
     parts: dict[str, Pair] = {}
     for module, (a, b) in pairs.items():
-        name = module.replace(".language_model.", ".")
-        own = next((leaf for leaf in PARTS if name.endswith(leaf)), None)
-        if own is None:
-            parts[name] = a, b
-            continue
-        leaves = PARTS[own]
-        for leaf, rows in zip(leaves, np.split(b, len(leaves)), strict=True):
-            parts[name.removesuffix(own) + leaf] = a, rows
+        names = parts_of(module.replace(".language_model.", "."), has_experts)
+        for name, rows in zip(
+            names, np.split(b, len(names)) if len(names) > 1 else [b], strict=True
+        ):
+            parts[name] = a, rows
     return parts
 
 

@@ -14,16 +14,16 @@ from qlora_wgpu.checkpoint.gguf.file import GGUFFile
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 
 
-def rewritten(place, case, **keys):
-    """A case's file with other keys: None leaves one out."""
+def rewritten(place, case, tensors=(), **keys):
+    """A case's file with other keys (None leaves one out), and with more tensors."""
     *_, made = written(folder_of(place, changed(case)))
     file = GGUFFile(place / "f32.gguf")
     known = dict(file.metadata) | {k.replace("__", "."): v for k, v in keys.items()}
     architecture = known.pop("general.architecture")
     known = {key: value for key, value in known.items() if value is not None}
     known = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in known.items()}
-    tensors = {t.name: file.floats(t.name) for t in made.tensors}
-    return write_gguf(place / "changed.gguf", architecture, known, tensors)
+    own = {t.name: file.floats(t.name) for t in made.tensors}
+    return write_gguf(place / "changed.gguf", architecture, known, own | dict(tensors))
 
 
 def test_a_window_for_each_layer_of_olmo_3(tmp_path) -> None:
@@ -37,6 +37,27 @@ def test_a_window_for_each_layer_of_olmo_3(tmp_path) -> None:
     assert [kind == "sliding_attention" for kind in config["layer_types"]] == slides
     assert config["rope_parameters"]["full_attention"]["attention_factor"] == 1.25
     assert config["model_type"] == "olmo3" and config["sliding_window"] == 7
+
+
+def test_layers_that_guess_further_tokens(tmp_path) -> None:
+    more = {"blk.2.nextn.eh_proj.weight": np.ones((2, 3)), "blk.2.attn_norm.weight": np.ones(3)}
+    keys = {"glm4moe__block_count": 3, "glm4moe__nextn_predict_layers": 1}
+    folder = ModelFolder.open(rewritten(tmp_path, "glm4_moe", more, **keys))
+    assert folder.config["num_hidden_layers"] == 2
+    assert not any("layers.2." in name for name in folder.names())
+    path = rewritten(tmp_path, "glm4_moe", {"blk.2.attn_norm.weight": np.ones(3)})
+    assert "model.layers.2.input_layernorm.weight" in ModelFolder.open(path).names()
+
+
+def test_halves_that_are_stored_in_two_ways(tmp_path) -> None:
+    file = GGUFFile(rewritten(tmp_path, "granitemoeshared"))
+    half = file.floats("blk.1.ffn_up_shexp.weight")[:-1].copy()
+    path = rewritten(tmp_path, "granitemoeshared", {"blk.1.ffn_up_shexp.weight": half})
+    whole = ModelFolder.open(path)  # the rows of one follow those of the other
+    assert whole.shape("model.layers.1.shared_mlp.input_linear.weight") == (71, 72)
+    narrow = {"blk.1.ffn_up_shexp.weight": half[:, :-1]}
+    with pytest.raises(UnsupportedModelError, match="has no other half of its type and width"):
+        ModelFolder.open(rewritten(tmp_path, "granitemoeshared", narrow))
 
 
 def test_scalars_of_each_layer(tmp_path) -> None:

@@ -57,6 +57,16 @@ CHANGES = {
                   "full_attention": {
                       "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
                       "original_max_position_embeddings": 16}}},
+    "granitemoeshared": {},
+    "granitemoehybrid experts": {
+        "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 44,
+        "shared_intermediate_size": 36, "attention_bias": False},
+    "hunyuan_v1_moe": {}, "ernie4_5_moe": {}, "lfm2_moe": {
+        "conv_bias": False, "routed_scaling_factor": 1.0},
+    "glm4_moe": {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.7},
+    "exaone_moe": {"num_hidden_layers": 5, "layer_types": None, "n_group": 1, "topk_group": 1,
+                   "mlp_layer_types": None},
+    "exaone4 windows": {"num_hidden_layers": 64, "layer_types": None, "head_dim": 12},
     "ministral3": {"sliding_window": None}, "lfm2": {"conv_bias": False},
 }  # fmt: skip
 ROPES = {
@@ -248,6 +258,21 @@ def test_a_file_as_the_base(tmp_path) -> None:
             assert field.types == old.fields[name].types, name
 
 
+@pytest.mark.parametrize("case", ["granitemoeshared", "ernie4_5_moe", "apertus", "stablelm heads"])
+def test_another_adapter_on_a_file(tmp_path, case) -> None:
+    """The file of an exported model as the base of another adapter, which is merged into it."""
+    place = folder_of(tmp_path, changed(case))
+    _, before, _ = written(place)
+    merged, file, _ = written(place, base=tmp_path / "f32.gguf", name="bf16")
+    for name in before.names():
+        array = merged.float32(name)
+        if merged.is_adapted(name):
+            assert np.abs(file.float32(name) - array).max() <= np.abs(array).max() * 2**-8
+            assert not np.array_equal(array, before.float32(name))
+        else:
+            assert np.array_equal(file.float32(name), before.float32(name)), name
+
+
 REFUSED = {
     "experts whose weights": ("qwen3_moe", {}),
     "a swiglu_limit or": ("gpt_oss", {}),
@@ -268,6 +293,16 @@ REFUSED = {
         "query_pre_attn_scalar": 20, "layer_types": ["full_attention", "sliding_attention"]}),
     "a bias of model.layers.0.self_attn.o_proj": ("qwen3", {"attention_bias": True}),
     "a bias of model.layers.0.conv.in_proj": ("lfm2", {}),
+    "experts in groups": ("glm4_moe", {}),
+    "a model without experts": ("glm4_moe", {"first_k_dense_replace": 9}),
+    "this order of layers with and": ("exaone_moe", {
+        "num_hidden_layers": 4, "layer_types": None, "n_group": 1, "topk_group": 1,
+        "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]}),
+    "a routed_scaling_factor of 1.7": ("lfm2_moe", {"conv_bias": False}),
+    "weights do not sum up to one, or": ("lfm2_moe", {"conv_bias": False, "norm_topk_prob": False}),
+    "chosen without a correction": ("lfm2_moe", {
+        "conv_bias": False, "routed_scaling_factor": 1.0, "use_expert_bias": False}),
+    "a token meets different numbers": ("hunyuan_v1_moe", {"moe_topk": [2, 3]}),
     "layers that all attend": ("lfm2", {
         "conv_bias": False, "layer_types": ["full_attention"] * 2}),
     "layers without biases": ("starcoder2", {"use_bias": False}),
@@ -293,10 +328,8 @@ def test_what_llama_cpp_does_not_compute(tmp_path, what) -> None:
 
 
 def test_a_family_that_is_not_read_back(tmp_path) -> None:
-    with pytest.raises(
-        UnsupportedModelError, match="'lfm2_moe' are not exported to GGUF as a whole"
-    ):
-        written(folder_of(tmp_path, CONFIGS["lfm2_moe"]))
+    with pytest.raises(UnsupportedModelError, match="'deepseek_v3' are not exported to GGUF"):
+        written(folder_of(tmp_path, CONFIGS["deepseek_v3"]))
 
 
 def test_windows_that_llama_cpp_has_not(tmp_path) -> None:

@@ -69,7 +69,7 @@ def compare_logits(library, case, place):
         config["head_dim"] = 16 if square or model_type == "exaone4" else 32
     if "query_pre_attn_scalar" in config:
         config["query_pre_attn_scalar"] = 32
-    if ARCHITECTURES[model_type].windows in ("periodic", "every other"):
+    if ARCHITECTURES[model_type].windows in ("periodic", "every other") or "windows" in case:
         config["sliding_window"] = 7
     base(place, config)
     adapter_of(place, config)

@@ -35,6 +35,7 @@ class GGUFArchitecture:
         epsilon: The key of what norms add, and config.json's.
         scalars: Keys without the architecture's name that tell a number of each layer, and what
             these are called in Hugging Face's files, which hold them as tensors.
+        joined: Tensors that are one in Hugging Face's files: its name, and those of its halves.
         some_attend: Whether layers without heads of keys do something else.
     """
 
@@ -47,6 +48,7 @@ class GGUFArchitecture:
     outside: tuple[tuple[str, str], ...] = ()
     epsilon: tuple[str, str] = _RMS
     scalars: tuple[tuple[str, str], ...] = ()
+    joined: tuple[tuple[str, str, str], ...] = ()
     some_attend: bool = False
 
 
@@ -141,6 +143,15 @@ _HUNYUAN_NAMES = (
     ("attn_q_norm", "self_attn.query_layernorm"),
     ("attn_k_norm", "self_attn.key_layernorm"),
 )
+
+
+def _shared(at: str) -> tuple[tuple[str, str], ...]:
+    """What an expert that every token meets is called."""
+    return tuple((f"ffn_{leaf}_shexp", f"{at}.{leaf}_proj") for leaf in ("gate", "up", "down"))
+
+
+_SHARED_EXPERTS = _shared("mlp.shared_experts")
+ERNIE_CORRECTION = "mlp.moe_statics.e_score_correction_bias"
 XIELU = tuple((f"xielu.{n}", f"mlp.act_fn.{n}") for n in ("alpha_p", "alpha_n", "beta", "eps"))
 _LFM2_NAMES = (
     ("attn_norm", "operator_norm"),
@@ -167,7 +178,53 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     ),
     "olmoe": GGUFArchitecture("olmoe", "OlmoeForCausalLM", mixtures.olmoe),
     "granitemoe": GGUFArchitecture(
-        "granitemoe", "GraniteMoeForCausalLM", mixtures.granite_moe, pairs=True
+        "granitemoe",
+        "GraniteMoeForCausalLM",
+        mixtures.granite_moe,
+        pairs=True,
+        names=(
+            ("ffn_gate_shexp", "shared_mlp.gate"),
+            ("ffn_up_shexp", "shared_mlp.up"),
+            ("ffn_down_shexp", "shared_mlp.output_linear"),
+        ),
+        joined=(("shared_mlp.input_linear", "shared_mlp.gate", "shared_mlp.up"),),
+    ),
+    "hunyuan-moe": GGUFArchitecture(
+        "hunyuan_v1_moe",
+        "HunYuanMoEV1ForCausalLM",
+        mixtures.hunyuan_moe,
+        names=(*_HUNYUAN_NAMES, *_shared("mlp.shared_mlp")),
+    ),
+    "ernie4_5-moe": GGUFArchitecture(
+        "ernie4_5_moe",
+        "Ernie4_5_MoeForCausalLM",
+        mixtures.ernie4_5_moe,
+        names=(*_SHARED_EXPERTS, ("exp_probs_b", ERNIE_CORRECTION)),
+    ),
+    "lfm2moe": GGUFArchitecture(
+        "lfm2_moe",
+        "Lfm2MoeForCausalLM",
+        mixtures.lfm2_moe,
+        names=(*_LFM2_NAMES, ("exp_probs_b", "feed_forward.expert_bias")),
+        outside=_LFM2_OUTSIDE,
+        epsilon=(_RMS[0], "norm_eps"),
+        some_attend=True,
+    ),
+    "glm4moe": GGUFArchitecture(
+        "glm4_moe",
+        "Glm4MoeForCausalLM",
+        mixtures.glm4_moe,
+        names=(
+            *_POST_NORMS[:1],
+            *_SHARED_EXPERTS,
+            ("exp_probs_b", "mlp.gate.e_score_correction_bias"),
+        ),
+    ),
+    "exaone-moe": GGUFArchitecture(
+        "exaone_moe",
+        "ExaoneMoeForCausalLM",
+        mixtures.exaone_moe,
+        names=(*_SHARED_EXPERTS, ("exp_probs_b", "mlp.e_score_correction_bias")),
     ),
     "gemma": GGUFArchitecture("gemma", "GemmaForCausalLM", gemma.gemma, norm_offset=1.0),
     "gemma2": GGUFArchitecture(

@@ -7,6 +7,8 @@ from typing import Any
 from qlora_wgpu.checkpoint.gguf.file import GGUFFile
 from qlora_wgpu.checkpoint.gguf.heads import usual_scale, whole_heads
 from qlora_wgpu.checkpoint.gguf.keys import Keys
+from qlora_wgpu.checkpoint.gguf.more_architectures import convolving
+from qlora_wgpu.checkpoint.gguf.windows import window_pattern
 
 Config = dict[str, Any]
 SHARED_NAMES = (
@@ -16,6 +18,10 @@ SHARED_NAMES = (
     ("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
 )
 """What tensors of the expert that every token meets are called in Hugging Face's files."""
+
+
+SPARE = "nextn_predict_layers"
+"""Layers at the end that guess further tokens, and take no part in the logits."""
 
 
 def refuse_other_weights(keys: Keys, *, normalized: bool) -> None:
@@ -57,11 +63,19 @@ def qwen2_moe(keys: Keys, file: GGUFFile, config: Config) -> Config:
 
 
 def granite_moe(keys: Keys, file: GGUFFile, config: Config) -> Config:
-    """Granite's mixtures, without an MLP that every token meets."""
+    """Granite's mixtures, with an MLP that every token meets or without."""
     whole_heads(keys, config)
     refuse_other_weights(keys, normalized=True)
-    keys.refuse("expert_shared_feed_forward_length", 0)
+    shared = keys.integer("expert_shared_feed_forward_length", 0)
+    more: Config = {}
+    if shared:
+        more = {
+            "model_type": "granitemoeshared",
+            "architectures": ["GraniteMoeSharedForCausalLM"],
+            "shared_intermediate_size": shared,
+        }
     return {
+        **more,
         "num_local_experts": keys.integer("expert_count"),
         "num_experts_per_tok": keys.integer("expert_used_count"),
         "attention_bias": False,
@@ -69,4 +83,112 @@ def granite_moe(keys: Keys, file: GGUFFile, config: Config) -> Config:
         "embedding_multiplier": keys.number("embedding_scale", 1.0),
         "residual_multiplier": keys.number("residual_scale", 1.0),
         "logits_scaling": keys.number("logit_scale", 1.0),
+    }
+
+
+def hunyuan_moe(keys: Keys, file: GGUFFile, config: Config) -> Config:
+    """Hunyuan's; the base of their rotation has its factor in it."""
+    whole_heads(keys, config)
+    usual_scale(keys, config)
+    refuse_other_weights(keys, normalized=True)
+    size = keys.integer("expert_feed_forward_length")
+    keys.refuse("expert_shared_feed_forward_length", size)
+    keys.refuse("expert_shared_count", 1)
+    return {
+        "intermediate_size": size,
+        "num_experts": keys.integer("expert_count"),
+        "moe_topk": keys.integer("expert_used_count"),
+        "attention_bias": False,
+    }
+
+
+def ernie4_5_moe(keys: Keys, file: GGUFFile, config: Config) -> Config:
+    """ERNIE 4.5's."""
+    whole_heads(keys, config)
+    usual_scale(keys, config)
+    refuse_other_weights(keys, normalized=True)
+    keys.refuse("rope.dimension_sections")
+    size, count = keys.integer("expert_feed_forward_length"), keys.integer("expert_shared_count", 0)
+    keys.refuse("expert_shared_feed_forward_length", size * count)
+    return {
+        "moe_num_experts": keys.integer("expert_count"),
+        "moe_k": keys.integer("expert_used_count"),
+        "moe_intermediate_size": size,
+        "moe_num_shared_experts": count,
+        "moe_layer_start_index": keys.integer("leading_dense_block_count", 0),
+        "moe_layer_interval": keys.integer("interleave_moe_layer_step", 1),
+        "use_bias": False,
+    }
+
+
+def lfm2_moe(keys: Keys, file: GGUFFile, config: Config) -> Config:
+    """LFM2's, whose layers also convolve."""
+    whole_heads(keys, config)
+    usual_scale(keys, config)
+    keys.refuse("expert_gating_func", 2)
+    keys.refuse("expert_weights_scale", 0.0, 1.0)
+    keys.refuse("expert_weights_norm", True)
+    return {
+        **convolving(keys, config),
+        **_counted(keys),
+        "num_dense_layers": keys.integer("leading_dense_block_count", 0),
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
+        "use_expert_bias": True,
+    }
+
+
+def glm4_moe(keys: Keys, file: GGUFFile, config: Config) -> Config:
+    """GLM 4.5 to 4.7; layers that predict several tokens are not among those that compute."""
+    usual_scale(keys, config)
+    keys.refuse("rope.dimension_sections")
+    rotated = keys.integer("rope.dimension_count", config["head_dim"])
+    return {
+        **_corrected(keys, config),
+        "partial_rotary_factor": rotated / config["head_dim"],
+        "attention_bias": "blk.0.attn_q.bias" in file,
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in file,
+    }
+
+
+def exaone_moe(keys: Keys, file: GGUFFile, config: Config) -> Config:
+    """K-EXAONE, whose layers with a window alone know positions."""
+    whole_heads(keys, config)
+    usual_scale(keys, config)
+    keys.refuse("rope.freq_base_swa", config["rope_theta"])
+    corrected = _corrected(keys, config)
+    return {
+        **corrected,
+        "num_experts": corrected["n_routed_experts"],
+        "num_shared_experts": corrected["n_shared_experts"],
+        "sliding_window": keys.integer("attention.sliding_window"),
+        **window_pattern(keys, config, 4),
+    }
+
+
+def _counted(keys: Keys) -> Config:
+    return {
+        "num_experts": keys.integer("expert_count"),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+    }
+
+
+def _corrected(keys: Keys, config: Config) -> Config:
+    """The mixture of DeepSeek-V3's kind."""
+    keys.refuse("expert_gating_func", 0, 2)
+    keys.refuse("expert_group_count", 0, 1)
+    keys.refuse("expert_group_used_count", 0, 1)
+    counted, shared = _counted(keys), keys.integer("expert_shared_count")
+    keys.refuse("expert_shared_feed_forward_length", shared * counted["moe_intermediate_size"])
+    return {
+        "num_hidden_layers": config["num_hidden_layers"] - keys.integer(SPARE, 0),
+        "n_shared_experts": shared,
+        "n_routed_experts": counted.pop("num_experts"),
+        **counted,
+        "first_k_dense_replace": keys.integer("leading_dense_block_count", 0),
+        "norm_topk_prob": keys.flag("expert_weights_norm", False),
+        "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
+        "n_group": 1,
+        "topk_group": 1,
     }

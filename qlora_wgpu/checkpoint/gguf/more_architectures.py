@@ -10,6 +10,7 @@ from qlora_wgpu.checkpoint.gguf.keys import Keys
 from qlora_wgpu.checkpoint.gguf.windows import window_pattern
 
 Config = dict[str, Any]
+_EXAONE_WITH_WINDOWS = 64
 
 
 def arcee(keys: Keys, file: GGUFFile, config: Config) -> Config:
@@ -26,11 +27,15 @@ def ernie4_5(keys: Keys, file: GGUFFile, config: Config) -> Config:
 
 
 def exaone4(keys: Keys, file: GGUFFile, config: Config) -> Config:
-    """EXAONE 4 without windows, which llama.cpp has in the model of 64 layers alone."""
+    """EXAONE 4; llama.cpp has windows in the model of 64 layers alone."""
     keys.refuse("rope.dimension_count", config["head_dim"])
+    layers = config["num_hidden_layers"]
+    if layers == _EXAONE_WITH_WINDOWS:
+        keys.refuse("rope.freq_base_swa", config["rope_theta"])
+        window = keys.integer("attention.sliding_window", 4096)
+        return {"sliding_window": window, **window_pattern(keys, config, 4)}
     keys.refuse("attention.sliding_window", 0)
-    keys.refuse("block_count", *(n for n in range(1, 1024) if n != 64))
-    return {"sliding_window": None, "layer_types": ["full_attention"] * config["num_hidden_layers"]}
+    return {"sliding_window": None, "layer_types": ["full_attention"] * layers}
 
 
 def glm4(keys: Keys, file: GGUFFile, config: Config) -> Config:

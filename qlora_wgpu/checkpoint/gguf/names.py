@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from qlora_wgpu.checkpoint.gguf.architectures import GGUFArchitecture
+from qlora_wgpu.checkpoint.gguf.architectures import ERNIE_CORRECTION, GGUFArchitecture
 from qlora_wgpu.checkpoint.gguf.file import GGUFFile
 from qlora_wgpu.checkpoint.gguf.keys import Keys
+from qlora_wgpu.checkpoint.gguf.mixtures import SPARE
 from qlora_wgpu.checkpoint.gguf.rope import ROPE_TENSORS
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError, brief
 
@@ -34,7 +35,7 @@ _LEAVES = {
     "ffn_down": "mlp.down_proj",
     "ffn_gate_inp": "mlp.gate",
 }
-# Stacks of experts: their parts by rows, and what these are called; Mixtral names them otherwise.
+# Stacks of experts: their parts by rows, and what these are called; some number them.
 _STACKS = {
     "ffn_gate_exps": ("gate_proj",),
     "ffn_up_exps": ("up_proj",),
@@ -43,9 +44,16 @@ _STACKS = {
 }
 _CONVOLUTIONS = ("conv.conv",)  # which have an axis of one there
 _SCALARS = {"mlp.act_fn.alpha_p": (1,), "mlp.act_fn.alpha_n": (1,)}
-_SINKS = "self_attn.sinks"  # a parameter itself, where all others are modules' weights
-_ROUTERS = {"mixtral": "block_sparse_moe.gate", "granitemoe": "block_sparse_moe.router.layer"}
-_OF_MIXTRAL = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+_SINKS = "self_attn.sinks"
+_ROUTERS = {
+    "mixtral": "block_sparse_moe.gate",
+    "granitemoe": "block_sparse_moe.router.layer",
+    "granitemoeshared": "block_sparse_moe.router.layer",
+    "hunyuan_v1_moe": "mlp.gate.wg",
+    "lfm2_moe": "feed_forward.gate",
+}
+_NUMBERED = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+_HAS_NUMBERED = ("mixtral", "lfm2_moe")
 # Tables that follow from the keys, which old files hold as well.
 _REPEATED = re.compile(r"(blk\.[0-9]+\.)?(attn_rot_embd|rope_freqs)\.weight")
 
@@ -60,6 +68,7 @@ class Placement:
         first_row: The first of its rows among those of the file's.
         heads: As many heads' rows are stored for a rotation of neighbours; 0 for none.
         offset: What was added to the weights.
+        then: What has the rows that follow, of the same type; ``shape`` has them, too.
     """
 
     stored: str
@@ -67,6 +76,17 @@ class Placement:
     first_row: int = 0
     heads: int = 0
     offset: float = 0.0
+    then: Placement | None = None
+
+    @property
+    def parts(self) -> Iterator[tuple[Placement, slice]]:
+        """The parts, and which rows are theirs."""
+        if self.then is None:
+            yield self, slice(None)
+            return
+        rows = self.shape[0] - self.then.shape[0]
+        yield replace(self, shape=(rows, *self.shape[1:]), then=None), slice(0, rows)
+        yield self.then, slice(rows, None)
 
 
 def placements(
@@ -89,7 +109,28 @@ def placements(
             continue
         for name, placement in _of_tensor(file, stored, architecture, config):
             found[name] = placement
+    _join(found, file, architecture)
     return found | dict(_scalars(file, architecture, config["num_hidden_layers"]))
+
+
+def _join(found: dict[str, Placement], file: GGUFFile, architecture: GGUFArchitecture) -> None:
+    """Makes one of two tensors that are one in Hugging Face's files.
+
+    Raises:
+        UnsupportedModelError: If they are stored in two ways.
+    """
+    for whole, first, second in architecture.joined:
+        for name in [name for name in found if name.endswith(f".{first}.weight")]:
+            at = name.removesuffix(f"{first}.weight")
+            one, two = found.pop(name), found.pop(f"{at}{second}.weight", None)
+            kinds = {file.tensor(p.stored).place.type.name for p in (one, two) if p is not None}
+            if two is None or len(kinds) != 1 or one.shape[1:] != two.shape[1:]:
+                raise UnsupportedModelError(
+                    f"{file.path}: {one.stored} has no other half of its type and width: take the "
+                    "model's safetensors version"
+                )
+            rows = one.shape[0] + two.shape[0]
+            found[f"{at}{whole}.weight"] = replace(one, shape=(rows, *one.shape[1:]), then=two)
 
 
 def _scalars(
@@ -114,6 +155,8 @@ def _of_tensor(
         yield name, Placement(stored, shape, offset=_offset(name, architecture))
         return
     block = _BLOCK.fullmatch(stored)
+    if _is_spare(file, stored, config["num_hidden_layers"]):
+        return
     if block is not None and block[2] in _STACKS:
         yield from _experts(file, stored, int(block[1]), _STACKS[block[2]], config)
         return
@@ -124,7 +167,8 @@ def _of_tensor(
             f"architecture {config['model_type']}: take the model's safetensors version"
         )
     leaf = _ROUTERS.get(config["model_type"], leaf) if leaf == "mlp.gate" else leaf
-    name = f"model.layers.{int(block[1])}.{leaf}" + (f".{block[3]}" if leaf != _SINKS else "")
+    is_itself = leaf == _SINKS or leaf.endswith("_bias")  # a parameter, where others are modules
+    name = f"model.layers.{int(block[1])}.{leaf}" + ("" if is_itself else f".{block[3]}")
     heads = _heads(leaf, config) if architecture.pairs else 0
     if heads and (shape[0] % (2 * heads)):
         raise CheckpointError(
@@ -135,7 +179,15 @@ def _of_tensor(
             yield name.replace("*", str(row)), Placement(stored, shape[1:], row)
         return
     shape = (shape[0], 1, shape[1]) if leaf in _CONVOLUTIONS else shape
+    shape = (1, *shape) if leaf == ERNIE_CORRECTION else shape
     yield name, Placement(stored, shape, heads=heads, offset=_offset(name, architecture))
+
+
+def _is_spare(file: GGUFFile, stored: str, layers: int) -> bool:
+    """Whether a tensor is of the layers at the end that guess further tokens."""
+    found = re.match(r"blk\.([0-9]{1,5})\.", stored)
+    key = f"{file.metadata.get('general.architecture')}.{SPARE}"
+    return bool(found and int(found[1]) >= layers and file.metadata.get(key, 0))
 
 
 def _heads(leaf: str, config: dict[str, Any]) -> int:
@@ -161,11 +213,11 @@ def _experts(
         raise CheckpointError(f"{file.path}: {stored} has shape {shape}, which is no stack's")
     count, rows, columns = shape[0], shape[1] // len(leaves), shape[2]
     own = (columns,) if kind == "bias" else (rows, columns)
-    is_mixtral = config["model_type"] == "mixtral"
+    is_numbered = config["model_type"] in _HAS_NUMBERED
     at = _ROUTERS.get(config["model_type"], "mlp").partition(".")[0]
     at = f"model.layers.{layer}.{at}.experts"
     for number in range(count):
         for part, leaf in enumerate(leaves):
             first = (number * len(leaves) + part) * rows
-            leaf = _OF_MIXTRAL[leaf] if is_mixtral else leaf
+            leaf = _NUMBERED[leaf] if is_numbered else leaf
             yield f"{at}.{number}.{leaf}.{kind}", Placement(stored, own, first)

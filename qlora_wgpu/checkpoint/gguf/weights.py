@@ -123,7 +123,10 @@ class GGUFWeights:
             self.on_read(name)
 
     def _stored_rows(self, name: str) -> _Bytes:
-        placement = self._placements[name]
+        parts = [self._part_rows(name, part) for part, _ in self._placements[name].parts]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _part_rows(self, name: str, placement: Placement) -> _Bytes:
         stored = self._file.tensor(placement.stored)
         if placement.heads and len(placement.shape) == 1:  # a bias: an element of each row
             return stored.data.reshape(len(stored.data) // self.type(name).nbytes, -1)

@@ -54,7 +54,7 @@ ARCHITECTURES = {
     "qwen2_moe": LlamaCpp("QWEN2MOE"),
     "qwen3_moe": LlamaCpp("QWEN3MOE"),
     "olmoe": LlamaCpp("OLMOE", is_square=True, biases=()),
-    "ernie4_5_moe": LlamaCpp("ERNIE4_5_MOE"),
+    "ernie4_5_moe": LlamaCpp("ERNIE4_5_MOE", biases=()),
     "lfm2_moe": LlamaCpp("LFM2MOE"),
     "glm4": LlamaCpp("GLM4"),
     "glm4_moe": LlamaCpp("GLM4_MOE"),
@@ -82,6 +82,9 @@ ARCHITECTURES = {
     "apertus": LlamaCpp("APERTUS", scalings=_FACTORS),
     "lfm2": LlamaCpp("LFM2"),
     "granitemoe": LlamaCpp("GRANITE_MOE", pairs=True, biases=(), scalings=_FACTORS),
+    "granitemoeshared": LlamaCpp("GRANITE_MOE", pairs=True, biases=(), scalings=_FACTORS),
+    "hunyuan_v1_moe": LlamaCpp("HUNYUAN_MOE", biases=()),
+    "exaone_moe": LlamaCpp("EXAONE_MOE", biases=(), windows="periodic"),
     "granitemoehybrid": LlamaCpp(
         "GRANITE", pairs=True, biases=_ALL, scalings=_FACTORS
     ),  # where it is dense
@@ -89,17 +92,20 @@ ARCHITECTURES = {
 """By config.json's ``model_type``: those of which adapters are exported."""
 
 
-def find_llama_cpp(model_type: str, what: str) -> LlamaCpp:
+def find_llama_cpp(model_type: str, what: str, *, has_experts: bool) -> LlamaCpp:
     """llama.cpp's architecture for a model type.
 
     Args:
         model_type: config.json's name.
+        has_experts: Whether the model has any, by which Granite 4 is one or another there.
         what: What is exported, for the message.
 
     Raises:
         UnsupportedModelError: If it is not known here.
     """
-    found = ARCHITECTURES.get(model_type)
+    is_granite_4 = model_type == "granitemoehybrid"
+    of = "granitemoeshared" if is_granite_4 and has_experts else model_type
+    found = ARCHITECTURES.get(of)
     if found is None:
         raise UnsupportedModelError(
             f"{what} of model type {model_type!r} are not exported to GGUF (known: "

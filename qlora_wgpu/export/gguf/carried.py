@@ -20,6 +20,7 @@ from qlora_wgpu.export.merged_weights import MergedWeights
 # How a file was split, and how it was quantized, is not so of the new one.
 _LEFT_OUT = ("split.", "quantize.", "general.architecture")
 _HEAD = "output.weight"
+_Rows = tuple[str, Placement, slice]  # a tensor, where some of its rows lie, and which
 _Parts = tuple[Callable[[], Iterator[npt.NDArray[np.uint8]]], ...]
 
 
@@ -39,12 +40,13 @@ def carried_tensors(
         folder: The base.
         wanted: What tensors that are changed are stored as.
     """
-    parts: dict[str, list[str]] = {}
+    parts: dict[str, list[_Rows]] = {}
     for name, placement in folder.placements.items():
-        parts.setdefault(placement.stored, []).append(name)
+        for part, rows in placement.parts:
+            parts.setdefault(part.stored, []).append((name, part, rows))
     return tuple(
         _changed(merged, folder, stored, parts[stored], wanted)
-        if any(map(merged.is_adapted, parts.get(stored, ())))
+        if any(merged.is_adapted(name) for name, _, _ in parts.get(stored, ()))
         else _kept(stored, folder.file.tensor(stored))
         for stored in folder.file.names()
     )
@@ -62,22 +64,24 @@ def _changed(
     merged: MergedWeights,
     folder: GGUFFolder,
     stored: str,
-    names: list[str],
+    sources: list[_Rows],
     wanted: ElementType,
 ) -> FileTensor:
     shape = folder.file.tensor(stored).place.shape
     kind = type_within(wanted, shape, is_head=stored == _HEAD)
-    ordered = sorted(names, key=lambda name: folder.placements[name].first_row)
+    ordered = sorted(sources, key=lambda source: source[1].first_row)
 
-    def part(name: str) -> Callable[[], Iterator[npt.NDArray[np.uint8]]]:
-        return lambda: as_bytes(_as_stored(merged, name, folder.placements[name]), kind, stored)
+    def part(source: _Rows) -> Callable[[], Iterator[npt.NDArray[np.uint8]]]:
+        return lambda: as_bytes(_as_stored(merged, *source), kind, stored)
 
     return FileTensor(stored, shape, kind, tuple(map(part, ordered)))
 
 
-def _as_stored(merged: MergedWeights, name: str, placement: Placement) -> npt.NDArray[np.float32]:
-    """A tensor with its rows, and what was added to it, as the file has them."""
-    array = merged.float32(name)
+def _as_stored(
+    merged: MergedWeights, name: str, placement: Placement, rows: slice
+) -> npt.NDArray[np.float32]:
+    """Some rows of a tensor, and what was added to it, as the file has them."""
+    array = merged.float32(name)[rows]
     if placement.offset:
         array = array + np.float32(placement.offset)
     return to_pairs(array, placement.heads)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from qlora_wgpu.export.gguf.convolutions import convolving
 from qlora_wgpu.export.gguf.model_keys import ModelKeys
 from qlora_wgpu.export.gguf.scales import check_scales, granite_scales
 from qlora_wgpu.families.moe import Experts
+
+_SOFTMAX, _SIGMOID = 1, 2  # llama.cpp's numbers of expert_gating_func
 
 
 def mixtral(keys: ModelKeys) -> None:
@@ -40,9 +43,12 @@ def qwen2_moe(keys: ModelKeys) -> None:
 
 
 def granite_moe(keys: ModelKeys) -> None:
-    """Granite's."""
+    """Granite's, with an MLP that every token meets or without."""
     granite_scales(keys)
-    _expert_counts(keys)
+    experts = _expert_counts(keys)
+    if experts.shared is not None:
+        shared = experts.shared.mlp.dimensions.intermediate_size
+        keys.values["expert_shared_feed_forward_length"] = shared
 
 
 def _expert_counts(keys: ModelKeys, *, normalized: bool = True) -> Experts:
@@ -58,8 +64,113 @@ def _expert_counts(keys: ModelKeys, *, normalized: bool = True) -> Experts:
     return mixtures[0]
 
 
+def hunyuan_moe(keys: ModelKeys) -> None:
+    """Hunyuan's, with an expert of the same size that every token meets."""
+    check_scales(keys)
+    experts = _expert_counts(keys)
+    if any(
+        isinstance(layer.mlp, Experts)
+        and layer.mlp.num_experts_per_tok != experts.num_experts_per_tok
+        for layer in keys.decoder.layers
+    ):
+        raise keys.refuse("layers of whose experts a token meets different numbers")
+    keys.values["expert_feed_forward_length"] = experts.intermediate_size
+    _shared(keys, experts)
+
+
+def ernie4_5_moe(keys: ModelKeys) -> None:
+    """ERNIE 4.5's, in every so manieth layer from one on."""
+    check_scales(keys)
+    step = int(keys.config.get("moe_layer_interval") or 1)
+    experts = _after_dense(keys, step)
+    keys.values["interleave_moe_layer_step"] = step
+    _shared(keys, experts)
+    _check_router(keys, experts, sigmoid=False)
+
+
+def lfm2_moe(keys: ModelKeys) -> None:
+    """LFM2's, whose layers also convolve."""
+    check_scales(keys)
+    convolving(keys)
+    experts = _after_dense(keys)
+    keys.values["expert_gating_func"] = _SIGMOID
+    _check_router(keys, experts, sigmoid=True)
+
+
+def corrected(keys: ModelKeys) -> None:
+    """Those of DeepSeek-V3's kind: GLM 4.5, EXAONE."""
+    check_scales(keys)
+    experts = _after_dense(keys)
+    _shared(keys, experts)
+    tell_router(keys, experts)
+
+
+def tell_router(keys: ModelKeys, experts: Experts) -> None:
+    """Adds how experts are chosen and weighted, where there are keys for it.
+
+    Raises:
+        UnsupportedModelError: If llama.cpp chooses among groups otherwise.
+    """
+    assert experts.choice is not None
+    scoring = experts.choice.scoring
+    keys.values |= {
+        "expert_gating_func": _SIGMOID if scoring.sigmoid else _SOFTMAX,
+        "expert_weights_norm": scoring.normalized,
+        "expert_weights_scale": float(scoring.scale),
+    }
+    if scoring.groups > 1:
+        raise keys.refuse("experts in groups")
+
+
+def _after_dense(keys: ModelKeys, step: int = 1) -> Experts:
+    """Adds the numbers of experts, and the first layers, which have none.
+
+    Args:
+        keys: The keys.
+        step: Of the others every so manieth has experts.
+
+    Raises:
+        UnsupportedModelError: If others have.
+    """
+    sparse = [isinstance(layer.mlp, Experts) for layer in keys.decoder.layers]
+    if True not in sparse:
+        raise keys.refuse("a model without experts")
+    lead = int(keys.config.get("moe_layer_start_index") or 0) if step > 1 else sparse.index(True)
+    if sparse != [i >= lead and (i + 1) % step == 0 for i in range(len(sparse))]:
+        raise keys.refuse("this order of layers with and without experts")
+    experts = keys.decoder.layers[sparse.index(True)].mlp
+    assert isinstance(experts, Experts)
+    keys.values |= {
+        "expert_count": experts.num_experts,
+        "expert_used_count": experts.num_experts_per_tok,
+        "expert_feed_forward_length": experts.intermediate_size,
+        "leading_dense_block_count": lead,
+    }
+    return experts
+
+
+def _shared(keys: ModelKeys, experts: Experts) -> None:
+    """Adds the sizes of what every token meets."""
+    size = experts.shared.mlp.dimensions.intermediate_size if experts.shared else 0
+    keys.values["expert_shared_count"] = size // experts.intermediate_size
+    keys.values["expert_shared_feed_forward_length"] = size
+
+
+def _check_router(keys: ModelKeys, experts: Experts, *, sigmoid: bool) -> None:
+    """Refuses another choice of experts than the architecture's, of which no key tells."""
+    assert experts.choice is not None
+    scoring = experts.choice.scoring
+    if scoring.sigmoid != sigmoid or not scoring.normalized or scoring.groups > 1:
+        raise keys.refuse("experts whose weights do not sum up to one, or in groups")
+    if scoring.scale != 1.0:
+        raise keys.refuse(f"a routed_scaling_factor of {scoring.scale:g}")
+    if experts.choice.correction is None:
+        raise keys.refuse("experts that are chosen without a correction")
+
+
 def granite(keys: ModelKeys) -> None:
-    """Granite without experts."""
+    """Granite 3 without experts, and Granite 4 with and without them."""
     if any(isinstance(layer.mlp, Experts) for layer in keys.decoder.layers):
-        raise keys.refuse("experts")
-    granite_scales(keys)
+        granite_moe(keys)
+    else:
+        granite_scales(keys)

@@ -94,7 +94,7 @@ def gguf_model(
         tensors = carried_tensors(merged, folder, file_type.kind)
         return GGUFModel(folder.file.metadata["general.architecture"], keys, tensors, file_type)
     model_type, decoder = _model_type(folder.config), merged.architecture.config
-    llama_cpp = find_llama_cpp(model_type, "models")
+    llama_cpp = find_llama_cpp(model_type, "models", has_experts=bool(merged.architecture.experts))
     import gguf  # takes its time, for those alone who need it
 
     architecture = gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH[llama_cpp.label]]

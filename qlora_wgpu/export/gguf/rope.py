@@ -14,7 +14,8 @@ from qlora_wgpu.families.rope import Rope
 
 FloatArray = npt.NDArray[np.float32]
 _NO_ROTATION_EACH = {"SMOLLM3": 4}  # the layers that llama.cpp leaves unrotated
-_ROTATES_SLIDING = ("COHERE2",)  # where it rotates layers with a window alone
+# Where it rotates layers with a window alone, if there are any.
+_ROTATES_SLIDING = ("COHERE2", "EXAONE4", "EXAONE_MOE")
 _GROWS = "MISTRAL3"  # whose queries grow with their position
 
 
@@ -42,9 +43,10 @@ def _check_layers(keys: ModelKeys) -> None:
     """Refuses layers that rotate, or do not, where llama.cpp does otherwise."""
     label = keys.llama_cpp.label
     each = _NO_ROTATION_EACH.get(label)
+    has_windows = any(attention.window is not None for attention in keys.attentions)
     for i, attention in enumerate(keys.attentions):
         rotates = each is None or (i + 1) % each != 0
-        if label in _ROTATES_SLIDING:
+        if label in _ROTATES_SLIDING and has_windows:
             rotates = attention.window is not None
         if (attention.rope is not None) != rotates:
             raise keys.refuse(f"positions in layer {i} as this model does")

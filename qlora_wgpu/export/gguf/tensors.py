@@ -22,8 +22,9 @@ Read = Callable[[], FloatArray]
 _SINKS = "self_attn.sinks"  # a parameter itself, where all others are modules' weights
 _OF_KEYS = ".mlp.act_fn."  # xIELU's scalars, of which keys tell
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
+_CORRECTIONS, _BIAS_OF_EXPERTS = "e_score_correction_bias", "feed_forward.expert_bias"
 # One layer here that is two of llama.cpp's, or is called otherwise there.
-PARTS = {
+_PARTS = {
     "shared_mlp.input_linear": ("mlp.gate_proj", "mlp.up_proj"),
     "shared_mlp.output_linear": ("mlp.down_proj",),
     **{
@@ -34,6 +35,24 @@ PARTS = {
     "feed_forward.experts.w3": ("feed_forward.experts.up_proj",),
     "feed_forward.experts.w2": ("feed_forward.experts.down_proj",),
 }
+_BESIDE_EXPERTS = {
+    "shared_mlp.input_linear": ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
+    "shared_mlp.output_linear": ("mlp.shared_experts.down_proj",),
+}
+
+
+def parts_of(module: str, has_experts: bool) -> list[str]:
+    """A layer's parts by names that llama.cpp knows: its rows, one after the other.
+
+    Args:
+        module: The layer.
+        has_experts: Whether the model has experts.
+    """
+    names = _PARTS | _BESIDE_EXPERTS if has_experts else _PARTS
+    own = next((leaf for leaf in names if module.endswith(leaf)), None)
+    if own is None:
+        return [module]
+    return [module.removesuffix(own) + leaf for leaf in names[own]]
 
 
 @dataclass(frozen=True)
@@ -91,6 +110,7 @@ class _Tensors:
         self._architecture: Architecture = merged.architecture
         arch = gguf.MODEL_ARCH[llama_cpp.label]
         self._names = gguf.get_tensor_name_map(arch, self._architecture.num_layers)
+        self._has_experts = bool(self._architecture.experts)
         self._sizes = self._architecture.config.dimensions
 
     def ends(self) -> Iterator[FileTensor]:
@@ -116,6 +136,7 @@ class _Tensors:
         """Norms, biases and routers, all in float32."""
         architecture = self._architecture
         for name, shape in architecture.norm_shapes.items():
+            shape = shape[1:] if name.endswith(_CORRECTIONS) and len(shape) == 2 else shape
             if _OF_KEYS not in name:
                 parts = [part for part, _ in stored_parts(name, shape)]
                 offset = architecture.offset_of(name)
@@ -131,7 +152,7 @@ class _Tensors:
     def linears(self) -> Iterator[FileTensor]:
         """Matrices that are no experts'."""
         for spec in self._architecture.linears:
-            for module, rows in _split(spec.name, spec.out_features):
+            for module, rows in _split(spec.name, spec.out_features, self._has_experts):
                 shape = rows.stop - rows.start, spec.in_features
                 yield self._matrix(
                     self._named(f"{module}.weight"),
@@ -147,7 +168,7 @@ class _Tensors:
             shape = stack.experts, stack.out_features, stack.in_features
             reads = [self._reader(f"{spec.name}.weight") for spec in stack.linears]
             kind = type_within(self._wanted, shape, is_head=False)
-            [(module, _)] = _split(stack.name, stack.out_features)
+            [(module, _)] = _split(stack.name, stack.out_features, True)
             yield _made(self._named(f"{module}.weight"), shape, kind, reads)
             if stack.bias:
                 name = self._named(f"{module}.bias")
@@ -198,6 +219,10 @@ class _Tensors:
             UnsupportedModelError: If it has none.
         """
         plain = name.replace(".language_model.", ".")
+        if plain.endswith(_CORRECTIONS):  # which llama.cpp takes for a bias
+            plain = f"{plain.removesuffix('_bias')}.bias"
+        if plain.endswith(_BIAS_OF_EXPERTS):
+            plain += ".bias"
         found: str | None = self._names.get_name(plain, try_suffixes=(".weight", ".bias"))
         if found is None:
             raise UnsupportedModelError(
@@ -207,16 +232,12 @@ class _Tensors:
         return f"{found}.weight" if plain.endswith(_SINKS) else found
 
 
-def _split(module: str, rows: int) -> Iterator[tuple[str, slice]]:
+def _split(module: str, rows: int, has_experts: bool) -> Iterator[tuple[str, slice]]:
     """A layer by the names that llama.cpp knows, and which of its rows each of them has."""
-    own = next((leaf for leaf in PARTS if module.endswith(leaf)), None)
-    if own is None:
-        yield module, slice(0, rows)
-        return
-    leaves = PARTS[own]
-    count = rows // len(leaves)
-    for i, leaf in enumerate(leaves):
-        yield module.removesuffix(own) + leaf, slice(i * count, (i + 1) * count)
+    names = parts_of(module, has_experts)
+    count = rows // len(names)
+    for i, name in enumerate(names):
+        yield name, slice(i * count, (i + 1) * count)
 
 
 def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
