@@ -71,6 +71,9 @@ STEPS: dict[str, Step] = {
     "llama-3.2-1b-bent": Step(
         config_of("llama-3.2-1b"), objective=Objective(0.1, 1e-4, weighted=True, confidence=True)
     ),
+    "llama-3.1-8b-head": Step(
+        config_of("llama-3.1-8b"), {"target_modules": ["q_proj", "down_proj", "lm_head"]}
+    ),
     "qwen3.5-4b": Step(
         _sizes(
             "qwen3_5_text", 2560, 9216, 32, 16, 4, 248_320, head_dim=256, attn_output_gate=True,

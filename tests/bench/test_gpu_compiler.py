@@ -52,7 +52,8 @@ def test_nothing_spills_and_attention_leaves_room(done):
 OTHERS = {
     "dense": (
         "llama-3.2-1b-dpo", "llama-3.2-1b-orpo", "llama-3.2-1b-kto", "llama-3.2-1b-bent",
-        "apertus-8b", "starcoder2-3b", "stablelm-2-12b", "gemma-2-2b", "phi-3-mini",
+        "llama-3.1-8b-head", "apertus-8b", "starcoder2-3b", "stablelm-2-12b", "gemma-2-2b",
+        "phi-3-mini",
     ),
     "with experts or states": (
         "qwen3.5-4b", "qwen3-next-80b-a3b", "lfm2-1.2b", "gpt-oss-20b", "deepseek-v2-lite",
@@ -69,14 +70,15 @@ def test_nothing_of_other_steps_spills(names, tmp_path):
     rows = json.loads(file.read_text())["kernels"]
     assert not {row["kernel"]: row["spilled"] for row in rows if row["spilled"] or row["scratch"]}
     for row in rows:
+        most = 128 if row["kernel"].startswith("attention/") else 136
         wide = "HEAD_UNITS=64" in row["kernel"]  # heads of 256 elements
-        assert row["registers"] <= (144 if wide else 136), row["kernel"]
+        assert row["registers"] <= (144 if wide else most), row["kernel"]
 
 
 # No default of a GPU launches them: other products, matrix units, streamed weights, subgroups.
 ELSEWHERE = (
     "attention/delta_sizes.wgsl", "attention/dkdv.wgsl", "attention/dq.wgsl",
-    "attention/forward.wgsl", "experts/factors.wgsl", "few_rows/subgroup.wgsl", "gemm/nn.wgsl",
+    "attention/forward.wgsl", "experts/factors.wgsl", "few_rows/subgroup.wgsl",
     "gemm/sizes.wgsl", "rms_norm/again.wgsl", "tensor/add_rounded.wgsl", "tensor/copy.wgsl",
     "tensor/scale.wgsl", "tensor/weighted_sum.wgsl", "trained_rows/overwrite_looked_up.wgsl",
 )  # fmt: skip
