@@ -26,6 +26,7 @@ from pathlib import Path
 from radv.capture import Capture
 from radv.driver import Outcome, Radv, driver_file, only
 from radv.plans import MODELS, profiles, trace
+from radv.published import STEPS
 from radv.report import show, to_json
 
 from qlora_wgpu.errors import ConfigError, DeviceError, QLoRAError
@@ -93,7 +94,7 @@ def run(args: argparse.Namespace) -> dict[str, object]:
     looked_at = profiles(GPU_PROFILE, args.products, matrix=front.has_matrix_units)
     plans = [
         trace(model, kind, profile, args.seq, args.layers)
-        for model in args.model
+        for model in (STEPS if "all" in args.model else args.model)
         for kind, profile in looked_at.items()
     ]
     shaders = {
@@ -114,7 +115,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="a file for all figures")
     parser.add_argument("--family", default="navi21", help="the cards, as RADV_FORCE_FAMILY has it")
-    parser.add_argument("--model", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument(
+        "--model",
+        nargs="+",
+        choices=(*STEPS, "all"),
+        default=list(MODELS),
+        metavar="NAME",
+        help=f"what is trained: {', '.join(STEPS)}, or all",
+    )
     parser.add_argument(
         "--products",
         nargs="+",

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from qlora_wgpu.bench.shapes import config_of
 from qlora_wgpu.config import LoraConfig, OptimConfig, QuantConfig
 from qlora_wgpu.gpu.matrix import Limits, MatrixShape
 from qlora_wgpu.gpu.profile import Profile, gpu_profile
@@ -15,18 +14,19 @@ from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.model.layout import ModelLayout
-from qlora_wgpu.model.options import StepOptions
+from qlora_wgpu.model.options import StepKind, StepOptions
 from qlora_wgpu.model.pretrained import Pretrained
-from qlora_wgpu.ops.batch import make_batch_buffers
-from qlora_wgpu.ops.kv_cache import CacheView, KVCache
+from qlora_wgpu.ops.kv_cache import KVCache
+from qlora_wgpu.ops.sampling import make_seen
 from qlora_wgpu.training.optimizer import trace_update
 from qlora_wgpu.training.schedule import STEP_NUMBERS
 from radv.capture import MATRIX
+from radv.published import STEPS, Step
 from radv.spirv import MATRIX_SUBGROUP
 
-MODELS = ("llama-3.2-1b", "llama-3.1-8b")
+MODELS = ("llama-3.2-1b", "llama-3.1-8b")  # where others are not asked for
 MOST_BINDING = (1 << 31) - 1  # what most cards allow
-NEW_TOKENS = (1,)  # texts of which the next token is computed together
+NEW_TOKENS = (1, 3)  # texts of which the next token is computed together
 LIMITS = Limits(invocations=1024, workgroup_bytes=49_152)  # of a workgroup; AMD's have 64 KiB
 
 
@@ -72,15 +72,16 @@ def trace(model: str, kind: str, profile: Profile, seq: int, layers: int | None)
         model: A preset's name.
         kind: What the profile is called.
         profile: How kernels are cut.
-        seq: Tokens of the one row.
+        seq: Tokens of a row.
         layers: Layers in place of the model's own number.
     """
-    config = config_of(model)
+    step = STEPS[model]
+    config = dict(step.config)
     if layers is not None:
         config["num_hidden_layers"] = layers
     layout = ModelLayout(
         Pretrained.from_config(config, model),
-        LoraConfig(r=8, lora_alpha=16),
+        LoraConfig(r=8, lora_alpha=16, **step.lora),
         QuantConfig(),
         "bfloat16",
         profile=profile,
@@ -88,22 +89,40 @@ def trace(model: str, kind: str, profile: Profile, seq: int, layers: int | None)
     )
     launches: Counter[str] = Counter()
     shaders: dict[str, Shader] = {}
-    for launch in _launches(layout, StepOptions("train", 1, seq)):
+    for launch in _launches(layout, step, seq):
         launches[launch.shader.label] += 1
         shaders[launch.shader.label] = launch.shader
     return KernelPlan(f"{model}, {kind}", launches, shaders)
 
 
-def _launches(layout: ModelLayout, options: StepOptions) -> Iterator[Launch]:
-    yield from layout.step(options).plan.launches
-    graph = layout.new_graph()
+def _launches(layout: ModelLayout, step: Step, seq: int) -> Iterator[Launch]:
+    yield from layout.step(_options("train", step, seq)).plan.launches
+    if step.objective.preference is not None and step.objective.preference.has_divergence:
+        yield from layout.step(_options("divergence", step, seq)).plan.launches
+    graph, optim = layout.new_graph(), OptimConfig(name=step.optimizer)
+    layout.adapter.keep_moments(optim.name)
     info = vector(
         "step_info", STEP_NUMBERS, "float32", Storage("step info", "inputs", 4 * STEP_NUMBERS)
     )
-    trace_update(graph, layout.adapter, layout.stats, info, OptimConfig())
+    trace_update(graph, layout.adapter, layout.stats, info, optim)
     yield from make_plan(graph).launches
+    vocab = layout.pretrained.architecture.vocab_size
     for texts in NEW_TOKENS:
-        cache = CacheView(KVCache(options.seq))
-        hidden, head, logits = layout.logits_graphs(make_batch_buffers(texts, 1, cache))
+        _, _, hidden, head = layout.token_graphs(
+            texts, 1, KVCache(seq, texts), make_seen(texts, vocab)
+        )
         yield from make_plan(hidden).launches
-        yield from make_plan(head, (logits,)).launches
+        yield from make_plan(head).launches
+
+
+def _options(kind: StepKind, step: Step, seq: int) -> StepOptions:
+    batch = 1 if step.objective.preference is None else 2
+    return StepOptions(
+        kind,
+        batch,
+        seq,
+        step.checkpointing,
+        objective=step.objective,
+        noise=step.noise,
+        router_aux_loss_coef=step.balance,
+    )

@@ -5,6 +5,11 @@
 Each mutant runs on one of the profiles that launch its shader, in one type. Where it changes the
 training or generation of a tiny model by more than rounding, both ``doctor --check`` and the check
 that this very training begins with must refuse it.
+
+    python -m tests.campaigns.mutated_shaders --files preference/ sampling/ --count 50
+
+These files alone, and the checks alone, of every profile until one fails: also for kernels that no
+tiny training launches. What no check sees is either no change or a gap, which only a look can tell.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.selfcheck import variants
-from tests.campaigns.selfcheck_of_training import seen_by_doctor, seen_by_train
+from tests.campaigns.selfcheck_of_training import launched_by_checks, seen_by_doctor, seen_by_train
 from tests.campaigns.shader_mutants import BARRIER, Key, Loader, Mutant, of_a_file, of_a_statement
 from tests.campaigns.tiny_trainings import Training, cases
 
@@ -39,6 +44,7 @@ _OWN_SHARE = 3  # how much more often the device's own kernels are taken
 HARMLESS, NO_SHADER, REFUSED = "changes nothing", "does not compile", "refused"
 MISSED_BY_DOCTOR, MISSED_BY_TRAIN = "missed by doctor --check", "missed by train"
 MISSED_BY_BOTH, ENDLESS, UNREACHED = "missed by both", "does not end", "reached by no training"
+BY_NO_CHECK = "seen by no check"
 MISSES = (MISSED_BY_DOCTOR, MISSED_BY_TRAIN, MISSED_BY_BOTH)
 
 
@@ -154,6 +160,22 @@ class Laboratory:
         missed = MISSED_BY_TRAIN if doctor else MISSED_BY_DOCTOR if train else MISSED_BY_BOTH
         return missed, detail
 
+    def checked(self, seed: int, index: int, files: tuple[str, ...]) -> Outcome:
+        """Draws a mutant of some files and runs the checks until one sees it."""
+        begin = time.monotonic()
+        mutant = of_a_file(random.Random(f"{seed} {index}"), files)
+        outcome, name, detail = UNREACHED, "", ""
+        with self.load.mutated(mutant):
+            for group in self.groups.values():
+                if not any(self.load.changes(key) for key in launched_by_checks(group)):
+                    continue
+                outcome, name = BY_NO_CHECK, group.name
+                detail = seen_by_doctor(group, others=False)
+                if detail:
+                    outcome = REFUSED
+                    break
+        return Outcome(str(mutant), mutant.kind, name, outcome, detail, time.monotonic() - begin)
+
     def examine(self, seed: int, index: int) -> Outcome:
         """Draws a mutant and runs it."""
         begin = time.monotonic()
@@ -163,26 +185,31 @@ class Laboratory:
         return Outcome(str(mutant), mutant.kind, name, outcome, detail, time.monotonic() - begin)
 
 
-def _work(pipe: Connection, seed: int) -> None:
+def _work(pipe: Connection, seed: int, files: tuple[str, ...]) -> None:
     """A process of its own, since a shader that does not end cannot be stopped otherwise."""
     with tempfile.TemporaryDirectory() as folder:
         laboratory = Laboratory(Path(folder))
         with laboratory.load.installed():
             while (index := pipe.recv()) is not None:
-                pipe.send(laboratory.examine(seed, index))
+                if files:
+                    pipe.send(laboratory.checked(seed, index, files))
+                else:
+                    pipe.send(laboratory.examine(seed, index))
 
 
 class Worker:
     """The process that examines, replaced when it hangs."""
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
+    def __init__(self, seed: int, files: tuple[str, ...] = ()) -> None:
+        self._seed, self._files = seed, files
         self._start()
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, end = context.Pipe()
-        self._process = context.Process(target=_work, args=(end, self._seed), daemon=True)
+        self._process = context.Process(
+            target=_work, args=(end, self._seed, self._files), daemon=True
+        )
         self._process.start()
         end.close()
 
@@ -215,9 +242,11 @@ class Worker:
         self._process.kill()
 
 
-def campaign(indices: Sequence[int], seed: int, seconds: float) -> list[Outcome]:
-    """Runs mutants one after another and shows what becomes of them."""
-    worker, outcomes = Worker(seed), []
+def campaign(
+    indices: Sequence[int], seed: int, seconds: float, files: tuple[str, ...] = ()
+) -> list[Outcome]:
+    """Runs mutants, of all files or of some, one after another and shows what becomes of them."""
+    worker, outcomes = Worker(seed, files), []
     end = time.monotonic() + seconds
     try:
         for index in indices:
@@ -239,8 +268,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=7200)
     parser.add_argument("--only", type=int, nargs="*", help="the numbers of some mutants")
+    parser.add_argument("--files", nargs="*", default=[], help="the beginnings of files' names")
     options = parser.parse_args()
-    outcomes = campaign(options.only or range(options.count), options.seed, options.seconds)
+    indices = options.only or range(options.count)
+    outcomes = campaign(indices, options.seed, options.seconds, tuple(options.files))
     for barrier in (False, True):
         counted = Counter(o.outcome for o in outcomes if (o.kind == BARRIER) == barrier)
         print("barriers removed:" if barrier else "mutants:", sum(counted.values()))

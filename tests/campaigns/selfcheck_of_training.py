@@ -17,9 +17,16 @@ if TYPE_CHECKING:
     from tests.campaigns.tiny_trainings import Training
 
 
-def seen_by_doctor(group: Group) -> str:
-    """The check of ``doctor --check`` that fails, of this profile's in both types; or nothing."""
+def seen_by_doctor(group: Group, *, others: bool = True) -> str:
+    """The check of ``doctor --check`` that fails; or nothing.
+
+    Args:
+        group: Whose profile's checks are run.
+        others: Whether those in the other type are, too.
+    """
     for dtype in sorted(DTYPES, key=lambda dtype: dtype != group.dtype):
+        if dtype != group.dtype and not others:
+            continue
         with group.load.right():
             cases = group.kept(("doctor", dtype), lambda d=dtype: _doctors(group, d))
         if failing := _failing(group, cases, dtype):
@@ -56,6 +63,17 @@ def _keys(group: Group, case: Case, dtype: str) -> set[Key]:
 
     with group.load.right():
         return group.kept((case, dtype), traced)
+
+
+def launched_by_checks(group: Group) -> set[Key]:
+    """The variants that the checks of a group's profile launch in its type."""
+
+    def all_keys() -> set[Key]:
+        return set().union(*(_keys(group, case, group.dtype) for case in cases))
+
+    with group.load.right():
+        cases = group.kept(("doctor", group.dtype), lambda: _doctors(group, group.dtype))
+        return group.kept("launched by checks", all_keys)
 
 
 def _failing(group: Group, cases: Iterable[Case], dtype: str) -> str:

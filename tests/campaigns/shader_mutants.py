@@ -144,11 +144,11 @@ def _changed(text: str, rng: random.Random) -> tuple[str, str] | None:
     ) + text[match.end() :]
 
 
-def of_a_file(rng: random.Random) -> Mutant:
-    """A change of a file's line."""
+def of_a_file(rng: random.Random, prefixes: tuple[str, ...] = ("",)) -> Mutant:
+    """A change of a line of a file whose name begins with one of these."""
     folder = wgsl.shader_folder()
     files = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*.wgsl"))
-    files = [f for f in files if not f.startswith(_UNREACHED)]
+    files = [f for f in files if f.startswith(prefixes) and not f.startswith(_UNREACHED)]
     while True:
         path = rng.choice(files)
         lines = (folder / path).read_text(encoding="utf-8").split("\n")

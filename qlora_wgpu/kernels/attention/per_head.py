@@ -23,13 +23,12 @@ class PerHead(Blocks):
         if not is_per_head(g.profile, problem):
             super()._keys(g, problem, tensors, dk, dv)
             return
-        parts = {
-            name: g.float32(f"d {name} of every head", problem.q.rows, problem.q.columns)
+        keys, values = (
+            g.float32(f"d {name} of every head", problem.q.rows, problem.q.columns)
             for name in ("dk", "dv")
-        }
-        self._launch(g, problem, "dkdv", problem.heads, {**tensors, **parts})
-        for name, total in (("dk", dk), ("dv", dv)):
-            _sum_heads(g, problem, parts[name], total)
+        )
+        self._launch(g, problem, "dkdv", problem.heads, {**tensors, "dk": keys, "dv": values})
+        _sum_heads(g, problem, {"keys": keys, "values": values, "dk": dk, "dv": dv})
 
 
 def is_per_head(profile: Profile, problem: Attention) -> bool:
@@ -41,18 +40,19 @@ def is_per_head(profile: Profile, problem: Attention) -> bool:
     return problem.group > 1 and blocks < profile.least_workgroups // 2
 
 
-def _sum_heads(g: Graph, problem: Attention, parts: Tensor, total: Tensor) -> None:
+def _sum_heads(g: Graph, problem: Attention, tensors: Mapping[str, Tensor]) -> None:
     unit = 4 if problem.head_dim % 4 == 0 else 2
+    rows, stride = problem.k.rows, tensors["dk"].units(unit)
     g.launch(
         "attention/sum_heads.wgsl",
-        total.rows * total.units(unit),
-        {"x": parts, "y": total},
+        rows * stride,
+        tensors,
         {
-            "rows": total.rows,
+            "rows": rows,
             "heads": problem.heads,
             "group": problem.group,
-            "x_stride": parts.units(unit),
-            "y_stride": total.units(unit),
+            "stride": tensors["keys"].units(unit),
+            "sum_stride": stride,
         },
         {"HEAD_UNIT4": unit == 4, "UNITS": problem.head_dim // unit},
     )

@@ -42,6 +42,8 @@ ROWS = (
     Row(1e-9),
     Row(1.0),
 )
+# Of tokens as likely the first is taken; others are the same invocation's, or of one before it.
+_FIRST, _AS_LIKELY = 300, (301, 300 + 256, 300 + 512, 255 + 256, 255 + 512)
 
 
 @each((1000,), (49_155,))
@@ -49,6 +51,7 @@ def check_choice(run: Runner, vocab: int) -> None:
     """Rows with settings of all kinds, the last with a logit that is none."""
     count = len(ROWS)
     logits = 3 * normal("logits", count, vocab).astype(np.float32)
+    logits[0, [_FIRST, *_AS_LIKELY]] = 20.0
     logits[-1, vocab // 2] = np.nan
     seen = normal("seen", count, vocab) > 0.5
     seeds = [index * 0x1234567890 for index in range(count)]
@@ -63,7 +66,7 @@ def check_choice(run: Runner, vocab: int) -> None:
     choices.settings.storage.data = encode_choices(ROWS, seeds, steps).view(np.float32)
     choose(run.graph, run.float32(logits.astype(np.float64)), new_tokens(count), choices)
     (got,) = run.run(choices.chosen)
-    run.compare_exactly(got[-1:], np.array([NONE], np.float64))
+    run.compare_exactly(got[[0, -1]], np.array([_FIRST, NONE], np.float64))
     for row, (settings, token) in enumerate(zip(ROWS[:-1], got.astype(int), strict=False)):
         scores = reference.scores(
             logits[row].astype(np.float64), seen[row], temperature=settings.temperature,
