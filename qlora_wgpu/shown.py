@@ -15,6 +15,7 @@ from qlora_wgpu.runs.settings import AnyConfig, as_config
 from qlora_wgpu.training import Observer, TrainResult
 from qlora_wgpu.training.reporters import ObserverList
 from qlora_wgpu.training.steering import Callback, Callbacks
+from qlora_wgpu.training.watched import Watched
 
 
 def train(
@@ -69,7 +70,7 @@ def train(
         DeviceError: If there is no usable GPU, its driver computes wrongly, or it was lost.
         OutOfMemoryError: If the device has no room.
         TrainingError: If the loss is not finite or diverges.
-        CallbackError: If a callback has failed; the run is saved.
+        CallbackError: If a callback or an observer has failed; the run is saved.
     """
     if observer is not None and not isinstance(observer, Observer):
         raise ConfigError(f"observer must be an instance of Observer, got {brief(observer)}")
@@ -82,7 +83,7 @@ def train(
     console = Terminal()
     with TrainingDisplay(console) as display:
         others = [NotebookCurves()] if in_notebook() else []
-        everyone = ObserverList([display, *others, watching])
+        everyone = ObserverList([Watched(each) for each in (display, *others, watching)])
         result = runs.train(
             values, everyone, overwrite=overwrite, resume=resume, callbacks=callbacks
         )

@@ -50,7 +50,9 @@ class Config(Section):
     lora: LoraConfig = Field(default_factory=LoraConfig, description="The trained adapter.")
     data: DataConfig = Field(default_factory=DataConfig, description="The data sets.")
     train: TrainConfig = Field(default_factory=TrainConfig, description="The training loop.")
-    optim: OptimConfig = Field(default_factory=OptimConfig, description="AdamW and its schedule.")
+    optim: OptimConfig = Field(
+        default_factory=OptimConfig, description="The optimizer and its schedule."
+    )
     eval: Annotated[EvalConfig, FREE_ON_RESUME] = Field(
         default_factory=EvalConfig, description="Evaluation on held-out data."
     )

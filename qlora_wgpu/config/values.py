@@ -293,15 +293,20 @@ OPTIMIZERS = {
         ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "adamw8bit", "pagedadamw8bit"),
         "adamw_8bit",
     ),
+    **dict.fromkeys(
+        ("lion", "lion_32bit", "paged_lion", "paged_lion_32bit", "lion_pytorch"), "lion"
+    ),
 }  # fmt: skip
-"""Other trainers' names for AdamW, by what it keeps: paging changes no number."""
+"""Other trainers' names for an optimizer, by what it keeps: paging changes no number."""
 
 
 def _optimizer(value: Any) -> Any:
+    if isinstance(value, str) and value.lower() in ("lion_8bit", "paged_lion_8bit", "lion8bit"):
+        raise ValueError("is not done in 8 bits: lion keeps its one moment in 32")
     return OPTIMIZERS.get(value.lower(), value) if isinstance(value, str) else value
 
 
-OptimizerName = Annotated[Literal["adamw", "adamw_8bit"], BeforeValidator(_optimizer)]
+OptimizerName = Annotated[Literal["adamw", "adamw_8bit", "lion"], BeforeValidator(_optimizer)]
 
 
 ScheduleName = Literal[

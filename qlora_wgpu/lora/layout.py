@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from qlora_wgpu.graph.pieces import Pieces
 from qlora_wgpu.graph.tensor import Tensor, matrix, vector
 from qlora_wgpu.kernels.lora import Lora
 from qlora_wgpu.lora.flat_vector import FlatVector, Group, Place, aligned, cut
-from qlora_wgpu.lora.forms import FLOAT32, AdapterForms
+from qlora_wgpu.lora.forms import FLOAT32, AdapterForms, OptimizerKind
 from qlora_wgpu.lora.moments import Moments, moments_of, most_words
 from qlora_wgpu.lora.names import (
     LORA_A,
@@ -60,7 +60,7 @@ class Adapter:
         parameters: The flat vector of all A and B.
         gradient: Their gradients, summed.
         forms: In which types gradient and moments are kept.
-        moments: AdamW's moments.
+        moments: The optimizer's moments.
         trained_rows: The trained rows of the embedding, and of a head of its own, by their modules.
         start: The flat vector that it began as, where that is a part of the base and known.
     """
@@ -129,15 +129,15 @@ class Adapter:
 
     @property
     def first_moment(self) -> Pieces:
-        """AdamW's m."""
-        return self.moments.first
+        """The first of the optimizer's moments."""
+        return self.moments.vectors[0]
 
     @property
     def second_moment(self) -> Pieces:
-        """AdamW's v."""
-        return self.moments.second
+        """AdamW's v; Lion has none."""
+        return self.moments.vectors[1]
 
-    def keep_moments(self, optimizer: Literal["adamw", "adamw_8bit"]) -> None:
+    def keep_moments(self, optimizer: OptimizerKind) -> None:
         """Makes room for another optimizer's moments, unless they are its own already."""
         if optimizer != self.forms.optimizer:
             self.forms = replace(self.forms, optimizer=optimizer)

@@ -1,4 +1,4 @@
-"""AdamW's moments of an adapter: their places on the device, and their tensors in a checkpoint."""
+"""An adapter's moments: their places on the device, and their tensors in a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,22 +23,20 @@ _LABELS = ("exp_avg", "exp_avg_sq")
 
 
 class Moments(ABC):
-    """Both moments.
+    """An optimizer's moments.
 
     Attributes:
-        first: m.
-        second: v.
+        vectors: AdamW's m and v; Lion's m alone.
         blocks: Where each tensor's blocks lie, in 8 bits.
     """
 
-    first: Pieces
-    second: Pieces
+    vectors: tuple[Pieces, ...]
     blocks: BlockTable | None = None
 
     @property
     def nbytes(self) -> int:
-        """Bytes of both."""
-        return self.first.nbytes + self.second.nbytes
+        """Bytes of all."""
+        return sum(each.nbytes for each in self.vectors)
 
     @property
     def nbytes_beside(self) -> int:
@@ -48,11 +46,12 @@ class Moments(ABC):
     @property
     def piece_lengths(self) -> list[int]:
         """Words of each piece of one of them."""
-        return [piece.columns for piece in self.first.pieces]
+        return [piece.columns for piece in self.vectors[0].pieces]
 
     def zeros(self) -> Array:
         """One of them before the first step."""
-        return np.zeros(self.first.columns, self.first.dtype)
+        first = self.vectors[0]
+        return np.zeros(first.columns, first.dtype)
 
     @abstractmethod
     def split(self, values: Sequence[Array]) -> dict[str, Array]:
@@ -68,39 +67,43 @@ class Moments(ABC):
 
 
 class Float32Moments(Moments):
-    """Two flat vectors of the adapter's layout."""
+    """Flat vectors of the adapter's layout, two or one."""
 
-    def __init__(self, flat: FlatVector, length: int, cuts: Sequence[int] = ()) -> None:
+    def __init__(
+        self, flat: FlatVector, length: int, cuts: Sequence[int] = (), count: int = 2
+    ) -> None:
         """Gives them their places.
 
         Args:
             flat: The adapter's layout.
             length: Length of its vectors, in floats.
             cuts: Where their pieces begin, but the first.
+            count: How many they are.
         """
+        self._labels = _LABELS[:count]
         self._flat, self._length = flat, length
         lengths = [end - begin for begin, end in pairwise([0, *cuts, length])]
-        self.first, self.second = (
+        self.vectors = tuple(
             Pieces.laid_out(label, "optimizer", "float32", lengths)
-            for label in ("first moment", "second moment")
+            for label in ("first moment", "second moment")[:count]
         )
 
     def split(self, values: Sequence[Array]) -> dict[str, Array]:
-        """Their tensors, as PyTorch's AdamW names them before the adapter's names."""
+        """Their tensors, as PyTorch's optimizers name them before the adapter's names."""
         return {
             f"{label}.{name}": array
-            for label, flat in zip(_LABELS, values, strict=True)
+            for label, flat in zip(self._labels, values, strict=True)
             for name, array in self._flat.split(flat).items()
         }
 
     def join(self, tensors: Mapping[str, Array]) -> list[Array]:
-        """Two flat vectors."""
+        """A flat vector of each."""
         return [
             self._flat.join(
                 {n.removeprefix(f"{x}."): a for n, a in tensors.items() if n.startswith(f"{x}.")},
                 self._length,
             )
-            for x in _LABELS
+            for x in self._labels
         ]
 
 
@@ -117,7 +120,7 @@ class EightBitMoments(Moments):
         self._names = list(flat)
         spans = [_span(flat[name]) for name in self._names]
         self.blocks = BlockTable(spans, MOMENT_VALUES, cuts)
-        self.first, self.second = (
+        self.vectors = tuple(
             self.blocks.new_moment(label) for label in ("first moment", "second moment")
         )
 
@@ -175,4 +178,4 @@ def moments_of(
     """
     if forms.optimizer == "adamw_8bit":
         return EightBitMoments(flat, cuts)
-    return Float32Moments(flat, length, cuts)
+    return Float32Moments(flat, length, cuts, count=1 if forms.optimizer == "lion" else 2)

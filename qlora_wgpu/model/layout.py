@@ -219,8 +219,9 @@ class ModelLayout:
 
     @property
     def moments_passing(self) -> int:
-        """Bytes on the device that AdamW's moments pass through, if they wait in host memory."""
-        return host_moments.passing_bytes(self.adapter.moments.piece_lengths)
+        """Bytes on the device that moments pass through, if they wait in host memory."""
+        moments = self.adapter.moments
+        return host_moments.passing_bytes(moments.piece_lengths, len(moments.vectors))
 
     def new_graph(self, *, sized: bool = False) -> Graph:
         """An empty graph for this element type and profile; see ``Graph`` for ``sized``."""
@@ -336,9 +337,10 @@ class ModelLayout:
         memory["layer inputs"] = plan.parked_bytes
         memory["transfers"] = transfer_bytes(plan)
         if self.residency.host_moments:
-            memory["optimizer"] = self.adapter.moments.nbytes
-            lengths = self.adapter.moments.piece_lengths
-            memory["transfers"] += host_moments.transfer_bytes(lengths)
+            moments = self.adapter.moments
+            memory["optimizer"] = moments.nbytes
+            count = len(moments.vectors)
+            memory["transfers"] += host_moments.transfer_bytes(moments.piece_lengths, count)
         return +memory
 
     def weights_on_host(self) -> Counter[str]:

@@ -15,8 +15,8 @@ class Residency:
         parked_inputs: Whether the layers' inputs, which checkpointing keeps for the backward, wait
             in host memory.
         layers_together: How many layers are recomputed at once, of which one input is kept.
-        host_moments: Whether AdamW's moments are in host memory, and pass through the device in
-            each step's update.
+        host_moments: Whether the optimizer's moments are in host memory, and pass through the
+            device in each step's update.
         streamed_layers: How many layers, the last, have their linear weights in host memory and
             bring them for their launches.
         streamed_head: Whether ``lm_head`` is in host memory and comes in blocks of the vocabulary,
@@ -39,7 +39,7 @@ class Residency:
         kinds = (
             (self.host_embedding, "embedding", "the input embedding"),
             (self.parked_inputs, "layers' inputs", "the layers' inputs"),
-            (self.host_moments, "moments", "AdamW's moments"),
+            (self.host_moments, "moments", "the optimizer's moments"),
             (self.streamed_layers > 0, some, f"the weights of {some}"),
             (self.streamed_head, "lm_head", "lm_head"),
         )

@@ -10,7 +10,7 @@ from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.pieces import Pieces, in_pieces
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.rowwise import row_constants, row_workgroups
-from qlora_wgpu.ops.host_moments import MomentsPart
+from qlora_wgpu.ops.host_moments import MomentsPart, updated_parts
 from qlora_wgpu.ops.tensor import in_words
 
 _MOST_SUMS = 512  # of squares, that are made side by side
@@ -95,18 +95,13 @@ def gradient_norm(g: Graph, gradient: Tensor | Pieces, stats: Tensor, max_grad_n
 def adamw(g: Graph, state: AdamWState, config: AdamWConfig) -> None:
     """One optimizer step from the gradient summed so far, which is zeroed."""
     gradient_norm(g, state.gradient, state.stats, config.max_grad_norm)
-    vectors = state.parameters, state.gradient, state.first_moment, state.second_moment
-    p, gradient, m, v = map(in_pieces, vectors)
-    if not state.passing:
-        pieces = zip(p.numbered(), gradient.pieces, m.pieces, v.pieces, strict=True)
-        for (begin, piece), *others in pieces:
-            _update(g, state, config, begin, (piece, *others))
-    for part in state.passing:
-        here = part.first_moment.columns
-        there = p.part(part.begin, here), gradient.part(part.begin, here)
-        moments = part.first_moment, part.second_moment
-        _update(g, state, config, part.begin, (*there, *moments))
-        g.launches[-1].fetches = g.launches[-1].saves = {"m": part.first, "v": part.second}
+    vectors = state.parameters, state.gradient
+    moments = state.first_moment, state.second_moment
+    for begin, tensors, part in updated_parts(vectors, moments, state.passing):
+        _update(g, state, config, begin, tensors)
+        if part is not None:
+            kept = dict(zip("mv", part.kept, strict=True))
+            g.launches[-1].fetches = g.launches[-1].saves = kept
 
 
 def _update(

@@ -63,10 +63,11 @@ def adamw_8bit(g: Graph, state: AdamWState, blocks: BlockTable, config: AdamWCon
             _update(g, state, blocks, config, part)
     for passing in state.passing:
         (first, p), gradient = vectors[passing.piece]
-        m, v = passing.first_moment, passing.second_moment
+        m, v = passing.moments
         part = _Part(passing.block, passing.end, passing.begin, first, p, gradient, m, v)
         _update(g, state, blocks, config, part)
-        g.launches[-1].fetches = g.launches[-1].saves = {"m": passing.first, "v": passing.second}
+        kept = dict(zip("mv", passing.kept, strict=True))
+        g.launches[-1].fetches = g.launches[-1].saves = kept
     if in_pieces(state.gradient).dtype == "bfloat16":
         fill_zero(g, state.gradient)
 

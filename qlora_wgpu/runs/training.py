@@ -47,6 +47,7 @@ from qlora_wgpu.training.run_folder import SAMPLES
 from qlora_wgpu.training.run_log import RunLog
 from qlora_wgpu.training.steering import NO_CALLBACKS, Callbacks
 from qlora_wgpu.training.texts import log_texts
+from qlora_wgpu.training.watched import Watched
 
 
 def train(
@@ -83,7 +84,7 @@ def train(
     observer = observer or Observer()
     observer.forget_stop()
     reporter = Reporter(settings, observer)
-    everyone = ObserverList([observer, reporter])
+    everyone = ObserverList([Watched(observer), Watched(reporter)])
     try:
         return _train(settings, everyone, reporter, callbacks, overwrite=overwrite, resume=resume)
     except BaseException as err:
@@ -105,6 +106,7 @@ def _train(
     prompt = prompt_of_run(settings, source)  # now that the data is there
     prompts = run_prompts(settings, source, prompt, data.held_out or data.train)
     data = replace(data, prompts=prompts)
+    observer.check()
     layout = None
     if settings.cluster.scheduler is None:
         fitted = plan_layout(settings, source.pretrained, data, device, observer)
@@ -142,6 +144,7 @@ def _train(
     result = replace(result, sample=samples[0], samples=samples)
     reports = reporter.ended(result)
     observer.reported(reports)
+    observer.check()
     return replace(result, reports=reports)
 
 

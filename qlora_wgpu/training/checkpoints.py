@@ -1,4 +1,4 @@
-"""A run's state on disk: the adapter as PEFT reads it, AdamW's moments, and the figures."""
+"""A run's state on disk: the adapter as PEFT reads it, its moments, and the figures."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def save_checkpoint(
     adapter = model.adapter
     with atomic_folder(folder) as unfinished:
         model.save_adapter(unfinished)
-        flats = [model.read_flat(x) for x in (adapter.first_moment, adapter.second_moment)]
+        flats = [model.read_flat(each) for each in adapter.moments.vectors]
         write_safetensors(unfinished / _MOMENTS, adapter.moments.split(flats))
         (unfinished / _STATE).write_text(state.to_json(), encoding="utf-8")
         write_manifest(unfinished, {"step": state.step, **identity})
@@ -78,10 +78,10 @@ def load_checkpoint(
         raise CheckpointError(f"{folder} holds the state after step {state.step}")
     adapter = model.adapter
     parameters = adapter.join(read_started(folder, *load_adapter(folder), adapter)[0])
-    first, second = _read_moments(folder / _MOMENTS, adapter)
+    moments = _read_moments(folder / _MOMENTS, adapter)
     model.write_parameters(parameters)
-    model.write_flat(adapter.first_moment, first)
-    model.write_flat(adapter.second_moment, second)
+    for moment, values in zip(adapter.moments.vectors, moments, strict=True):
+        model.write_flat(moment, values)
     return state
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from qlora_wgpu.checkpoint import settle
-from qlora_wgpu.errors import CheckpointError, option
+from qlora_wgpu.errors import CallbackError, CheckpointError, option
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.training.evaluation import Evaluator
 from qlora_wgpu.training.rescue import rescued
@@ -71,6 +71,21 @@ def revisit(run: Run) -> None:
         with _final_parameters(run):
             _save_adapter(run)
     _put_best(run)
+
+
+def check_ended(run: Run) -> None:
+    """Tells of an observer that has failed at a run's end.
+
+    Raises:
+        CallbackError: If one has; says that nothing is lost.
+    """
+    failure = run.observer.failure
+    if failure is None:
+        return
+    what = f"finished, and its adapter is in {run.folder.adapter}"
+    if not run.state.finished:
+        what = f"saved after step {run.state.step}, and {option('resume')} goes on"
+    raise CallbackError(f"{failure}; the run is {what}") from failure.__cause__
 
 
 def _adopt_best(run: Run) -> None:

@@ -131,6 +131,7 @@ class TrainingLoop:
     def _do_steps(self, stop: StopRequest) -> Iterator[Step]:
         """Does them until the last, or one that stops the run."""
         for step in range(self._run.state.step + 1, self._plan.total_steps + 1):
+            self._run.observer.check()
             stop.requested |= self._run.observer.stop_reason is not None
             if self._evaluator.has_stalled or not self._submit(step, stop):
                 return

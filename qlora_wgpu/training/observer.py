@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from qlora_wgpu.errors import CallbackError
 from qlora_wgpu.training.result import Sample, TrainResult, Written
 
 Row = dict[str, Any]
@@ -126,6 +127,20 @@ class Observer:
         """Why the run is to end; None while it may go on."""
         return self._reason
 
+    @property
+    def failure(self) -> CallbackError | None:
+        """What has failed in an observer of the user's, which ends the run; see ``Watched``."""
+        return None
+
+    def check(self) -> None:
+        """Raises what has failed, if something has.
+
+        Raises:
+            CallbackError: It; its cause is the observer's own error.
+        """
+        if self.failure is not None:
+            raise self.failure
+
     def forget_stop(self) -> None:
         """A run begins, which nobody has stopped yet."""
         self._reason = None
@@ -188,5 +203,5 @@ class Observer:
         """Pages and pictures of the run were written."""
 
 
-_OTHERS = ("stop_run", "stop_reason", "forget_stop")
+_OTHERS = ("stop_run", "stop_reason", "failure", "check", "forget_stop")
 EVENTS = tuple(n for n in vars(Observer) if not n.startswith("_") and n not in _OTHERS)

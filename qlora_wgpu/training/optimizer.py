@@ -1,4 +1,4 @@
-"""AdamW for a model's adapter: state on the device, one short program per step."""
+"""AdamW or Lion for a model's adapter: state on the device, one short program per step."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.ops.adamw import AdamWConfig, AdamWState, adamw
 from qlora_wgpu.ops.adamw_8bit import adamw_8bit
 from qlora_wgpu.ops.host_moments import MomentsPart, moments_in_parts
+from qlora_wgpu.ops.lion import LionConfig, LionState, lion
 from qlora_wgpu.training.schedule import STEP_NUMBERS, Schedule
 
 
@@ -36,9 +37,24 @@ def trace_update(
         adapter: Whose parameters are updated.
         stats: The micro-batches' sums.
         info: The step's learning rates and bias corrections.
-        optim: AdamW's constants.
+        optim: The optimizer and its constants.
         passing: Parts of the moments, where they are in host memory.
     """
+    if optim.name == "lion":
+        lion(
+            graph,
+            LionState(
+                parameters=adapter.parameters,
+                gradient=adapter.gradient,
+                moment=adapter.first_moment,
+                step_info=info,
+                stats=stats,
+                split=adapter.b_begin,
+                passing=passing,
+            ),
+            LionConfig(optim.adam_beta1, optim.adam_beta2, optim.weight_decay, optim.max_grad_norm),
+        )
+        return
     state = AdamWState(
         parameters=adapter.parameters,
         gradient=adapter.gradient,
@@ -95,13 +111,13 @@ class Optimizer:
         passing: Sequence[MomentsPart] = ()
         if model.layout.residency.host_moments:
             passing = moments_in_parts(
-                [_on_host(each) for each in (adapter.first_moment, adapter.second_moment)],
+                [_on_host(each) for each in adapter.moments.vectors],
                 adapter.moments.blocks,
             )
         trace_update(graph, adapter, model.stats, self._info, optim, passing)
         self._program = model.new_program(graph)
-        model.write_flat(adapter.first_moment, zeros)
-        model.write_flat(adapter.second_moment, zeros)
+        for moment in adapter.moments.vectors:
+            model.write_flat(moment, zeros)
 
     def step(self, step: int) -> None:
         """Queues the update of step 1, 2, …; does not wait. The gradient is zeroed by it.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.checkpoint import write_file
-from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.errors import CallbackError, ConfigError
 from qlora_wgpu.files import file_text
 from qlora_wgpu.training.observer import EVENTS, Observer, Row
 
@@ -251,6 +251,11 @@ class ObserverList(Observer):
         """The first reason that one of them gives."""
         reasons = (self._reason, *(observer.stop_reason for observer in self._all))
         return next((reason for reason in reasons if reason is not None), None)
+
+    @property
+    def failure(self) -> CallbackError | None:
+        """The first of theirs."""
+        return next((each.failure for each in self._all if each.failure is not None), None)
 
     def forget_stop(self) -> None:
         """Passes it on."""

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qlora_wgpu.errors import (
-    CallbackError,
     ClusterError,
     ConfigError,
     DeviceError,
-    QLoRAError,
     TrainingError,
     WeightFileError,
     brief,
@@ -24,6 +22,7 @@ from qlora_wgpu.training.observer import Observer, Row
 from qlora_wgpu.training.optimizer import Optimizer
 from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.step_log import StepFigures
+from qlora_wgpu.training.watched import failure_of
 
 
 class Step:
@@ -231,9 +230,7 @@ class Steering(Observer):
         except (DeviceError, ClusterError, WeightFileError, TrainingError):
             raise  # which say by themselves what becomes of the run
         except Exception as err:
-            kind = "" if isinstance(err, QLoRAError) else f"{type(err).__name__}: "
-            what = f"{kind}{err}" if str(err) else type(err).__name__
-            raise CallbackError(f"{name} failed after step {self.present.step}: {what}") from err
+            raise failure_of(name, err, f" after step {self.present.step}") from err
         finally:
             self._is_calling = False
 

@@ -12,7 +12,7 @@ from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.training.batching import BatchPlan
 from qlora_wgpu.training.computing import Computing, OwnDevice
-from qlora_wgpu.training.ending import finish, interrupt, result_of, revisit
+from qlora_wgpu.training.ending import check_ended, finish, interrupt, result_of, revisit
 from qlora_wgpu.training.evaluation import Evaluator
 from qlora_wgpu.training.loop import TrainingLoop
 from qlora_wgpu.training.mixing import SourceCounter
@@ -32,6 +32,7 @@ from qlora_wgpu.training.run_identity import RunIdentity
 from qlora_wgpu.training.steering import Callback, Callbacks, Steering, Step
 from qlora_wgpu.training.texts import Texts, TextWriter
 from qlora_wgpu.training.throughput import ThroughputMeter
+from qlora_wgpu.training.watched import Watched
 
 
 class Trainer:
@@ -77,7 +78,7 @@ class Trainer:
         """
         self.model = model
         self.config = config
-        self._observer = observer or Observer()
+        self._observer = Watched(observer or Observer())
         self._resume = resume
         self._overwrite = overwrite
         self._computing = computing
@@ -135,7 +136,7 @@ class Trainer:
                 final adapter cannot be written into ``output.dir``; says where it is instead.
             TrainingError: If a gradient or a loss is not finite or the loss diverges; checkpoints
                 before it are kept.
-            CallbackError: If a callback has failed; the run is saved.
+            CallbackError: If a callback or an observer has failed; the run is saved.
             OutOfMemoryError: If the device has no room.
         """
         for _ in self.steps(train_dataset, eval_dataset, overwrite=overwrite, resume=resume):
@@ -286,6 +287,7 @@ class Trainer:
             stopped_early=not interrupted and run.state.step < plan.total_steps,
         )  # fmt: skip
         run.observer.finished(self._result)
+        check_ended(run)
 
     def _own_device(self, throughput: ThroughputMeter) -> Computing:
         """The model's device, which has the base, too.

@@ -206,6 +206,7 @@ def test_wrong_target_modules(value) -> None:
         (TrainConfig, {"label_smoothing_factor": 1.0}),
         (TrainConfig, {"z_loss_weight": -1e-4}),
         (TrainConfig, {"seed": 2**32}),
+        (OptimConfig, {"name": "muon"}),
         (OptimConfig, {"learning_rate": 0.0}),
         (OptimConfig, {"learning_rate": math.nan}),
         (OptimConfig, {"learning_rate": True}),
@@ -349,3 +350,10 @@ def test_require_train() -> None:
 def test_long_values_are_cut_in_messages() -> None:
     assert len(message(lambda: LoraConfig(r="x" * 10_000))) < 200
     assert "a huge integer" in message(lambda: TrainConfig(seed=10**10_000))
+
+
+def test_lion_has_the_decay_that_it_was_published_with() -> None:
+    assert OptimConfig(name="lion").adam_beta2 == OptimConfig(name="Lion_32bit").adam_beta2 == 0.99
+    assert OptimConfig(name="lion", adam_beta2=0.98).adam_beta2 == 0.98
+    assert OptimConfig(name="adamw").adam_beta2 == 0.999
+    assert "lion keeps its one moment in 32" in message(lambda: OptimConfig(name="lion_8bit"))

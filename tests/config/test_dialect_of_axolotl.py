@@ -24,12 +24,29 @@ def test_axolotl(place):
         ("paged_adamw_8bit", "adamw_8bit", "optimizer: paged_adamw_8bit"),
         ("adamw_torch_fused", "adamw", "optimizer: adamw_torch_fused"),
         ("ao_adamw_8bit", "adamw_8bit", "nearest to optimizer: ao_adamw_8bit"),
-        ("lion_8bit", "adamw", "another is not done"),
+        ("lion_8bit", "lion", "nearest to optimizer: lion_8bit"),
+        ("paged_lion_32bit", "lion", "optimizer: paged_lion_32bit"),
+        ("lion_pytorch", "lion", "optimizer: lion_pytorch"),
+        ("adafactor", "adamw", "another is not done"),
     ],
 )
 def test_optimizers_of_axolotl(place, optimizer, expected, said):
     config, conversion = converted(place, "axolotl.yml", {"optimizer": optimizer})
     assert config.optim.name == expected and said in conversion.text()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "given", "beta2"),
+    [
+        ("lion_32bit", {}, 0.999),  # transformers passes its default on
+        ("lion_32bit", {"adam_beta2": 0.98}, 0.98),
+        ("lion_pytorch", {}, 0.99),
+        ("adamw_torch", {}, 0.999),
+    ],
+)
+def test_decay_of_the_moment_of_axolotls_lion(place, optimizer, given, beta2):
+    config, _ = converted(place, "axolotl.yml", {"optimizer": optimizer, **given})
+    assert config.optim.adam_beta2 == beta2
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,8 @@ CASES = {
         "optimizer": "adamw_8bit", "residency": MEASURES["moments"], "lora": LoraConfig(r=72),
     },
     "dora": {"lora": LoraConfig(r=16, use_dora=True)},
+    "lion": {"optimizer": "lion"},
+    "lion on the host": {"optimizer": "lion", "residency": MEASURES["moments"]},
 }  # fmt: skip
 
 

@@ -104,7 +104,7 @@ def trained(
             model.accumulate(*checked, dropout_key=step * 7 + block)
         optimizer.step(step)
     adapter = model.adapter
-    vectors = (adapter.parameters, adapter.first_moment, adapter.second_moment)
+    vectors = (adapter.parameters, *adapter.moments.vectors)
     flat = np.concatenate([model.read_flat(each).view(np.float32) for each in vectors])
     taken = Counter(device.memory.by_kind)
     taken.subtract(before)
@@ -141,6 +141,20 @@ def test_moments_of_8_bits(training, folder):
     length = lora_length(folder, lora)
     apart = np.abs(expected[:length] - plain[:length])
     assert 0 < apart.max() < 3e-2  # two steps of 1e-2, each the size of a gradient's sign
+
+
+def test_the_one_moment_of_lion(training, folder):
+    plain, _, plain_kinds, _ = training(folder, RESIDENT)
+    given = {"optimizer": "lion", "steps": 4}
+    expected, loss, kinds, planned = training(folder, RESIDENT, **given)
+    got, other_loss, host_kinds, host_planned = training(folder, MEASURES["moments"], **given)
+    np.testing.assert_array_equal(got, expected)
+    assert other_loss == loss and 3 * expected.size == 2 * plain.size
+    assert 2 * kinds["optimizer"] == plain_kinds["optimizer"] > 0
+    assert kinds["optimizer"] == planned["optimizer"]
+    assert host_kinds["staging"] == host_planned["staging"] > 0 and not host_kinds["optimizer"]
+    moment = expected[expected.size // 2 :]
+    assert np.abs(moment).max() > 0
 
 
 def lora_length(folder, lora):

@@ -49,8 +49,8 @@ def whole(folder, device, tmp_path_factory):
     return out
 
 
-class Killed(Exception):
-    pass
+class Killed(BaseException):
+    """Nothing that is watched for, as a power cut is not."""
 
 
 class Kill(Observer):
@@ -204,6 +204,26 @@ def test_moments_of_8_bits_go_on(folder, device, tmp_path):
     assert adapter(tmp_path / "r") == adapter(tmp_path / "whole")
     with pytest.raises(ConfigError, match=r"optim.name = 'adamw_8bit', now it is 'adamw': go on"):
         run_8bit("r", optimizer="adamw", resume=True)
+
+
+def test_lions_moment_goes_on(folder, device, tmp_path):
+    def run_lion(name, observer=None, **kept):
+        settings = config(
+            folder, tmp_path / name, train={"max_steps": 4}, eval={"eval_steps": 0},
+            optim={"name": "paged_lion_32bit", "learning_rate": 1e-3, "weight_decay": 0.1},
+            output={"save_steps": 1, "save_total_limit": None},
+        )  # fmt: skip
+        model = QLoRAModel.from_pretrained(folder, LoraConfig(r=3), device=device)
+        return Trainer(model, settings, observer, **kept).train(rows())
+
+    run_lion("whole")
+    with pytest.raises(Killed):
+        run_lion("r", Kill(2))
+    state = load_file(tmp_path / "r" / "checkpoints" / "step-1" / "optimizer.safetensors")
+    assert state and all(name.startswith("exp_avg.") for name in state)
+    assert any(array.any() for array in state.values())
+    assert run_lion("r", resume=True).steps == 4
+    assert adapter(tmp_path / "r") == adapter(tmp_path / "whole")
 
 
 def test_resume_where_there_is_nothing_begins(folder, device, tmp_path, whole):

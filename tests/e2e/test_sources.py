@@ -51,8 +51,8 @@ class Notes(Observer):
         self.given = setup
 
 
-class Killed(Exception):
-    pass
+class Killed(BaseException):
+    """Nothing that is watched for, as a power cut is not."""
 
 
 class Kill(Observer):

@@ -7,8 +7,10 @@ import pytest
 import qlora_wgpu
 from e2e.test_training import config, metrics, opened, rows
 from e2e.tiny import write_model
-from qlora_wgpu import Step, Trainer
+from qlora_wgpu import Observer, Step, Trainer
 from qlora_wgpu.errors import CallbackError, ConfigError, TrainingError
+from qlora_wgpu.training.reporters import ObserverList
+from qlora_wgpu.training.watched import Watched
 
 
 @pytest.fixture(scope="module")
@@ -172,3 +174,59 @@ def test_requests_that_cannot_be_granted(trainer, tmp_path):
         qlora_wgpu.train({}, on_save=3)
     with pytest.raises(ConfigError, match="exclude each other"):
         trainer("x").train(rows(), resume=True, overwrite=True)
+
+
+def failing(event):
+    """An observer, one event of which fails when it has come often."""
+
+    class Fails(Observer):
+        count = 0
+
+        def __getattribute__(self, name):
+            if name == event:
+                object.__setattr__(self, "count", object.__getattribute__(self, "count") + 1)
+                if object.__getattribute__(self, "count") == 2 or name in ("started", "finished"):
+                    raise ValueError("no more")
+            return super().__getattribute__(name)
+
+    return Fails()
+
+
+SAVED = {"step": 2, "evaluation": 3, "saved": 4, "started": 0}
+
+
+@pytest.mark.parametrize("event", [*SAVED, "finished"])
+def test_an_observer_that_fails_ends_the_run_saved(trainer, tmp_path, event):
+    watch = failing(event)
+    with pytest.raises(CallbackError) as caught:
+        trainer("run", observer=watch).train(rows(), rows(4, seed=1))
+    assert isinstance(caught.value.__cause__, ValueError)
+    told = str(caught.value)
+    assert told.startswith(f"Fails.{event} failed: ValueError: no more; the run is ")
+    if event == "finished":
+        assert told.endswith(f"finished, and its adapter is in {tmp_path / 'run' / 'adapter'}")
+        whole = trainer("run").train(rows(), rows(4, seed=1), resume=True)
+        assert whole.was_finished
+    else:
+        step = SAVED[event]
+        done = {step, step + 1} if event == "step" else {step}  # one is on its way
+        assert any(f"saved after step {n}, and resume" in told for n in done), told
+        whole = trainer("run").train(rows(), rows(4, seed=1), resume=True)
+        plain = trainer("plain").train(rows(), rows(4, seed=1))
+        assert metrics(tmp_path / "run")[-1]["step"] == 6
+        assert adapter(whole) == adapter(plain)
+
+
+def test_a_run_ends_saved_where_a_shown_runs_observer_fails(folder, device, tmp_path):
+    """The others are told until the end."""
+    told = []
+
+    class Tells(Observer):
+        def saved(self, place):
+            told.append(place.name)
+
+    watched = [Watched(failing("step")), Watched(Tells())]
+    settings = config(folder, tmp_path / "run", train={"max_steps": 6}, output={"save_steps": 5})
+    with pytest.raises(CallbackError, match=r"Fails\.step failed"):
+        Trainer(opened(folder, device), settings, ObserverList(watched)).train(rows())
+    assert told in (["step-2"], ["step-3"])

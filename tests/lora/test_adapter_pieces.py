@@ -34,7 +34,7 @@ def test_what_is_read_as_one_is_never_cut():
 
 
 @pytest.mark.parametrize("experts", [False, True])
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit"])
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit", "lion"])
 @pytest.mark.parametrize("limit", [4_400, 8_000, 20_000, 10**6])
 def test_every_tensor_lies_in_one_piece(optimizer, limit, experts):
     lora = LORA.model_copy(update={"target_modules": ["up_proj"]}) if experts else LORA
@@ -52,7 +52,8 @@ def test_every_tensor_lies_in_one_piece(optimizer, limit, experts):
             assert tensor.offset + tensor.nbytes <= tensor.storage.nbytes
             seen.append(number)
     assert set(seen) == set(range(len(adapter.parameters.pieces)))
-    vectors = [adapter.parameters, adapter.gradient, adapter.first_moment, adapter.second_moment]
+    vectors = [adapter.parameters, adapter.gradient, *adapter.moments.vectors]
+    assert len(vectors) == (3 if optimizer == "lion" else 4)
     assert len({len(each.pieces) for each in vectors}) == 1
     if not experts:
         assert max(s.nbytes for each in vectors for s in each.storages) <= limit

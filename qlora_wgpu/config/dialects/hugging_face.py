@@ -120,18 +120,23 @@ def convert_precision(draft: Draft) -> None:
 
 
 def convert_optimizer(draft: Draft, key: str) -> None:
-    """Which AdamW trains; says so where another optimizer is named."""
+    """Which optimizer trains; says so where one is named that is not done."""
     optimizer = draft.take(key)
     if optimizer is None:
         return
     name = str(optimizer).lower()
     if name in OPTIMIZERS:
         draft.set("optim.name", OPTIMIZERS[name], f"{key}: {optimizer}")
+    elif "lion" in name:
+        draft.set("optim.name", "lion", f"nearest to {key}: {optimizer}")
     elif "adamw" in name:
         near = "adamw_8bit" if "8bit" in name else "adamw"
         draft.set("optim.name", near, f"nearest to {key}: {optimizer}")
     else:
-        draft.leave_out(key, optimizer, "AdamW trains here; another is not done")
+        draft.leave_out(key, optimizer, "AdamW or Lion trains here; another is not done")
+    given = draft.theirs.get("adam_beta2", draft.value_of("optim.adam_beta2"))
+    if "lion" in name and name != "lion_pytorch" and given is None:
+        draft.set("optim.adam_beta2", 0.999, f"transformers' default for {optimizer}, too")
 
 
 def convert_evaluation(draft: Draft, *, held_out: bool) -> None:

@@ -135,7 +135,9 @@ NO_COUNTERPART = {
         "noisy_embedding_alpha"
     ),
     "the shapes are those of optim.lr_scheduler_type": "cosine_constant_lr_ratio lr_div_factor",
-    "AdamW is the one optimizer": "optim_args optim_target_modules optimizer_config torchao",
+    "the optimizer is optim.name, AdamW or Lion": (
+        "optim_args optim_target_modules optimizer_config torchao"
+    ),
 }
 
 _LEAST_RATE = (
@@ -157,8 +159,8 @@ HINTS = {
     "val_size": "data.eval_split holds rows of data.train out",
     "hf_dataset": "data.train takes a data set of the hub, as owner/name:split",
     "evals_per_epoch": "eval.eval_steps takes a fraction of the whole run",
-    "optimizer": "optim.name says whether AdamW's moments have 32 bits or 8",
-    "optim": "optim.name says whether AdamW's moments have 32 bits or 8",
+    "optimizer": "optim.name says which optimizer trains: adamw, adamw_8bit or lion",
+    "optim": "optim.name says which optimizer trains: adamw, adamw_8bit or lion",
     "lora_target_linear": "lora.target_modules: all-linear",
 }
 

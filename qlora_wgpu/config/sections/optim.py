@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from qlora_wgpu.config.schedules import check_schedule
 from qlora_wgpu.config.section import Section
-from qlora_wgpu.config.values import Float, OptimizerName, ScheduleName
+from qlora_wgpu.config.values import OPTIMIZERS, Float, OptimizerName, ScheduleName
 from qlora_wgpu.limits import BETA, LEARNING_RATES, STEPS
+
+LION_BETA2 = 0.99
 
 
 class OptimConfig(Section):
-    """AdamW and its schedule."""
+    """The optimizer and its schedule."""
 
     name: OptimizerName = Field(
         "adamw",
-        description="The optimizer: adamw, or adamw_8bit, whose moments take a quarter of the "
-        "memory, in 8 bits as bitsandbytes' (also adamw_bnb_8bit, paged_adamw_8bit).",
+        description="The optimizer: adamw; adamw_8bit, whose moments take a quarter of the "
+        "memory, in 8 bits as bitsandbytes' (also adamw_bnb_8bit, paged_adamw_8bit); or lion, "
+        "whose one moment takes half, for learning rates a fifth to a tenth as large.",
     )
     learning_rate: Float = Field(
         2e-4, gt=0.0, ge=LEARNING_RATES[0], le=LEARNING_RATES[1], description="Peak learning rate."
@@ -44,19 +48,39 @@ class OptimConfig(Section):
     loraplus_lr_ratio: Float = Field(
         1.0, gt=0.0, description="Learning rate of B over that of A (LoRA+, where 16 is usual)."
     )
-    weight_decay: Float = Field(0.0, ge=0.0, description="Decoupled weight decay of AdamW.")
+    weight_decay: Float = Field(0.0, ge=0.0, description="Decoupled weight decay.")
     max_grad_norm: Float = Field(
         1.0, ge=0.0, description="Largest global norm of the gradient; 0 turns clipping off."
     )
     adam_beta1: Float = Field(
-        0.9, ge=0.0, lt=1.0, le=BETA, description="Decay rate of the first moment."
+        0.9,
+        ge=0.0,
+        lt=1.0,
+        le=BETA,
+        description="Decay rate of the first moment; how much of Lion's is in its updates.",
     )
     adam_beta2: Float = Field(
-        0.999, ge=0.0, lt=1.0, le=BETA, description="Decay rate of the second moment."
+        0.999,
+        ge=0.0,
+        lt=1.0,
+        le=BETA,
+        description="Decay rate of the second moment, or of Lion's one, where it is 0.99 unless "
+        "you say otherwise.",
     )
     adam_epsilon: Float = Field(
-        1e-8, gt=0.0, description="Term added to the denominator of the update."
+        1e-8, gt=0.0, description="Term added to the denominator of AdamW's update."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rate_of_lion(cls, values: Any) -> Any:
+        """Gives Lion's moment the decay rate that it was published with."""
+        if (
+            isinstance(values, Mapping)
+            and OPTIMIZERS.get(str(values.get("name")).lower()) == "lion"
+        ):
+            return {"adam_beta2": LION_BETA2, **values}
+        return values
 
     @field_validator("lr_scheduler_kwargs")
     @classmethod
