@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
@@ -43,7 +43,12 @@ class Server:
         requested: The paths of all requests, in order.
     """
 
-    def __init__(self, folders: Sequence[Path], aliases: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folders: Sequence[Path],
+        aliases: Mapping[str, str] | None = None,
+        missing: Collection[str] = (),
+    ) -> None:
         self.posted: Queue[Any] = Queue()
         self.requested: list[str] = []
         posted, requested, others = self.posted, self.requested, dict(aliases or {})
@@ -56,6 +61,8 @@ class Server:
 
             def translate_path(self, path: str) -> str:
                 name = path.partition("?")[0].lstrip("/")
+                if name in missing:
+                    return str(folders[0] / "missing" / name)
                 if name in others:  # the file of another name, in the last folder that has it
                     name = others[name]
                     return str(next(f / name for f in folders[::-1] if (f / name).is_file()))
@@ -121,7 +128,7 @@ def _command(name: str, profile: str, url: str, webgpu: bool) -> list[str]:
     return [found, *options, f"--user-data-dir={profile}", url]
 
 
-def result_of(name: str, server: Server, page: str, seconds: float = 300.0, **more: Any) -> Any:
+def result_of(name: str, server: Server, page: str, seconds: float = 600.0, **more: Any) -> Any:
     """What a page posts; ``more`` goes to ``browser``."""
     with browser(name, f"{server.url}/{page}", **more):
         try:

@@ -1,6 +1,7 @@
 """The page's modules parse, and fit together and to the page, seen without a browser."""
 
 import re
+from html.parser import HTMLParser
 
 import pytest
 import tree_sitter_javascript
@@ -45,3 +46,31 @@ def test_the_page_has_the_elements_that_its_module_asks_for():
     asked = set(re.findall(r"\$\('([\w-]+)'\)", module))
     assert len(asked) > 10
     assert asked <= set(re.findall(r'\bid="([\w-]+)"', page))
+
+
+class Controls(HTMLParser):
+    """The controls of a page, and those that a screen reader has no name for."""
+
+    def __init__(self):
+        super().__init__()
+        self.labels, self.found, self.nameless = 0, [], []
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.labels += tag == "label"
+        if tag in ("input", "select", "textarea", "progress"):
+            self.found.append(given["id"])
+            if not (self.labels or "aria-label" in given or given["id"] in self.named):
+                self.nameless.append(given["id"])
+
+    def handle_endtag(self, tag):
+        self.labels -= tag == "label"
+
+
+def test_every_control_has_a_name():
+    page = (PAGE / "index.html").read_text()
+    controls = Controls()
+    controls.named = set(re.findall(r'<label [^>]*for="([\w-]+)"', page))
+    controls.feed(page)
+    assert {"rank", "file", "epochs", "message", "progress"} <= set(controls.found)
+    assert controls.nameless == []

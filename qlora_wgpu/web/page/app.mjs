@@ -2,16 +2,16 @@
 
 import { Chart } from './chart.mjs';
 import { Requests } from './requests.mjs';
+import { sealedWorker } from './sealed.mjs';
+import { bytes, duration, number, ofData, ofEnd, ofKept } from './words.mjs';
 
 const $ = (id) => document.getElementById(id);
 const ANSWER = 200; // tokens of an answer at most
 const SAMPLE = 60; // of a text before and after
-const number = (value) => value.toLocaleString('en');
-const mebibytes = (bytes) => (bytes >= 2 ** 30 ? `${(bytes / 2 ** 30).toFixed(1)} GiB` : `${Math.ceil(bytes / 2 ** 20)} MiB`);
 
-const page = { site: null, loaded: false, data: null, busy: false, messages: [], kept: null };
-const requests = new Requests(new Worker('start.mjs', { type: 'module' }), heard);
-const chart = new Chart($('curve'), $('chart'), { now: $('chart-now'), top: $('chart-top'), steps: $('chart-steps') });
+const page = { site: null, title: document.title, loaded: false, data: null, busy: false, messages: [], kept: null, resumes: false };
+const requests = new Requests(sealedWorker('worker.mjs'), heard);
+const chart = new Chart({ raw: $('curve'), mean: $('mean') }, { now: $('chart-now'), top: $('chart-top'), middle: $('chart-middle'), steps: $('chart-steps') });
 
 function tell(text) {
   $('told').textContent = text;
@@ -22,6 +22,7 @@ function tell(text) {
 async function doing(work) {
   if (page.busy) return;
   page.busy = true;
+  const focused = document.activeElement;
   tell('');
   show();
   try {
@@ -31,18 +32,25 @@ async function doing(work) {
   } finally {
     page.busy = false;
     show();
+    // A button that was switched off meanwhile has lost the keyboard's place.
+    if ([document.body, null].includes(document.activeElement)) focused?.focus();
   }
 }
 
-/** What can be pressed now. */
+/** What can be pressed now, and what is to be done next. */
 function show() {
   const free = !page.busy;
   $('load').disabled = !page.site || page.loaded || !free;
   $('rank').disabled = page.loaded || !free;
-  $('train').disabled = !page.loaded || !page.data || !free;
+  for (const id of ['train', 'anew']) $(id).disabled = !page.loaded || !page.data || !free;
+  $('train').textContent = page.resumes ? 'Go on' : page.trained ? 'Train anew' : 'Train';
+  $('anew').hidden = !page.resumes;
   $('stop').hidden = !page.training;
+  $('hush').hidden = !page.written;
   for (const id of ['send', 'message', 'again', 'weights', 'config']) $(id).disabled = !page.loaded || !free;
-  for (const id of ['file', 'sample', 'epochs', 'rate']) $(id).disabled = !page.site || !free;
+  for (const id of ['file', 'sample']) $(id).disabled = !page.site || !free;
+  for (const id of ['epochs', 'rate']) $(id).disabled = !page.site || !free || page.resumes; // they go on as they began
+  $('hint').textContent = !page.site || page.busy ? '' : !page.loaded ? 'Load the model first.' : !page.data ? 'Drop your data first.' : '';
   const next = !page.loaded ? 'load' : page.data ? 'train' : null;
   for (const id of ['load', 'train']) $(id).classList.toggle('main', id === next);
 }
@@ -57,79 +65,85 @@ function heard(news) {
 
 function showStep({ step, total, loss, rate, perSecond, left }) {
   $('progress').value = step / total;
-  document.title = `${Math.floor((100 * step) / total)} % · loss ${loss.toFixed(3)}`;
+  const share = Math.floor((100 * step) / total);
+  document.title = `${share} % · loss ${loss.toFixed(3)}`;
+  // Those who listen are told now and then, not of each step.
+  if (Math.floor(share / 10) !== page.told) say(`${share} %, loss ${loss.toFixed(3)}`);
+  page.told = Math.floor(share / 10);
   $('figures').textContent = `step ${number(step)} of ${number(total)} · loss ${loss.toFixed(4)} · ` +
     `learning rate ${rate.toPrecision(3)} · ${number(Math.round(perSecond))} tokens/s` + (left ? ` · ${duration(left)} left` : '');
   chart.add(step, total, loss);
 }
 
-const duration = (seconds) => (seconds < 90 ? `${Math.round(seconds)} s` : seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`);
+const say = (text) => ($('said').textContent = text);
 
 // -- 1. the model ----------------------------------------------------------------------------
 
 async function open() {
+  if (!isSecureContext) {
+    throw new Error('This page came over plain http, for which browsers switch WebGPU off: open it over https, or serve it on this machine (127.0.0.1).');
+  }
   const { site, kept } = await requests.ask('open', { base: new URL('.', location.href).href });
   Object.assign(page, { site, kept });
   const name = site.model.name.split('/').filter(Boolean).pop();
-  $('title').textContent = `Train ${name} in this tab`;
+  $('title').textContent = document.title = page.title = `Train ${name} in this tab`;
   $('base').textContent = name;
-  $('subtitle').textContent = `${mebibytes(site.bytes)} of weights to load once, 4 bits each where it matters.`;
+  $('subtitle').textContent = `${bytes(site.bytes)} of weights to load once, 4 bits each where it matters.`;
   for (const { rank } of site.variants) $('rank').add(new Option(rank, rank));
   $('epochs').value = site.training.epochs;
   $('rate').value = site.training.learning_rate;
   $('sample').hidden = !site.sample;
-  if (kept) await offerToGoOn(kept);
+  if (kept) {
+    $('rank').value = kept.rank;
+    $('rows').textContent = ofKept(kept);
+  }
   showMemory();
-}
-
-async function offerToGoOn(kept) {
-  $('rank').value = kept.rank;
-  const done = kept.step === kept.total;
-  tell('');
-  $('rows').textContent = `Training on ${kept.data} is kept from before, ${done ? 'done' : `at step ${number(kept.step)} of ${number(kept.total)}`}: ` +
-    'load the model, and it goes on.';
 }
 
 function showMemory() {
   const variant = page.site.variants.find((each) => each.rank === Number($('rank').value));
   const lengths = Object.keys(variant.memory).map(Number);
   const longest = page.data ? lengths.find((n) => n >= page.data.longest) ?? Math.max(...lengths) : Math.max(...lengths);
-  $('memory').textContent = `takes ${mebibytes(variant.memory[longest])} of the GPU's memory for rows of ${longest} tokens`;
+  $('memory').textContent = `Training takes ${bytes(variant.memory[longest])} of the GPU's memory (rows of ${longest} tokens).`;
 }
 
 async function load() {
   $('loading').hidden = false;
+  $('gpu').textContent = 'Loading…';
   try {
-    const { adapter } = await requests.ask('load', { rank: Number($('rank').value) });
+    const { adapter, restored } = await requests.ask('load', { rank: Number($('rank').value) });
     page.loaded = true;
-    $('gpu').textContent = `On ${adapter}.`;
+    $('gpu').textContent = `Loaded, on ${adapter}.`;
+    if (restored) await goOn(page.kept);
+    else if (page.kept) $('rows').textContent = `What is kept from before has rank ${page.kept.rank}: reload the page and choose it to go on. New training takes its place.`;
   } finally {
     $('loading').hidden = true;
+    if (!page.loaded) $('gpu').textContent = '';
   }
-  if (page.kept) await goOn();
 }
 
-async function goOn() {
-  const { kept } = page;
-  page.kept = null;
-  await take(kept.data, kept.text);
-  $('epochs').value = kept.settings.epochs;
-  $('rate').value = kept.settings.learning_rate;
-  page.resumes = true;
-  $('train').textContent = kept.step === kept.total ? 'Train anew' : 'Go on';
-  if (kept.step === kept.total) page.resumes = false;
+/** Takes up what an earlier visit left. */
+async function goOn({ data, text, settings, step, total }) {
+  await take(data, text);
+  $('epochs').value = settings.epochs;
+  $('rate').value = settings.learning_rate;
+  page.resumes = step < total;
+  page.trained = true;
 }
 
 // -- 2. data ---------------------------------------------------------------------------------
 
 async function take(name, text) {
-  page.data = null;
-  $('example').hidden = true;
-  const found = await requests.ask('data', { name, text });
-  page.data = found;
-  page.resumes = false;
-  $('train').textContent = 'Train';
-  $('rows').textContent = inWords(name, found);
+  const before = $('rows').textContent;
+  let found;
+  try {
+    found = await requests.ask('data', { name, text });
+  } catch (error) {
+    $('rows').textContent = before; // what was taken earlier still counts
+    throw error;
+  }
+  Object.assign(page, { data: found, resumes: false, trained: false });
+  $('rows').textContent = ofData(name, found);
   const shown = found.sample.parts.map(({ text: part, learnt }) => {
     const element = document.createElement(learnt ? 'mark' : 'span');
     element.textContent = part;
@@ -140,49 +154,56 @@ async function take(name, text) {
   showMemory();
 }
 
-function inWords(name, { rows, held, tokens, learnt, counts }) {
-  const left = [
-    counts.truncated && `${number(counts.truncated)} cut to fit`, counts.dropped && `${number(counts.dropped)} too long and left out`,
-    counts.without_labels && `${number(counts.without_labels)} with nothing to learn left out`, counts.empty && `${number(counts.empty)} empty`,
-  ].filter(Boolean);
-  return `${name}: ${number(rows)} rows to learn from (${number(tokens)} tokens, ${number(learnt)} of them learnt)` +
-    `${held ? `, ${number(held)} held out to measure` : ''}${left.length ? `; ${left.join(', ')}` : ''}.`;
-}
-
 const takeFile = (file) => doing(async () => take(file.name, await file.text()));
 
 // -- 3. training -----------------------------------------------------------------------------
 
-async function train() {
+async function train({ anew = false } = {}) {
   const epochs = Number($('epochs').value);
   const rate = Number($('rate').value);
   if (!(epochs > 0)) throw new Error('Passes over the data must be more than 0.');
   if (!(rate >= 0 && rate <= 1)) throw new Error('The learning rate must be from 0 to 1.');
+  if (anew) page.resumes = false;
+  const resume = page.resumes;
   const messages = [{ role: 'user', content: page.data.prompt }];
   const asked = { messages, text: page.data.prompt, most: SAMPLE, temperature: 0 };
   $('asked').textContent = page.data.prompt;
-  $('compared').hidden = !page.data.prompt;
-  $('after').textContent = '';
-  if (!page.resumes && page.data.prompt) $('before').textContent = (await requests.ask('write', asked)).text;
-  page.training = true;
+  $('after').textContent = '…';
+  Object.assign(page, { training: true, stopping: false });
   show();
+  if (document.activeElement === document.body) $('stop').focus();
   for (const id of ['progress', 'chart']) $(id).hidden = false;
-  if (!page.resumes) chart.clear();
+  $('figures').textContent = 'Beginning: the first step takes longest, since the GPU\'s driver compiles.';
+  if (!resume) {
+    $('compared').hidden = true;
+    chart.clear();
+    $('progress').value = 0;
+  }
   try {
-    const result = await requests.ask('train', { settings: { epochs, learning_rate: rate }, resume: page.resumes });
-    $('figures').textContent = ended(result);
+    if (!resume && page.data.prompt) {
+      await requests.ask('reset', {});
+      $('before').textContent = (await requests.ask('write', asked)).text.trim();
+      $('compared').hidden = false;
+    }
+    const result = await requests.ask('train', { settings: { epochs, learning_rate: rate }, resume, stopped: page.stopping });
+    $('figures').textContent = ofEnd(result);
+    say(ofEnd(result));
     page.resumes = !result.ended;
-    $('train').textContent = result.ended ? 'Train anew' : 'Go on';
+    page.trained = true;
   } finally {
     page.training = false;
-    document.title = 'Train in this tab';
+    $('stop').disabled = false;
+    $('stop').textContent = 'Stop and keep';
+    document.title = page.title;
   }
-  if (page.data.prompt) $('after').textContent = (await requests.ask('write', asked)).text;
+  if (page.data.prompt) $('after').textContent = (await requests.ask('write', asked)).text.trim();
 }
 
-function ended({ ended: whole, step, total, before, after }) {
-  const measured = before === null ? '' : ` Held-out loss: ${before.toFixed(4)} before, ${after.toFixed(4)} now.`;
-  return `${whole ? `Done, ${number(total)} steps.` : `Stopped after step ${number(step)} of ${number(total)}; it is kept.`}${measured}`;
+function stop() {
+  page.stopping = true;
+  $('stop').disabled = true;
+  $('stop').textContent = 'Stopping…';
+  requests.ask('stop', {});
 }
 
 // -- 4. talking ------------------------------------------------------------------------------
@@ -194,16 +215,19 @@ async function send() {
   page.messages.push({ role: 'user', content: text });
   turn(text, true);
   const answer = turn('…', false);
-  page.written = (part) => (answer.textContent = part);
+  page.written = (part) => (answer.textContent = part.trimStart() || '…');
+  show();
   try {
     const found = await requests.ask('write', {
       messages: page.messages, text, most: ANSWER, temperature: Number($('temperature').value),
     });
-    answer.textContent = found.text || '(it says nothing)';
+    answer.textContent = found.text.trim() || '(it says nothing)';
     page.messages.push({ role: 'assistant', content: found.text });
   } catch (error) {
     page.messages.pop();
+    answer.previousElementSibling.remove();
     answer.remove();
+    $('message').value = text;
     throw error;
   } finally {
     page.written = null;
@@ -221,9 +245,9 @@ function turn(text, own) {
 // -- 5. files --------------------------------------------------------------------------------
 
 async function save(name) {
-  const { weights, config } = await requests.ask('adapter', {});
+  const files = await requests.ask('adapter', {});
   const link = document.createElement('a');
-  link.href = URL.createObjectURL(new Blob([name.endsWith('.json') ? config : weights]));
+  link.href = URL.createObjectURL(new Blob([files[name]]));
   link.download = name;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
@@ -236,7 +260,14 @@ $('rank').onchange = showMemory;
 $('file').onchange = (event) => event.target.files[0] && takeFile(event.target.files[0]);
 $('sample').onclick = () => doing(async () => take(page.site.sample, await (await fetch(page.site.sample)).text()));
 $('train').onclick = () => doing(train);
-$('stop').onclick = () => requests.ask('stop', {});
+$('anew').onclick = () => doing(() => train({ anew: true }));
+$('stop').onclick = stop;
+$('hush').onclick = () => requests.ask('hush', {});
+$('message').onkeydown = (event) => {
+  if (event.key !== 'Enter' || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  $('ask').requestSubmit();
+};
 $('ask').onsubmit = (event) => {
   event.preventDefault();
   doing(send);

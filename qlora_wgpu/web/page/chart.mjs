@@ -1,31 +1,40 @@
-/** A curve of losses that grows. */
+/** A curve of losses that grows: each step's, and their running mean. */
 
 const [WIDTH, HEIGHT, MOST] = [720, 198, 720];
+const MEMORY = 0.9; // of the running mean
 
 export class Chart {
   /**
-   * @param {SVGPolylineElement} line
-   * @param {HTMLElement} figure
-   * @param {{now: HTMLElement, top: HTMLElement, steps: HTMLElement}} labels
+   * @param {{raw: SVGPolylineElement, mean: SVGPolylineElement}} lines
+   * @param {{now: HTMLElement, top: HTMLElement, middle: HTMLElement, steps: HTMLElement}} labels
    */
-  constructor(line, figure, labels) {
-    Object.assign(this, { line, figure, labels });
+  constructor(lines, labels) {
+    Object.assign(this, { lines, labels });
     this.clear();
   }
 
   clear() {
-    this.losses = [];
-    this.line.setAttribute('points', '');
+    this.points = [];
+    this.top = 0;
+    for (const line of Object.values(this.lines)) line.setAttribute('points', '');
+    for (const label of Object.values(this.labels)) label.textContent = '';
   }
 
   add(step, total, loss) {
-    this.losses.push([step, loss]);
-    const top = Math.max(...this.losses.map(([, each]) => each));
-    const every = Math.ceil(this.losses.length / MOST);
-    const points = this.losses.filter((_, i) => i % every === 0 || i === this.losses.length - 1);
-    this.line.setAttribute('points', points.map(([at, each]) => `${((WIDTH * at) / total).toFixed(1)},${(1 + HEIGHT * (1 - each / top)).toFixed(1)}`).join(' '));
-    this.labels.now.textContent = `now ${loss.toFixed(4)}`;
-    this.labels.top.textContent = `0 to ${top.toFixed(2)}`;
-    this.labels.steps.textContent = `${total} steps`;
+    // Steps that are done again, after a lost device, replace what was drawn.
+    while (this.points.length && this.points.at(-1).step >= step) this.points.pop();
+    const before = this.points.at(-1)?.weighted ?? { sum: 0, weight: 0 };
+    const weighted = { sum: MEMORY * before.sum + loss, weight: MEMORY * before.weight + 1 };
+    this.points.push({ step, loss, weighted, mean: weighted.sum / weighted.weight });
+    this.top = Math.max(this.top, loss);
+    const every = Math.ceil(this.points.length / MOST);
+    const shown = this.points.filter((_, i) => i % every === 0 || i === this.points.length - 1);
+    const drawn = (key) => shown.map((p) => `${((WIDTH * p.step) / total).toFixed(1)},${(1 + HEIGHT * (1 - p[key] / this.top)).toFixed(1)}`).join(' ');
+    this.lines.raw.setAttribute('points', drawn('loss'));
+    this.lines.mean.setAttribute('points', drawn('mean'));
+    this.labels.now.textContent = `${loss.toFixed(4)} at step ${step.toLocaleString('en')}`;
+    this.labels.top.textContent = this.top.toFixed(2);
+    this.labels.middle.textContent = (this.top / 2).toFixed(2);
+    this.labels.steps.textContent = `step ${total.toLocaleString('en')}`;
   }
 }

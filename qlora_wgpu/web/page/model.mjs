@@ -39,6 +39,7 @@ export class Model {
     await self.memory.buffer(self.variant.stats[0]);
     await self.memory.buffer(self.variant.step_info[0]);
     self.update = await Program.ready(self.variant.update, self.memory, self.pipelines);
+    self.initial = await self.readVector('parameters');
     return self;
   }
 
@@ -64,6 +65,12 @@ export class Model {
       throw Object.assign(new Told(`The GPU was lost (${this.lost.message || this.lost.reason}).`), { lost: true });
     }
     if (this.errors.length) throw new Told(`The GPU refuses what the page asks: ${this.errors[0]}`);
+  }
+
+  /** Whether the device is gone, asked when something failed: what waits on it may fail a little earlier. */
+  async isLost() {
+    if (!this.lost) await Promise.race([this.device.lost, new Promise((done) => setTimeout(done, 500))]);
+    return this.lost !== null;
   }
 
   /** The programs for rows of a length, made ready the first time. */

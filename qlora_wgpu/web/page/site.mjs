@@ -1,6 +1,7 @@
 /** A site's files: fetched, and held to the hashes that were written beside them. */
 
 import { Told } from './device.mjs';
+import { sha256 } from './digest.mjs';
 
 const FORMAT = 1;
 
@@ -40,9 +41,7 @@ export class SiteFiles {
       throw new Told(`${name} has ${content.byteLength.toLocaleString('en')} bytes in place of ${known.bytes.toLocaleString('en')}: ` +
         'it was not copied whole; copy the site again.');
     }
-    const digest = await crypto.subtle.digest('SHA-256', content);
-    const hex = [...new Uint8Array(digest)].map((byte) => byte.toString(16).padStart(2, '0')).join('');
-    if (hex !== known.sha256) throw new Told(`${name} is damaged: copy the site again.`);
+    if ((await sha256(content)) !== known.sha256) throw new Told(`${name} is damaged: copy the site again.`);
     return content;
   }
 

@@ -1,6 +1,7 @@
 /** Where training was, kept in the browser's own storage: a reload or a lost device loses nothing. */
 
 import { Told } from './device.mjs';
+import { sha256 } from './digest.mjs';
 
 const VECTORS = ['parameters', 'first_moment', 'second_moment'];
 
@@ -21,61 +22,78 @@ export class Snapshots {
   }
 
   /**
-   * Keeps a snapshot; the one before stays until this one is whole.
+   * Keeps a snapshot; the one before stays until this one is whole, and what was cut off is not the newest.
    *
    * @param {{step: number, parameters: Float32Array, first_moment: Float32Array, second_moment: Float32Array}} snapshot
-   * @param {object} about Anything else that JSON holds.
+   * @param {{text: string}} about The data and anything else that JSON holds.
    */
-  async keep(snapshot, about) {
+  async keep(snapshot, { text, ...about }) {
     try {
       const folder = await this._folder(true);
-      const before = await this._about(folder);
-      const slot = before?.slot === 0 ? 1 : 0;
+      const [latest] = await this._abouts(folder);
+      const [slot, serial] = latest ? [1 - latest.slot, latest.serial + 1] : [0, 0];
+      const data = await this._keepText(folder, text);
       for (const vector of VECTORS) await write(folder, `${vector}.${slot}`, snapshot[vector]);
-      const text = JSON.stringify({ ...about, step: snapshot.step, tokens: snapshot.tokens, slot, floats: snapshot.parameters.length });
-      await write(folder, 'about.json', new TextEncoder().encode(text));
+      const { step, tokens, parameters } = snapshot;
+      const whole = { ...about, step, tokens, slot, serial, floats: parameters.length, text: data };
+      await write(folder, `about.${slot}`, new TextEncoder().encode(JSON.stringify(whole)));
+      if (latest && latest.text !== data) await folder.removeEntry(latest.text).catch(() => {});
     } catch (error) {
       if (error.name === 'QuotaExceededError') {
-        throw new Told('The browser has no room for a snapshot: training goes on, but a reload loses it. Free some disk space.');
+        throw new Told('The browser has no room for a snapshot: training goes on, but a reload loses what is new. Free some disk space.');
       }
-      throw new Told(`The snapshot could not be kept (${error.message}): training goes on, but a reload loses it.`);
+      throw new Told(`The snapshot could not be kept (${error.message}): training goes on, but a reload loses what is new.`);
     }
+  }
+
+  /** Writes the data once, under a name of its content. */
+  async _keepText(folder, text) {
+    if (this.text !== text) {
+      const content = new TextEncoder().encode(text);
+      const name = `data.${(await sha256(content)).slice(0, 16)}`;
+      await write(folder, name, content);
+      Object.assign(this, { text, textName: name });
+    }
+    return this.textName;
   }
 
   /** The last snapshot with what was said about it; null if there is none that is whole. */
   async last() {
     try {
       const folder = await this._folder(false);
-      const about = await this._about(folder);
-      if (!about) return null;
-      const found = { about, step: about.step, tokens: about.tokens };
-      for (const vector of VECTORS) {
-        const file = await (await folder.getFileHandle(`${vector}.${about.slot}`)).getFile();
-        if (file.size !== 4 * about.floats) return null;
-        found[vector] = new Float32Array(await file.arrayBuffer());
+      for (const about of await this._abouts(folder)) {
+        const found = await this._read(folder, about).catch(() => null);
+        if (found) return found;
       }
-      return found;
     } catch {
-      return null;
+      // There is none.
     }
+    return null;
   }
 
-  async forget() {
-    try {
-      const root = await this.storage.getDirectory();
-      await root.removeEntry(this.name, { recursive: true });
-    } catch {
-      // There was none.
+  async _read(folder, about) {
+    const content = async (name) => (await folder.getFileHandle(name)).getFile();
+    const found = { about: { ...about, text: await (await content(about.text)).text() }, step: about.step, tokens: about.tokens };
+    for (const vector of VECTORS) {
+      const file = await content(`${vector}.${about.slot}`);
+      if (file.size !== 4 * about.floats) return null;
+      found[vector] = new Float32Array(await file.arrayBuffer());
     }
+    return found;
   }
 
-  async _about(folder) {
-    try {
-      const file = await (await folder.getFileHandle('about.json')).getFile();
-      return JSON.parse(await file.text());
-    } catch {
-      return null;
+  /** What was said about each snapshot, the newest first. */
+  async _abouts(folder) {
+    const found = [];
+    for (const slot of [0, 1]) {
+      try {
+        const file = await (await folder.getFileHandle(`about.${slot}`)).getFile();
+        found.push(JSON.parse(await file.text()));
+      } catch {
+        // It was never written, or not to its end.
+      }
     }
+    return found.sort((a, b) => b.serial - a.serial);
   }
 }
 

@@ -15,8 +15,9 @@ export class Training {
     this.total = this.plan.totalSteps;
   }
 
-  /** Begins with the adapter as it is and no moments. */
+  /** Begins with the adapter as the site has it, and no moments. */
   begin() {
+    this.model.writeVector('parameters', this.model.initial);
     for (const name of ['gradient', 'first_moment', 'second_moment']) {
       for (const [number] of this.model.variant.adapter[name]) this.model.memory.clear(number);
     }
@@ -51,7 +52,6 @@ export class Training {
    *   `after` is waited for behind every step, with nothing under way but the step itself.
    */
   async run({ onStep = () => {}, after = null, last = this.total } = {}) {
-    this.stopped = false;
     let pending = null;
     const finish = async () => {
       if (!pending) return;

@@ -1,7 +1,8 @@
 /** All that computes, away from the page: requests come as {id, do, ...}, answers and news go back. */
 
 import { ChatTemplate } from './chat.mjs';
-import { Told } from './device.mjs';
+import { Told, openDevice } from './device.mjs';
+import { sha256 } from './digest.mjs';
 import { alpacaPrompt, RowEncoder } from './examples.mjs';
 import { rowsOf } from './files.mjs';
 import { Model } from './model.mjs';
@@ -18,11 +19,11 @@ const SNAPSHOT_SECONDS = 30;
 const SHOWN_TOKENS = 400; // of a sample
 const RETRIES = 3; // of a device that was lost
 
-const state = { files: null, site: null, rank: 0, model: null, tokenizer: null, template: null, data: null, training: null, writer: null, settings: null };
+const state = { files: null, site: null, rank: 0, model: null, tokenizer: null, template: null, data: null, training: null, writer: null, settings: null, last: null };
 const news = (value) => postMessage({ news: value });
 
 const requests = {
-  /** Reads site.json and the tokenizer. */
+  /** Reads site.json and the tokenizer, and sees whether there is a GPU that will do. */
   async open({ base }) {
     state.files = new SiteFiles((name) => fetch(new URL(name, base)));
     const site = (state.site = await state.files.open());
@@ -30,16 +31,20 @@ const requests = {
     const file = JSON.parse(new TextDecoder().decode(await state.files.bytes(site.text.tokenizer)));
     state.tokenizer = new Tokenizer(file, site.text);
     state.template = site.text.template === null ? null : new ChatTemplate(site.text.template, site.text.special_tokens);
-    state.snapshots = new Snapshots(`${site.model.name}-${site.files[site.shaders].sha256.slice(0, 8)}`.replaceAll(/[^\w.-]/g, '_'), navigator.storage);
+    (await openDevice(navigator.gpu, site.needs, navigator.userAgent)).destroy();
+    state.snapshots = new Snapshots(await storageName(site), navigator.storage);
     const kept = await state.snapshots.last();
     return { site: { model: site.model, variants: site.variants, buckets: site.buckets, training: site.training, sample: site.sample ?? null, bytes: siteBytes(site) }, kept: kept && kept.about };
   },
 
-  /** Opens the device and puts the weights onto it. */
+  /** Opens the device and puts the weights onto it, and the adapter that was kept if it is of this rank. */
   async load({ rank }) {
     state.rank = rank;
     await loadModel();
-    return { adapter: await adapterInfo() };
+    const kept = await state.snapshots.last();
+    const restored = kept?.about.rank === rank && kept.about.floats === state.model.variant.adapter.length;
+    if (restored) restore(kept);
+    return { adapter: adapterInfo(), restored };
   },
 
   /** Rows of a file as examples, some held out; a sample with what is learnt. */
@@ -62,22 +67,29 @@ const requests = {
   },
 
   /** Trains until it is done or stopped. */
-  async train({ settings, resume }) {
+  async train({ settings, resume, stopped }) {
+    state.stopped = stopped;
     Object.assign(state.settings, settings);
-    return train(resume ? await state.snapshots.last() : null);
+    if (!resume) await requests.reset();
+    await alive();
+    return train(resume ? state.last : null);
+  },
+
+  /** Takes the adapter back to where training begins. */
+  async reset() {
+    await alive();
+    state.model.writeVector('parameters', state.model.initial);
   },
 
   stop() {
+    state.stopped = true;
     state.training?.stop();
-  },
-
-  async forget() {
-    await state.snapshots.forget();
   },
 
   /** Writes an answer; its text comes as news. */
   async write({ text, messages, most, temperature }) {
     const ids = promptIds(messages, text);
+    await alive();
     return { text: await written(ids, { most, temperature }, (part) => news({ kind: 'text', text: part })) };
   },
 
@@ -85,13 +97,35 @@ const requests = {
     state.hushed = true;
   },
 
-  /** The adapter's files. */
+  /** The adapter's files, as PEFT has them. */
   async adapter() {
+    await alive();
     const flat = await state.model.readVector('parameters');
     const { tensors, config } = state.model.variant.adapter;
-    return { weights: adapterFile(flat, tensors), config: `${JSON.stringify(config, null, 2)}\n` };
+    return {
+      'adapter_model.safetensors': adapterFile(flat, tensors),
+      'adapter_config.json': `${JSON.stringify(config, null, 2)}\n`,
+    };
   },
 };
+
+/** Where a site's snapshots lie: one that was written anew begins anew. */
+async function storageName({ model, training, files }) {
+  const content = new TextEncoder().encode(JSON.stringify([training, files]));
+  return `${model.name}-${(await sha256(content)).slice(0, 16)}`.replaceAll(/[^\w.-]/g, '_');
+}
+
+function restore(kept) {
+  state.last = kept;
+  state.model.writeVector('parameters', kept.parameters);
+}
+
+/** Opens a device that was lost anew, with the adapter as it was last kept. */
+async function alive() {
+  if (!state.model.lost) return;
+  await loadModel();
+  if (state.last) restore(state.last);
+}
 
 function siteBytes(site) {
   return site.weights.reduce((n, name) => n + site.files[name].bytes, 0);
@@ -103,7 +137,7 @@ async function loadModel() {
   state.writer = new Writer(state.model);
 }
 
-async function adapterInfo() {
+function adapterInfo() {
   const { vendor, architecture, description } = state.model.device.adapterInfo ?? {};
   return [vendor, architecture, description].filter(Boolean).join(', ') || 'a GPU';
 }
@@ -114,10 +148,11 @@ async function train(kept) {
   let snapshot = kept;
   for (let lost = 0; ; ) {
     const training = (state.training = new Training(state.model, examples, state.settings));
+    if (state.stopped) training.stop();
     if (snapshot) training.resume(snapshot);
     else training.begin();
     const begun = { step: training.step, tokens: training.tokens, at: performance.now() };
-    const about = { data: name, text: state.data.text, rank: state.rank, settings: state.settings, total: training.total, before };
+    const about = { data: name, text: state.data.text, rank: state.rank, settings: { ...state.settings }, total: training.total, before };
     let keptAt = performance.now();
     try {
       await training.run({
@@ -134,14 +169,17 @@ async function train(kept) {
       await keepSnapshot(snapshot, about);
       return { ended, step: training.step, total: training.total, before, after: await measured(held) };
     } catch (error) {
-      if (!state.model.lost || lost++ === RETRIES) throw error;
-      news({ kind: 'told', text: `${error.message} Training goes on from step ${snapshot?.step ?? 0}.` });
+      if (!(await state.model.isLost()) || lost++ === RETRIES) throw error;
+      news({ kind: 'told', text: `${lostSentence()} Training goes on from step ${snapshot?.step ?? 0}.` });
       await loadModel();
     }
   }
 }
 
+const lostSentence = () => `The GPU was lost (${state.model.lost.message || state.model.lost.reason}).`;
+
 async function keepSnapshot(snapshot, about) {
+  state.last = { ...snapshot, about: { ...about, floats: snapshot.parameters.length } };
   try {
     await state.snapshots.keep(snapshot, about);
   } catch (error) {
@@ -215,7 +253,9 @@ onmessage = async ({ data: { id, do: name, ...given } }) => {
     postMessage({ id, answer: await requests[name](given) });
   } catch (error) {
     const told = error instanceof Told;
+    const lost = !told && (await state.model?.isLost());
     if (!told) console.error(error);
-    postMessage({ id, error: told ? error.message : `Something went wrong in the page: ${error.message}`, told });
+    const sentence = lost ? `${lostSentence()} Try again: it is opened anew.` : `Something went wrong in the page: ${error.message}`;
+    postMessage({ id, error: told ? error.message : sentence });
   }
 };

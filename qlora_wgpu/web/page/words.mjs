@@ -1,0 +1,32 @@
+/** Figures as the page shows them. */
+
+export const number = (value) => value.toLocaleString('en');
+
+export const bytes = (count) => (count >= 2 ** 30 ? `${(count / 2 ** 30).toFixed(1)} GiB` : `${Math.ceil(count / 2 ** 20)} MiB`);
+
+export function duration(seconds) {
+  if (seconds < 90) return `${Math.round(seconds)} s`;
+  return seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`;
+}
+
+/** What was found in a file. */
+export function ofData(name, { rows, held, tokens, learnt, counts }) {
+  const left = [
+    counts.truncated && `${number(counts.truncated)} cut to fit`, counts.dropped && `${number(counts.dropped)} too long and left out`,
+    counts.without_labels && `${number(counts.without_labels)} with nothing to learn left out`, counts.empty && `${number(counts.empty)} empty`,
+  ].filter(Boolean);
+  return `${name}: ${number(rows)} rows to learn from (${number(tokens)} tokens, ${number(learnt)} of them learnt)` +
+    `${held ? `, ${number(held)} held out to measure` : ''}${left.length ? `; ${left.join(', ')}` : ''}.`;
+}
+
+/** How training ended. */
+export function ofEnd({ ended, step, total, before, after }) {
+  const measured = before === null ? '' : ` Loss on the rows held out: ${before.toFixed(4)} before, ${after.toFixed(4)} now.`;
+  return `${ended ? `Done, ${number(total)} steps.` : `Stopped after step ${number(step)} of ${number(total)}; it is kept.`}${measured}`;
+}
+
+/** What is kept from an earlier visit. */
+export function ofKept({ data, rank, step, total }) {
+  return step === total ? `An adapter of rank ${rank}, trained on ${data}, is kept from before: load the model to talk with it and to save it.`
+    : `Training on ${data} (rank ${rank}) is kept from before, at step ${number(step)} of ${number(total)}: load the model to go on.`;
+}

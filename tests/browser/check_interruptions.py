@@ -1,0 +1,101 @@
+"""What ends training before its end, or keeps it from being kept: nothing is lost."""
+
+import pytest
+from browser.conftest import PATCHED, asker, user_task
+
+WORKER = {"worker.mjs": PATCHED % (b"patch.mjs", b"computing.mjs")}
+ALIASES = {"computing.mjs": "worker.mjs"}
+# Time passes faster for the worker, so that it keeps snapshots soon.
+HURRIED = b"""
+const now = performance.now.bind(performance);
+performance.now = () => 200 * now();
+"""
+# The first device is opened to see whether one can be, the second computes.
+LOST = b"""
+const open = GPUAdapter.prototype.requestDevice;
+let devices = 0;
+GPUAdapter.prototype.requestDevice = async function (...given) {
+  const device = await open.apply(this, given);
+  if (++devices === 2) {
+    const post = self.postMessage.bind(self);
+    self.postMessage = (message, ...more) => {
+      if (message.news?.kind === 'step' && message.news.step === 3) device.destroy();
+      post(message, ...more);
+    };
+  }
+  return device;
+};
+"""
+FULL = b"""
+const write = FileSystemSyncAccessHandle.prototype.write;
+let writes = 0;
+FileSystemSyncAccessHandle.prototype.write = function (...given) {
+  if (writes++ >= %d) throw new DOMException('', 'QuotaExceededError');
+  return write.apply(this, given);
+};
+"""
+ROWS = 100
+
+
+@pytest.fixture(scope="module")
+def whole(site, tmp_path_factory):
+    """By browser, the adapter of training that nothing interrupts."""
+    made = {}
+
+    def adapter(browser):
+        if browser not in made:
+            ask = asker(site, tmp_path_factory.mktemp(browser))
+            made[browser], _ = ask(browser, "page.html", user_task(rows=ROWS))
+        return made[browser]["weights"]
+
+    return adapter
+
+
+@pytest.mark.parametrize("browser", ["firefox", "chromium"])
+def test_a_reload_goes_on_with_the_same_bits(browser, ask, whole):
+    patched = WORKER | {"patch.mjs": HURRIED}
+    found, _ = ask(browser, "page.html", user_task(rows=ROWS) | {"reload": 3}, patched, ALIASES)
+    assert "is kept from before, at step" in found["kept"]
+    assert int(found["first"]) > 1
+    assert found["weights"] == whole(browser)
+
+
+@pytest.mark.parametrize("browser", ["firefox", "chromium"])
+def test_a_stop_goes_on_with_the_same_bits(browser, ask, whole):
+    found, _ = ask(browser, "page.html", user_task(rows=ROWS) | {"stop": True})
+    assert found["kept"].startswith("Stopped after step")
+    assert found["weights"] == whole(browser)
+
+
+@pytest.mark.parametrize("browser", ["firefox", "chromium"])
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_lost_device_is_told_and_training_goes_on(browser, kept, ask, whole):
+    patched = WORKER | {"patch.mjs": LOST + (HURRIED if kept else b"")}
+    task = user_task(rows=ROWS) | {"tolerates": "Training goes on"}
+    found, _ = ask(browser, "page.html", task, patched, ALIASES)
+    assert found["told"] and found["told"][0].startswith("The GPU was lost")
+    assert found["told"][0].endswith("from step 0.") is not kept
+    assert found["weights"] == whole(browser)
+
+
+# A snapshot is the data, three vectors and what is said of them. None fits, or one and no second.
+@pytest.mark.parametrize("fits", [0, 7])
+@pytest.mark.parametrize("browser", ["firefox", "chromium"])
+def test_a_full_disk_is_told_and_training_goes_on(browser, fits, ask, whole):
+    patched = WORKER | {"patch.mjs": HURRIED + FULL % fits}
+    task = user_task(rows=ROWS) | {"tolerates": "no room for a snapshot", "reload": 3 * (fits > 0)}
+    found, _ = ask(browser, "page.html", task, patched, ALIASES)
+    assert found["told"] and found["figures"].startswith("Done")
+    assert not fits or "is kept from before, at step 1 of" in found["kept"]
+    assert found["weights"] == whole(browser)
+
+
+def test_what_was_trained_is_there_after_a_reload(ask):
+    found, _ = ask("firefox", "page.html", user_task() | {"returns": True})
+    assert "is kept from before" in found["kept"]
+    assert found["again"] == found["weights"]
+
+
+def test_training_anew_begins_anew(ask):
+    found, _ = ask("firefox", "page.html", user_task() | {"anew": True})
+    assert found["again"] == found["weights"]

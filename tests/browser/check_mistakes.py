@@ -1,0 +1,81 @@
+"""What is damaged, missing or no data: a sentence each."""
+
+import gzip
+import json
+
+import pytest
+from browser.conftest import user_task
+
+
+def row(question, answer):
+    """A chat of so many words."""
+    turns = {"user": "one " * question, "assistant": "two " * answer}
+    return json.dumps({"messages": [{"role": r, "content": text} for r, text in turns.items()]})
+
+
+@pytest.mark.parametrize("browser", ["firefox", "chromium"])
+def test_files_that_are_no_data_are_told(ask, browser):
+    """One visit drops them all, and training goes well afterwards."""
+    wrong = {
+        "picture.png": ("\x89PNG\r\n", "picture.png is of no known kind"),
+        "empty.jsonl": ("", "empty.jsonl has no rows"),
+        "blank.csv": ("\n", "blank.csv"),
+        "rows.jsonl": ("no JSON\n", "rows.jsonl line 1 is not valid JSON"),
+        "cut.jsonl": ('{"messages": [{"role": "user", "con', "cut.jsonl line 1 is not valid JSON"),
+        "binary.jsonl": ("\x00\x01\x02\xff\n", "binary.jsonl line 1 is not valid JSON"),
+        "list.jsonl": ("[1, 2]\n", "list.jsonl line 1: a row must be a JSON object"),
+        "kind.jsonl": ('{"a": 3}\n', "kind.jsonl"),
+        "turns.jsonl": ('{"messages": "hello"}\n', "turns.jsonl line 1"),
+        "rows.csv": ("prompt,completion\na\n", "it has 1 cells"),
+        "rows.json": ("[]", "rows.json has no rows"),
+        "object.json": ('{"rows": []}', "object.json"),
+    }
+    dropped = [{"name": name, "text": text} for name, (text, _) in wrong.items()]
+    found, _ = ask(browser, "page.html", user_task() | {"wrong": dropped})
+    for (name, (_, told)), sentence in zip(wrong.items(), found["sentences"], strict=True):
+        assert told in sentence, name
+        assert sentence.count(". ") <= 1 and len(sentence) < 300, name
+        assert "went wrong" not in sentence and "undefined" not in sentence, name
+    assert found["figures"].startswith("Done")
+
+
+def test_rows_that_are_too_long_are_counted(ask):
+    found, _ = ask("firefox", "page.html", user_task(58, row(1, 400), row(400, 1)))
+    assert "1 cut to fit, 1 with nothing to learn left out" in found["rows"]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "told"),
+    [
+        ("weights/000.bin", lambda content: content[:-512], "it was not copied whole"),
+        ("weights/000.bin", lambda content: content[:-4] + b"\1\2\3\4", "000.bin is damaged"),
+        ("weights/000.bin", None, "weights/000.bin cannot be fetched (404)"),
+        ("plans/r16/variant.plan", lambda content: content[:-1] + b"\7", "variant.plan is damaged"),
+        ("shaders.plan", lambda content: gzip.compress(b"[]"), "shaders.plan has 22 bytes"),
+        ("site.json", lambda content: content[:-50], "site.json is damaged"),
+        ("site.json", lambda content: content.replace(b'mat": 1', b'mat": 9'), "of format 9"),
+    ],
+)  # fmt: skip
+def test_a_damaged_site_is_told(ask, site, name, change, told):
+    content = None if change is None else change((site / name).read_bytes())
+    with pytest.raises(AssertionError, match=told.replace("(", r"\(").replace(")", r"\)")):
+        ask("firefox", "page.html", user_task(), {name: content})
+
+
+@pytest.mark.parametrize(
+    ("module", "told"),
+    [("chart.mjs", "The page does not run"), ("memory.mjs", "The page's worker does not run")],
+)
+@pytest.mark.parametrize("content", [b"const text = 'it's damaged';", None])
+@pytest.mark.parametrize("browser", ["firefox", "chromium"])
+def test_a_damaged_module_is_told(ask, browser, content, module, told):
+    with pytest.raises(AssertionError, match=told):
+        ask(browser, "page.html", user_task(), {module: content})
+
+
+@pytest.mark.parametrize(
+    ("browser", "remedy"), [("firefox", "about:config"), ("chromium", "flags")]
+)
+def test_no_webgpu_is_told_with_what_to_switch_on(ask, browser, remedy):
+    with pytest.raises(AssertionError, match=remedy):
+        ask(browser, "page.html", user_task(), webgpu=False)
