@@ -57,7 +57,10 @@ class Device:
         timeout: Seconds after which a call into the driver counts as hung.
         budget: Bytes that may be taken of it; None for as much as there is.
         in_turn: Held by a thread for what another must not come between: programs share memory.
+        computes: Whether programs can run on it: one that only writes them down has no results.
     """
+
+    computes = True
 
     def __init__(
         self,

@@ -49,6 +49,8 @@ class RecordingDevice(Device):
         buffers: All that were asked for.
     """
 
+    computes = False
+
     def __init__(self, profile: Profile, max_binding: int, filled: Filled) -> None:
         """Opens nothing.
 

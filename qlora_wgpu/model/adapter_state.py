@@ -120,7 +120,8 @@ def neutral_parameters(layout: ModelLayout, programs: Programs, device: Device) 
     """A flat adapter that does nothing.
 
     Zeros, but the base's own rows of tokens, and with DoRA the norms of the base's rows. One that
-    began as a part of the base does nothing as it began.
+    began as a part of the base does nothing as it began. A device that does not compute leaves the
+    norms to whoever does, by ``norms_graph``.
     """
     adapter = layout.adapter
     if adapter.start is not None:
@@ -129,7 +130,7 @@ def neutral_parameters(layout: ModelLayout, programs: Programs, device: Device) 
     for module, trained in adapter.trained_rows.items():
         assert trained.originals is not None
         adapter.place(module, TOKENS).view(flat)[:] = trained.originals
-    if not adapter.config.use_dora:
+    if not adapter.config.use_dora or not device.computes:
         return flat
     write_flat(device, adapter.parameters, flat)
     for name in adapter.loras:

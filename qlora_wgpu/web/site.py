@@ -13,6 +13,7 @@ from qlora_wgpu.data.batches import bucket_length
 from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, Profile
 from qlora_wgpu.gpu.recording import RecordedBuffer, RecordingDevice
 from qlora_wgpu.limits import MIB
+from qlora_wgpu.lora.forms import AdapterForms
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import QLoRAModel, device_layout
 from qlora_wgpu.training.objectives import training_options
@@ -153,7 +154,7 @@ def _variant(
     )
     layout = device_layout(
         pretrained, lora, settings.quant, settings.train.compute_dtype, device,
-        keep=settings.model.cache,
+        forms=AdapterForms.of(settings), keep=settings.model.cache,
     )  # fmt: skip
     check_model(layout)
     model = QLoRAModel(

@@ -24,11 +24,7 @@ def check_settings(settings: Config) -> None:
         ("model.add_tokens", model.add_tokens or None, None),
         ("model.add_special_tokens", model.add_special_tokens or None, None),
         ("lora.init_from", lora.init_from, None),
-        ("lora.use_dora", lora.use_dora, False),
         ("lora.trainable_token_indices", lora.trainable_token_indices, None),
-        ("train.router_aux_loss_coef", settings.train.router_aux_loss_coef or None, None),
-        ("optim.name", optim.name, "adamw"),
-        ("train.gradient_dtype", settings.train.gradient_dtype, "float32"),
     ]
     for name, value, wanted in found:
         if value != wanted:

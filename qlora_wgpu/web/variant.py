@@ -14,18 +14,22 @@ from qlora_wgpu.data.batches import bucket_length
 from qlora_wgpu.gpu.recording import RecordedBuffer, RecordingDevice
 from qlora_wgpu.graph.pieces import Pieces
 from qlora_wgpu.graph.plan import Plan, make_plan
-from qlora_wgpu.graph.program import allocate, pooled_bytes
+from qlora_wgpu.graph.program import allocate
 from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.lora.adapter_config import to_json
+from qlora_wgpu.lora.names import MAGNITUDE
+from qlora_wgpu.model.adapter_state import norms_graph
 from qlora_wgpu.model.programs import LogitsPrograms
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.training.optimizer import trace_update
 from qlora_wgpu.training.schedule import STEP_NUMBERS
+from qlora_wgpu.web.page_memory import Needs
 from qlora_wgpu.web.plan_json import Shaders, plan_json, window_json
 from qlora_wgpu.web.site_files import SiteFiles, WeightFiles
 
+VECTORS = ("parameters", "gradient", "first_moment", "second_moment")
 _FIELDS = ("input_ids", "targets", "label_rows", "positions", "segments", "info")
 
 
@@ -67,7 +71,7 @@ class Variant:
         """
         self._model, self._device = model, device
         self._shaders, self._files, self._folder = shaders, files, folder
-        self._plans: dict[str, list[Plan]] = {}
+        self._needs: dict[int, Needs] = {}
 
     def write(
         self, optim: OptimConfig, batch: int, buckets: Sequence[int], filled: FilledBuffers
@@ -83,35 +87,41 @@ class Variant:
         Returns:
             What the site says of it: rank, file, memory in bytes by length of rows.
         """
+        self._needs = {length: Needs() for length in buckets}
         update, info = self._update(optim)
         steps = {n: self._steps(batch, n) for n in sorted(buckets, reverse=True)}
         text = self._text(max(buckets))
-        update_json = self._json("update", update)
+        start = self._start()
+        update_json = self._json(0, update)
         model = self._model
         variant = {
             "adapter": self._adapter(),
             "stats": window_json(update, model.stats),
             "step_info": window_json(update, info),
             "update": update_json,
+            "start": start,
             "steps": {str(n): name for n, name in steps.items()},
             "text": text,
             # All are known by now.
             "buffers": [[b.label, b.kind, b.nbytes] for b in self._device.buffers],
             "filled": filled.pieces,
+            "slots": self._needs[max(buckets)].slots,
         }
         name = self._files.put_json(f"{self._folder}/variant.plan", variant)
-        memory = {str(n): self._bytes(n, update) for n in sorted(buckets)}
-        largest = max(size for plans in self._plans.values() for p in plans for size in p.slots)
         return {
             "rank": model.adapter.config.r,
             "file": name,
-            "memory": memory,
-            "largest_slot": largest,
+            "memory": {str(n): self._bytes(n, variant) for n in sorted(buckets)},
+            "largest_slot": max(self._needs[max(buckets)].slots),
         }
 
-    def _json(self, key: str, plan: Plan) -> dict[str, Any]:
-        self._plans.setdefault(key, []).append(plan)
-        return plan_json(plan, self._shaders, self._device)
+    def _json(self, length: int, plan: Plan) -> dict[str, Any]:
+        """A plan, which is needed where rows have this length or a greater one."""
+        written = plan_json(plan, self._shaders, self._device)
+        for longest, needs in self._needs.items():
+            if length <= longest:
+                needs.add(written)
+        return written
 
     def _update(self, optim: OptimConfig) -> tuple[Plan, Any]:
         model = self._model
@@ -131,7 +141,7 @@ class Variant:
         found: dict[str, Any] = {}
         for kind in ("train", "loss"):
             step = self._model.layout.step(self._model.options.step(kind, batch, length))
-            found[kind] = self._json(str(length), step.plan)
+            found[kind] = self._json(length, step.plan)
             found[kind]["batch"] = _batch_json(step.batch, step.plan)
         return self._files.put_json(f"{self._folder}/steps-{length}.plan", found)
 
@@ -149,11 +159,29 @@ class Variant:
     def _logits(self, made: LogitsPrograms) -> dict[str, Any]:
         hidden, head = made.hidden.plan, made.head.plan
         return {
-            "hidden": self._json("text", hidden),
-            "head": self._json("text", head),
+            "hidden": self._json(0, hidden),
+            "head": self._json(0, head),
             "logits": window_json(head, made.logits),
             "batch": _batch_json(made.batch, hidden),
         }
+
+    def _start(self) -> list[dict[str, Any]]:
+        """What computes the parts of the adapter's start that follow from the base's weights.
+
+        They are DoRA's magnitudes: the norms of each layer's rows, and where they go.
+        """
+        adapter, found = self._model.adapter, []
+        for name in adapter.loras if adapter.config.use_dora else ():
+            graph, norms = norms_graph(self._model.layout, name)
+            plan = make_plan(graph, (norms,))
+            piece, offset = adapter.parameters.find(adapter.place(name, MAGNITUDE).offset)
+            assert piece.storage is not None
+            found.append({
+                "program": self._json(0, plan),
+                "from": window_json(plan, norms),
+                "to": [piece.storage.buffer.number, 4 * offset],
+            })  # fmt: skip
+        return found
 
     def _adapter(self) -> dict[str, Any]:
         adapter = self._model.adapter
@@ -163,17 +191,15 @@ class Variant:
             "length": adapter.length,
             "tensors": {n: [p.offset, p.rows, p.columns] for n, p in places.items()},
             "config": to_json(config),
-            "parameters": _pieces(adapter.parameters),
-            "gradient": _pieces(adapter.gradient),
-            "first_moment": _pieces(adapter.first_moment),
-            "second_moment": _pieces(adapter.second_moment),
+            **{name: _pieces(getattr(adapter, name)) for name in VECTORS},
         }
 
-    def _bytes(self, length: int, update: Plan) -> int:
-        """Bytes on the device while rows of a length are trained on."""
-        plans = [*self._plans[str(length)], update]
-        buffers: set[RecordedBuffer] = {s.buffer for plan in plans for s in plan.storages}
-        return sum(buffer.nbytes for buffer in buffers) + pooled_bytes(plans)
+    def _bytes(self, length: int, variant: dict[str, Any]) -> int:
+        """All bytes of a device that a page takes which trains on rows up to a length."""
+        made = {piece[0] for piece in variant["filled"]}
+        made |= {number for name in VECTORS for number, _ in variant["adapter"][name]}
+        made |= {variant["stats"][0], variant["step_info"][0]}
+        return self._needs[length].nbytes([b.nbytes for b in self._device.buffers], made)
 
 
 def _pieces(vector: Pieces) -> list[list[int]]:

@@ -126,6 +126,27 @@ def test_the_memory_told_is_what_the_plans_take(written):
         assert list(lengths.values()) == sorted(lengths.values())
 
 
+def test_slots_serve_all_plans(written):
+    variant = plan_of(written.folder, "plans/r8/variant.plan")
+    plans = [variant["update"]]
+    for name in variant["steps"].values():
+        plans += plan_of(written.folder, name).values()
+    for made in plan_of(written.folder, variant["text"])["programs"].values():
+        plans += [made["hidden"], made["head"]]
+    sizes = [sorted(plan["slots"], reverse=True) for plan in plans]
+    most = [max(each[i] for each in sizes if i < len(each)) for i in range(max(map(len, sizes)))]
+    assert variant["slots"] == most
+
+
+def test_the_start_of_dora_is_left_to_the_page(tmp_path):
+    site = write_page(settings("lora.use_dora=true", "lora.r=4"), tmp_path / "site")
+    variant = plan_of(site.folder, "plans/r4/variant.plan")
+    layers = {name.rsplit(".lora_", 1)[0] for name in variant["adapter"]["tensors"]}
+    assert len(variant["start"]) == len(layers) > 10
+    places = [place for place, *_ in variant["adapter"]["tensors"].values()]
+    assert {start["to"][1] // 4 for start in variant["start"]} <= set(places)
+
+
 def test_plans_need_no_more_than_webgpu_promises(written):
     site = json.loads((written.folder / "site.json").read_text())
     promised = {
@@ -155,12 +176,9 @@ def test_the_page_names_no_other_server(written):
 @pytest.mark.parametrize(
     ("override", "told"),
     [
-        ("lora.use_dora=true", "lora.use_dora"),
         ("lora.init_lora_weights=pissa", "lora.init_lora_weights"),
         ("train.objective=dpo", "train.objective"),
         ("data.columns={weight: w}", "weights of rows"),
-        ("optim.name=adamw_8bit", "optim.name"),
-        ("train.gradient_dtype=bfloat16", "train.gradient_dtype"),
         ("lora.trainable_token_indices=[1]", "lora.trainable_token_indices"),
         ("optim.lr_scheduler_type=polynomial", "optim.lr_scheduler_type"),
     ],

@@ -17,7 +17,7 @@ export class Memory {
     this.device = device;
     this.described = buffers;
     this.buffers = new Map();
-    this.slots = []; // shared by all programs, which run one at a time
+    this.slots = []; // shared by all programs, which run one at a time; the largest first
     this.bytes = 0;
   }
 
@@ -48,21 +48,24 @@ export class Memory {
     return this.buffers.get(number);
   }
 
-  /** Buffers for a plan's slots, largest first: those that fit nowhere are new, the rest take the tightest. */
-  async take(sizes) {
-    const free = this.slots.map((_, i) => i).sort((a, b) => this.slots[a].size - this.slots[b].size || a - b);
+  /** Makes the slots that serve all plans. */
+  async reserve(sizes) {
+    for (const size of sizes) this.slots.push(await this._make('an activation slot', size));
+  }
+
+  /** Buffers for a plan's slots: its largest takes the largest, and so on. */
+  take(sizes) {
     const taken = [];
-    for (const size of sizes) {
-      const at = free.findIndex((i) => this.slots[i].size >= size);
-      if (at >= 0) {
-        taken.push(this.slots[free.splice(at, 1)[0]].buffer);
-      } else {
-        const buffer = await this._make('an activation slot', size);
-        this.slots.push({ size, buffer });
-        taken.push(buffer);
-      }
-    }
+    const order = sizes.map((_, i) => i).sort((a, b) => sizes[b] - sizes[a]);
+    order.forEach((slot, i) => (taken[slot] = this.slots[i]));
     return taken;
+  }
+
+  /** A plan's parameters on the device. */
+  async uniforms(words) {
+    const buffer = await this._make('parameters', words.byteLength);
+    this.device.queue.writeBuffer(buffer, 0, words);
+    return buffer;
   }
 
   /** Writes bytes or numbers from a byte on. */

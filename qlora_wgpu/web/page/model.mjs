@@ -38,6 +38,8 @@ export class Model {
     for (const name of VECTORS) for (const [number] of self.variant.adapter[name]) await self.memory.buffer(number);
     await self.memory.buffer(self.variant.stats[0]);
     await self.memory.buffer(self.variant.step_info[0]);
+    await self.memory.reserve(self.variant.slots);
+    await self._begin();
     self.update = await Program.ready(self.variant.update, self.memory, self.pipelines);
     self.initial = await self.readVector('parameters');
     return self;
@@ -57,6 +59,18 @@ export class Model {
       await this.device.queue.onSubmittedWorkDone();
     }
     progress('weights', 1);
+  }
+
+  /** Computes what of the adapter's start follows from the weights: DoRA's magnitudes. */
+  async _begin() {
+    for (const { program: plan, from, to: [number, offset] } of this.variant.start) {
+      const program = await Program.ready(plan, this.memory, this.pipelines);
+      await program.run();
+      const [buffer, bytes, first] = program.window(from, this.memory);
+      const encoder = this.device.createCommandEncoder();
+      encoder.copyBufferToBuffer(buffer, first, this.memory.made(number), offset, bytes);
+      this.device.queue.submit([encoder.finish()]);
+    }
   }
 
   /** Ends with a sentence if the device is gone or refused something. */

@@ -2,10 +2,10 @@
 
 import { Told } from './device.mjs';
 import { nudged } from './memory.mjs';
+import { Pace } from './pace.mjs';
 
 const ALIGNMENT = 256; // of parameters
-const LIMIT = 0.1; // seconds of work that the driver gets at once
-const MOST = 200; // launches of a submit, so that the device begins while they are encoded
+const MEASURED = 2; // runs that are
 
 /** Pipelines, each compiled once. */
 export class Pipelines {
@@ -13,6 +13,8 @@ export class Pipelines {
     this.device = device;
     this.shaders = shaders;
     this.made = new Map();
+    this.pace = new Pace();
+    this.firstPace = new Pace(); // while drivers compile
   }
 
   get(number) {
@@ -43,12 +45,12 @@ export class Program {
   static async ready(plan, memory, pipelines) {
     const self = new Program();
     self.device = memory.device;
-    const slots = await memory.take(plan.slots);
+    const slots = memory.take(plan.slots);
     const numbers = new Set(plan.launches.map((launch) => launch[0]));
     const compiled = new Map();
     await Promise.all([...numbers].map(async (n) => compiled.set(n, await pipelines.get(n))));
     const layouts = new Map([...compiled].map(([n, pipeline]) => [n, pipeline.getBindGroupLayout(0)]));
-    const uniforms = self._uniforms(plan);
+    const uniforms = await memory.uniforms(parametersOf(plan));
     for (const launch of plan.launches) {
       for (const [, where] of launch[2]) if (where >= 0) await memory.buffer(where);
     }
@@ -62,25 +64,14 @@ export class Program {
         at += ALIGNMENT;
       }
       const group = self.device.createBindGroup({ layout: layouts.get(shader), entries });
-      return { pipeline: compiled.get(shader), group, workgroups, seconds: 1e-6 * microseconds };
+      return { shader, pipeline: compiled.get(shader), group, workgroups, seconds: 1e-6 * microseconds };
     });
     self.slots = slots;
     self.submits = null;
+    self.runs = 0;
+    self.pipelines = pipelines;
+    self.pace = pipelines.pace;
     return self;
-  }
-
-  _uniforms(plan) {
-    const count = plan.launches.filter((launch) => launch[3].length).length;
-    const words = new Uint32Array(Math.max(count, 1) * (ALIGNMENT / 4));
-    let at = 0;
-    for (const [, , , parameters] of plan.launches) {
-      if (!parameters.length) continue;
-      words.set(parameters, at);
-      at += ALIGNMENT / 4;
-    }
-    const buffer = this.device.createBuffer({ label: 'parameters', size: words.byteLength, usage: GPUBufferUsage.UNIFORM | GPUBufferUsage.COPY_DST });
-    this.device.queue.writeBuffer(buffer, 0, words);
-    return buffer;
   }
 
   /** Where a window of the plan lies. */
@@ -88,13 +79,14 @@ export class Program {
     return [where < 0 ? this.slots[-1 - where] : memory.made(where), size, offset];
   }
 
-  /** Submits all launches, in pieces; waits in the first run alone, which tells how long they take. */
+  /**
+   * Submits all launches, in pieces. The first runs wait for each piece and learn how long launches take; in the very
+   * first, drivers compile.
+   */
   async run() {
-    if (this.submits === null) {
-      this.submits = cut(await this._measured(), LIMIT);
-      return;
-    }
-    for (const [begin, end] of this.submits) this._submit(begin, end);
+    if (this.runs === MEASURED) this.submits = this.pace.cut(this.launches);
+    if (this.runs++ < MEASURED) await this._measured(this.runs === 1);
+    else for (const [begin, end] of this.submits) this._submit(begin, end);
   }
 
   _submit(begin, end) {
@@ -111,36 +103,27 @@ export class Program {
     this.device.queue.submit([encoder.finish()]);
   }
 
-  /** Runs everything, a guessed submit after the other, and returns what each launch took. */
-  async _measured() {
-    const took = this.launches.map((launch) => launch.seconds);
+  /** Runs everything, a submit after the other, and notes what they took. */
+  async _measured(compiles) {
+    const { launches } = this;
+    const pace = compiles ? this.pipelines.firstPace : this.pace;
     await done(this.device);
-    for (const [begin, end] of cut(took, LIMIT)) {
+    for (let begin = 0, end; begin < launches.length; begin = end) {
+      end = pace.end(launches, begin);
       const start = performance.now();
       this._submit(begin, end);
       await done(this.device);
-      const seconds = (performance.now() - start) / 1000;
-      const guessed = took.slice(begin, end).reduce((a, b) => a + b, 0);
-      for (let i = begin; i < end; i++) took[i] *= seconds / guessed;
+      pace.learn(launches.slice(begin, end), (performance.now() - start) / 1000);
     }
-    return took;
   }
 }
 
-/** Neighbours that fill a submit: [first, end] of each. */
-export function cut(seconds, limit) {
-  const pieces = [];
-  let begin = 0;
-  let total = 0;
-  seconds.forEach((took, i) => {
-    if (i > begin && (total + took > limit || i - begin === MOST)) {
-      pieces.push([begin, i]);
-      [begin, total] = [i, 0];
-    }
-    total += took;
-  });
-  if (begin < seconds.length) pieces.push([begin, seconds.length]);
-  return pieces;
+/** The parameters of a plan's launches, each at a place that a binding may begin at. */
+function parametersOf(plan) {
+  const given = plan.launches.map((launch) => launch[3]).filter((parameters) => parameters.length);
+  const words = new Uint32Array(Math.max(given.length, 1) * (ALIGNMENT / 4));
+  given.forEach((parameters, i) => words.set(parameters, i * (ALIGNMENT / 4)));
+  return words;
 }
 
 const done = (device) => nudged(device, device.queue.onSubmittedWorkDone());

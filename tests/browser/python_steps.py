@@ -1,0 +1,74 @@
+"""Steps in Python with the kernels of a page, to compare those of a browser with."""
+
+import json
+
+import numpy as np
+from safetensors.numpy import save_file
+from support.tiny_tokenizer import write_folder
+
+from qlora_wgpu.bench.random_folder import RandomFolder
+from qlora_wgpu.data.examples import Example
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.profile import CPU_PROFILE
+from qlora_wgpu.lora.forms import AdapterForms
+from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.qlora_model import QLoRAModel, device_layout
+from qlora_wgpu.training.batching import BatchPlan, padded_batch
+from qlora_wgpu.training.objectives import training_options
+from qlora_wgpu.training.optimizer import Optimizer
+
+
+def examples(vocab: int, count: int = 40, longest: int = 59) -> list[Example]:
+    """Rows of random tokens, of which some are learnt."""
+    rng = np.random.default_rng(1)
+    made = []
+    for _ in range(count):
+        ids = rng.integers(0, vocab, int(rng.integers(5, longest + 1))).astype(np.int32)
+        made.append(Example(ids, np.where(rng.random(len(ids)) < 0.6, ids, -100).astype(np.int32)))
+    return made
+
+
+def as_json(rows: list[Example]) -> list[dict[str, list[int]]]:
+    """The same as a page is given them."""
+    return [{"ids": e.input_ids.tolist(), "labels": e.labels.tolist()} for e in rows]
+
+
+def random_model(config: dict, folder):
+    """A model folder of random weights and bytes as tokens."""
+    random = RandomFolder(config)
+    folder.mkdir(parents=True)
+    tensors = {name: random.float32(name).copy() for name in random.names()}
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    write_folder(folder, {"bos_token": "<s>", "eos_token": "</s>"})
+    return folder
+
+
+def in_python(config, rows, steps, device=None):
+    """Losses and the adapter after some steps, with the page's kernels."""
+    device = device or Device()
+    device.profile = CPU_PROFILE
+    layout = device_layout(
+        Pretrained.open(config.model.path), config.lora, config.quant, config.train.compute_dtype,
+        device, forms=AdapterForms.of(config),
+    )  # fmt: skip
+    options = training_options(config.train)
+    model = QLoRAModel(layout, device, seed=config.train.seed, options=options)
+    plan = BatchPlan.of(np.array([len(row) for row in rows]), config)
+    optimizer = Optimizer(model, config.optim, plan.total_steps)
+    losses = []
+    for step in range(steps):
+        for index, chosen in enumerate(plan.blocks(step)):
+            batch = padded_batch(
+                [[rows[i] for i in row] for row in chosen], plan.batch_size,
+                config.data.max_seq_length,
+            )  # fmt: skip
+            model.accumulate(
+                *model.checked(batch.input_ids, batch.labels, batch.attention_mask),
+                dropout_key=plan.dropout_key(step + 1, index) if model.is_random else None,
+            )
+        optimizer.step(step + 1)
+        sums = model.read_stats()
+        model.zero_stats()
+        losses.append(float(sums[0]) / float(sums[1]))
+    return losses, model.read_flat(model.adapter.parameters)
