@@ -64,6 +64,11 @@ def export_gguf(
             f"{adapter} has trained rows of the embedding (trainable_token_indices), which "
             "llama.cpp's adapters have not: merge it, or export the whole model"
         )
+    if peft.modules_to_save:
+        raise UnsupportedModelError(
+            f"{adapter} has a whole {peft.modules_to_save[0]} (modules_to_save), which llama.cpp's "
+            "adapters have not: merge it, or export the whole model"
+        )
     tensors_of = {layer.module for layer in adapted_layers(tensors)}
     if architecture.head.name in tensors_of and architecture.tied:
         raise UnsupportedModelError(

@@ -9,6 +9,7 @@ from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.lora import AdapterConfig
 from qlora_wgpu.lora.file_tokens import StoredRows, stored_rows
+from qlora_wgpu.lora.file_wholes import wholes
 from qlora_wgpu.lora.names import Float32Array
 from qlora_wgpu.model.own_head import has_own_head
 from qlora_wgpu.model.weight_names import stored_name
@@ -45,3 +46,23 @@ def trained_rows_by_name(
         rows = {embedding: shared, head: shared}
     by_name = {stored_name(folder, architecture, name): each for name, each in rows.items()}
     return {name: each for name, each in by_name.items() if folder.has(name)}
+
+
+def wholes_by_name(
+    folder: ModelFolder, architecture: Architecture, tensors: Mapping[str, Float32Array]
+) -> dict[str, Float32Array]:
+    """Matrices that were trained whole, by the stored names of those that they replace.
+
+    A tied one that files hold twice is there twice.
+
+    Args:
+        folder: The base.
+        architecture: What its config.json describes.
+        tensors: The adapter's, by PEFT's names.
+    """
+    found = {f"{module}.weight": array for module, array in wholes(tensors)}
+    ends = architecture.embed_name, architecture.head_name
+    if architecture.tied and found and not has_own_head(folder, architecture):
+        found = dict.fromkeys(ends, next(iter(found.values())))
+    by_name = {stored_name(folder, architecture, name): each for name, each in found.items()}
+    return {name: array for name, array in by_name.items() if folder.has(name)}

@@ -13,7 +13,7 @@ from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.config import QuantConfig, load_config
 from qlora_wgpu.config.as_trained import find_run
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
-from qlora_wgpu.export.merged_rows import trained_rows_by_name
+from qlora_wgpu.export.merged_rows import trained_rows_by_name, wholes_by_name
 from qlora_wgpu.export.untied_ends import untied_ends
 from qlora_wgpu.families.family import Architecture, find_family
 from qlora_wgpu.lora import load_adapter
@@ -85,6 +85,7 @@ class MergedWeights:
         self.untied = untied_ends(folder, architecture, self._pairs)
         self._biases = self._trained_biases(tensors, adapter)
         self._rows = trained_rows_by_name(folder, architecture, tensors, config)
+        self._wholes = wholes_by_name(folder, architecture, tensors)
         if base == "dequantized" and started_in(adapter, split_biases(tensors)[0], config):
             raise UnsupportedModelError(
                 f"{adapter} began as a part of its base and was trained beside the quantized rest, "
@@ -111,7 +112,8 @@ class MergedWeights:
 
     def is_adapted(self, name: str) -> bool:
         """Whether the adapter changes the weight that is stored by this name."""
-        return name in self._pairs or name in self._biases or name in self._rows
+        changed = (self._pairs, self._biases, self._rows, self._wholes)
+        return any(name in each for each in changed)
 
     def is_as_stored(self, name: str) -> bool:
         """Whether a stored tensor goes into the result as it is.
@@ -138,6 +140,8 @@ class MergedWeights:
         folder, settings = self.folder, self._quant
         if name in self._biases:
             return self._biases[name]
+        if name in self._wholes:
+            return self._wholes[name]
         weight = folder.dequantized(self.source_of(name))
         if name in self._rows:
             weight = self._resized(weight)

@@ -39,7 +39,6 @@ _REFUSED = {
     "use_bdlora": "BD-LoRA",
     "lora_bias": "a bias on lora_B",
     "fan_in_fan_out": "weights stored as (in, out)",
-    "modules_to_save": "modules trained in full",
     "layer_replication": "replicated layers",
     "alora_invocation_tokens": "activated LoRA",
     "arrow_config": "Arrow routing",
@@ -70,6 +69,8 @@ class AdapterConfig:
         target_parameters: Names, or last parts of names, of adapted parameters of experts, which
             PEFT has instead of experts' modules.
         trainable_token_indices: Rows of the embedding that were trained, or of matrices by name.
+        modules_to_save: Names, or last parts of names, of modules that were trained whole.
+        ensure_weight_tying: Whether such as are tied were trained as one.
         bias: Which of the base's biases were trained beside it: "none", "lora_only" or "all".
     """
 
@@ -86,6 +87,8 @@ class AdapterConfig:
     bias: str = "none"
     target_parameters: list[str] | None = None
     trainable_token_indices: TokenIndices | None = None
+    modules_to_save: list[str] | None = None
+    ensure_weight_tying: bool = False
 
     def rank_of(self, module: str) -> int:
         """A layer's rank."""
@@ -110,6 +113,8 @@ def to_json(config: AdapterConfig) -> dict[str, Any]:
         del fields["target_parameters"]
     if config.trainable_token_indices is None:  # from 0.15 on
         del fields["trainable_token_indices"]
+    if not config.ensure_weight_tying:  # which older ones do not know
+        del fields["ensure_weight_tying"]
     return dict(sorted(fields.items()))
 
 
@@ -141,8 +146,10 @@ def read_adapter_config(path: Path, adapted: list[str]) -> AdapterConfig:
         alpha_pattern=_pattern(path, fields, "alpha_pattern"),
         use_dora=bool(fields.get("use_dora")),
         bias=fields.get("bias", "none"),
-        target_parameters=_target_parameters(path, fields),
+        target_parameters=_names(path, fields, "target_parameters"),
         trainable_token_indices=_token_indices(path, fields),
+        modules_to_save=_names(path, fields, "modules_to_save"),
+        ensure_weight_tying=_flag(path, fields, "ensure_weight_tying"),
     )
 
 
@@ -243,12 +250,12 @@ def _target_modules(path: Path, fields: Mapping[str, Any], adapted: list[str]) -
     return sorted(set(targets))
 
 
-def _target_parameters(path: Path, fields: Mapping[str, Any]) -> list[str] | None:
-    names = fields.get("target_parameters")
+def _names(path: Path, fields: Mapping[str, Any], key: str) -> list[str] | None:
+    names = fields.get(key)
     if not names:
         return None
     if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
-        raise CheckpointError(f"{path}: target_parameters is {brief(names)}, not a list of names")
+        raise CheckpointError(f"{path}: {key} is {brief(names)}, not a list of names")
     return sorted(set(names))
 
 

@@ -8,7 +8,15 @@ from os import PathLike
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.lora.adapter_config import AdapterConfig
-from qlora_wgpu.lora.names import LORA_A, LORA_B, TOKENS, Float32Array, parse_name, tensor_name
+from qlora_wgpu.lora.names import (
+    LORA_A,
+    LORA_B,
+    TOKENS,
+    WHOLE,
+    Float32Array,
+    parse_name,
+    tensor_name,
+)
 
 
 def refuse_other_base(
@@ -73,6 +81,8 @@ def adapter_shapes(architecture: Architecture, stored: AdapterConfig) -> dict[st
     for weight in (architecture.embed_name, architecture.head_name):
         name = tensor_name(weight.removesuffix(".weight"), TOKENS)
         shapes[name] = (architecture.vocab_size, architecture.hidden_size)
+        name = tensor_name(weight.removesuffix(".weight"), WHOLE)
+        shapes[name] = (architecture.vocab_size, architecture.hidden_size)
     for spec in [*architecture.every_linear, architecture.head]:
         rank = stored.rank_of(spec.name)
         shapes[tensor_name(spec.name, LORA_A)] = (rank, spec.in_features)
@@ -89,6 +99,10 @@ def _difference(
     if whole and (odd := sorted(ours - theirs)):
         return f"it has nothing for {odd[0]} ({len(odd)} such layers)"
     for name, tensor in tensors.items():
+        if name in shapes and name.endswith(f".{WHOLE}") and ".lora_" not in name:
+            if tensor.shape != shapes[name]:
+                return f"its {name} has shape {tensor.shape}, this model takes {shapes[name]}"
+            continue
         # The other one is the rank, or how many rows are trained.
         side = 1 if name.endswith((f"{LORA_A}.weight", TOKENS)) else 0
         if name in shapes and tensor.shape[side] != shapes[name][side]:

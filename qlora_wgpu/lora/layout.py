@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from qlora_wgpu.config import LoraConfig
+from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.family import ExpertSpec, LinearSpec
 from qlora_wgpu.graph.dtype import ITEM_SIZE, ceil_div, padded
 from qlora_wgpu.graph.pieces import Pieces
@@ -24,11 +25,13 @@ from qlora_wgpu.lora.names import (
     LORA_B,
     MAGNITUDE,
     TOKENS,
+    WHOLE,
     Float32Array,
     parse_name,
     tensor_name,
 )
 from qlora_wgpu.lora.peft_differences import peft_differences
+from qlora_wgpu.lora.saved_modules import check_saved, saved_modules
 from qlora_wgpu.lora.targets import (
     check_experts,
     check_head,
@@ -38,7 +41,10 @@ from qlora_wgpu.lora.targets import (
     targeted,
 )
 from qlora_wgpu.lora.tokens import Vocabulary
+from qlora_wgpu.ops.trained_matrix import TrainedMatrix
 from qlora_wgpu.ops.trained_rows import TrainedRows
+
+_VIEW_ROWS = 256  # of any width, that a view of a matrix may begin at a multiple of
 
 
 class Adapter:
@@ -62,6 +68,7 @@ class Adapter:
         forms: In which types gradient and moments are kept.
         moments: The optimizer's moments.
         trained_rows: The trained rows of the embedding, and of a head of its own, by their modules.
+        trained_whole: The embedding, and a head of its own, if they are trained whole, likewise.
         start: The flat vector that it began as, where that is a part of the base and known.
     """
 
@@ -97,12 +104,14 @@ class Adapter:
         head = None if vocabulary is None else vocabulary.head_layer
         chosen = targeted(linears, config.target_modules, experts, head)
         self.targets = in_layers(chosen, config.layers_to_transform)
+        self._saved = () if vocabulary is None else saved_modules(config, vocabulary)
         check_head(config, head, self.targets, trains_rows=bool(self._tokens))
         self.peft = peft_config(config, self.targets, experts, within)
         if vocabulary is not None:
             tokens = vocabulary.with_new(config.trainable_token_indices)
             self.peft = replace(self.peft, trainable_token_indices=tokens)
         adapted = {spec.name for spec in self.targets}
+        check_saved(self._saved, config, adapted, forms, trains_rows=bool(self._tokens))
         stacks = [stack for stack in experts if stack.linears[0].name in adapted]
         check_experts(self.peft, stacks)
         check_start(self.peft, config.init_lora_weights, self.targets, stacks)
@@ -126,6 +135,7 @@ class Adapter:
         self.loras = {s.name: self._lora(s) for s in self.targets if s.name not in stacked}
         self.expert_loras = {stack.name: self._lora(stack.linears[0], stack) for stack in stacks}
         self.trained_rows = {name: self._rows(name) for name in self._tokens}
+        self.trained_whole = {name: self._whole(name) for name in self._saved}
 
     @property
     def first_moment(self) -> Pieces:
@@ -219,7 +229,9 @@ class Adapter:
         return self._flat.join(tensors, self.length)
 
     def _lay_out(self) -> int:
-        """Gives all A's their places, and trained rows; then B's and magnitudes; where B's begin.
+        """Gives all A's their places, and trained rows and matrices; then B's and magnitudes.
+
+        Where B's begin is returned.
 
         LoRA+ has a rate for B's and vectors, and another one for all else.
         """
@@ -230,6 +242,10 @@ class Adapter:
             assert self._vocabulary is not None
             name = tensor_name(module, TOKENS)
             self._flat.append(name, len(indices), self._vocabulary.columns)
+        for module in self._saved:
+            assert self._vocabulary is not None
+            name = tensor_name(module, WHOLE)
+            self._flat.append(name, self._vocabulary.rows, self._vocabulary.columns)
         b_begin = self._flat.end
         for spec in self.targets:
             rank = self.peft.rank_of(spec.name)
@@ -255,20 +271,35 @@ class Adapter:
         if max_binding is None:
             return ()
         of_stacks = {spec.name: stack.name for stack in stacks for spec in stack.linears}
-        sizes, groups = [], []
+        begins, sizes, groups = [], [], []
         for name, place in self._placed():
             module, leaf = parse_name(name) or (name, "")
             stack = of_stacks.get(module)
             kind = module.rpartition(".")[0] if stack is None else stack
+            if leaf == WHOLE:
+                for begin, size in _row_blocks(place, max_binding // 4 - slack):
+                    begins.append(begin)
+                    sizes.append(size)
+                    groups.append(Group(name))
+                continue
+            begins.append(place.offset)
             sizes.append(max(aligned(place.size), most_words(place)))
             groups.append(Group(f"{kind}.{leaf}", always=stack is not None))
-        begins = [place.offset for _, place in self._placed()]
         return tuple(begins[i] for i in cut(sizes, groups, max_binding // 4 - slack))
+
+    def _is_within(self, cut: int) -> bool:
+        """Whether a piece begins within a tensor."""
+        return any(place.offset < cut < place.offset + place.size for _, place in self._placed())
 
     def _placed(self) -> Iterator[tuple[str, Place]]:
         return ((name, self._flat[name]) for name in self._flat)
 
     def _moments(self) -> Moments:
+        if self.forms.optimizer == "adamw_8bit" and any(self._is_within(cut) for cut in self.cuts):
+            raise ConfigError(
+                "optim.name: adamw_8bit cannot train a matrix whole (lora.modules_to_save) that is "
+                "larger than a binding of this GPU: set optim.name to adamw"
+            )
         return moments_of(self._flat, self.length, self.forms, self.cuts)
 
     def _lora(self, spec: LinearSpec, stack: ExpertSpec | None = None) -> Lora:
@@ -311,6 +342,27 @@ class Adapter:
         padding = vocabulary.padding if module == vocabulary.embedding else None
         return TrainedRows(module, self._tokens[module], rows, gradient, vocabulary.rows, padding)
 
+    def _whole(self, module: str) -> TrainedMatrix:
+        vocabulary, place = self._vocabulary, self._flat[tensor_name(module, WHOLE)]
+        assert vocabulary is not None
+        rows, gradients = (
+            tuple(self._pieces_of(flat, place, f"{module}.{WHOLE}"))
+            for flat in (self.parameters, self.gradient)
+        )
+        padding = vocabulary.padding if module == vocabulary.embedding else None
+        return TrainedMatrix(module, rows, gradients, padding)
+
+    def _pieces_of(self, flat: Pieces, place: Place, name: str) -> Iterator[tuple[int, Tensor]]:
+        """``(first row, rows)`` of a matrix that may go through several pieces."""
+        stride = place.size // place.rows
+        for begin, piece in flat.numbered():
+            first = max(begin, place.offset)
+            count = (min(begin + piece.columns, place.offset + place.size) - first) // stride
+            if count > 0:
+                offset = ITEM_SIZE[flat.dtype] * (first - begin)
+                rows = matrix(name, count, place.columns, flat.dtype, piece.storage, offset)
+                yield (first - place.offset) // stride, rows
+
     def _window(self, flat: Pieces, place: Place, name: str) -> Tensor:
         """A matrix within a flat vector."""
         piece, first = flat.find(place.offset)
@@ -333,3 +385,12 @@ class Adapter:
         piece, first = flat.find(place.offset)
         offset = ITEM_SIZE[flat.dtype] * first
         return vector(name, place.columns, flat.dtype, piece.storage, offset)
+
+
+def _row_blocks(place: Place, most: int) -> Iterator[tuple[int, int]]:
+    """Blocks of rows that a matrix may be cut into, each within ``most`` floats: place and size."""
+    stride = place.size // place.rows
+    rows = max(most // stride // _VIEW_ROWS * _VIEW_ROWS, _VIEW_ROWS)
+    for first in range(0, place.rows, rows):
+        count = min(rows, place.rows - first)
+        yield place.offset + first * stride, aligned(count * stride)

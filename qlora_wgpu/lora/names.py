@@ -14,6 +14,7 @@ Float32Array = npt.NDArray[np.float32]
 LORA_A = "lora_A"
 LORA_B = "lora_B"
 MAGNITUDE = "lora_magnitude_vector"  # of DoRA
+WHOLE = "weight"  # an embedding or a head that is trained whole
 TOKENS = "token_adapter.trainable_tokens_delta"  # trained rows of an embedding or a head
 
 _PREFIX = "base_model.model."
@@ -25,16 +26,21 @@ _NAME = re.compile(
 )
 
 
+_WHOLE = re.compile(rf"{re.escape(_PREFIX)}(?P<module>(?:(?!\.lora_|\.base_layer).)+)\.{WHOLE}")
+_WITHOUT_SUFFIX = (MAGNITUDE, TOKENS, WHOLE)
+
+
 def tensor_name(module: str, leaf: str) -> str:
-    """PEFT's name of a module's A, B, magnitude or trained rows in files."""
-    return f"{_PREFIX}{module}.{leaf}" + ("" if leaf in (MAGNITUDE, TOKENS) else ".weight")
+    """PEFT's name in files of a module's A, B, magnitude, trained rows or whole weight."""
+    return f"{_PREFIX}{module}.{leaf}" + ("" if leaf in _WITHOUT_SUFFIX else ".weight")
 
 
 def parse_name(name: str) -> tuple[str, str] | None:
     """The module and the leaf of a name, the adapter's own name in it or not; None if neither."""
     match = _NAME.fullmatch(name)
     if match is None:
-        return None
+        whole = _WHOLE.fullmatch(name)
+        return None if whole is None else (whole["module"], WHOLE)
     return match["module"], match["matrix"] or match["vector"] or match["rows"]
 
 

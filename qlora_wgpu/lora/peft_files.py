@@ -17,10 +17,12 @@ from qlora_wgpu.files import is_there
 from qlora_wgpu.lora.adapter_config import AdapterConfig, read_adapter_config, to_json
 from qlora_wgpu.lora.biases import bias_name, split_biases
 from qlora_wgpu.lora.file_tokens import check_trained_rows, is_whole_matrix, without_copies
+from qlora_wgpu.lora.file_wholes import check_whole, is_saved, without_tied_copy
 from qlora_wgpu.lora.names import (
     LORA_A,
     LORA_B,
     MAGNITUDE,
+    WHOLE,
     Float32Array,
     parse_name,
     tensor_name,
@@ -56,7 +58,7 @@ def save_adapter(
     """
     folder = Path(folder)
     own, trained = split_biases(tensors)
-    pairs = _standard_names(folder, own)
+    pairs = _standard_names(folder, own, config)
     _check_pairs(folder, pairs, config)
     metadata = {**METADATA, **(metadata or {})}
     if in_turns and (kinds := adapted_kinds(pairs)):
@@ -99,6 +101,7 @@ def load_adapter(
         stored = {name: file.float32(name) for name in names}
         told = file.metadata.get(ARRANGED)
     stored = without_copies(folder / WEIGHTS, stored, config.trainable_token_indices)
+    stored = without_tied_copy(stored, config)
     if config.target_parameters:
         where = folder / CONFIG
         stored, config = apart(stored, config, where, in_turns=in_turns, adapted=told)
@@ -108,7 +111,7 @@ def load_adapter(
             f"{folder} holds biases that were trained beside the adapter ({next(iter(trained))}), "
             "which are taken for reading and merging alone: merge it, and go on from the result"
         )
-    tensors = _standard_names(folder / WEIGHTS, pairs)
+    tensors = _standard_names(folder / WEIGHTS, pairs, config)
     _check_pairs(folder / WEIGHTS, tensors, config)
     _check_biases(folder / WEIGHTS, trained, config)
     return tensors | {bias_name(module): array for module, array in trained.items()}, config
@@ -153,11 +156,13 @@ def _adapted(folder: Path, names: list[str]) -> list[str]:
     return sorted({module for module, leaf in filter(None, parsed) if leaf in (LORA_A, LORA_B)})
 
 
-def _standard_names(where: Path, tensors: Mapping[str, Float32Array]) -> dict[str, Float32Array]:
+def _standard_names(
+    where: Path, tensors: Mapping[str, Float32Array], config: AdapterConfig
+) -> dict[str, Float32Array]:
     standard: dict[str, Float32Array] = {}
     for name, array in tensors.items():
         parsed = parse_name(name)
-        if parsed is None:
+        if parsed is None or (parsed[1] == WHOLE and not is_saved(parsed[0], config)):
             raise UnsupportedModelError(
                 f"{where}: tensor {name!r} is no LoRA matrix of a linear layer, which would be "
                 f"called {tensor_name('…', LORA_A)} or ….lora_B.weight"
@@ -183,6 +188,7 @@ def _check_pairs(where: Path, tensors: Mapping[str, Float32Array], config: Adapt
         _check_matrix(where, name, leaf, tensors[name], config.rank_of(module))
     _check_magnitudes(where, tensors, leaves, config)
     check_trained_rows(where, tensors, config)
+    check_whole(where, tensors, config)
 
 
 def _check_biases(where: Path, biases: Mapping[str, Float32Array], config: AdapterConfig) -> None:

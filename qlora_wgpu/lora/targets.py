@@ -234,6 +234,8 @@ def peft_config(
         layers_to_transform=config.layers_to_transform,
         use_dora=config.use_dora,
         trainable_token_indices=config.trainable_token_indices or None,
+        modules_to_save=config.modules_to_save,
+        ensure_weight_tying=config.ensure_weight_tying,
     )
 
 
@@ -267,6 +269,8 @@ def lora_config(
         rank_pattern=dict(adapter.rank_pattern),
         alpha_pattern=dict(adapter.alpha_pattern),
         trainable_token_indices=adapter.trainable_token_indices,
+        modules_to_save=adapter.modules_to_save,
+        ensure_weight_tying=adapter.ensure_weight_tying,
     )
 
 

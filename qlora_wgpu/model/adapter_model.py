@@ -23,6 +23,7 @@ from qlora_wgpu.lora import load_adapter, save_adapter
 from qlora_wgpu.lora.biases import split_biases
 from qlora_wgpu.lora.conversion import Started, converted
 from qlora_wgpu.lora.fitting import adapter_shapes, refuse_other_base
+from qlora_wgpu.lora.names import WHOLE, tensor_name
 from qlora_wgpu.model import batch_encoding
 from qlora_wgpu.model.adapter_biases import AdapterBiases
 from qlora_wgpu.model.adapter_state import (
@@ -231,6 +232,14 @@ class AdapterModel:
         self.write_parameters(self.adapter.join(pairs))
         self.biases.take(biases)
 
+    def _tied_copy(self, tensors: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
+        """The head once more where it is the embedding and trained whole, as PEFT writes it."""
+        of = self.architecture
+        name = tensor_name(of.embed_name.removesuffix(".weight"), WHOLE)
+        if not of.tied or name not in tensors:
+            return {}
+        return {tensor_name(of.head.name, WHOLE): tensors[name]}
+
     def save_adapter(self, path: str | PathLike[str]) -> None:
         """Writes adapter_model.safetensors and adapter_config.json as PEFT loads them.
 
@@ -247,6 +256,7 @@ class AdapterModel:
             start = self.adapter.split(self.adapter.start)
             kind = self.adapter.config.init_lora_weights
             tensors, config, told = converted(Started(kind, tensors, start, config))
+        tensors |= self._tied_copy(tensors)
         tensors |= self.biases.tensors()
         save_adapter(
             Path(path), tensors, config, in_turns=self.architecture.in_turns, metadata=told

@@ -24,7 +24,7 @@ from qlora_wgpu.lora import AdapterConfig
 from qlora_wgpu.lora.biases import split_biases
 from qlora_wgpu.lora.conversion import started_in
 from qlora_wgpu.lora.layout import Adapter
-from qlora_wgpu.lora.names import MAGNITUDE, TOKENS, adapted_layers
+from qlora_wgpu.lora.names import MAGNITUDE, TOKENS, WHOLE, adapted_layers
 from qlora_wgpu.lora.targets import lora_config
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.programs import Programs
@@ -130,6 +130,9 @@ def neutral_parameters(layout: ModelLayout, programs: Programs, device: Device) 
     for module, trained in adapter.trained_rows.items():
         assert trained.originals is not None
         adapter.place(module, TOKENS).view(flat)[:] = trained.originals
+    for module, whole in adapter.trained_whole.items():
+        assert whole.originals is not None
+        adapter.place(module, WHOLE).view(flat)[:] = whole.originals()
     if not adapter.config.use_dora or not device.computes:
         return flat
     write_flat(device, adapter.parameters, flat)

@@ -59,6 +59,9 @@ class _BaseState:
                 state[part] = array.reshape(own)
         for module, trained in self._layout.adapter.trained_rows.items():
             state[f"{module}.weight"][list(trained.indices)] = trained.originals
+        for module, matrix in self._layout.adapter.trained_whole.items():
+            assert matrix.originals is not None
+            state[f"{module}.weight"] = matrix.originals()
         return state
 
     def _matrix(self, weight: Matrix | HostMatrix) -> FloatArray:

@@ -87,7 +87,9 @@ class Search:
     @cached_property
     def _streamed(self) -> ModelLayout:
         layers = self._layout.num_layers
-        return self._layout.waiting(Residency(streamed_layers=layers, streamed_head=True))
+        return self._layout.waiting(
+            Residency(streamed_layers=layers, streamed_head=self._layout.head_ways[-1])
+        )
 
     @cached_property
     def _layers(self) -> list[int]:
@@ -139,7 +141,8 @@ class Search:
             beside: Bytes that the run takes beside a step that is planned so.
         """
         more = More(beside, self._plain)
-        bases = (base for streamed in (False, True) for base in self._bases(streamed=streamed))
+        heads = self._layout.head_ways
+        bases = (base for streamed in heads for base in self._bases(streamed=streamed))
         traced = [self._traced(*base) for base in bases]
         ways = [way for each in traced for way in self._with_weights(each, least_count)]
         least: Fit = self._plain
@@ -165,7 +168,7 @@ class Search:
             room = budget - more.beside(way)
             return next((n for n, total in enumerate(totals) if total <= room), 0)
 
-        for streamed in (False, True):
+        for streamed in self._layout.head_ways:
             for base in self._bases(streamed=streamed):
                 if best is not None and self._least_seconds(*base) >= best.seconds:
                     continue

@@ -35,7 +35,7 @@ def fit_reading(layout: ModelLayout, plans_of: PlansOf, budget: int) -> ModelLay
         return layout
     base = Residency(host_embedding=layout.embedding_bytes > 0)
     ways = [base]
-    for head in (False, True):
+    for head in layout.head_ways:
         way = replace(base, streamed_layers=layout.num_layers, streamed_head=head)
         waiting = layout.waiting(way)
         all_streamed = _total(waiting, plans_of)

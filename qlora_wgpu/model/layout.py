@@ -175,6 +175,11 @@ class ModelLayout:
                 "an adapter with trained rows of the embedding (lora.trainable_token_indices) "
                 "stands alone on its base: open it by itself"
             )
+        if self.adapter.trained_whole or other.adapter.trained_whole:
+            raise ConfigError(
+                "an adapter with a whole embedding or head (lora.modules_to_save) stands alone on "
+                "its base: open it by itself"
+            )
         loras, of_experts = other.adapter.loras, other.adapter.expert_loras
         head = loras.get(self.pretrained.architecture.head.name)
         modules = self.network.modules.with_pairs(loras, of_experts, head)
@@ -203,6 +208,16 @@ class ModelLayout:
         return self._weights.places.head_block_bytes
 
     @property
+    def head_ways(self) -> tuple[bool, ...]:
+        """Whether the head may stay on the device, and whether it may wait in host memory.
+
+        One that is trained whole stays.
+        """
+        of = self.pretrained.architecture
+        module = (of.embed_name if of.tied else of.head_name).removesuffix(".weight")
+        return (False,) if module in self.adapter.trained_whole else (False, True)
+
+    @property
     def tied(self) -> bool:
         """Whether the head is the embedding."""
         return self.pretrained.architecture.tied
@@ -210,7 +225,9 @@ class ModelLayout:
     @property
     def embedding_bytes(self) -> int:
         """Bytes of the input embedding, if it may wait in host memory by itself; else 0."""
-        return 0 if self.tied else self.pretrained.architecture.vocab_size * self.embedded_row_bytes
+        of = self.pretrained.architecture
+        stays = self.tied or of.embed_name.removesuffix(".weight") in self.adapter.trained_whole
+        return 0 if stays else of.vocab_size * self.embedded_row_bytes
 
     @property
     def embedded_row_bytes(self) -> int:

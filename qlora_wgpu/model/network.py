@@ -14,6 +14,7 @@ from qlora_wgpu.ops.modules import DenseMatrix, Head, trained_rows
 from qlora_wgpu.ops.preference import divergence, summed_logps
 from qlora_wgpu.ops.router_balance import balance_loss
 from qlora_wgpu.ops.trained_gradient import sum_up
+from qlora_wgpu.ops.trained_matrix import write_whole
 from qlora_wgpu.ops.trained_rows import TrainedRows, overwrite
 
 
@@ -95,4 +96,6 @@ class Network:
         for weight in dict.fromkeys((self.modules.embedding, self.modules.head)):
             if isinstance(weight, DenseMatrix) and weight.trained is not None:
                 overwrite(g, weight.trained, weight.pieces)
+            if isinstance(weight, DenseMatrix) and weight.whole is not None:
+                write_whole(g, weight.whole, weight.pieces)
         return self.family.forward(g, config, self.modules, batch, checkpointing=checkpointing)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.config import QuantConfig
+from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.family import Architecture, ExpertSpec, LinearSpec, Modules, stored_parts
 from qlora_wgpu.gpu.device import ALIGNMENT, Device
 from qlora_wgpu.graph.dtype import (
@@ -52,6 +53,7 @@ from qlora_wgpu.ops.modules import (
     StreamedMatrix,
 )
 from qlora_wgpu.ops.quantized import QuantizedMatrix
+from qlora_wgpu.ops.trained_matrix import TrainedMatrix
 from qlora_wgpu.ops.trained_rows import TrainedRows
 from qlora_wgpu.quant import WeightFormat
 
@@ -149,18 +151,26 @@ class WeightLayout:
         of_embedding = rows.get(architecture.embed_name.removesuffix(".weight"))
         of_head = rows.get(architecture.head_name.removesuffix(".weight"))
         of_head = of_embedding if tied else of_head
+        wholes = adapter.trained_whole
+        whole_embedding = wholes.get(architecture.embed_name.removesuffix(".weight"))
+        whole_head = whole_embedding if tied else wholes.get(architecture.head.name)
+        if whole_head is not None and streamed:
+            raise ConfigError(
+                f"lora.modules_to_save trains {head_name} whole, which cannot wait in host memory: "
+                "leave it out, or raise device.memory"
+            )
         head: Matrix
         if streamed:
             head = self._streamed_head(head_name, vocab, hidden, of_head)
         else:
-            head = self._dense(head_name, vocab, hidden, trained=of_head)
+            head = self._dense(head_name, vocab, hidden, trained=of_head, whole=whole_head)
         embedding: Matrix | HostMatrix
         if tied:
             embedding = head.host if isinstance(head, StreamedMatrix) else head
-        elif self._residency.host_embedding:
+        elif self._residency.host_embedding and whole_embedding is None:
             embedding = self._on_host(name, vocab, hidden, trained=of_embedding)
         else:
-            embedding = self._dense(name, vocab, hidden, self._dtype, of_embedding)
+            embedding = self._dense(name, vocab, hidden, self._dtype, of_embedding, whole_embedding)
         biases = {
             name: bias
             for specs in with_one_input(architecture.linears)
@@ -277,6 +287,7 @@ class WeightLayout:
         columns: int,
         dtype: str = "",
         trained: TrainedRows | None = None,
+        whole: TrainedMatrix | None = None,
     ) -> DenseMatrix:
         dtype = dtype or self._weight_dtype
         row_bytes = matrix("", 1, columns, dtype).nbytes
@@ -293,7 +304,9 @@ class WeightLayout:
         self.places.when_loading(
             name, lambda: self._load_dense(name, (rows, columns), pieces, trained), image
         )
-        return DenseMatrix(rows, columns, tuple(pieces), trained)
+        if whole is not None:
+            whole.originals = lambda: self._source.read(name, (rows, columns))
+        return DenseMatrix(rows, columns, tuple(pieces), trained, whole)
 
     def _on_host(
         self,

@@ -29,11 +29,12 @@ from qlora_wgpu.ops.logits import (
     rows_of_a_block,
 )
 from qlora_wgpu.ops.loss_weights import scale_label_rows, weighted_total
-from qlora_wgpu.ops.modules import Head, StreamedMatrix, trained_rows
+from qlora_wgpu.ops.modules import Head, StreamedMatrix, trained_rows, trained_whole
 from qlora_wgpu.ops.preference import Preference, preference
 from qlora_wgpu.ops.rows import scatter, transposed
 from qlora_wgpu.ops.tensor import fill_zero
 from qlora_wgpu.ops.trained_gradient import HeadGradient
+from qlora_wgpu.ops.whole_gradient import WholeHead
 
 
 @dataclass(frozen=True)
@@ -99,10 +100,13 @@ def cross_entropy(
         objective: The loss that is summed up.
     """
     loss = _Loss(g, hidden, head, batch, objective)
-    gradient = gradient and (hidden.requires_grad or head.lora is not None)
-    trained = trained_rows(head.matrix)
+    trained, whole = trained_rows(head.matrix), trained_whole(head.matrix)
+    own = head.lora is not None or whole is not None
+    gradient = gradient and (hidden.requires_grad or own)
     if gradient and trained is not None:
         loss.of_rows = HeadGradient(g, trained, batch)
+    if gradient and whole is not None:
+        loss.of_whole = WholeHead(g, whole, hidden, batch)
     dhidden, factors = loss.compute(stats, gradient=gradient)
     if dhidden is not None and factors is not None:
         scale_label_rows(g, dhidden, factors, batch)
@@ -129,6 +133,7 @@ class _Loss:
         self.losses = g.float_vector("losses", 2 * batch.rows)
         self.of_rows: HeadGradient | None = None
         self.pair = HeadPair.of(g, hidden, head, batch)
+        self.of_whole: WholeHead | None = None
 
     def compute(
         self, stats: Tensor | None, *, gradient: bool
@@ -150,7 +155,8 @@ class _Loss:
             factors = None if stats is None else self.total(stats)
             return self._streamed_gradient(factors) if gradient else None, factors
         # What the head's own parameters are multiplied by is known when all losses are.
-        if gradient and self.pair is not None and self._objective.has_factors:
+        own = self.pair is not None or self.of_whole is not None
+        if gradient and own and self._objective.has_factors:
             self._resident(gradient=False)
             factors = None if stats is None else self.total(stats)
             return self._resident(gradient=True, sums=False, factors=factors), factors
@@ -391,6 +397,8 @@ class _Loss:
         if self.pair is not None:
             turned = transposed(g, dlogits, first, self._batch, factors)
             self.pair.take(dlogits, turned, row0, first, made[1], part)
+        if self.of_whole is not None:
+            self.of_whole.take(dlogits, row0, first, head.scale, factors)
         product = Gemm(
             dlogits, w, made[0], False, scale=head.scale, accumulate=row0 > 0, part=part,
             batch_info=self._batch.info, first_row=first, label="lm_head/backward",

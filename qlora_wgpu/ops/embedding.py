@@ -12,9 +12,10 @@ from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.dropout import dropout_params
 from qlora_wgpu.ops.batch import BatchBuffers
-from qlora_wgpu.ops.modules import HostMatrix, Matrix, trained_rows
+from qlora_wgpu.ops.modules import HostMatrix, Matrix, trained_rows, trained_whole
 from qlora_wgpu.ops.trained_gradient import add_lookup_gradient
 from qlora_wgpu.ops.trained_rows import overwrite_looked_up
+from qlora_wgpu.ops.whole_gradient import add_whole_lookup
 
 _NOISE_KEY = zlib.crc32(b"neftune")
 
@@ -42,7 +43,7 @@ def embedding(
     """
     y = g.float32("embedding", batch.rows, weight.columns)
     info = batch.info if batch.noise > 0 else None
-    ids, trained = batch.input_ids, trained_rows(weight)
+    ids, trained, whole = batch.input_ids, trained_rows(weight), trained_whole(weight)
     if isinstance(weight, HostMatrix):
         shards, ids = [(0, batch.rows_of(weight).table)], batch.rows_of(weight).rows
         if trained is not None:
@@ -71,5 +72,9 @@ def embedding(
             y,
             [trained.rows],
             lambda dy: add_lookup_gradient(g, trained, batch.input_ids, dy, scale),
+        )
+    if whole is not None:
+        g.record(
+            y, [], lambda dy: add_whole_lookup(g, whole, batch.input_ids, dy, scale), trains=True
         )
     return y

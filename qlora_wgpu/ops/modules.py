@@ -14,6 +14,7 @@ from qlora_wgpu.graph.tensor import Tensor, matrix
 from qlora_wgpu.kernels.lora import Lora
 from qlora_wgpu.mapped_files import require_whole
 from qlora_wgpu.ops.tensor import copied
+from qlora_wgpu.ops.trained_matrix import TrainedMatrix
 from qlora_wgpu.ops.trained_rows import TrainedRows, overwrite
 
 
@@ -44,12 +45,14 @@ class DenseMatrix:
         columns: Its columns.
         pieces: ``(first row, operand tensor)``.
         trained: The rows that are trained, which overwrite theirs before a forward.
+        whole: All of it, where all is trained, likewise.
     """
 
     rows: int
     columns: int
     pieces: tuple[tuple[int, Tensor], ...]
     trained: TrainedRows | None = None
+    whole: TrainedMatrix | None = None
 
     def shards(self, g: Graph) -> Iterator[tuple[int, Tensor]]:
         """Yields the resident pieces."""
@@ -127,6 +130,11 @@ class StreamedMatrix:
         if self.trained is not None:
             overwrite(g, self.trained, [(row0, block)])
         return copied(g, block) if g.profile.textures else block
+
+
+def trained_whole(weight: Matrix | HostMatrix) -> TrainedMatrix | None:
+    """An embedding or a head as a parameter, if all of it is trained."""
+    return weight.whole if isinstance(weight, DenseMatrix) else None
 
 
 def trained_rows(weight: Matrix | HostMatrix) -> TrainedRows | None:

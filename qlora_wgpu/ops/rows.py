@@ -32,7 +32,12 @@ def scatter(g: Graph, x: Tensor, y: Tensor, first: int, batch: BatchBuffers) -> 
 
 
 def transposed(
-    g: Graph, x: Tensor, first: int, batch: BatchBuffers, factors: Tensor | None = None
+    g: Graph,
+    x: Tensor,
+    first: int,
+    batch: BatchBuffers,
+    factors: Tensor | None = None,
+    columns: tuple[int, int] | None = None,
 ) -> Tensor:
     """A chunk of the label rows as columns: zeros where there are none, whatever is in x.
 
@@ -42,11 +47,13 @@ def transposed(
         first: The first of them.
         batch: The micro-batch.
         factors: What each label row is multiplied by, if by anything, float32.
+        columns: The first column that is taken, and how many are; all by default.
 
     Returns:
         (columns, count), of x's type.
     """
-    y = matrix(f"{x.name} transposed", x.columns, x.rows, x.dtype)
+    column0, count = columns or (0, x.columns)
+    y = matrix(f"{x.name} transposed", count, x.rows, x.dtype)
     g.launch(
         "rows/transposed.wgsl",
         y.rows * y.units(8),
@@ -54,9 +61,10 @@ def transposed(
         {
             "count": x.rows,
             "first": first,
-            "columns": x.columns,
+            "columns": y.rows,
             "x_stride": x.stride,
             "y_stride": y.units(8),
+            "column0": column0,
         },
     )
     return y

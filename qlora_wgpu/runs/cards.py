@@ -86,7 +86,7 @@ class _Waiting:
         layout = resident.layout
         self._resident = resident
         # A head's blocks, and gradients of all rows, may take more than it does itself.
-        self._ways = [self._like(layout, streamed_head=head) for head in (False, True)]
+        self._ways = [self._like(layout, streamed_head=head) for head in layout.head_ways]
 
     def _like(self, layout: ModelLayout, *, streamed_head: bool) -> list[Totals]:
         """A way that takes about the least, and those that may take a little less."""

@@ -79,7 +79,7 @@ def opened_cluster(
         options = training_options(settings.train, weighted=settings.data.has_weights)
         model = AdapterModel(layout, device, options=options)
         start = model.adapter.initial(settings.train.seed)
-        if settings.lora.use_dora or model.adapter.trained_rows:
+        if settings.lora.use_dora or model.adapter.trained_rows or model.adapter.trained_whole:
             start = start + cluster.neutral()
         model.write_parameters(start)
         if settings.lora.init_from is not None:

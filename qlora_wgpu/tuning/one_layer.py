@@ -45,7 +45,7 @@ class OneLayer:
         decoder = architecture.config
         if not isinstance(decoder, Decoder):
             return cls._by_config(config, lora)
-        plain = lora.model_copy(update={"trainable_token_indices": None})
+        plain = lora.model_copy(update={"trainable_token_indices": None, "modules_to_save": None})
         ends = Vocabulary.of(architecture)
         adapter = Adapter(plain, architecture.linears, architecture.experts, vocabulary=ends)
         index = _adapted_layer(decoder, adapter.targets)
@@ -76,6 +76,7 @@ class OneLayer:
             "rank_pattern": {},
             "alpha_pattern": {},
             "trainable_token_indices": None,  # of the whole vocabulary
+            "modules_to_save": None,
         }
         adapted = lora.model_copy(update=everywhere)
         return cls(small, find_family(small).read(small), adapted)
@@ -102,5 +103,6 @@ def _moved(adapter: Adapter, decoder: Decoder, index: int, head: str) -> LoraCon
         "rank_pattern": {f"^{re.escape(name)}$": rank for name, rank in ranks.items()},
         "alpha_pattern": {},
         "trainable_token_indices": None,  # of the whole vocabulary
+        "modules_to_save": None,
     }
     return adapter.config.model_copy(update=changes)

@@ -25,6 +25,7 @@ def check_settings(settings: Config) -> None:
         ("model.add_special_tokens", model.add_special_tokens or None, None),
         ("lora.init_from", lora.init_from, None),
         ("lora.trainable_token_indices", lora.trainable_token_indices, None),
+        ("lora.modules_to_save", lora.modules_to_save, None),
     ]
     for name, value, wanted in found:
         if value != wanted:

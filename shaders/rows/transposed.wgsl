@@ -1,7 +1,7 @@
-// y[c, i] = factors[first + i] · x[i, c]  for the first batch_info[0] - first rows i of x, zero for the
+// y[c, i] = factors[first + i] · x[i, column0 + c]  for the first batch_info[0] - first rows i of x, zero for the
 // others, whatever is in them; without factors they are one.
 //
-// x (count, columns), y (columns, count) of any type, overwritten; factors float32, of each label row.
+// x (count, ·), y (columns, count) of any type, overwritten; factors float32, of each label row.
 // Neighbouring invocations read neighbours of a row. Launcher: ops/rows.py.
 //#include common/flat.wgsl
 
@@ -11,6 +11,7 @@ struct Params {
     columns: u32,
     x_stride: u32,
     y_stride: u32,
+    column0: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -38,10 +39,11 @@ fn four(i: u32, column: u32) -> vec4<f32> {
 }
 
 fn each(i: u32) {
-    let column = i % params.columns;
+    let row = i % params.columns;
+    let column = params.column0 + row;
     let unit = i / params.columns;
     if (unit >= params.y_stride) {
         return;
     }
-    store_y(column * params.y_stride + unit, eight(four(8u * unit, column), four(8u * unit + 4u, column)));
+    store_y(row * params.y_stride + unit, eight(four(8u * unit, column), four(8u * unit + 4u, column)));
 }

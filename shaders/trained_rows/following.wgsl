@@ -3,8 +3,8 @@
 // row is not trained, or it is padding.
 //
 // ids, following (rows), slots (vocabulary): where a token's row is among the trained ones, or
-// 0xffffffff. An invocation per place, which looks both ways.
-// Launcher: ops/trained_gradient.py.
+// 0xffffffff; without slots all are trained. An invocation per place, which looks both ways.
+// Launchers: ops/trained_gradient.py, ops/whole_gradient.py.
 
 struct Params {
     rows: u32,
@@ -15,8 +15,18 @@ const NOT_FIRST = 0x80000000u;
 
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> ids: array<u32>;
+//#if slots
 @group(0) @binding(2) var<storage, read> slots: array<u32>;
+//#endif
 @group(0) @binding(3) var<storage, read_write> following: array<u32>;
+
+fn is_trained(id: u32) -> bool {
+//#if slots
+    return slots[id] != 0xffffffffu;
+//#else
+    return true;
+//#endif
+}
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
@@ -25,7 +35,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         return;
     }
     let id = ids[m];
-    if (id == params.padding || slots[id] == 0xffffffffu) {
+    if (id == params.padding || !is_trained(id)) {
         following[m] = NOT_FIRST;
         return;
     }

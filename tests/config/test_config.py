@@ -37,6 +37,8 @@ DEFAULTS = {
         "layers_to_transform": None,
         "init_lora_weights": "default",
         "trainable_token_indices": None,
+        "modules_to_save": None,
+        "ensure_weight_tying": False,
         "init_from": None,
     },
     "data": {

@@ -124,7 +124,7 @@ def test_tables_name_keys_that_there_are():
         (("train", "per_device_eval_batch_size"), ": not needed here: held-out data is measured"),
         (("flash_attention",), ": not needed here: attention"),
         (("train", "deepspeed"), ": no counterpart here: a run takes one GPU"),
-        (("lora", "modules_to_save"), ": no counterpart here: embeddings"),
+        (("lora", "additional_target"), ": no counterpart here: norms and biases"),
         (("lora", "scale"), ": it is lora.lora_alpha / lora.r"),
         (("num_layers",), ": lora.layers_to_transform lists"),
         (("micro_batch_size",), ": did you mean 'train.per_device_train_batch_size'?"),

@@ -152,7 +152,7 @@ MISTAKES = {
     ),
     "modules to save": (
         ("train", "run.yaml", "lora.modules_to_save=[lm_head]"), None, None,
-        "no counterpart here: embeddings as a whole, norms and biases stay frozen",
+        "lm_head is tied to model.embed_tokens",
     ),
     "rank 0": (("train", "run.yaml", "lora.r=0"), None, None, "lora.r"),
     "no such module": (

@@ -30,6 +30,7 @@ from qlora_wgpu.reference import (
     row_gate,
     scaling,
     short_conv,
+    trained_matrix,
     trained_rows,
     xielu,
 )
@@ -256,6 +257,22 @@ def test_a_pair_on_the_head(options):
             given[name],
             gradient,
         )
+
+
+@pytest.mark.parametrize("options", [(), (0.4, 2.0)])
+def test_a_matrix_that_is_trained_whole(options):
+    """Looked up and as a head; token 8 is there twice."""
+    ids, targets = np.array([3, 8, 0, 8, 2]), np.array([3, -100, 8, 0, -100])
+    weight, hidden, dy = normal(9, 4), normal(5, 4), normal(5, 4)
+
+    def loss(v):
+        return np.sum(dy * 2.0 * v[ids]) + cross_entropy.forward(hidden, v, targets, *options)
+
+    dlogits = cross_entropy.logits_gradient(hidden, weight, targets, *options)
+    gradient = trained_matrix.head_gradient(dlogits, hidden, *options[:1])
+    check(loss, weight, gradient + trained_matrix.lookup_gradient(dy, ids, 9, 2.0))
+    masked = trained_matrix.lookup_gradient(dy, ids, 9, padding=8)
+    assert not masked[8].any() and masked[0].any()
 
 
 def test_parts_of_a_dropout():

@@ -35,6 +35,8 @@ _KEYS = {
     "peft_use_dora": "lora.use_dora",
     "peft_init_lora_weights": "lora.init_lora_weights",
     "peft_layers_to_transform": "lora.layers_to_transform",
+    "lora_modules_to_save": "lora.modules_to_save",
+    "peft_ensure_weight_tying": "lora.ensure_weight_tying",
     "peft_trainable_token_indices": "lora.trainable_token_indices",
     "loraplus_lr_ratio": "optim.loraplus_lr_ratio",
     "sequence_len": "data.max_seq_length",

@@ -27,6 +27,8 @@ KEYS = {
     "use_rslora": "lora.use_rslora",
     "use_dora": "lora.use_dora",
     "init_lora_weights": "lora.init_lora_weights",
+    "modules_to_save": "lora.modules_to_save",
+    "ensure_weight_tying": "lora.ensure_weight_tying",
     "trainable_token_indices": "lora.trainable_token_indices",
     "lora_dropout": "lora.lora_dropout",
 }

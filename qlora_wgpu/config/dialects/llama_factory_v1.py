@@ -86,9 +86,8 @@ def _convert_adapter(draft: Draft) -> None:
     if (folder := adapter.get("adapter_name_or_path")) is not None:
         names = folder if isinstance(folder, list) else [folder]
         draft.set("lora.init_from", draft.place(str(names[0])), "peft_config.adapter_name_or_path")
-    if adapter.get("modules_to_save"):
-        reason = "embeddings, norms and biases stay frozen: LoRA pairs alone train"
-        draft.leave_out("peft_config.modules_to_save", adapter["modules_to_save"], reason)
+    if saved := adapter.get("modules_to_save"):
+        draft.set("lora.modules_to_save", saved, "peft_config.modules_to_save")
 
 
 def _convert_data(draft: Draft) -> None:

@@ -8,8 +8,8 @@ _KERNELS = "the kernels are this program's own, and always on"
 _TOKENIZER = "the tokenizer's own files decide"
 _HUB = "`hf upload` brings a run's adapter to the hub"
 _FROZEN = (
-    "embeddings as a whole, norms and biases stay frozen: LoRA pairs train, and rows of the "
-    "embedding with lora.trainable_token_indices"
+    "norms and biases stay frozen: LoRA pairs train, rows of the embedding with "
+    "lora.trainable_token_indices, and it and the head as a whole with lora.modules_to_save"
 )
 _NEW_TOKENS = "model.add_tokens and model.add_special_tokens add tokens, and train their rows"
 _SUPERVISED = "training is supervised"
@@ -95,7 +95,7 @@ NO_COUNTERPART = {
         "push_dataset_to_hub hub_revision hf_hub_token hub_always_push"
     ),
     _FROZEN: (
-        "lora_modules_to_save modules_to_save additional_target "
+        "additional_target "
         "lora_bias bias unfrozen_parameters embedding_lr embedding_lr_scale "
         "freeze_trainable_layers"
     ),

@@ -114,6 +114,17 @@ class LoraConfig(Section):
         "numbers by the matrices' names, such as {embed_tokens: [0], lm_head: [0]}; null for "
         "none. A head that is tied to the embedding has the same rows.",
     )
+    modules_to_save: list[Text] | None = Field(
+        None,
+        min_length=1,
+        description="Of lm_head and embed_tokens, those that are trained whole, in float32, as in "
+        "PEFT; null for none. Each number takes 16 bytes beside the base's.",
+    )
+    ensure_weight_tying: bool = Field(
+        False,
+        description="Whether a tied embedding and head are trained as one where "
+        "modules_to_save names either; without it that is refused.",
+    )
     init_from: Annotated[Text | None, FREE_ON_RESUME] = Field(
         None, description="Folder of an adapter of the same shape to go on training, or null."
     )

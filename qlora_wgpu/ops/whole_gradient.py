@@ -1,0 +1,93 @@
+"""The gradient of a matrix that is trained whole: of the embedding's lookups, of the head's logits.
+
+It is added where it belongs at once, since it is as large as the matrix.
+"""
+
+from __future__ import annotations
+
+from qlora_wgpu.graph.dtype import ceil_div
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.kernels.gemm import GEMM, Gemm
+from qlora_wgpu.ops.batch import BatchBuffers
+from qlora_wgpu.ops.rows import gather, transposed
+from qlora_wgpu.ops.trained_matrix import TrainedMatrix, overlapping
+from qlora_wgpu.ops.trained_rows import NONE
+
+
+def add_whole_lookup(
+    g: Graph, trained: TrainedMatrix, ids: Tensor, dy: Tensor, scale: float
+) -> None:
+    """Adds scale · Σ dy[m] over all m with ids[m] = t to the gradient of each row t.
+
+    The sum goes from a token's first place in the batch to its next, as that of trained rows.
+
+    Args:
+        g: The graph.
+        trained: The rows.
+        ids: uint32 (tokens), below the matrix's rows.
+        dy: (tokens, columns) of any type.
+        scale: What rows were multiplied by.
+    """
+    following = g.integers("next of the same token", dy.rows)
+    threads = g.profile.flat_group
+    g.launch(
+        "trained_rows/following.wgsl",
+        (ceil_div(dy.rows, threads), 1, 1),
+        {"ids": ids, "slots": None, "following": following},
+        {"rows": dy.rows, "padding": NONE if trained.padding is None else trained.padding},
+        {"THREADS": threads},
+    )
+    for row0, gradient in trained.gradients:
+        g.launch(
+            "trained_rows/whole_gradient.wgsl",
+            (dy.rows, ceil_div(dy.units(4), threads), 1),
+            {"ids": ids, "following": following, "dy": dy, "gradient": gradient},
+            {
+                "rows": dy.rows,
+                "stride": dy.units(4),
+                "scale": scale,
+                "row0": row0,
+                "count": gradient.rows,
+            },
+            {"THREADS": threads},
+        )
+
+
+class WholeHead:
+    """The gradient of a head that is trained whole, added while its logits pass by."""
+
+    def __init__(
+        self, g: Graph, trained: TrainedMatrix, hidden: Tensor, batch: BatchBuffers
+    ) -> None:
+        """Notes what it is made of.
+
+        Args:
+            g: The graph.
+            trained: The head.
+            hidden: What it was given.
+            batch: The micro-batch.
+        """
+        self._g, self._trained, self._hidden, self._batch = g, trained, hidden, batch
+
+    def take(
+        self, dlogits: Tensor, row0: int, first: int, scale: float, factors: Tensor | None
+    ) -> None:
+        """Adds what some rows of the head get of some label rows.
+
+        Args:
+            dlogits: (label rows, rows of the head from ``row0`` on).
+            row0: The first of these.
+            first: The first of the label rows.
+            scale: What the head's product was multiplied by.
+            factors: What each label row's gradient is multiplied by, if by anything.
+        """
+        g, batch = self._g, self._batch
+        x = gather(g, self._hidden, dlogits.rows, first, batch)
+        for begin, gradient in overlapping(self._trained.gradients, row0, dlogits.columns):
+            columns = (begin - row0, gradient.rows)
+            turned = transposed(g, dlogits, first, batch, factors, columns)
+            product = Gemm(
+                turned, x, gradient, False, scale=scale, accumulate=True, label="lm_head/whole"
+            )
+            GEMM.launch(g, product)
