@@ -18,7 +18,7 @@ def listed_tokens(value: Any) -> list[str]:
 
 
 def convert_llama_factory(draft: Draft) -> None:
-    """Its ``add_tokens``, ``add_special_tokens`` or ``new_special_tokens``, and ``resize_vocab``."""
+    """Its ``add_tokens``, ``add_special_tokens`` (``new_special_tokens``) and ``resize_vocab``."""
     plain, special = draft.take("add_tokens"), draft.take("add_special_tokens")
     origin = "add_special_tokens"
     if special is None:
