@@ -16,7 +16,12 @@ from qlora_wgpu.runs.first_settings import first_settings
 
 @click.command()
 @click.option("--model", "model_path", help="Folder or hub name of the base.")
-@click.option("--data", "data_path", help="File, folder or hub name of the data.")
+@click.option(
+    "--data",
+    "data_paths",
+    multiple=True,
+    help="File, folder or hub name of the data; several make a mixture.",
+)
 @click.option("--eval", "eval_path", help="Held-out data in the same form.")
 @click.option(
     "--from",
@@ -28,7 +33,7 @@ from qlora_wgpu.runs.first_settings import first_settings
 @click.option("--overwrite", is_flag=True, help="Replace the file if it is there.")
 def init(
     model_path: str | None,
-    data_path: str | None,
+    data_paths: tuple[str, ...],
     eval_path: str | None,
     other: str | None,
     out: str,
@@ -45,15 +50,17 @@ def init(
     if file.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"--out {out!r} must end in .yaml")
     if other is not None:
-        text = converted(other, model_path, data_path, eval_path, console)
-    elif model_path is None or data_path is None:
+        if len(data_paths) > 1:
+            raise ConfigError("--from takes one --data, in place of what the file names")
+        text = converted(other, model_path, next(iter(data_paths), None), eval_path, console)
+    elif model_path is None or not data_paths:
         missing = "--model" if model_path is None else "--data"
         raise click.MissingParameter(param_hint=f"'{missing}'", param_type="option")
     else:
-        if eval_path is None and has_validation(Path(data_path)):
-            eval_path = data_path
+        if eval_path is None and len(data_paths) == 1 and has_validation(Path(data_paths[0])):
+            eval_path = data_paths[0]
         with console.status("looking at the data"):
-            text = _fitted(model_path, data_path, eval_path)
+            text = commented_yaml(*first_settings(model_path, data_paths, eval_path))
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as err:
@@ -63,8 +70,3 @@ def init(
         f"`qlora-wgpu estimate {out}`, and train with `qlora-wgpu train {out}`.",
         highlight=False,
     )
-
-
-def _fitted(model_path: str, data_path: str, eval_path: str | None) -> str:
-    """The file for a model and its data."""
-    return commented_yaml(*first_settings(model_path, data_path, eval_path))

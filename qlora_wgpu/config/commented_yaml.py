@@ -11,6 +11,8 @@ from qlora_wgpu.visible import one_line, visible_json
 _COMMENTS_AT = 38  # the column that comments begin in
 _PLAIN = frozenset("/._-")
 
+Value = str | bool | int | float | list[dict[str, str]]
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -24,7 +26,7 @@ class Setting:
     """
 
     key: str
-    value: str | bool | int | float
+    value: Value
     why: str = ""
     is_active: bool = True
 
@@ -54,8 +56,11 @@ def commented_yaml(title: str, settings: Sequence[Setting]) -> str:
     return parts[0] + "\n" + "\n\n".join(parts[1:]) + "\n"
 
 
-def _yaml_value(value: str | bool | int | float) -> str:
+def _yaml_value(value: Value) -> str:
     """A value as YAML takes it, whatever a text holds."""
+    if isinstance(value, list):
+        entries = (", ".join(f"{k}: {_yaml_value(v)}" for k, v in each.items()) for each in value)
+        return f"[{', '.join(f'{{{entry}}}' for entry in entries)}]"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):

@@ -72,7 +72,7 @@ class Config(Section):
     @field_validator("cluster")
     @classmethod
     def _goes_with_the_objective(cls, value: ClusterConfig, info: ValidationInfo) -> ClusterConfig:
-        train, data, lora = (info.data.get(name) for name in ("train", "data", "lora"))
+        train, data = info.data.get("train"), info.data.get("data")
         if train is None or train.objective == "sft":
             return value
         what = f"train.objective: {train.objective}"
@@ -80,11 +80,6 @@ class Config(Section):
             raise ValueError(
                 f"cannot be used with {what}, which is computed on one device: leave "
                 "cluster.scheduler out"
-            )
-        if lora is not None and lora.lora_dropout > 0:
-            raise ValueError(
-                f"stands beside {what} and lora.lora_dropout above 0: TRL turns dropout off there, "
-                "so set it to 0"
             )
         if data is not None and data.sources is not None:
             raise ValueError(

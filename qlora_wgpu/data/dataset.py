@@ -10,15 +10,13 @@ from typing import Any
 from qlora_wgpu.cache_folder import cache_problem
 from qlora_wgpu.data.chat import ChatTemplate, find_chat_template
 from qlora_wgpu.data.examples import Dataset, Example
-from qlora_wgpu.data.formats import (
-    Encoded,
-)
+from qlora_wgpu.data.formats import Encoded, is_blank
 from qlora_wgpu.data.hub_datasets import download, is_dataset_name
 from qlora_wgpu.data.preference_source import AnswersInMemory, AnswerSource, unit_of
 from qlora_wgpu.data.preparation import Preparation
 from qlora_wgpu.data.prepared import cache_folder, prepare
 from qlora_wgpu.data.row_source import RowsInMemory, RowSource
-from qlora_wgpu.data.sources import select_files, with_split
+from qlora_wgpu.data.sources import holds_documents, read_rows, select_files, with_split
 from qlora_wgpu.data.splits import Selection
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import DataError
@@ -122,6 +120,19 @@ def row_format(
     if not isinstance(path, str | os.PathLike):
         return _in_memory(path, tokenizer, how, "rows").row_format
     return _open(path, tokenizer, how, lambda rows: None).row_format
+
+
+def first_row(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """The first row of a file, folder or name that holds anything; None of documents.
+
+    Raises:
+        DataError: If it cannot be read.
+    """
+    files = _select(path, held_out=False).files
+    if holds_documents(list(files)):
+        return None
+    rows = (row for file in files for _, row in read_rows(file))
+    return next((row for row in rows if not is_blank(row)), None)
 
 
 def _open(

@@ -8,8 +8,13 @@ from qlora_wgpu.data.formats import CHATS
 from qlora_wgpu.data.tokenizer import Tokenizer
 
 
-def chosen_template(data_path: str, tokenizer: Tokenizer) -> str | None:
+def chosen_template(data_path: str, tokenizer: Tokenizer, objective: str = "sft") -> str | None:
     """The name of the template that a run on some data needs besides the tokenizer.
+
+    Args:
+        data_path: Path or hub name of the data.
+        tokenizer: The model's.
+        objective: What its rows are for.
 
     Returns:
         The name; None where the tokenizer has a template, or the rows are no chats.
@@ -19,7 +24,7 @@ def chosen_template(data_path: str, tokenizer: Tokenizer) -> str | None:
     """
     if tokenizer.chat_template is not None:
         return None
-    how = Preparation(max_seq_length=2)
+    how = Preparation(max_seq_length=2, objective=objective)
     if row_format(data_path, tokenizer, how) not in CHATS:
         return None
     return suitable_template(tokenizer)

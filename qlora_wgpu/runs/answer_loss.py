@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from qlora_wgpu.config import Config
 from qlora_wgpu.data import Dataset
-from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.training import Observer, training_options
 from qlora_wgpu.training.answers import Answers
@@ -15,7 +17,7 @@ from qlora_wgpu.training.step_log import answer_metrics
 
 
 class AnswerLoss:
-    """Measures a model as it is; the reference is its base alone."""
+    """Measures a model as it is, against the reference that its run had."""
 
     def __init__(
         self, model: QLoRAModel, dataset: Dataset, settings: Config, observer: Observer
@@ -29,21 +31,17 @@ class AnswerLoss:
             observer: Who is told what goes on.
 
         Raises:
-            ConfigError: If the run's reference is an adapter that it went on from.
+            CheckpointError: If the run's reference is an adapter that it went on from, and that is
+                not there any more.
         """
         preference = preference_of(settings.train)
         assert preference is not None
-        if settings.lora.init_from is not None and preference.has_reference:
-            raise ConfigError(
-                "lora.init_from: the reference of this run is the adapter that it went on from, "
-                "and eval compares with the base alone: read metrics.jsonl, which has what "
-                "training measured"
-            )
         self._model, self._dataset, self._settings = model, dataset, settings
         self._observer = observer
         model.options = training_options(settings.train)
         longest = max(settings.data.max_seq_length, dataset.longest)
-        with model.adapter_off():
+        begun_from = settings.lora.init_from if preference.has_reference else None
+        with model.adapter_off() if begun_from is None else _adapter(model, begun_from):
             references = references_of(
                 model, dataset, preference, settings.rows_at_once, longest,
                 keep=settings.data.cache, progress=observer.activity,
@@ -60,3 +58,16 @@ class AnswerLoss:
         given = self._model, self._answers, rows, settings.rows_at_once
         loss, count, *sums = answer_sums(*given, progress)
         return loss / count, int(count), answer_metrics(settings.train, sums)
+
+
+@contextmanager
+def _adapter(model: QLoRAModel, folder: str) -> Iterator[None]:
+    """While it is entered, the model computes with the adapter in a folder."""
+    own, name = model.active_adapter, "reference"
+    model.load_adapter(folder, name)
+    model.set_adapter(name)
+    try:
+        yield
+    finally:
+        model.set_adapter(own)
+        model.delete_adapter(name)

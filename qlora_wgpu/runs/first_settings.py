@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.config import LoraConfig, QuantConfig
+from qlora_wgpu.config import LoraConfig, QuantConfig, TrainConfig
 from qlora_wgpu.config.commented_yaml import Setting
-from qlora_wgpu.data import Dataset, Preparation, Tokenizer, chosen_template, load_dataset
-from qlora_wgpu.data.prepared import learns
-from qlora_wgpu.data.sources import data_files, holds_documents
+from qlora_wgpu.data import Tokenizer, chosen_template
 from qlora_wgpu.errors import ConfigError, QLoRAError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory_size import memory_size
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.runs.first_batches import FirstBatches, first_batches
+from qlora_wgpu.runs.first_data import FirstData, objective_of
 from qlora_wgpu.runs.workload import Target, Workload
-from qlora_wgpu.training import refuse_existing_run
+from qlora_wgpu.training import refuse_existing_run, training_options
 
-_BUCKETS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
-_POSITIONS = 4096  # of a model that does not say how many it was made for
-_WINDOW, _LONG = 1024, 4096  # of documents, where they are longer than that
 _UNKNOWN = 8 << 30  # bytes of a card that is not there to be asked
 _SPARE = 0.8  # of a card's memory is planned with: drivers and screens take some
 _RUNS = 1000  # of one name, in a folder
@@ -63,67 +60,14 @@ class Room:
         return cls(target, int(share * size), words, device.is_cpu)
 
 
-@dataclass(frozen=True)
-class FirstData:
-    """The data of a first run, as init looks at it.
-
-    Attributes:
-        dataset: Its examples, uncut.
-        lengths: Tokens of each, rising.
-        are_documents: Whether they are texts that are cut into windows.
-        length: Tokens of a row that nearly all fit in.
-        limit: The most that the model was made for.
-    """
-
-    dataset: Dataset
-    lengths: list[int]
-    are_documents: bool
-    length: int
-    limit: int
-
-    @classmethod
-    def read(
-        cls, path: str, folder: ModelFolder, tokenizer: Tokenizer, template: str | None
-    ) -> FirstData:
-        """Reads and encodes it.
-
-        Raises:
-            DataError: If it cannot be read or has nothing to learn.
-        """
-        how = Preparation(max_seq_length=1 << 20, chat_template=template)
-        dataset = load_dataset(path, tokenizer, 2, how=how)
-        lengths = sorted(dataset.lengths.tolist())
-        positions = folder.config.get("max_position_embeddings")
-        limit = positions if isinstance(positions, int) else _POSITIONS
-        documents = Path(path).exists() and holds_documents(data_files(Path(path)))
-        length = _document_length(lengths, limit) if documents else _row_length(lengths, limit)
-        return cls(dataset, lengths, documents, length, limit)
-
-    @property
-    def windows(self) -> list[int]:
-        """Tokens of the rows that are learnt from: documents are cut into several."""
-        if not self.are_documents:
-            return self.lengths
-        full = sum(max(n // self.length, 1) for n in self.lengths)
-        return [min(self.length, self.lengths[-1])] * full
-
-    @property
-    def is_learnt_at_the_end(self) -> bool:
-        """Whether more rows have something to learn in their last tokens than in their first."""
-        length = self.length
-        first = sum(learns(example.labels[:length].tolist()) for example in self.dataset)
-        last = sum(learns(example.labels[-length:].tolist()) for example in self.dataset)
-        return not self.are_documents and last > first
-
-
 def first_settings(
-    model: str, train: str, held_out: str | None, room: Room | None = None
+    model: str, train: str | Sequence[str], held_out: str | None, room: Room | None = None
 ) -> tuple[str, list[Setting]]:
     """Chooses the settings of a first run.
 
     Args:
         model: Folder or hub name of the base.
-        train: Path or hub name of the data.
+        train: Path or hub name of the data; several make a mixture.
         held_out: Path or hub name of held-out data.
         room: The memory to plan for; by default that of the GPU here.
 
@@ -134,34 +78,44 @@ def first_settings(
         CheckpointError: If the model is not there.
         UnsupportedModelError: If it asks for something that is not computed here.
         DataError: If the data cannot be read.
+        ConfigError: If it cannot be mixed.
     """
+    paths = [train] if isinstance(train, str) else list(train)
     room = room or Room.here()
     folder = ModelFolder.without_weights(model)
     pretrained = Pretrained.from_config(folder.config)
     tokenizer = Tokenizer.from_folder(folder.text_folder)
-    template = chosen_template(train, tokenizer)
-    data = FirstData.read(train, folder, tokenizer, template)
-    workload = Workload(pretrained, LoraConfig(), QuantConfig(), "bfloat16", 1, 1, False)
+    objective = objective_of(paths)
+    names = (chosen_template(path, tokenizer, objective) for path in paths)
+    template = next((name for name in names if name is not None), None)
+    data = FirstData.read(paths, folder, tokenizer, template)
+    options = training_options(TrainConfig(objective=objective))
+    workload = Workload(
+        pretrained, LoraConfig(), QuantConfig(), "bfloat16", 1, 1, False,
+        objective=options.objective,
+    )  # fmt: skip
+    sides = 2 if objective == "dpo" else 1
 
     @cache
     def fits(rows: int, length: int, checkpointing: bool) -> bool:
-        planned = replace(workload, batch=rows, seq=length, checkpointing=checkpointing)
+        planned = replace(workload, batch=sides * rows, seq=length, checkpointing=checkpointing)
         total = room.target.total(planned)
         return total is not None and total <= room.nbytes
 
     windows = data.windows
     batches = first_batches(
-        windows, data.length, data.limit, fits, is_cpu=room.is_cpu, packable=not data.are_documents
+        windows, data.length, data.limit, fits, is_cpu=room.is_cpu, packable=data.is_packable
     )
     layers = pretrained.architecture.num_layers
-    title = f"{Path(model).name}, {layers} layers, on {len(windows):,} rows of {Path(train).name}."
+    of = " and ".join(Path(path).name for path in paths)
+    title = f"{Path(model).name}, {layers} layers, on {len(windows):,} rows of {of}."
     settings = [
         Setting("model.path", model),
         Setting("quant.scheme", "nf4", "4 bits a weight; none keeps frozen layers as they are"),
         *_lora(),
-        *_data(data, batches, train, held_out, template),
-        *_train(batches, room),
-        *_optim(pretrained.architecture.hidden_size),
+        *_data(data, batches, paths, held_out, template),
+        *_train(batches, room, objective),
+        *_optim(pretrained.architecture.hidden_size, objective),
         *_output(batches, Path(model).name),
     ]
     return title, settings
@@ -177,10 +131,14 @@ def _lora() -> list[Setting]:
 
 
 def _data(
-    data: FirstData, batches: FirstBatches, train: str, held_out: str | None, template: str | None
-) -> list[Setting]:
+    data: FirstData, batches: FirstBatches, paths: Sequence[str], held_out: str | None,
+    template: str | None,
+) -> list[Setting]:  # fmt: skip
+    all_rows = "each gives all rows; add weight: or rows: to take a share"
     settings = [
-        Setting("data.train", train),
+        Setting("data.train", paths[0])
+        if len(paths) == 1
+        else Setting("data.sources", [{"path": path} for path in paths], all_rows),
         Setting("data.eval", held_out, "loss on it is measured")
         if held_out is not None
         else Setting("data.eval_split", 0.05, "a part to measure the loss on", is_active=False),
@@ -195,12 +153,14 @@ def _data(
         settings.append(Setting("data.truncation", "keep_end", "longer rows keep what is learnt"))
     mean = sum(data.lengths) / len(data.lengths)
     why = "each row of the data has one of its own"
+    if data.objective == "dpo":
+        why = "each answer of a pair has a row of its own"
     if batches.packing:
         why = f"rows have {mean:,.0f} tokens: {batches.examples_per_row:.1f} of them share one"
     return [*settings, Setting("data.packing", batches.packing, why)]
 
 
-def _train(batches: FirstBatches, room: Room) -> list[Setting]:
+def _train(batches: FirstBatches, room: Room, objective: str) -> list[Setting]:
     rows = batches.rows * batches.micro_batches
     step = f"a step has {rows} row{'s' if rows > 1 else ''}"
     if batches.packing:
@@ -213,6 +173,7 @@ def _train(batches: FirstBatches, room: Room) -> list[Setting]:
         checkpointing = "recomputes layers: slower, much less memory"
     epochs = f"about {batches.steps:,} steps"
     return [
+        *_objective(objective),
         Setting("train.num_train_epochs", batches.epochs, epochs),
         Setting("train.per_device_train_batch_size", batches.rows, fitting),
         Setting("train.gradient_accumulation_steps", batches.micro_batches, step),
@@ -220,10 +181,23 @@ def _train(batches: FirstBatches, room: Room) -> list[Setting]:
     ]
 
 
-def _optim(hidden_size: int) -> list[Setting]:
-    why = f"for a model of width {hidden_size:,}: smaller ones take more"
+def _objective(objective: str) -> list[Setting]:
+    """What is learnt, where it is not the rows as they are."""
+    if objective == "sft":
+        return []
+    why = "pairs of answers; orpo does without the reference"
+    if objective == "kto":
+        why = "answers that are good or bad"
+    beta = Setting("train.beta", 0.1, "how close to the reference the model stays")
+    return [Setting("train.objective", objective, why), beta]
+
+
+def _optim(hidden_size: int, objective: str) -> list[Setting]:
+    rate, why = first_learning_rate(hidden_size), "smaller ones take more"
+    if objective != "sft":
+        rate, why = rate / 10, "a tenth of what rows by themselves take"
     return [
-        Setting("optim.learning_rate", first_learning_rate(hidden_size), why),
+        Setting("optim.learning_rate", rate, f"for a model of width {hidden_size:,}: {why}"),
         Setting("optim.lr_scheduler_type", "cosine"),
         Setting("optim.warmup_ratio", 0.03),
     ]
@@ -259,26 +233,6 @@ def first_learning_rate(hidden_size: int) -> float:
     power = 10.0 ** math.floor(math.log10(rate))
     nearest = min((1, 2, 3, 5, 10), key=lambda digit: abs(math.log(digit * power / rate)))
     return float(f"{min(max(nearest * power, 1e-4), 5e-3):.1e}")
-
-
-def _document_length(lengths: list[int], limit: int) -> int:
-    """The length of windows that documents are cut into."""
-    return min(_WINDOW, limit) if _common(lengths) > _LONG else _row_length(lengths, limit)
-
-
-def _row_length(lengths: list[int], limit: int) -> int:
-    """A length that nearly all rows fit in, if the model and most GPUs take it.
-
-    Args:
-        lengths: Tokens of each row, rising.
-        limit: The model's longest text.
-    """
-    common = _common(lengths)
-    return min(next((b for b in _BUCKETS if b >= common), _BUCKETS[-1]), limit)
-
-
-def _common(lengths: list[int]) -> int:
-    return lengths[min(int(0.98 * len(lengths)), len(lengths) - 1)]
 
 
 def _plain(name: str) -> str:

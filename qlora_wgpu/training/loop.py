@@ -225,17 +225,20 @@ class TrainingLoop:
         return tokens
 
     def _answer_blocks(self, step: int, answers: Answers) -> Iterator[MicroBatch]:
-        """The micro-batches of a step over answers."""
+        """The micro-batches of a step over answers; what only measures them drops nothing out."""
         model, blocks = self._run.model, self._plan.blocks(step - 1)
+        learnt = 0
         for made in answers.batches(blocks, self._plan.batch_size):
-            batch = made.batch
+            batch, is_measured = made.batch, made.kind == "divergence"
+            is_random = model.is_random and not is_measured
             yield MicroBatch(
                 *model.checked(batch.input_ids, batch.labels, batch.attention_mask),
-                dropout_key=None,
+                dropout_key=self._plan.dropout_key(step, learnt) if is_random else None,
                 tokens=made.tokens,
                 samples=made.samples,
-                is_measured=made.kind == "divergence",
+                is_measured=is_measured,
             )
+            learnt += not is_measured
 
     def _micro_batch(self, step: int, index: int, rows: list[list[Example]]) -> MicroBatch:
         """A micro-batch of a step, packed and checked."""

@@ -145,3 +145,65 @@ def test_a_template_for_a_tokenizer_that_has_none(place, row, template):
     how = Preparation(256, data.get("chat_template"))
     dataset = load_dataset(data["train"], Tokenizer.from_folder(place / "bare"), 256, how=how)
     assert not dataset.warnings
+
+
+def rows_of(place, name, rows):
+    (place / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return name
+
+
+@pytest.mark.parametrize(
+    ("row", "objective"),
+    [
+        ({"prompt": "a b", "chosen": " c d", "rejected": " d"}, "dpo"),
+        ({"chosen": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+          "rejected": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "c"}]},
+         "dpo"),
+        ({"prompt": "a b", "completion": " c d", "label": True}, "kto"),
+        ({"prompt": "a b", "completion": " c d"}, None),
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+          "label": 1}, None),
+    ],
+)  # fmt: skip
+def test_rows_that_compare_answers_get_their_objective(place, row, objective):
+    name = rows_of(place, "answers.jsonl", [row] * 64)
+    text, _ = fitted(place, "model", name)
+    settings = load_config(place / "run.yaml")
+    assert settings.train.objective == (objective or "sft")
+    assert settings.optim.learning_rate == (5e-4 if objective else 5e-3)
+    assert "on 64 rows of answers.jsonl" in text
+    if objective:
+        assert settings.data.packing is False and settings.train.beta == 0.1
+
+
+def test_both_rows_of_a_pair_are_planned(place):
+    words = "a " * 100
+    pair = {"prompt": words, "chosen": f"{words}b", "rejected": f"{words}c"}
+    judged = {"prompt": words, "completion": f"{words}b", "label": False}
+    rows = {}
+    for objective, row in (("dpo", pair), ("kto", judged)):
+        data = str(place / rows_of(place, f"{objective}.jsonl", [row] * 2000))
+        room = Room(Target(), 4_000_000, "it", False)
+        _, settings = first_settings(str(place / "model"), data, None, room)
+        found = {setting.key: setting.value for setting in settings}
+        rows[objective] = found["train.per_device_train_batch_size"]
+    assert rows["kto"] >= 2 * rows["dpo"] > 0
+
+
+def test_several_files_make_a_mixture(place):
+    names = [rows_of(place, f"{n}.jsonl", [{"text": "a b c"}] * n) for n in (5, 9)]
+    args = [x for name in names for x in ("--data", place / name)]
+    args += ["--model", place / "model", "--out", place / "mixed.yaml", "--overwrite"]
+    done = CliRunner().invoke(init, list(map(str, args)))
+    assert done.exit_code == 0, done.output
+    data = load_config(place / "mixed.yaml").data
+    assert [source.path for source in data.sources] == [str(place / name) for name in names]
+    assert (
+        data.train is None
+        and "on 14 rows of 5.jsonl and 9.jsonl" in (place / "mixed.yaml").read_text()
+    )
+    pairs = rows_of(place, "pairs.jsonl", [{"prompt": "a", "chosen": " b", "rejected": " c"}])
+    refused = CliRunner().invoke(init, [*map(str, args), "--data", str(place / pairs)])
+    assert "pairs.jsonl has rows for train.objective: dpo, which takes no mixture" in str(
+        refused.exception
+    )

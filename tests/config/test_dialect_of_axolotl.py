@@ -1,7 +1,7 @@
 """Axolotl's files, converted value by value."""
 
 import pytest
-from support.dialects import converted
+from support.dialects import converted, reasons_of
 
 
 def test_axolotl(place):
@@ -145,3 +145,27 @@ def test_several_files_of_axolotls_data_are_several_sources(place):
     data = converted(place, "axolotl.yml", {"datasets": [entry]})[0].data
     assert [source.path.rpartition("/")[2] for source in data.sources] == ["a.json", "b.json"]
     assert {source.format for source in data.sources} == {"instruction/output"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "plain", "special"),
+    [
+        ({"tokens": ["<a>", "<b>"]}, ["<a>", "<b>"], []),
+        ({"special_tokens": {"eos_token": "<|im_end|>", "pad_token": "<pad>"},
+          "tokens": ["<|im_start|>", "<|im_end|>"]}, ["<|im_start|>"], ["<|im_end|>"]),
+        ({"special_tokens": {"bos_token": "<s>", "eos_token": "</s>",
+                             "additional_special_tokens": ["<x>", "</s>"]}}, [],
+         ["<s>", "</s>", "<x>"]),
+        ({"special_tokens": {"pad_token": "<pad>"}}, [], []),
+        ({"special_tokens": ["<x>"]}, [], []),
+    ],
+)  # fmt: skip
+def test_new_tokens_of_axolotl(place, changes, plain, special):
+    config, conversion = converted(place, "axolotl.yml", {"special_tokens": {}, **changes})
+    assert (config.model.add_tokens, config.model.add_special_tokens) == (plain, special)
+    told = "begin and end a text stays" in conversion.text()
+    assert told == ("eos_token" in changes.get("special_tokens", {}))
+    left = reasons_of(conversion)
+    assert any("pad_token" in key for key in left) == ("<pad>" in str(changes))
+    is_list = isinstance(changes.get("special_tokens"), list)
+    assert ("it must name each one's use" in left.values()) == is_list

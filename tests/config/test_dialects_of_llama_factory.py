@@ -107,3 +107,18 @@ def test_tags_of_llama_factory_that_rows_may_not_have(place, tags, is_told):
     path.write_text(json.dumps({"chats": entry}))
     conversion = converted(place, "llama_factory.yaml", {"dataset": "chats"})[1]
     assert any(key.startswith("tags: ") for key in reasons_of(conversion)) == is_told
+
+
+@pytest.mark.parametrize(
+    ("changes", "plain", "special"),
+    [
+        ({"add_tokens": "<a>, <b>", "resize_vocab": True}, ["<a>", "<b>"], []),
+        ({"add_special_tokens": ["<x>"], "add_tokens": ["<a>", "<x>"]}, ["<a>"], ["<x>"]),
+        ({"new_special_tokens": "<x>,<y>,<x>"}, [], ["<x>", "<y>"]),
+    ],
+)
+def test_new_tokens_of_llama_factory(place, changes, plain, special):
+    config, conversion = converted(place, "llama_factory.yaml", changes)
+    assert (config.model.add_tokens, config.model.add_special_tokens) == (plain, special)
+    left = any(key.startswith("resize_vocab") for key in reasons_of(conversion))
+    assert left == ("resize_vocab" in changes)

@@ -67,7 +67,6 @@ def test_what_does_not_go_together(train, message):
     ("sections", "message"),
     [
         ({"cluster": {"scheduler": "local"}}, "computed on one device"),
-        ({"lora": {"lora_dropout": 0.1}}, "lora.lora_dropout above 0"),
         ({"data": {"train_on": "all"}}, "data.format and data.train_on at auto"),
         ({"data": {"format": "text"}}, "data.format and data.train_on at auto"),
         ({"data": {"sources": [{"path": "a"}, {"path": "b"}]}}, "data.sources"),

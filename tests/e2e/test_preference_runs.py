@@ -52,11 +52,14 @@ class Plan(Observer):
             self.stop_run()
 
 
-def config(folder, name, objective="dpo", data=None, **train):
+LORA = {"r": 4, "target_modules": ["q_proj", "down_proj"]}
+
+
+def config(folder, name, objective="dpo", data=None, lora=LORA, **train):
     own = {"objective": objective, **OBJECTIVES[objective]}
     return {
         "model": {"path": str(folder / "model")},
-        "lora": {"r": 4, "target_modules": ["q_proj", "down_proj"]},
+        "lora": lora,
         "quant": {"scheme": "none"},
         "data": {
             "train": str(folder / "pairs.jsonl"), "eval_split": 4, "max_seq_length": 64,
@@ -142,6 +145,35 @@ def test_the_estimate_counts_both_rows_of_a_pair(folder):
     settings["train"]["per_device_train_batch_size"] = 4
     assert both.workload.batch == 4
     assert both.memory["activations"] >= estimate(settings).memory["activations"]
+
+
+def test_dropout_goes_on_with_the_same_bits(folder):
+    lora = LORA | {"lora_dropout": 0.5}
+    _, rows, dropped = run(folder, "dropped", lora=lora)
+    run(folder, "dropped-parts", lora=lora, observer=Plan(stop_after=2))
+    _, again, parts = run(folder, "dropped-parts", lora=lora, resume=True)
+    same(dropped, parts)
+    assert again == rows
+    _, plain, without = run(folder, "kept")
+    assert all((dropped[name] != array).any() for name, array in without.items())
+    # Before an adapter does anything, neither does what it drops: nor is the reference's dropped.
+    assert rows[0] == plain[0]
+    assert rows[1]["rewards/chosen"] == pytest.approx(0, abs=1e-5)
+
+
+@pytest.mark.parametrize("objective", ["dpo", "kto"])
+def test_eval_measures_a_run_against_the_adapter_that_it_went_on_from(folder, objective):
+    first, again = f"first-{objective}", f"second-{objective}"
+    begun, _, _ = run(folder, first, objective)
+    lora = LORA | {"init_from": str(begun.adapter_dir)}
+    result, rows, _ = run(folder, again, objective, lora=lora)
+    assert rows[0]["eval_loss"] == pytest.approx(np.log(2) if objective == "dpo" else 0.5, rel=1e-4)
+    found = qlora_wgpu.evaluate(str(folder / again))
+    assert found.adapter.loss == pytest.approx(result.eval_loss, rel=1e-4)
+    assert found.base.loss != pytest.approx(rows[0]["eval_loss"], rel=5e-3)  # not the reference
+    last = [row for row in rows if "eval_loss" in row][-1]
+    for name, value in found.adapter.metrics.items():
+        assert value == pytest.approx(last[f"eval_{name}"], rel=1e-3, abs=1e-4), name
 
 
 def test_token_ids_are_no_answers(folder, device):

@@ -176,3 +176,31 @@ def test_without_samples(model):
     model.options = TrainingOptions(objective=Objective(preference=Preference("dpo", "sigmoid")))
     with pytest.raises(ShapeError, match="an objective over answers needs the batch's samples"):
         model.accumulate(*checked(model, *pairs()))
+
+
+def test_the_gradient_with_dropout(device, tmp_path):
+    """The slope of the loss under one mask, along the gradient."""
+    folder = write_model(tmp_path)
+    lora = LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=MODULES, lora_dropout=0.3)
+    model = QLoRAModel.from_pretrained(folder, lora, QuantConfig(scheme="none"), "float32", device)
+    model.load_adapter(adapter({n: a.shape for n, a in model.adapter_state_dict().items()}))
+    block = checked(model, *in_turns(pairs()))
+    samples = Samples(references(model, *block), np.zeros(6, np.float32))
+    preference = Preference("dpo", "sigmoid", beta=BETA)
+    model.options = TrainingOptions(objective=Objective(preference=preference))
+    start = model.read_flat(model.adapter.parameters).copy()
+
+    def loss(parameters, key=5):
+        model.write_parameters(parameters)
+        model.zero_gradient()
+        model.accumulate(*block, dropout_key=key, samples=samples)
+        stats = model.read_stats()
+        model.zero_stats()
+        return float(stats[0] / stats[1]), model.read_flat(model.adapter.gradient) / stats[1]
+
+    value, gradient = loss(start)
+    assert value != loss(start, 6)[0] != loss(start, None)[0]
+    norm = float(np.linalg.norm(gradient))
+    along = 1e-2 * gradient / norm
+    slope = (loss(start + along)[0] - loss(start - along)[0]) / 2e-2
+    assert slope == pytest.approx(norm, rel=1e-3)  # float32 losses, and a third derivative

@@ -4,7 +4,8 @@ usage: python tests/references/record_starts.py
 
 Needs torch, transformers and peft. Writes tests/fixtures/starts.npz: of each kind the pairs, the
 logits and the gradients that an adapter begins with; and what PEFT saves, as plain LoRA for the
-base as it was, of one that has moved.
+base as it was, of one that has moved; and the pairs of one layer whose singular values lie far from
+each other.
 """
 
 import json
@@ -16,7 +17,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from record import HERE, SHOWN, make, peft_name
 from safetensors.numpy import load_file
-from seeded import adapter, batch
+from seeded import adapter, batch, separated_weight
 
 TARGETS = ["q_proj", "down_proj"]
 
@@ -27,10 +28,23 @@ def started(kind):
     return get_peft_model(model, config).eval()
 
 
+def separated(kind):
+    """A and B that PEFT begins with beside it."""
+    layer = torch.nn.Sequential(torch.nn.Linear(100, 72, bias=False))
+    layer[0].weight.data = torch.from_numpy(separated_weight())
+    config = LoraConfig(r=5, lora_alpha=15, target_modules=["0"], init_lora_weights=kind)
+    pair = get_peft_model(layer, config).base_model.model[0]
+    return {
+        f"{kind}:separated:A": pair.lora_A["default"].weight.detach().numpy(),
+        f"{kind}:separated:B": pair.lora_B["default"].weight.detach().numpy(),
+    }
+
+
 def main():
     recorded = {}
     ids, mask, labels = (torch.from_numpy(array) for array in batch())
     for kind in ("pissa", "olora"):
+        recorded |= separated(kind)
         model = started(kind)
         pairs = {peft_name(n): p for n, p in model.named_parameters() if p.requires_grad}
         recorded |= {f"{kind}:pair:{n}": p.detach().numpy().copy() for n, p in pairs.items()}

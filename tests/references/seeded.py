@@ -64,3 +64,10 @@ def batch(seq=24):
     labels[0, :6] = -100
     labels[2] = -100
     return ids, mask, labels
+
+
+def separated_weight():
+    """(72, 100) float32, each singular value 0.6 of the one before."""
+    rng = np.random.default_rng(31)
+    u, v = (np.linalg.qr(rng.standard_normal((n, 72)))[0] for n in (72, 100))
+    return ((u * 0.6 ** np.arange(72)) @ v.T).astype(np.float32)

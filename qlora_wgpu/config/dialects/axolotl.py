@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from qlora_wgpu.config.dialects import new_tokens
 from qlora_wgpu.config.dialects.draft import Dialect, Draft
 from qlora_wgpu.config.dialects.hugging_face import (
     PEFT_TARGETS,
@@ -82,6 +83,7 @@ def _convert(draft: Draft) -> None:
     origin = "load_in_4bit" if four else "load_in_8bit" if eight else "without load_in_4bit"
     set_quantization(draft, bits, f"adapter: {adapter or 'none'}, {origin}")
     _convert_targets(draft)
+    new_tokens.convert_axolotl(draft)
     _convert_data(draft)
     _convert_evaluation(draft)
     _convert_loop(draft)

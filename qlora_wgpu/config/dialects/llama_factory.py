@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.config.dialects import hugging_face
+from qlora_wgpu.config.dialects import hugging_face, new_tokens
 from qlora_wgpu.config.dialects.draft import Dialect, Draft
 from qlora_wgpu.config.dialects.rows import (
     RowsOf,
@@ -66,6 +66,7 @@ def _convert(draft: Draft) -> None:
     hugging_face.set_quantization(draft, bits, "quantization_bit" if bits else "16 bits")
     draft.drop("quantization_type", "4 bits are always nf4")
     _convert_lora(draft)
+    new_tokens.convert_llama_factory(draft)
     _convert_data(draft, documents=stage == "pt")
     held_out = {"data.eval", "data.eval_split"} & draft.taken.keys()
     hugging_face.convert_evaluation(draft, held_out=bool(held_out))

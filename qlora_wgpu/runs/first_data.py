@@ -1,0 +1,126 @@
+"""The data of a first run, as ``init`` looks at it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.data import Dataset, Preparation, Tokenizer, load_dataset
+from qlora_wgpu.data.mixture import Joined
+from qlora_wgpu.data.objective_choice import chosen_objective
+from qlora_wgpu.data.prepared import learns
+from qlora_wgpu.data.sources import data_files, holds_documents
+from qlora_wgpu.errors import ConfigError
+
+_BUCKETS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+_POSITIONS = 4096  # of a model that does not say how many it was made for
+_WINDOW, _LONG = 1024, 4096  # of documents, where they are longer than that
+
+
+@dataclass(frozen=True)
+class FirstData:
+    """The data of a first run.
+
+    Attributes:
+        dataset: Its examples, uncut.
+        objective: What its rows are for.
+        lengths: Tokens of each row, rising; of a pair, those of the longer answer.
+        are_documents: Whether they are texts that are cut into windows.
+        length: Tokens of a row that nearly all fit in.
+        limit: The most that the model was made for.
+    """
+
+    dataset: Dataset
+    objective: str
+    lengths: list[int]
+    are_documents: bool
+    length: int
+    limit: int
+
+    @classmethod
+    def read(
+        cls, paths: Sequence[str], folder: ModelFolder, tokenizer: Tokenizer, template: str | None
+    ) -> FirstData:
+        """Reads and encodes it.
+
+        Raises:
+            DataError: If it cannot be read or has nothing to learn.
+            ConfigError: If there are several, and one of them compares or judges answers.
+        """
+        objective = objective_of(paths)
+        how = Preparation(max_seq_length=1 << 20, chat_template=template, objective=objective)
+        parts = [load_dataset(path, tokenizer, 2, how=how) for path in paths]
+        dataset = parts[0] if len(parts) == 1 else Joined(parts, paths)
+        lengths = dataset.lengths
+        if objective == "dpo":
+            lengths = lengths.reshape(-1, 2).max(axis=1)
+        rows = np.sort(lengths[lengths > 0]).tolist()
+        positions = folder.config.get("max_position_embeddings")
+        limit = positions if isinstance(positions, int) else _POSITIONS
+        documents = any(
+            Path(path).exists() and holds_documents(data_files(Path(path))) for path in paths
+        )
+        length = _document_length(rows, limit) if documents else _row_length(rows, limit)
+        return cls(dataset, objective, rows, documents, length, limit)
+
+    @property
+    def windows(self) -> list[int]:
+        """Tokens of the rows that are learnt from: documents are cut into several."""
+        if not self.are_documents:
+            return self.lengths
+        full = sum(max(n // self.length, 1) for n in self.lengths)
+        return [min(self.length, self.lengths[-1])] * full
+
+    @property
+    def is_packable(self) -> bool:
+        """Whether rows may share one as they are: documents fill theirs, and pairs stay apart."""
+        return not self.are_documents and self.objective == "sft"
+
+    @property
+    def is_learnt_at_the_end(self) -> bool:
+        """Whether more rows have something to learn in their last tokens than in their first."""
+        length = self.length
+        first = sum(learns(example.labels[:length].tolist()) for example in self.dataset)
+        last = sum(learns(example.labels[-length:].tolist()) for example in self.dataset)
+        return not self.are_documents and last > first
+
+
+def objective_of(paths: Sequence[str]) -> str:
+    """What the data's rows are for.
+
+    Raises:
+        DataError: If it cannot be read.
+        ConfigError: If there are several, and one of them compares or judges answers.
+    """
+    objectives = [chosen_objective(path) for path in paths]
+    for path, objective in zip(paths, objectives, strict=True):
+        if objective != "sft" and len(paths) > 1:
+            raise ConfigError(
+                f"{path} has rows for train.objective: {objective}, which takes no mixture: put "
+                "all such rows into one file or folder, or name this one alone"
+            )
+    return objectives[0]
+
+
+def _document_length(lengths: list[int], limit: int) -> int:
+    """The length of windows that documents are cut into."""
+    return min(_WINDOW, limit) if _common(lengths) > _LONG else _row_length(lengths, limit)
+
+
+def _row_length(lengths: list[int], limit: int) -> int:
+    """A length that nearly all rows fit in, if the model and most GPUs take it.
+
+    Args:
+        lengths: Tokens of each row, rising.
+        limit: The model's longest text.
+    """
+    common = _common(lengths)
+    return min(next((b for b in _BUCKETS if b >= common), _BUCKETS[-1]), limit)
+
+
+def _common(lengths: list[int]) -> int:
+    return lengths[min(int(0.98 * len(lengths)), len(lengths) - 1)]
