@@ -60,10 +60,11 @@ def test_a_reload_goes_on_with_the_same_bits(browser, ask, whole):
     assert found["weights"] == whole(browser)
 
 
-@pytest.mark.parametrize("browser", ["firefox", "chromium"])
-def test_a_stop_goes_on_with_the_same_bits(browser, ask, whole):
-    found, _ = ask(browser, "page.html", user_task(rows=ROWS) | {"stop": True})
-    assert found["kept"].startswith("Stopped after step")
+# In the middle, and before the first step.
+@pytest.mark.parametrize(("browser", "step"), [("firefox", 2), ("firefox", 0), ("chromium", 2)])
+def test_a_stop_goes_on_with_the_same_bits(browser, step, ask, whole):
+    found, _ = ask(browser, "page.html", user_task(rows=ROWS) | {"stop": step})
+    assert found["kept"].startswith("Stopped after step" if step else "Stopped after step 0 of")
     assert found["weights"] == whole(browser)
 
 

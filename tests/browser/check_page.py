@@ -25,10 +25,10 @@ def in_python(command, folder, *more, said=None):
 
 @pytest.mark.parametrize("browser", ["firefox", "chromium"])
 def test_a_file_becomes_an_adapter(browser, ask, tmp_path):
-    task = user_task(rows=120) | {"epochs": 2}
+    task = user_task(rows=200) | {"epochs": 2}
     found, requested = ask(browser, "page.html", task)
-    assert found["rows"].startswith("rows.jsonl: 108 rows to learn from")
-    assert found["figures"].startswith("Done, 14 steps. Loss on the rows held out: 3.")
+    assert found["rows"].startswith("rows.jsonl: 180 rows to learn from")
+    assert found["figures"].startswith("Done, 24 steps. Loss on the rows held out: 3.")
     # What makes no sense yet is not shown.
     assert found["buttons"] == ["load", "train", "send", "again", "weights", "config"]
     # Nothing is asked for once the model is there, nor is anything tried.
