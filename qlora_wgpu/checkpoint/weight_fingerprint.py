@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.mapped_files import let_go
 
@@ -22,7 +22,11 @@ _PIECE = 1 << 24  # bytes that are hashed at a time
 class HashedFile(Protocol):
     """What of an open file is hashed, and when."""
 
+    path: Path
     on_read: Callable[[str], None] | None
+
+    def names(self) -> list[str]:
+        """All tensors."""
 
     def dtype(self, name: str) -> str:
         """A tensor's element type."""
@@ -77,7 +81,7 @@ class WeightFingerprint:
             self._hashes[name] = self._pool.submit(_hash_of, about, file.stored_bytes(name))
 
 
-def identity(files: Iterable[SafetensorsFile], about: str) -> str:
+def identity(files: Iterable[HashedFile], about: str) -> str:
     """A hash of what tells files from others without reading them: see ``ModelFolder.identity``.
 
     Args:
@@ -89,11 +93,7 @@ def identity(files: Iterable[SafetensorsFile], about: str) -> str:
     """
     whole = hashlib.sha256(about.encode())
     for file in sorted(set(files), key=lambda each: each.path.name):
-        try:
-            status = file.path.stat()
-        except OSError as err:
-            raise CheckpointError(f"{file.path} cannot be read: {err.strerror}") from err
-        whole.update(repr((file.path.name, status.st_size, status.st_mtime_ns)).encode())
+        whole.update(repr(state_of(file.path)).encode())
         names = file.names()
         whole.update(repr([(n, file.dtype(n), file.shape(n)) for n in names]).encode())
         for name in names[:: len(names) // _SAMPLED + 1]:
@@ -102,6 +102,19 @@ def identity(files: Iterable[SafetensorsFile], about: str) -> str:
             whole.update(bytes(stored[middle : middle + _SAMPLE]))
             let_go(stored)
     return whole.hexdigest()
+
+
+def state_of(path: Path) -> tuple[str, int, int]:
+    """What changes when a file does: its name, its size and when it was written.
+
+    Raises:
+        CheckpointError: If it has gone.
+    """
+    try:
+        status = path.stat()
+    except OSError as err:
+        raise CheckpointError(f"{path} cannot be read: {err.strerror}") from err
+    return path.name, status.st_size, status.st_mtime_ns
 
 
 def _hash_of(about: str, data: npt.NDArray[np.uint8]) -> bytes:

@@ -31,7 +31,7 @@ ALIGNMENT = 256  # of buffer windows: the most any GPU asks for
 TEXTURE_WIDTH = 1024  # texels; shaders/common/texel.wgsl has it too
 _TEXTURE_ROW = 16 * TEXTURE_WIDTH  # bytes
 _FREE_ROWS = 8192  # the least height that any device allows
-_UPLOAD_CHUNK = 16 << 20  # unsubmitted writes pile up in host memory
+UPLOAD_CHUNK = 16 << 20  # unsubmitted writes pile up in host memory
 _TIMEOUT = 1800.0  # seconds
 # So that the GPU begins while the host still encodes.
 DISPATCHES_PER_SUBMIT = 100
@@ -287,15 +287,15 @@ class Device:
             raw = np.frombuffer(data, np.uint8)
         if raw.size % 4:
             raw = np.pad(raw, (0, -raw.size % 4))
-        for start in range(0, raw.size, _UPLOAD_CHUNK):
-            piece = raw[start : start + _UPLOAD_CHUNK]
+        for start in range(0, raw.size, UPLOAD_CHUNK):
+            piece = raw[start : start + UPLOAD_CHUNK]
             read(piece)
             with self.driver_call("uploading data"):
                 self.raw.queue.write_buffer(buffer, offset + start, piece)
             let_go(piece)
             self._unsubmitted += piece.size
             self._under_way += piece.size
-            if self._unsubmitted >= _UPLOAD_CHUNK:
+            if self._unsubmitted >= UPLOAD_CHUNK:
                 self.submit()
 
     def fill(self, buffer: Any, data: npt.NDArray[Any], offset: int = 0) -> None:
@@ -304,7 +304,7 @@ class Device:
         The driver's copies would else lie between buffers that stay, and leave holes.
         """
         self.write(buffer, data, offset)
-        if self._under_way >= _UPLOAD_CHUNK:
+        if self._under_way >= UPLOAD_CHUNK:
             self.read(buffer, 4)
 
     def read(self, buffer: Any, nbytes: int, offset: int = 0) -> memoryview:
@@ -318,7 +318,7 @@ class Device:
     def write_texture(self, texture: Any, data: npt.NDArray[Any]) -> None:
         """Fills a texture from its first texel on, in pieces so that host memory stays flat."""
         flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-        rows = _UPLOAD_CHUNK // _TEXTURE_ROW
+        rows = UPLOAD_CHUNK // _TEXTURE_ROW
         for row in range(0, -(-flat.size // _TEXTURE_ROW), rows):
             piece = flat[row * _TEXTURE_ROW : (row + rows) * _TEXTURE_ROW]
             height = -(-piece.size // _TEXTURE_ROW)
@@ -331,7 +331,10 @@ class Device:
                     (TEXTURE_WIDTH, height, 1),
                 )
             let_go(piece)
+            self._under_way += piece.size
             self.submit()
+            if self._under_way >= UPLOAD_CHUNK:
+                self.read_texture(texture, 4)
 
     def read_texture(self, texture: Any, nbytes: int, offset: int = 0) -> memoryview:
         """Waits for all submitted work and copies a texture's bytes back."""
@@ -342,6 +345,7 @@ class Device:
                 {"bytes_per_row": _TEXTURE_ROW, "rows_per_image": last - first},
                 (TEXTURE_WIDTH, last - first, 1),
             )
+        self._under_way = 0
         start = offset - first * _TEXTURE_ROW
         return data.cast("B")[start : start + nbytes]
 

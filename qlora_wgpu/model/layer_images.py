@@ -28,7 +28,6 @@ class LayerImage:
         together: What those lie in that stay on the device and may be bound at once.
         nbytes: Bytes of all, gaps included.
         copied: Bytes of what is in host memory where the rest is the model's own files'.
-        keepable: Whether a file may be made of it.
         as_stored: Whether the model's files hold nearly all of it as the device takes it.
     """
 
@@ -39,7 +38,6 @@ class LayerImage:
     nbytes: int = 0
     copied: int = 0
     as_stored: bool = True
-    keepable: bool = True
 
     def storage(self, label: str, nbytes: int, most: int = 0) -> Storage:
         """A storage at its end.
@@ -134,7 +132,7 @@ class LayerImages:
     @property
     def kept(self) -> list[LayerImage]:
         """Those of which files are made, since the model's own have them otherwise."""
-        return [i for i in self.layers.values() if i.keepable and not i.as_stored]
+        return [i for i in self.layers.values() if not i.as_stored]
 
     def host_bytes(self, *, kept: bool) -> int:
         """Bytes of host memory that those take which come and go.
@@ -142,5 +140,5 @@ class LayerImages:
         Args:
             kept: Whether files are made of those that are unlike the model's.
         """
-        images = (i for i in self.layers.values() if i.as_stored or not (kept and i.keepable))
+        images = (i for i in self.layers.values() if i.as_stored or not kept)
         return sum(image.host_bytes for image in images)

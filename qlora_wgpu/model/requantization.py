@@ -19,25 +19,39 @@ class Requantization:
 
     Attributes:
         count: Number of weights so far.
+        moved: Sum of the squares of their movements.
+        whole: Sum of their own squares.
     """
 
     count: int = 0
-    _moved: float = 0.0
-    _whole: float = 0.0
+    moved: float = 0.0
+    whole: float = 0.0
+
+    def since(self, before: Requantization) -> Requantization:
+        """What was added to what there was."""
+        return Requantization(
+            self.count - before.count, self.moved - before.moved, self.whole - before.whole
+        )
+
+    def add(self, other: Requantization) -> None:
+        """Counts what was quantized elsewhere."""
+        self.count += other.count
+        self.moved += other.moved
+        self.whole += other.whole
 
     def quantize(self, weight: npt.NDArray[np.float32], quant: QuantConfig) -> QuantizedWeight:
         """A weight in NF4; errors as for ``quantize_nf4``."""
         quantized = quantize_nf4(weight, quant.blocksize, quant.double_quant)
         difference = (quantized.dequantize() - weight).reshape(-1)
         self.count += 1
-        self._moved += float(np.dot(difference, difference))
-        self._whole += float(np.dot(weight.reshape(-1), weight.reshape(-1)))
+        self.moved += float(np.dot(difference, difference))
+        self.whole += float(np.dot(weight.reshape(-1), weight.reshape(-1)))
         return quantized
 
     @property
     def relative_rms(self) -> float:
         """Root of the mean square of all movements, relative to that of the weights."""
-        return math.sqrt(self._moved / self._whole) if self._whole else 0.0
+        return math.sqrt(self.moved / self.whole) if self.whole else 0.0
 
     def warn(self) -> None:
         """Says once how far all of them moved, if there were any."""

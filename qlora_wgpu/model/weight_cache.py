@@ -15,6 +15,7 @@ import shutil
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,10 @@ from qlora_wgpu.files import open_file
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.mapped_files import let_go, map_file
 from qlora_wgpu.model.layer_images import LayerImage
+from qlora_wgpu.model.requantization import Requantization
 from qlora_wgpu.version import __version__
 
-VERSION = 1  # of the files
+VERSION = 2  # of the files
 _MAGIC = b"qlorawgp"
 _HEADER = 4096  # bytes before an image, so that it begins with a page
 _KEPT = 4  # models
@@ -36,6 +38,19 @@ _LEFT_FREE = 1024 * MIB  # of the disk
 _TEMPORARY = ".tmp-"
 _STALE_SECONDS = 3600
 _PIECE = 1 << 24  # bytes that are hashed at a time
+
+
+@dataclass(frozen=True)
+class KeptLayer:
+    """A layer as a file has it.
+
+    Attributes:
+        data: Its image.
+        requantized: How far its weights moved that were quantized anew.
+    """
+
+    data: npt.NDArray[np.uint8]
+    requantized: Requantization
 
 
 class WeightCache:
@@ -85,34 +100,35 @@ class WeightCache:
             )
         return not self.problem
 
-    def read(self, image: LayerImage) -> npt.NDArray[np.uint8] | None:
-        """A layer's bytes, mapped; None where they are not there, damaged or of another layer."""
+    def read(self, image: LayerImage) -> KeptLayer | None:
+        """A layer, mapped; None where it is not there, damaged or another one."""
         path = self._path(image)
         if not is_own(path):
             return None
         try:
             with open_file(path) as file:
                 header = json.loads(_content(file.read(_HEADER)))
+                moved = Requantization(*header["requantized"])
                 if os.fstat(file.fileno()).st_size != _HEADER + image.nbytes:
                     return None
                 mapped = map_file(path, file, _HEADER)
-        except (OSError, ValueError, RecursionError):
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return None
-        whole = isinstance(header, dict) and header.get("sha256") == _hash(mapped)
-        return mapped if whole else None
+        return KeptLayer(mapped, moved) if header.get("sha256") == _hash(mapped) else None
 
-    def write(self, image: LayerImage, data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8] | None:
-        """Keeps a layer's bytes and maps them; None where that fails, and ``problem`` says why."""
+    def write(self, image: LayerImage, layer: KeptLayer) -> npt.NDArray[np.uint8] | None:
+        """Keeps a layer and maps its bytes; None where that fails, and ``problem`` says why."""
         if self.problem:
             return None
-        header = json.dumps({"version": VERSION, "sha256": _hash(data)}).encode()
+        about = {"version": VERSION, "sha256": _hash(layer.data)}
+        header = json.dumps(about | {"requantized": astuple(layer.requantized)}).encode()
         start = _MAGIC + len(header).to_bytes(8, "little") + header
         temporary = self.folder / f"{_TEMPORARY}{secrets.token_hex(6)}"
         try:
             make_cache_folder(self.folder)
             with temporary.open("xb") as file:
                 file.write(start.ljust(_HEADER, b"\0"))
-                file.write(data.data)
+                file.write(layer.data.data)
             temporary.replace(self._path(image))
         except OSError as err:
             self._fail(err.strerror or str(err))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -16,7 +17,8 @@ from qlora_wgpu.gpu.memory_size import available_bytes
 from qlora_wgpu.graph.tensor import Storage
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.model.layer_images import Fill, LayerImage, LayerImages
-from qlora_wgpu.model.weight_cache import WeightCache
+from qlora_wgpu.model.requantization import Requantization
+from qlora_wgpu.model.weight_cache import KeptLayer, WeightCache
 
 _LEAST_KEPT = 64 * MIB  # less is quantized in a second
 
@@ -40,12 +42,14 @@ class WeightLoading:
         images: Its layers.
     """
 
-    def __init__(self, made_from: Callable[[], Any]) -> None:
+    def __init__(self, made_from: Callable[[], Any], requantization: Requantization) -> None:
         """Knows of nothing yet.
 
         Args:
             made_from: Tells what decides the layers' bytes, for a cache; None where there is none.
+            requantization: Counts the weights that are quantized anew.
         """
+        self._requantization = requantization
         self.images = LayerImages()
         self._made_from = made_from
         self._loads: list[_Deferred] = []
@@ -73,7 +77,7 @@ class WeightLoading:
         # Layer by layer, so that what a file is to hold is complete before the next one begins.
         loads.sort(key=lambda each: -1 if each.image is None else each.image.number)
         for image, group in groupby(loads, lambda each: each.image):
-            if image is None or image.as_stored or not image.keepable or self.cache is None:
+            if image is None or image.as_stored or self.cache is None:
                 _run(group, progress)
             else:
                 self._run_layer(image, list(group), self.cache, fill, progress)
@@ -102,21 +106,22 @@ class WeightLoading:
         if kept is not None:
             for each in loads:
                 progress(each.name)
-            image.fill(kept, fill)
+            self._requantization.add(kept.requantized)
+            image.fill(kept.data, fill)
             return
         if not self.is_kept:
             _run(loads, progress)
             return
         made = np.zeros(image.nbytes, np.uint8)
-        self._being_made = image, made
+        self._being_made, before = (image, made), copy(self._requantization)
         _run(loads, progress)
         self._being_made = None
-        kept = cache.write(image, made)
+        mapped = cache.write(image, KeptLayer(made, self._requantization.since(before)))
         if image.section is None:
             return
-        if kept is None:
+        if mapped is None:
             self._require_room(image, cache)
-        image.fill(made if kept is None else kept, fill)
+        image.fill(made if mapped is None else mapped, fill)
 
     def _require_room(self, first: LayerImage, cache: WeightCache) -> None:
         """Ends where layers that have no room on the disk have none in host memory, either.

@@ -14,6 +14,7 @@ from qlora_wgpu.graph.program import allocate
 from qlora_wgpu.graph.section import Stream
 from qlora_wgpu.graph.tensor import Storage
 from qlora_wgpu.model.layer_images import LayerImage
+from qlora_wgpu.model.requantization import Requantization
 from qlora_wgpu.model.weight_loading import Load, Progress, WeightLoading
 from qlora_wgpu.ops.modules import HostMatrix
 
@@ -29,13 +30,15 @@ class WeightPlaces:
     """
 
     def __init__(
-        self, device: Device | None, made_from: Callable[[], Any], *, textures: bool, reads: bool
-    ) -> None:
+        self, device: Device | None, made_from: Callable[[], Any],
+        requantization: Requantization, *, textures: bool, reads: bool,
+    ) -> None:  # fmt: skip
         """Has nothing yet.
 
         Args:
             device: The device that gets the weights; None where bytes are kept for one.
             made_from: Tells what decides the layers' bytes, for a cache; None where there is none.
+            requantization: Counts the weights that are quantized anew.
             textures: Whether matrices that are not quantized are kept in textures.
             reads: Whether there are weights to be read.
         """
@@ -43,7 +46,7 @@ class WeightPlaces:
         self.first_streamed = 0
         self.waiting: dict[str, HostMatrix] = {}
         self.is_deferred = False
-        self._loading = WeightLoading(made_from)
+        self._loading = WeightLoading(made_from, requantization)
         self._textures, self._reads = textures, reads
         self._largest_load = 0
 

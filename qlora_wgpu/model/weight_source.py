@@ -12,6 +12,7 @@ from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.graph.dtype import LARGEST_FLOAT16, ROW_UNIT, pad_rows, stored_bits
+from qlora_wgpu.graph.tensor import matrix
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.lora.names import LORA_A, LORA_B
 from qlora_wgpu.lora.starts import rest_of
@@ -94,6 +95,18 @@ class WeightSource:
             and columns % ROW_UNIT == 0
             and self.folder.is_bfloat16(self.stored(name))
         )
+
+    def loading_bytes(self, name: str, rows: int, columns: int, dtype: str) -> int:
+        """Bytes of host memory that ``read_bits`` takes for a moment."""
+        if self.is_as_stored(name, columns, dtype):
+            return 0
+        nbytes = rows * matrix("", 1, columns, dtype).nbytes
+        folder, stored = self.folder, self.stored(name)
+        if folder is None or name in self.stored_rows or name in self.changed:
+            return 4 * rows * columns + nbytes
+        if not folder.has(stored) or folder.float_dtype(stored) != "F32":
+            return 4 * rows * columns + nbytes
+        return 0 if dtype == "float32" and columns % ROW_UNIT == 0 else nbytes  # of a file's own
 
     def read_bits(self, name: str, shape: tuple[int, int], dtype: str) -> npt.NDArray[Any]:
         """A matrix as the device takes it: as its file holds it, if that is so.

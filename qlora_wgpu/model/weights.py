@@ -106,7 +106,10 @@ class WeightLayout:
         self._residency = residency
         self._source = WeightSource(folder, quant)
         made_from = partial(self._source.made_from, self._weight_dtype) if keep else _nothing
-        self.places = WeightPlaces(device, made_from, textures=textures, reads=folder is not None)
+        self.places = WeightPlaces(
+            device, made_from, self._source.requantization,
+            textures=textures, reads=folder is not None,
+        )  # fmt: skip
         self._codebooks: dict[bytes, Tensor] = {}
 
     def modules(
@@ -297,10 +300,9 @@ class WeightLayout:
             storage = self.places.dense_storage(name, count * row_bytes)
             pieces.append((row0, matrix(name, count, columns, dtype, storage)))
         image = self.places.dense_image_of(name)
-        if not self._source.is_as_stored(name, columns, dtype):
-            self.places.expect_load(4 * rows * columns + sum(piece.nbytes for _, piece in pieces))
-            if image is not None:
-                image.as_stored = False
+        self.places.expect_load(self._source.loading_bytes(name, rows, columns, dtype))
+        if image is not None:
+            image.as_stored &= self._source.is_as_stored(name, columns, dtype)
         self.places.when_loading(
             name, lambda: self._load_dense(name, (rows, columns), pieces, trained), image
         )
@@ -440,8 +442,6 @@ class WeightLayout:
         if image is not None:
             image.as_stored &= mapped
             image.copied += sum(storages[leaf].nbytes for leaf in storages if leaf in _COPIED)
-            # How far weights move that are quantized anew is told by each run.
-            image.keepable &= folder is None or not any(map(folder.must_requantize, stored))
 
     def _load_quantized(
         self, name: str, parts: list[str], shape: tuple[int, int], storages: dict[str, Storage]

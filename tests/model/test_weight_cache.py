@@ -6,7 +6,9 @@ from collections import namedtuple
 
 import numpy as np
 import pytest
-from e2e.tiny import write_model
+from e2e.tiny import write_model as write_folder
+from gguf import GGMLQuantizationType as Type
+from support.gguf_files import byte_vocabulary, random_weights, write_model
 
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.cache_folder import cache_path
@@ -24,7 +26,7 @@ Usage = namedtuple("Usage", "total used free")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("weights")
-    return write_model(
+    return write_folder(
         path / "floats", num_hidden_layers=LAYERS, tie_word_embeddings=False, hidden_size=64,
         head_dim=16, num_attention_heads=4, num_key_value_heads=2, intermediate_size=96,
         store="bfloat16",
@@ -178,6 +180,63 @@ def test_a_4_bit_folder_serves_its_own_bytes(four_bit, device, cache, quantized,
     assert not quantized and not cache.exists()
     in_memory = sum(piece.nbytes for piece in pieces(layout) if not is_mapped(piece))
     assert in_memory <= layout.weights_on_host()["streamed weights"] < sum(layout.section_bytes) / 2
+
+
+@pytest.fixture(scope="module")
+def gguf_file(tmp_path_factory):
+    """A base of which one kernel reads most, and of which some layers have to be quantized anew."""
+    folder = tmp_path_factory.mktemp("gguf")
+    config = {
+        "model_type": "llama", "vocab_size": 280, "hidden_size": 256, "intermediate_size": 256,
+        "num_hidden_layers": LAYERS, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 64, "rms_norm_eps": 1e-5, "rope_theta": 10_000.0,
+        "max_position_embeddings": 128, "tie_word_embeddings": True,
+    }  # fmt: skip
+    types = {"attn_v.weight": Type.Q4_0, "blk.1.ffn_down.weight": Type.TQ2_0,
+             "blk.3.ffn_up.weight": Type.TQ2_0}  # fmt: skip
+    keys = byte_vocabulary()
+    return write_model(
+        folder / "base.gguf", config, random_weights(config), keys=keys, types=types,
+        default=Type.Q8_0,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def repacked(monkeypatch):
+    """The matrices of GGUF files that are repacked from now on."""
+    from qlora_wgpu.checkpoint.gguf import folder
+
+    names, original = [], folder.repack_ggml
+    monkeypatch.setattr(
+        folder, "repack_ggml", lambda *given: names.append(given[3]) or original(*given)
+    )
+    return names
+
+
+def test_layers_of_a_gguf_file_are_made_once(gguf_file, device, cache, repacked):
+    """Repacked, and quantized anew; what is told of the latter is told by each run."""
+
+    def told(residency=STREAMED, keep=True):
+        layout = laid_out(gguf_file, device, keep=keep, residency=residency)
+        with pytest.warns(UserWarning, match="2 linear layers are stored") as warnings:
+            logits, _ = computed(layout, device)
+        return logits, str(warnings[0].message), layout
+
+    expected, sentence, _ = told(Residency(), keep=False)
+    repacked.clear()
+    first, *_ = told()
+    assert len(repacked) == 7 * LAYERS - 2
+    repacked.clear()
+    for residency in (STREAMED, Residency()):
+        again, also, layout = told(residency)
+        np.testing.assert_array_equal(again, expected)
+        assert also == sentence and not repacked
+        assert residency != STREAMED or all(map(is_mapped, pieces(layout)))
+    np.testing.assert_array_equal(first, expected)
+    status = gguf_file.stat()
+    os.utime(gguf_file, ns=(status.st_atime_ns, status.st_mtime_ns + 1))  # another file
+    told()
+    assert repacked and len(list(cache.iterdir())) == 2
 
 
 def test_models_that_were_used_long_ago_give_way(folder, device, cache, monkeypatch):

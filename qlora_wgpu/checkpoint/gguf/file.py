@@ -57,6 +57,7 @@ class GGUFFile:
 
     Attributes:
         path: The file, or the first of its parts.
+        paths: All parts.
         metadata: Values by key, as ``Header`` has them.
     """
 
@@ -67,7 +68,7 @@ class GGUFFile:
             CheckpointError: If one is missing, truncated, damaged or something else.
         """
         paths = parts_of(Path(path))
-        self.path = paths[0]
+        self.path, self.paths = paths[0], tuple(paths)
         parts = [_open(part) for part in paths]
         self.metadata = parts[0][0].metadata
         _check_parts(paths, [header for header, _ in parts])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from qlora_wgpu.checkpoint.gguf.weights import GGUFWeights
 from qlora_wgpu.checkpoint.model_folder import ModelFolder
 from qlora_wgpu.checkpoint.safetensors_file import nearest
 from qlora_wgpu.checkpoint.safetensors_format import WEIGHTS
-from qlora_wgpu.checkpoint.weight_fingerprint import WeightFingerprint
+from qlora_wgpu.checkpoint.weight_fingerprint import WeightFingerprint, identity, state_of
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.quant import GGML_FORMATS, QuantizedWeight, repack_ggml
 from qlora_wgpu.weight_format import WeightFormat
@@ -157,6 +158,12 @@ class GGUFFolder(ModelFolder):
         """Hashes weights while they are read from now on, so that ``fingerprint`` costs little."""
         if self._fingerprint is None:
             self._fingerprint = WeightFingerprint(dict.fromkeys(self.names(), self._weights))
+
+    @cached_property
+    def identity(self) -> str | None:
+        """``ModelFolder.identity``, of all parts and their headers."""
+        about = [self.file.header_digest, *map(state_of, self.file.paths)]
+        return identity([self._weights], json.dumps([self.config, about], sort_keys=True))
 
     def _is_quantized(self, name: str) -> bool:
         return self._weights.type(name).number in QUANTIZED
