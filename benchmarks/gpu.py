@@ -65,6 +65,8 @@ class Sizes:
         tests: What pytest runs.
         checks: Which kernels are checked; all where it is empty.
         steps: How many steps count.
+        states: The config.json of a model with linear attention, by its sizes.
+        texts: How many texts grow at a time.
     """
 
     small: str = "llama-3.2-1b"
@@ -81,6 +83,8 @@ class Sizes:
     )  # fmt: skip
     checks: tuple[str, ...] = ()
     steps: int = 20
+    states: tuple[int, ...] = (1024, 3584, 24, 8, 2, 248_320, 256, 128, 16)
+    texts: tuple[int, ...] = (1, 4, 16)
 
 
 SMALL = Sizes(
@@ -95,6 +99,8 @@ SMALL = Sizes(
     ("tests/gpu/test_wgsl.py",),
     ("embedding",),
     3,
+    (64, 96, 2, 2, 1, 512, 32, 16, 4),
+    (1, 2),
 )
 
 
@@ -150,6 +156,10 @@ class Calls:
         yield self._bench(sizes.small, sizes.seq, best, "--batch", "4")
         yield self._peer(sizes.large, sizes.long, "--checkpointing")
         yield self._bench(sizes.large, sizes.long, best, "--checkpointing", seconds=240)
+        for kinds in (("texts", "dpo"), ("budget",)):
+            yield self._others(sizes.small, best, *kinds)
+        yield self._others(sizes.large, best, "texts")
+        yield self._with_states(best)
         yield self._peer(sizes.beside, sizes.seq)
         yield self._bench(sizes.beside, sizes.seq, best)
         yield from self._agreement()
@@ -187,6 +197,32 @@ class Calls:
     def _layers(self, shape: str, seq: int, backend: str) -> Part:
         name, options = f"layers-{shape}-{seq}-{backend}", (shape, "--seq", str(seq))
         return self._script("layers", name, backend, *options)
+
+    def _others(self, shape: str, backend: str, *kinds: str) -> Part:
+        sizes, name = self._sizes, f"others-{shape}-{'-'.join(kinds)}-{backend}"
+        options = ["--seq", str(sizes.seq), "--steps", str(sizes.steps)]
+        options += ["--texts", *map(str, sizes.texts), "--only", *kinds]
+        return self._script("others", name, backend, shape, *options, seconds=150)
+
+    def _with_states(self, backend: str) -> Part:
+        """Steps of a model whose every other layer is linear attention, the delta rule's."""
+        hidden, mlp, layers, heads, kv_heads, vocab, head_dim, states, state_heads = (
+            self._sizes.states
+        )
+        config = {
+            "model_type": "qwen3_5_text", "hidden_size": hidden, "intermediate_size": mlp,
+            "num_hidden_layers": layers, "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads, "vocab_size": vocab, "head_dim": head_dim,
+            "attn_output_gate": True, "full_attention_interval": 2, "tie_word_embeddings": True,
+            "linear_key_head_dim": states, "linear_value_head_dim": states,
+            "linear_num_key_heads": state_heads, "linear_num_value_heads": state_heads,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e7,
+                                "partial_rotary_factor": 0.25},
+        }  # fmt: skip
+        file = self._models / "states.json"
+        file.write_text(json.dumps(config))
+        name = f"bench-states-{self._sizes.seq}-{backend}"
+        return self._bench(str(file.resolve()), self._sizes.seq, backend, name=name)
 
     def _attention(self, backend: str) -> Part:
         sizes = self._sizes

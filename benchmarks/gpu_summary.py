@@ -34,6 +34,7 @@ def summary(folder: Path) -> Figures:
         "ceilings": {**ceilings, **({"torch": torch} if torch else {})},
         "layers": {n: _layers(folder, n, ceilings) for n in _named(state, "layers-")},
         "attention": {n: read_rows(folder / f"{n}.jsonl") for n in _named(state, "attention-")},
+        "others": {n: _others(folder, n, ceilings) for n in _named(state, "others-")},
         "steps": {n: _step(folder, n, state) for n in _named(state, "bench-")},
         "peers": {n: _peer(folder, n, state) for n in _named(state, "peft-")},
         "losses": {n: _json(folder / f"{n}.json").get("losses") for n in _named(state, "losses-")},
@@ -125,6 +126,16 @@ def _rate(kernel: Figures, most: Figures) -> None:
     }
 
 
+def _others(folder: Path, name: str, ceilings: Figures) -> Figures:
+    """Rows by their keys, those of texts with their share of the bytes a card copies."""
+    rows = _keyed(folder, name)
+    most = ceilings.get(name.rsplit("-", 1)[1], {}).get("bytes_per_second")
+    for row in rows.values():
+        if most and "bytes_per_second" in row:
+            row["of_bytes"] = round(row["bytes_per_second"] / most, 3)
+    return rows
+
+
 def _driver_mib(state: Figures, name: str) -> float | None:
     """What the driver gave away during a part, less what was given away before."""
     seen = state.get(name, {}).get("driver", {}).get(_DRIVER_MEMORY)
@@ -200,7 +211,7 @@ def _quotient(ours: Figures, theirs: Figures) -> float:
 def written(figures: Figures) -> str:
     lines: list[str] = []
     for part in (_devices, _check_lines, _ceiling_lines, _layer_lines, _attention_lines,
-                 _step_lines, _loss_lines, _test_lines, _part_lines):  # fmt: skip
+                 _step_lines, _other_lines, _loss_lines, _test_lines, _part_lines):  # fmt: skip
         lines += part(figures)
     return "\n".join(lines) + "\n"
 
@@ -282,6 +293,18 @@ def _step_lines(figures: Figures) -> list[str]:
                 f"{kernel['nearest_ceiling']}"
             )
     lines += [f"ours / peft {name}: {pair}" for name, pair in figures["ratios"].items()]
+    return lines
+
+
+def _other_lines(figures: Figures) -> list[str]:
+    lines = []
+    for name, rows in figures["others"].items():
+        lines.append(f"== {name}")
+        for key, row in rows.items():
+            shown = {k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}
+            lines.append(
+                f"  {key}: {', '.join(f'{k} {v}' for k, v in shown.items() if k != 'key')}"
+            )
     return lines
 
 

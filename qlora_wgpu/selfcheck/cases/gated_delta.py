@@ -106,11 +106,16 @@ def check_gated_delta_gates(run: Runner, wants_decay: bool, wants_beta: bool) ->
 
 @each((True,), (False,))
 def check_gated_delta_rule(run: Runner, exact_gradient: bool) -> None:
-    """o and what passes back through it, over two chunks, two samples, and padding behind them."""
-    rows, heads = 71, reference.Heads(keys=2, values=6, key_dim=24, value_dim=40)
+    """o and what passes back through it, over three chunks, two samples, and padding behind them.
+
+    The middle chunk begins with a state and hands on its gradient; every other head forgets so
+    little that what is left of the one counts in the other.
+    """
+    rows, heads = 135, reference.Heads(keys=2, values=6, key_dim=24, value_dim=40)
     q, k = (3 * normal(name, rows, 48) for name in ("q", "k"))
     v, do = normal("v", rows, 240), normal("do", rows, 240)
     decay = -np.exp(normal("decay", rows, 6) - 1)
+    decay[:, ::2] *= 0.02
     beta = 1 / (1 + np.exp(-normal("beta", rows, 6)))
     segments = np.repeat([[1, 20, 0]], [19, rows - 24, 5], axis=1)
     tq, tk, tv = (run.operand(x, grad=True) for x in (q, k, v))
