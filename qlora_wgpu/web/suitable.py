@@ -33,6 +33,10 @@ def check_settings(settings: Config) -> None:
                 f"{name} = {_in_yaml(value)} is not trained in a browser: set it to "
                 f"{_in_yaml(wanted)}"
             )
+    if optim.name == "lion":
+        raise ConfigError(
+            "optim.name = lion is not trained in a browser: set it to adamw or adamw_8bit"
+        )
     if lora.changes_base:
         raise ConfigError(
             f"lora.init_lora_weights = {lora.init_lora_weights} changes the base, which is not "

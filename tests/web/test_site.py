@@ -181,6 +181,7 @@ def test_the_page_names_no_other_server(written):
         ("data.columns={weight: w}", "weights of rows"),
         ("lora.trainable_token_indices=[1]", "lora.trainable_token_indices"),
         ("lora.modules_to_save=[lm_head]", "lora.modules_to_save"),
+        ("optim.name=lion", "optim.name = lion is not trained in a browser"),
         ("optim.lr_scheduler_type=polynomial", "optim.lr_scheduler_type"),
     ],
 )
