@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from qlora_wgpu.graph.graph import GraphError
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix
+from qlora_wgpu.ops.strips import StripStore
 
 
 @dataclass
@@ -21,12 +22,15 @@ class KVCache:
     Attributes:
         capacity: Most tokens of a text.
         texts: How many there is room for, their keys one below the other.
+        in_strips: Whether new tokens read copies of the weights (``ops/strips.py``) where the
+            profile's kernels gain by it.
         layers: Keys and values of each layer's tokens, where it attends.
         states: What layers that convolve keep of the last tokens, and linear attention of all.
     """
 
     capacity: int
     texts: int = 1
+    in_strips: bool = False
     layers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     states: list[Tensor] = field(default_factory=list)
 
@@ -38,6 +42,8 @@ class CacheView:
         """Begins at the first layer."""
         self.capacity = cache.capacity
         self.texts = cache.texts
+        self.strips: StripStore | None = None
+        self.in_strips = cache.in_strips
         self._cache = cache
         self._next = 0
         self._stored: dict[Tensor, tuple[Tensor, Tensor]] = {}
