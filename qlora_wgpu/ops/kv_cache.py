@@ -49,15 +49,20 @@ class CacheView:
         self._stored: dict[Tensor, tuple[Tensor, Tensor]] = {}
         self._next_state = 0
 
-    def next_layer(self, dtype: str, columns: int) -> tuple[Tensor, Tensor]:
+    def next_layer(self, dtype: str, columns: int, most_texture: int = 0) -> tuple[Tensor, Tensor]:
         """The keys and values of the layer that comes next.
+
+        Args:
+            dtype: Their type.
+            columns: Of each token's.
+            most_texture: Bytes up to which they lie in textures.
 
         Raises:
             GraphError: If the cache's layer has another width.
         """
         if self._next == len(self._cache.layers):
             pair = tuple(
-                _kept(name, self.texts * self.capacity, columns, dtype)
+                _kept(name, self.texts * self.capacity, columns, dtype, most_texture)
                 for name in ("keys", "values")
             )
             self._cache.layers.append((pair[0], pair[1]))
@@ -91,7 +96,8 @@ class CacheView:
         return state
 
 
-def _kept(name: str, capacity: int, columns: int, dtype: str) -> Tensor:
+def _kept(name: str, capacity: int, columns: int, dtype: str, most_texture: int = 0) -> Tensor:
     tensor = matrix(name, capacity, columns, dtype)
-    tensor.storage = Storage(name, "kv cache", tensor.nbytes)
+    tensor.texture = tensor.nbytes <= most_texture
+    tensor.storage = Storage(name, "kv cache", tensor.nbytes, texture=tensor.texture)
     return tensor
