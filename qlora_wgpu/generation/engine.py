@@ -12,6 +12,7 @@ import numpy as np
 from qlora_wgpu.data import bucket_length
 from qlora_wgpu.errors import CheckpointError, DataError
 from qlora_wgpu.generation.sampling import Sampling, check_count
+from qlora_wgpu.gpu.memory_size import available_bytes
 from qlora_wgpu.model import batch_encoding
 from qlora_wgpu.model.programs import TokenPrograms
 from qlora_wgpu.model.qlora_model import QLoRAModel
@@ -94,16 +95,22 @@ class Engine:
     of all texts that have a place. One thread at a time.
     """
 
-    def __init__(self, model: QLoRAModel, texts: int, capacity: int) -> None:
+    def __init__(
+        self, model: QLoRAModel, texts: int, capacity: int, *, in_strips: bool | None = None
+    ) -> None:
         """Allocates nothing yet.
 
         Args:
             model: Base and adapter, as they are at each turn.
             texts: Most texts that grow at a time; others wait.
             capacity: Most tokens of a text, its prompt included.
+            in_strips: Whether copies of the weights are made that software GPUs read faster; by
+                default where nobody bounds the device's memory and there is plenty.
         """
         self._model = model
-        self._cache = KVCache(capacity, texts)
+        if in_strips is None:
+            in_strips = _is_room_for_strips(model)
+        self._cache = KVCache(capacity, texts, in_strips=in_strips)
         self._seen = make_seen(texts, model.architecture.vocab_size)
         self._programs: dict[tuple[int, int], TokenPrograms] = {}
         self._waiting: deque[Text] = deque()
@@ -261,6 +268,12 @@ class Engine:
             programs = self._model.programs
             self._programs[rows, length] = programs.tokens(rows, length, self._cache, self._seen)
         return self._programs[rows, length]
+
+
+def _is_room_for_strips(model: QLoRAModel) -> bool:
+    free = available_bytes() if model.device.profile.textures else None
+    wanted = model.layout.strip_bytes - model.layout.strips.nbytes
+    return model.device.budget is None and free is not None and 2 * wanted <= free
 
 
 def batch_sizes(texts: int) -> list[int]:

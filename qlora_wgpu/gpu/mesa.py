@@ -25,6 +25,15 @@ def add_software_threads(environ: MutableMapping[str, str]) -> None:
     environ.setdefault("LP_NUM_THREADS", str(threads))
 
 
+def add_few_software_threads(environ: MutableMapping[str, str]) -> None:
+    """Lets it use a thread per processor, for new tokens.
+
+    Their launches are many and short: of a launch that takes 10 µs, waking a thread is a good part.
+    What the user has set stays. It must be called before the driver is loaded.
+    """
+    environ.setdefault("LP_NUM_THREADS", str(min(_processors(), _MOST_THREADS)))
+
+
 def widen_software_vectors(environ: MutableMapping[str, str]) -> None:
     """Lets Mesa's software GPU use 512-bit vectors where the processor gains by them.
 

@@ -7,56 +7,23 @@ tokens do not depend on the texts that are computed with it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from qlora_wgpu.gpu.profile import CPU_PROFILE, Profile
 from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.dtype import ceil_div
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.kernels.dequantize import (
-    EXPERT_STRIDES,
-    MOST_TOGETHER,
-    format_constants,
-    whole_blocks,
-)
+from qlora_wgpu.kernels.dequantize import MOST_TOGETHER, format_constants, whole_blocks
 from qlora_wgpu.kernels.experts import ExpertTiles, expert_constants, expert_params
 from qlora_wgpu.kernels.gemm import LoraTerm, further_layers
 from qlora_wgpu.kernels.kernel import Kernel
-from qlora_wgpu.weight_format import WeightFormat
+from qlora_wgpu.kernels.quantized_rows import QuantizedRows, decodes, format_begins, is_affine
+from qlora_wgpu.kernels.strips import CODES, Strips
 
 _MOST_ROWS = 8  # that an invocation has sums for; of more rows, all weights are read again
 _THREADS = 128  # of a workgroup on GPUs
 _FEW_COLUMNS = 64  # of so few, more threads share a row: there are not many workgroups
-
-
-@dataclass(frozen=True)
-class QuantizedRows:
-    """Quantized matrices of one format, one below the other, all parts in one range of words.
-
-    Attributes:
-        words: The range, uint32.
-        begins: For codes, absmax, nested and maps where each matrix's begins, in words.
-        rows: Of each matrix.
-        columns: Of all.
-        form: Their format; all share the values of the codes.
-        strides: Words of codes, absmax, nested_absmax and maps from one expert to the next.
-    """
-
-    words: Tensor
-    begins: Mapping[str, Sequence[int]]
-    rows: Sequence[int]
-    columns: int
-    form: WeightFormat
-    strides: tuple[int, int, int, int] = (0, 0, 0, 0)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows of all, and columns."""
-        return sum(self.rows), self.columns
 
 
 @dataclass(frozen=True)
@@ -65,8 +32,8 @@ class FewRows:
 
     Attributes:
         x: (rows, K), of any type.
-        w: (columns, K): of any type, or quantized; with experts the matrices of some of them, one
-            below the other.
+        w: (columns, K): of any type, or quantized, or in strips; with experts the matrices of some
+            of them, one below the other.
         ys: (rows, ·): the results of up to three layers of one input, one below the other in ``w``.
             Of one layer the columns from ``row0`` on are written.
         row0: First row of ``w`` within the whole matrix; a multiple of eight.
@@ -80,7 +47,7 @@ class FewRows:
     """
 
     x: Tensor
-    w: Tensor | QuantizedRows
+    w: Tensor | QuantizedRows | Strips
     ys: tuple[Tensor, ...]
     row0: int = 0
     scale: float = 1.0
@@ -98,6 +65,8 @@ class FewRows:
         whole = one or (self.columns == sum(y.columns for y in self.ys) and not self.row0)
         if not across or not whole or any(y.rows != self.x.rows for y in self.ys):
             raise GraphError(f"few_rows: {self.x}, {self.w} and {self.ys} do not fit each other")
+        if isinstance(self.w, Strips) and self.experts is not None:
+            raise GraphError(f"few_rows: {self.w.words} are strips of no experts")
         if isinstance(self.w, QuantizedRows) and not decodes(self.w.form, self.w.columns):
             raise GraphError(f"few_rows: {self.w.form.name} of {columns} columns is not decoded")
         if not one and (self.residual is not None or len(self.ys) > MOST_TOGETHER):
@@ -121,22 +90,27 @@ class FewRows:
         """Rows that an invocation makes: those of one expert."""
         return 1 if self.experts is not None else min(self.x.rows, _MOST_ROWS)
 
-    def launch(self, g: Graph, path: str, columns: int, constants: dict[str, Constant]) -> None:
-        """Adds the launch of a kernel whose workgroups make so many columns."""
+    def launch(
+        self,
+        g: Graph,
+        path: str,
+        columns: int,
+        constants: dict[str, Constant],
+        together: int | None = None,
+    ) -> None:
+        """Adds the launch of a kernel whose workgroups make so many columns, and rows together."""
         tensors: dict[str, Tensor | None] = {
             "x": self.x,
             "y": self.ys[0],
             "bias": self.bias,
             "residual": self.residual,
-            "w" if isinstance(self.w, Tensor) else "group": (
-                self.w if isinstance(self.w, Tensor) else self.w.words
-            ),
+            **_bound(self.w),
         }
         if self.lora is not None:
             tensors |= {"u": self.lora.u, "b": self.lora.factor}
         others, layers = further_layers("y", self.ys[0], self.ys[1:], 4)
         bias1, bias2 = (*(begin // 4 for begin in self.bias_begins), 0, 0)[:2]
-        together = self.rows_together
+        together = together or self.rows_together
         g.launch(
             path,
             (ceil_div(self.columns, columns), ceil_div(self.x.rows, together), 1),
@@ -146,8 +120,7 @@ class FewRows:
                 "columns": self.columns,
                 "units": self.x.units(8),
                 "x_stride": self.x.units(8),
-                "w_stride": self.w.units(8) if isinstance(self.w, Tensor) else 0,
-                "w_expert": self.columns * self.w.units(8) if isinstance(self.w, Tensor) else 0,
+                **_strides(self.w, self.columns, g.profile),
                 "y_stride": self.ys[0].units(4),
                 "y_unit0": self.row0 // 4,
                 "scale": self.scale,
@@ -159,7 +132,7 @@ class FewRows:
                 "bias2": bias2,
                 "bias_expert": self.bias.units(4) if self.experts and self.bias else 0,
                 **expert_params(self.experts, self.lora.stride // 4 if self.lora else 0),
-                **_begins(self.w),
+                **format_begins(self.w if isinstance(self.w, QuantizedRows) else None),
             },
             {
                 "ROWS": together,
@@ -173,31 +146,39 @@ class FewRows:
         )
 
 
-def _begins(w: Tensor | QuantizedRows) -> dict[str, int]:
-    """Where parts of a quantized matrix begin; zeros of another one."""
-    names = ("codes", "absmax", "nested", "maps")
-    if isinstance(w, Tensor):
-        return {f"{n}{i}": 0 for n in names for i in range(MOST_TOGETHER)} | dict.fromkeys(
-            EXPERT_STRIDES, 0
-        )
-    places = {name: tuple(w.begins.get(name, (0,))) for name in names}
-    return {
-        f"{name}{i}": (*begins, 0, 0)[i]
-        for name, begins in places.items()
-        for i in range(MOST_TOGETHER)
-    } | dict(zip(EXPERT_STRIDES, w.strides, strict=True))
+def _bound(w: Tensor | QuantizedRows | Strips) -> dict[str, Tensor | None]:
+    """What of a matrix is bound."""
+    if isinstance(w, Strips):
+        of_codes = {} if w.form is None else {"scales": w.scales, "minima": w.minima}
+        return {"w": w.words, **of_codes}
+    return {"w": w} if isinstance(w, Tensor) else {"group": w.words}
 
 
-def _codes(w: Tensor | QuantizedRows, profile: Profile, *, experts: bool) -> dict[str, Constant]:
+def _strides(w: Tensor | QuantizedRows | Strips, columns: int, profile: Profile) -> dict[str, int]:
+    """From one row, expert or strip to the next."""
+    if isinstance(w, Strips):
+        lanes = profile.subgroup_size
+        units = w.words.units(8) if w.form is None else w.columns // CODES
+        return {"w_stride": 4 * units * lanes, "w_expert": 0, "scale_stride": w.blocks * lanes}
+    units = w.units(8) if isinstance(w, Tensor) else 0
+    return {"w_stride": units, "w_expert": columns * units, "scale_stride": 0}
+
+
+def _codes(
+    w: Tensor | QuantizedRows | Strips, profile: Profile, *, experts: bool
+) -> dict[str, Constant]:
     """The constants of how a matrix is decoded."""
+    if isinstance(w, Strips):
+        return w.constants()
     if isinstance(w, Tensor):
-        return {"DENSE": True}
+        return {"DENSE": True, "STRIPS": False}
     form, columns = w.form, w.columns
     unit_words = form.bits // 4
     whole = columns % (32 // unit_words) == 0
     affine = is_affine(form)
     return {
         "DENSE": False,
+        "STRIPS": False,
         "GROUP": True,
         "FOURS": not _is_cpu(profile),
         "EXPERTS": experts,
@@ -211,19 +192,36 @@ def _codes(w: Tensor | QuantizedRows, profile: Profile, *, experts: bool) -> dic
     }
 
 
-def decodes(form: WeightFormat, columns: int) -> bool:
-    """Whether these kernels read a format: where eight neighbours share a row and a block."""
-    return whole_blocks(form, columns, 8)
-
-
-def is_affine(form: WeightFormat) -> bool:
-    """Whether a code's value is the first one's and the code, exactly."""
-    values = form.quant_map
-    return bool(np.array_equal(values, values[0] + np.arange(values.size, dtype=np.float32)))
-
-
 def _is_cpu(profile: Profile) -> bool:
     return profile.name == CPU_PROFILE.name
+
+
+class InStrips:
+    """For software adapters: of matrices that were copied for it."""
+
+    def fits(self, problem: FewRows, profile: Profile) -> bool:
+        """Of those."""
+        return isinstance(problem.w, Strips)
+
+    def launch(self, g: Graph, problem: FewRows) -> None:
+        """Adds the launch."""
+        _launch_broadcasting(g, problem, "few_rows/strips.wgsl")
+
+
+class Narrow:
+    """For software adapters: where there are so few columns that invocations share them."""
+
+    def fits(self, problem: FewRows, profile: Profile) -> bool:
+        """Of float32 in a buffer, as LoRA's A is, without experts and without a term."""
+        w = problem.w
+        is_buffer = isinstance(w, Tensor) and w.dtype == "float32" and not w.texture
+        plain = is_buffer and problem.experts is None and problem.lora is None
+        return profile.textures and plain and problem.columns <= _FEW_COLUMNS
+
+    def launch(self, g: Graph, problem: FewRows) -> None:
+        """Adds the launch."""
+        constants: dict[str, Constant] = {"THREADS": g.profile.subgroup_size, "ROWS": 1}
+        problem.launch(g, "few_rows/narrow.wgsl", 8, constants, together=1)
 
 
 class Subgroup:
@@ -235,10 +233,13 @@ class Subgroup:
 
     def launch(self, g: Graph, problem: FewRows) -> None:
         """Adds the launch."""
-        threads, units = g.profile.subgroup_size, problem.x.units(8)
-        span = next(n for n in (8, 4, 2, 1) if units % n == 0 and n <= threads)
-        constants: dict[str, Constant] = {"THREADS": threads, "SPAN": span}
-        problem.launch(g, "few_rows/subgroup.wgsl", 4 * threads, constants)
+        _launch_broadcasting(g, problem, "few_rows/subgroup.wgsl")
+
+
+def _launch_broadcasting(g: Graph, problem: FewRows, path: str) -> None:
+    threads, units = g.profile.subgroup_size, problem.x.units(8)
+    span = next(n for n in (8, 4, 2, 1) if units % n == 0 and n <= threads)
+    problem.launch(g, path, 4 * threads, {"THREADS": threads, "SPAN": span})
 
 
 class Shared:
@@ -264,5 +265,5 @@ class Shared:
         problem.launch(g, "few_rows/shared.wgsl", 4 * groups, constants)
 
 
-FEW_ROWS: Kernel[FewRows] = Kernel("few_rows", (Subgroup(), Shared()))
+FEW_ROWS: Kernel[FewRows] = Kernel("few_rows", (InStrips(), Narrow(), Subgroup(), Shared()))
 KERNELS = (FEW_ROWS,)

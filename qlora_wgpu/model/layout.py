@@ -30,6 +30,10 @@ from qlora_wgpu.ops.adamw import SATURATED_OFFSET, STATS_LENGTH
 from qlora_wgpu.ops.batch import BatchBuffers, RouterSums, make_batch_buffers
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.ops.sampling import Choices, choose, make_choices
+from qlora_wgpu.ops.strips import StripStore
+
+_MOST_DENSE = 1 << 30  # weights of linear layers that are copied as float32 for new tokens
+_CODE_BYTES = 0.625  # of a weight as codes, with its part of a float32 scale
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,7 @@ class ModelLayout:
         adapter: The layout of the adapter's parameters.
         network: The network that is traced.
         stats: Sums of loss and tokens, gradient norm, update factor.
+        strips: Copies of the weights that new tokens read, where their cache asks for it.
         began: How the adapter's start was found in the base, if it was.
         saturated: Behind them, how many values were held at the end of their type, where kernels
             have such a type.
@@ -125,6 +130,7 @@ class ModelLayout:
         self.network = Network(pretrained.family, architecture, modules)
         self.stats, self.saturated = _sums(counts=profile.counts_saturated)
         self.began = ""
+        self.strips = StripStore(dense=self._weights_of_linears <= _MOST_DENSE)
         self._steps: dict[StepOptions, PlannedStep] = {}
 
     def cut_for(self, profile: Profile) -> ModelLayout:
@@ -319,6 +325,8 @@ class ModelLayout:
     def logits_graphs(self, batch: BatchBuffers) -> tuple[Graph, Graph, Tensor]:
         """The hidden states of a batch, and from them the logits of a few rows at a time."""
         first, second = self.new_graph(), self.new_graph()
+        if batch.cache is not None and batch.cache.in_strips:
+            batch.cache.strips = self.strips
         hidden = self.network.trace_hidden(first, batch)
         return first, second, self.network.trace_logits(second, hidden, batch)
 
@@ -365,6 +373,18 @@ class ModelLayout:
         memory = self._weights.places.host_bytes()
         memory["transfers"] = self._weights.places.transfer_bytes
         return +memory
+
+    @property
+    def _weights_of_linears(self) -> int:
+        """Weights of all linear layers, without experts."""
+        linears = self.pretrained.architecture.linears
+        return sum(spec.out_features * spec.in_features for spec in linears)
+
+    @property
+    def strip_bytes(self) -> int:
+        """Bytes that ``strips`` take, more or less, once all are made."""
+        head = self.pretrained.architecture.vocab_size * self.embedded_row_bytes
+        return head + int(self._weights_of_linears * (4 if self.strips.dense else _CODE_BYTES))
 
     @property
     def loading_bytes(self) -> int:

@@ -186,6 +186,7 @@ class Programs:
         """
         with self._device.in_turn:
             batch, choices, hidden, head = self._layout.token_graphs(texts, length, cache, seen)
+            self._fill_strips()
             first, second = self.from_graph(hidden), self.from_graph(head)
             vocab = self._layout.pretrained.architecture.vocab_size
             return TokenPrograms(self._device, batch, first, second, choices, vocab)
@@ -194,6 +195,14 @@ class Programs:
         """New programs for a batch, which may carry a cache of keys and values."""
         with self._device.in_turn:
             hidden, graph, logits = self._layout.logits_graphs(batch)
+            self._fill_strips()
             first = self.from_graph(hidden)
             head = self.from_graph(graph, (logits,))
             return LogitsPrograms(self._device, batch, first, head, logits)
+
+    def _fill_strips(self) -> None:
+        """Makes the copies of weights that have been traced and are not there."""
+        if self._layout.strips.waits:
+            graph = self._layout.new_graph()
+            self._layout.strips.fill(graph)
+            self.from_graph(graph).run()

@@ -78,7 +78,8 @@ def _stored(
     """All keys and values so far, k and v stored behind them unless an earlier layer did so."""
     layer = cache.stored(k)
     if layer is None:
-        layer = cache.next_layer(g.dtype, k.columns)
+        most_texture = g.max_binding if g.profile.textures else 0
+        layer = cache.next_layer(g.dtype, k.columns, most_texture)
         append(g, (k, v), layer, batch)
         cache.note_stored(k, layer)
     return layer

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
 from qlora_wgpu.ops.kv_cache import CacheView
 from qlora_wgpu.ops.modules import HostMatrix
+from qlora_wgpu.ops.strips import StripStore
 
 INFO_LABEL_ROWS, INFO_DROPOUT, INFO_KEY, INFO_SAMPLES, INFO_LENGTH = range(5)
 _SHORTEST = 2  # tokens of a sample that has a label
@@ -143,6 +144,11 @@ class BatchBuffers:
     def decodes(self) -> bool:
         """Whether each row is a new token of a text whose earlier ones are in the cache."""
         return self.cache is not None and self.seq == 1
+
+    @property
+    def strips(self) -> StripStore | None:
+        """Where copies of the weights are that new tokens read, if they do."""
+        return None if self.cache is None else self.cache.strips
 
     @property
     def span(self) -> int:

@@ -79,6 +79,9 @@ def attend(
         "GROUPS": threads // at_once,
         "OWN": ceil_div(units, at_once),
         "SOFTCAP": softcap is not None,
+        "SOFTWARE": threads == 1 or g.profile.textures,
+        "KEYS": 8 if threads == 1 else 1,
+        "TOGETHER": 8,
     }
     o = g.operand("attention", q.rows, q.columns)
     g.launch(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from qlora_wgpu.graph.graph import GraphError
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix
+from qlora_wgpu.ops.strips import StripStore
 
 
 @dataclass
@@ -21,12 +22,15 @@ class KVCache:
     Attributes:
         capacity: Most tokens of a text.
         texts: How many there is room for, their keys one below the other.
+        in_strips: Whether new tokens read copies of the weights (``ops/strips.py``) where the
+            profile's kernels gain by it.
         layers: Keys and values of each layer's tokens, where it attends.
         states: What layers that convolve keep of the last tokens, and linear attention of all.
     """
 
     capacity: int
     texts: int = 1
+    in_strips: bool = False
     layers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     states: list[Tensor] = field(default_factory=list)
 
@@ -38,20 +42,27 @@ class CacheView:
         """Begins at the first layer."""
         self.capacity = cache.capacity
         self.texts = cache.texts
+        self.strips: StripStore | None = None
+        self.in_strips = cache.in_strips
         self._cache = cache
         self._next = 0
         self._stored: dict[Tensor, tuple[Tensor, Tensor]] = {}
         self._next_state = 0
 
-    def next_layer(self, dtype: str, columns: int) -> tuple[Tensor, Tensor]:
+    def next_layer(self, dtype: str, columns: int, most_texture: int = 0) -> tuple[Tensor, Tensor]:
         """The keys and values of the layer that comes next.
+
+        Args:
+            dtype: Their type.
+            columns: Of each token's.
+            most_texture: Bytes up to which they lie in textures.
 
         Raises:
             GraphError: If the cache's layer has another width.
         """
         if self._next == len(self._cache.layers):
             pair = tuple(
-                _kept(name, self.texts * self.capacity, columns, dtype)
+                _kept(name, self.texts * self.capacity, columns, dtype, most_texture)
                 for name in ("keys", "values")
             )
             self._cache.layers.append((pair[0], pair[1]))
@@ -85,7 +96,8 @@ class CacheView:
         return state
 
 
-def _kept(name: str, capacity: int, columns: int, dtype: str) -> Tensor:
+def _kept(name: str, capacity: int, columns: int, dtype: str, most_texture: int = 0) -> Tensor:
     tensor = matrix(name, capacity, columns, dtype)
-    tensor.storage = Storage(name, "kv cache", tensor.nbytes)
+    tensor.texture = tensor.nbytes <= most_texture
+    tensor.storage = Storage(name, "kv cache", tensor.nbytes, texture=tensor.texture)
     return tensor

@@ -130,7 +130,7 @@ def _product_of_few(g: Graph, x: Tensor, y: Tensor, parts: _Sum) -> None:
     layer = parts.layer
     few_rows.product(
         g, x, layer.weight, y, scale=parts.multiplier, bias=parts.bias, residual=parts.residual,
-        term=few_rows.lora_term(g, x, parts.lora),
+        term=few_rows.lora_term(g, x, parts.lora), strips=parts.batch.strips,
     )  # fmt: skip
     if parts.inverse is not None and layer.lora is not None:
         for row0, w in layer.weight.shards(g):

@@ -19,7 +19,7 @@ from qlora_wgpu.kernels.gemm import GEMM, Gemm
 from qlora_wgpu.kernels.lora import BOTH_GRADS, UP_GRAD, BothGrads, FactorGrad, Lora, UpGrad
 from qlora_wgpu.ops import lora as lora_ops
 from qlora_wgpu.ops.batch import BatchBuffers
-from qlora_wgpu.ops.few_rows import lora_term, readable
+from qlora_wgpu.ops.few_rows import copied, lora_term, readable
 from qlora_wgpu.ops.modules import Linear
 from qlora_wgpu.ops.quantized import QuantizedMatrix, dequantize_together
 from qlora_wgpu.ops.tensor import as_operand, fill_zero, summed
@@ -119,7 +119,8 @@ def linear_group(
 def _product_of_few(g: Graph, x: Tensor, ys: list[Tensor], group: _Group) -> None:
     """The same for new tokens, decoded on the way where the matrices lie together."""
     bias, begins = group.bias
-    w = readable(g, [layer.weight for layer in group.layers]) or group.weights(g)
+    weights = [layer.weight for layer in group.layers]
+    w = copied(g, weights, group.batch.strips) or readable(g, weights) or group.weights(g)
     term = lora_term(g, x, group.lora)
     FEW_ROWS.launch(g, FewRows(x, w, tuple(ys), lora=term, bias=bias, bias_begins=begins))
 

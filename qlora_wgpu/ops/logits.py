@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from qlora_wgpu.graph.dtype import ROW_UNIT
@@ -11,6 +11,8 @@ from qlora_wgpu.graph.tensor import Tensor, row_blocks, rows_from
 from qlora_wgpu.kernels.few_rows import FEW_ROWS, FewRows
 from qlora_wgpu.kernels.gemm import GEMM, PART_UNIT, Gemm, LoraTerm
 from qlora_wgpu.kernels.lora import Lora
+from qlora_wgpu.kernels.quantized_rows import QuantizedRows
+from qlora_wgpu.kernels.strips import Strips
 from qlora_wgpu.ops import few_rows
 from qlora_wgpu.ops import lora as lora_ops
 from qlora_wgpu.ops.batch import BatchBuffers
@@ -18,6 +20,7 @@ from qlora_wgpu.ops.modules import Head, Matrix, StreamedMatrix
 from qlora_wgpu.ops.rows import gather
 from qlora_wgpu.ops.tensor import softcap_in_place
 
+Shard = tuple[int, Tensor | QuantizedRows | Strips]
 _LEAST_ROWS = 16
 _VIEW_ROWS = 256  # of any width, that a view of a matrix may begin at a multiple of
 
@@ -54,8 +57,14 @@ def logits_of_rows(
         count: How many there are.
         u: What the head's adapter makes of all hidden states first, where that is known.
     """
-    shards = head.matrix.shards(g)
+    shards = _shards(g, head.matrix, batch)
     return _logits(g, hidden, head, batch, first, count, head.matrix.rows, shards, u)
+
+
+def _shards(g: Graph, matrix: Matrix, batch: BatchBuffers) -> Iterator[Shard]:
+    if batch.cache is None:
+        return matrix.shards(g)
+    return few_rows.pieces(g, matrix, batch.strips)
 
 
 def logits_of_block(
@@ -84,7 +93,7 @@ def _logits(
     first: int,
     count: int,
     columns: int,
-    shards: Iterator[tuple[int, Tensor]] | list[tuple[int, Tensor]],
+    shards: Iterable[Shard],
     u: Tensor | None,
 ) -> Tensor:
     chunk = hidden if batch.decodes else gather(g, hidden, count, first, batch)
@@ -98,6 +107,7 @@ def _logits(
             )
             FEW_ROWS.launch(g, problem)
             continue
+        assert isinstance(w, Tensor)
         product = Gemm(
             chunk, w, logits, True, row0=row0, scale=head.scale, lora=term, batch_info=batch.info,
             first_row=first, whole_columns=head.matrix.rows, label="lm_head/forward",

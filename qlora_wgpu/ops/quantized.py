@@ -17,7 +17,7 @@ from qlora_wgpu.kernels.dequantize import (
     GroupDequantization,
     whole_blocks,
 )
-from qlora_wgpu.kernels.few_rows import QuantizedRows, decodes
+from qlora_wgpu.kernels.quantized_rows import QuantizedRows, decodes
 from qlora_wgpu.weight_format import WeightFormat
 
 EXPERT_WORDS = 64  # so that a binding may begin at any expert

@@ -14,6 +14,7 @@ struct Params {
     x_stride: u32,
     w_stride: u32,
     w_expert: u32,
+    scale_stride: u32,
     y_stride: u32,
     y_unit0: u32,
     scale: f32,
@@ -57,8 +58,12 @@ struct Params {
 //#if DENSE
 //#input 2 w: 8
 //#else
+//#if STRIPS
+//#include common/strip_codes.wgsl
+//#else
 //#include common/block_scale.wgsl
 //#include common/few_rows_codes.wgsl
+//#endif
 //#endif
 
 // Four terms of the LoRA sums of four columns, from the k-th unit of u and b on.

@@ -68,47 +68,5 @@ fn value_of(code: u32) -> f32 {
 }
 //#endif
 //#endif
-
-//#if EIGHT_BITS
-fn eight_values(chunk: vec4<u32>, c: u32) -> Eight {
-    let low = chunk[2u * c];
-    let high = chunk[2u * c + 1u];
-    let even = vec4<f32>(value_of(low & 255u), value_of((low >> 16u) & 255u), value_of(high & 255u), value_of((high >> 16u) & 255u));
-    let odd = vec4<f32>(value_of((low >> 8u) & 255u), value_of(low >> 24u), value_of((high >> 8u) & 255u), value_of(high >> 24u));
-    return Eight(even, odd);
-}
-//#else
-// The even elements' codes are the high nibbles of the bytes.
-fn eight_values(chunk: vec4<u32>, c: u32) -> Eight {
-    let word = chunk[c];
-    let even = vec4<f32>(value_of((word >> 4u) & 15u), value_of((word >> 12u) & 15u), value_of((word >> 20u) & 15u), value_of(word >> 28u));
-    let odd = vec4<f32>(value_of(word & 15u), value_of((word >> 8u) & 15u), value_of((word >> 16u) & 15u), value_of((word >> 24u) & 15u));
-    return Eight(even, odd);
-}
-//#endif
-
-// The block of a unit of a row.
-fn block_at(row: u32, unit: u32) -> u32 {
-//#if TILES
-    return row / TILE_ROWS * ((8u * params.units - 1u) / BLOCKSIZE + 1u) + 8u * unit / BLOCKSIZE;
-//#else
-    return (row * params.units + unit) / (BLOCKSIZE / 8u);
-//#endif
-}
-
-// What a unit's part of a sum is: its codes' values times x, and x alone, where minima ask for it.
-fn scaled_sum(of_values: f32, of_x: f32, scale: f32, minimum: f32) -> f32 {
-//#if ZEROS
-    return scale * (of_values + minimum * of_x);
-//#else
-//#if MINIMA
-    return scale * of_values + minimum * of_x;
-//#else
-//#if TWO_FACTORS
-    return scale * quant_value(VALUES + 256u) * of_values;
-//#else
-    return scale * of_values;
-//#endif
-//#endif
-//#endif
-}
+//#include common/code_units.wgsl
+//#include common/block_at.wgsl

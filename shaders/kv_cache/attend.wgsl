@@ -3,8 +3,9 @@
 // (heads), the sum of exponentials has exp(sink) besides.
 //
 // q, o (rows, heads · head_dim), o overwritten, its padding with zeros; keys, values (texts, capacity,
-// kv_heads · head_dim). THREADS invocations share a head of a row: they take as many keys at a time,
-// and then GROUPS of them a unit of the head each, over every GROUPS-th of these keys.
+// kv_heads · head_dim). THREADS invocations share a head of a row: they take KEYS keys each at a time,
+// and then GROUPS of them a unit of the head each, over every GROUPS-th of these keys, TOGETHER of
+// them in a turn: software GPUs (SOFTWARE) end a shader's loops after 65,535 turns of all together.
 // Launcher: ops/cached_attention.py.
 //#include common/row_reduce.wgsl
 //#include common/head_value.wgsl
@@ -51,7 +52,7 @@ fn barrier() {
 }
 //#endif
 
-var<workgroup> shares: array<f32, ROWS * THREADS>;
+var<workgroup> shares: array<f32, ROWS * KEYS * THREADS>;
 var<workgroup> made: array<HeadValue, ROWS * GROUPS * UNITS>;
 
 @compute @workgroup_size(THREADS, ROWS)
@@ -73,7 +74,7 @@ fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_id) l
     let kv_at = places[m] * params.capacity * params.kv_stride + head / params.group * UNITS;
     let past = min(positions[m], params.capacity - 1u);
     let first = past + 1u - min(params.window, past + 1u);
-    let own_shares = own * THREADS;
+    let own_shares = own * KEYS * THREADS;
     let units = thread % UNITS_AT_ONCE;
     let part = thread / UNITS_AT_ONCE;
 //#if sinks
@@ -84,34 +85,58 @@ fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_id) l
     var sum = 0.0;
 //#endif
     //#unroll u OWN: var o_$u = HeadValue(0.0);
-    for (var begin = first; begin <= past; begin += THREADS) {
-        let key = begin + thread;
-        var score = -3.0e38;
-        if (key <= past) {
-            var product = 0.0;
-            let k_at = kv_at + key * params.kv_stride;
-            // Unrolled: software GPUs end a shader's loops after 65,535 turns of all together.
-            //#unroll d UNITS: product += dot(load_q(q_at + $du), load_keys(k_at + $du));
-            score = product * params.scale;
-//#if SOFTCAP
-            score = params.softcap * tanh_of(score / params.softcap);
+//#if SOFTWARE
+    //#unroll d UNITS: let q_$d = load_q(q_at + $du);
 //#endif
-        }
-        let higher = max(highest, reduce_max(score, thread));
+    for (var begin = first; begin <= past; begin += KEYS * THREADS) {
+        var most = -3.0e38;
+        //#unroll e KEYS
+            let key_$e = begin + $eu * THREADS + thread;
+            var score_$e = -3.0e38;
+            if (key_$e <= past) {
+                var product = 0.0;
+                let k_at = kv_at + key_$e * params.kv_stride;
+//#if SOFTWARE
+                //#unroll d UNITS: product += dot(q_$d, load_keys(k_at + $du));
+//#else
+                //#unroll d UNITS: product += dot(load_q(q_at + $du), load_keys(k_at + $du));
+//#endif
+                score_$e = product * params.scale;
+//#if SOFTCAP
+                score_$e = params.softcap * tanh_of(score_$e / params.softcap);
+//#endif
+            }
+            most = max(most, score_$e);
+        //#end
+        let higher = max(highest, reduce_max(most, thread));
         let keep = exp(highest - higher);
         highest = higher;
-        let share = select(0.0, exp(score - higher), key <= past);
-        sum = sum * keep + share;
-        shares[own_shares + thread] = share;
+        sum *= keep;
+        //#unroll e KEYS
+            let share_$e = select(0.0, exp(score_$e - higher), key_$e <= past);
+            sum += share_$e;
+            shares[own_shares + $eu * THREADS + thread] = share_$e;
+        //#end
         barrier();
-        let count = min(THREADS, past + 1u - begin);
+        let count = min(KEYS * THREADS, past + 1u - begin);
         //#unroll u OWN: o_$u *= keep;
         if (part < GROUPS) {
+//#if SOFTWARE
+            for (var i = part; i < count; i += TOGETHER * GROUPS) {
+                //#unroll t TOGETHER
+                    let i_$t = min(i + $tu * GROUPS, count - 1u);
+                    let p_$t = select(0.0, shares[own_shares + i_$t], i + $tu * GROUPS < count);
+                    let v_at_$t = kv_at + (begin + i_$t) * params.kv_stride;
+                    //#unroll u OWN: o_$u += p_$t * load_values(v_at_$t + min(units + $uu * UNITS_AT_ONCE, UNITS - 1u));
+                //#end
+            }
+//#else
             for (var i = part; i < count; i += GROUPS) {
                 let p = shares[own_shares + i];
                 let v_at = kv_at + (begin + i) * params.kv_stride;
                 //#unroll u OWN: o_$u += p * load_values(v_at + min(units + $uu * UNITS_AT_ONCE, UNITS - 1u));
             }
+//#endif
         }
         barrier();
     }

@@ -1,0 +1,103 @@
+"""Products of new tokens with copies of the weights in strips, where a profile has those."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from qlora_wgpu.config import LoraConfig
+from qlora_wgpu.families.family import LinearSpec
+from qlora_wgpu.graph.tensor import Storage
+from qlora_wgpu.ops.batch import BatchBuffers
+from qlora_wgpu.ops.linear import linear
+from qlora_wgpu.ops.linear_group import linear_group
+from qlora_wgpu.ops.logits import logits_of_rows
+from qlora_wgpu.ops.modules import DenseMatrix, Head, Linear
+from qlora_wgpu.ops.strips import StripStore
+from qlora_wgpu.reference import linear as reference
+from qlora_wgpu.selfcheck.cases.common import each, filled_adapter, normal
+from qlora_wgpu.selfcheck.cases.few_rows import in_one_range, new_tokens, stored_weight
+from qlora_wgpu.selfcheck.runner import Runner
+
+
+def reading_strips(count: int, store: StripStore) -> BatchBuffers:
+    """A batch of so many texts' next tokens, which read strips."""
+    batch = new_tokens(count)
+    assert batch.cache is not None
+    batch.cache.strips = store
+    return batch
+
+
+@each(
+    ("double", 64, 3, 8, False),
+    ("NF4", 320, 9, 4, False),
+    ("Q4_K", 256, 1, 0, False),
+    ("INT4 with zeros", 96, 2, 8, False),
+    ("MXFP4", 96, 1, 0, False),
+    ("double", 64, 2, 8, True),
+    ("Q5_K", 256, 1, 0, True),
+)
+def check_strips(run: Runner, form: str, inner: int, rows: int, r: int, dense: bool) -> None:
+    """A quantized layer with bias and residual, of codes or of float32 (``dense``)."""
+    outer = 141
+    spec = LinearSpec("model.layers.0.q_proj", outer, inner)
+    adapter, parts = filled_adapter(LoraConfig(r=max(r, 1), lora_alpha=2 * max(r, 1)), [spec])
+    a, b = (array * (r > 0) for array in parts.values())
+    stored = stored_weight(form, outer, inner)
+    (matrix,) = in_one_range([stored], Storage("group", "check", 256))
+    store = StripStore(dense=dense)
+    store.of_quantized(run.graph, [matrix])
+    store.fill(run.graph)
+    bias, residual = normal("bias", outer), normal("residual", rows, outer)
+    lora = adapter.loras[spec.name] if r else None
+    layer = Linear(spec.name, matrix, run.float32(bias), lora)
+    x = normal("x", rows, inner)
+    given = run.float32(residual)
+    y = linear(run.graph, run.operand(x), layer, reading_strips(rows, store), given)
+    (got,) = run.run(y)
+    w = stored.dequantize().astype(np.float64)
+    x = run.rounded(x)
+    exact = reference.forward(x, w, bias, a, b, 2.0, np.ones_like(x)) + residual
+    run.compare(got, exact, y.dtype)
+
+
+@each((False, 8), (True, 0))
+def check_strips_of_a_group(run: Runner, dense: bool, r: int) -> None:
+    """Layers of one input, one below the other in the strips."""
+    names = [f"model.layers.0.{name}_proj" for name in "qkv"]
+    outer, rows, inner = (136, 24, 40), 3, 64
+    specs = [LinearSpec(n, columns, inner) for n, columns in zip(names, outer, strict=True)]
+    adapter, parts = filled_adapter(LoraConfig(r=max(r, 1), lora_alpha=2 * max(r, 1)), specs)
+    stored = [stored_weight("double", columns, inner, n) for n, columns in enumerate(outer)]
+    matrices = in_one_range(stored, Storage("group", "check", 256))
+    store = StripStore(dense=dense)
+    store.of_quantized(run.graph, matrices)
+    store.fill(run.graph)
+    layers = [
+        Linear(name, matrix, None, adapter.loras[name] if r else None)
+        for name, matrix in zip(names, matrices, strict=True)
+    ]
+    x = normal("x", rows, inner)
+    ys = linear_group(run.graph, run.operand(x), layers, reading_strips(rows, store))
+    got = run.run(*ys)
+    x = run.rounded(x)
+    for index, (name, weight) in enumerate(zip(names, stored, strict=True)):
+        a, b = (parts[n] * (r > 0) for n in parts if name in n)
+        w = weight.dequantize().astype(np.float64)
+        exact = reference.forward(x, w, np.zeros(len(w)), a, b, 2.0, np.ones_like(x))
+        run.compare(got[index], exact, ys[index].dtype)
+
+
+def check_logits_of_strips(run: Runner) -> None:
+    """A head in two pieces."""
+    hidden, vocab, rows, first = 72, 141, 3, 64
+    x, w = normal("x", rows, hidden), normal("w", vocab, hidden)
+    upper, lower = run.weight(w[:first]), run.weight(w[first:])
+    store = StripStore()
+    for piece in (upper, lower):
+        store.of_dense(run.graph, piece)
+    store.fill(run.graph)
+    head = Head(DenseMatrix(vocab, hidden, ((0, upper), (first, lower))), 0.5)
+    batch = reading_strips(rows, store)
+    logits = logits_of_rows(run.graph, run.operand(x), head, batch, 0, rows)
+    (got,) = run.run(logits)
+    run.compare(got, 0.5 * run.rounded(x) @ run.rounded_weight(w).T)

@@ -1,0 +1,75 @@
+"""Products with weights in strips: those of the weights, with the same bits beside any others."""
+
+import numpy as np
+import pytest
+from support.harness import PROFILES, VARIANTS, Bench
+
+from qlora_wgpu.graph.graph import GraphError
+from qlora_wgpu.graph.tensor import Storage
+from qlora_wgpu.kernels.few_rows import FewRows
+from qlora_wgpu.ops.linear import linear
+from qlora_wgpu.ops.modules import Linear
+from qlora_wgpu.ops.strips import StripStore
+from qlora_wgpu.selfcheck.cases import few_rows, strips
+from qlora_wgpu.selfcheck.cases.common import arguments_of
+
+TEXTURES = [variant for variant in VARIANTS if "texture" in variant[0]]
+CHECKS = (strips.check_strips, strips.check_strips_of_a_group, strips.check_logits_of_strips)
+CASES = [(check, arguments) for check in CHECKS for arguments in arguments_of(check)] + [
+    (strips.check_strips, each)
+    for each in (
+        ("Q4_1", 96, 2, 0, False),
+        ("IQ4_NL", 64, 1, 8, False),
+        ("AWQ", 96, 2, 8, False),
+        ("LLM.int8", 72, 1, 0, False),
+        ("FP8", 96, 2, 0, True),
+    )
+]
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_all_forms(device, number):
+    check, arguments = CASES[number]
+    profile, dtype = TEXTURES[number % len(TEXTURES)]
+    bench = Bench(device, dtype, PROFILES[profile])
+    check(bench, *arguments)
+    assert bench.excess <= 1.0
+    reads = "few_rows/strips.wgsl" in bench.shaders
+    assert reads == (arguments[:1] != ("LLM.int8",))
+
+
+def test_other_profiles_have_none(device):
+    bench = Bench(device, "float32", PROFILES["gpu"])
+    strips.check_strips(bench, "double", 64, 3, 8, False)
+    assert bench.excess <= 1.0
+    assert not any("strip" in path for path in bench.shaders)
+
+
+@pytest.mark.parametrize("dense", [False, True])
+def test_a_row_has_the_same_bits_beside_any_others(device, dense):
+    x = np.random.default_rng(3).standard_normal((19, 256))
+    stored = few_rows.stored_weight("double", 72, 256)
+
+    def made(rows):
+        bench = Bench(device, "bfloat16", PROFILES[TEXTURES[0][0]])
+        (matrix,) = few_rows.in_one_range([stored], Storage("group", "test", 256))
+        store = StripStore(dense=dense)
+        store.of_quantized(bench.graph, [matrix])
+        store.fill(bench.graph)
+        assert not store.waits
+        batch = strips.reading_strips(len(rows), store)
+        y = linear(bench.graph, bench.operand(x[rows]), Linear("layer", matrix, None, None), batch)
+        return bench.run_bits(y)[0]
+
+    together = made(range(19))
+    for rows in ([4], [18, 4], range(3, 11), range(2, 19)):
+        assert np.array_equal(made(list(rows)), together[list(rows)]), rows
+
+
+def test_strips_of_experts_are_refused(device):
+    bench = Bench(device, "float32", PROFILES[TEXTURES[0][0]])
+    w = StripStore().of_dense(bench.graph, bench.weight(np.zeros((24, 16))))
+    x, y = bench.operand(np.zeros((2, 16))), bench.operand(np.zeros((2, 24)))
+    FewRows(x, w, (y,))
+    with pytest.raises(GraphError, match="strips of no experts"):
+        FewRows(x, w, (y,), experts=object())
