@@ -39,7 +39,7 @@ def test_a_real_models_shape(browser, ask, tmp_path):
         f"MiB of {memory / 2**20:.0f} told, processes {peak.nbytes / 2**20:.0f} MiB"
     )
     assert 0.9 * memory < found["bytes"] <= memory  # texts are not written here
-    losses, parameters = in_python(config, rows, steps)
+    losses, parameters, _ = in_python(config, rows, steps)
     got = np.frombuffer(base64.b64decode(found["parameters"]), np.float32)
     told = [each["loss"] for each in found["figures"]]
     if browser == "firefox":
