@@ -5,7 +5,7 @@ import base64
 import numpy as np
 import pytest
 from browser.conftest import DEMO
-from browser.python_steps import as_json, examples, in_python, random_model
+from browser.python_steps import as_json, examples, in_python, likeliest, random_model
 from references.sized import traced_configs
 
 from qlora_wgpu.config import load_config
@@ -16,6 +16,7 @@ from qlora_wgpu.web import SiteOptions
 
 STEPS = 3
 LONGEST = 32
+PROMPT, TOKENS = 7, 4  # of a text that it writes then
 REFUSED = {"gemma4_text"}  # its embeddings of each layer wait in host memory
 PLAIN = ("train.compute_dtype=float32", "lora.r=4", f"data.max_seq_length={LONGEST}")
 SETTINGS = {
@@ -28,6 +29,7 @@ SETTINGS = {
     "unquantized": ["quant.scheme=none"],
     "double": ["quant.double_quant=true", "quant.blocksize=128"],
     "bfloat16": ["train.compute_dtype=bfloat16"],
+    "head": ["lora.target_modules=[q_proj, lm_head]"],
     "dora": ["lora.use_dora=true", "lora.lora_dropout=0.1"],
     "bits": ["optim.name=adamw_8bit", "lora.r=64"],
     "gradients": ["train.gradient_dtype=bfloat16", "train.gradient_accumulation_steps=2"],
@@ -46,7 +48,12 @@ def compare(browser, ask, tmp_path, runs):
     for name, run in runs.items():
         write_page(run, folder / "sites" / name, SiteOptions(kernels="cpu", buckets=(LONGEST,)))
     first = next(iter(runs))
-    task = {"steps": STEPS, "sites": dict.fromkeys(runs, as_json(rows))}
+    task = {
+        "steps": STEPS,
+        "prompt": PROMPT,
+        "tokens": TOKENS,
+        "sites": dict.fromkeys(runs, as_json(rows)),
+    }
     page = folder / "sites" / first  # whose modules are all sites'
     for path in page.rglob("*.mjs"):
         target = folder / path.relative_to(page)
@@ -59,16 +66,17 @@ def compare(browser, ask, tmp_path, runs):
         if "told" in found[name]:
             wrong[name] = found[name]["told"]
             continue
-        losses, parameters = in_python(run, rows, STEPS, device)
+        losses, parameters, model = in_python(run, rows, STEPS, device)
+        tokens = likeliest(model, rows[0].input_ids[:PROMPT], TOKENS)
         got = np.frombuffer(base64.b64decode(found[name]["parameters"]), np.float32)
         if browser == "firefox":
             same = np.array_equal(got, parameters) and found[name]["losses"] == losses
         else:
             off = np.linalg.norm(got - parameters) / np.linalg.norm(parameters)
             same = off < TOLERANCES.get(name, 2e-6)
-        if not same or len(found[name]["tokens"]) != 4:
+        if not same or found[name]["tokens"] != tokens:
             off = np.linalg.norm(got - parameters) / np.linalg.norm(parameters)
-            wrong[name] = off, found[name]["losses"], losses, found[name]["tokens"]
+            wrong[name] = off, found[name]["losses"], losses, found[name]["tokens"], tokens
     assert wrong == {}
 
 

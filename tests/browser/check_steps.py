@@ -30,7 +30,7 @@ def test_steps(browser, name, ask, tmp_path):
     # In between, training goes on from a snapshot.
     task = {"rank": config.lora.r, "steps": STEPS, "pause": 2, "examples": as_json(rows)}
     found, _ = ask(browser, "steps.html", task, folder=folder)
-    losses, parameters = in_python(config, rows, STEPS)
+    losses, parameters, _ = in_python(config, rows, STEPS)
     got = np.frombuffer(base64.b64decode(found["parameters"]), np.float32)
     if browser == "firefox":  # the very driver: naga and lavapipe
         assert np.array_equal(got, parameters)

@@ -45,7 +45,7 @@ def random_model(config: dict, folder):
 
 
 def in_python(config, rows, steps, device=None):
-    """Losses and the adapter after some steps, with the page's kernels."""
+    """Losses and the adapter after some steps, with the page's kernels, and the model."""
     device = device or Device()
     device.profile = CPU_PROFILE
     layout = device_layout(
@@ -71,4 +71,12 @@ def in_python(config, rows, steps, device=None):
         sums = model.read_stats()
         model.zero_stats()
         losses.append(float(sums[0]) / float(sums[1]))
-    return losses, model.read_flat(model.adapter.parameters)
+    return losses, model.read_flat(model.adapter.parameters), model
+
+
+def likeliest(model, prompt, count):
+    """The tokens that follow a prompt, each the likeliest, computed without a cache."""
+    ids = list(prompt)
+    for _ in range(count):
+        ids.append(int(model.logits(np.array([ids]))[0, -1].argmax()))
+    return ids[len(prompt) :]
