@@ -97,3 +97,17 @@ def test_a_token_is_of_the_logits_that_the_decoder_gives(device, tmp_path):
 
 def test_sizes_of_batches():
     assert [batch_sizes(n) for n in (1, 2, 3, 8)] == [[1], [1, 2], [1, 2, 3], [1, 2, 4, 8]]
+
+
+def test_copies_of_weights_are_made_where_memory_is_not_bounded(device, tmp_path, monkeypatch):
+    model = opened("llama", tmp_path, device, "bfloat16", "nf4")
+    store = model.layout.strips
+    alone = list(Engine(model, 1, 30, in_strips=False).add(PROMPTS[0], max_new_tokens=2))
+    assert not store.nbytes
+    with monkeypatch.context() as bounded:
+        bounded.setattr(device, "budget", 1 << 40)
+        assert not Engine(model, 1, 30)._cache.in_strips
+    assert list(Engine(model, 1, 30).add(PROMPTS[0], max_new_tokens=2)) == alone
+    assert bool(store.nbytes) == device.profile.textures and not store.waits
+    # Whole strips: more than the weights themselves, where those are so few.
+    assert store.nbytes >= model.layout.strip_bytes * device.profile.textures
