@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qlora_wgpu.data.chat import ChatTemplate
+from qlora_wgpu.data.exchanges import Exchange, exchanges, holds_what_is_written
 from qlora_wgpu.data.message_places import Place, message_places
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import DataError, TokenizerError
@@ -13,6 +15,7 @@ from qlora_wgpu.errors import DataError, TokenizerError
 Message = Mapping[str, Any]
 Span = tuple[int, int]
 
+_WHOLE = re.compile(r".*[\s>\]]", re.DOTALL)  # up to where no special token is cut in two
 _SENTINEL = "Qsentinel{}z"
 _FEW_TURNS = 16
 
@@ -235,8 +238,11 @@ class _TurnFinder:
         return {turn: _with_margins(places[turn], margin) for turn in turns}
 
     def span(self, index: int) -> Span | None:
-        """A turn, or None where it cannot be told."""
-        return self.by_prefix(index) or self.by_exchange(index)
+        """A turn, or None where it cannot be told, or what is written in it stands elsewhere."""
+        span = self.by_prefix(index) or self.by_exchange(index)
+        if span is None or not holds_what_is_written(self._messages[index], self._text, span):
+            return None
+        return span
 
     def by_prefix(self, index: int) -> Span | None:
         """The turn between two renderings that both begin the whole text."""
@@ -252,24 +258,48 @@ class _TurnFinder:
         return len(before), len(through)
 
     def by_exchange(self, index: int) -> Span | None:
-        """The turn as what changes in the text when its content does."""
+        """The turn as what changes in the text when its content does, or what a call is given."""
         sentinel = _unused(self._text)
-        content = self._messages[index].get("content")
-        exchanged = _with_content(self._messages, index, sentinel)
+        ways = exchanges(self._messages[index], sentinel)
+        return next(filter(None, (self._by(turn, index, sentinel) for turn in ways)), None)
+
+    def _by(self, turn: Exchange, index: int, sentinel: str) -> Span | None:
+        exchanged = [*self._messages[:index], turn.message, *self._messages[index + 1 :]]
         whole = self._render(exchanged)
         if whole is None or whole.count(sentinel) != 1:
             return None
         head, tail = whole.split(sentinel)
         end = len(self._text) - len(tail)
         fits = self._text.startswith(head) and self._text.endswith(tail) and end >= len(head)
-        if not fits or not _is_from(self._text[len(head) : end], content):
+        if not fits or not turn.may_become(self._text[len(head) : end]):
             return None
-        start = len(head)
-        before = self._render(self._messages[:index], prompt=True)
-        if before is not None and head.startswith(before):
-            start = len(before)  # what the template writes between its prompt and the content
+        ending = self._ending(exchanged[: index + 1], sentinel, tail, index)
+        return None if ending is None else (self._start(index, head), end + ending)
 
-        cut = self._render(exchanged[: index + 1])
+    def _start(self, index: int, head: str) -> int:
+        """Where a turn begins whose content, or the like, stands behind ``head``.
+
+        What the template writes between its prompt and the content is the turn's. Where the prompt
+        goes on otherwise than the turn does (with an empty thought), it ends where both, and a turn
+        of a single word, part.
+        """
+        before = self._render(self._messages[:index], prompt=True)
+        if before is None:
+            return len(head)
+        if head.startswith(before):
+            return len(before)
+        plain = self._render(self._messages[:index])
+        bare = {"role": "assistant", "content": _unused(self._text)}
+        alone = self._render([*self._messages[:index], bare])
+        if plain is None or alone is None:
+            return len(head)
+        begin = min(common_prefix(before, head), common_prefix(alone, head))
+        header = _WHOLE.match(head[len(plain) : begin]) if head.startswith(plain) else None
+        return len(head) if header is None else len(plain) + header.end()
+
+    def _ending(self, exchanged: list[Message], sentinel: str, tail: str, index: int) -> int | None:
+        """How many characters of the tail close the turn."""
+        cut = self._render(exchanged)
         if cut is None or cut.count(sentinel) != 1:
             return None
         ending = cut.split(sentinel)[1]
@@ -277,8 +307,19 @@ class _TurnFinder:
         bare = ending.removesuffix(self._eos_token) if self._eos_token else ending
         for closing in (ending, bare, ending.rstrip(), bare.rstrip()):
             if tail.startswith(closing):
-                return start, end + len(closing)
-        return None
+                return len(closing)
+        # Others close the last turn in a way of its own, unless another is to follow (gpt-oss).
+        followed = self._render(exchanged, prompt=True)
+        before, plain = (
+            self._render(self._messages[:index], True),
+            self._render(self._messages[:index]),
+        )
+        if followed is None or before is None or plain is None or not before.startswith(plain):
+            return None
+        prompt = before[len(plain) :]
+        closing = followed.rpartition(sentinel)[2].removesuffix(prompt)
+        is_closed = bool(prompt) and followed.endswith(prompt) and tail.startswith(closing)
+        return len(closing) if is_closed and closing else None
 
 
 def _kinds(turns: Sequence[int], places: Mapping[int, Place]) -> list[list[int]]:
@@ -312,15 +353,6 @@ def _with_content(messages: Sequence[Message], index: int, text: str) -> list[Me
     is_listed = isinstance(message.get("content"), list)
     content = [{"type": "text", "text": text}] if is_listed else text
     return [*messages[:index], {**message, "content": content}, *messages[index + 1 :]]
-
-
-def _is_from(passage: str, content: Any) -> bool:
-    """Whether a passage of the text is the content, or what a template keeps of it."""
-    if isinstance(content, list):
-        content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-    if not isinstance(content, str):
-        return not passage
-    return passage.strip() in content if passage.strip() else not content.strip()
 
 
 def tokens_in_spans(offsets: Sequence[Span], spans: Sequence[Span]) -> list[bool]:

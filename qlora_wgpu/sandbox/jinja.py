@@ -253,7 +253,8 @@ def _check_format(text: str) -> None:
 
 
 def _bounded_filter(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    def bounded(first: Any, *args: Any, **kwargs: Any) -> Any:
+    # Filters have arguments of any name: ours are by position alone.
+    def bounded(first: Any, /, *args: Any, **kwargs: Any) -> Any:
         # With a context of Jinja's in front, the value that is filtered comes second.
         passed = hasattr(original, "jinja_pass_arg")
         value, rest = (args[0], args[1:]) if passed else (first, args)
