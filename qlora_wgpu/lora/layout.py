@@ -102,6 +102,8 @@ class Adapter:
         )
         self._vocabulary = vocabulary
         head = None if vocabulary is None else vocabulary.head_layer
+        if vocabulary is not None:
+            vocabulary.refuse_pair(config.target_modules)
         chosen = targeted(linears, config.target_modules, experts, head)
         self.targets = in_layers(chosen, config.layers_to_transform)
         self._saved = () if vocabulary is None else saved_modules(config, vocabulary)
