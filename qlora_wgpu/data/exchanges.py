@@ -28,7 +28,7 @@ class Exchange:
         """Whether a passage of the text is the content, or what a template keeps of it."""
         content = self.content
         if self.exact:
-            return passage == content
+            return bool(passage == content)
         if isinstance(content, list):
             content = "".join(str(p.get("text", "")) for p in content if isinstance(p, dict))
         if not isinstance(content, str):
@@ -51,7 +51,7 @@ def exchanges(message: Message, word: str) -> Iterator[Exchange]:
         function = call.get("function", call) if isinstance(call, Mapping) else None
         given = function.get("arguments") if isinstance(function, Mapping) else None
         key = _text_argument(given)
-        if key is None or not isinstance(function, Mapping):
+        if key is None or not (isinstance(function, Mapping) and isinstance(given, Mapping)):
             continue
         changed = {**function, "arguments": {**given, key: word}}
         own = {**call, "function": changed} if "function" in call else changed
