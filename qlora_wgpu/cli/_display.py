@@ -44,9 +44,7 @@ def memory_line(memory: Counter[str], place: str = "device") -> str:
 
 
 def host_line(memory: Counter[str], mapped: int) -> str:
-    """What waits in host memory, and on disk, on one line."""
-    if not memory:
-        return f"weights that wait on disk {mapped / 2**20:,.1f} MiB"
+    """What is taken of host memory, and what waits on disk, on one line."""
     on_disk = f"; weights on disk {mapped / 2**20:,.1f} MiB" if mapped else ""
     return memory_line(memory, "host") + on_disk
 

@@ -323,8 +323,9 @@ class WeightLayout:
         dtype = "bfloat16" if stays else self._dtype
         matrix = self.places.waiting[kind] = HostMatrix(rows, columns, dtype, trained=trained)
         matrix.as_stored = self._source.is_as_stored(name, columns, dtype)
-        if not matrix.as_stored:
-            self.places.expect_load(4 * rows * columns)
+        if not matrix.as_stored:  # beside its own bytes, which wait
+            taken = self._source.loading_bytes(name, rows, columns, dtype)
+            self.places.expect_load(taken - matrix.nbytes)
 
         def load() -> None:
             matrix.values = self._source.read_bits(name, (rows, columns), dtype)
@@ -343,7 +344,8 @@ class WeightLayout:
         head = streamed_matrix(name, host, stream, self._max_binding, self._head_block)
         host.as_stored = self._source.is_as_stored(name, columns, host.dtype)
         if not host.as_stored:
-            self.places.expect_load(4 * rows * columns)
+            taken = self._source.loading_bytes(name, rows, columns, host.dtype)
+            self.places.expect_load(taken - host.nbytes)
 
         def load() -> None:
             bits = self._source.read_bits(name, (rows, columns), host.dtype)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory_size import available_bytes
+from qlora_wgpu.graph.plan import Plan
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.model.layout import ModelLayout
+from qlora_wgpu.runs.host_memory import host_memory
 from qlora_wgpu.training import Observer
-
-_PROCESS = 256 * MIB  # for compiled kernels and the driver
 
 
 def require_host_room(
@@ -20,8 +21,13 @@ def require_host_room(
     device: Device,
     on_device: int,
     observer: Observer,
+    plans: Sequence[Plan],
+    *,
+    trains: bool,
 ) -> None:
-    """Tells what waits in host memory, and ends where there is not so much.
+    """Tells what is planned of host memory, and ends where there is not so much.
+
+    Where nothing is trained it is told only of what waits there.
 
     Args:
         layout: What is about to be loaded.
@@ -29,13 +35,16 @@ def require_host_room(
         device: A software GPU's memory is the host's, too.
         on_device: Bytes that are planned on it.
         observer: Who is told.
+        plans: All that will be computed.
+        trains: Whether an adapter is trained.
 
     Raises:
         OutOfMemoryError: If there is too little; says by how much.
     """
-    if waiting or layout.mapped_bytes:
-        observer.planned_on_host(waiting, layout.mapped_bytes)
-    needed = sum(waiting.values()) + layout.loading_bytes + _PROCESS
+    memory = host_memory(layout, waiting, plans, trains=trains)
+    if trains or waiting or layout.mapped_bytes:
+        observer.planned_on_host(memory, layout.mapped_bytes)
+    needed = sum(memory.values()) - memory["process"]  # which is there
     shared = on_device if device.is_cpu else 0
     free = available_bytes()
     if free is None or needed + shared <= free:

@@ -111,7 +111,11 @@ def within_room(
     if changed and budget is not None:
         size = f"{budget / MIB:,.0f} MiB"
         observer.note(f"to keep within {size} of device memory, {fitted.in_words()}")
-    require_host_room(fitted.layout, fitted.host_memory, device, sum(memory.values()), observer)
+    plans = shapes.plans(fitted.layout, fitted.options, settings)
+    require_host_room(
+        fitted.layout, fitted.host_memory, device, sum(memory.values()), observer, plans,
+        trains=True,
+    )  # fmt: skip
     return fitted
 
 

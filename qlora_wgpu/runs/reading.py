@@ -125,13 +125,17 @@ def read_within_room(
         return layout
     beside = _shorter(reading_memory(reading.plans(layout)))
     fitted = fit_reading(layout, reading.plans, budget - beside)
-    memory = reading_memory(reading.plans(fitted))
+    plans = reading.plans(fitted)
+    memory = reading_memory(plans)
     observer.planned(memory)
     words = waiting_in_words(fitted.residency, fitted.num_layers)
     if words:
         size = f"{budget / MIB:,.0f} MiB"
         observer.note(f"to keep within {size} of device memory, {words} in host memory")
-    require_host_room(fitted, fitted.weights_on_host(), device, sum(memory.values()), observer)
+    require_host_room(
+        fitted, fitted.weights_on_host(), device, sum(memory.values()), observer, plans,
+        trains=False,
+    )  # fmt: skip
     return fitted
 
 

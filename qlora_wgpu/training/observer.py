@@ -158,9 +158,10 @@ class Observer:
         """The memory that training will take on the device is planned: bytes by kind."""
 
     def planned_on_host(self, memory: Counter[str], mapped: int) -> None:
-        """The host memory of what waits there is planned: bytes by kind.
+        """The host memory that this process will take is planned: bytes by kind.
 
-        ``mapped`` are bytes of weights that wait on disk, and take none of it.
+        ``mapped`` are bytes of weights that wait on disk, and take none of it. A software GPU's
+        memory, which ``planned`` tells, is the host's, too.
         """
 
     def tuned(self, notes: Sequence[str]) -> None:

@@ -17,6 +17,7 @@ from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.model.residency import Residency
 from qlora_wgpu.runs import host_room
+from qlora_wgpu.runs.host_memory import host_memory
 from qlora_wgpu.runs.reading import Rows, Texts, _shorter
 
 PROMPT = ["--prompt", "what is 1 and 2?", "--max-new-tokens", 12]
@@ -123,15 +124,20 @@ def test_too_little_host_memory_is_a_sentence(place, device, monkeypatch, tmp_pa
         Pretrained.open(place / "model"), LoraConfig(r=4), QuantConfig(), "bfloat16", device,
         Residency(streamed_layers=6), keep=keep,
     )  # fmt: skip
-    waiting, plans = Counter(layout.weights_on_host()), Plans()
-    free = 256 * MIB + layout.loading_bytes + sum(waiting.values()) + 1000
-    monkeypatch.setattr(host_room, "available_bytes", lambda: free)
-    host_room.require_host_room(layout, waiting, device, 1000, plans)
-    assert plans.host == [(waiting, layout.mapped_bytes)]
+    waiting, told, plans = Counter(layout.weights_on_host()), Plans(), Texts(24, 36).plans(layout)
+    whole = host_memory(layout, waiting, plans, trains=False)
+    free = sum(whole.values()) - whole["process"] + 1000
+    monkeypatch.setattr(host_room, "available_bytes", lambda: free + 4 * MIB)  # it goes on growing
+    host_room.require_host_room(layout, waiting, device, 1000, told, plans, trains=False)
+    ((memory, mapped),) = told.host
+    assert mapped == layout.mapped_bytes and waiting.items() <= memory.items()
+    assert {"process", "kernels", "adapter", "work"} <= memory.keys()
     assert (layout.mapped_bytes > 0) is keep
     remedy = "raise device.memory" if keep else "model.cache"
     with pytest.raises(OutOfMemoryError, match=rf"host memory.*MiB too few: .*{remedy}"):
-        host_room.require_host_room(layout, waiting, device, 1001, plans)
+        host_room.require_host_room(
+            layout, waiting, device, 8 * MIB, told, plans, trains=False
+        )  # fmt: skip
 
 
 def test_a_run_tells_what_it_keeps_on_the_host(place, monkeypatch):
