@@ -56,6 +56,8 @@ class Profile:
         logits_bytes: Bytes of the float32 logits that exist at once; GPUs want more rows to work
             on.
         limits: What the GPU allows a workgroup.
+        most_turns: Turns that all loops of an invocation may take together, 0 for any number:
+            Mesa's software GPUs leave loops after so many, without a word.
         products: Other values for products of some sizes: a class of them (``Gemm.size_class``) and
             the fields that differ.
     """
@@ -89,6 +91,7 @@ class Profile:
     texture_nn_rows: int = 16
     fused_linears: bool = False
     limits: Limits = PROMISED
+    most_turns: int = 0
     products: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = ()
 
     @property
@@ -123,6 +126,7 @@ class Profile:
 
 CPU_PROFILE = Profile(
     name="cpu",
+    most_turns=65_535,
     flat_group=8,
     elements_per_thread=8,
     threads_per_row=1,

@@ -13,6 +13,7 @@ from copy import copy
 import numpy as np
 import numpy.typing as npt
 
+from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.gpu.grid import Workgroups, fold_grid, fold_workgroups
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.gpu.wgsl import Constant
@@ -105,6 +106,7 @@ class Graph:
         constants: Mapping[str, Constant] | None = None,
         flops: int = 0,
         label: str = "",
+        turns: int = 0,
     ) -> None:
         """Adds one dispatch; what is bound decides which variant of the shader runs.
 
@@ -117,11 +119,21 @@ class Graph:
             constants: What is appended to its source; booleans choose its lines.
             flops: Floating-point operations, of products only.
             label: Shown in timing tables; the file's name by default.
+            turns: Most turns that the loops of an invocation take together, where they grow with
+                the rows of a batch.
 
         Raises:
+            DeviceError: If the profile's GPUs leave loops before so many turns.
             GraphError: If a binding is missing or unknown, or a tensor's type does not fit.
             OutOfMemoryError: If a tensor has more elements than kernels count.
         """
+        label = label or path.removesuffix(".wgsl")
+        if 0 < self.profile.most_turns < turns:
+            raise DeviceError(
+                f"{label} takes {turns:,} turns of a loop for such a batch, and software GPUs "
+                f"leave loops after {self.profile.most_turns:,}: lower data.max_seq_length or "
+                "train.per_device_train_batch_size, or use a GPU"
+            )
         chosen = dict(constants or {})
         if isinstance(workgroups, int):
             flat, each = self.profile.flat_group, self.profile.elements_per_thread
@@ -131,7 +143,6 @@ class Graph:
             workgroups, folding = fold_grid(workgroups)
             chosen |= folding
         bound = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-        label = label or path.removesuffix(".wgsl")
         self.launches.append(Launch(path, bound, params or {}, chosen, workgroups, label, flops))
 
     def repeat(

@@ -133,6 +133,12 @@ class _Block:
         }
         return (ceil_div(p.value_dim // 4, lanes), self.heads, p.batch), cut
 
+    def turns(self, cut: dict[str, Constant]) -> int:
+        """Most turns that the loops of an invocation take which passes over the chunks."""
+        p, threads = self.problem, int(cut["THREADS"])
+        fours = ceil_div(p.key_dim // 4 * int(cut["LANES"]), threads)  # of the state
+        return p.chunks * (p.key_dim // 4 + p.chunk + fours * (5 + p.chunk // 2))
+
     def flops(self, state: int, keys: int, values: int) -> int:
         """Operations of products with the state, and of pairs' products of keys and of values."""
         p = self.problem
@@ -187,7 +193,10 @@ def forward(
         tensors = {"tokens": tokens, "pairs": pairs, "q": p.q, "k": p.k, "v": p.v, "o": o}
         tensors |= {} if last is None or places is None else {"last": last, "places": places}
         flops = block.flops(3, 0, 2)
-        g.launch("gated_delta/states.wgsl", workgroups, tensors, block.params, cut, flops)
+        g.launch(
+            "gated_delta/states.wgsl", workgroups, tensors, block.params, cut, flops,
+            turns=block.turns(cut),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -235,6 +244,7 @@ def _backward(g: Graph, block: _Block, gradients: Gradients) -> None:
         params,
         cut,
         block.flops(2, 0, 1),
+        turns=block.turns(cut),
     )
     dout = gradients.dout
     g.launch(
@@ -244,6 +254,7 @@ def _backward(g: Graph, block: _Block, gradients: Gradients) -> None:
         params,
         cut,
         block.flops(3, 0, 2),
+        turns=block.turns(cut),
     )
     g.launch(
         "gated_delta/pair_gradients.wgsl",

@@ -320,6 +320,7 @@ class FactorGrad:
             },
             flops=self._flops,
             label="lora/grad_a" if self.transposed else "lora/grad_b",
+            turns=ceil_div(self.x.rows, int(cut.get("ROW_THREADS", cut["THREADS"]))),
         )
 
     @property

@@ -7,6 +7,7 @@ dz = m / ‖·‖ ⊙ dy and dm = Σ dy ⊙ z / ‖·‖, with z what the layer 
 
 from __future__ import annotations
 
+from qlora_wgpu.graph.dtype import ceil_div
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.lora import Lora
@@ -96,6 +97,7 @@ def apply(
                 z.columns,
                 {"dy": dy, "z": z, "inverse": inverse, "g": total},
                 {**params, "stride": z.stride},
+                turns=ceil_div(z.rows, 8) * g.profile.elements_per_thread,
             )
         dz = g.operand(f"d {z.name}", z.rows, z.columns)
         g.launch("dora/backward.wgsl", units, {"dy": dy, "dz": dz, **factors}, params)

@@ -36,6 +36,12 @@ class Cut:
     constants: dict[str, Constant]
     spans: int = 1
 
+    def turns(self, name: str, problem: Attention) -> int:
+        """Most turns that the loops of an invocation take, over keys, or over heads' queries."""
+        seen = min(problem.seq, problem.window + self.block)
+        heads = problem.group if name == "dkdv" else 1
+        return heads * ceil_div(seen, int(self.constants.get("KEYS", 1)))
+
 
 class Blocks(ABC):
     """The launches, which the variants share."""
@@ -107,6 +113,7 @@ class Blocks(ABC):
             {"BLOCK": cut.block, "SOFTCAP": problem.softcap is not None, **cut.constants},
             flops=problem.flops(_PRODUCTS[name]),
             label=f"attention/{name}",
+            turns=cut.turns(name, problem),
         )
 
     def _unit(self, problem: Attention) -> int:
