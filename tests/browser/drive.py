@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import http.server
 import json
+import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
@@ -109,7 +111,8 @@ def browser(name: str, url: str, *, webgpu: bool = True) -> Iterator[subprocess.
         try:
             yield process
         finally:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # its GPU's process, too
             process.wait()
 
 
