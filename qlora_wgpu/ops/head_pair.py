@@ -11,7 +11,8 @@ from qlora_wgpu.graph.dtype import ITEM_SIZE
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, rows_from
 from qlora_wgpu.kernels.gemm import GEMM, Gemm
-from qlora_wgpu.kernels.lora import FACTOR_GRAD, FactorGrad, Lora
+from qlora_wgpu.kernels.lora import Lora
+from qlora_wgpu.kernels.lora_grad import FACTOR_GRAD, FactorGrad
 from qlora_wgpu.ops import lora as lora_ops
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.dropout import masked

@@ -16,7 +16,8 @@ from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.few_rows import FEW_ROWS, FewRows
 from qlora_wgpu.kernels.gemm import GEMM, Gemm
-from qlora_wgpu.kernels.lora import BOTH_GRADS, UP_GRAD, BothGrads, FactorGrad, Lora, UpGrad
+from qlora_wgpu.kernels.lora import UP_GRAD, Lora, UpGrad
+from qlora_wgpu.kernels.lora_grad import BOTH_GRADS, BothGrads, FactorGrad
 from qlora_wgpu.ops import lora as lora_ops
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.few_rows import copied, lora_term, readable

@@ -5,16 +5,8 @@ from __future__ import annotations
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.experts import ExpertTiles
-from qlora_wgpu.kernels.lora import (
-    BOTH_GRADS,
-    DOWN,
-    UP_GRAD,
-    BothGrads,
-    Down,
-    FactorGrad,
-    Lora,
-    UpGrad,
-)
+from qlora_wgpu.kernels.lora import DOWN, UP_GRAD, Down, Lora, UpGrad
+from qlora_wgpu.kernels.lora_grad import BOTH_GRADS, BothGrads, FactorGrad
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.tensor import summed
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from qlora_wgpu.graph.dtype import ceil_div
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.kernels.lora import FACTOR_GRAD, FactorGrad
+from qlora_wgpu.kernels.lora_grad import FACTOR_GRAD, FactorGrad
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.loss_weights import scale_label_rows
 from qlora_wgpu.ops.tensor import add_to, fill_zero

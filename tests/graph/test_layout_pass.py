@@ -8,7 +8,7 @@ from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.graph.tensor import Storage, matrix
 from qlora_wgpu.kernels.elementwise import sum_parts
-from qlora_wgpu.kernels.lora import FACTOR_GRAD, FactorGrad
+from qlora_wgpu.kernels.lora_grad import FACTOR_GRAD, FactorGrad
 from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.glu import glu
 from qlora_wgpu.ops.linear import linear
