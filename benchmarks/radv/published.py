@@ -74,6 +74,10 @@ STEPS: dict[str, Step] = {
     "llama-3.1-8b-head": Step(
         config_of("llama-3.1-8b"), {"target_modules": ["q_proj", "down_proj", "lm_head"]}
     ),
+    "llama-3.1-8b-whole": Step(
+        config_of("llama-3.1-8b"), {"modules_to_save": ["embed_tokens", "lm_head"]},
+        optimizer="lion",
+    ),
     "qwen3.5-4b": Step(
         _sizes(
             "qwen3_5_text", 2560, 9216, 32, 16, 4, 248_320, head_dim=256, attn_output_gate=True,

@@ -81,6 +81,10 @@ class RandomFolder(ModelFolder):
         """A tensor's dimensions."""
         return self._shapes[name]
 
+    def float_dtype(self, name: str) -> str:
+        """Of all of them."""
+        return "F32"
+
     def float32(self, name: str) -> npt.NDArray[np.float32]:
         """A tensor, made anew."""
         shape = self._shapes[name]

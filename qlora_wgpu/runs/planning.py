@@ -105,13 +105,13 @@ def within_room(
         beside=beside,
     )
     _require_bindings(fitted.layout, device)
-    memory = shapes.memory(fitted.layout, fitted.options, settings)
+    plans = shapes.plans(fitted.layout, fitted.options, settings)
+    memory = shapes.memory(fitted.layout, fitted.options, settings, plans)
     observer.planned(memory)
     changed = fitted.options != options or fitted.residency != RESIDENT
     if changed and budget is not None:
         size = f"{budget / MIB:,.0f} MiB"
         observer.note(f"to keep within {size} of device memory, {fitted.in_words()}")
-    plans = shapes.plans(fitted.layout, fitted.options, settings)
     require_host_room(
         fitted.layout, fitted.host_memory, device, sum(memory.values()), observer, plans,
         trains=True,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from qlora_wgpu.config import Config
@@ -93,16 +93,25 @@ class RunShapes:
         in_order = [(1, tokens) for tokens in dict.fromkeys([lengths[0], 1, *lengths[1:]])]
         yield from text_plans(layout, KVCache(self.longest_text), in_order)
 
-    def memory(self, layout: ModelLayout, longest: StepOptions, settings: Config) -> Counter[str]:
+    def memory(
+        self,
+        layout: ModelLayout,
+        longest: StepOptions,
+        settings: Config,
+        plans: Sequence[Plan] | None = None,
+    ) -> Counter[str]:
         """Bytes on the device by kind at a run's peak.
 
         Args:
             layout: The model.
             longest: Its longest training step.
             settings: The run's.
+            plans: ``plans`` of these, where they are there already.
         """
+        if plans is None:
+            plans = self.plans(layout, longest, settings)
         norms = list(_norms(layout))  # what they leave is slots
-        memory = reading_memory([*norms, *self.plans(layout, longest, settings)])
+        memory = reading_memory([*norms, *plans])
         memory["uniforms"] -= reading_memory(norms)["uniforms"]
         if not layout.adapter.forms.updates:
             return +memory

@@ -9,7 +9,7 @@ import qlora_wgpu
 from e2e.tiny import write_chats, write_model
 from qlora_wgpu import runs
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.errors import ConfigError, DataError
+from qlora_wgpu.errors import CallbackError, ConfigError, DataError
 from qlora_wgpu.families import llama
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.model.network import Network
@@ -149,8 +149,8 @@ def test_a_run_tells_what_the_command_shows(place):
     result = train(place, "told", observer)
     order = list(dict.fromkeys(name for name in observer.names))
     assert order == [
-        "activity", "planned", "loading", "setup", "sampled", "started", "evaluation", "step",
-        "saved", "finished", "reported",
+        "activity", "planned", "planned_on_host", "loading", "setup", "sampled", "started",
+        "evaluation", "step", "saved", "finished", "reported",
     ]  # fmt: skip
     _, done, total = observer.details["loading"]
     assert done == total > 10
@@ -254,10 +254,11 @@ def test_the_page_is_there_while_the_run_goes_on(place, monkeypatch):
 
 def test_the_page_of_a_run_that_fails_says_so(place):
     reader = PageReader(place / "failed" / "report.html", ending=RuntimeError("no <luck>"))
-    with pytest.raises(RuntimeError):
+    with pytest.raises(CallbackError, match="no <luck>"):
         train(place, "failed", reader)
     text = reader.page.read_text()
-    assert "ended with an error: no &lt;luck&gt;" in text and "refresh" not in text
+    assert "ended with an error: PageReader.saved failed: RuntimeError: no &lt;luck&gt;" in text
+    assert "refresh" not in text
 
 
 def test_a_run_that_may_not_begin_leaves_the_page_of_another(place):
