@@ -44,7 +44,7 @@ def test_states_count_their_turns(device, profile):
 @pytest.mark.parametrize("profile", PROFILES)
 def test_magnitudes_of_many_rows(device, profile):
     """Eight columns an invocation, one after the other, over all rows."""
-    rows, columns = 9_001, 70
+    rows, columns = 9_001, 140
     rng = np.random.default_rng(2)
     dy, z = rng.standard_normal((2, rows, columns))
     inverse = rng.uniform(0.5, 2.0, columns)
