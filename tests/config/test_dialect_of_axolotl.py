@@ -77,6 +77,76 @@ def test_data_of_axolotl(place, entry, expected):
     assert (train, data.format, data.columns) == expected
 
 
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"roles_to_train": ["user", "assistant"]}, "datasets[0].roles_to_train"),
+        ({"roles_to_train": []}, "datasets[0].roles_to_train"),
+        ({"roles_to_train": ["gpt"], "train_on_eos": "turn", "trust_remote_code": True}, ""),
+        ({"train_on_eos": "all"}, "datasets[0].train_on_eos"),
+        ({"message_field_training": "train"}, "datasets[0].message_field_training"),
+        ({"drop_system_message": True}, "datasets[0].drop_system_message"),
+        ({"shards": 10}, "datasets[0].shards"),
+        ({"revision": "v1"}, "datasets[0].revision"),
+    ],
+)
+def test_what_axolotls_data_sets_say_beside_is_told(place, more, told):
+    entry = {"path": "o/n", "type": "chat_template", **more}
+    conversion = converted(place, "axolotl.yml", {"datasets": [entry]})[1]
+    keys = [left.key.partition(":")[0] for left in conversion.left_out if "datasets" in left.key]
+    assert keys == ([told] if told else [])
+
+
+def test_axolotls_other_prompts_of_alpaca_are_told(place):
+    entry = {"path": "o/n", "type": "alpaca:phi"}
+    reasons = reasons_of(converted(place, "axolotl.yml", {"datasets": [entry]})[1])
+    assert reasons["datasets[0].type: alpaca:phi"] == "Alpaca's own prompt is written"
+
+
+@pytest.mark.parametrize(
+    ("changes", "truncation", "is_told"),
+    [
+        ({"datasets": [{"path": "o/n", "type": "completion"}]}, "keep_start", True),
+        ({"datasets": [{"path": "o/n", "type": "alpaca"}]}, "drop", False),
+        ({"datasets": [{"path": "o/n", "type": "completion"},
+                       {"path": "o/m", "type": "alpaca"}]}, "drop", True),
+        ({"excess_length_strategy": "raise"}, "error", False),
+        ({"excess_length_strategy": "truncate"}, "keep_start", False),
+    ],
+)  # fmt: skip
+def test_long_rows_of_axolotl(place, changes, truncation, is_told):
+    config, conversion = converted(place, "axolotl.yml", changes)
+    assert config.data.truncation == truncation
+    assert any("cut into windows" in note for note in conversion.notes) == is_told
+
+
+def test_several_test_data_sets_of_axolotl(place):
+    tests = [{"path": "o/n", "split": "test"}, {"path": "o/m"}]
+    config, conversion = converted(place, "axolotl.yml", {"test_datasets": tests})
+    assert config.data.eval == "o/n:test"
+    assert "names one data set" in reasons_of(conversion)["test_datasets: o/m"]
+
+
+def test_a_template_of_axolotls_data_set(place):
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    entry = {"path": "o/n", "type": "chat_template", "chat_template": "jinja",
+             "chat_template_jinja": template}  # fmt: skip
+    config = converted(place, "axolotl.yml", {"datasets": [entry]})[0]
+    assert config.data.chat_template == template
+
+
+def test_the_column_of_axolotls_pretraining_data(place):
+    entry = {"path": "o/n", "type": "pretrain", "text_column": "t"}
+    changes = {"datasets": None, "pretraining_dataset": [entry]}
+    data = converted(place, "axolotl.yml", changes)[0].data
+    assert (data.format, data.columns) == ("text", {"text": "t"})
+
+
+def test_the_older_name_of_neftune(place):
+    config = converted(place, "axolotl.yml", {"noisy_embedding_alpha": 5})[0]
+    assert config.train.neftune_noise_alpha == 5
+
+
 def test_more_of_axolotl(place):
     config, conversion = converted(
         place,

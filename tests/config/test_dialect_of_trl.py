@@ -3,6 +3,8 @@
 import pytest
 from support.dialects import converted, reasons_of
 
+from qlora_wgpu.errors import ConfigError
+
 DEFAULTED = (
     "learning_rate num_train_epochs per_device_train_batch_size lr_scheduler_type "
     "assistant_only_loss warmup_ratio lora_r"
@@ -51,6 +53,92 @@ def test_trls_mixture(place):
     data = converted(place, "trl.yaml", changes)[0].data
     assert [source.path for source in data.sources] == ["o/a", "o/b:main/test"]
     assert data.eval_split == 0.1
+
+
+def test_shares_of_trls_mixtures(place):
+    sets = [{"path": "o/a", "fraction": 0.75}, {"path": "o/b", "fraction": 0.25}]
+    data = converted(place, "trl.yaml", {"dataset_name": None, "datasets": sets})[0].data
+    assert [source.weight for source in data.sources] == [0.75, 0.25]
+    assert data.stopping_strategy == "first_exhausted"
+    mixture = {
+        "datasets": [
+            {"id": "o/a", "config": "main", "split": "train_sft", "weight": 1.0},
+            {"id": "o/b", "split": "train_sft", "weight": 0.5},
+        ],
+        "test_split_size": 100,
+        "seed": 0,
+    }
+    changes = {"dataset_name": None, "dataset_mixture": mixture}
+    config, _ = converted(place, "trl.yaml", changes)
+    assert [(source.path, source.rows) for source in config.data.sources] == [
+        ("o/a:main/train_sft", None),
+        ("o/b:train_sft", 0.5),
+    ]
+    assert (config.data.eval_split, config.eval.eval_steps) == (100, 100)
+
+
+def test_files_of_trls_mixture(place):
+    sets = [
+        {"path": "json", "data_files": ["a.json", "b.json"], "fraction": 0.5},
+        {"path": "o/c", "data_dir": "en", "data_files": {"train": "c.json"}},
+    ]
+    config, conversion = converted(place, "trl.yaml", {"dataset_name": None, "datasets": sets})
+    assert [source.path.rpartition("/")[2] for source in config.data.sources] == [
+        "a.json", "b.json", "c"]  # fmt: skip
+    reasons = reasons_of(conversion)
+    assert {"datasets[0]: {weight}", "datasets[1].data_dir: en", "datasets[1].data_files: {train}"
+            } <= reasons.keys()  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"beta": 0.1}, {"max_prompt_length": 512}, {"loss_type": "sigmoid"}, {"num_generations": 4}],
+)
+def test_files_of_trls_other_trainers_are_refused(place, changes):
+    with pytest.raises(ConfigError, match=r"train\.objective is set by hand"):
+        converted(place, "trl.yaml", changes)
+
+
+@pytest.mark.parametrize(("loss", "ours"), [("nll", None), ("chunked_nll", None), ("dft", "dft")])
+def test_losses_of_trl(place, loss, ours):
+    assert converted(place, "trl.yaml", {"loss_type": loss})[0].train.loss_type == ours
+
+
+def test_packing_that_cuts_rows_is_told(place):
+    conversion = converted(place, "trl.yaml", {"packing_strategy": "wrapped"})[1]
+    assert any("wrapped cuts rows" in note for note in conversion.notes)
+    conversion = converted(place, "trl.yaml", {"packing_strategy": "bfd"})[1]
+    assert not any("wrapped" in note for note in conversion.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "schedule", "seen"),
+    [
+        ("trl.yaml", "lr_scheduler_type", "warmup_ratio: 0.1"),
+        ("llama_factory.yaml", "lr_scheduler_type", ""),
+        ("axolotl.yml", "lr_scheduler", "warmup_steps: 10"),
+    ],
+)
+def test_a_constant_rate_has_no_warm_up_as_in_transformers(place, name, schedule, seen):
+    config, conversion = converted(place, name, {schedule: "constant"})
+    assert config.optim.lr_scheduler_type == "constant"
+    assert not seen or "constant_with_warmup" in reasons_of(conversion)[seen]
+
+
+@pytest.mark.parametrize("name", ["trl.yaml", "llama_factory.yaml", "axolotl.yml"])
+def test_no_warm_up_stays_none(place, name):
+    changes = {"warmup_steps": 0, "warmup_ratio": "LEAVE OUT"}
+    optim = converted(place, name, changes)[0].optim
+    assert (optim.warmup_steps, optim.warmup_ratio) == (0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "logging", "expected"),
+    [("trl.yaml", 7, 7), ("trl.yaml", None, 10), ("llama_factory.yaml", None, 500)],
+)
+def test_evaluations_go_by_logging_steps_where_they_have_none(place, name, logging, expected):
+    changes = {"eval_strategy": "steps", "eval_steps": "LEAVE OUT", "logging_steps": logging}
+    assert converted(place, name, changes)[0].eval.eval_steps == expected
 
 
 def test_modules_that_trl_and_axolotl_do_not_name_are_pefts(place):

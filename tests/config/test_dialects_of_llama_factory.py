@@ -65,6 +65,32 @@ def test_llama_factorys_mixtures(place, changes, weights, strategy):
                                                 "interleave_probs": "0.7"})  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("changes", "packing", "said"),
+    [
+        ({"packing": True}, True, "see each other there"),
+        ({"packing": True, "neat_packing": True}, True, ""),
+        ({"neat_packing": True}, True, ""),
+        ({"packing": False}, False, ""),
+        ({"stage": "pt"}, True, "learns all texts as one"),
+        ({"stage": "pt", "packing": False}, False, ""),
+    ],
+)
+def test_packing_of_llama_factory(place, changes, packing, said):
+    changes = {"packing": None, "neat_packing": None, **changes}
+    config, conversion = converted(place, "llama_factory.yaml", changes)
+    assert config.data.packing == packing
+    notes = [note for note in conversion.notes if "each other" in note or "as one" in note]
+    assert [said in note for note in notes] == ([True] if said else [])
+
+
+def test_more_of_llama_factorys_evaluation(place):
+    changes = {"early_stopping_steps": 3, "eval_dataset": "mine,chats"}
+    config, conversion = converted(place, "llama_factory.yaml", changes)
+    assert config.eval.early_stopping_patience == 3
+    assert "names one data set" in reasons_of(conversion)["eval_dataset: chats"]
+
+
 def test_llama_factory_v1(place):
     config, conversion = converted(place, "llama_factory_v1.yaml")
     assert (config.quant.scheme, config.lora.r, config.lora.lora_alpha) == ("nf4", 8, 32)

@@ -16,6 +16,7 @@ from qlora_wgpu.config.dialects.hugging_face import (
     share_of_run,
 )
 from qlora_wgpu.config.dialects.rows import (
+    ONE_WINDOW,
     RowsOf,
     Source,
     hub_place,
@@ -47,6 +48,7 @@ _KEYS = {
     "num_epochs": "train.num_train_epochs",
     "max_steps": "train.max_steps",
     "neftune_noise_alpha": "train.neftune_noise_alpha",
+    "noisy_embedding_alpha": "train.neftune_noise_alpha",
     "seed": "train.seed",
     "learning_rate": "optim.learning_rate",
     "weight_decay": "optim.weight_decay",
@@ -61,6 +63,15 @@ _KEYS = {
     "output_dir": "output.dir",
     "save_total_limit": "output.save_total_limit",
 }
+_LONG_ROWS = {"truncate": "keep_start", "raise": "error", "drop": "drop"}
+_READ = (
+    "path name split type data_files ds_type field field_messages message_property_mappings "
+    "message_field_role message_field_content chat_template chat_template_jinja "
+    "trust_remote_code text_column"
+)
+"""Keys of a data set that are read; each other one is told."""
+_USUAL: dict[str, Any] = {"train_on_eos": "turn", "train_on_eot": "turn", "field_tools": "tools"}
+_SPOKEN_ROLES = {"assistant", "gpt", "model"}
 _DEFAULTS = {
     "lora.target_modules": PEFT_TARGETS,
     "data.max_seq_length": 512,
@@ -76,6 +87,9 @@ _DEFAULTS = {
 def _convert(draft: Draft) -> None:
     if (method := draft.take("rl")) is not None:
         raise draft.refuse("rl", method, "is no supervised fine-tuning, which alone is done here")
+    for key in ("reward_model", "process_reward_model"):
+        if draft.take(key):
+            raise draft.refuse(key, True, "trains no language model, which alone is done here")
     adapter, four, eight = (draft.take(k) for k in ("adapter", "load_in_4bit", "load_in_8bit"))
     if adapter is None:
         draft.notes.append("Axolotl trains every weight of the model here; a LoRA adapter is made")
@@ -114,8 +128,18 @@ def _convert_data(draft: Draft) -> None:
         set_template(draft, template, "chat_template_jinja")
     if draft.take("train_on_inputs"):
         draft.set("data.train_on", "all", "train_on_inputs")
-    if draft.take("excess_length_strategy") == "truncate":
-        draft.set("data.truncation", "keep_start", "excess_length_strategy")
+    _convert_long_rows(draft, sources)
+
+
+def _convert_long_rows(draft: Draft, sources: list[Source]) -> None:
+    strategy = draft.take("excess_length_strategy")
+    if strategy in _LONG_ROWS:
+        draft.set("data.truncation", _LONG_ROWS[strategy], "excess_length_strategy")
+    texts = [source for source in sources if source.rows.format == "text"]
+    if texts:
+        draft.notes.append(f"longer texts are cut into windows of sequence_len: {ONE_WINDOW}")
+        if len(texts) == len(sources):
+            draft.set("data.truncation", "keep_start", "of longer texts one window is learnt")
 
 
 def _listed(value: Any) -> list[Any]:
@@ -134,6 +158,7 @@ def _places(draft: Draft, entry: Mapping[str, Any]) -> list[str]:
 def _rows(draft: Draft, entry: Mapping[str, Any], number: int) -> RowsOf:
     """The format that ``type`` names, which may be a prompt of the user's own."""
     kind, key = entry.get("type"), f"datasets[{number}].type"
+    _leave_rest_out(draft, entry, number)
     if isinstance(kind, Mapping):
         columns = {
             "instruction": kind.get("field_instruction"),
@@ -147,9 +172,13 @@ def _rows(draft: Draft, entry: Mapping[str, Any], number: int) -> RowsOf:
     if name.startswith(("chat_template", "sharegpt")):
         return _chats(draft, entry, number, name, origin)
     if name in ("alpaca", "alpaca_w_system.load", "alpaca_instruct"):
+        if origin != f"type: {name}":
+            draft.leave_out(key, kind, "Alpaca's own prompt is written")
         return RowsOf.named("instruction/output", {}, origin)
     if name in ("completion", "pretrain"):
-        return RowsOf.named("text", {"text": entry.get("field")}, origin)
+        return RowsOf.named(
+            "text", {"text": entry.get("field") or entry.get("text_column")}, origin
+        )
     if name in ("alpaca_chat.load_qa", "context_qa", "oasst"):
         return RowsOf.named(None, {"prompt": "question", "completion": "answer"}, origin)
     if kind is not None:
@@ -170,16 +199,37 @@ def _chats(draft: Draft, entry: Mapping[str, Any], number: int, name: str, origi
                         "and value: rename them")  # fmt: skip
     if entry.get("chat_template") is not None:
         key = f"datasets[{number}].chat_template"
-        set_template(draft, entry["chat_template"], key, "tokenizer_default")
-    if entry.get("train_on_eos") == "last" or entry.get("roles_to_train") == []:
-        draft.leave_out("roles_to_train", entry.get("roles_to_train"), "data.train_on says it")
+        template = entry["chat_template"]
+        if template == "jinja" and entry.get("chat_template_jinja"):
+            template = entry["chat_template_jinja"]
+        set_template(draft, template, key, "tokenizer_default")
     return RowsOf.named(row_format, {row_format: field}, origin)
+
+
+def _leave_rest_out(draft: Draft, entry: Mapping[str, Any], number: int) -> None:
+    """Names what a data set says beside its place and its format."""
+    for key, value in entry.items():
+        if key in _READ.split() or value in (None, False, _USUAL.get(key)):
+            continue
+        reason = "rows are read as their format says"
+        if key == "roles_to_train":
+            if value and set(value) <= _SPOKEN_ROLES:
+                continue
+            reason = "the assistant's turns are learnt; data.train_on: all learns everything"
+        elif key.startswith(("train_on_", "message_field_training")):
+            reason = "the assistant's turns are learnt, each with the token that ends it"
+        elif key.startswith("shards"):
+            reason = "the data set is read whole; data.sources takes a part of its rows"
+        draft.leave_out(f"datasets[{number}].{key}", value, reason)
 
 
 def _convert_evaluation(draft: Draft) -> None:
     size, tests = draft.take("val_set_size", 0), draft.take("test_datasets")
     if tests and isinstance(_listed(tests)[0], Mapping):
-        draft.set("data.eval", _places(draft, _listed(tests)[0])[0], "test_datasets")
+        first, *more = [place for entry in _listed(tests) for place in _places(draft, entry)]
+        draft.set("data.eval", first, "test_datasets")
+        if more:
+            draft.leave_out("test_datasets", ", ".join(more), "data.eval names one data set")
     elif size:
         draft.set("data.eval_split", size if size < 1 else int(size), "val_set_size")
     steps, per_epoch = draft.take("eval_steps"), draft.take("evals_per_epoch")

@@ -74,16 +74,27 @@ def convert_schedule(draft: Draft, key: str) -> None:
     elif shape is not None:
         draft.set("optim.lr_scheduler_type", "cosine", f"nearest to {key}: {shape}")
         draft.leave_out(key, shape, f"the shapes are {', '.join(ARGUMENTS)}")
-    steps, ratio = draft.take("warmup_steps", 0), draft.take("warmup_ratio")
+    steps, ratio = draft.take("warmup_steps"), draft.take("warmup_ratio")
+    if draft.value_of("optim.lr_scheduler_type") == "constant":
+        _leave_warmup_out(draft, steps, ratio)
+        return
     if isinstance(steps, float) and 0 < steps < 1:  # as transformers 5 takes it
-        steps, ratio = 0, steps
+        steps, ratio = None, steps
     if steps:
         draft.set("optim.warmup_steps", int(steps), "warmup_steps")
     elif ratio is not None:
         draft.set("optim.warmup_ratio", ratio, "warmup_ratio")
-    warm = draft.value_of("optim.warmup_steps") or draft.value_of("optim.warmup_ratio")
-    if warm and draft.value_of("optim.lr_scheduler_type") == "constant":
-        draft.set("optim.lr_scheduler_type", "constant_with_warmup", f"{key}, with a warm-up")
+    elif steps is not None:  # zero, which must not become the default of ours
+        draft.set("optim.warmup_ratio", 0.0, "warmup_steps: 0")
+
+
+def _leave_warmup_out(draft: Draft, steps: Any, ratio: Any) -> None:
+    """Says that a constant rate has no warm-up, in transformers as here."""
+    draft.set("optim.warmup_ratio", 0.0, "a constant rate has no warm-up")
+    for key, value in (("warmup_steps", steps), ("warmup_ratio", ratio)):
+        if value:
+            draft.leave_out(key, value, "a constant rate has no warm-up, there as here; "
+                            "optim.lr_scheduler_type: constant_with_warmup has one")  # fmt: skip
 
 
 def _set_schedule(draft: Draft, key: str, shape: str, given: Any, rate: Any) -> None:
@@ -141,12 +152,13 @@ def convert_optimizer(draft: Draft, key: str) -> None:
         draft.set("optim.adam_beta2", 0.999, f"transformers' default for {optimizer}, too")
 
 
-def convert_evaluation(draft: Draft, *, held_out: bool) -> None:
+def convert_evaluation(draft: Draft, *, held_out: bool, logging_steps: int) -> None:
     """How often held-out data is measured.
 
     Args:
         draft: The draft.
         held_out: Whether there is any.
+        logging_steps: The trainer's default of this key, which stands for ``eval_steps``.
     """
     strategy = draft.take("eval_strategy", draft.take("evaluation_strategy"))
     steps = draft.take("eval_steps")
@@ -157,8 +169,11 @@ def convert_evaluation(draft: Draft, *, held_out: bool) -> None:
     if strategy == "epoch":
         epochs = draft.theirs.get("num_train_epochs") or 3.0
         draft.set("eval.eval_steps", share_of_run(1, epochs), "eval_strategy: epoch")
-    elif steps is not None:
+    elif steps:
         draft.set("eval.eval_steps", steps, "eval_steps")
+    elif strategy == "steps":
+        every = draft.theirs.get("logging_steps") or logging_steps
+        draft.set("eval.eval_steps", every, "eval_strategy: steps goes by logging_steps")
 
 
 def share_of_run(per_epoch: float, epochs: float) -> float | int:

@@ -9,6 +9,8 @@ from typing import Any
 from qlora_wgpu.config.dialects import hugging_face, new_tokens
 from qlora_wgpu.config.dialects.draft import Dialect, Draft
 from qlora_wgpu.config.dialects.rows import (
+    ONE_WINDOW,
+    PACKED_APART,
     RowsOf,
     Source,
     hub_place,
@@ -34,6 +36,7 @@ _KEYS = {
     "neat_packing": "data.packing",
     "moe_aux_loss_coef": "train.router_aux_loss_coef",
     "double_quantization": "quant.double_quant",
+    "early_stopping_steps": "eval.early_stopping_patience",
 }
 _DEFAULTS = {
     **hugging_face.DEFAULTS,
@@ -68,8 +71,11 @@ def _convert(draft: Draft) -> None:
     _convert_lora(draft)
     new_tokens.convert_llama_factory(draft)
     _convert_data(draft, documents=stage == "pt")
+    _convert_packing(draft, documents=stage == "pt")
     held_out = {"data.eval", "data.eval_split"} & draft.taken.keys()
-    hugging_face.convert_evaluation(draft, held_out=bool(held_out))
+    hugging_face.convert_evaluation(
+        draft, held_out=bool(held_out), logging_steps=_DEFAULTS["log.logging_steps"]
+    )
     hugging_face.convert_training(draft)
     off = draft.take("disable_gradient_checkpointing", False)
     draft.take("gradient_checkpointing")
@@ -107,6 +113,8 @@ def _convert_data(draft: Draft, *, documents: bool) -> None:
     if held_out:
         entry = _description(draft, held_out[0], folder)
         draft.set("data.eval", _place(draft, entry, folder), "eval_dataset")
+        if more := held_out[1:]:
+            draft.leave_out("eval_dataset", ", ".join(more), "data.eval names one data set")
     elif size:
         draft.set("data.eval_split", size if size < 1 else int(size), "val_size")
     if draft.take("train_on_prompt"):
@@ -114,6 +122,20 @@ def _convert_data(draft: Draft, *, documents: bool) -> None:
     elif draft.take("mask_history"):
         draft.set("data.train_on", "last_turn", "mask_history")
     set_template(draft, draft.take("template"), "template", "default")
+
+
+def _convert_packing(draft: Draft, *, documents: bool) -> None:
+    """Rows that share a sequence, which see each other there unless they are packed neatly."""
+    packing, neat = draft.take("packing"), draft.take("neat_packing", False)
+    if documents and packing is not False:
+        draft.set("data.packing", True, "packing, or stage: pt")
+        draft.notes.append(
+            f"stage: pt learns all texts as one, cut every cutoff_len tokens: {ONE_WINDOW}"
+        )
+    elif packing or neat:
+        draft.set("data.packing", True, "neat_packing" if neat else "packing")
+        if not neat:
+            draft.notes.append(PACKED_APART)
 
 
 def _names(value: Any) -> list[str]:

@@ -131,8 +131,7 @@ NO_COUNTERPART = {
         "freeze_layers create_new_adapter use_llama_pro"
     ),
     "positions are the model's own": (
-        "rope_scaling rope_theta overrides_of_model_config shift_attn use_s2_attn "
-        "noisy_embedding_alpha"
+        "rope_scaling rope_theta overrides_of_model_config shift_attn use_s2_attn"
     ),
     "the shapes are those of optim.lr_scheduler_type": "cosine_constant_lr_ratio lr_div_factor",
     "the optimizer is optim.name, AdamW or Lion": (

@@ -10,6 +10,12 @@ from typing import Any
 from qlora_wgpu.config.dialects.draft import Draft
 from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES, is_inline_template
 
+ONE_WINDOW = (
+    "here a row of text is one example, of which what is longer than data.max_seq_length is not "
+    "learnt; a .txt is cut into windows"
+)
+PACKED_APART = "rows packed into one sequence see each other there; here they do not"
+
 
 @dataclass(frozen=True)
 class RowsOf:

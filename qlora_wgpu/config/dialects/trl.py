@@ -8,6 +8,7 @@ from typing import Any
 from qlora_wgpu.config.dialects import hugging_face
 from qlora_wgpu.config.dialects.draft import Dialect, Draft
 from qlora_wgpu.config.dialects.rows import (
+    PACKED_APART,
     Source,
     hub_place,
     is_file,
@@ -34,6 +35,8 @@ _KEYS = {
     "use_bnb_nested_quant": "quant.double_quant",
     "bnb_4bit_use_double_quant": "quant.double_quant",
 }
+_PREFERENCES = "beta max_prompt_length max_completion_length desirable_weight num_generations"
+_LOSSES = {"nll": "nll", "chunked_nll": "nll", "dft": "dft"}
 _DEFAULTS = {
     **hugging_face.DEFAULTS,
     "lora.r": 16,
@@ -48,6 +51,7 @@ _DEFAULTS = {
 
 
 def _convert(draft: Draft) -> None:
+    _refuse_preferences(draft)
     if not draft.take("use_peft", True):
         draft.notes.append("TRL trains every weight of the model here; a LoRA adapter is made")
     four, eight = draft.take("load_in_4bit"), draft.take("load_in_8bit")
@@ -64,18 +68,35 @@ def _convert(draft: Draft) -> None:
     elif isinstance(modules, str) and modules != "all-linear":
         draft.theirs["lora_target_modules"] = modules.replace(",", " ").split()
     _convert_data(draft)
-    hugging_face.convert_evaluation(draft, held_out="data.eval" in draft.taken)
+    held_out = {"data.eval", "data.eval_split"} & draft.taken.keys()
+    hugging_face.convert_evaluation(
+        draft, held_out=bool(held_out), logging_steps=_DEFAULTS["log.logging_steps"]
+    )
     hugging_face.convert_training(draft)
+
+
+def _refuse_preferences(draft: Draft) -> None:
+    """Tells files of ``trl dpo`` and others from those of ``trl sft``, whose keys they share."""
+    for key in _PREFERENCES.split():
+        if (value := draft.theirs.get(key)) is not None:
+            raise draft.refuse(key, value, "belongs to no supervised fine-tuning, which alone is "
+                               "converted: train.objective is set by hand")  # fmt: skip
+    if (loss := draft.take("loss_type", "nll")) not in _LOSSES:
+        raise draft.refuse("loss_type", loss, "is none of supervised fine-tuning, which alone is "
+                           "converted: train.objective is set by hand")  # fmt: skip
+    if _LOSSES[loss] != "nll":
+        draft.set("train.loss_type", _LOSSES[loss], "loss_type")
 
 
 def _convert_data(draft: Draft) -> None:
     name, config = draft.take("dataset_name"), draft.take("dataset_config")
     train, test = draft.take("dataset_train_split"), draft.take("dataset_test_split", "test")
-    mixture = [entry for entry in draft.take("datasets", []) if isinstance(entry, Mapping)]
+    nested = draft.take("dataset_mixture", {})  # of the alignment handbook
+    mixture = _entries(draft.take("datasets", nested.get("datasets", [])))
     if mixture:
         _mix(draft, mixture, train)
         name = None
-        if (size := draft.take("test_split_size")) is not None:
+        if (size := draft.take("test_split_size", nested.get("test_split_size"))) is not None:
             draft.set("data.eval_split", size, "test_split_size")
     mixer, splits = draft.take("dataset_mixer", {}), draft.take("dataset_splits", [])
     if mixer and name is None and not mixture:  # as in the alignment handbook
@@ -91,6 +112,9 @@ def _convert_data(draft: Draft) -> None:
     elif name is not None:
         draft.set("data.train", hub_place(draft, str(name), config, train), "dataset_name")
         _convert_held_out(draft, str(name), config, test)
+    if draft.theirs.get("packing") and draft.theirs.get("packing_strategy") == "wrapped":
+        draft.notes.append(f"packing_strategy: wrapped cuts rows where a sequence is full; "
+                           f"{PACKED_APART}, and none is cut")  # fmt: skip
     if (text := draft.take("dataset_text_field", "text")) != "text":
         set_rows(draft, "text", {"text": text}, "dataset_text_field")
     assistant, completion = draft.take("assistant_only_loss"), draft.take("completion_only_loss")
@@ -107,14 +131,33 @@ def _convert_data(draft: Draft) -> None:
         set_template(draft, draft.take(key), key)
 
 
+def _entries(value: Any) -> list[Mapping[str, Any]]:
+    return [entry for entry in value if isinstance(entry, Mapping)]
+
+
 def _mix(draft: Draft, entries: Sequence[Mapping[str, Any]], split: Any) -> None:
-    """Several data sets, of which TRL takes all rows."""
+    """Several data sets, of which all rows are taken, or as many as their shares say."""
     sources = []
-    for entry in entries:
-        place = hub_place(draft, str(entry["path"]), entry.get("name"), entry.get("split", split))
-        if isinstance(file := entry.get("data_files"), str):
-            place = draft.place(file)
-        sources.append(Source(place))
+    for number, entry in enumerate(entries):
+        key = f"datasets[{number}]"
+        name, subset = entry.get("path", entry.get("id")), entry.get("name", entry.get("config"))
+        files, fraction = entry.get("data_files"), entry.get("fraction")
+        portion: dict[str, float] = {}
+        if fraction is not None:
+            portion = {"weight": fraction}
+        elif (share := entry.get("weight", 1)) != 1:  # the handbook's, of the data set's own rows
+            portion = {"rows": share}
+        listed = files if isinstance(files, list) else [files] if isinstance(files, str) else []
+        places = [draft.place(str(file)) for file in listed]
+        if files and not listed:
+            draft.leave_out(f"{key}.data_files", files, "name the files")
+        if folder := entry.get("data_dir"):
+            draft.leave_out(f"{key}.data_dir", folder, "name the folder, or the files")
+        if portion and len(places) > 1:
+            draft.leave_out(key, portion, "of several files all rows are taken: set it by hand")
+            portion = {}
+        places = places or [hub_place(draft, str(name), subset, entry.get("split", split))]
+        sources += [Source(place, portion=portion) for place in places]
     set_sources(draft, sources, "datasets")
 
 
