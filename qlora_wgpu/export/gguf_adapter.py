@@ -70,6 +70,12 @@ def export_gguf(
             "adapters have not: merge it, or export the whole model"
         )
     tensors_of = {layer.module for layer in adapted_layers(tensors)}
+    embedding = architecture.embed_name.removesuffix(".weight")
+    if embedding in tensors_of:
+        raise UnsupportedModelError(
+            f"{adapter} adapts {embedding}, of which llama.cpp's adapters are not written here: "
+            "merge the adapter, or export the whole model"
+        )
     if architecture.head.name in tensors_of and architecture.tied:
         raise UnsupportedModelError(
             f"{adapter} adapts {architecture.head.name}, which is the embedding in this base's "

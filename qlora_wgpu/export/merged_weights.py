@@ -37,7 +37,7 @@ class MergedWeights:
         folder: The base.
         architecture: What its config.json describes.
         untied: Embedding and head, and the stored tensors that they are made of, where they were
-            one and the adapter changes the head alone; else empty.
+            one and the adapter has a pair on either; else empty.
     """
 
     folder: ModelFolder
@@ -77,7 +77,8 @@ class MergedWeights:
         shapes = adapter_shapes(architecture, config)
         refuse_other_base(adapter, config, tensors, shapes, model, whole=False)
         modules = {spec.name: name for name, spec in self._linears.items()}
-        modules[architecture.head.name] = stored_name(folder, architecture, architecture.head_name)
+        for end in (architecture.embed_name, architecture.head_name):
+            modules[end.removesuffix(".weight")] = stored_name(folder, architecture, end)
         self._pairs: dict[str, tuple[FloatArray, FloatArray, float, FloatArray | None]] = {}
         for layer in adapted_layers(tensors):
             scaling = config.scaling_of(layer.module)

@@ -24,8 +24,8 @@ def untied_ends(
         stored_name(folder, architecture, name)
         for name in (architecture.embed_name, architecture.head_name)
     ]
-    changed = [name in adapted for name in ends]
-    if not architecture.tied or changed[0] == changed[1] or has_own_head(folder, architecture):
+    changed = any(name in adapted for name in ends)  # each by a pair of its own
+    if not architecture.tied or not changed or has_own_head(folder, architecture):
         return {}
     shared = stored_name(folder, architecture, stored_embedding(folder, architecture))
     return {name: name if folder.has(name) else shared for name in ends}

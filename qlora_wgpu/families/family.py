@@ -268,14 +268,22 @@ class Modules:
     routers: Mapping[str, DenseMatrix] = field(default_factory=dict)
     tables: Mapping[str, HostMatrix] = field(default_factory=dict)
     head_lora: Lora | None = None
+    embedding_lora: Lora | None = None
+    padding_idx: int | None = None
 
     def with_pairs(
-        self, loras: Mapping[str, Lora], of_experts: Mapping[str, Lora], head: Lora | None
+        self,
+        loras: Mapping[str, Lora],
+        of_experts: Mapping[str, Lora],
+        head: Lora | None,
+        embedding: Lora | None,
     ) -> Modules:
         """The same weights with the pairs of another adapter, by their layers' names."""
         linears = {n: replace(layer, lora=loras.get(n)) for n, layer in self.linears.items()}
         experts = {n: replace(layer, lora=of_experts.get(n)) for n, layer in self.experts.items()}
-        return replace(self, linears=linears, experts=experts, head_lora=head)
+        return replace(
+            self, linears=linears, experts=experts, head_lora=head, embedding_lora=embedding
+        )
 
 
 class Family(Protocol):

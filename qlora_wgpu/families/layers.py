@@ -63,7 +63,10 @@ class LayerOps:
 
     def embedding(self, scale: float = 1.0, noise_scale: float = 1.0) -> Tensor:
         """The batch's tokens, (rows, hidden_size) float32."""
-        return embedding(self.g, self._modules.embedding, self.batch, scale, noise_scale)
+        of = self._modules
+        return embedding(
+            self.g, of.embedding, self.batch, scale, noise_scale, of.embedding_lora, of.padding_idx
+        )
 
     def linear(
         self, x: Tensor, name: str, residual: Tensor | None = None, **options: Any

@@ -9,6 +9,8 @@ from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.lora.adapter_config import AdapterConfig
 from qlora_wgpu.lora.names import (
+    EMBEDDING_A,
+    EMBEDDING_B,
     LORA_A,
     LORA_B,
     TOKENS,
@@ -87,6 +89,10 @@ def adapter_shapes(architecture: Architecture, stored: AdapterConfig) -> dict[st
         rank = stored.rank_of(spec.name)
         shapes[tensor_name(spec.name, LORA_A)] = (rank, spec.in_features)
         shapes[tensor_name(spec.name, LORA_B)] = (spec.out_features, rank)
+    embedding = architecture.embed_name.removesuffix(".weight")
+    rank = stored.rank_of(embedding)
+    shapes[tensor_name(embedding, EMBEDDING_A)] = (rank, architecture.vocab_size)
+    shapes[tensor_name(embedding, EMBEDDING_B)] = (architecture.hidden_size, rank)
     return shapes
 
 
@@ -104,7 +110,7 @@ def _difference(
                 return f"its {name} has shape {tensor.shape}, this model takes {shapes[name]}"
             continue
         # The other one is the rank, or how many rows are trained.
-        side = 1 if name.endswith((f"{LORA_A}.weight", TOKENS)) else 0
+        side = 1 if name.endswith((f"{LORA_A}.weight", EMBEDDING_A, TOKENS)) else 0
         if name in shapes and tensor.shape[side] != shapes[name][side]:
             return f"its {name} has shape {tensor.shape}, this model takes {shapes[name]}"
     return ""

@@ -17,10 +17,13 @@ from qlora_wgpu.graph.dtype import ITEM_SIZE, ceil_div, padded
 from qlora_wgpu.graph.pieces import Pieces
 from qlora_wgpu.graph.tensor import Tensor, matrix, vector
 from qlora_wgpu.kernels.lora import Lora
+from qlora_wgpu.lora.embedding_pair import check_ends
 from qlora_wgpu.lora.flat_vector import FlatVector, Group, Place, aligned, cut
 from qlora_wgpu.lora.forms import FLOAT32, AdapterForms, OptimizerKind
 from qlora_wgpu.lora.moments import Moments, moments_of, most_words
 from qlora_wgpu.lora.names import (
+    EMBEDDING_A,
+    EMBEDDING_B,
     LORA_A,
     LORA_B,
     MAGNITUDE,
@@ -34,7 +37,6 @@ from qlora_wgpu.lora.peft_differences import peft_differences
 from qlora_wgpu.lora.saved_modules import check_saved, saved_modules
 from qlora_wgpu.lora.targets import (
     check_experts,
-    check_head,
     check_start,
     in_layers,
     peft_config,
@@ -55,13 +57,15 @@ class Adapter:
 
     Attributes:
         config: The adapter's rank, scaling, dropout and targets.
-        targets: The adapted layers.
+        targets: The adapted layers, but the embedding.
+        embedding: The embedding as such a layer, if it is adapted.
         peft_differences: A sentence for each thing that PEFT computes otherwise.
         peft: ``config`` as PEFT writes it, without the base model's name.
         b_begin: Where in the flat vectors, in floats, A's end and B's begin.
         length: Length of the flat vectors, in floats.
         cuts: Where their pieces begin, in floats, but the first.
         loras: Each layer's A and B, by module name.
+        embedding_lora: The embedding's: A is (r, vocab_size), B (hidden_size, r).
         expert_loras: The first expert's, by the names of ``ExpertSpec``.
         parameters: The flat vector of all A and B.
         gradient: Their gradients, summed.
@@ -101,18 +105,18 @@ class Adapter:
             {} if vocabulary is None else vocabulary.trained(config.trainable_token_indices)
         )
         self._vocabulary = vocabulary
-        head = None if vocabulary is None else vocabulary.head_layer
-        if vocabulary is not None:
-            vocabulary.refuse_pair(config.target_modules)
-        chosen = targeted(linears, config.target_modules, experts, head)
-        self.targets = in_layers(chosen, config.layers_to_transform)
+        ends = () if vocabulary is None else (vocabulary.head_layer, vocabulary.embedding_layer)
+        chosen = targeted(linears, config.target_modules, experts, ends)
+        chosen = in_layers(chosen, config.layers_to_transform)
+        self.embedding = next((s for s in chosen if s in ends[1:]), None)
+        self.targets = [spec for spec in chosen if spec is not self.embedding]
         self._saved = () if vocabulary is None else saved_modules(config, vocabulary)
-        check_head(config, head, self.targets, trains_rows=bool(self._tokens))
-        self.peft = peft_config(config, self.targets, experts, within)
+        self.peft = peft_config(config, chosen, experts, within)
+        adapted = {spec.name for spec in chosen}
         if vocabulary is not None:
+            check_ends(config, vocabulary, adapted, trains_rows=bool(self._tokens))
             tokens = vocabulary.with_new(config.trainable_token_indices)
             self.peft = replace(self.peft, trainable_token_indices=tokens)
-        adapted = {spec.name for spec in self.targets}
         check_saved(self._saved, config, adapted, forms, trains_rows=bool(self._tokens))
         stacks = [stack for stack in experts if stack.linears[0].name in adapted]
         check_experts(self.peft, stacks)
@@ -136,6 +140,7 @@ class Adapter:
         self.moments = self._moments()
         self.loras = {s.name: self._lora(s) for s in self.targets if s.name not in stacked}
         self.expert_loras = {stack.name: self._lora(stack.linears[0], stack) for stack in stacks}
+        self.embedding_lora = self._of_embedding()
         self.trained_rows = {name: self._rows(name) for name in self._tokens}
         self.trained_whole = {name: self._whole(name) for name in self._saved}
 
@@ -162,17 +167,25 @@ class Adapter:
 
     def beyond_a_binding(self, max_binding: int) -> tuple[str, int] | None:
         """The first of what kernels read as one and no binding shows: its name and its bytes."""
-        for name, pair in (*self.loras.items(), *self.expert_loras.items()):
+        pairs = [*self.loras.items(), *self.expert_loras.items()]
+        if self.embedding is not None and self.embedding_lora is not None:
+            pairs.append((self.embedding.name, self.embedding_lora))
+        for name, pair in pairs:
             for tensor in (pair.a, pair.b):
                 if tensor.nbytes > max_binding:
                     return name, tensor.nbytes
         return None
 
     @property
+    def adapted(self) -> list[LinearSpec]:
+        """All layers that have a pair, the embedding the last."""
+        return [*self.targets, *([] if self.embedding is None else [self.embedding])]
+
+    @property
     def shape(self) -> tuple[Any, ...]:
         """What of an adapter decides the launches of a step; equal ones may share programs."""
         layers = tuple(
-            (s.name, self.peft.rank_of(s.name), self.peft.scaling_of(s.name)) for s in self.targets
+            (s.name, self.peft.rank_of(s.name), self.peft.scaling_of(s.name)) for s in self.adapted
         )
         return layers, self.config.use_dora, self.config.lora_dropout
 
@@ -202,7 +215,8 @@ class Adapter:
     def initial(self, seed: int) -> Float32Array:
         """PEFT's starts: A uniform in ±1/√in_features (Kaiming, a = √5) or normal, B zero.
 
-        Each matrix has its own stream, so the start does not depend on what else is adapted.
+        Of an embedding A is zero and B standard normal. Each matrix has its own stream, so the
+        start does not depend on what else is adapted.
         """
         flat = np.zeros(self.length, np.float32)
         if self.config.changes_base:  # which says how
@@ -216,6 +230,10 @@ class Adapter:
             else:
                 bound = 1 / np.sqrt(place.columns)
                 place.view(flat)[:] = stream.uniform(-bound, bound, place.shape)
+        if self.embedding is not None:
+            name = tensor_name(self.embedding.name, EMBEDDING_B)
+            stream = np.random.Generator(np.random.Philox(key=[seed, zlib.crc32(name.encode())]))
+            self._flat[name].view(flat)[:] = stream.standard_normal(self._flat[name].shape)
         return flat
 
     def split(self, flat: Float32Array) -> dict[str, Float32Array]:
@@ -235,11 +253,17 @@ class Adapter:
 
         Where B's begin is returned.
 
-        LoRA+ has a rate for B's and vectors, and another one for all else.
+        LoRA+ has a rate for B's and vectors, and another one for all else, both of an embedding.
         """
         for spec in self.targets:
             rank = self.peft.rank_of(spec.name)
             self._flat.append(tensor_name(spec.name, LORA_A), rank, spec.in_features)
+        if (embedding := self.embedding) is not None:
+            rank = self.peft.rank_of(embedding.name)
+            self._flat.append(tensor_name(embedding.name, EMBEDDING_A), rank, embedding.in_features)
+            self._flat.append(
+                tensor_name(embedding.name, EMBEDDING_B), embedding.out_features, rank
+            )
         for module, indices in self._tokens.items():
             assert self._vocabulary is not None
             name = tensor_name(module, TOKENS)
@@ -320,6 +344,21 @@ class Adapter:
             magnitude=self._magnitude(self.parameters, spec),
             grad_magnitude=self._magnitude(self.gradient, spec),
         )
+
+    def _of_embedding(self) -> Lora | None:
+        """Its pair; PEFT drops nothing of what is looked up."""
+        if self.embedding is None:
+            return None
+        name = self.embedding.name
+        (a, b), (grad_a, grad_b) = (
+            [
+                self._window(flat, self._flat[tensor_name(name, leaf)], f"{name}.{leaf}")
+                for leaf in (EMBEDDING_A, EMBEDDING_B)
+            ]
+            for flat in (self.parameters, self.gradient)
+        )
+        rank, scaling = self.peft.rank_of(name), self.peft.scaling_of(name)
+        return Lora(rank, scaling, 0.0, 0, a, b, grad_a, grad_b)
 
     def _matrix(
         self, flat: Pieces, spec: LinearSpec, leaf: str, stack: ExpertSpec | None

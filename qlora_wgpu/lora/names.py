@@ -13,6 +13,8 @@ Float32Array = npt.NDArray[np.float32]
 
 LORA_A = "lora_A"
 LORA_B = "lora_B"
+EMBEDDING_A = "lora_embedding_A"  # (r, vocab_size), of an embedding
+EMBEDDING_B = "lora_embedding_B"  # (hidden_size, r)
 MAGNITUDE = "lora_magnitude_vector"  # of DoRA
 WHOLE = "weight"  # an embedding or a head that is trained whole
 TOKENS = "token_adapter.trainable_tokens_delta"  # trained rows of an embedding or a head
@@ -22,12 +24,15 @@ _PREFIX = "base_model.model."
 _NAME = re.compile(
     rf"{re.escape(_PREFIX)}(?P<module>.+)\."
     rf"(?:(?P<matrix>{LORA_A}|{LORA_B})(?:\.[^.]+)?\.weight|(?P<vector>{MAGNITUDE})(?:\..+)?"
+    rf"|(?P<embedding>{EMBEDDING_A}|{EMBEDDING_B})(?:\.[^.]+)?"
     rf"|(?P<rows>{re.escape(TOKENS)})(?:\.[^.]+)?)"
 )
 
 
 _WHOLE = re.compile(rf"{re.escape(_PREFIX)}(?P<module>(?:(?!\.lora_|\.base_layer).)+)\.{WHOLE}")
-_WITHOUT_SUFFIX = (MAGNITUDE, TOKENS, WHOLE)
+_WITHOUT_SUFFIX = (EMBEDDING_A, EMBEDDING_B, MAGNITUDE, TOKENS, WHOLE)
+
+_OTHER = {LORA_A: LORA_B, LORA_B: LORA_A, EMBEDDING_A: EMBEDDING_B, EMBEDDING_B: EMBEDDING_A}
 
 
 def tensor_name(module: str, leaf: str) -> str:
@@ -41,17 +46,28 @@ def parse_name(name: str) -> tuple[str, str] | None:
     if match is None:
         whole = _WHOLE.fullmatch(name)
         return None if whole is None else (whole["module"], WHOLE)
-    return match["module"], match["matrix"] or match["vector"] or match["rows"]
+    leaf = match["matrix"] or match["vector"] or match["embedding"] or match["rows"]
+    return match["module"], leaf
+
+
+def other_of_pair(leaf: str) -> str | None:
+    """What belongs to an A or a B; None of what is no part of a pair."""
+    return _OTHER.get(leaf)
+
+
+def is_a(leaf: str) -> bool:
+    """Whether of a pair it is the one with r rows."""
+    return leaf in (LORA_A, EMBEDDING_A)
 
 
 @dataclass(frozen=True)
 class AdaptedLayer:
-    """A layer's tensors.
+    """A layer's tensors: what is added to its weight as it is stored is scaling · b·a.
 
     Attributes:
         module: The layer's full name.
-        a: (r, in_features).
-        b: (out_features, r).
+        a: (r, in_features); of an embedding (r, hidden_size), PEFT's B transposed.
+        b: (out_features, r); of an embedding (vocab_size, r), PEFT's A transposed.
         magnitude: DoRA's, (out_features), if it is one.
     """
 
@@ -69,3 +85,5 @@ def adapted_layers(tensors: Mapping[str, Float32Array]) -> Iterator[AdaptedLayer
             module = parsed[0]
             b = tensors[tensor_name(module, LORA_B)]
             yield AdaptedLayer(module, a, b, tensors.get(tensor_name(module, MAGNITUDE)))
+        if parsed is not None and parsed[1] == EMBEDDING_A:
+            yield AdaptedLayer(parsed[0], tensors[tensor_name(parsed[0], EMBEDDING_B)].T, a.T, None)

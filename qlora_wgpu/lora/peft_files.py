@@ -24,6 +24,8 @@ from qlora_wgpu.lora.names import (
     MAGNITUDE,
     WHOLE,
     Float32Array,
+    is_a,
+    other_of_pair,
     parse_name,
     tensor_name,
 )
@@ -153,7 +155,7 @@ def _adapted(folder: Path, names: list[str]) -> list[str]:
     if not names:
         raise CheckpointError(f"{folder / WEIGHTS} holds no tensors")
     parsed = [parse_name(name) for name in names]
-    return sorted({module for module, leaf in filter(None, parsed) if leaf in (LORA_A, LORA_B)})
+    return sorted({module for module, leaf in filter(None, parsed) if other_of_pair(leaf)})
 
 
 def _standard_names(
@@ -180,9 +182,9 @@ def _check_pairs(where: Path, tensors: Mapping[str, Float32Array], config: Adapt
         raise CheckpointError(f"{where}: an adapter needs at least one pair of matrices")
     leaves = {name: parsed for name in tensors if (parsed := parse_name(name)) is not None}
     for name, (module, leaf) in leaves.items():
-        if leaf not in (LORA_A, LORA_B):
+        if (other_leaf := other_of_pair(leaf)) is None:
             continue
-        other = tensor_name(module, LORA_B if leaf == LORA_A else LORA_A)
+        other = tensor_name(module, other_leaf)
         if other not in tensors:
             raise CheckpointError(f"{where}: it holds {name!r}, but not {other!r}")
         _check_matrix(where, name, leaf, tensors[name], config.rank_of(module))
@@ -200,8 +202,8 @@ def _check_biases(where: Path, biases: Mapping[str, Float32Array], config: Adapt
 
 
 def _check_matrix(where: Path, name: str, leaf: str, array: Float32Array, r: int) -> None:
-    if array.ndim != 2 or array.shape[0 if leaf == LORA_A else 1] != r or array.size == 0:
-        expected = f"({r}, in_features)" if leaf == LORA_A else f"(out_features, {r})"
+    if array.ndim != 2 or array.shape[0 if is_a(leaf) else 1] != r or array.size == 0:
+        expected = f"({r}, in_features)" if is_a(leaf) else f"(out_features, {r})"
         raise CheckpointError(
             f"{where}: {name!r} has shape {array.shape}, but r = {r} asks for {expected}"
         )

@@ -19,17 +19,17 @@ def targeted(
     linears: Sequence[LinearSpec],
     target_modules: str | Sequence[str],
     experts: Sequence[ExpertSpec] = (),
-    head: LinearSpec | None = None,
+    ends: Sequence[LinearSpec] = (),
 ) -> list[LinearSpec]:
     """The layers that get an adapter, matched as PEFT does: a whole name or its last parts.
 
-    Experts get one where they are named, all of a layer's or none, and so does the head.
+    Experts get one where they are named, all of a layer's or none, and so do embedding and head.
 
     Args:
         linears: The model's layers.
         target_modules: ``"all-linear"``, a pattern of whole names, or names or last parts of names.
         experts: The model's experts.
-        head: Its head, if that may get one.
+        ends: Embedding and head, if they may get one.
 
     Raises:
         ConfigError: If a name fits no layer, or some but not all of a layer's experts.
@@ -37,7 +37,7 @@ def targeted(
     if target_modules == ALL_LINEAR:
         return list(linears)
     every = [*linears, *(spec for stack in experts for spec in stack.linears)]
-    every += [] if head is None else [head]
+    every += ends
     if isinstance(target_modules, str):
         names = _fitting_pattern(every, target_modules)
     else:
@@ -119,44 +119,6 @@ def check_experts(config: AdapterConfig, stacks: Sequence[ExpertSpec]) -> None:
         raise ConfigError(
             "lora.use_dora cannot adapt experts, which PEFT refuses as well: leave them out of "
             "lora.target_modules"
-        )
-
-
-def check_head(
-    config: LoraConfig,
-    head: LinearSpec | None,
-    targets: Sequence[LinearSpec],
-    *,
-    trains_rows: bool,
-) -> None:
-    """Makes sure that a head which is adapted can be.
-
-    Args:
-        config: The adapter's settings.
-        head: The model's head.
-        targets: The adapted layers.
-        trains_rows: Whether rows of the embedding, or of the head, are trained.
-
-    Raises:
-        ConfigError: If it cannot.
-    """
-    if head is None or all(spec.name != head.name for spec in targets):
-        return
-    if config.use_dora:
-        raise ConfigError(
-            f"lora.use_dora cannot adapt {head.name}, whose rows' norms are not computed here: "
-            "leave it out of lora.target_modules, or set lora.use_dora to false"
-        )
-    if config.changes_base:
-        raise ConfigError(
-            f"lora.init_lora_weights: {config.init_lora_weights} cannot begin an adapter of "
-            f"{head.name}: leave that out of lora.target_modules, or begin with default"
-        )
-    if trains_rows:
-        raise ConfigError(
-            f"lora.target_modules names {head.name}, and rows of tokens are trained "
-            "(lora.trainable_token_indices, model.add_tokens), which PEFT cannot load together: "
-            "leave one of them out"
         )
 
 

@@ -52,21 +52,10 @@ class Vocabulary:
         """The head as a layer."""
         return LinearSpec(self.head, self.rows, self.columns)
 
-    def refuse_pair(self, target_modules: str | Sequence[str]) -> None:
-        """Refuses target modules that name the embedding, which PEFT would give a pair.
-
-        Raises:
-            ConfigError: If they do.
-        """
-        if isinstance(target_modules, str):
-            return  # a pattern of linear layers' names, which may fit others, too
-        for name in target_modules:
-            if f".{self.embedding}".endswith(f".{name}"):
-                raise ConfigError(
-                    f"lora.target_modules: {name!r} is the embedding, on which LoRA is not "
-                    "computed here: train it whole (lora.modules_to_save) or rows of it "
-                    "(lora.trainable_token_indices)"
-                )
+    @property
+    def embedding_layer(self) -> LinearSpec:
+        """The embedding as PEFT adapts it: a layer from tokens to hidden states."""
+        return LinearSpec(self.embedding, self.columns, self.rows)
 
     def trained(self, indices: TokenIndices | None) -> dict[str, tuple[int, ...]]:
         """The trained rows by the modules of the matrices, the embedding's first.

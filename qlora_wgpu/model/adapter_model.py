@@ -142,7 +142,7 @@ class AdapterModel:
         lora = self.adapter
         return (
             f"{type(self).__name__}({self.name_or_path}: {self.quant.scheme}, "
-            f"{self.compute_dtype}; r {lora.config.r} on {len(lora.targets)} layers, "
+            f"{self.compute_dtype}; r {lora.config.r} on {len(lora.adapted)} layers, "
             f"{lora.num_parameters:,} parameters; {self.device.memory.total / 2**20:,.1f} MiB on "
             f"{self.device.name})"
         )

@@ -167,7 +167,7 @@ def check_scaling(stored: AdapterConfig, adapter: Adapter, path: str | PathLike[
                 f"{path}: the adapter was made with {key} = {getattr(stored, key)}, but this model "
                 f"was opened with {getattr(own, key)}: open it with the adapter's LoraConfig"
             )
-    for spec in adapter.targets:
+    for spec in adapter.adapted:
         if stored.scaling_of(spec.name) != own.scaling_of(spec.name):
             raise CheckpointError(
                 f"{path}: the adapter scales {spec.name} by {stored.scaling_of(spec.name):g}, but "

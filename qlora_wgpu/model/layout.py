@@ -188,7 +188,8 @@ class ModelLayout:
             )
         loras, of_experts = other.adapter.loras, other.adapter.expert_loras
         head = loras.get(self.pretrained.architecture.head.name)
-        modules = self.network.modules.with_pairs(loras, of_experts, head)
+        of_embedding = other.adapter.embedding_lora
+        modules = self.network.modules.with_pairs(loras, of_experts, head, of_embedding)
         other.network = replace(self.network, modules=modules)
         other._steps = {}
         return other

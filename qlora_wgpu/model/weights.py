@@ -191,7 +191,10 @@ class WeightLayout:
         routers = {n: self._dense(n, *shape) for n, shape in architecture.routers.items()}
         tables = {n: self._on_host(n, *shape, n) for n, shape in architecture.tables.items()}
         head_lora = adapter.loras.get(architecture.head.name)
-        return Modules(embedding, head, linears, norms, experts, routers, tables, head_lora)
+        return Modules(
+            embedding, head, linears, norms, experts, routers, tables, head_lora,
+            adapter.embedding_lora, architecture.padding_idx,
+        )  # fmt: skip
 
     def begin(self, adapter: Adapter, seed: int, progress: Progress) -> str:
         """Takes the adapter's start from the weights, before they are loaded; what that took.

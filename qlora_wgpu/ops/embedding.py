@@ -1,6 +1,6 @@
 """Token embedding: rows of a frozen matrix, looked up into the residual stream.
 
-Those rows that are trained get their gradient.
+Those rows that are trained get their gradient, and so does a pair (LoRA) beside them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import zlib
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.dropout import dropout_params
+from qlora_wgpu.kernels.lora import Lora
 from qlora_wgpu.ops.batch import BatchBuffers
+from qlora_wgpu.ops.embedding_pair import EmbeddingPair
 from qlora_wgpu.ops.modules import HostMatrix, Matrix, trained_rows, trained_whole
 from qlora_wgpu.ops.trained_gradient import add_lookup_gradient
 from qlora_wgpu.ops.trained_rows import overwrite_looked_up
@@ -26,6 +28,8 @@ def embedding(
     batch: BatchBuffers,
     scale: float = 1.0,
     noise_scale: float = 1.0,
+    lora: Lora | None = None,
+    padding: int | None = None,
 ) -> Tensor:
     """Looks up a batch's tokens.
 
@@ -37,6 +41,8 @@ def embedding(
             2023).
         scale: What the rows are multiplied by.
         noise_scale: What the noise is multiplied by.
+        lora: Its adapter, if it has one: a (r, vocab_size), b (hidden_size, r).
+        padding: A token that the adapter's A gets no gradient of.
 
     Returns:
         (rows, hidden_size) float32.
@@ -67,6 +73,10 @@ def embedding(
                 "module_key": _NOISE_KEY,
             },
         )
+    if lora is not None:
+        pair = EmbeddingPair(g, lora, batch.input_ids, batch.rows, scale, padding)
+        pair.add_to(y)
+        g.record(y, [], pair.add_gradients, trains=True)
     if trained is not None:
         g.record(
             y,

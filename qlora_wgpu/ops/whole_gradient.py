@@ -15,6 +15,27 @@ from qlora_wgpu.ops.trained_matrix import TrainedMatrix, overlapping
 from qlora_wgpu.ops.trained_rows import NONE
 
 
+def following_places(g: Graph, ids: Tensor, rows: int, padding: int | None) -> Tensor:
+    """For each of so many places the next one of the same token: trained_rows/following.wgsl.
+
+    Args:
+        g: The graph.
+        ids: uint32, the tokens.
+        rows: How many.
+        padding: A token that gets no gradient.
+    """
+    following = g.integers("next of the same token", rows)
+    threads = g.profile.flat_group
+    g.launch(
+        "trained_rows/following.wgsl",
+        (ceil_div(rows, threads), 1, 1),
+        {"ids": ids, "slots": None, "following": following},
+        {"rows": rows, "padding": NONE if padding is None else padding},
+        {"THREADS": threads},
+    )
+    return following
+
+
 def add_whole_lookup(
     g: Graph, trained: TrainedMatrix, ids: Tensor, dy: Tensor, scale: float
 ) -> None:
@@ -29,15 +50,8 @@ def add_whole_lookup(
         dy: (tokens, columns) of any type.
         scale: What rows were multiplied by.
     """
-    following = g.integers("next of the same token", dy.rows)
+    following = following_places(g, ids, dy.rows, trained.padding)
     threads = g.profile.flat_group
-    g.launch(
-        "trained_rows/following.wgsl",
-        (ceil_div(dy.rows, threads), 1, 1),
-        {"ids": ids, "slots": None, "following": following},
-        {"rows": dy.rows, "padding": NONE if trained.padding is None else trained.padding},
-        {"THREADS": threads},
-    )
     for row0, gradient in trained.gradients:
         g.launch(
             "trained_rows/whole_gradient.wgsl",

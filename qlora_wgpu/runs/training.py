@@ -246,7 +246,7 @@ def _setup(settings: Config, model: AdapterModel, data: RunData) -> RunSetup:
         scheme=model.layout.pretrained.scheme(settings.quant),
         compute_dtype=model.compute_dtype,
         rank=model.adapter.config.r,
-        adapted_layers=len(model.adapter.targets),
+        adapted_layers=len(model.adapter.adapted),
         adapter_parameters=model.adapter.num_parameters,
         batch_size=settings.train.per_device_train_batch_size,
         accumulation=settings.train.gradient_accumulation_steps,

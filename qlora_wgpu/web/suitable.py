@@ -58,11 +58,16 @@ def _in_yaml(value: object) -> str:
 
 
 def check_model(layout: ModelLayout) -> None:
-    """Refuses a model whose micro-batches have inputs that a page does not write.
+    """Refuses a model whose micro-batches have inputs, or its adapter a start, beyond a page.
 
     Raises:
         ConfigError: If it is one.
     """
+    if layout.adapter.embedding is not None:
+        raise ConfigError(
+            f"lora.target_modules: LoRA on {layout.adapter.embedding.name} is not trained in a "
+            "browser: leave it out"
+        )
     batch = layout.step(StepOptions("loss", 1, 32)).batch
     if batch.angles:
         raise ConfigError(

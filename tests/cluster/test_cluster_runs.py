@@ -6,8 +6,10 @@ import os
 import signal
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from e2e.tiny import write_chats, write_model
+from safetensors.numpy import load_file
 
 from qlora_wgpu.cluster.blocks import Identity
 from qlora_wgpu.errors import ConfigError
@@ -101,6 +103,10 @@ def traces(place, name):
     return rows, [(folder / file).read_bytes() for file in files]
 
 
+def trained_file(place, name):
+    return place / name / "adapter/adapter_model.safetensors"
+
+
 def kill_one(told):
     workers = sorted(multiprocessing.active_children(), key=lambda p: p.pid)
     assert len(workers) == 2
@@ -142,3 +148,24 @@ def test_workers_without_a_micro_batch_are_told(names, idle):
 def test_a_scheduler_elsewhere_needs_tls(place):
     with pytest.raises(ConfigError, match="plain TCP to another machine"):
         run(place, "plain", cluster={"scheduler": "tcp://192.0.2.1:8786"})
+
+
+def test_a_pair_on_the_embedding_and_a_whole_head_have_the_same_bits(place):
+    write_model(place / "untied", tie_word_embeddings=False)
+    sections = {
+        "model": {"path": str(place / "untied")},
+        "lora": {
+            "use_dora": False,
+            "trainable_token_indices": None,
+            "target_modules": ["q_proj", "embed_tokens"],
+            "modules_to_save": ["lm_head"],
+        },
+        "train": {"max_steps": 2},
+    }
+    for name, cluster in (("ends", {}), ("ends on a worker", {**LOCAL, "workers": 1})):
+        run(place, name, cluster=cluster, **sections)
+    files = [trained_file(place, name).read_bytes() for name in ("ends", "ends on a worker")]
+    assert files[0] == files[1]
+    saved = load_file(trained_file(place, "ends"))
+    assert "base_model.model.lm_head.weight" in saved
+    assert np.abs(saved["base_model.model.model.embed_tokens.lora_embedding_A"]).max() > 1e-3

@@ -151,7 +151,6 @@ def test_what_llama_cpp_cannot_apply_is_a_sentence(place, whole, tmp_path):
 @pytest.mark.parametrize(
     ("lora", "message"),
     [
-        ({"target_modules": ["embed_tokens"]}, "'embed_tokens' is the embedding, on which"),
         ({"use_dora": True}, "use_dora cannot adapt lm_head"),
         ({"init_lora_weights": "pissa", "lora_dropout": 0.0}, "cannot begin an adapter of lm_head"),
         ({"trainable_token_indices": [1]}, "target_modules names lm_head, and rows of tokens"),

@@ -14,7 +14,6 @@ from qlora_wgpu.lora import load_adapter
 
 FOLDER = Path(__file__).parents[1] / "references" / "heads"
 PLAIN = QuantConfig(scheme="none")
-TRAINED = [case for case in CASES if case.startswith(("pair-", "whole-"))]
 
 
 def difference(ours, theirs):
@@ -50,7 +49,7 @@ def check_logits(logits, recorded, mask, allowed):
     assert np.abs(logits[..., -1] - recorded["last"])[seen].max() <= allowed * scale
 
 
-@pytest.mark.parametrize("case", TRAINED)
+@pytest.mark.parametrize("case", CASES)
 def test_against_peft(device, tmp_path, case):
     folder, recorded = base(tmp_path, case)
     model = QLoRAModel.from_pretrained(folder, lora(case), PLAIN, "float32", device)
@@ -107,7 +106,7 @@ def test_against_peft(device, tmp_path, case):
     assert ours.get("ensure_weight_tying", False) == theirs["ensure_weight_tying"]
 
 
-@pytest.mark.parametrize("case", TRAINED)
+@pytest.mark.parametrize("case", CASES)
 def test_bfloat16_is_near(device, tmp_path, case):
     """No further off than PyTorch's own bfloat16 is with the same weights."""
     folder, recorded = base(tmp_path, case)

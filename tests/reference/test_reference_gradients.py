@@ -11,6 +11,7 @@ from qlora_wgpu.reference import (
     cross_entropy,
     dora,
     dropout,
+    embedding_pair,
     expert_scores,
     experts,
     gated_delta,
@@ -257,6 +258,22 @@ def test_a_pair_on_the_head(options):
             given[name],
             gradient,
         )
+
+
+def test_a_pair_on_the_embedding():
+    """Token 8 is there twice; as padding A gets nothing of it, and B does."""
+    ids, weight, dy = np.array([3, 8, 0, 8, 2]), normal(9, 4), normal(5, 4)
+    given = {"a": normal(3, 9), "b": normal(4, 3)}
+    gradients = embedding_pair.backward(dy, ids, *given.values(), 1.7, 3.0)
+    for name, gradient in zip(given, gradients, strict=True):
+
+        def loss(v, name=name):
+            pair = (given | {name: v}).values()
+            return np.sum(dy * embedding_pair.forward(weight, ids, *pair, 1.7, 3.0))
+
+        check(loss, given[name], gradient)
+    da, db = embedding_pair.backward(dy, ids, *given.values(), 1.7, 3.0, padding=8)
+    assert not da[:, 8].any() and da[:, 3].all() and np.array_equal(db, gradients[1])
 
 
 @pytest.mark.parametrize("options", [(), (0.4, 2.0)])

@@ -67,6 +67,16 @@ def test_every_statement_of_fused_layers_is_checked(device, name, family, traced
     assert not missing, sorted(missing)
 
 
+@pytest.mark.parametrize("name", PROFILES)
+def test_every_statement_of_pairs_on_both_ends_is_checked(device, name, traced):
+    profile = PROFILES[name] or device.profile
+    lora = LoraConfig(r=5, target_modules=["q_proj", "embed_tokens", "lm_head"])
+    ran = launches("llama", 0, "bfloat16", profile, lora)
+    assert any(launch.path == "embedding_pair/gradient.wgsl" for launch in ran)
+    _, missing = covering(statements(ran), traced(device, profile, "bfloat16"))
+    assert not missing, sorted(missing)
+
+
 def assert_chosen_for_a_reason(cases, needed, traced):
     """A check is alike, all within the run's files but one, or executes what none before did."""
     files = {path for path, _ in needed}

@@ -79,8 +79,9 @@ class LoraConfig(Section):
     )
     target_modules: TargetModules = Field(
         ALL_LINEAR,
-        description="Names of the linear modules that get an adapter, lm_head too, a regular "
-        "expression of whole names, or all-linear for every one but the output head and experts.",
+        description="Names of the modules that get an adapter, linear ones, lm_head and "
+        "embed_tokens, a regular expression of whole names, or all-linear for every linear one but "
+        "the output head and experts.",
     )
     use_rslora: bool = Field(
         False, description="Whether the scaling is lora_alpha / sqrt(r) (rank-stabilized LoRA)."

@@ -12,6 +12,7 @@ from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import ExpertSpec, LinearSpec
 from qlora_wgpu.graph.tensor import Tensor, matrix
 from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.tokens import Vocabulary
 from qlora_wgpu.selfcheck.runner import Array, Runner
 
 CheckT = TypeVar("CheckT", bound=Callable[..., None])
@@ -50,10 +51,13 @@ def uneven(name: str, rows: int, columns: int) -> Array:
 
 
 def filled_adapter(
-    config: LoraConfig, linears: list[LinearSpec], experts: list[ExpertSpec] | None = None
+    config: LoraConfig,
+    linears: list[LinearSpec],
+    experts: list[ExpertSpec] | None = None,
+    vocabulary: Vocabulary | None = None,
 ) -> tuple[Adapter, dict[str, Array]]:
     """An adapter of normal numbers, its gradient so far one; and its parts in float32."""
-    adapter = Adapter(config, linears, experts or [])
+    adapter = Adapter(config, linears, experts or [], vocabulary=vocabulary)
     parts = adapter.split(adapter.initial(0))
     values = {n: normal(n, *a.shape).astype(np.float32) for n, a in parts.items()}
     flat = adapter.join(values)
