@@ -76,12 +76,13 @@ def attend(
         "HEAD_UNIT4": unit == 4,
         "UNITS": units,
         "UNITS_AT_ONCE": at_once,
-        "GROUPS": threads // at_once,
+        "GROUPS": (groups := threads // at_once),
+        "TURNS": ceil_div(threads, groups),
         "OWN": ceil_div(units, at_once),
         "SOFTCAP": softcap is not None,
         "SOFTWARE": threads == 1 or g.profile.textures,
         "KEYS": 8 if threads == 1 else 1,
-        "TOGETHER": 8,
+        "TOGETHER": 8 if threads == 1 else 1,
     }
     o = g.operand("attention", q.rows, q.columns)
     g.launch(

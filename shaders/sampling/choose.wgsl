@@ -32,13 +32,18 @@ struct Choice {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read_write> logits: array<f32>;
+@group(0) @binding(1) var<storage, read_write> logits: array<vec4<f32>>;
 @group(0) @binding(2) var<storage, read> choices: array<Choice>;
 @group(0) @binding(3) var<storage, read> places: array<u32>;
 @group(0) @binding(4) var<storage, read_write> seen: array<u32>;
 @group(0) @binding(5) var<storage, read_write> chosen: array<u32>;
 
 const NONE = 0xffffffffu;
+const LOWEST = -3.4e38;
+
+fn is_not_finite(x: vec4<f32>) -> vec4<bool> {
+    return (bitcast<vec4<u32>>(x) & vec4<u32>(0x7f800000u)) == vec4<u32>(0x7f800000u);
+}
 
 // As large an integer as its number, among those of others.
 fn key_of(x: f32) -> u32 {
@@ -53,17 +58,21 @@ fn exponential(hash: u32) -> f32 {
     return select(-accurate_log(max(1.0 - v, 2.9802322e-8)), near, v < 0.015625);
 }
 
+// A quad of logits, the lowest number instead of those past the end.
+fn quad_at(base: u32, quad: u32) -> vec4<f32> {
+    let token = vec4<u32>(4u * quad) + vec4<u32>(0u, 1u, 2u, 3u);
+    return select(vec4<f32>(LOWEST), logits[base + quad], token < vec4<u32>(params.vocab));
+}
+
 // How many, or with what weight together, are no less than a key and than the least that stays.
 fn share(base: u32, thread: u32, key: u32, least: u32, highest: f32, inverse: f32) -> f32 {
     var sum = 0.0;
-    // Four at a time: software GPUs end a shader's loops after 65,535 turns of all together.
-    for (var first = thread; first < params.vocab; first += 4u * THREADS) {
+    for (var quad = thread; quad < (params.vocab + 3u) / 4u; quad += THREADS) {
+        let x = quad_at(base, quad);
         //#unroll e 4
-            let i_$e = first + $eu * THREADS;
-            let x_$e = logits[base + min(i_$e, params.vocab - 1u)];
-            let own_$e = key_of(x_$e);
-            let weight_$e = select(exp((x_$e - highest) * inverse), 1.0, inverse == 0.0);
-            sum += select(0.0, weight_$e, i_$e < params.vocab && own_$e >= key && own_$e >= least);
+            let own_$e = key_of(x[$e]);
+            let weight_$e = select(exp((x[$e] - highest) * inverse), 1.0, inverse == 0.0);
+            sum += select(0.0, weight_$e, own_$e >= key && own_$e >= least && 4u * quad + $eu < params.vocab);
         //#end
     }
     return reduce_sum(sum, thread);
@@ -73,56 +82,66 @@ fn share(base: u32, thread: u32, key: u32, least: u32, highest: f32, inverse: f3
 fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
     let m = place.x;
     let choice = choices[m];
-    let base = m * params.stride;
+    let base = m * (params.stride / 4u);
     let thread = local.x;
+    let quads = (params.vocab + 3u) / 4u;
     let seen_at = places[m] * params.words;
+    // What a choice does not need are loops of no turns: software GPUs compute both sides of an if.
+    let sampled = choice.inverse > 0.0;
     var wrong = 0.0;
-    var highest = -3.4e38;
-    for (var i = thread; i < params.vocab; i += THREADS) {
-        var x = logits[base + i];
-        let bits = bitcast<u32>(x);
-        wrong = select(wrong, 1.0, (bits & 0x7f800000u) == 0x7f800000u);
-        let is_seen = ((seen[seen_at + i / 32u] >> (i % 32u)) & 1u) != 0u && choice.penalty != 1.0;
-        x = select(x, select(x / choice.penalty, x * choice.penalty, x < 0.0), is_seen);
-        logits[base + i] = x;
-        highest = max(highest, x);
+    for (var quad = select(quads, thread, choice.penalty != 1.0); quad < quads; quad += THREADS) {
+        let x = quad_at(base, quad);
+        wrong = select(wrong, 1.0, any(is_not_finite(x)));
+        let bits = seen[seen_at + quad / 8u] >> (4u * (quad % 8u));
+        let is_seen = ((vec4<u32>(bits) >> vec4<u32>(0u, 1u, 2u, 3u)) & vec4<u32>(1u)) != vec4<u32>(0u);
+        let less_likely = select(x / choice.penalty, x * choice.penalty, x < vec4<f32>(0.0));
+        logits[base + quad] = select(x, clamp(less_likely, vec4<f32>(LOWEST), vec4<f32>(-LOWEST)), is_seen);
+    }
+    var best = LOWEST;
+    var own_token = 0u;
+    for (var quad = thread; quad < quads; quad += THREADS) {
+        let x = quad_at(base, quad);
+        wrong = select(wrong, 1.0, any(is_not_finite(x)));
+        //#unroll e 4
+            own_token = select(own_token, 4u * quad + $eu, x[$e] > best);
+            best = max(best, x[$e]);
+        //#end
     }
     wrong = reduce_max(wrong, thread);
-    highest = reduce_max(highest, thread);
+    let highest = reduce_max(best, thread);
     var least = 0u;
-    if (choice.inverse > 0.0 && choice.top_k > 0u && choice.top_k < params.vocab) {
-        var found = 0u;
-        for (var bit = 0u; bit < 32u; bit += 1u) {
-            let next = found | (0x80000000u >> bit);
-            let count = share(base, thread, next, 0u, highest, 0.0);
-            found = select(found, next, count >= f32(choice.top_k));
-        }
-        least = found;
+    var found = 0u;
+    let by_count = sampled && choice.top_k > 0u && choice.top_k < params.vocab;
+    for (var bit = select(32u, 0u, by_count); bit < 32u; bit += 1u) {
+        let next = found | (0x80000000u >> bit);
+        let count = share(base, thread, next, 0u, highest, 0.0);
+        found = select(found, next, count >= f32(choice.top_k));
     }
-    if (choice.inverse > 0.0 && choice.top_p < 1.0) {
-        let goal = choice.top_p * share(base, thread, least, least, highest, choice.inverse);
-        var found = 0u;
-        for (var bit = 0u; bit < 32u; bit += 1u) {
-            let next = found | (0x80000000u >> bit);
-            let weight = share(base, thread, next, least, highest, choice.inverse);
-            found = select(found, next, weight >= goal);
-        }
-        least = max(least, found);
+    least = found;
+    found = 0u;
+    var goal = 0.0;
+    // The first turn, of the least key, is for the weight of all.
+    for (var bit = select(33u, 0u, sampled && choice.top_p < 1.0); bit < 33u; bit += 1u) {
+        let next = select(found | (0x80000000u >> (max(bit, 1u) - 1u)), least, bit == 0u);
+        let weight = share(base, thread, next, least, highest, choice.inverse);
+        found = select(found, next, weight >= goal && bit > 0u);
+        goal = select(goal, choice.top_p * weight, bit == 0u);
     }
+    least = max(least, found);
     let text = mix_bits(mix_bits(choice.seed ^ mix_bits(choice.seed_high)) + choice.step);
-    var best = -3.4e38;
-    var own_token = 0u;
-    for (var i = thread; i < params.vocab; i += THREADS) {
-        let x = logits[base + i];
-        var score = x;
-        if (choice.inverse > 0.0) {
-            let scaled = (x - highest) * choice.inverse;
-            let stays = key_of(x) >= least && scaled >= choice.log_min_p;
-            let noise = accurate_log(exponential(mix_bits(text ^ mix_bits(i * 0x9e3779b9u))));
-            score = select(-3.4e38, scaled - noise, stays);
-        }
-        own_token = select(own_token, i, score > best);
-        best = max(best, score);
+    best = select(best, LOWEST, sampled);
+    own_token = select(own_token, 0u, sampled);
+    for (var quad = select(quads, thread, sampled); quad < quads; quad += THREADS) {
+        let x = quad_at(base, quad);
+        //#unroll e 4
+            let token_$e = 4u * quad + $eu;
+            let scaled_$e = (x[$e] - highest) * choice.inverse;
+            let stays_$e = key_of(x[$e]) >= least && scaled_$e >= choice.log_min_p && token_$e < params.vocab;
+            let noise_$e = accurate_log(exponential(mix_bits(text ^ mix_bits(token_$e * 0x9e3779b9u))));
+            let score_$e = select(LOWEST, scaled_$e - noise_$e, stays_$e);
+            own_token = select(own_token, token_$e, score_$e > best);
+            best = max(best, score_$e);
+        //#end
     }
     let largest = reduce_max(best, thread);
     // The first of those: token numbers are exact as float32 (limits.py).
