@@ -12,9 +12,8 @@ import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
-from qlora_wgpu.export.gguf.architectures import find_llama_cpp
-from qlora_wgpu.export.gguf.pairs import to_pairs
-from qlora_wgpu.export.gguf.tensors import parts_of
+from qlora_wgpu.export.gguf.architectures import find_llama_cpp, model_type_of
+from qlora_wgpu.export.gguf.parts import LayerParts
 from qlora_wgpu.families.family import ExpertSpec, find_family
 from qlora_wgpu.lora import AdapterConfig, load_adapter
 from qlora_wgpu.lora.names import AdaptedLayer, adapted_layers
@@ -43,17 +42,13 @@ def export_gguf(
     import gguf  # takes its time, for those alone who need it
 
     config = ModelFolder.without_weights(model).config
-    model_type = str(config.get("model_type"))
     architecture = find_family(config).read(config)
-    has_experts = bool(architecture.experts)
-    llama_cpp = find_llama_cpp(model_type, "adapters", has_experts=has_experts)
+    llama_cpp = find_llama_cpp(
+        model_type_of(config), "adapters", has_experts=bool(architecture.experts)
+    )
+    parts = LayerParts(architecture, llama_cpp)
     arch = gguf.MODEL_ARCH[llama_cpp.label]
     names = gguf.get_tensor_name_map(arch, architecture.num_layers)
-    text = config.get("text_config") or config
-    heads = {
-        "q_proj": int(text["num_attention_heads"]),
-        "k_proj": int(text.get("num_key_value_heads") or text["num_attention_heads"]),
-    }
     tensors, peft = load_adapter(adapter, in_turns=architecture.in_turns)
     if peft.use_dora:
         raise UnsupportedModelError(
@@ -90,15 +85,15 @@ def export_gguf(
     pairs = {layer.module: _scaled(layer, peft) for layer in adapted_layers(tensors)}
     count = len(pairs)
     stacked = _stacked(pairs, architecture.experts)
-    for module, (a, b) in _parts(stacked, has_experts).items():
-        gguf_name = names.get_name(f"{module}.weight", try_suffixes=(".weight",))
-        if gguf_name is None:
-            raise UnsupportedModelError(f"llama.cpp has no name for {module}")
-        leaf = module.rpartition(".")[2]
-        if llama_cpp.pairs and leaf in heads:
-            b = to_pairs(b, heads[leaf])
-        writer.add_tensor(f"{gguf_name}.lora_a", np.ascontiguousarray(a))
-        writer.add_tensor(f"{gguf_name}.lora_b", np.ascontiguousarray(b))
+    for module, (a, b) in stacked.items():
+        for part in parts.of(module, b.shape[-2]):
+            plain = part.module.replace(".language_model.", ".")
+            gguf_name = names.get_name(f"{plain}.weight", try_suffixes=(".weight",))
+            if gguf_name is None:
+                raise UnsupportedModelError(f"llama.cpp has no name for {part.module}")
+            a_part, b_part = part.by_columns(a), part.by_rows(b)
+            writer.add_tensor(f"{gguf_name}.lora_a", np.ascontiguousarray(a_part))
+            writer.add_tensor(f"{gguf_name}.lora_b", np.ascontiguousarray(b_part))
     _write(writer, path)
     return count
 
@@ -130,18 +125,6 @@ def _stacked(pairs: Mapping[str, Pair], experts: Sequence[ExpertSpec]) -> dict[s
         a, b = zip(*present, strict=True)
         stacked[stack.name] = np.stack(a), np.stack(b)
     return stacked
-
-
-def _parts(pairs: Mapping[str, Pair], has_experts: bool) -> dict[str, Pair]:
-    """The pairs by names that llama.cpp knows, each as many as there are tensors for it there."""
-    parts: dict[str, Pair] = {}
-    for module, (a, b) in pairs.items():
-        names = parts_of(module.replace(".language_model.", "."), has_experts)
-        for name, rows in zip(
-            names, np.split(b, len(names)) if len(names) > 1 else [b], strict=True
-        ):
-            parts[name] = a, rows
-    return parts
 
 
 def _write(writer: Any, path: Path) -> None:

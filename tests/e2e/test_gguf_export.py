@@ -15,7 +15,7 @@ from support.gguf_files import byte_vocabulary, random_weights, write_model
 from e2e.tiny import write_chats, write_weights
 from qlora_wgpu import QLoRAModel, QuantConfig
 from qlora_wgpu.data import Tokenizer
-from qlora_wgpu.export.gguf import tensors
+from qlora_wgpu.export.gguf import parts, tensors
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.lora import AdapterConfig, save_adapter
 
@@ -122,7 +122,7 @@ def test_the_base_as_it_was_trained(place) -> None:
 
 
 def test_a_file_that_computes_something_else_is_not_kept(place, monkeypatch) -> None:
-    monkeypatch.setattr(tensors, "to_pairs", lambda array, heads: array[::-1])
+    monkeypatch.setattr(parts, "to_pairs", lambda rows, heads: rows[::-1])
     done = run_here("export", "out", cwd=place)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "model.gguf is not kept, for it computes something else" in done.stderr
@@ -165,7 +165,7 @@ def test_an_interrupted_export_leaves_nothing(place, monkeypatch) -> None:
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tensors, "to_pairs", interrupted)
+    monkeypatch.setattr(tensors, "as_bytes", interrupted)
     assert run_here("export", "out", "--no-check", cwd=place).returncode not in (0, 1, 2)
     assert not list(place.glob("out/*gguf*"))
 

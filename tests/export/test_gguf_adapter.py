@@ -116,6 +116,7 @@ def test_gate_and_up_of_granite_4_are_two_tensors(tmp_path) -> None:
 
 CONFIGS = family_configs()
 CONFIGS["mistral3"] = {"model_type": "mistral3", "text_config": CONFIGS["ministral3"]}
+CONFIGS["qwen3_next"] |= {"mlp_only_layers": []}  # llama.cpp has it with experts alone
 
 
 @pytest.mark.parametrize("model_type", sorted(ARCHITECTURES))
@@ -131,3 +132,23 @@ def test_llama_cpp_has_a_name_for_every_layer(tmp_path, model_type) -> None:
     targets = sorted({spec.name.rpartition(".")[2] for spec in linears})
     save_adapter(tmp_path / "adapter", tensors, AdapterConfig(1, 1, 0.0, targets, False, "a/base"))
     assert export_gguf(tmp_path, tmp_path / "adapter", tmp_path / "a.gguf") == len(linears)
+
+
+def test_heads_of_delta_nets_have_llama_cpp_s_order(tmp_path) -> None:
+    """Two heads of values share a key: B of what makes them, and A of what reads them."""
+    config = CONFIGS["qwen3_5_text"]
+    outer = {"model_type": "qwen3_5", "text_config": config}  # with images: its text part
+    (tmp_path / "config.json").write_text(json.dumps(outer))
+    at, pairs = "base_model.model.model.layers.0.linear_attn", {}
+    for leaf, (rows, columns) in {"in_proj_b": (6, 72), "out_proj": (72, 144)}.items():
+        pairs[f"{at}.{leaf}.lora_A.weight"] = np.arange(columns, dtype=np.float32)[None]
+        pairs[f"{at}.{leaf}.lora_B.weight"] = np.arange(rows, dtype=np.float32)[:, None]
+    targets = AdapterConfig(1, 1, 0.0, ["in_proj_b", "out_proj"], False, "a/base")
+    save_adapter(tmp_path / "adapter", pairs, targets)
+    assert export_gguf(tmp_path, tmp_path / "adapter", tmp_path / "a.gguf") == 2
+    stored = {t.name: t.data for t in gguf.GGUFReader(tmp_path / "a.gguf").tensors}
+    order = [0, 2, 4, 1, 3, 5]
+    assert stored["blk.0.ssm_beta.weight.lora_b"][:, 0].tolist() == order
+    columns = [24 * head + i for head in order for i in range(24)]
+    assert stored["blk.0.ssm_out.weight.lora_a"][0].tolist() == columns
+    assert np.array_equal(stored["blk.0.ssm_out.weight.lora_b"][:, 0], np.arange(72))

@@ -68,6 +68,9 @@ CHANGES = {
                    "mlp_layer_types": None},
     "exaone4 windows": {"num_hidden_layers": 64, "layer_types": None, "head_dim": 12},
     "ministral3": {"sliding_window": None}, "lfm2": {"conv_bias": False},
+    "qwen3_5_text": {"attention_bias": False, "rms_norm_eps": 1e-6, "linear_key_head_dim": 24},
+    "qwen3_5_moe_text": {"linear_key_head_dim": 24},
+    "qwen3_next": {"mlp_only_layers": [], "linear_key_head_dim": 24},
 }  # fmt: skip
 ROPES = {
     "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0},
@@ -120,6 +123,16 @@ def written(place, name: str = "f32", **more):
     return merged, ModelFolder.open(path), made
 
 
+def kept(model_type: str, name: str, array: np.ndarray) -> np.ndarray:
+    """What float32 keeps of a tensor that the file has with something added, or its exponential."""
+    with_one = model_type.startswith(("gemma", "nemotron", "qwen3_5", "qwen3_next"))
+    if name.endswith("A_log"):
+        return np.log(np.exp(array))
+    if with_one and name.endswith("norm.weight") and "linear_attn" not in name:
+        return (array + np.float32(1)) - np.float32(1)
+    return array
+
+
 @pytest.mark.parametrize("model_type", CHANGES)
 def test_a_file_is_the_merged_model(tmp_path, model_type) -> None:
     config = changed(model_type)
@@ -132,9 +145,7 @@ def test_a_file_is_the_merged_model(tmp_path, model_type) -> None:
     names = set(merged.folder.names())
     assert names <= set(file.names())
     for name in names:
-        array = merged.float32(name)
-        if model_type.startswith(("gemma", "nemotron")) and name.endswith("norm.weight"):
-            array = (array + np.float32(1)) - np.float32(1)
+        array = kept(model_type, name, merged.float32(name))
         assert np.array_equal(file.float32(name), array), name
     assert any(merged.is_adapted(name) for name in names)
 
@@ -258,7 +269,10 @@ def test_a_file_as_the_base(tmp_path) -> None:
             assert field.types == old.fields[name].types, name
 
 
-@pytest.mark.parametrize("case", ["granitemoeshared", "ernie4_5_moe", "apertus", "stablelm heads"])
+@pytest.mark.parametrize(
+    "case",
+    ["granitemoeshared", "ernie4_5_moe", "apertus", "stablelm heads", "qwen3_5_text", "qwen3_next"],
+)
 def test_another_adapter_on_a_file(tmp_path, case) -> None:
     """The file of an exported model as the base of another adapter, which is merged into it."""
     place = folder_of(tmp_path, changed(case))
@@ -312,6 +326,11 @@ REFUSED = {
         "sliding_window": None, "rope_parameters": {
             "rope_type": "linear", "factor": 2.0, "rope_theta": 1e4, "llama_4_scaling_beta": 0.1,
             "original_max_position_embeddings": 16}}),
+    "a rms_norm_eps of 0.001 beside delta nets": ("qwen3_5_text", {"attention_bias": False}),
+    "a linear_key_head_dim of 16 and": ("qwen3_next", {"mlp_only_layers": []}),
+    "layers without experts beside": ("qwen3_next", {"linear_key_head_dim": 24}),
+    "a model of delta nets without any": ("qwen3_5_moe_text", {
+        "linear_key_head_dim": 24, "layer_types": ["full_attention"] * 2}),
     "layers with a window whose rotation": ("olmo3", {
         "num_hidden_layers": 4, "layer_types": None, "attention_bias": False}),
 }  # fmt: skip

@@ -2,133 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
 
-from qlora_wgpu.checkpoint.gguf import gemma, layer_norms, mixtures
+from qlora_wgpu.checkpoint.gguf import gemma, hybrids, layer_norms, mixtures
 from qlora_wgpu.checkpoint.gguf import more_architectures as more
 from qlora_wgpu.checkpoint.gguf import plain_architectures as plain
-from qlora_wgpu.checkpoint.gguf.file import GGUFFile
-from qlora_wgpu.checkpoint.gguf.keys import Keys
-from qlora_wgpu.checkpoint.gguf.rope import read_rope
-from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
-
-Config = dict[str, Any]
-EMBEDDING, HEAD = "token_embd.weight", "output.weight"
-_RMS = ("attention.layer_norm_rms_epsilon", "rms_norm_eps")
-_MEAN = "attention.layer_norm_epsilon"
-
-
-@dataclass(frozen=True)
-class GGUFArchitecture:
-    """An architecture.
-
-    Attributes:
-        model_type: config.json's name of it.
-        causal_class: transformers' class.
-        more: The keys that this architecture has beside what all have.
-        pairs: Whether q and k are stored for a rotation of neighbours instead of halves.
-        norm_offset: What was added to the norms' weights.
-        names: What its blocks' tensors are called in Hugging Face's files, where others differ.
-        outside: The same of tensors outside of blocks.
-        epsilon: The key of what norms add, and config.json's.
-        scalars: Keys without the architecture's name that tell a number of each layer, and what
-            these are called in Hugging Face's files, which hold them as tensors.
-        joined: Tensors that are one in Hugging Face's files: its name, and those of its halves.
-        some_attend: Whether layers without heads of keys do something else.
-    """
-
-    model_type: str
-    causal_class: str
-    more: Callable[[Keys, GGUFFile, Config], Config]
-    pairs: bool = False
-    norm_offset: float = 0.0
-    names: tuple[tuple[str, str], ...] = ()
-    outside: tuple[tuple[str, str], ...] = ()
-    epsilon: tuple[str, str] = _RMS
-    scalars: tuple[tuple[str, str], ...] = ()
-    joined: tuple[tuple[str, str, str], ...] = ()
-    some_attend: bool = False
-
-
-def read_config(file: GGUFFile) -> Config:
-    """What the model's config.json says.
-
-    Raises:
-        CheckpointError: If a key is missing or wrong.
-        UnsupportedModelError: If the architecture, or one of its keys, is not computed.
-    """
-    keys = Keys(file.metadata, file.path)
-    architecture = find_architecture(keys)
-    config = _common(keys, file, architecture)
-    config |= architecture.more(keys, file, config)
-    config = {"model_type": architecture.model_type, **config}
-    config.setdefault("architectures", [architecture.causal_class])
-    keys.refuse_the_rest()
-    return config
-
-
-def find_architecture(keys: Keys) -> GGUFArchitecture:
-    """The architecture that a file names.
-
-    Raises:
-        UnsupportedModelError: If it is none that is computed.
-    """
-    if keys.architecture not in ARCHITECTURES:
-        raise UnsupportedModelError(
-            f"{keys.where} has the architecture {keys.architecture[:80]!r}, of which GGUF files "
-            f"are not read (read: {', '.join(sorted(ARCHITECTURES))}): take the model's "
-            "safetensors version"
-        )
-    return ARCHITECTURES[keys.architecture]
-
-
-def _common(keys: Keys, file: GGUFFile, architecture: GGUFArchitecture) -> Config:
-    heads, hidden = keys.integer("attention.head_count"), keys.integer("embedding_length")
-    if not 0 < heads <= hidden:
-        raise CheckpointError(
-            f"{file.path}: {keys.architecture}.attention.head_count is {heads}, but "
-            f"embedding_length is {hidden}"
-        )
-    head_dim = keys.integer("attention.key_length", hidden // heads)
-    keys.refuse("attention.value_length", head_dim)
-    keys.refuse("attention.causal", True)
-    keys.ignore("vocab_size")  # the embedding tells
-    config = {
-        "vocab_size": file.tensor(EMBEDDING).place.shape[0],
-        "hidden_size": hidden,
-        "intermediate_size": keys.integer("feed_forward_length"),
-        "num_hidden_layers": keys.integer("block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": _key_heads(keys, heads, architecture),
-        "head_dim": head_dim,
-        "max_position_embeddings": keys.integer("context_length"),
-        architecture.epsilon[1]: keys.number(architecture.epsilon[0]),
-        "tie_word_embeddings": HEAD not in file,
-        **_token_ids(file),
-    }
-    return config | read_rope(keys, file, head_dim)
-
-
-def _key_heads(keys: Keys, heads: int, architecture: GGUFArchitecture) -> int:
-    """Heads of keys, of the layers that attend."""
-    if not architecture.some_attend:
-        count: int = keys.integer("attention.head_count_kv", heads)
-        return count
-    counts = set(keys.each("attention.head_count_kv", keys.integer("block_count"))) - {0}
-    if len(counts) != 1:
-        raise CheckpointError(
-            f"{keys.where}: {keys.architecture}.attention.head_count_kv must have one number "
-            f"beside 0, got {sorted(counts)}"
-        )
-    return int(counts.pop())
-
-
-def _token_ids(file: GGUFFile) -> Config:
-    ids = {name: file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
-    return {f"{name}_token_id": value for name, value in ids.items() if type(value) is int}
-
+from qlora_wgpu.checkpoint.gguf.architecture import MEAN, RMS, Arrange, GGUFArchitecture, More
 
 _POST_NORMS = (
     ("post_attention_norm", "post_attention_layernorm"),
@@ -167,6 +46,21 @@ _LFM2_NAMES = (
     ("shortconv.out_proj", "conv.out_proj"),
 )
 _LFM2_OUTSIDE = (("token_embd_norm", "model.embedding_norm"),)
+
+
+def _hybrid(model_type: str, causal_class: str, more: More, arrange: Arrange) -> GGUFArchitecture:
+    """An architecture whose layers are delta nets for the most part."""
+    return GGUFArchitecture(
+        model_type,
+        causal_class,
+        more,
+        norm_offset=1.0,
+        names=(*_POST_NORMS[:1], *mixtures.SHARED_NAMES, *hybrids.NAMES),
+        as_stored=("linear_attn.norm.weight",),
+        arrange=arrange,
+    )
+
+
 _GEMMA_NAMES = (("ffn_norm", "pre_feedforward_layernorm"), *_POST_NORMS)
 ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     "llama": GGUFArchitecture("llama", "LlamaForCausalLM", plain.llama, pairs=True),
@@ -207,7 +101,7 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         mixtures.lfm2_moe,
         names=(*_LFM2_NAMES, ("exp_probs_b", "feed_forward.expert_bias")),
         outside=_LFM2_OUTSIDE,
-        epsilon=(_RMS[0], "norm_eps"),
+        epsilon=(RMS[0], "norm_eps"),
         some_attend=True,
     ),
     "glm4moe": GGUFArchitecture(
@@ -225,6 +119,11 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         "ExaoneMoeForCausalLM",
         mixtures.exaone_moe,
         names=(*_SHARED_EXPERTS, ("exp_probs_b", "mlp.e_score_correction_bias")),
+    ),
+    "qwen3next": _hybrid("qwen3_next", "Qwen3NextForCausalLM", hybrids.qwen3_next, hybrids.grouped),
+    "qwen35": _hybrid("qwen3_5_text", "Qwen3_5ForCausalLM", hybrids.qwen3_5, hybrids.tiled),
+    "qwen35moe": _hybrid(
+        "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", hybrids.qwen3_5_moe, hybrids.tiled
     ),
     "gemma": GGUFArchitecture("gemma", "GemmaForCausalLM", gemma.gemma, norm_offset=1.0),
     "gemma2": GGUFArchitecture(
@@ -256,27 +155,27 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
             ("attn_q_norm", "self_attn.q_layernorm.norms.*"),
             ("attn_k_norm", "self_attn.k_layernorm.norms.*"),
         ),
-        epsilon=(_MEAN, "layer_norm_eps"),
+        epsilon=(MEAN, "layer_norm_eps"),
     ),
     "starcoder2": GGUFArchitecture(
         "starcoder2",
         "Starcoder2ForCausalLM",
         layer_norms.starcoder2,
         names=(("ffn_up", "mlp.c_fc"), ("ffn_down", "mlp.c_proj")),
-        epsilon=(_MEAN, "norm_epsilon"),
+        epsilon=(MEAN, "norm_epsilon"),
     ),
     "nemotron": GGUFArchitecture(
         "nemotron",
         "NemotronForCausalLM",
         layer_norms.nemotron,
         norm_offset=1.0,
-        epsilon=(_MEAN, "norm_eps"),
+        epsilon=(MEAN, "norm_eps"),
     ),
     "command-r": GGUFArchitecture(
-        "cohere", "CohereForCausalLM", layer_norms.cohere, epsilon=(_MEAN, "layer_norm_eps")
+        "cohere", "CohereForCausalLM", layer_norms.cohere, epsilon=(MEAN, "layer_norm_eps")
     ),
     "cohere2": GGUFArchitecture(
-        "cohere2", "Cohere2ForCausalLM", layer_norms.cohere2, epsilon=(_MEAN, "layer_norm_eps")
+        "cohere2", "Cohere2ForCausalLM", layer_norms.cohere2, epsilon=(MEAN, "layer_norm_eps")
     ),
     "mistral3": GGUFArchitecture("ministral3", "Ministral3ForCausalLM", more.mistral3, pairs=True),
     "apertus": GGUFArchitecture(
@@ -292,7 +191,7 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         more.lfm2,
         names=_LFM2_NAMES,
         outside=_LFM2_OUTSIDE,
-        epsilon=(_RMS[0], "norm_eps"),
+        epsilon=(RMS[0], "norm_eps"),
         some_attend=True,
     ),
     "smollm3": GGUFArchitecture("smollm3", "SmolLM3ForCausalLM", plain.smollm3, pairs=True),

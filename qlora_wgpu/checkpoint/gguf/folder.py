@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.checkpoint.expert_stacks import IN_TURNS
-from qlora_wgpu.checkpoint.gguf.architectures import find_architecture, read_config
+from qlora_wgpu.checkpoint.gguf.configs import find_architecture, read_config
 from qlora_wgpu.checkpoint.gguf.element_types import QUANTIZED
 from qlora_wgpu.checkpoint.gguf.file import GGUFFile
 from qlora_wgpu.checkpoint.gguf.keys import Keys
@@ -127,7 +127,7 @@ class GGUFFolder(ModelFolder):
         """
         weights = self._known(name)
         shape = weights.shape(name)
-        if weights.dtype(name) not in GGML_FORMATS or len(shape) != 2:
+        if self.weight_format(name) is None:
             return None
         rows = np.ascontiguousarray(weights.rows(name)).reshape(-1)
         where = f"{self.path}: {name}"
@@ -135,8 +135,10 @@ class GGUFFolder(ModelFolder):
 
     def weight_format(self, name: str) -> WeightFormat | None:
         """The format of ``quantized(name)``, without reading it."""
-        stored = GGML_FORMATS.get(self._known(name).dtype(name))
-        return None if stored is None or len(self.shape(name)) != 2 else stored.form
+        weights = self._known(name)
+        stored = GGML_FORMATS.get(weights.dtype(name))
+        is_matrix = len(weights.shape(name)) == 2 and weights.keeps_bits(name)
+        return stored.form if stored is not None and is_matrix else None
 
     def holds_quantized(self, name: str) -> bool:
         """Whether a weight is there and quantized."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from qlora_wgpu.checkpoint.gguf.architectures import ERNIE_CORRECTION, GGUFArchitecture
+from qlora_wgpu.checkpoint.gguf.architecture import GGUFArchitecture
+from qlora_wgpu.checkpoint.gguf.architectures import ERNIE_CORRECTION
 from qlora_wgpu.checkpoint.gguf.file import GGUFFile
 from qlora_wgpu.checkpoint.gguf.keys import Keys
 from qlora_wgpu.checkpoint.gguf.mixtures import SPARE
+from qlora_wgpu.checkpoint.gguf.placement import Placement
 from qlora_wgpu.checkpoint.gguf.rope import ROPE_TENSORS
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError, brief
 
@@ -19,7 +21,8 @@ _OUTSIDE = {
     "output_norm": "model.norm",
     "output": "lm_head",
 }
-_BLOCK = re.compile(r"blk\.([0-9]{1,5})\.([a-z0-9_]+(?:\.[a-z0-9_]+)?)\.(weight|bias)")
+_BLOCK = re.compile(r"blk\.([0-9]{1,5})\.([a-z0-9_]+(?:\.[a-z0-9_]+)?)\.(weight|bias|scale)")
+_BARE = "ssm_a"  # which files have without such an ending
 _LEAVES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -42,9 +45,9 @@ _STACKS = {
     "ffn_down_exps": ("down_proj",),
     "ffn_gate_up_exps": ("gate_proj", "up_proj"),
 }
-_CONVOLUTIONS = ("conv.conv",)  # which have an axis of one there
+_CONVOLUTIONS = ("conv.conv", "linear_attn.conv1d")  # which have an axis of one there
 _SCALARS = {"mlp.act_fn.alpha_p": (1,), "mlp.act_fn.alpha_n": (1,)}
-_SINKS = "self_attn.sinks"
+_ITSELF = ("self_attn.sinks", "linear_attn.A_log")
 _ROUTERS = {
     "mixtral": "block_sparse_moe.gate",
     "granitemoe": "block_sparse_moe.router.layer",
@@ -56,37 +59,6 @@ _NUMBERED = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 _HAS_NUMBERED = ("mixtral", "lfm2_moe")
 # Tables that follow from the keys, which old files hold as well.
 _REPEATED = re.compile(r"(blk\.[0-9]+\.)?(attn_rot_embd|rope_freqs)\.weight")
-
-
-@dataclass(frozen=True)
-class Placement:
-    """A tensor, or some rows of one.
-
-    Attributes:
-        stored: The name of the file's tensor.
-        shape: The dimensions of what is meant here.
-        first_row: The first of its rows among those of the file's.
-        heads: As many heads' rows are stored for a rotation of neighbours; 0 for none.
-        offset: What was added to the weights.
-        then: What has the rows that follow, of the same type; ``shape`` has them, too.
-    """
-
-    stored: str
-    shape: tuple[int, ...]
-    first_row: int = 0
-    heads: int = 0
-    offset: float = 0.0
-    then: Placement | None = None
-
-    @property
-    def parts(self) -> Iterator[tuple[Placement, slice]]:
-        """The parts, and which rows are theirs."""
-        if self.then is None:
-            yield self, slice(None)
-            return
-        rows = self.shape[0] - self.then.shape[0]
-        yield replace(self, shape=(rows, *self.shape[1:]), then=None), slice(0, rows)
-        yield self.then, slice(rows, None)
 
 
 def placements(
@@ -110,6 +82,7 @@ def placements(
         for name, placement in _of_tensor(file, stored, architecture, config):
             found[name] = placement
     _join(found, file, architecture)
+    architecture.arrange(found, file, config)
     return found | dict(_scalars(file, architecture, config["num_hidden_layers"]))
 
 
@@ -154,20 +127,20 @@ def _of_tensor(
         name = f"{module}.{stored.rpartition('.')[2]}"
         yield name, Placement(stored, shape, offset=_offset(name, architecture))
         return
-    block = _BLOCK.fullmatch(stored)
+    block = _BLOCK.fullmatch(f"{stored}.weight" if stored.endswith(f".{_BARE}") else stored)
     if _is_spare(file, stored, config["num_hidden_layers"]):
         return
     if block is not None and block[2] in _STACKS:
         yield from _experts(file, stored, int(block[1]), _STACKS[block[2]], config)
         return
-    leaf = None if block is None else (_LEAVES | dict(architecture.names)).get(block[2])
+    leaf = None if block is None else _leaf(block, _LEAVES | dict(architecture.names))
     if block is None or leaf is None:
         raise UnsupportedModelError(
             f"{file.path} holds the tensor {brief(stored)}, which is not computed for the "
             f"architecture {config['model_type']}: take the model's safetensors version"
         )
     leaf = _ROUTERS.get(config["model_type"], leaf) if leaf == "mlp.gate" else leaf
-    is_itself = leaf == _SINKS or leaf.endswith("_bias")  # a parameter, where others are modules
+    is_itself = leaf in _ITSELF or leaf.endswith("_bias")  # a parameter, where others are modules
     name = f"model.layers.{int(block[1])}.{leaf}" + ("" if is_itself else f".{block[3]}")
     heads = _heads(leaf, config) if architecture.pairs else 0
     if heads and (shape[0] % (2 * heads)):
@@ -181,6 +154,11 @@ def _of_tensor(
     shape = (shape[0], 1, shape[1]) if leaf in _CONVOLUTIONS else shape
     shape = (1, *shape) if leaf == ERNIE_CORRECTION else shape
     yield name, Placement(stored, shape, heads=heads, offset=_offset(name, architecture))
+
+
+def _leaf(block: re.Match[str], names: Mapping[str, str]) -> str | None:
+    """What a tensor is called within its layer; a factor has a name of its own."""
+    return names.get(f"{block[2]}.scale" if block[3] == "scale" else block[2])
 
 
 def _is_spare(file: GGUFFile, stored: str, layers: int) -> bool:
@@ -200,7 +178,8 @@ def _heads(leaf: str, config: dict[str, Any]) -> int:
 
 
 def _offset(name: str, architecture: GGUFArchitecture) -> float:
-    return architecture.norm_offset if name.endswith("norm.weight") else 0.0
+    is_offset = name.endswith("norm.weight") and not name.endswith(architecture.as_stored)
+    return architecture.norm_offset if is_offset else 0.0
 
 
 def _experts(

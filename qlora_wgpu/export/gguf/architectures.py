@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from qlora_wgpu.errors import UnsupportedModelError
 
@@ -37,6 +38,7 @@ class LlamaCpp:
     scalings: tuple[str, ...] = ()
 
 
+_TEXT_PARTS = {"gemma3": "gemma3_text"}  # whose text part may leave its name out
 _QKV = ("q_proj", "k_proj", "v_proj")
 _ALL = (*_QKV, "o_proj", "gate_proj", "up_proj", "down_proj")
 _FACTORS = ("llama3", "longrope")
@@ -81,6 +83,9 @@ ARCHITECTURES = {
     "nemotron": LlamaCpp("NEMOTRON", head="own", is_square=True, biases=_ALL, activation="relu2"),
     "apertus": LlamaCpp("APERTUS", scalings=_FACTORS),
     "lfm2": LlamaCpp("LFM2"),
+    "qwen3_next": LlamaCpp("QWEN3NEXT", biases=()),
+    "qwen3_5_text": LlamaCpp("QWEN35", biases=()),
+    "qwen3_5_moe_text": LlamaCpp("QWEN35MOE", biases=()),
     "granitemoe": LlamaCpp("GRANITE_MOE", pairs=True, biases=(), scalings=_FACTORS),
     "granitemoeshared": LlamaCpp("GRANITE_MOE", pairs=True, biases=(), scalings=_FACTORS),
     "hunyuan_v1_moe": LlamaCpp("HUNYUAN_MOE", biases=()),
@@ -90,6 +95,14 @@ ARCHITECTURES = {
     ),  # where it is dense
 }
 """By config.json's ``model_type``: those of which adapters are exported."""
+
+
+def model_type_of(config: Mapping[str, Any]) -> str:
+    """config.json's name of the model, of one with images that of its text part."""
+    outer = str(config.get("model_type"))
+    text = config.get("text_config")
+    inner = text.get("model_type") if isinstance(text, Mapping) else None
+    return str(inner) if inner is not None else _TEXT_PARTS.get(outer, outer)
 
 
 def find_llama_cpp(model_type: str, what: str, *, has_experts: bool) -> LlamaCpp:

@@ -11,17 +11,15 @@ import numpy.typing as npt
 from qlora_wgpu.checkpoint.gguf.element_types import ElementType
 from qlora_wgpu.checkpoint.gguf.file import StoredTensor
 from qlora_wgpu.checkpoint.gguf.folder import GGUFFolder
-from qlora_wgpu.checkpoint.gguf.names import Placement
+from qlora_wgpu.checkpoint.gguf.placement import Placement
 from qlora_wgpu.export.gguf.element_types import as_bytes, type_within
-from qlora_wgpu.export.gguf.pairs import to_pairs
 from qlora_wgpu.export.gguf.tensors import FileTensor
 from qlora_wgpu.export.merged_weights import MergedWeights
 
 # How a file was split, and how it was quantized, is not so of the new one.
 _LEFT_OUT = ("split.", "quantize.", "general.architecture")
 _HEAD = "output.weight"
-_Rows = tuple[str, Placement, slice]  # a tensor, where some of its rows lie, and which
-_Parts = tuple[Callable[[], Iterator[npt.NDArray[np.uint8]]], ...]
+_Source = tuple[str, Placement, int]  # a tensor, where it lies, and which of its parts
 
 
 def carried_keys(folder: GGUFFolder) -> dict[str, Any]:
@@ -40,10 +38,10 @@ def carried_tensors(
         folder: The base.
         wanted: What tensors that are changed are stored as.
     """
-    parts: dict[str, list[_Rows]] = {}
+    parts: dict[str, list[_Source]] = {}
     for name, placement in folder.placements.items():
-        for part, rows in placement.parts:
-            parts.setdefault(part.stored, []).append((name, part, rows))
+        for i, leaf in enumerate(placement.leaves):
+            parts.setdefault(leaf.stored, []).append((name, placement, i))
     return tuple(
         _changed(merged, folder, stored, parts[stored], wanted)
         if any(merged.is_adapted(name) for name, _, _ in parts.get(stored, ()))
@@ -64,24 +62,15 @@ def _changed(
     merged: MergedWeights,
     folder: GGUFFolder,
     stored: str,
-    sources: list[_Rows],
+    sources: list[_Source],
     wanted: ElementType,
 ) -> FileTensor:
     shape = folder.file.tensor(stored).place.shape
     kind = type_within(wanted, shape, is_head=stored == _HEAD)
-    ordered = sorted(sources, key=lambda source: source[1].first_row)
+    ordered = sorted(sources, key=lambda source: source[1].leaves[source[2]].first_row)
 
-    def part(source: _Rows) -> Callable[[], Iterator[npt.NDArray[np.uint8]]]:
-        return lambda: as_bytes(_as_stored(merged, *source), kind, stored)
+    def part(source: _Source) -> Callable[[], Iterator[npt.NDArray[np.uint8]]]:
+        name, placement, i = source
+        return lambda: as_bytes(placement.as_stored(merged.float32(name))[i], kind, stored)
 
     return FileTensor(stored, shape, kind, tuple(map(part, ordered)))
-
-
-def _as_stored(
-    merged: MergedWeights, name: str, placement: Placement, rows: slice
-) -> npt.NDArray[np.float32]:
-    """Some rows of a tensor, and what was added to it, as the file has them."""
-    array = merged.float32(name)[rows]
-    if placement.offset:
-        array = array + np.float32(placement.offset)
-    return to_pairs(array, placement.heads)

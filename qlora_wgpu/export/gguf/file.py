@@ -85,8 +85,8 @@ def _add(writer: Any, key: str, value: Any) -> None:
     import gguf
 
     if isinstance(value, np.ndarray):
-        name = f"{_ARRAYS[value.dtype.kind]}{8 * value.dtype.itemsize}"
-        name = "BOOL" if value.dtype.kind == "b" else name
+        width = 8 * value.dtype.itemsize
+        name = "BOOL" if value.dtype.kind == "b" else f"{_ARRAYS[value.dtype.kind]}{width}"
         array, kind = gguf.GGUFValueType.ARRAY, gguf.GGUFValueType[name]
         writer.add_key_value(key, value.tolist(), array, sub_type=kind)
     elif isinstance(value, bool):

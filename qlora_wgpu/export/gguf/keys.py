@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from qlora_wgpu.export.gguf import mixtures
+from qlora_wgpu.export.gguf import hybrids, mixtures
 from qlora_wgpu.export.gguf.architectures import LlamaCpp
 from qlora_wgpu.export.gguf.convolutions import convolving
 from qlora_wgpu.export.gguf.model_keys import ModelKeys
@@ -196,5 +196,8 @@ OTHERS: dict[str, Callable[[ModelKeys], None]] = {
     "apertus": _apertus,
     "ministral3": _ministral3,
     "lfm2": _lfm2,
+    "qwen3_next": hybrids.qwen3_next,
+    "qwen3_5_text": hybrids.qwen3_5,
+    "qwen3_5_moe_text": hybrids.qwen3_5_moe,
 }
 """By model type, for those that have keys of their own."""

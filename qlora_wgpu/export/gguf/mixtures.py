@@ -34,8 +34,13 @@ def olmoe(keys: ModelKeys) -> None:
 
 def qwen2_moe(keys: ModelKeys) -> None:
     """Qwen 1.5 and 2, with an expert that every token meets."""
+    qwen_shared(keys, normalized=False)
+
+
+def qwen_shared(keys: ModelKeys, *, normalized: bool = True) -> None:
+    """With an expert that every token meets, by a gate."""
     check_scales(keys)
-    experts = _expert_counts(keys, normalized=False)
+    experts = _expert_counts(keys, normalized=normalized)
     assert experts.shared is not None
     shared = experts.shared.mlp.dimensions.intermediate_size
     keys.values["expert_feed_forward_length"] = experts.intermediate_size

@@ -10,7 +10,7 @@ from typing import Any
 from qlora_wgpu.checkpoint.gguf.architectures import ARCHITECTURES as READ
 from qlora_wgpu.checkpoint.gguf.folder import GGUFFolder
 from qlora_wgpu.errors import UnsupportedModelError
-from qlora_wgpu.export.gguf.architectures import find_llama_cpp
+from qlora_wgpu.export.gguf.architectures import find_llama_cpp, model_type_of
 from qlora_wgpu.export.gguf.carried import carried_keys, carried_tensors
 from qlora_wgpu.export.gguf.element_types import BF16, F16, F32, FILE_TYPES, FileType
 from qlora_wgpu.export.gguf.file import write_file
@@ -93,7 +93,7 @@ def gguf_model(
         keys = carried_keys(folder) | own
         tensors = carried_tensors(merged, folder, file_type.kind)
         return GGUFModel(folder.file.metadata["general.architecture"], keys, tensors, file_type)
-    model_type, decoder = _model_type(folder.config), merged.architecture.config
+    model_type, decoder = model_type_of(folder.config), merged.architecture.config
     llama_cpp = find_llama_cpp(model_type, "models", has_experts=bool(merged.architecture.experts))
     import gguf  # takes its time, for those alone who need it
 
@@ -135,11 +135,3 @@ def own_type(merged: MergedWeights) -> FileType:
     kinds = {kind.name: kind for kind in (F32, F16, BF16)}
     kind = kinds.get(folder.float_dtype(name), BF16)
     return FILE_TYPES[kind.name.lower()]
-
-
-def _model_type(config: Mapping[str, Any]) -> str:
-    """config.json's name of the model, of one with images that of its text part."""
-    outer = str(config.get("model_type"))
-    text = config.get("text_config")
-    inner = text.get("model_type") if isinstance(text, Mapping) else None
-    return str(inner) if inner is not None else {"gemma3": "gemma3_text"}.get(outer, outer)

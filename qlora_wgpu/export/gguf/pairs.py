@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeVar
+
 import numpy as np
 import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float32]
+Number = TypeVar("Number", bound="np.generic[Any]")
 
 
-def to_pairs(array: FloatArray, heads: int) -> FloatArray:
+def to_pairs(array: npt.NDArray[Number], heads: int) -> npt.NDArray[Number]:
     """Rows of each head, from halves that rotate together to neighbours.
 
     Args:
-        array: (rows, ...), a matrix or a bias.
+        array: (rows, ...), a matrix, a bias or the numbers of rows.
         heads: How many heads the rows are of; 0 where their order stays.
     """
     if not heads:

@@ -12,7 +12,7 @@ from qlora_wgpu.checkpoint.gguf.element_types import ElementType
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.export.gguf.architectures import LlamaCpp
 from qlora_wgpu.export.gguf.element_types import F32, as_bytes, type_within
-from qlora_wgpu.export.gguf.pairs import to_pairs
+from qlora_wgpu.export.gguf.parts import LayerParts
 from qlora_wgpu.export.merged_weights import MergedWeights
 from qlora_wgpu.families.family import Architecture, stored_parts
 from qlora_wgpu.model.weight_names import stored_embedding
@@ -23,36 +23,6 @@ _SINKS = "self_attn.sinks"  # a parameter itself, where all others are modules' 
 _OF_KEYS = ".mlp.act_fn."  # xIELU's scalars, of which keys tell
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 _CORRECTIONS, _BIAS_OF_EXPERTS = "e_score_correction_bias", "feed_forward.expert_bias"
-# One layer here that is two of llama.cpp's, or is called otherwise there.
-_PARTS = {
-    "shared_mlp.input_linear": ("mlp.gate_proj", "mlp.up_proj"),
-    "shared_mlp.output_linear": ("mlp.down_proj",),
-    **{
-        f"block_sparse_moe.experts.{leaf}_proj": (f"mlp.experts.{leaf}_proj",)
-        for leaf in ("gate", "up", "down")
-    },
-    "feed_forward.experts.w1": ("feed_forward.experts.gate_proj",),
-    "feed_forward.experts.w3": ("feed_forward.experts.up_proj",),
-    "feed_forward.experts.w2": ("feed_forward.experts.down_proj",),
-}
-_BESIDE_EXPERTS = {
-    "shared_mlp.input_linear": ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
-    "shared_mlp.output_linear": ("mlp.shared_experts.down_proj",),
-}
-
-
-def parts_of(module: str, has_experts: bool) -> list[str]:
-    """A layer's parts by names that llama.cpp knows: its rows, one after the other.
-
-    Args:
-        module: The layer.
-        has_experts: Whether the model has experts.
-    """
-    names = _PARTS | _BESIDE_EXPERTS if has_experts else _PARTS
-    own = next((leaf for leaf in names if module.endswith(leaf)), None)
-    if own is None:
-        return [module]
-    return [module.removesuffix(own) + leaf for leaf in names[own]]
 
 
 @dataclass(frozen=True)
@@ -110,8 +80,7 @@ class _Tensors:
         self._architecture: Architecture = merged.architecture
         arch = gguf.MODEL_ARCH[llama_cpp.label]
         self._names = gguf.get_tensor_name_map(arch, self._architecture.num_layers)
-        self._has_experts = bool(self._architecture.experts)
-        self._sizes = self._architecture.config.dimensions
+        self._parts = LayerParts(self._architecture, llama_cpp)
 
     def ends(self) -> Iterator[FileTensor]:
         """The embedding and the head."""
@@ -140,27 +109,27 @@ class _Tensors:
             if _OF_KEYS not in name:
                 parts = [part for part, _ in stored_parts(name, shape)]
                 offset = architecture.offset_of(name)
-                reads = [self._reader(part, offset=offset) for part in parts]
-                yield _made(self._named(name.replace(".norms.*", "")), _squeezed(shape), F32, reads)
+                called, change = self._parts.small(name)
+                reads = [self._reader(part, change=change, offset=offset) for part in parts]
+                called = self._named(called.replace(".norms.*", ""))
+                yield _made(called, _squeezed(shape), F32, reads)
         for name, router in architecture.routers.items():
             yield self._small(name, router, self._reader(name))
         for spec in architecture.linears:
-            if spec.bias:
-                read = self._reader(f"{spec.name}.bias", heads=self._heads(spec.name))
-                yield self._small(f"{spec.name}.bias", (spec.out_features,), read)
+            for part in self._parts.of(spec.name, spec.out_features) if spec.bias else ():
+                shape = part.shape(spec.out_features, 1)[:1]
+                read = self._reader(f"{spec.name}.bias", change=part.by_rows)
+                yield self._small(f"{part.module}.bias", shape, read)
 
     def linears(self) -> Iterator[FileTensor]:
         """Matrices that are no experts'."""
         for spec in self._architecture.linears:
-            for module, rows in _split(spec.name, spec.out_features, self._has_experts):
-                shape = rows.stop - rows.start, spec.in_features
-                yield self._matrix(
-                    self._named(f"{module}.weight"),
-                    shape,
-                    f"{spec.name}.weight",
-                    rows=rows,
-                    heads=self._heads(spec.name),
-                )
+            for part in self._parts.of(spec.name, spec.out_features):
+                name = self._named(f"{part.module}.weight")
+                shape = part.shape(spec.out_features, spec.in_features)
+                kind = type_within(self._wanted, shape, is_head=False)
+                read = self._reader(f"{spec.name}.weight", change=part.of)
+                yield _made(name, shape, kind, [read])
 
     def experts(self) -> Iterator[FileTensor]:
         """Stacks of experts, one after the other in the file, never together in memory."""
@@ -168,49 +137,37 @@ class _Tensors:
             shape = stack.experts, stack.out_features, stack.in_features
             reads = [self._reader(f"{spec.name}.weight") for spec in stack.linears]
             kind = type_within(self._wanted, shape, is_head=False)
-            [(module, _)] = _split(stack.name, stack.out_features, True)
-            yield _made(self._named(f"{module}.weight"), shape, kind, reads)
+            [part] = self._parts.of(stack.name, stack.out_features)
+            yield _made(self._named(f"{part.module}.weight"), shape, kind, reads)
             if stack.bias:
-                name = self._named(f"{module}.bias")
+                name = self._named(f"{part.module}.bias")
                 reads = [self._reader(f"{spec.name}.bias") for spec in stack.linears]
                 yield _made(name, shape[:2], F32, reads)
 
     def _matrix(
-        self,
-        name: str,
-        shape: tuple[int, int],
-        source: str,
-        *,
-        rows: slice = slice(None),
-        heads: int = 0,
-        is_head: bool = False,
+        self, name: str, shape: tuple[int, int], source: str, *, is_head: bool
     ) -> FileTensor:
         kind = type_within(self._wanted, shape, is_head=is_head)
-        return _made(name, shape, kind, [self._reader(source, rows=rows, heads=heads)])
+        return _made(name, shape, kind, [self._reader(source)])
 
     def _small(self, source: str, shape: tuple[int, ...], read: Read) -> FileTensor:
         return _made(self._named(source), shape, F32, [read])
 
     def _reader(
-        self, name: str, *, rows: slice = slice(None), heads: int = 0, offset: float = 0.0
+        self,
+        name: str,
+        *,
+        change: Callable[[FloatArray], FloatArray] | None = None,
+        offset: float = 0.0,
     ) -> Read:
-        """Reads a tensor when it is written: some rows, in pairs, with something added."""
+        """Reads a tensor when it is written, changed, and with something added."""
 
         def read() -> FloatArray:
             array = self._merged.float32(self._merged.stored_name(name))
-            array = to_pairs(array[rows] if array.ndim else array, heads)
+            array = array if change is None else change(array)
             return array + np.float32(offset) if offset else array
 
         return read
-
-    def _heads(self, module: str) -> int:
-        """How many heads' rows are stored as pairs; 0 for none."""
-        if not self._llama_cpp.pairs:
-            return 0
-        sizes = self._sizes
-        heads = {"q_proj": sizes.num_attention_heads, "k_proj": sizes.num_key_value_heads}
-        count: int = heads.get(module.rpartition(".")[2], 0)
-        return count
 
     def _named(self, name: str) -> str:
         """llama.cpp's name of a tensor.
@@ -230,14 +187,6 @@ class _Tensors:
                 "(qlora-wgpu merge)"
             )
         return f"{found}.weight" if plain.endswith(_SINKS) else found
-
-
-def _split(module: str, rows: int, has_experts: bool) -> Iterator[tuple[str, slice]]:
-    """A layer by the names that llama.cpp knows, and which of its rows each of them has."""
-    names = parts_of(module, has_experts)
-    count = rows // len(names)
-    for i, name in enumerate(names):
-        yield name, slice(i * count, (i + 1) * count)
 
 
 def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:

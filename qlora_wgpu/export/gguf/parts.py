@@ -1,0 +1,162 @@
+"""Which tensors of the file a layer's weight becomes, and how its rows and columns lie in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.checkpoint.gguf.delta_orders import (
+    Heads,
+    grouped_orders,
+    qkv_order,
+    tiled_order,
+)
+from qlora_wgpu.export.gguf.architectures import LlamaCpp
+from qlora_wgpu.export.gguf.pairs import to_pairs
+from qlora_wgpu.families.family import Architecture
+from qlora_wgpu.families.gated_delta_net import GatedDeltaNet
+
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
+
+# One layer here that is two of llama.cpp's, or is called otherwise there.
+_NAMES = {
+    "shared_mlp.input_linear": ("mlp.gate_proj", "mlp.up_proj"),
+    "shared_mlp.output_linear": ("mlp.down_proj",),
+    **{
+        f"block_sparse_moe.experts.{leaf}_proj": (f"mlp.experts.{leaf}_proj",)
+        for leaf in ("gate", "up", "down")
+    },
+    "feed_forward.experts.w1": ("feed_forward.experts.gate_proj",),
+    "feed_forward.experts.w3": ("feed_forward.experts.up_proj",),
+    "feed_forward.experts.w2": ("feed_forward.experts.down_proj",),
+}
+_BESIDE_EXPERTS = {
+    "shared_mlp.input_linear": ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
+    "shared_mlp.output_linear": ("mlp.shared_experts.down_proj",),
+}
+_TILED = ("QWEN35", "QWEN35MOE")  # whose heads of values that share a key are apart
+
+
+@dataclass(frozen=True)
+class Part:
+    """A tensor of the file that is made of a layer's weight.
+
+    Attributes:
+        module: The layer by a name that llama.cpp knows.
+        rows: Which of the layer's rows it has, in its own order; None for all as they are.
+        columns: The same of columns.
+    """
+
+    module: str
+    rows: IntArray | None = None
+    columns: IntArray | None = None
+
+    def of(self, array: FloatArray) -> FloatArray:
+        """What of a weight, or of a bias, the tensor holds."""
+        return self.by_columns(self.by_rows(array))
+
+    def by_rows(self, array: FloatArray) -> FloatArray:
+        """Some rows of a weight, a bias or an adapter's B; of a stack's, of each matrix."""
+        if self.rows is None:
+            return array
+        return array[..., self.rows, :] if array.ndim > 1 else array[self.rows]
+
+    def by_columns(self, array: FloatArray) -> FloatArray:
+        """The columns of a weight or of an adapter's A in their order."""
+        return array if self.columns is None or array.ndim < 2 else array[..., self.columns]
+
+    def shape(self, rows: int, columns: int) -> tuple[int, ...]:
+        """The tensor's shape, of a weight of this shape."""
+        return (rows if self.rows is None else len(self.rows), columns)
+
+
+class LayerParts:
+    """The parts of an architecture's layers."""
+
+    def __init__(self, architecture: Architecture, llama_cpp: LlamaCpp) -> None:
+        """Takes the architecture here, and llama.cpp's."""
+        self._llama_cpp = llama_cpp
+        self._has_experts = bool(architecture.experts)
+        decoder = architecture.config
+        halves = [layer.attention for layer in decoder.layers]
+        self._sizes = decoder.dimensions
+        nets = [half.heads for half in halves if isinstance(half, GatedDeltaNet)]
+        self._delta: Heads | None = None
+        if nets:
+            own = nets[0]
+            self._delta = Heads(own.key_heads, own.value_heads, own.key_dim, own.value_dim)
+
+    def of(self, module: str, rows: int) -> list[Part]:
+        """The tensors that a layer becomes.
+
+        Args:
+            module: The layer.
+            rows: Rows of its weight.
+        """
+        at, _, leaf = module.rpartition(".")
+        if self._delta is not None and at.endswith("linear_attn"):
+            return _of_delta_net(at, leaf, self._delta, tiled=self._is_tiled)
+        names = _NAMES | _BESIDE_EXPERTS if self._has_experts else _NAMES
+        own = next((leaf for leaf in names if module.endswith(leaf)), None)
+        if own is not None:
+            at, count = module.removesuffix(own), rows // len(names[own])
+            cuts = np.arange(rows).reshape(-1, count)
+            return [Part(at + name, cut) for name, cut in zip(names[own], cuts, strict=True)]
+        return [Part(module, self._paired(leaf, rows))]
+
+    def small(self, name: str) -> tuple[str, Callable[[FloatArray], FloatArray]]:
+        """What is small and float32: its name where llama.cpp's differs, and what it becomes.
+
+        Args:
+            name: The tensor's name.
+        """
+        at, _, leaf = name.rpartition("linear_attn.")
+        if self._delta is None or not at:
+            return name, _as_it_is
+        heads = self._delta
+        of_head = tiled_order(heads, 1) if self._is_tiled else np.arange(heads.value_heads)
+        if leaf == "A_log":
+            return name, lambda array: -np.exp(array[of_head])
+        if leaf == "dt_bias":
+            return f"{at}linear_attn.dt_proj.bias", lambda array: array[of_head]
+        if leaf == "conv1d.weight" and self._is_tiled:
+            return name, lambda array: array[qkv_order(heads)]
+        return name, _as_it_is
+
+    @property
+    def _is_tiled(self) -> bool:
+        return self._llama_cpp.label in _TILED
+
+    def _paired(self, leaf: str, rows: int) -> IntArray | None:
+        """The order of rows that are stored as pairs which rotate together."""
+        sizes = self._sizes
+        heads = {"q_proj": sizes.num_attention_heads, "k_proj": sizes.num_key_value_heads}
+        if not self._llama_cpp.pairs or leaf not in heads:
+            return None
+        return to_pairs(np.arange(rows), heads[leaf])
+
+
+def _of_delta_net(at: str, leaf: str, heads: Heads, *, tiled: bool) -> list[Part]:
+    module = f"{at}.{leaf}"
+    if leaf == "in_proj_qkvz":
+        qkv, z = grouped_orders(heads)
+        return [Part(f"{at}.in_proj_qkv", qkv), Part(f"{at}.in_proj_z", z)]
+    if not tiled:
+        return [Part(module)]
+    if leaf == "out_proj":
+        return [Part(module, columns=tiled_order(heads, heads.value_dim))]
+    orders = {
+        "in_proj_qkv": qkv_order(heads),
+        "in_proj_z": tiled_order(heads, heads.value_dim),
+        "in_proj_b": tiled_order(heads, 1),
+        "in_proj_a": tiled_order(heads, 1),
+    }
+    return [Part(module, orders[leaf])]
+
+
+def _as_it_is(array: FloatArray) -> FloatArray:
+    return array
