@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,8 @@ def export_gguf(
     """Writes an adapter that llama.cpp loads with ``--lora`` beside the base model's GGUF.
 
     Args:
-        model: Folder or hub name of the base; its config.json alone is read.
+        model: Folder or hub name of the base; its config.json alone is read, and of Gemma 4's
+            experts their factors.
         adapter: Folder of the PEFT adapter.
         out: The .gguf file.
 
@@ -77,6 +78,12 @@ def export_gguf(
             "GGUF, so that llama.cpp would not find it: merge the adapter, or export the whole "
             "model"
         )
+    left_out = [m for m in tensors_of if m.rpartition(".")[2] in llama_cpp.unadapted]
+    if left_out:
+        raise UnsupportedModelError(
+            f"{adapter} adapts {min(left_out)}, where llama.cpp does not look for an adapter and "
+            "would leave it out: merge it, or export the whole model"
+        )
     path = Path(out)
     writer = gguf.GGUFWriter(None, gguf.MODEL_ARCH_NAMES[arch])
     writer.add_type(gguf.GGUFType.ADAPTER)
@@ -84,7 +91,9 @@ def export_gguf(
     writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, float(peft.lora_alpha))
     pairs = {layer.module: _scaled(layer, peft) for layer in adapted_layers(tensors)}
     count = len(pairs)
-    stacked = _stacked(pairs, architecture.experts)
+    if parts.joins_experts:
+        pairs = _past_factors(pairs, architecture.experts, model)
+    stacked = _stacked(pairs, parts.stacks(architecture.experts))
     for module, (a, b) in stacked.items():
         for part in parts.of(module, b.shape[-2]):
             plain = part.module.replace(".language_model.", ".")
@@ -105,26 +114,84 @@ def _scaled(layer: AdaptedLayer, peft: AdapterConfig) -> Pair:
     return layer.a, b
 
 
-def _stacked(pairs: Mapping[str, Pair], experts: Sequence[ExpertSpec]) -> dict[str, Pair]:
+def _past_factors(
+    pairs: Mapping[str, Pair], experts: Sequence[ExpertSpec], model: str | PathLike[str]
+) -> dict[str, Pair]:
+    """The pairs with the factors of Gemma 4's experts in B.
+
+    They multiply what an expert makes, and llama.cpp adds an adapter's share after that.
+
+    Raises:
+        CheckpointError: If the base's weights are not there to read them from.
+    """
+    changed = dict(pairs)
+    downs = [s for s in experts if s.leaf == "down_proj" and s.linears[0].name in pairs]
+    folder = ModelFolder.open(model) if downs else None
+    for stack in downs:
+        assert folder is not None
+        name = f"{stack.at.removesuffix('experts')}router.per_expert_scale"
+        for spec, factor in zip(stack.linears, folder.float32(name), strict=True):
+            if spec.name in changed:
+                a, b = changed[spec.name]
+                changed[spec.name] = a, b * factor
+    return changed
+
+
+def _stacked(
+    pairs: Mapping[str, Pair], experts: Iterable[tuple[str, Sequence[ExpertSpec]]]
+) -> dict[str, Pair]:
     """The pairs with those of a layer's experts in one: llama.cpp has all experts in one tensor.
+
+    Args:
+        pairs: A and B of each layer.
+        experts: The tensors, and what the rows of each are of.
 
     Raises:
         UnsupportedModelError: If some of a layer's experts have none, or another rank.
     """
     stacked = dict(pairs)
-    for stack in experts:
-        own = [stacked.pop(spec.name, None) for spec in stack.linears]
-        present = [pair for pair in own if pair is not None]
-        if not present:
-            continue
-        if len(present) < len(own) or len({len(a) for a, _ in present}) > 1:
-            raise UnsupportedModelError(
-                f"llama.cpp adapts all experts of a layer, and with one rank: {stack.name} has "
-                f"{len(present)} of {len(own)}; merge the adapter instead"
-            )
-        a, b = zip(*present, strict=True)
-        stacked[stack.name] = np.stack(a), np.stack(b)
+    for name, stacks in experts:
+        made = {stack.name: pair for stack in stacks if (pair := _stack(stacked, stack))}
+        if len(stacks) == 1:
+            stacked |= made
+        elif made:
+            stacked[name] = _joined([(made.get(s.name), s) for s in stacks])
     return stacked
+
+
+def _stack(pairs: dict[str, Pair], stack: ExpertSpec) -> Pair | None:
+    """A and B of all experts, which are taken out of the pairs; None where none is adapted."""
+    own = [pairs.pop(spec.name, None) for spec in stack.linears]
+    present = [pair for pair in own if pair is not None]
+    if not present:
+        return None
+    if len(present) < len(own) or len({len(a) for a, _ in present}) > 1:
+        raise UnsupportedModelError(
+            f"llama.cpp adapts all experts of a layer, and with one rank: {stack.name} has "
+            f"{len(present)} of {len(own)}; merge the adapter instead"
+        )
+    a, b = zip(*present, strict=True)
+    return np.stack(a), np.stack(b)
+
+
+def _joined(parts: Sequence[tuple[Pair | None, ExpertSpec]]) -> Pair:
+    """One A and one B for a matrix that is several here, each of which may have its own.
+
+    The rank is the sum of theirs, B has zeros outside of what is each one's, and is as many times
+    as large as the rank, by which llama.cpp divides.
+    """
+    a = np.concatenate([pair[0] for pair, _ in parts if pair is not None], axis=1)
+    rank = a.shape[1]
+    b = np.zeros((len(a), sum(stack.out_features for _, stack in parts), rank), np.float32)
+    row = column = 0
+    for pair, stack in parts:
+        if pair is not None:
+            width = pair[1].shape[2]
+            scaled = pair[1] * np.float32(rank / width)
+            b[:, row : row + stack.out_features, column : column + width] = scaled
+            column += width
+        row += stack.out_features
+    return a, b
 
 
 def _write(writer: Any, path: Path) -> None:

@@ -12,6 +12,7 @@ from support.gguf_files import write_gguf
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.gguf.file import GGUFFile
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
+from qlora_wgpu.families.family import find_family
 
 
 def rewritten(place, case, tensors=(), **keys):
@@ -96,3 +97,39 @@ def test_queries_that_grow(tmp_path) -> None:
     read = file.config["rope_parameters"]
     for key in ("llama_4_scaling_beta", "original_max_position_embeddings", "mscale_all_dim"):
         assert read[key] == pytest.approx(rotation[key], rel=1e-6)
+
+
+GEMMA_4 = {
+    "has MLPs of sizes": {"gemma4__feed_forward_length": [100, 100, 100, 200, 200]},
+    "several numbers for layers of full_attention": {
+        "gemma4__attention__head_count_kv": [2, 2, 2, 1, 2]},
+    "key_length_swa must be a whole number": {"gemma4__attention__key_length_swa": 1.5},
+    "value_length_swa = 8 is not computed": {"gemma4__attention__value_length_swa": 8},
+    "must be a number for each of the 5 layers": {
+        "gemma4__attention__head_count_kv": [2, 2]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", GEMMA_4)
+def test_layers_of_gemma_4_that_are_not_computed(tmp_path, message) -> None:
+    path = rewritten(tmp_path, "gemma4_text", **GEMMA_4[message])
+    with pytest.raises((CheckpointError, UnsupportedModelError), match=message):
+        ModelFolder.open(path)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.4, 1.0])
+def test_pairs_of_gemma_4_that_turn(tmp_path, share) -> None:
+    rope = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": share,
+            "factor": 1.5}  # fmt: skip
+    config = changed("gemma4_text")
+    config["rope_parameters"] = config["rope_parameters"] | {"full_attention": rope}
+    _, file, _ = written(folder_of(tmp_path, config))
+    ropes = [find_family(c).read(c).config.layers[-1].attention.rope for c in (config, file.config)]
+    assert np.allclose(*(own.frequencies(9) for own in ropes), rtol=1e-6, atol=0)
+    assert (ropes[0].frequencies(9) > 0).sum() == int(share * 28 // 2)
+
+
+def test_divisors_that_gemma_4_has_not(tmp_path) -> None:
+    factors = {"rope_freqs.weight": np.linspace(1, 2, 14, dtype=np.float32)}
+    with pytest.raises(CheckpointError, match="is none that Gemma 4 has"):
+        ModelFolder.open(rewritten(tmp_path, "gemma4_text", factors))

@@ -7,7 +7,9 @@ import json
 import gguf
 import numpy as np
 import pytest
-from references.sized import family_configs
+from export.test_gguf_model import adapter_of, folder_of
+from references.sized import family_configs, traced_configs
+from safetensors.numpy import load_file
 
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.export import export_gguf
@@ -124,6 +126,8 @@ def test_llama_cpp_has_a_name_for_every_layer(tmp_path, model_type) -> None:
     config = CONFIGS[model_type]
     (tmp_path / "config.json").write_text(json.dumps(config))
     linears = find_family(config).read(config).every_linear
+    unadapted = ARCHITECTURES[model_type].unadapted
+    linears = [spec for spec in linears if spec.name.rpartition(".")[2] not in unadapted]
     tensors = {}
     for spec in linears:
         at = f"base_model.model.{spec.name}"
@@ -132,6 +136,45 @@ def test_llama_cpp_has_a_name_for_every_layer(tmp_path, model_type) -> None:
     targets = sorted({spec.name.rpartition(".")[2] for spec in linears})
     save_adapter(tmp_path / "adapter", tensors, AdapterConfig(1, 1, 0.0, targets, False, "a/base"))
     assert export_gguf(tmp_path, tmp_path / "adapter", tmp_path / "a.gguf") == len(linears)
+
+
+def test_what_llama_cpp_leaves_out_is_refused(tmp_path) -> None:
+    config = CONFIGS["gemma4_text"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    at = "base_model.model.model.per_layer_model_projection.lora_"
+    pair = {f"{at}A.weight": np.ones((1, 72)), f"{at}B.weight": np.ones((50, 1))}
+    target = AdapterConfig(1, 1, 0.0, ["per_layer_model_projection"], False, "a/base")
+    save_adapter(tmp_path / "adapter", pair, target)
+    with pytest.raises(UnsupportedModelError, match="does not look for an adapter and would leave"):
+        export_gguf(tmp_path, tmp_path / "adapter", tmp_path / "a.gguf")
+
+
+GEMMA_4 = traced_configs()["gemma4-experts"]
+
+
+@pytest.mark.parametrize("leaves", [("gate_proj", "up_proj"), ("up_proj",), ("down_proj",)])
+def test_experts_of_gemma_4(tmp_path, leaves) -> None:
+    """llama.cpp has gate and up in one, and adds what an adapter makes past an expert's factor."""
+    place = folder_of(tmp_path, GEMMA_4, adapter=False)
+    adapter_of(place, GEMMA_4, leaves)
+    export_gguf(place, place / "adapter", tmp_path / "a.gguf")
+    written = {t.name: np.asarray(t.data) for t in gguf.GGUFReader(tmp_path / "a.gguf").tensors}
+    ours = load_file(place / "adapter/adapter_model.safetensors")
+    weights = load_file(place / "model.safetensors")
+    factors = weights["model.layers.1.router.per_expert_scale"]
+    stack = "down" if "down_proj" in leaves else "gate_up"
+    a, b = (written[f"blk.1.ffn_{stack}_exps.weight.lora_{side}"] for side in "ab")
+    for expert in range(7):
+        shares = []
+        for leaf in ("down_proj",) if stack == "down" else ("gate_proj", "up_proj"):
+            at = f"base_model.model.model.layers.1.experts.{expert}.{leaf}.lora_"
+            rows = 72 if stack == "down" else 44
+            share = np.zeros((rows, a.shape[-1]))
+            if leaf in leaves:
+                share = 6 / 3 * (ours[f"{at}B.weight"] @ ours[f"{at}A.weight"])
+            shares.append(share * (factors[expert] if stack == "down" else 1))
+        theirs = 6 / b.shape[-1] * (b[expert] @ a[expert])  # llama.cpp's scaling
+        assert np.allclose(theirs, np.concatenate(shares), rtol=1e-5, atol=1e-5)
 
 
 def test_heads_of_delta_nets_have_llama_cpp_s_order(tmp_path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from checkpoint.test_gguf_architectures import differing, parts
 from e2e.tiny import write_weights
-from references.sized import family_configs
+from references.sized import family_configs, traced_configs
 from safetensors.numpy import load_file
 from support.gguf_files import byte_vocabulary, random_weights, tensors_of, write_model
 
@@ -23,6 +23,7 @@ from qlora_wgpu.families.family import find_family
 from qlora_wgpu.lora import AdapterConfig, save_adapter
 
 NUMBER_OF = {kind.name: kind.number for kind in TYPES.values()}
+MORE = traced_configs()
 # What llama.cpp has of a family, where the recorded case has something else.
 CHANGES = {
     "mistral": {}, "llama": {"attention_bias": True, "mlp_bias": True}, "mixtral": {},
@@ -71,6 +72,9 @@ CHANGES = {
     "qwen3_5_text": {"attention_bias": False, "rms_norm_eps": 1e-6, "linear_key_head_dim": 24},
     "qwen3_5_moe_text": {"linear_key_head_dim": 24},
     "qwen3_next": {"mlp_only_layers": [], "linear_key_head_dim": 24},
+    "gemma4_text": {}, "gemma4_text dense": MORE["gemma4-dense"],
+    "gemma4_text experts": MORE["gemma4-experts"],
+    "gemma4_unified_text": {},
 }  # fmt: skip
 ROPES = {
     "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0},
@@ -126,6 +130,7 @@ def written(place, name: str = "f32", **more):
 def kept(model_type: str, name: str, array: np.ndarray) -> np.ndarray:
     """What float32 keeps of a tensor that the file has with something added, or its exponential."""
     with_one = model_type.startswith(("gemma", "nemotron", "qwen3_5", "qwen3_next"))
+    with_one = with_one and not model_type.startswith("gemma4")
     if name.endswith("A_log"):
         return np.log(np.exp(array))
     if with_one and name.endswith("norm.weight") and "linear_attn" not in name:
@@ -331,6 +336,13 @@ REFUSED = {
     "layers without experts beside": ("qwen3_next", {"linear_key_head_dim": 24}),
     "a model of delta nets without any": ("qwen3_5_moe_text", {
         "linear_key_head_dim": 24, "layer_types": ["full_attention"] * 2}),
+    "keys and values that are shared by layers": ("gemma4_text", {
+        "layer_types": ["full_attention", *["sliding_attention"] * 3, "full_attention"],
+        "per_layer_config": {"0": {"head_dim": 28}, "4": {"head_dim": 28}}}),
+    "a scaled rotation of layers with": ("gemma4_text", {"rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+        "sliding_attention": {
+            "rope_type": "proportional", "rope_theta": 1e4, "factor": 2.0}}}),
     "layers with a window whose rotation": ("olmo3", {
         "num_hidden_layers": 4, "layer_types": None, "attention_bias": False}),
 }  # fmt: skip

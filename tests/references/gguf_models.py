@@ -27,6 +27,7 @@ from support.gguf_files import random_weights
 from qlora_wgpu import QLoRAModel, QuantConfig
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.export.gguf.architectures import ARCHITECTURES
+from qlora_wgpu.families.family import find_family
 from qlora_wgpu.runs.exporting import export_adapter, export_model
 from references.llama_cpp import LlamaCpp
 
@@ -69,7 +70,8 @@ def compare_logits(library, case, place):
         config["head_dim"] = 16 if square or model_type == "exaone4" else 32
     if "query_pre_attn_scalar" in config:
         config["query_pre_attn_scalar"] = 32
-    if ARCHITECTURES[model_type].windows in ("periodic", "every other") or "windows" in case:
+    windows = ARCHITECTURES[model_type].windows
+    if windows in ("periodic", "every other") or "windows" in case or "gemma4" in case:
         config["sliding_window"] = 7
     base(place, config)
     adapter_of(place, config)
@@ -89,6 +91,13 @@ def compare_logits(library, case, place):
             f"{relative(theirs, ours):.1e}; llama.cpp from read back {relative(theirs, back):.1e}",
             flush=True,
         )
+    unadapted = ARCHITECTURES[model_type].unadapted
+    if unadapted:  # which llama.cpp leaves out of adapters
+        linears = find_family(config).read(config).every_linear
+        leaves = {spec.name.rpartition(".")[2] for spec in linears} - set(unadapted)
+        adapter_of(place, config, tuple(leaves))
+        _scale_adapter(place / "adapter", 0.15, 0.15)
+        ours = logits(place, ids, place / "adapter")
     export_adapter(str(place), str(place / "adapter"), place / "adapter.gguf")
     (place / "none").mkdir()
     # The base alone: an adapter that does nothing.

@@ -59,10 +59,11 @@ _STACKED = {"gate_proj": "gate", "w1": "gate", "up_proj": "up", "w3": "up",
 
 
 def random_weights(config: dict[str, Any]) -> dict[str, np.ndarray]:
-    """A model's weights, its routers' too."""
-    routers = find_family(config).read(config).routers
+    """A model's weights, its routers' and tables' too."""
+    architecture = find_family(config).read(config)
+    shapes = {**architecture.routers, **architecture.tables}
     rng = np.random.default_rng(1)
-    drawn = {name: rng.standard_normal(shape, np.float32) for name, shape in routers.items()}
+    drawn = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
     return weights(config) | drawn
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from qlora_wgpu.checkpoint.gguf import gemma, hybrids, layer_norms, mixtures
+from qlora_wgpu.checkpoint.gguf import gemma, gemma4, hybrids, layer_norms, mixtures
 from qlora_wgpu.checkpoint.gguf import more_architectures as more
 from qlora_wgpu.checkpoint.gguf import plain_architectures as plain
 from qlora_wgpu.checkpoint.gguf.architecture import MEAN, RMS, Arrange, GGUFArchitecture, More
@@ -131,6 +131,14 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     ),
     "gemma3": GGUFArchitecture(
         "gemma3_text", "Gemma3ForCausalLM", gemma.gemma3, norm_offset=1.0, names=_GEMMA_NAMES
+    ),
+    "gemma4": GGUFArchitecture(
+        "gemma4_text",
+        "Gemma4ForCausalLM",
+        gemma4.gemma4,
+        names=(*_POST_NORMS, *gemma4.NAMES),
+        outside=gemma4.OUTSIDE,
+        by_layer=True,
     ),
     "phi3": GGUFArchitecture(
         "phi3", "Phi3ForCausalLM", plain.phi3, names=(("ffn_up", "mlp.gate_up_proj"),)

@@ -61,7 +61,7 @@ def _common(keys: Keys, file: GGUFFile, architecture: GGUFArchitecture) -> Confi
     config = {
         "vocab_size": file.tensor(EMBEDDING).place.shape[0],
         "hidden_size": hidden,
-        "intermediate_size": keys.integer("feed_forward_length"),
+        "intermediate_size": 0 if architecture.by_layer else keys.integer("feed_forward_length"),
         "num_hidden_layers": keys.integer("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": _key_heads(keys, heads, architecture),
@@ -76,6 +76,8 @@ def _common(keys: Keys, file: GGUFFile, architecture: GGUFArchitecture) -> Confi
 
 def _key_heads(keys: Keys, heads: int, architecture: GGUFArchitecture) -> int:
     """Heads of keys, of the layers that attend."""
+    if architecture.by_layer:
+        return 0
     if not architecture.some_attend:
         count: int = keys.integer("attention.head_count_kv", heads)
         return count

@@ -47,7 +47,13 @@ _STACKS = {
 }
 _CONVOLUTIONS = ("conv.conv", "linear_attn.conv1d")  # which have an axis of one there
 _SCALARS = {"mlp.act_fn.alpha_p": (1,), "mlp.act_fn.alpha_n": (1,)}
-_ITSELF = ("self_attn.sinks", "linear_attn.A_log")
+_ITSELF = (
+    "self_attn.sinks",
+    "linear_attn.A_log",
+    "layer_scalar",
+    "router.scale",
+    "router.per_expert_scale",
+)
 _ROUTERS = {
     "mixtral": "block_sparse_moe.gate",
     "granitemoe": "block_sparse_moe.router.layer",
@@ -55,6 +61,7 @@ _ROUTERS = {
     "hunyuan_v1_moe": "mlp.gate.wg",
     "lfm2_moe": "feed_forward.gate",
 }
+_EXPERTS = {"gemma4_text": "experts"}  # where they are not within the MLP
 _NUMBERED = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 _HAS_NUMBERED = ("mixtral", "lfm2_moe")
 # Tables that follow from the keys, which old files hold as well.
@@ -130,7 +137,7 @@ def _of_tensor(
     block = _BLOCK.fullmatch(f"{stored}.weight" if stored.endswith(f".{_BARE}") else stored)
     if _is_spare(file, stored, config["num_hidden_layers"]):
         return
-    if block is not None and block[2] in _STACKS:
+    if block is not None and block[2] in _STACKS and block[3] != "scale":
         yield from _experts(file, stored, int(block[1]), _STACKS[block[2]], config)
         return
     leaf = None if block is None else _leaf(block, _LEAVES | dict(architecture.names))
@@ -194,7 +201,7 @@ def _experts(
     own = (columns,) if kind == "bias" else (rows, columns)
     is_numbered = config["model_type"] in _HAS_NUMBERED
     at = _ROUTERS.get(config["model_type"], "mlp").partition(".")[0]
-    at = f"model.layers.{layer}.{at}.experts"
+    at = f"model.layers.{layer}.{_EXPERTS.get(config['model_type'], f'{at}.experts')}"
     for number in range(count):
         for part, leaf in enumerate(leaves):
             first = (number * len(leaves) + part) * rows

@@ -26,6 +26,8 @@ class LlamaCpp:
         windows: Which layers llama.cpp has slide.
         activation: The MLP's activation.
         scalings: Kinds of RoPE whose factors llama.cpp reads as a tensor.
+        unadapted: Layers that it multiplies by without looking for an adapter, by the last part of
+            their name.
     """
 
     label: str
@@ -36,15 +38,21 @@ class LlamaCpp:
     windows: Windows = "none"
     activation: str = "silu"
     scalings: tuple[str, ...] = ()
+    unadapted: tuple[str, ...] = ()
 
 
-_TEXT_PARTS = {"gemma3": "gemma3_text"}  # whose text part may leave its name out
+_TEXT_PARTS = {
+    "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "gemma4_unified": "gemma4_unified_text",
+}  # whose text part may leave its name out
 _QKV = ("q_proj", "k_proj", "v_proj")
 _ALL = (*_QKV, "o_proj", "gate_proj", "up_proj", "down_proj")
 _FACTORS = ("llama3", "longrope")
 _LLAMA = LlamaCpp("LLAMA", pairs=True, biases=_ALL, scalings=_FACTORS)
 _GRANITE = LlamaCpp("GRANITE", pairs=True, biases=_ALL, scalings=_FACTORS)
 _GELU = "gelu_pytorch_tanh"
+_GEMMA4 = LlamaCpp("GEMMA4", biases=(), activation=_GELU, unadapted=("per_layer_model_projection",))
 ARCHITECTURES = {
     "llama": _LLAMA,
     "mistral": _LLAMA,
@@ -64,6 +72,8 @@ ARCHITECTURES = {
     "gemma": LlamaCpp("GEMMA", head="tied", activation=_GELU),
     "gemma2": LlamaCpp("GEMMA2", head="tied", windows="every other", activation=_GELU),
     "gemma3_text": LlamaCpp("GEMMA3", windows="periodic", activation=_GELU),
+    "gemma4_text": _GEMMA4,
+    "gemma4_unified_text": _GEMMA4,
     "phi3": LlamaCpp("PHI3", is_square=True, scalings=("longrope",)),
     "olmo2": LlamaCpp("OLMO2", head="own", is_square=True, biases=()),
     "starcoder2": LlamaCpp(

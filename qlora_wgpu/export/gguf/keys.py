@@ -12,6 +12,7 @@ from typing import Any
 from qlora_wgpu.export.gguf import hybrids, mixtures
 from qlora_wgpu.export.gguf.architectures import LlamaCpp
 from qlora_wgpu.export.gguf.convolutions import convolving
+from qlora_wgpu.export.gguf.gemma4 import gemma4
 from qlora_wgpu.export.gguf.model_keys import ModelKeys
 from qlora_wgpu.export.gguf.rope import rope_keys
 from qlora_wgpu.export.gguf.scales import check_scales
@@ -42,6 +43,9 @@ def model_keys(
     keys = ModelKeys(model_type, text, decoder, llama_cpp)
     _sizes(keys)
     _check_parts(keys)
+    if model_type in WHOLE:
+        WHOLE[model_type](keys)
+        return keys
     rope_keys(keys)
     window_keys(keys)
     OTHERS.get(model_type, _plain)(keys)
@@ -170,6 +174,12 @@ def _lfm2(keys: ModelKeys) -> None:
     check_scales(keys)
     convolving(keys)
 
+
+WHOLE: dict[str, Callable[[ModelKeys], None]] = {
+    "gemma4_text": gemma4,
+    "gemma4_unified_text": gemma4,
+}
+"""By model type, for those whose rotation and windows are of their own kind, too."""
 
 OTHERS: dict[str, Callable[[ModelKeys], None]] = {
     "mixtral": mixtures.mixtral,

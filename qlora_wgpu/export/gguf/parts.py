@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ from qlora_wgpu.checkpoint.gguf.delta_orders import (
 )
 from qlora_wgpu.export.gguf.architectures import LlamaCpp
 from qlora_wgpu.export.gguf.pairs import to_pairs
-from qlora_wgpu.families.family import Architecture
+from qlora_wgpu.families.family import Architecture, ExpertSpec
 from qlora_wgpu.families.gated_delta_net import GatedDeltaNet
 
 FloatArray = npt.NDArray[np.float32]
@@ -38,6 +39,16 @@ _BESIDE_EXPERTS = {
     "shared_mlp.input_linear": ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
     "shared_mlp.output_linear": ("mlp.shared_experts.down_proj",),
 }
+_IN_LAYER = re.compile(r"\.layers\.([0-9]+)\.(.+)")
+OF_FILE = "blk."
+"""How a name begins that is llama.cpp's already."""
+# What multiplies is a tensor of its own here, and there beside the matrix before it.
+_FACTORS = {
+    "layer_scalar": "layer_output_scale.weight",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+}
+_JOINS_EXPERTS = ("GEMMA4",)  # where an expert's gate and up are one matrix
 _TILED = ("QWEN35", "QWEN35MOE")  # whose heads of values that share a key are apart
 
 
@@ -114,6 +125,9 @@ class LayerParts:
         Args:
             name: The tensor's name.
         """
+        in_layer = _IN_LAYER.search(name)
+        if in_layer is not None and in_layer[2] in _FACTORS:
+            return f"{OF_FILE}{in_layer[1]}.{_FACTORS[in_layer[2]]}", _as_it_is
         at, _, leaf = name.rpartition("linear_attn.")
         if self._delta is None or not at:
             return name, _as_it_is
@@ -126,6 +140,27 @@ class LayerParts:
         if leaf == "conv1d.weight" and self._is_tiled:
             return name, lambda array: array[qkv_order(heads)]
         return name, _as_it_is
+
+    def stacks(self, experts: Iterable[ExpertSpec]) -> Iterator[tuple[str, list[ExpertSpec]]]:
+        """The stacks of experts in the file: the name of each, and what its rows are of.
+
+        Args:
+            experts: The stacks here.
+        """
+        held: list[ExpertSpec] = []
+        for stack in experts:
+            if self.joins_experts and stack.leaf != "down_proj":
+                held.append(stack)
+                if len(held) == 2:
+                    yield f"{stack.at}.gate_up_proj", held
+                    held = []
+            else:
+                yield stack.name, [stack]
+
+    @property
+    def joins_experts(self) -> bool:
+        """Whether an expert's gate and up are one matrix in the file."""
+        return self._llama_cpp.label in _JOINS_EXPERTS
 
     @property
     def _is_tiled(self) -> bool:

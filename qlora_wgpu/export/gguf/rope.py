@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.checkpoint.gguf.rope import FACTORS, LONG_FACTORS, SHORT_FACTORS
+from qlora_wgpu.export.gguf.gemma4 import rotation_factors
 from qlora_wgpu.export.gguf.model_keys import ModelKeys
 from qlora_wgpu.families.gpt_oss import YARN
 from qlora_wgpu.families.rope import Rope
@@ -135,6 +136,8 @@ def rope_tensors(keys: ModelKeys) -> dict[str, FloatArray]:
     Raises:
         UnsupportedModelError: If llama.cpp reads no such factors for the architecture.
     """
+    if keys.llama_cpp.label == "GEMMA4":
+        return rotation_factors(keys)
     rope = next(a.rope for a in keys.attentions if a.rope is not None)
     if rope.kind == "llama3":
         if "llama3" not in keys.llama_cpp.scalings:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from qlora_wgpu.bfloat16 import from_bfloat16
 from qlora_wgpu.checkpoint.gguf.element_types import ElementType
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.export.gguf.architectures import LlamaCpp
 from qlora_wgpu.export.gguf.element_types import F32, as_bytes, type_within
-from qlora_wgpu.export.gguf.parts import LayerParts
+from qlora_wgpu.export.gguf.parts import OF_FILE, LayerParts
 from qlora_wgpu.export.merged_weights import MergedWeights
 from qlora_wgpu.families.family import Architecture, stored_parts
 from qlora_wgpu.model.weight_names import stored_embedding
@@ -21,6 +22,7 @@ FloatArray = npt.NDArray[np.float32]
 Read = Callable[[], FloatArray]
 _SINKS = "self_attn.sinks"  # a parameter itself, where all others are modules' weights
 _OF_KEYS = ".mlp.act_fn."  # xIELU's scalars, of which keys tell
+_ROWS_AT_ONCE = 4096  # of a table
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 _CORRECTIONS, _BIAS_OF_EXPERTS = "e_score_correction_bias", "feed_forward.expert_bias"
 
@@ -66,7 +68,8 @@ def model_tensors(
         UnsupportedModelError: If llama.cpp has no name for one.
     """
     tensors = _Tensors(merged, llama_cpp, wanted)
-    listed = [*tensors.ends(), *tensors.small(), *tensors.linears(), *tensors.experts()]
+    listed = [*tensors.ends(), *tensors.tables(), *tensors.small(), *tensors.linears()]
+    listed += tensors.experts()
     for name, array in extra.items():
         listed.append(_made(name, array.shape, F32, [_given(array)]))
     return listed
@@ -101,6 +104,18 @@ class _Tensors:
             own = stored if shared else architecture.head_name
             yield self._matrix(_HEAD, shape, own, is_head=True)
 
+    def tables(self) -> Iterator[FileTensor]:
+        """Further embeddings, of the tokens that have a row, never whole in memory."""
+        for name, (_, columns) in self._architecture.tables.items():
+            shape = self._architecture.vocab_size, columns
+            cuts = range(0, shape[0], _ROWS_AT_ONCE)
+            reads = [
+                self._table_reader(name, slice(i, min(i + _ROWS_AT_ONCE, shape[0]))) for i in cuts
+            ]
+            yield _made(
+                self._named(name), shape, type_within(self._wanted, shape, is_head=False), reads
+            )
+
     def small(self) -> Iterator[FileTensor]:
         """Norms, biases and routers, all in float32."""
         architecture = self._architecture
@@ -133,11 +148,14 @@ class _Tensors:
 
     def experts(self) -> Iterator[FileTensor]:
         """Stacks of experts, one after the other in the file, never together in memory."""
-        for stack in self._architecture.experts:
-            shape = stack.experts, stack.out_features, stack.in_features
-            reads = [self._reader(f"{spec.name}.weight") for spec in stack.linears]
+        for name, stacks in self._parts.stacks(self._architecture.experts):
+            stack, rows = stacks[0], sum(each.out_features for each in stacks)
+            shape = stack.experts, rows, stack.in_features
+            of_each = zip(*(each.linears for each in stacks), strict=True)
+            specs = [spec for expert in of_each for spec in expert]
+            reads = [self._reader(f"{spec.name}.weight") for spec in specs]
             kind = type_within(self._wanted, shape, is_head=False)
-            [part] = self._parts.of(stack.name, stack.out_features)
+            [part] = self._parts.of(name, rows)
             yield _made(self._named(f"{part.module}.weight"), shape, kind, reads)
             if stack.bias:
                 name = self._named(f"{part.module}.bias")
@@ -169,12 +187,27 @@ class _Tensors:
 
         return read
 
+    def _table_reader(self, name: str, rows: slice) -> Read:
+        folder, stored = self._merged.folder, self._merged.stored_name(name)
+
+        def read() -> FloatArray:
+            if folder.holds_quantized(stored):
+                return folder.dequantized(stored)[rows]
+            raw = folder.raw(stored)[rows]
+            if folder.dtype(stored) == "BF16":
+                return from_bfloat16(raw)
+            return raw.astype(np.float32)
+
+        return read
+
     def _named(self, name: str) -> str:
         """llama.cpp's name of a tensor.
 
         Raises:
             UnsupportedModelError: If it has none.
         """
+        if name.startswith(OF_FILE):
+            return name
         plain = name.replace(".language_model.", ".")
         if plain.endswith(_CORRECTIONS):  # which llama.cpp takes for a bias
             plain = f"{plain.removesuffix('_bias')}.bias"
