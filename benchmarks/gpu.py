@@ -25,6 +25,7 @@ from gpu_summary import summary, written
 from shapes import config_of
 
 HERE = Path(__file__).parent
+_SHARDS = 4  # processes that check a backend's kernels at once
 BACKENDS = {"dawn": "wgpudawn", "wgpu": "wgpu"}  # with their packages, the faster one first
 TORCH_CEILINGS = """
 import json, sys, time, torch
@@ -67,6 +68,8 @@ class Sizes:
         steps: How many steps count.
         states: The config.json of a model with linear attention, by its sizes.
         texts: How many texts grow at a time.
+        least: About how many seconds steps of the small shape take, from a process's start to its
+            end; they are not begun with fewer left. Of the large shape it is twice that.
     """
 
     small: str = "llama-3.2-1b"
@@ -85,6 +88,7 @@ class Sizes:
     steps: int = 20
     states: tuple[int, ...] = (1024, 3584, 24, 8, 2, 248_320, 256, 128, 16)
     texts: tuple[int, ...] = (1, 4, 16)
+    least: float = 40.0
 
 
 SMALL = Sizes(
@@ -101,6 +105,7 @@ SMALL = Sizes(
     3,
     (64, 96, 2, 2, 1, 512, 32, 16, 4),
     (1, 2),
+    15.0,
 )
 
 
@@ -118,19 +123,26 @@ class Calls:
 
     def parts(self, call: int) -> list[Part]:
         calls = {1: self._first, 2: self._second, 3: self._third}
-        return [*self._devices(), *calls[call]()]
+        return list(calls[call]())
 
-    def _devices(self) -> Iterator[Part]:
+    def devices(self) -> list[Part]:
         """What all others need, whichever call comes first."""
-        for backend in self._backends:
-            yield self._script("probe", f"device-{backend}", backend, "--only", "device")
+        return [
+            self._script("probe", f"device-{backend}", backend, "--only", "device")
+            for backend in self._backends
+        ]
+
+    def leave_out_what_opens_nothing(self, session: Session) -> None:
+        """Measures with the backends that open the GPU; a driver may be too old for Dawn's."""
+        opened = [name for name in self._backends if session.is_done(f"device-{name}")]
+        self._backends = opened or self._backends
 
     def _first(self) -> Iterator[Part]:
         sizes = self._sizes
         yield Part("doctor", [sys.executable, "-m", "qlora_wgpu", "doctor"], 60, 5)
         for backend in self._backends:
-            for shard in range(2):
-                options = ["--shard", f"{shard}/2", "--check", *sizes.checks]
+            for shard in range(_SHARDS):
+                options = ["--shard", f"{shard}/{_SHARDS}", "--check", *sizes.checks]
                 yield self._script(
                     "checks", f"checks-{backend}-{shard}", backend, *options, seconds=150,
                     together="checks",
@@ -224,6 +236,9 @@ class Calls:
         name = f"bench-states-{self._sizes.seq}-{backend}"
         return self._bench(str(file.resolve()), self._sizes.seq, backend, name=name)
 
+    def _least(self, shape: str) -> float:
+        return self._sizes.least * (1 + (shape == self._sizes.large))
+
     def _attention(self, backend: str) -> Part:
         sizes = self._sizes
         options = ["--heads", str(sizes.heads[0]), "--kv-heads", str(sizes.heads[1])]
@@ -238,7 +253,8 @@ class Calls:
         command = [sys.executable, "-m", "qlora_wgpu", "bench", shape, "--seq", str(seq), *options]
         command += ["--steps", str(self._sizes.steps), "--backend", backend, "--json", "{out}.json"]
         name = name or f"bench-{shape}-{seq}{own}-{backend}"
-        return Part(name, command, seconds, 20, environment, needs=f"device-{backend}")
+        least = self._least(shape)
+        return Part(name, command, seconds, least, environment, needs=f"device-{backend}")
 
     def _peer(self, shape: str, seq: int, *options: str) -> Part:
         own = "".join(option.replace("--", "-") for option in options)
@@ -247,7 +263,7 @@ class Calls:
         command = [*self._peft_step, str(config.resolve())]
         command += ["--seq", str(seq), "--compute", "bfloat16", "--json", "{out}.json"]
         command += ["--steps", str(self._sizes.steps + 2), *options]
-        return Part(f"peft-{shape}-{seq}{own}", command, 180, 20)
+        return Part(f"peft-{shape}-{seq}{own}", command, 180, self._least(shape))
 
     def _agreement(self) -> Iterator[Part]:
         shape = self._sizes.beside
@@ -288,6 +304,8 @@ def main() -> None:
     peft = args.peft or sys.executable
     backends = [name for name, package in BACKENDS.items() if find_spec(package)]
     calls = Calls(SMALL if args.small else Sizes(), session, backends, peft)
+    session.run(calls.devices())
+    calls.leave_out_what_opens_nothing(session)
     session.run(calls.parts(args.call))
     if args.call == 3:  # what failed or was left out before
         session.run([*calls.parts(1), *calls.parts(2)])

@@ -51,11 +51,12 @@ if ! ldconfig -p | grep -q libvulkan.so.1; then
     for deb in "$here"/*.deb; do [ -e "$deb" ] && dpkg -x "$deb" /; done
     ldconfig
 fi
-if ! ls /usr/share/vulkan/icd.d/*.json /etc/vulkan/icd.d/*.json >/dev/null 2>&1; then
+if ! ls /usr/share/vulkan/icd.d/*.json >/dev/null 2>&1 &&
+    ! ls /etc/vulkan/icd.d/*.json >/dev/null 2>&1; then
     driver=$(find /usr/local /opt -name 'nvidia_icd*.json' 2>/dev/null | head -1)
-    [ -n "$driver" ] && export VK_DRIVER_FILES="$driver"
+    if [ -n "$driver" ]; then export VK_DRIVER_FILES="$driver"; fi
     vendor=$(find /usr/local /opt -name '10_nvidia.json' 2>/dev/null | head -1)
-    [ -n "$vendor" ] && export __EGL_VENDOR_LIBRARY_FILENAMES="$vendor"
+    if [ -n "$vendor" ]; then export __EGL_VENDOR_LIBRARY_FILENAMES="$vendor"; fi
 fi
 """
 

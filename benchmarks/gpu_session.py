@@ -24,6 +24,8 @@ from gpu_watch import Watch
 
 _ATTEMPTS = 3  # at a part that fails, or overruns its own time
 _RESTARTS = 4  # of a part that ended by a crash and had got on before
+_LONGER, _MOST_OF_A_CALL = 1.25, 0.9
+_REMEMBERED = ("attempts", "cut_off")
 # Not archived: what parts write for themselves, but for what this package remembers of a GPU.
 _KEPT_OUT = ("models", "cache")
 _KEPT = ("cache/qlora-wgpu",)
@@ -66,7 +68,8 @@ class Session:
             with tarfile.open(archive) as packed:
                 packed.extractall(folder, filter="data")
         self.state: dict[str, dict[str, Any]] = _read_json(folder / "state.json")
-        self._ends = time.monotonic() + 60 * minutes
+        self._whole = 60 * minutes
+        self._ends = time.monotonic() + self._whole
         self._watch = Watch(folder / "nvidia-smi.csv")
         self._lock = threading.Lock()
         self._running: list[subprocess.Popen[bytes]] = []
@@ -128,13 +131,13 @@ class Session:
     # -- one part ----------------------------------------------------------------------------
 
     def _run(self, part: Part) -> None:
-        left = self._ends - time.monotonic()
-        why = f"{max(left, 0):.0f} s left" if left < part.least else ""
+        left, needed = self._ends - time.monotonic(), self._needed(part)
+        why = f"{max(left, 0):.0f} s left of {needed:.0f}" if left < needed else ""
         if part.needs and not self.is_done(part.needs):
             why = f"needs {part.needs}"
         if why:
-            attempts = self._attempts(part.name)
-            self._note(part.name, status="left out", attempts=attempts, why=why)
+            known = {key: self.state.get(part.name, {}).get(key, 0) for key in _REMEMBERED}
+            self._note(part.name, status="left out", why=why, **known)
             return
         begin = time.monotonic()
         ends = min(begin + part.seconds, self._ends)
@@ -149,12 +152,20 @@ class Session:
         cut_off = status == "stopped" and ends >= self._ends
         values = {
             "seconds": round(end - begin, 1),
+            "cut_off": round(end - begin, 1) if cut_off else 0,
             "attempts": self._attempts(part.name) + (not cut_off),
             "driver": self._watch.during(begin, end),
         }
         if status != "done":
             values["why"] = self._last_words(part, code)
         self._note(part.name, status=status, **values)
+
+    def _needed(self, part: Part) -> float:
+        """Seconds without which a part is not begun: more than it was cut off after before."""
+        if part.rows:  # it goes on where it ended
+            return part.least
+        longer = _LONGER * self.state.get(part.name, {}).get("cut_off", 0)
+        return max(part.least, min(longer, _MOST_OF_A_CALL * self._whole))
 
     def _process(self, part: Part, ends: float) -> int:
         command = [text.replace("{out}", str(self.folder / part.name)) for text in part.command]

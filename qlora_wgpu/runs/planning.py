@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.schema import DeviceConfig
-from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory_size import room
@@ -17,6 +16,7 @@ from qlora_wgpu.model.options import StepOptions
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.model.residency import RESIDENT
+from qlora_wgpu.runs.bindings import require_bindings
 from qlora_wgpu.runs.data import RunData
 from qlora_wgpu.runs.host_room import require_host_room
 from qlora_wgpu.runs.opening import checking_device
@@ -104,8 +104,8 @@ def within_room(
         bytes_per_second=device.pace.bytes_per_second,
         beside=beside,
     )
-    _require_bindings(fitted.layout, device)
     plans = shapes.plans(fitted.layout, fitted.options, settings)
+    require_bindings(fitted.layout, plans, device)
     memory = shapes.memory(fitted.layout, fitted.options, settings, plans)
     observer.planned(memory)
     changed = fitted.options != options or fitted.residency != RESIDENT
@@ -117,22 +117,6 @@ def within_room(
         trains=True,
     )  # fmt: skip
     return fitted
-
-
-def _require_bindings(layout: ModelLayout, device: Device) -> None:
-    """Sees that what kernels read of the adapter as one is not beyond the device's limits.
-
-    Raises:
-        OutOfMemoryError: If it is.
-    """
-    too_large = layout.adapter.beyond_a_binding(device.max_binding)
-    if too_large is not None:
-        name, nbytes = too_large
-        raise OutOfMemoryError(
-            f"the adapter of {name} with r {layout.adapter.config.r} takes {nbytes:,} bytes in one "
-            f"piece, and {device.name} allows {device.max_binding:,}: lower lora.r or leave it out "
-            "of lora.target_modules"
-        )
 
 
 def use_known_kernels(

@@ -21,6 +21,7 @@ from qlora_wgpu.model.options import TrainingOptions
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.ops.cross_entropy import PLAIN, Objective
 from qlora_wgpu.ops.kv_cache import KVCache
+from qlora_wgpu.runs.bindings import require_bindings
 from qlora_wgpu.runs.host_room import require_host_room
 from qlora_wgpu.runs.text_plans import text_plans
 from qlora_wgpu.training import Observer, training_options
@@ -122,10 +123,12 @@ def read_within_room(
     """
     budget = device.budget if device.budget is not None else room(device)
     if budget is None:
+        require_bindings(layout, reading.plans(layout), device)
         return layout
     beside = _shorter(reading_memory(reading.plans(layout)))
     fitted = fit_reading(layout, reading.plans, budget - beside)
     plans = reading.plans(fitted)
+    require_bindings(fitted, plans, device)
     memory = reading_memory(plans)
     observer.planned(memory)
     words = waiting_in_words(fitted.residency, fitted.num_layers)

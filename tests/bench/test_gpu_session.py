@@ -87,6 +87,21 @@ def test_a_part_is_ended_with_its_time_and_the_rest_left_for_later(gpu, tmp_path
     assert json.loads((tmp_path / "all" / "state.json").read_text())["long"]["attempts"] == 1
 
 
+def test_what_was_cut_off_is_begun_again_only_with_more_time(gpu, tmp_path):
+    """Else every call would end with the same part, cut off as the last one was."""
+    long = gpu.Part("long", python("time.sleep(60)"), least=0)
+    short = gpu.Part("short", python("pass"), least=0)
+    session(gpu, tmp_path, minutes=0.02).run([long])  # 1.2 seconds
+    assert state(tmp_path / "all") == {"long": "stopped"}
+    second = session(gpu, tmp_path, minutes=0.1)
+    second._ends = time.monotonic() + 1.3  # what others left of six
+    second.run([long, short])
+    assert state(tmp_path / "all") == {"long": "left out", "short": "done"}
+    assert ran(tmp_path / "all", "long") == 1
+    session(gpu, tmp_path, minutes=0.02).run([long])  # a call that never lasts longer
+    assert ran(tmp_path / "all", "long") == 2
+
+
 def test_another_machine_goes_on_from_the_archive(gpu, tmp_path):
     part = gpu.Part("good", python("open(sys.argv[1] + '.json', 'w').write('7')"))
     session(gpu, tmp_path).run([part])  # and is ended without a word

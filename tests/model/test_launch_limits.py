@@ -1,0 +1,144 @@
+"""Models and batches beyond common sizes: every launch keeps WebGPU's default limits.
+
+Or it is told before a weight is read: nothing else of the limits is left to a driver.
+"""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from qlora_wgpu.config import LoraConfig, QuantConfig
+from qlora_wgpu.errors import DeviceError, OutOfMemoryError
+from qlora_wgpu.gpu.matrix import PROMISED, MatrixShape
+from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, cpu_profile, gpu_profile
+from qlora_wgpu.graph.plan import make_plan
+from qlora_wgpu.model.layout import ModelLayout
+from qlora_wgpu.model.options import StepOptions
+from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.ops.kv_cache import KVCache
+from qlora_wgpu.ops.sampling import make_seen
+from qlora_wgpu.runs.bindings import beyond_a_binding, require_bindings
+
+BINDING = 128 << 20
+SMALL = {
+    "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1000, "head_dim": 64,
+}  # fmt: skip
+VOCABULARY = {**SMALL, "hidden_size": 5120, "vocab_size": 300_000}
+WIDE = {
+    **SMALL, "hidden_size": 8192, "intermediate_size": 28_672, "num_attention_heads": 128,
+}  # fmt: skip
+EXPERTS = {
+    **SMALL, "model_type": "qwen3_moe", "num_experts": 256, "num_experts_per_tok": 8,
+    "moe_intermediate_size": 512, "hidden_size": 1024, "decoder_sparse_step": 1,
+    "norm_topk_prob": True,
+}  # fmt: skip
+STATES = {
+    **EXPERTS, "model_type": "qwen3_next", "num_hidden_layers": 2, "full_attention_interval": 2,
+    "moe_intermediate_size": 256, "shared_expert_intermediate_size": 256,
+}  # fmt: skip
+MODELS = {
+    "vocabulary": (VOCABULARY, (1, 64)),
+    "vocabulary, tied": ({**VOCABULARY, "tie_word_embeddings": True}, (1, 64)),
+    "intermediate": (WIDE, (1, 64)),
+    "rows": ({**SMALL, "num_key_value_heads": 4}, (1, 65_000)),
+    "experts": (EXPERTS, (2, 512)),
+    "states": (STATES, (2, 512)),
+}
+PROFILES = {
+    "buffers": CPU_PROFILE,
+    "textures": cpu_profile(8),
+    "registers": replace(GPU_PROFILE, gemm_kind="register", attention_kind="register"),
+    "workgroup memory": GPU_PROFILE,
+    "matrix units": gpu_profile(MatrixShape(8, 8, 8, 32), PROMISED),
+}
+
+
+def laid_out(config, profile, **lora):
+    return ModelLayout(
+        Pretrained.from_config(config), LoraConfig(r=8, **lora), QuantConfig(), "bfloat16",
+        profile=PROFILES[profile], max_binding=BINDING,
+    )  # fmt: skip
+
+
+def assert_within(plan):
+    """All that WebGPU limits of a launch, at the least that it promises."""
+    for launch in plan.launches:
+        assert max(launch.workgroups) <= 65_535, launch.label
+        x, y, z = launch.shader.workgroup_size
+        assert x * y * z <= 256 and x <= 256 and y <= 256 and z <= 64, launch.label
+        buffers = [tensor for tensor in launch.tensors.values() if not tensor.texture]
+        assert len(buffers) <= 8, launch.label  # textures are read by software GPUs alone
+        assert len(launch.params) <= 65_536, launch.label
+        for name, tensor in launch.tensors.items():
+            assert tensor.texture or tensor.nbytes <= BINDING, (launch.label, name, tensor)
+            assert tensor.offset % 256 == 0, (launch.label, name, tensor)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("model", MODELS)
+def test_every_launch_keeps_the_default_limits(model, profile):
+    config, (batch, seq) = MODELS[model]
+    layout = laid_out(config, profile)
+    plan = layout.step(StepOptions("train", batch, seq, True)).plan
+    assert beyond_a_binding([plan], BINDING) is None
+    assert_within(plan)
+
+
+@pytest.mark.parametrize("profile", ["textures", "workgroup memory"])
+def test_texts_of_a_large_vocabulary_keep_them_too(profile):
+    layout = laid_out(VOCABULARY, profile)
+    graphs = layout.token_graphs(3, 1, KVCache(4096, 3), make_seen(3, 300_000))
+    for graph in graphs[2:]:
+        plan = make_plan(graph)
+        assert beyond_a_binding([plan], BINDING) is None
+        assert_within(plan)
+
+
+def test_more_rows_than_thin_products_have_workgroups():
+    plan = laid_out(SMALL, "workgroup memory").step(StepOptions("train", 4, 70_000, True)).plan
+    assert max(x.nbytes for x in plan.slot_of) > BINDING  # so that it takes a GPU that allows it
+    assert all(max(launch.workgroups) <= 65_535 for launch in plan.launches)
+
+
+@pytest.mark.parametrize("profile", ["buffers", "textures"])
+def test_loops_that_software_gpus_leave_are_a_sentence(profile):
+    with pytest.raises(DeviceError, match=r"takes 70,000 turns .* lower data.max_seq_length"):
+        laid_out(SMALL, profile).step(StepOptions("train", 1, 70_000, True))
+
+
+DEVICE = SimpleNamespace(name="a card", max_binding=BINDING)
+
+
+def refused(layout, plans):
+    with pytest.raises(OutOfMemoryError) as refusal:
+        require_bindings(layout, plans, DEVICE)
+    return str(refusal.value)
+
+
+def test_a_tensor_beyond_a_binding_is_told_before_weights_are_read():
+    layout = laid_out(WIDE, "workgroup memory")
+    said = refused(layout, [layout.step(StepOptions("train", 4, 1024, True)).plan])
+    assert said.endswith(
+        "of 4,096 rows takes 469,762,048 bytes in one piece, and a card allows 134,217,728: lower "
+        "the batch size or data.max_seq_length"
+    )
+
+
+def test_weights_beyond_a_binding_are_no_matter_of_the_batch():
+    config = {**EXPERTS, "hidden_size": 4096, "moe_intermediate_size": 2048}
+    layout = laid_out(config, "workgroup memory", target_modules=["q_proj"])
+    said = refused(layout, [layout.step(StepOptions("train", 1, 8, True)).plan])
+    assert said == (
+        "model.layers.0.mlp.experts.gate_proj.weight.codes takes 1,073,741,824 bytes in one piece, "
+        "and a card allows 134,217,728: choose a GPU that allows as much (device.gpu), or a "
+        "smaller model"
+    )
+
+
+def test_texts_beyond_a_binding_are_no_matter_of_the_batch():
+    layout = laid_out(WIDE, "workgroup memory")
+    *_, hidden, _ = layout.token_graphs(16, 1, KVCache(131_072, 16), make_seen(16, 1000))
+    said = refused(layout, [make_plan(hidden)])
+    assert said.endswith("allows 134,217,728: ask for shorter texts, or fewer at once")
