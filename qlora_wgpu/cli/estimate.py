@@ -126,6 +126,14 @@ def _show(console: Console, target: str, result: runs.Estimate) -> None:
         verdict = "fits" if result.remedy is None else "does not fit"
         size = _size(result.device_memory)
         console.print(f"{result.device} has {size}: {verdict}", highlight=False)
+    if result.text_copies:
+        more = _size(result.text_copies)
+        console.print(
+            f"texts that are generated later (generate, chat, serve) take {more} more, for copies "
+            "of the weights; with --memory they do without",
+            highlight=False,
+            soft_wrap=True,
+        )
     if text := of_several(len(_gpus())):
         console.print(text, highlight=False)
     if result.fitted is not None:
@@ -185,6 +193,7 @@ def _write(name: str, result: runs.Estimate) -> None:
         "remedy": result.remedy,
         "fitted": None if result.fitted is None else fitted_in_json(result.fitted),
         "cards": [in_json(plan) for plan in result.cards],
+        "text_copies": result.text_copies,
         "on_cluster": None if result.on_cluster is None else asdict(result.on_cluster),
     }
     try:

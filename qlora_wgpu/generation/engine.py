@@ -12,10 +12,10 @@ import numpy as np
 from qlora_wgpu.data import bucket_length
 from qlora_wgpu.errors import CheckpointError, DataError
 from qlora_wgpu.generation.sampling import Sampling, check_count
-from qlora_wgpu.gpu.memory_size import available_bytes
 from qlora_wgpu.model import batch_encoding
 from qlora_wgpu.model.programs import TokenPrograms
 from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.model.text_copies import are_copied
 from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.ops.sampling import NONE, make_seen
 
@@ -105,11 +105,14 @@ class Engine:
             texts: Most texts that grow at a time; others wait.
             capacity: Most tokens of a text, its prompt included.
             in_strips: Whether copies of the weights are made that software GPUs read faster; by
-                default where nobody bounds the device's memory and there is plenty.
+                default as ``model/text_copies.py`` says of this machine.
+
+        Raises:
+            OutOfMemoryError: If there shall be copies and they have no room now.
         """
         self._model = model
         if in_strips is None:
-            in_strips = _is_room_for_strips(model)
+            in_strips = are_copied(model.layout, model.device.budget)
         self._cache = KVCache(capacity, texts, in_strips=in_strips)
         self._seen = make_seen(texts, model.architecture.vocab_size)
         self._programs: dict[tuple[int, int], TokenPrograms] = {}
@@ -268,12 +271,6 @@ class Engine:
             programs = self._model.programs
             self._programs[rows, length] = programs.tokens(rows, length, self._cache, self._seen)
         return self._programs[rows, length]
-
-
-def _is_room_for_strips(model: QLoRAModel) -> bool:
-    free = available_bytes() if model.device.profile.textures else None
-    wanted = model.layout.strip_bytes - model.layout.strips.nbytes
-    return model.device.budget is None and free is not None and 2 * wanted <= free
 
 
 def batch_sizes(texts: int) -> list[int]:

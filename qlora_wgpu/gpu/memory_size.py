@@ -68,6 +68,12 @@ def available_bytes() -> int | None:
     return min(sizes, default=None)
 
 
+def machine_bytes() -> int | None:
+    """All host memory that this process could ever have, whatever is free; None if not told."""
+    sizes = [size for size in (_host_memory(), _container_limit()) if size is not None]
+    return min(sizes, default=None)
+
+
 def process_bytes() -> int | None:
     """Host memory that this process has taken, pages of files left out; None where nobody tells."""
     return _row_of("/proc/self/status", "RssAnon")
@@ -102,6 +108,13 @@ def _container_room() -> int | None:
         files = sum(int(rows.get(f"{kind}_file", 0)) for kind in ("active", "inactive"))
         return max(int(limit) - int(used) + files, 0)
     except (OSError, ValueError):
+        return None
+
+
+def _container_limit() -> int | None:
+    try:
+        return int(file_text(f"{_CGROUP}/memory.max", MIB, "ascii"))
+    except (OSError, ValueError):  # or "max"
         return None
 
 

@@ -101,12 +101,10 @@ class WeightSource:
         if self.is_as_stored(name, columns, dtype):
             return 0
         nbytes = rows * matrix("", 1, columns, dtype).nbytes
-        folder, stored = self.folder, self.stored(name)
-        if folder is None or name in self.stored_rows or name in self.changed:
-            return 4 * rows * columns + nbytes
-        if not folder.has(stored) or folder.float_dtype(stored) != "F32":
-            return 4 * rows * columns + nbytes
-        return 0 if dtype == "float32" and columns % ROW_UNIT == 0 else nbytes  # of a file's own
+        read = 4 * rows * columns
+        more = read if name in self.stored_rows else 0  # its own rows beside the whole
+        taken_as_read = dtype == "float32" and columns % ROW_UNIT == 0
+        return read + max(0 if taken_as_read else nbytes, more)
 
     def read_bits(self, name: str, shape: tuple[int, int], dtype: str) -> npt.NDArray[Any]:
         """A matrix as the device takes it: as its file holds it, if that is so.

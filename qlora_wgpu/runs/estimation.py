@@ -19,6 +19,7 @@ from qlora_wgpu.errors import ConfigError, QLoRAError, TokenizerError, option
 from qlora_wgpu.lora.forms import AdapterForms
 from qlora_wgpu.model.fit import Fit
 from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.text_copies import copied_bytes
 from qlora_wgpu.runs.cards import CardPlan, plans_for_cards
 from qlora_wgpu.runs.cluster_memory import ClusterMemory
 from qlora_wgpu.runs.data import RunData, prepare
@@ -49,6 +50,8 @@ class Estimate:
             of it in host memory; None where it cannot, or need not.
         cards: The same training on cards of the usual sizes, where they were asked for.
         on_cluster: What a run with ``cluster.scheduler`` takes of its devices.
+        text_copies: Bytes that copies of the weights take beside the model when its texts are
+            generated here later; only software GPUs have them.
     """
 
     workload: Workload
@@ -61,6 +64,7 @@ class Estimate:
     fitted: Fit | None = None
     cards: tuple[CardPlan, ...] = ()
     on_cluster: ClusterMemory | None = None
+    text_copies: int = 0
 
     @property
     def total(self) -> int:
@@ -149,9 +153,11 @@ def estimate(
     on_cluster = None
     if settings is not None and settings.cluster.scheduler is not None:
         on_cluster = ClusterMemory.of(settings, totals.layout, workload.options)
+    allowed = None if settings is None else settings.device.memory_bytes
     return Estimate(
-        workload, here.name, memory, budget, fits, here.nbytes, remedy, fitted, plans, on_cluster
-    )
+        workload, here.name, memory, budget, fits, here.nbytes, remedy, fitted, plans, on_cluster,
+        copied_bytes(totals.layout, allowed),
+    )  # fmt: skip
 
 
 def _check_positive(name: str, value: object) -> None:

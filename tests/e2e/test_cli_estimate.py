@@ -175,3 +175,11 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(place, args, expected):
     assert done.returncode == 2 and "Traceback" not in done.stdout + done.stderr
     assert len(lines) == 1 and lines[0].startswith("error: "), done.stderr
     assert expected in lines[0], lines[0]
+
+
+def test_what_texts_take_later_is_told(place, device):
+    estimate, said = figures(place, "run.yaml")
+    copied = device.profile.textures
+    assert (estimate["text_copies"] > 0) is copied is ("more, for copies" in said)
+    estimate, said = figures(place, "run.yaml", "device.memory=1GiB")
+    assert estimate["text_copies"] == 0 and "more, for copies" not in said

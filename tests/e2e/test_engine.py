@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from e2e.test_generation import opened
-from qlora_wgpu.errors import CheckpointError, DataError, ShapeError
+from qlora_wgpu.errors import CheckpointError, DataError, OutOfMemoryError, ShapeError
 from qlora_wgpu.generation import Decoder, Engine, generate
 from qlora_wgpu.generation.engine import batch_sizes
 from qlora_wgpu.generation.sampling import Sampling
@@ -111,3 +111,18 @@ def test_copies_of_weights_are_made_where_memory_is_not_bounded(device, tmp_path
     assert bool(store.nbytes) == device.profile.textures and not store.waits
     # Whole strips: more than the weights themselves, where those are so few.
     assert store.nbytes >= model.layout.strip_bytes * device.profile.textures
+
+
+def test_other_programs_decide_nothing_of_a_texts_digits(device, tmp_path, monkeypatch):
+    model = opened("llama", tmp_path, device, "bfloat16", "nf4")
+    wanted = model.layout.strip_bytes
+    copied = device.profile.textures
+    for there, free, expected in ((3 * wanted, wanted, copied), (3 * wanted - 1, 1 << 40, False)):
+        monkeypatch.setattr("qlora_wgpu.model.text_copies.machine_bytes", lambda n=there: n)
+        monkeypatch.setattr("qlora_wgpu.model.text_copies.available_bytes", lambda n=free: n)
+        assert Engine(model, 1, 30)._cache.in_strips is expected
+    monkeypatch.setattr("qlora_wgpu.model.text_copies.machine_bytes", lambda: 3 * wanted)
+    monkeypatch.setattr("qlora_wgpu.model.text_copies.available_bytes", lambda: wanted - 1)
+    if copied:
+        with pytest.raises(OutOfMemoryError, match=r"copies of its weights.* or set device.memory"):
+            Engine(model, 1, 30)

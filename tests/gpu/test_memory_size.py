@@ -27,3 +27,11 @@ def test_files_of_a_container_give_way(group):
 def test_without_a_limit_the_machine_tells(group):
     group(max="max\n", current="600\n", stat="anon 300\n")
     assert memory_size.available_bytes() == pytest.approx(memory_size._unused(), rel=0.2)
+
+
+def test_all_of_a_machine_is_what_its_container_may_have(group):
+    group(max="max\n")
+    whole = memory_size.machine_bytes()
+    assert whole is None or whole > memory_size._unused()
+    group(max="5000\n")
+    assert memory_size.machine_bytes() == 5000
