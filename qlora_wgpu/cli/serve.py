@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,16 @@ from qlora_wgpu.cli._text import prompt_format, require_template
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.generation.engine import Engine
 from qlora_wgpu.runs import OpenedModel
+from qlora_wgpu.runs.locating import adapter_in
 from qlora_wgpu.runs.reading import Texts
 from qlora_wgpu.serving.extra import require_server
+from qlora_wgpu.serving.served import Served
 from qlora_wgpu.serving.writer import Writer
 
 
 @click.command()
 @opening_options()
+@click.argument("others", nargs=-1, metavar="[[NAME=]RUN]...")
 @click.option("--port", default="8000", show_default=True, metavar="N", help="Port to listen on.")
 @click.option("--name", help="The model's name for clients.", show_default="RUN's, or the model's")
 @click.option(
@@ -46,6 +50,7 @@ from qlora_wgpu.serving.writer import Writer
 )
 def serve(
     opening: Opening,
+    others: tuple[str, ...],
     port: str,
     name: str | None,
     context: str,
@@ -55,23 +60,35 @@ def serve(
     """Serve what a run has trained to clients of OpenAI's API, on this machine's loopback address.
 
     RUN is a run's folder, such as runs/first, or an adapter's or a model's. The base URL for
-    clients is http://127.0.0.1:8000/v1, and any key will do.
+    clients is http://127.0.0.1:8000/v1, and any key will do. Further runs, or adapters of the same
+    base, are served beside it by their names, which requests choose by `model`.
     """
     require_server()
     console = Terminal(stderr=True)
     place = _listening(whole_number("--port", port))
     count, capacity = whole_number("--batch", batch), whole_number("--context", context)
     source = OpenedModel.open(opening.model)
-    written = require_template(prompt_format(source, opening.adapter, template_name))
+    shown = name or _name_of(opening.adapter or opening.model)
+    folders = {shown: opening.adapter, **_named(others, shown)}
+    written = {
+        each: require_template(prompt_format(source, folder, template_name))
+        for each, folder in folders.items()
+    }
     texts = Texts.of(source.pretrained, capacity, 0, count)
     model = open_adapted(console, source, opening, texts)
-    writer = Writer(Engine(model, count, texts.capacity), written)
-    shown = name or _name_of(opening)
+    models = {shown: Served(model.active_adapter, written[shown])}
+    for each, folder in folders.items():
+        if each != shown and folder is not None:
+            inside = f"served as {each}"  # whatever the first one is called within the model
+            model.load_adapter(folder, inside)
+            models[each] = Served(inside, written[each])
+    writer = Writer(Engine(model, count, texts.capacity), model)
+    names = ", ".join(models)
     console.print(
-        f"{shown} for clients at http://127.0.0.1:{port}/v1 until Ctrl-C", highlight=False
+        f"{names} for clients at http://127.0.0.1:{port}/v1 until Ctrl-C", highlight=False
     )
     try:
-        _run(shown, writer, place)
+        _run(models, writer, place)
     finally:
         writer.close()
 
@@ -92,17 +109,43 @@ def _listening(port: int) -> socket.socket:
     return place
 
 
-def _run(name: str, writer: Writer, place: socket.socket) -> Any:
+def _run(models: Mapping[str, Served], writer: Writer, place: socket.socket) -> Any:
     import uvicorn
 
     from qlora_wgpu.serving.app import ChatServer
 
-    config = uvicorn.Config(ChatServer(name, writer).app(), log_level="warning", lifespan="off")
+    config = uvicorn.Config(ChatServer(models, writer).app(), log_level="warning", lifespan="off")
     uvicorn.Server(config).run(sockets=[place])
 
 
-def _name_of(opening: Opening) -> str:
-    """The run's name; an adapter lies in a folder of its run."""
-    path = Path(opening.adapter or opening.model)
+def _name_of(place: str) -> str:
+    """A run's name; an adapter lies in a folder of its run."""
+    path = Path(place)
     named = path.parent if path.name == "adapter" and path.parent.name else path
-    return named.resolve().name if named.exists() else str(opening.model)
+    return named.resolve().name if named.exists() else place
+
+
+def _named(others: Sequence[str], first: str) -> dict[str, str]:
+    """Further adapters' folders by the names that clients give.
+
+    Raises:
+        ConfigError: If there is no adapter, or two would have one name.
+    """
+    folders: dict[str, str] = {}
+    for each in others:
+        name, equals, place = each.partition("=")
+        if not equals or not name or Path(each).exists():
+            name, place = "", each
+        folder = adapter_in(place)
+        if folder is None:
+            raise ConfigError(
+                f"{place} is a model: beside RUN only runs or adapters of the same base are served"
+            )
+        name = name or _name_of(folder)
+        if name == first or name in folders:
+            raise ConfigError(
+                f"{place} would be called {name!r}, as another one is: give it a name of its own, "
+                f"such as second={place}"
+            )
+        folders[name] = folder
+    return folders

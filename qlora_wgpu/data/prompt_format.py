@@ -57,8 +57,16 @@ class PromptFormat:
         """A text that is to be continued."""
         return cls("text", tokenizer, None)
 
-    def ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
         """Tokens of a conversation up to where the model is to speak; of text, the last message's.
+
+        Args:
+            messages: The conversation.
+            tools: JSON schemas of functions that the model may call, for a chat template.
 
         Raises:
             DataError: If the template refuses the conversation.
@@ -68,7 +76,7 @@ class PromptFormat:
         if self.kind == "alpaca":  # rows have an end token behind the last answer alone
             alpaca = ChatTemplate(BUILT_IN_TEMPLATES["alpaca"], _NO_TOKENS)
             return self._as_rows(alpaca.render(messages).text)
-        text = self.template.render(messages, add_generation_prompt=True).text
+        text = self.template.render(messages, add_generation_prompt=True, tools=tools).text
         return self._before_an_answer(text, add_special_tokens=False)
 
     def _as_rows(self, text: str) -> list[int]:

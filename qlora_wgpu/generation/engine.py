@@ -6,20 +6,25 @@ import secrets
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from typing import Literal
+from weakref import WeakKeyDictionary
 
 import numpy as np
+import numpy.typing as npt
 
 from qlora_wgpu.data import bucket_length
 from qlora_wgpu.errors import CheckpointError, DataError
 from qlora_wgpu.generation.sampling import Sampling, check_count
+from qlora_wgpu.generation.token_logprobs import TokenLogprobs
 from qlora_wgpu.model import batch_encoding
-from qlora_wgpu.model.programs import TokenPrograms
+from qlora_wgpu.model.programs import Programs, TokenPrograms
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.model.text_copies import are_copied
 from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.ops.sampling import NONE, make_seen
 
 FinishReason = Literal["stop", "length", "cancelled"]
+Logits = npt.NDArray[np.float32] | None
+"""Of each text, where they are told."""
 
 
 class Text:
@@ -28,6 +33,7 @@ class Text:
     Attributes:
         prompt_ids: What it begins with.
         ids: The tokens so far, without the prompt's.
+        told: How likely each of them was, where that is asked for.
         finish_reason: Why it ended, once it has: a stop token came, it is as long as it may be, or
             it was cancelled.
     """
@@ -39,10 +45,13 @@ class Text:
         sampling: Sampling,
         max_new_tokens: int,
         stop_ids: Collection[int],
+        logprobs: int | None,
     ) -> None:
         """Is waiting; see ``Engine.add``."""
         self.prompt_ids = prompt_ids
         self.ids: list[int] = []
+        self.told: list[TokenLogprobs] = []
+        self.logprobs = logprobs
         self.finish_reason: FinishReason | None = None if max_new_tokens else "length"
         self.sampling = sampling
         seed = sampling.seed
@@ -63,12 +72,14 @@ class Text:
         """Tokens of the text so far."""
         return len(self.prompt_ids) + len(self.ids)
 
-    def take(self, token: int) -> None:
-        """Takes the token that was chosen."""
+    def take(self, token: int, logits: npt.NDArray[np.float32] | None = None) -> None:
+        """Takes the token that was chosen, of these logits where they are asked for."""
         if token in self.stop_ids:
             self.finish_reason = "stop"
             return
         self.ids.append(token)
+        if self.logprobs is not None and logits is not None:
+            self.told.append(TokenLogprobs.of(logits, token, self.logprobs))
         if len(self.ids) >= self.max_new_tokens:
             self.finish_reason = "length"
 
@@ -115,7 +126,8 @@ class Engine:
             in_strips = are_copied(model.layout, model.device.budget)
         self._cache = KVCache(capacity, texts, in_strips=in_strips)
         self._seen = make_seen(texts, model.architecture.vocab_size)
-        self._programs: dict[tuple[int, int], TokenPrograms] = {}
+        self._programs: WeakKeyDictionary[Programs, dict[tuple[int, int, bool], TokenPrograms]]
+        self._programs = WeakKeyDictionary()
         self._waiting: deque[Text] = deque()
         self._growing: list[Text] = []
         self._free = list(range(texts))[::-1]
@@ -142,6 +154,7 @@ class Engine:
         *,
         max_new_tokens: int,
         stop_ids: Collection[int] = (),
+        logprobs: int | None = None,
     ) -> Text:
         """A text that waits for its turn.
 
@@ -150,6 +163,8 @@ class Engine:
             sampling: How its tokens are chosen; the likeliest by default.
             max_new_tokens: Most tokens to add; fewer where the capacity ends.
             stop_ids: Tokens that end it; they are not its own.
+            logprobs: Of how many of the likeliest tokens log probabilities are told beside the
+                chosen one's; by default nothing is.
 
         Raises:
             DataError: If the prompt is empty or leaves no room.
@@ -166,7 +181,7 @@ class Engine:
             )
         batch_encoding.checked_ids([ids], self._model.architecture.vocab_size)
         count = min(max_new_tokens, self.capacity - len(ids))
-        text = Text(self, ids, sampling or Sampling(), count, stop_ids)
+        text = Text(self, ids, sampling or Sampling(), count, stop_ids, logprobs)
         if text.finish_reason is None:
             self._waiting.append(text)
         return text
@@ -190,7 +205,7 @@ class Engine:
         turning = [text for text in self._growing if self._turns(text)]
         going = [text for text in self._growing if text not in turning]
         if going:
-            self._take(going, self._next_tokens(going, turning))
+            self._take(going, *self._next_tokens(going, turning))
         while self._waiting and self._free:
             text = self._waiting.popleft()
             if text.finish_reason is None:
@@ -198,15 +213,15 @@ class Engine:
                 self._growing.append(text)
                 turning.append(text)
         for text in turning:
-            self._take([text], [self._read(text)])
+            self._take([text], *self._read(text))
         return going + turning
 
-    def _take(self, texts: Sequence[Text], tokens: Sequence[int]) -> None:
-        for text, token in zip(texts, tokens, strict=True):
+    def _take(self, texts: Sequence[Text], tokens: Sequence[int], logits: Logits) -> None:
+        for row, (text, token) in enumerate(zip(texts, tokens, strict=True)):
             if token == NONE:
                 text.cancel()
             else:
-                text.take(token)
+                text.take(token, None if logits is None else logits[row])
             if text.finish_reason is not None:
                 self._leave(text)
         if NONE in tokens:
@@ -220,25 +235,29 @@ class Engine:
 
     def _turns(self, text: Text) -> bool:
         """Whether its next token changes how its earlier ones are rotated."""
-        rotations = {r for program in self._programs.values() for r in program.batch.angles}
+        made = [program for each in self._programs.values() for program in each.values()]
+        rotations = {r for program in made for r in program.batch.angles}
         return not all(r.is_same(text.length, text.rotated_length) for r in rotations)
 
-    def _read(self, text: Text) -> int:
+    def _read(self, text: Text) -> tuple[list[int], Logits]:
         """Computes all of a text, and chooses the token after it."""
         ids = text.all_ids
         length = max(bucket_length(len(ids), self.capacity), 2)
         row, mask = np.zeros((2, 1, length), np.int64)
         row[0, : len(ids)], mask[0, : len(ids)] = ids, 1
         text.rotated_length = len(ids)
-        program = self._program(1, length)
+        program = self._program(1, length, told=text.logprobs is not None)
         program.note_seen(text.place, ids)
         places = np.array([[text.place]])
-        return program.run(
+        tokens = program.run(
             row, mask, np.zeros_like(places), places, [text.sampling], [text.seed],
             [len(text.ids)], last=len(ids) - 1,
-        )[0]  # fmt: skip
+        )  # fmt: skip
+        return tokens, None if program.kept is None else program.logits()
 
-    def _next_tokens(self, texts: Sequence[Text], others: Sequence[Text]) -> list[int]:
+    def _next_tokens(
+        self, texts: Sequence[Text], others: Sequence[Text]
+    ) -> tuple[list[int], Logits]:
         """Computes a token of each text, and chooses the one after it.
 
         Args:
@@ -254,23 +273,26 @@ class Engine:
         places = [text.place for text in texts] + spares[:1] * extra
         column = np.array([ids, past, places])[..., None]
         samplings = [text.sampling for text in texts] + [Sampling()] * extra
-        tokens = self._program(rows, 1).run(
+        program = self._program(rows, 1, told=any(text.logprobs is not None for text in texts))
+        tokens = program.run(
             column[0], np.ones_like(column[0]), column[1], column[2], samplings,
             [text.seed for text in texts] + [0] * extra,
             [len(text.ids) for text in texts] + [0] * extra,
         )  # fmt: skip
-        return tokens[: len(texts)]
+        return tokens[: len(texts)], None if program.kept is None else program.logits()
 
     @property
     def sizes(self) -> list[int]:
         """How many rows are computed at a time, the fewest that texts have room in."""
         return batch_sizes(self.texts)
 
-    def _program(self, rows: int, length: int) -> TokenPrograms:
-        if (rows, length) not in self._programs:
-            programs = self._model.programs
-            self._programs[rows, length] = programs.tokens(rows, length, self._cache, self._seen)
-        return self._programs[rows, length]
+    def _program(self, rows: int, length: int, *, told: bool) -> TokenPrograms:
+        # An adapter of another shape has programs of its own, over the same cache.
+        programs, key = self._model.programs, (rows, length, told)
+        made = self._programs.setdefault(programs, {})
+        if key not in made:
+            made[key] = programs.tokens(rows, length, self._cache, self._seen, told=told)
+        return made[key]
 
 
 def batch_sizes(texts: int) -> list[int]:

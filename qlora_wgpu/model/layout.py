@@ -31,6 +31,7 @@ from qlora_wgpu.ops.batch import BatchBuffers, RouterSums, make_batch_buffers
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.ops.sampling import Choices, choose, make_choices
 from qlora_wgpu.ops.strips import StripStore
+from qlora_wgpu.ops.tensor import copied
 
 _MOST_DENSE = 1 << 30  # weights of linear layers that are copied as float32 for new tokens
 _CODE_BYTES = 0.625  # of a weight as codes, with its part of a float32 scale
@@ -332,14 +333,18 @@ class ModelLayout:
         return first, second, self.network.trace_logits(second, hidden, batch)
 
     def token_graphs(
-        self, texts: int, length: int, cache: KVCache, seen: Tensor
-    ) -> tuple[BatchBuffers, Choices, Graph, Graph]:
-        """The hidden states of some of a cache's texts, and from them their next tokens."""
+        self, texts: int, length: int, cache: KVCache, seen: Tensor, *, told: bool = False
+    ) -> tuple[BatchBuffers, Choices, Graph, Graph, Tensor | None]:
+        """The hidden states of some of a cache's texts, and from them their next tokens.
+
+        Beside them a copy of the logits that the choice begins with, if they are to be ``told``.
+        """
         batch = make_batch_buffers(texts, length, CacheView(cache))
         first, second, logits = self.logits_graphs(batch)
+        kept = copied(second, logits) if told else None
         choices = make_choices(texts, seen)
         choose(second, logits, batch, choices)
-        return batch, choices, first, second
+        return batch, choices, first, second, kept
 
     def memory(self, options: StepOptions, plan: Plan | None = None) -> Counter[str]:
         """Bytes on the device by kind while steps with these options, or this plan, train."""

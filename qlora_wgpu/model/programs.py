@@ -87,6 +87,7 @@ class TokenPrograms:
         head: Logits and the choice.
         choices: What tokens are chosen by, and the tokens.
         vocab: Tokens that there are.
+        kept: The logits that tokens are chosen by, where they are told.
     """
 
     device: Device
@@ -95,6 +96,13 @@ class TokenPrograms:
     head: Program
     choices: Choices
     vocab: int
+    kept: Tensor | None = None
+
+    def logits(self) -> npt.NDArray[np.float32]:
+        """(rows, vocab_size) of the last run, of programs that tell them."""
+        assert self.kept is not None
+        values = np.frombuffer(self.head.read(self.kept), np.float32)
+        return values.reshape(self.kept.rows, -1)[:, : self.vocab]
 
     def note_seen(self, place: int, ids: Sequence[int]) -> None:
         """Says which tokens a text has."""
@@ -175,7 +183,9 @@ class Programs:
                 self._steps[options] = planned.batch, program
             return self._steps[options]
 
-    def tokens(self, texts: int, length: int, cache: KVCache, seen: Tensor) -> TokenPrograms:
+    def tokens(
+        self, texts: int, length: int, cache: KVCache, seen: Tensor, *, told: bool = False
+    ) -> TokenPrograms:
         """New programs for so many tokens of some of a cache's texts, which choose the next ones.
 
         Args:
@@ -183,13 +193,17 @@ class Programs:
             length: Tokens of each.
             cache: Keys, values and states.
             seen: The bits of all texts' tokens.
+            told: Whether the logits can be read as well.
         """
         with self._device.in_turn:
-            batch, choices, hidden, head = self._layout.token_graphs(texts, length, cache, seen)
+            batch, choices, hidden, head, kept = self._layout.token_graphs(
+                texts, length, cache, seen, told=told
+            )
             self._fill_strips()
-            first, second = self.from_graph(hidden), self.from_graph(head)
+            first = self.from_graph(hidden)
+            second = self.from_graph(head, () if kept is None else (kept,))
             vocab = self._layout.pretrained.architecture.vocab_size
-            return TokenPrograms(self._device, batch, first, second, choices, vocab)
+            return TokenPrograms(self._device, batch, first, second, choices, vocab, kept)
 
     def logits(self, batch: BatchBuffers) -> LogitsPrograms:
         """New programs for a batch, which may carry a cache of keys and values."""

@@ -22,6 +22,6 @@ def text_plans(
     """
     seen = make_seen(cache.texts, layout.pretrained.architecture.vocab_size)
     for texts, tokens in sizes:
-        _, _, hidden, head = layout.token_graphs(texts, tokens, cache, seen)
+        _, _, hidden, head, _ = layout.token_graphs(texts, tokens, cache, seen)
         yield make_plan(hidden)
         yield make_plan(head)

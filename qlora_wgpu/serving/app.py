@@ -1,4 +1,4 @@
-"""The endpoints: ``/v1/models`` and ``/v1/chat/completions``, as OpenAI's clients know them.
+"""The endpoints: models, chat completions and completions, as OpenAI's clients know them.
 
 Whoever can reach the address can use it, so it is the loopback's alone. Pages of other sites, which
 a browser on this machine shows, cannot: they may send neither JSON without leave nor another host's
@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from starlette.applications import Starlette
@@ -20,30 +21,35 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from qlora_wgpu.errors import ConfigError, DataError, QLoRAError
+from qlora_wgpu.errors import ConfigError, DataError, QLoRAError, ShapeError
+from qlora_wgpu.serving.asked import Asked
 from qlora_wgpu.serving.chat_request import ChatRequest
-from qlora_wgpu.serving.writer import Answer, Piece, Writer
+from qlora_wgpu.serving.choice import Choice
+from qlora_wgpu.serving.completion_request import CompletionRequest
+from qlora_wgpu.serving.forms import ChatForm, Form, TextForm
+from qlora_wgpu.serving.served import Served
+from qlora_wgpu.serving.together import together
+from qlora_wgpu.serving.writer import Answer, Writer
 
 HOSTS = ["127.0.0.1", "localhost"]
 _MOST_BYTES = 16 << 20  # of a request
-_REASONS = {"stop": "stop", "length": "length", "cancelled": "stop"}
 
 
 class ChatServer:
     """What the endpoints do.
 
     Attributes:
-        name: The model's name.
+        models: The models by the names that requests give.
     """
 
-    def __init__(self, name: str, writer: Writer) -> None:
+    def __init__(self, models: Mapping[str, Served], writer: Writer) -> None:
         """Takes who writes.
 
         Args:
-            name: The model's name, which requests must give.
+            models: The models by the names that requests give.
             writer: Writes answers.
         """
-        self.name = name
+        self.models = models
         self._writer = writer
         self._since = int(time.time())
 
@@ -53,89 +59,100 @@ class ChatServer:
             routes=[
                 Route("/v1/models", self._models),
                 Route("/v1/models/{name:path}", self._model),
-                Route("/v1/chat/completions", self._complete, methods=["POST"]),
+                Route("/v1/chat/completions", self._chat, methods=["POST"]),
+                Route("/v1/completions", self._text, methods=["POST"]),
             ],
             middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)],
         )
 
     async def _models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._card()]})
+        return JSONResponse({"object": "list", "data": [self._card(n) for n in self.models]})
 
     async def _model(self, request: Request) -> Response:
-        if request.path_params["name"] != self.name:
-            return self._no_model(request.path_params["name"])
-        return JSONResponse(self._card())
+        name = request.path_params["name"]
+        return JSONResponse(self._card(name)) if name in self.models else self._no_model(name)
 
-    def _card(self) -> dict[str, Any]:
-        return {
-            "id": self.name, "object": "model", "created": self._since, "owned_by": "qlora-wgpu",
-        }  # fmt: skip
+    def _card(self, name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": self._since, "owned_by": "qlora-wgpu"}
 
-    async def _complete(self, request: Request) -> Response:
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
+    async def _chat(self, request: Request) -> Response:
+        return await self._complete(request, ChatRequest, ChatForm())
+
+    async def _text(self, request: Request) -> Response:
+        return await self._complete(request, CompletionRequest, TextForm())
+
+    async def _complete(
+        self, request: Request, kind: type[ChatRequest | CompletionRequest], form: Form
+    ) -> Response:
+        content = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if content != "application/json":
             return _error(415, "the request's Content-Type must be application/json")
         try:
-            asked = ChatRequest.read(json.loads(await _body(request)))
-            if asked.model != self.name:
+            asked = kind.read(json.loads(await _body(request)))
+            if asked.model not in self.models:
                 return self._no_model(asked.model)
-            answer = await self._writer.ask(asked)
+            answers = await self._writer.ask(self.models[asked.model], asked)
         except json.JSONDecodeError as err:
             return _error(400, f"the request is not valid JSON: {err}")
-        except (ConfigError, DataError) as err:
+        except (ConfigError, DataError, ShapeError) as err:
             return _error(400, str(err))
-        if asked.streamed:
-            events = self._events(request, answer, counted=asked.counted)
-            return StreamingResponse(events, media_type="text/event-stream")
-        return await self._whole(request, answer)
-
-    def _no_model(self, name: str) -> Response:
-        return _error(
-            404, f"there is no model {name!r} here, only {self.name!r}", "model_not_found"
-        )
-
-    async def _whole(self, request: Request, answer: Answer) -> Response:
-        text, last = "", Piece("", 0)
-        try:
-            async for piece in answer.pieces():
-                text, last = text + piece.text, piece
-                if await request.is_disconnected():
-                    break
         except QLoRAError as err:
             return _error(500, str(err))
-        finally:
-            answer.is_wanted = False
-        message = {"role": "assistant", "content": text}
-        choice = {"index": 0, "message": message, "finish_reason": _reason(last), "logprobs": None}
-        head = self._head("chat.completion")
-        return JSONResponse(head | {"choices": [choice], "usage": _usage(answer, last)})
+        if asked.streamed:
+            events = self._events(asked, answers, form)
+            return StreamingResponse(events, media_type="text/event-stream")
+        return await self._whole(request, asked, answers, form)
+
+    def _no_model(self, name: str) -> Response:
+        known = ", ".join(map(repr, self.models))
+        return _error(404, f"there is no model {name!r} here, only {known}", "model_not_found")
+
+    async def _whole(
+        self, request: Request, asked: Asked, answers: Sequence[Answer], form: Form
+    ) -> Response:
+        choices = [Choice(*each, form) for each in enumerate(answers)]
+        try:
+            async with aclosing(together(answers)) as pieces:
+                async for number, piece in pieces:
+                    choices[number].take(piece)
+                    if await request.is_disconnected():
+                        break
+        except QLoRAError as err:
+            return _error(500, str(err))
+        head = _head(form.prefix, form.whole, asked.model)
+        made = [choice.whole() for choice in choices]
+        return JSONResponse(head | {"choices": made, "usage": _usage(asked, choices)})
 
     async def _events(
-        self, request: Request, answer: Answer, *, counted: bool
+        self, asked: Asked, answers: Sequence[Answer], form: Form
     ) -> AsyncIterator[str]:
-        head, last = self._head("chat.completion.chunk"), Piece("", 0)
-        if counted:
+        choices = [Choice(*each, form) for each in enumerate(answers)]
+        head = _head(form.prefix, form.chunk, asked.model)
+        if asked.counted:
             head["usage"] = None
         try:
-            yield _event(head | {"choices": [_delta({"role": "assistant", "content": ""})]})
-            async for piece in answer.pieces():
-                last = piece
-                if piece.text:
-                    yield _event(head | {"choices": [_delta({"content": piece.text})]})
-            yield _event(head | {"choices": [_delta({}, _reason(last))]})
-            if counted:
-                yield _event(head | {"choices": [], "usage": _usage(answer, last)})
+            async with aclosing(together(answers)) as pieces:
+                for choice in choices:
+                    if (begun := choice.begun()) is not None:
+                        yield _event(head | {"choices": [begun]})
+                async for number, piece in pieces:
+                    for part in choices[number].take(piece):
+                        yield _event(head | {"choices": [part]})
+            if asked.counted:
+                yield _event(head | {"choices": [], "usage": _usage(asked, choices)})
             yield "data: [DONE]\n\n"
         except QLoRAError as err:
             yield _event(_problem(str(err), "server_error"))
         finally:
-            answer.is_wanted = False  # whoever asked may have gone
+            for answer in answers:
+                answer.is_wanted = False  # whoever asked may have gone
 
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {
-            "id": f"chatcmpl-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()),
-            "model": self.name,
-        }  # fmt: skip
+
+def _head(prefix: str, kind: str, model: str) -> dict[str, Any]:
+    return {
+        "id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()),
+        "model": model,
+    }  # fmt: skip
 
 
 async def _body(request: Request) -> bytes:
@@ -147,20 +164,14 @@ async def _body(request: Request) -> bytes:
     return content
 
 
-def _delta(delta: dict[str, Any], reason: str | None = None) -> dict[str, Any]:
-    return {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None}
-
-
-def _reason(piece: Piece) -> str | None:
-    return None if piece.finish_reason is None else _REASONS[piece.finish_reason]
-
-
-def _usage(answer: Answer, last: Piece) -> dict[str, int]:
-    prompt = len(answer.prompt_ids)
+def _usage(asked: Asked, choices: Sequence[Choice]) -> dict[str, int]:
+    """Tokens of each prompt once, however many answers there are to it, and of all answers."""
+    prompt = sum(choice.prompt_tokens for choice in choices[:: asked.count])
+    written = sum(choice.tokens for choice in choices)
     return {
         "prompt_tokens": prompt,
-        "completion_tokens": last.tokens,
-        "total_tokens": prompt + last.tokens,
+        "completion_tokens": written,
+        "total_tokens": prompt + written,
     }
 
 

@@ -1,4 +1,4 @@
-"""A request for a chat completion, in the form of OpenAI's API, and what of it is refused."""
+"""A request for a chat completion."""
 
 from __future__ import annotations
 
@@ -6,57 +6,32 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from qlora_wgpu.data.json_text import parse_json
 from qlora_wgpu.data.messages import checked_messages
 from qlora_wgpu.errors import ConfigError, DataError, brief
-from qlora_wgpu.generation.sampling import Sampling, check_count
+from qlora_wgpu.serving.asked import Asked, flag, number_of_logprobs, read_common
 
-# What changes nothing of the answer.
-_SAYS_NOTHING = frozenset(
-    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
-)
-# What is computed only as it is by default.
+_KNOWN = {
+    "messages", "max_completion_tokens", "logprobs", "top_logprobs", "tools", "tool_choice",
+}  # fmt: skip
 _DEFAULTS: Mapping[str, Any] = {
-    "n": 1,
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
-    "logit_bias": {},
-    "logprobs": False,
-    "top_logprobs": 0,
-    "tools": [],
-    "tool_choice": "none",
     "parallel_tool_calls": True,
     "response_format": {"type": "text"},
     "modalities": ["text"],
 }
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
-_KNOWN = {
-    "model", "messages", "stream", "stream_options", "stop", "max_tokens", "max_completion_tokens",
-    *_SAMPLING, *_SAYS_NOTHING, *_DEFAULTS,
-}  # fmt: skip
-_MOST_STOPS = 16
 
 
 @dataclass(frozen=True)
-class ChatRequest:
+class ChatRequest(Asked):
     """What is asked for.
 
     Attributes:
-        model: The name of the model.
         messages: The conversation.
-        sampling: How tokens are chosen; OpenAI's temperature of 1 by default.
-        max_new_tokens: Most tokens of the answer; None for as many as there is room for.
-        stop: Strings that end it.
-        streamed: Whether it is sent as it comes.
-        counted: Whether a streamed answer ends with the number of tokens.
+        tools: JSON schemas of functions that the model may call, if there are any.
     """
 
-    model: str
     messages: list[dict[str, Any]]
-    sampling: Sampling
-    max_new_tokens: int | None
-    stop: tuple[str, ...]
-    streamed: bool
-    counted: bool
+    tools: list[dict[str, Any]] | None
 
     @classmethod
     def read(cls, body: Any) -> ChatRequest:
@@ -66,63 +41,53 @@ class ChatRequest:
             DataError: If it is no such request.
             ConfigError: If it asks for something that is not computed.
         """
-        if not isinstance(body, dict):
-            raise DataError("the request must be a JSON object")
-        _refuse(body)
-        options = body.get("stream_options") or {}
-        if not isinstance(options, dict):
-            raise DataError("stream_options must be an object")
-        model = body.get("model")
-        if not isinstance(model, str):
-            raise DataError("'model' must be the name of a model")
+        common = read_common(body, _KNOWN, _DEFAULTS)
+        messages = checked_messages(body.get("messages"), "messages")
         return cls(
-            model=model,
-            messages=checked_messages(body.get("messages"), "messages"),
-            sampling=_sampling(body),
-            max_new_tokens=_most_tokens(body),
-            stop=_stops(body.get("stop")),
-            streamed=_flag(body, "stream"),
-            counted=_flag(options, "include_usage"),
+            **common,
+            logprobs=_logprobs(body),
+            messages=[_with_arguments(message) for message in messages],
+            tools=_tools(body),
         )
 
 
-def _refuse(body: Mapping[str, Any]) -> None:
-    unknown = sorted(set(body) - _KNOWN)
-    if unknown:
-        raise ConfigError(f"{unknown[0]!r} is not known here: leave it out")
-    for name, default in _DEFAULTS.items():
-        value = body.get(name)
-        if value is not None and value != default and value:
-            raise ConfigError(f"{name} = {brief(value)} is not computed here: leave it out")
+def _logprobs(body: Mapping[str, Any]) -> int | None:
+    top = body.get("top_logprobs")
+    if not flag(body, "logprobs"):
+        if top:
+            raise ConfigError("top_logprobs is told only where logprobs is true")
+        return None
+    return number_of_logprobs("top_logprobs", 0 if top is None else top)
 
 
-def _sampling(body: Mapping[str, Any]) -> Sampling:
-    given = {name: body[name] for name in _SAMPLING if body.get(name) is not None}
-    return Sampling(**{"temperature": 1.0, "seed": None, **given})
+def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    tools, choice = body.get("tools"), body.get("tool_choice")
+    if tools is not None and not (
+        isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
+    ):
+        raise DataError("'tools' must be a list of objects")
+    if choice not in (None, "auto", "none"):
+        raise ConfigError(
+            f"tool_choice = {brief(choice)} is not computed here, only 'auto' and 'none': a model "
+            "is not made to call a function"
+        )
+    return None if choice == "none" else tools or None
 
 
-def _most_tokens(body: Mapping[str, Any]) -> int | None:
-    for name in ("max_completion_tokens", "max_tokens"):
-        value = body.get(name)
-        if value is not None:
-            check_count(name, value)
-            return int(value)
-    return None
+def _with_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose calls have their arguments as templates want them, not as JSON's text."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    return {**message, "tool_calls": [_parsed(call) for call in calls]}
 
 
-def _stops(value: Any) -> tuple[str, ...]:
-    if value is None:
-        return ()
-    stops = [value] if isinstance(value, str) else value
-    if not isinstance(stops, list) or not all(isinstance(each, str) for each in stops):
-        raise DataError("'stop' must be a text or a list of texts")
-    if len(stops) > _MOST_STOPS:
-        raise DataError(f"'stop' has {len(stops)} texts, more than {_MOST_STOPS}")
-    return tuple(stops)
-
-
-def _flag(body: Mapping[str, Any], name: str) -> bool:
-    value = body.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise DataError(f"'{name}' must be true or false")
-    return bool(value)
+def _parsed(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = parse_json(function["arguments"])
+    except DataError:
+        return call  # what the model wrote need not be JSON
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from qlora_wgpu.data import PromptFormat
 from qlora_wgpu.errors import QLoRAError
+from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.generation.engine import Engine, FinishReason, Text
+from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.generation.text import TextStream
-from qlora_wgpu.serving.chat_request import ChatRequest
+from qlora_wgpu.generation.token_logprobs import TokenLogprobs
+from qlora_wgpu.serving.asked import Asked
+from qlora_wgpu.serving.served import Served, Wanted
 
 
 @dataclass(frozen=True)
@@ -22,29 +26,39 @@ class Piece:
         text: What follows what came before.
         tokens: Tokens so far.
         finish_reason: Why it has ended, with the last piece.
+        ids: The tokens that are new.
+        told: How likely these were, where that is asked for.
     """
 
     text: str
     tokens: int
     finish_reason: FinishReason | None = None
+    ids: tuple[int, ...] = ()
+    told: tuple[TokenLogprobs, ...] = ()
 
 
 class Answer:
     """An answer that grows in the writer's thread; its pieces come in the event loop's.
 
     Attributes:
-        request: What was asked for.
-        prompt_ids: The conversation's tokens.
+        served: Whose answer it is.
+        wanted: What is wanted.
+        sampling: How its tokens are chosen.
+        asked: The request that it belongs to.
         is_wanted: Whether somebody still waits for it.
     """
 
-    def __init__(self, request: ChatRequest, prompt_ids: list[int], stream: TextStream) -> None:
+    def __init__(self, served: Served, wanted: Wanted, sampling: Sampling, asked: Asked) -> None:
         """Has not begun; to be made in the event loop."""
-        self.request = request
-        self.prompt_ids = prompt_ids
+        self.served = served
+        self.wanted = wanted
+        self.sampling = sampling
+        self.asked = asked
         self.is_wanted = True
         self._text: Text | None = None
-        self._stream = stream
+        stops = (*asked.stop, wanted.stop_text)
+        self._stream = TextStream(served.written.tokenizer, stops, wanted.context)
+        self._sent = 0
         self._loop = asyncio.get_running_loop()
         self._begun: asyncio.Future[None] = self._loop.create_future()
         self._pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()
@@ -94,7 +108,9 @@ class Answer:
         if text.finish_reason is not None and not stream.stopped:
             shown += stream.rest()
         if shown or text.finish_reason is not None:
-            piece = Piece(shown, len(text.ids), text.finish_reason)
+            sent, self._sent = self._sent, len(text.ids)
+            new = tuple(text.ids[sent:])
+            piece = Piece(shown, len(text.ids), text.finish_reason, new, tuple(text.told[sent:]))
             self._tell(self._pieces.put_nowait, piece)
         return text.finish_reason is not None
 
@@ -120,41 +136,48 @@ class Answer:
 
 
 class Writer:
-    """Owns an engine, in a thread of its own."""
+    """Owns an engine, in a thread of its own.
 
-    def __init__(self, engine: Engine, written: PromptFormat) -> None:
+    Texts of one adapter grow at a time. Whoever asks for another one waits until they have ended,
+    and so does all that is asked for later.
+    """
+
+    def __init__(self, engine: Engine, model: QLoRAModel) -> None:
         """Starts the thread.
 
         Args:
             engine: Nobody else uses it.
-            written: How conversations are written.
+            model: The engine's; nobody else chooses its adapter.
         """
         self._engine = engine
-        self._written = written
+        self._model = model
         self._changed = threading.Condition()
-        self._asked: list[Answer] = []
+        self._asked: deque[Answer] = deque()
         self._growing: list[Answer] = []
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._thread.start()
 
-    async def ask(self, request: ChatRequest) -> Answer:
-        """Begins an answer.
+    async def ask(self, served: Served, asked: Asked) -> list[Answer]:
+        """Begins the answers of a request.
 
         Raises:
             DataError: If the conversation has no room, or the template refuses it.
             ConfigError: If a setting is out of its range.
         """
-        written = self._written
-        stops = (*request.stop, written.stop_text)
-        answer = Answer(
-            request, written.ids(request.messages), TextStream(written.tokenizer, stops)
-        )
+        answers = [
+            Answer(served, wanted, asked.sampling_of(number), asked)
+            for number, wanted in enumerate(served.wanted(asked))
+        ]
         with self._changed:
-            self._asked.append(answer)
+            self._asked.extend(answers)
             self._changed.notify()
-        await answer.begun()
-        return answer
+        begun = await asyncio.gather(*(a.begun() for a in answers), return_exceptions=True)
+        if problem := next((each for each in begun if each is not None), None):
+            for answer in answers:
+                answer.is_wanted = False
+            raise problem
+        return answers
 
     def close(self) -> None:
         """Ends the thread after its turn."""
@@ -169,20 +192,31 @@ class Writer:
                 self._changed.wait_for(lambda: self._closed or self._asked or self._growing)
                 if self._closed:
                     return
-                asked, self._asked = self._asked, []
-            for answer in asked:
+                begun = self._of_one_adapter()
+            for answer in begun:
                 self._begin(answer)
             if self._growing:
                 self._turn()
 
+    def _of_one_adapter(self) -> list[Answer]:
+        """What may join, in the order in which it was asked for."""
+        found: list[Answer] = []
+        first = next(iter([*self._growing, *self._asked]), None)
+        while first and self._asked and self._asked[0].served.adapter == first.served.adapter:
+            found.append(self._asked.popleft())
+        return found
+
     def _begin(self, answer: Answer) -> None:
-        most = answer.request.max_new_tokens
+        asked = answer.asked
+        most = asked.max_new_tokens
         try:
+            self._model.set_adapter(answer.served.adapter)
             text = self._engine.add(
-                answer.prompt_ids,
-                answer.request.sampling,
+                answer.wanted.prompt_ids,
+                answer.sampling,
                 max_new_tokens=self._engine.capacity if most is None else most,
-                stop_ids=self._written.stop_ids,
+                stop_ids=answer.wanted.stop_ids,
+                logprobs=asked.logprobs,
             )
         except QLoRAError as err:
             answer.fail(err)

@@ -1,6 +1,5 @@
 """The endpoints over real HTTP, with a tiny model."""
 
-import asyncio
 import json
 import socket
 import threading
@@ -8,21 +7,17 @@ import urllib.error
 import urllib.request
 
 import pytest
-import uvicorn
 from e2e.tiny import write_model
+from support.openai_http import TALK, ask, events, post, serving
 
 from qlora_wgpu import QLoRAModel, QuantConfig
 from qlora_wgpu.data import PromptFormat, Tokenizer
 from qlora_wgpu.data.chat import find_chat_template
 from qlora_wgpu.errors import ConfigError, DataError
 from qlora_wgpu.generation.completions import Prompt, complete
-from qlora_wgpu.generation.engine import Engine
 from qlora_wgpu.generation.sampling import Sampling
-from qlora_wgpu.serving.app import ChatServer
 from qlora_wgpu.serving.chat_request import ChatRequest
-from qlora_wgpu.serving.writer import Writer
-
-TALK = [{"role": "user", "content": "what is this?"}]
+from qlora_wgpu.serving.served import Served
 
 
 @pytest.fixture(scope="module")
@@ -39,43 +34,8 @@ def written(model):
 
 @pytest.fixture(scope="module")
 def url(model, written):
-    """The address of a server that writes two answers at a time."""
-    writer = Writer(Engine(model, 2, 128), written)
-    config = uvicorn.Config(ChatServer("tiny", writer).app(), log_level="warning", lifespan="off")
-    server = uvicorn.Server(config)
-    place = socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve([place])), daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{place.getsockname()[1]}/v1"
-    server.should_exit = True
-    thread.join()
-    writer.close()
-
-
-def post(url, body, **headers):
-    """Status and text of an answer."""
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    headers = {"Content-Type": "application/json", **headers}
-    request = urllib.request.Request(f"{url}/chat/completions", data, headers)
-    try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as err:
-        return err.code, err.read().decode()
-
-
-def ask(url, **body):
-    status, text = post(url, {"model": "tiny", "messages": TALK, **body})
-    assert status == 200, text
-    return json.loads(text)
-
-
-def events(url, **body):
-    status, text = post(url, {"model": "tiny", "messages": TALK, "stream": True, **body})
-    assert status == 200, text
-    lines = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
-    assert lines[-1] == "[DONE]"
-    return [json.loads(line) for line in lines[:-1]]
+    with serving(model, {"tiny": Served("default", written)}) as address:
+        yield address
 
 
 def alone(model, written, sampling, count):
@@ -165,8 +125,14 @@ def test_models_are_listed(url):
         ({"model": None}, 400, "'model' must be"),
         ({"messages": []}, 400, "'messages' must be"),
         ({"messages": [{"role": "user"}]}, 400, "needs 'content'"),
-        ({"n": 2}, 400, "n = 2"),
-        ({"tools": [{"type": "function"}]}, 400, "tools"),
+        ({"n": 0}, 400, "n must be from 1 to 64"),
+        ({"tools": [{"type": "function"}]}, 400, "tools are not written by the model's chat"),
+        ({"tools": {}, "tool_choice": "required"}, 400, "'tools' must be a list"),
+        ({"tool_choice": "required"}, 400, "a model is not made to call a function"),
+        ({"presence_penalty": 0.5}, 400, "is not computed here; repetition_penalty is"),
+        ({"logit_bias": {"5": 1}}, 400, "logit_bias"),
+        ({"top_logprobs": 3}, 400, "only where logprobs is true"),
+        ({"logprobs": True, "top_logprobs": 21}, 400, "more than 20"),
         ({"response_format": {"type": "json_object"}}, 400, "response_format"),
         ({"temperature": -1}, 400, "temperature must be"),
         ({"top_p": 2}, 400, "top_p must be"),

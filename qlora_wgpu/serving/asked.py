@@ -1,0 +1,165 @@
+"""What requests of both kinds ask for, in the form of OpenAI's API, and what of it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from qlora_wgpu.errors import ConfigError, DataError, brief
+from qlora_wgpu.generation.sampling import Sampling, check_count
+
+# What changes nothing of the answer.
+_SAYS_NOTHING = frozenset(
+    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+)
+# What is computed only as it is by default.
+_DEFAULTS: Mapping[str, Any] = {"presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}}
+_INSTEAD = {
+    "presence_penalty": "; repetition_penalty is",
+    "frequency_penalty": "; repetition_penalty is",
+}
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
+_COMMON = {
+    "model", "stream", "stream_options", "stop", "max_tokens", "n", *_SAMPLING, *_SAYS_NOTHING,
+    *_DEFAULTS,
+}  # fmt: skip
+_MOST_STOPS = 16
+MOST_ANSWERS = 64
+"""Of a request."""
+MOST_LOGPROBS = 20
+"""Likeliest tokens that are told beside a chosen one."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked for.
+
+    Attributes:
+        model: The name of the model.
+        sampling: How tokens are chosen; OpenAI's temperature of 1 by default.
+        max_new_tokens: Most tokens of an answer; None for as many as there is room for.
+        stop: Strings that end it.
+        streamed: Whether it is sent as it comes.
+        counted: Whether a streamed answer ends with the number of tokens.
+        count: Answers to each prompt.
+        logprobs: Of how many of the likeliest tokens log probabilities are told beside the chosen
+            one's; None for none at all.
+    """
+
+    model: str
+    sampling: Sampling
+    max_new_tokens: int | None
+    stop: tuple[str, ...]
+    streamed: bool
+    counted: bool
+    count: int
+    logprobs: int | None
+
+    def sampling_of(self, number: int) -> Sampling:
+        """How tokens of one of the answers are chosen: with a seed of its own."""
+        seed = self.sampling.seed
+        return self.sampling if seed is None else replace(self.sampling, seed=seed + number)
+
+
+def read_common(body: Any, known: Collection[str], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """What all requests have, but for logprobs, as arguments of ``Asked``.
+
+    Args:
+        body: The request's JSON.
+        known: What requests of this kind may have beside.
+        defaults: What of it is computed only as it is by default.
+
+    Raises:
+        DataError: If it is no such request.
+        ConfigError: If it asks for something that is not computed.
+    """
+    if not isinstance(body, dict):
+        raise DataError("the request must be a JSON object")
+    _refuse(body, known, defaults)
+    options = body.get("stream_options") or {}
+    if not isinstance(options, dict):
+        raise DataError("stream_options must be an object")
+    model = body.get("model")
+    if not isinstance(model, str):
+        raise DataError("'model' must be the name of a model")
+    return {
+        "model": model,
+        "sampling": _sampling(body),
+        "max_new_tokens": _most_tokens(body),
+        "stop": _stops(body.get("stop")),
+        "streamed": flag(body, "stream"),
+        "counted": flag(options, "include_usage"),
+        "count": _count(body.get("n")),
+    }
+
+
+def flag(body: Mapping[str, Any], name: str) -> bool:
+    """A truth value, false by default.
+
+    Raises:
+        DataError: If it is something else.
+    """
+    value = body.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise DataError(f"'{name}' must be true or false")
+    return bool(value)
+
+
+def number_of_logprobs(name: str, value: Any) -> int:
+    """How many of the likeliest tokens are told.
+
+    Raises:
+        ConfigError: If it is no count, or too large.
+    """
+    check_count(name, value)
+    if value > MOST_LOGPROBS:
+        raise ConfigError(f"{name} = {value} is more than {MOST_LOGPROBS}")
+    return int(value)
+
+
+def _refuse(body: Mapping[str, Any], known: Collection[str], more: Mapping[str, Any]) -> None:
+    unknown = sorted(set(body) - _COMMON - set(known) - set(more))
+    if unknown:
+        raise ConfigError(f"{unknown[0]!r} is not known here: leave it out")
+    for name, default in {**_DEFAULTS, **more}.items():
+        value = body.get(name)
+        if value is not None and value != default and value:
+            instead = _INSTEAD.get(name, "")
+            raise ConfigError(
+                f"{name} = {brief(value)} is not computed here{instead}: leave it out"
+            )
+
+
+def _sampling(body: Mapping[str, Any]) -> Sampling:
+    given = {name: body[name] for name in _SAMPLING if body.get(name) is not None}
+    return Sampling(**{"temperature": 1.0, "seed": None, **given})
+
+
+def _most_tokens(body: Mapping[str, Any]) -> int | None:
+    for name in ("max_completion_tokens", "max_tokens"):
+        value = body.get(name)
+        if value is not None:
+            check_count(name, value)
+            return int(value)
+    return None
+
+
+def _stops(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(each, str) for each in stops):
+        raise DataError("'stop' must be a text or a list of texts")
+    if len(stops) > _MOST_STOPS:
+        raise DataError(f"'stop' has {len(stops)} texts, more than {_MOST_STOPS}")
+    return tuple(stops)
+
+
+def _count(value: Any) -> int:
+    if value is None:
+        return 1
+    check_count("n", value)
+    if not 1 <= value <= MOST_ANSWERS:
+        raise ConfigError(f"n must be from 1 to {MOST_ANSWERS}, got {value}")
+    return int(value)
