@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from qlora_wgpu.data import PromptFormat
 from qlora_wgpu.errors import QLoRAError
-from qlora_wgpu.generation.engine import Engine, FinishReason, Text
+from qlora_wgpu.generation.engine import Engine
+from qlora_wgpu.generation.growing_text import FinishReason, Text
 from qlora_wgpu.generation.text import TextStream
 from qlora_wgpu.serving.chat_request import ChatRequest
 
