@@ -72,8 +72,8 @@ def check_choice(run: Runner, vocab: int) -> None:
     ).view(np.float32)
     batch = new_tokens(count, past)
     choose(run.graph, run.float32(logits.astype(np.float64)), batch, choices)
-    chosen, ids, positions = run.run(choices.chosen, batch.input_ids, batch.positions)
-    got = chosen.reshape(MOST_AHEAD, count)[past]
+    made, ids, positions = run.run(choices.chosen, batch.input_ids, batch.positions)
+    got = made.reshape(MOST_AHEAD, count)[past]
     run.compare_exactly(ids, np.minimum(ids, vocab - 1))
     run.compare_exactly(ids[:-1], got[:-1])
     run.compare_exactly(positions, np.full(count, past + 1.0))
