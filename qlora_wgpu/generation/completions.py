@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.errors import DataError
-from qlora_wgpu.generation.engine import Engine, FinishReason, Text
+from qlora_wgpu.generation.engine import Engine
+from qlora_wgpu.generation.growing_text import FinishReason, Text
 from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.generation.text import TextStream
 from qlora_wgpu.model.qlora_model import QLoRAModel

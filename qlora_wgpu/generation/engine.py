@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import secrets
+import math
+import time
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
-from typing import Literal
+from collections.abc import Collection, Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from qlora_wgpu.data import bucket_length
 from qlora_wgpu.errors import CheckpointError, DataError
+from qlora_wgpu.generation.growing_text import Text
 from qlora_wgpu.generation.sampling import Sampling, check_count
-from qlora_wgpu.generation.token_logprobs import TokenLogprobs
 from qlora_wgpu.model import batch_encoding
 from qlora_wgpu.model.programs import Programs, TokenPrograms
 from qlora_wgpu.model.qlora_model import QLoRAModel
@@ -22,88 +22,19 @@ from qlora_wgpu.model.text_copies import are_copied
 from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.ops.sampling import NONE, make_seen
 
-FinishReason = Literal["stop", "length", "cancelled"]
+_AHEAD_SECONDS = 0.12  # of work that is done before its tokens are looked at
+
 Logits = npt.NDArray[np.float32] | None
 """Of each text, where they are told."""
-
-
-class Text:
-    """A text in an engine; iterating over it computes its tokens, and those of the others.
-
-    Attributes:
-        prompt_ids: What it begins with.
-        ids: The tokens so far, without the prompt's.
-        told: How likely each of them was, where that is asked for.
-        finish_reason: Why it ended, once it has: a stop token came, it is as long as it may be, or
-            it was cancelled.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        prompt_ids: list[int],
-        sampling: Sampling,
-        max_new_tokens: int,
-        stop_ids: Collection[int],
-        logprobs: int | None,
-    ) -> None:
-        """Is waiting; see ``Engine.add``."""
-        self.prompt_ids = prompt_ids
-        self.ids: list[int] = []
-        self.told: list[TokenLogprobs] = []
-        self.logprobs = logprobs
-        self.finish_reason: FinishReason | None = None if max_new_tokens else "length"
-        self.sampling = sampling
-        seed = sampling.seed
-        self.seed = secrets.randbits(64) if seed is None else int(seed)
-        self.max_new_tokens = max_new_tokens
-        self.stop_ids = frozenset(stop_ids)
-        self.place = -1
-        self.rotated_length = 0
-        self._engine = engine
-
-    @property
-    def all_ids(self) -> list[int]:
-        """The prompt and all tokens so far."""
-        return self.prompt_ids + self.ids
-
-    @property
-    def length(self) -> int:
-        """Tokens of the text so far."""
-        return len(self.prompt_ids) + len(self.ids)
-
-    def take(self, token: int, logits: npt.NDArray[np.float32] | None = None) -> None:
-        """Takes the token that was chosen, of these logits where they are asked for."""
-        if token in self.stop_ids:
-            self.finish_reason = "stop"
-            return
-        self.ids.append(token)
-        if self.logprobs is not None and logits is not None:
-            self.told.append(TokenLogprobs.of(logits, token, self.logprobs))
-        if len(self.ids) >= self.max_new_tokens:
-            self.finish_reason = "length"
-
-    def cancel(self, reason: FinishReason = "cancelled") -> None:
-        """Ends it before its next token; its place is free then."""
-        if self.finish_reason is None:
-            self.finish_reason = reason
-
-    def __iter__(self) -> Iterator[int]:
-        given = 0
-        while True:
-            while given < len(self.ids):
-                given += 1
-                yield self.ids[given - 1]
-            if self.finish_reason is not None:
-                return
-            self._engine.step()
 
 
 class Engine:
     """Generates several texts at once; what comes of one does not depend on the others.
 
-    Each has a place in a cache. Its prompt is computed by itself, then each turn computes a token
-    of all texts that have a place. One thread at a time.
+    Each has a place in a cache. Its prompt is computed by itself, then each turn gives a token to
+    all texts that have a place. Several turns are computed at once where they take no time to speak
+    of: the device then needs not wait for the host, which drops what comes after a text's end.
+    One thread at a time.
     """
 
     def __init__(
@@ -112,7 +43,7 @@ class Engine:
         """Allocates nothing yet.
 
         Args:
-            model: Base and adapter, as they are at each turn.
+            model: Base and adapter, as they are when tokens are computed.
             texts: Most texts that grow at a time; others wait.
             capacity: Most tokens of a text, its prompt included.
             in_strips: Whether copies of the weights are made that software GPUs read faster; by
@@ -131,6 +62,7 @@ class Engine:
         self._waiting: deque[Text] = deque()
         self._growing: list[Text] = []
         self._free = list(range(texts))[::-1]
+        self._seconds = math.inf  # that a turn takes
 
     @property
     def capacity(self) -> int:
@@ -181,7 +113,7 @@ class Engine:
             )
         batch_encoding.checked_ids([ids], self._model.architecture.vocab_size)
         count = min(max_new_tokens, self.capacity - len(ids))
-        text = Text(self, ids, sampling or Sampling(), count, stop_ids, logprobs)
+        text = Text(self.step, ids, sampling or Sampling(), count, stop_ids, logprobs)
         if text.finish_reason is None:
             self._waiting.append(text)
         return text
@@ -202,10 +134,19 @@ class Engine:
     def _step(self) -> list[Text]:
         for text in [text for text in self._growing if text.finish_reason is not None]:
             self._leave(text)
+        if any(text.ahead for text in self._growing):  # as many of each
+            going = list(self._growing)
+            self._take(going, [text.ahead.popleft() for text in going], None)
+            return going
         turning = [text for text in self._growing if self._turns(text)]
         going = [text for text in self._growing if text not in turning]
         if going:
-            self._take(going, *self._next_tokens(going, turning))
+            tokens, logits = self._next_tokens(going, turning)
+            for text, chosen in zip(going, tokens, strict=True):
+                text.ahead.extend(chosen)
+            self._take(going, [text.ahead.popleft() for text in going], logits)
+        if any(text.ahead for text in self._growing):
+            return going
         while self._waiting and self._free:
             text = self._waiting.popleft()
             if text.finish_reason is None:
@@ -230,6 +171,7 @@ class Engine:
             )
 
     def _leave(self, text: Text) -> None:
+        text.ahead.clear()
         self._growing.remove(text)
         self._free.append(text.place)
 
@@ -252,13 +194,15 @@ class Engine:
         tokens = program.run(
             row, mask, np.zeros_like(places), places, [text.sampling], [text.seed],
             [len(text.ids)], last=len(ids) - 1,
-        )  # fmt: skip
+        )[0]  # fmt: skip
         return tokens, None if program.kept is None else program.logits()
 
     def _next_tokens(
         self, texts: Sequence[Text], others: Sequence[Text]
-    ) -> tuple[list[int], Logits]:
-        """Computes a token of each text, and chooses the one after it.
+    ) -> tuple[list[list[int]], Logits]:
+        """Computes a token of each text, and chooses the one after it; perhaps more of them.
+
+        Where a text's logits are told, it is one: they are of the last.
 
         Args:
             texts: Those texts.
@@ -273,13 +217,23 @@ class Engine:
         places = [text.place for text in texts] + spares[:1] * extra
         column = np.array([ids, past, places])[..., None]
         samplings = [text.sampling for text in texts] + [Sampling()] * extra
-        program = self._program(rows, 1, told=any(text.logprobs is not None for text in texts))
+        told = any(text.logprobs is not None for text in texts)
+        program = self._program(rows, 1, told=told)
+        alone = told or others or (self._waiting and self._free)
+        count = 1 if alone else min(self._turns_at_once(texts), program.most_ahead)
+        begin = time.perf_counter()
         tokens = program.run(
             column[0], np.ones_like(column[0]), column[1], column[2], samplings,
             [text.seed for text in texts] + [0] * extra,
-            [len(text.ids) for text in texts] + [0] * extra,
+            [len(text.ids) for text in texts] + [0] * extra, count=count,
         )  # fmt: skip
+        self._seconds = (time.perf_counter() - begin) / count
         return tokens[: len(texts)], None if program.kept is None else program.logits()
+
+    def _turns_at_once(self, texts: Sequence[Text]) -> int:
+        """How many turns may be computed before any text is as long as it may be."""
+        least = min(text.max_new_tokens - len(text.ids) for text in texts)
+        return max(min(least, int(_AHEAD_SECONDS / max(self._seconds, 1e-4))), 1)
 
     @property
     def sizes(self) -> list[int]:

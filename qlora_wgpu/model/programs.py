@@ -20,7 +20,7 @@ from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import StepOptions
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.kv_cache import KVCache
-from qlora_wgpu.ops.sampling import Choices, Settings, encode_choices, seen_bits
+from qlora_wgpu.ops.sampling import MOST_AHEAD, Choices, Settings, encode_choices, seen_bits
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,12 @@ class TokenPrograms:
         bits = seen_bits(ids, self.vocab)
         self.device.write(seen.storage.buffer, bits, bits.nbytes * place)
 
+    @property
+    def most_ahead(self) -> int:
+        """How many tokens of each text it can compute before the host looks at them."""
+        of_host = self.batch.angles or self.batch.embedded
+        return 1 if of_host or not self.batch.decodes else MOST_AHEAD
+
     def run(
         self,
         ids: batch_encoding.IntArray,
@@ -121,31 +127,38 @@ class TokenPrograms:
         seeds: Sequence[int],
         steps: Sequence[int],
         last: int = 0,
-    ) -> list[int]:
-        """The next token of each text, or ``NONE`` where a logit is not finite.
+        count: int = 1,
+    ) -> list[list[int]]:
+        """The next tokens of each text; ``NONE`` where a logit is not finite, and others after it.
 
         Args:
             ids: (batch, seq), checked.
             mask: (batch, seq).
             past: (batch, 1), tokens that came before.
             places: (batch, 1), which of the cache's texts they are of.
-            settings: How each text's token is chosen.
+            settings: How each text's tokens are chosen.
             seeds: Each text's.
             steps: Tokens that each text got before.
             last: The last token's column of a prompt.
+            count: How many tokens of each text, at most ``most_ahead``.
         """
-        rows = np.array([last]) if ids.shape[1] > 1 else np.arange(len(ids))
-        words = encode_choices(settings, seeds, steps)
+        decodes = self.batch.decodes
+        rows = np.arange(len(ids)) if decodes else np.array([last])
+        first = past.reshape(-1) if decodes else np.zeros(len(ids), np.int64)
+        words = encode_choices(settings, seeds, (np.asarray(steps) - first).tolist())
         own, chosen = self.choices.settings.storage, self.choices.chosen.storage
         assert own is not None and chosen is not None
         batch_encoding.write_batch(
             self.device, self.batch, ids, mask, rows=rows, past=past, places=places
         )
         self.device.write(own.buffer, words)
-        self.hidden.run()
-        self.head.run()
-        tokens = np.frombuffer(self.device.read(chosen.buffer, 4 * len(settings)), np.uint32)
-        return [int(token) for token in tokens]
+        for _ in range(count):
+            self.hidden.run()
+            self.head.run()
+        raw = np.frombuffer(self.device.read(chosen.buffer, chosen.nbytes), np.uint32)
+        at = (first[:, None] + np.arange(count)) % MOST_AHEAD
+        tokens: list[list[int]] = raw.reshape(MOST_AHEAD, -1)[at, rows[:, None] * decodes].tolist()
+        return tokens
 
 
 class Programs:

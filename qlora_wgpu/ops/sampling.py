@@ -1,4 +1,8 @@
-"""The choice of each text's next token, on the device."""
+"""The choice of each text's next token, on the device.
+
+The token is put where the next one's forward reads it, so that several can be computed before the
+host reads what they are.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,8 @@ from qlora_wgpu.ops.batch import BatchBuffers
 
 NONE = 0xFFFFFFFF
 """What is chosen where a logit is not finite."""
+MOST_AHEAD = 8
+"""How many tokens of a text can be computed before they are read."""
 _THREADS = 256  # at least, that share a row: every device has so many in a workgroup
 _WORDS = 8  # of a text's settings
 _LEAST_LOG = -3.0e38
@@ -52,7 +58,8 @@ class Choices:
     Attributes:
         settings: float32 (rows · 8), as ``encode_choices`` writes them.
         seen: uint32 (texts · words), a bit for each token that a text has.
-        chosen: uint32 (rows).
+        chosen: uint32 (rows · MOST_AHEAD): the tokens at the positions that are 0, 1, 2 … by that
+            module; of a prompt it is the first.
     """
 
     settings: Tensor
@@ -75,16 +82,18 @@ def make_choices(rows: int, seen: Tensor) -> Choices:
     """Room for the settings and tokens of so many rows."""
     words = _WORDS * rows
     settings = Storage("choices", "inputs", 4 * words)
-    chosen = Storage("chosen tokens", "inputs", 4 * max(rows, 4))
+    chosen = Storage("chosen tokens", "inputs", 4 * rows * MOST_AHEAD)
     return Choices(
         vector("choices", words, "float32", settings),
         seen,
-        vector("chosen", rows, "uint32", chosen),
+        vector("chosen", rows * MOST_AHEAD, "uint32", chosen),
     )
 
 
 def choose(g: Graph, logits: Tensor, batch: BatchBuffers, choices: Choices) -> None:
     """Chooses each row's token, and adds it to its text's.
+
+    A batch of new tokens becomes that of the tokens which were chosen.
 
     Args:
         g: The graph.
@@ -96,23 +105,36 @@ def choose(g: Graph, logits: Tensor, batch: BatchBuffers, choices: Choices) -> N
         GraphError: If they are of other rows, or the vocabulary is of another size.
     """
     rows, words = logits.rows, seen_words(logits.columns)
-    if choices.chosen.columns != rows or choices.seen.columns % words or batch.places is None:
+    places, fits = batch.places, choices.chosen.columns == rows * MOST_AHEAD
+    if not fits or choices.seen.columns % words or places is None or batch.cache is None:
         raise GraphError(f"sampling: {logits} do not fit {choices}")
+    inputs = vector("inputs", batch.storage.nbytes // 4, "uint32", batch.storage)
     g.launch(
         "sampling/choose.wgsl",
         (rows, 1, 1),
         {
             "logits": logits,
             "choices": choices.settings,
-            "places": batch.places,
+            "inputs": inputs,
             "seen": choices.seen,
             "chosen": choices.chosen,
         },
-        {"vocab": logits.columns, "stride": logits.stride, "words": words},
+        {
+            "vocab": logits.columns,
+            "stride": logits.stride,
+            "words": words,
+            "rows": rows,
+            "ids_at": batch.input_ids.offset // 4,
+            "positions_at": batch.positions.offset // 4,
+            "places_at": places.offset // 4,
+            "capacity": batch.cache.capacity,
+        },
         {
             "THREADS": max(int(row_constants(g, logits.columns)["THREADS"]), _THREADS),
             "ONE_THREAD": False,
             "SUBGROUP": False,
+            "NEXT": batch.decodes,
+            "AHEAD": MOST_AHEAD,
         },
     )
 
@@ -125,7 +147,7 @@ def encode_choices(
     Args:
         settings: Each row's.
         seeds: Each text's, of 64 bits.
-        steps: Tokens that each text got before.
+        steps: Tokens that each text got before; of new tokens less their positions.
     """
     words = np.zeros((len(settings), _WORDS), np.uint32)
     floats = words.view(np.float32)
@@ -134,7 +156,9 @@ def encode_choices(
         floats[row, 1] = own.top_p
         floats[row, 2] = np.log(own.min_p) if own.min_p > 0 else _LEAST_LOG
         floats[row, 3] = own.repetition_penalty
-        words[row, 4:] = min(own.top_k, NONE), step, seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF
+        words[row, 4:] = [
+            min(own.top_k, NONE), step & 0xFFFFFFFF, seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF
+        ]  # fmt: skip
     return words.reshape(-1)
 
 

@@ -7,9 +7,11 @@
 // largest's probability; of them that with the largest x - log(e) is taken, where e is exponential by
 // a hash of (seed, step, token): it has the probability exp(x) / Σ exp(x).
 //
-// logits (rows, vocab) float32, changed; choices[m], places[m] of each row; seen (texts, words) has a
-// bit for each token that a text has, and gets the chosen one's. THREADS invocations share a row.
-// Launcher: ops/sampling.py.
+// logits (rows, vocab) float32, changed; choices[m] of each row; seen (texts, words) has a bit for each
+// token that a text has, and gets the chosen one's. inputs are a batch's, places of which say the text
+// of each row. With NEXT each row is a new token, and its place and step are counted from position p:
+// chosen[p % AHEAD, m] gets the token, and the batch becomes that of the token after it, at p + 1 or
+// where the capacity ends. THREADS invocations share a row. Launcher: ops/sampling.py.
 //#include common/row_reduce.wgsl
 //#include common/mix_bits.wgsl
 //#include common/log.wgsl
@@ -18,6 +20,11 @@ struct Params {
     vocab: u32,
     stride: u32,
     words: u32,
+    rows: u32,
+    ids_at: u32,
+    positions_at: u32,
+    places_at: u32,
+    capacity: u32,
 }
 
 struct Choice {
@@ -34,7 +41,7 @@ struct Choice {
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read_write> logits: array<vec4<f32>>;
 @group(0) @binding(2) var<storage, read> choices: array<Choice>;
-@group(0) @binding(3) var<storage, read> places: array<u32>;
+@group(0) @binding(3) var<storage, read_write> inputs: array<u32>;
 @group(0) @binding(4) var<storage, read_write> seen: array<u32>;
 @group(0) @binding(5) var<storage, read_write> chosen: array<u32>;
 
@@ -85,7 +92,12 @@ fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_id) l
     let base = m * (params.stride / 4u);
     let thread = local.x;
     let quads = (params.vocab + 3u) / 4u;
-    let seen_at = places[m] * params.words;
+    let seen_at = inputs[params.places_at + m] * params.words;
+//#if NEXT
+    let position = inputs[params.positions_at + m];
+//#else
+    let position = 0u;
+//#endif
     // What a choice does not need are loops of no turns: software GPUs compute both sides of an if.
     let sampled = choice.inverse > 0.0;
     var wrong = 0.0;
@@ -128,7 +140,7 @@ fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_id) l
         goal = select(goal, choice.top_p * weight, bit == 0u);
     }
     least = max(least, found);
-    let text = mix_bits(mix_bits(choice.seed ^ mix_bits(choice.seed_high)) + choice.step);
+    let text = mix_bits(mix_bits(choice.seed ^ mix_bits(choice.seed_high)) + choice.step + position);
     best = select(best, LOWEST, sampled);
     own_token = select(own_token, 0u, sampled);
     for (var quad = select(quads, thread, sampled); quad < quads; quad += THREADS) {
@@ -147,7 +159,13 @@ fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_id) l
     // The first of those: token numbers are exact as float32 (limits.py).
     let token = u32(-reduce_max(select(-1.6777216e7, -f32(own_token), best == largest), thread));
     if (thread == 0u) {
+//#if NEXT
+        chosen[position % AHEAD * params.rows + m] = select(token, NONE, wrong > 0.0);
+        inputs[params.ids_at + m] = min(token, params.vocab - 1u);
+        inputs[params.positions_at + m] = min(position + 1u, params.capacity);
+//#else
         chosen[m] = select(token, NONE, wrong > 0.0);
+//#endif
         if (token < params.vocab) {
             seen[seen_at + token / 32u] |= 1u << (token % 32u);
         }

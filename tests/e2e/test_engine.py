@@ -6,8 +6,11 @@ import pytest
 from e2e.test_generation import opened
 from qlora_wgpu.errors import CheckpointError, DataError, OutOfMemoryError, ShapeError
 from qlora_wgpu.generation import Decoder, Engine, generate
+from qlora_wgpu.generation import engine as engine_module
 from qlora_wgpu.generation.engine import batch_sizes
 from qlora_wgpu.generation.sampling import Sampling
+from qlora_wgpu.model.programs import TokenPrograms
+from qlora_wgpu.ops.sampling import MOST_AHEAD
 
 PROMPTS = [[5, 6, 7], [9, 1, 4, 4, 2, 8, 30, 12, 3], [11], [7] * 14, [3, 2], [30, 31, 32, 33]]
 SAMPLED = Sampling(1.2, top_k=20, top_p=0.95, seed=7, repetition_penalty=1.1)
@@ -32,6 +35,44 @@ def test_together_as_alone(device, tmp_path, case):
     ]  # fmt: skip
     assert written(Engine(model, 3, 40), PROMPTS, SAMPLED) == alone
     assert written(Engine(model, 5, 32), PROMPTS[::-1], SAMPLED, 9)[0] != alone[0]
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [("llama", "float32"), ("gemma2", "bfloat16"), ("gpt_oss", "bfloat16"), ("qwen3_5", "float32"),
+     ("lfm2", "bfloat16"), ("llama-dynamic", "float32")],
+)  # fmt: skip
+def test_turns_at_once_as_one_by_one(device, tmp_path, monkeypatch, case, dtype):
+    """Stop tokens and ends come in the middle of turns that are computed at once."""
+    model = opened(case, tmp_path, device, dtype, "nf4")
+
+    def texts(seconds):
+        monkeypatch.setattr(engine_module, "_AHEAD_SECONDS", seconds)
+        counts, run = [], TokenPrograms.run
+
+        def noted(*args, count=1, **others):
+            counts.append(count)
+            return run(*args, count=count, **others)
+
+        monkeypatch.setattr(TokenPrograms, "run", noted)
+        engine = Engine(model, 3, 60)
+        first = written(engine, PROMPTS, SAMPLED, 15)
+        grown = [engine.add(ids, SAMPLED, max_new_tokens=30, stop_ids=ids_of[3:6:2])
+                 for ids, ids_of in zip(PROMPTS, first, strict=True)]  # fmt: skip
+        list(grown[0])
+        grown[3].cancel()
+        while not engine.is_idle:
+            engine.step()
+        monkeypatch.setattr(TokenPrograms, "run", run)
+        cancelled = grown.pop(3)
+        assert cancelled.ids == first[3][: len(cancelled.ids)]
+        assert [text.finish_reason for text in grown] == ["stop"] * 5
+        return [first, [text.ids for text in grown]], max(counts)
+
+    one_by_one, least = texts(0.0)
+    at_once, most = texts(1e6)
+    assert (least, most) == (1, 1 if case == "llama-dynamic" else MOST_AHEAD)
+    assert at_once == one_by_one
 
 
 @pytest.mark.parametrize("case", ["llama-dynamic", "phi3-longrope"])

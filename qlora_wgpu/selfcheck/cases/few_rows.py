@@ -26,12 +26,12 @@ from qlora_wgpu.selfcheck.cases.groups import in_one_storage
 from qlora_wgpu.selfcheck.runner import Runner
 
 
-def new_tokens(count: int) -> BatchBuffers:
-    """A batch of so many texts' next tokens."""
+def new_tokens(count: int, past: int = 0) -> BatchBuffers:
+    """A batch of so many texts' next tokens, at most four of each with those that came before."""
     batch = make_batch_buffers(count, 1, CacheView(KVCache(4, count)))
     ids = np.zeros((count, 1), np.int64)
     places = np.arange(count)[:, None]
-    batch.storage.data = encode_batch(batch, ids, ids + 1, places=places)
+    batch.storage.data = encode_batch(batch, ids, ids + 1, past=past, places=places)
     return batch
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from qlora_wgpu.ops.sampling import (
+    MOST_AHEAD,
     NONE,
     choose,
     encode_choices,
@@ -48,8 +49,11 @@ _FIRST, _AS_LIKELY = 300, (301, 300 + 256, 300 + 512, 255 + 256, 255 + 512)
 
 @each((1000,), (49_155,))
 def check_choice(run: Runner, vocab: int) -> None:
-    """Rows with settings of all kinds, the last with a logit that is none."""
-    count = len(ROWS)
+    """Rows with settings of all kinds, the last with a logit that is none.
+
+    They are the last tokens that there is room for; the batch becomes that of the next ones.
+    """
+    count, past = len(ROWS), 3
     logits = 3 * normal("logits", count, vocab).astype(np.float32)
     logits[0, [_FIRST, *_AS_LIKELY]] = 20.0
     logits[-1, vocab // 2] = np.nan
@@ -63,9 +67,16 @@ def check_choice(run: Runner, vocab: int) -> None:
     )
     choices = make_choices(count, bits)
     assert choices.settings.storage is not None
-    choices.settings.storage.data = encode_choices(ROWS, seeds, steps).view(np.float32)
-    choose(run.graph, run.float32(logits.astype(np.float64)), new_tokens(count), choices)
-    (got,) = run.run(choices.chosen)
+    choices.settings.storage.data = encode_choices(
+        ROWS, seeds, [step - past for step in steps]
+    ).view(np.float32)
+    batch = new_tokens(count, past)
+    choose(run.graph, run.float32(logits.astype(np.float64)), batch, choices)
+    made, ids, positions = run.run(choices.chosen, batch.input_ids, batch.positions)
+    got = made.reshape(MOST_AHEAD, count)[past]
+    run.compare_exactly(ids, np.minimum(ids, vocab - 1))
+    run.compare_exactly(ids[:-1], got[:-1])
+    run.compare_exactly(positions, np.full(count, past + 1.0))
     run.compare_exactly(got[[0, -1]], np.array([_FIRST, NONE], np.float64))
     for row, (settings, token) in enumerate(zip(ROWS[:-1], got.astype(int), strict=False)):
         scores = reference.scores(
