@@ -50,7 +50,7 @@ def export_gguf(
     parts = LayerParts(architecture, llama_cpp)
     arch = gguf.MODEL_ARCH[llama_cpp.label]
     names = gguf.get_tensor_name_map(arch, architecture.num_layers)
-    tensors, peft = load_adapter(adapter, in_turns=architecture.in_turns)
+    tensors, peft = load_adapter(adapter, stacking=architecture.stacking)
     if peft.use_dora:
         raise UnsupportedModelError(
             f"{adapter} is a DoRA adapter, which llama.cpp cannot apply: merge it instead"

@@ -67,7 +67,7 @@ class MergedWeights:
         """
         self.folder = folder = ModelFolder.open(model)
         self.architecture = architecture = find_family(folder.config).read(folder.config)
-        tensors, config = load_adapter(adapter, biases=True, in_turns=architecture.in_turns)
+        tensors, config = load_adapter(adapter, biases=True, stacking=architecture.stacking)
         rows = rows_for(architecture, config)
         self.architecture = architecture = architecture.resized(rows)
         self._linears = {

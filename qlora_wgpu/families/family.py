@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from qlora_wgpu.errors import ConfigError, UnsupportedModelError, brief
+from qlora_wgpu.families.stacking import PLAIN, Stacking
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.lora import Lora
@@ -45,8 +46,7 @@ class ExpertSpec:
         out_features: Rows of an expert's weight.
         in_features: Their columns.
         bias: Whether each has one.
-        in_turns: Whether transformers holds a layer's experts in two parameters, rows of gate and
-            up taking turns, which PEFT adapts as such.
+        stacking: How transformers holds them together with the layers beside.
         fused: Whether PEFT makes adapters of stacks, as transformers has them, of those of experts:
             it knows some model types.
     """
@@ -57,7 +57,7 @@ class ExpertSpec:
     out_features: int
     in_features: int
     bias: bool = False
-    in_turns: bool = False
+    stacking: Stacking = PLAIN
     fused: bool = True
 
     @property
@@ -224,9 +224,9 @@ class Architecture:
         return setting
 
     @property
-    def in_turns(self) -> bool:
-        """Whether PEFT adapts experts together, rows of gate and up taking turns."""
-        return any(stack.in_turns for stack in self.experts)
+    def stacking(self) -> Stacking:
+        """How transformers holds a layer's experts together."""
+        return self.experts[0].stacking if self.experts else PLAIN
 
     @property
     def head(self) -> LinearSpec:

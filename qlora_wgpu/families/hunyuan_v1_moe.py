@@ -27,7 +27,7 @@ def compose(read: ConfigReader) -> Decoder:
         size = dimensions.intermediate_size
         experts = Experts(
             dimensions.hidden_size, size, activation, count, top, router="gate.wg",
-            fused=False, shared=shared,
+            shared=shared,
         )  # fmt: skip
         mlps.append(experts)
     return compose_with(read, dimensions, mlps)

@@ -27,6 +27,7 @@ def compose(read: ConfigReader) -> Decoder:
         num_experts_per_tok,
         norm_topk_prob=True,
         name="block_sparse_moe",
+        held="mlp",
         leaves=("w1", "w3", "w2"),
     )
     norm = RMSNorm(read.number("rms_norm_eps", 1e-5))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from qlora_wgpu.families.family import ExpertSpec, Weights
 from qlora_wgpu.families.layers import LayerOps
 from qlora_wgpu.families.norm import RMSNorm
+from qlora_wgpu.families.stacking import Stacking
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.expert_factors import with_factors
 from qlora_wgpu.ops.routing import combine, permute, route
@@ -44,12 +45,13 @@ class MixtureBeside:
         """The router, the experts and the norms of the layer whose names begin so."""
         count, hidden_size, inner = self.num_experts, self.hidden_size, self.intermediate_size
         gate, up, down = self.leaves
+        more = False, Stacking(self.leaves), False  # no bias, and unknown to PEFT
         weights = Weights(
             norms={f"{at}router.scale": hidden_size, f"{at}router.per_expert_scale": count},
             experts=(
-                ExpertSpec(f"{at}experts", gate, count, inner, hidden_size, fused=False),
-                ExpertSpec(f"{at}experts", up, count, inner, hidden_size, fused=False),
-                ExpertSpec(f"{at}experts", down, count, hidden_size, inner, fused=False),
+                ExpertSpec(f"{at}experts", gate, count, inner, hidden_size, *more),
+                ExpertSpec(f"{at}experts", up, count, inner, hidden_size, *more),
+                ExpertSpec(f"{at}experts", down, count, hidden_size, inner, *more),
             ),
             routers={f"{at}router.proj.weight": (count, hidden_size)},
         )

@@ -10,6 +10,7 @@ from qlora_wgpu.families.family import BalanceLoss, ExpertSpec, Weights
 from qlora_wgpu.families.layers import LayerOps
 from qlora_wgpu.families.router import Router, softmax_router
 from qlora_wgpu.families.shared_expert import SharedExpert
+from qlora_wgpu.families.stacking import Stacking
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.clamped_glu import ClampedGLU
 from qlora_wgpu.ops.routing import combine, permute
@@ -31,7 +32,8 @@ class Experts:
         leaves: An expert's names of gate, up and down.
         router: The router's name within the module.
         bias: Whether the router and all experts' layers have biases.
-        in_turns: See ``ExpertSpec``.
+        in_turns: See ``Stacking``.
+        held: What transformers calls the module, if otherwise.
         fused: See ``ExpertSpec``.
         shared: What every token meets beside its experts, if anything.
         choice: How experts are chosen and weighted, if not by the largest logits and their softmax.
@@ -48,6 +50,7 @@ class Experts:
     router: str = "gate"
     bias: bool = False
     in_turns: bool = False
+    held: str | None = None
     fused: bool = True
     shared: SharedExpert | None = None
     choice: Router | None = None
@@ -58,7 +61,9 @@ class Experts:
         hidden_size, inner = self.hidden_size, self.intermediate_size
         (gate, up, down), router, bias = self.leaves, f"{at}{self.name}.{self.router}", self.bias
         shared = Weights() if self.shared is None else self.shared.weights(at)
-        more = bias, self.in_turns, self.fused
+        held = self.name if self.held is None else self.held
+        stacking = Stacking(self.leaves, f"{self.name}.experts", f"{held}.experts", self.in_turns)
+        more = bias, stacking, self.fused
         corrections = self._router.weights(at, count)
         own = Weights(
             norms={f"{router}.bias": count} if bias else {},

@@ -33,7 +33,7 @@ from qlora_wgpu.lora.names import (
     parse_name,
     tensor_name,
 )
-from qlora_wgpu.lora.peft_differences import peft_differences
+from qlora_wgpu.lora.peft_differences import is_written_together, peft_differences
 from qlora_wgpu.lora.saved_modules import check_saved, saved_modules
 from qlora_wgpu.lora.targets import (
     check_experts,
@@ -60,6 +60,7 @@ class Adapter:
         targets: The adapted layers, but the embedding.
         embedding: The embedding as such a layer, if it is adapted.
         peft_differences: A sentence for each thing that PEFT computes otherwise.
+        is_written_together: Whether files have experts' matrices as those of what holds them.
         peft: ``config`` as PEFT writes it, without the base model's name.
         b_begin: Where in the flat vectors, in floats, A's end and B's begin.
         length: Length of the flat vectors, in floats.
@@ -123,6 +124,7 @@ class Adapter:
         check_start(self.peft, config.init_lora_weights, self.targets, stacks)
         self.start: Float32Array | None = None
         self.peft_differences = peft_differences(self.peft, self.targets, experts)
+        self.is_written_together = is_written_together(self.peft, self.targets, experts)
         self._flat = FlatVector()
         self.b_begin = self._lay_out()
         stacked = {spec.name for stack in stacks for spec in stack.linears}

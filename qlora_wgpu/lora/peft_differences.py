@@ -1,82 +1,83 @@
-"""What PEFT computes otherwise than an adapter was trained, for its user to know."""
+"""How PEFT 0.21 on transformers 5, which stacks experts, reads an adapter of them.
+
+It makes pairs of the stacks of those of experts for some model types (``ExpertSpec.fused``), and so
+only where that is all: what else has to be written as PEFT has it (``parameters.together``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from qlora_wgpu.families.family import ExpertSpec, LinearSpec
 from qlora_wgpu.lora.adapter_config import AdapterConfig
 
 
-def peft_differences(
+def is_written_together(
     config: AdapterConfig, targets: Sequence[LinearSpec], experts: Sequence[ExpertSpec]
-) -> list[str]:
-    """A sentence for each difference of PEFT 0.21 on transformers 5, which stacks experts.
+) -> bool:
+    """Whether an adapter of experts is written as one of the parameters that hold them.
+
+    PEFT reads the experts' own where their model type is one that it knows, without dropout, of one
+    scaling that is alpha / r, of gate, up and down or of down alone, by their last names, and where
+    no other adapted layer is called so.
 
     Args:
         config: The adapter.
         targets: The adapted layers.
         experts: The model's experts.
     """
-    experts = [stack for stack in experts if not stack.in_turns]  # adapted as PEFT has them
-    stacked = {spec.name for stack in experts for spec in stack.linears}
     names = {spec.name for spec in targets}
-    if any(not stack.fused for stack in experts):
-        return _alone(sorted(names & stacked))
-    differences = []
-    if config.use_rslora and names & stacked:
-        differences.append(
-            "PEFT 0.21 with transformers 5 stacks the experts' gate and up, and scales their "
-            "adapters by alpha / sqrt(2 r) times two under use_rslora: 1.41 times what was "
-            "trained; merge the adapter, or train with use_rslora false"
-        )
-    differences += _fused(names, experts)
-    leaves = {stack.leaf for stack in experts}
-    if dense := sorted(n for n in names - stacked if n.rpartition(".")[2] in leaves):
-        differences.append(
-            f"PEFT 0.21 with transformers 5 takes {dense[0]} ({len(dense)} such layers) for "
-            "experts, by its name, and leaves its adapter out: merge the adapter, or leave "
-            "these layers out of lora.target_modules"
-        )
-    return differences
+    if _dense_as_experts(names, experts):
+        return not config.use_dora  # which PEFT has for no parameter
+    adapted = [stack for stack in experts if stack.linears[0].name in names]
+    first = [stack.linears[0].name for stack in adapted]
+    is_plain = all(
+        (config.rank_of(name), config.alpha_of(name)) == (config.r, config.lora_alpha)
+        for name in first
+    )
+    return bool(adapted) and (
+        any(stack.stacking.in_turns or not stack.fused for stack in adapted)
+        or bool(config.use_rslora or config.lora_dropout)
+        or not is_plain
+        or isinstance(config.target_modules, str)  # which may fit what holds experts
+        or not {stack.name for stack in adapted}.isdisjoint(config.target_modules)
+        or not _are_whole(adapted, len(experts))
+    )
 
 
-def _alone(adapted: Sequence[str]) -> list[str]:
-    """What becomes of experts' adapters where PEFT does not know that they are stacked."""
-    if not adapted:
+def peft_differences(
+    config: AdapterConfig, targets: Sequence[LinearSpec], experts: Sequence[ExpertSpec]
+) -> list[str]:
+    """A sentence for each thing that PEFT 0.21 computes otherwise.
+
+    Args:
+        config: The adapter.
+        targets: The adapted layers.
+        experts: The model's experts.
+    """
+    dense = _dense_as_experts({spec.name for spec in targets}, experts)
+    if not dense or not config.use_dora:
         return []
     return [
-        f"PEFT 0.21 with transformers 5 has no place for {adapted[0]} ({len(adapted)} layers of "
-        "experts), which it stacks, and leaves their adapters out: merge the adapter, or leave "
-        "experts out of lora.target_modules"
+        f"PEFT 0.21 with transformers 5 takes {dense[0]} ({len(dense)} such layers) for "
+        "experts, by its name, and has no DoRA for these: merge the adapter, or leave "
+        "these layers out of lora.target_modules"
     ]
 
 
-def _fused(names: set[str], experts: Sequence[ExpertSpec]) -> list[str]:
-    """What becomes of the experts' gate and up, which PEFT takes for one matrix, if not all are in.
-
-    A layer's stacks are those of gate, up and down, in that order.
-    """
-    layers: dict[str, list[ExpertSpec]] = {}
-    for stack in experts:
-        layers.setdefault(stack.at, []).append(stack)
-    told = {_fused_in(names, stacks) for stacks in layers.values() if len(stacks) == 3}
-    return sorted(told - {""})
+def _dense_as_experts(names: Collection[str], experts: Sequence[ExpertSpec]) -> list[str]:
+    """The adapted layers that are no experts, but which PEFT takes for some by their names."""
+    if not any(stack.fused and not stack.stacking.in_turns for stack in experts):
+        return []
+    stacked = {spec.name for stack in experts for spec in stack.linears}
+    leaves = {stack.leaf for stack in experts}
+    return sorted(n for n in {*names} - stacked if n.rpartition(".")[2] in leaves)
 
 
-def _fused_in(names: set[str], stacks: Sequence[ExpertSpec]) -> str:
-    gate, up, down = (stack.leaf for stack in stacks)
-    has = [stack.linears[0].name in names for stack in stacks]
-    if has[0] != has[1]:
-        alone, other = (gate, up) if has[0] else (up, gate)
-        return (
-            f"PEFT 0.21 with transformers 5 refuses to load adapters of the experts' {alone} "
-            f"without {other}, since it fuses the two: merge the adapter, or name both in "
-            "lora.target_modules"
-        )
-    if has == [True, True, False]:
-        return (
-            f"PEFT 0.21 with transformers 5 leaves out adapters of the experts' {gate} and {up} "
-            f"where {down} has none: merge the adapter, or name all three in lora.target_modules"
-        )
-    return ""
+def _are_whole(adapted: Sequence[ExpertSpec], count: int) -> bool:
+    """Whether every layer's gate, up and down have adapters, or every layer's down alone."""
+    whole = len(adapted) == count
+    return whole or (
+        3 * len(adapted) == count
+        and all(stack.leaf == stack.stacking.leaves[2] for stack in adapted)
+    )

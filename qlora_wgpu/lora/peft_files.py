@@ -13,6 +13,7 @@ from qlora_wgpu.checkpoint.atomic import atomic_folder, write_file, write_safete
 from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
 from qlora_wgpu.checkpoint.safetensors_format import METADATA
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
+from qlora_wgpu.families.stacking import PLAIN, Stacking
 from qlora_wgpu.files import is_there
 from qlora_wgpu.lora.adapter_config import AdapterConfig, read_adapter_config, to_json
 from qlora_wgpu.lora.biases import bias_name, split_biases
@@ -29,7 +30,8 @@ from qlora_wgpu.lora.names import (
     parse_name,
     tensor_name,
 )
-from qlora_wgpu.lora.parameters import ARRANGED, adapted_kinds, apart, together
+from qlora_wgpu.lora.parameters import ARRANGED, Arranged, arranged, together
+from qlora_wgpu.lora.parameters_apart import apart
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
@@ -40,7 +42,7 @@ def save_adapter(
     tensors: Mapping[str, Float32Array],
     config: AdapterConfig,
     *,
-    in_turns: bool = False,
+    stacking: Stacking | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Writes an adapter that ``PeftModel.from_pretrained`` loads as it is.
@@ -51,7 +53,8 @@ def save_adapter(
             "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight" (r, in_features) and
             "….lora_B.weight" (out_features, r).
         config: Settings of its training, and the base model that PEFT loads.
-        in_turns: Whether the base is gpt-oss, whose experts PEFT adapts together.
+        stacking: How the base's experts are held together, where they are written as PEFT adapts
+            what is held so; else each is written by itself.
         metadata: What else the file says of itself.
 
     Raises:
@@ -63,9 +66,9 @@ def save_adapter(
     pairs = _standard_names(folder, own, config)
     _check_pairs(folder, pairs, config)
     metadata = {**METADATA, **(metadata or {})}
-    if in_turns and (kinds := adapted_kinds(pairs)):
-        metadata[ARRANGED] = kinds
-        pairs, config = together(pairs, config)
+    if stacking is not None:
+        metadata[ARRANGED] = arranged(pairs, stacking).to_text()
+        pairs, config = together(pairs, config, stacking)
     adapted = {module for module, _ in filter(None, map(parse_name, pairs))}
     pairs |= {_stored_bias(m, adapted): array for m, array in trained.items()}
     text = json.dumps(to_json(config), indent=2, allow_nan=False) + "\n"
@@ -77,15 +80,15 @@ def save_adapter(
 
 
 def load_adapter(
-    folder: str | PathLike[str], *, biases: bool = False, in_turns: bool = False
+    folder: str | PathLike[str], *, biases: bool = False, stacking: Stacking | None = None
 ) -> tuple[dict[str, Float32Array], AdapterConfig]:
     """Reads an adapter that this package or PEFT wrote.
 
     Args:
         folder: Its folder.
         biases: Whether the caller takes biases that were trained beside it, too.
-        in_turns: Whether the base's experts are as gpt-oss's, for files of PEFT's with adapters of
-            them, which do not tell.
+        stacking: How the base's experts are held together, for files of PEFT's with adapters of
+            what holds them, which do not tell.
 
     Returns:
         The float32 matrices by PEFT's names, and what the adapter was trained with. Biases are
@@ -101,12 +104,12 @@ def load_adapter(
         config = read_adapter_config(folder / CONFIG, _adapted(folder, file.names()))
         names = (name for name in file.names() if not is_whole_matrix(name))
         stored = {name: file.float32(name) for name in names}
-        told = file.metadata.get(ARRANGED)
+        told = _arranged(folder, file.metadata.get(ARRANGED))
     stored = without_copies(folder / WEIGHTS, stored, config.trainable_token_indices)
     stored = without_tied_copy(stored, config)
     if config.target_parameters:
         where = folder / CONFIG
-        stored, config = apart(stored, config, where, in_turns=in_turns, adapted=told)
+        stored, config = apart(stored, config, where, told, stacking=stacking or PLAIN)
     pairs, trained = split_biases(stored)
     if trained and not biases:
         raise UnsupportedModelError(
@@ -117,6 +120,13 @@ def load_adapter(
     _check_pairs(folder / WEIGHTS, tensors, config)
     _check_biases(folder / WEIGHTS, trained, config)
     return tensors | {bias_name(module): array for module, array in trained.items()}, config
+
+
+def _arranged(folder: Path, text: str | None) -> Arranged | None:
+    try:
+        return None if text is None else Arranged.from_text(text)
+    except ValueError as err:
+        raise CheckpointError(f"{folder / WEIGHTS}: its metadata {ARRANGED} are damaged") from err
 
 
 def _write(

@@ -23,7 +23,8 @@ def targeted(
 ) -> list[LinearSpec]:
     """The layers that get an adapter, matched as PEFT does: a whole name or its last parts.
 
-    Experts get one where they are named, all of a layer's or none, and so do embedding and head.
+    Experts get one where they are named, each or by the name of their ``ExpertSpec``, all of a
+    layer's or none, and so do embedding and head.
 
     Args:
         linears: The model's layers.
@@ -41,7 +42,11 @@ def targeted(
     if isinstance(target_modules, str):
         names = _fitting_pattern(every, target_modules)
     else:
-        names = {name for target in target_modules for name in _fitting_name(every, target)}
+        stacks = {stack.name: stack for stack in experts}
+        names = set[str]()
+        for target in target_modules:
+            whole = stacks.get(target)
+            names |= {s.name for s in whole.linears} if whole else _fitting_name(every, target)
     _check_stacks(names, experts)
     return [spec for spec in every if spec.name in names]
 

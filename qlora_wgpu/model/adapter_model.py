@@ -221,8 +221,8 @@ class AdapterModel:
         if isinstance(adapter, Mapping):
             tensors: Mapping[str, FloatArray] = adapter
         else:
-            turns = self.architecture.in_turns
-            tensors, config = load_adapter(Path(adapter), biases=True, in_turns=turns)
+            stacking = self.architecture.stacking
+            tensors, config = load_adapter(Path(adapter), biases=True, stacking=stacking)
             tensors, config = read_started(adapter, tensors, config, self.adapter)
             shapes = adapter_shapes(self.architecture, config)
             refuse_other_base(adapter, config, tensors, shapes, self.name_or_path, whole=False)
@@ -258,6 +258,5 @@ class AdapterModel:
             tensors, config, told = converted(Started(kind, tensors, start, config))
         tensors |= self._tied_copy(tensors)
         tensors |= self.biases.tensors()
-        save_adapter(
-            Path(path), tensors, config, in_turns=self.architecture.in_turns, metadata=told
-        )
+        stacking = self.architecture.stacking if self.adapter.is_written_together else None
+        save_adapter(Path(path), tensors, config, stacking=stacking, metadata=told)

@@ -216,8 +216,8 @@ def _config_of_folder(
         raise ConfigError(
             "lora and adapter exclude each other: the adapter's folder says its rank and modules"
         )
-    turns = base.architecture.in_turns
-    tensors, stored = load_adapter(Path(adapter), biases=True, in_turns=turns)
+    stacking = base.architecture.stacking
+    tensors, stored = load_adapter(Path(adapter), biases=True, stacking=stacking)
     own, _, _, start = as_begun(adapter, stored, tensors, base.architecture)
     return own, base.for_adapter(stored), start
 

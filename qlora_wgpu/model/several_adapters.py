@@ -204,7 +204,7 @@ class SeveralAdapters(LoadedModel):
                 f"as ({self.layout.adapter.config.init_lora_weights}), and takes no other adapter: "
                 "open the base once more for it"
             )
-        tensors, stored = load_adapter(Path(folder), biases=True, in_turns=of.in_turns)
+        tensors, stored = load_adapter(Path(folder), biases=True, stacking=of.stacking)
         layout = self._shape.layout.with_adapter(config_of(stored, tensors, of))
         shapes = layout.adapter.shapes
         refuse_other_base(folder, stored, split_biases(tensors)[0], shapes, self.name_or_path)

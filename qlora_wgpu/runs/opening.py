@@ -69,7 +69,7 @@ class OpenedModel:
         """
         if adapter is None:
             return self
-        stored = load_adapter(adapter, biases=True, in_turns=self.architecture.in_turns)[1]
+        stored = load_adapter(adapter, biases=True, stacking=self.architecture.stacking)[1]
         return replace(self, pretrained=self.pretrained.for_adapter(stored))
 
     @property
@@ -251,8 +251,8 @@ def load_adapted(
     tensors: Mapping[str, Any] | None = None
     start: Mapping[str, Any] | None = None
     if adapter is not None:
-        turns = source.architecture.in_turns
-        tensors, stored = load_adapter(adapter, biases=True, in_turns=turns)
+        stacking = source.architecture.stacking
+        tensors, stored = load_adapter(adapter, biases=True, stacking=stacking)
         lora, tensors, stored, start = as_begun(adapter, stored, tensors, source.architecture)
         pretrained = pretrained.for_adapter(stored)
     device = device_of(settings.device)

@@ -50,7 +50,6 @@ def opened(folder, device, quant=PLAIN):
     return model
 
 
-@pytest.mark.filterwarnings("ignore:PEFT 0.21")
 @pytest.mark.parametrize("scheme", ["none", "nf4"])
 def test_the_same_bits(device, folders, scheme):
     models = [
@@ -60,7 +59,6 @@ def test_the_same_bits(device, folders, scheme):
     assert np.array_equal(apart, together)
 
 
-@pytest.mark.filterwarnings("ignore:PEFT 0.21")
 @pytest.mark.parametrize("base", ["original", "dequantized"])
 def test_merging_keeps_them_together(device, folders, tmp_path, base):
     lora = LoraConfig(r=4, target_modules=["q_proj", "gate_proj", "down_proj"])

@@ -47,7 +47,6 @@ def test_every_family_is_recorded():
     assert types | IMAGES >= set(known_families())
 
 
-@pytest.mark.filterwarnings("ignore:PEFT 0.21")  # dense layers of a mixture
 @pytest.mark.parametrize("case", CASES)
 def test_against_pytorch(device, tmp_path, case):
     recorded = np.load(FOLDER / f"{case}.npz")

@@ -147,29 +147,3 @@ def test_what_the_config_alone_tells_of_forms(folders):
         form, expected = planned.of([name], 64), with_files.of([name], 64)
         assert (form and form.name) == (expected and expected.name)
         assert (form is None) == ("self_attn" in name)
-
-
-def test_an_adapter_of_peft_s_on_the_parameters_of_experts(device, tmp_path):
-    """As PEFT writes it (``target_parameters``), against what PyTorch computes with it."""
-    recorded = np.load(TESTS / "fixtures/gpt_oss_parameters.npz")
-    base = np.load(TESTS / "references/gpt_oss.npz")
-    written(
-        tmp_path / "base",
-        json.loads(str(base["config"])),
-        weights(json.loads(str(base["shapes"])), 0.0),
-    )
-    (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter/adapter_config.json").write_text(str(recorded["adapter"]))
-    tensors = adapter(json.loads(str(recorded["shapes"])))
-    save_file(tensors, tmp_path / "adapter/adapter_model.safetensors")
-    model = QLoRAModel.from_pretrained(
-        tmp_path / "base", adapter=tmp_path / "adapter", quant=QuantConfig(scheme="none"),
-        compute_dtype="float32", device=device,
-    )  # fmt: skip
-    ids, mask, _ = batch()
-    logits = model.logits(ids, mask)[..., : recorded["logits"].shape[-1]]
-    expected = recorded["logits"][mask == 1]
-    assert np.abs(logits[mask == 1] - expected).max() <= 1e-5 * np.abs(expected).max()
-    model.save_adapter(tmp_path / "again")
-    again = json.loads((tmp_path / "again/adapter_config.json").read_text())
-    assert again["target_modules"] == ["q_proj"] and len(again["target_parameters"]) == 4

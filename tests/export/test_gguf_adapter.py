@@ -15,6 +15,7 @@ from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.export import export_gguf
 from qlora_wgpu.export.gguf.architectures import ARCHITECTURES
 from qlora_wgpu.families.family import find_family
+from qlora_wgpu.families.stacking import Stacking
 from qlora_wgpu.lora import AdapterConfig, save_adapter
 
 SIZES = {
@@ -56,8 +57,9 @@ def exported(tmp_path, model_type, tensors, targets):
     (tmp_path / "config.json").write_text(
         json.dumps({"model_type": model_type, **SIZES, **MODELS[model_type][0]})
     )
-    config, in_turns = AdapterConfig(2, 8, 0.0, targets, True, "a/base"), model_type == "gpt_oss"
-    save_adapter(tmp_path / "adapter", tensors, config, in_turns=in_turns)
+    config = AdapterConfig(2, 8, 0.0, targets, True, "a/base")
+    stacking = Stacking(in_turns=True) if model_type == "gpt_oss" else None
+    save_adapter(tmp_path / "adapter", tensors, config, stacking=stacking)
     count = export_gguf(tmp_path, tmp_path / "adapter", tmp_path / "a.gguf")
     reader = gguf.GGUFReader(tmp_path / "a.gguf")
     arch = reader.get_field("general.architecture").contents()

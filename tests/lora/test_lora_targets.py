@@ -9,6 +9,7 @@ import pytest
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.family import ExpertSpec, LinearSpec
+from qlora_wgpu.families.stacking import Stacking
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.lora.names import LORA_A, LORA_B, MAGNITUDE, parse_name, tensor_name
 from qlora_wgpu.lora.patterns import value_for
@@ -150,10 +151,9 @@ def test_dense_layers_beside_experts_are_named_in_full():
     assert adapter.peft.target_modules == ["model.layers.0.mlp.up_proj", "q_proj"]
     opened = Adapter(lora_config(adapter.peft), MIXED, [STACK])
     assert opened.names == adapter.names
-    assert (
-        "takes model.layers.0.mlp.up_proj (1 such layers) for experts"
-        in (adapter.peft_differences[0])
-    )
+    assert adapter.is_written_together and adapter.peft_differences == []
+    [text] = Adapter(LoraConfig(use_dora=True), MIXED, [STACK]).peft_differences
+    assert "takes model.layers.0.mlp.up_proj (1 such layers) for experts" in text
 
 
 def test_layers_that_have_tensors_tell_what_names_mean():
@@ -169,23 +169,23 @@ def test_layers_that_have_tensors_tell_what_names_mean():
     assert [spec.name for spec in opened.targets] == experts
 
 
-def test_what_peft_computes_otherwise():
-    named = {"target_modules": ["q_proj", "up_proj"]}
+def test_what_peft_reads_as_its_own():
+    """All else is written as it has it."""
     sparse = [MIXED[0], MIXED[2]]
-    plain = Adapter(LoraConfig(**named), sparse, [STACK])
-    assert plain.peft_differences == []
-    [text] = Adapter(LoraConfig(use_rslora=True, **named), sparse, [STACK]).peft_differences
-    assert "1.41 times" in text
-    without = LoraConfig(use_rslora=True, target_modules=["q_proj"])
-    assert Adapter(without, sparse, [STACK]).peft_differences == []
+    stacks = [dataclasses.replace(STACK, leaf=leaf) for leaf in STACK.stacking.leaves]
+    names = ["q_proj", *STACK.stacking.leaves]
 
+    def together(experts=stacks, **changes):
+        config = LoraConfig(**{"target_modules": names, **changes})
+        return Adapter(config, sparse, experts).is_written_together
 
-def test_experts_that_peft_does_not_know():
-    stack = dataclasses.replace(STACK, fused=False)
-    assert Adapter(LoraConfig(), MIXED, [stack]).peft_differences == []
-    named = LoraConfig(target_modules=["up_proj"])
-    [text] = Adapter(named, MIXED, [stack]).peft_differences
-    assert "no place for model.layers.1.mlp.experts.0.up_proj (3 layers" in text
+    assert not together()
+    assert not together(target_modules=["q_proj"], use_rslora=True)
+    assert together(use_rslora=True) and together(lora_dropout=0.1)
+    assert together(rank_pattern={"up_proj": 3}) and together(target_modules=r".*_proj")
+    assert together(target_modules=[stack.name for stack in stacks])
+    unknown = [dataclasses.replace(stack, fused=False) for stack in stacks]
+    assert together(unknown) and not together(unknown, target_modules=["q_proj"])
 
 
 def test_names_within_the_part_that_is_adapted():
@@ -201,27 +201,21 @@ def test_names_within_the_part_that_is_adapted():
 
 
 @pytest.mark.parametrize(
-    ("targets", "what"),
-    [
-        ("w1", "refuses to load adapters of the experts' w1 without w3"),
-        ("w3", "refuses to load adapters of the experts' w3 without w1"),
-        ("w1 w2", "refuses to load adapters of the experts' w1 without w3"),
-        ("w1 w3", "leaves out adapters of the experts' w1 and w3 where w2 has none"),
-        ("w2", None),
-        ("w1 w3 w2", None),
-        ("q_proj", None),
-    ],
-)
-def test_experts_that_peft_fuses(targets, what):
+    ("targets", "together"),
+    [("w1", True), ("w3", True), ("w1 w2", True), ("w1 w3", True), ("w2", False),
+     ("w1 w3 w2", False), ("q_proj", False)],
+)  # fmt: skip
+def test_experts_that_peft_fuses(targets, together):
     stacks = [
-        ExpertSpec(f"model.layers.{i}.block_sparse_moe.experts", leaf, 2, 8, 8)
+        ExpertSpec(
+            f"model.layers.{i}.block_sparse_moe.experts", leaf, 2, 8, 8,
+            stacking=Stacking(("w1", "w3", "w2")),
+        )
         for i in range(2)
         for leaf in ("w1", "w3", "w2")
-    ]
+    ]  # fmt: skip
     config = LoraConfig(target_modules=targets.split())
-    texts = Adapter(config, [MIXED[0]], stacks).peft_differences
-    assert len(texts) == (what is not None)
-    assert what is None or what in texts[0]
+    assert Adapter(config, [MIXED[0]], stacks).is_written_together == together
 
 
 def test_names():

@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
+from qlora_wgpu.families.stacking import PLAIN, Stacking
 from qlora_wgpu.lora import AdapterConfig, load_adapter, save_adapter
 from qlora_wgpu.lora.names import LORA_A, LORA_B, adapted_layers, tensor_name
-from qlora_wgpu.lora.parameters import adapted_kinds, apart, together
+from qlora_wgpu.lora.parameters import Arranged, arranged, together
+from qlora_wgpu.lora.parameters_apart import apart
 
 AT, EXPERTS, HIDDEN, INNER = "model.layers.0.mlp.experts", 3, 5, 4
 ATTENTION = "model.layers.0.self_attn.q_proj"
+TURNS = Stacking(in_turns=True)
 CONFIG = AdapterConfig(
     r=2, lora_alpha=3, lora_dropout=0.1, use_rslora=False, base_model_name_or_path=None,
     target_modules=["down_proj", "gate_proj", "q_proj", "up_proj"],
@@ -71,7 +74,7 @@ def test_together_and_apart_again(tmp_path, case):
     kinds, changes = CASES[case]
     config = replace(CONFIG, **changes)
     tensors = of_experts(config, kinds)
-    made, theirs = together(tensors, config)
+    made, theirs = together(tensors, config, TURNS)
     expected = of_ours(tensors, config)
     names = [n for n in ("gate_up_proj", "down_proj") if f"{AT}.{n}" in theirs.target_parameters]
     for name in names:
@@ -83,7 +86,7 @@ def test_together_and_apart_again(tmp_path, case):
     }
     assert {ATTENTION: True, "q_proj": True}[theirs.target_modules[0]]
     assert len(theirs.target_modules) == 1
-    save_adapter(tmp_path / "adapter", tensors, config, in_turns=True)
+    save_adapter(tmp_path / "adapter", tensors, config, stacking=TURNS)
     got, read = load_adapter(tmp_path / "adapter")
     assert got.keys() == tensors.keys()
     for name, array in tensors.items():
@@ -92,7 +95,9 @@ def test_together_and_apart_again(tmp_path, case):
         module = name.removeprefix("base_model.model.").rpartition(".lora_")[0]
         assert read.scaling_of(module) == config.scaling_of(module)
     assert read.target_parameters is None
-    assert adapted_kinds(tensors) == " ".join(sorted(kinds))
+    told = arranged(tensors, TURNS)
+    assert told.kinds == kinds and Arranged.from_text(told.to_text()) == told
+    assert Arranged.from_text(" ".join(kinds)) == told  # as the first files had it
 
 
 @pytest.mark.parametrize("in_turns", [True, False])
@@ -109,39 +114,97 @@ def test_what_peft_trained(in_turns):
         tensor_name(AT, LORA_A): random(2 * EXPERTS, INNER),
         tensor_name(AT, LORA_B): random(HIDDEN, 2 * EXPERTS),
     }
-    made, ours = apart(tensors, config, "adapter", in_turns=in_turns)
+    made, ours = apart(tensors, config, "adapter", stacking=TURNS if in_turns else PLAIN)
     expected = of_ours(made, ours)
     delta = of_peft(tensors, config, f"{AT}.base_layer", "gate_up_proj")
     if not in_turns:
         delta = np.stack(np.split(delta, 2, axis=2), -1).reshape(delta.shape)
     assert np.allclose(delta, expected["gate_up_proj"], rtol=1e-6, atol=1e-6)
     assert np.allclose(of_peft(tensors, config, AT, "down_proj"), expected["down_proj"], atol=1e-6)
-    assert ours.target_modules == ["down_proj", "gate_proj", "up_proj"]
+    assert ours.target_modules == [f"{AT}.{kind}_proj" for kind in ("down", "gate", "up")]
     assert ours.rank_pattern == {} and ours.rank_of(f"{AT}.1.gate_proj") == 2
 
 
 def test_a_file_of_ours_that_peft_wrote_again():
     """Without what its metadata told: parts of the rank that share nothing come apart."""
     tensors = of_experts(CONFIG)
-    made, theirs = together(tensors, CONFIG)
-    got, read = apart(made, theirs, "adapter", in_turns=True)
+    made, theirs = together(tensors, CONFIG, TURNS)
+    got, read = apart(made, theirs, "adapter", stacking=TURNS)
     assert got.keys() == tensors.keys()
     assert all(np.array_equal(got[name], array) for name, array in tensors.items())
     assert read.rank_of(f"{AT}.2.up_proj") == 2 and read.alpha_of(f"{AT}.2.up_proj") == 3
 
 
 def test_what_is_refused():
-    made, theirs = together(of_experts(CONFIG), CONFIG)
+    made, theirs = together(of_experts(CONFIG), CONFIG, TURNS)
     other = replace(theirs, target_parameters=["lm_head.weight"])
     with pytest.raises(
         UnsupportedModelError, match=r"lm_head\.weight, but of bare parameters only"
     ):
-        apart(made, other, "adapter", in_turns=True)
+        apart(made, other, "adapter", stacking=TURNS)
     larger = replace(theirs, rank_pattern={}, r=5)
     with pytest.raises(CheckpointError, match=r"r = 5 asks for .5 · experts"):
-        apart(made, larger, "adapter", in_turns=True)
+        apart(made, larger, "adapter", stacking=TURNS)
     with pytest.raises(CheckpointError, match="has rank 4, which is not that of gate"):
-        apart(made, theirs, "adapter", in_turns=True, adapted="gate")
+        apart(made, theirs, "adapter", Arranged(("gate",), TURNS), stacking=PLAIN)
     del made[tensor_name(AT, LORA_B)]
     with pytest.raises(CheckpointError, match=r"lacks .base_model.*experts\.lora_B"):
-        apart(made, theirs, "adapter", in_turns=True)
+        apart(made, theirs, "adapter", stacking=TURNS)
+
+
+MIXTRAL = Stacking(("w1", "w3", "w2"), "block_sparse_moe.experts", "mlp.experts")
+
+
+def test_names_of_files_and_of_memory(tmp_path):
+    """Mixtral's files call its experts otherwise than transformers does."""
+    at = "model.layers.1.block_sparse_moe.experts"
+    names = {"gate": "w1", "up": "w3", "down": "w2"}
+    tensors = {
+        name.replace(AT, at).replace(f"{kind}_proj", leaf): array
+        for kind, leaf in names.items()
+        for name, array in of_experts(CONFIG, (kind,)).items()
+    }
+    config = replace(CONFIG, target_modules=["q_proj", "w1", "w2", "w3"])
+    made, theirs = together(tensors, config, MIXTRAL)
+    held = "model.layers.1.mlp.experts"
+    assert theirs.target_parameters == [f"{held}.gate_up_proj", f"{held}.down_proj"]
+    b = made[tensor_name(f"{held}.base_layer", LORA_B)].reshape(2 * INNER, 4, EXPERTS)
+    assert np.array_equal(b[:INNER, :2, 1], tensors[tensor_name(f"{at}.1.w1", LORA_B)])
+    assert np.array_equal(b[INNER:, 2:, 1], tensors[tensor_name(f"{at}.1.w3", LORA_B)])
+    assert not b[:INNER, 2:].any() and not b[INNER:, :2].any()
+    save_adapter(tmp_path / "adapter", tensors, config, stacking=MIXTRAL)
+    for stacking in (None, MIXTRAL):  # the file tells
+        got, _ = load_adapter(tmp_path / "adapter", stacking=stacking)
+        assert got.keys() == tensors.keys()
+        assert all(np.array_equal(got[name], array) for name, array in tensors.items())
+
+
+def test_weights_of_layers_are_parameters_too():
+    """As PEFT has them where they are named so, by ranks of their own."""
+    dense = "model.layers.0.mlp.up_proj"
+    tensors = {
+        tensor_name(dense, LORA_A): random(3, HIDDEN),
+        tensor_name(dense, LORA_B): random(INNER, 3),
+        tensor_name(ATTENTION, LORA_A): random(2, HIDDEN),
+        tensor_name(ATTENTION, LORA_B): random(HIDDEN, 2),
+    }
+    config = replace(
+        CONFIG,
+        target_modules=["q_proj"],
+        target_parameters=["mlp.up_proj.weight"],
+        rank_pattern={r"up_proj\.weight": 3},
+    )
+    made, ours = apart(tensors, config, "adapter", stacking=PLAIN)
+    assert made == tensors and ours.target_parameters is None
+    assert ours.target_modules == [dense, "q_proj"] and ours.rank_of(dense) == 3
+    again, theirs = together(made, ours, PLAIN)
+    assert again == tensors and theirs.target_parameters == [f"{dense}.weight"]
+    assert theirs.rank_of(f"{dense}.weight") == 3 and theirs.target_modules == ["q_proj"]
+
+
+def test_damaged_metadata(tmp_path):
+    save_adapter(tmp_path / "adapter", of_experts(CONFIG), CONFIG, stacking=TURNS)
+    path = tmp_path / "adapter/adapter_model.safetensors"
+    path.write_bytes(path.read_bytes().replace(b"in_turns", b"in_burns"))
+    with pytest.raises(CheckpointError, match="its metadata adapted_experts are damaged"):
+        load_adapter(tmp_path / "adapter")
