@@ -21,7 +21,8 @@ from qlora_wgpu.families.rope import Rope, read_rope
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.head_parts import HeadPart
 
-_EPS = 1e-6  # of the two norms, whatever config.json says
+EPS = 1e-6
+"""Of the two norms of latent vectors, whatever config.json says."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class LatentAttention:
         q = [HeadPart(queries, head_dim, nope, turned), HeadPart(queries, head_dim, 0, nope)]
         latent = ops.linear(x, f"{at}kv_a_proj_with_mqa")
         narrow = ops.columns(latent, 0, self.kv_rank)
-        made = ops.linear(ops.rms_norm(narrow, f"{at}kv_a_layernorm", _EPS), f"{at}kv_b_proj")
+        made = ops.linear(ops.rms_norm(narrow, f"{at}kv_a_layernorm", EPS), f"{at}kv_b_proj")
         of_head = nope + v_dim
         k = [HeadPart(latent, 0, self.kv_rank, turned), HeadPart(made, of_head, 0, nope)]
         v = [HeadPart(made, of_head, nope, v_dim)]
@@ -104,7 +105,7 @@ class LatentAttention:
         if self.q_rank is None:
             return ops.linear(x, f"{at}q_proj")
         narrow = ops.linear(x, f"{at}q_a_proj", float32=True)
-        return ops.linear(ops.rms_norm(narrow, f"{at}q_a_layernorm", _EPS), f"{at}q_b_proj")
+        return ops.linear(ops.rms_norm(narrow, f"{at}q_a_layernorm", EPS), f"{at}q_b_proj")
 
 
 def read_latent_attention(

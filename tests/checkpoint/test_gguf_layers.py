@@ -10,6 +10,7 @@ from export.test_gguf_model import changed, folder_of, written
 from support.gguf_files import write_gguf
 
 from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.checkpoint.gguf import latent
 from qlora_wgpu.checkpoint.gguf.file import GGUFFile
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 from qlora_wgpu.families.family import find_family
@@ -117,19 +118,70 @@ def test_layers_of_gemma_4_that_are_not_computed(tmp_path, message) -> None:
         ModelFolder.open(path)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.25, 0.4, 1.0])
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.7, 1.0])
 def test_pairs_of_gemma_4_that_turn(tmp_path, share) -> None:
     rope = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": share,
             "factor": 1.5}  # fmt: skip
     config = changed("gemma4_text")
     config["rope_parameters"] = config["rope_parameters"] | {"full_attention": rope}
+    config["per_layer_config"] = {i: {"head_dim": 44} for i in config["per_layer_config"]}
     _, file, _ = written(folder_of(tmp_path, config))
     ropes = [find_family(c).read(c).config.layers[-1].attention.rope for c in (config, file.config)]
     assert np.allclose(*(own.frequencies(9) for own in ropes), rtol=1e-6, atol=0)
-    assert (ropes[0].frequencies(9) > 0).sum() == int(share * 28 // 2)
+    assert (ropes[0].frequencies(9) > 0).sum() == int(share * 44 // 2)
 
 
 def test_divisors_that_gemma_4_has_not(tmp_path) -> None:
     factors = {"rope_freqs.weight": np.linspace(1, 2, 14, dtype=np.float32)}
     with pytest.raises(CheckpointError, match="is none that Gemma 4 has"):
         ModelFolder.open(rewritten(tmp_path, "gemma4_text", factors))
+
+
+def test_latent_attention_of_old_files(tmp_path) -> None:
+    """Without the two halves of kv_b_proj, and with heads as long as they are once made."""
+    place = folder_of(tmp_path, changed("deepseek_v3"))
+    merged, file, made = written(place)
+    stored = GGUFFile(place / "f32.gguf")
+    known = {k: v for k, v in stored.metadata.items() if not k.endswith("_mla")}
+    known |= {"deepseek2.attention.key_length": 22, "deepseek2.attention.value_length": 22}
+    tensors = {t.name: stored.floats(t.name) for t in made.tensors}
+    for i in range(2):
+        name = f"model.layers.{i}.self_attn.kv_b_proj.weight"
+        del tensors[f"blk.{i}.attn_k_b.weight"], tensors[f"blk.{i}.attn_v_b.weight"]
+        tensors[f"blk.{i}.attn_kv_b.weight"] = merged.float32(name)
+    architecture = known.pop("general.architecture")
+    old = ModelFolder.open(write_gguf(place / "old.gguf", architecture, known, tensors))
+    assert old.config == file.config and set(old.names()) == set(file.names())
+    assert all(np.array_equal(old.float32(name), file.float32(name)) for name in old.names())
+
+
+LATENT = {
+    "expert_group_count = 4 is not computed for experts that a softmax": (
+        "deepseek_v2", {"deepseek2__expert_group_count": 4}),
+    "expert_weights_norm = ": (
+        "deepseek_v2", {"deepseek2__expert_weights_norm": True}),
+    "'yarn' without a yarn_log_multiplier": (
+        "glm4_moe_lite", {"deepseek2__rope__scaling__yarn_log_multiplier": None}),
+    "attn_k_b.weight has shape .4, 28, 14., and attn_v_b .4, 18, 28., where": (
+        "deepseek_v2", {"deepseek2__attention__value_length_mla": 14}),
+    "lacks the key deepseek2.attention.kv_lora_rank": (
+        "deepseek_v2", {"deepseek2__attention__kv_lora_rank": None}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", LATENT)
+def test_latent_attention_that_is_not_computed(tmp_path, message) -> None:
+    case, keys = LATENT[message]
+    path = rewritten(tmp_path, case, **keys)
+    with pytest.raises((CheckpointError, UnsupportedModelError), match=message):
+        ModelFolder.open(path)
+
+
+def test_files_of_glm_that_leave_the_scoring_out(tmp_path, monkeypatch) -> None:
+    """By their layers and vocabulary, as llama.cpp knows them; others are DeepSeek V2's."""
+    gone = ("gating_func", "weights_norm", "group_count", "group_used_count")
+    keys = {f"deepseek2__expert_{name}": None for name in gone}
+    path = rewritten(tmp_path, "glm4_moe_lite", **keys)
+    assert ModelFolder.without_weights(path).config["model_type"] == "deepseek_v2"
+    monkeypatch.setattr(latent, "_GLM", ((2,), 331))
+    assert ModelFolder.without_weights(path).config["model_type"] == "deepseek_v3"

@@ -16,6 +16,7 @@ from support.gguf_files import byte_vocabulary, random_weights, tensors_of, writ
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.gguf.element_types import QUANTIZED, TYPES
 from qlora_wgpu.errors import CheckpointError, ConfigError, UnsupportedModelError
+from qlora_wgpu.export.gguf.architectures import find_llama_cpp
 from qlora_wgpu.export.gguf.element_types import FILE_TYPES, find_file_type
 from qlora_wgpu.export.gguf.model import gguf_model
 from qlora_wgpu.export.merged_weights import MergedWeights
@@ -24,6 +25,10 @@ from qlora_wgpu.lora import AdapterConfig, save_adapter
 
 NUMBER_OF = {kind.name: kind.number for kind in TYPES.values()}
 MORE = traced_configs()
+LATENT_YARN = {
+    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "mscale": 0.7,
+    "mscale_all_dim": 0.7, "original_max_position_embeddings": 16,
+}  # fmt: skip
 # What llama.cpp has of a family, where the recorded case has something else.
 CHANGES = {
     "mistral": {}, "llama": {"attention_bias": True, "mlp_bias": True}, "mixtral": {},
@@ -64,7 +69,7 @@ CHANGES = {
         "shared_intermediate_size": 36, "attention_bias": False},
     "hunyuan_v1_moe": {}, "ernie4_5_moe": {}, "lfm2_moe": {
         "conv_bias": False, "routed_scaling_factor": 1.0},
-    "glm4_moe": {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.7},
+    "glm4_moe": {"routed_scaling_factor": 1.7},
     "exaone_moe": {"num_hidden_layers": 5, "layer_types": None, "n_group": 1, "topk_group": 1,
                    "mlp_layer_types": None},
     "exaone4 windows": {"num_hidden_layers": 64, "layer_types": None, "head_dim": 12},
@@ -75,6 +80,9 @@ CHANGES = {
     "gemma4_text": {}, "gemma4_text dense": MORE["gemma4-dense"],
     "gemma4_text experts": MORE["gemma4-experts"],
     "gemma4_unified_text": {},
+    "deepseek_v2": {"mlp_bias": False, "topk_method": "greedy"},
+    "deepseek_v3": {"rope_interleave": True}, "glm4_moe_lite": {"attention_bias": False,
+        "rope_parameters": LATENT_YARN},
 }  # fmt: skip
 ROPES = {
     "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0},
@@ -276,7 +284,15 @@ def test_a_file_as_the_base(tmp_path) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    ["granitemoeshared", "ernie4_5_moe", "apertus", "stablelm heads", "qwen3_5_text", "qwen3_next"],
+    [
+        "granitemoeshared",
+        "ernie4_5_moe",
+        "apertus",
+        "stablelm heads",
+        "qwen3_5_text",
+        "qwen3_next",
+        "glm4_moe_lite",
+    ],
 )
 def test_another_adapter_on_a_file(tmp_path, case) -> None:
     """The file of an exported model as the base of another adapter, which is merged into it."""
@@ -312,7 +328,15 @@ REFUSED = {
         "query_pre_attn_scalar": 20, "layer_types": ["full_attention", "sliding_attention"]}),
     "a bias of model.layers.0.self_attn.o_proj": ("qwen3", {"attention_bias": True}),
     "a bias of model.layers.0.conv.in_proj": ("lfm2", {}),
-    "experts in groups": ("glm4_moe", {}),
+    "groups that are ranked by the best of each": ("deepseek_v2", {"mlp_bias": False}),
+    "halves of heads that rotate together": ("deepseek_v3", {}),
+    "27 layers with a q_lora_rank": ("glm4_moe_lite", {
+        "attention_bias": False, "num_hidden_layers": 27, "mlp_layer_types": None}),
+    "YaRN whose mscale and": ("glm4_moe_lite", {"attention_bias": False}),
+    "YaRN with a beta_fast, beta_slow": ("glm4_moe_lite", {
+        "attention_bias": False, "rope_parameters": LATENT_YARN | {"beta_slow": 2.0}}),
+    "RoPE of type linear": ("deepseek_v3", {
+        "rope_interleave": True, "rope_parameters": ROPES["linear"]}),
     "a model without experts": ("glm4_moe", {"first_k_dense_replace": 9}),
     "this order of layers with and": ("exaone_moe", {
         "num_hidden_layers": 4, "layer_types": None, "n_group": 1, "topk_group": 1,
@@ -358,9 +382,16 @@ def test_what_llama_cpp_does_not_compute(tmp_path, what) -> None:
     assert not (place / "f32.gguf").exists()
 
 
-def test_a_family_that_is_not_read_back(tmp_path) -> None:
-    with pytest.raises(UnsupportedModelError, match="'deepseek_v3' are not exported to GGUF"):
-        written(folder_of(tmp_path, CONFIGS["deepseek_v3"]))
+def test_a_family_that_llama_cpp_has_not() -> None:
+    with pytest.raises(UnsupportedModelError, match="'phimoe' are not exported to GGUF"):
+        find_llama_cpp("phimoe", "models", has_experts=True)
+
+
+def test_roots_that_llama_cpp_adds_something_else_under(tmp_path) -> None:
+    *_, made = written(folder_of(tmp_path, changed("glm4_moe_lite")))
+    assert "adds 1e-05, the rms_norm_eps, under the roots of the latent" in made.notes[0]
+    *_, made = written(folder_of(tmp_path / "v3", changed("deepseek_v3")))
+    assert made.notes == ()
 
 
 def test_windows_that_llama_cpp_has_not(tmp_path) -> None:

@@ -68,6 +68,9 @@ def compare_logits(library, case, place):
     if config.get("head_dim"):
         square = ARCHITECTURES[model_type].is_square
         config["head_dim"] = 16 if square or model_type == "exaone4" else 32
+    if "kv_lora_rank" in config:
+        config |= {"num_key_value_heads": 6, "head_dim": 8, "kv_lora_rank": 64,
+                   "qk_nope_head_dim": 32, "v_head_dim": 32}  # fmt: skip
     if "query_pre_attn_scalar" in config:
         config["query_pre_attn_scalar"] = 32
     windows = ARCHITECTURES[model_type].windows

@@ -35,7 +35,8 @@ class GGUFArchitecture:
         joined: Tensors that are one in Hugging Face's files: its name, and those of its halves.
         some_attend: Whether layers without heads of keys do something else.
         as_stored: How norms end to which nothing was added, whatever was to the others.
-        by_layer: Whether sizes may differ from layer to layer, as ``more`` reads them.
+        own_sizes: Whether ``more`` reads the sizes of heads and MLPs, which may differ from layer
+            to layer.
         arrange: Changes placements of tensors that the file has in another order or form.
     """
 
@@ -51,5 +52,5 @@ class GGUFArchitecture:
     joined: tuple[tuple[str, str, str], ...] = ()
     some_attend: bool = False
     as_stored: tuple[str, ...] = ()
-    by_layer: bool = False
+    own_sizes: bool = False
     arrange: Arrange = lambda *given: None

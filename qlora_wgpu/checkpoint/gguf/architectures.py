@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from qlora_wgpu.checkpoint.gguf import gemma, gemma4, hybrids, layer_norms, mixtures
+from qlora_wgpu.checkpoint.gguf import gemma, gemma4, hybrids, latent, layer_norms, mixtures
 from qlora_wgpu.checkpoint.gguf import more_architectures as more
 from qlora_wgpu.checkpoint.gguf import plain_architectures as plain
 from qlora_wgpu.checkpoint.gguf.architecture import MEAN, RMS, Arrange, GGUFArchitecture, More
@@ -30,6 +30,7 @@ def _shared(at: str) -> tuple[tuple[str, str], ...]:
 
 
 _SHARED_EXPERTS = _shared("mlp.shared_experts")
+_CORRECTION = "mlp.gate.e_score_correction_bias"
 ERNIE_CORRECTION = "mlp.moe_statics.e_score_correction_bias"
 XIELU = tuple((f"xielu.{n}", f"mlp.act_fn.{n}") for n in ("alpha_p", "alpha_n", "beta", "eps"))
 _LFM2_NAMES = (
@@ -111,8 +112,16 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         names=(
             *_POST_NORMS[:1],
             *_SHARED_EXPERTS,
-            ("exp_probs_b", "mlp.gate.e_score_correction_bias"),
+            ("exp_probs_b", _CORRECTION),
         ),
+    ),
+    "deepseek2": GGUFArchitecture(
+        "deepseek_v3",
+        "DeepseekV3ForCausalLM",
+        latent.latent,
+        names=(*latent.NAMES, *_SHARED_EXPERTS, ("exp_probs_b", _CORRECTION)),
+        own_sizes=True,
+        arrange=latent.joined,
     ),
     "exaone-moe": GGUFArchitecture(
         "exaone_moe",
@@ -138,7 +147,7 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         gemma4.gemma4,
         names=(*_POST_NORMS, *gemma4.NAMES),
         outside=gemma4.OUTSIDE,
-        by_layer=True,
+        own_sizes=True,
     ),
     "phi3": GGUFArchitecture(
         "phi3", "Phi3ForCausalLM", plain.phi3, names=(("ffn_up", "mlp.gate_up_proj"),)

@@ -55,13 +55,14 @@ def _common(keys: Keys, file: GGUFFile, architecture: GGUFArchitecture) -> Confi
             f"embedding_length is {hidden}"
         )
     head_dim = keys.integer("attention.key_length", hidden // heads)
-    keys.refuse("attention.value_length", head_dim)
+    if not architecture.own_sizes:
+        keys.refuse("attention.value_length", head_dim)
     keys.refuse("attention.causal", True)
     keys.ignore("vocab_size")  # the embedding tells
     config = {
         "vocab_size": file.tensor(EMBEDDING).place.shape[0],
         "hidden_size": hidden,
-        "intermediate_size": 0 if architecture.by_layer else keys.integer("feed_forward_length"),
+        "intermediate_size": 0 if architecture.own_sizes else keys.integer("feed_forward_length"),
         "num_hidden_layers": keys.integer("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": _key_heads(keys, heads, architecture),
@@ -76,7 +77,7 @@ def _common(keys: Keys, file: GGUFFile, architecture: GGUFArchitecture) -> Confi
 
 def _key_heads(keys: Keys, heads: int, architecture: GGUFArchitecture) -> int:
     """Heads of keys, of the layers that attend."""
-    if architecture.by_layer:
+    if architecture.own_sizes:
         return 0
     if not architecture.some_attend:
         count: int = keys.integer("attention.head_count_kv", heads)

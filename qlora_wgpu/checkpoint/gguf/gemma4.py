@@ -43,6 +43,7 @@ def gemma4(keys: Keys, file: GGUFFile, config: Config) -> Config:
     """Gemma 4, text."""
     layers = config["num_hidden_layers"]
     types = window_pattern(keys, config, 6)["layer_types"]
+    keys.refuse("attention.value_length", config["head_dim"])
     near_dim = keys.integer("attention.key_length_swa", config["head_dim"])
     keys.refuse("attention.value_length_swa", near_dim)
     keys.refuse("rope.dimension_count", config["head_dim"])

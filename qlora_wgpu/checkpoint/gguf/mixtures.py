@@ -20,14 +20,16 @@ SHARED_NAMES = (
 """What tensors of the expert that every token meets are called in Hugging Face's files."""
 
 
+_SIGMOID = 2  # of expert_gating_func
 SPARE = "nextn_predict_layers"
 """Layers at the end that guess further tokens, and take no part in the logits."""
 
 
-def refuse_other_weights(keys: Keys, *, normalized: bool) -> None:
+def refuse_other_weights(keys: Keys, *, normalized: bool, scaled: bool = False) -> None:
     """Refuses weights of experts that are no softmax's, which the model type fixes."""
     keys.refuse("expert_gating_func", 0, 1)
-    keys.refuse("expert_weights_scale", 0.0, 1.0)
+    if not scaled:
+        keys.refuse("expert_weights_scale", 0.0, 1.0)
     keys.refuse("expert_weights_norm", normalized)
 
 
@@ -144,7 +146,7 @@ def glm4_moe(keys: Keys, file: GGUFFile, config: Config) -> Config:
     keys.refuse("rope.dimension_sections")
     rotated = keys.integer("rope.dimension_count", config["head_dim"])
     return {
-        **_corrected(keys, config),
+        **corrected(keys, config),
         "partial_rotary_factor": rotated / config["head_dim"],
         "attention_bias": "blk.0.attn_q.bias" in file,
         "use_qk_norm": "blk.0.attn_q_norm.weight" in file,
@@ -156,11 +158,11 @@ def exaone_moe(keys: Keys, file: GGUFFile, config: Config) -> Config:
     whole_heads(keys, config)
     usual_scale(keys, config)
     keys.refuse("rope.freq_base_swa", config["rope_theta"])
-    corrected = _corrected(keys, config)
+    own = corrected(keys, config)
     return {
-        **corrected,
-        "num_experts": corrected["n_routed_experts"],
-        "num_shared_experts": corrected["n_shared_experts"],
+        **own,
+        "num_experts": own["n_routed_experts"],
+        "num_shared_experts": own["n_shared_experts"],
         "sliding_window": keys.integer("attention.sliding_window"),
         **window_pattern(keys, config, 4),
     }
@@ -174,11 +176,16 @@ def _counted(keys: Keys) -> Config:
     }
 
 
-def _corrected(keys: Keys, config: Config) -> Config:
-    """The mixture of DeepSeek-V3's kind."""
-    keys.refuse("expert_gating_func", 0, 2)
-    keys.refuse("expert_group_count", 0, 1)
-    keys.refuse("expert_group_used_count", 0, 1)
+def corrected(keys: Keys, config: Config, scoring: int = _SIGMOID) -> Config:
+    """The mixture of DeepSeek's kind.
+
+    Args:
+        keys: The keys.
+        config: What is known already.
+        scoring: llama.cpp's number of what scores are.
+    """
+    keys.refuse("expert_gating_func", 0, scoring)
+    groups = max(keys.integer("expert_group_count", 1), 1)
     counted, shared = _counted(keys), keys.integer("expert_shared_count")
     keys.refuse("expert_shared_feed_forward_length", shared * counted["moe_intermediate_size"])
     return {
@@ -189,6 +196,6 @@ def _corrected(keys: Keys, config: Config) -> Config:
         "first_k_dense_replace": keys.integer("leading_dense_block_count", 0),
         "norm_topk_prob": keys.flag("expert_weights_norm", False),
         "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
-        "n_group": 1,
-        "topk_group": 1,
+        "n_group": groups,
+        "topk_group": max(keys.integer("expert_group_used_count", groups), 1),
     }

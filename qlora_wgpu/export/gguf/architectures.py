@@ -45,6 +45,8 @@ _TEXT_PARTS = {
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_unified_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
 }  # whose text part may leave its name out
 _QKV = ("q_proj", "k_proj", "v_proj")
 _ALL = (*_QKV, "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -52,6 +54,11 @@ _FACTORS = ("llama3", "longrope")
 _LLAMA = LlamaCpp("LLAMA", pairs=True, biases=_ALL, scalings=_FACTORS)
 _GRANITE = LlamaCpp("GRANITE", pairs=True, biases=_ALL, scalings=_FACTORS)
 _GELU = "gelu_pytorch_tanh"
+_DEEPSEEK = LlamaCpp(
+    "DEEPSEEK2",
+    biases=(),
+    unadapted=("q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "lm_head"),
+)
 _GEMMA4 = LlamaCpp("GEMMA4", biases=(), activation=_GELU, unadapted=("per_layer_model_projection",))
 ARCHITECTURES = {
     "llama": _LLAMA,
@@ -68,6 +75,9 @@ ARCHITECTURES = {
     "lfm2_moe": LlamaCpp("LFM2MOE"),
     "glm4": LlamaCpp("GLM4"),
     "glm4_moe": LlamaCpp("GLM4_MOE"),
+    "deepseek_v2": _DEEPSEEK,
+    "deepseek_v3": _DEEPSEEK,
+    "glm4_moe_lite": _DEEPSEEK,
     "gpt_oss": LlamaCpp("GPT_OSS", windows="every other", biases=_ALL),
     "gemma": LlamaCpp("GEMMA", head="tied", activation=_GELU),
     "gemma2": LlamaCpp("GEMMA2", head="tied", windows="every other", activation=_GELU),

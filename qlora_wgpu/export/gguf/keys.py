@@ -13,6 +13,7 @@ from qlora_wgpu.export.gguf import hybrids, mixtures
 from qlora_wgpu.export.gguf.architectures import LlamaCpp
 from qlora_wgpu.export.gguf.convolutions import convolving
 from qlora_wgpu.export.gguf.gemma4 import gemma4
+from qlora_wgpu.export.gguf.latent import latent
 from qlora_wgpu.export.gguf.model_keys import ModelKeys
 from qlora_wgpu.export.gguf.rope import rope_keys
 from qlora_wgpu.export.gguf.scales import check_scales
@@ -176,6 +177,9 @@ def _lfm2(keys: ModelKeys) -> None:
 
 
 WHOLE: dict[str, Callable[[ModelKeys], None]] = {
+    "deepseek_v2": latent,
+    "deepseek_v3": latent,
+    "glm4_moe_lite": latent,
     "gemma4_text": gemma4,
     "gemma4_unified_text": gemma4,
 }

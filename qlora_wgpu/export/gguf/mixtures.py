@@ -114,7 +114,7 @@ def tell_router(keys: ModelKeys, experts: Experts) -> None:
     """Adds how experts are chosen and weighted, where there are keys for it.
 
     Raises:
-        UnsupportedModelError: If llama.cpp chooses among groups otherwise.
+        UnsupportedModelError: If llama.cpp ranks groups otherwise.
     """
     assert experts.choice is not None
     scoring = experts.choice.scoring
@@ -123,8 +123,12 @@ def tell_router(keys: ModelKeys, experts: Experts) -> None:
         "expert_weights_norm": scoring.normalized,
         "expert_weights_scale": float(scoring.scale),
     }
-    if scoring.groups > 1:
-        raise keys.refuse("experts in groups")
+    if scoring.groups == scoring.top_groups:
+        return  # all experts are chosen from, and llama.cpp takes no such number of groups
+    if not scoring.pairs:
+        raise keys.refuse("experts in groups that are ranked by the best of each")
+    keys.values["expert_group_count"] = scoring.groups
+    keys.values["expert_group_used_count"] = scoring.top_groups
 
 
 def _after_dense(keys: ModelKeys, step: int = 1) -> Experts:

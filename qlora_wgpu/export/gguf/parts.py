@@ -19,6 +19,7 @@ from qlora_wgpu.export.gguf.architectures import LlamaCpp
 from qlora_wgpu.export.gguf.pairs import to_pairs
 from qlora_wgpu.families.family import Architecture, ExpertSpec
 from qlora_wgpu.families.gated_delta_net import GatedDeltaNet
+from qlora_wgpu.families.latent_attention import LatentAttention
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
@@ -60,15 +61,22 @@ class Part:
         module: The layer by a name that llama.cpp knows.
         rows: Which of the layer's rows it has, in its own order; None for all as they are.
         columns: The same of columns.
+        heads: As many matrices the rows are, each by itself in the tensor; 0 for one in all.
+        transposed: Whether each of these is transposed.
     """
 
     module: str
     rows: IntArray | None = None
     columns: IntArray | None = None
+    heads: int = 0
+    transposed: bool = False
 
     def of(self, array: FloatArray) -> FloatArray:
-        """What of a weight, or of a bias, the tensor holds."""
-        return self.by_columns(self.by_rows(array))
+        """What of a weight the tensor holds."""
+        taken = self.by_columns(self.by_rows(array))
+        if self.heads:
+            taken = taken.reshape(self.heads, -1, taken.shape[1])
+        return np.ascontiguousarray(taken.swapaxes(1, 2)) if self.transposed else taken
 
     def by_rows(self, array: FloatArray) -> FloatArray:
         """Some rows of a weight, a bias or an adapter's B; of a stack's, of each matrix."""
@@ -82,7 +90,12 @@ class Part:
 
     def shape(self, rows: int, columns: int) -> tuple[int, ...]:
         """The tensor's shape, of a weight of this shape."""
-        return (rows if self.rows is None else len(self.rows), columns)
+        rows = rows if self.rows is None else len(self.rows)
+        if not self.heads:
+            return rows, columns
+        of_head = rows // self.heads
+        own = (columns, of_head) if self.transposed else (of_head, columns)
+        return self.heads, *own
 
 
 class LayerParts:
@@ -95,6 +108,7 @@ class LayerParts:
         decoder = architecture.config
         halves = [layer.attention for layer in decoder.layers]
         self._sizes = decoder.dimensions
+        self._latent = next((half for half in halves if isinstance(half, LatentAttention)), None)
         nets = [half.heads for half in halves if isinstance(half, GatedDeltaNet)]
         self._delta: Heads | None = None
         if nets:
@@ -111,6 +125,8 @@ class LayerParts:
         at, _, leaf = module.rpartition(".")
         if self._delta is not None and at.endswith("linear_attn"):
             return _of_delta_net(at, leaf, self._delta, tiled=self._is_tiled)
+        if leaf == "kv_b_proj" and self._latent is not None:
+            return _of_latent(at, rows, self._latent)
         names = _NAMES | _BESIDE_EXPERTS if self._has_experts else _NAMES
         own = next((leaf for leaf in names if module.endswith(leaf)), None)
         if own is not None:
@@ -191,6 +207,19 @@ def _of_delta_net(at: str, leaf: str, heads: Heads, *, tiled: bool) -> list[Part
         "in_proj_a": tiled_order(heads, 1),
     }
     return [Part(module, orders[leaf])]
+
+
+def _of_latent(at: str, rows: int, attention: LatentAttention) -> list[Part]:
+    """The halves of what is made of a latent vector: keys, which llama.cpp transposes, and values.
+
+    So a query is multiplied by the first instead, and attends to latent vectors.
+    """
+    heads = attention.dimensions.num_attention_heads
+    keys, values = np.split(np.arange(rows).reshape(heads, -1), [attention.nope_dim], axis=1)
+    return [
+        Part(f"{at}.k_b_proj", keys.reshape(-1), heads=heads, transposed=True),
+        Part(f"{at}.v_b_proj", values.reshape(-1), heads=heads),
+    ]
 
 
 def _as_it_is(array: FloatArray) -> FloatArray:

@@ -138,7 +138,9 @@ def rope_tensors(keys: ModelKeys) -> dict[str, FloatArray]:
     """
     if keys.llama_cpp.label == "GEMMA4":
         return rotation_factors(keys)
-    rope = next(a.rope for a in keys.attentions if a.rope is not None)
+    rope = next((a.rope for a in keys.attentions if a.rope is not None), None)
+    if rope is None:  # latent attention's, which keys tell of whole
+        return {}
     if rope.kind == "llama3":
         if "llama3" not in keys.llama_cpp.scalings:
             raise keys.refuse("RoPE of type llama3")
