@@ -75,11 +75,27 @@ def trace(model: str, kind: str, profile: Profile, seq: int, layers: int | None)
         seq: Tokens of a row.
         layers: Layers in place of the model's own number.
     """
+    launches: Counter[str] = Counter()
+    shaders: dict[str, Shader] = {}
+    for launch in _launches(_layout(model, profile, layers), STEPS[model], seq):
+        launches[launch.shader.label] += 1
+        shaders[launch.shader.label] = launch.shader
+    return KernelPlan(f"{model}, {kind}", launches, shaders)
+
+
+def step_launches(model: str, profile: Profile, seq: int) -> list[Launch]:
+    """What a training step launches, and its update."""
+    step = STEPS[model]
+    layout = _layout(model, profile)
+    return [*layout.step(_options("train", step, seq)).plan.launches, *_update(layout, step)]
+
+
+def _layout(model: str, profile: Profile, layers: int | None = None) -> ModelLayout:
     step = STEPS[model]
     config = dict(step.config)
     if layers is not None:
         config["num_hidden_layers"] = layers
-    layout = ModelLayout(
+    return ModelLayout(
         Pretrained.from_config(config, model),
         LoraConfig(r=8, lora_alpha=16, **step.lora),
         QuantConfig(),
@@ -87,25 +103,13 @@ def trace(model: str, kind: str, profile: Profile, seq: int, layers: int | None)
         profile=profile,
         max_binding=MOST_BINDING,
     )
-    launches: Counter[str] = Counter()
-    shaders: dict[str, Shader] = {}
-    for launch in _launches(layout, step, seq):
-        launches[launch.shader.label] += 1
-        shaders[launch.shader.label] = launch.shader
-    return KernelPlan(f"{model}, {kind}", launches, shaders)
 
 
 def _launches(layout: ModelLayout, step: Step, seq: int) -> Iterator[Launch]:
     yield from layout.step(_options("train", step, seq)).plan.launches
     if step.objective.preference is not None and step.objective.preference.has_divergence:
         yield from layout.step(_options("divergence", step, seq)).plan.launches
-    graph, optim = layout.new_graph(), OptimConfig(name=step.optimizer)
-    layout.adapter.keep_moments(optim.name)
-    info = vector(
-        "step_info", STEP_NUMBERS, "float32", Storage("step info", "inputs", 4 * STEP_NUMBERS)
-    )
-    trace_update(graph, layout.adapter, layout.stats, info, optim)
-    yield from make_plan(graph).launches
+    yield from _update(layout, step)
     vocab = layout.pretrained.architecture.vocab_size
     for texts in NEW_TOKENS:
         _, _, hidden, head = layout.token_graphs(
@@ -113,6 +117,16 @@ def _launches(layout: ModelLayout, step: Step, seq: int) -> Iterator[Launch]:
         )
         yield from make_plan(hidden).launches
         yield from make_plan(head).launches
+
+
+def _update(layout: ModelLayout, step: Step) -> Iterator[Launch]:
+    graph, optim = layout.new_graph(), OptimConfig(name=step.optimizer)
+    layout.adapter.keep_moments(optim.name)
+    info = vector(
+        "step_info", STEP_NUMBERS, "float32", Storage("step info", "inputs", 4 * STEP_NUMBERS)
+    )
+    trace_update(graph, layout.adapter, layout.stats, info, optim)
+    yield from make_plan(graph).launches
 
 
 def _options(kind: StepKind, step: Step, seq: int) -> StepOptions:

@@ -5,8 +5,8 @@ from support.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, to
 from qlora_wgpu.ops.causal_conv import causal_conv
 from qlora_wgpu.reference import causal_conv as reference
 
-# Two rows: samples that are packed, with padding between and after them; and a whole one.
-SEGMENTS = np.array([[1] * 5 + [0] + [7] * 2 + [9] * 7 + [0] * 4, [1] * 19])
+# A whole row, and samples that are packed, of which the first has the number of the one before it.
+SEGMENTS = np.array([[1] * 19, [1] * 5 + [0] + [7] * 2 + [9] * 7 + [0] * 4])
 
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)

@@ -19,6 +19,8 @@ CheckT = TypeVar("CheckT", bound=Callable[..., None])
 
 ROWS = 37
 ONES = np.ones((1, ROWS), np.int64)
+# A sample that ends with its row, and the next row's, which are told apart by the rows alone.
+SAMPLES = np.array([19 * [1], 8 * [1] + 11 * [2]])
 KEY = 12345  # of dropout
 
 

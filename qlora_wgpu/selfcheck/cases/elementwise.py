@@ -26,7 +26,7 @@ from qlora_wgpu.reference import row_gate as row_gate_reference
 from qlora_wgpu.reference import scaling as scaling_reference
 from qlora_wgpu.reference import short_conv as short_conv_reference
 from qlora_wgpu.reference import xielu as xielu_reference
-from qlora_wgpu.selfcheck.cases.common import ROWS, each, normal, uneven
+from qlora_wgpu.selfcheck.cases.common import ROWS, SAMPLES, each, normal, uneven
 from qlora_wgpu.selfcheck.runner import Array, Runner
 
 _Maker = Callable[[Array], Tensor]
@@ -160,6 +160,18 @@ def check_xielu(run: Runner, exact_gradient: bool) -> None:
     run.compare(got_dx, dy * xielu_reference.slope(x, scalars), dx.dtype)
 
 
+def check_xielu_near_zero(run: Runner) -> None:
+    """Where exp(x) - 1 - x is of the size of x², row by row, without the slope that hides it."""
+    scalars = (0.7, 30.0, 0.0, -1e-6)
+    x = -np.geomspace(1e-4, 1.0, ROWS)[:, None] * np.linspace(0.5, 1.0, 16)
+    tx = run.operand(x, grad=True)
+    y = xielu(run.graph, tx, XIELUScalars(*(run.float32(np.array([s])) for s in scalars)))
+    got_y, got_dx = run.run(y, *run.gradients(y, run.float32(np.ones_like(x)), tx))
+    x = run.rounded(x)
+    run.compare(got_y, xielu_reference.forward(x, scalars), y.dtype, by_row=True)
+    run.compare(got_dx, xielu_reference.slope(x, scalars), y.dtype, by_row=True)
+
+
 @each((True,), (False,))
 def check_scaling(run: Runner, exact_gradient: bool) -> None:
     """A matrix of each type times a stored number, and a sum; with gradients of each type."""
@@ -184,10 +196,10 @@ def check_scaling(run: Runner, exact_gradient: bool) -> None:
 
 @each((True, True), (False, True), (True, False), (False, False))
 def check_short_conv(run: Runner, has_bias: bool, exact_gradient: bool) -> None:
-    """y and dx of two samples in a row, with a gradient of each type."""
-    hidden, taps, x, dy = 24, 4, normal("x", ROWS, 72), normal("dy", ROWS, 24)
+    """y and dx of samples in two rows, with a gradient of each type."""
+    segments, hidden, taps = SAMPLES, 24, 4
+    x, dy = normal("x", segments.size, 3 * hidden), normal("dy", segments.size, hidden)
     weight, bias = normal("weight", hidden, taps), normal("bias", hidden)
-    segments = np.repeat([[1, 2]], [19, ROWS - 19], axis=1)
     tx, given = run.operand(x, grad=True), run.float32(bias) if has_bias else None
     batch = run.batch(segments)
     y = short_conv(run.graph, tx, run.float32(weight), given, batch)

@@ -14,17 +14,16 @@ from qlora_wgpu.reference import gated_delta as reference
 from qlora_wgpu.reference import gated_delta_gates as gates_reference
 from qlora_wgpu.reference import gated_rms_norm as norm_reference
 from qlora_wgpu.reference import glu as glu_reference
-from qlora_wgpu.selfcheck.cases.common import ROWS, each, normal
+from qlora_wgpu.selfcheck.cases.common import ROWS, SAMPLES, each, normal
 from qlora_wgpu.selfcheck.runner import Runner
 
 
 @each((True, True), (False, True), (True, False), (False, False))
 def check_causal_conv(run: Runner, has_bias: bool, exact_gradient: bool) -> None:
-    """y and dx of two samples in a row, with a gradient of each type."""
-    channels, taps = 24, 4
-    x, dy = normal("x", ROWS, channels), normal("dy", ROWS, channels)
+    """y and dx of samples in two rows, with a gradient of each type."""
+    segments, channels, taps = SAMPLES, 24, 4
+    x, dy = normal("x", segments.size, channels), normal("dy", segments.size, channels)
     weight, bias = normal("weight", channels, taps), normal("bias", channels)
-    segments = np.repeat([[1, 2]], [19, ROWS - 19], axis=1)
     tx, given = run.operand(x, grad=True), run.float32(bias) if has_bias else None
     y = causal_conv(run.graph, tx, run.float32(weight), given, run.batch(segments))
     cotangent = run.float32(dy) if exact_gradient else run.operand(dy)

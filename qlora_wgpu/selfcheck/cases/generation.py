@@ -26,10 +26,10 @@ def _batch(cache: KVCache, tokens: int, past: int, padding: int = 0) -> BatchBuf
     return batch
 
 
-@each((True,), (False,))
-def check_short_conv_step(run: Runner, has_bias: bool) -> None:
-    """A prompt with padding behind it, then two tokens after it."""
-    prompt, hidden, taps, cache = 6, 16, 4, KVCache(9)
+@each((True, 6), (False, 2))
+def check_short_conv_step(run: Runner, has_bias: bool, prompt: int) -> None:
+    """A prompt of more or fewer tokens than taps, padding behind it, then two tokens after it."""
+    hidden, taps, cache = 16, 4, KVCache(9)
     x, weight = normal("x", prompt + 2, 3 * hidden), normal("weight", hidden, taps)
     bias = normal("bias", hidden)
     given = run.float32(bias) if has_bias else None
@@ -46,10 +46,10 @@ def check_short_conv_step(run: Runner, has_bias: bool) -> None:
     run.compare(np.concatenate([got[0][:prompt], *got[1:]]), exact, outputs[0].dtype)
 
 
-@each((True,), (False,))
-def check_causal_conv_step(run: Runner, has_bias: bool) -> None:
-    """A prompt with padding behind it, then two tokens after it."""
-    prompt, channels, taps, cache = 6, 16, 4, KVCache(9)
+@each((True, 6), (False, 2))
+def check_causal_conv_step(run: Runner, has_bias: bool, prompt: int) -> None:
+    """A prompt of more or fewer tokens than taps, padding behind it, then two tokens after it."""
+    channels, taps, cache = 16, 4, KVCache(9)
     x, weight = normal("x", prompt + 2, channels), normal("weight", channels, taps)
     bias = normal("bias", channels)
     given = run.float32(bias) if has_bias else None
