@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any, TextIO
 
 from qlora_wgpu.visible import visible
@@ -44,7 +45,7 @@ class LastingOutput:
         is_process_own, self._stream = self._stream is sys.__stdout__, None
         if is_process_own:
             # What waits in its buffer would fail again when Python ends.
-            with open(os.devnull, "w") as nowhere:
+            with Path(os.devnull).open("w") as nowhere:
                 os.dup2(nowhere.fileno(), self._like.fileno())
         why = visible(err.strerror or str(err))
         try:
