@@ -80,7 +80,7 @@ def train(
     watching = Observer() if observer is None else observer
     if quiet:
         return runs.train(values, watching, overwrite=overwrite, resume=resume, callbacks=callbacks)
-    console = Terminal()
+    console = Terminal(lasting=True)
     with TrainingDisplay(console) as display:
         others = [NotebookCurves()] if in_notebook() else []
         everyone = ObserverList([Watched(each) for each in (display, *others, watching)])

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import IO, Any, cast
 
 import click
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -17,6 +17,7 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
+from qlora_wgpu.cli._lasting import LastingOutput
 from qlora_wgpu.errors import on_command_line
 from qlora_wgpu.visible import visible, visible_json, without_secrets
 
@@ -29,17 +30,24 @@ class Terminal(Console):
     Where there is no terminal, lines are as long as they are.
     """
 
-    def __init__(self, *, stderr: bool = False, soft_wrap: bool = False) -> None:
+    def __init__(
+        self, *, stderr: bool = False, soft_wrap: bool = False, lasting: bool = False
+    ) -> None:
         """Writes to stdout or stderr.
 
         Args:
             stderr: Whether to stderr.
             soft_wrap: Whether long lines are left to the terminal.
+            lasting: Whether stdout may fail, such as a log on a disk that is full, without an
+                error.
         """
+        output = None
+        if lasting and sys.stdout is not None:  # None where a program has no output at all
+            output = cast(IO[str], LastingOutput(sys.stdout))
         # In a notebook, plain lines: what moves would need ipywidgets there.
         super().__init__(
             stderr=stderr, soft_wrap=soft_wrap, markup=False, emoji=False, force_jupyter=False,
-            force_terminal=False if in_notebook() else None,
+            force_terminal=False if in_notebook() else None, file=output,
         )  # fmt: skip
         if not (self.is_terminal or "COLUMNS" in os.environ):
             self.width = _UNBROKEN

@@ -42,7 +42,7 @@ def train(
     The run's folder (output.dir) gets adapter/, checkpoints/, config.yaml, metrics.jsonl and
     report.html. Ctrl-C stops it with its state saved.
     """
-    console = Terminal()
+    console = Terminal(lasting=True)
     settings = read_settings(config, overrides)
     if overwrite and resume:
         raise ConfigError("--overwrite and --resume exclude each other: choose one")

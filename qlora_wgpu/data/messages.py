@@ -143,7 +143,8 @@ def from_json(value: Any) -> Any:
 
 def kind_of(value: Any) -> str:
     """The kind of a JSON value, in words."""
-    names = {dict: "an object", list: "a list", bool: "a truth value", type(None): "nothing"}
+    names = {dict: "an object", list: "a list", bool: "a truth value", type(None): "nothing",
+             bytes: "bytes"}  # fmt: skip
     return names.get(type(value), "a number" if isinstance(value, (int, float)) else "text")
 
 

@@ -104,7 +104,7 @@ class Engine:
             ConfigError: If ``max_new_tokens`` is no count.
         """
         ids = [int(token) for token in prompt_ids]
-        check_count("max_new_tokens", max_new_tokens)
+        max_new_tokens = check_count("max_new_tokens", max_new_tokens)
         if not ids:
             raise DataError("the prompt is empty: give at least one token to go on from")
         if len(ids) >= self.capacity and max_new_tokens:

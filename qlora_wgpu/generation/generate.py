@@ -52,7 +52,7 @@ def generate(
     ids = token_ids(prompt_ids)
     if not ids:
         raise DataError("the prompt is empty: give at least one token to go on from")
-    check_count("max_new_tokens", max_new_tokens)
+    max_new_tokens = check_count("max_new_tokens", max_new_tokens)
     sampling = Sampling(temperature, top_k, top_p, seed, min_p, repetition_penalty)
     limit = max_length or len(ids) + max_new_tokens
     if max_length and len(ids) >= limit:

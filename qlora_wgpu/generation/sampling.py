@@ -52,14 +52,15 @@ class Sampling:
             raise _wrong("repetition_penalty", "a number above 0", penalty)
 
 
-def check_count(name: str, value: object) -> None:
-    """Refuses what is no whole number from 0 on.
+def check_count(name: str, value: object) -> int:
+    """A whole number from 0 on, NumPy's too, as Python's own.
 
     Raises:
         ConfigError: If it is none.
     """
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
         raise _wrong(name, "a whole number from 0 on", value)
+    return int(value)
 
 
 def _is_number(value: object) -> bool:

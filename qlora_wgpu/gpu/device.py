@@ -39,6 +39,22 @@ DISPATCHES_PER_SUBMIT = 100
 SUBMIT_MILLISECONDS = 100.0
 
 
+_SPAWN = 'start the process with "spawn", and open the model in it'
+_processes: set[int] = set()  # that have opened a device: this one, and those it is a fork of
+
+
+def _refuse_fork() -> None:
+    """Refuses to open a device where an older one was inherited: the driver would never answer.
+
+    Raises:
+        DeviceError: If this is a fork of a process that has opened one.
+    """
+    if _processes - {os.getpid()}:
+        raise DeviceError(
+            f"a GPU was opened before this process was forked, where none can be opened: {_SPAWN}"
+        )
+
+
 class Device:
     """A GPU device and its queue.
 
@@ -94,6 +110,7 @@ class Device:
             gpu = adapter
         self.in_turn = threading.RLock()
         self._process = os.getpid()
+        _refuse_fork()
         chosen = choose_adapter(gpu, backend)
         self.backend = chosen.backend
         self.gpu = chosen.raw
@@ -104,6 +121,7 @@ class Device:
         self.features = frozenset(self.backend.features_of(self.gpu))
         with self.driver_call("opening it"):
             self.raw = self.backend.request_device(self.gpu)
+        _processes.add(self._process)
         weakref.finalize(self, self.backend.let_go, self.raw).atexit = False
         self.memory = MemoryCounter()
         self.params_at_once = self.is_cpu and not self.backend.proves_uniformity
@@ -131,7 +149,7 @@ class Device:
         if os.getpid() != self._process:
             raise DeviceError(
                 f"{self.name} was opened before this process was forked, where it does not work: "
-                'open the model in the process that uses it, or start that with "spawn"'
+                f"{_SPAWN}"
             )
         return driver_call(self.name, what, self.timeout)
 

@@ -71,10 +71,11 @@ class RowReader:
         """
         settings = self._config.data
         if train is None:
-            learnt, held_out = self._mixture(), held_out or settings.eval
+            learnt = self._mixture()
+            held_out = settings.eval if held_out is None else held_out
         else:
             learnt = self._dataset(train, "train_dataset", settings)
-        if held_out:
+        if held_out is not None:
             measured = self._dataset(held_out, "eval_dataset", settings, held_out=True)
             warn_of_learnt_rows(learnt, measured, self._observer)
         elif settings.eval_split is not None:

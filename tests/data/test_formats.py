@@ -189,6 +189,7 @@ USER = {"role": "user", "content": "Q"}
         ({"conversations": [{"from": "alien", "value": "x"}]}, "turn 1 is from 'alien'"),
         ({"conversations": [{"from": "gpt", "value": 3}]}, "turn 1 needs 'value' as text"),
         ({"prompt": 3, "completion": "x"}, "'prompt' must be text, got a number"),
+        ({"prompt": b"x", "completion": "x"}, "'prompt' must be text, got bytes"),
         ({"prompt": "x", "completion": None}, "'completion' must be text, got nothing"),
         ({"prompt": "", "completion": ""}, "no text at all"),
         ({"instruction": "x", "input": [], "output": "x"}, "'input' must be text, got a list"),

@@ -15,6 +15,7 @@ from e2e.test_family_references import FORWARDS, lora
 from qlora_wgpu import QLoRAModel, QuantConfig
 from qlora_wgpu.errors import CheckpointError, ConfigError, DataError, DeviceError, ShapeError
 from qlora_wgpu.generation import Decoder, generate
+from qlora_wgpu.gpu.device import Device
 
 FOLDER = Path(__file__).parents[1] / "references"
 # Of these the rotation depends on how long the text is: each step is read anew.
@@ -140,15 +141,23 @@ def test_a_forked_process_is_told_to_open_its_own(device, tmp_path):
     answer, question = fork.Pipe(duplex=False)
     child = fork.Process(target=_say_what_fails, args=(model, question), daemon=True)
     child.start()
-    assert answer.poll(20) and "before this process was forked" in answer.recv()
+    for _ in range(2):
+        assert answer.poll(20) and "before this process was forked" in answer.recv()
     child.join(20)
 
 
 def _say_what_fails(model, question):
-    try:
-        model.logits([[1, 2]])
-    except DeviceError as err:
-        question.send(str(err))
+    for use in (lambda: model.logits([[1, 2]]), Device):
+        try:
+            use()
+        except DeviceError as err:
+            question.send(str(err))
+
+
+def test_numbers_of_numpy_count_as_pythons(device, tmp_path):
+    model = opened("llama", tmp_path, device)
+    texts = [list(generate(model, [1, 2, 3], max_new_tokens=n)) for n in (3, np.int64(3))]
+    assert texts[0] == texts[1] and len(texts[0]) == 3
 
 
 def test_a_model_is_not_pickled(device, tmp_path):

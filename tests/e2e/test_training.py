@@ -206,6 +206,7 @@ def test_data_that_does_not_fit(folder, device, tmp_path, data, message):
 @pytest.mark.parametrize(
     ("held_out", "message"),
     [
+        ([], "eval_dataset is empty"),
         ([{"input_ids": [1, 2], "labels": [1, -100]}], "eval_dataset has no label"),
         ([{"input_ids": [1, 2], "labels": [1, 999]}], r"eval_dataset\[0\].*999"),
     ],
