@@ -47,7 +47,7 @@ function show() {
   $('anew').hidden = !page.resumes;
   $('stop').hidden = !page.training;
   $('hush').hidden = !page.written;
-  for (const id of ['send', 'message', 'again', 'weights', 'config']) $(id).disabled = !page.loaded || !free;
+  for (const id of ['send', 'message', 'again', 'folder', 'weights', 'config']) $(id).disabled = !page.loaded || !free;
   for (const id of ['file', 'sample']) $(id).disabled = !page.site || !free;
   for (const id of ['epochs', 'rate']) $(id).disabled = !page.site || !free || page.resumes; // they go on as they began
   $('hint').textContent = !page.site || page.busy ? '' : !page.loaded ? 'Load the model first.' : !page.data ? 'Drop your data first.' : '';
@@ -166,7 +166,7 @@ async function train({ anew = false } = {}) {
   if (anew) page.resumes = false;
   const resume = page.resumes;
   const messages = [{ role: 'user', content: page.data.prompt }];
-  const asked = { messages, text: page.data.prompt, most: SAMPLE, temperature: 0 };
+  const asked = { messages, most: SAMPLE, temperature: 0 };
   $('asked').textContent = page.data.prompt;
   $('after').textContent = '…';
   Object.assign(page, { training: true, stopping: false });
@@ -219,7 +219,7 @@ async function send() {
   show();
   try {
     const found = await requests.ask('write', {
-      messages: page.messages, text, most: ANSWER, temperature: Number($('temperature').value),
+      messages: page.messages, most: ANSWER, temperature: Number($('temperature').value),
     });
     answer.textContent = found.text.trim() || '(it says nothing)';
     page.messages.push({ role: 'assistant', content: found.text });
@@ -245,9 +245,9 @@ function turn(text, own) {
 // -- 5. files --------------------------------------------------------------------------------
 
 async function save(name) {
-  const files = await requests.ask('adapter', {});
+  const content = await requests.ask('adapter', { name });
   const link = document.createElement('a');
-  link.href = URL.createObjectURL(new Blob([files[name]]));
+  link.href = URL.createObjectURL(new Blob([content]));
   link.download = name;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
@@ -276,6 +276,7 @@ $('again').onclick = () => {
   page.messages = [];
   $('chat').replaceChildren();
 };
+$('folder').onclick = () => doing(() => save('adapter.zip'));
 $('weights').onclick = () => doing(() => save('adapter_model.safetensors'));
 $('config').onclick = () => doing(() => save('adapter_config.json'));
 for (const kind of ['dragover', 'dragleave', 'drop']) {
