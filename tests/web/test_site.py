@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from qlora_wgpu.config import load_config
+from qlora_wgpu.data import PromptFormat, Tokenizer, read_prompt_files
 from qlora_wgpu.errors import ConfigError, DataError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.profile import GPU_PROFILE
@@ -17,6 +19,7 @@ from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.runs.web import write_page
+from qlora_wgpu.training.prompts import save_prompt
 from qlora_wgpu.web import SiteOptions
 from qlora_wgpu.web.page_files import page_folder
 
@@ -156,6 +159,34 @@ def test_plans_need_no_more_than_webgpu_promises(written):
         "maxBufferSize": 256 << 20,
     }
     assert all(value <= promised[name] for name, value in site["needs"].items())
+
+
+def test_no_shader_needs_a_feature(written):
+    """The page asks a device for none."""
+    for shader in plan_of(written.folder, "shaders.plan"):
+        used = r"\benable\b|\bf16\b|\b(?:subgroup|quad)[A-Z_]|\bnum_subgroups\b|@builtin\(subgroup"
+        assert not re.search(used, shader["code"]), shader["label"]
+
+
+@pytest.mark.parametrize("kind", ["chat", "alpaca", "text"])
+@pytest.mark.parametrize("template", [None, "zephyr"])
+def test_the_prompts_of_an_adapter_are_kept_as_a_run_keeps_them(tmp_path, kind, template):
+    config = settings() if template is None else settings(f"data.chat_template={template}")
+    site = write_page(config, tmp_path / "site", SiteOptions(buckets=(32,)))
+    kept = plan_of(site.folder, "prompts.plan")[kind]
+    rows = {"chat": "messages", "alpaca": "instruction/output", "text": "text"}[kind]
+    base = Path(config.model.path)
+    (tmp_path / "adapter").mkdir()
+    prompt = PromptFormat.of_rows(rows, Tokenizer.from_folder(base), config.data.chat_template)
+    save_prompt(config, base, prompt, tmp_path / "adapter")
+    files = [path for path in (tmp_path / "adapter").rglob("*") if path.is_file()]
+    assert {path.name for path in files} == {*kept["files"], "tokenizer.json"}
+    for path in files:
+        stored = kept["files"].get(path.name)
+        content = stored.encode() if stored else (site.folder / path.name).read_bytes()
+        assert path.read_bytes() == content
+    assert kept["turn_end"] == prompt.turn_end and kept["stop_text"] == prompt.stop_text
+    assert read_prompt_files(tmp_path / "adapter").kind == kind
 
 
 def test_vendored_libraries_are_those_of_npm():

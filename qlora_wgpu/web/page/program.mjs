@@ -23,8 +23,7 @@ export class Pipelines {
   }
 
   async _compile({ label, code }) {
-    const source = /\b(subgroup|quad)[A-Z]\w*\s*[(<]/.test(code) ? `enable subgroups; ${code}` : code;
-    const module = this.device.createShaderModule({ label, code: source });
+    const module = this.device.createShaderModule({ label, code });
     try {
       return await this.device.createComputePipelineAsync({ label, layout: 'auto', compute: { module, entryPoint: 'main' } });
     } catch (error) {
