@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.server
 import json
+import logging
 import os
 import shutil
 import signal
@@ -16,6 +17,7 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
 
+_LOG = logging.getLogger(__name__)
 _PREFERENCES = {
     "dom.webgpu.enabled": "true",
     "gfx.webgpu.ignore-blocklist": "true",
@@ -41,7 +43,7 @@ class Server:
     """Folders over HTTP on the loopback address; what pages post lies in a queue.
 
     Attributes:
-        posted: What was posted, decoded.
+        posted: What was posted, decoded: of how far a page is, by ``/progress``, or its result.
         requested: The paths of all requests, in order.
     """
 
@@ -76,7 +78,8 @@ class Server:
                 super().do_GET()
 
             def do_POST(self) -> None:
-                posted.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                posted.put((self.path, content))
                 self.send_response(204)
                 self.end_headers()
 
@@ -132,13 +135,28 @@ def _command(name: str, profile: str, url: str, webgpu: bool) -> list[str]:
 
 
 def result_of(name: str, server: Server, page: str, seconds: float = 600.0, **more: Any) -> Any:
-    """What a page posts; ``more`` goes to ``browser``."""
+    """What a page posts in the end.
+
+    Args:
+        name: The browser.
+        server: It serves the page.
+        page: Its path.
+        seconds: How long the page may be silent.
+        **more: Goes to ``browser``.
+    """
+    last = "nothing"
     with browser(name, f"{server.url}/{page}", **more):
-        try:
-            found = server.posted.get(timeout=seconds)
-        except Empty:
-            raise AssertionError(
-                f"{name} posted nothing in {seconds:g} s; it asked for {server.requested[-5:]}"
-            ) from None
+        while True:
+            try:
+                path, found = server.posted.get(timeout=seconds)
+            except Empty:
+                raise AssertionError(
+                    f"{name} posted nothing in {seconds:g} s; the last that it told of was {last}, "
+                    f"and it asked for {server.requested[-5:]}"
+                ) from None
+            if path != "/progress":
+                break
+            last = found
+            _LOG.info("%s: %s", name, found)
     assert "error" not in found, found["error"]
     return found
