@@ -213,7 +213,11 @@ def test_the_page_names_no_other_server(written):
         ("lora.trainable_token_indices=[1]", "lora.trainable_token_indices"),
         ("lora.modules_to_save=[lm_head]", "lora.modules_to_save"),
         ("optim.name=lion", "optim.name = lion is not trained in a browser"),
+        ("train.objective=kto", "train.objective = kto is not trained in a browser"),
+        ("train.objective=orpo", "train.objective"),
+        ("lora.init_from=elsewhere", "lora.init_from"),
         ("optim.lr_scheduler_type=polynomial", "optim.lr_scheduler_type"),
+        ("optim.lr_scheduler_kwargs={num_cycles: 2}", "optim.lr_scheduler_kwargs"),
     ],
 )
 def test_what_a_browser_does_not_train_is_refused(tmp_path, override, told):
