@@ -133,6 +133,8 @@ def file_of(random):
             for each in rows
         ]
         return "rows.csv", "\r\n".join([",".join(rows[0]), *quoted])
+    if random.random() < 0.1:
+        rows = [dict.fromkeys(rows[0]), *rows]  # of no value
     return "rows.jsonl", "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in rows)
 
 

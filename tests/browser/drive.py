@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import http.server
 import json
 import logging
@@ -52,7 +53,21 @@ class Server:
         folders: Sequence[Path],
         aliases: Mapping[str, str] | None = None,
         missing: Collection[str] = (),
+        *,
+        under: str = "",
+        types: Mapping[str, str] | None = None,
+        packs: bool = False,
     ) -> None:
+        """Serves at once.
+
+        Args:
+            folders: Whose files; the first that has one counts.
+            aliases: Other names of files.
+            missing: Files that are not there.
+            under: A path under which all files are, too, such as ``people/me/``.
+            types: MIME types by the ends of names.
+            packs: Whether files are sent as gzip.
+        """
         self.posted: Queue[Any] = Queue()
         self.requested: list[str] = []
         posted, requested, others = self.posted, self.requested, dict(aliases or {})
@@ -61,10 +76,11 @@ class Server:
             extensions_map = {  # noqa: RUF012 - as the base class declares it
                 **http.server.SimpleHTTPRequestHandler.extensions_map,
                 ".mjs": "text/javascript",
+                **(types or {}),
             }
 
             def translate_path(self, path: str) -> str:
-                name = path.partition("?")[0].lstrip("/")
+                name = path.partition("?")[0].lstrip("/").removeprefix(under)
                 if name in missing:
                     return str(folders[0] / "missing" / name)
                 if name in others:  # the file of another name, in the last folder that has it
@@ -75,7 +91,16 @@ class Server:
 
             def do_GET(self) -> None:
                 requested.append(self.path)
-                super().do_GET()
+                path = Path(self.translate_path(self.path))
+                if not packs or not path.is_file():
+                    return super().do_GET()
+                content = gzip.compress(path.read_bytes())
+                self.send_response(200)
+                self.send_header("Content-Type", self.guess_type(path))
+                self.send_header("Content-Encoding", "gzip")
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
 
             def do_POST(self) -> None:
                 content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

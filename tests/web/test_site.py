@@ -9,7 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from qlora_wgpu.cli.web import web
 from qlora_wgpu.config import load_config
 from qlora_wgpu.data import PromptFormat, Tokenizer, read_prompt_files
 from qlora_wgpu.errors import ConfigError, DataError
@@ -18,7 +20,7 @@ from qlora_wgpu.gpu.profile import GPU_PROFILE
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import QLoRAModel
-from qlora_wgpu.runs.web import write_page
+from qlora_wgpu.runs.web import SiteServer, write_page
 from qlora_wgpu.training.prompts import save_prompt
 from qlora_wgpu.web import SiteOptions
 from qlora_wgpu.web.page_files import page_folder
@@ -129,13 +131,14 @@ def test_the_memory_told_is_what_the_plans_take(written):
         assert list(lengths.values()) == sorted(lengths.values())
 
 
-def test_slots_serve_all_plans(written):
+def test_slots_serve_all_plans_and_their_shaders_are_named(written):
     variant = plan_of(written.folder, "plans/r8/variant.plan")
     plans = [variant["update"]]
     for name in variant["steps"].values():
         plans += plan_of(written.folder, name).values()
     for made in plan_of(written.folder, variant["text"])["programs"].values():
         plans += [made["hidden"], made["head"]]
+    assert variant["shaders"] == sorted({launch[0] for p in plans for launch in p["launches"]})
     sizes = [sorted(plan["slots"], reverse=True) for plan in plans]
     most = [max(each[i] for each in sizes if i < len(each)) for i in range(max(map(len, sizes)))]
     assert variant["slots"] == most
@@ -231,6 +234,16 @@ def test_a_folder_that_is_no_site_is_left_alone(tmp_path):
     with pytest.raises(ConfigError, match="is no site"):
         write_page(settings(), tmp_path)
     assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_a_port_beyond_all_is_refused(written):
+    with pytest.raises(ConfigError, match="port 99999 cannot be used"):
+        SiteServer(written.folder, 99_999)
+
+
+def test_rows_of_one_token_are_refused():
+    found = CliRunner().invoke(web, [str(DEMO), "--out", "site", "--lengths", "1"])
+    assert isinstance(found.exception, ConfigError) and "--lengths" in str(found.exception)
 
 
 def test_an_example_must_be_of_a_kind_that_a_page_reads(tmp_path):

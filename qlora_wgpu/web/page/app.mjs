@@ -111,8 +111,8 @@ async function load() {
   $('loading').hidden = false;
   $('gpu').textContent = 'Loading…';
   try {
-    const { adapter, restored } = await requests.ask('load', { rank: Number($('rank').value) });
-    page.loaded = true;
+    const { adapter, restored, kept } = await requests.ask('load', { rank: Number($('rank').value) });
+    Object.assign(page, { loaded: true, kept }); // another tab may have kept something meanwhile
     $('gpu').textContent = `Loaded, on ${adapter}.`;
     if (restored) await goOn(page.kept);
     else if (page.kept) $('rows').textContent = `What is kept from before has rank ${page.kept.rank}: reload the page and choose it to go on. New training takes its place.`;
@@ -133,11 +133,12 @@ async function goOn({ data, text, settings, step, total }) {
 
 // -- 2. data ---------------------------------------------------------------------------------
 
-async function take(name, text) {
+/** Takes rows: a file, or the text of one that was kept. */
+async function take(name, content) {
   const before = $('rows').textContent;
   let found;
   try {
-    found = await requests.ask('data', { name, text });
+    found = await requests.ask('data', { name, content });
   } catch (error) {
     $('rows').textContent = before; // what was taken earlier still counts
     throw error;
@@ -154,7 +155,7 @@ async function take(name, text) {
   showMemory();
 }
 
-const takeFile = (file) => doing(async () => take(file.name, await file.text()));
+const takeFile = (file) => doing(() => take(file.name, file));
 
 // -- 3. training -----------------------------------------------------------------------------
 
@@ -258,7 +259,7 @@ async function save(name) {
 $('load').onclick = () => doing(load);
 $('rank').onchange = showMemory;
 $('file').onchange = (event) => event.target.files[0] && takeFile(event.target.files[0]);
-$('sample').onclick = () => doing(async () => take(page.site.sample, await (await fetch(page.site.sample)).text()));
+$('sample').onclick = () => doing(async () => take(page.site.sample, await (await fetch(page.site.sample)).blob()));
 $('train').onclick = () => doing(train);
 $('anew').onclick = () => doing(() => train({ anew: true }));
 $('stop').onclick = stop;

@@ -17,6 +17,11 @@ export class Pipelines {
     this.firstPace = new Pace(); // while drivers compile
   }
 
+  /** Begins to compile some, while weights come; one that fails is told to whoever asks for it. */
+  begin(numbers) {
+    for (const number of numbers) this.get(number).catch(() => {});
+  }
+
   get(number) {
     if (!this.made.has(number)) this.made.set(number, this._compile(this.shaders[number]));
     return this.made.get(number);

@@ -4,7 +4,7 @@ import { ChatTemplate } from './chat.mjs';
 import { Told, openDevice } from './device.mjs';
 import { sha256 } from './digest.mjs';
 import { RowEncoder } from './examples.mjs';
-import { rowsOf } from './files.mjs';
+import { rowsOf, textOf } from './files.mjs';
 import { Model } from './model.mjs';
 import { firstPrompt, kindOf, Prompts } from './prompts.mjs';
 import { adapterFile } from './safetensors.mjs';
@@ -36,7 +36,7 @@ const requests = {
     state.template = site.text.template === null ? null : new ChatTemplate(site.text.template, site.text.special_tokens);
     state.prompts = new Prompts(await state.files.json(site.text.prompts), state.tokenizer, state.template, site.text.alpaca);
     (await openDevice(navigator.gpu, site.needs, navigator.userAgent)).destroy();
-    state.snapshots = new Snapshots(await storageName(site), navigator.storage);
+    state.snapshots = new Snapshots(await storageName(site), navigator.storage, navigator.locks);
     const kept = await state.snapshots.last();
     return { site: { model: site.model, variants: site.variants, buckets: site.buckets, training: site.training, sample: site.sample ?? null, bytes: siteBytes(site) }, kept: kept && kept.about };
   },
@@ -48,11 +48,12 @@ const requests = {
     const kept = await state.snapshots.last();
     const restored = kept?.about.rank === rank && kept.about.floats === state.model.variant.adapter.length;
     if (restored) restore(kept);
-    return { adapter: adapterInfo(), restored };
+    return { adapter: adapterInfo(), restored, kept: kept && kept.about };
   },
 
   /** Rows of a file as examples, some held out; a sample with what is learnt. */
-  async data({ name, text }) {
+  async data({ name, content }) {
+    const text = typeof content === 'string' ? content : await textOf(name, content);
     const rows = rowsOf(name, text);
     const encoder = new RowEncoder(state.tokenizer, state.template, state.site.text.rows);
     const { examples, counts, format } = encoder.examples(rows, (done) => news({ kind: 'reading', share: done / rows.length }));
