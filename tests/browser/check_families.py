@@ -110,7 +110,7 @@ def differences(got, want, most):
     found = {
         "losses": np.max(np.abs(np.divide(got["losses"], want["losses"]) - 1)) / 1e-6,
         "tokens": 2.0 * (got["tokens"] != want["tokens"]),
-        "parameters": np.linalg.norm(usual) / np.linalg.norm(want["parameters"]) / 5e-7,
+        "parameters": np.linalg.norm(usual) / np.linalg.norm(want["parameters"]) / 2e-6,
     }
     if "gradient" in want:
         gradients = np.linalg.norm(got["gradient"].astype(float) - want["gradient"])
