@@ -30,7 +30,8 @@ test: setup
 test-browser: setup
 	command -v firefox-esr firefox >/dev/null || apt-get install -y firefox-esr
 	command -v chromium google-chrome >/dev/null || apt-get install -y chromium
-	.venv/bin/python -m pytest tests/browser -o python_files='check_*.py'
+	.venv/bin/python -m pytest tests/browser -o python_files='check_*.py' \
+		-o log_cli=true -o log_cli_level=INFO --durations 10
 
 lint: setup
 	.venv/bin/ruff check .

@@ -63,7 +63,7 @@ def web(
         raise ConfigError("--out is missing: name the folder to write, such as --out site")
     options = SiteOptions(
         ranks=_numbers("--ranks", ranks, RANK),
-        buckets=_numbers("--lengths", lengths, TOKENS_OF_A_ROW),
+        buckets=_lengths(lengths),
         kernels=kernels,
     )
     settings = read_settings(target, overrides)
@@ -82,6 +82,15 @@ def _numbers(option: str, text: str | None, most: int) -> tuple[int, ...]:
     if found and max(found) > most:
         raise ConfigError(f"{option} must be at most {most:,}, got {max(found):,}")
     return tuple(dict.fromkeys(found))
+
+
+def _lengths(text: str | None) -> tuple[int, ...]:
+    found = _numbers("--lengths", text, TOKENS_OF_A_ROW)
+    if found and max(found) < 2:
+        raise ConfigError(
+            "--lengths must have one of 2 or more: in a row of one token is nothing to learn"
+        )
+    return found
 
 
 def _tell(console: Console, site: Site) -> None:

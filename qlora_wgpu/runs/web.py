@@ -99,10 +99,9 @@ class SiteServer(socketserver.ThreadingTCPServer):
             super().__init__(
                 ("127.0.0.1", port), functools.partial(_Handler, directory=str(folder))
             )
-        except OSError as err:
-            raise ConfigError(
-                f"port {port} cannot be used ({err.strerror}): choose another --port"
-            ) from err
+        except (OSError, OverflowError) as err:
+            why = getattr(err, "strerror", None) or err
+            raise ConfigError(f"port {port} cannot be used ({why}): choose another --port") from err
 
     @property
     def url(self) -> str:

@@ -32,8 +32,22 @@ def keep_prompt(
     if result.was_finished and (folder / PROMPT_FORMAT).exists():
         return
     try:
-        name = settings.data.chat_template if prompt.kind == "chat" else prompt.kind
-        built_in = name if name in BUILT_IN_CHAT_TEMPLATES else None
-        save_prompt_files(folder, source, prompt, built_in)
+        save_prompt(settings, source, prompt, folder)
     except QLoRAError as err:
         observer.warning(f"the adapter is there, but how its prompts are written is not: {err}")
+
+
+def save_prompt(settings: Config, source: Path, prompt: PromptFormat, folder: Path) -> None:
+    """Writes those files into a folder.
+
+    Args:
+        settings: The run's.
+        source: The folder whose tokenizer it is.
+        prompt: The format.
+        folder: The adapter's.
+
+    Raises:
+        CheckpointError: If a file cannot be read or written.
+    """
+    name = settings.data.chat_template if prompt.kind == "chat" else prompt.kind
+    save_prompt_files(folder, source, prompt, name if name in BUILT_IN_CHAT_TEMPLATES else None)

@@ -51,6 +51,11 @@ def check_settings(settings: Config) -> None:
             f"optim.lr_scheduler_type = {optim.lr_scheduler_type} is not known to the page: set "
             f"it to one of {', '.join(SCHEDULES)}"
         )
+    if optim.lr_scheduler_kwargs:
+        raise ConfigError(
+            f"optim.lr_scheduler_kwargs = {json.dumps(optim.lr_scheduler_kwargs)} is not known to "
+            f"the page: leave it out"
+        )
 
 
 def _in_yaml(value: object) -> str:

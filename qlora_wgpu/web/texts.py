@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.config import Config
-from qlora_wgpu.data import Tokenizer, find_chat_template
-from qlora_wgpu.data.masking import closing_text, end_of_turn
+from qlora_wgpu.data import PromptFormat, Tokenizer, find_chat_template
+from qlora_wgpu.data.built_in_templates import BUILT_IN_TEMPLATES
 from qlora_wgpu.files import file_bytes
 from qlora_wgpu.limits import TOKENIZER_BYTES
+from qlora_wgpu.training.prompts import save_prompt
 from qlora_wgpu.web.site_files import SiteFiles
+
+_TOKENIZER = "tokenizer.json"
 
 
 def put_texts(files: SiteFiles, folder: Path, settings: Config, longest: int) -> dict[str, Any]:
@@ -25,17 +28,25 @@ def put_texts(files: SiteFiles, folder: Path, settings: Config, longest: int) ->
 
     Raises:
         TokenizerError: If there is no tokenizer, or the chat template is broken.
+        CheckpointError: If a file beside it is damaged.
     """
     tokenizer = Tokenizer.from_folder(folder)
     template = find_chat_template(settings.data.chat_template, tokenizer)
     data = settings.data
-    name = files.put("tokenizer.json", file_bytes(folder / "tokenizer.json", TOKENIZER_BYTES))
+    name = files.put(_TOKENIZER, file_bytes(folder / _TOKENIZER, TOKENIZER_BYTES))
+    prompts = [
+        PromptFormat("chat", tokenizer, template),
+        PromptFormat.alpaca(tokenizer),
+        PromptFormat.text(tokenizer),
+    ]
+    told = {prompt.kind: _prompt_json(prompt, folder, settings) for prompt in prompts}
     return {
         "tokenizer": name,
         "special_tokens": dict(tokenizer.special_tokens),
         "eos_ids": sorted(tokenizer.eos_token_ids),
         "template": None if template is None else template.source,
-        **_turn_end(template, tokenizer),
+        "alpaca": BUILT_IN_TEMPLATES["alpaca"],
+        "prompts": files.put_json("prompts.plan", told),
         "rows": {
             "format": data.format,
             "columns": dict(data.columns),
@@ -46,9 +57,13 @@ def put_texts(files: SiteFiles, folder: Path, settings: Config, longest: int) ->
     }
 
 
-def _turn_end(template: Any, tokenizer: Tokenizer) -> Mapping[str, Any]:
-    """What ends an assistant's turn: a token, or a text where there is none."""
-    if template is None:
-        return {"turn_end": None, "stop_text": ""}
-    end = end_of_turn(template, tokenizer)
-    return {"turn_end": end, "stop_text": "" if end is not None else closing_text(template)}
+def _prompt_json(prompt: PromptFormat, base: Path, settings: Config) -> dict[str, Any]:
+    """Where answers end, and what is kept beside an adapter that has learnt from such prompts."""
+    with tempfile.TemporaryDirectory() as made:
+        save_prompt(settings, base, prompt, Path(made))
+        kept = {
+            path.relative_to(made).as_posix(): path.read_bytes().decode()
+            for path in sorted(Path(made).rglob("*"))
+            if path.is_file() and path.name != _TOKENIZER  # a page has it already
+        }
+    return {"turn_end": prompt.turn_end, "stop_text": prompt.stop_text, "files": kept}

@@ -72,6 +72,7 @@ class Variant:
         self._model, self._device = model, device
         self._shaders, self._files, self._folder = shaders, files, folder
         self._needs: dict[int, Needs] = {}
+        self._used: set[int] = set()
 
     def write(
         self, optim: OptimConfig, batch: int, buckets: Sequence[int], filled: FilledBuffers
@@ -102,6 +103,7 @@ class Variant:
             "start": start,
             "steps": {str(n): name for n, name in steps.items()},
             "text": text,
+            "shaders": sorted(self._used),
             # All are known by now.
             "buffers": [[b.label, b.kind, b.nbytes] for b in self._device.buffers],
             "filled": filled.pieces,
@@ -118,6 +120,7 @@ class Variant:
     def _json(self, length: int, plan: Plan) -> dict[str, Any]:
         """A plan, which is needed where rows have this length or a greater one."""
         written = plan_json(plan, self._shaders, self._device)
+        self._used |= {launch[0] for launch in written["launches"]}
         for longest, needs in self._needs.items():
             if length <= longest:
                 needs.add(written)

@@ -8,7 +8,8 @@ from support.tiny_tokenizer import SPECIAL, tiny_backend
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from qlora_wgpu import data
-from qlora_wgpu.data import find_chat_template, load_dataset
+from qlora_wgpu.data import PromptFormat, find_chat_template, load_dataset
+from qlora_wgpu.data.built_in_templates import BUILT_IN_TEMPLATES
 from qlora_wgpu.data.preparation import Preparation
 from qlora_wgpu.errors import QLoRAError
 
@@ -132,6 +133,8 @@ def file_of(random):
             for each in rows
         ]
         return "rows.csv", "\r\n".join([",".join(rows[0]), *quoted])
+    if random.random() < 0.1:
+        rows = [dict.fromkeys(rows[0]), *rows]  # of no value
     return "rows.jsonl", "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in rows)
 
 
@@ -150,6 +153,26 @@ def in_python(path, tokenizer, how):
     }
 
 
+def question(random):
+    """The kind of a prompt, and a conversation that ends with a question."""
+    roles = ["user", "assistant"] * random.choice([0, 0, 1, 2]) + ["user"]
+    roles = ["system", *roles] if random.random() < 0.2 else roles
+    messages = [{"role": role, "content": text(random)} for role in roles]
+    return random.choice(["chat", "alpaca", "text"]), messages
+
+
+def prompt_in_python(kind, messages, tokenizer, template):
+    prompt = {
+        "chat": PromptFormat("chat", tokenizer, template),
+        "alpaca": PromptFormat.alpaca(tokenizer),
+        "text": PromptFormat.text(tokenizer),
+    }[kind]
+    try:
+        return prompt.ids(messages)
+    except QLoRAError:
+        return None
+
+
 @pytest.mark.parametrize("browser", ["firefox", "chromium"])
 def test_tokens_and_labels(browser, ask, tmp_path):
     special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
@@ -161,7 +184,7 @@ def test_tokens_and_labels(browser, ask, tmp_path):
         }
         for name, each in backends().items()
     }  # fmt: skip
-    chance, cases, wanted = random.Random(1), [], []
+    chance, cases, wanted, prompts = random.Random(1), [], [], []
     for _ in range(CASES):
         name, content = file_of(chance)
         tokenizer = chance.choice(sorted(known))
@@ -173,7 +196,10 @@ def test_tokens_and_labels(browser, ask, tmp_path):
         )  # fmt: skip
         (tmp_path / name).write_bytes(content.encode())
         wanted.append(in_python(tmp_path / name, known[tokenizer], how))
+        asked = question(chance)
+        prompts.append(prompt_in_python(*asked, known[tokenizer], template))
         cases.append({
+            "asked": asked,
             "tokenizer": tokenizer, "template": template.source, "special_tokens": special,
             "name": name, "text": content,
             "how": {
@@ -181,10 +207,15 @@ def test_tokens_and_labels(browser, ask, tmp_path):
                 "truncation": how.truncation, "max_length": how.max_seq_length,
             },
         })  # fmt: skip
-    found = ask(browser, "data.html", {"tokenizers": given, "cases": cases})[0]["found"]
+    task = {"tokenizers": given, "cases": cases, "alpaca": BUILT_IN_TEMPLATES["alpaca"]}
+    answer = ask(browser, "data.html", task)[0]
+    found = answer["found"]
     assert sum(each is not None for each in wanted) > CASES // 2
     for case, got, want in zip(cases, found, wanted, strict=True):
         if want is None:
             assert "told" in got, case
         else:
             assert got == want, case
+    assert sum(each is not None for each in prompts) > CASES // 2
+    for case, got, want in zip(cases, answer["prompts"], prompts, strict=True):
+        assert got == want, case["asked"]

@@ -100,3 +100,12 @@ def test_what_was_trained_is_there_after_a_reload(ask):
 def test_training_anew_begins_anew(ask):
     found, _ = ask("firefox", "page.html", user_task() | {"anew": True})
     assert found["again"] == found["weights"]
+
+
+@pytest.mark.parametrize("browser", ["firefox", "chromium"])
+def test_of_two_tabs_the_first_keeps_its_training(browser, ask, whole):
+    task = user_task(rows=ROWS) | {"another": True, "tolerates": "Another tab", "returns": True}
+    found, _ = ask(browser, "page.html", task)
+    assert found["told"] and found["told"][0].startswith("Another tab of this page keeps")
+    assert found["weights"] == whole(browser)
+    assert "trained on others.jsonl" in found["kept"]

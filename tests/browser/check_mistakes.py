@@ -27,6 +27,8 @@ def test_files_that_are_no_data_are_told(ask, browser):
         "kind.jsonl": ('{"a": 3}\n', "kind.jsonl"),
         "turns.jsonl": ('{"messages": "hello"}\n', "turns.jsonl line 1"),
         "rows.csv": ("prompt,completion\na\n", "it has 1 cells"),
+        "latin.csv": (list("prompt,completion\nä,b\n".encode("latin-1")), "is no text in UTF-8"),
+        "wide.txt": (list("Rows".encode("utf-16")), "wide.txt is no text in UTF-8"),
         "rows.json": ("[]", "rows.json has no rows"),
         "object.json": ('{"rows": []}', "object.json"),
     }
@@ -71,6 +73,21 @@ def test_a_damaged_site_is_told(ask, site, name, change, told):
 def test_a_damaged_module_is_told(ask, browser, content, module, told):
     with pytest.raises(AssertionError, match=told):
         ask(browser, "page.html", user_task(), {module: content})
+
+
+@pytest.mark.parametrize("browser", ["firefox", "chromium"])
+def test_any_static_server_will_do(ask, browser):
+    """In a folder of its own, packed, and with types of its own."""
+    types = {".mjs": "application/javascript", ".plan": "text/html", ".bin": "text/plain"}
+    served = {"under": "people/me/", "packs": True, "types": types | {".json": "text/plain"}}
+    found, _ = ask(browser, "page.html?under=people/me/", user_task(), served=served)
+    assert found["figures"].startswith("Done")
+
+
+@pytest.mark.parametrize("browser", ["firefox", "chromium"])
+def test_a_server_that_knows_no_modules_is_told(ask, browser):
+    with pytest.raises(AssertionError, match=r"does not run .* that knows \.mjs"):
+        ask(browser, "page.html", user_task(), served={"types": {".mjs": "text/plain"}})
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from qlora_wgpu.web.plan_json import Shaders
 
 PROFILES = {"gpu": GPU_PROFILE, "cpu": CPU_PROFILE}
 BINDING = 128 << 20  # that of WebGPU's default limits
-SECONDS = 1800.0  # software compiles some shaders for seconds
+SECONDS = 900.0  # for fifty shaders: software compiles some for seconds
 
 
 def plans(layout):

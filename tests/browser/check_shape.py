@@ -28,7 +28,7 @@ def test_a_real_models_shape(browser, ask, tmp_path):
     rows = examples(config_of("smollm2-135m")["vocab_size"], 40, LENGTH)
     task = {"rank": config.lora.r, "steps": STEPS, "examples": as_json(rows)}
     with PeakMemory() as peak:
-        found, _ = ask(browser, "shape.html", task, folder=site.folder, seconds=3000.0)
+        found, _ = ask(browser, "shape.html", task, folder=site.folder, seconds=1800.0)
     first, last = found["times"][0], found["times"][-1]
     tokens = found["figures"][-1]["tokens"] - found["figures"][0]["tokens"]
     memory = site.memory[16][LENGTH]

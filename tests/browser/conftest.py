@@ -26,9 +26,12 @@ def site(tmp_path_factory):
 
 
 def asker(site, own):
-    """Has a browser do a task on the site; files of ``over`` hide the site's, None removes one."""
+    """Has a browser do a task on the site; files of ``over`` hide the site's, None removes one.
 
-    def asked(name, page, task, over=None, aliases=None, folder=None, **more):
+    How the server serves is ``served``.
+    """
+
+    def asked(name, page, task, over=None, aliases=None, folder=None, served=None, **more):
         (own / "task.json").write_text(json.dumps(task))
         files = {"task.json": None} | (over or {})
         for path, content in files.items():
@@ -36,7 +39,7 @@ def asker(site, own):
             if content is not None:
                 (own / path).write_bytes(content)
         missing = [path for path, content in (over or {}).items() if content is None]
-        server = Server([own, folder or site, HERE], aliases, missing)
+        server = Server([own, folder or site, HERE], aliases, missing, **(served or {}))
         try:
             found = result_of(name, server, page, **more)
             return found, server.requested

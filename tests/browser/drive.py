@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import http.server
 import json
+import logging
 import os
 import shutil
 import signal
@@ -16,6 +18,7 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
 
+_LOG = logging.getLogger(__name__)
 _PREFERENCES = {
     "dom.webgpu.enabled": "true",
     "gfx.webgpu.ignore-blocklist": "true",
@@ -41,7 +44,7 @@ class Server:
     """Folders over HTTP on the loopback address; what pages post lies in a queue.
 
     Attributes:
-        posted: What was posted, decoded.
+        posted: What was posted, decoded: of how far a page is, by ``/progress``, or its result.
         requested: The paths of all requests, in order.
     """
 
@@ -50,7 +53,21 @@ class Server:
         folders: Sequence[Path],
         aliases: Mapping[str, str] | None = None,
         missing: Collection[str] = (),
+        *,
+        under: str = "",
+        types: Mapping[str, str] | None = None,
+        packs: bool = False,
     ) -> None:
+        """Serves at once.
+
+        Args:
+            folders: Whose files; the first that has one counts.
+            aliases: Other names of files.
+            missing: Files that are not there.
+            under: A path under which all files are, too, such as ``people/me/``.
+            types: MIME types by the ends of names.
+            packs: Whether files are sent as gzip.
+        """
         self.posted: Queue[Any] = Queue()
         self.requested: list[str] = []
         posted, requested, others = self.posted, self.requested, dict(aliases or {})
@@ -59,10 +76,11 @@ class Server:
             extensions_map = {  # noqa: RUF012 - as the base class declares it
                 **http.server.SimpleHTTPRequestHandler.extensions_map,
                 ".mjs": "text/javascript",
+                **(types or {}),
             }
 
             def translate_path(self, path: str) -> str:
-                name = path.partition("?")[0].lstrip("/")
+                name = path.partition("?")[0].lstrip("/").removeprefix(under)
                 if name in missing:
                     return str(folders[0] / "missing" / name)
                 if name in others:  # the file of another name, in the last folder that has it
@@ -73,10 +91,20 @@ class Server:
 
             def do_GET(self) -> None:
                 requested.append(self.path)
-                super().do_GET()
+                path = Path(self.translate_path(self.path))
+                if not packs or not path.is_file():
+                    return super().do_GET()
+                content = gzip.compress(path.read_bytes())
+                self.send_response(200)
+                self.send_header("Content-Type", self.guess_type(path))
+                self.send_header("Content-Encoding", "gzip")
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
 
             def do_POST(self) -> None:
-                posted.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                content = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                posted.put((self.path, content))
                 self.send_response(204)
                 self.end_headers()
 
@@ -132,13 +160,28 @@ def _command(name: str, profile: str, url: str, webgpu: bool) -> list[str]:
 
 
 def result_of(name: str, server: Server, page: str, seconds: float = 600.0, **more: Any) -> Any:
-    """What a page posts; ``more`` goes to ``browser``."""
+    """What a page posts in the end.
+
+    Args:
+        name: The browser.
+        server: It serves the page.
+        page: Its path.
+        seconds: How long the page may be silent.
+        **more: Goes to ``browser``.
+    """
+    last = "nothing"
     with browser(name, f"{server.url}/{page}", **more):
-        try:
-            found = server.posted.get(timeout=seconds)
-        except Empty:
-            raise AssertionError(
-                f"{name} posted nothing in {seconds:g} s; it asked for {server.requested[-5:]}"
-            ) from None
+        while True:
+            try:
+                path, found = server.posted.get(timeout=seconds)
+            except Empty:
+                raise AssertionError(
+                    f"{name} posted nothing in {seconds:g} s; the last that it told of was {last}, "
+                    f"and it asked for {server.requested[-5:]}"
+                ) from None
+            if path != "/progress":
+                break
+            last = found
+            _LOG.info("%s: %s", name, found)
     assert "error" not in found, found["error"]
     return found

@@ -46,6 +46,21 @@ def random_model(config: dict, folder):
 
 def in_python(config, rows, steps, device=None):
     """Losses and the adapter after some steps, with the page's kernels, and the model."""
+    model = model_of(config, device)
+    plan = plan_of(config, rows)
+    optimizer = Optimizer(model, config.optim, plan.total_steps)
+    losses = []
+    for step in range(steps):
+        accumulate(model, config, rows, step)
+        optimizer.step(step + 1)
+        sums = model.read_stats()
+        model.zero_stats()
+        losses.append(float(sums[0]) / float(sums[1]))
+    return losses, model.read_flat(model.adapter.parameters), model
+
+
+def model_of(config, device=None):
+    """A run's model as its training begins."""
     device = device or Device()
     device.profile = CPU_PROFILE
     layout = device_layout(
@@ -53,25 +68,35 @@ def in_python(config, rows, steps, device=None):
         device, forms=AdapterForms.of(config),
     )  # fmt: skip
     options = training_options(config.train)
-    model = QLoRAModel(layout, device, seed=config.train.seed, options=options)
-    plan = BatchPlan.of(np.array([len(row) for row in rows]), config)
-    optimizer = Optimizer(model, config.optim, plan.total_steps)
-    losses = []
-    for step in range(steps):
-        for index, chosen in enumerate(plan.blocks(step)):
-            batch = padded_batch(
-                [[rows[i] for i in row] for row in chosen], plan.batch_size,
-                config.data.max_seq_length,
-            )  # fmt: skip
-            model.accumulate(
-                *model.checked(batch.input_ids, batch.labels, batch.attention_mask),
-                dropout_key=plan.dropout_key(step + 1, index) if model.is_random else None,
-            )
-        optimizer.step(step + 1)
-        sums = model.read_stats()
-        model.zero_stats()
-        losses.append(float(sums[0]) / float(sums[1]))
-    return losses, model.read_flat(model.adapter.parameters), model
+    return QLoRAModel(layout, device, seed=config.train.seed, options=options)
+
+
+def plan_of(config, rows):
+    """The run's division of rows into steps."""
+    return BatchPlan.of(np.array([len(row) for row in rows]), config)
+
+
+def accumulate(model, config, rows, step):
+    """Adds up the gradient of a step, counted from 0."""
+    plan = plan_of(config, rows)
+    for index, chosen in enumerate(plan.blocks(step)):
+        batch = padded_batch(
+            [[rows[i] for i in row] for row in chosen], plan.batch_size, config.data.max_seq_length
+        )
+        model.accumulate(
+            *model.checked(batch.input_ids, batch.labels, batch.attention_mask),
+            dropout_key=plan.dropout_key(step + 1, index) if model.is_random else None,
+        )
+
+
+def gradient(config, rows, device):
+    """The gradient of the first step, at parameters that ``families.html`` has, too."""
+    model = model_of(config, device)
+    flat = model.read_flat(model.adapter.parameters)
+    away = ((np.arange(len(flat)) * 7919) % 1009 / 1009 - 0.5) / 100
+    model.write_parameters((flat + away).astype(np.float32))
+    accumulate(model, config, rows, 0)
+    return model.read_flat(model.adapter.gradient)
 
 
 def likeliest(model, prompt, count):

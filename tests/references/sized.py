@@ -23,12 +23,8 @@ MORE = (
 
 def family_configs():
     """One recorded config.json of each model_type, of its plainest rotation."""
-    archives = {path.stem: np.load(path) for path in FOLDER.glob("*.npz")}
-    recorded = {
-        case: json.loads(str(archive["config"]))
-        for case, archive in archives.items()
-        if "config" in archive  # else it is of losses alone
-    }
+    recorded = {path.stem: _recorded_config(path) for path in FOLDER.glob("*.npz")}
+    recorded = {case: config for case, config in recorded.items() if config is not None}
     configs = {}
     for case in sorted(
         recorded, key=lambda c: (_is_scaled(recorded[c]), "rope" in c, "balanced" in c, c)
@@ -37,14 +33,19 @@ def family_configs():
     return configs
 
 
+def _recorded_config(path):
+    """The config.json of a case; None where what was recorded is of losses alone."""
+    with np.load(path) as archive:
+        return json.loads(str(archive["config"])) if "config" in archive else None
+
+
 def _is_scaled(config):
     return "factor" in config["rope_parameters"]
 
 
 def traced_configs():
     """The same, and those of cases with ops of their own, by their names."""
-    more = {case: json.loads(str(np.load(FOLDER / f"{case}.npz")["config"])) for case in MORE}
-    return family_configs() | more
+    return family_configs() | {case: _recorded_config(FOLDER / f"{case}.npz") for case in MORE}
 
 
 def head_dims(case):

@@ -3,20 +3,25 @@
 import gzip
 import hashlib
 import json
+import re
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from qlora_wgpu.cli.web import web
 from qlora_wgpu.config import load_config
+from qlora_wgpu.data import PromptFormat, Tokenizer, read_prompt_files
 from qlora_wgpu.errors import ConfigError, DataError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.profile import GPU_PROFILE
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import QLoRAModel
-from qlora_wgpu.runs.web import write_page
+from qlora_wgpu.runs.web import SiteServer, write_page
+from qlora_wgpu.training.prompts import save_prompt
 from qlora_wgpu.web import SiteOptions
 from qlora_wgpu.web.page_files import page_folder
 
@@ -126,13 +131,14 @@ def test_the_memory_told_is_what_the_plans_take(written):
         assert list(lengths.values()) == sorted(lengths.values())
 
 
-def test_slots_serve_all_plans(written):
+def test_slots_serve_all_plans_and_their_shaders_are_named(written):
     variant = plan_of(written.folder, "plans/r8/variant.plan")
     plans = [variant["update"]]
     for name in variant["steps"].values():
         plans += plan_of(written.folder, name).values()
     for made in plan_of(written.folder, variant["text"])["programs"].values():
         plans += [made["hidden"], made["head"]]
+    assert variant["shaders"] == sorted({launch[0] for p in plans for launch in p["launches"]})
     sizes = [sorted(plan["slots"], reverse=True) for plan in plans]
     most = [max(each[i] for each in sizes if i < len(each)) for i in range(max(map(len, sizes)))]
     assert variant["slots"] == most
@@ -156,6 +162,34 @@ def test_plans_need_no_more_than_webgpu_promises(written):
         "maxBufferSize": 256 << 20,
     }
     assert all(value <= promised[name] for name, value in site["needs"].items())
+
+
+def test_no_shader_needs_a_feature(written):
+    """The page asks a device for none."""
+    for shader in plan_of(written.folder, "shaders.plan"):
+        used = r"\benable\b|\bf16\b|\b(?:subgroup|quad)[A-Z_]|\bnum_subgroups\b|@builtin\(subgroup"
+        assert not re.search(used, shader["code"]), shader["label"]
+
+
+@pytest.mark.parametrize("kind", ["chat", "alpaca", "text"])
+@pytest.mark.parametrize("template", [None, "zephyr"])
+def test_the_prompts_of_an_adapter_are_kept_as_a_run_keeps_them(tmp_path, kind, template):
+    config = settings() if template is None else settings(f"data.chat_template={template}")
+    site = write_page(config, tmp_path / "site", SiteOptions(buckets=(32,)))
+    kept = plan_of(site.folder, "prompts.plan")[kind]
+    rows = {"chat": "messages", "alpaca": "instruction/output", "text": "text"}[kind]
+    base = Path(config.model.path)
+    (tmp_path / "adapter").mkdir()
+    prompt = PromptFormat.of_rows(rows, Tokenizer.from_folder(base), config.data.chat_template)
+    save_prompt(config, base, prompt, tmp_path / "adapter")
+    files = [path for path in (tmp_path / "adapter").rglob("*") if path.is_file()]
+    assert {path.name for path in files} == {*kept["files"], "tokenizer.json"}
+    for path in files:
+        stored = kept["files"].get(path.name)
+        content = stored.encode() if stored else (site.folder / path.name).read_bytes()
+        assert path.read_bytes() == content
+    assert kept["turn_end"] == prompt.turn_end and kept["stop_text"] == prompt.stop_text
+    assert read_prompt_files(tmp_path / "adapter").kind == kind
 
 
 def test_vendored_libraries_are_those_of_npm():
@@ -182,7 +216,11 @@ def test_the_page_names_no_other_server(written):
         ("lora.trainable_token_indices=[1]", "lora.trainable_token_indices"),
         ("lora.modules_to_save=[lm_head]", "lora.modules_to_save"),
         ("optim.name=lion", "optim.name = lion is not trained in a browser"),
+        ("train.objective=kto", "train.objective = kto is not trained in a browser"),
+        ("train.objective=orpo", "train.objective"),
+        ("lora.init_from=elsewhere", "lora.init_from"),
         ("optim.lr_scheduler_type=polynomial", "optim.lr_scheduler_type"),
+        ("optim.lr_scheduler_kwargs={num_cycles: 2}", "optim.lr_scheduler_kwargs"),
     ],
 )
 def test_what_a_browser_does_not_train_is_refused(tmp_path, override, told):
@@ -196,6 +234,16 @@ def test_a_folder_that_is_no_site_is_left_alone(tmp_path):
     with pytest.raises(ConfigError, match="is no site"):
         write_page(settings(), tmp_path)
     assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_a_port_beyond_all_is_refused(written):
+    with pytest.raises(ConfigError, match="port 99999 cannot be used"):
+        SiteServer(written.folder, 99_999)
+
+
+def test_rows_of_one_token_are_refused():
+    found = CliRunner().invoke(web, [str(DEMO), "--out", "site", "--lengths", "1"])
+    assert isinstance(found.exception, ConfigError) and "--lengths" in str(found.exception)
 
 
 def test_an_example_must_be_of_a_kind_that_a_page_reads(tmp_path):

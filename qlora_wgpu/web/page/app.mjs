@@ -47,7 +47,7 @@ function show() {
   $('anew').hidden = !page.resumes;
   $('stop').hidden = !page.training;
   $('hush').hidden = !page.written;
-  for (const id of ['send', 'message', 'again', 'weights', 'config']) $(id).disabled = !page.loaded || !free;
+  for (const id of ['send', 'message', 'again', 'folder', 'weights', 'config']) $(id).disabled = !page.loaded || !free;
   for (const id of ['file', 'sample']) $(id).disabled = !page.site || !free;
   for (const id of ['epochs', 'rate']) $(id).disabled = !page.site || !free || page.resumes; // they go on as they began
   $('hint').textContent = !page.site || page.busy ? '' : !page.loaded ? 'Load the model first.' : !page.data ? 'Drop your data first.' : '';
@@ -111,8 +111,8 @@ async function load() {
   $('loading').hidden = false;
   $('gpu').textContent = 'Loading…';
   try {
-    const { adapter, restored } = await requests.ask('load', { rank: Number($('rank').value) });
-    page.loaded = true;
+    const { adapter, restored, kept } = await requests.ask('load', { rank: Number($('rank').value) });
+    Object.assign(page, { loaded: true, kept }); // another tab may have kept something meanwhile
     $('gpu').textContent = `Loaded, on ${adapter}.`;
     if (restored) await goOn(page.kept);
     else if (page.kept) $('rows').textContent = `What is kept from before has rank ${page.kept.rank}: reload the page and choose it to go on. New training takes its place.`;
@@ -133,11 +133,12 @@ async function goOn({ data, text, settings, step, total }) {
 
 // -- 2. data ---------------------------------------------------------------------------------
 
-async function take(name, text) {
+/** Takes rows: a file, or the text of one that was kept. */
+async function take(name, content) {
   const before = $('rows').textContent;
   let found;
   try {
-    found = await requests.ask('data', { name, text });
+    found = await requests.ask('data', { name, content });
   } catch (error) {
     $('rows').textContent = before; // what was taken earlier still counts
     throw error;
@@ -154,7 +155,7 @@ async function take(name, text) {
   showMemory();
 }
 
-const takeFile = (file) => doing(async () => take(file.name, await file.text()));
+const takeFile = (file) => doing(() => take(file.name, file));
 
 // -- 3. training -----------------------------------------------------------------------------
 
@@ -166,7 +167,7 @@ async function train({ anew = false } = {}) {
   if (anew) page.resumes = false;
   const resume = page.resumes;
   const messages = [{ role: 'user', content: page.data.prompt }];
-  const asked = { messages, text: page.data.prompt, most: SAMPLE, temperature: 0 };
+  const asked = { messages, most: SAMPLE, temperature: 0 };
   $('asked').textContent = page.data.prompt;
   $('after').textContent = '…';
   Object.assign(page, { training: true, stopping: false });
@@ -219,7 +220,7 @@ async function send() {
   show();
   try {
     const found = await requests.ask('write', {
-      messages: page.messages, text, most: ANSWER, temperature: Number($('temperature').value),
+      messages: page.messages, most: ANSWER, temperature: Number($('temperature').value),
     });
     answer.textContent = found.text.trim() || '(it says nothing)';
     page.messages.push({ role: 'assistant', content: found.text });
@@ -245,9 +246,9 @@ function turn(text, own) {
 // -- 5. files --------------------------------------------------------------------------------
 
 async function save(name) {
-  const files = await requests.ask('adapter', {});
+  const content = await requests.ask('adapter', { name });
   const link = document.createElement('a');
-  link.href = URL.createObjectURL(new Blob([files[name]]));
+  link.href = URL.createObjectURL(new Blob([content]));
   link.download = name;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
@@ -258,7 +259,7 @@ async function save(name) {
 $('load').onclick = () => doing(load);
 $('rank').onchange = showMemory;
 $('file').onchange = (event) => event.target.files[0] && takeFile(event.target.files[0]);
-$('sample').onclick = () => doing(async () => take(page.site.sample, await (await fetch(page.site.sample)).text()));
+$('sample').onclick = () => doing(async () => take(page.site.sample, await (await fetch(page.site.sample)).blob()));
 $('train').onclick = () => doing(train);
 $('anew').onclick = () => doing(() => train({ anew: true }));
 $('stop').onclick = stop;
@@ -276,6 +277,7 @@ $('again').onclick = () => {
   page.messages = [];
   $('chat').replaceChildren();
 };
+$('folder').onclick = () => doing(() => save('adapter.zip'));
 $('weights').onclick = () => doing(() => save('adapter_model.safetensors'));
 $('config').onclick = () => doing(() => save('adapter_config.json'));
 for (const kind of ['dragover', 'dragleave', 'drop']) {

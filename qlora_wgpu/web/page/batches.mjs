@@ -1,5 +1,7 @@
 /** Which rows make which micro-batch, and its bytes: all as Python's, to the bit. */
 
+import { crc32 } from './crc32.mjs';
+
 const IGNORED = -100;
 const SMALLEST = 32;
 
@@ -48,17 +50,10 @@ function philox(count, key0, key1) {
   return drawn;
 }
 
-const CRC = Uint32Array.from({ length: 256 }, (_, n) => {
-  for (let bit = 0; bit < 8; bit++) n = n & 1 ? 0xedb88320 ^ (n >>> 1) : n >>> 1;
-  return n;
-});
-
 /** The key of a micro-batch's dropout masks: CRC-32 of (seed, step, block) as 64-bit words. */
 export function dropoutKey(seed, step, block) {
   const words = new BigUint64Array([BigInt(seed), BigInt(step), BigInt(block)]);
-  let crc = 0xffffffff;
-  for (const byte of new Uint8Array(words.buffer)) crc = CRC[(crc ^ byte) & 255] ^ (crc >>> 8);
-  return (crc ^ 0xffffffff) >>> 0;
+  return crc32(new Uint8Array(words.buffer));
 }
 
 /** Examples in as few rows as best-fit decreasing finds, as data/packing.py. */

@@ -40,9 +40,8 @@ export async function openDevice(gpu, needs, userAgent = '') {
     // Less than the default is an error in no browser, but says nothing either.
     requiredLimits[name] = value;
   }
-  const requiredFeatures = adapter.features.has('subgroups') ? ['subgroups'] : [];
   try {
-    return await adapter.requestDevice({ requiredLimits, requiredFeatures });
+    return await adapter.requestDevice({ requiredLimits }); // no kernel of a page needs a feature
   } catch (error) {
     throw new Told(`The GPU could not be opened: ${error.message}`);
   }

@@ -35,7 +35,7 @@ export class RowEncoder {
       if (index % 100 === 0) progress(index);
       try {
         if (Object.values(given).every((value) => value === null)) throw new EmptyRow('the row has no value');
-        const row = this._named(given);
+        const row = this.named(given);
         const own = formatOf(row, this.how.format);
         format ??= own;
         if (own !== format) {
@@ -73,7 +73,8 @@ export class RowEncoder {
     return { examples: examples.map((piece) => ({ ids: piece, labels: [...piece] })), counts, format: 'text' };
   }
 
-  _named(row) {
+  /** A row whose columns have the names that formats know. */
+  named(row) {
     const renamed = { ...row };
     for (const [key, column] of Object.entries(this.how.columns)) {
       if (!(column in row)) throw new Told(`the column '${column}' is to be its '${key}', but it has none such`);
@@ -126,21 +127,16 @@ export class RowEncoder {
     if (!['auto', 'all'].includes(this.how.train_on)) throw new Told("a 'text' has no turns: write the site with data.train_on set to all");
     const text = textOf(row, 'text');
     requireText(text);
-    const ids = this.tokenizer.encode(text, this._needsSpecial(text));
+    const ids = this.tokenizer.encode(text, !this.tokenizer.begins(text));
     return this._ended(ids, [...ids]);
   }
 
   _answer(prompt, answer) {
     const text = prompt + answer;
     requireText(text);
-    const { ids, labels } = this._masked(text, [[prompt.length, text.length]], this._needsSpecial(text));
+    const { ids, labels } = this._masked(text, [[prompt.length, text.length]], !this.tokenizer.begins(text));
     const ended = this._ended(ids, labels);
     return this.how.train_on === 'all' ? { ids: ended.ids, labels: [...ended.ids] } : ended;
-  }
-
-  _needsSpecial(text) {
-    const bos = this.tokenizer.specialTokens.bos_token;
-    return !(bos && text.startsWith(bos));
   }
 
   /** The row with the end-of-sequence token behind it, which is learnt. */

@@ -2,6 +2,41 @@
 
 import { Told } from './device.mjs';
 
+const KINDS = ['jsonl', 'ndjson', 'json', 'csv', 'tsv', 'txt', 'md'];
+const MOST_MIB = 256; // of a file: browsers end a string at 512 MiB, and examples take more than their text
+
+const kindOf = (name) => name.split('.').pop().toLowerCase();
+
+/**
+ * The text of a file that was dropped.
+ *
+ * @param {string} name
+ * @param {Blob} file
+ * @throws {Told} If it is no text, or too long.
+ */
+export async function textOf(name, file) {
+  checkKind(name);
+  const mib = Math.ceil(file.size / 2 ** 20);
+  if (mib > MOST_MIB) throw new Told(`${name} has ${mib.toLocaleString('en')} MiB, and a page reads ${MOST_MIB} at most: take a part of it.`);
+  let content;
+  try {
+    content = await file.arrayBuffer();
+  } catch (error) {
+    throw new Told(`${name} cannot be read (${error.message}): choose it again.`);
+  }
+  try {
+    return new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(content);
+  } catch {
+    throw new Told(`${name} is no text in UTF-8: save it in that encoding.`);
+  }
+}
+
+function checkKind(name) {
+  const kind = kindOf(name);
+  if (kind === 'parquet') throw new Told(`${name}: Parquet is not read in a browser: save it as .jsonl or .csv.`);
+  if (!KINDS.includes(kind)) throw new Told(`${name} is of no known kind: use .jsonl, .json, .csv or .txt.`);
+}
+
 /**
  * @param {string} name The file's name, whose ending tells its kind.
  * @param {string} text Its content.
@@ -9,14 +44,13 @@ import { Told } from './device.mjs';
  * @throws {Told} If it is none of them, or damaged.
  */
 export function rowsOf(name, text) {
-  const kind = name.split('.').pop().toLowerCase();
+  checkKind(name);
+  const kind = kindOf(name);
   const content = text.replace(/^\ufeff/, '');
   if (kind === 'jsonl' || kind === 'ndjson') return jsonLines(name, content);
   if (kind === 'json') return /^[ \t\n\r]*\[/.test(content) ? jsonList(name, content) : jsonLines(name, content);
   if (kind === 'csv' || kind === 'tsv') return csvRows(name, content);
-  if (kind === 'txt' || kind === 'md') return [{ where: name, row: { text: content }, document: true }];
-  if (kind === 'parquet') throw new Told(`${name}: Parquet is not read in a browser: save it as .jsonl or .csv.`);
-  throw new Told(`${name} is of no known kind: use .jsonl, .json, .csv or .txt.`);
+  return [{ where: name, row: { text: content }, document: true }];
 }
 
 function jsonLines(name, content) {

@@ -33,6 +33,7 @@ export class Model {
     await files.keep([...Object.values(self.variant.steps), self.variant.text]);
     self.memory = new Memory(self.device, self.variant.buffers);
     self.pipelines = new Pipelines(self.device, await files.json(site.shaders));
+    self.pipelines.begin(self.variant.shaders);
     self._steps = new Map();
     await self._fill(progress);
     for (const name of VECTORS) for (const [number] of self.variant.adapter[name]) await self.memory.buffer(number);

@@ -17,14 +17,18 @@ export class Pipelines {
     this.firstPace = new Pace(); // while drivers compile
   }
 
+  /** Begins to compile some, while weights come; one that fails is told to whoever asks for it. */
+  begin(numbers) {
+    for (const number of numbers) this.get(number).catch(() => {});
+  }
+
   get(number) {
     if (!this.made.has(number)) this.made.set(number, this._compile(this.shaders[number]));
     return this.made.get(number);
   }
 
   async _compile({ label, code }) {
-    const source = /\b(subgroup|quad)[A-Z]\w*\s*[(<]/.test(code) ? `enable subgroups; ${code}` : code;
-    const module = this.device.createShaderModule({ label, code: source });
+    const module = this.device.createShaderModule({ label, code });
     try {
       return await this.device.createComputePipelineAsync({ label, layout: 'auto', compute: { module, entryPoint: 'main' } });
     } catch (error) {

@@ -10,10 +10,24 @@ export class Snapshots {
   /**
    * @param {string} name Tells one site's snapshots from another's.
    * @param {StorageManager} storage navigator.storage.
+   * @param {LockManager} locks navigator.locks, if the browser has them.
    */
-  constructor(name, storage) {
-    this.name = name;
-    this.storage = storage;
+  constructor(name, storage, locks) {
+    Object.assign(this, { name, storage, locks, owns: false });
+  }
+
+  /** Whether it is this tab that keeps snapshots: the first one that began to, as long as it is open. */
+  async _own() {
+    if (!this.owns && this.locks) {
+      this.owns = await new Promise((resolve, reject) => {
+        const held = (lock) => {
+          resolve(lock !== null);
+          return lock && new Promise(() => {}); // until the worker ends
+        };
+        this.locks.request(this.name, { ifAvailable: true }, held).catch(reject);
+      });
+    }
+    return this.owns || !this.locks;
   }
 
   async _folder(create) {
@@ -29,6 +43,9 @@ export class Snapshots {
    */
   async keep(snapshot, { text, ...about }) {
     try {
+      if (!(await this._own())) {
+        throw new Told('Another tab of this page keeps its training in this browser: training goes on here, but a reload loses what is new.');
+      }
       const folder = await this._folder(true);
       const [latest] = await this._abouts(folder);
       const [slot, serial] = latest ? [1 - latest.slot, latest.serial + 1] : [0, 0];
@@ -39,6 +56,7 @@ export class Snapshots {
       await write(folder, `about.${slot}`, new TextEncoder().encode(JSON.stringify(whole)));
       if (latest && latest.text !== data) await folder.removeEntry(latest.text).catch(() => {});
     } catch (error) {
+      if (error instanceof Told) throw error;
       if (error.name === 'QuotaExceededError') {
         throw new Told('The browser has no room for a snapshot: training goes on, but a reload loses what is new. Free some disk space.');
       }

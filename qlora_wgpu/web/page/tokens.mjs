@@ -28,6 +28,12 @@ export class Tokenizer {
     return this._placed(text, special).map(({ token }) => this._id(token));
   }
 
+  /** Whether a text begins with the token that begins texts, so that none is to be added. */
+  begins(text) {
+    const bos = this.specialTokens.bos_token;
+    return Boolean(bos) && text.startsWith(bos);
+  }
+
   decode(ids) {
     return ids.length ? this.library.decode(ids, { skip_special_tokens: true, clean_up_tokenization_spaces: false }) : '';
   }
@@ -42,8 +48,7 @@ export class Tokenizer {
    * at the end of a text than before a word.
    */
   encodeBeforeAnswer(text, special) {
-    const bos = this.specialTokens.bos_token;
-    const adds = special && !(bos && text.startsWith(bos));
+    const adds = special && !this.begins(text);
     const alone = this.encode(text, adds);
     const { ids, learnt } = this.encodeMasked(`${text}A`, [[text.length, text.length + 1]], adds);
     const at = learnt.indexOf(true);

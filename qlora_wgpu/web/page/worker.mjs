@@ -3,15 +3,17 @@
 import { ChatTemplate } from './chat.mjs';
 import { Told, openDevice } from './device.mjs';
 import { sha256 } from './digest.mjs';
-import { alpacaPrompt, RowEncoder } from './examples.mjs';
-import { rowsOf } from './files.mjs';
+import { RowEncoder } from './examples.mjs';
+import { rowsOf, textOf } from './files.mjs';
 import { Model } from './model.mjs';
+import { firstPrompt, kindOf, Prompts } from './prompts.mjs';
 import { adapterFile } from './safetensors.mjs';
 import { SiteFiles } from './site.mjs';
 import { Snapshots } from './snapshots.mjs';
 import { Tokenizer } from './tokens.mjs';
 import { Training } from './training.mjs';
 import { Writer } from './writer.mjs';
+import { zipped } from './zip.mjs';
 
 const HELD_OUT = 10; // every so manieth row
 const MOST_HELD_OUT = 64;
@@ -19,7 +21,7 @@ const SNAPSHOT_SECONDS = 30;
 const SHOWN_TOKENS = 400; // of a sample
 const RETRIES = 3; // of a device that was lost
 
-const state = { files: null, site: null, rank: 0, model: null, tokenizer: null, template: null, data: null, training: null, writer: null, settings: null, last: null };
+const state = { files: null, site: null, rank: 0, model: null, tokenizer: null, template: null, prompts: null, trained: null, data: null, training: null, writer: null, settings: null, last: null };
 const news = (value) => postMessage({ news: value });
 
 const requests = {
@@ -28,11 +30,13 @@ const requests = {
     state.files = new SiteFiles((name) => fetch(new URL(name, base)));
     const site = (state.site = await state.files.open());
     state.settings = { ...site.training };
+    await state.files.keep([site.text.tokenizer]);
     const file = JSON.parse(new TextDecoder().decode(await state.files.bytes(site.text.tokenizer)));
     state.tokenizer = new Tokenizer(file, site.text);
     state.template = site.text.template === null ? null : new ChatTemplate(site.text.template, site.text.special_tokens);
+    state.prompts = new Prompts(await state.files.json(site.text.prompts), state.tokenizer, state.template, site.text.alpaca);
     (await openDevice(navigator.gpu, site.needs, navigator.userAgent)).destroy();
-    state.snapshots = new Snapshots(await storageName(site), navigator.storage);
+    state.snapshots = new Snapshots(await storageName(site), navigator.storage, navigator.locks);
     const kept = await state.snapshots.last();
     return { site: { model: site.model, variants: site.variants, buckets: site.buckets, training: site.training, sample: site.sample ?? null, bytes: siteBytes(site) }, kept: kept && kept.about };
   },
@@ -44,11 +48,12 @@ const requests = {
     const kept = await state.snapshots.last();
     const restored = kept?.about.rank === rank && kept.about.floats === state.model.variant.adapter.length;
     if (restored) restore(kept);
-    return { adapter: adapterInfo(), restored };
+    return { adapter: adapterInfo(), restored, kept: kept && kept.about };
   },
 
   /** Rows of a file as examples, some held out; a sample with what is learnt. */
-  async data({ name, text }) {
+  async data({ name, content }) {
+    const text = typeof content === 'string' ? content : await textOf(name, content);
     const rows = rowsOf(name, text);
     const encoder = new RowEncoder(state.tokenizer, state.template, state.site.text.rows);
     const { examples, counts, format } = encoder.examples(rows, (done) => news({ kind: 'reading', share: done / rows.length }));
@@ -62,7 +67,7 @@ const requests = {
       learnt: train.reduce((n, e) => n + e.labels.slice(1).filter((label) => label !== -100).length, 0),
       longest: Math.max(...examples.map((e) => e.ids.length)),
       sample: shownExample(train[0]),
-      prompt: promptOf(rows[0].row, format),
+      prompt: firstPrompt(rows, format, encoder),
     };
   },
 
@@ -72,6 +77,7 @@ const requests = {
     Object.assign(state.settings, settings);
     if (!resume) await requests.reset();
     await alive();
+    state.trained = kindOf(state.data.format);
     return train(resume ? state.last : null);
   },
 
@@ -79,6 +85,7 @@ const requests = {
   async reset() {
     await alive();
     state.model.writeVector('parameters', state.model.initial);
+    state.trained = null;
   },
 
   stop() {
@@ -87,8 +94,8 @@ const requests = {
   },
 
   /** Writes an answer; its text comes as news. */
-  async write({ text, messages, most, temperature }) {
-    const ids = promptIds(messages, text);
+  async write({ messages, most, temperature }) {
+    const ids = state.prompts.ids(promptKind(), messages);
     await alive();
     return { text: await written(ids, { most, temperature }, (part) => news({ kind: 'text', text: part })) };
   },
@@ -97,15 +104,20 @@ const requests = {
     state.hushed = true;
   },
 
-  /** The adapter's files, as PEFT has them. */
-  async adapter() {
+  /** A file of the adapter, as PEFT has it, or all in one, with how prompts are written for it. */
+  async adapter({ name }) {
     await alive();
-    const flat = await state.model.readVector('parameters');
     const { tensors, config } = state.model.variant.adapter;
-    return {
-      'adapter_model.safetensors': adapterFile(flat, tensors),
-      'adapter_config.json': `${JSON.stringify(config, null, 2)}\n`,
+    const written = {
+      'adapter_model.safetensors': async () => adapterFile(await state.model.readVector('parameters'), tensors),
+      'adapter_config.json': async () => `${JSON.stringify(config, null, 2)}\n`,
     };
+    if (written[name]) return written[name]();
+    const tokenizer = new Uint8Array(await state.files.bytes(state.site.text.tokenizer));
+    const files = { ...state.prompts.files(promptKind()), [state.site.text.tokenizer]: tokenizer };
+    for (const [each, content] of Object.entries(written)) files[each] = await content();
+    const inFolder = Object.entries(files).map(([each, content]) => [`adapter/${each}`, content]);
+    return zipped(Object.fromEntries(inFolder), new Date());
   },
 };
 
@@ -117,6 +129,7 @@ async function storageName({ model, training, files }) {
 
 function restore(kept) {
   state.last = kept;
+  state.trained = kept.about.kind ?? null;
   state.model.writeVector('parameters', kept.parameters);
 }
 
@@ -152,7 +165,7 @@ async function train(kept) {
     if (snapshot) training.resume(snapshot);
     else training.begin();
     const begun = { step: training.step, tokens: training.tokens, at: performance.now() };
-    const about = { data: name, text: state.data.text, rank: state.rank, settings: { ...state.settings }, total: training.total, before };
+    const about = { data: name, text: state.data.text, kind: state.trained, rank: state.rank, settings: { ...state.settings }, total: training.total, before };
     let keptAt = performance.now();
     try {
       await training.run({
@@ -210,29 +223,14 @@ function shownExample({ ids, labels }) {
   return { parts, cut: ids.length > SHOWN_TOKENS };
 }
 
-/** What a row asks, for a sample before and after. */
-function promptOf(row, format) {
-  if (format === 'messages' || format === 'conversations') {
-    const turns = typeof row[format] === 'string' ? JSON.parse(row[format]) : row[format];
-    const asked = turns.find((turn) => ['user', 'human'].includes(turn.role ?? turn.from));
-    return asked ? String(asked.content ?? asked.value ?? '') : '';
-  }
-  return row.prompt ?? row.instruction ?? String(row.text ?? '').slice(0, 60);
-}
-
-function promptIds(messages, text) {
-  const { format } = state.data ?? { format: state.template ? 'messages' : 'text' };
-  if (state.template && (format === 'messages' || format === 'conversations')) {
-    return state.tokenizer.encodeBeforeAnswer(state.template.render(messages, true).text, false);
-  }
-  if (format === 'instruction/output') return state.tokenizer.encodeBeforeAnswer(alpacaPrompt(text), true);
-  return state.tokenizer.encode(text, true);
+/** The kind of prompts that the adapter has learnt from; before it has, that of the data. */
+function promptKind() {
+  return state.trained ?? (state.data ? kindOf(state.data.format) : state.template ? 'chat' : 'text');
 }
 
 async function written(ids, { most = 100, temperature = 0 }, told) {
   state.hushed = false;
-  const { turn_end: end, stop_text: stopText } = state.site.text;
-  const stop = new Set([...state.tokenizer.eosIds, ...(end === null ? [] : [end])]);
+  const { stop, text: stopText } = state.prompts.ends(promptKind());
   const made = [];
   let text = '';
   const before = state.tokenizer.decode(ids);
