@@ -90,15 +90,6 @@ def test_files_of_trls_mixture(place):
             } <= reasons.keys()  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"beta": 0.1}, {"max_prompt_length": 512}, {"loss_type": "sigmoid"}, {"num_generations": 4}],
-)
-def test_files_of_trls_other_trainers_are_refused(place, changes):
-    with pytest.raises(ConfigError, match=r"train\.objective is set by hand"):
-        converted(place, "trl.yaml", changes)
-
-
 @pytest.mark.parametrize(("loss", "ours"), [("nll", None), ("chunked_nll", None), ("dft", "dft")])
 def test_losses_of_trl(place, loss, ours):
     assert converted(place, "trl.yaml", {"loss_type": loss})[0].train.loss_type == ours
