@@ -3,8 +3,6 @@
 import pytest
 from support.dialects import converted, reasons_of
 
-from qlora_wgpu.errors import ConfigError
-
 DEFAULTED = (
     "learning_rate num_train_epochs per_device_train_batch_size lr_scheduler_type "
     "assistant_only_loss warmup_ratio lora_r"

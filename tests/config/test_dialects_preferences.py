@@ -50,7 +50,8 @@ def test_what_the_losses_here_lack_is_told(place, key, value, reason):
 
 
 @pytest.mark.parametrize(("method", "objective", "loss"), [
-    ("dpo", "dpo", "sigmoid"), ("ipo", "dpo", "ipo"), ("kto", "kto", "kto"), ("orpo", "orpo", "orpo"),
+    ("dpo", "dpo", "sigmoid"), ("ipo", "dpo", "ipo"),
+    ("kto", "kto", "kto"), ("orpo", "orpo", "orpo"),
 ])  # fmt: skip
 def test_axolotl(place, method, objective, loss):
     key = "orpo_alpha" if method == "orpo" else "rl_beta"
@@ -103,7 +104,7 @@ def test_llama_factory(place, changes, objective, loss):
     [
         ("axolotl.yml", {"rl": "grpo"}, "rl: grpo is not done here"),
         ("llama_factory.yaml", {"stage": "ppo"}, "stage: ppo is not done here"),
-        ("llama_factory.yaml", {"stage": "dpo", "pref_loss": "simpo"}, "pref_loss: simpo is another"),
+        ("llama_factory.yaml", {"stage": "dpo", "pref_loss": "simpo"}, "simpo is another loss"),
         ("trl.yaml", {"num_generations": 8}, "num_generations: 8 belongs to a trainer that is not"),
         ("trl.yaml", {"loss_type": "discopop"}, "loss_type: discopop is another loss"),
         ("trl.yaml", {"loss_type": ["sigmoid", "sft"]}, "is a sum of losses"),
