@@ -28,7 +28,8 @@ CHATS = ("messages", "conversations", CHAT_PAIR)  # formats that a chat template
 _KNOWN_KEYS = sorted({key for keys in FORMATS.values() for key in keys})
 
 WEIGHT = "weight"  # a row's in the loss, which only data.columns makes one
-_MORE_KEYS = ("input", "system", "history", "tools", WEIGHT)  # that rows of some formats may have
+_ANSWERS = ("chosen", "rejected", "label")  # of preferences
+_MORE_KEYS = ("input", "system", "history", "tools", WEIGHT, *_ANSWERS)  # that some rows may have
 _MAPPED_KEYS = sorted({*_KNOWN_KEYS, *_MORE_KEYS})
 
 # Names that data sets give to columns of these formats.

@@ -90,8 +90,10 @@ def judged_of(row: Mapping[str, Any]) -> tuple[Answer, bool]:
     if not isinstance(label, bool) and label not in (0, 1):
         raise DataError(f"'label' must be true or false, got {kind_of(label)}")
     completion, prompt = _side(row, "completion"), _prompt(row)
-    if prompt is None:
-        raise DataError("a row with 'completion' and 'label' needs a 'prompt', too")
+    if prompt is None:  # beside a whole conversation none is needed
+        if isinstance(completion, str) or len(completion) < 2:
+            raise DataError("a row with 'completion' and 'label' needs a 'prompt', too")
+        prompt = []
     if isinstance(completion, str):
         return _with_prompt(row, prompt, completion), bool(label)
     if isinstance(prompt, str):

@@ -3,8 +3,6 @@
 import pytest
 from support.dialects import converted, reasons_of
 
-from qlora_wgpu.errors import ConfigError
-
 DEFAULTED = (
     "learning_rate num_train_epochs per_device_train_batch_size lr_scheduler_type "
     "assistant_only_loss warmup_ratio lora_r"
@@ -88,15 +86,6 @@ def test_files_of_trls_mixture(place):
     reasons = reasons_of(conversion)
     assert {"datasets[0]: {weight}", "datasets[1].data_dir: en", "datasets[1].data_files: {train}"
             } <= reasons.keys()  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"beta": 0.1}, {"max_prompt_length": 512}, {"loss_type": "sigmoid"}, {"num_generations": 4}],
-)
-def test_files_of_trls_other_trainers_are_refused(place, changes):
-    with pytest.raises(ConfigError, match=r"train\.objective is set by hand"):
-        converted(place, "trl.yaml", changes)
 
 
 @pytest.mark.parametrize(("loss", "ours"), [("nll", None), ("chunked_nll", None), ("dft", "dft")])

@@ -64,9 +64,7 @@ def test_errors_begin_with_what_converts_the_file(place, name):
 @pytest.mark.parametrize(
     ("name", "changes", "reason"),
     [
-        ("axolotl.yml", {"rl": "dpo"}, "rl: dpo is no supervised fine-tuning"),
         ("axolotl.yml", {"reward_model": True}, "reward_model: true trains no language model"),
-        ("llama_factory.yaml", {"stage": "dpo"}, "stage: dpo is no supervised fine-tuning"),
         ("llama_factory.yaml", {"dataset": "pairs"}, "dataset: pairs holds preferences"),
         ("mlx_lm.yaml", {"training_mode": "orpo"}, "training_mode: orpo is not done"),
         ("axolotl.yml", {"base_model": None}, "names no model: name it with --model"),

@@ -67,6 +67,14 @@ def test_forms_of_conversations(tokenizer, form):
     assert [t.strip() for t in texts(tokenizer, dataset)] == ["good;", "bad;"]
 
 
+def test_columns_of_other_names(tokenizer):
+    row = {"prompt": "ab ", "chosen": "good", "rejected": "bad"}
+    named = {"prompt": "ask", "chosen": "up", "rejected": "down"}
+    theirs = {column: row[key] for key, column in named.items()}
+    dataset = read(tokenizer, theirs, columns=named)
+    assert texts(tokenizer, dataset) == texts(tokenizer, read(tokenizer, row)) == ["good", "bad"]
+
+
 def test_plain_texts(tokenizer):
     given = {"prompt": "ab ", "chosen": "good", "rejected": "bad"}
     dataset = read(tokenizer, given)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from qlora_wgpu.config.dialects import new_tokens
+from qlora_wgpu.config.dialects import new_tokens, preferences
 from qlora_wgpu.config.dialects.draft import Dialect, Draft
 from qlora_wgpu.config.dialects.hugging_face import (
     PEFT_TARGETS,
@@ -67,7 +67,7 @@ _LONG_ROWS = {"truncate": "keep_start", "raise": "error", "drop": "drop"}
 _READ = (
     "path name split type data_files ds_type field field_messages message_property_mappings "
     "message_field_role message_field_content chat_template chat_template_jinja "
-    "trust_remote_code text_column"
+    "trust_remote_code text_column field_chosen field_rejected"
 )
 """Keys of a data set that are read; each other one is told."""
 _USUAL: dict[str, Any] = {"train_on_eos": "turn", "train_on_eot": "turn", "field_tools": "tools"}
@@ -85,8 +85,7 @@ _DEFAULTS = {
 
 
 def _convert(draft: Draft) -> None:
-    if (method := draft.take("rl")) is not None:
-        raise draft.refuse("rl", method, "is no supervised fine-tuning, which alone is done here")
+    objective = preferences.convert_axolotl(draft)
     for key in ("reward_model", "process_reward_model"):
         if draft.take(key):
             raise draft.refuse(key, True, "trains no language model, which alone is done here")
@@ -98,7 +97,8 @@ def _convert(draft: Draft) -> None:
     set_quantization(draft, bits, f"adapter: {adapter or 'none'}, {origin}")
     _convert_targets(draft)
     new_tokens.convert_axolotl(draft)
-    _convert_data(draft)
+    _convert_data(draft, objective)
+    preferences.settle_rows(draft, objective)
     _convert_evaluation(draft)
     _convert_loop(draft)
 
@@ -113,11 +113,11 @@ def _convert_targets(draft: Draft) -> None:
         draft.set("lora.init_from", draft.place(str(folder)), "lora_model_dir")
 
 
-def _convert_data(draft: Draft) -> None:
+def _convert_data(draft: Draft, objective: str) -> None:
     datasets = draft.take("datasets", draft.take("pretraining_dataset", []))
     datasets = [entry for entry in _listed(datasets) if isinstance(entry, Mapping)]
     sources = [
-        Source(place, _rows(draft, entry, number))
+        Source(place, _rows(draft, entry, number, objective))
         for number, entry in enumerate(datasets)
         for place in _places(draft, entry)
     ]
@@ -155,10 +155,12 @@ def _places(draft: Draft, entry: Mapping[str, Any]) -> list[str]:
     return [hub_place(draft, path, entry.get("name"), entry.get("split"))]
 
 
-def _rows(draft: Draft, entry: Mapping[str, Any], number: int) -> RowsOf:
+def _rows(draft: Draft, entry: Mapping[str, Any], number: int, objective: str) -> RowsOf:
     """The format that ``type`` names, which may be a prompt of the user's own."""
     kind, key = entry.get("type"), f"datasets[{number}].type"
     _leave_rest_out(draft, entry, number)
+    if objective != "sft":
+        return preferences.rows_of_axolotl(draft, entry, key)
     if isinstance(kind, Mapping):
         columns = {
             "instruction": kind.get("field_instruction"),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.config.dialects import hugging_face, new_tokens
+from qlora_wgpu.config.dialects import hugging_face, new_tokens, preferences
 from qlora_wgpu.config.dialects.draft import Dialect, Draft
 from qlora_wgpu.config.dialects.rows import (
     ONE_WINDOW,
@@ -61,8 +61,9 @@ _ROLES = {
 
 
 def _convert(draft: Draft) -> None:
-    if (stage := draft.take("stage", "sft")) not in ("sft", "pt"):
-        raise draft.refuse("stage", stage, "is no supervised fine-tuning, which alone is done here")
+    stage, objective = draft.take("stage", "sft"), "sft"
+    if stage not in ("sft", "pt"):
+        objective = preferences.convert_llama_factory(draft, str(stage))
     if (kind := draft.take("finetuning_type", "lora")) != "lora":
         draft.notes.append(f"finetuning_type: {kind} trains other weights; a LoRA adapter is made")
     bits = draft.take("quantization_bit")
@@ -70,7 +71,8 @@ def _convert(draft: Draft) -> None:
     draft.drop("quantization_type", "4 bits are always nf4")
     _convert_lora(draft)
     new_tokens.convert_llama_factory(draft)
-    _convert_data(draft, documents=stage == "pt")
+    _convert_data(draft, objective, documents=stage == "pt")
+    preferences.settle_rows(draft, objective)
     _convert_packing(draft, documents=stage == "pt")
     held_out = {"data.eval", "data.eval_split"} & draft.taken.keys()
     hugging_face.convert_evaluation(
@@ -99,12 +101,12 @@ def _convert_lora(draft: Draft) -> None:
         draft.set("lora.init_from", draft.place(str(folder)), "adapter_name_or_path")
 
 
-def _convert_data(draft: Draft, *, documents: bool) -> None:
+def _convert_data(draft: Draft, objective: str, *, documents: bool) -> None:
     folder = Path(draft.place(str(draft.take("dataset_dir", "data"))))
     names = _names(draft.take("dataset", draft.theirs.get("train_dataset")))
     portions = _portions(draft, len(names))
     sources = [
-        _source(draft, name, folder, portion, documents=documents)
+        _source(draft, name, folder, portion, objective, documents=documents)
         for name, portion in zip(names, portions, strict=True)
     ]
     if sources:
@@ -164,14 +166,23 @@ def _portions(draft: Draft, count: int) -> list[dict[str, float]]:
 
 
 def _source(
-    draft: Draft, name: str, folder: Path, portion: Mapping[str, float], *, documents: bool
+    draft: Draft,
+    name: str,
+    folder: Path,
+    portion: Mapping[str, float],
+    objective: str,
+    *,
+    documents: bool,
 ) -> Source:
     entry = _description(draft, name, folder)
-    if entry.get("ranking"):
-        raise draft.refuse("dataset", name, "holds preferences; only supervised rows are learnt")
+    if entry.get("ranking") and objective == "sft":
+        raise draft.refuse("dataset", name, "holds preferences, which stage: dpo learns from")
     if not portion and isinstance(count := entry.get("num_samples"), int):
         portion = {"rows": count}
-    rows = _rows(draft, entry, name, documents=documents)
+    if objective != "sft":
+        rows = preferences.rows_of_llama_factory(draft, entry, name, objective)
+    else:
+        rows = _rows(draft, entry, name, documents=documents)
     return Source(_place(draft, entry, folder), rows, portion)
 
 

@@ -12,7 +12,7 @@ _FROZEN = (
     "lora.trainable_token_indices, and it and the head as a whole with lora.modules_to_save"
 )
 _NEW_TOKENS = "model.add_tokens and model.add_special_tokens add tokens, and train their rows"
-_SUPERVISED = "training is supervised"
+_SUPERVISED = "it belongs to preferences, which this run does not learn from"
 _WANDB = "Weights & Biases takes these from the environment, such as WANDB_PROJECT"
 
 NOT_NEEDED = {

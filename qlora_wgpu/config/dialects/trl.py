@@ -1,11 +1,11 @@
-"""The YAML of TRL's ``trl sft``, whose keys are those of SFTConfig, ModelConfig and the script."""
+"""The YAML of ``trl sft``, ``dpo`` and ``kto``: the keys of their arguments, model and script."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from qlora_wgpu.config.dialects import hugging_face
+from qlora_wgpu.config.dialects import hugging_face, preferences
 from qlora_wgpu.config.dialects.draft import Dialect, Draft
 from qlora_wgpu.config.dialects.rows import (
     PACKED_APART,
@@ -35,8 +35,6 @@ _KEYS = {
     "use_bnb_nested_quant": "quant.double_quant",
     "bnb_4bit_use_double_quant": "quant.double_quant",
 }
-_PREFERENCES = "beta max_prompt_length max_completion_length desirable_weight num_generations"
-_LOSSES = {"nll": "nll", "chunked_nll": "nll", "dft": "dft"}
 _DEFAULTS = {
     **hugging_face.DEFAULTS,
     "lora.r": 16,
@@ -51,7 +49,7 @@ _DEFAULTS = {
 
 
 def _convert(draft: Draft) -> None:
-    _refuse_preferences(draft)
+    objective = preferences.convert_trl(draft)
     if not draft.take("use_peft", True):
         draft.notes.append("TRL trains every weight of the model here; a LoRA adapter is made")
     four, eight = draft.take("load_in_4bit"), draft.take("load_in_8bit")
@@ -68,24 +66,13 @@ def _convert(draft: Draft) -> None:
     elif isinstance(modules, str) and modules != "all-linear":
         draft.theirs["lora_target_modules"] = modules.replace(",", " ").split()
     _convert_data(draft)
+    _convert_learnt(draft, objective)
+    preferences.settle_rows(draft, objective)
     held_out = {"data.eval", "data.eval_split"} & draft.taken.keys()
     hugging_face.convert_evaluation(
         draft, held_out=bool(held_out), logging_steps=_DEFAULTS["log.logging_steps"]
     )
     hugging_face.convert_training(draft)
-
-
-def _refuse_preferences(draft: Draft) -> None:
-    """Tells files of ``trl dpo`` and others from those of ``trl sft``, whose keys they share."""
-    for key in _PREFERENCES.split():
-        if (value := draft.theirs.get(key)) is not None:
-            raise draft.refuse(key, value, "belongs to no supervised fine-tuning, which alone is "
-                               "converted: train.objective is set by hand")  # fmt: skip
-    if (loss := draft.take("loss_type", "nll")) not in _LOSSES:
-        raise draft.refuse("loss_type", loss, "is none of supervised fine-tuning, which alone is "
-                           "converted: train.objective is set by hand")  # fmt: skip
-    if _LOSSES[loss] != "nll":
-        draft.set("train.loss_type", _LOSSES[loss], "loss_type")
 
 
 def _convert_data(draft: Draft) -> None:
@@ -117,18 +104,22 @@ def _convert_data(draft: Draft) -> None:
                            f"{PACKED_APART}, and none is cut")  # fmt: skip
     if (text := draft.take("dataset_text_field", "text")) != "text":
         set_rows(draft, "text", {"text": text}, "dataset_text_field")
+    for key in ("chat_template_path", "chat_template"):
+        set_template(draft, draft.take(key), key)
+
+
+def _convert_learnt(draft: Draft, objective: str) -> None:
+    """Which tokens of a supervised row are learnt."""
     assistant, completion = draft.take("assistant_only_loss"), draft.take("completion_only_loss")
     if assistant:
         draft.set("data.train_on", "assistant", "assistant_only_loss")
     elif completion is False:
         draft.set("data.train_on", "all", "completion_only_loss: false")
-    elif completion is None:
+    elif completion is None and objective == "sft":
         draft.notes.append(
             "of chats TRL learns every token unless assistant_only_loss is set, this program the "
             "assistant's turns: `data.train_on: all` does as TRL"
         )
-    for key in ("chat_template_path", "chat_template"):
-        set_template(draft, draft.take(key), key)
 
 
 def _entries(value: Any) -> list[Mapping[str, Any]]:
