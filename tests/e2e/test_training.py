@@ -174,6 +174,13 @@ def test_a_gradient_that_is_not_finite_ends_the_run(folder, device, tmp_path):
     assert (tmp_path / "r" / "checkpoints" / "step-2" / "adapter_model.safetensors").exists()
 
 
+def test_a_base_that_is_not_finite_is_told_as_that(folder, device, tmp_path):
+    model = opened(folder, device)
+    model.write_parameters(np.full_like(model.read_flat(model.adapter.parameters), np.nan))
+    with pytest.raises(TrainingError, match="step 1, before anything is learnt: the base"):
+        Trainer(model, config(folder, tmp_path / "r")).train(rows())
+
+
 def test_a_run_is_not_overwritten(folder, device, tmp_path):
     model, settings = opened(folder, device), config(folder, tmp_path / "r")
     Trainer(model, settings).train(rows())
