@@ -81,17 +81,15 @@ class Config(Section):
                 f"cannot be used with {what}, which is computed on one device: leave "
                 "cluster.scheduler out"
             )
-        if data is not None and data.sources is not None:
-            raise ValueError(
-                f"stands beside {what} and data.sources, which mix rows that are learnt by "
-                "themselves: put all pairs into one file or folder and name it in data.train"
-            )
         if data is not None and data.has_weights:
             raise ValueError(
                 f"stands beside {what} and a column of weights in data.columns, which belong to "
                 "rows that are learnt by themselves: leave it out"
             )
-        if data is not None and (data.format != "auto" or data.train_on in ("assistant", "all")):
+        if data is not None and (
+            any(part.format != "auto" for part in data.parts())
+            or data.train_on in ("assistant", "all")
+        ):
             raise ValueError(
                 f"stands beside {what}, whose rows are told by their keys and whose answers alone "
                 "are compared: leave data.format and data.train_on at auto"

@@ -28,9 +28,9 @@ CHATS = ("messages", "conversations", CHAT_PAIR)  # formats that a chat template
 _KNOWN_KEYS = sorted({key for keys in FORMATS.values() for key in keys})
 
 WEIGHT = "weight"  # a row's in the loss, which only data.columns makes one
-_ANSWERS = ("chosen", "rejected", "label")  # of preferences
-_MORE_KEYS = ("input", "system", "history", "tools", WEIGHT, *_ANSWERS)  # that some rows may have
-_MAPPED_KEYS = sorted({*_KNOWN_KEYS, *_MORE_KEYS})
+_MORE_KEYS = ("input", "system", "history", "tools", WEIGHT)  # that rows of some formats may have
+_ANSWER_KEYS = ("chosen", "rejected", "label")  # of rows that compare or judge answers
+_MAPPED_KEYS = sorted({*_KNOWN_KEYS, *_MORE_KEYS, *_ANSWER_KEYS})
 
 # Names that data sets give to columns of these formats.
 _USUAL_NAMES = {

@@ -70,7 +70,7 @@ class Dataset(Sequence[Example]):
         warnings: Sentences for the user about what was cut or left out.
         left_out: Names of the source's files that belong to other splits, by their split.
         source_names: Names of the data sets that a mixture is of; none of another data set.
-        source_sizes: How many examples each of these has.
+        source_sizes: How many rows each of these has.
         unit: How many examples make one row: 2 where a chosen answer and a rejected one stand side
             by side, of which one may be empty.
     """

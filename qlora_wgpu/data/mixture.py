@@ -1,4 +1,4 @@
-"""A mixture of several data sets: how many examples each gives an epoch, and which."""
+"""A mixture of several data sets: how many rows each gives an epoch, and which."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ class Joined(Dataset):
         self._sets = tuple(parts)
         self._firsts = np.cumsum([0, *map(len, parts)]).tolist()
         self.source_names = distinct(names)
-        self.source_sizes = tuple(map(len, parts))
+        self.source_sizes = tuple(part.num_rows for part in parts)
+        self.unit = parts[0].unit
 
     def __len__(self) -> int:
         return int(self._firsts[-1])
@@ -103,7 +104,7 @@ def mix(
     strategy: StoppingStrategy,
     seed: int,
 ) -> Dataset:
-    """Mixes data sets, by their contents and a seed alone.
+    """Mixes data sets, by their contents and a seed alone; pairs of examples stay together.
 
     What gives fewer examples than it has gives the same ones each epoch; what is to give more
     gives each as often as all others of it, or once more.
@@ -119,19 +120,22 @@ def mix(
         DataError: If they make too many.
     """
     whole = Joined(parts, names)
-    counts = examples_of([len(part) for part in parts], portions, strategy)
+    sizes = [part.num_rows for part in parts]
+    counts = examples_of(sizes, portions, strategy)
     if sum(counts) > MIXED_ROWS:
         raise DataError(
             f"data.sources make {sum(counts):,} rows an epoch, more than {MIXED_ROWS:,}: name "
             "fewer rows, or weights that differ less"
         )
-    if counts == [len(part) for part in parts]:
+    if counts == sizes:
         return whole
-    numbers, first = [], 0
-    for index, (part, count) in enumerate(zip(parts, counts, strict=True)):
-        numbers.append(first + _chosen(len(part), count, seed, index))
-        first += len(part)
-    return DatasetPart(whole, np.concatenate(numbers), whole.counts)
+    rows, first = [], 0
+    for index, (size, count) in enumerate(zip(sizes, counts, strict=True)):
+        rows.append(first + _chosen(size, count, seed, index))
+        first += size
+    sides = np.arange(whole.unit)  # of a pair both come along
+    numbers = (np.concatenate(rows)[:, None] * whole.unit + sides).ravel()
+    return DatasetPart(whole, numbers, whole.counts)
 
 
 def examples_of(

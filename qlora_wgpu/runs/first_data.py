@@ -94,14 +94,14 @@ def objective_of(paths: Sequence[str]) -> str:
 
     Raises:
         DataError: If it cannot be read.
-        ConfigError: If there are several, and one of them compares or judges answers.
+        ConfigError: If there are several, whose rows are not for the same.
     """
     objectives = [chosen_objective(path) for path in paths]
     for path, objective in zip(paths, objectives, strict=True):
-        if objective != "sft" and len(paths) > 1:
+        if objective != objectives[0]:
             raise ConfigError(
-                f"{path} has rows for train.objective: {objective}, which takes no mixture: put "
-                "all such rows into one file or folder, or name this one alone"
+                f"{path} has rows for train.objective: {objective}, and {paths[0]} for "
+                f"{objectives[0]}: a run has one objective, so name those of one kind"
             )
     return objectives[0]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from qlora_wgpu.config import DataConfig
 from qlora_wgpu.data import Dataset, is_dataset_name
@@ -52,6 +53,7 @@ class SourceCounter:
     def __init__(self, dataset: Dataset, plan: BatchPlan) -> None:
         """Counts in no data set that is no mixture."""
         self._names, self._sources, self._plan = dataset.source_names, dataset.source_of, plan
+        self._shares = _shares_of_rows(dataset) if self._sources is not None else np.zeros(0)
 
     def until(self, step: int) -> dict[str, int]:
         """The rows of each source, by its name, that so many steps have learnt."""
@@ -59,9 +61,9 @@ class SourceCounter:
             return {}
         epochs, begun = self._plan.examples_until(step)
         size = len(self._names)
-        rows = epochs * np.bincount(self._sources, minlength=size)
-        rows += np.bincount(self._sources[begun], minlength=size)
-        return dict(zip(self._names, rows.tolist(), strict=True))
+        rows = epochs * np.bincount(self._sources, self._shares, size)
+        rows += np.bincount(self._sources[begun], self._shares[begun], size)
+        return dict(zip(self._names, map(round, rows.tolist()), strict=True))
 
 
 def source_figures(dataset: Dataset) -> tuple[SourceFigures, ...]:
@@ -69,12 +71,21 @@ def source_figures(dataset: Dataset) -> tuple[SourceFigures, ...]:
     names, sources = dataset.source_names, dataset.source_of
     if sources is None:
         return ()
-    rows = np.bincount(sources, minlength=len(names))
+    rows = np.bincount(sources, _shares_of_rows(dataset), len(names))
     tokens = np.bincount(sources, dataset.label_counts, minlength=len(names))
     return tuple(
-        SourceFigures(name, int(rows[i]), dataset.source_sizes[i], int(tokens[i]))
+        SourceFigures(name, round(rows[i]), dataset.source_sizes[i], int(tokens[i]))
         for i, name in enumerate(names)
     )
+
+
+def _shares_of_rows(dataset: Dataset) -> npt.NDArray[np.float64]:
+    """Which part of its row each example is: half of a pair, all of an answer that stands alone."""
+    if dataset.unit == 1:
+        return np.ones(len(dataset))
+    present = dataset.lengths.reshape(-1, dataset.unit) > 0
+    shares: npt.NDArray[np.float64] = present / present.sum(axis=1, keepdims=True)
+    return shares.ravel()
 
 
 def _name(path: str) -> str:

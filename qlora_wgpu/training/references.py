@@ -19,6 +19,7 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.data import Dataset, Example, bucket_length
 from qlora_wgpu.errors import CheckpointError, DataError
 from qlora_wgpu.files import open_file
+from qlora_wgpu.lora.names import EMBEDDING_B, LORA_A, parse_name
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.ops.preference import Preference
@@ -149,9 +150,7 @@ def _key(
 ) -> str:
     """A hash of what decides the numbers, to the bit."""
     parameters = model.read_flat(model.adapter.parameters)
-    is_base = all(
-        not array.any() for name, array in model.adapter_state_dict().items() if "lora_B" in name
-    )
+    is_base = _does_nothing(model, parameters)
     folder = model.folder
     folder.finish_fingerprint()
     known = {
@@ -167,6 +166,18 @@ def _key(
         "profile": repr(model.device.profile),
     }
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _does_nothing(model: QLoRAModel, parameters: FloatArray) -> bool:
+    """Whether an adapter leaves the base as it is, wherever its first factors begin.
+
+    One that began as a part of the base is never such, since its base is rounded without it.
+    """
+    if model.adapter.start is not None:
+        return False
+    own, neutral = (model.adapter.split(flat) for flat in (parameters, model.neutral))
+    free = {name for name in own if (parse_name(name) or ("", ""))[1] in (LORA_A, EMBEDDING_B)}
+    return all(np.array_equal(own[name], neutral[name]) for name in own.keys() - free)
 
 
 def _kept(name: str, count: int) -> FloatArray | None:

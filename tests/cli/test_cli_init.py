@@ -204,6 +204,11 @@ def test_several_files_make_a_mixture(place):
     )
     pairs = rows_of(place, "pairs.jsonl", [{"prompt": "a", "chosen": " b", "rejected": " c"}])
     refused = CliRunner().invoke(init, [*map(str, args), "--data", str(place / pairs)])
-    assert "pairs.jsonl has rows for train.objective: dpo, which takes no mixture" in str(
-        refused.exception
-    )
+    assert "pairs.jsonl has rows for train.objective: dpo, and" in str(refused.exception)
+    more = rows_of(place, "more.jsonl", [{"prompt": "b", "chosen": " d", "rejected": " e"}] * 3)
+    args = [x for name in (pairs, more) for x in ("--data", place / name)]
+    args += ["--model", place / "model", "--out", place / "mixed.yaml", "--overwrite"]
+    done = CliRunner().invoke(init, list(map(str, args)))
+    assert done.exit_code == 0, done.output
+    mixed = load_config(place / "mixed.yaml")
+    assert mixed.train.objective == "dpo" and len(mixed.data.sources) == 2

@@ -359,3 +359,17 @@ def test_lion_has_the_decay_that_it_was_published_with() -> None:
     assert OptimConfig(name="lion", adam_beta2=0.98).adam_beta2 == 0.98
     assert OptimConfig(name="adamw").adam_beta2 == 0.999
     assert "lion keeps its one moment in 32" in message(lambda: OptimConfig(name="lion_8bit"))
+
+
+def test_another_optimizer_of_a_copy_comes_with_its_own_decay() -> None:
+    """Unless somebody said one: settings are copied in Python, where no file is read again."""
+    plain = OptimConfig()
+    lion = plain.model_copy(update={"name": "lion"})
+    assert (lion.adam_beta2, lion.model_copy(update={"name": "adamw"}).adam_beta2) == (0.99, 0.999)
+    assert OptimConfig(name="lion").model_copy(update={"name": "adamw_8bit"}).adam_beta2 == 0.999
+    for said in (0.95, 0.999):
+        own = OptimConfig(adam_beta2=said)
+        assert own.model_copy(update={"name": "lion"}).adam_beta2 == said
+    both = {"name": "lion", "adam_beta2": 0.9}
+    assert plain.model_copy(update=both).adam_beta2 == 0.9
+    assert plain.model_copy(update={"learning_rate": 1e-3}).adam_beta2 == 0.999

@@ -69,7 +69,10 @@ def test_what_does_not_go_together(train, message):
         ({"cluster": {"scheduler": "local"}}, "computed on one device"),
         ({"data": {"train_on": "all"}}, "data.format and data.train_on at auto"),
         ({"data": {"format": "text"}}, "data.format and data.train_on at auto"),
-        ({"data": {"sources": [{"path": "a"}, {"path": "b"}]}}, "data.sources"),
+        (
+            {"data": {"sources": [{"path": "a"}, {"path": "b", "format": "text"}]}},
+            "data.format and data.train_on at auto",
+        ),
     ],
 )
 def test_what_answers_do_not_go_with(sections, message):

@@ -99,6 +99,50 @@ def test_the_same_source_twice_has_two_names():
     assert [f.name for f in source_figures(mixture)] == ["x", "x (2)", "x (3)"]
 
 
+def pairs(count, first=0, lone=()):
+    """Pairs of examples, of some of which the second is empty."""
+    ids = [np.arange(first + 2 * i, first + 2 * i + 2, dtype=np.int32) for i in range(count)]
+    sides = [[each, each[:0] if i in lone else each + 1000] for i, each in enumerate(ids)]
+    made = Dataset([Example(each, each) for both in sides for each in both])
+    made.unit = 2
+    return made
+
+
+@pytest.mark.parametrize("strategy", ["first_exhausted", "all_exhausted"])
+def test_pairs_stay_together(strategy):
+    mixture = mix([pairs(3), pairs(8, first=100)], ["a", "b"], weights(1, 1), strategy, 3)
+    assert mixture.unit == 2
+    assert mixture.num_rows == (6 if strategy == "first_exhausted" else 16)
+    for row in range(mixture.num_rows):
+        one, two = mixture[2 * row], mixture[2 * row + 1]
+        assert np.array_equal(one.input_ids + 1000, two.input_ids)
+    taken = 3 if strategy == "first_exhausted" else 8
+    figures = [(s.name, s.rows, s.of, s.tokens) for s in source_figures(mixture)]
+    learnt = int(mixture.label_counts[:2].sum())
+    assert figures == [("a", taken, 3, taken * learnt), ("b", taken, 8, taken * learnt)]
+
+
+@pytest.mark.parametrize(("objective", "packing"), [("dpo", False), ("dpo", True), ("kto", False)])
+def test_rows_of_pairs_are_counted_once(objective, packing):
+    """Whole epochs, and a part of one; and answers that stand alone."""
+    lone = range(9) if objective == "kto" else ()
+    mixture = mix([pairs(3, lone=lone), pairs(5, 100, lone)], ["a", "b"], [Portion()] * 2,
+                  "first_exhausted", 3)  # fmt: skip
+    assert [s.rows for s in source_figures(mixture)] == [3, 5]
+    config = Config(
+        model={"path": "m"}, data={"packing": packing, "max_seq_length": 4},
+        train={
+            "objective": objective, "per_device_train_batch_size": 1,
+            "gradient_accumulation_steps": 3, "max_steps": 9,
+        },
+    )  # fmt: skip
+    plan = BatchPlan.of(mixture.lengths, config)
+    counter = SourceCounter(mixture, plan)
+    assert sum(counter.until(1).values()) == 3
+    assert counter.until(plan.steps_per_epoch) == {"a": 3, "b": 5}
+    assert sum(counter.until(plan.steps_per_epoch + 1).values()) == 11
+
+
 def test_rows_that_are_held_out_are_of_all_sources():
     portions = [Portion(rows=30), Portion(rows=40)]
     mixture = mix([dataset(30), dataset(20, 500)], "ab", portions, "first_exhausted", 0)

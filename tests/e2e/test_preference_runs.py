@@ -1,6 +1,7 @@
 """Whole runs over answers: resumed, packed, cut into other micro-batches, measured, refused."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,9 +10,13 @@ from safetensors.numpy import load_file
 import qlora_wgpu
 from e2e.tiny import write_model
 from qlora_wgpu import Config, QLoRAModel, Trainer
+from qlora_wgpu.data import load_dataset
+from qlora_wgpu.data.preparation import Preparation
 from qlora_wgpu.errors import ConfigError, DataError
 from qlora_wgpu.runs.estimation import estimate
 from qlora_wgpu.training import Observer
+from qlora_wgpu.training.objectives import preference_of
+from qlora_wgpu.training.references import _key
 
 METRICS = (
     "rewards/chosen",
@@ -87,6 +92,49 @@ def run(folder, name, *args, observer=None, resume=False, **options):
 def same(one, other, close=0.0):
     for name, array in one.items():
         np.testing.assert_allclose(other[name], array, rtol=0, atol=close * np.abs(array).max())
+
+
+@pytest.fixture(scope="module")
+def mixed(folder):
+    """A second source, whose columns have other names; of KTO's, judged answers."""
+    rows = [json.loads(line) for line in (folder / "pairs.jsonl").read_text().splitlines()]
+    columns = {"prompt": "question", "chosen": "good", "rejected": "bad"}
+    others = [{columns[key]: value for key, value in row.items()} for row in rows[:5]]
+    judged = [
+        {"prompt": row["prompt"], "answer": row[side], "is_good": side == "chosen"}
+        for row in rows[:4]
+        for side in ("chosen", "rejected")
+    ]
+    for name, written in (("others", others), ("judged", judged)):
+        text = "".join(json.dumps(row) + "\n" for row in written)
+        (folder / f"{name}.jsonl").write_text(text)
+    of_judged = {"completion": "answer", "label": "is_good"}
+    return {
+        "dpo": {"path": str(folder / "others.jsonl"), "columns": columns},
+        "kto": {"path": str(folder / "judged.jsonl"), "columns": of_judged},
+    }
+
+
+@pytest.mark.parametrize(("objective", "rows_of_epoch"), [("dpo", 10), ("kto", 16)])
+def test_a_mixture_of_sources_goes_on_with_the_same_bits(folder, mixed, objective, rows_of_epoch):
+    sources = [{"path": str(folder / "pairs.jsonl"), "weight": 1}, mixed[objective] | {"weight": 1}]
+    data = {"train": None, "sources": sources, "eval_split": None}
+    _, rows, adapter = run(folder, f"mixed-{objective}", objective, data=data)
+    counted = [row["sources"] for row in rows if "loss" in row]
+    assert list(counted[0]) == ["pairs.jsonl", Path(sources[1]["path"]).name]
+    ends = [min(4 * step, rows_of_epoch) for step in (1, 2, 3)]  # the last step may be short
+    assert [sum(each.values()) for each in counted[:3]] == ends
+    run(folder, f"mixed-parts-{objective}", objective, data=data, observer=Plan(stop_after=2))
+    _, again, parts = run(folder, f"mixed-parts-{objective}", objective, data=data, resume=True)
+    same(adapter, parts)
+    assert again == rows
+
+
+def test_a_source_of_another_kind_is_a_sentence(folder):
+    (folder / "texts.jsonl").write_text('{"text": "a b c"}\n')
+    sources = [{"path": str(folder / "pairs.jsonl")}, {"path": str(folder / "texts.jsonl")}]
+    with pytest.raises(DataError, match=r"texts\.jsonl line 1: .*keys 'chosen' and"):
+        run(folder, "wrong", "dpo", data={"train": None, "sources": sources, "eval_split": None})
 
 
 @pytest.mark.parametrize("objective", list(OBJECTIVES))
@@ -203,3 +251,21 @@ def test_dft_learns(folder, tmp_path):
     settings["data"] |= {"train": str(path)}
     result = qlora_wgpu.train(settings, Plan())
     assert result.train_loss > 0 and result.eval_loss < result.eval_loss_before
+
+
+def test_what_a_reference_said_is_told_apart_by_all_that_is_trained(folder):
+    """A fresh adapter is the base, whatever its seed; one that changes the embedding is not."""
+    targets = {"r": 2, "target_modules": ["embed_tokens"]}
+    settings = Config.model_validate(config(folder, "unused", lora=targets))
+    rows = [{"prompt": "a", "chosen": "b", "rejected": "c"}]
+    dataset = load_dataset(rows, folder / "model", 16, how=Preparation(16, objective="dpo"))
+    model = QLoRAModel.from_pretrained(folder / "model", settings.lora, settings.quant, "float32")
+    keys = []
+    for tensors in (
+        model.adapter.split(model.adapter.initial(seed=1)),
+        model.adapter.split(model.adapter.initial(seed=2)),
+        {name: array + np.float32(0.1) for name, array in model.adapter_state_dict().items()},
+    ):
+        model.load_adapter(tensors)
+        keys.append(_key(model, dataset, preference_of(settings.train), 2, 16))
+    assert keys[0] == keys[1] != keys[2]

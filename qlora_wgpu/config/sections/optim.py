@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -13,6 +13,14 @@ from qlora_wgpu.config.values import OPTIMIZERS, Float, OptimizerName, ScheduleN
 from qlora_wgpu.limits import BETA, LEARNING_RATES, STEPS
 
 LION_BETA2 = 0.99
+
+
+def _beta2_of(name: str) -> float:
+    """The decay rate that an optimizer has where nobody says it."""
+    if OPTIMIZERS.get(name.lower()) == "lion":
+        return LION_BETA2
+    default: float = OptimConfig.model_fields["adam_beta2"].default
+    return default
 
 
 class OptimConfig(Section):
@@ -81,6 +89,16 @@ class OptimConfig(Section):
         ):
             return {"adam_beta2": LION_BETA2, **values}
         return values
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Pydantic's, in which another optimizer comes with the decay rate that it begins with."""
+        changes = dict(update or {})
+        if "name" in changes and "adam_beta2" not in changes:
+            was, becomes = (_beta2_of(str(name)) for name in (self.name, changes["name"]))
+            is_said = "adam_beta2" in self.model_fields_set and was != LION_BETA2
+            if self.adam_beta2 == was and not is_said:
+                changes["adam_beta2"] = becomes
+        return super().model_copy(update=changes, deep=deep)
 
     @field_validator("lr_scheduler_kwargs")
     @classmethod
