@@ -65,6 +65,8 @@ class AnswerSource(RowSource):
         for where, row, _ in self._rows():
             try:
                 return next(answer.row_format for answer in self._answers(row) if answer)
+            except EmptyRow:  # is left out
+                continue
             except DataError as err:
                 raise DataError(f"{where}: {err}") from err
         return "messages"

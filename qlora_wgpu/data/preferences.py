@@ -39,10 +39,11 @@ def format_of(row: Mapping[str, Any], objective: str) -> str:
         DataError: If it has neither, or one that the objective does not learn from.
     """
     filled = {key for key, value in row.items() if value is not None}
-    if filled >= {"chosen", "rejected"}:
-        return PAIRS
-    if filled >= {"completion", "label"} and objective == "kto":
-        return JUDGED
+    for present in (filled, row.keys()):  # a table has all columns in every row
+        if present >= {"chosen", "rejected"}:
+            return PAIRS
+        if present >= {"completion", "label"} and objective == "kto":
+            return JUDGED
     keys = ", ".join(f"'{key}'" for key in list(row)[:8]) or "none"
     needed = "'chosen' and 'rejected'"
     if objective == "kto":
@@ -87,6 +88,8 @@ def judged_of(row: Mapping[str, Any]) -> tuple[Answer, bool]:
         DataError: If a value is missing or of the wrong type.
     """
     label = row["label"]
+    if label is None:
+        raise EmptyRow("'label' is missing")
     if not isinstance(label, bool) and label not in (0, 1):
         raise DataError(f"'label' must be true or false, got {kind_of(label)}")
     completion, prompt = _side(row, "completion"), _prompt(row)
@@ -135,6 +138,8 @@ def _prompt(row: Mapping[str, Any]) -> str | list[Message] | None:
 def _side(row: Mapping[str, Any], key: str) -> str | list[Message]:
     """A text, or messages."""
     value = from_json(row[key])
+    if value is None:
+        raise EmptyRow(f"'{key}' is missing")
     if isinstance(value, str):
         return value
     turns = [value] if isinstance(value, Mapping) else value

@@ -145,6 +145,26 @@ def test_empty_answers_are_left_out(tokenizer):
     assert (dataset.num_rows, dataset.counts.empty) == (1, 1)
 
 
+@pytest.mark.parametrize(
+    ("objective", "missing"),
+    [
+        ("dpo", {"prompt": "a", "chosen": "b", "rejected": None}),
+        ("dpo", {"prompt": "a", "chosen": None, "rejected": None}),
+        ("dpo", {"prompt": "a", "chosen": "b", "rejected": " "}),
+        ("kto", {"prompt": "a", "completion": None, "label": True}),
+        ("kto", {"prompt": "a", "completion": "b", "label": None}),
+    ],
+)
+def test_a_first_row_that_lacks_an_answer_is_left_out(tokenizer, tmp_path, objective, missing):
+    """As tables have it, all columns in every row; what prompts are like the next row says."""
+    whole = {key: "c" if key != "label" else True for key in missing}
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in (missing, whole)))
+    dataset = load_dataset(file, tokenizer, 64, how=how(objective))
+    assert (dataset.num_rows, dataset.counts.empty) == (1, 1)
+    assert row_format(file, tokenizer, how(objective)) == "prompt/completion"
+
+
 def test_pairs_are_held_out_whole(tokenizer):
     rows = [{"prompt": f"{i} ", "chosen": f"good {i}", "rejected": f"bad {i}"} for i in range(20)]
     train, held_out = split_off(read(tokenizer, *rows), 0.25, 3)
