@@ -106,6 +106,7 @@ class Attention:
         value_norm: Added under the root where each head's values are normalized, without a weight.
         keys_as_values: Whether values are what k makes, too, before norm and rotation.
         shared: Whether keys and values are those of an earlier layer: it makes queries alone.
+        clip: The largest magnitude of queries and keys before rotation, and of values, if any.
     """
 
     dimensions: Dimensions
@@ -125,6 +126,7 @@ class Attention:
     value_norm: float | None = None
     keys_as_values: bool = False
     shared: bool = False
+    clip: float | None = None
 
     def weights(self, at: str) -> Weights:
         """The projections and norms of the layer whose names begin so."""
@@ -191,6 +193,8 @@ class Attention:
         v = own["k"] if self.keys_as_values else projected("v")
         if self.value_norm is not None:
             v = ops.plain_qk_norm(v, self.dimensions.head_dim, self.value_norm)
+        if self.clip is not None:
+            v = ops.clip(v, self.clip)
         return rotated[0], (rotated[1], v), gate
 
     def attend(
@@ -241,11 +245,14 @@ class Attention:
         """Queries, and keys if there are any, normalized and rotated."""
         norm, ys = self.qk_norm, list(made.values())
         if norm is None:
-            return self._turned(ops, ys)
+            return self._turned(ops, self._clipped(ops, ys))
         if norm.after_rope:
             ys = self._turned(ops, ys)
         ys = [norm.trace(ops, y, at + name) for y, name in zip(ys, norm.names, strict=False)]
-        return ys if norm.after_rope else self._turned(ops, ys)
+        return ys if norm.after_rope else self._turned(ops, self._clipped(ops, ys))
+
+    def _clipped(self, ops: LayerOps, ys: list[Tensor]) -> list[Tensor]:
+        return ys if self.clip is None else [ops.clip(y, self.clip) for y in ys]
 
     def _turned(self, ops: LayerOps, ys: list[Tensor]) -> list[Tensor]:
         """Queries, and keys if there are any, rotated."""

@@ -18,6 +18,7 @@ from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.causal_conv import causal_conv
 from qlora_wgpu.ops.clamped_glu import ClampedGLU, clamped_glu
+from qlora_wgpu.ops.clip import clip
 from qlora_wgpu.ops.columns import columns
 from qlora_wgpu.ops.embedding import embedding
 from qlora_wgpu.ops.experts import expert_linear
@@ -258,6 +259,10 @@ class LayerOps:
     def activation(self, x: Tensor, name: str) -> Tensor:
         """The activation of that name."""
         return activation(self.g, x, name)
+
+    def clip(self, x: Tensor, limit: float) -> Tensor:
+        """Elements within the limit."""
+        return clip(self.g, x, limit)
 
     def columns(self, x: Tensor, first: int, count: int) -> Tensor:
         """Some columns of a matrix."""

@@ -13,13 +13,9 @@ from qlora_wgpu.families.rope import read_rope
 
 
 def compose(read: ConfigReader) -> Decoder:
-    """Clipped queries, keys and values are refused: no published model has them.
-
-    So is a window, which some of transformers' kernels know and others do not.
-    """
+    """A window is refused, which some of transformers' kernels know and others do not."""
     read.no_dropout("attention_dropout")
-    for key in ("clip_qkv", "sliding_window"):
-        read.choice(key, (None,))
+    read.choice("sliding_window", (None,))
     dimensions = Dimensions.read(read)
     bias, eps = read.flag("attention_bias"), read.number("rms_norm_eps", 1e-5)
     attention = Attention(
@@ -28,6 +24,7 @@ def compose(read: ConfigReader) -> Decoder:
         qkv_bias=bias,
         o_bias=bias,
         qk_norm=QKNorm(eps, per_head=False),
+        clip=read.softcap("clip_qkv"),
     )
     num_experts, num_experts_per_tok = read_expert_counts(read, 64, 8)
     experts = Experts(

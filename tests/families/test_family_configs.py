@@ -484,7 +484,7 @@ REFUSED = {
         "deepseek_v3", {"num_key_value_heads": 6, "partial_rotary_factor": 0.5},
         "partial_rotary_factor = 0.5",
     ),
-    "clipped": ("olmoe", {"clip_qkv": 8.0}, "clip_qkv = 8.0"),
+    "clipped to nothing": ("olmoe", {"clip_qkv": 0}, "clip_qkv must be a number above zero"),
     "dense layers": ("qwen3_moe", {"mlp_only_layers": "0"}, "mlp_only_layers"),
 }  # fmt: skip
 

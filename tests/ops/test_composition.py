@@ -13,6 +13,7 @@ from qlora_wgpu.ops.activation import activation
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.causal_conv import causal_conv
 from qlora_wgpu.ops.clamped_glu import ClampedGLU, clamped_glu
+from qlora_wgpu.ops.clip import clip
 from qlora_wgpu.ops.columns import columns
 from qlora_wgpu.ops.dropout import dropout_parts
 from qlora_wgpu.ops.gated_delta import gated_delta_rule
@@ -36,6 +37,7 @@ from qlora_wgpu.reference import activation as activation_reference
 from qlora_wgpu.reference import attention as attention_reference
 from qlora_wgpu.reference import causal_conv as causal_conv_reference
 from qlora_wgpu.reference import clamped_glu as clamped_glu_reference
+from qlora_wgpu.reference import clip as clip_reference
 from qlora_wgpu.reference import dropout as dropout_reference
 from qlora_wgpu.reference import gated_delta as gated_delta_reference
 from qlora_wgpu.reference import gated_rms_norm as gated_rms_norm_reference
@@ -65,11 +67,16 @@ HALVES = (HEAD_DIM // 2, HEAD_DIM // 2)
 
 @dataclass(frozen=True)
 class Op:
-    """A function of one (ROWS, COLUMNS) matrix, traced and in float64, and its VJP."""
+    """A function of one (ROWS, COLUMNS) matrix, traced and in float64, and its VJP.
+
+    Where its slope has steps, rounding before it may take an element over one: such a VJP is
+    compared at the very numbers that it has read.
+    """
 
     traced: Callable
     forward: Callable
     backward: Callable
+    has_steps: bool = False
 
 
 def _heads(function, *arrays):
@@ -164,6 +171,12 @@ OPS = {
         lambda b, x: activation(b.graph, x, "gelu"),
         lambda x: activation_reference.forward(x, "gelu"),
         lambda dy, x: dy * activation_reference.slope(x, "gelu"),
+    ),
+    "clip": Op(
+        lambda b, x: clip(b.graph, x, 0.75),
+        lambda x: clip_reference.forward(x, 0.75),
+        lambda dy, x: clip_reference.backward(dy, x, 0.75),
+        has_steps=True,
     ),
     "xielu": Op(
         lambda b, x: xielu(b.graph, x, XIELUScalars(*(b.given(np.array([s])) for s in BENDS))),
@@ -278,12 +291,14 @@ def test_every_op_behind_every_other(device, profile, dtype, second):
     for (first, producer), (given, arriving) in itertools.product(OPS.items(), kinds):
         bench = Bench(device, dtype, PROFILES[profile])
         tx = bench.given(x, given, grad=True)
-        y = consumer.traced(bench, producer.traced(bench, tx))
+        th = producer.traced(bench, tx)
+        y = consumer.traced(bench, th)
         (dx,) = bench.gradients(y, bench.given(dy, arriving), tx)
-        got_y, got_dx = bench.run(y, dx)
+        got_y, got_dx, *read = bench.run(y, dx, *([th] if consumer.has_steps else []))
         exact_x, exact_dy = rounded(x, given), rounded(dy, arriving)
         h = producer.forward(exact_x)
-        exact_dx = producer.backward(consumer.backward(exact_dy, h), exact_x)
+        at = read[0] if consumer.has_steps else h
+        exact_dx = producer.backward(consumer.backward(exact_dy, at), exact_x)
         where = f"{first}, then {second}, {given} in, {arriving} back"
         assert _off(got_y, consumer.forward(h)) <= BOUNDS[dtype], where
         assert _off(got_dx, exact_dx) <= BOUNDS[dtype], where

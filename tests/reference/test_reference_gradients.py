@@ -8,6 +8,7 @@ from qlora_wgpu.reference import (
     attention,
     causal_conv,
     clamped_glu,
+    clip,
     cross_entropy,
     dora,
     dropout,
@@ -111,6 +112,11 @@ def test_glu(activation):
     dgate, dup = glu.backward(dy, gate, up, activation)
     check(lambda v: np.sum(dy * glu.forward(v, up, activation)), gate, dgate)
     check(lambda v: np.sum(dy * glu.forward(gate, v, activation)), up, dup)
+
+
+def test_clip():
+    x, dy = normal(3, 5), normal(3, 5)
+    check(lambda v: np.sum(dy * clip.forward(v, 0.6)), x, clip.backward(dy, x, 0.6))
 
 
 def test_xielu():

@@ -194,6 +194,13 @@ CASES = {
             "attention_bias": True, "num_key_value_heads": 3, "norm_topk_prob": True,
         },
     ),
+    "olmoe-limited": (
+        "olmoe",
+        {
+            "num_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 44, "clip_qkv": 1.5,
+            "attention_bias": True, "num_key_value_heads": 3,
+        },
+    ),
     "ernie4_5_moe-experts": (
         "ernie4_5_moe",
         {

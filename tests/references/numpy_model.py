@@ -20,6 +20,7 @@ from qlora_wgpu.reference import (
     attention,
     causal_conv,
     clamped_glu,
+    clip,
     expert_scores,
     gated_delta,
     gated_delta_gates,
@@ -141,6 +142,9 @@ class NumpyOps(LayerOps):
         kinds = ("silu", "gelu", "relu2", "gelu_new")
         alike = [kind for kind in kinds if ACTIVATIONS[kind] == ACTIVATIONS[name]]
         return activation.forward(x, alike[0])
+
+    def clip(self, x, limit):
+        return clip.forward(x, limit)
 
     def xielu(self, x, name):
         leaves = ("alpha_p", "alpha_n", "beta", "eps")

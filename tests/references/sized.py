@@ -10,14 +10,15 @@ HEAD_DIMS = (24, 64, 128)
 # Of parts that other families have at all of these, or that know of no heads: one tells enough.
 COMPOSED = (
     "apertus", "arcee", "cohere2", "ernie4_5", "exaone4", "granitemoehybrid", "ministral3",
-    "nemotron", "seed_oss", "stablelm-qknorm", "olmoe", "ernie4_5_moe", "lfm2_moe", "glm4_moe",
+    "nemotron", "seed_oss", "stablelm-qknorm", "olmoe", "olmoe-limited", "ernie4_5_moe",
+    "lfm2_moe", "glm4_moe",
     "deepseek_v2", "deepseek_v3", "qwen3_next", "qwen3_5_moe_text",
     "granitemoe", "granitemoeshared", "hunyuan_v1_moe", "exaone_moe", "gemma4_unified_text",
 )  # fmt: skip
 # Cases whose forward has an op that no first case of a model_type has.
 MORE = (
     "cohere-qknorm", "gemma4-dense", "gemma4-experts", "stablelm-qknorm", "mixtral-balanced",
-    "ernie4_5_moe-balanced-experts",
+    "ernie4_5_moe-balanced-experts", "olmoe-limited",
 )  # fmt: skip
 
 

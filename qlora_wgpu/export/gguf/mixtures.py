@@ -28,6 +28,8 @@ def olmoe(keys: ModelKeys) -> None:
     sizes = keys.decoder.dimensions
     if sizes.num_key_value_heads != sizes.num_attention_heads:
         raise keys.refuse("fewer heads of keys than of queries")
+    if any(getattr(layer.attention, "clip", None) is not None for layer in keys.decoder.layers):
+        raise keys.refuse("clipped queries, keys and values")
     check_scales(keys)
     _expert_counts(keys, normalized=False)
 

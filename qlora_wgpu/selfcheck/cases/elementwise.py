@@ -9,6 +9,7 @@ import numpy as np
 from qlora_wgpu.graph.parking import Recomputation
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.activation import activation
+from qlora_wgpu.ops.clip import clip
 from qlora_wgpu.ops.columns import columns
 from qlora_wgpu.ops.glu import glu
 from qlora_wgpu.ops.layer_norm import layer_norm
@@ -19,6 +20,7 @@ from qlora_wgpu.ops.short_conv import short_conv
 from qlora_wgpu.ops.tensor import as_float32, as_operand, cast
 from qlora_wgpu.ops.xielu import XIELUScalars, xielu
 from qlora_wgpu.reference import activation as activation_reference
+from qlora_wgpu.reference import clip as clip_reference
 from qlora_wgpu.reference import glu as glu_reference
 from qlora_wgpu.reference import layer_norm as layer_norm_reference
 from qlora_wgpu.reference import rms_norm as rms_norm_reference
@@ -143,6 +145,21 @@ def check_activation(run: Runner, name: str, exact_gradient: bool) -> None:
     dy = dy if exact_gradient else run.rounded(dy)
     run.compare(got_y, activation_reference.forward(x, name), y.dtype)
     run.compare(got_dx, dy * activation_reference.slope(x, name), dx.dtype)
+
+
+@each((True,), (False,))
+def check_clip(run: Runner, exact_gradient: bool) -> None:
+    """y and dx, with a gradient of each type; the limit is a number of either type."""
+    x, dy = normal("x", ROWS, 52), normal("dy", ROWS, 52)
+    tx = run.operand(x, grad=True)
+    y = clip(run.graph, tx, 0.75)
+    cotangent = run.float32(dy) if exact_gradient else run.operand(dy)
+    (dx,) = run.gradients(y, cotangent, tx)
+    got_y, got_dx = run.run(y, dx)
+    x = run.rounded(x)
+    dy = dy if exact_gradient else run.rounded(dy)
+    run.compare(got_y, clip_reference.forward(x, 0.75), y.dtype)
+    run.compare(got_dx, clip_reference.backward(dy, x, 0.75), dx.dtype)
 
 
 @each((True,), (False,))
