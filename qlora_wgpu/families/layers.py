@@ -13,6 +13,7 @@ from qlora_wgpu.families.rope import Rope
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.parking import Parking
 from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.kernels.experts import EXPERT_TILE, NEW_TOKENS_TILE
 from qlora_wgpu.ops.activation import activation
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.batch import BatchBuffers
@@ -106,6 +107,11 @@ class LayerOps:
         matrix = self._modules.routers[name + ".weight"]
         layer = Linear(name, matrix, self._modules.norms.get(name + ".bias"), None)
         return linear(self.g, x, layer, self.batch, multiplier=multiplier, float32=True)
+
+    @property
+    def expert_tile(self) -> int:
+        """Rows of one expert that lie together."""
+        return NEW_TOKENS_TILE if self.batch.decodes else EXPERT_TILE
 
     def balance(self, logits: Tensor, routing: Routing, *, by_logits: bool) -> None:
         """Sums a router's choices up, where the batch asks for it.

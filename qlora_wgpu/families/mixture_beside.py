@@ -71,7 +71,7 @@ class MixtureBeside:
         dense = self._norm.trace(ops, made, at + self.after_mlp)
         x = ops.rms_norm_by(h, f"{at}router.scale", self.eps)
         logits = ops.router(x, f"{at}router.proj", self.hidden_size**-0.5)
-        routing = route(ops.g, logits, self.top_k, normalized=True)
+        routing = route(ops.g, logits, self.top_k, normalized=True, tile=ops.expert_tile)
         routing = with_factors(ops.g, routing, ops.vector(f"{at}router.per_expert_scale"))
         x = permute(ops.g, self._norm.trace(ops, h, at + self.before), routing)
         gate, up, down = (f"{at}experts.{leaf}" for leaf in self.leaves)

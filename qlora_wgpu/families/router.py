@@ -46,10 +46,12 @@ class Router:
         scoring = replace(self.scoring, scale=scale * self.scoring.scale)
         bias = None if self.correction is None else ops.small(f"{at}{self.correction}")
         if scoring.sigmoid or not self.by_logits:
-            return route_by_scores(ops.g, logits, bias, top_k, scoring)
+            return route_by_scores(ops.g, logits, bias, top_k, scoring, ops.expert_tile)
         # The softmax over the chosen is what is left of that over all, divided by its sum.
         normalized, factor = scoring.normalized, scoring.scale
-        return route(ops.g, logits, top_k, normalized=normalized, scale=factor)
+        return route(
+            ops.g, logits, top_k, normalized=normalized, scale=factor, tile=ops.expert_tile
+        )
 
 
 def softmax_router(*, normalized: bool) -> Router:

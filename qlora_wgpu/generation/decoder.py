@@ -22,8 +22,8 @@ FloatArray = npt.NDArray[np.float32]
 class Decoder:
     """Next-token logits for one text of bounded length, with keys and values kept on the device.
 
-    They are those of the text so far by itself. Where its length changes how it is rotated, the
-    keys of its tokens change, too, and it is computed anew.
+    They are those of the text so far by itself. Where its length changes how it is rotated, or the
+    adapter changes, the keys of its tokens change, too, and it is computed anew.
     """
 
     def __init__(self, model: QLoRAModel, capacity: int) -> None:
@@ -39,6 +39,7 @@ class Decoder:
         self._programs = WeakKeyDictionary()
         self._ids: list[int] = []
         self._rotated_length = 0
+        self._version = model.parameters_version
 
     @property
     def capacity(self) -> int:
@@ -62,6 +63,7 @@ class Decoder:
         length = max(bucket_length(len(ids), self.capacity), 2)
         row, mask = np.zeros((2, 1, length), np.int64)
         row[0, : len(ids)], mask[0, : len(ids)] = ids, 1
+        self._version = self._model.parameters_version
         logits = self._logits(row, mask, len(ids) - 1, past=0)
         self._ids = ids.tolist()
         self._rotated_length = len(ids)
@@ -75,7 +77,7 @@ class Decoder:
         """
         if self.length >= self.capacity:
             raise ShapeError(f"the text is full: it holds {self.capacity} tokens")
-        if self._turns(self.length + 1):
+        if self._turns(self.length + 1) or self._version != self._model.parameters_version:
             return self.start([*self._ids, token])
         row = np.array([[token]])
         logits = self._logits(row, np.ones_like(row), 0, past=self.length)

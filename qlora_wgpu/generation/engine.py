@@ -43,7 +43,8 @@ class Engine:
         """Allocates nothing yet.
 
         Args:
-            model: Base and adapter, as they are when tokens are computed.
+            model: Base and adapter, as they are at each turn: where the adapter changes, texts are
+                computed anew.
             texts: Most texts that grow at a time; others wait.
             capacity: Most tokens of a text, its prompt included.
             in_strips: Whether copies of the weights are made that software GPUs read faster; by
@@ -63,6 +64,7 @@ class Engine:
         self._growing: list[Text] = []
         self._free = list(range(texts))[::-1]
         self._seconds = math.inf  # that a turn takes
+        self._version = model.parameters_version
 
     @property
     def capacity(self) -> int:
@@ -134,11 +136,12 @@ class Engine:
     def _step(self) -> list[Text]:
         for text in [text for text in self._growing if text.finish_reason is not None]:
             self._leave(text)
+        stale = self._stale()
         if any(text.ahead for text in self._growing):  # as many of each
             going = list(self._growing)
             self._take(going, [text.ahead.popleft() for text in going], None)
             return going
-        turning = [text for text in self._growing if self._turns(text)]
+        turning = [text for text in self._growing if text in stale or self._turns(text)]
         going = [text for text in self._growing if text not in turning]
         if going:
             tokens, logits = self._next_tokens(going, turning)
@@ -156,6 +159,15 @@ class Engine:
         for text in turning:
             self._take([text], *self._read(text))
         return going + turning
+
+    def _stale(self) -> list[Text]:
+        """Texts of another adapter than the one that computes now: they are computed anew."""
+        if self._version == self._model.parameters_version:
+            return []
+        self._version = self._model.parameters_version
+        for text in self._growing:
+            text.ahead.clear()
+        return list(self._growing)
 
     def _take(self, texts: Sequence[Text], tokens: Sequence[int], logits: Logits) -> None:
         for row, (text, token) in enumerate(zip(texts, tokens, strict=True)):

@@ -8,23 +8,26 @@ from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.tensor import Tensor
 
 EXPERT_TILE = 64  # rows of one expert; a multiple of what any product's workgroup makes
+NEW_TOKENS_TILE = 1  # of new tokens, whose products make each row by itself
 
 
 @dataclass(frozen=True)
 class ExpertTiles:
-    """Which expert each tile of ``EXPERT_TILE`` rows belongs to, and whose weights are at hand.
+    """Which expert each tile of rows belongs to, and whose weights are at hand.
 
     Attributes:
         experts: uint32 (tiles).
         rows: uint32 (2 · experts), the first row of each expert and the one past its last.
         first: The first expert at hand.
         count: How many are.
+        tile: Rows of a tile.
     """
 
     experts: Tensor
     rows: Tensor
     first: int
     count: int
+    tile: int = EXPERT_TILE
 
 
 def expert_params(experts: ExpertTiles | None, lora_stride: int) -> dict[str, int]:
@@ -51,7 +54,7 @@ def expert_constants(
     if experts is None:
         return {}
     tensors["tile_experts"] = experts.experts
-    return {"EXPERT_TILE": EXPERT_TILE}
+    return {"EXPERT_TILE": experts.tile}
 
 
 def expert_count(expert_rows: Tensor | None) -> int:

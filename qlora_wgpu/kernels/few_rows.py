@@ -43,6 +43,8 @@ class FewRows:
         bias_begins: Where in ``bias`` those of the second and the third layer begin, in elements.
         residual: What to add, of y's layout.
         experts: If given, each tile of rows meets its expert's matrix.
+        columns_each: Rows of an expert's matrix, where those of all do not follow each other.
+        apart: Elements from one such matrix to the next.
         label: For timing tables.
     """
 
@@ -56,6 +58,8 @@ class FewRows:
     bias_begins: tuple[int, ...] = ()
     residual: Tensor | None = None
     experts: ExpertTiles | None = None
+    columns_each: int = 0
+    apart: int = 0
     label: str = "few_rows/forward"
 
     def __post_init__(self) -> None:
@@ -71,7 +75,9 @@ class FewRows:
             raise GraphError(f"few_rows: {self.w.form.name} of {columns} columns is not decoded")
         if not one and (self.residual is not None or len(self.ys) > MOST_TOGETHER):
             raise GraphError(f"few_rows: {self.ys} are no layers of {self.w}")
-        if self.experts is not None and rows % self.experts.count and not self.is_quantized:
+        if self.experts is None or self.is_quantized or self.columns_each:
+            return
+        if rows % self.experts.count:
             raise GraphError(f"few_rows: {self.w} is not of {self.experts.count} experts")
 
     @property
@@ -83,6 +89,8 @@ class FewRows:
     def columns(self) -> int:
         """Columns of the results."""
         rows = self.w.shape[0]
+        if self.columns_each:
+            return self.columns_each
         return rows if self.experts is None or self.is_quantized else rows // self.experts.count
 
     @property
@@ -108,6 +116,7 @@ class FewRows:
         }
         if self.lora is not None:
             tensors |= {"u": self.lora.u, "b": self.lora.factor}
+        of_experts = expert_constants(self.experts, tensors)  # which binds something
         others, layers = further_layers("y", self.ys[0], self.ys[1:], 4)
         bias1, bias2 = (*(begin // 4 for begin in self.bias_begins), 0, 0)[:2]
         together = together or self.rows_together
@@ -121,6 +130,7 @@ class FewRows:
                 "units": self.x.units(8),
                 "x_stride": self.x.units(8),
                 **_strides(self.w, self.columns, g.profile),
+                **({"w_expert": self.apart // 8} if self.columns_each else {}),
                 "y_stride": self.ys[0].units(4),
                 "y_unit0": self.row0 // 4,
                 "scale": self.scale,
@@ -137,7 +147,7 @@ class FewRows:
             {
                 "ROWS": together,
                 "ACCUMULATE": False,
-                **expert_constants(self.experts, tensors),
+                **of_experts,
                 **_codes(self.w, g.profile, experts=self.experts is not None),
                 **constants,
             },

@@ -74,8 +74,11 @@ class Rope:
         return self.x.stride, self.x1.stride if self.x1 is not None else 0
 
 
+_FEW_ROWS = 16  # which read less of the table than a copy of it takes
+
+
 class Units:
-    """Units of eight elements; software GPUs read the table from a texture."""
+    """Units of eight elements; software GPUs read the table from a texture, but for new tokens."""
 
     def fits(self, problem: Rope, profile: Profile) -> bool:
         """Whether heads and their rotated halves are whole units of eight."""
@@ -97,7 +100,7 @@ class Units:
                 "HEADS1": heads1,
                 "HEAD": head,
                 "HALF": half,
-                "TABLE_TEXTURE": g.profile.textures,
+                "TABLE_TEXTURE": g.profile.textures and rows > _FEW_ROWS,
             },
             label="rope/rotate",
         )

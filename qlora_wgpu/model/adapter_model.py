@@ -58,11 +58,12 @@ class AdapterModel:
         biases: What an adapter of a file put into the place of the base's biases.
         prompt_folder: The folder that says how prompts are written: the base's, or the adapter's.
         active_adapter: The adapter's name.
-        parameters_changed: Whether the adapter on the device may be another than it was; who
-            changes it there says so.
+        parameters_version: Another number for every time that the adapter on the device may have
+            changed.
     """
 
     active_adapter = DEFAULT
+    parameters_version = 0
 
     def __init__(
         self, layout: ModelLayout, device: Device, *, options: TrainingOptions | None = None
@@ -177,6 +178,16 @@ class AdapterModel:
     def write_flat(self, flat: Tensor | Pieces, values: npt.NDArray[Any]) -> None:
         """Overwrites a flat adapter vector on the device."""
         write_flat(self.device, flat, values)
+
+    @property
+    def parameters_changed(self) -> bool:
+        """Whether the adapter on the device may be another than it was; who changes it says so."""
+        return self._parameters_changed
+
+    @parameters_changed.setter
+    def parameters_changed(self, changed: bool) -> None:
+        self._parameters_changed = changed
+        self.parameters_version += 1
 
     def write_parameters(self, flat: FloatArray) -> None:
         """Overwrites the adapter on the device."""

@@ -93,7 +93,9 @@ class Network:
 
     def _hidden(self, g: Graph, batch: BatchBuffers, *, checkpointing: bool) -> Tensor:
         config = self.architecture.config
-        for weight in dict.fromkeys((self.modules.embedding, self.modules.head)):
+        # A text's prompt has written them before its new tokens.
+        written = () if batch.decodes else (self.modules.embedding, self.modules.head)
+        for weight in dict.fromkeys(written):
             if isinstance(weight, DenseMatrix) and weight.trained is not None:
                 overwrite(g, weight.trained, weight.pieces)
             if isinstance(weight, DenseMatrix) and weight.whole is not None:

@@ -424,7 +424,7 @@ class WeightLayout:
             shape,
             form,
             len(parts),
-            partial(self.places.storage, name, most=self._max_binding if len(parts) == 1 else 0),
+            partial(self.places.storage, name, most=self._max_binding),
             self._codebook(form) if in_words else None,
         )
         self._expect_quantized(name, shape, parts, storages)

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.kernels.experts import EXPERT_TILE
 from qlora_wgpu.ops.routing import Routing
 
 
@@ -42,7 +41,7 @@ def with_factors(g: Graph, routing: Routing, factors: Tensor) -> Routing:
             weights.rows * weights.stride,
             {"w": w, **shared, "y": y},
             params,
-            {"EXPERT_TILE": EXPERT_TILE},
+            {"EXPERT_TILE": routing.tiles.tile},
         )
         return y
 

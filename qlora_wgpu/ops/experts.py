@@ -10,10 +10,13 @@ from dataclasses import replace
 
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.kernels.experts import ExpertTiles
+from qlora_wgpu.kernels.few_rows import FEW_ROWS, FewRows
 from qlora_wgpu.kernels.gemm import GEMM, Gemm
 from qlora_wgpu.ops import lora as lora_ops
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.modules import ExpertLinear
+from qlora_wgpu.ops.quantized import QuantizedMatrix, rows_of
 from qlora_wgpu.ops.routing import Routing
 from qlora_wgpu.ops.tensor import as_operand
 
@@ -45,6 +48,9 @@ def expert_linear(
     if layer.bias is not None and layer.bias.shape != (weight.experts, weight.rows):
         raise GraphError(f"expert_linear: {layer.bias} is not the bias of {layer.name}'s experts")
     y = g.operand(layer.name, x.rows, weight.rows)
+    if batch.decodes:
+        _product_of_few(g, x, layer, tiles, y)
+        return y
     u = None if lora is None else lora_ops.down(g, x, lora, batch, tiles)
     for first, count, w in weight.expert_shards(g):
         here = replace(tiles, first=first, count=count)
@@ -72,3 +78,22 @@ def expert_linear(
 
     g.record(y, [x], vjp, trains=lora is not None)
     return y
+
+
+def _product_of_few(
+    g: Graph, x: Tensor, layer: ExpertLinear, tiles: ExpertTiles, y: Tensor
+) -> None:
+    """The same for new tokens, of the chosen experts alone: decoded on the way where it can be."""
+    weight, lora, term = layer.weight, layer.lora, None
+    if lora is not None:
+        u = g.float32("lora u", x.rows, lora.r)
+        down = FewRows(
+            x, lora.a, (u,), scale=lora.scaling, experts=tiles, columns_each=lora.r,
+            apart=lora.a_stride, label="lora/down",
+        )  # fmt: skip
+        FEW_ROWS.launch(g, down)
+        term = lora.forward_term(u)
+    whole = rows_of(g, [weight]) if isinstance(weight, QuantizedMatrix) else None
+    for first, count, w in weight.expert_shards(g) if whole is None else [(0, tiles.count, whole)]:
+        here = replace(tiles, first=first, count=count)
+        FEW_ROWS.launch(g, FewRows(x, w, (y,), lora=term, bias=layer.bias, experts=here))

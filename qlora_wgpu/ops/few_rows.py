@@ -34,7 +34,7 @@ def pieces(
         if whole is not None:
             yield 0, whole
             return
-    still = isinstance(weight, DenseMatrix) and weight.trained is None
+    still = isinstance(weight, DenseMatrix) and weight.trained is None and weight.whole is None
     for row0, w in weight.shards(g):
         made = strips.of_dense(g, w) if strips is not None and still else None
         yield row0, made or w

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from qlora_wgpu.graph.graph import GraphError
-from qlora_wgpu.graph.tensor import Storage, Tensor, matrix
+from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
 from qlora_wgpu.ops.strips import StripStore
 
 
@@ -26,6 +26,7 @@ class KVCache:
             profile's kernels gain by it.
         layers: Keys and values of each layer's tokens, where it attends.
         states: What layers that convolve keep of the last tokens, and linear attention of all.
+        norms: DoRA's of each layer, by their names: prompts write them, new tokens read them.
     """
 
     capacity: int
@@ -33,6 +34,7 @@ class KVCache:
     in_strips: bool = False
     layers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     states: list[Tensor] = field(default_factory=list)
+    norms: dict[str, Tensor] = field(default_factory=dict)
 
 
 class CacheView:
@@ -79,6 +81,13 @@ class CacheView:
     def note_stored(self, keys: Tensor, layer: tuple[Tensor, Tensor]) -> None:
         """Notes which layer new keys were stored in, for layers that share them."""
         self._stored[keys] = layer
+
+    def norm(self, name: str, length: int) -> Tensor:
+        """A vector of that name that is kept, float32."""
+        if name not in self._cache.norms:
+            storage = Storage(name, "kv cache", 4 * length)
+            self._cache.norms[name] = vector(name, length, "float32", storage)
+        return self._cache.norms[name]
 
     def next_state(self, rows: int, columns: int) -> Tensor:
         """What the op that comes next keeps of a text's tokens, (rows, columns) of each, float32.

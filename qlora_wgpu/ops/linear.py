@@ -56,7 +56,7 @@ def linear(
         return _product(g, x, parts, float32=float32 or residual is not None)
     # DoRA scales what the layer makes before bias and residual are added.
     float32 = float32 or residual is not None
-    inverse = g.float_vector(f"{layer.name}.norm", layer.weight.rows)
+    inverse = _inverse(g, layer, batch)
     scaled = _Sum(layer, lora, batch, multiplier, None, None, inverse)
     if lora.mask is not None and batch.drops:
         # As in PEFT it scales what dropout keeps of the input; the rest passes the base alone.
@@ -66,6 +66,12 @@ def linear(
         x, scaled = kept, replace(scaled, lora=replace(lora, dropout=0.0))
     z = _product(g, x, scaled, float32=False)
     return dora.apply(g, z, lora, inverse, layer.bias, residual, float32=float32)
+
+
+def _inverse(g: Graph, layer: Linear, batch: BatchBuffers) -> Tensor:
+    """Room for DoRA's 1 / ‖W + s·B·A‖: new tokens find there what their text's prompt put there."""
+    name, rows = f"{layer.name}.norm", layer.weight.rows
+    return g.float_vector(name, rows) if batch.cache is None else batch.cache.norm(name, rows)
 
 
 def _check(x: Tensor, layer: Linear, residual: Tensor | None, multiplier: float) -> None:
@@ -132,9 +138,6 @@ def _product_of_few(g: Graph, x: Tensor, y: Tensor, parts: _Sum) -> None:
         g, x, layer.weight, y, scale=parts.multiplier, bias=parts.bias, residual=parts.residual,
         term=few_rows.lora_term(g, x, parts.lora), strips=parts.batch.strips,
     )  # fmt: skip
-    if parts.inverse is not None and layer.lora is not None:
-        for row0, w in layer.weight.shards(g):
-            dora.norm(g, w, layer.lora, parts.inverse, row0, layer.lora.scaling)
 
 
 def _backward(g: Graph, x: Tensor, u: Tensor | None, dy: Tensor, parts: _Sum) -> None:

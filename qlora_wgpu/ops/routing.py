@@ -2,7 +2,8 @@
 
 A row has an *assignment* for each of its top_k experts, and each assignment has a *slot*, a row
 among the experts'. Slots of one expert are next to each other, each expert's from a multiple of
-``EXPERT_TILE`` on, so that products see tiles of one expert each (``ops/experts.py``). How many an
+``EXPERT_TILE`` on, so that products see tiles of one expert each (``ops/experts.py``); those of new
+tokens have no gaps (``NEW_TOKENS_TILE``). How many an
 expert has is known on the device only; there is room for any division.
 """
 
@@ -43,7 +44,15 @@ class Routing:
     rows: int
 
 
-def route(g: Graph, logits: Tensor, top_k: int, *, normalized: bool, scale: float = 1.0) -> Routing:
+def route(
+    g: Graph,
+    logits: Tensor,
+    top_k: int,
+    *,
+    normalized: bool,
+    scale: float = 1.0,
+    tile: int = EXPERT_TILE,
+) -> Routing:
     """Chooses experts and gives the assignments slots.
 
     Args:
@@ -52,6 +61,7 @@ def route(g: Graph, logits: Tensor, top_k: int, *, normalized: bool, scale: floa
         top_k: Experts that each row meets.
         normalized: Whether the weights of the chosen are made to sum up to one.
         scale: Factor of the weights.
+        tile: Rows of a tile.
 
     Raises:
         GraphError: If there are not so many experts.
@@ -72,7 +82,7 @@ def route(g: Graph, logits: Tensor, top_k: int, *, normalized: bool, scale: floa
         g.add_gradient(logits, dlogits)
 
     g.record(weights, [logits], vjp)
-    return assigned(g, ids, weights, top_k, experts)
+    return assigned(g, ids, weights, top_k, experts, tile)
 
 
 def largest(g: Graph, logits: Tensor, top_k: int) -> Tensor:
@@ -80,7 +90,9 @@ def largest(g: Graph, logits: Tensor, top_k: int) -> Tensor:
     return _chosen(g, logits, top_k, normalized=True, scale=1.0)[1]["ids"]
 
 
-def assigned(g: Graph, ids: Tensor, weights: Tensor, top_k: int, experts: int) -> Routing:
+def assigned(
+    g: Graph, ids: Tensor, weights: Tensor, top_k: int, experts: int, tile: int = EXPERT_TILE
+) -> Routing:
     """Gives the assignments of chosen experts slots.
 
     Args:
@@ -89,8 +101,9 @@ def assigned(g: Graph, ids: Tensor, weights: Tensor, top_k: int, experts: int) -
         weights: (rows, top_k) float32.
         top_k: Experts that each row meets.
         experts: How many there are.
+        tile: Rows of a tile.
     """
-    slots, assignments, tiles, rows = _assign_slots(g, ids, experts)
+    slots, assignments, tiles, rows = _assign_slots(g, ids, experts, tile)
     return Routing(top_k, ids, weights, slots, assignments, tiles, rows)
 
 
@@ -175,10 +188,10 @@ def combine(g: Graph, x: Tensor, routing: Routing, residual: Tensor | None = Non
     return y
 
 
-def most_rows(assignments: int, experts: int) -> int:
+def most_rows(assignments: int, experts: int, tile: int = EXPERT_TILE) -> int:
     """Rows that so many assignments can take, each expert's ending with a whole tile."""
-    unused = (EXPERT_TILE - 1) * min(experts, assignments)
-    return (assignments + unused) // EXPERT_TILE * EXPERT_TILE
+    unused = (tile - 1) * min(experts, assignments)
+    return (assignments + unused) // tile * tile
 
 
 def _chosen(
@@ -201,11 +214,13 @@ def _chosen(
     return params, tensors
 
 
-def _assign_slots(g: Graph, ids: Tensor, experts: int) -> tuple[Tensor, Tensor, ExpertTiles, int]:
+def _assign_slots(
+    g: Graph, ids: Tensor, experts: int, tile: int
+) -> tuple[Tensor, Tensor, ExpertTiles, int]:
     total = ids.columns
-    share, rows = ceil_div(total, _THREADS), most_rows(total, experts)
+    share, rows = ceil_div(total, _THREADS), most_rows(total, experts, tile)
     threads = {"THREADS": _THREADS}
-    tile = {"EXPERT_TILE": EXPERT_TILE}
+    constants = {**threads, "EXPERT_TILE": tile}
     counts = g.integers("expert counts", experts * _THREADS)
     g.launch(
         "experts/count.wgsl",
@@ -220,10 +235,10 @@ def _assign_slots(g: Graph, ids: Tensor, experts: int) -> tuple[Tensor, Tensor, 
         experts,
         {"counts": counts, "rows": expert_rows},
         {"experts": experts},
-        {**threads, **tile},
+        constants,
     )
     slots, assignments = g.integers("slots", total), g.integers("assignments", rows)
-    tiles = g.integers("tile experts", rows // EXPERT_TILE)
+    tiles = g.integers("tile experts", rows // tile)
     g.launch(
         "experts/assign_slots.wgsl",
         (experts, 1, 1),
@@ -236,9 +251,9 @@ def _assign_slots(g: Graph, ids: Tensor, experts: int) -> tuple[Tensor, Tensor, 
             "tile_experts": tiles,
         },
         {"count": total, "share": share, "experts": experts, "rows_end": rows},
-        {**threads, **tile},
+        constants,
     )
-    return slots, assignments, ExpertTiles(tiles, expert_rows, 0, experts), rows
+    return slots, assignments, ExpertTiles(tiles, expert_rows, 0, experts, tile), rows
 
 
 def _top_k_params(routing: Routing) -> dict[str, int]:

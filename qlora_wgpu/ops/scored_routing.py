@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.kernels.experts import EXPERT_TILE
 from qlora_wgpu.ops.routing import Routing, assigned
 
 MOST_GROUPS = 32  # bits that tell which are chosen
@@ -48,7 +49,12 @@ class Scoring:
 
 
 def route_by_scores(
-    g: Graph, logits: Tensor, bias: Tensor | None, top_k: int, scoring: Scoring
+    g: Graph,
+    logits: Tensor,
+    bias: Tensor | None,
+    top_k: int,
+    scoring: Scoring,
+    tile: int = EXPERT_TILE,
 ) -> Routing:
     """Chooses experts by their scores and gives the assignments slots.
 
@@ -58,6 +64,7 @@ def route_by_scores(
         bias: (experts) float32, added to the scores that choose, if given.
         top_k: Experts that each row meets.
         scoring: What makes scores of logits, and weights of scores.
+        tile: Rows of a tile.
 
     Raises:
         GraphError: If there are not so many experts or groups.
@@ -106,4 +113,4 @@ def route_by_scores(
         g.add_gradient(logits, dlogits)
 
     g.record(weights, [logits], vjp)
-    return assigned(g, ids, weights, top_k, experts)
+    return assigned(g, ids, weights, top_k, experts, tile)

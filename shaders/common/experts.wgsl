@@ -2,7 +2,7 @@
 // expert whose weights a row needs, counted from the first one at hand, and whether they are at
 // hand. Weights and adapters of experts lie one below the other.
 //#if tile_experts
-@group(0) @binding(9) var<storage, read> tile_experts: array<u32>;
+@group(0) @binding(12) var<storage, read> tile_experts: array<u32>;
 
 fn expert_of(row: u32) -> u32 {
     return tile_experts[row / EXPERT_TILE] - params.expert0;

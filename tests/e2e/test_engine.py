@@ -24,7 +24,9 @@ def written(engine, prompts, sampling=None, count=9):
     return [text.ids for text in texts]
 
 
-@pytest.mark.parametrize("case", ["llama", "gemma3", "lfm2", "qwen3_5", "gemma4"])
+@pytest.mark.parametrize(
+    "case", ["llama", "gemma3", "lfm2", "qwen3_5", "gemma4", "qwen3_moe-experts"]
+)
 def test_together_as_alone(device, tmp_path, case):
     """Six texts of unlike lengths, three at a time: each that ends makes room for another."""
     model = opened(case, tmp_path, device, "bfloat16", "nf4")
