@@ -12,6 +12,8 @@ _WORDS = "words"  # GPT-2's expression, which ByteLevel has within it
 # Of several names for one way of cutting, this one; the rest differ in what keys say anyway.
 _PREFERRED = ("gpt-2", "smollm", "llama-bpe", "smaug-bpe", "qwen2", "qwen35", "gpt-4o", "tekken")
 
+_BY_ASCII = ("gpt-4o", "llama4", "tekken")
+
 
 def pre_tokenizer_name(tokenizer: dict[str, Any], where: object) -> str:
     """The value of ``tokenizer.ggml.pre``.
@@ -37,6 +39,16 @@ def pre_tokenizer_name(tokenizer: dict[str, Any], where: object) -> str:
     )
 
 
+def cutting_note(name: object) -> str | None:
+    """What a user should know of llama.cpp's way of cutting, by the value of the key."""
+    if name not in _BY_ASCII:
+        return None
+    return (
+        f"llama.cpp's {name} tells capitals by ASCII alone: words in which other letters change "
+        "their case, or that have marks, get other tokens there now and then"
+    )
+
+
 def _cuts(part: Part | None) -> Iterator[object]:
     """What cuts texts, one after the other, however it is put down."""
     if part is None:
@@ -55,6 +67,7 @@ def _cuts(part: Part | None) -> Iterator[object]:
     elif kind == "Split" and part.get("behavior") == "Isolated" and not part.get("invert"):
         pattern = part.get("pattern", {})
         expression = str(pattern.get("Regex", pattern))
+        expression = expression.replace("\r", r"\r").replace("\n", r"\n")
         yield expression.replace("{1}|", "|")
     else:
         yield str(part)

@@ -20,10 +20,16 @@ _SPACE = "▁"
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "sep": "seperator", "pad": "padding"}
 _MORE_ENDS = ("eot", "eom")
 _PREFIX = "tokenizer.ggml."
+_PAIRED = "gemma4"
 
 
 def vocabulary_keys(
-    tokenizer: Tokenizer, folder: Path, vocab_size: int, where: object = "tokenizer.json"
+    tokenizer: Tokenizer,
+    folder: Path,
+    vocab_size: int,
+    where: object = "tokenizer.json",
+    *,
+    joins_pairs: bool = False,
 ) -> dict[str, Any]:
     """The keys.
 
@@ -32,6 +38,8 @@ def vocabulary_keys(
         folder: The folder that it was read from.
         vocab_size: Rows of the embedding, each of which has a token in the file.
         where: What messages call tokenizer.json.
+        joins_pairs: Whether llama.cpp has a vocabulary with bytes for what is no token joined by
+            its merges, as it has Gemma 4's, instead of by scores.
 
     Raises:
         TokenizerError: If it is none that llama.cpp has.
@@ -39,7 +47,7 @@ def vocabulary_keys(
     path = folder / "tokenizer.json"
     stored = json.loads(file_bytes(path, TOKENIZER_BYTES))
     vocabulary = _Vocabulary(stored, where, vocab_size)
-    keys = vocabulary.keys()
+    keys = vocabulary.keys(joins_pairs)
     keys |= _special_keys(tokenizer, vocab_size)
     named = {f"{_PREFIX}{key}": value for key, value in keys.items()}
     if tokenizer.chat_template:
@@ -77,9 +85,12 @@ class _Vocabulary:
         self._vocab: dict[int, str] = {i: text for text, i in self._model["vocab"].items()}
         self._vocab |= {i: token["content"] for i, token in self._added.items()}
 
-    def keys(self) -> dict[str, Any]:
+    def keys(self, joins_pairs: bool) -> dict[str, Any]:
         if self._model.get("byte_fallback"):
-            return self._sentence_piece()
+            keys = self._sentence_piece()
+            if joins_pairs and not keys["add_space_prefix"]:
+                keys |= {"model": _PAIRED, "pre": _PAIRED, "merges": self._merges()}
+            return keys
         if "ByteLevel" in set(_kinds(self._stored.get("pre_tokenizer"))):
             return self._byte_level()
         raise self._wrong("is neither byte-level BPE nor SentencePiece's")
@@ -95,14 +106,17 @@ class _Vocabulary:
         if not normalizers <= {"NFC", "Sequence"}:
             raise self._wrong(f"changes texts first ({', '.join(sorted(normalizers))})")
         tokens, types = self._tokens()
-        merges = [m if isinstance(m, str) else " ".join(m) for m in self._model.get("merges", [])]
         return {
             "model": "gpt2",
             "pre": pre_tokenizer_name(self._stored, self._where),
             "tokens": tokens,
             "token_type": types,
-            "merges": merges,
+            "merges": self._merges(),
         }
+
+    def _merges(self) -> list[str]:
+        merges = self._model.get("merges", [])
+        return [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
 
     def _sentence_piece(self) -> dict[str, Any]:
         normalizers = list(_parts(self._stored.get("normalizer")))

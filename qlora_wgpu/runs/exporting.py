@@ -18,10 +18,12 @@ from qlora_wgpu.checkpoint.tokenizer_files import GENERATION, copy_tokenizer, to
 from qlora_wgpu.config import Config, QuantConfig
 from qlora_wgpu.config.as_trained import changed, find_run
 from qlora_wgpu.data import Tokenizer, read_prompt_files
+from qlora_wgpu.data.gguf_pre_tokenizer import cutting_note
 from qlora_wgpu.data.gguf_vocabulary import vocabulary_keys
 from qlora_wgpu.data.ollama.modelfile import modelfile
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.export import export_gguf
+from qlora_wgpu.export.gguf.architectures import model_type_of
 from qlora_wgpu.export.gguf.element_types import find_file_type
 from qlora_wgpu.export.gguf.model import gguf_model
 from qlora_wgpu.export.merged_weights import Base, MergedWeights
@@ -118,7 +120,9 @@ def export_model(
     with _text_folder(merged.folder, adapter) as texts:
 
         def vocabulary(tokens: int) -> Mapping[str, Any]:
-            keys = vocabulary_keys(Tokenizer.from_folder(texts), texts, tokens, where)
+            is_gemma4 = model_type_of(merged.folder.config).startswith("gemma4")
+            tokenizer = Tokenizer.from_folder(texts)
+            keys = vocabulary_keys(tokenizer, texts, tokens, where, joins_pairs=is_gemma4)
             return {"general.name": _name(model, adapter, keys), **keys}
 
         made = gguf_model(merged, file_type, vocabulary)
@@ -126,7 +130,8 @@ def export_model(
     kind = made.file_type.kind
     with atomic_file(path) as unfinished:
         made.write(unfinished, progress)
-        drift, notes = None, made.notes
+        note = cutting_note(made.keys.get("tokenizer.ggml.pre"))
+        drift, notes = None, made.notes if note is None else (*made.notes, note)
         if settings is not None:
             check = _Check(model, adapter, settings, observer)
             drift = check.drift(unfinished, settings)

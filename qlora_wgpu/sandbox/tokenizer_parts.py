@@ -51,6 +51,14 @@ _KNOWN = frozenset(
         # DeepSeek and others
         r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"
         r" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"""
+        r" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        # Seed-OSS
+        *(
+            rf"{_ENDINGS}|{_OTHER}\p{{L}}+|{digit}|"
+            r" ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+            for digit in (r"\p{N}", r"\p{N}{1}")
+        ),
         *(r"\p{N}{1,3}", r"\p{N}+", r"\p{N}", r"\d", r"\d{1,3}", r"[0-9]", r"[0-9][0-9][0-9]"),
         *(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"\s+", r" +", r" {2,}", r"[一-龥぀-ゟ゠-ヿ]+"),
         *(r"[一-龥ࠀ-一가-퟿]+", r"[一-龥\u3040-ゟ゠-ヿ]+"),
@@ -87,7 +95,8 @@ def _is_bounded(step: Mapping[str, Any]) -> bool:
     kind = step.get("type")
     if kind in ("Replace", "Split"):
         pattern = step.get("pattern", {})
-        return "String" in pattern or pattern.get("Regex") in _KNOWN
+        expression = str(pattern.get("Regex")).replace("\r", r"\r").replace("\n", r"\n")
+        return "String" in pattern or expression in _KNOWN
     if kind == "TemplateProcessing":
         tokens = step.get("special_tokens", {}).values()
         longest = max((len(token.get("ids", ())) for token in tokens), default=0)

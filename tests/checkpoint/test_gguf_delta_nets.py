@@ -102,6 +102,18 @@ def test_heads_that_are_others(tmp_path, keys, message) -> None:
         stored(tmp_path, "qwen3_5_text", {}, keys=keys)
 
 
+def test_decays_that_are_none(tmp_path) -> None:
+    """What has no logarithm is no finite weight; nothing else is said of it."""
+    stored(tmp_path, "qwen3_5_text", {})
+    path = tmp_path / "stored.gguf"
+    place = next(t for t in gguf.GGUFReader(path).tensors if t.name == "blk.0.ssm_a")
+    content = bytearray(path.read_bytes())
+    content[place.data_offset : place.data_offset + 4] = np.float32(0.5).tobytes()
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"linear_attn\.A_log"):
+        ModelFolder.open(path).float32(f"{AT}A_log")
+
+
 def test_gates_that_are_missing(tmp_path) -> None:
     with pytest.raises(CheckpointError, match="rows together, where the heads of its keys have"):
         stored(tmp_path, "qwen3_next", {}, keys={"qwen3next.ssm.group_count": 2})

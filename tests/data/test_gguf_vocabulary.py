@@ -12,9 +12,10 @@ from support.tiny_tokenizer import write_folder
 from qlora_wgpu.checkpoint.gguf.pre_tokenizers import PRE_TOKENIZERS
 from qlora_wgpu.checkpoint.gguf.tokenizer import tokenizer_files
 from qlora_wgpu.data import Tokenizer
-from qlora_wgpu.data.gguf_pre_tokenizer import pre_tokenizer_name
+from qlora_wgpu.data.gguf_pre_tokenizer import cutting_note, pre_tokenizer_name
 from qlora_wgpu.data.gguf_vocabulary import vocabulary_keys
 from qlora_wgpu.errors import TokenizerError
+from qlora_wgpu.sandbox.tokenizer_parts import is_bounded
 
 EXTRA = 3  # rows of the embedding that no token has
 
@@ -88,6 +89,21 @@ def test_each_way_of_cutting_has_a_name(name) -> None:
     assert (found.cut, found.ignore_merges) == (known.cut, known.ignore_merges)
 
 
+def test_line_ends_in_an_expression_themselves() -> None:
+    """DeepSeek's tokenizer.json has the characters, where others have escapes."""
+    cut = json.dumps(PRE_TOKENIZERS["deepseek-v3"].cut)
+    cut = json.loads(cut.replace(r"\\r", r"\r").replace(r"\\n", r"\n"))
+    assert "\n" in cut["pretokenizers"][2]["pattern"]["Regex"]
+    stored = {"pre_tokenizer": cut, "model": {}}
+    assert pre_tokenizer_name(stored, "tokenizer.json") == "deepseek-v3"
+    assert is_bounded({"pre_tokenizer": cut}, 9, 9)
+
+
+def test_what_llama_cpp_cuts_otherwise_is_told() -> None:
+    assert "tells capitals by ASCII alone" in cutting_note("tekken")
+    assert cutting_note("qwen2") is None
+
+
 def test_what_llama_cpp_has_not(tmp_path) -> None:
     bytes_alone = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False,
                    "trim_offsets": True}  # fmt: skip
@@ -105,3 +121,30 @@ def test_what_llama_cpp_has_not(tmp_path) -> None:
     ):
         with pytest.raises(TokenizerError, match=message):
             keys_of(changed(tmp_path / message[:5], **parts))
+
+
+def test_pieces_that_are_joined_by_their_merges(tmp_path) -> None:
+    """Gemma 4's: as SentencePiece's with bytes, nothing before a text, and merges in the file."""
+    folder = SHARED / "tokenizers/tinyllama"
+    assert folder.is_dir(), f"this test reads {folder}, which the project's README tells of"
+    stored = json.loads((folder / "tokenizer.json").read_text())
+    [replace] = [p for p in stored["normalizer"]["normalizers"] if p["type"] == "Replace"]
+    stored["normalizer"] = replace
+    stored["model"]["merges"] = stored["model"]["merges"][::-1]  # no scores would tell of these
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base/tokenizer.json").write_text(json.dumps(stored))
+    config = (folder / "tokenizer_config.json").read_text()
+    (tmp_path / "base/tokenizer_config.json").write_text(config)
+    original = Tokenizer.from_folder(tmp_path / "base")
+    size = original.vocab_size
+    keys = vocabulary_keys(original, tmp_path / "base", size, joins_pairs=True)
+    assert keys["tokenizer.ggml.model"] == keys["tokenizer.ggml.pre"] == "gemma4"
+    assert len(keys["tokenizer.ggml.merges"]) == len(stored["model"]["merges"])
+    tokenizer = read_back(keys, tmp_path / "back", tmp_path / "m.gguf")
+    for text in odd_texts(60):
+        assert tokenizer.encode(text) == original.encode(text), text
+    plain = vocabulary_keys(Tokenizer.from_folder(folder), folder, size, joins_pairs=True)
+    assert plain["tokenizer.ggml.model"] == "llama"  # which has a space before each text
+    keys["tokenizer.ggml.merges"][3] = "alone"
+    with pytest.raises(TokenizerError, match="merges that is no pair"):
+        read_back(keys, tmp_path / "wrong", tmp_path / "m.gguf")

@@ -73,6 +73,11 @@ _CASED = (  # GPT-4o's, in which capitals begin a word
     rf"\p{{N}}{{1,3}}|{_SLASHED}|{_SPACES}"
 )
 _TEKKEN = rf"{_OTHER}{_UPPER}*{_LOWER}+|{_OTHER}{_UPPER}+{_LOWER}*|\p{{N}}|{_SLASHED}|{_SPACES}"
+_SIGNED = (  # DeepSeek-V3's words: a sign begins one, marks belong to letters
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"""
+    rf" ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}"
+)
+_SEED = rf"{_ENDINGS}|{_OTHER}\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_SPACES}"
 _NFC = {"type": "NFC"}
 
 _GPT2 = PreTokenizer(_byte_level(True))
@@ -87,6 +92,11 @@ _GPT4O = PreTokenizer(_in_turn(_split(_CASED), _byte_level(False)))
 _MISTRAL = PreTokenizer(
     _in_turn(_split(_TEKKEN), _byte_level(False)), ignore_merges=True, begins=True
 )
+_DEEPSEEK = PreTokenizer(
+    _in_turn(
+        _split(r"\p{N}{1,3}"), _split("[一-龥\u3040-ゟ゠-ヿ]+"), _split(_SIGNED), _byte_level(False)
+    )
+)
 
 PRE_TOKENIZERS = {
     **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais"), _GPT2),
@@ -99,5 +109,13 @@ PRE_TOKENIZERS = {
     "gpt-4o": _GPT4O,
     "llama4": _GPT4O,
     "tekken": _MISTRAL,
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK),
+    "seed-coder": PreTokenizer(_in_turn(_split(_SEED), _byte_level(False))),
+    **dict.fromkeys(("command-r", "exaone"), _DIGITS),
+    "exaone4": _GPT2,
+    "lfm2": _LLAMA3,
+    "glm4": PreTokenizer(_PLAIN.cut, ignore_merges=True),
+    "chatglm-bpe": _PLAIN,
+    "hunyuan": PreTokenizer(_QWEN2.cut),
 }
 """By the value of ``tokenizer.ggml.pre``."""

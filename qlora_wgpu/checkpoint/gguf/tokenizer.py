@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from qlora_wgpu.checkpoint.gguf.bpe import bpe_model, halves
 from qlora_wgpu.checkpoint.gguf.pre_tokenizers import PRE_TOKENIZERS, Part, PreTokenizer
 from qlora_wgpu.errors import TokenizerError, brief
 
@@ -18,6 +19,7 @@ _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
 _SPACE = "▁"
 _LONGEST_PIECE = 512  # characters; SentencePiece's are 16 long unless a trainer says otherwise
 _BPE, _SPM = "gpt2", "llama"
+_PAIRED = "gemma4"  # as SentencePiece's, but joined by the merges that the file has
 # A chat model ends its turn with one of these, whether or not its file names it beside the
 # token that ends a text; llama.cpp stops there, too.
 _ENDINGS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<|return|>")
@@ -64,10 +66,10 @@ class _Vocabulary:
         self._template = metadata.get("tokenizer.chat_template")
         self._is_phi3 = metadata.get("general.architecture") == "phi3"
         self._model = self._values.get("model")
-        if self._model not in (_BPE, _SPM):
+        if self._model not in (_BPE, _SPM, _PAIRED):
             raise self._wrong(
                 f"has a vocabulary of the kind {brief(self._model)}, which is not read (read: "
-                f"{_BPE}, {_SPM})"
+                f"{_BPE}, {_SPM}, {_PAIRED})"
             )
         self._tokens = self._texts("tokens")
         self._types = self._numbers("token_type", len(self._tokens))
@@ -151,7 +153,7 @@ class _Vocabulary:
         return list(dict.fromkeys([*ids, *known.values()]))
 
     def _is_added(self, i: int) -> bool:
-        kinds = (_CONTROL, _USER_DEFINED, *((_UNKNOWN,) if self._model == _SPM else ()))
+        kinds = (_CONTROL, _USER_DEFINED, *((_UNKNOWN,) if self._model != _BPE else ()))
         return self._types[i] in kinds and bool(self._tokens[i])
 
     def _added(self, i: int) -> Part:
@@ -178,11 +180,15 @@ class _Vocabulary:
                 vocab.setdefault(text, i)
         return vocab
 
+    def _pairs(self) -> list[tuple[str, str]]:
+        """What the file says that is joined, first things first."""
+        pairs = [pair for merge in self._texts("merges") if (pair := halves(merge))]
+        if len(pairs) < len(self._values["merges"]):
+            raise self._wrong(f"has a value in {_PREFIX}merges that is no pair")
+        return pairs
+
     def _byte_level(self) -> Part:
         assert self._pre is not None
-        pairs = [_halves(merge) for merge in self._texts("merges")]
-        if None in pairs:
-            raise self._wrong(f"has a value in {_PREFIX}merges that is no pair")
         decoder = {
             "type": "ByteLevel",
             "add_prefix_space": True,
@@ -194,11 +200,12 @@ class _Vocabulary:
             "pre_tokenizer": self._pre.cut,
             "post_processor": {**decoder, "trim_offsets": False},
             "decoder": decoder,
-            "model": _bpe(self._vocab(), pairs, ignore_merges=self._pre.ignore_merges),
+            "model": bpe_model(self._vocab(), self._pairs(), ignore_merges=self._pre.ignore_merges),
         }
 
     def _sentence_piece(self) -> Part:
-        prefix = self._values.get("add_space_prefix", True) is True
+        is_paired = self._model == _PAIRED
+        prefix = not is_paired and self._values.get("add_space_prefix", True) is True
         vocab = self._vocab()
         replace = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
         prepend = {"type": "Prepend", "prepend": _SPACE}
@@ -209,7 +216,7 @@ class _Vocabulary:
             *([{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []),
         ]
         unknown = self._special_id("unknown")
-        scores = self._numbers("scores", len(self._tokens))
+        merges = self._pairs() if is_paired else self._merges(vocab)
         return {
             "normalizer": {
                 "type": "Sequence",
@@ -218,19 +225,20 @@ class _Vocabulary:
             "pre_tokenizer": None,
             "post_processor": None,
             "decoder": {"type": "Sequence", "decoders": decoders},
-            "model": _bpe(
+            "model": bpe_model(
                 vocab,
-                self._merges(vocab, scores),
+                merges,
                 unk_token=None if unknown is None else self._tokens[unknown],
                 byte_fallback=True,
             ),
         }
 
-    def _merges(self, vocab: Mapping[str, int], scores: list[float]) -> list[tuple[str, str]]:
+    def _merges(self, vocab: Mapping[str, int]) -> list[tuple[str, str]]:
         """The pairs that SentencePiece joins, in the order in which it prefers them.
 
         It joins whatever makes a piece, the best piece first.
         """
+        scores = self._numbers("scores", len(self._tokens))
         skipped = {i for i in range(len(self._tokens)) if self._is_added(i)}
         pieces = {text: i for text, i in vocab.items() if i not in skipped}
         # Converted without SentencePiece's own file: the ids have its order, but for runs of
@@ -277,25 +285,3 @@ class _Vocabulary:
         if alone is None:
             return template
         return {"type": "Sequence", "processors": [alone, template]}
-
-
-def _bpe(vocab: Mapping[str, int], merges: list[Any], **more: Any) -> Part:
-    return {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": None,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": bool(more.get("byte_fallback")),
-        "byte_fallback": False,
-        "ignore_merges": False,
-        **more,
-        "vocab": vocab,
-        "merges": merges,
-    }
-
-
-def _halves(merge: str) -> tuple[str, str] | None:
-    """The two that a merge joins; a space may be a part of the first."""
-    left, space, right = merge[1:].partition(" ")
-    return (merge[:1] + left, right) if space and right else None

@@ -117,7 +117,9 @@ class GGUFWeights:
         self._tell(name)
         if placement.change is None:
             return self._floats(placement)
-        made = placement.change.make([self._floats(source) for source in placement.leaves])
+        sources = [self._floats(source) for source in placement.leaves]
+        with np.errstate(all="ignore"):  # as below
+            made = placement.change.make(sources)
         return np.ascontiguousarray(made, np.float32).reshape(placement.shape)
 
     def _floats(self, placement: Placement) -> npt.NDArray[np.float32]:
