@@ -112,7 +112,7 @@ def _launches(layout: ModelLayout, step: Step, seq: int) -> Iterator[Launch]:
     yield from _update(layout, step)
     vocab = layout.pretrained.architecture.vocab_size
     for texts in NEW_TOKENS:
-        _, _, hidden, head = layout.token_graphs(
+        _, _, hidden, head, _ = layout.token_graphs(
             texts, 1, KVCache(seq, texts), make_seen(texts, vocab)
         )
         yield from make_plan(hidden).launches

@@ -72,7 +72,8 @@ STEPS: dict[str, Step] = {
         config_of("llama-3.2-1b"), objective=Objective(0.1, 1e-4, weighted=True, confidence=True)
     ),
     "llama-3.1-8b-head": Step(
-        config_of("llama-3.1-8b"), {"target_modules": ["q_proj", "down_proj", "lm_head"]}
+        config_of("llama-3.1-8b"),
+        {"target_modules": ["q_proj", "down_proj", "lm_head", "embed_tokens"]},
     ),
     "llama-3.1-8b-whole": Step(
         config_of("llama-3.1-8b"), {"modules_to_save": ["embed_tokens", "lm_head"]},
