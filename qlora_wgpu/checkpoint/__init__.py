@@ -7,12 +7,12 @@ from qlora_wgpu.checkpoint.atomic import (
     settle,
     settle_all,
     write_file,
-    write_safetensors,
 )
 from qlora_wgpu.checkpoint.file_lock import FileLock
 from qlora_wgpu.checkpoint.manifest import MANIFEST, read_manifest, write_manifest
 from qlora_wgpu.checkpoint.model_folder import ModelFolder
 from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
+from qlora_wgpu.checkpoint.safetensors_writer import write_safetensors
 
 __all__ = [
     "MANIFEST",

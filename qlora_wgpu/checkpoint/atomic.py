@@ -13,20 +13,14 @@ behind, which the next writer of that name, or ``settle``, clears up:
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 from typing import IO
 
-import numpy as np
-import numpy.typing as npt
-import safetensors.numpy
-
-from qlora_wgpu.checkpoint.safetensors_format import METADATA
 from qlora_wgpu.errors import CheckpointError
 
 _TEMPORARY = ".tmp-"
@@ -41,6 +35,15 @@ def write_file(path: str | PathLike[str], content: bytes) -> None:
     Raises:
         CheckpointError: If it cannot be written.
     """
+    write_pieces(path, (content,))
+
+
+def write_pieces(path: str | PathLike[str], pieces: Iterable[bytes | memoryview]) -> None:
+    """Writes a file likewise, of pieces that follow one another.
+
+    Raises:
+        CheckpointError: If it cannot be written.
+    """
     path = Path(path)
     with _explained(path):
         if path.is_dir():
@@ -49,7 +52,8 @@ def write_file(path: str | PathLike[str], content: bytes) -> None:
         try:
             temporary.unlink(missing_ok=True)
             with temporary.open("xb") as file:
-                file.write(content)
+                for piece in pieces:
+                    file.write(piece)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
@@ -183,36 +187,6 @@ def settle_all(folder: Path) -> None:
         prefixes = [(name, prefix) for name in entries for prefix in _LEFT_BEHIND]
         for name in {n.removeprefix(p) for n, p in prefixes if n.startswith(p)}:
             _settle(folder / name)
-
-
-def write_safetensors(
-    path: str | PathLike[str],
-    tensors: Mapping[str, npt.NDArray[np.generic]],
-    metadata: Mapping[str, str] | None = None,
-) -> None:
-    """Writes tensors as a safetensors file, atomically.
-
-    Args:
-        path: The file.
-        tensors: Arrays by name.
-        metadata: Strings to store beside them; {"format": "pt"} if None, without which
-            transformers refuses a model's file.
-
-    Raises:
-        CheckpointError: If it cannot be written.
-    """
-    contiguous = {name: np.asarray(array, order="C") for name, array in tensors.items()}
-    content = safetensors.numpy.save(contiguous, dict(metadata or METADATA))
-    write_file(path, _with_metadata_sorted(content) if len(metadata or METADATA) > 1 else content)
-
-
-def _with_metadata_sorted(content: bytes) -> bytes:
-    """A file's bytes with its metadata in order: the library has them in another each time."""
-    length = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + length])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    return content[:8] + text.ljust(length) + content[8 + length :]
 
 
 @contextmanager

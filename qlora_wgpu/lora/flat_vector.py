@@ -121,7 +121,11 @@ class FlatVector:
 
     def split(self, flat: Float32Array) -> dict[str, Float32Array]:
         """A flat vector as tensors by name."""
-        return {name: place.view(flat).copy() for name, place in self._places.items()}
+        return {name: view.copy() for name, view in self.views(flat).items()}
+
+    def views(self, flat: Float32Array) -> dict[str, Float32Array]:
+        """The same where they lie in it."""
+        return {name: place.view(flat) for name, place in self._places.items()}
 
     def join(self, tensors: Mapping[str, Float32Array], length: int) -> Float32Array:
         """Tensors by name as a flat vector.

@@ -242,6 +242,10 @@ class Adapter:
         """A flat vector as PEFT's tensors."""
         return self._flat.split(flat)
 
+    def views(self, flat: Float32Array) -> dict[str, Float32Array]:
+        """The same where they lie in it."""
+        return self._flat.views(flat)
+
     def join(self, tensors: Mapping[str, Float32Array]) -> Float32Array:
         """PEFT's tensors as a flat vector.
 

@@ -55,7 +55,10 @@ class Moments(ABC):
 
     @abstractmethod
     def split(self, values: Sequence[Array]) -> dict[str, Array]:
-        """Their tensors by name, as a checkpoint keeps them, from what the device holds."""
+        """Their tensors by name, as a checkpoint keeps them, from what the device holds.
+
+        They may lie in what is given.
+        """
 
     @abstractmethod
     def join(self, tensors: Mapping[str, Array]) -> list[Array]:
@@ -93,7 +96,7 @@ class Float32Moments(Moments):
         return {
             f"{label}.{name}": array
             for label, flat in zip(self._labels, values, strict=True)
-            for name, array in self._flat.split(flat).items()
+            for name, array in self._flat.views(flat).items()
         }
 
     def join(self, tensors: Mapping[str, Array]) -> list[Array]:

@@ -262,9 +262,10 @@ class AdapterModel:
         config = replace(
             self.adapter.peft, base_model_name_or_path=self.name_or_path, bias=self.biases.kind
         )
-        tensors, told = self.adapter_state_dict(), dict[str, str]()
+        flat = self.read_flat(self.adapter.parameters)
+        tensors, told = self.adapter.views(flat), dict[str, str]()
         if self.adapter.start is not None:
-            start = self.adapter.split(self.adapter.start)
+            start = self.adapter.views(self.adapter.start)
             kind = self.adapter.config.init_lora_weights
             tensors, config, told = converted(Started(kind, tensors, start, config))
         tensors |= self._tied_copy(tensors)

@@ -14,8 +14,8 @@ from qlora_wgpu.config import LoraConfig, QuantConfig, load_config
 from qlora_wgpu.config.as_trained import find_run
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.families.family import Architecture
-from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.graph.dtype import stored_bits, stored_floats
+from qlora_wgpu.gpu.device import UPLOAD_CHUNK, Device
+from qlora_wgpu.graph.dtype import ITEM_SIZE, stored_bits, stored_floats
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.pieces import Pieces, in_pieces
 from qlora_wgpu.graph.program import allocate
@@ -80,12 +80,14 @@ def read_vector(device: Device, tensor: Tensor) -> npt.NDArray[Any]:
     if tensor.storage.on_host is not None:
         return tensor.storage.on_host.copy()
     allocate(device, tensor.storage)
-    raw = device.read(tensor.storage.buffer, tensor.nbytes, tensor.offset)
-    return (
-        np.frombuffer(raw, np.uint32)
-        if tensor.dtype == "uint32"
-        else stored_floats(raw, tensor.dtype)
-    )
+    of_words, size = tensor.dtype == "uint32", ITEM_SIZE[tensor.dtype]
+    values = np.empty(tensor.nbytes // size, np.uint32 if of_words else np.float32)
+    for begin in range(0, tensor.nbytes, UPLOAD_CHUNK):  # what it passes through is as large
+        nbytes = min(UPLOAD_CHUNK, tensor.nbytes - begin)
+        raw = device.read(tensor.storage.buffer, nbytes, tensor.offset + begin)
+        part = np.frombuffer(raw, np.uint32) if of_words else stored_floats(raw, tensor.dtype)
+        values[begin // size : (begin + nbytes) // size] = part
+    return values
 
 
 def write_vector(device: Device, tensor: Tensor, values: npt.NDArray[Any]) -> None:
@@ -102,8 +104,14 @@ def write_vector(device: Device, tensor: Tensor, values: npt.NDArray[Any]) -> No
 
 def read_flat(device: Device, flat: Tensor | Pieces) -> npt.NDArray[Any]:
     """The values of a vector that may be in pieces, as ``read_vector`` gives them."""
-    parts = [read_vector(device, piece) for piece in in_pieces(flat).pieces]
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    pieces = in_pieces(flat)
+    if len(pieces.pieces) == 1:
+        return read_vector(device, pieces.whole)
+    dtype = np.uint32 if flat.dtype == "uint32" else np.float32
+    values = np.empty(sum(piece.columns for piece in pieces.pieces), dtype)
+    for begin, piece in pieces.numbered():
+        values[begin : begin + piece.columns] = read_vector(device, piece)
+    return values
 
 
 def write_flat(device: Device, flat: Tensor | Pieces, values: npt.NDArray[Any]) -> None:

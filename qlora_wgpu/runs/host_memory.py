@@ -15,15 +15,15 @@ from qlora_wgpu.gpu.memory_size import process_bytes
 from qlora_wgpu.graph.plan import Plan
 from qlora_wgpu.graph.tensor import Storage
 from qlora_wgpu.limits import MIB
+from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.names import TOKENS, WHOLE, tensor_name
 from qlora_wgpu.model.layout import ModelLayout
 
 _PROCESS = 128 * MIB  # where the system does not tell: interpreter, libraries, driver
 _COMPILED = 165  # bytes that the driver keeps for each character of a shader
 _UPLOADS = UPLOAD_CHUNK  # what the driver keeps of uploads once weights are there
 _WORK = 48 * MIB  # traces, recorded work, queues, rows that are encoded
-# Copies: what does nothing and what is begun with, and while a checkpoint is written all of its
-# state, once as the device gives it and once as a file has it.
-_READING, _TRAINING = 3, 7
+_READING = 3  # copies of an adapter: as its file has it, as the device takes it, what does nothing
 
 
 def host_memory(
@@ -38,18 +38,38 @@ def host_memory(
         trains: Whether an adapter is trained, and saved.
     """
     codes = {launch.shader.label: launch.shader.code for plan in plans for launch in plan.launches}
-    copies = _TRAINING if trains else _READING
     taken = process_bytes()
     memory = Counter(
         process=_PROCESS if taken is None else taken,
         kernels=_COMPILED * sum(map(len, codes.values())),
-        adapter=copies * layout.adapter.parameters.nbytes,
+        adapter=_of_training(layout.adapter) if trains else _of_reading(layout.adapter),
         uploads=min(_UPLOADS, sum(storage.nbytes for storage in _weights(plans))),
         work=_WORK,
     )
     # Weights are read before anything is compiled.
     memory["loading"] = max(layout.loading_bytes - memory["kernels"] - memory["work"], 0)
     return +(memory + waiting)
+
+
+def _of_reading(adapter: Adapter) -> int:
+    return _READING * adapter.parameters.nbytes
+
+
+def _of_training(adapter: Adapter) -> int:
+    """The most of an adapter and its moments that is in host memory at a time.
+
+    All of them before a resumed run's go to the device; two adapters where an ended run's is
+    written. One more was measured of some runs. What began as a part of the base stays, and is
+    written with as much beside it; else what does nothing stays, of which only the base's own rows
+    are more than untouched zeros.
+    """
+    one = adapter.parameters.nbytes
+    if adapter.config.changes_base:
+        return 2 * one + max(one + adapter.moments.nbytes, 3 * one)
+    names = [tensor_name(module, TOKENS) for module in adapter.trained_rows]
+    names += [tensor_name(module, WHOLE) for module in adapter.trained_whole]
+    own = sum(4 * adapter.placed(name).size for name in names)
+    return own + one + max(one + adapter.moments.nbytes, 2 * one)
 
 
 def _weights(plans: Sequence[Plan]) -> Iterator[Storage]:

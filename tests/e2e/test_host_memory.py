@@ -13,8 +13,9 @@ from references.seeded import weights as seeded
 from references.sized import traced_configs, with_head_dim
 
 from e2e.test_family_types import shapes
-from e2e.tiny import write_chats, write_tokenizer, write_weights
+from e2e.tiny import write_chats, write_model, write_tokenizer, write_weights
 from qlora_wgpu.gpu.memory_size import process_bytes
+from qlora_wgpu.limits import MIB
 
 pytestmark = pytest.mark.skipif(process_bytes() is None, reason="Linux tells what a process takes")
 VOCABULARY = {"llama": 100_000, "gemma3_text": 240_000, "qwen3_moe": 100_000}  # most of the memory
@@ -45,15 +46,41 @@ def test_a_process_takes_what_was_planned(tmp_path, family, waits):
         "output": {"dir": str(place / f"run-{waits}")},
         "device": {"memory": "45MiB"} if waits else {},
     }  # fmt: skip
-    run = place / f"{waits}.yaml"
-    run.write_text(yaml.safe_dump(settings))
+    told, planned = taken(place, settings)
+    assert abs(planned - told["peak"]) < 0.05 * told["peak"], told
+    assert ("lm_head" in told["host"]) is waits
+
+
+def taken(place, settings, *args):
+    """What a run in a process of its own tells, and all that was planned."""
+    (place / "run.yaml").write_text(yaml.safe_dump(settings))
     paths = [Path(__file__).parents[1], os.environ.get("PYTHONPATH", "")]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
     done = subprocess.run(
-        [sys.executable, "-m", "support.host_peak", run], env=env, capture_output=True, text=True
-    )
+        [sys.executable, "-m", "support.host_peak", place / "run.yaml", *args], env=env,
+        capture_output=True, text=True,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
-    planned, peak = sum(told["host"].values()) + told["device"], told["peak"]
-    assert abs(planned - peak) < 0.05 * peak, told
-    assert ("lm_head" in told["host"]) is waits
+    return told, sum(told["host"].values()) + told["device"]
+
+
+def test_a_checkpoint_is_written_and_read_in_few_copies(tmp_path):
+    """An adapter of 57 MiB is most of the host's part: saved, and gone on from."""
+    write_model(
+        tmp_path, hidden_size=256, head_dim=32, num_attention_heads=8, num_key_value_heads=8,
+        intermediate_size=256, num_hidden_layers=4,
+    )  # fmt: skip
+    write_chats(tmp_path / "rows.jsonl", rows=4)
+    settings = {
+        "model": {"path": str(tmp_path)},
+        "data": {"train": str(tmp_path / "rows.jsonl"), "max_seq_length": 32},
+        "lora": {"r": 1024, "lora_alpha": 1024},
+        "train": {"max_steps": 1, "gradient_accumulation_steps": 1},
+        "output": {"dir": str(tmp_path / "run"), "save_steps": 1},
+    }
+    for steps, args in ((1, ()), (2, ("--resume",))):
+        settings["train"]["max_steps"] = steps
+        told, planned = taken(tmp_path, settings, *args)
+        assert planned > 0.95 * told["peak"], told
+        assert planned < told["peak"] + 2 * 57 * MIB, told

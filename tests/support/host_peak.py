@@ -1,6 +1,6 @@
 """A run in a process of its own: what was planned of host and device, and the most it took.
 
-Usage: python -m support.host_peak RUN.yaml
+Usage: python -m support.host_peak RUN.yaml [--resume]
 """
 
 import json
@@ -32,7 +32,7 @@ def main():
     threading.Thread(target=watch, daemon=True).start()
     # A driver is checked once, on a device of its own beside the run's.
     training.sound_layout = lambda device, opens, launches, layout, observer: layout
-    training.train(load_config(sys.argv[1]), plans)
+    training.train(load_config(sys.argv[1]), plans, resume="--resume" in sys.argv)
     told = {"device": plans.device, "host": plans.host, "mapped": plans.mapped, "peak": most[0]}
     print(json.dumps(told))
 

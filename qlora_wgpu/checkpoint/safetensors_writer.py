@@ -1,0 +1,60 @@
+"""Safetensors files tensor by tensor: the library's bytes, without a copy of all of them.
+
+The library makes bytes of every tensor and then of the whole file. An adapter's moments alone may
+be gigabytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.checkpoint.atomic import write_pieces
+from qlora_wgpu.checkpoint.safetensors_format import METADATA, NUMPY_DTYPES
+
+# The library's order: the largest elements first, so that each tensor is aligned.
+_ORDER = ("U64", "I64", "F64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16", "I8", "U8", "BOOL")
+_NAMES = {np.dtype(NUMPY_DTYPES[name]): name for name in reversed(_ORDER) if name != "BF16"}
+_ALIGNMENT = 8
+
+
+def write_safetensors(
+    path: str | PathLike[str],
+    tensors: Mapping[str, npt.NDArray[np.generic]],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Writes tensors as a safetensors file, atomically, without a copy of them all.
+
+    Args:
+        path: The file.
+        tensors: Arrays by name, which may be views of others.
+        metadata: Strings to store beside them; {"format": "pt"} if None, without which
+            transformers refuses a model's file.
+
+    Raises:
+        CheckpointError: If it cannot be written.
+    """
+    write_pieces(path, _pieces(tensors, metadata or METADATA))
+
+
+def _pieces(
+    tensors: Mapping[str, npt.NDArray[np.generic]], metadata: Mapping[str, str]
+) -> Iterator[bytes | memoryview]:
+    names = {name: _NAMES[np.asarray(array).dtype] for name, array in tensors.items()}
+    ordered = sorted(tensors, key=lambda name: (_ORDER.index(names[name]), name))
+    header: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))}
+    end = 0
+    for name in ordered:
+        begin, end = end, end + tensors[name].nbytes
+        shape = list(tensors[name].shape)
+        header[name] = {"dtype": names[name], "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    yield len(text).to_bytes(8, "little") + text
+    for name in ordered:
+        yield np.ascontiguousarray(tensors[name]).reshape(-1).view(np.uint8).data
