@@ -120,7 +120,8 @@ class Graph:
             flops: Floating-point operations, of products only.
             label: Shown in timing tables; the file's name by default.
             turns: Most turns that the loops of an invocation take together, where they grow with
-                the rows of a batch.
+                a batch or a model; of an element-wise kernel those of an element, of which an
+                invocation takes fewer then.
 
         Raises:
             DeviceError: If the profile's GPUs leave loops before so many turns.
@@ -128,15 +129,18 @@ class Graph:
             OutOfMemoryError: If a tensor has more elements than kernels count.
         """
         label = label or path.removesuffix(".wgsl")
-        if 0 < self.profile.most_turns < turns:
+        most = self.profile.most_turns
+        if 0 < most < turns:
             raise DeviceError(
                 f"{label} takes {turns:,} turns of a loop for such a batch, and software GPUs "
-                f"leave loops after {self.profile.most_turns:,}: lower data.max_seq_length or "
+                f"leave loops after {most:,}: lower data.max_seq_length or "
                 "train.per_device_train_batch_size, or use a GPU"
             )
         chosen = dict(constants or {})
         if isinstance(workgroups, int):
             flat, each = self.profile.flat_group, self.profile.elements_per_thread
+            if most and turns:  # the loop over elements has turns, too
+                each = max(min(each, most // (turns + 1)), 1)
             chosen |= {"FLAT": flat, "ELEMENTS": each}
             workgroups = fold_workgroups(ceil_div(workgroups, flat * each))
         else:

@@ -97,7 +97,7 @@ def apply(
                 z.columns,
                 {"dy": dy, "z": z, "inverse": inverse, "g": total},
                 {**params, "stride": z.stride},
-                turns=ceil_div(z.rows, 8) * g.profile.elements_per_thread,
+                turns=ceil_div(z.rows, 8),
             )
         dz = g.operand(f"d {z.name}", z.rows, z.columns)
         g.launch("dora/backward.wgsl", units, {"dy": dy, "dz": dz, **factors}, params)

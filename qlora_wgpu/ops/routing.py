@@ -210,7 +210,14 @@ def _chosen(
         "unscale": 1 / scale if scale else 0.0,
     }
     tensors = {"logits": logits, "ids": ids, "weights": weights}
-    g.launch("experts/route.wgsl", logits.rows, tensors, params, {"NORMALIZED": normalized})
+    g.launch(
+        "experts/route.wgsl",
+        logits.rows,
+        tensors,
+        params,
+        {"NORMALIZED": normalized},
+        turns=(top_k + 1) * logits.columns + 2 * weights.stride,
+    )
     return params, tensors
 
 
@@ -228,6 +235,7 @@ def _assign_slots(
         {"ids": ids, "counts": counts},
         {"count": total, "share": share},
         threads,
+        turns=share,
     )
     expert_rows = g.integers("expert rows", 2 * experts)
     g.launch(
@@ -252,6 +260,7 @@ def _assign_slots(
         },
         {"count": total, "share": share, "experts": experts, "rows_end": rows},
         constants,
+        turns=_THREADS + share + 2 * ceil_div(rows, _THREADS),
     )
     return slots, assignments, ExpertTiles(tiles, expert_rows, 0, experts, tile), rows
 

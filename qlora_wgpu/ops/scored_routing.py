@@ -99,6 +99,7 @@ def route_by_scores(
         {"logits": logits, "bias": bias, "ids": ids, "weights": weights},
         {**params, **groups},
         {**constants, **kinds},
+        turns=(top_k + scoring.top_groups + 2) * (experts + scoring.groups + 2),
     )
 
     def vjp(dweights: Tensor) -> None:

@@ -38,6 +38,7 @@ def add_lookup_gradient(
         {"ids": ids, "slots": trained.slots, "following": following},
         {"rows": dy.rows, "padding": NONE if trained.padding is None else trained.padding},
         {"THREADS": threads},
+        turns=dy.rows,
     )
     gradient = g.float32(f"d {trained.name} looked up", *trained.rows.shape)
     fill_zero(g, gradient)
@@ -53,6 +54,7 @@ def add_lookup_gradient(
         },
         {"rows": dy.rows, "stride": dy.units(4), "scale": scale},
         {"THREADS": threads},
+        turns=dy.rows,
     )
     g.add_gradient(trained.rows, gradient)
 

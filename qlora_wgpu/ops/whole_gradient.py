@@ -32,6 +32,7 @@ def following_places(g: Graph, ids: Tensor, rows: int, padding: int | None) -> T
         {"ids": ids, "slots": None, "following": following},
         {"rows": rows, "padding": NONE if padding is None else padding},
         {"THREADS": threads},
+        turns=rows,
     )
     return following
 
@@ -65,6 +66,7 @@ def add_whole_lookup(
                 "count": gradient.rows,
             },
             {"THREADS": threads},
+            turns=dy.rows,
         )
 
 

@@ -7,6 +7,8 @@ from support.harness import PROFILES, Bench, assert_close, tolerance
 from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.gated_delta import gated_delta_rule
+from qlora_wgpu.ops.routing import route
+from qlora_wgpu.ops.whole_gradient import following_places
 
 
 def attend(bench, tokens, group, window=None):
@@ -59,3 +61,25 @@ def test_magnitudes_of_many_rows(device, profile):
     )
     (got,) = bench.run(g)
     assert_close(got, (inverse * (dy * z).sum(0))[None], tolerance("float32", rows), "over rows")
+
+
+@pytest.mark.parametrize("profile", ["cpu", "texture"])
+def test_a_row_of_very_many_experts_is_an_invocations_alone(device, profile):
+    """Eight rows at a time would be 8 · 17 · 700 turns."""
+    rows, experts, top_k = 64, 700, 16
+    logits = np.random.default_rng(3).standard_normal((rows, experts)).astype(np.float32)
+    bench = Bench(device, "float32", PROFILES[profile])
+    routing = route(bench.graph, bench.given(logits), top_k, normalized=True)
+    (got,) = bench.run(routing.weights)
+    highest = -np.sort(-logits, axis=1)[:, :top_k]
+    weights = np.exp(highest - highest[:, :1])
+    expected = weights / weights.sum(1, keepdims=True)
+    assert_close(got, expected, tolerance("float32", experts), "weights")
+
+
+def test_tokens_that_are_trained_count_their_turns(device):
+    """A token's places in a batch are looked for one after the other."""
+    bench = Bench(device, "float32", PROFILES["cpu"])
+    ids = bench.graph.integers("ids", 70_000)
+    with pytest.raises(DeviceError, match="trained_rows/following takes 70,000 turns"):
+        following_places(bench.graph, ids, 70_000, None)
