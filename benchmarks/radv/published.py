@@ -104,6 +104,12 @@ STEPS: dict[str, Step] = {
         _sizes("gpt_oss", 2880, 2880, 24, 64, 8, 201_088, head_dim=64, num_local_experts=32)
     ),
     "apertus-8b": Step(_sizes("apertus", 4096, 21_504, 32, 32, 8, 131_072)),
+    "olmoe-1b-7b": Step(
+        _sizes(
+            "olmoe", 2048, 1024, 16, 16, 16, 50_304, num_experts=64, num_experts_per_tok=8,
+            clip_qkv=8.0,
+        )
+    ),
     "gemma-2-2b": Step(_sizes("gemma2", 2304, 9216, 26, 8, 4, 256_000, head_dim=256)),
     "phi-3-mini": Step(_sizes("phi3", 3072, 8192, 32, 32, 32, 32_064)),
     "deepseek-v2-lite": Step(

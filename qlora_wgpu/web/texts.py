@@ -62,7 +62,7 @@ def _prompt_json(prompt: PromptFormat, base: Path, settings: Config) -> dict[str
     with tempfile.TemporaryDirectory() as made:
         save_prompt(settings, base, prompt, Path(made))
         kept = {
-            path.relative_to(made).as_posix(): path.read_bytes().decode()
+            path.relative_to(made).as_posix(): file_bytes(path, TOKENIZER_BYTES).decode()
             for path in sorted(Path(made).rglob("*"))
             if path.is_file() and path.name != _TOKENIZER  # a page has it already
         }

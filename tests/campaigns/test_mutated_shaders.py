@@ -18,7 +18,7 @@ MUTANTS = [
     ("common/bfloat16.wgsl", "+ odd)", "- odd)", "rounding"),
     ("rms_norm/backward.wgsl", "(r * mean)", "(r + mean)", "rms_norm"),
     ("gated_delta/gate_gradients.wgsl", "sum = end * sum +", "sum =", "gated_delta_rule"),
-    ("sampling/choose.wgsl", "score > best", "score >= best", "choice"),
+    ("sampling/choose.wgsl", "x[$e] > best", "x[$e] >= best", "choice"),
     ("common/gemm_results.wgsl", "v += load_residual(at)", "v = load_residual(at)", "linear"),
 ]
 

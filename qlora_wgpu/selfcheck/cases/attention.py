@@ -142,6 +142,27 @@ def check_rope(run: Runner, head_dim: int, rotary_dim: int, interleaved: bool) -
         run.compare(value, exact, dx.dtype)
 
 
+@each((64, 32), (64, 64))
+def check_rope_of_few_rows(run: Runner, head_dim: int, rotary_dim: int) -> None:
+    """Rotation of as few rows as new tokens are, of one tensor and of two."""
+    samples = np.array([[1, 1, 1, 0], [1, 1, 2, 2]])
+    g, batch = run.graph, run.batch(samples)
+    g.profile = replace(g.profile, fused_linears=True)
+    xs = [normal(f"few{heads}", samples.size, heads * head_dim) for heads in (3, 5, 2)]
+    table = normal("table", samples.shape[1], rotary_dim // 2, 2)
+    txs = [run.operand(x) for x in xs]
+    constant = g.constant("table", table.astype(np.float32))
+    ys = [
+        y
+        for some in (txs[:1], txs[1:])
+        for y in rope(g, some, constant, batch, head_dim, rotary_dim)
+    ]
+    shape = (positions(samples).ravel(), table, head_dim, rotary_dim)
+    for x, y, value in zip(xs, ys, run.run(*ys), strict=True):
+        exact = rope_reference.forward(run.rounded(x), *shape, interleaved=False)
+        run.compare(value, exact, y.dtype)
+
+
 @each((4, 24, True), (3, 22, True), (4, 24, False), (3, 22, False))
 def check_qk_norm(run: Runner, heads: int, head_dim: int, exact_gradient: bool) -> None:
     """y and dx of each head."""

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from qlora_wgpu.model.batch_encoding import encode_batch
+from qlora_wgpu.ops.batch import make_batch_buffers
+from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.ops.sampling import (
     MOST_AHEAD,
     NONE,
@@ -86,3 +89,34 @@ def check_choice(run: Runner, vocab: int) -> None:
         )  # fmt: skip
         chosen = scores[token] if 0 <= token < vocab else np.inf
         run.compare(np.array([chosen]), np.array([scores.max()]))
+
+
+@each((Row(0.0),), (Row(0.9, top_k=40, top_p=0.8, min_p=0.1, repetition_penalty=1.3),))
+def check_choice_after_a_prompt(run: Runner, settings: Row) -> None:
+    """The first token of the second of two texts, whose prompt has two tokens."""
+    vocab, seed, step, place = 1000, 0x1234567890, 7, 1
+    logits = 3 * normal("logits", 1, vocab).astype(np.float32)
+    seen = normal("seen", vocab) > 0.5
+    bits = make_seen(2, vocab)
+    assert bits.storage is not None
+    own, other = (seen_bits(np.flatnonzero(row).tolist(), vocab) for row in (seen, ~seen))
+    bits.storage.data = np.concatenate([other, own])
+    choices = make_choices(1, bits)
+    assert choices.settings.storage is not None
+    choices.settings.storage.data = encode_choices([settings], [seed], [step]).view(np.float32)
+    batch = make_batch_buffers(1, 2, CacheView(KVCache(4, 2)))
+    ids = np.zeros((1, 2), np.int64)
+    batch.storage.data = encode_batch(
+        batch, ids, ids + 1, rows=np.array([1]), places=np.array([[place]])
+    )
+    choose(run.graph, run.float32(logits.astype(np.float64)), batch, choices)
+    made, kept = run.run(choices.chosen, batch.input_ids)
+    run.compare_exactly(kept, np.zeros(2))  # the batch stays the prompt's
+    token = int(made.reshape(-1)[0])
+    scores = reference.scores(
+        logits[0].astype(np.float64), seen, temperature=settings.temperature,
+        top_k=settings.top_k, top_p=settings.top_p, min_p=settings.min_p,
+        penalty=settings.repetition_penalty, seed=seed, step=step,
+    )  # fmt: skip
+    chosen = scores[token] if 0 <= token < vocab else np.inf
+    run.compare(np.array([chosen]), np.array([scores.max()]))
