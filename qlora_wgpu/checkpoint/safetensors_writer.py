@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from os import PathLike
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -18,8 +19,16 @@ from qlora_wgpu.checkpoint.atomic import write_pieces
 from qlora_wgpu.checkpoint.safetensors_format import METADATA, NUMPY_DTYPES
 
 # The library's order: the largest elements first, so that each tensor is aligned.
-_ORDER = ("U64", "I64", "F64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16", "I8", "U8", "BOOL")
-_NAMES = {np.dtype(NUMPY_DTYPES[name]): name for name in reversed(_ORDER) if name != "BF16"}
+_ORDER = (
+    "U64", "I64", "F64", "F32", "U32", "I32", "BF16", "F16", "U16", "I16", "F8_E4M3", "F8_E5M2",
+    "I8", "U8", "BOOL",
+)  # fmt: skip
+_OWN_TYPES = {
+    "BF16": ml_dtypes.bfloat16,
+    "F8_E4M3": ml_dtypes.float8_e4m3fn,
+    "F8_E5M2": ml_dtypes.float8_e5m2,
+}
+_NAMES = {np.dtype(_OWN_TYPES.get(name, NUMPY_DTYPES.get(name))): name for name in _ORDER}
 _ALIGNMENT = 8
 
 
