@@ -24,6 +24,13 @@ from qlora_wgpu.runs.first_settings import first_settings
 )
 @click.option("--eval", "eval_path", help="Held-out data in the same form.")
 @click.option(
+    "--columns",
+    "columns",
+    multiple=True,
+    metavar="KEY=COLUMN",
+    help="A column of the data that has another name, such as prompt=question; of several, each.",
+)
+@click.option(
     "--from",
     "other",
     help="A file of Axolotl, TRL, LLaMA-Factory or mlx-lm to convert; the options above win over "
@@ -35,6 +42,7 @@ def init(
     model_path: str | None,
     data_paths: tuple[str, ...],
     eval_path: str | None,
+    columns: tuple[str, ...],
     other: str | None,
     out: str,
     overwrite: bool,
@@ -50,8 +58,9 @@ def init(
     if file.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"--out {out!r} must end in .yaml")
     if other is not None:
-        if len(data_paths) > 1:
-            raise ConfigError("--from takes one --data, in place of what the file names")
+        if len(data_paths) > 1 or columns:
+            what = "--columns" if columns else "one --data, in place of what the file names"
+            raise ConfigError(f"--from takes {'no ' if columns else ''}{what}")
         text = converted(other, model_path, next(iter(data_paths), None), eval_path, console)
     elif model_path is None or not data_paths:
         missing = "--model" if model_path is None else "--data"
@@ -60,7 +69,9 @@ def init(
         if eval_path is None and len(data_paths) == 1 and has_validation(Path(data_paths[0])):
             eval_path = data_paths[0]
         with console.status("looking at the data"):
-            text = commented_yaml(*first_settings(model_path, data_paths, eval_path))
+            text = commented_yaml(
+                *first_settings(model_path, data_paths, eval_path, columns=_named(columns))
+            )
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as err:
@@ -70,3 +81,13 @@ def init(
         f"`qlora-wgpu estimate {out}`, and train with `qlora-wgpu train {out}`.",
         highlight=False,
     )
+
+
+def _named(columns: tuple[str, ...]) -> dict[str, str]:
+    named = {}
+    for text in columns:
+        key, equals, column = text.partition("=")
+        if not (key and equals and column):
+            raise ConfigError(f"--columns {text!r} must be KEY=COLUMN, such as prompt=question")
+        named[key] = column
+    return named

@@ -11,7 +11,7 @@ from qlora_wgpu.visible import one_line, visible_json
 _COMMENTS_AT = 38  # the column that comments begin in
 _PLAIN = frozenset("/._-")
 
-Value = str | bool | int | float | list[dict[str, str]]
+Value = str | bool | int | float | dict[str, str] | list[dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,8 @@ def _yaml_value(value: Value) -> str:
     if isinstance(value, list):
         entries = (", ".join(f"{k}: {_yaml_value(v)}" for k, v in each.items()) for each in value)
         return f"[{', '.join(f'{{{entry}}}' for entry in entries)}]"
+    if isinstance(value, dict):  # of columns, whose names may be words that mean something else
+        return "{" + ", ".join(f"{key}: {visible_json(v)}" for key, v in value.items()) + "}"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):

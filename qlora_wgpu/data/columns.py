@@ -120,7 +120,9 @@ def _hint(row: Mapping[str, Any], formats: Mapping[str, tuple[str, ...]]) -> str
         columns = {key: column for key in keys if (column := _column_for(key, row))}
         if len(columns) == len(keys):
             renamed = {key: column for key, column in columns.items() if key != column}
-            return f": if so they are meant, set data.columns: {_in_yaml(renamed)}"
+            return (
+                f": if so they are meant, set data.columns: {_in_yaml(renamed)} (init: --columns)"
+            )
     for key in [key for key in list(row)[:_COMPARED_KEYS] if key not in _KNOWN_KEYS]:
         if near := difflib.get_close_matches(key[:_COMPARED_KEYS], _KNOWN_KEYS, n=1):
             return f" ({quoted(key)} looks like '{near[0]}')"

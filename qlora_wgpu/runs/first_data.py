@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +43,12 @@ class FirstData:
 
     @classmethod
     def read(
-        cls, paths: Sequence[str], folder: ModelFolder, tokenizer: Tokenizer, template: str | None
+        cls,
+        paths: Sequence[str],
+        folder: ModelFolder,
+        tokenizer: Tokenizer,
+        template: str | None,
+        columns: Mapping[str, str],
     ) -> FirstData:
         """Reads and encodes it.
 
@@ -51,8 +56,10 @@ class FirstData:
             DataError: If it cannot be read or has nothing to learn.
             ConfigError: If there are several, and one of them compares or judges answers.
         """
-        objective = objective_of(paths)
-        how = Preparation(max_seq_length=1 << 20, chat_template=template, objective=objective)
+        objective = objective_of(paths, columns)
+        how = Preparation(
+            max_seq_length=1 << 20, chat_template=template, objective=objective, columns=columns
+        )
         parts = [load_dataset(path, tokenizer, 2, how=how) for path in paths]
         dataset = parts[0] if len(parts) == 1 else Joined(parts, paths)
         lengths = dataset.lengths
@@ -89,14 +96,14 @@ class FirstData:
         return not self.are_documents and last > first
 
 
-def objective_of(paths: Sequence[str]) -> str:
-    """What the data's rows are for.
+def objective_of(paths: Sequence[str], columns: Mapping[str, str]) -> str:
+    """What the data's rows are for, whose columns may have names of their own.
 
     Raises:
         DataError: If it cannot be read.
         ConfigError: If there are several, whose rows are not for the same.
     """
-    objectives = [chosen_objective(path) for path in paths]
+    objectives = [chosen_objective(path, columns) for path in paths]
     for path, objective in zip(paths, objectives, strict=True):
         if objective != objectives[0]:
             raise ConfigError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -61,7 +61,11 @@ class Room:
 
 
 def first_settings(
-    model: str, train: str | Sequence[str], held_out: str | None, room: Room | None = None
+    model: str,
+    train: str | Sequence[str],
+    held_out: str | None,
+    room: Room | None = None,
+    columns: Mapping[str, str] | None = None,
 ) -> tuple[str, list[Setting]]:
     """Chooses the settings of a first run.
 
@@ -70,6 +74,7 @@ def first_settings(
         train: Path or hub name of the data; several make a mixture.
         held_out: Path or hub name of held-out data.
         room: The memory to plan for; by default that of the GPU here.
+        columns: The rows' own names by their format's, as ``data.columns`` has them.
 
     Returns:
         A title, and the settings in their order.
@@ -85,10 +90,11 @@ def first_settings(
     folder = ModelFolder.without_weights(model)
     pretrained = Pretrained.from_config(folder.config)
     tokenizer = Tokenizer.from_folder(folder.text_folder)
-    objective = objective_of(paths)
-    names = (chosen_template(path, tokenizer, objective) for path in paths)
+    columns = columns or {}
+    objective = objective_of(paths, columns)
+    names = (chosen_template(path, tokenizer, objective, columns) for path in paths)
     template = next((name for name in names if name is not None), None)
-    data = FirstData.read(paths, folder, tokenizer, template)
+    data = FirstData.read(paths, folder, tokenizer, template, columns)
     options = training_options(TrainConfig(objective=objective))
     workload = Workload(
         pretrained, LoraConfig(), QuantConfig(), "bfloat16", 1, 1, False,
@@ -113,7 +119,7 @@ def first_settings(
         Setting("model.path", model),
         Setting("quant.scheme", "nf4", "4 bits a weight; none keeps frozen layers as they are"),
         *_lora(),
-        *_data(data, batches, paths, held_out, template),
+        *_data(data, batches, paths, held_out, template, columns),
         *_train(batches, room, objective),
         *_optim(pretrained.architecture.hidden_size, objective),
         *_output(batches, Path(model).name),
@@ -132,7 +138,7 @@ def _lora() -> list[Setting]:
 
 def _data(
     data: FirstData, batches: FirstBatches, paths: Sequence[str], held_out: str | None,
-    template: str | None,
+    template: str | None, columns: Mapping[str, str],
 ) -> list[Setting]:  # fmt: skip
     all_rows = "each gives all rows; add weight: or rows: to take a share"
     settings = [
@@ -143,6 +149,8 @@ def _data(
         if held_out is not None
         else Setting("data.eval_split", 0.05, "a part to measure the loss on", is_active=False),
     ]
+    if columns:
+        settings.append(Setting("data.columns", dict(columns), "what the rows' columns are"))
     if template is not None:
         settings.append(
             Setting("data.chat_template", template, "fits the tokenizer, which has none")

@@ -27,9 +27,9 @@ def place(tmp_path_factory):
     return folder
 
 
-def fitted(place, model, data, out="run.yaml"):
+def fitted(place, model, data, out="run.yaml", more=()):
     args = ["--model", place / model, "--data", place / data, "--out", place / out, "--overwrite"]
-    done = CliRunner().invoke(init, list(map(str, args)))
+    done = CliRunner().invoke(init, [*map(str, args), *more])
     assert done.exit_code == 0, done.output
     text = (place / out).read_text()
     return text, yaml.safe_load(text)["data"]
@@ -174,6 +174,29 @@ def test_rows_that_compare_answers_get_their_objective(place, row, objective):
     assert "on 64 rows of answers.jsonl" in text
     if objective:
         assert settings.data.packing is False and settings.train.beta == 0.1
+
+
+@pytest.mark.parametrize(
+    ("row", "named", "objective"),
+    [
+        ({"question": "a", "no": "b"}, {"prompt": "question", "completion": "no"}, "sft"),
+        ({"ask": "a", "up": "b", "down": "c"},
+         {"prompt": "ask", "chosen": "up", "rejected": "down"}, "dpo"),
+    ],
+)  # fmt: skip
+def test_columns_of_other_names(place, row, named, objective):
+    (place / "rows.jsonl").write_text((json.dumps(row) + "\n") * 3)
+    given = [word for key, column in named.items() for word in ("--columns", f"{key}={column}")]
+    _, data = fitted(place, "model", "rows.jsonl", more=given)
+    assert data["columns"] == named
+    assert load_config(place / "run.yaml").train.objective == objective
+
+
+def test_columns_that_name_none(place):
+    (place / "rows.jsonl").write_text(json.dumps({"a": "b"}) + "\n")
+    args = ["--model", place / "model", "--data", place / "rows.jsonl", "--columns", "prompt"]
+    done = CliRunner().invoke(init, [*map(str, args), "--out", str(place / "none.yaml")])
+    assert "must be KEY=COLUMN" in str(done.exception)
 
 
 def test_both_rows_of_a_pair_are_planned(place):
