@@ -5,9 +5,10 @@ import json
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from support.packed_runs import Plans, packed_run
 
 from e2e.tiny import VOCAB, write_chats, write_model
-from qlora_wgpu import Config, LoraConfig, Observer, QLoRAModel, QuantConfig, open_adapter, train
+from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig, open_adapter
 from qlora_wgpu.errors import CheckpointError, ConfigError, UnsupportedModelError
 from qlora_wgpu.export.gguf_adapter import export_gguf
 from qlora_wgpu.export.merge import merge
@@ -31,27 +32,9 @@ def place(tmp_path_factory):
     return path
 
 
-class Plans(Observer):
-    def __init__(self):
-        self.planned_bytes = []
-
-    def planned(self, memory):
-        self.planned_bytes.append(sum(memory.values()))
-
-
-def trained(place, name, observer=None, resume=False, steps=3, **sections):
-    given = {
-        "model": {"path": str(place / "model")},
-        "data": {"train": str(place / "chats.jsonl"), "max_seq_length": 96, "packing": True},
-        "lora": {"r": 3, "lora_dropout": 0.1, "target_modules": TARGETS},
-        "train": {"max_steps": steps, "gradient_accumulation_steps": 2},
-        "optim": {"learning_rate": 1e-2},
-        "output": {"dir": str(place / name), "save_steps": 2},
-    }
-    changed = {section: own | sections.get(section, {}) for section, own in given.items()}
-    settings = Config.model_validate(changed)
-    result = train(settings, observer, resume=resume)
-    return result, (place / name / "adapter" / "adapter_model.safetensors").read_bytes()
+def trained(place, name, observer=None, lora=None, **more):
+    lora = {"target_modules": TARGETS, **(lora or {})}
+    return packed_run(place, name, lora, observer=observer, **more)
 
 
 @pytest.fixture(scope="module")

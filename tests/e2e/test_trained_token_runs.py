@@ -5,9 +5,10 @@ import json
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from support.packed_runs import Plans, packed_run
 
 from e2e.tiny import VOCAB, write_chats, write_model
-from qlora_wgpu import Config, LoraConfig, Observer, QLoRAModel, QuantConfig, open_adapter, train
+from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig, open_adapter
 from qlora_wgpu.errors import CheckpointError, ConfigError, UnsupportedModelError
 from qlora_wgpu.export.gguf_adapter import export_gguf
 from qlora_wgpu.export.merge import merge
@@ -28,25 +29,11 @@ def place(tmp_path_factory):
     return path
 
 
-class Plans(Observer):
-    def __init__(self):
-        self.planned_bytes = []
-
-    def planned(self, memory):
-        self.planned_bytes.append(sum(memory.values()))
-
-
 def trained(place, name, observer=None, resume=False, steps=3, optim=None, lora=None, **options):
-    settings = Config.model_validate({
-        "model": {"path": str(place / "model")},
-        "data": {"train": str(place / "chats.jsonl"), "max_seq_length": 96, "packing": True},
-        "lora": {"r": 3, "lora_dropout": 0.1, "trainable_token_indices": TOKENS, **(lora or {})},
-        "train": {"max_steps": steps, "gradient_accumulation_steps": 2, **options},
-        "optim": {"learning_rate": 1e-2, **(optim or {})},
-        "output": {"dir": str(place / name), "save_steps": 2},
-    })  # fmt: skip
-    result = train(settings, observer, resume=resume)
-    return result, (place / name / "adapter" / "adapter_model.safetensors").read_bytes()
+    return packed_run(
+        place, name, {"trainable_token_indices": TOKENS, **(lora or {})}, observer=observer,
+        resume=resume, steps=steps, optim=optim or {}, train=options,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from support.packed_runs import Plans, packed_run
 
 from e2e.tiny import VOCAB, write_chats, write_model
-from qlora_wgpu import Config, LoraConfig, Observer, QLoRAModel, QuantConfig, open_adapter, train
+from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig, open_adapter
 from qlora_wgpu.errors import (
     CheckpointError,
     ConfigError,
@@ -37,27 +38,8 @@ def place(tmp_path_factory):
     return path
 
 
-class Plans(Observer):
-    def __init__(self):
-        self.planned_bytes = []
-
-    def planned(self, memory):
-        self.planned_bytes.append(sum(memory.values()))
-
-
-def trained(place, name, model="model", observer=None, resume=False, steps=3, **sections):
-    lora, options = sections.pop("lora", WHOLE), sections.pop("train", {})
-    settings = Config.model_validate({
-        "model": {"path": str(place / model)},
-        "data": {"train": str(place / "chats.jsonl"), "max_seq_length": 96, "packing": True},
-        "lora": {"r": 3, "lora_dropout": 0.1, **lora},
-        "train": {"max_steps": steps, "gradient_accumulation_steps": 2, **options},
-        "optim": {"learning_rate": 1e-2, **sections.pop("optim", {})},
-        "output": {"dir": str(place / name), "save_steps": 2},
-        **sections,
-    })  # fmt: skip
-    result = train(settings, observer, resume=resume)
-    return result, (place / name / "adapter" / "adapter_model.safetensors").read_bytes()
+def trained(place, name, model="model", lora=WHOLE, **more):
+    return packed_run(place, name, lora, model, **more)
 
 
 @pytest.fixture(scope="module")
