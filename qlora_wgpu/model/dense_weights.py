@@ -11,7 +11,7 @@ from itertools import groupby
 import numpy as np
 
 from qlora_wgpu.families.family import LinearSpec, stored_parts
-from qlora_wgpu.gpu.device import ALIGNMENT
+from qlora_wgpu.gpu.sizes import ALIGNMENT
 from qlora_wgpu.graph.dtype import pad_rows, padded, round_up
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, row
 from qlora_wgpu.model.host_matrices import row_pieces

@@ -8,7 +8,7 @@ import numpy as np
 
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import LinearSpec
-from qlora_wgpu.gpu.device import ALIGNMENT
+from qlora_wgpu.gpu.sizes import ALIGNMENT
 from qlora_wgpu.graph.dtype import round_up
 from qlora_wgpu.graph.tensor import Storage, Tensor, vector
 from qlora_wgpu.model.quantized_weights import quantized_matrix
