@@ -21,7 +21,7 @@ from qlora_wgpu.lora.biases import split_biases
 from qlora_wgpu.lora.conversion import started_in
 from qlora_wgpu.lora.fitting import adapter_shapes, refuse_other_base, rows_for
 from qlora_wgpu.lora.names import adapted_layers
-from qlora_wgpu.model.weights import stored_name
+from qlora_wgpu.model.weight_names import stored_name
 from qlora_wgpu.quant import quantize_nf4
 
 Base = Literal["original", "dequantized"]

@@ -12,26 +12,20 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from qlora_wgpu.errors import DeviceError, OutOfMemoryError
+from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.adapters import choose_adapter
 from qlora_wgpu.gpu.calls import driver_call
+from qlora_wgpu.gpu.forks import note_opened, refuse_fork, refuse_inherited
 from qlora_wgpu.gpu.matrix import Limits
 from qlora_wgpu.gpu.memory_counter import MemoryCounter
 from qlora_wgpu.gpu.pace import Pace
 from qlora_wgpu.gpu.probe import matrix_units, subgroup_size
 from qlora_wgpu.gpu.profile import Profile, cpu_profile, gpu_profile
+from qlora_wgpu.gpu.sizes import TEXTURE_ROW, TEXTURE_WIDTH, buffer_bytes, texture_bytes
+from qlora_wgpu.gpu.transfers import Transfers
 from qlora_wgpu.gpu.uniforms import read_at_once
 from qlora_wgpu.gpu.wgsl import Shader
-from qlora_wgpu.mapped_files import let_go, require_whole
 
-ALIGNMENT = 256  # of buffer windows: the most any GPU asks for
-TEXTURE_WIDTH = 1024  # texels; shaders/common/texel.wgsl has it too
-_TEXTURE_ROW = 16 * TEXTURE_WIDTH  # bytes
-_FREE_ROWS = 8192  # the least height that any device allows
-UPLOAD_CHUNK = 16 << 20  # unsubmitted writes pile up in host memory
 _TIMEOUT = 1800.0  # seconds
 # So that the GPU begins while the host still encodes.
 DISPATCHES_PER_SUBMIT = 100
@@ -39,23 +33,7 @@ DISPATCHES_PER_SUBMIT = 100
 SUBMIT_MILLISECONDS = 100.0
 
 
-_SPAWN = 'start the process with "spawn", and open the model in it'
-_processes: set[int] = set()  # that have opened a device: this one, and those it is a fork of
-
-
-def _refuse_fork() -> None:
-    """Refuses to open a device where an older one was inherited: the driver would never answer.
-
-    Raises:
-        DeviceError: If this is a fork of a process that has opened one.
-    """
-    if _processes - {os.getpid()}:
-        raise DeviceError(
-            f"a GPU was opened before this process was forked, where none can be opened: {_SPAWN}"
-        )
-
-
-class Device:
+class Device(Transfers):
     """A GPU device and its queue.
 
     Attributes:
@@ -110,7 +88,7 @@ class Device:
             gpu = adapter
         self.in_turn = threading.RLock()
         self._process = os.getpid()
-        _refuse_fork()
+        refuse_fork()
         chosen = choose_adapter(gpu, backend)
         self.backend = chosen.backend
         self.gpu = chosen.raw
@@ -121,7 +99,7 @@ class Device:
         self.features = frozenset(self.backend.features_of(self.gpu))
         with self.driver_call("opening it"):
             self.raw = self.backend.request_device(self.gpu)
-        _processes.add(self._process)
+        note_opened()
         weakref.finalize(self, self.backend.let_go, self.raw).atexit = False
         self.memory = MemoryCounter()
         self.params_at_once = self.is_cpu and not self.backend.proves_uniformity
@@ -132,7 +110,6 @@ class Device:
             int(limits["max-compute-workgroup-storage-size"]),
         )
         self.notes: tuple[str, ...] = ()
-        self._unsubmitted = self._under_way = 0  # bytes that the driver keeps in host memory
         self._broadcasting = 0  # the size of subgroups that broadcasts count on
         with self.memory.uncounted():
             self.profile = self._choose_profile()
@@ -146,22 +123,8 @@ class Device:
         Raises:
             DeviceError: If this is a fork of the process that opened the device.
         """
-        if os.getpid() != self._process:
-            raise DeviceError(
-                f"{self.name} was opened before this process was forked, where it does not work: "
-                f"{_SPAWN}"
-            )
+        refuse_inherited(self._process, self.name)
         return driver_call(self.name, what, self.timeout)
-
-    def submit(self, *commands: Any) -> None:
-        """Hands finished command buffers to the driver; does not wait.
-
-        Raises:
-            DeviceError: If the driver refuses them, or the GPU was lost.
-        """
-        self._unsubmitted = 0
-        with self.driver_call("submitting work"):
-            self.raw.queue.submit(list(commands))
 
     @property
     def adapter(self) -> Any:
@@ -242,13 +205,13 @@ class Device:
         flags = usage.STORAGE_BINDING | usage.COPY_DST | usage.COPY_SRC
         return self._allocate(
             lambda: self.raw.create_texture(
-                size=(TEXTURE_WIDTH, nbytes // _TEXTURE_ROW, 1),
+                size=(TEXTURE_WIDTH, nbytes // TEXTURE_ROW, 1),
                 format="rgba32uint",
                 usage=flags,
                 label=label,
             ),
             nbytes,
-            _TEXTURE_ROW * int(self.raw.limits["max-texture-dimension-2d"]),
+            TEXTURE_ROW * int(self.raw.limits["max-texture-dimension-2d"]),
             kind,
             label,
         )
@@ -278,94 +241,6 @@ class Device:
             ) from err
         self.memory.add(kind, nbytes, memory)
         return memory
-
-    def write(
-        self,
-        buffer: Any,
-        data: npt.NDArray[Any] | bytes,
-        offset: int = 0,
-        read: Callable[[npt.NDArray[Any]], None] = require_whole,
-    ) -> None:
-        """Copies host data into a buffer, in pieces so that host memory stays flat.
-
-        A file's pages leave the process's memory behind each piece.
-
-        Args:
-            buffer: The buffer.
-            data: What is copied.
-            offset: The first byte of the buffer that it goes to.
-            read: Called with each piece before it is copied, which may be a file's.
-
-        Raises:
-            WeightFileError: If the file that it is in was cut.
-        """
-        if isinstance(data, np.ndarray):
-            raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-        else:
-            raw = np.frombuffer(data, np.uint8)
-        if raw.size % 4:
-            raw = np.pad(raw, (0, -raw.size % 4))
-        for start in range(0, raw.size, UPLOAD_CHUNK):
-            piece = raw[start : start + UPLOAD_CHUNK]
-            read(piece)
-            with self.driver_call("uploading data"):
-                self.raw.queue.write_buffer(buffer, offset + start, piece)
-            let_go(piece)
-            self._unsubmitted += piece.size
-            self._under_way += piece.size
-            if self._unsubmitted >= UPLOAD_CHUNK:
-                self.submit()
-
-    def fill(self, buffer: Any, data: npt.NDArray[Any], offset: int = 0) -> None:
-        """Writes what a new buffer, or a part of one, holds, and waits where much is on its way.
-
-        The driver's copies would else lie between buffers that stay, and leave holes.
-        """
-        self.write(buffer, data, offset)
-        if self._under_way >= UPLOAD_CHUNK:
-            self.read(buffer, 4)
-
-    def read(self, buffer: Any, nbytes: int, offset: int = 0) -> memoryview:
-        """Waits for all submitted work and copies bytes back."""
-        padded = nbytes + -nbytes % 4
-        with self.driver_call("reading a result"):
-            data: memoryview = self.raw.queue.read_buffer(buffer, offset, padded)
-        self._under_way = 0
-        return data[:nbytes]
-
-    def write_texture(self, texture: Any, data: npt.NDArray[Any]) -> None:
-        """Fills a texture from its first texel on, in pieces so that host memory stays flat."""
-        flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-        rows = UPLOAD_CHUNK // _TEXTURE_ROW
-        for row in range(0, -(-flat.size // _TEXTURE_ROW), rows):
-            piece = flat[row * _TEXTURE_ROW : (row + rows) * _TEXTURE_ROW]
-            height = -(-piece.size // _TEXTURE_ROW)
-            require_whole(piece)
-            with self.driver_call("uploading data"):
-                self.raw.queue.write_texture(
-                    {"texture": texture, "origin": (0, row, 0)},
-                    np.pad(piece, (0, height * _TEXTURE_ROW - piece.size)),
-                    {"bytes_per_row": _TEXTURE_ROW, "rows_per_image": height},
-                    (TEXTURE_WIDTH, height, 1),
-                )
-            let_go(piece)
-            self._under_way += piece.size
-            self.submit()
-            if self._under_way >= UPLOAD_CHUNK:
-                self.read_texture(texture, 4)
-
-    def read_texture(self, texture: Any, nbytes: int, offset: int = 0) -> memoryview:
-        """Waits for all submitted work and copies a texture's bytes back."""
-        first, last = offset // _TEXTURE_ROW, -(-(offset + nbytes) // _TEXTURE_ROW)
-        with self.driver_call("reading a result"):
-            data: memoryview = self.raw.queue.read_texture(
-                {"texture": texture, "origin": (0, first, 0)},
-                {"bytes_per_row": _TEXTURE_ROW, "rows_per_image": last - first},
-                (TEXTURE_WIDTH, last - first, 1),
-            )
-        self._under_way = 0
-        start = offset - first * _TEXTURE_ROW
-        return data.cast("B")[start : start + nbytes]
 
     def pipeline(self, shader: Shader) -> Any:
         """Compiles a shader, once."""
@@ -419,19 +294,3 @@ class Device:
         with self.driver_call(f"binding {shader.label}"):
             layout = self.pipeline(shader).get_bind_group_layout(0)
             return self.raw.create_bind_group(layout=layout, entries=entries, label=shader.label)
-
-
-def buffer_bytes(nbytes: int) -> int:
-    """Bytes that a buffer of this size takes on the device."""
-    return max(nbytes + -nbytes % 4, 16)
-
-
-def texture_bytes(nbytes: int) -> int:
-    """Bytes that a texture of this size takes on the device: whole rows of texels.
-
-    lavapipe compiles a shader anew for each of its textures whose height is a power of two or is
-    not, as chance has it: none is, but for those near a device's limit.
-    """
-    rows = max(-(-nbytes // _TEXTURE_ROW), 3)
-    is_power = rows & (rows - 1) == 0
-    return (rows + (is_power and rows < _FREE_ROWS)) * _TEXTURE_ROW

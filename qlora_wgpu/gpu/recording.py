@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.errors import DeviceError
-from qlora_wgpu.gpu.device import DISPATCHES_PER_SUBMIT, Device, buffer_bytes
+from qlora_wgpu.gpu.device import DISPATCHES_PER_SUBMIT, Device
 from qlora_wgpu.gpu.memory_counter import MemoryCounter
 from qlora_wgpu.gpu.pace import Pace
 from qlora_wgpu.gpu.profile import Profile
+from qlora_wgpu.gpu.sizes import buffer_bytes
 from qlora_wgpu.gpu.wgsl import Shader
 from qlora_wgpu.mapped_files import let_go, require_whole
 

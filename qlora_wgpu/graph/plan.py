@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from qlora_wgpu.gpu.device import ALIGNMENT, buffer_bytes, texture_bytes
+from qlora_wgpu.gpu.sizes import ALIGNMENT, buffer_bytes, texture_bytes
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.graph.layout import lay_out

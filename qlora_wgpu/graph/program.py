@@ -8,7 +8,8 @@ from itertools import pairwise
 from typing import Any
 
 from qlora_wgpu.gpu.backend import Dispatch
-from qlora_wgpu.gpu.device import ALIGNMENT, Device, buffer_bytes, texture_bytes
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.sizes import ALIGNMENT, buffer_bytes, texture_bytes
 from qlora_wgpu.graph.host_steps import HostStep, HostTraffic
 from qlora_wgpu.graph.launch import GraphError, Launch
 from qlora_wgpu.graph.plan import Plan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -113,6 +113,10 @@ class FlatVector:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
+
+    def items(self) -> ItemsView[str, Place]:
+        """Names and places, in order."""
+        return self._places.items()
 
     @property
     def num_parameters(self) -> int:

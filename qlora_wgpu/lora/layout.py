@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -13,27 +12,16 @@ import numpy as np
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.family import ExpertSpec, LinearSpec
-from qlora_wgpu.graph.dtype import ITEM_SIZE, ceil_div, padded
 from qlora_wgpu.graph.pieces import Pieces
-from qlora_wgpu.graph.tensor import Tensor, matrix, vector
-from qlora_wgpu.kernels.lora import Lora
+from qlora_wgpu.lora.adapter_tensors import AdapterTensors
 from qlora_wgpu.lora.embedding_pair import check_ends
-from qlora_wgpu.lora.flat_vector import FlatVector, Group, Place, aligned, cut
+from qlora_wgpu.lora.flat_vector import FlatVector, Place
 from qlora_wgpu.lora.forms import FLOAT32, AdapterForms, OptimizerKind
-from qlora_wgpu.lora.moments import Moments, moments_of, most_words
-from qlora_wgpu.lora.names import (
-    EMBEDDING_A,
-    EMBEDDING_B,
-    LORA_A,
-    LORA_B,
-    MAGNITUDE,
-    TOKENS,
-    WHOLE,
-    Float32Array,
-    parse_name,
-    tensor_name,
-)
+from qlora_wgpu.lora.moments import Moments, moments_of
+from qlora_wgpu.lora.names import Float32Array, tensor_name
 from qlora_wgpu.lora.peft_differences import is_written_together, peft_differences
+from qlora_wgpu.lora.placing import cuts_of, is_within, place_all, slack_of
+from qlora_wgpu.lora.random_start import draw_start
 from qlora_wgpu.lora.saved_modules import check_saved, saved_modules
 from qlora_wgpu.lora.targets import (
     check_experts,
@@ -45,8 +33,6 @@ from qlora_wgpu.lora.targets import (
 from qlora_wgpu.lora.tokens import Vocabulary
 from qlora_wgpu.ops.trained_matrix import TrainedMatrix
 from qlora_wgpu.ops.trained_rows import TrainedRows
-
-_VIEW_ROWS = 256  # of any width, that a view of a matrix may begin at a multiple of
 
 
 class Adapter:
@@ -105,7 +91,6 @@ class Adapter:
         self._tokens = (
             {} if vocabulary is None else vocabulary.trained(config.trainable_token_indices)
         )
-        self._vocabulary = vocabulary
         ends = () if vocabulary is None else (vocabulary.head_layer, vocabulary.embedding_layer)
         chosen = targeted(linears, config.target_modules, experts, ends)
         chosen = in_layers(chosen, config.layers_to_transform)
@@ -126,11 +111,15 @@ class Adapter:
         self.peft_differences = peft_differences(self.peft, self.targets, experts)
         self.is_written_together = is_written_together(self.peft, self.targets, experts)
         self._flat = FlatVector()
-        self.b_begin = self._lay_out()
-        stacked = {spec.name for stack in stacks for spec in stack.linears}
-        slack = self._slack(stacked)
+        self.b_begin = place_all(
+            self._flat, self.peft, self.targets, self.embedding, vocabulary, self._tokens,
+            self._saved, use_dora=config.use_dora,
+        )  # fmt: skip
+        slack = slack_of(self._flat, stacks)
         self.length = self._flat.end + slack
-        self.cuts = self._cut(stacks, max_binding, slack)
+        self.cuts = (
+            () if max_binding is None else cuts_of(self._flat, stacks, max_binding // 4 - slack)
+        )
         self.forms = forms
         self.parameters, self.gradient = (
             Pieces.laid_out(label, kind, dtype, self.piece_lengths, slack)
@@ -140,11 +129,26 @@ class Adapter:
             )
         )
         self.moments = self._moments()
-        self.loras = {s.name: self._lora(s) for s in self.targets if s.name not in stacked}
-        self.expert_loras = {stack.name: self._lora(stack.linears[0], stack) for stack in stacks}
-        self.embedding_lora = self._of_embedding()
-        self.trained_rows = {name: self._rows(name) for name in self._tokens}
-        self.trained_whole = {name: self._whole(name) for name in self._saved}
+        self._make_tensors(stacks, vocabulary)
+
+    def _make_tensors(self, stacks: Sequence[ExpertSpec], vocabulary: Vocabulary | None) -> None:
+        tensors = AdapterTensors(
+            self._flat, self.peft, self.config.lora_dropout, self.config.use_dora,
+            self.parameters, self.gradient,
+        )  # fmt: skip
+        stacked = {spec.name for stack in stacks for spec in stack.linears}
+        self.loras = {s.name: tensors.pair(s) for s in self.targets if s.name not in stacked}
+        self.expert_loras = {stack.name: tensors.pair(stack.linears[0], stack) for stack in stacks}
+        self.embedding_lora = (
+            None if self.embedding is None else tensors.embedding_pair(self.embedding.name)
+        )
+        self.trained_rows: dict[str, TrainedRows] = {}
+        self.trained_whole: dict[str, TrainedMatrix] = {}
+        if vocabulary is not None:
+            self.trained_rows = {
+                name: tensors.rows(name, rows, vocabulary) for name, rows in self._tokens.items()
+            }
+            self.trained_whole = {name: tensors.whole(name, vocabulary) for name in self._saved}
 
     @property
     def first_moment(self) -> Pieces:
@@ -215,28 +219,12 @@ class Adapter:
         return self._flat.num_parameters
 
     def initial(self, seed: int) -> Float32Array:
-        """PEFT's starts: A uniform in ±1/√in_features (Kaiming, a = √5) or normal, B zero.
-
-        Of an embedding A is zero and B standard normal. Each matrix has its own stream, so the
-        start does not depend on what else is adapted.
-        """
-        flat = np.zeros(self.length, np.float32)
-        if self.config.changes_base:  # which says how
-            return flat
-        for spec in self.targets:
-            name = tensor_name(spec.name, LORA_A)
-            stream = np.random.Generator(np.random.Philox(key=[seed, zlib.crc32(name.encode())]))
-            place = self._flat[name]
-            if self.config.init_lora_weights == "gaussian":
-                place.view(flat)[:] = stream.normal(0.0, 1 / place.rows, place.shape)
-            else:
-                bound = 1 / np.sqrt(place.columns)
-                place.view(flat)[:] = stream.uniform(-bound, bound, place.shape)
-        if self.embedding is not None:
-            name = tensor_name(self.embedding.name, EMBEDDING_B)
-            stream = np.random.Generator(np.random.Philox(key=[seed, zlib.crc32(name.encode())]))
-            self._flat[name].view(flat)[:] = stream.standard_normal(self._flat[name].shape)
-        return flat
+        """PEFT's start, by ``draw_start``; zeros where it is to be found in the base."""
+        values = np.zeros(self.length, np.float32)
+        if not self.config.changes_base:
+            gaussian = self.config.init_lora_weights == "gaussian"
+            draw_start(self._flat, values, self.targets, self.embedding, seed, gaussian=gaussian)
+        return values
 
     def split(self, flat: Float32Array) -> dict[str, Float32Array]:
         """A flat vector as PEFT's tensors."""
@@ -254,190 +242,12 @@ class Adapter:
         """
         return self._flat.join(tensors, self.length)
 
-    def _lay_out(self) -> int:
-        """Gives all A's their places, and trained rows and matrices; then B's and magnitudes.
-
-        Where B's begin is returned.
-
-        LoRA+ has a rate for B's and vectors, and another one for all else, both of an embedding.
-        """
-        for spec in self.targets:
-            rank = self.peft.rank_of(spec.name)
-            self._flat.append(tensor_name(spec.name, LORA_A), rank, spec.in_features)
-        if (embedding := self.embedding) is not None:
-            rank = self.peft.rank_of(embedding.name)
-            self._flat.append(tensor_name(embedding.name, EMBEDDING_A), rank, embedding.in_features)
-            self._flat.append(
-                tensor_name(embedding.name, EMBEDDING_B), embedding.out_features, rank
-            )
-        for module, indices in self._tokens.items():
-            assert self._vocabulary is not None
-            name = tensor_name(module, TOKENS)
-            self._flat.append(name, len(indices), self._vocabulary.columns)
-        for module in self._saved:
-            assert self._vocabulary is not None
-            name = tensor_name(module, WHOLE)
-            self._flat.append(name, self._vocabulary.rows, self._vocabulary.columns)
-        b_begin = self._flat.end
-        for spec in self.targets:
-            rank = self.peft.rank_of(spec.name)
-            self._flat.append(tensor_name(spec.name, LORA_B), spec.out_features, rank)
-        if self.config.use_dora:
-            for spec in self.targets:
-                self._flat.append(tensor_name(spec.name, MAGNITUDE), 0, spec.out_features)
-        return b_begin
-
-    def _slack(self, stacked: set[str]) -> int:
-        """Floats at the end: bindings of experts' matrices are counted in rows, and may pass it."""
-        rows = [
-            padded(self._flat[name].columns)
-            for name in self._flat
-            if (parsed := parse_name(name)) is not None and parsed[0] in stacked
-        ]
-        return aligned(max(rows, default=0))
-
-    def _cut(
-        self, stacks: Sequence[ExpertSpec], max_binding: int | None, slack: int
-    ) -> tuple[int, ...]:
-        """Where the pieces of the flat vectors begin: kernels bind layers of one input as one."""
-        if max_binding is None:
-            return ()
-        of_stacks = {spec.name: stack.name for stack in stacks for spec in stack.linears}
-        begins, sizes, groups = [], [], []
-        for name, place in self._placed():
-            module, leaf = parse_name(name) or (name, "")
-            stack = of_stacks.get(module)
-            kind = module.rpartition(".")[0] if stack is None else stack
-            if leaf == WHOLE:
-                for begin, size in _row_blocks(place, max_binding // 4 - slack):
-                    begins.append(begin)
-                    sizes.append(size)
-                    groups.append(Group(name))
-                continue
-            begins.append(place.offset)
-            sizes.append(max(aligned(place.size), most_words(place)))
-            groups.append(Group(f"{kind}.{leaf}", always=stack is not None))
-        return tuple(begins[i] for i in cut(sizes, groups, max_binding // 4 - slack))
-
-    def _is_within(self, cut: int) -> bool:
-        """Whether a piece begins within a tensor."""
-        return any(place.offset < cut < place.offset + place.size for _, place in self._placed())
-
-    def _placed(self) -> Iterator[tuple[str, Place]]:
-        return ((name, self._flat[name]) for name in self._flat)
-
     def _moments(self) -> Moments:
-        if self.forms.optimizer == "adamw_8bit" and any(self._is_within(cut) for cut in self.cuts):
+        if self.forms.optimizer == "adamw_8bit" and any(
+            is_within(self._flat, cut) for cut in self.cuts
+        ):
             raise ConfigError(
                 "optim.name: adamw_8bit cannot train a matrix whole (lora.modules_to_save) that is "
                 "larger than a binding of this GPU: set optim.name to adamw"
             )
         return moments_of(self._flat, self.length, self.forms, self.cuts)
-
-    def _lora(self, spec: LinearSpec, stack: ExpertSpec | None = None) -> Lora:
-        """A layer's pair, or the first of a stack of experts'."""
-        return Lora(
-            r=self.peft.rank_of(spec.name),
-            scaling=self.peft.scaling_of(spec.name),
-            dropout=self.config.lora_dropout,
-            key=zlib.crc32(spec.name.encode()),
-            a=self._matrix(self.parameters, spec, LORA_A, stack),
-            b=self._matrix(self.parameters, spec, LORA_B, stack),
-            grad_a=self._matrix(self.gradient, spec, LORA_A, stack),
-            grad_b=self._matrix(self.gradient, spec, LORA_B, stack),
-            a_stride=self._stride(LORA_A, stack),
-            b_stride=self._stride(LORA_B, stack),
-            magnitude=self._magnitude(self.parameters, spec),
-            grad_magnitude=self._magnitude(self.gradient, spec),
-        )
-
-    def _of_embedding(self) -> Lora | None:
-        """Its pair; PEFT drops nothing of what is looked up."""
-        if self.embedding is None:
-            return None
-        name = self.embedding.name
-        (a, b), (grad_a, grad_b) = (
-            [
-                self._window(flat, self._flat[tensor_name(name, leaf)], f"{name}.{leaf}")
-                for leaf in (EMBEDDING_A, EMBEDDING_B)
-            ]
-            for flat in (self.parameters, self.gradient)
-        )
-        rank, scaling = self.peft.rank_of(name), self.peft.scaling_of(name)
-        return Lora(rank, scaling, 0.0, 0, a, b, grad_a, grad_b)
-
-    def _matrix(
-        self, flat: Pieces, spec: LinearSpec, leaf: str, stack: ExpertSpec | None
-    ) -> Tensor:
-        """A or B within a flat vector, with the other experts' up to the last."""
-        place = self._flat[tensor_name(spec.name, leaf)]
-        rows, name = place.rows, f"{spec.name}.{leaf}"
-        if stack is not None:
-            others = (stack.experts - 1) * self._stride(leaf, stack)
-            rows += ceil_div(others, padded(place.columns))
-        piece, first = flat.find(place.offset)
-        offset = ITEM_SIZE[flat.dtype] * first
-        return matrix(name, rows, place.columns, flat.dtype, piece.storage, offset)
-
-    def _rows(self, module: str) -> TrainedRows:
-        vocabulary, place = self._vocabulary, self._flat[tensor_name(module, TOKENS)]
-        assert vocabulary is not None
-        rows, gradient = (
-            self._window(flat, place, f"{module}.{TOKENS}")
-            for flat in (self.parameters, self.gradient)
-        )
-        padding = vocabulary.padding if module == vocabulary.embedding else None
-        return TrainedRows(module, self._tokens[module], rows, gradient, vocabulary.rows, padding)
-
-    def _whole(self, module: str) -> TrainedMatrix:
-        vocabulary, place = self._vocabulary, self._flat[tensor_name(module, WHOLE)]
-        assert vocabulary is not None
-        rows, gradients = (
-            tuple(self._pieces_of(flat, place, f"{module}.{WHOLE}"))
-            for flat in (self.parameters, self.gradient)
-        )
-        padding = vocabulary.padding if module == vocabulary.embedding else None
-        return TrainedMatrix(module, rows, gradients, padding)
-
-    def _pieces_of(self, flat: Pieces, place: Place, name: str) -> Iterator[tuple[int, Tensor]]:
-        """``(first row, rows)`` of a matrix that may go through several pieces."""
-        stride = place.size // place.rows
-        for begin, piece in flat.numbered():
-            first = max(begin, place.offset)
-            count = (min(begin + piece.columns, place.offset + place.size) - first) // stride
-            if count > 0:
-                offset = ITEM_SIZE[flat.dtype] * (first - begin)
-                rows = matrix(name, count, place.columns, flat.dtype, piece.storage, offset)
-                yield (first - place.offset) // stride, rows
-
-    def _window(self, flat: Pieces, place: Place, name: str) -> Tensor:
-        """A matrix within a flat vector."""
-        piece, first = flat.find(place.offset)
-        offset = ITEM_SIZE[flat.dtype] * first
-        return matrix(name, place.rows, place.columns, flat.dtype, piece.storage, offset)
-
-    def _stride(self, leaf: str, stack: ExpertSpec | None) -> int:
-        """Floats from one expert's A or B to the next one's."""
-        if stack is None or stack.experts == 1:
-            return 0
-        first, second = (
-            self._flat[tensor_name(spec.name, leaf)].offset for spec in stack.linears[:2]
-        )
-        return second - first
-
-    def _magnitude(self, flat: Pieces, spec: LinearSpec) -> Tensor | None:
-        if not self.config.use_dora:
-            return None
-        place, name = self._flat[tensor_name(spec.name, MAGNITUDE)], f"{spec.name}.{MAGNITUDE}"
-        piece, first = flat.find(place.offset)
-        offset = ITEM_SIZE[flat.dtype] * first
-        return vector(name, place.columns, flat.dtype, piece.storage, offset)
-
-
-def _row_blocks(place: Place, most: int) -> Iterator[tuple[int, int]]:
-    """Blocks of rows that a matrix may be cut into, each within ``most`` floats: place and size."""
-    stride = place.size // place.rows
-    rows = max(most // stride // _VIEW_ROWS * _VIEW_ROWS, _VIEW_ROWS)
-    for first in range(0, place.rows, rows):
-        count = min(rows, place.rows - first)
-        yield place.offset + first * stride, aligned(count * stride)

@@ -14,7 +14,8 @@ from qlora_wgpu.config import LoraConfig, QuantConfig, load_config
 from qlora_wgpu.config.as_trained import find_run
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.families.family import Architecture
-from qlora_wgpu.gpu.device import UPLOAD_CHUNK, Device
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.transfers import UPLOAD_CHUNK
 from qlora_wgpu.graph.dtype import ITEM_SIZE, stored_bits, stored_floats
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.pieces import Pieces, in_pieces

@@ -6,8 +6,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 from qlora_wgpu.limits import MIB
-from qlora_wgpu.model.layout import ModelLayout, PlannedStep
+from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import StepOptions
+from qlora_wgpu.model.planned_step import PlannedStep
 from qlora_wgpu.model.residency import Residency
 
 LINK = 5e9  # bytes a second between host and device, measured for uploads to a card

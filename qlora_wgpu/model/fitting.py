@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from qlora_wgpu.errors import OutOfMemoryError
-from qlora_wgpu.gpu.device import buffer_bytes
+from qlora_wgpu.gpu.sizes import buffer_bytes
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.model.fit import LINK, Fit, planned
 from qlora_wgpu.model.layout import ModelLayout

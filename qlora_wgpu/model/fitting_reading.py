@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from qlora_wgpu.errors import OutOfMemoryError
-from qlora_wgpu.gpu.device import buffer_bytes, texture_bytes
+from qlora_wgpu.gpu.sizes import buffer_bytes, texture_bytes
 from qlora_wgpu.graph.plan import Plan
 from qlora_wgpu.graph.program import pooled_bytes
 from qlora_wgpu.limits import MIB

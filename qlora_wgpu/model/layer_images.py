@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.gpu.device import buffer_bytes
+from qlora_wgpu.gpu.sizes import buffer_bytes
 from qlora_wgpu.graph.section import Section, Stream
 from qlora_wgpu.graph.tensor import WINDOW, Storage
 

@@ -5,48 +5,37 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import ConfigError, OutOfMemoryError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.host_steps import transfer_bytes
 from qlora_wgpu.graph.parking import Parking, Recomputation
-from qlora_wgpu.graph.plan import Plan, make_plan
-from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
+from qlora_wgpu.graph.plan import Plan
+from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.limits import VOCABULARY_TRACED
 from qlora_wgpu.lora.forms import FLOAT32, AdapterForms
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.lora.tokens import Vocabulary
+from qlora_wgpu.model.layout_memory import LayoutMemory
 from qlora_wgpu.model.network import Network
 from qlora_wgpu.model.options import StepOptions
+from qlora_wgpu.model.planned_step import PlannedStep, make_sums, trace_step
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.residency import RESIDENT, Residency
 from qlora_wgpu.model.weights import WeightLayout
-from qlora_wgpu.ops import host_moments
-from qlora_wgpu.ops.adamw import SATURATED_OFFSET, STATS_LENGTH
-from qlora_wgpu.ops.batch import BatchBuffers, RouterSums, make_batch_buffers
+from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.ops.sampling import Choices, choose, make_choices
 from qlora_wgpu.ops.strips import StripStore
 from qlora_wgpu.ops.tensor import copied
 
 _MOST_DENSE = 1 << 30  # weights of linear layers that are copied as float32 for new tokens
-_CODE_BYTES = 0.625  # of a weight as codes, with its part of a float32 scale
 
 
-@dataclass(frozen=True)
-class PlannedStep:
-    """A traced step: where its inputs are written, what runs, and what can be read of it."""
-
-    batch: BatchBuffers
-    plan: Plan
-    sums: Tensor | None = None
-
-
-class ModelLayout:
+class ModelLayout(LayoutMemory):
     """Weights, adapter and sums of a model as kernels see them, cut for one device profile.
 
     Steps are traced once for their options, before or after the weights are read; the model that
@@ -63,10 +52,10 @@ class ModelLayout:
         adapter: The layout of the adapter's parameters.
         network: The network that is traced.
         stats: Sums of loss and tokens, gradient norm, update factor.
-        strips: Copies of the weights that new tokens read, where their cache asks for it.
-        began: How the adapter's start was found in the base, if it was.
         saturated: Behind them, how many values were held at the end of their type, where kernels
             have such a type.
+        strips: Copies of the weights that new tokens read, where their cache asks for it.
+        began: How the adapter's start was found in the base, if it was.
     """
 
     def __init__(
@@ -129,9 +118,9 @@ class ModelLayout:
         )
         modules = self._weights.lay_out(architecture, self.adapter)
         self.network = Network(pretrained.family, architecture, modules)
-        self.stats, self.saturated = _sums(counts=profile.counts_saturated)
+        self.stats, self.saturated = make_sums(counts=profile.counts_saturated)
         self.began = ""
-        self.strips = StripStore(dense=self._weights_of_linears <= _MOST_DENSE)
+        self.strips = StripStore(dense=self.weights_of_linears <= _MOST_DENSE)
         self._steps: dict[StepOptions, PlannedStep] = {}
 
     def cut_for(self, profile: Profile) -> ModelLayout:
@@ -195,59 +184,6 @@ class ModelLayout:
         other._steps = {}
         return other
 
-    @property
-    def num_layers(self) -> int:
-        """Layers of the model."""
-        return self.pretrained.architecture.num_layers
-
-    @property
-    def section_bytes(self) -> list[int]:
-        """Bytes of the weights of each layer that comes and goes."""
-        return self._weights.places.section_bytes
-
-    @property
-    def layer_bytes(self) -> list[int]:
-        """Bytes on the device of what of each layer could come and go, and stays."""
-        return self._weights.places.layer_bytes
-
-    @property
-    def head_block_bytes(self) -> list[int]:
-        """Bytes of each block of the head that comes and goes."""
-        return self._weights.places.head_block_bytes
-
-    @property
-    def head_ways(self) -> tuple[bool, ...]:
-        """Whether the head may stay on the device, and whether it may wait in host memory.
-
-        One that is trained whole stays.
-        """
-        of = self.pretrained.architecture
-        module = (of.embed_name if of.tied else of.head_name).removesuffix(".weight")
-        return (False,) if module in self.adapter.trained_whole else (False, True)
-
-    @property
-    def tied(self) -> bool:
-        """Whether the head is the embedding."""
-        return self.pretrained.architecture.tied
-
-    @property
-    def embedding_bytes(self) -> int:
-        """Bytes of the input embedding, if it may wait in host memory by itself; else 0."""
-        of = self.pretrained.architecture
-        stays = self.tied or of.embed_name.removesuffix(".weight") in self.adapter.trained_whole
-        return 0 if stays else of.vocab_size * self.embedded_row_bytes
-
-    @property
-    def embedded_row_bytes(self) -> int:
-        """Bytes of a row of it."""
-        return matrix("", 1, self.pretrained.architecture.hidden_size, self.compute_dtype).nbytes
-
-    @property
-    def moments_passing(self) -> int:
-        """Bytes on the device that moments pass through, if they wait in host memory."""
-        moments = self.adapter.moments
-        return host_moments.passing_bytes(moments.piece_lengths, len(moments.vectors))
-
     def new_graph(self, *, sized: bool = False) -> Graph:
         """An empty graph for this element type and profile; see ``Graph`` for ``sized``."""
         parking = self._parking if self.residency.parked_inputs else None
@@ -287,35 +223,7 @@ class ModelLayout:
             self._parking = parking
 
     def _traced(self, options: StepOptions, *, sized: bool = False) -> PlannedStep:
-        graph = self.new_graph(sized=sized)
-        trains = options.kind == "train"
-        architecture = self.pretrained.architecture
-        coefficient = architecture.balance_coefficient(options.router_aux_loss_coef)
-        batch = make_batch_buffers(
-            options.batch,
-            options.seq,
-            noise=options.noise,
-            weighted=options.objective.weighted,
-            routers=RouterSums() if coefficient else None,
-            drops=trains,
-            sampled=options.is_sampled,
-        )
-        if options.kind == "sums":
-            sums = self.network.trace_sums(graph, batch)
-            return PlannedStep(batch, make_plan(graph), sums)
-        if options.kind == "divergence":
-            self.network.trace_divergence(graph, batch, self.stats)
-            return PlannedStep(batch, make_plan(graph))
-        self.network.trace_loss(
-            graph,
-            batch,
-            self.stats,
-            gradient=trains,
-            checkpointing=options.checkpointing,
-            objective=options.objective,
-            router_aux_loss_coef=coefficient,
-        )
-        return PlannedStep(batch, make_plan(graph))
+        return trace_step(self.new_graph(sized=sized), self.network, options, self.stats)
 
     def total(self, options: StepOptions) -> int | None:
         """Bytes on the device of a step, by ``sized``; None where kernels cannot count them."""
@@ -348,59 +256,11 @@ class ModelLayout:
 
     def memory(self, options: StepOptions, plan: Plan | None = None) -> Counter[str]:
         """Bytes on the device by kind while steps with these options, or this plan, train."""
-        plan = plan or self.step(options).plan
-        memory = plan.bytes_by_kind()
-        memory["uniforms"] = plan.uniform_bytes
-        if not self.adapter.forms.updates:
-            return memory
-        moments = self.adapter.moments
-        memory["optimizer"] = moments.nbytes_beside
-        if self.residency.host_moments:
-            memory["staging"] += self.moments_passing
-        else:
-            memory["optimizer"] += moments.nbytes
-        return memory
+        return self.device_memory(plan or self.step(options).plan)
 
     def host_memory(self, options: StepOptions, plan: Plan | None = None) -> Counter[str]:
         """Bytes of host memory by kind that wait while they do."""
-        plan = plan or self.step(options).plan
-        memory = self._weights.places.host_bytes()
-        memory["layer inputs"] = plan.parked_bytes
-        memory["transfers"] = transfer_bytes(plan)
-        if self.residency.host_moments:
-            moments = self.adapter.moments
-            memory["optimizer"] = moments.nbytes
-            count = len(moments.vectors)
-            memory["transfers"] += host_moments.transfer_bytes(moments.piece_lengths, count)
-        return +memory
-
-    def weights_on_host(self) -> Counter[str]:
-        """Bytes of host memory by kind that weights take, and what they pass through."""
-        memory = self._weights.places.host_bytes()
-        memory["transfers"] = self._weights.places.transfer_bytes
-        return +memory
-
-    @property
-    def _weights_of_linears(self) -> int:
-        """Weights of all linear layers, without experts."""
-        linears = self.pretrained.architecture.linears
-        return sum(spec.out_features * spec.in_features for spec in linears)
-
-    @property
-    def strip_bytes(self) -> int:
-        """Bytes that ``strips`` take, more or less, once all are made."""
-        head = self.pretrained.architecture.vocab_size * self.embedded_row_bytes
-        return head + int(self._weights_of_linears * (4 if self.strips.dense else _CODE_BYTES))
-
-    @property
-    def loading_bytes(self) -> int:
-        """Bytes of host memory that are taken for a moment while weights are read."""
-        return self._weights.places.loading_bytes
-
-    @property
-    def mapped_bytes(self) -> int:
-        """Bytes of weights that are read from files whenever a step needs them."""
-        return self._weights.places.mapped_bytes
+        return self.waiting_memory(plan or self.step(options).plan)
 
     @property
     def problem(self) -> str:
@@ -409,12 +269,7 @@ class ModelLayout:
 
     def make_room_for_counts(self) -> None:
         """Gives the sums room for what other devices count, whose kernels have such a type."""
-        self.stats, self.saturated = _sums(counts=True)
-
-    @property
-    def num_tensors(self) -> int:
-        """Number of tensors that ``load`` reads."""
-        return self._weights.places.num_tensors
+        self.stats, self.saturated = make_sums(counts=True)
 
     def load(
         self,
@@ -437,11 +292,3 @@ class ModelLayout:
         if self.adapter.config.changes_base:
             self.began = self._weights.begin(self.adapter, seed, progress)
         self._weights.load(device, progress)
-
-
-def _sums(*, counts: bool) -> tuple[Tensor, Tensor | None]:
-    """What micro-batches are summed into, and what kernels count in, read back as one."""
-    nbytes = SATURATED_OFFSET + 16 if counts else 4 * STATS_LENGTH
-    storage = Storage("stats", "inputs", nbytes)
-    saturated = vector("saturated", 4, "uint32", storage, SATURATED_OFFSET) if counts else None
-    return vector("stats", STATS_LENGTH, "float32", storage), saturated

@@ -13,7 +13,8 @@ from typing import Any
 from qlora_wgpu.checkpoint.tokenizer_files import tokenizer_folder
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.gpu.device import Device, buffer_bytes
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.sizes import buffer_bytes
 from qlora_wgpu.graph.pieces import Pieces
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.lora.biases import split_biases

@@ -11,13 +11,14 @@ import numpy.typing as npt
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.errors import CheckpointError
-from qlora_wgpu.graph.dtype import LARGEST_FLOAT16, ROW_UNIT, pad_rows, stored_bits
+from qlora_wgpu.graph.dtype import LARGEST_FLOAT16, ROW_UNIT, pad_rows, stored_bits, stored_floats
 from qlora_wgpu.graph.tensor import matrix
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.lora.names import LORA_A, LORA_B
 from qlora_wgpu.lora.starts import rest_of
 from qlora_wgpu.model.requantization import Requantization
 from qlora_wgpu.model.weight_names import with_prefixes
+from qlora_wgpu.ops.trained_rows import TrainedRows
 from qlora_wgpu.quant import QuantizedWeight, quantize_nf4
 
 FloatArray = npt.NDArray[np.float32]
@@ -179,6 +180,23 @@ def bits_of(name: str, array: FloatArray, dtype: str) -> npt.NDArray[Any]:
             "train.compute_dtype: float32 or device.backend: wgpu"
         )
     return stored_bits(pad_rows(array), dtype)
+
+
+def keep_originals(
+    trained: TrainedRows | None, bits: npt.NDArray[Any], columns: int, dtype: str
+) -> None:
+    """Notes what a matrix holds in place of its trained rows, if it has any: where these begin.
+
+    Args:
+        trained: The trained rows.
+        bits: The matrix as the device takes it.
+        columns: Its columns, padding not counted.
+        dtype: Its element type.
+    """
+    if trained is not None:
+        own = np.ascontiguousarray(bits[list(trained.indices)])
+        floats = stored_floats(own.data.cast("B"), dtype).reshape(len(own), -1)
+        trained.originals = floats[:, :columns].astype(np.float32)
 
 
 def _check_shape(

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from qlora_wgpu.gpu.device import UPLOAD_CHUNK
 from qlora_wgpu.gpu.memory_size import process_bytes
+from qlora_wgpu.gpu.transfers import UPLOAD_CHUNK
 from qlora_wgpu.graph.plan import Plan
 from qlora_wgpu.graph.tensor import Storage
 from qlora_wgpu.limits import MIB

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.data import Dataset, bucket_length
-from qlora_wgpu.gpu.device import ALIGNMENT
 from qlora_wgpu.gpu.readback import READ_AHEAD
+from qlora_wgpu.gpu.sizes import ALIGNMENT
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.plan import Plan, make_plan
 from qlora_wgpu.model.adapter_state import norms_graph

@@ -15,9 +15,10 @@ from references.sized import traced_configs, with_head_dim
 from safetensors.numpy import save_file
 
 from qlora_wgpu.config import LoraConfig, OptimConfig, QuantConfig
-from qlora_wgpu.gpu.device import ALIGNMENT, Device
+from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.operands import Bound
 from qlora_wgpu.gpu.profile import Profile
+from qlora_wgpu.gpu.sizes import ALIGNMENT
 from qlora_wgpu.graph.dtype import ceil_div
 from qlora_wgpu.graph.plan import Plan, make_plan
 from qlora_wgpu.graph.program import Program

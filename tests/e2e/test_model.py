@@ -1,59 +1,26 @@
-"""The model as a user of the Python API meets it."""
+"""The numbers that the Python API gives: logits, losses and gradients."""
 
 import json
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
+from e2e.biased_model import EXACT, LLAMA3, biased_folder, close, opened, sample
 from e2e.numpy_llama import llama_logits, mean_loss
-from e2e.tiny import VOCAB, weights, write_model, write_weights
-from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
-from qlora_wgpu.errors import (
-    CheckpointError,
-    ConfigError,
-    ShapeError,
-    UnsupportedModelError,
-)
+from e2e.tiny import VOCAB, write_model
+from qlora_wgpu import LoraConfig, QuantConfig
 from qlora_wgpu.gpu.device import Device
-
-LORA = LoraConfig(r=5, lora_alpha=10)
-EXACT = {"quant": QuantConfig(scheme="none"), "compute_dtype": "float32"}
-
-
-def opened(folder, device, lora=LORA, **options):
-    """A model whose B is not zero, so that every path shows."""
-    model = QLoRAModel.from_pretrained(folder, lora, device=device, **{**EXACT, **options})
-    rng = np.random.default_rng(3)
-    state = model.adapter_state_dict()
-    model.load_adapter(
-        {n: (0.1 * rng.standard_normal(a.shape)).astype(np.float32) for n, a in state.items()}
-    )
-    return model
-
-
-def sample(batch=3, seq=19, seed=1):
-    rng = np.random.default_rng(seed)
-    ids = rng.integers(0, VOCAB, (batch, seq))
-    labels = np.where(rng.random((batch, seq)) < 0.6, ids, -100)
-    return ids, labels
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("m") / "biased", attention_bias=True, mlp_bias=True)
+    return biased_folder(tmp_path_factory.mktemp("m"))
 
 
 @pytest.fixture(scope="module")
 def model(folder, device):
     return opened(folder, device)
-
-
-def close(a, b, tolerance=2e-5):
-    assert set(a) == set(b)
-    for name in a:
-        error = np.linalg.norm(a[name] - b[name])
-        assert error <= tolerance * (np.linalg.norm(b[name]) + 1e-6), name
 
 
 @pytest.mark.parametrize("scheme", ["none", "nf4"])
@@ -174,13 +141,8 @@ def _unlimited(original):
 
 
 ODD = {"hidden_size": 60, "head_dim": 6, "num_key_value_heads": 1, "intermediate_size": 7}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
+
+
 VARIANTS = {
     "plain": {},
     "untied": {"tie_word_embeddings": False},
@@ -258,211 +220,3 @@ def test_the_future_is_not_seen(model):
     before, after = model.logits(ids)[0], model.logits(other)[0]
     assert np.array_equal(before[:11], after[:11])
     assert np.abs(before[11:] - after[11:]).max() > 0.01
-
-
-STORED = {
-    "float32": {},
-    "bfloat16": {"store": "bfloat16"},
-    "shards": {"shards": 3},
-    "bfloat16 shards": {"store": "bfloat16", "shards": 2},
-    "float16": {"store": "float16"},
-    "head's name": {},
-    "both names": {},
-}
-
-
-@pytest.mark.parametrize("form", list(STORED))
-def test_storage_forms_give_one_model(tmp_path, device, form):
-    ids, _ = sample()
-    folder = write_model(tmp_path / "m")
-    config = json.loads((folder / "config.json").read_text())
-    # Of few bits, so that every form holds the same numbers.
-    tensors = {n: np.round(a * 128) / np.float32(128) for n, a in weights(config).items()}
-    write_weights(folder, tensors)
-    expected = opened(folder, device).logits(ids)
-    (folder / "model.safetensors").unlink()
-    embedding = tensors["model.embed_tokens.weight"]
-    if form == "head's name":
-        del tensors["model.embed_tokens.weight"]
-    if "name" in form:
-        tensors["lm_head.weight"] = embedding
-    write_weights(folder, tensors, **STORED[form])
-    assert np.array_equal(opened(folder, device).logits(ids), expected)
-
-
-def test_base_state_dict_is_what_was_stored(folder, model):
-    stored = load_file(folder / "model.safetensors")
-    state = model.base_state_dict()
-    assert set(state) == set(stored)
-    for name, array in stored.items():
-        assert np.array_equal(np.squeeze(state[name]), array), name
-
-
-def test_adapter_round_trip_and_names(tmp_path, model, folder, device):
-    model.save_adapter(tmp_path / "a")
-    state = model.adapter_state_dict()
-    prefix = "base_model.model.model.layers.1.self_attn.k_proj"
-    assert state[f"{prefix}.lora_A.weight"].shape == (5, 36)
-    assert state[f"{prefix}.lora_B.weight"].shape == (20, 5)
-    assert len(state) == 2 * 7 * 2
-    again = QLoRAModel.from_pretrained(folder, LORA, device=device, **EXACT)
-    again.load_adapter(tmp_path / "a")
-    for name, array in again.adapter_state_dict().items():
-        assert np.array_equal(array, state[name])
-    for key, value in (("lora_alpha", 11), ("r", 4), ("use_rslora", True)):
-        lora = LoraConfig(**{"r": 5, "lora_alpha": 10, key: value})
-        other = QLoRAModel.from_pretrained(folder, lora, device=device, **EXACT)
-        before = other.adapter_state_dict()
-        with pytest.raises(CheckpointError, match=key):
-            other.load_adapter(tmp_path / "a")
-        assert all(np.array_equal(a, before[n]) for n, a in other.adapter_state_dict().items())
-
-
-def test_an_adapter_given_as_a_dictionary_is_checked(model):
-    state = model.adapter_state_dict()
-    name = next(iter(state))
-    unknown = name.replace("layers.0", "layers.9")
-    for change, message in (
-        ({name: state[name][:, :-1]}, "has shape"),
-        ({name: np.full_like(state[name], np.nan)}, "not finite"),
-        ({unknown: state[name]}, "has not"),
-    ):
-        with pytest.raises(CheckpointError, match=message):
-            model.load_adapter({**state, **change})
-    with pytest.raises(CheckpointError, match="lacks"):
-        model.load_adapter({n: a for n, a in state.items() if n != name})
-    assert all(np.array_equal(a, state[n]) for n, a in model.adapter_state_dict().items())
-
-
-def test_a_fresh_adapter_changes_nothing(folder, device):
-    ids, labels = sample()
-    config = json.loads((folder / "config.json").read_text())
-    fresh = QLoRAModel.from_pretrained(folder, LORA, device=device, seed=3, **EXACT)
-    expected = llama_logits(config, load_file(folder / "model.safetensors"), ids)
-    assert np.abs(fresh.logits(ids) - expected).max() < 2e-5 * np.abs(expected).max()
-    state = fresh.adapter_state_dict()
-    for name, array in state.items():
-        if "lora_B" in name:
-            assert not array.any()
-        else:
-            bound = 1 / np.sqrt(array.shape[1])  # Kaiming's with a = sqrt(5)
-            assert 0.7 * bound < np.abs(array).max() <= bound
-            assert abs(array.mean()) < 0.2 * bound
-    _, gradients = fresh.loss_and_grads(ids, labels)
-    assert all(gradients[n].any() == ("lora_B" in n) for n in state)
-    again = QLoRAModel.from_pretrained(folder, LORA, device=device, seed=4, **EXACT)
-    assert not np.array_equal(
-        again.adapter_state_dict()[next(iter(state))], next(iter(state.values()))
-    )
-
-
-def test_target_modules(folder, device):
-    only = QLoRAModel.from_pretrained(
-        folder, LoraConfig(r=2, lora_alpha=2, target_modules=["v_proj"]), device=device, **EXACT
-    )
-    names = set(only.adapter_state_dict())
-    assert len(names) == 4 and all(".v_proj." in n for n in names)
-    loss, gradients = only.loss_and_grads(*sample())
-    assert set(gradients) == names and loss > 0
-    with pytest.raises(ConfigError, match="did you mean 'q_proj'"):
-        QLoRAModel.from_pretrained(
-            folder, LoraConfig(target_modules=["q_prj"]), device=device, **EXACT
-        )
-
-
-def test_weights_of_labels(model):
-    """Weights of 0 and 1 are a mask; others multiply losses, which their sum divides."""
-    rng = np.random.default_rng(3)
-    ids, weights = rng.integers(0, VOCAB, (2, 12)), np.ones((2, 12), np.float32)
-    checked = model.checked(ids, ids)
-    half = checked[1].copy()
-    half[:, 6:], weights[:, 6:] = -100, 0.0
-
-    def sums(targets, weights):
-        model.zero_gradient()
-        model.accumulate(checked[0], targets, checked[2], weights=weights)
-        return model.read_stats()[:2], model.read_flat(model.adapter.gradient).copy()
-
-    masked, gradient = sums(half, None)
-    weighted, same = sums(checked[1], weights)
-    np.testing.assert_allclose(weighted, masked, rtol=1e-6)
-    np.testing.assert_allclose(same, gradient, rtol=0, atol=1e-6 * np.abs(gradient).max())
-    three, more = sums(checked[1], 3 * weights)
-    np.testing.assert_allclose(three, 3 * masked, rtol=1e-6)
-    np.testing.assert_allclose(more, 3 * gradient, rtol=0, atol=3e-6 * np.abs(gradient).max())
-    model.zero_gradient()
-
-
-@pytest.mark.parametrize(
-    ("weights", "message"), [(np.ones((1, 4)), "shape"), (-np.ones((1, 5)), "finite"),
-                             (np.full((1, 5), np.nan), "finite")],
-)  # fmt: skip
-def test_wrong_weights_of_labels(model, weights, message):
-    ids = np.zeros((1, 5), int)
-    with pytest.raises(ShapeError, match=f"weights must .*{message}"):
-        model.accumulate(*model.checked(ids, ids), weights=weights)
-
-
-@pytest.mark.parametrize(
-    ("ids", "labels", "mask", "message"),
-    [
-        (np.zeros(4, int), np.zeros(4, int), None, "shape"),
-        (np.zeros((1, 4)), np.zeros((1, 4), int), None, "integers"),
-        (np.full((1, 4), VOCAB), np.zeros((1, 4), int), None, "vocab"),
-        (np.full((1, 4), -1), np.zeros((1, 4), int), None, "input_ids must be from 0"),
-        (np.zeros((1, 4), int), np.zeros((1, 5), int), None, "labels"),
-        (np.zeros((1, 4), int), np.full((1, 4), -1), None, "labels must be"),
-        (np.zeros((1, 4), int), np.zeros((1, 4), int), np.array([[1, 2, 1, 2]]), "rising"),
-        (np.zeros((1, 4), int), np.zeros((1, 4), int), np.ones((1, 3), int), "attention_mask"),
-    ],
-)
-def test_wrong_inputs(model, ids, labels, mask, message):
-    with pytest.raises(ShapeError, match=message):
-        model.loss_and_grads(ids, labels, mask)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"model_type": "mamba"}, "mamba"),
-        ({"rope_scaling": {"rope_type": "mrope", "factor": 2.0}}, "mrope"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "factor"),
-        ({"rope_scaling": {"type": "longrope", "short_factor": [1], "long_factor": [1]}}, "pairs"),
-        ({"hidden_act": "mish"}, "mish"),
-        ({"num_key_value_heads": 4}, "multiple"),
-        ({"attention_dropout": 0.1}, "attention_dropout"),
-        ({"hidden_size": "36"}, "hidden_size"),
-        ({"rope_theta": "x"}, "rope_theta"),
-        ({"rope_theta": -1.0}, "rope_theta"),
-        ({"rope_scaling": "linear"}, "linear"),
-        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor"),
-        ({"rope_scaling": {"type": "linear"}}, "factor"),
-        ({"rope_scaling": {"type": ["linear"], "factor": 2}}, "rope type"),
-        ({"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}}, "low_freq_factor"),
-        ({"rope_scaling": {**LLAMA3, "beta_fast": 32}}, "beta_fast"),
-    ],
-)
-def test_what_is_not_computed_is_refused(tmp_path, device, changes, message):
-    folder = write_model(tmp_path / "m")
-    config = {**json.loads((folder / "config.json").read_text()), **changes}
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UnsupportedModelError, match=message):
-        QLoRAModel.from_pretrained(folder, device=device)
-
-
-def test_weights_that_do_not_fit_are_refused(tmp_path, device):
-    folder = write_model(tmp_path / "m")
-    tensors = weights(json.loads((folder / "config.json").read_text()))
-    name = "model.layers.0.mlp.up_proj.weight"
-    for change, message in (
-        ({name: tensors[name][:-1]}, "up_proj.weight has shape"),
-        ({name: np.full_like(tensors[name], np.nan)}, "up_proj"),
-        ({"model.layers.0.mlp.up_proj.bias": np.ones(52, np.float32)}, "no bias"),
-    ):
-        save_file({**tensors, **change}, folder / "model.safetensors")
-        with pytest.raises(CheckpointError, match=message):
-            QLoRAModel.from_pretrained(folder, device=device)
-    del tensors[name]
-    save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(CheckpointError, match="up_proj"):
-        QLoRAModel.from_pretrained(folder, device=device)

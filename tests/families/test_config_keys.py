@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from references import numpy_model
-from references.configs import SHOWN, changed
+from references.config_trials import changed
+from references.configs import SHOWN
 from references.seeded import norm_offset, samples, weights
 
 from qlora_wgpu.errors import UnsupportedModelError

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from qlora_wgpu.gpu.device import TEXTURE_WIDTH, texture_bytes
+from qlora_wgpu.gpu.sizes import TEXTURE_WIDTH, texture_bytes
 
 ROW = 16 * TEXTURE_WIDTH
 

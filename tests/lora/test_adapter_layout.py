@@ -9,7 +9,7 @@ from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.families.family import find_family
-from qlora_wgpu.gpu.device import ALIGNMENT
+from qlora_wgpu.gpu.sizes import ALIGNMENT
 from qlora_wgpu.graph.dtype import ROW_UNIT, padded
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.lora.targets import targeted

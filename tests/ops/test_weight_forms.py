@@ -11,8 +11,13 @@ from qlora_wgpu.gpu.profile import gpu_profile
 from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.kernels.dequantize import fits_words
 from qlora_wgpu.kernels.lora import Lora
-from qlora_wgpu.model.quantized_weights import codebook_tensor, lay_out, stacked_arrays, words
-from qlora_wgpu.model.weights import quantized_matrix
+from qlora_wgpu.model.quantized_weights import (
+    codebook_tensor,
+    lay_out,
+    quantized_matrix,
+    stacked_arrays,
+    words,
+)
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
 from qlora_wgpu.selfcheck.cases.formats import FORMS, random_weight

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from e2e.test_model import close, opened, sample
+from e2e.biased_model import close, opened, sample
 from e2e.tiny import write_model
 
 from qlora_wgpu import LoraConfig, QuantConfig

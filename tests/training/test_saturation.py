@@ -10,7 +10,7 @@ from qlora_wgpu.gpu.profile import gpu_profile
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.kernels.gemm import GEMM, Gemm
-from qlora_wgpu.model.layout import _sums
+from qlora_wgpu.model.planned_step import make_sums
 from qlora_wgpu.ops.adamw import STATS_LENGTH
 from qlora_wgpu.training.step_log import StepLog, log_window
 from qlora_wgpu.training.throughput import ThroughputMeter
@@ -63,7 +63,7 @@ def test_a_count_is_told_once_and_logged_from_then_on():
 
 def test_counting_keeps_no_product_that_nobody_needs():
     profile = gpu_profile(MatrixShape(16, 16, 16, 32), Limits(1024, 49_152))
-    sums, saturated = _sums(counts=profile.saturates)
+    sums, saturated = make_sums(counts=profile.saturates)
     assert saturated is not None and saturated.storage is sums.storage
     for needed in (True, False):
         g = Graph("bfloat16", profile, saturated=saturated)

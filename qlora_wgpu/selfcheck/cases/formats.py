@@ -15,10 +15,10 @@ from qlora_wgpu.model.quantized_weights import (
     codebook_tensor,
     device_arrays,
     lay_out,
+    quantized_matrix,
     stacked_arrays,
     words,
 )
-from qlora_wgpu.model.weights import quantized_matrix
 from qlora_wgpu.ops.quantized import dequantize_together
 from qlora_wgpu.quant import GGML_FORMATS, QuantizedWeight, WeightFormat, quantize_nf4
 from qlora_wgpu.quant.eight_bits import INT8, fp8_format

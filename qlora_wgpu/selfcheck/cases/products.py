@@ -12,7 +12,7 @@ from qlora_wgpu.graph.dtype import LARGEST_FLOAT16, padded
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.gemm import SIZED_ROWS, Gemm, largest_sizes
 from qlora_wgpu.lora.layout import Adapter
-from qlora_wgpu.model.weights import quantized_matrix
+from qlora_wgpu.model.quantized_weights import quantized_matrix
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
 from qlora_wgpu.ops.rms_norm import rms_norm

@@ -1,0 +1,24 @@
+"""How large memory on a device is, and where a binding may begin in it."""
+
+from __future__ import annotations
+
+ALIGNMENT = 256  # of buffer windows: the most any GPU asks for
+TEXTURE_WIDTH = 1024  # texels; shaders/common/texel.wgsl has it too
+TEXTURE_ROW = 16 * TEXTURE_WIDTH  # bytes
+_FREE_ROWS = 8192  # the least height that any device allows
+
+
+def buffer_bytes(nbytes: int) -> int:
+    """Bytes that a buffer of this size takes on the device."""
+    return max(nbytes + -nbytes % 4, 16)
+
+
+def texture_bytes(nbytes: int) -> int:
+    """Bytes that a texture of this size takes on the device: whole rows of texels.
+
+    lavapipe compiles a shader anew for each of its textures whose height is a power of two or is
+    not, as chance has it: none is, but for those near a device's limit.
+    """
+    rows = max(-(-nbytes // TEXTURE_ROW), 3)
+    is_power = rows & (rows - 1) == 0
+    return (rows + (is_power and rows < _FREE_ROWS)) * TEXTURE_ROW

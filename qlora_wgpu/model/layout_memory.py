@@ -1,0 +1,140 @@
+"""Bytes that a model which is laid out takes, on the device and of the host."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from qlora_wgpu.graph.host_steps import transfer_bytes
+from qlora_wgpu.graph.plan import Plan
+from qlora_wgpu.graph.tensor import matrix
+from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.residency import Residency
+from qlora_wgpu.model.weights import WeightLayout
+from qlora_wgpu.ops import host_moments
+from qlora_wgpu.ops.strips import StripStore
+
+_CODE_BYTES = 0.625  # of a weight as codes, with its part of a float32 scale
+
+
+class LayoutMemory:
+    """The part of a ``ModelLayout`` that knows sizes; its attributes are described there."""
+
+    pretrained: Pretrained
+    compute_dtype: str
+    residency: Residency
+    adapter: Adapter
+    strips: StripStore
+    _weights: WeightLayout
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the model."""
+        return self.pretrained.architecture.num_layers
+
+    @property
+    def num_tensors(self) -> int:
+        """Number of tensors that ``load`` reads."""
+        return self._weights.places.num_tensors
+
+    @property
+    def section_bytes(self) -> list[int]:
+        """Bytes of the weights of each layer that comes and goes."""
+        return self._weights.places.section_bytes
+
+    @property
+    def layer_bytes(self) -> list[int]:
+        """Bytes on the device of what of each layer could come and go, and stays."""
+        return self._weights.places.layer_bytes
+
+    @property
+    def head_block_bytes(self) -> list[int]:
+        """Bytes of each block of the head that comes and goes."""
+        return self._weights.places.head_block_bytes
+
+    @property
+    def head_ways(self) -> tuple[bool, ...]:
+        """Whether the head may stay on the device, and whether it may wait in host memory.
+
+        One that is trained whole stays.
+        """
+        of = self.pretrained.architecture
+        module = (of.embed_name if of.tied else of.head_name).removesuffix(".weight")
+        return (False,) if module in self.adapter.trained_whole else (False, True)
+
+    @property
+    def tied(self) -> bool:
+        """Whether the head is the embedding."""
+        return self.pretrained.architecture.tied
+
+    @property
+    def embedding_bytes(self) -> int:
+        """Bytes of the input embedding, if it may wait in host memory by itself; else 0."""
+        of = self.pretrained.architecture
+        stays = self.tied or of.embed_name.removesuffix(".weight") in self.adapter.trained_whole
+        return 0 if stays else of.vocab_size * self.embedded_row_bytes
+
+    @property
+    def embedded_row_bytes(self) -> int:
+        """Bytes of a row of it."""
+        return matrix("", 1, self.pretrained.architecture.hidden_size, self.compute_dtype).nbytes
+
+    @property
+    def moments_passing(self) -> int:
+        """Bytes on the device that moments pass through, if they wait in host memory."""
+        moments = self.adapter.moments
+        return host_moments.passing_bytes(moments.piece_lengths, len(moments.vectors))
+
+    @property
+    def weights_of_linears(self) -> int:
+        """Weights of all linear layers, without experts."""
+        linears = self.pretrained.architecture.linears
+        return sum(spec.out_features * spec.in_features for spec in linears)
+
+    @property
+    def strip_bytes(self) -> int:
+        """Bytes that ``strips`` take, more or less, once all are made."""
+        head = self.pretrained.architecture.vocab_size * self.embedded_row_bytes
+        return head + int(self.weights_of_linears * (4 if self.strips.dense else _CODE_BYTES))
+
+    @property
+    def loading_bytes(self) -> int:
+        """Bytes of host memory that are taken for a moment while weights are read."""
+        return self._weights.places.loading_bytes
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes of weights that are read from files whenever a step needs them."""
+        return self._weights.places.mapped_bytes
+
+    def weights_on_host(self) -> Counter[str]:
+        """Bytes of host memory by kind that weights take, and what they pass through."""
+        memory = self._weights.places.host_bytes()
+        memory["transfers"] = self._weights.places.transfer_bytes
+        return +memory
+
+    def device_memory(self, plan: Plan) -> Counter[str]:
+        """Bytes on the device by kind while a plan trains."""
+        memory = plan.bytes_by_kind()
+        memory["uniforms"] = plan.uniform_bytes
+        if not self.adapter.forms.updates:
+            return memory
+        moments = self.adapter.moments
+        memory["optimizer"] = moments.nbytes_beside
+        if self.residency.host_moments:
+            memory["staging"] += self.moments_passing
+        else:
+            memory["optimizer"] += moments.nbytes
+        return memory
+
+    def waiting_memory(self, plan: Plan) -> Counter[str]:
+        """Bytes of host memory by kind that wait while it does."""
+        memory = self._weights.places.host_bytes()
+        memory["layer inputs"] = plan.parked_bytes
+        memory["transfers"] = transfer_bytes(plan)
+        if self.residency.host_moments:
+            moments = self.adapter.moments
+            memory["optimizer"] = moments.nbytes
+            count = len(moments.vectors)
+            memory["transfers"] += host_moments.transfer_bytes(moments.piece_lengths, count)
+        return +memory
