@@ -101,9 +101,8 @@ class OptimConfig(Section):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Pydantic's, in which another optimizer comes with the decay rate that it begins with."""
         changes = dict(update or {})
-        if "name" in changes and "adam_beta2" not in changes:
-            if not self.says_beta2:
-                changes["adam_beta2"] = _beta2_of(str(changes["name"]))
+        if "name" in changes and "adam_beta2" not in changes and not self.says_beta2:
+            changes["adam_beta2"] = _beta2_of(str(changes["name"]))
         return super().model_copy(update=changes, deep=deep)
 
     @property
