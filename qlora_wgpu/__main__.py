@@ -9,10 +9,6 @@ from __future__ import annotations
 import signal
 import sys
 
-from qlora_wgpu.supervision.child import begin
-from qlora_wgpu.supervision.journal import Journal
-from qlora_wgpu.supervision.parent import supervise
-
 _TELLING = (["--version"], ["--help"], ["-h"])
 
 
@@ -20,15 +16,23 @@ def main() -> None:
     """Runs a command and exits with its code."""
     try:
         _main()
-    except KeyboardInterrupt:  # before anything else can take it
+    except KeyboardInterrupt:  # before anything else can take it, while importing, too
         sys.exit(128 + signal.SIGINT)
 
 
 def _main() -> None:
+    from qlora_wgpu.supervision.journal import Journal
+    from qlora_wgpu.supervision.signals import let_through
+
+    let_through()
     journal = Journal.inherited()
     if journal is None and sys.argv[1:] not in _TELLING:
+        from qlora_wgpu.supervision.parent import supervise
+
         sys.exit(supervise(sys.argv[1:]))
     if journal is not None:
+        from qlora_wgpu.supervision.child import begin
+
         begin(journal)
     from qlora_wgpu.cli import run_command  # everything else is imported with it
 

@@ -16,6 +16,7 @@ from qlora_wgpu.config.paths import resolve_path
 from qlora_wgpu.config.problems import Problem, config_error, in_quotes, problems_of, shown
 from qlora_wgpu.config.renamed import new_name, new_names, with_new_names
 from qlora_wgpu.config.schema import Config, sections
+from qlora_wgpu.config.sections.optim import has_own_beta2
 from qlora_wgpu.config.suggestions import suggest_key
 from qlora_wgpu.config.yaml_file import AliasError, YamlFile, parse_yaml_value, read_yaml_file
 from qlora_wgpu.errors import ConfigError
@@ -60,6 +61,7 @@ def load_config(path: str | os.PathLike[str], overrides: Overrides = ()) -> Conf
         raise ConfigError("overrides must be a list of texts such as 'train.max_steps=10'")
     values, unplaced = _split_sections(file, path.name)
     origin: dict[tuple[str, ...], str] = {}
+    goes_with_name = has_own_beta2(values.get("optim", {}))
     if isinstance(overrides, Mapping):
         for place, value in located(overrides).items():
             _put(values, place, _plain_path(value))
@@ -73,6 +75,8 @@ def load_config(path: str | os.PathLike[str], overrides: Overrides = ()) -> Conf
             continue
         _put(values, loc, value)
         origin[loc[:2]] = text
+    if goes_with_name and ("optim", "name") in origin and ("optim", "adam_beta2") not in origin:
+        del values["optim"]["adam_beta2"]  # another optimizer has its own
 
     source = f"{path} with its overrides" if origin or overrides else str(path)
     _resolve_paths(values, set(origin), path.parent)
@@ -113,7 +117,10 @@ def with_settings(config: Config | Mapping[str, Any], settings: Mapping[str, Any
         ConfigError: If anything in it is wrong.
     """
     given = config.model_dump() if isinstance(config, Config) else dict(config)
-    for (section, key), value in located(settings).items():
+    changes = located(settings)
+    if isinstance(config, Config) and ("optim", "name") in changes and not config.optim.says_beta2:
+        del given["optim"]["adam_beta2"]  # another optimizer has its own
+    for (section, key), value in changes.items():
         given[section] = {**(given.get(section) or {}), key: value}
     values = Config.model_validate(given).model_dump()
     _resolve_paths(values, set(), Path())

@@ -144,6 +144,8 @@ class AnswerSource(RowSource):
             self._tally.without_labels(self._encoder.roles)
             return kept if empty else []
         self._tally.kept(is_cut=any(a is not b for a, b in zip(kept, whole, strict=True)))
+        if len(given) == 2 and kept[0].ids == kept[1].ids:  # TRL keeps such rows, too
+            self._tally.same_answers(where)
         # KTO learns from each answer of a pair by itself.
         if self._how.objective == "kto" and len(given) == 2:
             return [kept[0], _NOTHING, _NOTHING, kept[1]]

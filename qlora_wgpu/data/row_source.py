@@ -177,7 +177,11 @@ class RowSource:
             cut = self._cut(encoded, where)
             if cut is None:
                 tally.too_long()
-            elif not learns(cut.labels) or not self._weight:
+            elif not self._weight:
+                tally.without_weight()
+                if empty:
+                    yield cut
+            elif not learns(cut.labels):
                 tally.without_labels(self._encoder.roles)
                 if empty:
                     yield cut

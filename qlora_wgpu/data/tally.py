@@ -44,6 +44,8 @@ class Tally:
         self._tokenizer = tokenizer
         self._template = template
         self._empty: list[str] = []  # where the first of them stand
+        self._same: list[str] = []  # where the first pairs of one answer stand
+        self._num_same = self._num_weightless = 0
         self._silent = 0  # rows in which the assistant says nothing
         self._silent_roles: set[str] = set()
         self._unknown_id = _unknown_id(tokenizer)
@@ -89,6 +91,17 @@ class Tally:
             self._silent += 1
             self._silent_roles |= roles
 
+    def without_weight(self) -> None:
+        """It is left out because its weight in the loss is 0."""
+        self._count(without_labels=1)
+        self._num_weightless += 1
+
+    def same_answers(self, where: str) -> None:
+        """It is kept, a pair whose two answers are one and the same."""
+        self._num_same += 1
+        if len(self._same) < _NAMED:
+            self._same.append(where)
+
     def kept(self, *, is_cut: bool) -> None:
         """It is an example now, perhaps a part of it alone."""
         self._count(truncated=int(is_cut))
@@ -108,6 +121,9 @@ class Tally:
         if self._silent == counts.rows:
             rows = _fit(counts.rows, "its only row", f"its {counts.rows} rows")
             return f"{self._name} has nothing to learn: {rows} {self._without_assistant()}"
+        if self._num_weightless == counts.rows:
+            rows = _fit(counts.rows, "its only row has", f"all of its {counts.rows} rows have")
+            return f"{self._name} has nothing to learn: {rows} the weight 0"
         left_out = counts.dropped + counts.without_labels + counts.empty
         rows = _fit(left_out, "its only row was", f"all of its {left_out} rows were")
         return f"{self._name} has nothing to learn within {self._within}: {rows} left out"
@@ -155,9 +171,8 @@ class Tally:
             return f"{count} of {counts.rows} rows {_fit(count, one, several)}"
 
         if count := counts.empty:
-            places = ", ".join(self._empty) + (", …" if count > len(self._empty) else "")
             holds = rows(count, "holds nothing and was", "hold nothing and were")
-            yield f"{holds} left out ({places})"
+            yield f"{holds} left out ({_places(self._empty, count)})"
         if count := counts.truncated:
             where = "end" if self._how.truncation == "keep_start" else "beginning"
             was = _fit(count, "was", "were")
@@ -167,7 +182,16 @@ class Tally:
             yield f"{rows(count, 'is', 'are')} longer than {within} and {was} left out"
         if count := self._silent:
             yield f"{count} of {counts.rows} rows {self._without_assistant()}"
-        if count := counts.without_labels - self._silent:
+        if count := self._num_weightless:
+            have = rows(count, "has the weight 0 and was", "have the weight 0 and were")
+            yield f"{have} left out"
+        if count := self._num_same:
+            have = rows(count, "has", "have")
+            yield (
+                f"{have} one and the same answer as chosen and rejected within {within}, which "
+                f"compares nothing ({_places(self._same, count)})"
+            )
+        if count := counts.without_labels - self._silent - self._num_weightless:
             nothing = f"nothing to learn within {within} and {_fit(count, 'was', 'were')} left out"
             yield f"{rows(count, 'has', 'have')} {nothing}"
 
@@ -184,6 +208,11 @@ class Tally:
 def _fit(count: int, one: str, several: str) -> str:
     """The words for one, or for several."""
     return one if count == 1 else several
+
+
+def _places(first: list[str], count: int) -> str:
+    """Where the first of some rows stand."""
+    return ", ".join(first) + (", …" if count > len(first) else "")
 
 
 def _unknown_id(tokenizer: Tokenizer) -> int:

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -22,7 +22,7 @@ import click
 
 from qlora_wgpu.supervision.exit_codes import AGAIN, ERROR, HUNG, LOST, crash_name, signal_name
 from qlora_wgpu.supervision.journal import CutFile, Journal
-from qlora_wgpu.supervision.signals import SAME_WISH
+from qlora_wgpu.supervision.signals import SAME_WISH, held_back, is_waiting
 
 # Milliseconds of a submit in the attempts after a crash: drivers end work that takes them too long.
 _SMALLER_SUBMITS = (25, 5, 1)
@@ -162,12 +162,18 @@ def _exit_code(code: int) -> int:
 def _run(arguments: Sequence[str], journal: Journal, *, own_group: bool) -> int:
     # A group of its own, so that Ctrl-C comes once: from here. It cannot read from the terminal.
     own_group = own_group and os.name == "posix"
-    process = subprocess.Popen(
-        [*_command(), *arguments],
-        env=journal.environment(),
-        process_group=0 if own_group else None,
-    )
-    with _passing_on_signals(process, journal, interrupts=own_group) as asked:
+    with ExitStack() as until_its_end:
+        with held_back():
+            process = subprocess.Popen(
+                [*_command(), *arguments],
+                env=journal.environment(),
+                process_group=0 if own_group else None,
+            )
+            if not own_group and is_waiting(signal.SIGINT):  # came before there was a process
+                process.send_signal(signal.SIGINT)
+            asked = until_its_end.enter_context(
+                _passing_on_signals(process, journal, interrupts=own_group)
+            )
         code = process.wait()
     return code if asked.killed_by is None else 128 + asked.killed_by
 

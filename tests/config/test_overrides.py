@@ -70,3 +70,24 @@ def test_what_is_wrong_is_one_sentence(path, settings, message):
     with pytest.raises(ConfigError) as raised:
         load_config(path, settings)
     assert message in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_another_optimizer_than_the_files_comes_with_its_own_decay(tmp_path):
+    """A run's config.yaml has every default filled in, which nobody chose."""
+    path = tmp_path / "config.yaml"
+    for name, other, decay in [("adamw", "lion", 0.99), ("lion", "adamw_8bit", 0.999)]:
+        of_a_run = Config(model={"path": "m"}, optim={"name": name})
+        path.write_text(of_a_run.to_yaml())
+        changed = [
+            load_config(path, [f"optim.name={other}"]),
+            load_config(path, {"optim": {"name": other}}),
+            with_settings(of_a_run, {"optim.name": other}),
+        ]
+        assert [config.optim.adam_beta2 for config in changed] == [decay] * 3
+        assert load_config(path).optim == of_a_run.optim
+        both = [f"optim.name={other}", "optim.adam_beta2=0.95"]
+        assert load_config(path, both).optim.adam_beta2 == 0.95
+    path.write_text("model: {path: m}\noptim: {adam_beta2: 0.9}\n")
+    assert load_config(path, ["optim.name=lion"]).optim.adam_beta2 == 0.9
+    chosen = Config(model={"path": "m"}, optim={"adam_beta2": 0.999})
+    assert with_settings(chosen, {"name": "lion"}).optim.adam_beta2 == 0.999

@@ -138,6 +138,21 @@ def test_answers_that_are_cut_away_take_their_row_along(tokenizer):
         read(tokenizer, long)
 
 
+@pytest.mark.parametrize("objective", ["dpo", "orpo", "kto"])
+def test_pairs_of_one_answer_are_told(tokenizer, objective):
+    """TRL keeps them as well; what differs may have been cut away."""
+    same = {"prompt": "a?", "chosen": "b", "rejected": "b"}
+    cut = {"prompt": "a?", "chosen": "b" * 80 + "c", "rejected": "b" * 80 + "d"}
+    other = {"prompt": "a?", "chosen": "b", "rejected": "c"}
+    dataset = read(tokenizer, other, same, cut, same, objective=objective)
+    assert dataset.num_rows == (8 if objective == "kto" else 4)
+    assert [text for text in dataset.warnings if "one and the same" in text] == [
+        "rows: 3 of 4 rows have one and the same answer as chosen and rejected within "
+        "max_seq_length=64, which compares nothing (rows[1], rows[2], rows[3])"
+    ]
+    assert not any("same" in text for text in read(tokenizer, other, objective=objective).warnings)
+
+
 def test_empty_answers_are_left_out(tokenizer):
     dataset = read(
         tokenizer, FORMS["conversations"], {"prompt": "a", "chosen": " ", "rejected": "b"}

@@ -28,6 +28,15 @@ def test_a_row_without_weight_is_left_out():
     dataset = read([1, 0, 2])
     assert [e.weight for e in dataset] == [1.0, 2.0]
     assert dataset.counts.without_labels == 1
+    assert "rows: 1 of 3 rows has the weight 0 and was left out" in dataset.warnings
+    assert not any("max_seq_length" in text for text in dataset.warnings)
+    silent = [{"text": "a", "w": 0}, {"text": "b", "w": 1}, {"text": "c", "w": 0}]
+    told = encode_rows(silent, tiny_tokenizer(), Preparation(32, columns=WEIGHTED)).warnings
+    assert "rows: 2 of 3 rows have the weight 0 and were left out" in told
+    with pytest.raises(DataError, match="nothing to learn: all of its 2 rows have the weight 0"):
+        read([0, 0.0])
+    with pytest.raises(DataError, match="nothing to learn: its only row has the weight 0"):
+        read([0])
 
 
 @pytest.mark.parametrize(

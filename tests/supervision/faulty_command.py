@@ -14,9 +14,11 @@ from qlora_wgpu.mapped_files import map_file, map_listeners
 from qlora_wgpu.supervision import child
 from qlora_wgpu.supervision.exit_codes import LOST
 from qlora_wgpu.supervision.journal import Journal
+from qlora_wgpu.supervision.signals import let_through
 
 journal = Journal.inherited()
 child.begin(journal)
+let_through()
 map_listeners.append(journal.note_mapped)
 attempts = Path("attempts")
 with attempts.open("a") as file:

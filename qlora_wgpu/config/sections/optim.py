@@ -23,6 +23,14 @@ def _beta2_of(name: str) -> float:
     return default
 
 
+def has_own_beta2(values: Mapping[str, Any]) -> bool:
+    """Whether a file's section says no more than the decay rate that its optimizer begins with.
+
+    A file with every default filled in, such as a run's, says that without meaning it.
+    """
+    return bool(values.get("adam_beta2") == _beta2_of(str(values.get("name"))))
+
+
 class OptimConfig(Section):
     """The optimizer and its schedule."""
 
@@ -93,12 +101,16 @@ class OptimConfig(Section):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Pydantic's, in which another optimizer comes with the decay rate that it begins with."""
         changes = dict(update or {})
-        if "name" in changes and "adam_beta2" not in changes:
-            was, becomes = (_beta2_of(str(name)) for name in (self.name, changes["name"]))
-            is_said = "adam_beta2" in self.model_fields_set and was != LION_BETA2
-            if self.adam_beta2 == was and not is_said:
-                changes["adam_beta2"] = becomes
+        if "name" in changes and "adam_beta2" not in changes and not self.says_beta2:
+            changes["adam_beta2"] = _beta2_of(str(changes["name"]))
         return super().model_copy(update=changes, deep=deep)
+
+    @property
+    def says_beta2(self) -> bool:
+        """Whether somebody chose ``adam_beta2``: else it goes with the optimizer."""
+        was = _beta2_of(self.name)
+        is_set = "adam_beta2" in self.model_fields_set and was != LION_BETA2
+        return is_set or self.adam_beta2 != was
 
     @field_validator("lr_scheduler_kwargs")
     @classmethod
