@@ -249,19 +249,7 @@ def test_rows_that_are_no_whole_blocks(tmp_path) -> None:
 
 def test_a_file_as_the_base(tmp_path) -> None:
     """What the adapter leaves alone is carried over bit for bit, keys and all."""
-    config = {
-        "model_type": "llama", "vocab_size": 280, "hidden_size": 64, "intermediate_size": 96,
-        "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "head_dim": 16, "rms_norm_eps": 1e-5, "rope_theta": 10_000.0,
-        "max_position_embeddings": 128, "tie_word_embeddings": True,
-    }  # fmt: skip
-    keys = byte_vocabulary("{{ messages }}") | {"split.count": 0, "general.tags": ["x", "y"]}
-    base = write_model(
-        tmp_path / "base.gguf", config, random_weights(config), keys=keys,
-        types={"attn_v.weight": gguf.GGMLQuantizationType.Q5_1},
-        default=gguf.GGMLQuantizationType.Q8_0,
-    )  # fmt: skip
-    adapter_of(tmp_path, config, ("q_proj", "down_proj"))
+    base = small_llama(tmp_path, **{"split.count": 0, "general.tags": ["x", "y"]})
     merged, file, _ = written(tmp_path, "f16", base=base)
     old, new = gguf.GGUFReader(base), gguf.GGUFReader(tmp_path / "f16.gguf")
     before = {t.name: t for t in old.tensors}
@@ -280,6 +268,64 @@ def test_a_file_as_the_base(tmp_path) -> None:
         if name.startswith(("tokenizer.", "llama.", "general.tags")):
             assert field.contents() == old.fields[name].contents()
             assert field.types == old.fields[name].types, name
+
+
+def small_llama(place, **keys):
+    """A base in a GGUF file, with further keys, and an adapter beside it."""
+    config = {
+        "model_type": "llama", "vocab_size": 280, "hidden_size": 64, "intermediate_size": 96,
+        "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 16, "rms_norm_eps": 1e-5, "rope_theta": 10_000.0,
+        "max_position_embeddings": 128, "tie_word_embeddings": True,
+    }  # fmt: skip
+    more = byte_vocabulary("{{ messages }}") | keys
+    base = write_model(
+        place / "base.gguf", config, random_weights(config), keys=more,
+        types={"attn_v.weight": gguf.GGMLQuantizationType.Q5_1},
+        default=gguf.GGMLQuantizationType.Q8_0,
+    )  # fmt: skip
+    adapter_of(place, config, ("q_proj", "down_proj"))
+    return base
+
+
+@pytest.mark.parametrize("alignment", [8, 64, 4096])
+def test_a_base_that_is_aligned_otherwise(tmp_path, monkeypatch, alignment) -> None:
+    """The file that is written has an alignment of its own, and says no other one."""
+    with monkeypatch.context() as changed:
+        changed.setattr(gguf.GGUFWriter, "__init__", aligned(alignment))
+        base = small_llama(tmp_path)
+    before, reader = ModelFolder.open(base), gguf.GGUFReader(base)
+    assert reader.alignment == alignment
+    _, file, _ = written(tmp_path, "f16", base=base)
+    for name in before.names():
+        if not name.endswith(("q_proj.weight", "down_proj.weight")):
+            assert np.array_equal(file.float32(name), before.float32(name)), name
+    theirs = {t.name: t.data for t in gguf.GGUFReader(tmp_path / "f16.gguf").tensors}
+    for tensor in reader.tensors:
+        if not tensor.name.endswith(("attn_q.weight", "ffn_down.weight")):
+            assert np.array_equal(theirs[tensor.name], tensor.data), tensor.name
+
+
+def aligned(alignment):
+    """A writer's beginning, with an alignment that its file says."""
+    begin = gguf.GGUFWriter.__init__
+
+    def begun(self, *args, **options):
+        begin(self, *args, **options)
+        self.add_custom_alignment(alignment)
+
+    return begun
+
+
+def test_a_base_with_an_array_of_nothing(tmp_path, monkeypatch) -> None:
+    base = small_llama(tmp_path)
+    opened = ModelFolder.open(base)
+    opened.file.metadata["tokenizer.ggml.eog_token_ids"] = np.array([], np.int32)
+    merged = MergedWeights(base, tmp_path / "adapter")
+    merged.folder = opened
+    made = gguf_model(merged, find_file_type("f16"), lambda size: VOCABULARY)
+    made.write(tmp_path / "f16.gguf", lambda tensor: None)
+    assert "tokenizer.ggml.eog_token_ids" not in gguf.GGUFReader(tmp_path / "f16.gguf").fields
 
 
 @pytest.mark.parametrize(

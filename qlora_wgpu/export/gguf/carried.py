@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from qlora_wgpu.checkpoint.gguf.configs import EMBEDDING, HEAD
 from qlora_wgpu.checkpoint.gguf.element_types import ElementType
 from qlora_wgpu.checkpoint.gguf.file import StoredTensor
 from qlora_wgpu.checkpoint.gguf.folder import GGUFFolder
@@ -16,9 +17,8 @@ from qlora_wgpu.export.gguf.element_types import as_bytes, type_within
 from qlora_wgpu.export.gguf.tensors import FileTensor
 from qlora_wgpu.export.merged_weights import MergedWeights
 
-# How a file was split, and how it was quantized, is not so of the new one.
-_LEFT_OUT = ("split.", "quantize.", "general.architecture")
-_HEAD = "output.weight"
+# How a file was split, quantized and aligned is not so of the new one.
+_LEFT_OUT = ("split.", "quantize.", "general.architecture", "general.alignment")
 _Source = tuple[str, Placement, int]  # a tensor, where it lies, and which of its parts
 
 
@@ -33,6 +33,8 @@ def carried_tensors(
 ) -> tuple[FileTensor, ...]:
     """A file's tensors: bit for bit, but for those that the adapter changes.
 
+    A head that was the embedding, and is no longer, comes after them.
+
     Args:
         merged: The weights.
         folder: The base.
@@ -42,11 +44,26 @@ def carried_tensors(
     for name, placement in folder.placements.items():
         for i, leaf in enumerate(placement.leaves):
             parts.setdefault(leaf.stored, []).append((name, placement, i))
-    return tuple(
+    tensors = [
         _changed(merged, folder, stored, parts[stored], wanted)
         if any(merged.is_adapted(name) for name, _, _ in parts.get(stored, ()))
         else _kept(stored, folder.file.tensor(stored))
         for stored in folder.file.names()
+    ]
+    if merged.untied:
+        tensors.append(_own_head(merged, folder, wanted))
+    return tuple(tensors)
+
+
+def _own_head(merged: MergedWeights, folder: GGUFFolder, wanted: ElementType) -> FileTensor:
+    """The head of a model whose embedding and head were one, and are two with the adapter."""
+    name = merged.stored_name(merged.architecture.head_name)
+    shared = folder.file.tensor(folder.placements[merged.source_of(name)].stored)
+    if not merged.is_adapted(name):
+        return _kept(HEAD, shared)
+    kind = type_within(wanted, shared.place.shape, is_head=True)
+    return FileTensor(
+        HEAD, shared.place.shape, kind, (lambda: as_bytes(merged.float32(name), kind, HEAD),)
     )
 
 
@@ -66,7 +83,8 @@ def _changed(
     wanted: ElementType,
 ) -> FileTensor:
     shape = folder.file.tensor(stored).place.shape
-    kind = type_within(wanted, shape, is_head=stored == _HEAD)
+    is_shared = stored == EMBEDDING and HEAD not in folder.file and not merged.untied
+    kind = type_within(wanted, shape, is_head=stored == HEAD or is_shared)
     ordered = sorted(sources, key=lambda source: source[1].leaves[source[2]].first_row)
 
     def part(source: _Source) -> Callable[[], Iterator[npt.NDArray[np.uint8]]]:

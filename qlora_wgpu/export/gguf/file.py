@@ -84,6 +84,8 @@ def _add(writer: Any, key: str, value: Any) -> None:
     """Adds a value of the type that llama.cpp reads for it: whole numbers are uint32."""
     import gguf
 
+    if isinstance(value, np.ndarray) and not value.size:
+        return  # as gguf leaves out lists of nothing
     if isinstance(value, np.ndarray):
         width = 8 * value.dtype.itemsize
         name = "BOOL" if value.dtype.kind == "b" else f"{_ARRAYS[value.dtype.kind]}{width}"

@@ -10,14 +10,14 @@ from typing import Any
 from qlora_wgpu.checkpoint.gguf.architectures import ARCHITECTURES as READ
 from qlora_wgpu.checkpoint.gguf.folder import GGUFFolder
 from qlora_wgpu.errors import UnsupportedModelError
-from qlora_wgpu.export.gguf.architectures import find_llama_cpp, model_type_of
+from qlora_wgpu.export.gguf.architectures import LlamaCpp, find_llama_cpp, model_type_of
 from qlora_wgpu.export.gguf.carried import carried_keys, carried_tensors
 from qlora_wgpu.export.gguf.element_types import BF16, F16, F32, FILE_TYPES, FileType
 from qlora_wgpu.export.gguf.file import write_file
 from qlora_wgpu.export.gguf.keys import model_keys
 from qlora_wgpu.export.gguf.rope import rope_tensors
 from qlora_wgpu.export.gguf.scalars import scalar_keys
-from qlora_wgpu.export.gguf.tensors import FileTensor, model_tensors
+from qlora_wgpu.export.gguf.tensors import FileTensor, model_tensors, refuse_untied
 from qlora_wgpu.export.merged_weights import MergedWeights
 from qlora_wgpu.families.decoder import Decoder
 
@@ -90,11 +90,13 @@ def gguf_model(
                 f"{folder.path}: the adapter has added tokens, which a vocabulary that is carried "
                 "over from a GGUF file does not take: export from the model's safetensors version"
             )
+        if merged.untied:
+            refuse_untied(merged, _llama_cpp(merged))
         keys = carried_keys(folder) | own
         tensors = carried_tensors(merged, folder, file_type.kind)
         return GGUFModel(folder.file.metadata["general.architecture"], keys, tensors, file_type)
     model_type, decoder = model_type_of(folder.config), merged.architecture.config
-    llama_cpp = find_llama_cpp(model_type, "models", has_experts=bool(merged.architecture.experts))
+    llama_cpp = _llama_cpp(merged)
     import gguf  # takes its time, for those alone who need it
 
     architecture = gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH[llama_cpp.label]]
@@ -115,6 +117,11 @@ def gguf_model(
     tensors = tuple(model_tensors(merged, llama_cpp, file_type.kind, rope_tensors(told)))
     notes = (*told.notes, *_notes(tensors, file_type))
     return GGUFModel(architecture, keys, tensors, file_type, notes)
+
+
+def _llama_cpp(merged: MergedWeights) -> LlamaCpp:
+    has_experts = bool(merged.architecture.experts)
+    return find_llama_cpp(model_type_of(merged.folder.config), "models", has_experts=has_experts)
 
 
 def _notes(tensors: Sequence[FileTensor], file_type: FileType) -> Iterator[str]:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.bfloat16 import from_bfloat16
+from qlora_wgpu.checkpoint.gguf.configs import EMBEDDING, HEAD
 from qlora_wgpu.checkpoint.gguf.element_types import ElementType
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.export.gguf.architectures import LlamaCpp
@@ -23,7 +24,6 @@ Read = Callable[[], FloatArray]
 _SINKS = "self_attn.sinks"  # a parameter itself, where all others are modules' weights
 _OF_KEYS = ".mlp.act_fn."  # xIELU's scalars, of which keys tell
 _ROWS_AT_ONCE = 4096  # of a table
-_EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 _CORRECTIONS, _BIAS_OF_EXPERTS = "e_score_correction_bias", "feed_forward.expert_bias"
 
 
@@ -75,6 +75,19 @@ def model_tensors(
     return listed
 
 
+def refuse_untied(merged: MergedWeights, llama_cpp: LlamaCpp) -> None:
+    """Refuses an embedding and a head that an adapter makes two, where llama.cpp has one.
+
+    Raises:
+        UnsupportedModelError: If so.
+    """
+    if merged.untied and llama_cpp.head == "tied":
+        raise UnsupportedModelError(
+            "the adapter changes the embedding and the head apart, and llama.cpp has no head of "
+            "its own for this model: keep to transformers (qlora-wgpu merge)"
+        )
+
+
 class _Tensors:
     def __init__(self, merged: MergedWeights, llama_cpp: LlamaCpp, wanted: ElementType) -> None:
         import gguf  # takes its time, for those alone who need it
@@ -92,17 +105,13 @@ class _Tensors:
         stored = stored_embedding(self._merged.folder, architecture)
         if self._merged.untied:
             stored = architecture.embed_name
-        if self._merged.untied and head == "tied":
-            raise UnsupportedModelError(
-                f"the adapter changes {architecture.head_name} alone, and llama.cpp has no head "
-                "beside the embedding for this model: keep to transformers (qlora-wgpu merge)"
-            )
+        refuse_untied(self._merged, self._llama_cpp)
         is_head = architecture.tied and head != "own" and not self._merged.untied
-        yield self._matrix(_EMBEDDING, shape, stored, is_head=is_head)
+        yield self._matrix(EMBEDDING, shape, stored, is_head=is_head)
         if head == "own" or not architecture.tied or self._merged.untied:
             shared = architecture.tied and not self._merged.untied
             own = stored if shared else architecture.head_name
-            yield self._matrix(_HEAD, shape, own, is_head=True)
+            yield self._matrix(HEAD, shape, own, is_head=True)
 
     def tables(self) -> Iterator[FileTensor]:
         """Further embeddings, of the tokens that have a row, never whole in memory."""
