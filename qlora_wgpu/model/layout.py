@@ -46,6 +46,27 @@ class PlannedStep:
     sums: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class TokenGraphs:
+    """What chooses the next tokens of texts.
+
+    Attributes:
+        batch: The inputs of the hidden states.
+        next: What the choice reads of each text.
+        choices: What tokens are chosen by, and the tokens.
+        hidden: Computes the hidden states.
+        head: The logits and the choice.
+        kept: A copy of the logits, where they are told.
+    """
+
+    batch: BatchBuffers
+    next: BatchBuffers
+    choices: Choices
+    hidden: Graph
+    head: Graph
+    kept: Tensor | None
+
+
 class ModelLayout:
     """Weights, adapter and sums of a model as kernels see them, cut for one device profile.
 
@@ -327,6 +348,9 @@ class ModelLayout:
     def logits_graphs(self, batch: BatchBuffers) -> tuple[Graph, Graph, Tensor]:
         """The hidden states of a batch, and from them the logits of a few rows at a time."""
         first, second = self.new_graph(), self.new_graph()
+        if batch.cache is not None:
+            # No sum is cut by the number of rows: a text does not depend on those beside it.
+            first.profile = replace(self.profile, least_workgroups=0)
         if batch.cache is not None and batch.cache.in_strips:
             batch.cache.strips = self.strips
         hidden = self.network.trace_hidden(first, batch)
@@ -334,17 +358,19 @@ class ModelLayout:
 
     def token_graphs(
         self, texts: int, length: int, cache: KVCache, seen: Tensor, *, told: bool = False
-    ) -> tuple[BatchBuffers, Choices, Graph, Graph, Tensor | None]:
+    ) -> TokenGraphs:
         """The hidden states of some of a cache's texts, and from them their next tokens.
 
         Beside them a copy of the logits that the choice begins with, if they are to be ``told``.
         """
         batch = make_batch_buffers(texts, length, CacheView(cache))
+        # Prompts are chosen after as new tokens are, by a token of each.
+        following = batch if batch.decodes else make_batch_buffers(texts, 1, CacheView(cache))
         first, second, logits = self.logits_graphs(batch)
         kept = copied(second, logits) if told else None
         choices = make_choices(texts, seen)
-        choose(second, logits, batch, choices)
-        return batch, choices, first, second, kept
+        choose(second, logits, following, choices)
+        return TokenGraphs(batch, following, choices, first, second, kept)
 
     def memory(self, options: StepOptions, plan: Plan | None = None) -> Counter[str]:
         """Bytes on the device by kind while steps with these options, or this plan, train."""
