@@ -112,11 +112,9 @@ def _launches(layout: ModelLayout, step: Step, seq: int) -> Iterator[Launch]:
     yield from _update(layout, step)
     vocab = layout.pretrained.architecture.vocab_size
     for texts in NEW_TOKENS:
-        _, _, hidden, head, _ = layout.token_graphs(
-            texts, 1, KVCache(seq, texts), make_seen(texts, vocab)
-        )
-        yield from make_plan(hidden).launches
-        yield from make_plan(head).launches
+        graphs = layout.token_graphs(texts, 1, KVCache(seq, texts), make_seen(texts, vocab))
+        yield from make_plan(graphs.hidden).launches
+        yield from make_plan(graphs.head).launches
 
 
 def _update(layout: ModelLayout, step: Step) -> Iterator[Launch]:

@@ -11,14 +11,15 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.data import bucket_length
 from qlora_wgpu.errors import CheckpointError, DataError
 from qlora_wgpu.generation.growing_text import Text
+from qlora_wgpu.generation.prompts import prompt_length, together
 from qlora_wgpu.generation.sampling import Sampling, check_count
 from qlora_wgpu.model import batch_encoding
-from qlora_wgpu.model.programs import Programs, TokenPrograms
+from qlora_wgpu.model.programs import Programs
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.model.text_copies import are_copied
+from qlora_wgpu.model.token_programs import TokenPrograms
 from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.ops.sampling import NONE, make_seen
 
@@ -31,10 +32,10 @@ Logits = npt.NDArray[np.float32] | None
 class Engine:
     """Generates several texts at once; what comes of one does not depend on the others.
 
-    Each has a place in a cache. Its prompt is computed by itself, then each turn gives a token to
-    all texts that have a place. Several turns are computed at once where they take no time to speak
-    of: the device then needs not wait for the host, which drops what comes after a text's end.
-    One thread at a time.
+    Each has a place in a cache. Its prompt is computed, beside others of like length, then each
+    turn gives a token to all texts that have a place. Several turns are computed at once where they
+    take no time to speak of: the device then needs not wait for the host, which drops what comes
+    after a text's end. One thread at a time.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Engine:
         self._programs = WeakKeyDictionary()
         self._waiting: deque[Text] = deque()
         self._growing: list[Text] = []
+        self._unread: list[Text] = []  # those among them that are to be computed, or anew
         self._free = list(range(texts))[::-1]
         self._seconds = math.inf  # that a turn takes
         self._version = model.parameters_version
@@ -136,15 +138,15 @@ class Engine:
     def _step(self) -> list[Text]:
         for text in [text for text in self._growing if text.finish_reason is not None]:
             self._leave(text)
-        stale = self._stale()
+        self._find_stale()
         if any(text.ahead for text in self._growing):  # as many of each
-            going = list(self._growing)
+            going = self._going()
             self._take(going, [text.ahead.popleft() for text in going], None)
             return going
-        turning = [text for text in self._growing if text in stale or self._turns(text)]
-        going = [text for text in self._growing if text not in turning]
+        self._unread += [text for text in self._going() if self._turns(text)]
+        going = self._going()
         if going:
-            tokens, logits = self._next_tokens(going, turning)
+            tokens, logits = self._next_tokens(going)
             for text, chosen in zip(going, tokens, strict=True):
                 text.ahead.extend(chosen)
             self._take(going, [text.ahead.popleft() for text in going], logits)
@@ -155,19 +157,21 @@ class Engine:
             if text.finish_reason is None:
                 text.place = self._free.pop()
                 self._growing.append(text)
-                turning.append(text)
-        for text in turning:
-            self._take([text], *self._read(text))
-        return going + turning
+                self._unread.append(text)
+        return going + self._read_prompts()
 
-    def _stale(self) -> list[Text]:
-        """Texts of another adapter than the one that computes now: they are computed anew."""
+    def _going(self) -> list[Text]:
+        """Texts whose prompts are computed."""
+        return [text for text in self._growing if text not in self._unread]
+
+    def _find_stale(self) -> None:
+        """Where another adapter computes now, all texts are computed anew."""
         if self._version == self._model.parameters_version:
-            return []
+            return
         self._version = self._model.parameters_version
         for text in self._growing:
             text.ahead.clear()
-        return list(self._growing)
+        self._unread = list(self._growing)
 
     def _take(self, texts: Sequence[Text], tokens: Sequence[int], logits: Logits) -> None:
         for row, (text, token) in enumerate(zip(texts, tokens, strict=True)):
@@ -185,6 +189,8 @@ class Engine:
     def _leave(self, text: Text) -> None:
         text.ahead.clear()
         self._growing.remove(text)
+        if text in self._unread:
+            self._unread.remove(text)
         self._free.append(text.place)
 
     def _turns(self, text: Text) -> bool:
@@ -193,37 +199,46 @@ class Engine:
         rotations = {r for program in made for r in program.batch.angles}
         return not all(r.is_same(text.length, text.rotated_length) for r in rotations)
 
-    def _read(self, text: Text) -> tuple[list[int], Logits]:
-        """Computes all of a text, and chooses the token after it."""
-        ids = text.all_ids
-        length = max(bucket_length(len(ids), self.capacity), 2)
-        row, mask = np.zeros((2, 1, length), np.int64)
-        row[0, : len(ids)], mask[0, : len(ids)] = ids, 1
-        text.rotated_length = len(ids)
-        program = self._program(1, length, told=text.logprobs is not None)
-        program.note_seen(text.place, ids)
-        places = np.array([[text.place]])
-        tokens = program.run(
-            row, mask, np.zeros_like(places), places, [text.sampling], [text.seed],
-            [len(text.ids)], last=len(ids) - 1,
-        )[0]  # fmt: skip
+    def _read_prompts(self) -> list[Text]:
+        """Computes the texts that wait for it, all of each, and chooses the tokens after them."""
+        done: list[Text] = []
+        while self._unread:
+            texts = together(self._unread, self.capacity) if self._beside else self._unread[:1]
+            tokens, logits = self._read(texts)
+            self._unread = [text for text in self._unread if text not in texts]
+            self._take(texts, tokens, logits)
+            done += texts
+        return done
+
+    @property
+    def _beside(self) -> bool:
+        """Whether prompts may be computed together: states are kept of one text at a time."""
+        return bool(self._cache.layers) and not self._cache.states
+
+    def _read(self, texts: Sequence[Text]) -> tuple[list[int], Logits]:
+        length = prompt_length(max(text.length for text in texts), self.capacity)
+        program = self._program(len(texts), length, told=texts[0].logprobs is not None)
+        for text in texts:
+            text.rotated_length = text.length
+        tokens = program.read_prompts(
+            [text.all_ids for text in texts],
+            [text.place for text in texts],
+            [text.sampling for text in texts],
+            [text.seed for text in texts],
+            [len(text.ids) for text in texts],
+        )
         return tokens, None if program.kept is None else program.logits()
 
-    def _next_tokens(
-        self, texts: Sequence[Text], others: Sequence[Text]
-    ) -> tuple[list[list[int]], Logits]:
+    def _next_tokens(self, texts: Sequence[Text]) -> tuple[list[list[int]], Logits]:
         """Computes a token of each text, and chooses the one after it; perhaps more of them.
 
         Where a text's logits are told, it is one: they are of the last.
 
-        Args:
-            texts: Those texts.
-            others: What has a place, too, and will be read anew.
         """
         rows = next(size for size in self.sizes if size >= len(texts))
         extra = rows - len(texts)
         # Rows that no text has write at a place of which nothing is kept.
-        spares = [*self._free, *(text.place for text in others)]
+        spares = [*self._free, *(text.place for text in self._unread)]
         ids = [text.all_ids[-1] for text in texts] + [0] * extra
         past = [text.length - 1 for text in texts] + [self.capacity] * extra
         places = [text.place for text in texts] + spares[:1] * extra
@@ -231,11 +246,11 @@ class Engine:
         samplings = [text.sampling for text in texts] + [Sampling()] * extra
         told = any(text.logprobs is not None for text in texts)
         program = self._program(rows, 1, told=told)
-        alone = told or others or (self._waiting and self._free)
+        alone = told or self._unread or (self._waiting and self._free)
         count = 1 if alone else min(self._turns_at_once(texts), program.most_ahead)
         begin = time.perf_counter()
         tokens = program.run(
-            column[0], np.ones_like(column[0]), column[1], column[2], samplings,
+            column[0], column[1], column[2], samplings,
             [text.seed for text in texts] + [0] * extra,
             [len(text.ids) for text in texts] + [0] * extra, count=count,
         )  # fmt: skip

@@ -25,10 +25,11 @@ from qlora_wgpu.model.options import StepOptions
 from qlora_wgpu.model.planned_step import PlannedStep, make_sums, trace_step
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.residency import RESIDENT, Residency
+from qlora_wgpu.model.token_graphs import TokenGraphs
 from qlora_wgpu.model.weights import WeightLayout
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
-from qlora_wgpu.ops.sampling import Choices, choose, make_choices
+from qlora_wgpu.ops.sampling import choose, make_choices
 from qlora_wgpu.ops.strips import StripStore
 from qlora_wgpu.ops.tensor import copied
 
@@ -235,6 +236,9 @@ class ModelLayout(LayoutMemory):
     def logits_graphs(self, batch: BatchBuffers) -> tuple[Graph, Graph, Tensor]:
         """The hidden states of a batch, and from them the logits of a few rows at a time."""
         first, second = self.new_graph(), self.new_graph()
+        if batch.cache is not None:
+            # No sum is cut by the number of rows: a text does not depend on those beside it.
+            first.profile = replace(self.profile, least_workgroups=0)
         if batch.cache is not None and batch.cache.in_strips:
             batch.cache.strips = self.strips
         hidden = self.network.trace_hidden(first, batch)
@@ -242,17 +246,19 @@ class ModelLayout(LayoutMemory):
 
     def token_graphs(
         self, texts: int, length: int, cache: KVCache, seen: Tensor, *, told: bool = False
-    ) -> tuple[BatchBuffers, Choices, Graph, Graph, Tensor | None]:
+    ) -> TokenGraphs:
         """The hidden states of some of a cache's texts, and from them their next tokens.
 
         Beside them a copy of the logits that the choice begins with, if they are to be ``told``.
         """
         batch = make_batch_buffers(texts, length, CacheView(cache))
+        # Prompts are chosen after as new tokens are, by a token of each.
+        following = batch if batch.decodes else make_batch_buffers(texts, 1, CacheView(cache))
         first, second, logits = self.logits_graphs(batch)
         kept = copied(second, logits) if told else None
         choices = make_choices(texts, seen)
-        choose(second, logits, batch, choices)
-        return batch, choices, first, second, kept
+        choose(second, logits, following, choices)
+        return TokenGraphs(batch, following, choices, first, second, kept)
 
     def memory(self, options: StepOptions, plan: Plan | None = None) -> Counter[str]:
         """Bytes on the device by kind while steps with these options, or this plan, train."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +17,9 @@ from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.model import batch_encoding
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import StepOptions
+from qlora_wgpu.model.token_programs import TokenPrograms
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.kv_cache import KVCache
-from qlora_wgpu.ops.sampling import MOST_AHEAD, Choices, Settings, encode_choices, seen_bits
 
 
 @dataclass(frozen=True)
@@ -76,91 +75,6 @@ class LogitsPrograms:
         return out
 
 
-@dataclass(frozen=True)
-class TokenPrograms:
-    """Hidden states of a batch with a cache, and from them each text's next token.
-
-    Attributes:
-        device: Where they run.
-        batch: Their inputs.
-        hidden: The hidden states.
-        head: Logits and the choice.
-        choices: What tokens are chosen by, and the tokens.
-        vocab: Tokens that there are.
-        kept: The logits that tokens are chosen by, where they are told.
-    """
-
-    device: Device
-    batch: BatchBuffers
-    hidden: Program
-    head: Program
-    choices: Choices
-    vocab: int
-    kept: Tensor | None = None
-
-    def logits(self) -> npt.NDArray[np.float32]:
-        """(rows, vocab_size) of the last run, of programs that tell them."""
-        assert self.kept is not None
-        values = np.frombuffer(self.head.read(self.kept), np.float32)
-        return values.reshape(self.kept.rows, -1)[:, : self.vocab]
-
-    def note_seen(self, place: int, ids: Sequence[int]) -> None:
-        """Says which tokens a text has."""
-        seen = self.choices.seen
-        assert seen.storage is not None
-        bits = seen_bits(ids, self.vocab)
-        self.device.write(seen.storage.buffer, bits, bits.nbytes * place)
-
-    @property
-    def most_ahead(self) -> int:
-        """How many tokens of each text it can compute before the host looks at them."""
-        of_host = self.batch.angles or self.batch.embedded
-        return 1 if of_host or not self.batch.decodes else MOST_AHEAD
-
-    def run(
-        self,
-        ids: batch_encoding.IntArray,
-        mask: batch_encoding.IntArray,
-        past: batch_encoding.IntArray,
-        places: batch_encoding.IntArray,
-        settings: Sequence[Settings],
-        seeds: Sequence[int],
-        steps: Sequence[int],
-        last: int = 0,
-        count: int = 1,
-    ) -> list[list[int]]:
-        """The next tokens of each text; ``NONE`` where a logit is not finite, and others after it.
-
-        Args:
-            ids: (batch, seq), checked.
-            mask: (batch, seq).
-            past: (batch, 1), tokens that came before.
-            places: (batch, 1), which of the cache's texts they are of.
-            settings: How each text's tokens are chosen.
-            seeds: Each text's.
-            steps: Tokens that each text got before.
-            last: The last token's column of a prompt.
-            count: How many tokens of each text, at most ``most_ahead``.
-        """
-        decodes = self.batch.decodes
-        rows = np.arange(len(ids)) if decodes else np.array([last])
-        first = past.reshape(-1) if decodes else np.zeros(len(ids), np.int64)
-        words = encode_choices(settings, seeds, (np.asarray(steps) - first).tolist())
-        own, chosen = self.choices.settings.storage, self.choices.chosen.storage
-        assert own is not None and chosen is not None
-        batch_encoding.write_batch(
-            self.device, self.batch, ids, mask, rows=rows, past=past, places=places
-        )
-        self.device.write(own.buffer, words)
-        for _ in range(count):
-            self.hidden.run()
-            self.head.run()
-        raw = np.frombuffer(self.device.read(chosen.buffer, chosen.nbytes), np.uint32)
-        at = (first[:, None] + np.arange(count)) % MOST_AHEAD
-        tokens: list[list[int]] = raw.reshape(MOST_AHEAD, -1)[at, rows[:, None] * decodes].tolist()
-        return tokens
-
-
 class Programs:
     """A model's programs; they share the memory of intermediates, since one runs at a time."""
 
@@ -202,21 +116,22 @@ class Programs:
         """New programs for so many tokens of some of a cache's texts, which choose the next ones.
 
         Args:
-            texts: How many texts; one where they are prompts.
-            length: Tokens of each.
+            texts: How many texts.
+            length: Tokens of each: one that is new, or a prompt's.
             cache: Keys, values and states.
             seen: The bits of all texts' tokens.
             told: Whether the logits can be read as well.
         """
         with self._device.in_turn:
-            batch, choices, hidden, head, kept = self._layout.token_graphs(
-                texts, length, cache, seen, told=told
-            )
+            graphs = self._layout.token_graphs(texts, length, cache, seen, told=told)
             self._fill_strips()
-            first = self.from_graph(hidden)
-            second = self.from_graph(head, () if kept is None else (kept,))
-            vocab = self._layout.pretrained.architecture.vocab_size
-            return TokenPrograms(self._device, batch, first, second, choices, vocab, kept)
+            kept = graphs.kept
+            first = self.from_graph(graphs.hidden)
+            second = self.from_graph(graphs.head, () if kept is None else (kept,))
+            return TokenPrograms(
+                self._device, graphs.batch, graphs.next, first, second, graphs.choices,
+                self._layout.pretrained.architecture.vocab_size, kept,
+            )  # fmt: skip
 
     def logits(self, batch: BatchBuffers) -> LogitsPrograms:
         """New programs for a batch, which may carry a cache of keys and values."""

@@ -10,6 +10,7 @@ from typing import Protocol
 from qlora_wgpu.config import Config
 from qlora_wgpu.data import Dataset, bucket_length
 from qlora_wgpu.generation.engine import batch_sizes
+from qlora_wgpu.generation.prompts import largest_batch
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory_size import room
 from qlora_wgpu.graph.plan import Plan
@@ -61,9 +62,9 @@ class Texts:
         return cls(min(prompt, limit), min(prompt + answer, limit), count)
 
     def plans(self, layout: ModelLayout) -> Sequence[Plan]:
-        """A prompt, and a token after it."""
-        prompt = max(bucket_length(self.prompt, self.capacity), 2)
-        sizes = [(1, prompt), *((rows, 1) for rows in batch_sizes(self.count))]
+        """The largest prompts, and a token after them."""
+        prompts = largest_batch(self.prompt, self.capacity, self.count)
+        sizes = [prompts, *((rows, 1) for rows in batch_sizes(self.count))]
         return list(text_plans(layout, KVCache(self.capacity, self.count), sizes))
 
 

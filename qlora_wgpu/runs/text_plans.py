@@ -18,10 +18,10 @@ def text_plans(
     Args:
         layout: The model.
         cache: Where the texts are kept.
-        sizes: Texts and tokens of each program: one text's prompt, or a token of some texts.
+        sizes: Texts and tokens of each program: prompts, or a token of some texts.
     """
     seen = make_seen(cache.texts, layout.pretrained.architecture.vocab_size)
     for texts, tokens in sizes:
-        _, _, hidden, head, _ = layout.token_graphs(texts, tokens, cache, seen)
-        yield make_plan(hidden)
-        yield make_plan(head)
+        graphs = layout.token_graphs(texts, tokens, cache, seen)
+        yield make_plan(graphs.hidden)
+        yield make_plan(graphs.head)

@@ -9,7 +9,7 @@ from qlora_wgpu.generation import Decoder, Engine, generate
 from qlora_wgpu.generation import engine as engine_module
 from qlora_wgpu.generation.engine import batch_sizes
 from qlora_wgpu.generation.sampling import Sampling
-from qlora_wgpu.model.programs import TokenPrograms
+from qlora_wgpu.model.token_programs import TokenPrograms
 from qlora_wgpu.ops.sampling import MOST_AHEAD
 
 PROMPTS = [[5, 6, 7], [9, 1, 4, 4, 2, 8, 30, 12, 3], [11], [7] * 14, [3, 2], [30, 31, 32, 33]]

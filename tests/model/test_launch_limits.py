@@ -89,8 +89,8 @@ def test_every_launch_keeps_the_default_limits(model, profile):
 @pytest.mark.parametrize("profile", ["textures", "workgroup memory"])
 def test_texts_of_a_large_vocabulary_keep_them_too(profile):
     layout = laid_out(VOCABULARY, profile)
-    _, _, *graphs, _ = layout.token_graphs(3, 1, KVCache(4096, 3), make_seen(3, 300_000))
-    for graph in graphs:
+    graphs = layout.token_graphs(3, 1, KVCache(4096, 3), make_seen(3, 300_000))
+    for graph in (graphs.hidden, graphs.head):
         plan = make_plan(graph)
         assert beyond_a_binding([plan], BINDING) is None
         assert_within(plan)
@@ -139,6 +139,7 @@ def test_weights_beyond_a_binding_are_no_matter_of_the_batch():
 
 def test_texts_beyond_a_binding_are_no_matter_of_the_batch():
     layout = laid_out(WIDE, "workgroup memory")
-    _, _, hidden, *_ = layout.token_graphs(16, 1, KVCache(131_072, 16), make_seen(16, 1000))
+    cache = KVCache(131_072, 16)
+    hidden = layout.token_graphs(16, 1, cache, make_seen(16, 1000)).hidden
     said = refused(layout, [make_plan(hidden)])
     assert said.endswith("allows 134,217,728: ask for shorter texts, or fewer at once")
