@@ -33,8 +33,6 @@ from qlora_wgpu.ops.sampling import choose, make_choices
 from qlora_wgpu.ops.strips import StripStore
 from qlora_wgpu.ops.tensor import copied
 
-_MOST_DENSE = 1 << 30  # weights of linear layers that are copied as float32 for new tokens
-
 
 class ModelLayout(LayoutMemory):
     """Weights, adapter and sums of a model as kernels see them, cut for one device profile.
@@ -56,6 +54,7 @@ class ModelLayout(LayoutMemory):
         saturated: Behind them, how many values were held at the end of their type, where kernels
             have such a type.
         strips: Copies of the weights that new tokens read, where their cache asks for it.
+        copy_sizes: What they take, once all are made.
         began: How the adapter's start was found in the base, if it was.
     """
 
@@ -110,7 +109,7 @@ class ModelLayout(LayoutMemory):
             compute_dtype,
             max_binding,
             pretrained.folder,
-            weight_dtype=profile.weight_dtype(compute_dtype),
+            weight_dtype=self.weight_dtype,
             textures=profile.textures,
             head_block=profile.head_block,
             config=pretrained.config,
@@ -121,7 +120,8 @@ class ModelLayout(LayoutMemory):
         self.network = Network(pretrained.family, architecture, modules)
         self.stats, self.saturated = make_sums(counts=profile.counts_saturated)
         self.began = ""
-        self.strips = StripStore(dense=self.weights_of_linears <= _MOST_DENSE)
+        self.copy_sizes = self.sizes_of_copies()
+        self.strips = StripStore(dense=self.copy_sizes.dense)
         self._steps: dict[StepOptions, PlannedStep] = {}
 
     def cut_for(self, profile: Profile) -> ModelLayout:

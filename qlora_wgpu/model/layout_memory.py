@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 
+from qlora_wgpu.gpu.profile import Profile
+from qlora_wgpu.graph.dtype import ITEM_SIZE
 from qlora_wgpu.graph.host_steps import transfer_bytes
 from qlora_wgpu.graph.plan import Plan
 from qlora_wgpu.graph.tensor import matrix
 from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.model.copy_sizes import CopySizes, copy_sizes
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.residency import Residency
 from qlora_wgpu.model.weights import WeightLayout
 from qlora_wgpu.ops import host_moments
-from qlora_wgpu.ops.strips import StripStore
-
-_CODE_BYTES = 0.625  # of a weight as codes, with its part of a float32 scale
 
 
 class LayoutMemory:
@@ -22,9 +22,9 @@ class LayoutMemory:
 
     pretrained: Pretrained
     compute_dtype: str
+    profile: Profile
     residency: Residency
     adapter: Adapter
-    strips: StripStore
     _weights: WeightLayout
 
     @property
@@ -86,16 +86,16 @@ class LayoutMemory:
         return host_moments.passing_bytes(moments.piece_lengths, len(moments.vectors))
 
     @property
-    def weights_of_linears(self) -> int:
-        """Weights of all linear layers, without experts."""
-        linears = self.pretrained.architecture.linears
-        return sum(spec.out_features * spec.in_features for spec in linears)
+    def weight_dtype(self) -> str:
+        """Element type of frozen weights that products read."""
+        return self.profile.weight_dtype(self.compute_dtype)
 
-    @property
-    def strip_bytes(self) -> int:
-        """Bytes that ``strips`` take, more or less, once all are made."""
-        head = self.pretrained.architecture.vocab_size * self.embedded_row_bytes
-        return head + int(self.weights_of_linears * (4 if self.strips.dense else _CODE_BYTES))
+    def sizes_of_copies(self) -> CopySizes:
+        """Those for new tokens: of all linear layers, without experts, and of the head."""
+        of = self.pretrained.architecture
+        weights = sum(spec.out_features * spec.in_features for spec in of.linears)
+        head = of.vocab_size * self.embedded_row_bytes
+        return copy_sizes(head, weights, ITEM_SIZE[self.weight_dtype])
 
     @property
     def loading_bytes(self) -> int:

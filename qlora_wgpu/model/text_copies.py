@@ -7,11 +7,9 @@ there are copies must not depend on what other programs take at that moment.
 from __future__ import annotations
 
 from qlora_wgpu.errors import OutOfMemoryError
-from qlora_wgpu.gpu.memory_size import available_bytes, machine_bytes
+from qlora_wgpu.gpu.memory_size import available_bytes
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.model.layout import ModelLayout
-
-_SHARE = 3  # of all memory of the machine, or of its container, what copies may take
 
 
 def copied_bytes(layout: ModelLayout, budget: int | None) -> int:
@@ -23,8 +21,7 @@ def copied_bytes(layout: ModelLayout, budget: int | None) -> int:
     """
     if budget is not None or not layout.profile.textures:
         return 0
-    there, wanted = machine_bytes(), layout.strip_bytes
-    return wanted if there is not None and _SHARE * wanted <= there else 0
+    return layout.copy_sizes.nbytes if layout.copy_sizes.fits else 0
 
 
 def are_copied(layout: ModelLayout, budget: int | None) -> bool:

@@ -9,6 +9,7 @@ from qlora_wgpu.generation import Decoder, Engine, generate
 from qlora_wgpu.generation import engine as engine_module
 from qlora_wgpu.generation.engine import batch_sizes
 from qlora_wgpu.generation.sampling import Sampling
+from qlora_wgpu.model.copy_sizes import CopySizes, copy_sizes
 from qlora_wgpu.model.token_programs import TokenPrograms
 from qlora_wgpu.ops.sampling import MOST_AHEAD
 
@@ -153,19 +154,33 @@ def test_copies_of_weights_are_made_where_memory_is_not_bounded(device, tmp_path
     assert list(Engine(model, 1, 30).add(PROMPTS[0], max_new_tokens=2)) == alone
     assert bool(store.nbytes) == device.profile.textures and not store.waits
     # Whole strips: more than the weights themselves, where those are so few.
-    assert store.nbytes >= model.layout.strip_bytes * device.profile.textures
+    assert store.nbytes >= model.layout.copy_sizes.nbytes * device.profile.textures
 
 
 def test_other_programs_decide_nothing_of_a_texts_digits(device, tmp_path, monkeypatch):
-    model = opened("llama", tmp_path, device, "bfloat16", "nf4")
-    wanted = model.layout.strip_bytes
     copied = device.profile.textures
-    for there, free, expected in ((3 * wanted, wanted, copied), (3 * wanted - 1, 1 << 40, False)):
-        monkeypatch.setattr("qlora_wgpu.model.text_copies.machine_bytes", lambda n=there: n)
-        monkeypatch.setattr("qlora_wgpu.model.text_copies.available_bytes", lambda n=free: n)
-        assert Engine(model, 1, 30)._cache.in_strips is expected
-    monkeypatch.setattr("qlora_wgpu.model.text_copies.machine_bytes", lambda: 3 * wanted)
-    monkeypatch.setattr("qlora_wgpu.model.text_copies.available_bytes", lambda: wanted - 1)
+    free = "qlora_wgpu.model.text_copies.available_bytes"
+    sizes = opened("llama", tmp_path, device, "bfloat16", "nf4").layout.copy_sizes
+    monkeypatch.setattr("qlora_wgpu.model.copy_sizes.machine_bytes", lambda: 3 * sizes.nbytes)
+    model = opened("llama", tmp_path, device, "bfloat16", "nf4")
+    monkeypatch.setattr(free, lambda: sizes.nbytes)
+    assert Engine(model, 1, 30)._cache.in_strips is copied
+    monkeypatch.setattr(free, lambda: sizes.nbytes - 1)
     if copied:
         with pytest.raises(OutOfMemoryError, match=r"copies of its weights.* or set device.memory"):
             Engine(model, 1, 30)
+
+
+def test_copies_take_a_third_of_the_machine_dequantized_or_as_codes(monkeypatch):
+    head, weights = 1000, 8000
+
+    def sizes(machine, item=2, weights=weights):
+        monkeypatch.setattr("qlora_wgpu.model.copy_sizes.machine_bytes", lambda: machine)
+        return copy_sizes(head, weights, item)
+
+    assert sizes(3 * 17000) == CopySizes(True, 17000, True)
+    assert sizes(3 * 33000, 4) == CopySizes(True, 33000, True)
+    assert sizes(3 * 17000 - 1) == sizes(3 * 33000 - 1, 4) == CopySizes(False, 6000, True)
+    assert sizes(3 * 6000) == CopySizes(False, 6000, True)
+    assert sizes(3 * 6000 - 1) == sizes(None) == CopySizes(False, 6000, False)
+    assert sizes(1 << 50, weights=2 << 30).dense and not sizes(1 << 50, weights=(2 << 30) + 1).dense

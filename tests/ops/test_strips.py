@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from support.harness import PROFILES, VARIANTS, Bench
+from support.harness import DTYPES, PROFILES, VARIANTS, Bench
 
 from qlora_wgpu.graph.graph import GraphError
 from qlora_wgpu.graph.tensor import Storage
@@ -64,6 +64,31 @@ def test_a_row_has_the_same_bits_beside_any_others(device, dense):
     together = made(range(19))
     for rows in ([4], [18, 4], range(3, 11), range(2, 19)):
         assert np.array_equal(made(list(rows)), together[list(rows)]), rows
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", ["double", "Q4_K", "FP8"])
+def test_new_tokens_multiply_with_the_numbers_of_a_prompt(device, form, dtype):
+    """Dequantized strips have every rounding that the weights of other forwards have."""
+    bench = Bench(device, dtype, PROFILES["texture"])
+    (matrix,) = few_rows.in_one_range(
+        [few_rows.stored_weight(form, 141, 256)], Storage("group", "test", 256)
+    )
+    rng = np.random.default_rng(5)
+    x = bench.operand(rng.standard_normal((3, 256)))
+    residual = bench.float32(rng.standard_normal((3, 141)))  # so that results are not rounded
+    store = StripStore()
+    store.of_quantized(bench.graph, [matrix])
+    store.fill(bench.graph)
+    layer = Linear("layer", matrix, None, None)
+    new, old = (
+        linear(bench.graph, x, layer, batch, residual)
+        for batch in (strips.reading_strips(3, store), bench.batch_of(1, 3))
+    )
+    got, expected = bench.run(new, old)
+    assert "few_rows/strips.wgsl" in bench.shaders
+    bench.compare(got, expected)
+    assert bench.excess <= 1.0
 
 
 def test_strips_of_experts_are_refused(device):

@@ -13,10 +13,11 @@ from qlora_wgpu.ops.linear_group import linear_group
 from qlora_wgpu.ops.logits import logits_of_rows
 from qlora_wgpu.ops.modules import DenseMatrix, Head, Linear
 from qlora_wgpu.ops.strips import StripStore
+from qlora_wgpu.quant import QuantizedWeight
 from qlora_wgpu.reference import linear as reference
 from qlora_wgpu.selfcheck.cases.common import each, filled_adapter, normal
 from qlora_wgpu.selfcheck.cases.few_rows import in_one_range, new_tokens, stored_weight
-from qlora_wgpu.selfcheck.runner import Runner
+from qlora_wgpu.selfcheck.runner import Array, Runner
 
 
 def reading_strips(count: int, store: StripStore) -> BatchBuffers:
@@ -37,7 +38,7 @@ def reading_strips(count: int, store: StripStore) -> BatchBuffers:
     ("Q5_K", 256, 1, 0, True),
 )
 def check_strips(run: Runner, form: str, inner: int, rows: int, r: int, dense: bool) -> None:
-    """A quantized layer with bias and residual, of codes or of float32 (``dense``)."""
+    """A quantized layer with bias and residual, of codes or of numbers (``dense``)."""
     outer = 141
     spec = LinearSpec("model.layers.0.q_proj", outer, inner)
     adapter, parts = filled_adapter(LoraConfig(r=max(r, 1), lora_alpha=2 * max(r, 1)), [spec])
@@ -54,10 +55,15 @@ def check_strips(run: Runner, form: str, inner: int, rows: int, r: int, dense: b
     given = run.float32(residual)
     y = linear(run.graph, run.operand(x), layer, reading_strips(rows, store), given)
     (got,) = run.run(y)
-    w = stored.dequantize().astype(np.float64)
-    x = run.rounded(x)
+    w, x = _multiplied(run, stored, dense=dense), run.rounded(x)
     exact = reference.forward(x, w, bias, a, b, 2.0, np.ones_like(x)) + residual
     run.compare(got, exact, y.dtype)
+
+
+def _multiplied(run: Runner, stored: QuantizedWeight, *, dense: bool) -> Array:
+    """A quantized matrix as the products of strips have it."""
+    w = stored.dequantize().astype(np.float64)
+    return run.rounded_weight(w) if dense and run.graph.profile.textures else w
 
 
 @each((False, 8), (True, 0))
@@ -82,7 +88,7 @@ def check_strips_of_a_group(run: Runner, dense: bool, r: int) -> None:
     x = run.rounded(x)
     for index, (name, weight) in enumerate(zip(names, stored, strict=True)):
         a, b = (parts[n] * (r > 0) for n in parts if name in n)
-        w = weight.dequantize().astype(np.float64)
+        w = _multiplied(run, weight, dense=dense)
         exact = reference.forward(x, w, np.zeros(len(w)), a, b, 2.0, np.ones_like(x))
         run.compare(got[index], exact, ys[index].dtype)
 
