@@ -8,7 +8,7 @@ from typing import Literal
 
 from qlora_wgpu.data.formats import TrainOn
 
-Truncation = Literal["keep_start", "keep_end", "drop", "error"]
+Truncation = Literal["keep_start", "keep_end", "windows", "drop", "error"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,8 @@ class Preparation:
         columns: The row's own name of each key of its format, where it has another.
         train_on: The tokens that are learnt; see ``RowEncoder``.
         truncation: Treatment of longer rows: cut at the end (keep_start) or at the beginning
-            (keep_end), left out (drop), or an error.
+            (keep_end), left out (drop), an error, or of texts cut into several examples (windows),
+            where other rows are cut at the end.
         objective: What they are for: rows by themselves (sft), pairs of a chosen and a rejected
             answer (dpo, orpo), or answers that are good or bad (kto).
     """

@@ -174,6 +174,10 @@ class RowSource:
             if encoded is None:
                 continue
             tally.encoded(encoded, row_format)
+            has_windows = self._how.truncation == "windows" and row_format == "text"
+            if has_windows and self._weight and len(encoded.ids) > self._how.max_seq_length:
+                yield from self._text_windows(encoded)
+                continue
             cut = self._cut(encoded, where)
             if cut is None:
                 tally.too_long()
@@ -188,6 +192,15 @@ class RowSource:
             else:
                 tally.kept(is_cut=cut is not encoded)
                 yield cut
+
+    def _text_windows(self, encoded: Encoded) -> Iterator[Encoded]:
+        """A text whole, in as many examples as it takes; a last token by itself teaches nothing."""
+        limit, ids = self._how.max_seq_length, encoded.ids
+        begins = range(0, len(ids) - 1, limit)
+        self._tally.windows(len(begins))
+        for begin in begins:
+            part = ids[begin : begin + limit]
+            yield Encoded(part, list(part), self._tokenizer.decode(part, False))
 
     def _encoded(self, where: str, row: dict[str, Any], row_format: str) -> Encoded | None:
         """A row as tokens, or None where it holds nothing."""
@@ -216,7 +229,7 @@ class RowSource:
             )
         if truncation == "drop":
             return None
-        kept = slice(limit) if truncation == "keep_start" else slice(-limit, None)
+        kept = slice(-limit, None) if truncation == "keep_end" else slice(limit)
         ids = encoded.ids[kept]
         return Encoded(ids, encoded.labels[kept], self._tokenizer.decode(ids, False))
 

@@ -46,6 +46,7 @@ class Tally:
         self._empty: list[str] = []  # where the first of them stand
         self._same: list[str] = []  # where the first pairs of one answer stand
         self._num_same = self._num_weightless = 0
+        self._num_long_texts = self._num_windows = 0
         self._silent = 0  # rows in which the assistant says nothing
         self._silent_roles: set[str] = set()
         self._unknown_id = _unknown_id(tokenizer)
@@ -95,6 +96,11 @@ class Tally:
         """It is left out because its weight in the loss is 0."""
         self._count(without_labels=1)
         self._num_weightless += 1
+
+    def windows(self, count: int) -> None:
+        """It is a text that is cut into so many examples."""
+        self._num_long_texts += 1
+        self._num_windows += count
 
     def same_answers(self, where: str) -> None:
         """It is kept, a pair whose two answers are one and the same."""
@@ -174,9 +180,13 @@ class Tally:
             holds = rows(count, "holds nothing and was", "hold nothing and were")
             yield f"{holds} left out ({_places(self._empty, count)})"
         if count := counts.truncated:
-            where = "end" if self._how.truncation == "keep_start" else "beginning"
+            where = "beginning" if self._how.truncation == "keep_end" else "end"
             was = _fit(count, "was", "were")
             yield f"{rows(count, 'is', 'are')} longer than {within} and {was} cut at the {where}"
+        if count := self._num_long_texts:
+            was = _fit(count, "was", "were")
+            long = f"{rows(count, 'is', 'are')} longer than {within} and {was} cut into"
+            yield f"{long} {_fit(self._num_windows, '1 window', f'{self._num_windows:,} windows')}"
         if count := counts.dropped:
             was = _fit(count, "was", "were")
             yield f"{rows(count, 'is', 'are')} longer than {within} and {was} left out"

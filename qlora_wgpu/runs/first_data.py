@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.data import Dataset, Preparation, Tokenizer, load_dataset
+from qlora_wgpu.data import Dataset, Preparation, Tokenizer, load_dataset, row_format
 from qlora_wgpu.data.mixture import Joined
 from qlora_wgpu.data.objective_choice import chosen_objective
 from qlora_wgpu.data.prepared import learns
@@ -30,6 +30,7 @@ class FirstData:
         objective: What its rows are for.
         lengths: Tokens of each row, rising; of a pair, those of the longer answer.
         are_documents: Whether they are texts that are cut into windows.
+        are_texts: Whether each row is a text, which may be cut into several.
         length: Tokens of a row that nearly all fit in.
         limit: The most that the model was made for.
     """
@@ -38,6 +39,7 @@ class FirstData:
     objective: str
     lengths: list[int]
     are_documents: bool
+    are_texts: bool
     length: int
     limit: int
 
@@ -71,16 +73,27 @@ class FirstData:
         documents = any(
             Path(path).exists() and holds_documents(data_files(Path(path))) for path in paths
         )
-        length = _document_length(rows, limit) if documents else _row_length(rows, limit)
-        return cls(dataset, objective, rows, documents, length, limit)
+        texts = objective == "sft" and all(
+            row_format(path, tokenizer, how) == "text" for path in paths
+        )
+        length = _document_length(rows, limit) if texts or documents else _row_length(rows, limit)
+        return cls(dataset, objective, rows, documents, texts and not documents, length, limit)
 
-    @property
-    def windows(self) -> list[int]:
-        """Tokens of the rows that are learnt from: documents are cut into several."""
+    def windows(self, length: int) -> list[int]:
+        """Tokens of the rows that are learnt from: documents and texts are cut into several.
+
+        Args:
+            length: The most tokens of a row.
+        """
+        if self.are_texts:
+            starts = [
+                (n, begin) for n in self.lengths for begin in (0, *range(length, n - 1, length))
+            ]
+            return [min(length, n - begin) for n, begin in starts]
         if not self.are_documents:
             return self.lengths
-        full = sum(max(n // self.length, 1) for n in self.lengths)
-        return [min(self.length, self.lengths[-1])] * full
+        full = sum(max(n // length, 1) for n in self.lengths)
+        return [min(length, self.lengths[-1])] * full
 
     @property
     def is_packable(self) -> bool:
@@ -93,7 +106,7 @@ class FirstData:
         length = self.length
         first = sum(learns(example.labels[:length].tolist()) for example in self.dataset)
         last = sum(learns(example.labels[-length:].tolist()) for example in self.dataset)
-        return not self.are_documents and last > first
+        return not (self.are_documents or self.are_texts) and last > first
 
 
 def objective_of(paths: Sequence[str], columns: Mapping[str, str]) -> str:

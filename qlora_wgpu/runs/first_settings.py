@@ -108,13 +108,18 @@ def first_settings(
         total = room.target.total(planned)
         return total is not None and total <= room.nbytes
 
-    windows = data.windows
     batches = first_batches(
-        windows, data.length, data.limit, fits, is_cpu=room.is_cpu, packable=data.is_packable
+        data.windows(data.length),
+        data.length,
+        data.limit,
+        fits,
+        is_cpu=room.is_cpu,
+        packable=data.is_packable,
     )
     layers = pretrained.architecture.num_layers
     of = " and ".join(Path(path).name for path in paths)
-    title = f"{Path(model).name}, {layers} layers, on {len(windows):,} rows of {of}."
+    rows = len(data.windows(batches.length))
+    title = f"{Path(model).name}, {layers} layers, on {rows:,} rows of {of}."
     settings = [
         Setting("model.path", model),
         Setting("quant.scheme", "nf4", "4 bits a weight; none keeps frozen layers as they are"),
@@ -157,6 +162,9 @@ def _data(
         )
     longest = f"tokens; the longest row has {data.lengths[-1]:,}"
     settings.append(Setting("data.max_seq_length", batches.length, longest))
+    if data.are_texts and data.lengths[-1] > batches.length:
+        whole = "longer texts are learnt whole, in several rows"
+        settings.append(Setting("data.truncation", "windows", whole))
     if data.is_learnt_at_the_end:
         settings.append(Setting("data.truncation", "keep_end", "longer rows keep what is learnt"))
     mean = sum(data.lengths) / len(data.lengths)

@@ -46,6 +46,11 @@ def check_settings(settings: Config) -> None:
         raise ConfigError(
             "weights of rows are not trained in a browser: leave data.columns.weight out"
         )
+    if settings.data.truncation == "windows":
+        raise ConfigError(
+            "data.truncation = windows is not known to the page: set it to keep_start, or write "
+            "longer texts in several rows"
+        )
     if optim.lr_scheduler_type not in SCHEDULES:
         raise ConfigError(
             f"optim.lr_scheduler_type = {optim.lr_scheduler_type} is not known to the page: set "

@@ -59,6 +59,21 @@ def test_documents_are_cut_into_windows(place):
     assert f"on {len(used(place, 'long', data))} rows of" in text
 
 
+@pytest.mark.parametrize(("repeats", "length"), [(400, 1024), (4, 128)])
+def test_long_texts_of_rows_are_cut_into_windows(place, repeats, length):
+    """A row in fifty is longer than the rest, or all are longer than what a step should have."""
+    rows = [{"text": "the quick brown fox. " * repeats}] * 98
+    rows += [{"text": "the quick brown fox. " * 4 * repeats}]
+    (place / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text, data = fitted(place, "long", "texts.jsonl")
+    dataset = used(place, "long", data)
+    assert (data["truncation"], dataset.counts.truncated) == ("windows", 0)
+    assert data["max_seq_length"] == length or data["packing"]
+    assert f"on {len(dataset):,} rows of" in text
+    (place / "short.jsonl").write_text('{"text": "ab"}\n')
+    assert "truncation" not in fitted(place, "long", "short.jsonl")[1]
+
+
 @pytest.mark.parametrize(
     ("names", "held_out"), [(("train", "valid"), True), (("train", "test"), False)]
 )

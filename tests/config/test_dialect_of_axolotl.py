@@ -106,7 +106,7 @@ def test_axolotls_other_prompts_of_alpaca_are_told(place):
 @pytest.mark.parametrize(
     ("changes", "truncation", "is_told"),
     [
-        ({"datasets": [{"path": "o/n", "type": "completion"}]}, "keep_start", True),
+        ({"datasets": [{"path": "o/n", "type": "completion"}]}, "windows", False),
         ({"datasets": [{"path": "o/n", "type": "alpaca"}]}, "drop", False),
         ({"datasets": [{"path": "o/n", "type": "completion"},
                        {"path": "o/m", "type": "alpaca"}]}, "drop", True),

@@ -304,3 +304,34 @@ def test_prepared_data_that_was_changed_is_made_again(tmp_path, monkeypatch):
         assert json.loads((folder / "about.json").read_text()) == about
     (folder / "about.json").write_text("[" * 100_000)
     assert cached(rows).fingerprint == before
+
+
+def test_long_texts_are_learnt_whole_in_windows(tmp_path):
+    rows = [{"text": "abcdefghij"}, {"text": "xy"}, {"text": "abcdefgh"}]  # <s> and </s> beside
+    dataset = load(write(tmp_path / "a.jsonl", rows), max_seq_length=5, truncation="windows")
+    assert [len(e) for e in dataset] == [5, 5, 2, 4, 5, 5]
+    assert texts(dataset) == ["<s>abcd", "efghi", "j</s>", "<s>xy</s>", "<s>abcd", "efgh</s>"]
+    assert dataset.counts.rows == 3 and dataset.counts.truncated == 0
+    assert "a.jsonl: 2 of 3 rows are longer than max_seq_length=5 and were cut into 5 windows" in (
+        dataset.warnings
+    )
+    lone = [{"text": "abcdefghi"}]  # its </s> would stand alone, where nothing comes before it
+    one = load(write(tmp_path / "b.jsonl", lone), max_seq_length=5, truncation="windows")
+    assert texts(one) == ["<s>abcd", "efghi"]
+
+
+def test_a_window_weighs_what_its_row_does(tmp_path):
+    rows = [{"text": "abcdefghij", "w": 3}, {"text": "abcdefghij", "w": 0}, {"text": "xy", "w": 1}]
+    dataset = load(
+        write(tmp_path / "a.jsonl", rows), max_seq_length=5, truncation="windows",
+        columns={"weight": "w"},
+    )  # fmt: skip
+    assert [e.weight for e in dataset] == [3, 3, 3, 1]
+
+
+def test_rows_with_an_answer_are_no_windows(tmp_path):
+    dataset = load(write(tmp_path / "a.jsonl", LONG), max_seq_length=5, truncation="windows")
+    assert texts(dataset) == ["cd", "x</s>"]
+    assert "a.jsonl: 1 of 2 rows is longer than max_seq_length=5 and was cut at the end" in (
+        dataset.warnings
+    )

@@ -216,6 +216,7 @@ def test_the_page_names_no_other_server(written):
         ("lora.trainable_token_indices=[1]", "lora.trainable_token_indices"),
         ("lora.modules_to_save=[lm_head]", "lora.modules_to_save"),
         ("optim.name=lion", "optim.name = lion is not trained in a browser"),
+        ("data.truncation=windows", "data.truncation = windows is not known to the page"),
         ("train.objective=kto", "train.objective = kto is not trained in a browser"),
         ("train.objective=orpo", "train.objective"),
         ("lora.init_from=elsewhere", "lora.init_from"),

@@ -137,9 +137,10 @@ def _convert_long_rows(draft: Draft, sources: list[Source]) -> None:
         draft.set("data.truncation", _LONG_ROWS[strategy], "excess_length_strategy")
     texts = [source for source in sources if source.rows.format == "text"]
     if texts:
-        draft.notes.append(f"longer texts are cut into windows of sequence_len: {ONE_WINDOW}")
         if len(texts) == len(sources):
-            draft.set("data.truncation", "keep_start", "of longer texts one window is learnt")
+            draft.set("data.truncation", "windows", "longer texts are cut into several")
+        else:
+            draft.notes.append(f"longer texts are cut into windows of sequence_len: {ONE_WINDOW}")
 
 
 def _listed(value: Any) -> list[Any]:

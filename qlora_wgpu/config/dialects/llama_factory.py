@@ -9,7 +9,6 @@ from typing import Any
 from qlora_wgpu.config.dialects import hugging_face, new_tokens, preferences
 from qlora_wgpu.config.dialects.draft import Dialect, Draft
 from qlora_wgpu.config.dialects.rows import (
-    ONE_WINDOW,
     PACKED_APART,
     RowsOf,
     Source,
@@ -131,8 +130,10 @@ def _convert_packing(draft: Draft, *, documents: bool) -> None:
     packing, neat = draft.take("packing"), draft.take("neat_packing", False)
     if documents and packing is not False:
         draft.set("data.packing", True, "packing, or stage: pt")
+        draft.set("data.truncation", "windows", "stage: pt")
         draft.notes.append(
-            f"stage: pt learns all texts as one, cut every cutoff_len tokens: {ONE_WINDOW}"
+            "stage: pt learns all texts as one, cut every cutoff_len tokens; here each text is cut "
+            "by itself, and what is packed does not see each other"
         )
     elif packing or neat:
         draft.set("data.packing", True, "neat_packing" if neat else "packing")

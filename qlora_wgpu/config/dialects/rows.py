@@ -11,8 +11,7 @@ from qlora_wgpu.config.dialects.draft import Draft
 from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES, is_inline_template
 
 ONE_WINDOW = (
-    "here a row of text is one example, of which what is longer than data.max_seq_length is not "
-    "learnt; a .txt is cut into windows"
+    "here data.truncation is of all rows; with windows texts are cut so, and other rows at the end"
 )
 PACKED_APART = "rows packed into one sequence see each other there; here they do not"
 

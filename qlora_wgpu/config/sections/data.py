@@ -85,10 +85,11 @@ class DataConfig(Section):
         "(auto, assistant), the last turn alone (last_turn, completion), or everything (all; rows "
         "of text always).",
     )
-    truncation: Literal["keep_start", "keep_end", "drop", "error"] = Field(
+    truncation: Literal["keep_start", "keep_end", "windows", "drop", "error"] = Field(
         "keep_start",
         description="Treatment of rows longer than max_seq_length: cut at the end, cut at the "
-        "beginning, left out, or an error.",
+        "beginning, cut into several (windows; rows of text alone, others at the end), left out, "
+        "or an error.",
     )
     packing: bool = Field(
         False,
