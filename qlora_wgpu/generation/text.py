@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.data.masking import common_prefix
@@ -35,7 +35,11 @@ class TextStream:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stop: Collection[str] = (), context: Sequence[int] = ()
+        self,
+        tokenizer: Tokenizer,
+        stop: Collection[str] = (),
+        context: Sequence[int] = (),
+        shown: Mapping[int, str] | None = None,
     ) -> None:
         """Begins with no token.
 
@@ -43,13 +47,16 @@ class TextStream:
             tokenizer: The model's tokenizer.
             stop: Strings that end the text, which are no part of it; empty ones end nothing.
             context: Tokens of the text that they go on with.
+            shown: Special tokens that are part of the text, and what they are there.
         """
         self.text = ""
         self.stopped = False
         self._tokenizer = tokenizer
         self._stop = [each for each in stop if each]
         self._context = context
+        self._special = shown or {}
         self._ids: list[int] = []
+        self._before, self._first = "", 0  # the text up to the last special token, and past it
         self._shown = 0
 
     @property
@@ -60,7 +67,9 @@ class TextStream:
     def push(self, token: int) -> str:
         """Takes a token; what can be shown by now and was not."""
         self._ids.append(token)
-        self.text = continuation(self._tokenizer, self._context, self._ids)
+        if token in self._special:
+            self._before, self._first = self._decoded(-1) + self._special[token], self.count
+        self.text = self._decoded(self.count)
         ends = [place for each in self._stop if (place := self.text.find(each)) >= 0]
         if ends:
             self.stopped, self.text = True, self.text[: min(ends)]
@@ -69,8 +78,12 @@ class TextStream:
         # the beginning of the end is held back, too.
         if self.text.endswith("\ufffd"):
             return ""
-        held = max((_beginning(self.text, each) for each in self._stop), default=0)
+        held = max((beginning(self.text, each) for each in self._stop), default=0)
         return self._show(len(self.text) - held)
+
+    def _decoded(self, end: int) -> str:
+        context = () if self._first else self._context
+        return self._before + continuation(self._tokenizer, context, self._ids[self._first : end])
 
     def rest(self) -> str:
         """What was held back, once no token follows."""
@@ -81,7 +94,7 @@ class TextStream:
         return self.text[shown : self._shown]
 
 
-def _beginning(text: str, stop_text: str) -> int:
+def beginning(text: str, other: str) -> int:
     """The number of characters at the end of a text that begin another one."""
-    sizes = range(min(len(stop_text), len(text)), 0, -1)
-    return next((n for n in sizes if text.endswith(stop_text[:n])), 0)
+    sizes = range(min(len(other), len(text)), 0, -1)
+    return next((n for n in sizes if text.endswith(other[:n])), 0)

@@ -94,8 +94,8 @@ def read_common(body: Any, known: Collection[str], defaults: Mapping[str, Any]) 
     }
 
 
-def flag(body: Mapping[str, Any], name: str) -> bool:
-    """A truth value, false by default.
+def flag(body: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
+    """A truth value.
 
     Raises:
         DataError: If it is something else.
@@ -103,7 +103,7 @@ def flag(body: Mapping[str, Any], name: str) -> bool:
     value = body.get(name)
     if value is not None and not isinstance(value, bool):
         raise DataError(f"'{name}' must be true or false")
-    return bool(value)
+    return default if value is None else value
 
 
 def number_of_logprobs(name: str, value: Any) -> int:

@@ -13,9 +13,9 @@ from qlora_wgpu.serving.asked import Asked, flag, number_of_logprobs, read_commo
 
 _KNOWN = {
     "messages", "max_completion_tokens", "logprobs", "top_logprobs", "tools", "tool_choice",
+    "parallel_tool_calls",
 }  # fmt: skip
 _DEFAULTS: Mapping[str, Any] = {
-    "parallel_tool_calls": True,
     "response_format": {"type": "text"},
     "modalities": ["text"],
 }
@@ -28,10 +28,12 @@ class ChatRequest(Asked):
     Attributes:
         messages: The conversation.
         tools: JSON schemas of functions that the model may call, if there are any.
+        several_calls: Whether an answer may have more than one call.
     """
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None
+    several_calls: bool
 
     @classmethod
     def read(cls, body: Any) -> ChatRequest:
@@ -48,6 +50,7 @@ class ChatRequest(Asked):
             logprobs=_logprobs(body),
             messages=[_with_arguments(message) for message in messages],
             tools=_tools(body),
+            several_calls=flag(body, "parallel_tool_calls", default=True),
         )
 
 
@@ -62,10 +65,16 @@ def _logprobs(body: Mapping[str, Any]) -> int | None:
 
 def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     tools, choice = body.get("tools"), body.get("tool_choice")
-    if tools is not None and not (
-        isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
-    ):
-        raise DataError("'tools' must be a list of objects")
+    if tools is not None and not isinstance(tools, list):
+        raise DataError("'tools' must be a list of functions")
+    for number, tool in enumerate(tools or (), start=1):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str) or not name or tool.get("type") != "function":
+            raise DataError(
+                f"tool {number} is no function: it must be an object with the type 'function' and "
+                "a 'function' that has a 'name'"
+            )
     if choice not in (None, "auto", "none"):
         raise ConfigError(
             f"tool_choice = {brief(choice)} is not computed here, only 'auto' and 'none': a model "

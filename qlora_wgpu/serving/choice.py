@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from qlora_wgpu.serving.forms import Form, Object, Told
+from qlora_wgpu.serving.calls import CallReader
+from qlora_wgpu.serving.forms import Form, Object, Told, pieces_of_call, whole_call
 from qlora_wgpu.serving.writer import Answer, Piece
 
 _REASONS = {"stop": "stop", "length": "length", "cancelled": "stop"}
@@ -26,6 +27,9 @@ class Choice:
         self.tokens = 0
         self._number, self._answer, self._form = number, answer, form
         self._text = ""
+        offered = answer.wanted.offered
+        self._reader = None if offered is None else CallReader(offered)
+        self._calls: list[Object] = []
         self._reason: str | None = None
         self._ids: list[int] = []
         self._told: list[Told] = []
@@ -43,20 +47,42 @@ class Choice:
 
     def take(self, piece: Piece) -> list[Object]:
         """Takes what has come; what is sent of it where it is streamed."""
-        self._text += piece.text
         self.tokens = piece.tokens
         new = self._new_told(piece)
-        parts: list[Object] = []
-        if piece.text or new:
-            parts.append(self._choice(self._form.piece(piece.text), new, None))
+        made = self._made_of(piece)
+        if new and not made:
+            made = [self._form.piece("")]
+        parts = [self._choice(each, new if each is made[0] else None, None) for each in made]
         if piece.finish_reason is not None:
-            self._reason = _REASONS[piece.finish_reason]
+            called = self._calls and piece.finish_reason != "length"
+            self._reason = "tool_calls" if called else _REASONS[piece.finish_reason]
             parts.append(self._choice(self._form.piece(""), None, self._reason))
         return parts
 
     def whole(self) -> Object:
         """All of it."""
-        return self._choice(self._form.all_of(self._text), self._told, self._reason)
+        return self._choice(self._form.all_of(self._text, self._calls), self._told, self._reason)
+
+    def _made_of(self, piece: Piece) -> list[Object]:
+        """What of the choice has come: text, and calls of functions."""
+        if self._reader is None:
+            self._text += piece.text
+            return [self._form.piece(piece.text)] if piece.text else []
+        read = self._reader.push(piece.text)
+        if piece.finish_reason is not None:
+            read += self._reader.end()
+        made: list[Object] = []
+        for each in read:
+            if isinstance(each, str):
+                self._text += each
+                made.append(self._form.piece(each))
+                continue
+            call = whole_call(each, self._reader.new_id())
+            made += pieces_of_call(len(self._calls), call)
+            self._calls.append(call)
+        if self._reader.ended:
+            self._answer.is_wanted = False
+        return made
 
     def _new_told(self, piece: Piece) -> list[Told]:
         tokenizer, context = self._answer.served.written.tokenizer, self._answer.wanted.context

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.generation.text import continuation
 from qlora_wgpu.generation.token_logprobs import TokenLogprobs
+from qlora_wgpu.serving.call_formats import Call
 
 Object = dict[str, Any]
 
@@ -31,7 +32,7 @@ class Form(Protocol):
     def piece(self, text: str) -> Object:
         """What of a choice has come."""
 
-    def all_of(self, text: str) -> Object:
+    def all_of(self, text: str, calls: Sequence[Object] = ()) -> Object:
         """A choice that has ended."""
 
     def logprobs(self, tokens: Sequence[Told]) -> Object:
@@ -80,9 +81,12 @@ class ChatForm:
         """More of the turn."""
         return {"delta": {"content": text} if text else {}}
 
-    def all_of(self, text: str) -> Object:
+    def all_of(self, text: str, calls: Sequence[Object] = ()) -> Object:
         """The turn."""
-        return {"message": {"role": "assistant", "content": text}}
+        message: Object = {"role": "assistant", "content": text}
+        if calls:
+            message |= {"content": text or None, "tool_calls": list(calls)}
+        return {"message": message}
 
     def logprobs(self, tokens: Sequence[Told]) -> Object:
         """Tokens with their likeliest alternatives."""
@@ -107,7 +111,7 @@ class TextForm:
         """More of the text."""
         return {"text": text}
 
-    def all_of(self, text: str) -> Object:
+    def all_of(self, text: str, calls: Sequence[Object] = ()) -> Object:
         """The text."""
         return {"text": text}
 
@@ -119,6 +123,20 @@ class TextForm:
             "top_logprobs": [dict(reversed(each.others)) for each in tokens],
             "text_offset": [each.offset for each in tokens],
         }
+
+
+def whole_call(call: Call, identity: str) -> Object:
+    """A call of a function."""
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": identity, "type": "function", "function": function}
+
+
+def pieces_of_call(number: int, call: Object) -> list[Object]:
+    """What of a choice has come with a call, where it is streamed: the name, then the arguments."""
+    function = call["function"]
+    begun = {"index": number, **call, "function": {**function, "arguments": ""}}
+    rest = {"index": number, "function": {"arguments": function["arguments"]}}
+    return [{"delta": {"tool_calls": [each]}} for each in (begun, rest)]
 
 
 def _likely(text: str, logprob: float) -> Object:

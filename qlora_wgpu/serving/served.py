@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from qlora_wgpu.data import PromptFormat
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.serving.asked import Asked
+from qlora_wgpu.serving.call_formats import call_format
+from qlora_wgpu.serving.calls import Offered, names_of
 from qlora_wgpu.serving.chat_request import ChatRequest
 from qlora_wgpu.serving.completion_request import CompletionRequest, Prompt
 
@@ -46,7 +48,22 @@ class Served:
                 "them: leave 'tools' out"
             )
         ids = self.written.ids(asked.messages, asked.tools)
-        return Wanted(ids, self.written.stop_ids, self.written.stop_text, ())
+        offered = None if template is None else self._offered(asked, template.source)
+        return Wanted(ids, self.written.stop_ids, self.written.stop_text, (), offered)
+
+    def _offered(self, asked: ChatRequest, template: str) -> Offered | None:
+        """What calls are read by, where there are tools and the template shows how."""
+        form = call_format(template)
+        if form is None or not asked.tools:
+            return None
+        return Offered(form, names_of(asked.tools), asked.several_calls)
+
+    def markers(self, offered: Offered | None) -> dict[int, str]:
+        """Special tokens that calls are told by."""
+        tokenizer = self.written.tokenizer
+        known = () if offered is None else offered.form.markers
+        ids = ((tokenizer.token_id(marker), marker) for marker in known)
+        return {i: marker for i, marker in ids if i is not None and not tokenizer.decode([i])}
 
     def _text(self, prompt: Prompt) -> Wanted:
         text = PromptFormat.text(self.written.tokenizer)
@@ -63,9 +80,11 @@ class Wanted:
         stop_ids: Tokens that end it.
         stop_text: A text that does, if there is one.
         context: Tokens that its text goes on with; none where it begins one.
+        offered: Functions that it may call, where calls can be told from text.
     """
 
     prompt_ids: list[int]
     stop_ids: Collection[int]
     stop_text: str
     context: Sequence[int]
+    offered: Offered | None = None

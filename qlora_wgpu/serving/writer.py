@@ -58,7 +58,9 @@ class Answer:
         self.is_wanted = True
         self._text: Text | None = None
         stops = (*asked.stop, wanted.stop_text)
-        self._stream = TextStream(served.written.tokenizer, stops, wanted.context)
+        self._stream = TextStream(
+            served.written.tokenizer, stops, wanted.context, served.markers(wanted.offered)
+        )
         self._sent = 0
         self._loop = asyncio.get_running_loop()
         self._begun: asyncio.Future[None] = self._loop.create_future()
@@ -219,8 +221,8 @@ class Writer:
                 stop_ids=answer.wanted.stop_ids,
                 logprobs=asked.logprobs,
             )
-        except QLoRAError as err:
-            answer.fail(err)
+        except Exception as err:  # the thread is all requests'
+            answer.fail(told(err))
             return
         answer.begin(text)
         self._growing.append(answer)
@@ -229,9 +231,24 @@ class Writer:
         try:
             if not self._engine.is_idle:
                 self._engine.step()
-        except QLoRAError as err:
+        except Exception as err:
             for answer in self._growing:
-                answer.fail(err)
+                answer.fail(told(err))
             self._growing = []
             return
-        self._growing = [answer for answer in self._growing if not answer.read()]
+        self._growing = [answer for answer in self._growing if not self._is_read(answer)]
+
+    def _is_read(self, answer: Answer) -> bool:
+        """Takes in what there is of an answer; whether it has ended."""
+        try:
+            return answer.read()
+        except Exception as err:  # which concerns no other
+            answer.fail(told(err))
+            return True
+
+
+def told(err: Exception) -> QLoRAError:
+    """An error as clients are told of it, with its kind where nobody foresaw it."""
+    if isinstance(err, QLoRAError):
+        return err
+    return QLoRAError(f"the answer could not be written ({type(err).__name__}: {err})")

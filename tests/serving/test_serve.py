@@ -126,7 +126,11 @@ def test_models_are_listed(url):
         ({"messages": []}, 400, "'messages' must be"),
         ({"messages": [{"role": "user"}]}, 400, "needs 'content'"),
         ({"n": 0}, 400, "n must be from 1 to 64"),
-        ({"tools": [{"type": "function"}]}, 400, "tools are not written by the model's chat"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f"}}]},
+            400,
+            "tools are not written by the model's chat",
+        ),
         ({"tools": {}, "tool_choice": "required"}, 400, "'tools' must be a list"),
         ({"tool_choice": "required"}, 400, "a model is not made to call a function"),
         ({"presence_penalty": 0.5}, 400, "is not computed here; repetition_penalty is"),
@@ -173,3 +177,17 @@ def test_a_request_must_be_an_object():
         ChatRequest.read([])
     with pytest.raises(ConfigError, match="not known"):
         ChatRequest.read({"model": "m", "messages": TALK, "unknown": 1})
+
+
+def test_what_nobody_foresaw_is_told_and_others_go_on(url, monkeypatch):
+    with monkeypatch.context() as broken:
+        broken.setattr("qlora_wgpu.generation.growing_text.Text.take", lambda *_: 1 / 0)
+        status, text = post(url, {"model": "tiny", "messages": TALK})
+        assert status == 500
+        assert json.loads(text)["error"]["message"].endswith(
+            "(ZeroDivisionError: division by zero)"
+        )
+    with monkeypatch.context() as broken:
+        broken.setattr("qlora_wgpu.generation.text.TextStream.push", lambda *_: 1 / 0)
+        assert post(url, {"model": "tiny", "messages": TALK})[0] == 500
+    assert ask(url, max_tokens=2)["choices"]
