@@ -9,7 +9,8 @@ An operand is declared by how many neighbouring elements it is read or written a
 float16, in a buffer or in a texture, is not the shader's business. Inputs also have ``raw_x(i)``,
 the elements as they are stored (a ``Raw_x``), ``unpack_x(raw)``, and ``broadcast_x_3(v)``, what
 invocation 3 of the subgroup has loaded. Those of eight also have ``halves_x(raw)``, the same as
-float16, and ``beyond_x(raw)``, how many of them are finite and larger than that takes.
+float16, and ``beyond_x(raw)``, how many of them are finite and larger than that takes. Outputs
+also have ``rounded_y(v)``, what a load gives of ``v`` once it is stored.
 
 Words after the width narrow that down:
 
@@ -196,6 +197,15 @@ class Operand:
             f"fn halves_{name}(raw: {stored}) -> vec4<u32> {{ return {halves}; }}\n"
             f"fn beyond_{name}(raw: {stored}) -> u32 {{ return {beyond}; }}"
         )
+
+    def rounded(self, bound: Bound | None) -> str:
+        """``rounded_y``."""
+        if bound is None:
+            return ""
+        value, types = _VALUE[self.width], (_PACKED[bound.dtype], _UNPACKED[bound.dtype])
+        packed, unpacked = (each[self.width] for each in types)
+        body = "" if bound.dtype == "float32" else f"let raw = {packed}; return {unpacked};"
+        return f"fn rounded_{self.name}(v: {value}) -> {value} {{ {body or 'return v;'} }}"
 
     def broadcast(self, bound: Bound | None) -> str:
         """``broadcast_x``, which needs subgroups."""

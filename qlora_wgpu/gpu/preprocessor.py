@@ -126,6 +126,8 @@ class Source:
                 functions.append(operand.broadcast(bound))
             if f"halves_{operand.name}(" in code:
                 functions.append(operand.halves(bound))
+            if f"rounded_{operand.name}(" in code:
+                functions.append(operand.rounded(bound))
         return functions
 
     def _file(self, path: str) -> str:

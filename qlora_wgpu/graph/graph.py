@@ -202,17 +202,24 @@ class Graph:
             launch.specialize()
         return launch.tensors[beside]
 
+    def last_made(self, path: str, made: Tensor) -> Launch | None:
+        """The last launch, if it is of that shader and made a tensor."""
+        if not self.launches or self.launches[-1].path != path:
+            return None
+        if made.storage is not None or made not in self.launches[-1].written():
+            return None
+        return self.launches[-1]
+
     def take_back(self, path: str, made: Tensor) -> Launch | None:
         """The last launch, if it is of that shader and made a tensor: for a kernel that does both.
 
         It will not run; whoever takes it writes the tensor, or knows that nobody else reads it.
         """
-        if not self.launches or self.launches[-1].path != path:
-            return None
-        if made.storage is not None or made not in self.launches[-1].written():
-            return None
-        self._tape.taken_back()
-        return self.launches.pop()
+        launch = self.last_made(path, made)
+        if launch is not None:
+            self._tape.taken_back()
+            self.launches.pop()
+        return launch
 
     # -- reverse mode ----------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.rowwise import row_constants, row_workgroups
 from qlora_wgpu.ops.batch import BatchBuffers
+from qlora_wgpu.ops.rotated_append import append_rotated
 from qlora_wgpu.ops.tensor import converted
 
 
@@ -16,12 +17,17 @@ def append(
 ) -> None:
     """Stores keys and values of new tokens behind those of their texts that are there.
 
+    Of one new token of each text, whose keys nobody else reads, that is a part of the launch that
+    rotates them, if it was the last one.
+
     Raises:
         GraphError: If they are of another width, or the batch has no cache.
     """
     (k, v), (keys, values), cache = pair, layer, batch.cache
     if cache is None or not k.columns == v.columns == keys.columns == values.columns:
         raise GraphError(f"kv_cache: {k} and {v} do not fit {keys}")
+    if batch.decodes and append_rotated(g, pair, layer, batch):
+        return
     k, v = converted(g, k, keys.dtype), converted(g, v, values.dtype)
     words = k.nbytes // 16 // k.rows
     g.launch(

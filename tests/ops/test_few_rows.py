@@ -6,11 +6,13 @@ from support.harness import PROFILES, VARIANTS, Bench
 
 from qlora_wgpu.graph.graph import GraphError
 from qlora_wgpu.graph.tensor import Storage
-from qlora_wgpu.kernels.few_rows import FewRows
+from qlora_wgpu.kernels.few_rows import FEW_ROWS, FewRows
 from qlora_wgpu.kernels.lora import Lora
+from qlora_wgpu.kernels.norm_down import norm_and_down
 from qlora_wgpu.ops.few_rows import readable
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
+from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.selfcheck.cases import few_rows as cases
 from qlora_wgpu.selfcheck.cases.common import arguments_of
 
@@ -79,6 +81,40 @@ def test_a_row_has_the_same_bits_beside_any_others(device, profile, form):
     together = made(range(19))
     for rows in ([4], [18, 4], range(3, 11), range(2, 19)):
         assert np.array_equal(made(list(rows)), together[list(rows)]), rows
+
+
+@pytest.mark.parametrize("arguments", arguments_of(cases.check_norm_and_down))
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+def test_a_norm_and_the_adapters_first_half(device, profile, dtype, arguments):
+    bench = Bench(device, dtype, PROFILES[profile])
+    cases.check_norm_and_down(bench, *arguments)
+    assert bench.excess <= 1.0
+    together = {"rms_norm/down.wgsl"} if profile != "cpu" else {"rms_norm/forward.wgsl"}
+    assert {path for path in bench.shaders if path.startswith("rms_norm/")} == together
+
+
+@pytest.mark.parametrize("profile", ["texture", "gpu"])
+def test_a_norm_and_the_adapters_first_half_have_the_bits_of_either(device, profile):
+    """However many rows there are."""
+    random = np.random.default_rng(4)
+    x, weight = random.standard_normal((5, 1100)), 1 + random.standard_normal(1100)
+    a = random.standard_normal((13, 1100))
+
+    def made(rows, *, apart):
+        bench = Bench(device, "bfloat16", PROFILES[profile])
+        g = bench.graph
+        y = rms_norm(g, bench.float32(x[rows]), bench.float32(weight), 1e-5)
+        u = g.float32("u", len(rows), len(a))
+        if apart:
+            FEW_ROWS.launch(g, FewRows(y, bench.float32(a), (u,), scale=0.5))
+        else:
+            assert norm_and_down(g, y, bench.float32(a), u, 0.5)
+        return bench.run_bits(y, u)
+
+    every = list(range(5))
+    for rows in (every, [3], [1, 4]):
+        for got, exact in zip(made(rows, apart=False), made(every, apart=True), strict=True):
+            assert np.array_equal(got, exact[rows])
 
 
 def test_matrices_in_several_places_are_dequantized_first(device):

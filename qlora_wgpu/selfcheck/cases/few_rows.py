@@ -18,12 +18,14 @@ from qlora_wgpu.ops.linear_group import linear_group
 from qlora_wgpu.ops.logits import logits_of_rows
 from qlora_wgpu.ops.modules import DenseMatrix, Head, Linear
 from qlora_wgpu.ops.quantized import QuantizedMatrix
+from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.quant import QuantizedWeight, quantize_nf4
 from qlora_wgpu.reference import linear as reference
-from qlora_wgpu.selfcheck.cases.common import each, filled_adapter, normal
+from qlora_wgpu.reference import rms_norm as rms_norm_reference
+from qlora_wgpu.selfcheck.cases.common import each, filled_adapter, normal, uneven
 from qlora_wgpu.selfcheck.cases.formats import FORMS, random_weight
 from qlora_wgpu.selfcheck.cases.groups import in_one_storage
-from qlora_wgpu.selfcheck.runner import Runner
+from qlora_wgpu.selfcheck.runner import Runner, rounded
 
 
 def new_tokens(count: int, past: int = 0) -> BatchBuffers:
@@ -127,6 +129,27 @@ def check_few_rows_of_a_group(
         w = weight.dequantize().astype(np.float64)
         exact = reference.forward(x, w, biases[index], a, b, 2.0, np.ones_like(x))
         run.compare(got[index], exact, ys[index].dtype)
+
+
+@each((72, 3, 5, False), (1200, 1, 16, False), (40, 2, 8, True))
+def check_norm_and_down(run: Runner, inner: int, rows: int, r: int, of_operand: bool) -> None:
+    """The norm of a layer's input, with the adapter's u of it: rows of unlike sizes."""
+    outer = 24
+    spec = LinearSpec("model.layers.0.q_proj", outer, inner)
+    adapter, parts = filled_adapter(LoraConfig(r=r, lora_alpha=2 * r), [spec])
+    w, h = run.rounded_weight(normal("w", outer, inner)), uneven("h", rows, inner)
+    matrix = DenseMatrix(outer, inner, ((0, run.weight(w)),))
+    weight = rounded(1 + 0.1 * normal("norm", inner), "float32")
+    given, h = (run.operand(h), run.rounded(h)) if of_operand else (run.float32(h), h)
+    x = rms_norm(run.graph, given, run.float32(weight), 1e-5)
+    layer = Linear(spec.name, matrix, None, adapter.loras[spec.name])
+    y = linear(run.graph, x, layer, new_tokens(rows), float32=True)
+    got_x, got_y = run.run(x, y)
+    normed = rms_norm_reference.forward(rounded(h, "float32"), weight, 1e-5)
+    run.compare(got_x, normed, x.dtype, by_row=True)
+    a, b = parts.values()
+    exact = reference.forward(got_x, w, np.zeros(outer), a, b, 2.0, np.ones_like(got_x))
+    run.compare(got_y, exact)
 
 
 def check_logits_of_a_prompt(run: Runner) -> None:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 
+from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.model.batch_encoding import encode_batch
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
+from qlora_wgpu.ops.cached_attention import append
 from qlora_wgpu.ops.causal_conv import causal_conv
 from qlora_wgpu.ops.gated_delta import gated_delta_rule
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
+from qlora_wgpu.ops.qk_norm import qk_norm
+from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.ops.short_conv import short_conv
 from qlora_wgpu.reference import attention as reference
 from qlora_wgpu.reference import causal_conv as reference_causal
 from qlora_wgpu.reference import gated_delta as reference_delta
+from qlora_wgpu.reference import rms_norm as rms_norm_reference
+from qlora_wgpu.reference import rope as rope_reference
 from qlora_wgpu.reference import short_conv as reference_conv
-from qlora_wgpu.selfcheck.cases.common import each, normal, of_halves
-from qlora_wgpu.selfcheck.runner import Runner
+from qlora_wgpu.selfcheck.cases.common import each, normal, of_halves, uneven
+from qlora_wgpu.selfcheck.runner import ROUNDING, Array, Runner, rounded
 
 
 def _batch(cache: KVCache, tokens: int, past: int, padding: int = 0) -> BatchBuffers:
@@ -122,3 +128,67 @@ def check_cached_attention(
     mask = np.ones((1, total), np.int64)
     exact = reference.forward(q, k, v, mask, head_dim, scale, window, softcap, sinks)
     run.compare(got, exact, outputs[0].dtype, inner=of_halves(run))
+
+
+@each(
+    (64, 64, True, False, False),
+    (40, 16, False, False, True),
+    (24, 16, True, True, False),
+    (16, 16, False, True, True),
+    (40, 32, True, False, True),
+)
+def check_rotated_append(
+    run: Runner, head_dim: int, rotary_dim: int, has_norms: bool, by_rows: bool, alone: bool
+) -> None:
+    """Queries and keys of three texts at unlike places, rotated, and what is kept of them.
+
+    Args:
+        run: Where it runs.
+        head_dim: Elements of a head.
+        rotary_dim: How many of them are rotated.
+        has_norms: Whether heads are normalized before.
+        by_rows: Whether the rows of the table are told.
+        alone: Whether keys are rotated apart from queries.
+    """
+    g, capacity, past, places = run.graph, 5, np.array([[3], [0], [4]]), np.array([[1], [3], [0]])
+    batch = make_batch_buffers(3, 1, CacheView(cache := KVCache(capacity, 4)))
+    ids = np.zeros((3, 1), np.int64)
+    batch.storage.data = encode_batch(batch, ids, ids + 1, past=past, places=places)
+    table = normal("table", capacity, rotary_dim // 2, 2)
+    rows = np.array([2, 2, 1]) if by_rows else past.ravel()
+    numbers = Storage("rows", "check", 12, rows.astype(np.uint32))
+    told = vector("rows", 3, "uint32", numbers) if by_rows else None
+    q, k = uneven("q", 3, 6 * head_dim), uneven("k", 3, 2 * head_dim)
+    v = normal("v", 3, 2 * head_dim)
+    weights = [rounded(normal(f"{name} weight", head_dim), "float32") for name in "qk"]
+    given, ys = [run.operand(q), run.operand(k)], []
+    if has_norms:
+        pairs = zip(given, weights, strict=True)
+        given = [qk_norm(g, x, run.float32(weight), 1e-5) for x, weight in pairs]
+    constant = g.constant("table", table.astype(np.float32))
+    for some in (given[:1], given[1:]) if alone else (given,):
+        ys += rope(g, some, constant, batch, head_dim, rotary_dim, rows=told)
+    assert batch.cache is not None
+    layer = batch.cache.next_layer(run.dtype, v.shape[1], g.max_binding * g.profile.textures)
+    append(g, (ys[1], run.operand(v)), layer, batch)
+    got_q, *kept = run.run(ys[0], *cache.layers[0])
+    xs = [run.rounded(q), run.rounded(k)]
+    if has_norms:
+        normed = [_normed(x, weight) for x, weight in zip(xs, weights, strict=True)]
+        xs = [run.rounded(x) for x in normed]
+    turned = [rope_reference.forward(x, rows, table, head_dim, rotary_dim) for x in xs]
+    # A norm that is off by float32's sums may be rounded to its neighbour.
+    neighbour = ROUNDING[run.dtype] * 2.0 * has_norms
+    run.compare(got_q, turned[0], run.dtype, by_row=True, inner=neighbour)
+    at = (places * capacity + past).ravel()
+    for got, exact, inner in zip(kept, (turned[1], run.rounded(v)), (neighbour, 0.0), strict=True):
+        expected = np.zeros_like(got)
+        expected[at] = exact
+        run.compare(got[at], exact, run.dtype, by_row=True, inner=inner)
+        run.compare_exactly(got[expected == 0], expected[expected == 0])
+
+
+def _normed(x: Array, weight: Array) -> Array:
+    """RMSNorm of each head."""
+    heads = x.reshape(-1, len(weight))
+    return rms_norm_reference.forward(heads, weight, 1e-5).reshape(x.shape)

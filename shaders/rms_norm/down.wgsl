@@ -1,0 +1,81 @@
+// y = x · rstd · weight, as rms_norm/forward.wgsl makes it, and of what is stored of it
+// u = scale · y · aᵀ, for few rows: the norm of a linear layer's input and its LoRA's u.
+//
+// x, y (rows, columns), weight (columns), a (ranks, columns), u (rows, ranks) float32, its padding
+// zeros. THREADS invocations make eight columns of a row's u; each workgroup makes the norm anew,
+// and the first one stores it. Launcher: kernels/norm_down.py.
+//#include common/row_reduce.wgsl
+
+struct Params {
+    columns: u32,
+    stride: u32,
+    a_stride: u32,
+    u_stride: u32,
+    ranks: u32,
+    eps: f32,
+    scale: f32,
+}
+
+@group(0) @binding(0) var<uniform> params: Params;
+//#input 1 x: 8
+//#input 2 weight: 8 float32
+//#output 3 y: 8
+//#input 4 a: 8
+//#output 5 u: 4 float32
+
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
+    let rank = 8u * place.x;
+    let thread = local.x;
+    let base = place.y * params.stride;
+    var total = 0.0;
+    for (var i = thread; i < params.stride; i += THREADS) {
+        let v = load_x(base + i);
+        total += dot8(v, v);
+    }
+    let r = inverseSqrt(reduce_sum(total, thread) / f32(params.columns) + params.eps);
+    //#unroll j 8: let a_at_$j = min(rank + $ju, params.ranks - 1u) * params.a_stride;
+    //#unroll j 8: var sum_$j = 0.0;
+    for (var i = thread; i < params.stride; i += THREADS) {
+        let v = multiply8(scale8(load_x(base + i), r), load_weight(i));
+        if (place.x == 0u) {
+            store_y(base + i, v);
+        }
+        let stored = rounded_y(v);
+        //#unroll j 8: sum_$j += tree8(stored, load_a(a_at_$j + i));
+    }
+    let all = total8(vec4<f32>(sum_0, sum_1, sum_2, sum_3), vec4<f32>(sum_4, sum_5, sum_6, sum_7), thread);
+    if (thread == 0u) {
+        store_ranks(place.y, rank, all.lo);
+        store_ranks(place.y, rank + 4u, all.hi);
+    }
+}
+
+// Four columns of a row's u, zero past the last one.
+fn store_ranks(row: u32, rank: u32, sums: vec4<f32>) {
+    let ranks = vec4<u32>(rank) + vec4<u32>(0u, 1u, 2u, 3u);
+    let v = select(vec4<f32>(0.0), params.scale * sums, ranks < vec4<u32>(params.ranks));
+    store_u(row * params.u_stride + rank / 4u, v);
+}
+
+// The sums over the workgroup, whole for its first invocation.
+//#if SUBGROUP
+fn total8(low: vec4<f32>, high: vec4<f32>, thread: u32) -> Float8 {
+    return Float8(subgroupAdd(low), subgroupAdd(high));
+}
+//#else
+var<workgroup> sums: array<Float8, THREADS>;
+
+fn total8(low: vec4<f32>, high: vec4<f32>, thread: u32) -> Float8 {
+    sums[thread] = Float8(low, high);
+    for (var half = THREADS / 2u; half > 0u; half /= 2u) {
+        workgroupBarrier();
+        if (thread < half) {
+            sums[thread].lo += sums[thread + half].lo;
+            sums[thread].hi += sums[thread + half].hi;
+        }
+    }
+    return sums[thread];
+}
+//#endif
+//#include common/tree8.wgsl
