@@ -7,6 +7,7 @@ usage: python tools/reference.py           writes both
 from __future__ import annotations
 
 import sys
+from copy import deepcopy
 from pathlib import Path
 
 import click
@@ -60,11 +61,14 @@ def command_line() -> str:
     lines = [_NOTE.format("commands, qlora_wgpu/cli,"), "# Commands\n"]
     lines.append(
         "Each command ends with exit code 0, or with 2 and one sentence on what is wrong, where,\n"
-        "and what to do.\n"
+        "and what to do. One that is stopped ends with 128 and the signal's number: 130 after\n"
+        "Ctrl-C.\n"
     )
-    parent = click.Context(commands, info_name="qlora-wgpu")
-    for name in commands.list_commands(parent):
-        command = commands.get_command(parent, name)
+    verbs = deepcopy(commands)
+    parent = click.Context(verbs, info_name="qlora-wgpu", **verbs.context_settings)
+    for name in verbs.list_commands(parent):
+        command = verbs.get_command(parent, name)
+        command._help_option = None  # which is that of the first caller in this process
         context = click.Context(command, info_name=name, parent=parent, terminal_width=90)
         lines.append(f"## {name}\n\n```\n{command.get_help(context)}\n```\n")
     return "\n".join(lines)

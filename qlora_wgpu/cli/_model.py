@@ -183,7 +183,7 @@ _SAMPLING = (
         default=1.0,
         show_default=True,
         type=click.FloatRange(0, min_open=True),
-        help="What positive logits of tokens that the text has are divided by; 1 for none.",
+        help="Divides the positive logits of tokens that the text already has; 1 changes nothing.",
     ),
     click.option(
         "--seed",

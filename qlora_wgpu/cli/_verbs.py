@@ -25,7 +25,7 @@ _VERBS = {
     ),
     "estimate": (
         "estimate",
-        "Show what training will take of a GPU's memory, without reading weights or using a GPU.",
+        "Show how much memory training will take, without reading weights or using a GPU.",
     ),
     "eval": ("eval", "Measure loss and perplexity on held-out data: the base against an adapter."),
     "export": (
@@ -58,7 +58,7 @@ _VERBS = {
     ),
     "web": (
         "web",
-        "Write a page that trains a run's model in a browser, from a file that is dropped there.",
+        "Write a page that trains a run's model in a browser, on a file that is dropped there.",
     ),
     "worker": (
         "worker",

@@ -32,17 +32,28 @@ _BESIDE = (
 
 @click.command()
 @click.argument("target")
-@click.argument("overrides", nargs=-1)
-@click.option("--batch", metavar="N", help="Rows of a micro-batch.")
-@click.option("--seq", metavar="N", help="Tokens of a row.")
-@click.option("--rank", metavar="N", help="Rank of the adapter.")
+@click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
+@click.option("--batch", metavar="N", show_default="the run's, or 1", help="Rows of a micro-batch.")
+@click.option("--seq", metavar="N", show_default="the run's, or 1024", help="Tokens of a row.")
+@click.option("--rank", metavar="N", show_default="the run's, or 16", help="Rank of the adapter.")
 @click.option(
     "--checkpointing/--no-checkpointing",
     default=None,
+    show_default="the run's, or checkpointing",
     help="Whether layers are recomputed in the backward pass.",
 )
-@click.option("--scheme", metavar="|".join(_SCHEMES), help="How frozen layers are stored.")
-@click.option("--dtype", metavar="|".join(_DTYPES), help="Type of matmul operands.")
+@click.option(
+    "--scheme",
+    metavar="|".join(_SCHEMES),
+    show_default="the run's, or nf4",
+    help="How frozen layers are stored.",
+)
+@click.option(
+    "--dtype",
+    metavar="|".join(_DTYPES),
+    show_default="the run's, or bfloat16",
+    help="Type of matmul operands.",
+)
 @click.option("--budget", metavar="SIZE", help="Memory there is, such as 8GiB: shows what fits.")
 @click.option("--cards", is_flag=True, help="Plan it for cards from 4 to 80 GB, too.")
 @click.option("--json", "json_file", metavar="FILE", help="File to write the figures to.")
@@ -59,7 +70,7 @@ def estimate(
     cards: bool,
     json_file: str | None,
 ) -> None:
-    """Show what training will take of a GPU's memory, without reading weights or using a GPU.
+    """Show how much memory training will take, without reading weights or using a GPU.
 
     TARGET is a run's YAML (with overrides, as for train), a config.json, a model folder or a
     shape's name, as for bench. The figures are the sum of the plan that training runs.

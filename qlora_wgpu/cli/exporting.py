@@ -40,6 +40,7 @@ _BLOCKSIZES = ["32", "64", "128", "256", "512", "1024", "2048", "4096"]
 @click.option(
     "--check/--no-check",
     default=True,
+    show_default=True,
     help="Whether to measure how far the merged model's logits drift.",
 )
 def merge(opening: Opening, out: str | None, base: str, check: bool) -> None:
@@ -127,6 +128,7 @@ def quantize(model_path: str, out: str, blocksize: str, double_quant: bool, expe
 @click.option(
     "--check/--no-check",
     default=True,
+    show_default=True,
     help="Whether to measure how far the file's logits drift, and to keep none that is wrong.",
 )
 def export(

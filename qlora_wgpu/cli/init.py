@@ -28,7 +28,8 @@ from qlora_wgpu.runs.first_settings import first_settings
     "columns",
     multiple=True,
     metavar="KEY=COLUMN",
-    help="A column of the data that has another name, such as prompt=question; of several, each.",
+    help="A column of the data that has another name, such as prompt=question; may be given "
+    "several times.",
 )
 @click.option(
     "--from",

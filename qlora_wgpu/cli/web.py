@@ -22,11 +22,16 @@ from qlora_wgpu.web import MANIFEST, Site, SiteOptions
 @click.argument("target", type=click.Path())
 @click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
 @click.option("--out", help="Folder to write, for any web server.")
-@click.option("--ranks", metavar="N,...", help="Ranks of the adapter to offer; the run's alone.")
 @click.option(
-    "--lengths", metavar="N,...", help="Lengths of rows to offer; all that the run would use."
+    "--ranks", metavar="N,...", show_default="the run's", help="Ranks of the adapter to offer."
 )
-@click.option("--with-data", is_flag=True, help="Put data.train beside it, as an example to take.")
+@click.option(
+    "--lengths",
+    metavar="N,...",
+    show_default="all that the run would use",
+    help="Lengths that rows are padded to; the longest is what they are cut to.",
+)
+@click.option("--with-data", is_flag=True, help="Add data.train to the page, as an example to try.")
 @click.option(
     "--kernels",
     type=click.Choice(["gpu", "cpu"]),
@@ -34,7 +39,7 @@ from qlora_wgpu.web import MANIFEST, Site, SiteOptions
     show_default=True,
     help="Cut for browsers on GPUs, or on software GPUs.",
 )
-@click.option("--serve", is_flag=True, help="Then serve it on this machine's loopback address.")
+@click.option("--serve", is_flag=True, help="Serve it on this machine's loopback address.")
 @click.option("--port", default="0", metavar="N", help="Port to serve it on.", show_default="any")
 def web(
     target: str,
@@ -47,10 +52,10 @@ def web(
     serve: bool,
     port: str,
 ) -> None:
-    """Write a page that trains a run's model in a browser, from a file that is dropped there.
+    """Write a page that trains a run's model in a browser, on a file that is dropped there.
 
-    TARGET is a run's YAML (with overrides, as for train), or a site that is there, to be served.
-    Nothing that is dropped leaves the machine, and no Python is needed there.
+    TARGET is a run's YAML (with overrides, as for train), or a site that was written before, to
+    be served. Nothing that is dropped leaves the machine, and no Python is needed there.
     """
     console = Terminal()
     number = 0 if port == "0" else whole_number("--port", port)

@@ -16,7 +16,7 @@ from qlora_wgpu.cluster.serving import PATIENCE, Service, serve
 @click.option(
     "--name",
     show_default="the machine's name, and --gpu",
-    help="What the worker is called; each has its own name.",
+    help="The worker's name, which no other one may have.",
 )
 @click.option("--certificates", help="Folder with ca.pem, cert.pem and key.pem.")
 @click.option("--model", show_default="the run's", help="Folder or hub name of the base, here.")

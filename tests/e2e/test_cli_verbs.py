@@ -1,6 +1,7 @@
 """The verbs around training, from the outside: init, data, eval, chat, merge, quantize, export."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -69,7 +70,9 @@ def test_init_data_train(place):
 )
 def test_a_setting_taken_for_an_option(place, option, setting):
     told = run_here("train", "run.yaml", option, "3", cwd=place).stderr
-    assert f"No such option '{option}'" in told
+    assert re.search(
+        f"No such option:? '?{option}\\b", told
+    )  # versions of click write it so and so
     assert ("It is a setting" in told) == (setting is not None)
     assert setting is None or f"It is a setting: {setting}=VALUE" in told
 

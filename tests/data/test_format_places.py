@@ -1,0 +1,30 @@
+"""A format of rows has several places (CONTRIBUTING.md): each of them knows all formats."""
+
+import re
+from typing import get_args
+
+from qlora_wgpu.config import DataConfig
+from qlora_wgpu.config.values import RowFormat
+from qlora_wgpu.data.columns import CHAT_PAIR, CHATS, FORMATS
+from qlora_wgpu.data.formats import RowEncoder
+from qlora_wgpu.web.page_files import page_folder
+
+
+def test_the_setting_names_every_format():
+    named = get_args(get_args(RowFormat)[0])
+    assert set(named) == {"auto", *FORMATS}
+    described = DataConfig.model_fields["format"].description
+    assert all(name in described for name in FORMATS)
+
+
+def test_every_format_is_encoded():
+    assert set(RowEncoder(None, None)._encoders) == {CHAT_PAIR, *FORMATS}
+    assert set(CHATS) < {CHAT_PAIR, *FORMATS}
+
+
+def test_the_page_knows_the_same_formats_by_the_same_keys():
+    source = (page_folder() / "conversations.mjs").read_text()
+    listed = re.search(r"export const FORMATS = \{(.*?)\n\};", source, re.DOTALL)[1]
+    lines = re.findall(r"^  '?([\w/]+)'?: \[(.*?)\],$", listed, re.MULTILINE)
+    page = [(name, tuple(re.findall(r"'(\w+)'", keys))) for name, keys in lines]
+    assert page == list(FORMATS.items())  # in order of precedence
