@@ -1,8 +1,8 @@
 """Multi-head latent attention (DeepSeek-V2, 2024): keys and values from a narrow vector a token.
 
 A head's query and key are a part that knows no position and one that is rotated, which all keys of
-a token share. Here the rotated part comes first in both, which leaves every score as it is; values
-that are shorter than keys have zeros behind them.
+a token share. Here the rotated part comes first in both, which leaves every score as it is; keys or
+values, whichever are shorter, have zeros behind them.
 """
 
 from __future__ import annotations
@@ -54,15 +54,21 @@ class LatentAttention:
     interleaved: bool = True
 
     @property
-    def head_dim(self) -> int:
+    def query_dim(self) -> int:
         """Elements of a head's query."""
         return self.rope_dim + self.nope_dim
+
+    @property
+    def head_dim(self) -> int:
+        """Elements of a head as it attends, zeros included: an even number."""
+        longest = max(self.query_dim, self.v_dim)
+        return longest + longest % 2
 
     def weights(self, at: str) -> Weights:
         """The projections and norms of the layer whose names begin so."""
         at += "self_attn."
         hidden, heads = self.dimensions.hidden_size, self.dimensions.num_attention_heads
-        queries, latent = heads * self.head_dim, self.kv_rank + self.rope_dim
+        queries, latent = heads * self.query_dim, self.kv_rank + self.rope_dim
         norms: dict[str, NormSize] = {f"{at}kv_a_layernorm.weight": self.kv_rank}
         first = [LinearSpec(f"{at}q_proj", queries, hidden)]
         if self.q_rank is not None:
@@ -85,8 +91,8 @@ class LatentAttention:
         at += "self_attn."
         nope, turned, v_dim = self.nope_dim, self.rope_dim, self.v_dim
         heads, head_dim = self.dimensions.num_attention_heads, self.head_dim
-        queries = self._queries(ops, x, at)
-        q = [HeadPart(queries, head_dim, nope, turned), HeadPart(queries, head_dim, 0, nope)]
+        queries, own = self._queries(ops, x, at), self.query_dim
+        q = [HeadPart(queries, own, nope, turned), HeadPart(queries, own, 0, nope)]
         latent = ops.linear(x, f"{at}kv_a_proj_with_mqa")
         narrow = ops.columns(latent, 0, self.kv_rank)
         made = ops.linear(ops.rms_norm(narrow, f"{at}kv_a_layernorm", EPS), f"{at}kv_b_proj")
@@ -119,24 +125,18 @@ def read_latent_attention(
         q_rank: ``q_lora_rank`` where there is no such key; null means none.
 
     Raises:
-        UnsupportedModelError: If heads share keys, values are longer than these, or not all of the
-            rotated part is rotated.
+        UnsupportedModelError: If heads share keys, or not all of the rotated part is rotated.
     """
     read = read.with_defaults(q_lora_rank=q_rank)
     kv_rank, nope_dim, rope_dim, v_dim = (read.integer(key, own) for key, own in sizes.items())
     read = ConfigReader({**read.config, "head_dim": rope_dim})
     dimensions = Dimensions.read(read)
-    rope, head_dim = read_rope(read.config, rope_dim), nope_dim + rope_dim
+    rope = read_rope(read.config, rope_dim)
     heads = dimensions.num_attention_heads
     if dimensions.num_key_value_heads != heads:
         raise UnsupportedModelError(
             f"config.json: num_key_value_heads {dimensions.num_key_value_heads} is not the "
             f"{heads} of num_attention_heads: latent attention has keys of each head"
-        )
-    if v_dim > head_dim or head_dim % 2:
-        raise UnsupportedModelError(
-            f"config.json: qk_nope_head_dim {nope_dim}, qk_rope_head_dim {rope_dim} and v_head_dim "
-            f"{v_dim} are not computed together"
         )
     for part in (read, ConfigReader(_scaling(read))):
         part.choice("partial_rotary_factor", (1.0, None))
@@ -148,7 +148,7 @@ def read_latent_attention(
         nope_dim,
         rope_dim,
         v_dim,
-        scale=_stretched(read) ** 2 / math.sqrt(head_dim),
+        scale=_stretched(read) ** 2 / math.sqrt(nope_dim + rope_dim),
         bias=read.flag("attention_bias"),
         interleaved=read.flag("rope_interleave", True),
     )

@@ -42,9 +42,13 @@ class _BaseState:
                 whole = read_vector(self._device, layer.bias)
                 state[f"{name}.bias"] = whole[: layer.bias.columns]
         for stack in architecture.experts:
-            matrices = self._experts(modules.experts[stack.name].weight)
-            for spec, array in zip(stack.linears, matrices, strict=True):
+            linear = modules.experts[stack.name]
+            for spec, array in zip(stack.linears, self._experts(linear.weight), strict=True):
                 state[f"{spec.name}.weight"] = array
+            if (bias := linear.bias) is not None:
+                rows = read_vector(self._device, bias).reshape(bias.rows, bias.stride)
+                for spec, array in zip(stack.linears, rows, strict=True):
+                    state[f"{spec.name}.bias"] = array[: bias.columns]
         for name, router in modules.routers.items():
             state[name] = self._matrix(router)
         for name, table in modules.tables.items():

@@ -8,6 +8,7 @@ import pytest
 from references.seeded import adapter, batch, weights
 from safetensors.numpy import save_file
 
+from e2e.test_family_types import shapes
 from qlora_wgpu import Config, LoraConfig, QLoRAModel, QuantConfig, Trainer, register_family
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.families import family, llama
@@ -98,11 +99,12 @@ def test_against_pytorch(device, tmp_path, case):
     assert bound <= 1e-3 and apart.max() <= bound, apart
 
 
-@pytest.mark.parametrize("case", ["cohere-qknorm", "stablelm-qknorm"])
-def test_weights_of_heads_are_read_back_as_they_are_stored(device, tmp_path, case):
-    recorded = np.load(FOLDER / f"{case}.npz")
-    (tmp_path / "config.json").write_text(str(recorded["config"]))
-    tensors = weights(json.loads(str(recorded["shapes"])), 0.0)
+@pytest.mark.parametrize("case", ["cohere-qknorm", "stablelm-qknorm", "gpt_oss-experts"])
+def test_weights_of_parts_are_read_back_as_they_are_stored(device, tmp_path, case):
+    """Those of heads, and of experts with biases."""
+    config = json.loads(str(np.load(FOLDER / f"{case}.npz")["config"]))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tensors = weights(shapes(config)[0], 0.0)
     save_file(tensors, tmp_path / "model.safetensors")
     quant = QuantConfig(scheme="none")
     model = QLoRAModel.from_pretrained(tmp_path, None, quant, "float32", device)

@@ -126,7 +126,7 @@ REFUSED = {
     "shared keys": (
         "deepseek_v3", {"num_key_value_heads": 3}, "num_key_value_heads 3 is not the 6",
     ),
-    "long values": ("deepseek_v3", {**LATENT, "v_head_dim": 999}, "999 are not computed"),
+    "long values": ("deepseek_v3", {**LATENT, "v_head_dim": 1025}, "more than the 1,024"),
     "normalized": (
         "deepseek_v2", {**NEEDED["deepseek_v2"], "norm_topk_prob": True}, "norm_topk_prob = True",
     ),

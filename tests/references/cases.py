@@ -242,6 +242,14 @@ CASES = {
             "v_head_dim": 22,
         },
     ),
+    "deepseek_v3-values-experts": (  # longer than keys, both odd
+        "deepseek_v3",
+        {
+            **LATENT, "n_routed_experts": 3, "num_experts_per_tok": 3, "n_group": 1,
+            "topk_group": 1, "q_lora_rank": 20, "moe_intermediate_size": 17, "n_shared_experts": 1,
+            "first_k_dense_replace": 1, "qk_nope_head_dim": 7, "v_head_dim": 27,
+        },
+    ),
     "deepseek_v2-experts": (
         "deepseek_v2",
         {

@@ -31,7 +31,7 @@ def latent(keys: ModelKeys) -> None:
         "attention.head_count_kv": 1,  # of the latent vector, which all heads read
         "attention.key_length": attention.kv_rank + attention.rope_dim,
         "attention.value_length": attention.kv_rank,
-        "attention.key_length_mla": attention.head_dim,
+        "attention.key_length_mla": attention.query_dim,
         "attention.value_length_mla": attention.v_dim,
         "attention.kv_lora_rank": attention.kv_rank,
         "attention.q_lora_rank": attention.q_rank or 0,
