@@ -6,6 +6,7 @@ from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.activation import ACTIVATIONS, SIGMOID
+from qlora_wgpu.ops.product_glu import product_and_glu
 
 
 def glu(g: Graph, gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
@@ -46,6 +47,9 @@ def sigmoid_gate(g: Graph, x: Tensor, gate: Tensor) -> Tensor:
 def _gated(g: Graph, gate: Tensor, up: Tensor, constants: dict[str, Constant]) -> Tensor:
     if gate.shape != up.shape:
         raise GraphError(f"glu: {gate} and {up} differ")
+    together = product_and_glu(g, gate, up, constants)
+    if together is not None:
+        return together
     units = gate.rows * gate.units(8)
 
     def made() -> Tensor:

@@ -66,9 +66,9 @@ struct Params {
 //#endif
 //#endif
 
-// Four terms of the LoRA sums of four columns, from the k-th unit of u and b on.
-fn term4(row: u32, column: u32, expert: u32, k: u32) -> vec4<f32> {
-    let own = load_u(row * (params.r_stride / 4u) + layer_of(column) * (params.r / 4u) + k);
+// Four terms of the LoRA sums of four columns of a layer, from the k-th unit of u and b on.
+fn term4(row: u32, layer: u32, column: u32, expert: u32, k: u32) -> vec4<f32> {
+    let own = load_u(row * (params.r_stride / 4u) + layer * (params.r / 4u) + k);
     let stride = params.b_stride / 4u;
     let at = adapter_at(expert) + 4u * params.y_unit0 * stride + k;
     //#unroll j 4: let b_$j = load_b(at + min(column + $ju, params.columns - 1u) * stride);

@@ -54,10 +54,11 @@ fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_id) l
         //#end
     }
 //#endif
+    let first = min(column, params.columns - 1u);
     //#unroll i ROWS
         acc_$i *= params.scale;
         for (var k = local.x; k < term_units(); k += THREADS) {
-            acc_$i += term4(min(m0 + $iu, params.rows - 1u), min(column, params.columns - 1u), expert, k);
+            acc_$i += term4(min(m0 + $iu, params.rows - 1u), layer_of(first), first, expert, k);
         }
         let all_$i = total4(acc_$i, local.x, local.y);
         if (local.x == 0u && m0 + $iu < params.rows && column < padded_columns()) {

@@ -63,7 +63,7 @@ fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_id) l
         if (m0 + $iu < params.rows && column < padded_columns()) {
             var all_$i = params.scale * acc_$i;
             for (var k = 0u; k < term_units(); k += 1u) {
-                all_$i += term4(m0 + $iu, column, expert, k);
+                all_$i += term4(m0 + $iu, layer_of(column), column, expert, k);
             }
             store4(m0 + $iu, column, all_$i);
         }

@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 from support.harness import DTYPES, PROFILES, VARIANTS, Bench
 
-from qlora_wgpu.graph.graph import GraphError
+from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Storage
 from qlora_wgpu.kernels.few_rows import FewRows
+from qlora_wgpu.ops.glu import glu
 from qlora_wgpu.ops.linear import linear
+from qlora_wgpu.ops.linear_group import linear_group
 from qlora_wgpu.ops.modules import Linear
 from qlora_wgpu.ops.strips import StripStore
 from qlora_wgpu.selfcheck.cases import few_rows, strips
@@ -36,6 +38,37 @@ def test_all_forms(device, number):
     assert bench.excess <= 1.0
     reads = "few_rows/strips.wgsl" in bench.shaders
     assert reads == (arguments[:1] != ("LLM.int8",))
+
+
+@pytest.mark.parametrize("arguments", arguments_of(strips.check_glu_of_strips))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gated_units(device, dtype, arguments):
+    bench = Bench(device, dtype, PROFILES["texture"])
+    strips.check_glu_of_strips(bench, *arguments)
+    assert bench.excess <= 1.0
+    assert "few_rows/strips_glu.wgsl" in bench.shaders
+    assert not {"glu/forward.wgsl", "few_rows/strips.wgsl"} & bench.shaders
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("rows", [1, 3, 8])
+def test_gated_units_have_the_bits_of_two_launches(device, monkeypatch, dense, rows):
+    x = np.random.default_rng(6).standard_normal((rows, 64))
+    stored = [few_rows.stored_weight("double", 200, 64, n) for n in range(2)]
+
+    def made():
+        bench, store = Bench(device, "bfloat16", PROFILES["texture"]), StripStore(dense=dense)
+        matrices = few_rows.in_one_range(stored, Storage("group", "test", 256))
+        store.of_quantized(bench.graph, matrices)
+        store.fill(bench.graph)
+        layers = [Linear(name, m, None, None) for name, m in zip("ab", matrices, strict=True)]
+        batch = strips.reading_strips(rows, store)
+        y = glu(bench.graph, *linear_group(bench.graph, bench.operand(x), layers, batch))
+        return bench.run_bits(y)[0]
+
+    together = made()
+    monkeypatch.setattr(Graph, "last_made", lambda *_: None)
+    assert np.array_equal(together, made())
 
 
 def test_other_profiles_have_none(device):

@@ -8,16 +8,18 @@ from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import LinearSpec
 from qlora_wgpu.graph.tensor import Storage
 from qlora_wgpu.ops.batch import BatchBuffers
+from qlora_wgpu.ops.glu import glu
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.linear_group import linear_group
 from qlora_wgpu.ops.logits import logits_of_rows
 from qlora_wgpu.ops.modules import DenseMatrix, Head, Linear
 from qlora_wgpu.ops.strips import StripStore
 from qlora_wgpu.quant import QuantizedWeight
+from qlora_wgpu.reference import glu as glu_reference
 from qlora_wgpu.reference import linear as reference
 from qlora_wgpu.selfcheck.cases.common import each, filled_adapter, normal
 from qlora_wgpu.selfcheck.cases.few_rows import in_one_range, new_tokens, stored_weight
-from qlora_wgpu.selfcheck.runner import Array, Runner
+from qlora_wgpu.selfcheck.runner import ROUNDING, Array, Runner
 
 
 def reading_strips(count: int, store: StripStore) -> BatchBuffers:
@@ -91,6 +93,45 @@ def check_strips_of_a_group(run: Runner, dense: bool, r: int) -> None:
         w = _multiplied(run, weight, dense=dense)
         exact = reference.forward(x, w, np.zeros(len(w)), a, b, 2.0, np.ones_like(x))
         run.compare(got[index], exact, ys[index].dtype)
+
+
+@each(
+    ("silu", 136, 3, 8, False),
+    ("gelu", 64, 9, 0, True),
+    ("gelu_pytorch_tanh", 200, 1, 8, True),
+    ("relu2", 8, 2, 8, False),
+)
+def check_glu_of_strips(
+    run: Runner, activation: str, outer: int, rows: int, r: int, dense: bool
+) -> None:
+    """A gated unit of two layers of one input, which do not begin at whole strips."""
+    names, inner = [f"model.layers.0.{name}_proj" for name in ("gate", "up")], 64
+    specs = [LinearSpec(name, outer, inner) for name in names]
+    adapter, parts = filled_adapter(LoraConfig(r=max(r, 1), lora_alpha=max(r, 1)), specs)
+    stored = [stored_weight("double", outer, inner, n) for n in range(2)]
+    matrices = in_one_range(stored, Storage("group", "check", 256))
+    store = StripStore(dense=dense)
+    store.of_quantized(run.graph, matrices)
+    store.fill(run.graph)
+    layers = [
+        Linear(name, matrix, None, adapter.loras[name] if r else None)
+        for name, matrix in zip(names, matrices, strict=True)
+    ]
+    x = 0.1 * normal("x", rows, inner)
+    gate, up = linear_group(run.graph, run.operand(x), layers, reading_strips(rows, store))
+    y = glu(run.graph, gate, up, activation)
+    (got,) = run.run(y)
+    x, exact = run.rounded(x), []
+    for name, weight in zip(names, stored, strict=True):
+        a, b = (parts[n] * (r > 0) for n in parts if name in n)
+        w = _multiplied(run, weight, dense=dense)
+        exact.append(reference.forward(x, w, np.zeros(outer), a, b, 1.0, np.ones_like(x)))
+    gates, ups = exact
+    # Sums of float32 may be rounded to the neighbours of what exact ones are.
+    dgates, dups = glu_reference.backward(np.ones_like(got), gates, ups, activation)
+    off = np.abs(dgates * gates) + np.abs(dups * ups)
+    expected = glu_reference.forward(run.rounded(gates), run.rounded(ups), activation)
+    run.compare(got, expected, y.dtype, inner=2.0 * ROUNDING[y.dtype] * off)
 
 
 def check_logits_of_strips(run: Runner) -> None:
