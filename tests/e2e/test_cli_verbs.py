@@ -70,9 +70,8 @@ def test_init_data_train(place):
 )
 def test_a_setting_taken_for_an_option(place, option, setting):
     told = run_here("train", "run.yaml", option, "3", cwd=place).stderr
-    assert re.search(
-        f"No such option:? '?{option}\\b", told
-    )  # versions of click write it so and so
+    # Versions of click differ in the quotation marks.
+    assert re.search(f"No such option:? '?{option}\\b", told)
     assert ("It is a setting" in told) == (setting is not None)
     assert setting is None or f"It is a setting: {setting}=VALUE" in told
 

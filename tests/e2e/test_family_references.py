@@ -7,9 +7,17 @@ import numpy as np
 import pytest
 from references.seeded import adapter, batch, weights
 from safetensors.numpy import save_file
+from support.recorded_models import (
+    check_gradients,
+    check_logits,
+    check_normalizers,
+    check_training,
+    recorded_base,
+    start,
+)
 
 from e2e.test_family_types import shapes
-from qlora_wgpu import Config, LoraConfig, QLoRAModel, QuantConfig, Trainer, register_family
+from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig, register_family
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.families import family, llama
 from qlora_wgpu.families.family import known_families
@@ -20,10 +28,6 @@ CASES = sorted(path.stem for path in FOLDER.glob("*.npz") if "config" in np.load
 FORWARDS = [
     c for c in CASES if ("rope" not in c and not c.startswith("llama-")) or c == "llama-dora"
 ]
-
-
-def difference(ours, theirs):
-    return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
 
 
 def lora(recorded):
@@ -50,53 +54,15 @@ def test_every_family_is_recorded():
 
 @pytest.mark.parametrize("case", CASES)
 def test_against_pytorch(device, tmp_path, case):
-    recorded = np.load(FOLDER / f"{case}.npz")
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text(str(recorded["config"]))
-    shapes = json.loads(str(recorded["shapes"]))
-    save_file(weights(shapes, float(recorded["norm_offset"])), folder / "model.safetensors")
+    folder, recorded = recorded_base(FOLDER / f"{case}.npz", tmp_path)
     model = QLoRAModel.from_pretrained(folder, lora(recorded), quant(case), "float32", device)
     ids, mask, labels = batch()
     logits = model.logits(ids, mask)
-    seen = mask == 1
-    scale = np.abs(recorded["logits"][seen]).max()
-    worst = np.abs(logits[..., :40] - recorded["logits"])[seen].max() / scale
-    assert worst <= 1e-5, worst  # float32 sums in another order
-    lse = np.log(np.exp(logits.astype(np.float64)).sum(-1))
-    assert np.abs(lse - recorded["lse"])[seen].max() <= 1e-4
-
-    expected = {n[5:]: recorded[n] for n in recorded.files if n.startswith("grad:")}
-    model.load_adapter(adapter({name: array.shape for name, array in expected.items()}))
-    loss, gradients = model.loss_and_grads(ids, labels, mask)
-    assert abs(loss - recorded["losses"][0]) <= 1e-5
-    assert set(gradients) == set(expected)
-    worst = max(difference(gradients[name], array) for name, array in expected.items())
-    assert worst <= 2e-5, worst  # measured 1e-5; float32 PyTorch itself differs by 1.5e-5
-
-    rows = [
-        {"input_ids": i, "labels": t, "attention_mask": m}
-        for i, t, m in zip(ids, labels, mask, strict=True)
-    ]
-    config = Config(
-        model={"path": str(folder)},
-        data={"max_seq_length": ids.shape[1]},
-        train={
-            "max_steps": len(recorded["losses"]),
-            "per_device_train_batch_size": len(ids),
-            "gradient_accumulation_steps": 1,
-        },
-        optim={"learning_rate": 5e-3, "lr_scheduler_type": "constant", "weight_decay": 0.01},
-        output={"dir": str(tmp_path / "run"), "save_steps": 1000},
-    )
-    Trainer(model, config).train(rows)
-    logged = [json.loads(row) for row in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    losses = np.array([row["loss"] for row in logged])
-    # AdamW starts by the sign of each gradient, those near zero too, so rounding grows: PyTorch's
-    # own float32 shows how much.
-    apart = np.abs(losses / recorded["losses"] - 1)
-    bound = 2e-5 + 4 * np.abs(recorded["losses_float32"] / recorded["losses"] - 1).max()
-    assert bound <= 1e-3 and apart.max() <= bound, apart
+    check_logits(logits, recorded, mask)
+    check_normalizers(logits, recorded, mask)
+    model.load_adapter(start(recorded))
+    check_gradients(model, recorded, ids, mask, labels)
+    check_training(model, folder, recorded, ids, mask, labels, tmp_path / "run")
 
 
 @pytest.mark.parametrize("case", ["cohere-qknorm", "stablelm-qknorm", "gpt_oss-experts"])

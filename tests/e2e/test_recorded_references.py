@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from support.recorded import RECORDED, needs_recordings
+from support.recorded_models import difference
 
 from qlora_wgpu import Config, LoraConfig, QLoRAModel, QuantConfig, Trainer
 
@@ -30,10 +31,6 @@ CASES = {
     },
 }
 pytestmark = needs_recordings
-
-
-def difference(ours, theirs):
-    return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
